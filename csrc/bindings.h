@@ -1,0 +1,11 @@
+// The parts of torch_backplane._C, one function for each file of bindings.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace backplane {
+
+void bind_device(pybind11::module_& module);
+void bind_allocator(pybind11::module_& module);
+
+} // namespace backplane

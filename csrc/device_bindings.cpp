@@ -1,0 +1,175 @@
+// Devices, streams, generators and the fallback, as Python sees them.
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "bindings.h"
+#include "device.h"
+#include "discovery.h"
+#include "fallback.h"
+#include "generator.h"
+#include "host_device.h"
+#include "pinned.h"
+#include "stream.h"
+
+namespace py = pybind11;
+
+namespace backplane {
+namespace {
+
+c10::Stream as_stream(c10::DeviceIndex index, c10::StreamId id) {
+  return c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kPrivateUse1, index), id);
+}
+
+py::list dtypes_of(const DeviceProperties& properties) {
+  py::list dtypes;
+  for (int i = 0; i < static_cast<int>(c10::ScalarType::NumOptions); ++i) {
+    const auto type = static_cast<c10::ScalarType>(i);
+    if (properties.supports(type) && type != c10::ScalarType::Undefined) {
+      dtypes.append(py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(torch::getTHPDtype(type))));
+    }
+  }
+  return dtypes;
+}
+
+uint64_t dtype_bits(const py::iterable& dtypes) {
+  uint64_t bits = 0;
+  for (const auto& dtype : dtypes) {
+    TORCH_CHECK_TYPE(THPDtype_Check(dtype.ptr()), "dtypes must hold torch.dtype objects");
+    bits |= uint64_t{1} << static_cast<int>(reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type);
+  }
+  return bits;
+}
+
+void bind_devices(py::module_& module) {
+  py::class_<DeviceProperties>(module, "DeviceProperties", "What a device says of itself.")
+      .def(
+          py::init([](std::string driver, std::string name, uint64_t total_memory, bool host_accessible,
+                      int compute_units, std::pair<int, int> capability, const py::iterable& dtypes) {
+            DeviceProperties properties;
+            properties.driver = std::move(driver);
+            properties.name = std::move(name);
+            properties.total_memory = total_memory;
+            properties.host_accessible = host_accessible;
+            properties.compute_units = compute_units;
+            std::tie(properties.major, properties.minor) = capability;
+            properties.dtypes = dtype_bits(dtypes);
+            return properties;
+          }),
+          py::kw_only(), py::arg("driver"), py::arg("name"), py::arg("total_memory"), py::arg("host_accessible"),
+          py::arg("compute_units"), py::arg("capability"), py::arg("dtypes"))
+      .def_readonly("driver", &DeviceProperties::driver)
+      .def_readonly("name", &DeviceProperties::name)
+      .def_readonly("total_memory", &DeviceProperties::total_memory)
+      .def_readonly("host_accessible", &DeviceProperties::host_accessible)
+      .def_readonly("compute_units", &DeviceProperties::compute_units)
+      .def_readonly("multi_processor_count", &DeviceProperties::compute_units)
+      .def_readonly("major", &DeviceProperties::major)
+      .def_readonly("minor", &DeviceProperties::minor)
+      .def_property_readonly("dtypes", &dtypes_of)
+      .def("__repr__", [](const DeviceProperties& properties) {
+        return c10::str(
+            "_BpDeviceProperties(name='", properties.name, "', driver='", properties.driver, "', major=",
+            properties.major, ", minor=", properties.minor, ", total_memory=", properties.total_memory >> 20,
+            "MB, compute_units=", properties.compute_units, ", host_accessible=",
+            properties.host_accessible ? "True" : "False", ")");
+      });
+
+  module.def("set_discover_function", [](const py::function& function) { set_discover_function(function.ptr()); });
+  module.def(
+      "add_host_device",
+      [](DeviceProperties properties) {
+        const size_t limit = properties.total_memory;
+        add_device(make_host_device(std::move(properties), limit));
+      },
+      "Add a device in host memory; total_memory is its limit.");
+  module.def("finish_discovery", &finish_discovery);
+  module.def("ensure_discovered", &ensure_discovered);
+  module.def("is_discovered", &is_discovered);
+  module.def("in_bad_fork", &in_bad_fork);
+  module.def("device_count", &device_count);
+  module.def(
+      "device_properties", [](c10::DeviceIndex index) { return device(index).properties(); }, py::arg("index"));
+  module.def("checked_index", &checked_index, py::arg("index"));
+  module.def("current_device", [] {
+    ensure_discovered();
+    return current_device();
+  });
+  module.def("set_device", &set_current_device, py::arg("index"));
+  module.def("exchange_device", [](c10::DeviceIndex index) {
+    return index < 0 ? c10::DeviceIndex(-1) : exchange_current_device(index);
+  });
+  module.def("can_access_peer", [](c10::DeviceIndex index, c10::DeviceIndex peer) {
+    Device& owner = device(index);
+    Device& other = device(peer);
+    DeviceCall call(owner.needs_gil() || other.needs_gil());
+    return owner.can_access_peer(other);
+  });
+}
+
+void bind_streams(py::module_& module) {
+  const auto triple = [](c10::Stream stream) {
+    return std::make_tuple(stream.id(), stream.device_index(), static_cast<int64_t>(stream.device_type()));
+  };
+  module.def(
+      "current_stream", [triple](c10::DeviceIndex index) { return triple(current_stream(index)); }, py::arg("index"),
+      "(stream_id, device_index, device_type), as torch.Stream takes them");
+  module.def("default_stream", [triple](c10::DeviceIndex index) { return triple(default_stream(index)); });
+  module.def("pool_stream", [triple](c10::DeviceIndex index, int priority) {
+    return triple(pool_stream(index, priority));
+  });
+  module.def("external_stream", [triple](c10::DeviceIndex index, uintptr_t handle) {
+    return triple(external_stream(index, reinterpret_cast<StreamHandle>(handle)));
+  });
+  module.def("set_stream", [](c10::DeviceIndex index, c10::StreamId id) {
+    exchange_current_stream(as_stream(index, id));
+  });
+  module.def("stream_handle", [](c10::DeviceIndex index, c10::StreamId id) {
+    return reinterpret_cast<uintptr_t>(stream_handle(as_stream(index, id)));
+  });
+  module.def("stream_priority", [](c10::DeviceIndex index, c10::StreamId id) {
+    return stream_priority(as_stream(index, id));
+  });
+  module.def("synchronize", &synchronize_device, py::arg("index"), py::call_guard<py::gil_scoped_release>());
+  module.def(
+      "sleep",
+      [](double milliseconds) {
+        Device& owner = device(-1);
+        const auto handle = stream_handle(current_stream(-1));
+        DeviceCall call(owner);
+        owner.sleep(milliseconds, handle);
+      },
+      py::arg("milliseconds"), py::call_guard<py::gil_scoped_release>(),
+      "Keep the current stream busy for about this long.");
+  module.attr("LEAST_PRIORITY") = kLeastPriority;
+  module.attr("GREATEST_PRIORITY") = kGreatestPriority;
+}
+
+void bind_fallback(py::module_& module) {
+  module.def("fallback_counts", [] {
+    py::dict counts;
+    for (const auto& [name, calls] : fallback_counts()) {
+      counts[py::str(name)] = counts.contains(name) ? counts[py::str(name)].cast<uint64_t>() + calls : calls;
+    }
+    return counts;
+  });
+  module.def("reset_fallback_counts", &reset_fallback_counts);
+  py::enum_<FallbackPolicy>(module, "FallbackPolicy")
+      .value("warn", FallbackPolicy::Warn)
+      .value("silent", FallbackPolicy::Silent)
+      .value("error", FallbackPolicy::Error);
+  module.def("set_fallback_policy", &set_fallback_policy);
+  module.def("fallback_policy", &fallback_policy);
+}
+
+} // namespace
+
+void bind_device(py::module_& module) {
+  bind_devices(module);
+  bind_streams(module);
+  bind_fallback(module);
+  module.def("default_generator", [](c10::DeviceIndex index) { return default_generator(index); });
+  module.def("is_pinned_address", [](uintptr_t address) { return is_pinned(reinterpret_cast<void*>(address)); });
+}
+
+} // namespace backplane

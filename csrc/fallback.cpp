@@ -1,0 +1,317 @@
+#include "fallback.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/List.h>
+#include <c10/util/flat_hash_map.h>
+#include <torch/library.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "cpu_memory.h"
+#include "cpu_mirror.h"
+#include "generator.h"
+
+namespace backplane {
+namespace {
+
+std::atomic<FallbackPolicy> policy{FallbackPolicy::Warn};
+
+// What the fallback needs to know of an operator's schema, worked out at its first call.
+struct OperatorFacts {
+  std::string name;
+  c10::SmallVector<bool, 16> written; // per argument
+  int generator = -1; // index of the Generator argument
+  bool mixes_devices = false; // takes CPU tensors of any shape beside bp tensors
+  std::atomic<uint64_t> calls{0};
+  std::atomic<bool> warned{false};
+
+  explicit OperatorFacts(const c10::OperatorHandle& op) : name(toString(op.operator_name())) {
+    const auto& arguments = op.schema().arguments();
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      const auto* alias = arguments[i].alias_info();
+      written.push_back(alias != nullptr && alias->isWrite());
+      const auto& type = *arguments[i].type();
+      const auto* optional = type.castRaw<c10::OptionalType>();
+      const auto kind = optional != nullptr ? optional->getElementType()->kind() : type.kind();
+      if (kind == c10::TypeKind::GeneratorType) {
+        generator = static_cast<int>(i);
+      }
+    }
+    // As on GPUs, an index may come from the CPU.
+    static constexpr std::string_view kIndexing[] = {
+        "aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl", "aten::_index_put_impl_",
+        "aten::_unsafe_index", "aten::_unsafe_index_put"};
+    for (const auto& indexing : kIndexing) {
+      mixes_devices |= op.schema().name() == indexing;
+    }
+  }
+};
+
+class FactsTable {
+ public:
+  // Facts live as long as the process. Each thread has a map of its own in front, so that the hot path takes no lock.
+  OperatorFacts& of(const c10::OperatorHandle& op) {
+    static thread_local ska::flat_hash_map<const void*, OperatorFacts*> cache;
+    const void* key = &op.schema();
+    auto found = cache.find(key);
+    if (C10_LIKELY(found != cache.end())) {
+      return *found->second;
+    }
+    std::lock_guard<std::mutex> guard(lock_);
+    auto& facts = facts_[key];
+    if (facts == nullptr) {
+      facts = std::make_unique<OperatorFacts>(op);
+    }
+    cache[key] = facts.get();
+    return *facts;
+  }
+
+  template <typename Function>
+  void for_each(const Function& function) {
+    std::lock_guard<std::mutex> guard(lock_);
+    for (auto& [key, facts] : facts_) {
+      function(*facts);
+    }
+  }
+
+ private:
+  std::mutex lock_;
+  ska::flat_hash_map<const void*, std::unique_ptr<OperatorFacts>> facts_;
+};
+
+FactsTable& facts_table() {
+  static auto* table = new FactsTable;
+  return *table;
+}
+
+// The one bp device among the arguments; -1 when there is none.
+class CommonDevice {
+ public:
+  void see(const at::Tensor& tensor, bool mixes_devices) {
+    if (!tensor.defined()) {
+      return;
+    }
+    const auto device = tensor.device();
+    if (device.is_privateuseone()) {
+      if (index_ < 0) {
+        index_ = device.index();
+      } else if (index_ != device.index()) {
+        refuse(c10::Device(c10::kPrivateUse1, index_), device);
+      }
+    } else if (tensor.dim() > 0 && !mixes_devices && !foreign_.has_value()) {
+      foreign_ = device;
+    }
+  }
+
+  void see(c10::Device device) {
+    if (device.is_privateuseone() && index_ < 0) {
+      index_ = checked_index(device.index());
+    }
+  }
+
+  c10::DeviceIndex index() const {
+    if (index_ >= 0 && foreign_.has_value()) {
+      refuse(c10::Device(c10::kPrivateUse1, index_), *foreign_);
+    }
+    return index_;
+  }
+
+ private:
+  [[noreturn]] static void refuse(c10::Device one, c10::Device other) {
+    TORCH_CHECK(
+        false, "Expected all tensors to be on the same device, but found at least two devices, ", one, " and ", other,
+        "!");
+  }
+
+  c10::DeviceIndex index_ = -1;
+  std::optional<c10::Device> foreign_; // a CPU tensor that is no scalar
+};
+
+bool is_optional_tensor_list(const c10::IValue& value) {
+  if (!value.isList() || value.isTensorList()) {
+    return false;
+  }
+  const auto elements = value.toListRef();
+  return !elements.empty() && (elements[0].isTensor() || elements[0].isNone());
+}
+
+template <typename Function>
+void for_each_tensor(const c10::IValue& value, const Function& function) {
+  if (value.isTensor()) {
+    function(value.toTensor());
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorVector()) {
+      function(tensor);
+    }
+  } else if (is_optional_tensor_list(value)) {
+    for (const c10::IValue& element : value.toListRef()) {
+      if (element.isTensor()) {
+        function(element.toTensor());
+      }
+    }
+  }
+}
+
+at::Tensor stand_in(CpuMirror& mirror, const at::Tensor& tensor, bool written) {
+  if (!tensor.defined() || !tensor.device().is_privateuseone()) {
+    return tensor;
+  }
+  return mirror.stand_in(tensor, written);
+}
+
+void replace_argument(CpuMirror& mirror, c10::IValue& value, bool written) {
+  if (value.isTensor()) {
+    value = stand_in(mirror, value.toTensor(), written);
+  } else if (value.isTensorList()) {
+    c10::List<at::Tensor> replaced;
+    for (const at::Tensor& tensor : value.toTensorVector()) {
+      replaced.push_back(stand_in(mirror, tensor, written));
+    }
+    value = std::move(replaced);
+  } else if (is_optional_tensor_list(value)) {
+    c10::List<std::optional<at::Tensor>> replaced;
+    for (const c10::IValue& element : value.toListRef()) {
+      replaced.push_back(
+          element.isTensor() ? std::optional<at::Tensor>(stand_in(mirror, element.toTensor(), written)) : std::nullopt);
+    }
+    value = std::move(replaced);
+  } else if (value.isDevice() && value.toDevice().is_privateuseone()) {
+    value = c10::Device(c10::kCPU);
+  }
+}
+
+void replace_result(CpuMirror& mirror, c10::IValue& value) {
+  if (value.isTensor()) {
+    value = mirror.result(std::move(value).toTensor());
+  } else if (value.isTensorList()) {
+    c10::List<at::Tensor> replaced;
+    for (at::Tensor& tensor : std::move(value).toTensorVector()) {
+      replaced.push_back(mirror.result(std::move(tensor)));
+    }
+    value = std::move(replaced);
+  }
+}
+
+void apply_policy(OperatorFacts& facts, const CpuMirror& mirror) {
+  if (!mirror.copies() || policy.load(std::memory_order_relaxed) == FallbackPolicy::Silent) {
+    return;
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      policy.load() != FallbackPolicy::Error,
+      facts.name, " has no kernel for bp:", static_cast<int>(mirror.index()), " (",
+      device(mirror.index()).properties().name, "), and TORCH_BACKPLANE_FALLBACK=error forbids running it on the CPU");
+  if (!facts.warned.exchange(true)) {
+    TORCH_WARN(
+        facts.name, " has no kernel for bp:", static_cast<int>(mirror.index()), " (",
+        device(mirror.index()).properties().name,
+        ") and runs on the CPU, with copies there and back. TORCH_BACKPLANE_FALLBACK=silent hides this, =error raises.");
+  }
+}
+
+} // namespace
+
+void run_on_cpu(const c10::OperatorHandle& op, const c10::OperatorHandle& kernel, torch::jit::Stack* stack) {
+  OperatorFacts& facts = facts_table().of(op);
+  const size_t count = facts.written.size();
+  auto arguments = torch::jit::last(*stack, count);
+
+  CommonDevice common;
+  for (const c10::IValue& value : arguments) {
+    for_each_tensor(value, [&](const at::Tensor& tensor) { common.see(tensor, facts.mixes_devices); });
+  }
+  for (const c10::IValue& value : arguments) {
+    if (value.isDevice()) {
+      common.see(value.toDevice());
+    }
+  }
+  const auto index = common.index() >= 0 ? common.index() : current_device();
+
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      kernel.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU),
+      "bp has no kernel for ", facts.name, ", and neither has the CPU, so it cannot fall back");
+  CpuMirror mirror(index);
+  apply_policy(facts, mirror);
+  facts.calls.fetch_add(1, std::memory_order_relaxed);
+
+  const size_t base = stack->size() - count;
+  for (size_t i = 0; i < count; ++i) {
+    replace_argument(mirror, (*stack)[base + i], facts.written[i]);
+  }
+  if (facts.generator >= 0) {
+    c10::IValue& value = (*stack)[base + facts.generator];
+    value = cpu_generator_for(value.isNone() ? std::nullopt : std::optional(value.toGenerator()), index);
+  }
+  mirror.load();
+  {
+    at::AutoDispatchBelowADInplaceOrView below;
+    std::optional<CpuMemoryScope> scope;
+    if (!mirror.copies()) {
+      scope.emplace(index);
+    }
+    kernel.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  }
+  mirror.finish();
+  const size_t results = op.schema().returns().size();
+  for (size_t i = stack->size() - results; i < stack->size(); ++i) {
+    replace_result(mirror, (*stack)[i]);
+  }
+}
+
+void cpu_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  run_on_cpu(op, op, stack);
+}
+
+void set_fallback_policy(FallbackPolicy chosen) {
+  policy.store(chosen);
+}
+
+FallbackPolicy fallback_policy() {
+  return policy.load();
+}
+
+std::vector<std::pair<std::string, uint64_t>> fallback_counts() {
+  std::vector<std::pair<std::string, uint64_t>> counts;
+  facts_table().for_each([&](const OperatorFacts& facts) {
+    if (const auto calls = facts.calls.load()) {
+      counts.emplace_back(facts.name, calls);
+    }
+  });
+  return counts;
+}
+
+void reset_fallback_counts() {
+  facts_table().for_each([](OperatorFacts& facts) { facts.calls.store(0); });
+}
+
+namespace {
+
+// Kinds of tensor that bp does not have: a clear refusal instead of a search for kernels.
+template <c10::DispatchKey key>
+void refuse(const c10::OperatorHandle& op, torch::jit::Stack*) {
+  constexpr const char* kind = key == c10::DispatchKey::SparsePrivateUse1 ? "sparse"
+      : key == c10::DispatchKey::SparseCsrPrivateUse1                     ? "sparse compressed"
+      : key == c10::DispatchKey::QuantizedPrivateUse1                     ? "quantized"
+                                                                          : "nested";
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false, toString(op.operator_name()), ": ", kind, " tensors are not supported on bp; keep them on the CPU");
+}
+
+} // namespace
+
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&cpu_fallback>());
+}
+
+#define BACKPLANE_REFUSE(KEY)                                                               \
+  TORCH_LIBRARY_IMPL(_, KEY, m) {                                                           \
+    m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse<c10::DispatchKey::KEY>>()); \
+  }
+BACKPLANE_REFUSE(SparsePrivateUse1)
+BACKPLANE_REFUSE(SparseCsrPrivateUse1)
+BACKPLANE_REFUSE(QuantizedPrivateUse1)
+BACKPLANE_REFUSE(NestedTensorPrivateUse1)
+
+} // namespace backplane

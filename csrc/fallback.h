@@ -1,0 +1,30 @@
+// Running an operator with PyTorch's CPU kernel.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace backplane {
+
+// The boxed kernel behind every operator that bp has no kernel of its own for.
+void cpu_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+
+// Runs `kernel`'s CPU kernel on the arguments of `op` (the two take the same), counted as a fallback of `op`.
+void run_on_cpu(const c10::OperatorHandle& op, const c10::OperatorHandle& kernel, torch::jit::Stack* stack);
+
+// What to do when an operator falls back on a device where that means copying: say so once per operator (the default),
+// nothing, or raise.
+enum class FallbackPolicy { Warn, Silent, Error };
+void set_fallback_policy(FallbackPolicy policy);
+FallbackPolicy fallback_policy();
+
+// {operator, calls} for each operator that fell back since the last reset.
+std::vector<std::pair<std::string, uint64_t>> fallback_counts();
+void reset_fallback_counts();
+
+} // namespace backplane

@@ -1,0 +1,106 @@
+// The allocator of pinned host memory: PyTorch's own caching host allocator over page-aligned memory and bp events.
+#include <ATen/core/CachingHostAllocator.h>
+#include <c10/util/Exception.h>
+
+#include <cstdlib>
+#include <map>
+#include <shared_mutex>
+
+#include "device.h"
+#include "pinned.h"
+#include "stream.h"
+
+namespace backplane {
+namespace {
+
+constexpr size_t kPage = 4096;
+
+// The ranges that are pinned now, for is_pinned of any address inside.
+struct PinnedRanges {
+  std::shared_mutex lock;
+  std::map<uintptr_t, size_t> sizes;
+};
+
+PinnedRanges& pinned_ranges() {
+  static auto* ranges = new PinnedRanges;
+  return *ranges;
+}
+
+struct OwnedEvent {
+  std::unique_ptr<Event, void (*)(Event*)> event;
+  explicit OwnedEvent(c10::Stream stream)
+      : event(record_event(nullptr, stream, /*timing=*/false), [](Event* owned) { destroy_event(owned); }) {}
+};
+
+using Block = at::HostBlock<c10::Stream>;
+
+struct PinnedAllocatorImpl final : at::CachingHostAllocatorImpl<c10::Stream, OwnedEvent> {
+ private:
+  void allocate_host_memory(size_t size, void** address) override {
+    *address = std::aligned_alloc(kPage, (size + kPage - 1) / kPage * kPage);
+    TORCH_CHECK_WITH(OutOfMemoryError, *address != nullptr, "cannot allocate ", size, " bytes of pinned host memory");
+    stats_.host_alloc_time.increase(0);
+    PinnedRanges& ranges = pinned_ranges();
+    std::unique_lock<std::shared_mutex> guard(ranges.lock);
+    ranges.sizes[reinterpret_cast<uintptr_t>(*address)] = size;
+  }
+
+  void free_block(Block* block) override {
+    {
+      PinnedRanges& ranges = pinned_ranges();
+      std::unique_lock<std::shared_mutex> guard(ranges.lock);
+      ranges.sizes.erase(reinterpret_cast<uintptr_t>(block->ptr_));
+    }
+    stats_.host_free_time.increase(0);
+    std::free(block->ptr_);
+  }
+
+  void record_stream(std::optional<std::vector<OwnedEvent>>& events, c10::Stream stream) override {
+    events->emplace_back(stream);
+  }
+
+  bool query_event(OwnedEvent& event) override {
+    return backplane::query_event(event.event.get());
+  }
+
+  c10::Stream get_current_stream() const override {
+    return current_stream(-1);
+  }
+
+  bool stream_is_capturing(c10::Stream) const override {
+    return false;
+  }
+};
+
+void free_pinned(void* context);
+
+struct PinnedAllocator final : at::CachingHostAllocatorInterface<PinnedAllocatorImpl, free_pinned> {};
+
+PinnedAllocator& instance() {
+  static auto* allocator = new PinnedAllocator;
+  return *allocator;
+}
+
+void free_pinned(void* context) {
+  instance().free(context);
+}
+
+} // namespace
+
+at::HostAllocator& pinned_allocator() {
+  return instance();
+}
+
+bool is_pinned(const void* address) {
+  PinnedRanges& ranges = pinned_ranges();
+  std::shared_lock<std::shared_mutex> guard(ranges.lock);
+  const auto value = reinterpret_cast<uintptr_t>(address);
+  auto after = ranges.sizes.upper_bound(value);
+  if (after == ranges.sizes.begin()) {
+    return false;
+  }
+  --after;
+  return value < after->first + after->second;
+}
+
+} // namespace backplane

@@ -1,0 +1,55 @@
+#include "storage.h"
+
+#include "allocator.h"
+#include "device.h"
+#include "stream.h"
+
+namespace backplane {
+
+c10::Storage make_storage(c10::DeviceIndex index, size_t bytes) {
+  return c10::Storage(
+      c10::make_storage_impl(
+          c10::StorageImpl::use_byte_size_t(),
+          static_cast<int64_t>(bytes),
+          allocate_on(index, bytes),
+          &caching_allocator(),
+          /*resizable=*/true,
+          c10::Device(c10::kPrivateUse1, index)));
+}
+
+at::Tensor make_tensor(
+    c10::Storage storage,
+    caffe2::TypeMeta dtype,
+    c10::IntArrayRef sizes,
+    c10::IntArrayRef strides,
+    int64_t storage_offset) {
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), kKeys, dtype);
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, storage_offset);
+  return tensor;
+}
+
+void resize_storage(c10::StorageImpl* storage, size_t bytes) {
+  TORCH_CHECK(storage->resizable(), "Trying to resize storage that is not resizable");
+  const auto index = storage->device().index();
+  c10::DataPtr grown = allocate_on(index, bytes);
+  const size_t kept = std::min(bytes, storage->nbytes());
+  if (kept > 0) {
+    Device& owner = device(index);
+    const auto stream = stream_handle(current_stream(index));
+    DeviceCall call(owner);
+    owner.copy(grown.get(), storage->data(), kept, CopyKind::WithinDevice, stream);
+  }
+  // The old memory goes back to the pool of the stream that still reads it, so no wait is needed.
+  storage->set_data_ptr_noswap(std::move(grown));
+  storage->set_nbytes(bytes);
+}
+
+void check_dtype(c10::DeviceIndex index, c10::ScalarType dtype) {
+  const auto& properties = device(index).properties();
+  TORCH_CHECK_TYPE(
+      properties.supports(dtype),
+      "bp:", static_cast<int>(index), " (", properties.name, ") does not support ", dtype,
+      "; `torch.bp.get_device_properties(", static_cast<int>(index), ").dtypes` lists what it supports");
+}
+
+} // namespace backplane

@@ -1,0 +1,230 @@
+#include "stream.h"
+
+#include <c10/util/Exception.h>
+
+#include <array>
+#include <atomic>
+#include <mutex>
+#include <vector>
+
+namespace backplane {
+namespace {
+
+constexpr c10::StreamId kMostStreams = 1024; // per device, external ones included
+
+struct Entry {
+  StreamHandle handle;
+  int priority;
+};
+
+// The streams of one device. Entries are added under the lock and read without it; none is ever removed.
+struct Streams {
+  std::mutex lock;
+  std::array<std::atomic<const Entry*>, kMostStreams> entries{};
+  std::atomic<c10::StreamId> size{1}; // id 0, the default stream, always exists
+  // Per priority (least, greatest): the ids made so far, and how many have been handed out.
+  std::array<std::vector<c10::StreamId>, 2> pools;
+  std::array<size_t, 2> handed_out{};
+};
+
+Streams& streams_of(c10::DeviceIndex index) {
+  static auto* all = new std::array<Streams, 64>; // never destroyed; pages of unused devices are never touched
+  return (*all)[index];
+}
+
+thread_local std::array<c10::StreamId, 64> current_ids{};
+
+c10::Stream make(c10::DeviceIndex index, c10::StreamId id) {
+  return c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kPrivateUse1, index), id);
+}
+
+c10::StreamId append(Streams& streams, StreamHandle handle, int priority) {
+  const auto id = streams.size.load();
+  TORCH_CHECK(id < kMostStreams, "more than ", kMostStreams, " streams on one bp device");
+  streams.entries[id].store(new Entry{handle, priority}, std::memory_order_release);
+  streams.size.store(id + 1);
+  return id;
+}
+
+const Entry& entry_of(c10::Stream stream) {
+  TORCH_CHECK(stream.device_type() == c10::kPrivateUse1, "expected a stream of a bp device, and got ", stream);
+  const auto index = checked_index(stream.device_index());
+  Streams& streams = streams_of(index);
+  const auto id = stream.id();
+  TORCH_CHECK(id >= 0 && id < streams.size.load(), "bp:", static_cast<int>(index), " has no stream with id ", id);
+  const Entry* entry = streams.entries[id].load(std::memory_order_acquire);
+  if (C10_UNLIKELY(entry == nullptr)) { // the default stream, at its first use
+    Device& owner = device(index);
+    DeviceCall call(owner);
+    std::lock_guard<std::mutex> guard(streams.lock);
+    entry = streams.entries[id].load();
+    if (entry == nullptr) {
+      entry = new Entry{owner.create_stream(kLeastPriority), kLeastPriority};
+      streams.entries[id].store(entry, std::memory_order_release);
+    }
+  }
+  return *entry;
+}
+
+} // namespace
+
+c10::Stream default_stream(c10::DeviceIndex index) {
+  return make(checked_index(index), 0);
+}
+
+c10::Stream current_stream(c10::DeviceIndex index) {
+  index = checked_index(index);
+  return make(index, current_ids[index]);
+}
+
+c10::Stream exchange_current_stream(c10::Stream stream) {
+  entry_of(stream); // throws for a foreign or unknown stream
+  auto& id = current_ids[stream.device_index()];
+  const auto previous = make(stream.device_index(), id);
+  id = stream.id();
+  return previous;
+}
+
+c10::Stream pool_stream(c10::DeviceIndex index, int priority) {
+  index = checked_index(index);
+  const size_t pool = priority < kLeastPriority ? 1 : 0; // out-of-range priorities are clamped, as torch.cuda does
+  Device& owner = device(index);
+  Streams& streams = streams_of(index);
+  DeviceCall call(owner);
+  std::lock_guard<std::mutex> guard(streams.lock);
+  auto& ids = streams.pools[pool];
+  const size_t slot = streams.handed_out[pool]++ % kStreamsPerPool;
+  if (slot == ids.size()) {
+    const int clamped = pool == 1 ? kGreatestPriority : kLeastPriority;
+    ids.push_back(append(streams, owner.create_stream(clamped), clamped));
+  }
+  return make(index, ids[slot]);
+}
+
+c10::Stream external_stream(c10::DeviceIndex index, StreamHandle handle) {
+  index = checked_index(index);
+  TORCH_CHECK(handle != nullptr, "an external stream needs the driver's queue handle, and got 0");
+  Streams& streams = streams_of(index);
+  std::lock_guard<std::mutex> guard(streams.lock);
+  for (c10::StreamId id = 0; id < streams.size.load(); ++id) {
+    const Entry* entry = streams.entries[id].load();
+    if (entry != nullptr && entry->handle == handle) {
+      return make(index, id);
+    }
+  }
+  return make(index, append(streams, handle, kLeastPriority));
+}
+
+StreamHandle stream_handle(c10::Stream stream) {
+  return entry_of(stream).handle;
+}
+
+int stream_priority(c10::Stream stream) {
+  return entry_of(stream).priority;
+}
+
+bool query_stream(c10::Stream stream) {
+  Device& owner = device(stream.device_index());
+  DeviceCall call(owner);
+  return owner.query_stream(stream_handle(stream));
+}
+
+void synchronize_stream(c10::Stream stream) {
+  Device& owner = device(stream.device_index());
+  DeviceCall call(owner);
+  owner.synchronize_stream(stream_handle(stream));
+}
+
+void synchronize_device(c10::DeviceIndex index) {
+  index = checked_index(index);
+  Device& owner = device(index);
+  Streams& streams = streams_of(index);
+  DeviceCall call(owner);
+  for (c10::StreamId id = 0; id < streams.size.load(); ++id) {
+    if (const Entry* entry = streams.entries[id].load(std::memory_order_acquire)) {
+      owner.synchronize_stream(entry->handle);
+    }
+  }
+}
+
+// --- events ----------------------------------------------------------------------------------------------------------
+
+Event* record_event(Event* event, c10::Stream stream, bool timing) {
+  Device& owner = device(stream.device_index());
+  const StreamHandle handle = stream_handle(stream);
+  DeviceCall call(owner);
+  if (event == nullptr) {
+    event = new Event{stream.device_index(), owner.create_event(timing), timing};
+  }
+  TORCH_CHECK(
+      event->device == stream.device_index(),
+      "Event device ", static_cast<int>(event->device), " does not match recording stream's device ",
+      static_cast<int>(stream.device_index()), ".");
+  owner.record_event(event->handle, handle);
+  return event;
+}
+
+void block_stream(const Event* event, c10::Stream stream) {
+  if (event == nullptr) {
+    return;
+  }
+  const StreamHandle handle = stream_handle(stream);
+  Device& owner = device(event->device);
+  DeviceCall call(owner);
+  if (event->device == stream.device_index()) {
+    owner.wait_event(event->handle, handle);
+  } else {
+    owner.synchronize_event(event->handle); // no driver can queue a wait for another driver's event
+  }
+}
+
+bool query_event(const Event* event) {
+  if (event == nullptr) {
+    return true;
+  }
+  Device& owner = device(event->device);
+  DeviceCall call(owner);
+  return owner.query_event(event->handle);
+}
+
+void synchronize_event(const Event* event) {
+  if (event != nullptr) {
+    Device& owner = device(event->device);
+    DeviceCall call(owner);
+    owner.synchronize_event(event->handle);
+  }
+}
+
+double elapsed_ms(const Event* start, const Event* end) {
+  TORCH_CHECK(start != nullptr && end != nullptr, "Both events must be recorded before calculating elapsed time.");
+  TORCH_CHECK(
+      start->timing && end->timing, "Both events must be created with argument 'enable_timing=True'.");
+  TORCH_CHECK(
+      start->device == end->device,
+      "Event device_index ", static_cast<int>(start->device), " does not match other's device_index ",
+      static_cast<int>(end->device), ".");
+  Device& owner = device(start->device);
+  DeviceCall call(owner);
+  TORCH_CHECK(
+      owner.query_event(start->handle) && owner.query_event(end->handle),
+      "Both events must be completed before calculating elapsed time.");
+  return owner.elapsed_ms(start->handle, end->handle);
+}
+
+void destroy_event(Event* event) noexcept {
+  if (event == nullptr) {
+    return;
+  }
+  if (!in_bad_fork()) {
+    try {
+      Device& owner = device(event->device);
+      DeviceCall call(owner);
+      owner.destroy_event(event->handle);
+    } catch (const std::exception&) {
+      // A destructor cannot report it; the driver's own error state will at its next call.
+    }
+  }
+  delete event;
+}
+
+} // namespace backplane

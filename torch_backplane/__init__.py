@@ -1,0 +1,28 @@
+"""Backplane: PyTorch device backends, written in Python.
+
+Importing this package gives PyTorch the device type `bp` and the module `torch.bp`. PyTorch imports it by itself
+(entry point `torch.backends`) unless TORCH_DEVICE_BACKEND_AUTOLOAD=0.
+"""
+
+from __future__ import annotations
+
+import torch
+
+# PyTorch's name for the device type must be set before the compiled part registers anything under it.
+torch.utils.rename_privateuse1_backend("bp")
+
+from torch_backplane import _C, drivers  # noqa: E402
+
+_C.set_discover_function(drivers.discover)
+
+from torch_backplane import accelerator  # noqa: E402
+
+torch._register_device_module("bp", accelerator)
+torch.utils.generate_methods_for_privateuse1_backend(for_packed_sequence=True, for_storage=True)
+
+__version__ = "0.1.0"
+__all__ = ["__version__"]
+
+
+def _autoload() -> None:
+    """Called by PyTorch through the entry point `torch.backends`; importing this module has done everything."""

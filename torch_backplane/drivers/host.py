@@ -1,0 +1,80 @@
+"""Devices in host memory.
+
+TORCH_BACKPLANE_HOST_DEVICES=4 gives four of them (default 1), TORCH_BACKPLANE_HOST_MEMORY=2GiB the memory limit of each
+(default: all physical memory). Operators run as PyTorch's CPU kernels on the device's own memory, without copies.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+
+import torch
+
+from torch_backplane import _C
+from torch_backplane.drivers.base import Device, Driver
+from torch_backplane.drivers.sizes import parse_size
+
+MOST_DEVICES = 64
+
+
+class HostDevice(Device):
+    """A device in host memory; the socket implements it natively (csrc/host_device.cpp)."""
+
+    def __init__(self, total_memory: int) -> None:
+        self.properties = _C.DeviceProperties(
+            driver="host",
+            name=processor_name(),
+            total_memory=total_memory,
+            host_accessible=True,
+            compute_units=os.cpu_count() or 1,
+            capability=(1, 0),
+            dtypes=[dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)],
+        )
+
+    def register(self) -> None:
+        _C.add_host_device(self.properties)
+
+
+class HostDriver(Driver):
+    """As many host devices as the environment asks for."""
+
+    def devices(self) -> Sequence[Device]:
+        return [HostDevice(memory_limit()) for _ in range(device_count())]
+
+
+def device_count() -> int:
+    """TORCH_BACKPLANE_HOST_DEVICES, 1 by default.
+
+    Raises:
+        ValueError: it is not a whole number from 0 to 64.
+    """
+    text = os.environ.get("TORCH_BACKPLANE_HOST_DEVICES", "1")
+    if not text.strip().isdecimal() or int(text) > MOST_DEVICES:
+        raise ValueError(f"TORCH_BACKPLANE_HOST_DEVICES={text!r} is not a whole number from 0 to {MOST_DEVICES}")
+    return int(text)
+
+
+def memory_limit() -> int:
+    """TORCH_BACKPLANE_HOST_MEMORY in bytes, all physical memory by default.
+
+    Raises:
+        ValueError: it is not a size such as 512MiB or 2GiB.
+    """
+    text = os.environ.get("TORCH_BACKPLANE_HOST_MEMORY")
+    if text is None:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return parse_size(text, "TORCH_BACKPLANE_HOST_MEMORY")
+
+
+def processor_name() -> str:
+    """What the processor calls itself, for example «AMD EPYC 7B13»."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as cpuinfo:
+            for line in cpuinfo:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
