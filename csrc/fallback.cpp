@@ -305,6 +305,24 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&cpu_fallback>());
 }
 
+// Functional operators whose generic kernel would only allocate the result and call the `out=` form: falling back at once
+// saves two passes through the dispatcher.
+struct DirectRegistrations {
+  torch::Library library{torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__};
+
+  DirectRegistrations() {
+    auto& dispatcher = c10::Dispatcher::singleton();
+    for (const auto& name :
+         dispatcher.getRegistrationsForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional)) {
+      const auto op = dispatcher.findOp(name);
+      if (name.getNamespace() == "aten" && op.has_value() && op->hasKernelForDispatchKey(c10::DispatchKey::CPU)) {
+        const auto unqualified = toString(name).substr(sizeof("aten::") - 1);
+        library.impl(unqualified.c_str(), torch::CppFunction::makeFromBoxedFunction<&cpu_fallback>());
+      }
+    }
+  }
+} direct_registrations;
+
 #define BACKPLANE_REFUSE(KEY)                                                               \
   TORCH_LIBRARY_IMPL(_, KEY, m) {                                                           \
     m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse<c10::DispatchKey::KEY>>()); \
