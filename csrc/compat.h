@@ -1,0 +1,38 @@
+// Differences between the supported PyTorch releases (2.11 to 2.15), all in one place.
+#pragma once
+
+#include <c10/core/CachingDeviceAllocator.h>
+
+#include <cstddef>
+
+namespace backplane::compat {
+
+// large_segment_size_mb came with torch 2.12.
+template <typename Config>
+size_t large_segment_size() {
+  if constexpr (requires { Config::large_segment_size(); }) {
+    return Config::large_segment_size();
+  } else {
+    return size_t{20} << 20;
+  }
+}
+
+// Reserved bytes by private pool came with torch 2.12.
+template <typename Stats, typename Visit>
+void with_private_pool_stats(Stats& stats, Visit&& visit) {
+  if constexpr (requires { stats.reserved_bytes_by_private_pools; }) {
+    visit(stats.reserved_bytes_by_private_pools);
+  }
+}
+
+// Rejections before the device is asked came with torch 2.13.
+template <typename Stats>
+int64_t num_oom_rejections(const Stats& stats) {
+  if constexpr (requires { stats.num_oom_rejections; }) {
+    return stats.num_oom_rejections;
+  } else {
+    return 0;
+  }
+}
+
+} // namespace backplane::compat
