@@ -1,0 +1,359 @@
+"""Trains a small GPT, character by character, on the Python standard library's own sources.
+
+    python examples/train_gpt.py                    # on Backplane's device
+    python examples/train_gpt.py --device cpu       # the same program on the CPU
+    python examples/train_gpt.py --steps 200 --width 64
+
+This is an ordinary PyTorch program: Backplane is not imported anywhere, `import torch` finds it. At the end it prints
+what was measured, and writes report.json, loss.png, sample.txt and checkpoint.pt to the folder given with --out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import pathlib
+import sys
+import time
+from typing import Annotated
+
+import common
+import stdlib_text
+import torch
+import torch.nn.functional as F
+import typer
+from common import console
+from torch import nn
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """The model's size. `context` is the number of characters that it looks back."""
+
+    context: int = 128
+    layers: int = 4
+    heads: int = 4
+    width: int = 128
+
+    def __post_init__(self) -> None:
+        for name, value in dataclasses.asdict(self).items():
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+        if self.width % self.heads:
+            raise ValueError(f"width must be a multiple of heads: {self.width} is not a multiple of {self.heads}")
+
+
+class Attention(nn.Module):
+    """Causal multi-head self-attention on (batch, time, width)."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.heads = shape.heads
+        self.qkv = nn.Linear(shape.width, 3 * shape.width, bias=False)
+        self.out = nn.Linear(shape.width, shape.width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, time, width = x.shape
+        split = self.qkv(x).view(batch, time, 3, self.heads, width // self.heads)
+        query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.out(mixed.transpose(1, 2).reshape(batch, time, width))
+
+
+class Block(nn.Module):
+    """One transformer layer, normalised before each half."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.norm_1 = nn.LayerNorm(shape.width)
+        self.attention = Attention(shape)
+        self.norm_2 = nn.LayerNorm(shape.width)
+        self.mlp = nn.Sequential(
+            nn.Linear(shape.width, 4 * shape.width, bias=False),
+            nn.GELU(),
+            nn.Linear(4 * shape.width, shape.width, bias=False),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.norm_1(x))
+        return x + self.mlp(self.norm_2(x))
+
+
+class GPT(nn.Module):
+    """Tokens (batch, time) in, logits (batch, time, alphabet) out; the output layer shares the embedding's weight."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.embedding = nn.Embedding(len(stdlib_text.ALPHABET), shape.width)
+        self.position = nn.Embedding(shape.context, shape.width)
+        self.blocks = nn.Sequential(*(Block(shape) for _ in range(shape.layers)))
+        self.norm = nn.LayerNorm(shape.width)
+        self.head = nn.Linear(shape.width, len(stdlib_text.ALPHABET), bias=False)
+        self.head.weight = self.embedding.weight
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 2:
+                # What is added to the residual stream starts smaller, the more layers add to it.
+                into_residual = name.endswith(("out.weight", "mlp.2.weight"))
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * shape.layers) if into_residual else 0.02)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        return self.head(self.norm(self.blocks(self.embedding(tokens) + self.position(positions))))
+
+    def loss(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Mean cross-entropy in nats per character of predicting tokens (batch, time + 1) from those before."""
+        return F.cross_entropy(self(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+    @torch.no_grad()
+    def sample(self, prompt: torch.Tensor, length: int, temperature: float = 0.7) -> torch.Tensor:
+        """`prompt` (time,) continued by `length` drawn tokens."""
+        tokens = prompt[None]
+        for _ in range(length):
+            logits = self(tokens[:, -self.shape.context :])[:, -1] / temperature
+            tokens = torch.cat([tokens, torch.multinomial(logits.softmax(-1), 1)], dim=1)
+        return tokens[0]
+
+
+class Batches:
+    """Random windows of the training text, the same ones for the same seed on every device."""
+
+    def __init__(self, text: torch.Tensor, batch: int, context: int, seed: int, device: torch.device) -> None:
+        self.text, self.batch, self.context, self.device = text, batch, context, device
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def next(self) -> torch.Tensor:
+        starts = torch.randint(len(self.text) - self.context, (self.batch, 1), generator=self.generator)
+        return self.text[starts + torch.arange(self.context + 1)].long().to(self.device)
+
+
+class Trainer:
+    """A model with its optimizer, schedule and data: one call of `step` is one update."""
+
+    def __init__(self, model: GPT, batches: Batches, steps: int, lr: float) -> None:
+        self.model, self.batches = model, batches
+        matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+        vectors = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
+        groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+        self.optimizer = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.98))
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, functools.partial(_lr_factor, steps=steps))
+
+    def step(self) -> float:
+        """One update; returns the batch's loss, and so waits for the device."""
+        loss = self.model.loss(self.batches.next())
+        self.optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.schedule.step()
+        return loss.item()
+
+
+def _lr_factor(step: int, steps: int) -> float:
+    """Warm-up over the first twentieth, then a cosine down to a twentieth of the peak."""
+    warm_up = max(1, steps // 20)
+    if step < warm_up:
+        return (step + 1) / warm_up
+    progress = min(1.0, (step - warm_up) / max(1, steps - warm_up))
+    return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+@torch.no_grad()
+def evaluate(model: GPT, text: torch.Tensor, windows: int, device: torch.device, batch: int = 32) -> float:
+    """Loss in nats per character on `windows` windows spread evenly over `text`."""
+    context = model.shape.context
+    starts = torch.linspace(0, len(text) - context - 1, windows).long()[:, None]
+    total = 0.0
+    for part in starts.split(batch):
+        tokens = text[part + torch.arange(context + 1)].long().to(device)
+        total += model.loss(tokens).item() * len(part)
+    return total / windows
+
+
+@dataclasses.dataclass
+class Speed:
+    """The same training steps, with the same weights and data, on two devices in turn."""
+
+    tokens_per_second: float
+    cpu_tokens_per_second: float
+    largest_loss_difference: float
+
+
+@dataclasses.dataclass
+class Report:
+    """What a run measured. Losses are in nats per character, memory in bytes, times in seconds."""
+
+    device: str
+    torch: str
+    parameters: int
+    steps: int
+    first_loss: float
+    held_out_loss: float
+    reloaded_loss: float
+    training_seconds: float
+    tokens_per_second: float
+    peak_memory: int | None
+    fallbacks: dict[str, int] | None
+    total_seconds: float = 0.0
+    speed: Speed | None = None
+    history: list[tuple[int, float, float]] = dataclasses.field(default_factory=list)  # step, training, held-out
+    sample: str = ""
+
+
+def compare_with_cpu(
+    shape: Shape, text: torch.Tensor, batch: int, lr: float, seed: int, device: torch.device, rounds: int
+) -> Speed:
+    """A few training steps on `device` and on the CPU, turn by turn."""
+    trainers = []
+    for where in (device, torch.device("cpu")):
+        torch.manual_seed(seed)
+        model = GPT(shape).to(where)  # initialised on the CPU: the same weights on both
+        trainers.append(Trainer(model, Batches(text, batch, shape.context, seed, where), 10 * rounds, lr))
+    difference = 0.0
+    for _ in range(2):  # the first steps set things up (threads, caches, optimizer state)
+        losses = [trainer.step() for trainer in trainers]
+        difference = max(difference, abs(losses[0] - losses[1]))
+    on_device, on_cpu = common.median_seconds([trainer.step for trainer in trainers], rounds)
+    tokens = batch * shape.context
+    return Speed(tokens / on_device, tokens / on_cpu, difference)
+
+
+def reload(path: pathlib.Path, device: torch.device) -> GPT:
+    """The model that a checkpoint holds, on `device`."""
+    checkpoint = torch.load(path, map_location=device, weights_only=True)
+    model = GPT(Shape(**checkpoint["shape"])).to(device)
+    model.load_state_dict(checkpoint["model"])
+    return model
+
+
+def plot(report: Report, train_losses: list[float], path: pathlib.Path) -> None:
+    """The loss curve as a PNG."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    axes.plot(range(1, len(train_losses) + 1), train_losses, linewidth=0.6, alpha=0.6, label="training batch")
+    axes.plot([row[0] for row in report.history], [row[2] for row in report.history], "o-", label="held-out text")
+    axes.set(xlabel="step", ylabel="nats per character", title=f"Small GPT on {report.device}")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def train(
+    device: torch.device, shape: Shape, *, steps: int, batch: int, lr: float, seed: int, eval_every: int,
+    sample_length: int, compare_rounds: int, out: pathlib.Path,
+) -> Report:  # fmt: skip
+    """The whole run; leaves report.json, loss.png, sample.txt and checkpoint.pt in `out`."""
+    began = time.perf_counter()
+    out.mkdir(parents=True, exist_ok=True)
+    train_text, held_out = stdlib_text.load()
+    console.print(
+        f"{common.device_title(device)}, torch {torch.__version__}. Text: {len(train_text) / 1e6:.1f} million characters "
+        f"to learn from, {len(held_out) / 1e6:.2f} million held out."
+    )
+    torch.manual_seed(seed)
+    model = GPT(shape).to(device)
+    trainer = Trainer(model, Batches(train_text, batch, shape.context, seed, device), steps, lr)
+
+    losses: list[float] = []
+    history: list[tuple[int, float, float]] = []
+    training_seconds = 0.0
+    with common.progress_bar() as progress:
+        task = progress.add_task("starting", total=steps)
+        for step in range(1, steps + 1):
+            start = time.perf_counter()
+            losses.append(trainer.step())
+            training_seconds += time.perf_counter() - start
+            recent = sum(losses[-50:]) / len(losses[-50:])
+            speed = step * batch * shape.context / training_seconds
+            progress.update(task, advance=1, description=f"loss {recent:.3f} · {speed:,.0f} tokens/s")
+            if step % eval_every == 0 or step == steps:
+                history.append((step, recent, evaluate(model, held_out, 128, device)))
+                progress.print(f"step {step:>5}   training {recent:.3f}   held-out {history[-1][2]:.3f}")
+
+    held_out_loss = evaluate(model, held_out, 512, device)
+    peak, fallbacks = common.peak_memory(device), common.fallback_counts(device)
+    torch.save({"shape": dataclasses.asdict(shape), "model": model.state_dict()}, out / "checkpoint.pt")
+    reloaded = reload(out / "checkpoint.pt", device)
+    reloaded_loss = evaluate(reloaded, held_out, 512, device)
+    if not math.isclose(held_out_loss, reloaded_loss, rel_tol=1e-5):
+        raise RuntimeError(f"the reloaded checkpoint has loss {reloaded_loss}, the model that was saved {held_out_loss}")
+
+    torch.manual_seed(seed)
+    prompt = stdlib_text.encode("\n    def ").long().to(device)
+    report = Report(
+        device=common.device_title(device), torch=torch.__version__, steps=steps,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        first_loss=losses[0], held_out_loss=held_out_loss, reloaded_loss=reloaded_loss, history=history,
+        training_seconds=training_seconds, tokens_per_second=steps * batch * shape.context / training_seconds,
+        peak_memory=peak, fallbacks=fallbacks, sample=stdlib_text.decode(reloaded.sample(prompt, sample_length)),
+    )  # fmt: skip
+    if device.type != "cpu" and compare_rounds:
+        report.speed = compare_with_cpu(shape, train_text, batch, lr, seed, device, compare_rounds)
+    plot(report, losses, out / "loss.png")
+    (out / "sample.txt").write_text(report.sample + "\n")
+    report.total_seconds = time.perf_counter() - began
+    common.write_json(out / "report.json", report)
+    return report
+
+
+def print_report(report: Report, out: pathlib.Path) -> None:
+    """The sample and the table of figures."""
+    console.rule("a sample")
+    console.print(report.sample.strip("\n"), markup=False, highlight=False)
+    console.rule()
+    rows = [
+        ("device", f"{report.device}, torch {report.torch}"),
+        ("model", f"{report.parameters:,} parameters"),
+        ("held-out loss", f"{report.held_out_loss:.3f} nats per character (began at {report.first_loss:.3f})"),
+        ("checkpoint", f"saved, reloaded, same loss ({report.reloaded_loss:.3f})"),
+        ("training", f"{report.steps:,} steps in {report.training_seconds:.0f} s, {report.tokens_per_second:,.0f} tokens/s"),
+    ]
+    if report.speed is not None:
+        here, cpu = report.speed.tokens_per_second, report.speed.cpu_tokens_per_second
+        rows.append(("beside the CPU", f"{here:,.0f} tokens/s here, {cpu:,.0f} on cpu: {here / cpu:.2f} times"))
+        rows.append(("same first losses", f"largest difference {report.speed.largest_loss_difference:.1e}"))
+    if report.peak_memory is not None:
+        rows.append(("peak memory", f"{report.peak_memory / 2**20:.1f} MiB"))
+    if report.fallbacks is not None:
+        rows.append(("fallbacks to the CPU", common.describe_fallbacks(report.fallbacks)))
+    rows += [("all in all", f"{report.total_seconds:.0f} s"), ("files", str(out))]
+    common.print_report("train_gpt", rows)
+
+
+def main(
+    device: Annotated[str, typer.Option(help="PyTorch device: bp, bp:1, cpu, …")] = "bp",
+    driver: Annotated[str | None, typer.Option(help="only these Backplane drivers, comma-separated")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="updates")] = 1500,
+    batch: Annotated[int, typer.Option(min=1, help="windows per update")] = 16,
+    context: Annotated[int, typer.Option(help="characters per window")] = 128,
+    layers: Annotated[int, typer.Option(help="transformer layers")] = 4,
+    heads: Annotated[int, typer.Option(help="attention heads")] = 4,
+    width: Annotated[int, typer.Option(help="width of the residual stream")] = 128,
+    lr: Annotated[float, typer.Option(help="peak learning rate")] = 3e-3,
+    seed: Annotated[int, typer.Option(help="of weights, batches and sample")] = 1,
+    eval_every: Annotated[int, typer.Option(min=1, help="steps between evaluations")] = 250,
+    sample_length: Annotated[int, typer.Option(min=0, help="characters to write at the end")] = 400,
+    compare_rounds: Annotated[int, typer.Option(min=0, help="steps timed on the device and on cpu; 0: none")] = 10,
+    out: Annotated[pathlib.Path, typer.Option(help="folder for the results")] = pathlib.Path("out/train_gpt"),
+) -> None:
+    """Trains a small GPT on the Python standard library's sources."""
+    try:
+        shape = Shape(context, layers, heads, width)
+    except ValueError as error:
+        sys.exit(str(error))
+    opened = common.open_device(device, driver)
+    report = train(
+        opened, shape, steps=steps, batch=batch, lr=lr, seed=seed, eval_every=eval_every,
+        sample_length=sample_length, compare_rounds=compare_rounds, out=out,
+    )  # fmt: skip
+    print_report(report, out)
+
+
+if __name__ == "__main__":
+    typer.run(main)
