@@ -1,33 +1,59 @@
 """Builds the compiled part, `torch_backplane._C`, against the PyTorch that is installed."""
 
+import os
 import pathlib
 import re
 import sys
 
 from setuptools import setup
 
-TORCH_RANGE = ((2, 11), (2, 15))  # first and last supported release
-ROOT = pathlib.Path(__file__).parent
+ROOT = pathlib.Path(__file__).resolve().parent
 
 
-def check_torch() -> None:
-    """Refuse to build, by name and with the supported range, where torch is missing or of another release."""
-    supported = " to ".join(f"{major}.{minor}" for major, minor in TORCH_RANGE)
+def supported_releases() -> tuple[tuple[int, int], tuple[int, int]]:
+    """First and last supported torch release: what pyproject.toml says, which is the one place that says it."""
+    match = re.search(r'"torch>=(\d+)\.(\d+),<(\d+)\.(\d+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    if match is None:
+        sys.exit('pyproject.toml must name the supported torch as "torch>=A.B,<C.D" in its dependencies')
+    first_major, first_minor, end_major, end_minor = map(int, match.groups())
+    return (first_major, first_minor), (end_major, end_minor - 1)
+
+
+def check_torch() -> str:
+    """The version of the installed torch. Where torch is missing or of another release: refuse, with the range."""
+    first, last = supported_releases()
+    supported = "{}.{} to {}.{}".format(*first, *last)
     try:
         import torch
-    except ImportError:
+    except ImportError as error:
         sys.exit(
-            f"torch-backplane needs an installed PyTorch ({supported}) to build against: install torch first, then run\n"
+            f"torch-backplane needs an installed PyTorch ({supported}) to build against, and `import torch` says: {error}\n"
+            "Install torch first, then run\n"
             "    pip install --no-build-isolation ."
         )
     match = re.match(r"(\d+)\.(\d+)", torch.__version__)
     release = (int(match[1]), int(match[2])) if match else (0, 0)
-    if not TORCH_RANGE[0] <= release <= TORCH_RANGE[1]:
+    if not first <= release <= last:
         sys.exit(f"torch-backplane supports torch {supported}, and torch {torch.__version__} is installed")
+    return torch.__version__
 
 
-check_torch()
+os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # torch is only built against here: load no backend, least of all ours
+TORCH_VERSION = check_torch()
+
 from torch.utils.cpp_extension import BuildExtension, CppExtension  # noqa: E402
+
+
+class Build(BuildExtension.with_options(use_ninja=True)):  # type: ignore[misc]
+    """Keeps object files per Python and torch, so that every kind of install compiles only what has changed.
+
+    setuptools would give an editable install a new temporary folder each time.
+    """
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.build_temp = str(ROOT / "build" / f"objects-{sys.implementation.cache_tag}-torch-{TORCH_VERSION}")
+
 
 setup(
     ext_modules=[
@@ -35,9 +61,11 @@ setup(
             "torch_backplane._C",
             sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/*.cpp")),
             include_dirs=[str(ROOT / "csrc")],
-            extra_compile_args=["-O2", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter"],
+            extra_compile_args=[
+                "-std=c++20", "-O2", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter",
+            ],
             extra_link_args=["-s"],
         )
     ],
-    cmdclass={"build_ext": BuildExtension.with_options(use_ninja=True)},
-)
+    cmdclass={"build_ext": Build},
+)  # fmt: skip

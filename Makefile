@@ -1,0 +1,67 @@
+# Everything that people do with a checkout. `make` alone lists it.
+#
+# The first target that needs it sets everything up in .venv (tools/setup.sh); later runs start at once, and rebuild
+# only what has changed. `make test TORCH=torch==2.12.1` installs another release first; without TORCH a supported
+# torch that is already in .venv stays.
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+export MAX_JOBS ?= $(shell nproc)
+
+# What the targets pass on.
+DRIVER ?=
+STEPS ?=
+ARGS ?=
+
+python := $(VENV)/bin/python
+ready := $(VENV)/.ready
+driver_option := $(if $(DRIVER),--driver $(DRIVER))
+torch_request := $(if $(filter file,$(origin TORCH)),any supported release,$(TORCH))
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo demo-digits test lint bench conformance clean FORCE
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "  DRIVER=name   use only this driver (demo, demo-digits, bench)"
+	@echo "  STEPS=n       training steps (demo)"
+	@echo "  ARGS=…        further options, passed on as they are (demo, demo-digits, test, conformance)"
+	@echo "  TORCH=…       the torch to install, as pip names it (default $(TORCH))"
+	@echo "  PYTHON=…      the Python to make .venv with (default $(PYTHON))"
+
+setup: $(ready) ## set up .venv and build, no more
+
+demo: $(ready) ## train a small language model on bp (5 to 10 minutes on 2 cores)
+	$(python) examples/train_gpt.py $(driver_option) $(if $(STEPS),--steps $(STEPS)) $(ARGS)
+
+demo-digits: $(ready) ## train a convolutional network on handwritten digits (under a minute)
+	$(python) examples/train_digits.py $(driver_option) $(ARGS)
+
+test: lint ## check style and types, then run the tests
+	$(python) -m pytest $(ARGS)
+
+lint: $(ready) ## ruff and mypy
+	$(python) -m ruff check .
+	$(python) -m mypy
+
+bench: $(ready) ## time an import, an operator and the allocator
+	$(python) benchmarks/import_time.py
+	$(python) benchmarks/overhead.py $(driver_option)
+	$(python) benchmarks/allocator.py
+
+conformance: $(ready) ## run PyTorch's operator database on bp
+	$(python) -m torch_backplane conformance --device bp $(ARGS)
+
+clean: ## remove .venv and everything that was built
+	rm -rf .venv build dist out *.egg-info torch_backplane/*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+# The folder csrc is a prerequisite too: its time changes when a file comes or goes.
+$(ready): tools/setup.sh setup.py pyproject.toml csrc $(wildcard csrc/*) $(VENV)/.torch-request
+	tools/setup.sh "$(PYTHON)" "$(VENV)" "$(if $(filter file,$(origin TORCH)),,$(TORCH))" "$(TORCH)"
+	@touch $@
+
+$(VENV)/.torch-request: FORCE
+	@mkdir -p $(VENV)
+	@echo "$(torch_request)" | cmp -s - $@ || echo "$(torch_request)" > $@

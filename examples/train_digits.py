@@ -1,0 +1,159 @@
+"""Trains a convolutional network on scikit-learn's handwritten digits (1,797 real images of 8 × 8 pixels).
+
+    python examples/train_digits.py                 # on Backplane's device
+    python examples/train_digits.py --device cpu    # the same program on the CPU
+
+The images come with scikit-learn: nothing is downloaded. A quarter of them is kept for the test.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import time
+from typing import Annotated
+
+import common
+import torch
+import torch.nn.functional as F
+import typer
+from common import console
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class DigitNet(nn.Module):
+    """Images (batch, 1, 8, 8) in, logits (batch, 10) out."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(),
+            nn.Conv2d(width, 2 * width, 3, padding=1), nn.BatchNorm2d(2 * width), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(2 * width, 2 * width, 3, padding=1), nn.BatchNorm2d(2 * width), nn.ReLU(),
+            nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Dropout(0.25), nn.Linear(8 * width, 10),
+        )  # fmt: skip
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.layers(images)
+
+
+def load(seed: int) -> tuple[TensorDataset, TensorDataset]:
+    """Training and test set: images as float32 (1, 8, 8) between 0 and 1, and labels 0 to 9."""
+    images, labels = load_digits(return_X_y=True)
+    split = train_test_split(images, labels, test_size=0.25, random_state=seed, stratify=labels)
+    train_images, test_images = (torch.tensor(part / 16, dtype=torch.float32).view(-1, 1, 8, 8) for part in split[:2])
+    train_labels, test_labels = (torch.tensor(part, dtype=torch.int64) for part in split[2:])
+    return TensorDataset(train_images, train_labels), TensorDataset(test_images, test_labels)
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, test_set: TensorDataset, device: torch.device) -> tuple[float, float]:
+    """Mean loss, and the share of digits that are recognised (0 to 1)."""
+    model.eval()
+    images, labels = (tensor.to(device) for tensor in test_set.tensors)
+    logits = model(images)
+    model.train()
+    return F.cross_entropy(logits, labels).item(), (logits.argmax(1) == labels).float().mean().item()
+
+
+@dataclasses.dataclass
+class Report:
+    """What a run measured. Memory in bytes, time in seconds."""
+
+    device: str
+    torch: str
+    parameters: int
+    epochs: int
+    first_loss: float
+    last_loss: float  # mean over the last epoch's batches
+    accuracy: float
+    reloaded_accuracy: float
+    seconds: float
+    peak_memory: int | None
+    fallbacks: dict[str, int] | None
+
+
+def train(device: torch.device, *, epochs: int, batch: int, lr: float, seed: int, out: pathlib.Path) -> Report:
+    """The whole run; leaves report.json and checkpoint.pt in `out`."""
+    began = time.perf_counter()
+    out.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(seed)
+    train_set, test_set = load(seed)
+    console.print(f"{common.device_title(device)}, torch {torch.__version__}. {len(train_set):,} images to learn from.")
+    loader = DataLoader(train_set, batch_size=batch, shuffle=True, drop_last=True, pin_memory=device.type != "cpu")
+    model = DigitNet().to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=1e-2)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=epochs * len(loader))
+
+    losses: list[float] = []
+    with common.progress_bar() as progress:
+        task = progress.add_task("starting", total=epochs)
+        for epoch in range(1, epochs + 1):
+            for images, labels in loader:
+                images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+                loss = F.cross_entropy(model(images), labels)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                schedule.step()
+                losses.append(loss.item())
+            test_loss, accuracy = evaluate(model, test_set, device)
+            figures = f"training {losses[-1]:.3f}   test {test_loss:.3f}   accuracy {accuracy:.2%}"
+            progress.update(task, advance=1, description=figures)
+            progress.print(f"epoch {epoch:>3}   {figures}")
+
+    torch.save(model.state_dict(), out / "checkpoint.pt")
+    reloaded = DigitNet().to(device)
+    reloaded.load_state_dict(torch.load(out / "checkpoint.pt", map_location=device, weights_only=True))
+    _, reloaded_accuracy = evaluate(reloaded, test_set, device)
+    if reloaded_accuracy != accuracy:
+        raise RuntimeError(f"the reloaded checkpoint recognises {reloaded_accuracy:.2%}, the saved model {accuracy:.2%}")
+    last_epoch = losses[-len(loader) :]
+    report = Report(
+        device=common.device_title(device), torch=torch.__version__, epochs=epochs,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        first_loss=losses[0], last_loss=sum(last_epoch) / len(last_epoch), accuracy=accuracy,
+        reloaded_accuracy=reloaded_accuracy, peak_memory=common.peak_memory(device),
+        fallbacks=common.fallback_counts(device), seconds=time.perf_counter() - began,
+    )  # fmt: skip
+    common.write_json(out / "report.json", report)
+    return report
+
+
+def print_report(report: Report, out: pathlib.Path) -> None:
+    """The table of figures."""
+    rows = [
+        ("device", f"{report.device}, torch {report.torch}"),
+        ("model", f"{report.parameters:,} parameters"),
+        ("test accuracy", f"{report.accuracy:.2%} after {report.epochs} epochs"),
+        ("training loss", f"{report.last_loss:.3f} in the last epoch (began at {report.first_loss:.3f})"),
+        ("checkpoint", f"saved, reloaded, same accuracy ({report.reloaded_accuracy:.2%})"),
+        ("all in all", f"{report.seconds:.1f} s"),
+    ]
+    if report.peak_memory is not None:
+        rows.append(("peak memory", f"{report.peak_memory / 2**20:.1f} MiB"))
+    if report.fallbacks is not None:
+        rows.append(("fallbacks to the CPU", common.describe_fallbacks(report.fallbacks)))
+    rows.append(("files", str(out)))
+    common.print_report("train_digits", rows)
+
+
+def main(
+    device: Annotated[str, typer.Option(help="PyTorch device: bp, bp:1, cpu, …")] = "bp",
+    driver: Annotated[str | None, typer.Option(help="only these Backplane drivers, comma-separated")] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="passes over the training images")] = 12,
+    batch: Annotated[int, typer.Option(min=2, max=1347, help="images per update")] = 64,
+    lr: Annotated[float, typer.Option(help="peak learning rate")] = 5e-3,
+    seed: Annotated[int, typer.Option(help="of the split, the weights and the order of images")] = 1,
+    out: Annotated[pathlib.Path, typer.Option(help="folder for the results")] = pathlib.Path("out/train_digits"),
+) -> None:
+    """Trains a convolutional network on scikit-learn's handwritten digits."""
+    report = train(common.open_device(device, driver), epochs=epochs, batch=batch, lr=lr, seed=seed, out=out)
+    print_report(report, out)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,74 @@
+#!/usr/bin/env bash
+# Sets up everything that `make demo` and `make test` need, and builds Backplane in place.
+#
+#   tools/setup.sh PYTHON VENV WANTED DEFAULT
+#
+# PYTHON makes the virtual environment VENV if it is not there. WANTED is the torch to install; empty: keep a supported
+# one that is installed, else install DEFAULT. On Debian and its relatives, missing system packages are installed when
+# this runs as root or sudo asks no password; otherwise they are named.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+python=$1 venv=$2 wanted=$3 default=$4
+
+say() { printf '== %s\n' "$*"; }
+die() {
+  printf 'setup: %s\n' "$@" >&2
+  exit 1
+}
+
+# What is missing, as Debian package names.
+missing_packages() {
+  if ! command -v "$python" >/dev/null; then
+    echo python3 python3-venv python3-dev
+  else
+    "$python" -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv
+    "$python" - <<'EOT' || echo python3-dev
+import os, sys, sysconfig
+sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))
+EOT
+  fi
+  [ -n "${CXX:-}" ] || command -v g++ >/dev/null || echo g++
+}
+
+install_packages() {
+  local as_root=()
+  if [ "$(id -u)" != 0 ]; then
+    sudo -n true 2>/dev/null || return 1
+    as_root=(sudo -n)
+  fi
+  command -v apt-get >/dev/null || return 1
+  say "installing with apt-get: $*"
+  "${as_root[@]}" apt-get update -q &&
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "$@"
+}
+
+mapfile -t missing < <(missing_packages | tr ' ' '\n')
+if [ ${#missing[@]} -gt 0 ]; then
+  install_packages "${missing[@]}" ||
+    die "missing: ${missing[*]}" "install them first (as root):  apt-get install ${missing[*]}"
+  mapfile -t missing < <(missing_packages | tr ' ' '\n')
+  [ ${#missing[@]} -eq 0 ] || die "still missing for $(command -v "$python" || echo "$python"): ${missing[*]}" \
+    "if this Python is not the system's, install its headers and venv module, or name another: make PYTHON=…"
+fi
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
+  die "Python 3.10 or later is needed, and $python is $("$python" -V 2>&1); name another: make PYTHON=…"
+
+if [ ! -x "$venv/bin/python" ]; then
+  say "creating $venv"
+  "$python" -m venv "$venv"
+fi
+pip=("$venv/bin/python" -m pip --disable-pip-version-check)
+
+"${pip[@]}" install -q "setuptools>=77" ninja wheel
+if [ -n "$wanted" ]; then
+  say "installing $wanted"
+  "${pip[@]}" install "$wanted"
+elif ! "$venv/bin/python" setup.py --name >/dev/null 2>&1; then # setup.py refuses a missing or unsupported torch
+  say "installing $default"
+  "${pip[@]}" install "$default"
+fi
+
+say "building Backplane (one or two minutes the first time, then only what has changed)"
+"${pip[@]}" install -q --no-build-isolation -e ".[test]"
+say "ready"
