@@ -27,7 +27,8 @@ def check_torch() -> str:
         import torch
     except ImportError as error:
         sys.exit(
-            f"torch-backplane needs an installed PyTorch ({supported}) to build against, and `import torch` says: {error}\n"
+            f"torch-backplane needs an installed PyTorch ({supported}) to build against.\n"
+            f"`import torch` says: {error}\n"
             "Install torch first, then run\n"
             "    pip install --no-build-isolation ."
         )
@@ -38,7 +39,8 @@ def check_torch() -> str:
     return torch.__version__
 
 
-os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # torch is only built against here: load no backend, least of all ours
+# torch is only built against here: it need not load any backend, least of all an earlier build of this one.
+os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
 TORCH_VERSION = check_torch()
 
 from torch.utils.cpp_extension import BuildExtension, CppExtension  # noqa: E402

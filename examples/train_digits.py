@@ -110,7 +110,7 @@ def train(device: torch.device, *, epochs: int, batch: int, lr: float, seed: int
     reloaded.load_state_dict(torch.load(out / "checkpoint.pt", map_location=device, weights_only=True))
     _, reloaded_accuracy = evaluate(reloaded, test_set, device)
     if reloaded_accuracy != accuracy:
-        raise RuntimeError(f"the reloaded checkpoint recognises {reloaded_accuracy:.2%}, the saved model {accuracy:.2%}")
+        raise RuntimeError(f"the saved model recognises {accuracy:.2%}, the reloaded one {reloaded_accuracy:.2%}")
     last_epoch = losses[-len(loader) :]
     report = Report(
         device=common.device_title(device), torch=torch.__version__, epochs=epochs,

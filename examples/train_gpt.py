@@ -131,13 +131,15 @@ class Batches:
 class Trainer:
     """A model with its optimizer, schedule and data: one call of `step` is one update."""
 
-    def __init__(self, model: GPT, batches: Batches, steps: int, lr: float) -> None:
-        self.model, self.batches = model, batches
+    def __init__(self, model: GPT, settings: Settings, text: torch.Tensor, device: torch.device) -> None:
+        self.model = model
+        self.batches = Batches(text, settings.batch, model.shape.context, settings.seed, device)
         matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
         vectors = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
         groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.98))
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, functools.partial(_lr_factor, steps=steps))
+        self.optimizer = torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, 0.98))
+        factor = functools.partial(_lr_factor, steps=settings.steps)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, factor)
 
     def step(self) -> float:
         """One update; returns the batch's loss, and so waits for the device."""
@@ -171,6 +173,19 @@ def evaluate(model: GPT, text: torch.Tensor, windows: int, device: torch.device,
     return total / windows
 
 
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How to train and what to measure. Lengths in characters; `compare_rounds` 0 leaves the comparison out."""
+
+    steps: int = 1500
+    batch: int = 16
+    lr: float = 3e-3
+    seed: int = 1
+    eval_every: int = 250
+    sample_length: int = 400
+    compare_rounds: int = 10
+
+
 @dataclasses.dataclass
 class Speed:
     """The same training steps, with the same weights and data, on two devices in turn."""
@@ -201,21 +216,18 @@ class Report:
     sample: str = ""
 
 
-def compare_with_cpu(
-    shape: Shape, text: torch.Tensor, batch: int, lr: float, seed: int, device: torch.device, rounds: int
-) -> Speed:
+def compare_with_cpu(shape: Shape, settings: Settings, text: torch.Tensor, device: torch.device) -> Speed:
     """A few training steps on `device` and on the CPU, turn by turn."""
     trainers = []
-    for where in (device, torch.device("cpu")):
-        torch.manual_seed(seed)
-        model = GPT(shape).to(where)  # initialised on the CPU: the same weights on both
-        trainers.append(Trainer(model, Batches(text, batch, shape.context, seed, where), 10 * rounds, lr))
+    for place in (device, torch.device("cpu")):
+        torch.manual_seed(settings.seed)
+        trainers.append(Trainer(GPT(shape).to(place), settings, text, place))  # made on the CPU: the same weights
     difference = 0.0
     for _ in range(2):  # the first steps set things up (threads, caches, optimizer state)
         losses = [trainer.step() for trainer in trainers]
         difference = max(difference, abs(losses[0] - losses[1]))
-    on_device, on_cpu = common.median_seconds([trainer.step for trainer in trainers], rounds)
-    tokens = batch * shape.context
+    on_device, on_cpu = common.median_seconds([trainer.step for trainer in trainers], settings.compare_rounds)
+    tokens = settings.batch * shape.context
     return Speed(tokens / on_device, tokens / on_cpu, difference)
 
 
@@ -244,21 +256,17 @@ def plot(report: Report, train_losses: list[float], path: pathlib.Path) -> None:
     plt.close(figure)
 
 
-def train(
-    device: torch.device, shape: Shape, *, steps: int, batch: int, lr: float, seed: int, eval_every: int,
-    sample_length: int, compare_rounds: int, out: pathlib.Path,
-) -> Report:  # fmt: skip
+def train(device: torch.device, shape: Shape, settings: Settings, out: pathlib.Path) -> Report:
     """The whole run; leaves report.json, loss.png, sample.txt and checkpoint.pt in `out`."""
     began = time.perf_counter()
     out.mkdir(parents=True, exist_ok=True)
     train_text, held_out = stdlib_text.load()
-    console.print(
-        f"{common.device_title(device)}, torch {torch.__version__}. Text: {len(train_text) / 1e6:.1f} million characters "
-        f"to learn from, {len(held_out) / 1e6:.2f} million held out."
-    )
-    torch.manual_seed(seed)
+    sizes = f"{len(train_text) / 1e6:.1f} million characters to learn from, {len(held_out) / 1e6:.2f} million held out"
+    console.print(f"{common.device_title(device)}, torch {torch.__version__}. Text: {sizes}.")
+    torch.manual_seed(settings.seed)
     model = GPT(shape).to(device)
-    trainer = Trainer(model, Batches(train_text, batch, shape.context, seed, device), steps, lr)
+    trainer = Trainer(model, settings, train_text, device)
+    steps, tokens_per_step = settings.steps, settings.batch * shape.context
 
     losses: list[float] = []
     history: list[tuple[int, float, float]] = []
@@ -270,9 +278,9 @@ def train(
             losses.append(trainer.step())
             training_seconds += time.perf_counter() - start
             recent = sum(losses[-50:]) / len(losses[-50:])
-            speed = step * batch * shape.context / training_seconds
+            speed = step * tokens_per_step / training_seconds
             progress.update(task, advance=1, description=f"loss {recent:.3f} · {speed:,.0f} tokens/s")
-            if step % eval_every == 0 or step == steps:
+            if step % settings.eval_every == 0 or step == steps:
                 history.append((step, recent, evaluate(model, held_out, 128, device)))
                 progress.print(f"step {step:>5}   training {recent:.3f}   held-out {history[-1][2]:.3f}")
 
@@ -282,19 +290,20 @@ def train(
     reloaded = reload(out / "checkpoint.pt", device)
     reloaded_loss = evaluate(reloaded, held_out, 512, device)
     if not math.isclose(held_out_loss, reloaded_loss, rel_tol=1e-5):
-        raise RuntimeError(f"the reloaded checkpoint has loss {reloaded_loss}, the model that was saved {held_out_loss}")
+        raise RuntimeError(f"the saved model has loss {held_out_loss}, the reloaded one {reloaded_loss}")
 
-    torch.manual_seed(seed)
+    torch.manual_seed(settings.seed)
     prompt = stdlib_text.encode("\n    def ").long().to(device)
     report = Report(
         device=common.device_title(device), torch=torch.__version__, steps=steps,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         first_loss=losses[0], held_out_loss=held_out_loss, reloaded_loss=reloaded_loss, history=history,
-        training_seconds=training_seconds, tokens_per_second=steps * batch * shape.context / training_seconds,
-        peak_memory=peak, fallbacks=fallbacks, sample=stdlib_text.decode(reloaded.sample(prompt, sample_length)),
+        training_seconds=training_seconds, tokens_per_second=steps * tokens_per_step / training_seconds,
+        peak_memory=peak, fallbacks=fallbacks,
+        sample=stdlib_text.decode(reloaded.sample(prompt, settings.sample_length)),
     )  # fmt: skip
-    if device.type != "cpu" and compare_rounds:
-        report.speed = compare_with_cpu(shape, train_text, batch, lr, seed, device, compare_rounds)
+    if device.type != "cpu" and settings.compare_rounds:
+        report.speed = compare_with_cpu(shape, settings, train_text, device)
     plot(report, losses, out / "loss.png")
     (out / "sample.txt").write_text(report.sample + "\n")
     report.total_seconds = time.perf_counter() - began
@@ -307,12 +316,13 @@ def print_report(report: Report, out: pathlib.Path) -> None:
     console.rule("a sample")
     console.print(report.sample.strip("\n"), markup=False, highlight=False)
     console.rule()
+    training = f"{report.steps:,} steps in {report.training_seconds:.0f} s, {report.tokens_per_second:,.0f} tokens/s"
     rows = [
         ("device", f"{report.device}, torch {report.torch}"),
         ("model", f"{report.parameters:,} parameters"),
         ("held-out loss", f"{report.held_out_loss:.3f} nats per character (began at {report.first_loss:.3f})"),
         ("checkpoint", f"saved, reloaded, same loss ({report.reloaded_loss:.3f})"),
-        ("training", f"{report.steps:,} steps in {report.training_seconds:.0f} s, {report.tokens_per_second:,.0f} tokens/s"),
+        ("training", training),
     ]
     if report.speed is not None:
         here, cpu = report.speed.tokens_per_second, report.speed.cpu_tokens_per_second
@@ -329,17 +339,17 @@ def print_report(report: Report, out: pathlib.Path) -> None:
 def main(
     device: Annotated[str, typer.Option(help="PyTorch device: bp, bp:1, cpu, …")] = "bp",
     driver: Annotated[str | None, typer.Option(help="only these Backplane drivers, comma-separated")] = None,
-    steps: Annotated[int, typer.Option(min=1, help="updates")] = 1500,
-    batch: Annotated[int, typer.Option(min=1, help="windows per update")] = 16,
-    context: Annotated[int, typer.Option(help="characters per window")] = 128,
-    layers: Annotated[int, typer.Option(help="transformer layers")] = 4,
-    heads: Annotated[int, typer.Option(help="attention heads")] = 4,
-    width: Annotated[int, typer.Option(help="width of the residual stream")] = 128,
-    lr: Annotated[float, typer.Option(help="peak learning rate")] = 3e-3,
-    seed: Annotated[int, typer.Option(help="of weights, batches and sample")] = 1,
-    eval_every: Annotated[int, typer.Option(min=1, help="steps between evaluations")] = 250,
-    sample_length: Annotated[int, typer.Option(min=0, help="characters to write at the end")] = 400,
-    compare_rounds: Annotated[int, typer.Option(min=0, help="steps timed on the device and on cpu; 0: none")] = 10,
+    steps: Annotated[int, typer.Option(min=1, help="updates")] = Settings.steps,
+    batch: Annotated[int, typer.Option(min=1, help="windows per update")] = Settings.batch,
+    context: Annotated[int, typer.Option(help="characters per window")] = Shape.context,
+    layers: Annotated[int, typer.Option(help="transformer layers")] = Shape.layers,
+    heads: Annotated[int, typer.Option(help="attention heads")] = Shape.heads,
+    width: Annotated[int, typer.Option(help="width of the residual stream")] = Shape.width,
+    lr: Annotated[float, typer.Option(help="peak learning rate")] = Settings.lr,
+    seed: Annotated[int, typer.Option(help="of weights, batches and sample")] = Settings.seed,
+    eval_every: Annotated[int, typer.Option(min=1, help="steps between evaluations")] = Settings.eval_every,
+    sample_length: Annotated[int, typer.Option(min=0, help="characters to write at the end")] = Settings.sample_length,
+    compare_rounds: Annotated[int, typer.Option(min=0, help="steps timed beside cpu; 0: none")] = Settings.compare_rounds,
     out: Annotated[pathlib.Path, typer.Option(help="folder for the results")] = pathlib.Path("out/train_gpt"),
 ) -> None:
     """Trains a small GPT on the Python standard library's sources."""
@@ -347,12 +357,8 @@ def main(
         shape = Shape(context, layers, heads, width)
     except ValueError as error:
         sys.exit(str(error))
-    opened = common.open_device(device, driver)
-    report = train(
-        opened, shape, steps=steps, batch=batch, lr=lr, seed=seed, eval_every=eval_every,
-        sample_length=sample_length, compare_rounds=compare_rounds, out=out,
-    )  # fmt: skip
-    print_report(report, out)
+    settings = Settings(steps, batch, lr, seed, eval_every, sample_length, compare_rounds)
+    print_report(train(common.open_device(device, driver), shape, settings, out), out)
 
 
 if __name__ == "__main__":

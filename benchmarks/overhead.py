@@ -1,0 +1,158 @@
+"""What one operator call costs on a device, beside the same call on the CPU, in microseconds.
+
+    python benchmarks/overhead.py
+    python benchmarks/overhead.py --device bp:1 --json
+
+The tensors have 16 elements, so that nearly all of the time is overhead: Python, the dispatcher, the allocator and the
+launch. Each measurement ends when the device has done the work. The two devices take turns, round by round, in one
+process; the figures are medians over the rounds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+ELEMENTS = 16
+CHAIN = 1000  # operations in the chain
+
+# Each workload makes its body for a device; the body runs `calls` times.
+Body = Callable[[int], object]
+
+
+def multiply(device: torch.device) -> Body:
+    """a * b"""
+    a, b = (torch.rand(ELEMENTS).to(device) for _ in range(2))
+
+    def body(calls: int) -> None:
+        for _ in range(calls):
+            a * b
+
+    return body
+
+
+def empty(device: torch.device) -> Body:
+    """torch.empty(16)"""
+
+    def body(calls: int) -> None:
+        for _ in range(calls):
+            torch.empty(ELEMENTS, device=device)
+
+    return body
+
+
+def chain(device: torch.device) -> Body:
+    """x = x * y + z, each operator waiting for the one before"""
+    start, y, z = (torch.rand(ELEMENTS).to(device) for _ in range(3))
+
+    def body(calls: int) -> None:
+        for _ in range(calls):
+            x = start
+            for _ in range(CHAIN // 2):
+                x = x * y + z
+
+    return body
+
+
+@dataclasses.dataclass
+class Workload:
+    """One line of the table: what is timed, and how often per round."""
+
+    title: str
+    make: Callable[[torch.device], Body]
+    calls: int
+
+
+WORKLOADS = [
+    Workload(f"a * b, {ELEMENTS} elements", multiply, 5000),
+    Workload(f"torch.empty({ELEMENTS})", empty, 5000),
+    Workload(f"chain of {CHAIN:,} operators", chain, 10),
+]
+
+
+@dataclasses.dataclass
+class Result:
+    """Median microseconds per call of the workload's body."""
+
+    workload: str
+    device_us: float
+    cpu_us: float
+    ratio: float
+
+
+def microseconds(body: Body, calls: int, device: torch.device) -> float:
+    """Time per call, from the first call until the device has finished the last."""
+    start = time.perf_counter()
+    body(calls)
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+    return (time.perf_counter() - start) / calls * 1e6
+
+
+def run(workload: Workload, device: torch.device, rounds: int, scale: float = 1.0) -> Result:
+    """The workload on `device` and on the CPU in turn. `scale` multiplies the number of calls per round."""
+    calls = max(1, int(workload.calls * scale))
+    places = [device, torch.device("cpu")]
+    bodies = [workload.make(place) for place in places]
+    times: list[list[float]] = [[], []]
+    for counted in [False] + [True] * rounds:  # the first round warms up
+        for body, place, record in zip(bodies, places, times, strict=True):
+            measured = microseconds(body, calls, place)
+            if counted:
+                record.append(measured)
+    on_device, on_cpu = map(statistics.median, times)
+    return Result(workload.title, on_device, on_cpu, on_device / on_cpu)
+
+
+def main(
+    device: Annotated[str, typer.Option(help="the device to compare with cpu")] = "bp",
+    driver: Annotated[str | None, typer.Option(help="only these Backplane drivers, comma-separated")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="measurements per workload and device")] = 15,
+    threads: Annotated[int, typer.Option(min=1, help="PyTorch's CPU threads")] = 1,
+    scale: Annotated[float, typer.Option(min=0.0, help="multiplies the number of calls per round")] = 1.0,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
+) -> None:
+    """Measures microseconds per operator on a device and on the CPU."""
+    if driver:
+        os.environ["TORCH_BACKPLANE_DRIVERS"] = driver  # read when the devices are first needed
+    torch.set_num_threads(threads)
+    try:
+        place = torch.empty(1, device=device).device
+    except RuntimeError as error:
+        sys.exit(f"--device {device}: {str(error).splitlines()[0]}")
+    results = [run(workload, place, rounds, scale) for workload in WORKLOADS]
+    environment = {
+        "device": str(place),
+        "name": "CPU" if place.type == "cpu" else torch.get_device_module(place).get_device_name(place),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "threads": threads,
+        "rounds": rounds,
+    }
+    if as_json:
+        print(json.dumps(environment | {"results": [dataclasses.asdict(result) for result in results]}, indent=2))
+        return
+    caption = ", ".join(f"{key} {value}" for key, value in environment.items())
+    table = Table(title="microseconds per call", caption=caption)
+    table.add_column("")
+    for heading in (str(place), "cpu", "ratio"):
+        table.add_column(heading, justify="right")
+    for result in results:
+        table.add_row(result.workload, f"{result.device_us:.2f}", f"{result.cpu_us:.2f}", f"{result.ratio:.2f}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,127 @@
+"""Building and installing: which torch is accepted, what a wheel holds, and how PyTorch finds the package."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+SUPPORTED = "2.11 to 2.15"
+
+
+def python(*arguments: str, cwd: pathlib.Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A fresh interpreter."""
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=cwd, env=os.environ | environment, capture_output=True, text=True, timeout=280
+    )
+
+
+def evaluate(program: str, cwd: pathlib.Path = ROOT, **environment: str) -> str:
+    """What a program prints, without the line end; it must succeed."""
+    finished = python("-c", program, cwd=cwd, **environment)
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout.strip()
+
+
+class TestTorchIsChecked:
+    def setup_py(self, folder: pathlib.Path, fake_torch: str) -> subprocess.CompletedProcess[str]:
+        """Runs setup.py where `import torch` runs the text `fake_torch`."""
+        (folder / "torch").mkdir()
+        (folder / "torch" / "__init__.py").write_text(fake_torch)
+        return python("setup.py", "--name", PYTHONPATH=str(folder))
+
+    @pytest.mark.parametrize("version", ["1.13.1", "2.10.0", "2.10.2+cu128", "2.16.0", "3.0.0", "unknown"])
+    def test_other_releases_are_refused(self, version: str, tmp_path: pathlib.Path) -> None:
+        finished = self.setup_py(tmp_path, f"__version__ = {version!r}")
+        assert finished.returncode != 0
+        assert f"supports torch {SUPPORTED}, and torch {version} is installed" in finished.stderr
+        assert "Traceback" not in finished.stderr
+
+    @pytest.mark.parametrize("version", ["2.11.0", "2.13.0+cpu", "2.15.3", "2.15.0a0+git1234"])
+    def test_supported_releases_pass(self, version: str, tmp_path: pathlib.Path) -> None:
+        finished = self.setup_py(tmp_path, f"__version__ = {version!r}")
+        assert "No module named 'torch.utils'" in finished.stderr  # the fake has no more; the check is behind us
+
+    def test_missing_torch_is_named(self, tmp_path: pathlib.Path) -> None:
+        finished = self.setup_py(tmp_path, "raise ModuleNotFoundError(\"No module named 'torch'\")")
+        assert finished.returncode != 0
+        assert f"needs an installed PyTorch ({SUPPORTED})" in finished.stderr
+        assert "No module named 'torch'" in finished.stderr
+        assert "pip install --no-build-isolation ." in finished.stderr
+        assert "Traceback" not in finished.stderr
+
+    def test_readme_names_the_same_range(self) -> None:
+        assert f"PyTorch {SUPPORTED}" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+class TestAutoload:
+    def test_import_torch_is_enough(self) -> None:
+        assert evaluate("import torch; print(torch.zeros(2, device='bp').device.type)") == "bp"
+
+    def test_can_be_turned_off(self) -> None:
+        program = "import torch; print(hasattr(torch, 'bp'))"
+        assert evaluate(program, TORCH_DEVICE_BACKEND_AUTOLOAD="0") == "False"
+
+    def test_then_an_import_does_it(self) -> None:
+        program = "import torch, torch_backplane; print(torch.zeros(2, device='bp').device.type)"
+        assert evaluate(program, TORCH_DEVICE_BACKEND_AUTOLOAD="0") == "bp"
+
+    def test_import_brings_no_heavy_modules(self) -> None:
+        program = "import sys, torch; old = set(sys.modules); import torch_backplane; print(*set(sys.modules) - old)"
+        added = {name.split(".")[0] for name in evaluate(program, TORCH_DEVICE_BACKEND_AUTOLOAD="0").split()}
+        assert "torch_backplane" in added
+        assert not added & {"rich", "typer", "click", "numpy", "matplotlib", "sympy", "setuptools"}
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A folder with an ordinary (not editable) installation, made from a wheel of this checkout."""
+    for leftover in (ROOT / "build").glob("lib*"):  # would bring files of earlier builds into the wheel
+        shutil.rmtree(leftover)
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = ["-m", "pip", "--disable-pip-version-check"]
+    built = python(*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(folder), ".")
+    assert built.returncode == 0, built.stderr
+    (wheel,) = folder.glob("torch_backplane-*.whl")
+    target = folder / "site"
+    done = python(*pip, "install", "--no-deps", "--no-index", "--target", str(target), str(wheel))
+    assert done.returncode == 0, done.stderr
+    return target
+
+
+class TestWheel:
+    def test_holds_every_module_and_the_compiled_part(self, installed: pathlib.Path) -> None:
+        package = ROOT / "torch_backplane"
+        sources = {path.relative_to(package) for path in package.rglob("*.py")}
+        found = {path.relative_to(installed / package.name) for path in (installed / package.name).rglob("*.py")}
+        assert found == sources
+        assert list((installed / package.name).glob("_C*.so"))
+
+    def test_works_without_the_checkout(self, installed: pathlib.Path, tmp_path: pathlib.Path) -> None:
+        program = """
+import torch
+print((torch.ones(3, device="bp") * 2).sum().item())
+import torch_backplane
+print(torch_backplane.__file__)
+"""
+        result, path = evaluate(program, cwd=tmp_path, PYTHONPATH=str(installed)).splitlines()
+        assert result == "6.0"
+        assert pathlib.Path(path).is_relative_to(installed)
+
+    def test_entry_points(self, installed: pathlib.Path) -> None:
+        (metadata,) = installed.glob("torch_backplane-*.dist-info")
+        text = (metadata / "entry_points.txt").read_text()
+        groups = dict(re.findall(r"\[([^]]+)]\n([^[]*)", text))
+        assert "torch_backplane:_autoload" in groups["torch.backends"]
+        assert "host = " in groups["torch_backplane.drivers"]
+        assert "backplane = " in groups["console_scripts"]
+
+    def test_licence_is_included(self, installed: pathlib.Path) -> None:
+        (licence,) = installed.glob("torch_backplane-*.dist-info/licenses/LICENSE")
+        assert "The Backplane authors" in licence.read_text()
