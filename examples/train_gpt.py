@@ -349,7 +349,7 @@ def main(
     seed: Annotated[int, typer.Option(help="of weights, batches and sample")] = Settings.seed,
     eval_every: Annotated[int, typer.Option(min=1, help="steps between evaluations")] = Settings.eval_every,
     sample_length: Annotated[int, typer.Option(min=0, help="characters to write at the end")] = Settings.sample_length,
-    compare_rounds: Annotated[int, typer.Option(min=0, help="steps timed beside cpu; 0: none")] = Settings.compare_rounds,
+    compare_rounds: Annotated[int, typer.Option(min=0, help="steps timed beside cpu")] = Settings.compare_rounds,
     out: Annotated[pathlib.Path, typer.Option(help="folder for the results")] = pathlib.Path("out/train_gpt"),
 ) -> None:
     """Trains a small GPT on the Python standard library's sources."""
