@@ -125,3 +125,68 @@ print(torch_backplane.__file__)
     def test_licence_is_included(self, installed: pathlib.Path) -> None:
         (licence,) = installed.glob("torch_backplane-*.dist-info/licenses/LICENSE")
         assert "The Backplane authors" in licence.read_text()
+
+
+class TestSetupScript:
+    """tools/setup.sh among stand-ins: a PATH of a few tools, and a `.venv` whose Python only takes notes."""
+
+    @pytest.fixture
+    def machine(self, tmp_path: pathlib.Path) -> pathlib.Path:
+        """A folder of programs without a C++ compiler, for a user who may not install packages."""
+        tools = tmp_path / "bin"
+        tools.mkdir()
+        for name in ("bash", "dirname", "tr", "env", "cat"):
+            (tools / name).symlink_to(str(shutil.which(name)))
+        self.program(tools / "id", "echo 1000")
+        self.program(tools / "python3", f'exec {sys.executable} "$@"')
+        self.program(tmp_path / "venv/bin/python", f'echo "$@" >> {tmp_path}/notes')
+        return tmp_path
+
+    def program(self, path: pathlib.Path, script: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"#!{shutil.which('bash')}\n{script}\n")
+        path.chmod(0o755)
+
+    def setup(self, machine: pathlib.Path, wanted: str = "") -> subprocess.CompletedProcess[str]:
+        script = [str(shutil.which("bash")), str(ROOT / "tools/setup.sh")]
+        return subprocess.run(
+            [*script, "python3", str(machine / "venv"), wanted, "torch==0.default"],
+            env={"PATH": str(machine / "bin")},
+            capture_output=True,
+            text=True,
+        )
+
+    def test_names_what_is_missing(self, machine: pathlib.Path) -> None:
+        finished = self.setup(machine)
+        assert finished.returncode == 1
+        assert "missing: g++" in finished.stderr
+        assert "apt-get install g++" in finished.stderr
+        assert not (machine / "notes").exists()
+
+    def test_root_installs_what_is_missing(self, machine: pathlib.Path) -> None:
+        self.program(machine / "bin/id", "echo 0")
+        install = f'[ "$1" = update ] || exec {shutil.which("ln")} -s {shutil.which("true")} {machine}/bin/g++'
+        self.program(machine / "bin/apt-get", f'echo "apt-get $@" >> {machine}/notes; {install}')
+        finished = self.setup(machine)
+        assert finished.returncode == 0, finished.stderr
+        notes = (machine / "notes").read_text()
+        assert "apt-get install -q -y --no-install-recommends g++" in notes
+        assert "--no-build-isolation -e .[test]" in notes
+
+    def test_keeps_a_supported_torch(self, machine: pathlib.Path) -> None:
+        self.program(machine / "bin/g++", "")
+        assert self.setup(machine).returncode == 0
+        assert "torch==0.default" not in (machine / "notes").read_text()
+
+    def test_replaces_an_unsupported_torch(self, machine: pathlib.Path) -> None:
+        self.program(machine / "bin/g++", "")
+        self.program(machine / "venv/bin/python", f'echo "$@" >> {machine}/notes; [ "$1" != setup.py ]')
+        assert self.setup(machine).returncode == 0
+        assert "install torch==0.default" in (machine / "notes").read_text()
+
+    def test_installs_the_torch_that_was_asked_for(self, machine: pathlib.Path) -> None:
+        self.program(machine / "bin/g++", "")
+        assert self.setup(machine, wanted="torch==0.mine").returncode == 0
+        notes = (machine / "notes").read_text()
+        assert "install torch==0.mine" in notes
+        assert "torch==0.default" not in notes
