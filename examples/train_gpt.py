@@ -177,9 +177,9 @@ def evaluate(model: GPT, text: torch.Tensor, windows: int, device: torch.device,
 class Settings:
     """How to train and what to measure. Lengths in characters; `compare_rounds` 0 leaves the comparison out."""
 
-    steps: int = 1500
+    steps: int = 1200
     batch: int = 16
-    lr: float = 3e-3
+    lr: float = 4e-3
     seed: int = 1
     eval_every: int = 250
     sample_length: int = 400
