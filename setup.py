@@ -41,6 +41,11 @@ def check_torch() -> str:
 
 # torch is only built against here: it need not load any backend, least of all an earlier build of this one.
 os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+# torch calls ccache by itself where it is installed, and stumbles over a compiler that is called through it already.
+for variable in ("CC", "CXX"):
+    wrapper, _, compiler = os.environ.get(variable, "").partition(" ")
+    if compiler and os.path.basename(wrapper) in ("ccache", "sccache"):
+        os.environ[variable] = compiler
 TORCH_VERSION = check_torch()
 
 from torch.utils.cpp_extension import BuildExtension, CppExtension  # noqa: E402
