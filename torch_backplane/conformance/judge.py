@@ -25,7 +25,7 @@ def tolerances(op: Any, dtype: torch.dtype) -> tuple[float, float] | None:
         if getattr(info, "test_name", None) not in _VALUE_TESTS or getattr(info, "device_type", None) == "mps":
             continue
         for decorator in getattr(info, "decorators", [info]):
-            overrides = getattr(decorator, "d", None)
+            overrides = getattr(decorator, "d", {})
             if type(decorator).__name__ == "toleranceOverride" and dtype in overrides:
                 wanted.append(overrides[dtype])
     return (max(t.atol for t in wanted), max(t.rtol for t in wanted)) if wanted else None

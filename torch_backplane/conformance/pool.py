@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -127,10 +128,8 @@ class WorkerProcess:
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._stderr):
             if stream is not None:
-                try:
+                with contextlib.suppress(OSError):  # unsent bytes for a process that is gone
                     stream.close()
-                except OSError:  # unsent bytes for a process that is gone
-                    pass
 
 
 def _exit_name(code: int) -> str:
@@ -203,7 +202,7 @@ class WorkerPool:
                 except WorkerDied as death:
                     self._workers[slot] = None
                     worker.close()
-                    result = EntryResult(*entry, seconds=round(time.monotonic() - start, 4))
+                    result = EntryResult(entry[0], entry[1], seconds=round(time.monotonic() - start, 4))
                     result.add(death.kind, death.where.partition(", ")[2], death.where.partition(",")[0], str(death))
                 done.put(result)
         except Exception as error:

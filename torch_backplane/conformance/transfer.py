@@ -64,13 +64,13 @@ class Transfer:
             items = [self(item) for item in tree]
             return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
         if isinstance(tree, dict):
-            # Factory functions name their device.
-            return {key: str(self.device) if key == "device" and item == "cpu" else self(item)
-                    for key, item in tree.items()}  # fmt: skip
+            return {key: self(item) for key, item in tree.items()}
         if isinstance(tree, slice):
             return slice(self(tree.start), self(tree.stop), self(tree.step))
         if isinstance(tree, torch.device):
             return self.device
+        if isinstance(tree, str) and tree == "cpu":  # no operator takes this word for anything but a device
+            return str(self.device)
         if isinstance(tree, torch.Generator):
             return torch.Generator(self.device).manual_seed(tree.initial_seed())
         return tree
