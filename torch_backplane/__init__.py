@@ -6,7 +6,15 @@ Importing this package gives PyTorch the device type `bp` and the module `torch.
 
 from __future__ import annotations
 
-import torch
+
+def _autoload() -> None:
+    """Called by PyTorch through the entry point `torch.backends`; importing this module does everything.
+
+    Defined first: where this module is imported before torch, torch asks for it while it is imported here.
+    """
+
+
+import torch  # noqa: E402
 
 # PyTorch's name for the device type must be set before the compiled part registers anything under it.
 torch.utils.rename_privateuse1_backend("bp")
@@ -22,7 +30,3 @@ torch.utils.generate_methods_for_privateuse1_backend(for_packed_sequence=True, f
 
 __version__ = "0.1.0"
 __all__ = ["__version__"]
-
-
-def _autoload() -> None:
-    """Called by PyTorch through the entry point `torch.backends`; importing this module has done everything."""

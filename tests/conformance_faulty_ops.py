@@ -1,0 +1,130 @@
+"""Operators that are right on the CPU and wrong on any other device, each in one way: what the engine must catch.
+
+Imported by worker processes through the engine's ``database`` setting, so it holds no tests.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.testing._internal.common_dtype import floating_types
+from torch.testing._internal.opinfo.core import ErrorInput, OpInfo, SampleInput
+
+Operator = Callable[..., Any]
+
+
+def two_samples(info: OpInfo, device: str, dtype: torch.dtype, requires_grad: bool, **_: Any) -> Iterator[SampleInput]:
+    for shape in ((3, 4), (2, 1, 5)):
+        tensor = torch.rand(shape, dtype=dtype, device=device) + 0.5
+        yield SampleInput(tensor.requires_grad_(requires_grad))
+
+
+def one_error_input(info: OpInfo, device: str, **_: Any) -> Iterator[ErrorInput]:
+    sample = SampleInput(torch.ones(2, 3, device=device), args=(5,))
+    yield ErrorInput(sample, error_type=IndexError, error_regex="Dimension out of range")
+
+
+def is_wrong(tensor: torch.Tensor) -> bool:
+    return tensor.device.type != "cpu"
+
+
+def on_device(wrong: Operator, right: Operator = torch.sin) -> Operator:
+    """``right`` on the CPU, ``wrong`` elsewhere."""
+
+    def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return (wrong if is_wrong(tensor) else right)(tensor, *args, **kwargs)
+
+    return call
+
+
+def change_input(tensor: torch.Tensor) -> torch.Tensor:
+    result = torch.sin(tensor)
+    with torch.no_grad():
+        tensor.add_(1)
+    return result
+
+
+def raise_sparse(tensor: torch.Tensor) -> torch.Tensor:
+    raise NotImplementedError(f"sparse tensors are not supported on {tensor.device.type}")
+
+
+def raise_error(tensor: torch.Tensor) -> torch.Tensor:
+    raise RuntimeError("no kernel today")
+
+
+class WrongGradient(torch.autograd.Function):
+    """sin, whose gradient is right on the CPU only."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(tensor)
+        return torch.sin(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (tensor,) = ctx.saved_tensors
+        return gradient * (torch.sin(tensor) if is_wrong(tensor) else torch.cos(tensor))
+
+
+def swallow_error(tensor: torch.Tensor, dim: int | None = None) -> torch.Tensor:
+    return torch.sum(tensor, None if dim is None else dim % tensor.dim())
+
+
+def hang(tensor: torch.Tensor) -> torch.Tensor:
+    time.sleep(3600)
+    return tensor
+
+
+def abort(tensor: torch.Tensor) -> torch.Tensor:
+    os.abort()
+
+
+def unseeded_noise(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.rand(tensor.shape, generator=torch.Generator().manual_seed(time.time_ns())).to(tensor)
+
+
+def constant_noise(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.full_like(tensor, 0.5)
+
+
+def info(name: str, op: Operator, **more: Any) -> OpInfo:
+    options: dict[str, Any] = {"supports_out": False, "dtypes": floating_types(), "sample_inputs_func": two_samples}
+    return OpInfo(name, op=op, **{**options, **more})
+
+
+# name → (operator, the kind of finding that must be reported for it)
+FAULTS: dict[str, tuple[OpInfo, str]] = {
+    op.name: (op, kind)
+    for op, kind in [
+        (info("wrong_values", on_device(torch.cos)), "values"),
+        (info("wrong_dtype", on_device(lambda x: torch.sin(x).double())), "dtype"),
+        (info("wrong_shape", on_device(lambda x: torch.sin(x)[None])), "shape"),
+        (info("wrong_structure", on_device(lambda x: (torch.sin(x),))), "structure"),
+        (info("wrong_layout", on_device(lambda x: torch.sin(x).mT.contiguous().mT)), "layout"),
+        (info("wrong_device", on_device(lambda x: torch.sin(x.cpu()))), "device"),
+        (info("changed_input", on_device(change_input)), "mutation"),
+        (info("copy_not_view", on_device(torch.clone, right=lambda x: x.view(-1)[:2])), "shape"),
+        (info("not_a_view", on_device(lambda x: x[:1].clone(), right=lambda x: x[:1])), "aliasing"),
+        (info("raises", on_device(raise_error)), "error"),
+        (info("refuses", on_device(raise_sparse)), "refused"),
+        (info("wrong_gradient", WrongGradient.apply), "values"),
+        (info("swallows_error", on_device(swallow_error, torch.sum), error_inputs_func=one_error_input), "no error"),
+        (info("unseeded", on_device(unseeded_noise, right=torch.rand_like)), "random"),
+        (info("constant_random", on_device(constant_noise, right=torch.rand_like)), "random"),
+        (info("wrong_in_place", torch.sin, inplace_variant=on_device(torch.Tensor.cos_, torch.Tensor.sin_)), "values"),
+        (info("not_returned", torch.sin, inplace_variant=on_device(torch.sin, torch.Tensor.sin_)), "aliasing"),
+    ]
+}
+
+# For the worker pool: one of each end, and sound operators around them.
+FATAL = [
+    info("good_before", torch.sin),
+    info("aborts", on_device(abort)),
+    info("hangs", on_device(hang)),
+    info("wrong_values", on_device(torch.cos)),
+    info("good_after", torch.cos),
+]

@@ -1,0 +1,227 @@
+"""The conformance engine's judgement, in this process: every kind of fault is found, and nothing else."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from conformance_faulty_ops import FAULTS, info
+
+from torch_backplane.conformance import EntryResult, Report, Settings
+from torch_backplane.conformance.catalogue import entries, load, named_dtype
+from torch_backplane.conformance.check import check_entry, is_refusal
+from torch_backplane.conformance.judge import same_values, tolerances
+from torch_backplane.conformance.report import KINDS, Finding, group_findings
+from torch_backplane.conformance.transfer import Transfer, noncontiguous
+
+CPU = torch.device("cpu")
+BP = torch.device("bp", 0)
+
+
+def check(op: object, device: torch.device, dtype: torch.dtype = torch.float32) -> EntryResult:
+    return check_entry(op, dtype, Settings(device=str(device), grad=True), device, errors=True)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_fault_is_found_on_the_device(name: str) -> None:
+    op, kind = FAULTS[name]
+    result = check(op, BP)
+    kinds = {finding.kind for finding in result.findings}
+    assert kind in kinds, result.findings
+    assert result.status == ("refused" if kind == "refused" else "failed" if KINDS[kind] else "passed")
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_same_operator_passes_where_it_is_right(name: str) -> None:
+    result = check(FAULTS[name][0], CPU)
+    assert result.status == "passed", result.findings
+    assert result.compared > 0
+    assert not result.findings
+
+
+def test_gradients_are_compared_only_on_request() -> None:
+    op, _ = FAULTS["wrong_gradient"]
+    without = check_entry(op, torch.float32, Settings(grad=False), BP)
+    assert without.status == "passed"
+    assert [finding.variant for finding in check(op, BP).findings] == ["backward"]
+
+
+def test_error_inputs_must_raise() -> None:
+    findings = check(FAULTS["swallows_error"][0], BP).findings
+    assert ("no error", "error input") in [(finding.kind, finding.variant) for finding in findings]
+
+
+def test_finding_names_the_sample_and_counts_the_others() -> None:
+    (finding,) = (f for f in check(FAULTS["wrong_values"][0], BP).findings if f.variant == "forward")
+    assert finding.sample == "#0: float32[3, 4]"
+    assert finding.count == 2
+
+
+def test_sample_limit() -> None:
+    op = info("sin", torch.sin)
+    assert check_entry(op, torch.float32, Settings(samples=1), BP).samples == 1
+    assert check_entry(op, torch.float32, Settings(), BP).samples == 2
+
+
+def test_broken_sample_function_is_a_failure() -> None:
+    def no_samples(*_: object, **__: object) -> object:
+        raise RuntimeError("out of ideas")
+
+    result = check_entry(info("broken", torch.sin, sample_inputs_func=no_samples), torch.float32, Settings(), BP)
+    assert result.status == "failed"
+    assert "out of ideas" in result.findings[0].message
+
+
+def test_nothing_compared_is_not_a_pass() -> None:
+    def unsupported(tensor: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("only on other devices")
+
+    assert check_entry(info("nowhere", unsupported), torch.float32, Settings(), BP).status == "empty"
+
+
+# --- what counts as a refusal ---------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (NotImplementedError("sparse tensors are not supported on bp"), True),
+        (RuntimeError("bp: no Sparse layout"), True),
+        (RuntimeError("sparse tensors are not supported here"), False),  # which device?
+        (RuntimeError("not supported on bp"), False),  # what?
+        (ValueError("no sparse on bp"), False),
+        (TypeError("device bp:0 has no float32"), True),
+        (TypeError("device bp:0 has no float64"), False),  # not the dtype that was asked for
+    ],
+)
+def test_refusal_names_device_and_reason(error: Exception, expected: bool) -> None:
+    assert is_refusal(error, BP, torch.float32) is expected
+
+
+# --- moving tensors -------------------------------------------------------------------------------
+@pytest.mark.parametrize("device", [CPU, BP], ids=str)
+def test_transfer_keeps_layout_aliasing_and_bits(device: torch.device) -> None:
+    base = torch.arange(24, dtype=torch.float32).reshape(4, 6)
+    tree = {
+        "views": [base[1:, ::2], base.t(), base[0].expand(3, 6)],
+        "conj": torch.conj(torch.randn(3, dtype=torch.complex64)),
+        "neg": torch._neg_view(torch.ones(2)),
+        "leaf": torch.ones(2, requires_grad=True),
+        "index": (slice(None, torch.tensor(2)), torch.device("cpu"), "cpu", torch.Size([1]), None, 7),
+    }
+    moved = Transfer(device)(tree)
+    for before, after in zip(tree["views"], moved["views"], strict=True):
+        assert after.device == device
+        assert after.stride() == before.stride()
+        assert after.storage_offset() == before.storage_offset()
+        assert torch.equal(after.cpu(), before)
+    moved["views"][0].zero_()
+    assert moved["views"][1][0, 1] == 0
+    assert base.sum() != 0  # the original is another tensor
+    assert moved["conj"].is_conj()
+    assert moved["neg"].is_neg()
+    assert moved["leaf"].requires_grad
+    assert moved["leaf"].is_leaf
+    limits, named, text, *rest = moved["index"]
+    assert limits.stop.device == device
+    assert (named, text, rest) == (device, str(device), [torch.Size([1]), None, 7])
+
+
+def test_noncontiguous_keeps_the_numbers() -> None:
+    tree = (torch.randn(3, 4, requires_grad=True), [torch.tensor(1.0)])
+    spaced = noncontiguous(tree)
+    assert torch.equal(spaced[0], tree[0])
+    assert spaced[0].stride() == (8, 2)
+    assert spaced[0].requires_grad
+
+
+# --- comparing ------------------------------------------------------------------------------------
+def test_values_agree_within_tolerance_and_nan_is_nan() -> None:
+    one = torch.tensor([1.0, float("nan"), float("inf")])
+    assert same_values(one, one + 1e-7, None) is None
+    assert "Mismatched elements: 1 / 3" in str(same_values(one, torch.tensor([1.1, float("nan"), float("inf")]), None))
+    assert same_values(one, one * 1.05, (0.0, 0.1)) is None
+    assert same_values(torch.tensor([1]), torch.tensor([2]), (5.0, 5.0))  # integers are exact whatever is allowed
+
+
+def test_tolerances_come_from_the_operator() -> None:
+    from torch.testing._internal.common_device_type import tol, toleranceOverride
+    from torch.testing._internal.opinfo.core import DecorateInfo
+
+    op = info(
+        "loose",
+        torch.sin,
+        decorators=(
+            DecorateInfo(toleranceOverride({torch.float32: tol(atol=1e-3, rtol=1e-4)}), "TestCommon", "test_out"),
+            DecorateInfo(toleranceOverride({torch.float32: tol(atol=9, rtol=9)}), "TestGradients", "test_fn_grad"),
+            DecorateInfo(toleranceOverride({torch.float32: tol(atol=9, rtol=9)}), device_type="mps"),
+        ),
+    )
+    assert tolerances(op, torch.float32) == (1e-3, 1e-4)
+    assert tolerances(op, torch.float64) is None
+
+
+# --- what to run ----------------------------------------------------------------------------------
+def test_database_dtype_and_match_are_checked() -> None:
+    ops = load("conformance_faulty_ops:FATAL")
+    assert entries(ops, Settings(match="good_", dtypes=("float32", "int64"))) == [
+        ("good_before", "float32"),
+        ("good_after", "float32"),
+    ]
+    for database in ("conformance_faulty_ops:NOTHING", "no.such.module:ops", "conformance_faulty_ops"):
+        with pytest.raises(ValueError, match="module:attribute"):
+            load(database)
+    with pytest.raises(ValueError, match=r"unknown dtype 'float31'; one of .*float32"):
+        named_dtype("float31")
+    with pytest.raises(ValueError, match="malformed --match"):
+        entries(ops, Settings(match="("))
+    with pytest.raises(ValueError, match=r"no operator of .* matches 'zzz' in float32"):
+        entries(ops, Settings(match="zzz"))
+
+
+@pytest.mark.parametrize("wrong", [{"dtypes": ()}, {"samples": -1}, {"timeout": 0}])
+def test_settings_are_checked(wrong: dict) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Settings(**wrong)
+
+
+# --- the report -----------------------------------------------------------------------------------
+def sample_report() -> Report:
+    passed = EntryResult("add", "float32", compared=3, fallbacks={"aten::add.out": 4})
+    native = EntryResult("mul", "float32", compared=3)
+    failures = [EntryResult(name, "float32", compared=1) for name in ("sin", "cos")]
+    failures[0].add("values", "forward", "#0", "Mismatched elements: 3 / 25 (12.0%)")
+    failures[1].add("values", "forward", "#1", "Mismatched elements: 1 / 5 (20.0%)")
+    refused = EntryResult("to_sparse", "float32")
+    refused.add("refused", "forward", "#0", "sparse is not supported on bp")
+    environment = {"torch": "2.13.0", "device": "bp:0", "device_name": None, "date": "2026-01-01T00:00:00+00:00"}
+    return Report({"device": "bp"}, environment, 1.0, [passed, native, *failures, refused])
+
+
+def test_report_counts_and_groups() -> None:
+    report = sample_report()
+    assert report.totals() == {
+        "entries": 5, "passed": 2, "failed": 2, "refused": 1, "empty": 0,
+        "layout": 0, "without_fallback": 1, "compared_calls": 8,
+    }  # fmt: skip
+    assert not report.ok
+    assert report.fallbacks() == {"aten::add.out": {"calls": 4, "entries": 1}}
+    (group,) = group_findings(report.results)
+    assert [result.op for result in group.entries] == ["sin", "cos"]
+    assert group.message == "Mismatched elements: 1 / 5 (20.0%)"  # the shorter one
+    (soft,) = group_findings(report.results, failing=False)
+    assert soft.kind == "refused"
+
+
+def test_report_survives_json() -> None:
+    data = json.loads(json.dumps(sample_report().to_json()))
+    assert set(data) == {"schema", "settings", "environment", "seconds", "totals", "fallbacks", "entries"}
+    assert set(data["entries"][0]) == {
+        "status", "op", "dtype", "seconds", "samples", "compared", "both_raised", "findings", "fallbacks",
+    }  # fmt: skip
+    back = [EntryResult.from_json(entry) for entry in data["entries"]]
+    assert back == sample_report().results
+    assert back[2].findings == [Finding("values", "forward", "#0", "Mismatched elements: 3 / 25 (12.0%)")]
+
+
+def test_empty_run_is_not_ok() -> None:
+    assert not Report({}, {}, 0.0, []).ok

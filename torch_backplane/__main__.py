@@ -1,0 +1,6 @@
+"""`python -m torch_backplane`: see cli/."""
+
+from torch_backplane.cli import main
+
+if __name__ == "__main__":
+    main()

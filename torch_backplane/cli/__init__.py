@@ -1,0 +1,24 @@
+"""The command line: `python -m torch_backplane devices | info | conformance | ops`. One file per command.
+
+What a command needs to do its work it imports when it runs, so that `--help` is quick.
+"""
+
+from __future__ import annotations
+
+import typer
+
+from torch_backplane.cli.conformance import conformance
+from torch_backplane.cli.devices import devices
+from torch_backplane.cli.info import info
+from torch_backplane.cli.ops import ops
+
+app = typer.Typer(
+    help="Backplane: PyTorch device backends, written in Python.", no_args_is_help=True, add_completion=False
+)
+for command in (devices, info, conformance, ops):
+    app.command()(command)
+
+
+def main() -> None:
+    """Entry point of `backplane` and of `python -m torch_backplane`."""
+    app(prog_name="python -m torch_backplane")

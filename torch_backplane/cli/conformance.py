@@ -1,0 +1,168 @@
+"""`conformance`: runs PyTorch's operator database on a device and shows what came of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from torch_backplane.conformance import Report, Settings
+
+MOST_ROWS = 40  # of a table of groups
+MOST_NAMES = 8  # of operators in a row
+EXAMPLES = 20  # fallbacks shown
+
+
+def conformance(
+    device: Annotated[str, typer.Option(help="Device under test.")] = "bp",
+    driver: Annotated[str, typer.Option(help="Sets TORCH_BACKPLANE_DRIVERS for the workers.")] = "",
+    dtypes: Annotated[str, typer.Option(help="Names of dtypes, with commas between them.")] = "float32",
+    match: Annotated[str, typer.Option(metavar="REGEX", help="Only operators whose full name matches.")] = "",
+    grad: Annotated[bool, typer.Option("--grad/--no-grad", help="Compare gradients too.")] = False,
+    samples: Annotated[int, typer.Option(min=0, help="Sample inputs per operator; 0 means all.")] = 0,
+    json_file: Annotated[str, typer.Option("--json", metavar="FILE", help="Write the report; - is stdout.")] = "",
+    jobs: Annotated[int, typer.Option(min=0, help="Worker processes; 0 means one per core.")] = 0,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one operator may take.")] = 120.0,
+    database: Annotated[str, typer.Option(metavar="MODULE:NAME", help="Another list of OpInfo.")] = "",
+    list_only: Annotated[bool, typer.Option("--list", help="Only list what would run.")] = False,
+) -> None:
+    """Run PyTorch's operator database on a device, with the CPU as judge.
+
+    Every operator runs in a worker process that may crash or hang without harm to the run. The exit code is 0 when
+    something ran and nothing failed, 1 when something failed, 2 when the run was impossible.
+    """
+    from rich.console import Console
+
+    from torch_backplane.cli.console import fail, write_json
+    from torch_backplane.conformance import ConformanceError, Settings
+
+    console = Console(stderr=json_file == "-", highlight=False)
+    try:
+        settings = Settings(
+            device=device,
+            dtypes=tuple(name.strip() for name in dtypes.split(",") if name.strip()),
+            match=match,
+            grad=grad,
+            samples=samples,
+            timeout=timeout,
+            driver=driver or None,
+            **({"database": database} if database else {}),
+        )
+        if list_only:
+            _list(settings)
+            return
+        report = _run(settings, jobs, console)
+    except (ConformanceError, ValueError) as error:
+        fail(str(error))
+    if json_file:
+        write_json(report.to_json(), json_file)
+    show(report, console)
+    raise typer.Exit(0 if report.ok else 1)
+
+
+def _list(settings: Settings) -> None:
+    from torch_backplane.conformance import WorkerPool
+
+    with WorkerPool(settings, jobs=1) as pool:
+        for op, dtype in pool.entries():
+            print(op, dtype)
+
+
+def _run(settings: Settings, jobs: int, console: Console) -> Report:
+    """Runs behind a progress bar that counts failures as they come."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    from torch_backplane.conformance import EntryResult, run
+
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
+        TextColumn("[red]{task.fields[failed]} failed[/]  [dim]{task.fields[last]}[/]"),
+    )  # fmt: skip
+    failed = 0
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task("starting workers", total=None, failed=0, last="")
+
+        def on_result(result: EntryResult) -> None:
+            nonlocal failed
+            failed += result.status == "failed"
+            progress.update(bar, advance=1, failed=failed, last=f"{result.op} {result.dtype}")
+
+        return run(
+            settings,
+            jobs or None,
+            on_start=lambda total: progress.update(bar, total=total, description=settings.device),
+            on_result=on_result,
+        )
+
+
+def show(report: Report, console: Console) -> None:
+    """Prints failures by cause, what was refused, layout differences, fallbacks and the totals."""
+    from torch_backplane.conformance.report import group_findings
+
+    _show_groups("Failures by cause", group_findings(report.results), console)
+    _show_groups("Refused, and differences in layout only", group_findings(report.results, failing=False), console)
+    _show_fallbacks(report, console)
+    _show_totals(report, console)
+
+
+def _show_groups(title: str, groups: list, console: Console) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    if not groups:
+        return
+    table = Table("entries", "kind", "shortest message", "operators", title=title, title_justify="left")
+    for group in groups[:MOST_ROWS]:
+        names = list(dict.fromkeys(f"{result.op} ({result.dtype})" for result in group.entries))
+        more = f" … {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+        table.add_row(
+            str(len(group.entries)), group.kind, escape(group.message), escape(", ".join(names[:MOST_NAMES]) + more)
+        )
+    console.print(table)
+    if len(groups) > MOST_ROWS:
+        console.print(f"… and {len(groups) - MOST_ROWS} more causes; --json has them all")
+
+
+def _show_fallbacks(report: Report, console: Console) -> None:
+    from rich.table import Table
+
+    fallbacks = report.fallbacks()
+    if not fallbacks:
+        return
+    title = f"ATen operators that fell back to the CPU: {len(fallbacks)}"
+    table = Table("operator", "calls", "entries", title=title, title_justify="left")
+    for name, counts in list(fallbacks.items())[:EXAMPLES]:
+        table.add_row(name, str(counts["calls"]), str(counts["entries"]))
+    console.print(table)
+    if len(fallbacks) > EXAMPLES:
+        console.print(f"… and {len(fallbacks) - EXAMPLES} more; --json has them all")
+
+
+def _show_totals(report: Report, console: Console) -> None:
+    totals = report.totals()
+    environment = report.environment
+    judged = totals["passed"] + totals["failed"]
+    share = f" ({100 * totals['passed'] / judged:.2f} %)" if judged else ""
+    name = environment["device_name"] or environment["device"]
+    console.print(
+        f"[bold]{name}[/], torch {environment['torch']}, {report.seconds:.0f} s, "
+        f"{totals['compared_calls']} calls compared in {totals['entries']} entries (operator × dtype)"
+    )
+    console.print(
+        f"  passed {totals['passed']} of {judged}{share} · failed {totals['failed']} · refused {totals['refused']} · "
+        f"nothing to compare {totals['empty']}"
+    )
+    console.print(
+        f"  without any fallback {totals['without_fallback']} · with a difference in layout only {totals['layout']}"
+    )
+    console.print("[bold green]All passed.[/]" if report.ok else "[bold red]Not conformant.[/]")

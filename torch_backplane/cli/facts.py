@@ -1,0 +1,125 @@
+"""Facts about this installation and its devices, for the commands that print them."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from dataclasses import dataclass
+
+# Other people's variables that change what happens here; ours all begin with TORCH_BACKPLANE_.
+_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING", "TORCH_DEVICE_BACKEND_AUTOLOAD",
+              "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTORCH_TESTING_DEVICE_ONLY_FOR")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """One device. Memory in bytes; ``free_memory`` is None where the driver cannot tell."""
+
+    index: int
+    driver: str
+    name: str
+    total_memory: int
+    free_memory: int | None
+    host_accessible: bool
+    compute_units: int
+    capability: tuple[int, int]
+    dtypes: tuple[str, ...]
+
+
+def devices() -> list[DeviceFacts]:
+    """All devices of all drivers; discovers them if that has not happened.
+
+    Raises:
+        ValueError: an environment variable names an unknown driver or is malformed.
+    """
+    from torch_backplane import _C
+
+    _C.ensure_discovered()
+    return [_facts_of(index) for index in range(_C.device_count())]
+
+
+def _facts_of(index: int) -> DeviceFacts:
+    import torch
+
+    from torch_backplane import _C
+
+    properties = _C.device_properties(index)
+    try:
+        free = torch.accelerator.get_memory_info(torch.device("bp", index))[0]
+    except NotImplementedError:
+        free = None
+    return DeviceFacts(
+        index=index,
+        driver=properties.driver,
+        name=properties.name,
+        total_memory=properties.total_memory,
+        free_memory=free,
+        host_accessible=properties.host_accessible,
+        compute_units=properties.multi_processor_count,
+        capability=(properties.major, properties.minor),
+        dtypes=tuple(str(dtype).removeprefix("torch.") for dtype in properties.dtypes),
+    )
+
+
+# Families of dtypes under one name, so that a row of a table holds them.
+_DTYPE_FAMILIES = {
+    "float64": ("float64",),
+    "float32": ("float32",),
+    "float16": ("float16",),
+    "bfloat16": ("bfloat16",),
+    "float8": ("float8_e4m3fn", "float8_e5m2"),
+    "int64": ("int64",),
+    "int8–32": ("int8", "int16", "int32"),
+    "uint8": ("uint8",),
+    "uint16–64": ("uint16", "uint32", "uint64"),
+    "bool": ("bool",),
+    "complex64": ("complex64",),
+    "complex128": ("complex128",),
+}
+
+
+def dtype_summary(dtypes: tuple[str, ...]) -> str:
+    """The families of dtypes that are there in full; what is missing is what matters to a reader."""
+    missing = [name for name, members in _DTYPE_FAMILIES.items() if not set(members) <= set(dtypes)]
+    if not missing:
+        return "all"
+    if len(missing) <= 3:
+        return "all but " + ", ".join(missing)
+    return ", ".join(name for name, members in _DTYPE_FAMILIES.items() if set(members) <= set(dtypes))
+
+
+def versions() -> dict[str, str]:
+    """Versions of everything that a bug can depend on."""
+    import torch
+
+    import torch_backplane
+
+    config = [line.strip(" -") for line in torch.__config__.show().splitlines()]
+    return {
+        "torch_backplane": torch_backplane.__version__,
+        "torch": torch.__version__,
+        "torch built with": next((line for line in config if line.startswith("GCC") or "lang" in line), "unknown"),
+        "CPU capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": str(torch.get_num_threads()),
+        "python": sys.version.replace("\n", " "),
+        "C library": " ".join(platform.libc_ver()) or "unknown",
+        "OS": platform.platform(),
+        "processor": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+    }
+
+
+def environment() -> dict[str, str]:
+    """The environment variables that are set and matter."""
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith("TORCH_BACKPLANE_") or name in _VARIABLES
+    }
+
+
+def allocator_settings() -> str:
+    """The allocator options in force, as PyTorch's own parser keeps them."""
+    import torch
+
+    return torch._C._accelerator_getAllocatorSettings() or "defaults"

@@ -1,0 +1,46 @@
+"""`info`: everything that a bug report needs, as Markdown to paste."""
+
+from __future__ import annotations
+
+
+def info() -> None:
+    """Print what a bug report needs, as Markdown."""
+    from torch_backplane.cli import facts
+
+    print("\n".join(["## Backplane", "", *_pairs(facts.versions()), "", "### Environment", ""]))
+    variables = {name: f"`{value}`" for name, value in facts.environment().items()}
+    print("\n".join([*(_pairs(variables) or ["none of the variables that matter is set"]), "", "### Drivers", ""]))
+    print("\n".join([*_driver_lines(), "", "### Allocator", ""]))
+    print(f"- settings: `{facts.allocator_settings()}`")
+
+
+def _pairs(facts: dict[str, str]) -> list[str]:
+    return [f"- {name}: {value}" for name, value in facts.items()]
+
+
+def _driver_lines() -> list[str]:
+    """Drivers found, those that failed with their error, and the devices; or why there are none."""
+    from torch_backplane import drivers
+    from torch_backplane.cli import facts
+    from torch_backplane.cli.console import bytes_text
+
+    lines = [f"- {name}: `{point.value}`" for name, point in drivers.available().items()]
+    try:
+        devices = facts.devices()
+    except ValueError as error:  # this command is for those whose settings are wrong, too
+        return [*lines, "", f"Devices could not be discovered: {error}"]
+    lines += [f"- {name} **failed**: {error}" for name, error in drivers.failures().items()]
+    lines += ["", "### Devices", ""]
+    if not devices:
+        return [*lines, "none"]
+    lines += ["| device | driver | name | memory | free | dtypes | host-accessible | units | capability |"]
+    lines += ["|---|---|---|---|---|---|---|---|---|"]
+    for device in devices:
+        cells = [
+            f"bp:{device.index}", device.driver, device.name, bytes_text(device.total_memory),
+            bytes_text(device.free_memory), facts.dtype_summary(device.dtypes),
+            "yes" if device.host_accessible else "no", str(device.compute_units),
+            ".".join(map(str, device.capability)),
+        ]  # fmt: skip
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines

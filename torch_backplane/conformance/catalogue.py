@@ -1,0 +1,86 @@
+"""Which operators in which dtypes a run covers: reads a list of OpInfo. Runs in a worker, since that list is big."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from typing import Any
+
+import torch
+
+from torch_backplane.conformance.settings import Settings
+
+# Handed out first, so that none of them is what everybody waits for at the end.
+_SLOW = (
+    "grid_sampler_3d",
+    "max_pool2d_with_indices_backward",
+    "nn.functional.max_pool2d",
+    "logspace.tensor_overload",
+    "nn.functional.max_pool1d",
+    "masked.norm",
+    "linalg.svd",
+    "nn.functional.max_pool3d",
+    "linalg.solve_triangular",
+)
+
+
+def load(database: str) -> dict[str, Any]:
+    """The OpInfos of ``module:attribute`` by full name.
+
+    Raises:
+        ValueError: when there is no such list.
+    """
+    module_name, _, attribute = database.partition(":")
+    try:
+        ops = getattr(importlib.import_module(module_name), attribute)
+        _leave_seeds_alone()
+        return {op.full_name: op for op in ops}
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"no list of OpInfo at {database!r} (wanted: module:attribute): {error}") from error
+
+
+def _leave_seeds_alone() -> None:
+    """PyTorch's random entries reseed inside the call and put the state back, which hides that they are random."""
+    invocations: Any = sys.modules.get("torch.testing._internal.common_methods_invocations")
+    if invocations is not None:
+        invocations.wrapper_set_seed = lambda function, *args, **kwargs: function(*args, **kwargs)
+
+
+def named_dtype(name: str) -> torch.dtype:
+    """The dtype called so.
+
+    Raises:
+        ValueError: when there is none, with the names that there are.
+    """
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        known = sorted(key for key, value in vars(torch).items() if isinstance(value, torch.dtype))
+        raise ValueError(f"unknown dtype {name!r}; one of {', '.join(known)}")
+    return dtype
+
+
+def entries(ops: dict[str, Any], settings: Settings) -> list[tuple[str, str]]:
+    """(operator, dtype) pairs that the settings select, slow ones first.
+
+    Raises:
+        ValueError: for an unknown dtype, a malformed expression, or when nothing is left.
+    """
+    try:
+        pattern = re.compile(settings.match)
+    except re.error as error:
+        raise ValueError(f"malformed --match {settings.match!r}: {error}") from error
+    wanted = [named_dtype(name) for name in settings.dtypes]
+    names = [name for name in ops if pattern.search(name)]
+    selected = [
+        (name, str(dtype).removeprefix("torch."))
+        for dtype in dict.fromkeys(wanted)
+        for name in names
+        if dtype in ops[name].supported_dtypes("cpu")
+    ]
+    if not selected:
+        raise ValueError(
+            f"no operator of {settings.database} matches {settings.match!r} in {', '.join(settings.dtypes)}"
+        )
+    order = {name: rank for rank, name in enumerate(_SLOW)}
+    return sorted(selected, key=lambda entry: order.get(entry[0], len(order)))

@@ -1,0 +1,409 @@
+"""Checks one operator in one dtype: every sample input, in every variant, on the CPU and on the device."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import torch
+
+from torch_backplane.conformance import judge
+from torch_backplane.conformance.report import EntryResult
+from torch_backplane.conformance.settings import Settings
+from torch_backplane.conformance.transfer import Transfer, leaves, noncontiguous, tensors
+
+SEED = 20260
+OTHER_SEEDS = range(4711, 4727)
+_CPU = torch.device("cpu")
+
+# Operators with tensors that PyTorch wants on the CPU whatever the device is (the positions at which to split).
+_ARGUMENTS_STAY_ON_CPU = {"tensor_split"}
+# Their results are memory as it was found; releases before 2.13 do not mark them in their OpInfo.
+_UNINITIALIZED = {
+    "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided", "resize_", "resize_as_",
+}  # fmt: skip
+
+
+@dataclass
+class Call:
+    """A function and its arguments, which are copied afresh for every time that it is called."""
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, tuple[Any, ...], dict[str, Any]]  # input, args, kwargs
+    variant: str
+    sample: int
+    output_process: Callable[[Any], Any] = lambda result: result
+    stays_on_cpu: bool = False  # args and kwargs, not the input
+    has_input: bool = True
+
+    def copied_to(self, device: torch.device) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        transfer = Transfer(device)
+        first, args, kwargs = self.arguments
+        rest = Transfer(_CPU) if self.stays_on_cpu else transfer
+        return transfer(first), rest(args), rest(kwargs)
+
+    def describe(self) -> str:
+        """``#3: float32[5, 5], dim=1``"""
+        first, args, kwargs = self.arguments
+        words = [_brief(item) for item in (first, *args)]
+        words += [f"{key}={_brief(item)}" for key, item in kwargs.items()]
+        return f"#{self.sample}: " + ", ".join(words)
+
+
+def _brief(item: Any) -> str:
+    if isinstance(item, torch.Tensor):
+        return f"{str(item.dtype).removeprefix('torch.')}{list(item.shape)}"
+    if isinstance(item, (list, tuple)) and not isinstance(item, torch.Size):
+        return "(" + ", ".join(_brief(part) for part in item) + ")"
+    text = repr(item)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+@dataclass
+class Outcome:
+    """What one call did: its arguments afterwards, and its result or its error."""
+
+    arguments: Any
+    result: Any = None
+    error: Exception | None = None
+
+
+def is_refusal(error: Exception, device: torch.device, dtype: torch.dtype) -> bool:
+    """True for an error that says clearly what the device does not support, and names the device.
+
+    Two things may be refused: sparse layouts (NotImplementedError or RuntimeError) and dtypes that the hardware lacks
+    (TypeError).
+    """
+    text = str(error)
+    if not re.search(rf"\b{re.escape(device.type)}\b", text):
+        return False
+    if isinstance(error, TypeError):
+        return str(dtype).removeprefix("torch.") in text
+    return isinstance(error, RuntimeError) and "sparse" in text.lower()
+
+
+def _is_limit_of_cpu(error: Exception | None, call: Call) -> bool:
+    """True where PyTorch's CPU kernel cannot do what is a valid call: it lacks a dtype, or wants contiguous tensors."""
+    return isinstance(error, NotImplementedError) or "not implemented for" in str(error) or call.variant == "strided"
+
+
+def _line(error: Exception | None) -> str:
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {text[:300]}"
+
+
+class EntryCheck:
+    """One operator in one dtype on one device. ``announce`` is told what is about to run, in case it is the last."""
+
+    def __init__(
+        self, op: Any, dtype: torch.dtype, settings: Settings, device: torch.device, announce: Callable[[str], None]
+    ) -> None:
+        self.op = op
+        self.dtype = dtype
+        self.settings = settings
+        self.device = device
+        self.announce = announce
+        self.allowed = judge.tolerances(op, dtype)
+        self.uninitialized = getattr(op, "has_nondeterministic_output", False) or op.full_name in _UNINITIALIZED
+        self.result = EntryResult(op.full_name, str(dtype).removeprefix("torch."))
+
+    def run(self, errors: bool) -> EntryResult:
+        """Checks all variants, gradients if the settings say so, and with ``errors`` the error inputs."""
+        start = time.perf_counter()
+        try:
+            with torch.no_grad():
+                for call in self._forward_calls():
+                    self._check_forward(call)
+                if errors:
+                    for call in self._error_calls():
+                        self._check_call(call)
+            if self._has_gradients():
+                for call in self._samples("backward", requires_grad=True):
+                    self._check_gradients(call)
+        except Exception as error:  # the check itself broke: that must not look like a pass
+            self.result.add("error", "check", "", f"could not be checked: {_line(error)}")
+        self.result.seconds = round(time.perf_counter() - start, 4)
+        return self.result
+
+    # --- what to call ------------------------------------------------------------------------------------------------
+    def _samples(self, variant: str, requires_grad: bool) -> Iterator[Call]:
+        random.seed(SEED)
+        torch.default_generator.manual_seed(SEED)
+        conjugated = self.dtype.is_complex and self.op.test_conjugated_samples
+        samples = self.op.sample_inputs("cpu", self.dtype, requires_grad, include_conjugated_inputs=conjugated)
+        # All of them first: what the operator draws must not change the samples after it.
+        for index, sample in enumerate(list(islice(samples, self.settings.samples or None))):
+            self.result.samples += 1
+            yield Call(
+                self.op.op,
+                (sample.input, tuple(sample.args), dict(sample.kwargs)),
+                variant,
+                index,
+                sample.output_process_fn_grad,
+                stays_on_cpu=self.op.full_name in _ARGUMENTS_STAY_ON_CPU,
+                has_input=not sample.broadcasts_input,
+            )
+
+    def _forward_calls(self) -> Iterator[Call]:
+        return self._samples("forward", requires_grad=False)
+
+    def _error_calls(self) -> Iterator[Call]:
+        if self.op.error_inputs_func is None:
+            return
+        torch.default_generator.manual_seed(SEED)
+        for index, wrong in enumerate(list(islice(self.op.error_inputs("cpu"), self.settings.samples or None))):
+            sample = wrong.sample_input
+            self.result.samples += 1
+            yield Call(self.op.op, (sample.input, tuple(sample.args), dict(sample.kwargs)), "error input", index)
+
+    def _has_gradients(self) -> bool:
+        return (
+            self.settings.grad
+            and self.op.supports_autograd
+            and (self.dtype.is_floating_point or self.dtype.is_complex)
+            and self.dtype in self.op.supported_backward_dtypes("cpu")
+        )
+
+    # --- checking ----------------------------------------------------------------------------------------------------
+    def _check_forward(self, call: Call) -> None:
+        result = self._check_call(call)
+        if any(leaf.dim() and leaf.numel() > 1 for leaf in tensors(call.arguments)):
+            self._check_call(_replace(call, call.function, "strided", noncontiguous(call.arguments)))
+        in_place = self.op.get_inplace()
+        if in_place is not None and call.has_input:
+            self._check_call(_replace(call, in_place, "in-place"))
+        if self.op.supports_out and result is not None:
+            for variant, make in (("out=", _strided_out), ("out= resized", _empty_out)):
+                out = _outs(result, make)
+                if out is not None:
+                    first, args, kwargs = call.arguments
+                    self._check_call(_replace(call, call.function, variant, (first, args, {**kwargs, "out": out})))
+
+    def _check_call(self, call: Call) -> Any:
+        """Runs and compares one call; returns the CPU's result, or None if there is none to build on."""
+        torch.default_generator.manual_seed(SEED)
+        before = torch.default_generator.get_state()
+        expected = self._invoke(call, _CPU)
+        is_random = not torch.equal(before, torch.default_generator.get_state())
+        actual = self._invoke(call, self.device, SEED if is_random else None)
+        if not self._same_errors(call, expected, actual):
+            return None
+        values = not (is_random or self.uninitialized)
+        owned = call.variant not in ("forward", "strided", "error input")
+        self._compare(call, expected, actual, values=values, owned=owned and "resized" not in call.variant)
+        if is_random and not self.uninitialized:
+            self._check_random(call, expected, actual)
+        return expected.result
+
+    def _invoke(self, call: Call, device: torch.device, seed: int | None = None) -> Outcome:
+        self.announce(f"sample {call.sample}, {call.variant}" + (" (on the CPU)" if device == _CPU else ""))
+        outcome = Outcome(None)
+        try:
+            outcome.arguments = first, args, kwargs = call.copied_to(device)
+            if seed is not None:
+                torch.manual_seed(seed)
+            outcome.result = call.function(first, *args, **kwargs)
+        except Exception as error:
+            outcome.error = error
+        return outcome
+
+    def _same_errors(self, call: Call, expected: Outcome, actual: Outcome) -> bool:
+        """True when both sides gave a result; notes it when only one did."""
+        if expected.error is None and actual.error is None:
+            self.result.compared += 1
+            return True
+        if actual.error is None:
+            if not _is_limit_of_cpu(expected.error, call):
+                self.result.add("no error", call.variant, call.describe(), f"the CPU raised {_line(expected.error)}")
+        elif expected.error is not None:
+            self.result.both_raised += 1
+        else:
+            kind = "refused" if is_refusal(actual.error, self.device, self.dtype) else "error"
+            self.result.add(kind, call.variant, call.describe(), _line(actual.error))
+        return False
+
+    def _compare(self, call: Call, expected: Outcome, actual: Outcome, *, values: bool, owned: bool) -> None:
+        def note(kind: str, message: str) -> None:
+            self.result.add(kind, call.variant, call.describe(), message)
+
+        try:
+            plain = _is_identity(call.output_process)
+            differences = list(
+                judge.compare(
+                    expected.result, actual.result, self._place_of_results(actual),
+                    values=values and plain, owned=owned, allowed=self.allowed,
+                )
+            )  # fmt: skip
+            if values and not plain and not differences:
+                # Results that are only unique up to a sign or an order: the sample knows what is.
+                on_host = Transfer(_CPU)(actual.result)
+                differences = list(
+                    judge.compare(
+                        call.output_process(expected.result), call.output_process(on_host), _CPU, allowed=self.allowed
+                    )
+                )
+            for kind, message in differences:
+                note(kind, message)
+            self._compare_arguments(call, expected, actual, values)
+        except Exception as error:
+            note("error", f"reading the result: {_line(error)}")
+
+    def _place_of_results(self, outcome: Outcome) -> torch.device:
+        """The device under test, unless the call named no device at all: ``torch.arange(3)`` is on the CPU."""
+        places = (torch.device, torch.Tensor)
+        named = any(isinstance(leaf, places) or leaf == str(self.device) for _, leaf in leaves(outcome.arguments))
+        return self.device if named else _CPU
+
+    def _compare_arguments(self, call: Call, expected: Outcome, actual: Outcome, values: bool) -> None:
+        """Afterwards, the arguments must have changed in the same way, and results alias them in the same way."""
+        on_cpu, on_device = (
+            judge.aliasing(expected.arguments, expected.result),
+            judge.aliasing(actual.arguments, actual.result),
+        )
+        if on_cpu != on_device:
+            pairs = zip(on_cpu, on_device, strict=False)
+            wanted, found = next(((a, b) for a, b in pairs if a != b), (on_cpu, on_device))
+            self.result.add("aliasing", call.variant, call.describe(), f"{found}, expected: {wanted}")
+        for (path, want), (_, got) in zip(leaves(expected.arguments), leaves(actual.arguments), strict=True):
+            if not isinstance(want, torch.Tensor) or want.layout != torch.strided:
+                continue
+            where = f"argument{path}"
+            device = _CPU if got.device == _CPU and call.stays_on_cpu else self.device
+            different = list(judge.metadata(want, got, device, owned=True))
+            message = None
+            if values and not different:
+                message = judge.same_values(want.detach(), Transfer(_CPU)(got.detach()), self.allowed)
+            different += [("mutation", message)] if message else []
+            for kind, message in different:
+                kind = "layout" if kind == "strides" and "resized" in call.variant else "mutation"
+                self.result.add(kind, call.variant, call.describe(), f"{where} afterwards: {message}")
+
+    def _check_random(self, call: Call, expected: Outcome, actual: Outcome) -> None:
+        """The device's numbers repeat under one seed, and change with the seed where the CPU's do."""
+        again = self._invoke(call, self.device, SEED)
+        if again.error is None and not _same_bits(actual.result, again.result):
+            self.result.add("random", call.variant, call.describe(), "another result under the same seed")
+            return
+        cpu_changes = False
+        for seed in OTHER_SEEDS:  # several: one draw of randint(2) says nothing
+            other = self._invoke(call, self.device, seed)
+            if other.error is not None or not _same_bits(actual.result, other.result):
+                return
+            torch.default_generator.manual_seed(seed)
+            cpu_other = self._invoke(call, _CPU)
+            cpu_changes = cpu_changes or not _same_bits(expected.result, cpu_other.result)
+        if cpu_changes:
+            self.result.add("random", call.variant, call.describe(), "the same result under every seed")
+
+    # --- gradients ---------------------------------------------------------------------------------------------------
+    def _check_gradients(self, call: Call) -> None:
+        torch.default_generator.manual_seed(SEED)
+        before = torch.default_generator.get_state()
+        expected = self._invoke(call, _CPU)
+        is_random = not torch.equal(before, torch.default_generator.get_state())
+        if expected.error is None:
+            cotangents = self._differentiate(call, expected, None)
+        actual = self._invoke(call, self.device, SEED if is_random else None)
+        if expected.error is None and actual.error is None:
+            self._differentiate(call, actual, Transfer(self.device)(cotangents))
+        if self._same_errors(call, expected, actual):
+            self._compare_gradients(call, expected, actual, values=not (is_random or self.uninitialized))
+
+    def _differentiate(self, call: Call, outcome: Outcome, cotangents: list[torch.Tensor] | None) -> list[torch.Tensor]:
+        """Replaces the outcome's result by the gradients of its arguments (None where there is none).
+
+        Returns the cotangents: the given ones, or new random ones on the CPU.
+        """
+        try:
+            outputs = [out for out in tensors(call.output_process(outcome.result)) if out.requires_grad]
+            inputs = [leaf for leaf in tensors(outcome.arguments) if leaf.requires_grad]
+            if cotangents is None:
+                torch.default_generator.manual_seed(SEED)
+                cotangents = [torch.randn(out.shape, dtype=out.dtype) for out in outputs]
+            if len(outputs) != len(cotangents):
+                raise AssertionError(f"{len(outputs)} differentiable results, expected {len(cotangents)}")
+            outcome.result = (
+                list(torch.autograd.grad(outputs, inputs, cotangents, allow_unused=True)) if outputs and inputs else []
+            )
+        except Exception as error:
+            outcome.error = error
+        return cotangents or []
+
+    def _compare_gradients(self, call: Call, expected: Outcome, actual: Outcome, *, values: bool) -> None:
+        try:
+            for kind, message in judge.compare(
+                expected.result, actual.result, self.device, values=values, allowed=self.allowed
+            ):
+                self.result.add(kind, "backward", call.describe(), message.replace("result", "gradient", 1))
+        except Exception as error:
+            self.result.add("error", "backward", call.describe(), f"reading the gradients: {_line(error)}")
+
+
+def _is_identity(function: Callable[[Any], Any]) -> bool:
+    """OpInfo's default is a lambda that returns its argument: told by trying, not by name."""
+    probe = object()
+    try:
+        return function(probe) is probe
+    except Exception:
+        return False
+
+
+def _replace(call: Call, function: Callable[..., Any], variant: str, arguments: Any = None) -> Call:
+    return replace(call, function=function, variant=variant, arguments=arguments or call.arguments)
+
+
+def _outs(result: Any, make: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Tensors to pass as ``out=`` for a function that returned this; None where the result is not all tensors."""
+    if isinstance(result, torch.Tensor):
+        return make(result) if result.layout == torch.strided else None
+    if isinstance(result, (list, tuple)) and result:
+        outs = [_outs(item, make) for item in result]
+        return None if any(out is None for out in outs) else (outs if isinstance(result, list) else tuple(outs))
+    return None
+
+
+def _strided_out(like: torch.Tensor) -> torch.Tensor:
+    """Right size, not contiguous (the last two dimensions swapped, or every second element), filled with ones.
+
+    Not more exotic than that: PyTorch's CPU ``tril`` writes past the end of an ``out`` whose batch dimensions are
+    permuted.
+    """
+    if like.dim() >= 2:
+        return torch.ones_like(like.mT, memory_format=torch.contiguous_format).mT
+    return torch.ones(2 * like.numel(), dtype=like.dtype)[::2] if like.dim() else torch.ones_like(like)
+
+
+def _empty_out(like: torch.Tensor) -> torch.Tensor:
+    """No elements: the function must resize it."""
+    return torch.empty(0, dtype=like.dtype)
+
+
+def _same_bits(first: Any, second: Any) -> bool:
+    one, two = tensors(Transfer(_CPU)(first)), tensors(Transfer(_CPU)(second))
+    return len(one) == len(two) and all(
+        a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+        for a, b in zip(one, two, strict=True)
+    )
+
+
+def check_entry(
+    op: Any,
+    dtype: torch.dtype,
+    settings: Settings,
+    device: torch.device,
+    *,
+    errors: bool = False,
+    announce: Callable[[str], None] = lambda text: None,
+) -> EntryResult:
+    """Checks operator ``op`` (an ``OpInfo``) in one dtype on ``device`` against the CPU.
+
+    Args:
+        errors: also check the operator's error inputs, which do not depend on the dtype.
+        announce: told before each call which one it is.
+    """
+    return EntryCheck(op, dtype, settings, device, announce).run(errors)

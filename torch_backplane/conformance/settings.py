@@ -1,0 +1,41 @@
+"""What one conformance run covers. Plain data: it travels to the workers as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+OP_DB = "torch.testing._internal.common_methods_invocations:op_db"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The choices of one run.
+
+    Attributes:
+        device: the device under test, as ``torch.device`` accepts it.
+        dtypes: names of torch dtypes; an operator is checked for those of them that it supports on the CPU.
+        match: regular expression searched for in the operator's full name (``linalg.norm``, ``div.floor_rounding``).
+        grad: also compare gradients, for differentiable operators and dtypes.
+        samples: at most so many sample inputs per operator and direction; 0 means all.
+        timeout: seconds that one operator (in one dtype) may take before its worker is killed.
+        database: where the list of ``OpInfo`` is found, as ``module:attribute``.
+        driver: value of ``TORCH_BACKPLANE_DRIVERS`` in the workers; None leaves it as it is.
+    """
+
+    device: str = "bp"
+    dtypes: tuple[str, ...] = ("float32",)
+    match: str = ""
+    grad: bool = False
+    samples: int = 0
+    timeout: float = 120.0
+    database: str = OP_DB
+    driver: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtypes", tuple(self.dtypes))  # JSON brings a list
+        if not self.dtypes:
+            raise ValueError("dtypes is empty: name at least one torch dtype, such as float32")
+        if self.samples < 0:
+            raise ValueError(f"samples is {self.samples}: use a positive limit, or 0 for all")
+        if self.timeout <= 0:
+            raise ValueError(f"timeout is {self.timeout}: use a positive number of seconds")

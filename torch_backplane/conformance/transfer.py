@@ -1,0 +1,99 @@
+"""The same tensors on two devices: rebuilds a tree of arguments or results elsewhere, storage by storage.
+
+Moving with ``tensor.to`` would lose what makes an argument interesting: tensors that share a storage, gaps and expanded
+dimensions, lazy conjugation. So each storage is copied once, as plain bytes, and every tensor is laid over its copy.
+It needs little of a device (an empty tensor, a contiguous byte copy, ``set_``), so that a device whose copies of
+strided tensors are wrong is caught by the operators that are being checked and not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+
+def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every leaf of nested lists, tuples, dicts and slices, with the path that leads to it (``[0].grad``)."""
+    if isinstance(tree, (list, tuple)) and not isinstance(tree, torch.Size):
+        for index, item in enumerate(tree):
+            yield from leaves(item, f"{path}[{index}]")
+    elif isinstance(tree, dict):
+        for key, item in tree.items():
+            yield from leaves(item, f"{path}[{key!r}]")
+    elif isinstance(tree, slice):
+        yield from leaves((tree.start, tree.stop, tree.step), path)
+    else:
+        yield path, tree
+
+
+def tensors(tree: Any) -> list[torch.Tensor]:
+    """The tensors of a tree, in order."""
+    return [leaf for _, leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def noncontiguous(tree: Any) -> Any:
+    """The tree with each tensor laid out with a gap after every element: the same numbers, all strides doubled."""
+    if isinstance(tree, torch.Tensor) and tree.layout == torch.strided and tree.dim() and not tree.is_conj():
+        spaced = torch.empty((*tree.shape, 2), dtype=tree.dtype, device=tree.device)[..., 0]
+        return spaced.copy_(tree.detach()).requires_grad_(tree.requires_grad)
+    if isinstance(tree, (list, tuple)) and not isinstance(tree, torch.Size):
+        items = [noncontiguous(item) for item in tree]
+        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
+    if isinstance(tree, dict):
+        return {key: noncontiguous(item) for key, item in tree.items()}
+    return tree
+
+
+class Transfer:
+    """Copies trees to one device. Within one instance, tensors that share a storage go on sharing it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._storages: dict[int, torch.UntypedStorage] = {}
+        self._sources: list[torch.UntypedStorage] = []  # kept alive, so that no key is used twice
+
+    def __call__(self, tree: Any) -> Any:
+        """A copy of the tree on the device; everything that is not a tensor, device or generator stays as it is."""
+        if isinstance(tree, torch.Tensor):
+            return self.tensor(tree)
+        if isinstance(tree, torch.Size):
+            return tree
+        if isinstance(tree, (list, tuple)):
+            items = [self(item) for item in tree]
+            return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
+        if isinstance(tree, dict):
+            return {key: self(item) for key, item in tree.items()}
+        if isinstance(tree, slice):
+            return slice(self(tree.start), self(tree.stop), self(tree.step))
+        if isinstance(tree, torch.device):
+            return self.device
+        if isinstance(tree, str) and tree == "cpu":  # no operator takes this word for anything but a device
+            return str(self.device)
+        if isinstance(tree, torch.Generator):
+            return torch.Generator(self.device).manual_seed(tree.initial_seed())
+        return tree
+
+    def tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy of one tensor: same layout over a copy of its storage, same conj/neg bit, same ``requires_grad``."""
+        if tensor.layout != torch.strided:
+            return tensor.detach().clone() if tensor.device == self.device else tensor.detach().to(self.device)
+        if tensor._is_zerotensor():  # autograd's zeros without memory
+            return torch.zeros(tensor.shape, dtype=tensor.dtype, device=self.device)
+        copy = torch.empty(0, dtype=tensor.dtype, device=self.device)
+        copy.set_(self._storage(tensor), tensor.storage_offset(), tensor.size(), tensor.stride())
+        if tensor.is_conj():
+            copy = torch._conj(copy)
+        if tensor.is_neg():
+            copy = torch._neg_view(copy)
+        return copy.detach().requires_grad_(tensor.requires_grad)
+
+    def _storage(self, tensor: torch.Tensor) -> torch.UntypedStorage:
+        source = tensor.untyped_storage()
+        if source._cdata not in self._storages:
+            self._sources.append(source)
+            as_bytes = torch.empty(0, dtype=torch.uint8, device=source.device).set_(source)
+            copy = torch.empty(source.nbytes(), dtype=torch.uint8, device=self.device)
+            self._storages[source._cdata] = copy.copy_(as_bytes).untyped_storage()
+        return self._storages[source._cdata]

@@ -1,0 +1,112 @@
+"""A worker process: checks the entries that its parent names, one after the other.
+
+    python -m torch_backplane.conformance.worker
+
+Speaks JSON lines: settings and requests on stdin, answers on what was stdout when it started. Anything that operators
+print goes to stderr. Answers: ``ready`` (with facts about the environment), ``entries``, ``at`` (what is about to run),
+``result``, ``fatal`` (cannot work at all).
+"""
+
+from __future__ import annotations
+
+import datetime
+import faulthandler
+import json
+import os
+import platform
+import sys
+import warnings
+from typing import Any, TextIO
+
+from torch_backplane.conformance.settings import Settings
+
+
+def _claim_stdout() -> TextIO:
+    """The channel to the parent; from here on file descriptor 1 is stderr."""
+    channel = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+    os.dup2(2, 1)
+    return channel
+
+
+def _fallback_counters(device_type: str) -> Any:
+    """What counts the ATen operators that ran on the CPU in place of the device; None where nothing can fall back."""
+    if device_type == "cpu":
+        return None
+    from torch_backplane import _C
+
+    return _C
+
+
+class Worker:
+    """The state of one worker: the operators, and the device under test."""
+
+    def __init__(self, settings: Settings, channel: TextIO) -> None:
+        import torch
+
+        from torch_backplane.conformance import catalogue
+
+        torch.set_num_threads(1)
+        warnings.simplefilter("ignore")
+        self.settings = settings
+        self.channel = channel
+        self.ops = catalogue.load(settings.database)
+        self.device = torch.empty(0, device=settings.device).device  # with its index, and it works at all
+
+    def send(self, **message: Any) -> None:
+        self.channel.write(json.dumps(message) + "\n")
+        self.channel.flush()
+
+    def environment(self) -> dict[str, Any]:
+        import torch
+
+        module = getattr(torch, self.device.type, None)
+        name = getattr(module, "get_device_name", lambda device: None)(self.device)
+        return {
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "device": str(self.device),
+            "device_name": name,
+            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        }
+
+    def answer(self, request: dict[str, Any]) -> None:
+        from torch_backplane.conformance import catalogue
+        from torch_backplane.conformance.check import check_entry
+
+        if "list" in request:
+            self.send(entries=catalogue.entries(self.ops, self.settings))
+            return
+        counters = _fallback_counters(self.device.type)
+        if counters:
+            counters.reset_fallback_counts()
+        result = check_entry(
+            self.ops[request["op"]],
+            catalogue.named_dtype(request["dtype"]),
+            self.settings,
+            self.device,
+            errors=request["errors"],
+            announce=lambda text: self.send(at=text),
+        )
+        if counters:
+            result.fallbacks = dict(counters.fallback_counts())
+        self.send(result=result.to_json())
+
+
+def main() -> None:
+    """Answers requests until stdin closes."""
+    faulthandler.enable()
+    channel = _claim_stdout()
+    try:
+        worker = Worker(Settings(**json.loads(sys.stdin.readline())), channel)
+        worker.send(ready=worker.environment())
+        for line in sys.stdin:
+            worker.answer(json.loads(line))
+    except Exception as error:
+        channel.write(json.dumps({"fatal": f"{type(error).__name__}: {error}"}) + "\n")
+        channel.flush()
+        raise
+
+
+if __name__ == "__main__":
+    main()
