@@ -33,9 +33,9 @@ def devices() -> list[DeviceFacts]:
     Raises:
         ValueError: an environment variable names an unknown driver or is malformed.
     """
-    from torch_backplane import _C
+    from torch_backplane import _C, drivers
 
-    _C.ensure_discovered()
+    drivers.discover()
     return [_facts_of(index) for index in range(_C.device_count())]
 
 

@@ -5,8 +5,8 @@ that does not supply it cannot run it. In-place and ``out=`` overloads count on 
 their own (those that PyTorch generates from another overload have a composite kernel and are not required). Left out
 are the quantized recurrent cells, whose parameters are CPU objects and no tensors.
 
-The sources, in the order in which the dispatcher looks: a kernel of ours (native); a composite kernel of PyTorch's,
-which runs other operators (decomposition); the CPU's kernel (fallback).
+The sources: a kernel of ours (native); a composite kernel of PyTorch's, which runs other operators (decomposition); the
+CPU's kernel (fallback), for everything else and for what csrc/fallback.cpp sends there past a composite kernel.
 """
 
 from __future__ import annotations
@@ -37,6 +37,12 @@ class Operator:
         return base if base.startswith("__") else base.rstrip("_")
 
 
+def _registered_in_fallback(name: str) -> bool:
+    """True when the kernel for bp is the CPU fallback, registered for this very operator to save a detour."""
+    registrations = torch._C._dispatch_dump(name).splitlines()
+    return any(line.startswith("PrivateUse1:") and "fallback.cpp" in line for line in registrations)
+
+
 def operators() -> list[Operator]:
     """Every dense ATen operator, by name."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
@@ -44,11 +50,12 @@ def operators() -> list[Operator]:
     for name in sorted(torch._C._dispatch_get_all_op_names()):
         if not name.startswith("aten::") or _NOT_FOR_TENSORS.match(name):
             continue
-        native = has_kernel(name, "PrivateUse1")
+        registered = has_kernel(name, "PrivateUse1")
+        native = registered and not _registered_in_fallback(name)
         composite = any(has_kernel(name, key) for key in COMPOSITE_KEYS)
         on_cpu = has_kernel(name, "CPU")
         if native or composite or on_cpu:
-            source = "native" if native else "decomposition" if composite else "fallback"
+            source = "native" if native else "decomposition" if composite and not registered else "fallback"
             found.append(Operator(name, required=on_cpu and not composite, source=source))
     return found
 
