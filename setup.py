@@ -1,10 +1,14 @@
 """Builds the compiled part, `torch_backplane._C`, against the PyTorch that is installed."""
 
+import os
 import pathlib
 import re
 import sys
 
 from setuptools import setup
+
+# `import torch` below must not load the torch_backplane that is about to be built again.
+os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
 
 TORCH_RANGE = ((2, 11), (2, 15))  # first and last supported release
 ROOT = pathlib.Path(__file__).parent
