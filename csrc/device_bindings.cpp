@@ -149,6 +149,12 @@ void bind_streams(py::module_& module) {
       [](int64_t index, c10::StreamId id) { return reinterpret_cast<uintptr_t>(stream_handle(as_stream(index, id))); });
   module.def("stream_priority", [](int64_t index, c10::StreamId id) { return stream_priority(as_stream(index, id)); });
   module.def(
+      "elapsed_ms",
+      [](uintptr_t start, uintptr_t end) {
+        return elapsed_ms(reinterpret_cast<const Event*>(start), reinterpret_cast<const Event*>(end));
+      },
+      py::arg("start"), py::arg("end"), "Milliseconds between two events, given as torch.Event.event_id.");
+  module.def(
       "synchronize", [](int64_t index) { synchronize_device(as_index(index)); }, py::arg("index"),
       py::call_guard<py::gil_scoped_release>());
   module.def(
