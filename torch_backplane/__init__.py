@@ -13,15 +13,13 @@ import torch
 # PyTorch's name for the device type must be set before the compiled part registers anything under it.
 torch.utils.rename_privateuse1_backend("bp")
 
-from torch_backplane import _C, accelerator, drivers, settings  # noqa: E402
+from torch_backplane import accelerator, settings  # noqa: E402
 
-_C.set_discovery_functions(discover=drivers.discover, initialize=accelerator._lazy_init)
 settings.apply()
-
 torch._register_device_module("bp", accelerator)
 torch.utils.generate_methods_for_privateuse1_backend(for_packed_sequence=True, for_storage=True)
 # `import torch.bp.streams` finds the module that is there instead of loading it a second time.
-for _name in ("random", "streams"):
+for _name in ("memory", "random", "streams"):
     sys.modules[f"torch.bp.{_name}"] = getattr(accelerator, _name)
 
 __version__ = "0.1.0"

@@ -1,8 +1,10 @@
 """`torch.bp`: what torch.cuda is for CUDA devices, for devices of every driver.
 
-Names, signatures and semantics are torch.cuda's, so programs change the name and nothing else. docs/torch-bp.md says where
-the two differ, and tests/cuda_parity.py what became of every name of torch.cuda.
+Names, signatures and semantics are torch.cuda's, so programs change the name and nothing else. docs/torch-bp.md says
+where the two differ, and tests/cuda_parity.py what became of every name of torch.cuda.
 """
+
+# ruff: noqa: F401 - names with an underscore are those that PyTorch's own code looks for
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from typing import Any
 
 from torch._C import AcceleratorError, OutOfMemoryError
 
-from torch_backplane.accelerator import _utils, random, streams
+from torch_backplane.accelerator import _utils, memory, random, streams
 from torch_backplane.accelerator.devices import (
     _exchange_device,
     _maybe_exchange_device,
@@ -38,6 +40,41 @@ from torch_backplane.accelerator.initialization import (
     init,
     is_initialized,
 )
+from torch_backplane.accelerator.memory import (
+    MemPool,
+    caching_allocator_alloc,
+    caching_allocator_delete,
+    caching_allocator_disabled,
+    caching_allocator_enable,
+    change_current_allocator,
+    empty_cache,
+    get_allocator_backend,
+    get_per_process_memory_fraction,
+    host_memory_stats,
+    host_memory_stats_as_nested_dict,
+    list_gpu_processes,
+    max_memory_allocated,
+    max_memory_cached,
+    max_memory_reserved,
+    mem_get_info,
+    memory_allocated,
+    memory_cached,
+    memory_reserved,
+    memory_snapshot,
+    memory_stats,
+    memory_stats_as_nested_dict,
+    memory_summary,
+    memory_usage,
+    reset_accumulated_host_memory_stats,
+    reset_accumulated_memory_stats,
+    reset_max_memory_allocated,
+    reset_max_memory_cached,
+    reset_peak_host_memory_stats,
+    reset_peak_memory_stats,
+    set_per_process_memory_fraction,
+    use_mem_pool,
+    utilization,
+)
 from torch_backplane.accelerator.random import (
     _get_rng_state_offset,
     _set_rng_state_offset,
@@ -51,6 +88,7 @@ from torch_backplane.accelerator.random import (
     set_rng_state,
     set_rng_state_all,
 )
+from torch_backplane.accelerator.sensors import clock_rate, device_memory_used, power_draw, temperature
 from torch_backplane.accelerator.streams import (
     Event,
     ExternalStream,
@@ -69,24 +107,37 @@ __all__ = [
     "DeferredBpCallError",
     "Event",
     "ExternalStream",
+    "MemPool",
     "OutOfMemoryError",
     "Stream",
     "StreamContext",
+    "caching_allocator_alloc",
+    "caching_allocator_delete",
+    "caching_allocator_disabled",
+    "caching_allocator_enable",
     "can_device_access_peer",
+    "change_current_allocator",
+    "clock_rate",
     "current_device",
     "current_stream",
     "default_generators",
     "default_stream",
     "device",
     "device_count",
+    "device_memory_used",
     "device_of",
+    "empty_cache",
+    "get_allocator_backend",
     "get_amp_supported_dtype",
     "get_device_capability",
     "get_device_name",
     "get_device_properties",
+    "get_per_process_memory_fraction",
     "get_rng_state",
     "get_rng_state_all",
     "get_stream_from_external",
+    "host_memory_stats",
+    "host_memory_stats_as_nested_dict",
     "init",
     "initial_seed",
     "ipc_collect",
@@ -94,18 +145,43 @@ __all__ = [
     "is_bf16_supported",
     "is_initialized",
     "is_tf32_supported",
+    "list_gpu_processes",
     "manual_seed",
     "manual_seed_all",
+    "max_memory_allocated",
+    "max_memory_cached",
+    "max_memory_reserved",
+    "mem_get_info",
+    "memory",
+    "memory_allocated",
+    "memory_cached",
+    "memory_reserved",
+    "memory_snapshot",
+    "memory_stats",
+    "memory_stats_as_nested_dict",
+    "memory_summary",
+    "memory_usage",
+    "power_draw",
     "random",
+    "reset_accumulated_host_memory_stats",
+    "reset_accumulated_memory_stats",
+    "reset_max_memory_allocated",
+    "reset_max_memory_cached",
+    "reset_peak_host_memory_stats",
+    "reset_peak_memory_stats",
     "seed",
     "seed_all",
     "set_device",
+    "set_per_process_memory_fraction",
     "set_rng_state",
     "set_rng_state_all",
     "set_stream",
     "stream",
     "streams",
     "synchronize",
+    "temperature",
+    "use_mem_pool",
+    "utilization",
 ]
 
 

@@ -15,8 +15,8 @@ from torch_backplane.accelerator.initialization import _lazy_init
 def device_count() -> int:
     """How many bp devices there are, of all drivers.
 
-    0, with a warning that says why, where a setting is malformed (`torch.bp.init()` raises it), and 0 in a child that was
-    forked after its parent had found devices.
+    0, with a warning that says why, where a setting is malformed (`torch.bp.init()` raises the error), and 0 in a child
+    that was forked after its parent had found devices.
     """
     if not _C.is_discovered():
         try:
@@ -74,7 +74,7 @@ def _checked(device: DeviceLike, name: str) -> int:
     index = _get_device_index(device, optional=True)
     count = device_count()
     if not 0 <= index < count:
-        raise AssertionError(f"Invalid {name} id: {index}, where there {'is' if count == 1 else 'are'} {count} bp devices")
+        raise AssertionError(f"Invalid {name} id: {index}, where the number of bp devices is {count}")
     return index
 
 

@@ -8,7 +8,7 @@ from torch_backplane.accelerator.devices import device_count, get_device_propert
 
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:
-    """True where the current device computes in bfloat16 (drivers list it only where its operators run on the device)."""
+    """True where the current device computes in bfloat16; `including_emulation` is of no matter here."""
     return device_count() > 0 and torch.bfloat16 in get_device_properties().dtypes
 
 

@@ -15,7 +15,8 @@ from typing import Any
 from torch_backplane import _C, drivers
 
 FORK_MESSAGE = (
-    "Cannot re-initialize bp in forked subprocess. To use bp with multiprocessing, you must use the 'spawn' start method"
+    "Cannot re-initialize bp in forked subprocess. To use bp with multiprocessing, you must use the 'spawn' start "
+    "method"
 )
 NO_DEVICE_MESSAGE = "no bp device is available: `python -m torch_backplane info` tells what was looked for"
 
@@ -113,3 +114,6 @@ def _lazy_call(callable: Callable[[], Any], **kwargs: Any) -> None:
             _deferred.append(DeferredCall(callable, seeds, stack))
     if not put_off:
         callable()
+
+
+_C.set_discovery_functions(discover=drivers.discover, initialize=_lazy_init)

@@ -164,7 +164,7 @@ class Event(torch.Event):
         """True where the mark has been reached, or was never recorded."""
         return super().query()
 
-    def elapsed_time(self, end_event: Event) -> float:
+    def elapsed_time(self, end_event: torch.Event) -> float:
         """Milliseconds from this mark to `end_event`.
 
         Raises:
