@@ -127,17 +127,17 @@ def verdict(name: str) -> Verdict | None:
 
 
 def names_of(module: types.ModuleType) -> set[str]:
-    """The public names of torch.cuda or a part of it, without what it merely imports from outside PyTorch."""
+    """The public names of torch.cuda or a submodule, without what it merely imports from elsewhere."""
     names = set(getattr(module, "__all__", ()))
     for name in dir(module):
         value = getattr(module, name)
         if isinstance(value, types.ModuleType):
-            imported = not value.__name__.startswith("torch.cuda.")
+            own = value.__name__.startswith("torch.cuda.")
         else:
-            # Values without a home are constants, except typing's; torch._utils and the like are helpers.
-            home = getattr(value, "__module__", None) or "torch.cuda"
-            imported = value is torch.Tensor or not (home in ("torch", "types") or home.startswith("torch.cuda"))
-        if not name.startswith("_") and not imported and name != "TYPE_CHECKING":
+            # Constants have no home; "torch" is that of the exceptions, "types" that of an annotation's union.
+            home = getattr(value, "__module__", None) or module.__name__
+            own = home.startswith(module.__name__) or (home in ("torch", "types") and value is not torch.Tensor)
+        if own and not name.startswith("_") and name != "TYPE_CHECKING":
             names.add(name)
     return names
 
