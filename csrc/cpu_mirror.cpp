@@ -26,11 +26,13 @@ struct Members : c10::TensorImpl {
 
 void move_to_bp(c10::TensorImpl* impl, c10::Device device) {
   auto& keys = impl->*Members::keys();
-  constexpr c10::DispatchKeySet kCpu{c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU};
-  constexpr c10::DispatchKeySet kBp{c10::DispatchKey::PrivateUse1, c10::DispatchKey::AutogradPrivateUse1};
+  // Every tensor has its device's autocast key; one that was made in inference mode has no autograd key.
   const bool autograd = keys.has(c10::DispatchKey::AutogradCPU);
-  keys = (keys - kCpu - c10::DispatchKeySet(c10::BackendComponent::CPUBit)) |
-      (autograd ? kBp : c10::DispatchKeySet(c10::DispatchKey::PrivateUse1));
+  keys = keys.remove_backend(c10::BackendComponent::CPUBit).remove(c10::DispatchKey::AutocastCPU) |
+      c10::DispatchKeySet{c10::DispatchKey::PrivateUse1, c10::DispatchKey::AutocastPrivateUse1};
+  if (autograd) {
+    keys = keys.add(c10::DispatchKey::AutogradPrivateUse1);
+  }
   impl->*Members::device() = device;
 }
 

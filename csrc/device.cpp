@@ -1,8 +1,8 @@
 #include "device.h"
 
-#include <Python.h>
 #include <c10/util/Exception.h>
 #include <pthread.h>
+#include <pybind11/pybind11.h>
 
 #include <atomic>
 #include <mutex>
@@ -62,8 +62,11 @@ namespace {
 struct Table {
   std::vector<std::unique_ptr<Device>> devices; // append-only until `ready`, constant afterwards
   std::atomic<bool> ready{false};
+  std::atomic<bool> initialized{false};
   std::atomic<bool> forked{false};
-  PyObject* discover = nullptr; // the Python function that fills the table
+  // The Python functions of discovery.h.
+  PyObject* discover = nullptr;
+  PyObject* initialize = nullptr;
 };
 
 // Never destroyed: tensors and threads may outlive static destructors.
@@ -80,41 +83,28 @@ void mark_forked() {
   }
 }
 
-// Runs discovery; the Python function holds a lock of its own, so two threads may get here together. Throws what it
-// raised as a RuntimeError.
-void discover() {
-  Table& devices = table();
-  if (devices.ready.load(std::memory_order_acquire)) {
-    return;
-  }
+// Calls a function of discovery.h, which holds a lock of its own, so two threads may get here together. What it raises
+// is thrown as it is.
+void call_python(PyObject* function) {
   TORCH_CHECK(Py_IsInitialized(), "bp devices cannot be discovered after Python has been finalized");
   DeviceCall gil(true);
-  TORCH_CHECK(devices.discover != nullptr, "bp devices cannot be discovered before torch_backplane is imported");
-  PyObject* result = PyObject_CallNoArgs(devices.discover);
+  TORCH_CHECK(function != nullptr, "bp devices cannot be discovered before torch_backplane is imported");
+  PyObject* result = PyObject_CallNoArgs(function);
   if (result == nullptr) {
-    PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
-    PyErr_Fetch(&type, &value, &traceback);
-    PyObject* text = value != nullptr ? PyObject_Str(value) : nullptr;
-    const char* utf8 = text != nullptr ? PyUnicode_AsUTF8(text) : nullptr;
-    const std::string message = utf8 != nullptr ? utf8 : "unknown error";
-    PyErr_Clear();
-    Py_XDECREF(text);
-    Py_XDECREF(type);
-    Py_XDECREF(value);
-    Py_XDECREF(traceback);
-    TORCH_CHECK(false, message);
+    throw pybind11::error_already_set();
   }
   Py_DECREF(result);
 }
 
 } // namespace
 
-void set_discover_function(PyObject* function) {
+void set_discovery_functions(PyObject* discover, PyObject* initialize) {
   static std::once_flag once;
   std::call_once(once, [] { pthread_atfork(nullptr, nullptr, mark_forked); });
-  Py_XINCREF(function);
-  Py_XDECREF(table().discover);
-  table().discover = function;
+  Py_XINCREF(discover);
+  Py_XINCREF(initialize);
+  Py_XDECREF(std::exchange(table().discover, discover));
+  Py_XDECREF(std::exchange(table().initialize, initialize));
 }
 
 void add_device(std::unique_ptr<Device> device) {
@@ -133,6 +123,14 @@ bool is_discovered() noexcept {
   return table().ready.load(std::memory_order_acquire);
 }
 
+void finish_initialization() {
+  table().initialized.store(true, std::memory_order_release);
+}
+
+bool is_initialized() noexcept {
+  return table().initialized.load(std::memory_order_acquire);
+}
+
 bool in_bad_fork() noexcept {
   return table().forked.load(std::memory_order_relaxed);
 }
@@ -147,7 +145,7 @@ void check_not_forked() {
 c10::DeviceIndex device_count() noexcept {
   if (C10_UNLIKELY(!is_discovered())) {
     try {
-      discover();
+      call_python(table().discover);
     } catch (const std::exception&) {
       return 0; // torch.bp.init() reports the reason
     }
@@ -155,14 +153,16 @@ c10::DeviceIndex device_count() noexcept {
   return in_bad_fork() ? 0 : static_cast<c10::DeviceIndex>(table().devices.size());
 }
 
-void ensure_discovered() {
+void ensure_initialized() {
   check_not_forked();
-  discover();
+  if (!is_initialized()) {
+    call_python(table().initialize);
+  }
 }
 
 c10::DeviceIndex checked_index(c10::DeviceIndex index) {
-  if (C10_UNLIKELY(!is_discovered() || in_bad_fork())) {
-    ensure_discovered();
+  if (C10_UNLIKELY(!is_initialized() || in_bad_fork())) {
+    ensure_initialized();
   }
   const auto count = static_cast<c10::DeviceIndex>(table().devices.size());
   if (index == -1) {

@@ -17,8 +17,15 @@ namespace py = pybind11;
 namespace backplane {
 namespace {
 
-c10::Stream as_stream(c10::DeviceIndex index, c10::StreamId id) {
-  return c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kPrivateUse1, index), id);
+// A device index as Python gives it; what does not fit c10's 8 bits is out of range like any other.
+c10::DeviceIndex as_index(int64_t index) {
+  TORCH_CHECK(
+      index == static_cast<c10::DeviceIndex>(index), "bp error: invalid device ordinal: bp:", index, " was asked for");
+  return static_cast<c10::DeviceIndex>(index);
+}
+
+c10::Stream as_stream(int64_t index, c10::StreamId id) {
+  return c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kPrivateUse1, as_index(index)), id);
 }
 
 py::list dtypes_of(const DeviceProperties& properties) {
@@ -75,7 +82,12 @@ void bind_devices(py::module_& module) {
             properties.host_accessible ? "True" : "False", ")");
       });
 
-  module.def("set_discover_function", [](const py::function& function) { set_discover_function(function.ptr()); });
+  module.def(
+      "set_discovery_functions",
+      [](const py::function& discover, const py::function& initialize) {
+        set_discovery_functions(discover.ptr(), initialize.ptr());
+      },
+      py::arg("discover"), py::arg("initialize"));
   module.def(
       "add_host_device",
       [](DeviceProperties properties) {
@@ -84,24 +96,26 @@ void bind_devices(py::module_& module) {
       },
       "Add a device in host memory; total_memory is its limit.");
   module.def("finish_discovery", &finish_discovery);
-  module.def("ensure_discovered", &ensure_discovered);
+  module.def("finish_initialization", &finish_initialization);
+  module.def("is_initialized", &is_initialized);
   module.def("is_discovered", &is_discovered);
   module.def("in_bad_fork", &in_bad_fork);
   module.def("device_count", &device_count);
   module.def(
-      "device_properties", [](c10::DeviceIndex index) { return device(index).properties(); }, py::arg("index"));
-  module.def("checked_index", &checked_index, py::arg("index"));
+      "device_properties", [](int64_t index) { return device(as_index(index)).properties(); }, py::arg("index"));
+  module.def("checked_index", [](int64_t index) { return checked_index(as_index(index)); }, py::arg("index"));
   module.def("current_device", [] {
-    ensure_discovered();
+    ensure_initialized();
     return current_device();
   });
-  module.def("set_device", &set_current_device, py::arg("index"));
-  module.def("exchange_device", [](c10::DeviceIndex index) {
-    return index < 0 ? c10::DeviceIndex(-1) : exchange_current_device(index);
-  });
-  module.def("can_access_peer", [](c10::DeviceIndex index, c10::DeviceIndex peer) {
-    Device& owner = device(index);
-    Device& other = device(peer);
+  module.def("set_device", [](int64_t index) { set_current_device(as_index(index)); }, py::arg("index"));
+  module.def(
+      "exchange_device",
+      [](int64_t index) { return index < 0 ? c10::DeviceIndex(-1) : exchange_current_device(as_index(index)); },
+      py::arg("index"), "The device that was current before; -1, and nothing changes, for a negative index.");
+  module.def("can_access_peer", [](int64_t index, int64_t peer) {
+    Device& owner = device(as_index(index));
+    Device& other = device(as_index(peer));
     DeviceCall call(owner.needs_gil() || other.needs_gil());
     return owner.can_access_peer(other);
   });
@@ -112,25 +126,37 @@ void bind_streams(py::module_& module) {
     return std::make_tuple(stream.id(), stream.device_index(), static_cast<int64_t>(stream.device_type()));
   };
   module.def(
-      "current_stream", [triple](c10::DeviceIndex index) { return triple(current_stream(index)); }, py::arg("index"),
+      "current_stream", [triple](int64_t index) { return triple(current_stream(as_index(index))); }, py::arg("index"),
       "(stream_id, device_index, device_type), as torch.Stream takes them");
-  module.def("default_stream", [triple](c10::DeviceIndex index) { return triple(default_stream(index)); });
-  module.def("pool_stream", [triple](c10::DeviceIndex index, int priority) {
-    return triple(pool_stream(index, priority));
+  module.def("default_stream", [triple](int64_t index) { return triple(default_stream(as_index(index))); });
+  module.def("pool_stream", [triple](int64_t index, int64_t priority) {
+    return triple(pool_stream(as_index(index), priority < kLeastPriority ? kGreatestPriority : kLeastPriority));
   });
-  module.def("external_stream", [triple](c10::DeviceIndex index, uintptr_t handle) {
-    return triple(external_stream(index, reinterpret_cast<StreamHandle>(handle)));
+  module.def("external_stream", [triple](int64_t index, uintptr_t handle) {
+    return triple(external_stream(as_index(index), reinterpret_cast<StreamHandle>(handle)));
   });
-  module.def("set_stream", [](c10::DeviceIndex index, c10::StreamId id) {
-    exchange_current_stream(as_stream(index, id));
-  });
-  module.def("stream_handle", [](c10::DeviceIndex index, c10::StreamId id) {
-    return reinterpret_cast<uintptr_t>(stream_handle(as_stream(index, id)));
-  });
-  module.def("stream_priority", [](c10::DeviceIndex index, c10::StreamId id) {
-    return stream_priority(as_stream(index, id));
-  });
-  module.def("synchronize", &synchronize_device, py::arg("index"), py::call_guard<py::gil_scoped_release>());
+  module.def(
+      "set_stream",
+      [](c10::StreamId id, int64_t index, int64_t device_type) {
+        const auto type = static_cast<c10::DeviceType>(device_type);
+        exchange_current_stream(c10::Stream(c10::Stream::UNSAFE, c10::Device(type, as_index(index)), id));
+        exchange_current_device(as_index(index));
+      },
+      py::arg("stream_id"), py::arg("device_index"), py::arg("device_type"),
+      "Make the stream the current one of its device, and its device the current one.");
+  module.def(
+      "stream_handle",
+      [](int64_t index, c10::StreamId id) { return reinterpret_cast<uintptr_t>(stream_handle(as_stream(index, id))); });
+  module.def("stream_priority", [](int64_t index, c10::StreamId id) { return stream_priority(as_stream(index, id)); });
+  module.def(
+      "elapsed_ms",
+      [](uintptr_t start, uintptr_t end) {
+        return elapsed_ms(reinterpret_cast<const Event*>(start), reinterpret_cast<const Event*>(end));
+      },
+      py::arg("start"), py::arg("end"), "Milliseconds between two events, given as torch.Event.event_id.");
+  module.def(
+      "synchronize", [](int64_t index) { synchronize_device(as_index(index)); }, py::arg("index"),
+      py::call_guard<py::gil_scoped_release>());
   module.def(
       "sleep",
       [](double milliseconds) {
@@ -141,6 +167,7 @@ void bind_streams(py::module_& module) {
       },
       py::arg("milliseconds"), py::call_guard<py::gil_scoped_release>(),
       "Keep the current stream busy for about this long.");
+  module.attr("DEVICE_TYPE") = static_cast<int64_t>(c10::kPrivateUse1);
   module.attr("LEAST_PRIORITY") = kLeastPriority;
   module.attr("GREATEST_PRIORITY") = kGreatestPriority;
 }
@@ -168,7 +195,7 @@ void bind_device(py::module_& module) {
   bind_devices(module);
   bind_streams(module);
   bind_fallback(module);
-  module.def("default_generator", [](c10::DeviceIndex index) { return default_generator(index); });
+  module.def("default_generator", [](int64_t index) { return default_generator(as_index(index)); });
   module.def("is_pinned_address", [](uintptr_t address) { return is_pinned(reinterpret_cast<void*>(address)); });
 }
 

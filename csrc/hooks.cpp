@@ -13,7 +13,7 @@ namespace {
 
 struct Hooks final : at::PrivateUse1HooksInterface {
   void init() const override {
-    ensure_discovered();
+    ensure_initialized();
   }
 
   bool isBuilt() const override {
@@ -25,8 +25,8 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   }
 
   bool hasPrimaryContext(c10::DeviceIndex index) const override {
-    // Devices come up together, when they are discovered.
-    return is_discovered() && !in_bad_fork() && index >= 0 && index < device_count();
+    // Devices come up together, at the first use of one.
+    return is_initialized() && !in_bad_fork() && index >= 0 && index < device_count();
   }
 
   c10::DeviceIndex deviceCount() const override {

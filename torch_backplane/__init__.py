@@ -6,6 +6,7 @@ Importing this package gives PyTorch the device type `bp` and the module `torch.
 
 from __future__ import annotations
 
+import sys
 
 def _autoload() -> None:
     """Called by PyTorch through the entry point `torch.backends`; importing this module does everything.
@@ -19,14 +20,14 @@ import torch  # noqa: E402
 # PyTorch's name for the device type must be set before the compiled part registers anything under it.
 torch.utils.rename_privateuse1_backend("bp")
 
-from torch_backplane import _C, drivers  # noqa: E402
+from torch_backplane import accelerator, settings  # noqa: E402
 
-_C.set_discover_function(drivers.discover)
-
-from torch_backplane import accelerator  # noqa: E402
-
+settings.apply()
 torch._register_device_module("bp", accelerator)
 torch.utils.generate_methods_for_privateuse1_backend(for_packed_sequence=True, for_storage=True)
+# `import torch.bp.streams` finds the module that is there instead of loading it a second time.
+for _name in ("memory", "random", "streams"):
+    sys.modules[f"torch.bp.{_name}"] = getattr(accelerator, _name)
 
 __version__ = "0.1.0"
 __all__ = ["__version__"]

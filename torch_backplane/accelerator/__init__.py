@@ -1,40 +1,194 @@
-"""`torch.bp`: what torch.cuda is for CUDA devices, for devices of every driver."""
+"""`torch.bp`: what torch.cuda is for CUDA devices, for devices of every driver.
+
+Names, signatures and semantics are torch.cuda's, so programs change the name and nothing else. docs/torch-bp.md says
+where the two differ, and tests/cuda_parity.py what became of every name of torch.cuda.
+"""
+
+# ruff: noqa: F401 - names with an underscore are those that PyTorch's own code looks for
 
 from __future__ import annotations
 
-from torch_backplane import _C
+from typing import Any
+
+from torch._C import AcceleratorError, OutOfMemoryError
+
+from torch_backplane.accelerator import _utils, memory, random, streams
+from torch_backplane.accelerator.devices import (
+    _exchange_device,
+    _maybe_exchange_device,
+    _sleep,
+    can_device_access_peer,
+    current_device,
+    device,
+    device_count,
+    device_of,
+    get_device_capability,
+    get_device_name,
+    get_device_properties,
+    ipc_collect,
+    is_available,
+    set_device,
+    synchronize,
+)
+from torch_backplane.accelerator.dtypes import get_amp_supported_dtype, is_bf16_supported, is_tf32_supported
+from torch_backplane.accelerator.initialization import (
+    DeferredBpCallError,
+    _is_compiled,
+    _is_in_bad_fork,
+    _lazy_call,
+    _lazy_init,
+    init,
+    is_initialized,
+)
+from torch_backplane.accelerator.memory import (
+    MemPool,
+    caching_allocator_alloc,
+    caching_allocator_delete,
+    caching_allocator_disabled,
+    caching_allocator_enable,
+    change_current_allocator,
+    empty_cache,
+    get_allocator_backend,
+    get_per_process_memory_fraction,
+    host_memory_stats,
+    host_memory_stats_as_nested_dict,
+    list_gpu_processes,
+    max_memory_allocated,
+    max_memory_cached,
+    max_memory_reserved,
+    mem_get_info,
+    memory_allocated,
+    memory_cached,
+    memory_reserved,
+    memory_snapshot,
+    memory_stats,
+    memory_stats_as_nested_dict,
+    memory_summary,
+    memory_usage,
+    reset_accumulated_host_memory_stats,
+    reset_accumulated_memory_stats,
+    reset_max_memory_allocated,
+    reset_max_memory_cached,
+    reset_peak_host_memory_stats,
+    reset_peak_memory_stats,
+    set_per_process_memory_fraction,
+    use_mem_pool,
+    utilization,
+)
+from torch_backplane.accelerator.random import (
+    _get_rng_state_offset,
+    _set_rng_state_offset,
+    get_rng_state,
+    get_rng_state_all,
+    initial_seed,
+    manual_seed,
+    manual_seed_all,
+    seed,
+    seed_all,
+    set_rng_state,
+    set_rng_state_all,
+)
+from torch_backplane.accelerator.sensors import clock_rate, device_memory_used, power_draw, temperature
+from torch_backplane.accelerator.streams import (
+    Event,
+    ExternalStream,
+    Stream,
+    StreamContext,
+    _set_stream_by_id,
+    current_stream,
+    default_stream,
+    get_stream_from_external,
+    set_stream,
+    stream,
+)
+
+__all__ = [
+    "AcceleratorError",
+    "DeferredBpCallError",
+    "Event",
+    "ExternalStream",
+    "MemPool",
+    "OutOfMemoryError",
+    "Stream",
+    "StreamContext",
+    "caching_allocator_alloc",
+    "caching_allocator_delete",
+    "caching_allocator_disabled",
+    "caching_allocator_enable",
+    "can_device_access_peer",
+    "change_current_allocator",
+    "clock_rate",
+    "current_device",
+    "current_stream",
+    "default_generators",
+    "default_stream",
+    "device",
+    "device_count",
+    "device_memory_used",
+    "device_of",
+    "empty_cache",
+    "get_allocator_backend",
+    "get_amp_supported_dtype",
+    "get_device_capability",
+    "get_device_name",
+    "get_device_properties",
+    "get_per_process_memory_fraction",
+    "get_rng_state",
+    "get_rng_state_all",
+    "get_stream_from_external",
+    "host_memory_stats",
+    "host_memory_stats_as_nested_dict",
+    "init",
+    "initial_seed",
+    "ipc_collect",
+    "is_available",
+    "is_bf16_supported",
+    "is_initialized",
+    "is_tf32_supported",
+    "list_gpu_processes",
+    "manual_seed",
+    "manual_seed_all",
+    "max_memory_allocated",
+    "max_memory_cached",
+    "max_memory_reserved",
+    "mem_get_info",
+    "memory",
+    "memory_allocated",
+    "memory_cached",
+    "memory_reserved",
+    "memory_snapshot",
+    "memory_stats",
+    "memory_stats_as_nested_dict",
+    "memory_summary",
+    "memory_usage",
+    "power_draw",
+    "random",
+    "reset_accumulated_host_memory_stats",
+    "reset_accumulated_memory_stats",
+    "reset_max_memory_allocated",
+    "reset_max_memory_cached",
+    "reset_peak_host_memory_stats",
+    "reset_peak_memory_stats",
+    "seed",
+    "seed_all",
+    "set_device",
+    "set_per_process_memory_fraction",
+    "set_rng_state",
+    "set_rng_state_all",
+    "set_stream",
+    "stream",
+    "streams",
+    "synchronize",
+    "temperature",
+    "use_mem_pool",
+    "utilization",
+]
 
 
-def is_available() -> bool:
-    return _C.device_count() > 0
-
-
-def device_count() -> int:
-    return _C.device_count()
-
-
-def current_device() -> int:
-    return _C.current_device()
-
-
-def _is_in_bad_fork() -> bool:
-    return _C.in_bad_fork()
-
-
-def manual_seed_all(seed: int) -> None:
-    for index in range(_C.device_count()):
-        _C.default_generator(index).manual_seed(seed)
-
-
-def get_rng_state(device: int = -1):
-    return _C.default_generator(device).get_state()
-
-
-def set_rng_state(state, device: int = -1) -> None:
-    _C.default_generator(device).set_state(state)
-
-
-def get_amp_supported_dtype() -> list:
-    import torch
-
-    return [torch.float16, torch.bfloat16]
+def __getattr__(name: str) -> Any:
+    # What torch.cuda assigns at its initialization.
+    if name == "default_generators":
+        return random._generators()
+    if name == "_initialized":
+        return is_initialized()
+    raise AttributeError(f"module 'torch.bp' has no attribute {name!r}")

@@ -1,0 +1,168 @@
+"""What became of every public name of torch.cuda in torch.bp.
+
+Kinds: «same» (same name and signature), «renamed», «refused» (same name and signature, raises NotImplementedError with
+the reason), «absent». A name of a submodule is written with a dot ("nvtx.mark"); "nvtx.*" speaks for all of one, and
+where neither is listed, "memory.empty_cache" is what "empty_cache" is.
+
+`python tests/cuda_parity.py` prints the sentence for the README.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import types
+from collections import Counter
+from typing import NamedTuple
+
+import torch
+
+
+class Verdict(NamedTuple):
+    kind: str  # same, renamed, refused or absent
+    note: str = ""  # renamed: the new name; refused and absent: the reason
+
+
+SAME = """
+    AcceleratorError Event ExternalStream MemPool OutOfMemoryError Stream StreamContext caching_allocator_alloc
+    caching_allocator_delete caching_allocator_disabled caching_allocator_enable can_device_access_peer current_device
+    current_stream default_generators default_stream device device_count device_memory_used device_of empty_cache
+    get_allocator_backend get_device_capability get_device_name get_device_properties get_per_process_memory_fraction
+    get_rng_state get_rng_state_all get_stream_from_external host_memory_stats host_memory_stats_as_nested_dict init
+    initial_seed is_available is_bf16_supported is_initialized is_tf32_supported manual_seed manual_seed_all
+    max_memory_allocated max_memory_cached max_memory_reserved mem_get_info memory memory_allocated memory_cached
+    memory_reserved memory_snapshot memory_stats memory_stats_as_nested_dict memory_summary random
+    reset_accumulated_host_memory_stats reset_accumulated_memory_stats reset_max_memory_allocated
+    reset_max_memory_cached reset_peak_host_memory_stats reset_peak_memory_stats seed seed_all set_device
+    set_per_process_memory_fraction set_rng_state set_rng_state_all set_stream stream streams synchronize use_mem_pool
+""".split()  # noqa: SIM905 - seventy quoted names would be harder to read
+
+RENAMED = {"DeferredCudaCallError": "DeferredBpCallError"}
+
+REFUSED = {
+    "change_current_allocator": "memory comes from the device's driver",
+    "clock_rate": "drivers cannot tell",
+    "ipc_collect": "bp tensors cannot be shared between processes",
+    "list_gpu_processes": "drivers see only their own process",
+    "memory_usage": "drivers cannot tell",
+    "power_draw": "drivers cannot tell",
+    "temperature": "drivers cannot tell",
+    "utilization": "drivers cannot tell",
+}
+
+_GRAPHS = "capture and replay of graphs is not there yet"
+_LEGACY = "PyTorch's deprecated typed tensors and storages: torch.empty(..., dtype=..., device='bp')"
+_ARCHITECTURES = "kernels are compiled for the device at hand, not for a list of architectures"
+_CUDA_TYPES = "an annotation of torch.cuda's own code"
+_CUDA_LIBRARY = "a handle of CUDA's libraries"
+_CUDA_RUNTIME = "CUDA's runtime and its error codes; errors of drivers are Python exceptions"
+_GREEN_CONTEXTS = "splitting one GPU's processors is a feature of CUDA"
+
+ABSENT = {
+    "CUDAGraph": _GRAPHS,
+    "CUDAPluggableAllocator": "memory comes from the device's driver: write a driver instead",
+    "CudaError": _CUDA_RUNTIME,
+    "DEVICE_REQUIREMENT": _ARCHITECTURES,
+    "Device": _CUDA_TYPES,
+    "GreenContext": _GREEN_CONTEXTS,
+    "PYTORCH_RELEASES_CODE_CC": _ARCHITECTURES,
+    "amp": "deprecated in torch.cuda: torch.autocast('bp') and torch.amp.GradScaler('bp')",
+    "amp.*": "deprecated in torch.cuda: torch.autocast('bp') and torch.amp.GradScaler('bp')",
+    "check_error": _CUDA_RUNTIME,
+    "comm": "copies between devices for DataParallel, which PyTorch writes for CUDA alone",
+    "comm.*": "copies between devices for DataParallel, which PyTorch writes for CUDA alone",
+    "cudaStatus": _CUDA_RUNTIME,
+    "cudart": _CUDA_RUNTIME,
+    "current_blas_handle": _CUDA_LIBRARY,
+    "current_solver_handle": _CUDA_LIBRARY,
+    "gds": "GPUDirect Storage is a feature of CUDA",
+    "gds.*": "GPUDirect Storage is a feature of CUDA",
+    "get_arch_list": _ARCHITECTURES,
+    "get_gencode_flags": _ARCHITECTURES,
+    "get_sync_debug_mode": "synchronizing operations are not reported yet",
+    "graph": _GRAPHS,
+    "graph_pool_handle": _GRAPHS,
+    "graphs": _GRAPHS,
+    "graphs.*": _GRAPHS,
+    "green_contexts": _GREEN_CONTEXTS,
+    "green_contexts.*": _GREEN_CONTEXTS,
+    "has_half": "always True there; torch.bp.get_device_properties().dtypes tells for each device",
+    "has_magma": "MAGMA is a library for CUDA",
+    "is_current_stream_capturing": _GRAPHS,
+    "jiterator": "kernels written in CUDA C++",
+    "jiterator.*": "kernels written in CUDA C++",
+    "make_graphed_callables": _GRAPHS,
+    "nccl": "NCCL is a library for CUDA",
+    "nccl.*": "NCCL is a library for CUDA",
+    "nvtx": "marks for NVIDIA's profilers",
+    "nvtx.*": "marks for NVIDIA's profilers",
+    "profiler": "switches NVIDIA's profilers",
+    "profiler.*": "switches NVIDIA's profilers",
+    "set_sync_debug_mode": "synchronizing operations are not reported yet",
+    "sparse": _LEGACY,
+    "sparse.*": _LEGACY,
+    "tunable": "tuned choice among matrix products is not there yet",
+    "tunable.*": "tuned choice among matrix products is not there yet",
+    **{
+        f"{dtype}{kind}": _LEGACY
+        for dtype in ("BFloat16", "Bool", "Byte", "Char", "Double", "Float", "Half", "Int", "Long", "Short")
+        for kind in ("Storage", "Tensor")
+    },
+    "ComplexDoubleStorage": _LEGACY,
+    "ComplexFloatStorage": _LEGACY,
+}
+
+TABLE = (
+    {name: Verdict("same") for name in SAME}
+    | {name: Verdict("renamed", new) for name, new in RENAMED.items()}
+    | {name: Verdict("refused", reason) for name, reason in REFUSED.items()}
+    | {name: Verdict("absent", reason) for name, reason in ABSENT.items()}
+)
+
+
+def verdict(name: str) -> Verdict | None:
+    """What the table says of a name of torch.cuda, such as "Stream" or "nvtx.mark"; None: nothing."""
+    module, _, plain = name.rpartition(".")
+    return TABLE.get(name) or TABLE.get(f"{module}.*") or TABLE.get(plain)
+
+
+def names_of(module: types.ModuleType) -> set[str]:
+    """The public names of torch.cuda or a submodule, without what it merely imports from elsewhere."""
+    names = set(getattr(module, "__all__", ()))
+    for name in dir(module):
+        value = getattr(module, name)
+        if isinstance(value, types.ModuleType):
+            own = value.__name__.startswith("torch.cuda.")
+        else:
+            # Constants have no home; "torch" is that of the exceptions, "types" that of an annotation's union.
+            home = getattr(value, "__module__", None) or module.__name__
+            own = home.startswith(module.__name__) or (home in ("torch", "types") and value is not torch.Tensor)
+        if own and not name.startswith("_") and name != "TYPE_CHECKING":
+            names.add(name)
+    return names
+
+
+def cuda_names() -> list[str]:
+    """Every public name of torch.cuda, those of its submodules with a dot, sorted."""
+    names = names_of(torch.cuda)
+    for info in pkgutil.iter_modules(torch.cuda.__path__):
+        if not info.name.startswith("_"):
+            submodule = importlib.import_module(f"torch.cuda.{info.name}")
+            names |= {info.name} | {f"{info.name}.{name}" for name in names_of(submodule)}
+    return sorted(names)
+
+
+def sentence() -> str:
+    """The README's sentence about the table."""
+    verdicts = [verdict(name) for name in cuda_names()]
+    counts = Counter(found.kind for found in verdicts if found)
+    return (
+        f"Of torch.cuda's {len(verdicts)} public names (submodules included), torch.bp has {counts['same']} with the "
+        f"same signature and {counts['renamed']} under another name; {counts['refused']} exist and raise "
+        f"NotImplementedError with the reason; {counts['absent']} are absent, each for a reason that "
+        "`tests/cuda_parity.py` gives."
+    )
+
+
+if __name__ == "__main__":
+    print(sentence())

@@ -1,0 +1,169 @@
+"""Bad input from outside: environment variables, and use after a fork. Each case in a fresh interpreter."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+# Prints the error of each way in; device_count() and is_available() must not raise.
+USE = """
+import warnings, torch
+for use in (torch.bp.init, torch.bp.current_device, lambda: torch.zeros(1, device="bp"), torch.bp.Stream):
+    try:
+        print("no error:", use())
+    except (ValueError, RuntimeError) as error:
+        print(type(error).__name__, error)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    print(torch.bp.device_count(), torch.bp.is_available(), torch.accelerator.is_available())
+    print("warned:", caught[0].message if caught else None)
+print(torch.ones(2).sum().item())
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("DRIVERS", "host,nosuch", "names 'nosuch'; installed drivers: "),
+        ("DRIVERS", " , ", "names no driver; installed drivers: "),
+        ("HOST_DEVICES", "four", "is not a whole number from 0 to 64"),
+        ("HOST_DEVICES", "-1", "is not a whole number from 0 to 64"),
+        ("HOST_DEVICES", "65", "is not a whole number from 0 to 64"),
+        ("HOST_MEMORY", "2 gigs", "is not a size: write a number above 0 with a unit, such as 512MiB or 2GiB"),
+        ("HOST_MEMORY", "0", "is not a size"),
+        ("HOST_MEMORY", "", "is not a size"),
+    ],
+)
+def test_a_malformed_setting_is_named_at_every_use(run_python: Run, name: str, value: str, message: str) -> None:
+    name = f"TORCH_BACKPLANE_{name}"
+    message = f"{name}={value!r} {message}"
+    done = run_python(USE, **{"TORCH_BACKPLANE_DRIVERS": "host", name: value})
+    lines = done.stdout.splitlines()
+    assert len(lines) == 7, done.stderr
+    for line in lines[:4]:
+        assert line.startswith(f"ValueError {message}"), line
+    assert lines[4] == "0 False False"
+    assert message in lines[5]
+    assert lines[6] == "2.0"  # the rest of PyTorch works
+
+
+def test_no_devices(run_python: Run) -> None:
+    done = run_python(USE, TORCH_BACKPLANE_DRIVERS="host", TORCH_BACKPLANE_HOST_DEVICES="0")
+    lines = done.stdout.splitlines()
+    assert len(lines) == 7, done.stderr
+    for line in lines[:4]:
+        assert line.startswith("RuntimeError no bp device is available: `python -m torch_backplane info`"), line
+    assert lines[4:] == ["0 False False", "warned: None", "2.0"]
+
+
+def test_without_devices_seeding_and_autocast_do_no_harm(run_python: Run) -> None:
+    done = run_python(
+        "import torch; torch.manual_seed(1); torch.bp.manual_seed(2); print(torch.bp.get_amp_supported_dtype(),\n"
+        "torch.bp.is_bf16_supported())",
+        TORCH_BACKPLANE_DRIVERS="host",
+        TORCH_BACKPLANE_HOST_DEVICES="0",
+    )
+    assert done.stdout == "[] False\n", done.stderr
+
+
+@pytest.mark.parametrize("count", ["1", "3"])
+def test_the_number_of_host_devices(run_python: Run, count: str) -> None:
+    done = run_python(
+        "import torch; print(torch.bp.device_count(), torch.zeros(1, device='bp').device)\n"
+        "try: torch.zeros(1, device='bp:3')\n"
+        "except RuntimeError as error: print(error)",
+        TORCH_BACKPLANE_DRIVERS="host",
+        TORCH_BACKPLANE_HOST_DEVICES=count,
+    )
+    there = "there is 1 device (bp:0)" if count == "1" else "there are 3 devices (bp:0 to bp:2)"
+    expected = f"{count} bp:0\nbp error: invalid device ordinal: bp:3 was asked for, and {there}\n"
+    assert done.stdout == expected, done.stderr
+
+
+def test_the_memory_limit(run_python: Run) -> None:
+    done = run_python(
+        "import torch; print(torch.bp.get_device_properties(1).total_memory >> 20, torch.bp.mem_get_info()[1] >> 20)",
+        TORCH_BACKPLANE_HOST_DEVICES="2",
+        TORCH_BACKPLANE_HOST_MEMORY="1.5 GiB",
+        TORCH_BACKPLANE_DRIVERS="host",
+    )
+    assert done.stdout == "1536 1536\n", done.stderr
+
+
+def test_the_fallback_policy(run_python: Run) -> None:
+    program = "import torch; from torch_backplane import _C; print(_C.fallback_policy().name)"
+    for value in ("warn", "silent", "error"):
+        assert run_python(program, TORCH_BACKPLANE_FALLBACK=value).stdout == f"{value}\n"
+    assert run_python(program, TORCH_BACKPLANE_FALLBACK=None).stdout == "warn\n"
+    done = run_python(
+        "import torch_backplane", TORCH_BACKPLANE_FALLBACK="loud", TORCH_DEVICE_BACKEND_AUTOLOAD="0"
+    )
+    assert done.returncode != 0
+    assert "ValueError: TORCH_BACKPLANE_FALLBACK='loud' is not one of warn, silent, error" in done.stderr
+
+
+# --- fork ------------------------------------------------------------------------------------------------------------
+
+FORK = """
+import os, sys, torch
+there = torch.arange(4.0, device="bp:1")
+torch.bp.Stream(1)
+child = os.fork()
+if child == 0:
+    try:
+        for use in (lambda: torch.zeros(1, device="bp"), lambda: there + 1, lambda: torch.bp.set_device(1),
+                    lambda: torch.bp.Event().record(), torch.bp.synchronize, torch.bp.get_device_properties,
+                    torch.bp.init):
+            try:
+                use()
+            except RuntimeError as error:
+                assert "Cannot re-initialize bp in forked subprocess" in str(error), error
+                assert "'spawn' start method" in str(error), error
+            else:
+                raise AssertionError("no error")
+        assert torch.bp._is_in_bad_fork() and not torch.bp.is_initialized()
+        assert (torch.bp.device_count(), torch.bp.is_available()) == (0, False)
+        torch.manual_seed(3)
+        assert torch.nn.Linear(4, 4)(torch.rand(2, 4)).sum().isfinite()
+        del there
+    except BaseException as error:
+        print("child:", repr(error), flush=True)
+        os._exit(1)
+    os._exit(0)
+_, status = os.waitpid(child, 0)
+print(os.waitstatus_to_exitcode(status), (there + 1).tolist(), torch.bp.is_initialized(), torch.bp.device_count())
+"""
+
+
+def test_use_after_a_fork_is_refused_and_the_parent_is_unharmed(run_python: Run) -> None:
+    done = run_python(FORK, TORCH_BACKPLANE_HOST_DEVICES="2", TORCH_BACKPLANE_DRIVERS="host")
+    assert done.stdout == "0 [1.0, 2.0, 3.0, 4.0] True 2\n", done.stderr
+
+
+def test_a_child_may_use_devices_that_its_parent_has_not(run_python: Run) -> None:
+    done = run_python(
+        "import os, torch\n"
+        "torch.manual_seed(1)\n"
+        "if (child := os.fork()) == 0:\n"
+        "    os._exit(int(torch.ones(3, device='bp').sum().item()))\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), torch.bp.is_initialized())"
+    )
+    assert done.stdout == "3 False\n", done.stderr
+
+
+def test_forked_dataloader_workers(run_python: Run) -> None:
+    done = run_python(
+        "import torch\n"
+        "model = torch.nn.Linear(4, 1, device='bp')\n"
+        "data = torch.utils.data.TensorDataset(torch.arange(32.0).reshape(8, 4))\n"
+        "loader = torch.utils.data.DataLoader(\n"
+        "    data, 2, num_workers=2, multiprocessing_context='fork', pin_memory=True)\n"
+        "rows = [row for (batch,) in loader for row in batch.to('bp', non_blocking=True)[:, 0].tolist()]\n"
+        "print(rows, all(batch.is_pinned() for (batch,) in loader))\n"
+        "print(model(torch.ones(1, 4, device='bp')).shape)"
+    )
+    assert done.stdout == "[0.0, 4.0, 8.0, 12.0, 16.0, 20.0, 24.0, 28.0] True\ntorch.Size([1, 1])\n", done.stderr

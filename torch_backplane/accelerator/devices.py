@@ -1,0 +1,140 @@
+"""Which devices there are, and which one is current."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+
+from torch_backplane import _C, drivers
+from torch_backplane.accelerator._utils import DeviceLike, _get_device_index
+from torch_backplane.accelerator.initialization import _lazy_init
+
+
+def device_count() -> int:
+    """How many bp devices there are, of all drivers.
+
+    0, with a warning that says why, where a setting is malformed (`torch.bp.init()` raises the error), and 0 in a child
+    that was forked after its parent had found devices.
+    """
+    if not _C.is_discovered():
+        try:
+            drivers.discover()
+        except ValueError as error:
+            warnings.warn(f"bp devices cannot be discovered: {error}", stacklevel=2)
+            return 0
+    return _C.device_count()
+
+
+def is_available() -> bool:
+    """True where there is a bp device."""
+    return device_count() > 0
+
+
+def current_device() -> int:
+    """The index of the current device of this thread."""
+    return _C.current_device()
+
+
+def set_device(device: DeviceLike) -> None:
+    """Make `device` the current one of this thread; a negative index changes nothing."""
+    index = _get_device_index(device)
+    if index >= 0:
+        _C.set_device(index)
+
+
+class device:
+    """Context manager that makes a device the current one.
+
+    Args:
+        device: a torch.device, a string, an index or None (the current device). A negative index changes nothing.
+    """
+
+    def __init__(self, device: Any) -> None:
+        self.idx = _get_device_index(device, optional=True)
+        self.prev_idx = -1
+
+    def __enter__(self) -> None:
+        self.prev_idx = _C.exchange_device(self.idx)
+
+    def __exit__(self, type: Any, value: Any, traceback: Any) -> None:
+        _C.exchange_device(self.prev_idx)
+
+
+class device_of(device):
+    """Context manager that makes the device of a tensor or storage the current one; nothing for one elsewhere."""
+
+    def __init__(self, obj: Any) -> None:
+        super().__init__(obj.get_device() if obj.device.type == "bp" else -1)
+
+
+def _checked(device: DeviceLike, name: str) -> int:
+    _lazy_init()
+    index = _get_device_index(device, optional=True)
+    count = device_count()
+    if not 0 <= index < count:
+        raise AssertionError(f"Invalid {name} id: {index}, where the number of bp devices is {count}")
+    return index
+
+
+def get_device_properties(device: DeviceLike = None) -> _C.DeviceProperties:
+    """What the device says of itself: driver, name, total_memory (bytes), host_accessible, compute_units (also under
+    torch.cuda's name multi_processor_count), major, minor, dtypes.
+
+    Raises:
+        AssertionError: there is no such device.
+    """
+    return _C.device_properties(_checked(device, "device"))
+
+
+def get_device_name(device: DeviceLike = None) -> str:
+    """What the hardware calls itself."""
+    return get_device_properties(device).name
+
+
+def get_device_capability(device: DeviceLike = None) -> tuple[int, int]:
+    """(major, minor), as the device's driver defines them."""
+    properties = get_device_properties(device)
+    return properties.major, properties.minor
+
+
+def can_device_access_peer(device: DeviceLike, peer_device: DeviceLike) -> bool:
+    """True where `device` can read the memory of `peer_device` without a copy through the host."""
+    return _C.can_access_peer(_checked(device, "device"), _checked(_get_device_index(peer_device), "peer device"))
+
+
+def synchronize(device: DeviceLike = None) -> None:
+    """Wait for all work in all streams of the device (None: the current one)."""
+    _C.synchronize(_get_device_index(device, optional=True))
+
+
+def ipc_collect() -> None:
+    """torch.cuda frees memory here that other processes have let go of; bp memory is never shared.
+
+    Raises:
+        NotImplementedError: always.
+    """
+    raise NotImplementedError("bp tensors cannot be shared between processes, so there is nothing to collect")
+
+
+def _sleep(cycles: float) -> None:
+    """Keep the current stream busy for `cycles` of a 1 GHz clock: 1,000,000 are a millisecond, on every device.
+
+    For tests and demonstrations; torch.cuda's cycles are those of the GPU's own clock.
+    """
+    _lazy_init()
+    _C.sleep(cycles / 1_000_000)
+
+
+def _exchange_device(device: int) -> int:
+    return _C.exchange_device(device)
+
+
+def _maybe_exchange_device(device: int) -> int:
+    return _C.exchange_device(device)
+
+
+def _get_device(device: int | str | torch.device) -> torch.device:
+    """`device` as a torch.device."""
+    return torch.device("bp", device) if isinstance(device, int) else torch.device(device)
