@@ -8,7 +8,6 @@
 #include "discovery.h"
 #include "fallback.h"
 #include "generator.h"
-#include "host_device.h"
 #include "pinned.h"
 #include "stream.h"
 
@@ -75,17 +74,6 @@ void bind_devices(py::module_& module) {
             properties.host_accessible ? "True" : "False", ")");
       });
 
-  module.def("set_discover_function", [](const py::function& function) { set_discover_function(function.ptr()); });
-  module.def(
-      "add_host_device",
-      [](DeviceProperties properties) {
-        const size_t limit = properties.total_memory;
-        add_device(make_host_device(std::move(properties), limit));
-      },
-      "Add a device in host memory; total_memory is its limit.");
-  module.def("finish_discovery", &finish_discovery);
-  module.def("ensure_discovered", &ensure_discovered);
-  module.def("is_discovered", &is_discovered);
   module.def("in_bad_fork", &in_bad_fork);
   module.def("device_count", &device_count);
   module.def(
