@@ -112,6 +112,8 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& destination, bo
     // The bytes cross as they are, what else there is to change happens on the destination's side.
     if (is_plain(source, destination)) {
       copy_bytes_between(source, destination);
+    } else if (!device(destination.device().index()).properties().supports(source.scalar_type())) {
+      destination.copy_(source.to(at::kCPU)); // the destination cannot hold the elements before they are converted
     } else {
       const at::Tensor dense = source.is_non_overlapping_and_dense() ? source : source.contiguous();
       at::Tensor moved = at::empty_like(dense, dense.options().device(destination.device()));

@@ -116,36 +116,56 @@ at::Tensor CpuMirror::stand_in(const at::Tensor& tensor, bool written) {
   return stand_in;
 }
 
+// For devices whose stand-ins are copies; settle() waits for all that was queued.
+void CpuMirror::transfer(void* destination, const void* source, size_t bytes, CopyKind kind) {
+  if (bytes > 0) {
+    in_flight_ = true;
+    device_.copy(destination, source, bytes, kind, stream_handle(current_stream(index_)));
+  }
+}
+
+void CpuMirror::settle() {
+  if (in_flight_) {
+    synchronize_stream(current_stream(index_));
+    in_flight_ = false;
+  }
+}
+
+CpuMirror::~CpuMirror() {
+  try {
+    settle(); // an exception is on its way: the host memory must outlive the copies that were queued before it
+  } catch (const std::exception&) {
+    // The exception that brought us here tells more.
+  }
+}
+
 void CpuMirror::load() {
   if (!copies_) {
     return;
   }
-  const auto stream = stream_handle(current_stream(index_));
+  DeviceCall call(device_);
   for (auto& shared : shared_) {
     // The whole range of addresses is there, so that offsets stay as they are; only what is reached is read.
     const size_t bytes = shared.original.nbytes();
     c10::DataPtr copy = c10::GetCPUAllocator()->allocate(bytes);
-    shared.last = std::min(shared.last, bytes);
-    if (shared.first < shared.last) {
-      DeviceCall call(device_);
-      device_.copy(
-          static_cast<char*>(copy.get()) + shared.first,
-          static_cast<const char*>(shared.original.data()) + shared.first,
-          shared.last - shared.first,
-          CopyKind::DeviceToHost,
-          stream);
-    }
-    shared.data = copy.get();
+    auto* data = static_cast<char*>(copy.get());
+    shared.data = data;
     shared.stand_in.unsafeGetStorageImpl()->set_data_ptr_noswap(std::move(copy));
+    const size_t last = std::min(shared.last, bytes);
+    if (shared.first < last) {
+      transfer(
+          data + shared.first, static_cast<const char*>(shared.original.data()) + shared.first, last - shared.first,
+          CopyKind::DeviceToHost);
+    }
   }
-  synchronize_stream(current_stream(index_));
+  settle();
 }
 
 // Gives the original storage what the kernel left in a stand-in that it reallocated.
 void CpuMirror::take_over(Shared& shared) {
   auto* original = shared.original.unsafeGetStorageImpl();
   auto* stand_in = shared.stand_in.unsafeGetStorageImpl();
-  if (!copies_ && is_bp_memory(*stand_in)) {
+  if (is_bp_memory(*stand_in)) {
     c10::DataPtr memory = stand_in->set_data_ptr(c10::DataPtr(nullptr, c10::Device(c10::kCPU)));
     memory.unsafe_set_device(original->device());
     original->set_data_ptr_noswap(std::move(memory));
@@ -155,13 +175,37 @@ void CpuMirror::take_over(Shared& shared) {
     return;
   }
   resize_storage(original, stand_in->nbytes());
-  shared.first = 0;
-  shared.last = stand_in->nbytes();
-  const auto stream = current_stream(index_);
+  transfer(original->mutable_data_ptr().get(), stand_in->data(), stand_in->nbytes(), CopyKind::HostToDevice);
+}
+
+// Copies what written stand-ins reach back to where it belongs. What they do not reach was never read, or was resized away.
+void CpuMirror::write_back() {
+  for (auto& shared : shared_) {
+    shared.first = SIZE_MAX;
+    shared.last = 0;
+  }
+  for (const auto& entry : entries_) {
+    Shared& shared = shared_[entry.shared];
+    if (entry.written && entry.stand_in.numel() > 0 &&
+        entry.stand_in.storage().unsafeGetStorageImpl() == shared.stand_in.unsafeGetStorageImpl()) {
+      const auto [first, last] = reach(entry.stand_in);
+      shared.first = std::min(shared.first, first);
+      shared.last = std::max(shared.last, last);
+    }
+  }
   DeviceCall call(device_);
-  device_.copy(
-      original->mutable_data_ptr().get(), stand_in->data(), stand_in->nbytes(), CopyKind::HostToDevice,
-      stream_handle(stream));
+  for (auto& shared : shared_) {
+    auto* original = shared.original.unsafeGetStorageImpl();
+    if (shared.written && shared.stand_in.nbytes() != original->nbytes()) {
+      resize_storage(original, shared.stand_in.nbytes());
+    }
+    if (shared.first < shared.last) {
+      transfer(
+          static_cast<char*>(original->mutable_data_ptr().get()) + shared.first,
+          static_cast<const char*>(shared.stand_in.data()) + shared.first, shared.last - shared.first,
+          CopyKind::HostToDevice);
+    }
+  }
 }
 
 void CpuMirror::finish() {
@@ -181,28 +225,16 @@ void CpuMirror::finish() {
           entry.stand_in.sizes(), entry.stand_in.strides(), entry.stand_in.storage_offset());
     }
   }
-  bool copied = false;
-  for (auto& shared : shared_) {
-    if (!shared.written) {
-      continue;
-    }
-    if (C10_UNLIKELY(shared.stand_in.data() != shared.data)) {
-      take_over(shared);
-      copied = true;
-    } else if (copies_ && shared.first < shared.last) {
-      DeviceCall call(device_);
-      device_.copy(
-          static_cast<char*>(shared.original.mutable_data()) + shared.first,
-          static_cast<const char*>(shared.data) + shared.first,
-          shared.last - shared.first,
-          CopyKind::HostToDevice,
-          stream_handle(current_stream(index_)));
-      copied = true;
+  if (copies_) {
+    write_back();
+  } else {
+    for (auto& shared : shared_) {
+      if (C10_UNLIKELY(shared.written && shared.stand_in.data() != shared.data)) {
+        take_over(shared);
+      }
     }
   }
-  if (copied) {
-    synchronize_stream(current_stream(index_)); // the host copies are about to go
-  }
+  settle(); // the host copies are about to go
 }
 
 // A bp storage with the contents of a CPU storage; the memory itself where it is ours to give.
@@ -227,15 +259,8 @@ c10::Storage CpuMirror::adopt(const c10::Storage& storage) {
         /*resizable=*/true));
   } else {
     adopted = make_storage(index_, impl->nbytes());
-    if (impl->nbytes() > 0) {
-      const auto stream = current_stream(index_);
-      {
-        DeviceCall call(device_);
-        device_.copy(
-            adopted.mutable_data(), impl->data(), impl->nbytes(), CopyKind::HostToDevice, stream_handle(stream));
-      }
-      synchronize_stream(stream);
-    }
+    transfer(adopted.mutable_data(), impl->data(), impl->nbytes(), CopyKind::HostToDevice);
+    settle();
   }
   // Remembered, so that two results that share storage still do.
   Shared shared;
@@ -260,6 +285,9 @@ at::Tensor CpuMirror::result(at::Tensor tensor) {
       "the result is a tensor of layout ", tensor.layout(), ", and bp tensors are strided");
   if (C10_UNLIKELY(!tensor.is_cpu())) {
     return tensor;
+  }
+  if (C10_UNLIKELY(!device_.properties().supports(tensor.scalar_type()))) {
+    check_dtype(index_, tensor.scalar_type()); // throws
   }
   auto* impl = tensor.unsafeGetTensorImpl();
   auto* storage = tensor.storage().unsafeGetStorageImpl();

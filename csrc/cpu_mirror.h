@@ -16,6 +16,9 @@ class CpuMirror {
  public:
   // Kernels run between construction and finish(). Work that the device's current stream still has is waited for.
   explicit CpuMirror(c10::DeviceIndex index);
+  ~CpuMirror();
+  CpuMirror(const CpuMirror&) = delete;
+  CpuMirror& operator=(const CpuMirror&) = delete;
 
   // True where stand-ins are copies.
   bool copies() const {
@@ -45,7 +48,7 @@ class CpuMirror {
     c10::Storage original;
     c10::Storage stand_in;
     const void* data; // of the stand-in when it was made: differs afterwards if the kernel resized it
-    size_t first = 0; // bytes [first, last) of the original are mirrored
+    size_t first = 0; // bytes [first, last) of the original are copied; only used where stand-ins are copies
     size_t last = 0;
     bool written = false;
   };
@@ -57,12 +60,16 @@ class CpuMirror {
   };
 
   size_t share(const at::Tensor& tensor, bool written);
+  void transfer(void* destination, const void* source, size_t bytes, CopyKind kind);
+  void settle();
   void take_over(Shared& shared);
+  void write_back();
   c10::Storage adopt(const c10::Storage& storage);
 
   const c10::DeviceIndex index_;
   Device& device_;
   const bool copies_;
+  bool in_flight_ = false; // a transfer was queued and not waited for
   c10::SmallVector<Shared, 6> shared_;
   c10::SmallVector<Entry, 6> entries_;
 };

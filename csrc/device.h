@@ -51,8 +51,8 @@ class Device {
     return properties_;
   }
 
-  // True where the methods below run Python code. Whoever holds a lock that a thread with the GIL may wait for must
-  // take the GIL first (see `DeviceCall`), or the two threads deadlock.
+  // True where the methods below run Python code, which may hand the GIL to another thread at any time. So no lock of
+  // ours may be held around a call: a thread with the GIL could be waiting for the lock, and the two would deadlock.
   virtual bool needs_gil() const {
     return false;
   }
@@ -104,8 +104,8 @@ class Device {
   DeviceProperties properties_;
 };
 
-// Holds the GIL while it lives if the device's methods run Python; costs nothing otherwise. Rule of the house: take
-// it before any lock of ours, never after.
+// Holds the GIL while it lives if the device's methods run Python; costs nothing otherwise. A device takes it for itself in
+// each call; several calls in a row are cheaper inside one of these. Not to be taken while a lock of ours is held.
 class DeviceCall {
  public:
   explicit DeviceCall(const Device& device) : DeviceCall(device.needs_gil()) {}

@@ -8,7 +8,6 @@
 #include "discovery.h"
 #include "fallback.h"
 #include "generator.h"
-#include "host_device.h"
 #include "pinned.h"
 #include "stream.h"
 
@@ -82,23 +81,6 @@ void bind_devices(py::module_& module) {
             properties.host_accessible ? "True" : "False", ")");
       });
 
-  module.def(
-      "set_discovery_functions",
-      [](const py::function& discover, const py::function& initialize) {
-        set_discovery_functions(discover.ptr(), initialize.ptr());
-      },
-      py::arg("discover"), py::arg("initialize"));
-  module.def(
-      "add_host_device",
-      [](DeviceProperties properties) {
-        const size_t limit = properties.total_memory;
-        add_device(make_host_device(std::move(properties), limit));
-      },
-      "Add a device in host memory; total_memory is its limit.");
-  module.def("finish_discovery", &finish_discovery);
-  module.def("finish_initialization", &finish_initialization);
-  module.def("is_initialized", &is_initialized);
-  module.def("is_discovered", &is_discovered);
   module.def("in_bad_fork", &in_bad_fork);
   module.def("device_count", &device_count);
   module.def(

@@ -138,6 +138,19 @@ at::Tensor& set_(at::Tensor& self) {
   return set_storage(self, make_storage(self.device().index(), 0), 0, {0}, {});
 }
 
+// Views as another dtype make tensors past the factories, so they check what the factories check.
+at::Tensor view_dtype(const at::Tensor& self, c10::ScalarType dtype) {
+  check_dtype(self.device().index(), dtype);
+  return at::native::view_dtype(self, dtype);
+}
+
+at::Tensor view_as_complex(const at::Tensor& self) {
+  if (c10::isFloatingType(self.scalar_type())) {
+    check_dtype(self.device().index(), c10::toComplexType(self.scalar_type()));
+  }
+  return at::native::view_as_complex(self);
+}
+
 void record_stream(at::Tensor& self, c10::Stream stream) {
   caching_allocator().recordStream(self.storage().data_ptr(), stream);
 }
@@ -151,7 +164,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_reshape_alias", &at::native::_reshape_alias);
   m.impl("unfold", &at::native::unfold);
   m.impl("view_as_real", &at::native::view_as_real);
-  m.impl("view_as_complex", &at::native::view_as_complex);
+  m.impl("view_as_complex", &view_as_complex);
+  m.impl("view.dtype", &view_dtype);
   m.impl("resize_", &resize_);
   m.impl("set_", &set_);
   m.impl("set_.source_Tensor", &at::native::set_tensor_);

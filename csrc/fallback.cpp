@@ -19,6 +19,12 @@ namespace {
 
 std::atomic<FallbackPolicy> policy{FallbackPolicy::Warn};
 
+// Training batch normalization updates its running statistics, and these schemas do not say so.
+bool is_undeclared_write(const c10::FunctionSchema& schema, const c10::Argument& argument) {
+  return (schema.name() == "aten::native_batch_norm" || schema.name() == "aten::batch_norm_update_stats") &&
+      (argument.name() == "running_mean" || argument.name() == "running_var");
+}
+
 // What the fallback needs to know of an operator's schema, worked out at its first call.
 struct OperatorFacts {
   std::string name;
@@ -32,7 +38,7 @@ struct OperatorFacts {
     const auto& arguments = op.schema().arguments();
     for (size_t i = 0; i < arguments.size(); ++i) {
       const auto* alias = arguments[i].alias_info();
-      written.push_back(alias != nullptr && alias->isWrite());
+      written.push_back((alias != nullptr && alias->isWrite()) || is_undeclared_write(op.schema(), arguments[i]));
       const auto& type = *arguments[i].type();
       const auto* optional = type.castRaw<c10::OptionalType>();
       const auto kind = optional != nullptr ? optional->getElementType()->kind() : type.kind();

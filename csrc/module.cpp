@@ -6,5 +6,6 @@
 PYBIND11_MODULE(_C, module) {
   module.doc() = "Backplane's socket: what PyTorch accepts only from C++, and the hot path.";
   backplane::bind_device(module);
+  backplane::bind_drivers(module);
   backplane::bind_allocator(module);
 }

@@ -17,7 +17,8 @@ struct Entry {
   int priority;
 };
 
-// The streams of one device. Entries are added under the lock and read without it; none is ever removed.
+// The streams of one device. Entries are added under the lock and read without it; none is ever removed. The lock is never
+// held while the device is called: the call may run Python, and a thread that holds the GIL may be waiting for the lock.
 struct Streams {
   std::mutex lock;
   std::array<std::atomic<const Entry*>, kMostStreams> entries{};
@@ -54,13 +55,12 @@ const Entry& entry_of(c10::Stream stream) {
   TORCH_CHECK(id >= 0 && id < streams.size.load(), "bp:", static_cast<int>(index), " has no stream with id ", id);
   const Entry* entry = streams.entries[id].load(std::memory_order_acquire);
   if (C10_UNLIKELY(entry == nullptr)) { // the default stream, at its first use
-    Device& owner = device(index);
-    DeviceCall call(owner);
-    std::lock_guard<std::mutex> guard(streams.lock);
-    entry = streams.entries[id].load();
-    if (entry == nullptr) {
-      entry = new Entry{owner.create_stream(kLeastPriority), kLeastPriority};
-      streams.entries[id].store(entry, std::memory_order_release);
+    const auto fresh = new Entry{device(index).create_stream(kLeastPriority), kLeastPriority};
+    if (streams.entries[id].compare_exchange_strong(entry, fresh)) {
+      entry = fresh;
+    } else { // another thread was faster
+      device(index).destroy_stream(fresh->handle);
+      delete fresh;
     }
   }
   return *entry;
@@ -88,16 +88,27 @@ c10::Stream exchange_current_stream(c10::Stream stream) {
 c10::Stream pool_stream(c10::DeviceIndex index, int priority) {
   index = checked_index(index);
   const size_t pool = priority < kLeastPriority ? 1 : 0; // out-of-range priorities are clamped, as torch.cuda does
-  Device& owner = device(index);
   Streams& streams = streams_of(index);
-  DeviceCall call(owner);
-  std::lock_guard<std::mutex> guard(streams.lock);
+  {
+    std::lock_guard<std::mutex> guard(streams.lock);
+    auto& ids = streams.pools[pool];
+    if (ids.size() == kStreamsPerPool) {
+      return make(index, ids[streams.handed_out[pool]++ % kStreamsPerPool]);
+    }
+  }
+  // The pool is still growing.
+  Device& owner = device(index);
+  const int clamped = pool == 1 ? kGreatestPriority : kLeastPriority;
+  const StreamHandle handle = owner.create_stream(clamped);
+  std::unique_lock<std::mutex> guard(streams.lock);
   auto& ids = streams.pools[pool];
   const size_t slot = streams.handed_out[pool]++ % kStreamsPerPool;
-  if (slot == ids.size()) {
-    const int clamped = pool == 1 ? kGreatestPriority : kLeastPriority;
-    ids.push_back(append(streams, owner.create_stream(clamped), clamped));
+  if (ids.size() < kStreamsPerPool) {
+    ids.push_back(append(streams, handle, clamped));
+    return make(index, ids.back());
   }
+  guard.unlock();
+  owner.destroy_stream(handle); // other threads filled it meanwhile
   return make(index, ids[slot]);
 }
 

@@ -1,22 +1,228 @@
-"""The driver contract."""
+"""The driver contract: what a Python package implements to bring a device to PyTorch.
+
+A driver is a class with one method, `Driver.devices()`, named in the entry-point group `torch_backplane.drivers`. Each
+device it returns is a `Device`: memory, transfers and, where the hardware works asynchronously, streams and events. A
+synchronous device needs four methods; `docs/write-a-driver.md` builds one from nothing.
+
+Rules that hold for every method:
+
+* It is called with the GIL held, from any thread, and from several threads in turn if it releases the GIL. It must not
+  use bp tensors of its own device.
+* What it raises comes out of the PyTorch call that needed it, as it was raised. Only `allocate` has an exception with a
+  meaning: `MemoryError` makes the allocator free what it caches and ask once more.
+* Handles (of segments, streams and events) are any Python objects. The socket keeps a reference to each from the call that
+  returns it to the end of the call that takes it back.
+* `stream` is what `create_stream` returned. Work is done in the order of its stream.
+* Host memory comes as a `memoryview` of bytes. It stays valid until the stream has passed the transfer: a method may
+  return before the transfer is done if `synchronize_stream` waits for it.
+"""
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+FILL_CHUNK = 1 << 20  # bytes of host memory that the default fill() copies from
+
+ALL_DTYPES: tuple[torch.dtype, ...] = tuple(
+    dict.fromkeys(value for value in vars(torch).values() if isinstance(value, torch.dtype))
+)
 
 
-class Device(ABC):
-    """One piece of hardware (or one simulated one)."""
+class SettingError(ValueError):
+    """A setting of the user's (an environment variable) is malformed. Discovery passes it on and never ignores it."""
 
-    @abstractmethod
-    def register(self) -> None:
-        """Add this device to the socket's table."""
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceProperties:
+    """What a device says of itself."""
+
+    name: str  # what the hardware calls itself
+    total_memory: int  # bytes; no more than this is ever allocated
+    dtypes: Sequence[torch.dtype] = ALL_DTYPES  # any other is refused with a TypeError
+    host_accessible: bool = False  # the CPU may read and write device memory at Device.address()
+    compute_units: int = 1  # torch.cuda's multi_processor_count
+    capability: tuple[int, int] = (0, 0)  # (major, minor), as the driver defines it
 
 
 class Driver(ABC):
-    """Reaches one hardware API."""
+    """Reaches one hardware API. Made once per process, without arguments, when bp is first used."""
+
+    # Drivers with a higher priority have their devices numbered first, those with the same in the order of their names.
+    # Hardware keeps the default; the host driver comes last with -10.
+    priority: ClassVar[int] = 0
 
     @abstractmethod
-    def devices(self) -> Sequence[Device]:
-        """The devices that this driver can use now, in a stable order."""
+    def devices(self) -> Sequence[Device | NativeDevice]:
+        """The devices that can be used now, in an order that stays the same.
+
+        An empty list says that there is none. An exception makes discovery skip this driver with a warning; a
+        `SettingError` ends discovery.
+        """
+
+
+class Device(ABC):
+    """One piece of hardware, or one simulated one.
+
+    The defaults describe a synchronous device: every method returns when its work is done. A device that works
+    asynchronously overrides all of the methods under «streams and events».
+    """
+
+    properties: DeviceProperties
+
+    # --- memory ------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def allocate(self, nbytes: int) -> Any:
+        """A handle of `nbytes` bytes of uninitialized device memory. The caching allocator asks for segments of 2 MiB
+        and more, so this need not be fast.
+
+        Raises:
+            MemoryError: there is not enough.
+        """
+
+    @abstractmethod
+    def free(self, handle: Any) -> None:
+        """Give a segment back. No work that uses it is under way."""
+
+    def address(self, handle: Any) -> int:
+        """Where the CPU finds a segment: a multiple of 512. Asked of devices with `host_accessible` properties only."""
+        raise NotImplementedError(f"{type(self).__name__} says that it is host_accessible and has no address() method")
+
+    def memory_info(self) -> tuple[int, int] | None:
+        """(free, total) in bytes; None for «total_memory less what was allocated here»."""
+        return None
+
+    # --- transfers, in stream order ----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def copy_in(self, handle: Any, offset: int, host_memory: memoryview, stream: Any) -> None:
+        """Copy all of `host_memory` to the segment, from byte `offset` on."""
+
+    @abstractmethod
+    def copy_out(self, handle: Any, offset: int, host_memory: memoryview, stream: Any) -> None:
+        """Fill `host_memory` with the segment's bytes, from byte `offset` on."""
+
+    def copy(
+        self, dst_handle: Any, dst_offset: int, src_handle: Any, src_offset: int, nbytes: int, stream: Any
+    ) -> None:
+        """Copy within the device. The ranges may be of one segment, and may overlap. By default through the host."""
+        staging = memoryview(bytearray(nbytes))
+        self.copy_out(src_handle, src_offset, staging, stream)
+        self.synchronize_stream(stream)
+        self.copy_in(dst_handle, dst_offset, staging, stream)
+        self.synchronize_stream(stream)
+
+    def copy_from_peer(
+        self,
+        dst_handle: Any,
+        dst_offset: int,
+        peer: Device,
+        src_handle: Any,
+        src_offset: int,
+        nbytes: int,
+        stream: Any,
+    ) -> bool:
+        """Copy from the segment `src_handle` of `peer`, any other Python device, to one of this device's.
+
+        The peer's work is done when `stream` gets there. False (the default) if this device cannot: then the bytes go
+        through the host.
+        """
+        return False
+
+    def can_access_peer(self, peer: Device) -> bool:
+        """Whether `copy_from_peer` works for this peer (torch.bp.can_device_access_peer)."""
+        return False
+
+    def fill(self, handle: Any, offset: int, nbytes: int, value: int, stream: Any) -> None:
+        """Set `nbytes` bytes from byte `offset` on to `value`, 0 to 255. By default by copying from the host."""
+        chunk = memoryview(bytes([value]) * min(nbytes, FILL_CHUNK))
+        for done in range(0, nbytes, FILL_CHUNK):
+            self.copy_in(handle, offset + done, chunk[: nbytes - done], stream)
+
+    # --- streams and events ------------------------------------------------------------------------------------------
+
+    def create_stream(self, priority: int) -> Any:
+        """A new queue. `priority` is 0, or -1 for one whose work should go first; hardware without may ignore it."""
+        return SynchronousStream()
+
+    def destroy_stream(self, stream: Any) -> None:
+        """Give a queue back."""
+
+    def query_stream(self, stream: Any) -> bool:
+        """Whether all work given to the stream is done."""
+        return True
+
+    def synchronize_stream(self, stream: Any) -> None:
+        """Wait until all work given to the stream so far is done. Release the GIL while waiting."""
+
+    def create_event(self, timing: bool) -> Any:
+        """A new event, not recorded yet. `timing`: elapsed_ms() will be asked."""
+        return SynchronousEvent()
+
+    def destroy_event(self, event: Any) -> None:
+        """Give an event back. Waits for it that were issued before stay in force."""
+
+    def record_event(self, event: Any, stream: Any) -> None:
+        """The event is reached when all work given to the stream so far is done. Replaces an earlier recording."""
+        event.time_ns = time.perf_counter_ns()
+
+    def wait_event(self, event: Any, stream: Any) -> None:
+        """Work given to `stream` from now on starts after the event's present recording. The caller does not wait."""
+
+    def query_event(self, event: Any) -> bool:
+        """Whether the event is reached; True for one that was never recorded."""
+        return True
+
+    def synchronize_event(self, event: Any) -> None:
+        """Wait until the event is reached. Release the GIL while waiting."""
+
+    def elapsed_ms(self, start: Any, end: Any) -> float:
+        """Milliseconds from one event to the other; both are reached."""
+        return (end.time_ns - start.time_ns) / 1e6
+
+    def sleep(self, milliseconds: float, stream: Any) -> None:
+        """Keep the stream busy for about this long (for tests of asynchronous behaviour). Optional."""
+        raise NotImplementedError(f"{self.properties.name} cannot keep a stream busy for a given time")
+
+
+# What an asynchronous device must bring itself: with only some of them its events would tell untruths.
+ASYNCHRONOUS_METHODS = (
+    "create_stream",
+    "query_stream",
+    "synchronize_stream",
+    "create_event",
+    "record_event",
+    "wait_event",
+    "query_event",
+    "synchronize_event",
+    "elapsed_ms",
+)
+
+
+class SynchronousStream:
+    """A queue that is always empty."""
+
+
+class SynchronousEvent:
+    """A point in time that has always passed."""
+
+    time_ns = 0
+
+
+class NativeDevice(ABC):
+    """A device that the socket implements in C++ (csrc/host_device.cpp); Python only adds it."""
+
+    properties: DeviceProperties
+
+    @abstractmethod
+    def add(self, properties: Any, discrete: bool) -> None:
+        """Add this device to the socket's table with these `_C.DeviceProperties`.
+
+        `discrete`: with memory that the CPU cannot reach at the addresses that tensors have.
+        """

@@ -9,38 +9,37 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Sequence
-
-import torch
+from typing import Any
 
 from torch_backplane import _C
-from torch_backplane.drivers.base import Device, Driver
+from torch_backplane.drivers.base import DeviceProperties, Driver, NativeDevice, SettingError
 from torch_backplane.drivers.sizes import parse_size
 
 MOST_DEVICES = 64
 
 
-class HostDevice(Device):
-    """A device in host memory; the socket implements it natively (csrc/host_device.cpp)."""
+class HostDevice(NativeDevice):
+    """A device in host memory; the socket implements it (csrc/host_device.cpp)."""
 
     def __init__(self, total_memory: int) -> None:
-        self.properties = _C.DeviceProperties(
-            driver="host",
+        self.properties = DeviceProperties(
             name=processor_name(),
             total_memory=total_memory,
             host_accessible=True,
             compute_units=os.cpu_count() or 1,
             capability=(1, 0),
-            dtypes=[dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)],
         )
 
-    def register(self) -> None:
-        _C.add_host_device(self.properties)
+    def add(self, properties: Any, discrete: bool) -> None:
+        _C.add_host_device(properties, discrete)
 
 
 class HostDriver(Driver):
     """As many host devices as the environment asks for."""
 
-    def devices(self) -> Sequence[Device]:
+    priority = -10  # hardware first
+
+    def devices(self) -> Sequence[HostDevice]:
         return [HostDevice(memory_limit()) for _ in range(device_count())]
 
 
@@ -48,11 +47,11 @@ def device_count() -> int:
     """TORCH_BACKPLANE_HOST_DEVICES, 1 by default.
 
     Raises:
-        ValueError: it is not a whole number from 0 to 64.
+        SettingError: it is not a whole number from 0 to 64.
     """
     text = os.environ.get("TORCH_BACKPLANE_HOST_DEVICES", "1")
     if not text.strip().isdecimal() or int(text) > MOST_DEVICES:
-        raise ValueError(f"TORCH_BACKPLANE_HOST_DEVICES={text!r} is not a whole number from 0 to {MOST_DEVICES}")
+        raise SettingError(f"TORCH_BACKPLANE_HOST_DEVICES={text!r} is not a whole number from 0 to {MOST_DEVICES}")
     return int(text)
 
 
@@ -60,7 +59,7 @@ def memory_limit() -> int:
     """TORCH_BACKPLANE_HOST_MEMORY in bytes, all physical memory by default.
 
     Raises:
-        ValueError: it is not a size such as 512MiB or 2GiB.
+        SettingError: it is not a size such as 512MiB or 2GiB.
     """
     text = os.environ.get("TORCH_BACKPLANE_HOST_MEMORY")
     if text is None:

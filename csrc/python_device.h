@@ -1,0 +1,14 @@
+// The socket's view of a device that a Python driver brought: an adapter around torch_backplane.drivers.base.Device.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <memory>
+
+#include "device.h"
+
+namespace backplane {
+
+std::unique_ptr<Device> make_python_device(DeviceProperties properties, pybind11::object device);
+
+} // namespace backplane

@@ -1,0 +1,43 @@
+"""Driver packages for tests, as pip leaves them: a module and its metadata in a folder that goes on PYTHONPATH."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+EXAMPLES = Path(__file__).parent.parent / "examples" / "drivers"
+
+# A driver in the fewest words; tests replace parts of it.
+MINIMAL = '''
+from torch_backplane.drivers import Device, DeviceProperties, Driver
+
+class MinimalDevice(Device):
+    properties = DeviceProperties(name="Minimal", total_memory=1 << 26)
+    def allocate(self, nbytes): return bytearray(nbytes)
+    def free(self, handle): pass
+    def copy_in(self, handle, offset, host_memory, stream): handle[offset:offset + len(host_memory)] = host_memory
+    def copy_out(self, handle, offset, host_memory, stream): host_memory[:] = handle[offset:offset + len(host_memory)]
+
+class MinimalDriver(Driver):
+    def devices(self): return [MinimalDevice()]
+'''
+
+
+def install(site: Path, name: str, source: str, cls: str, distribution: str | None = None) -> None:
+    """Makes `source` importable from `site` as a driver called `name` whose class is `cls`."""
+    distribution = distribution or f"driver_{name}"
+    module = f"{distribution}_module"
+    (site / f"{module}.py").write_text(source)
+    metadata = site / f"{distribution}-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[torch_backplane.drivers]\n{name} = {module}:{cls}\n")
+
+
+def install_toy(site: Path) -> None:
+    """The example driver, called `toy`."""
+    install(site, "toy", (EXAMPLES / "toy" / "toy_driver.py").read_text(), "ToyDriver")
+
+
+def python_path(site: Path) -> str:
+    return os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))

@@ -1,0 +1,50 @@
+"""Running code as in a fresh interpreter, without importing torch each time.
+
+A server process imports torch once and forks for each request. torch_backplane is imported with it, but has not looked for
+devices yet, so that a fork is as good as a new interpreter for all that is decided at discovery.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["torch"])
+
+
+def run(code: str, site: Path, timeout: float = 120, **env: str) -> subprocess.CompletedProcess[str]:
+    """Runs `code` with `env` added to the environment and `site` on sys.path."""
+    with tempfile.TemporaryDirectory() as folder:
+        process = _context.Process(target=_child, args=(code, str(site), env, folder))
+        process.start()
+        process.join(timeout)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+            raise TimeoutError(f"no end after {timeout} s: {(Path(folder) / 'stderr').read_text()}")
+        output = [(Path(folder) / name).read_text() for name in ("stdout", "stderr")]
+        return subprocess.CompletedProcess([code], process.exitcode, *output)
+
+
+def _child(code: str, site: str, env: dict[str, str], folder: str) -> None:
+    for descriptor, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(os.path.join(folder, name), os.O_WRONLY | os.O_CREAT), descriptor)
+    os.environ.update(env)
+    sys.path.insert(0, site)
+    status = 0
+    try:
+        exec(compile(code, "<test>", "exec"), {"__name__": "__main__"})
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(status)

@@ -1,0 +1,230 @@
+"""How drivers are found, ordered, chosen by the user, and refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import forked
+import pytest
+from driver_packages import EXAMPLES, MINIMAL, install, install_toy, python_path
+
+LIST = """
+import torch
+from torch_backplane import _C
+print(" ".join(f"{p.driver}/{p.name}" for p in map(_C.device_properties, range(torch.accelerator.device_count()))))
+"""
+# As LIST, with what went wrong where device_count() would answer 0.
+USE = 'import torch; print(torch.empty(1, device="bp:0").device)'
+
+# Two devices that can be told apart.
+PAIR = MINIMAL.replace("return [MinimalDevice()]", "return [named('first'), named('second')]") + '''
+def named(name):
+    device = MinimalDevice()
+    device.properties = DeviceProperties(name=name, total_memory=1 << 26)
+    return device
+'''
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """run(code, **env) with the drivers installed in tmp_path and one host device."""
+    return lambda code, **env: forked.run(code, tmp_path, **{"TORCH_BACKPLANE_HOST_DEVICES": "1"} | env)
+
+
+def names(result: subprocess.CompletedProcess[str]) -> list[str]:
+    assert result.returncode == 0, result.stderr
+    return [entry.split("/")[0] for entry in result.stdout.split()]
+
+
+def error_of(result: subprocess.CompletedProcess[str]) -> str:
+    assert result.returncode == 1, result.stderr
+    return result.stderr.strip().splitlines()[-1]
+
+
+# --- finding and ordering ------------------------------------------------------------------------------------------------
+
+
+def test_hardware_is_numbered_before_the_host(run: Run, tmp_path: Path) -> None:
+    install(tmp_path, "zebra", MINIMAL, "MinimalDriver")
+    install(tmp_path, "ant", MINIMAL, "MinimalDriver")
+    listed = run(LIST)
+    assert listed.stdout.startswith("ant/Minimal zebra/Minimal host/")
+
+
+def test_priority_orders_drivers(run: Run, tmp_path: Path) -> None:
+    install(tmp_path, "ant", MINIMAL.replace("(Driver):", "(Driver):\n    priority = -20"), "MinimalDriver")
+    install(tmp_path, "zebra", MINIMAL.replace("(Driver):", "(Driver):\n    priority = 5"), "MinimalDriver")
+    listed = run(LIST)
+    assert listed.stdout.startswith("zebra/Minimal host/")
+    assert listed.stdout.endswith("ant/Minimal\n")
+
+
+def test_the_environment_names_and_orders_drivers(run: Run, tmp_path: Path) -> None:
+    install(tmp_path, "ant", MINIMAL, "MinimalDriver")
+    install(tmp_path, "bee", MINIMAL, "MinimalDriver")
+    assert names(run(LIST, TORCH_BACKPLANE_DRIVERS="bee, ant")) == ["bee", "ant"]
+
+
+def test_unselected_drivers_are_not_imported(run: Run, tmp_path: Path) -> None:
+    install(tmp_path, "ant", "raise SystemExit('imported')", "MinimalDriver")
+    assert names(run(LIST, TORCH_BACKPLANE_DRIVERS="host"))[0] == "host"
+    assert names(run(LIST, TORCH_BACKPLANE_VISIBLE_DEVICES="host"))[0] == "host"
+
+
+def test_importing_the_package_imports_no_driver_and_reads_no_metadata(run_python: Run, tmp_path: Path) -> None:
+    install(tmp_path, "ant", "raise SystemExit('imported')", "MinimalDriver")
+    code = """
+import sys
+import torch
+before = set(sys.modules)
+import torch_backplane
+new = set(sys.modules) - before
+assert not any(name.startswith("importlib.metadata") for name in new), sorted(new)
+assert "torch_backplane.drivers.host" not in new and "torch_backplane.drivers.sizes" not in new
+assert not torch_backplane._C.is_discovered()
+"""
+    result = run_python(code, PYTHONPATH=python_path(tmp_path), TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert result.returncode == 0, result.stderr
+
+
+def test_visible_devices_picks_and_orders(run: Run, tmp_path: Path) -> None:
+    install(tmp_path, "pair", PAIR, "MinimalDriver")
+    listed = run(LIST, TORCH_BACKPLANE_VISIBLE_DEVICES="pair:1,host:0,pair:0")
+    assert listed.stdout.startswith("pair/second host/")
+    assert listed.stdout.endswith("pair/first\n")
+    assert names(run(LIST, TORCH_BACKPLANE_VISIBLE_DEVICES="host,pair"))[-2:] == ["pair", "pair"]
+    assert names(run(LIST, TORCH_BACKPLANE_VISIBLE_DEVICES="")) == []
+
+
+def test_the_example_installs_with_pip(run: Run, tmp_path: Path) -> None:
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
+    built = subprocess.run(
+        [*pip, "--target", str(tmp_path), str(EXAMPLES / "toy")], capture_output=True, text=True, check=False
+    )
+    assert built.returncode == 0, built.stderr
+    listed = run(LIST, TOY_DEVICES="3")
+    assert listed.stdout.startswith("toy/Toy accelerator 0 toy/Toy accelerator 1 toy/Toy accelerator 2 host/")
+
+
+# --- drivers that fail -----------------------------------------------------------------------------------------------------
+
+BROKEN = {
+    "devices() raises": (
+        MINIMAL.replace("return [MinimalDevice()]", "raise RuntimeError('no firmware')"), "RuntimeError: no firmware"
+    ),
+    "a ValueError of the driver's own is a failure, too": (
+        MINIMAL.replace("return [MinimalDevice()]", "return [int('many')]"), "ValueError: invalid literal"
+    ),
+    "the module cannot be imported": ("import missing_library", "No module named 'missing_library'"),
+    "the class is missing": ("", "has no attribute 'MinimalDriver'"),
+    "the class is no driver": ("class MinimalDriver: pass", "is no subclass of torch_backplane.drivers.Driver"),
+    "a device is no device": (
+        MINIMAL.replace("[MinimalDevice()]", "['gpu0']"), "'gpu0', which is no torch_backplane.drivers.Device"
+    ),
+    "a method is missing": (MINIMAL.replace("def free", "def free_"), "Can't instantiate abstract class"),
+    "properties are missing": (MINIMAL.replace("    properties =", "    facts ="), "no attribute 'properties'"),
+    "negative memory": (
+        MINIMAL.replace("1 << 26", "-1"), "total_memory is -1, and must be a whole number of bytes above 0"
+    ),
+    "no name": (MINIMAL.replace('"Minimal"', '" "'), "name is ' ', and must be a string that is not empty"),
+    "unknown dtype": (
+        MINIMAL.replace("1 << 26", "1 << 26, dtypes=['float128']"), "must be a sequence of torch.dtype"
+    ),
+    "malformed capability": (
+        MINIMAL.replace("1 << 26", "1 << 26, capability=(9,)"), "capability is (9,), and must be a pair"
+    ),
+    "host-accessible without addresses": (
+        MINIMAL.replace("1 << 26", "1 << 26, host_accessible=True"), "has no address() method"
+    ),
+    "half an asynchronous device": (
+        MINIMAL.replace("    def free", "    def create_stream(self, priority): return object()\n    def free"),
+        "an asynchronous device also needs query_stream, synchronize_stream",
+    ),
+    "it uses bp while it is asked": (
+        MINIMAL.replace("return [MinimalDevice()]", "import torch; return [torch.empty(1, device='bp')]"),
+        "used bp devices while it was asked",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_driver_is_skipped_with_one_warning(run: Run, tmp_path: Path, kind: str) -> None:
+    source, reason = BROKEN[kind]
+    install(tmp_path, "broken", source, "MinimalDriver")
+    install(tmp_path, "good", MINIMAL, "MinimalDriver")
+    result = run(
+        "import warnings; warnings.simplefilter('always')\n"  # a second warning would show
+        f"{LIST}\nfrom torch_backplane import drivers; print(drivers.failures()['broken'])"
+    )
+    assert result.returncode == 0, result.stderr
+    listed, failure = result.stdout.splitlines()
+    assert listed.startswith("good/Minimal host/")
+    assert reason in failure
+    assert result.stderr.count("driver 'broken' is skipped") == 1
+    assert reason in result.stderr
+
+
+def test_a_name_claimed_twice_belongs_to_nobody(run: Run, tmp_path: Path) -> None:
+    install(tmp_path, "twin", MINIMAL, "MinimalDriver", distribution="one")
+    install(tmp_path, "twin", MINIMAL, "MinimalDriver", distribution="two")
+    result = run(LIST)
+    assert "twin" not in names(result)
+    assert result.stderr.count("driver 'twin' is skipped: several packages claim the name: one_module") == 1
+
+
+def test_our_own_driver_keeps_its_name(run: Run, tmp_path: Path) -> None:
+    install(tmp_path, "host", MINIMAL, "MinimalDriver")
+    result = run(LIST)
+    assert names(result)[0] == "host"
+    assert "Minimal" not in result.stdout
+    assert result.stderr.count("driver 'host' is torch_backplane.drivers.host:HostDriver, although") == 1
+
+
+# --- settings that are wrong --------------------------------------------------------------------------------------------------
+
+WRONG_SETTINGS = [
+    ({"TORCH_BACKPLANE_DRIVERS": "host,cuba"}, "names 'cuba'; installed drivers: host"),
+    ({"TORCH_BACKPLANE_DRIVERS": " , "}, "names no driver; installed drivers: host"),
+    ({"TORCH_BACKPLANE_HOST_DEVICES": "two"}, "TORCH_BACKPLANE_HOST_DEVICES='two' is not a whole number from 0 to 64"),
+    ({"TORCH_BACKPLANE_HOST_DEVICES": "65"}, "is not a whole number from 0 to 64"),
+    ({"TORCH_BACKPLANE_HOST_DEVICES": "-1"}, "is not a whole number from 0 to 64"),
+    ({"TORCH_BACKPLANE_HOST_MEMORY": "2 gigs"}, "TORCH_BACKPLANE_HOST_MEMORY='2 gigs' is not a size"),
+    ({"TORCH_BACKPLANE_HOST_MEMORY": "0"}, "is not a size: write a number above 0"),
+    ({"TORCH_BACKPLANE_HOST_MEMORY": "-2GiB"}, "is not a size"),
+    ({"TORCH_BACKPLANE_HOST_MEMORY": "9" * 30}, "is not a size"),
+    ({"TORCH_BACKPLANE_DISCRETE": "yes"}, "TORCH_BACKPLANE_DISCRETE='yes' is neither 0 nor 1"),
+    ({"TORCH_BACKPLANE_VISIBLE_DEVICES": "host:1"}, "names host:1; driver 'host' has 1 device, counted from host:0"),
+    ({"TORCH_BACKPLANE_VISIBLE_DEVICES": "host:-1"}, "has the entry 'host:-1'; write driver:index"),
+    ({"TORCH_BACKPLANE_VISIBLE_DEVICES": "host:0,,"}, "has the entry ''; write driver:index"),
+    ({"TORCH_BACKPLANE_VISIBLE_DEVICES": "0"}, "names the driver '0'; drivers to choose from: host"),
+    ({"TORCH_BACKPLANE_VISIBLE_DEVICES": "host:0,host:0"}, "names devices of 'host:0' more than once"),
+    ({"TORCH_BACKPLANE_VISIBLE_DEVICES": "host:0,host"}, "names devices of 'host' more than once"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), WRONG_SETTINGS)
+def test_wrong_settings_are_errors(run: Run, settings: dict[str, str], message: str) -> None:
+    assert message in error_of(run(USE, **settings))
+
+
+def test_choosing_a_driver_that_failed_is_an_error(run: Run, tmp_path: Path) -> None:
+    install(tmp_path, "broken", BROKEN["devices() raises"][0], "MinimalDriver")
+    message = error_of(run(USE, TORCH_BACKPLANE_VISIBLE_DEVICES="broken:0"))
+    assert "names the driver 'broken', which failed: RuntimeError: no firmware" in message
+
+
+def test_a_driver_may_refuse_its_own_settings(run: Run, tmp_path: Path) -> None:
+    install_toy(tmp_path)
+    assert "TOY_MEMORY='lots' is not a size" in error_of(run(USE, TOY_MEMORY="lots"))
+
+
+def test_too_many_devices(run: Run, tmp_path: Path) -> None:
+    install_toy(tmp_path)
+    message = error_of(run(USE, TOY_DEVICES="64"))
+    assert "65 bp devices were found, and 64 is the most" in message
+    assert names(run(LIST, TOY_DEVICES="64", TORCH_BACKPLANE_DRIVERS="toy")).count("toy") == 64

@@ -1,0 +1,77 @@
+"""What discovery checks of a driver's device before the socket gets it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch_backplane import _C
+from torch_backplane.drivers.base import ASYNCHRONOUS_METHODS, Device, DeviceProperties, NativeDevice
+
+LARGEST_MEMORY = 2**63 - 1
+
+
+def checked_properties(driver: str, device: Any) -> Any:
+    """The `_C.DeviceProperties` of a device.
+
+    Raises:
+        TypeError, ValueError: the device breaks the contract; the message says where.
+    """
+    if not isinstance(device, (Device, NativeDevice)):
+        raise TypeError(f"devices() returned {device!r}, which is no torch_backplane.drivers.Device")
+    properties = device.properties
+    if not isinstance(properties, DeviceProperties):
+        raise TypeError(f"{type(device).__name__}.properties is {properties!r}, and must be a DeviceProperties")
+    for field, accepted, is_good in RULES:
+        value = getattr(properties, field)
+        if not is_good(value):
+            raise ValueError(f"{type(device).__name__}.properties.{field} is {value!r}, and must be {accepted}")
+    if isinstance(device, Device):
+        check_methods(type(device), properties)
+    return _C.DeviceProperties(
+        driver=driver,
+        name=properties.name,
+        total_memory=properties.total_memory,
+        host_accessible=properties.host_accessible,
+        compute_units=properties.compute_units,
+        capability=tuple(properties.capability),
+        dtypes=properties.dtypes,
+    )
+
+
+def check_methods(cls: type[Device], properties: DeviceProperties) -> None:
+    """Methods that only make sense together."""
+    if properties.host_accessible and cls.address is Device.address:
+        raise TypeError(f"{cls.__name__} says that it is host_accessible and has no address() method")
+    own = [name for name in ASYNCHRONOUS_METHODS if getattr(cls, name) is not getattr(Device, name)]
+    missing = [name for name in ASYNCHRONOUS_METHODS if name not in own]
+    if own and missing:
+        raise TypeError(
+            f"{cls.__name__} has its own {', '.join(own)}; an asynchronous device also needs {', '.join(missing)}"
+        )
+
+
+def _is_whole(value: Any, least: int, most: int = LARGEST_MEMORY) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _are_dtypes(value: Any) -> bool:
+    return isinstance(value, (list, tuple, set, frozenset)) and bool(value) and all(
+        isinstance(item, torch.dtype) for item in value
+    )
+
+
+def _is_capability(value: Any) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and all(_is_whole(part, 0, 2**31 - 1) for part in value)
+
+
+# (field, what is accepted in words, the test)
+RULES = (
+    ("name", "a string that is not empty", lambda value: isinstance(value, str) and value.strip() != ""),
+    ("total_memory", "a whole number of bytes above 0", lambda value: _is_whole(value, 1)),
+    ("dtypes", "a sequence of torch.dtype with at least one element", _are_dtypes),
+    ("host_accessible", "True or False", lambda value: isinstance(value, bool)),
+    ("compute_units", "a whole number above 0", lambda value: _is_whole(value, 1, 2**31 - 1)),
+    ("capability", "a pair (major, minor) of whole numbers", _is_capability),
+)

@@ -1,0 +1,211 @@
+"""Finding drivers, asking each for its devices, and numbering the devices.
+
+Drivers are found through the entry-point group `torch_backplane.drivers`. All of it happens when bp is first used; importing
+torch_backplane reads no package metadata and imports no driver.
+
+TORCH_BACKPLANE_DRIVERS=opencl,host          the drivers to ask, their devices numbered in this order
+TORCH_BACKPLANE_VISIBLE_DEVICES=host:1,host:0  the devices to use, numbered in this order; «host» means all of host's
+TORCH_BACKPLANE_DISCRETE=1                   devices in host memory behave as if the CPU could not reach it
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import warnings
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch_backplane import _C
+from torch_backplane.drivers.base import Device, Driver, NativeDevice, SettingError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+ENTRY_POINT_GROUP = "torch_backplane.drivers"
+MOST_DEVICES = 64  # of all drivers together: the socket's tables have this size
+
+_lock = threading.RLock()
+_running = False
+_failures: dict[str, str] = {}
+_warned: set[str] = set()
+
+
+class Found(NamedTuple):
+    """A device that a driver listed and discovery accepted."""
+
+    device: Device | NativeDevice
+    properties: Any  # _C.DeviceProperties
+
+
+def available() -> dict[str, EntryPoint]:
+    """The installed drivers by name; nothing is imported.
+
+    A name that several packages claim belongs to none of them, except that ours keep theirs; one warning says so.
+    """
+    from importlib.metadata import entry_points  # slow, and not needed before bp is used
+
+    claims: dict[str, dict[str, EntryPoint]] = {}
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        claims.setdefault(point.name, {})[point.value] = point  # one package may be on sys.path twice
+    found = {}
+    for name, points in sorted(claims.items()):
+        ours = [point for value, point in points.items() if value.startswith("torch_backplane.")]
+        if len(points) == 1:
+            found[name] = next(iter(points.values()))
+        elif ours:
+            found[name] = ours[0]
+            _warn_once(f"driver {name!r} is {ours[0].value}, although other packages claim the name, too")
+        else:
+            _skip(name, f"several packages claim the name: {', '.join(sorted(points))}")
+    return found
+
+
+def failures() -> dict[str, str]:
+    """For each driver that was skipped, what went wrong."""
+    return dict(_failures)
+
+
+def discover() -> None:
+    """Ask the drivers for their devices and give them to the socket, once per process.
+
+    A driver that fails is skipped with one warning that names it; the others keep working.
+
+    Raises:
+        SettingError: an environment variable is malformed, or names what is not there.
+    """
+    global _running
+    with _lock:
+        if _C.is_discovered():
+            return
+        if _running:
+            raise RuntimeError("a driver used bp devices while it was asked which there are")
+        _running = True
+        try:
+            discrete = switch("TORCH_BACKPLANE_DISCRETE")
+            chosen = choose_devices()
+            if len(chosen) > MOST_DEVICES:
+                raise SettingError(
+                    f"{len(chosen)} bp devices were found, and {MOST_DEVICES} is the most: "
+                    "choose some with TORCH_BACKPLANE_VISIBLE_DEVICES"
+                )
+            for device, properties in chosen:
+                if isinstance(device, NativeDevice):
+                    device.add(properties, discrete)
+                else:
+                    _C.add_python_device(device, properties, discrete)
+            _C.finish_discovery()
+        finally:
+            _running = False
+
+
+def choose_devices() -> list[Found]:
+    """The devices to use, in the order of their numbers."""
+    installed = available()
+    text = os.environ.get("TORCH_BACKPLANE_VISIBLE_DEVICES")
+    if text is None:
+        found = ask_drivers(installed, selected_drivers(installed))
+        return [device for devices in found.values() for device in devices]
+    visible = parse_visible_devices(text)
+    names = selected_drivers(installed)
+    for name, _ in visible:
+        if name not in names:
+            raise SettingError(
+                f"TORCH_BACKPLANE_VISIBLE_DEVICES={text!r} names the driver {name!r}; "
+                f"drivers to choose from: {', '.join(names) or 'none'}"
+            )
+    found = ask_drivers(installed, dict.fromkeys(name for name, _ in visible))
+    chosen: list[Found] = []
+    for name, index in visible:
+        if name not in found:
+            raise SettingError(
+                f"TORCH_BACKPLANE_VISIBLE_DEVICES={text!r} names the driver {name!r}, which failed: {_failures[name]}"
+            )
+        devices = found[name]
+        if index is not None and index >= len(devices):
+            raise SettingError(
+                f"TORCH_BACKPLANE_VISIBLE_DEVICES={text!r} names {name}:{index}; driver {name!r} has {len(devices)} "
+                f"device{'' if len(devices) == 1 else 's'}, counted from {name}:0"
+            )
+        chosen += devices if index is None else [devices[index]]
+    return chosen
+
+
+def selected_drivers(installed: dict[str, EntryPoint]) -> list[str]:
+    """The names in TORCH_BACKPLANE_DRIVERS, in its order; without it all that are installed."""
+    text = os.environ.get("TORCH_BACKPLANE_DRIVERS")
+    if text is None:
+        return list(installed)
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    unknown = [name for name in names if name not in installed]
+    if unknown or not names:
+        raise SettingError(
+            f"TORCH_BACKPLANE_DRIVERS={text!r} names {', '.join(map(repr, unknown)) or 'no driver'}; "
+            f"installed drivers: {', '.join(installed) or 'none'}"
+        )
+    return names
+
+
+def parse_visible_devices(text: str) -> list[tuple[str, int | None]]:
+    """(driver, index) for each entry of TORCH_BACKPLANE_VISIBLE_DEVICES; None means all of the driver's devices."""
+    visible: list[tuple[str, int | None]] = []
+    for entry in text.split(",") if text.strip() else []:
+        match = re.fullmatch(r"\s*([^\s:,]+)(?::(\d+))?\s*", entry)
+        if match is None:
+            raise SettingError(
+                f"TORCH_BACKPLANE_VISIBLE_DEVICES={text!r} has the entry {entry!r}; "
+                "write driver:index or driver, separated by commas, such as host:1,host:0"
+            )
+        visible.append((match[1], None if match[2] is None else int(match[2])))
+    for name, index in visible:
+        if [other for other, _ in visible].count(name) > 1 and (index is None or visible.count((name, index)) > 1):
+            entry = name if index is None else f"{name}:{index}"
+            raise SettingError(f"TORCH_BACKPLANE_VISIBLE_DEVICES={text!r} names devices of {entry!r} more than once")
+    return visible
+
+
+def ask_drivers(installed: dict[str, EntryPoint], names: Iterable[str]) -> dict[str, list[Found]]:
+    """The devices of each driver that works; in the drivers' own order unless TORCH_BACKPLANE_DRIVERS gave one."""
+    from torch_backplane.drivers.checks import checked_properties
+
+    found: dict[str, list[Found]] = {}
+    priorities: dict[str, int] = {}
+    for name in names:
+        try:
+            cls = installed[name].load()
+            if not (isinstance(cls, type) and issubclass(cls, Driver)):
+                raise TypeError(f"{installed[name].value} is no subclass of torch_backplane.drivers.Driver")
+            devices = list(cls().devices())
+            found[name] = [Found(device, checked_properties(name, device)) for device in devices]
+            priorities[name] = cls.priority
+        except SettingError:
+            raise
+        except Exception as error:
+            _skip(name, f"{type(error).__name__}: {error}")
+    if "TORCH_BACKPLANE_DRIVERS" in os.environ:
+        return found
+    return {name: found[name] for name in sorted(found, key=lambda name: (-priorities[name], name))}
+
+
+def switch(variable: str) -> bool:
+    """An environment variable that is 0 or 1; 0 where it is not set.
+
+    Raises:
+        SettingError: it is neither.
+    """
+    text = os.environ.get(variable, "0").strip()
+    if text not in ("", "0", "1"):
+        raise SettingError(f"{variable}={text!r} is neither 0 nor 1")
+    return text == "1"
+
+
+def _skip(name: str, reason: str) -> None:
+    _failures[name] = reason
+    _warn_once(f"driver {name!r} is skipped: {reason}")
+
+
+def _warn_once(message: str) -> None:
+    if message not in _warned:
+        _warned.add(message)
+        warnings.warn(f"torch_backplane: {message}", stacklevel=3)
