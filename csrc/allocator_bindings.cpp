@@ -13,6 +13,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <future>
 #include <thread>
 
 namespace py = pybind11;
@@ -155,6 +156,33 @@ void begin_allocate_current_thread(c10::DeviceIndex index, c10::MempoolId_t id) 
       id, [thread = std::this_thread::get_id()](c10::StreamId) { return std::this_thread::get_id() == thread; });
 }
 
+// Holds up a stream until it is opened or forgotten, so that tests decide when pending work ends.
+class StreamGate {
+ public:
+  StreamGate(c10::DeviceIndex index, c10::StreamId id)
+      : stream_(c10::Stream::UNSAFE, c10::Device(c10::kPrivateUse1, checked_index(index)), id) {
+    device(index).call_host([opened = opened_.get_future().share()] { opened.wait(); }, stream_handle(stream_));
+  }
+
+  ~StreamGate() {
+    open();
+  }
+
+  // Returns when the stream has done all that waited.
+  void open() {
+    if (!open_) {
+      open_ = true;
+      opened_.set_value();
+      synchronize_stream(stream_);
+    }
+  }
+
+ private:
+  c10::Stream stream_;
+  std::promise<void> opened_;
+  bool open_ = false;
+};
+
 } // namespace
 
 void bind_allocator(py::module_& module) {
@@ -208,6 +236,10 @@ void bind_allocator(py::module_& module) {
   released("_memory_set_metadata", [](const std::string& metadata) { set_memory_metadata(metadata); });
   released("_memory_get_metadata", [] { return memory_metadata(); });
   plain("_memory_attach_out_of_memory_observer", &attach_observer);
+
+  py::class_<StreamGate>(module, "_StreamGate")
+      .def(py::init<c10::DeviceIndex, c10::StreamId>(), py::arg("device"), py::arg("stream"))
+      .def("open", &StreamGate::open, py::call_guard<py::gil_scoped_release>());
 
   released("_memory_new_pool_id", &new_pool_id);
   released("_memory_retain_pool", [](c10::DeviceIndex index, c10::MempoolId_t id) {

@@ -8,5 +8,6 @@ namespace backplane {
 void bind_device(pybind11::module_& module);
 void bind_drivers(pybind11::module_& module);
 void bind_allocator(pybind11::module_& module);
+void bind_allocator_replay(pybind11::module_& module);
 
 } // namespace backplane

@@ -38,6 +38,10 @@ bool Device::can_access_peer(const Device&) const {
   return false;
 }
 
+void Device::call_host(std::function<void()>, StreamHandle) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, properties_.driver, " devices cannot call host functions in stream order");
+}
+
 void Device::sleep(double, StreamHandle) {
   TORCH_CHECK_NOT_IMPLEMENTED(false, properties_.driver, " devices cannot keep a stream busy for a given time");
 }

@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -96,6 +97,10 @@ class Device {
   virtual bool copy_from_peer(
       void* destination, Device& peer, const void* source, size_t bytes, StreamHandle stream);
   virtual bool can_access_peer(const Device& peer) const;
+
+  // Calls a host function when the stream gets there, in a thread of the device's; what comes after waits for it. Like
+  // cudaLaunchHostFunc, and as optional as `sleep`.
+  virtual void call_host(std::function<void()> function, StreamHandle stream);
 
   // Keeps the stream busy for about `milliseconds` (for tests and demonstrations, like torch.cuda._sleep).
   virtual void sleep(double milliseconds, StreamHandle stream);

@@ -262,6 +262,10 @@ class HostDevice final : public Device {
     return peer.properties().host_accessible;
   }
 
+  void call_host(std::function<void()> function, StreamHandle stream) override {
+    queue(stream).enqueue(std::move(function));
+  }
+
   void sleep(double milliseconds, StreamHandle stream) override {
     const auto duration = std::chrono::duration<double, std::milli>(milliseconds);
     queue(stream).enqueue([duration] { std::this_thread::sleep_for(duration); });

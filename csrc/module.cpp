@@ -8,4 +8,5 @@ PYBIND11_MODULE(_C, module) {
   backplane::bind_device(module);
   backplane::bind_drivers(module);
   backplane::bind_allocator(module);
+  backplane::bind_allocator_replay(module);
 }
