@@ -3,8 +3,8 @@
     python benchmarks/allocator.py
 
 Two sequences of allocations and frees are replayed natively: one recorded (with the allocator's own memory history) while
-a small transformer is trained on bp, repeated until there are enough events; and a random one of a million events. An
-event is one allocation or one free. «malloc» is posix_memalign to 512 bytes and free; nothing touches the memory. The
+a small transformer is trained on bp, repeated until there are enough events; and a random one of a million events.
+An event is one allocation or one free. «malloc» is posix_memalign to 512 bytes and free; nothing touches the memory. The
 first pass of bp gets its segments from the device, the others find them cached; of those the best counts.
 """
 

@@ -3,6 +3,7 @@
 #include "allocator_config.h"
 #include "caching_allocator.h"
 #include "device.h"
+#include "discovery.h"
 #include "segment_map.h"
 #include "stream.h"
 
@@ -51,7 +52,11 @@ void delete_allocation(void* pointer) {
   if (pointer == nullptr || in_bad_fork()) {
     return; // the parent's memory, and perhaps a lock that a thread of the parent held at the fork
   }
-  raw_free(pointer);
+  try {
+    raw_free(pointer);
+  } catch (const std::exception& error) {
+    TORCH_WARN("bp memory could not be freed: ", error.what()); // a destructor calls: there is nobody to catch it
+  }
 }
 
 class Allocator final : public c10::DeviceAllocator {
@@ -72,7 +77,7 @@ class Allocator final : public c10::DeviceAllocator {
   }
 
   bool initialized() override {
-    return is_discovered() && !in_bad_fork();
+    return is_initialized() && !in_bad_fork();
   }
 
   void emptyCache(c10::MempoolId_t pool = {0, 0}) override {

@@ -208,8 +208,9 @@ void refresh() {
   }
 }
 
-// PyTorch calls this with the whole string after it has parsed its own part.
-void parse_our_options(const std::string& text) {
+// What PyTorch's own parser leaves to us. Returns the options that change nothing.
+std::vector<std::string> parse_our_options(const std::string& text) {
+  std::vector<std::string> without_effect;
   check_settings(text);
   for (const Setting& setting : split_settings(text)) {
     const Option* option = find_option(setting.key);
@@ -217,10 +218,17 @@ void parse_our_options(const std::string& text) {
       current.per_process_memory_fraction = std::stod(setting.value);
     }
     if (option != nullptr && !option->effective) {
-      TORCH_WARN("PYTORCH_ALLOC_CONF: '", setting.key, "' has no effect on bp devices");
+      without_effect.push_back(setting.key);
     }
   }
   refresh();
+  return without_effect;
+}
+
+void warn_of(const std::vector<std::string>& without_effect) {
+  for (const std::string& name : without_effect) {
+    TORCH_WARN("PYTORCH_ALLOC_CONF: '", name, "' has no effect on bp devices");
+  }
 }
 
 } // namespace
@@ -231,7 +239,8 @@ const AllocatorSettings& allocator_settings() {
 
 void load_allocator_settings() {
   static std::once_flag once; // left unset by an exception
-  std::call_once(once, [] {
+  std::vector<std::string> without_effect;
+  std::call_once(once, [&] {
     auto text = c10::utils::get_env("PYTORCH_ALLOC_CONF");
     if (!text.has_value()) {
       text = c10::utils::get_env("PYTORCH_CUDA_ALLOC_CONF");
@@ -239,10 +248,11 @@ void load_allocator_settings() {
     if (text.has_value()) {
       check_settings(*text);
       Config::instance(); // parses the environment
-      parse_our_options(*text);
+      without_effect = parse_our_options(*text);
     }
     refresh();
   });
+  warn_of(without_effect); // not under the flag: a warning needs the GIL, and its holder may be waiting here
 }
 
 void set_allocator_settings(const std::string& settings) {
@@ -259,7 +269,7 @@ void register_allocator_options() {
     if (earlier) {
       earlier(text);
     }
-    parse_our_options(text);
+    warn_of(parse_our_options(text));
   };
   for (const Option& option : kOptions) {
     if (option.ours) {

@@ -2,8 +2,8 @@
 
     TORCH_BACKPLANE_HOST_MEMORY=80MiB python tests/allocator_machine.py CONFIGURATION [EXAMPLES]
 
-test_allocator_model.py runs this for every configuration, each in a process of its own: with a small device, and so that
-a crash is one failed test.
+test_allocator_model.py runs this for every configuration, each in a process of its own: with a small device, and so
+that a crash is one failed test.
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ def main(name: str, examples: int) -> None:
     AllocatorMachine.configuration = CONFIGURATIONS[name]
     AllocatorMachine.stream_ids = [0, *(_C.pool_stream(0, 0)[0] for _ in range(3))]
     run_state_machine_as_test(
-        seed(zlib.crc32(name.encode()))(AllocatorMachine),  # the same programs every time, others for each configuration
+        seed(zlib.crc32(name.encode()))(AllocatorMachine),  # the same programs every time
         settings=settings(
             max_examples=examples,
             stateful_step_count=STEPS_PER_EXAMPLE,

@@ -1,7 +1,7 @@
 """The rules of the caching allocator as plain Python: slow, and short enough to be checked by reading.
 
-Everything is looked up by scanning all blocks, and statistics are counted from the blocks that exist. Addresses come from
-the real allocator (`Segment.base`), because blocks of equal size are taken in the order of their addresses.
+Everything is looked up by scanning all blocks, and statistics are counted from the blocks that exist. Addresses come
+from the real allocator (`Segment.base`), because blocks of equal size are taken in the order of their addresses.
 """
 
 from __future__ import annotations

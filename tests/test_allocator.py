@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import pathlib
 import random
 import re
 import subprocess
@@ -14,6 +16,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from driver_packages import MINIMAL, install, install_toy, python_path
 
 import torch_backplane  # noqa: F401
 from torch_backplane import _C
@@ -92,8 +95,8 @@ def test_out_of_memory_says_what_torch_cuda_says_and_the_process_goes_on() -> No
     """)
     assert re.match(
         r"bp out of memory\. Tried to allocate 100\.00 MiB\. Device 0 has a total capacity of 64\.00 MiB of which "
-        r"44\.00 MiB is free\. Of the allocated memory 3\.00 MiB is allocated by PyTorch, and 17\.00 MiB is reserved by "
-        r"PyTorch but unallocated\. If reserved but unallocated memory is large try setting "
+        r"44\.00 MiB is free\. Of the allocated memory 3\.00 MiB is allocated by PyTorch, and 17\.00 MiB is reserved "
+        r"by PyTorch but unallocated\. If reserved but unallocated memory is large try setting "
         r"PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation\. See documentation for Memory Management "
         r"\(https://\S+\)\n$",
         output,
@@ -334,7 +337,7 @@ def test_live_blocks_never_overlap_while_threads_allocate() -> None:
     for thread in threads:
         thread.join()
     ranges = sorted((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes) for tensor in tensors)
-    assert all(end <= start for (_, end), (start, _) in zip(ranges, ranges[1:], strict=False))
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ranges))
 
 
 def test_a_forked_child_gets_an_error_and_the_parent_goes_on() -> None:
@@ -462,4 +465,77 @@ def test_expandable_segments_grow_in_place() -> None:
         empty(60 * MIB).fill_(1)  # what three segments of 20 MiB could not hold
         """,
         PYTORCH_ALLOC_CONF="expandable_segments:True",
+    )
+
+
+# --- drivers in Python -----------------------------------------------------------------------------------------------
+
+
+def test_drivers_in_python_are_called_without_holding_the_lock(tmp_path: pathlib.Path) -> None:
+    """Threads that hold the GIL and threads that hold the allocator's lock never wait for each other."""
+    install_toy(tmp_path)
+    check(
+        """
+        import random, sys, threading
+        sys.setswitchinterval(1e-6)
+        def work(seed):
+            choose = random.Random(seed)
+            kept = []
+            for _ in range(150):
+                size = choose.choice([100, 300_000, 3 * MIB, 11 * MIB])
+                try:
+                    kept.append(empty(size))
+                except torch.OutOfMemoryError:
+                    kept.clear()
+                if choose.random() < 0.4:
+                    kept.clear()
+                if choose.random() < 0.1:
+                    memory.empty_cache()
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        memory.empty_cache()
+        assert memory.memory_reserved() == 0 and memory.mem_get_info() == (64 * MIB, 64 * MIB)
+        """,
+        TORCH_BACKPLANE_DRIVERS="toy",
+        PYTHONPATH=python_path(tmp_path),
+    )
+
+
+def test_segments_expand_only_where_the_driver_can_reserve(tmp_path: pathlib.Path) -> None:
+    install_toy(tmp_path)
+    result = run(
+        """
+        empty(1000)
+        empty(3 * MIB)
+        assert not any(segment["is_expandable"] for segment in memory.memory_snapshot())
+        """,
+        TORCH_BACKPLANE_DRIVERS="toy",
+        PYTHONPATH=python_path(tmp_path),
+        PYTORCH_ALLOC_CONF="expandable_segments:True",
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("expandable_segments is not supported by bp:0") == 1
+
+
+def test_a_driver_that_fails_does_not_harm_the_allocator(tmp_path: pathlib.Path) -> None:
+    faulty = MINIMAL.replace(
+        "return bytearray(nbytes)",
+        "\n        if nbytes > 4 << 20: raise OSError('cable unplugged')\n        return bytearray(nbytes)",
+    )
+    install(tmp_path, "faulty", faulty, "MinimalDriver")
+    check(
+        """
+        before = empty(1000)
+        try:
+            empty(5 * MIB)
+        except OSError as error:
+            assert "cable unplugged" in str(error)
+        else:
+            raise SystemExit("no error")
+        empty(1000)
+        assert memory.memory_reserved() == 2 * MIB
+        """,
+        TORCH_BACKPLANE_DRIVERS="faulty",
+        PYTHONPATH=python_path(tmp_path),
     )

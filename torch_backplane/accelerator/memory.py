@@ -18,6 +18,8 @@ import torch
 from typing_extensions import deprecated
 
 from torch_backplane import _C
+from torch_backplane.accelerator._utils import DeviceLike, _get_device_index
+from torch_backplane.accelerator.initialization import is_initialized
 
 __all__ = [
     "MemPool",
@@ -55,35 +57,23 @@ __all__ = [
     "utilization",
 ]
 
-DeviceArgument: TypeAlias = "torch.device | str | int | None"
 PoolId: TypeAlias = "tuple[int, int]"
 
 ALL_POOLS: PoolId = (0, 0)
 
 
-def _is_initialized() -> bool:
-    return _C.is_discovered() and not _C.in_bad_fork()
-
-
-def _index(device: DeviceArgument) -> int:
+def _index(device: DeviceLike) -> int:
     """The index that a device argument means; raises as the socket does where there is no such device."""
-    if isinstance(device, str):
-        device = torch.device(device)
-    if isinstance(device, torch.device):
-        if device.type != "bp":
-            raise ValueError(f"Expected a bp device, but got: {device}")
-        device = device.index
-    if device is None:
-        return _C.current_device()
-    if device < 0:
-        raise ValueError(f"a bp device index must be >= 0, and got {device}")
-    return _C.checked_index(device)
+    index = _get_device_index(device, optional=True)
+    if index < 0:
+        raise ValueError(f"a bp device index must be >= 0, and got {index}")
+    return _C.checked_index(index)
 
 
 # --- statistics ------------------------------------------------------------------------------------------------------
 
 
-def memory_stats(device: DeviceArgument = None) -> collections.OrderedDict[str, Any]:
+def memory_stats(device: DeviceLike = None) -> collections.OrderedDict[str, Any]:
     """The statistics of a device's allocator by name, sorted; empty before devices are first used.
 
     The keys are those that torch.cuda.memory_stats documents: `{allocation, segment, active, inactive_split,
@@ -96,9 +86,9 @@ def memory_stats(device: DeviceArgument = None) -> collections.OrderedDict[str, 
     return _flatten(memory_stats_as_nested_dict(device))
 
 
-def memory_stats_as_nested_dict(device: DeviceArgument = None) -> dict[str, Any]:
+def memory_stats_as_nested_dict(device: DeviceLike = None) -> dict[str, Any]:
     """`memory_stats` as dicts of dicts."""
-    return _C._memory_stats(_index(device)) if _is_initialized() else {}
+    return _C._memory_stats(_index(device)) if is_initialized() else {}
 
 
 def _flatten(nested: dict[Any, Any]) -> collections.OrderedDict[str, Any]:
@@ -116,44 +106,44 @@ def _flatten(nested: dict[Any, Any]) -> collections.OrderedDict[str, Any]:
     return collections.OrderedDict(sorted(flat.items()))
 
 
-def reset_accumulated_memory_stats(device: DeviceArgument = None) -> None:
+def reset_accumulated_memory_stats(device: DeviceLike = None) -> None:
     """Set the `allocated` and `freed` totals and the event counts of a device to 0."""
     _C._memory_reset_accumulated_stats(_index(device))
 
 
-def reset_peak_memory_stats(device: DeviceArgument = None) -> None:
+def reset_peak_memory_stats(device: DeviceLike = None) -> None:
     """Set the `peak` values of a device to what is current."""
     _C._memory_reset_peak_stats(_index(device))
 
 
-def memory_allocated(device: DeviceArgument = None) -> int:
+def memory_allocated(device: DeviceLike = None) -> int:
     """Bytes that tensors occupy now."""
     return memory_stats(device).get("allocated_bytes.all.current", 0)
 
 
-def max_memory_allocated(device: DeviceArgument = None) -> int:
+def max_memory_allocated(device: DeviceLike = None) -> int:
     """The most bytes that tensors have occupied since the start or `reset_peak_memory_stats`."""
     return memory_stats(device).get("allocated_bytes.all.peak", 0)
 
 
-def memory_reserved(device: DeviceArgument = None) -> int:
+def memory_reserved(device: DeviceLike = None) -> int:
     """Bytes that the allocator holds: in tensors and cached."""
     return memory_stats(device).get("reserved_bytes.all.current", 0)
 
 
-def max_memory_reserved(device: DeviceArgument = None) -> int:
+def max_memory_reserved(device: DeviceLike = None) -> int:
     """The most bytes that the allocator has held since the start or `reset_peak_memory_stats`."""
     return memory_stats(device).get("reserved_bytes.all.peak", 0)
 
 
 @deprecated("`torch.bp.memory_cached` has been renamed to `torch.bp.memory_reserved`", category=FutureWarning)
-def memory_cached(device: DeviceArgument = None) -> int:
+def memory_cached(device: DeviceLike = None) -> int:
     """The old name of `memory_reserved`."""
     return memory_reserved(device)
 
 
 @deprecated("`torch.bp.max_memory_cached` has been renamed to `torch.bp.max_memory_reserved`", category=FutureWarning)
-def max_memory_cached(device: DeviceArgument = None) -> int:
+def max_memory_cached(device: DeviceLike = None) -> int:
     """The old name of `max_memory_reserved`."""
     return max_memory_reserved(device)
 
@@ -166,19 +156,19 @@ def _warn_reset(name: str) -> None:
     )
 
 
-def reset_max_memory_allocated(device: DeviceArgument = None) -> None:
+def reset_max_memory_allocated(device: DeviceLike = None) -> None:
     """Call `reset_peak_memory_stats`, with a warning that it resets every peak."""
     _warn_reset("reset_max_memory_allocated")
     reset_peak_memory_stats(device)
 
 
-def reset_max_memory_cached(device: DeviceArgument = None) -> None:
+def reset_max_memory_cached(device: DeviceLike = None) -> None:
     """Call `reset_peak_memory_stats`, with a warning that it resets every peak."""
     _warn_reset("reset_max_memory_cached")
     reset_peak_memory_stats(device)
 
 
-def mem_get_info(device: DeviceArgument = None) -> tuple[int, int]:
+def mem_get_info(device: DeviceLike = None) -> tuple[int, int]:
     """(free, total) bytes of the device, as its driver tells them."""
     free, total = _C._memory_info(_index(device))
     return free, total
@@ -197,7 +187,7 @@ def host_memory_stats() -> collections.OrderedDict[str, Any]:
 
 def host_memory_stats_as_nested_dict() -> dict[str, Any]:
     """`host_memory_stats` as dicts of dicts."""
-    return _C._memory_host_stats() if _is_initialized() else {}
+    return _C._memory_host_stats() if is_initialized() else {}
 
 
 def reset_accumulated_host_memory_stats() -> None:
@@ -213,7 +203,7 @@ def reset_peak_host_memory_stats() -> None:
 # --- memory, limits, settings ----------------------------------------------------------------------------------------
 
 
-def caching_allocator_alloc(size: int, device: DeviceArgument = None, stream: torch.Stream | int | None = None) -> int:
+def caching_allocator_alloc(size: int, device: DeviceLike = None, stream: torch.Stream | int | None = None) -> int:
     """The address of `size` new bytes, to be given back with `caching_allocator_delete`.
 
     Args:
@@ -248,9 +238,12 @@ def caching_allocator_delete(mem_ptr: int) -> None:
 
 
 def caching_allocator_enable(value: bool = True) -> None:
-    """Switch caching on or off. While it is off, each allocation gets memory of its own from the driver, which goes back
-    when it is freed: slow, and what memory checkers need."""
-    if _is_initialized():
+    """Switch caching on or off.
+
+    While it is off, each allocation gets memory of its own from the driver, which goes back when it is freed: slow, and
+    what memory checkers need.
+    """
+    if is_initialized():
         _C._memory_enable_caching(value)
 
 
@@ -265,7 +258,7 @@ def caching_allocator_disabled() -> Iterator[None]:
         caching_allocator_enable(before)
 
 
-def set_per_process_memory_fraction(fraction: float, device: DeviceArgument = None) -> None:
+def set_per_process_memory_fraction(fraction: float, device: DeviceLike = None) -> None:
     """Let this process have at most `fraction` (0 to 1) of a device's total memory; beyond that, out-of-memory errors.
 
     Raises:
@@ -279,14 +272,14 @@ def set_per_process_memory_fraction(fraction: float, device: DeviceArgument = No
     _C._memory_set_fraction(fraction, _index(device))
 
 
-def get_per_process_memory_fraction(device: DeviceArgument = None) -> float:
+def get_per_process_memory_fraction(device: DeviceLike = None) -> float:
     """What `set_per_process_memory_fraction` or PYTORCH_ALLOC_CONF has set; 1.0 by default."""
     return _C._memory_get_fraction(_index(device))
 
 
 def empty_cache() -> None:
     """Give every segment in which nothing is allocated back to the devices."""
-    if _is_initialized():
+    if is_initialized():
         _C._memory_empty_cache(ALL_POOLS)
 
 
@@ -307,7 +300,7 @@ def change_current_allocator(allocator: Any) -> None:
     )
 
 
-def list_gpu_processes(device: DeviceArgument = None) -> str:
+def list_gpu_processes(device: DeviceLike = None) -> str:
     """Not possible: drivers see only their own process.
 
     Raises:
@@ -316,7 +309,7 @@ def list_gpu_processes(device: DeviceArgument = None) -> str:
     raise NotImplementedError("bp drivers cannot tell which other processes use a device; mem_get_info() tells the sum")
 
 
-def memory_usage(device: DeviceArgument = None) -> int:
+def memory_usage(device: DeviceLike = None) -> int:
     """Not possible: how busy the memory is, drivers cannot tell.
 
     Raises:
@@ -325,7 +318,7 @@ def memory_usage(device: DeviceArgument = None) -> int:
     raise NotImplementedError("bp drivers cannot tell how much of the time a device's memory is being read or written")
 
 
-def utilization(device: DeviceArgument = None) -> int:
+def utilization(device: DeviceLike = None) -> int:
     """Not possible: how busy the device is, drivers cannot tell.
 
     Raises:
@@ -367,7 +360,7 @@ class MemPool:
 
     def __del__(self) -> None:
         # At exit the module's globals may be gone, and the memory goes with the process anyway.
-        if hasattr(self, "_id") and _C is not None and _is_initialized():
+        if hasattr(self, "_id") and _C is not None and is_initialized():
             _C._memory_release_pool(self.device, self._id)
             _C._memory_empty_cache(self._id)
 
@@ -391,7 +384,7 @@ class MemPool:
 
 
 @contextlib.contextmanager
-def use_mem_pool(pool: MemPool, device: DeviceArgument = None) -> Iterator[None]:
+def use_mem_pool(pool: MemPool, device: DeviceLike = None) -> Iterator[None]:
     """Take the allocations of this thread on one device from a pool.
 
     Other threads, autograd's included, allocate as before.
@@ -413,17 +406,17 @@ def memory_snapshot(mempool_id: PoolId | None = None, include_traces: bool = Tru
     return _C._memory_snapshot(mempool_id or ALL_POOLS, include_traces)["segments"]
 
 
-def _snapshot(device: DeviceArgument = None, augment_with_fx_traces: bool = False) -> dict[str, Any]:
+def _snapshot(device: DeviceLike = None, augment_with_fx_traces: bool = False) -> dict[str, Any]:
     """All segments, and what has happened since `_record_memory_history`, of all devices.
 
     The format is that of torch.cuda.memory._snapshot, which documents it; torch.cuda._memory_viz and
     https://pytorch.org/memory_viz read it. `device` is ignored, as torch.cuda ignores it.
     """
-    snapshot = _C._memory_snapshot(ALL_POOLS, True)
+    snapshot: Any = _C._memory_snapshot(ALL_POOLS, True)
     if augment_with_fx_traces:
         from torch._utils import _augment_memory_snapshot_stack_traces
 
-        return _augment_memory_snapshot_stack_traces(snapshot)
+        snapshot = _augment_memory_snapshot_stack_traces(snapshot)
     return snapshot
 
 
@@ -438,7 +431,7 @@ def _record_memory_history(
     context: str | None = "all",
     stacks: str = "all",
     max_entries: int = sys.maxsize,
-    device: DeviceArgument = None,
+    device: DeviceLike = None,
     clear_history: bool = False,
     compile_context: bool = False,
     global_record_annotations: bool = False,
@@ -530,7 +523,7 @@ SUMMARY_COLUMNS = {"current": "Cur Usage", "peak": "Peak Usage", "allocated": "T
 UNITS = {"bytes": (1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB")), "count": (1000, ("", "K", "M"))}
 
 
-def memory_summary(device: DeviceArgument = None, abbreviated: bool = False) -> str:
+def memory_summary(device: DeviceLike = None, abbreviated: bool = False) -> str:
     """A printable table of `memory_stats`.
 
     Args:
