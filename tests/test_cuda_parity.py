@@ -105,6 +105,6 @@ def test_all_lists_every_public_name() -> None:
 )
 def test_the_readme_has_the_figures_of_the_table() -> None:
     readme = (pathlib.Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
-    marked = re.search(r"<!-- parity -->(.*?)<!-- parity -->", readme, re.DOTALL)
-    assert marked, "README.md has no text between <!-- parity --> markers"
+    marked = re.search(r"<!-- parity -->(.*?)<!-- /parity -->", readme, re.DOTALL)
+    assert marked, "README.md has no text between <!-- parity --> and <!-- /parity -->"
     assert marked[1].split() == cuda_parity.sentence().split()
