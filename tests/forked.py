@@ -1,7 +1,7 @@
 """Running code as in a fresh interpreter, without importing torch each time.
 
-A server process imports torch once and forks for each request. torch_backplane is imported with it, but has not looked for
-devices yet, so that a fork is as good as a new interpreter for all that is decided at discovery.
+A server process imports torch once and forks for each request. torch_backplane is imported with it, but has not looked
+for devices yet, so that a fork is as good as a new interpreter for all that is decided at discovery.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -46,7 +47,7 @@ def error_of(result: subprocess.CompletedProcess[str]) -> str:
     return result.stderr.strip().splitlines()[-1]
 
 
-# --- finding and ordering ------------------------------------------------------------------------------------------------
+# --- finding and ordering ----------------------------------------------------------------------------------------
 
 
 def test_hardware_is_numbered_before_the_host(run: Run, tmp_path: Path) -> None:
@@ -101,17 +102,18 @@ def test_visible_devices_picks_and_orders(run: Run, tmp_path: Path) -> None:
     assert names(run(LIST, TORCH_BACKPLANE_VISIBLE_DEVICES="")) == []
 
 
-def test_the_example_installs_with_pip(run: Run, tmp_path: Path) -> None:
+def test_the_example_installs_with_pip(run: Run, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    source = shutil.copytree(EXAMPLES / "toy", tmp_path_factory.mktemp("toy") / "toy")  # setuptools builds in place
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
     built = subprocess.run(
-        [*pip, "--target", str(tmp_path), str(EXAMPLES / "toy")], capture_output=True, text=True, check=False
+        [*pip, "--target", str(tmp_path), str(source)], capture_output=True, text=True, check=False
     )
     assert built.returncode == 0, built.stderr
     listed = run(LIST, TOY_DEVICES="3")
     assert listed.stdout.startswith("toy/Toy accelerator 0 toy/Toy accelerator 1 toy/Toy accelerator 2 host/")
 
 
-# --- drivers that fail -----------------------------------------------------------------------------------------------------
+# --- drivers that fail -------------------------------------------------------------------------------------------
 
 BROKEN = {
     "devices() raises": (
@@ -185,7 +187,7 @@ def test_our_own_driver_keeps_its_name(run: Run, tmp_path: Path) -> None:
     assert result.stderr.count("driver 'host' is torch_backplane.drivers.host:HostDriver, although") == 1
 
 
-# --- settings that are wrong --------------------------------------------------------------------------------------------------
+# --- settings that are wrong -------------------------------------------------------------------------------------
 
 WRONG_SETTINGS = [
     ({"TORCH_BACKPLANE_DRIVERS": "host,cuba"}, "names 'cuba'; installed drivers: host"),

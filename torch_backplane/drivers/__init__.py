@@ -1,7 +1,7 @@
 """Drivers: the contract that they follow, and how they are found.
 
-`base` says what a driver implements, `discovery` finds the installed ones and numbers their devices, `host` is the driver
-of devices in host memory. `docs/write-a-driver.md` shows how to write one.
+`base` says what a driver implements, `discovery` finds the installed ones and numbers their devices, `host` is the
+driver of devices in host memory. `docs/write-a-driver.md` shows how to write one.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ Rules that hold for every method:
   use bp tensors of its own device.
 * What it raises comes out of the PyTorch call that needed it, as it was raised. Only `allocate` has an exception with a
   meaning: `MemoryError` makes the allocator free what it caches and ask once more.
-* Handles (of segments, streams and events) are any Python objects. The socket keeps a reference to each from the call that
-  returns it to the end of the call that takes it back.
+* Handles (of segments, streams and events) are any Python objects. The socket keeps a reference to each from the call
+  that returns it to the end of the call that takes it back.
 * `stream` is what `create_stream` returned. Work is done in the order of its stream.
 * Host memory comes as a `memoryview` of bytes. It stays valid until the stream has passed the transfer: a method may
   return before the transfer is done if `synchronize_stream` waits for it.
@@ -151,35 +151,35 @@ class Device(ABC):
         """A new queue. `priority` is 0, or -1 for one whose work should go first; hardware without may ignore it."""
         return SynchronousStream()
 
-    def destroy_stream(self, stream: Any) -> None:
+    def destroy_stream(self, stream: Any) -> None:  # noqa: B027
         """Give a queue back."""
 
     def query_stream(self, stream: Any) -> bool:
         """Whether all work given to the stream is done."""
         return True
 
-    def synchronize_stream(self, stream: Any) -> None:
+    def synchronize_stream(self, stream: Any) -> None:  # noqa: B027
         """Wait until all work given to the stream so far is done. Release the GIL while waiting."""
 
     def create_event(self, timing: bool) -> Any:
         """A new event, not recorded yet. `timing`: elapsed_ms() will be asked."""
         return SynchronousEvent()
 
-    def destroy_event(self, event: Any) -> None:
+    def destroy_event(self, event: Any) -> None:  # noqa: B027
         """Give an event back. Waits for it that were issued before stay in force."""
 
     def record_event(self, event: Any, stream: Any) -> None:
         """The event is reached when all work given to the stream so far is done. Replaces an earlier recording."""
         event.time_ns = time.perf_counter_ns()
 
-    def wait_event(self, event: Any, stream: Any) -> None:
+    def wait_event(self, event: Any, stream: Any) -> None:  # noqa: B027
         """Work given to `stream` from now on starts after the event's present recording. The caller does not wait."""
 
     def query_event(self, event: Any) -> bool:
         """Whether the event is reached; True for one that was never recorded."""
         return True
 
-    def synchronize_event(self, event: Any) -> None:
+    def synchronize_event(self, event: Any) -> None:  # noqa: B027
         """Wait until the event is reached. Release the GIL while waiting."""
 
     def elapsed_ms(self, start: Any, end: Any) -> float:

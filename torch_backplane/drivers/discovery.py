@@ -1,11 +1,11 @@
 """Finding drivers, asking each for its devices, and numbering the devices.
 
-Drivers are found through the entry-point group `torch_backplane.drivers`. All of it happens when bp is first used; importing
-torch_backplane reads no package metadata and imports no driver.
+Drivers are found through the entry-point group `torch_backplane.drivers`. All of it happens when bp is first used;
+importing torch_backplane reads no package metadata and imports no driver.
 
-TORCH_BACKPLANE_DRIVERS=opencl,host          the drivers to ask, their devices numbered in this order
+TORCH_BACKPLANE_DRIVERS=opencl,host            the drivers to ask, their devices numbered in this order
 TORCH_BACKPLANE_VISIBLE_DEVICES=host:1,host:0  the devices to use, numbered in this order; «host» means all of host's
-TORCH_BACKPLANE_DISCRETE=1                   devices in host memory behave as if the CPU could not reach it
+TORCH_BACKPLANE_DISCRETE=1                     devices in host memory behave as if the CPU could not reach it
 """
 
 from __future__ import annotations

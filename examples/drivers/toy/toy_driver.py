@@ -1,8 +1,8 @@
 """A complete driver: simulated accelerators whose memory the CPU cannot reach.
 
-A segment is a bytearray that only this module knows; tensors get addresses that mean nothing to the CPU. Every operator
-therefore runs as it would on an accelerator without kernels of its own: its arguments are copied out, PyTorch's CPU kernel
-runs, and the results are copied in.
+A segment is a bytearray that only this module knows; tensors get addresses that mean nothing to the CPU. So every
+operator runs as it does on an accelerator without kernels of its own: its arguments are copied out, PyTorch's CPU
+kernel runs, and the results are copied in.
 
 TOY_DEVICES=2 gives two of them (the default), TOY_MEMORY=64MiB the memory of each.
 """
@@ -17,10 +17,10 @@ from torch_backplane.drivers import Device, DeviceProperties, Driver
 from torch_backplane.drivers.sizes import parse_size
 
 # As on many accelerators, there is no 64-bit floating point.
-DTYPES = tuple(
-    getattr(torch, name)
-    for name in "float32 float16 bfloat16 complex64 int64 int32 int16 int8 uint8 bool".split()
-)
+DTYPES = (
+    torch.float32, torch.float16, torch.bfloat16, torch.complex64,
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+)  # fmt: skip
 
 
 class ToyDevice(Device):
@@ -46,7 +46,13 @@ class ToyDevice(Device):
     # The rest is optional: without it Backplane goes through the host.
 
     def copy(
-        self, dst_handle: bytearray, dst_offset: int, src_handle: bytearray, src_offset: int, nbytes: int, stream: object
+        self,
+        dst_handle: bytearray,
+        dst_offset: int,
+        src_handle: bytearray,
+        src_offset: int,
+        nbytes: int,
+        stream: object,
     ) -> None:
         dst_handle[dst_offset : dst_offset + nbytes] = src_handle[src_offset : src_offset + nbytes]
 
