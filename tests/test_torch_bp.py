@@ -218,6 +218,7 @@ def test_module_methods() -> None:
     assert module(torch.ones(3, 2, device="bp:1")).is_bp
 
 
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
 def test_storage_methods() -> None:
     untyped = torch.arange(4, dtype=torch.uint8).untyped_storage()
     assert not untyped.is_bp

@@ -16,7 +16,7 @@ for use in (torch.bp.init, torch.bp.current_device, lambda: torch.zeros(1, devic
     try:
         print("no error:", use())
     except (ValueError, RuntimeError) as error:
-        print(type(error).__name__, error)
+        print("ValueError" if isinstance(error, ValueError) else "RuntimeError", error)
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     print(torch.bp.device_count(), torch.bp.is_available(), torch.accelerator.is_available())
