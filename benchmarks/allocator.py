@@ -1,21 +1,28 @@
 """The speed and the economy of the caching allocator, beside malloc's in the same run.
 
     python benchmarks/allocator.py
+    python benchmarks/allocator.py --json
 
-Two sequences of allocations and frees are replayed natively: one recorded (with the allocator's own memory history) while
-a small transformer is trained on bp, repeated until there are enough events; and a random one of a million events.
-An event is one allocation or one free. «malloc» is posix_memalign to 512 bytes and free; nothing touches the memory. The
-first pass of bp gets its segments from the device, the others find them cached; of those the best counts.
+Sequences of allocations and frees are replayed natively. One is the simplest there is, a small block that comes and
+goes; one is recorded, with the allocator's own memory history, while a small transformer is trained on bp, and repeated
+until it has enough events; one is random. An event is one allocation or one free. «bp» calls the allocator, «bp via c10»
+goes through c10's interface to it, as operators do, and «malloc» is posix_memalign to 512 bytes and free. Nothing touches
+the memory. The first pass of bp gets its segments from the device, later ones find them cached. The allocators take
+turns, the best passes count, and the time is the thread's processor time.
 """
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
+import json
+import platform
 import random
 from array import array
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import Annotated
 
 import torch
+import typer
 from rich.console import Console
 from rich.table import Table
 from torch import nn
@@ -27,10 +34,10 @@ from torch_backplane.accelerator import memory
 MIB = 1 << 20
 
 
-@dataclass
+@dataclasses.dataclass
 class Trace:
     name: str
-    events: array  # of (slot, size) pairs; size -1 frees the slot
+    events: array[int]  # of (slot, size) pairs; size -1 frees the slot
 
     @property
     def count(self) -> int:
@@ -106,51 +113,81 @@ def pair_trace(count: int) -> Trace:
     return Trace("one small block", array("q", [0, 1000, 0, -1]) * (count // 2))
 
 
-def measure(trace: Trace, passes: int) -> list[str]:
+ALLOCATORS = ("bp", "data_ptr", "malloc")  # as the socket's replay calls them
+
+
+@dataclasses.dataclass
+class Result:
+    """Nanoseconds per event, and the most bytes at any time."""
+
+    sequence: str
+    events: int
+    first_ns: float
+    bp_ns: float
+    c10_ns: float
+    malloc_ns: float
+    ratio: float  # c10_ns / malloc_ns
+    peak_allocated: int
+    reserved_per_allocated: float  # peak reserved / peak allocated
+
+
+def measure(trace: Trace, passes: int) -> Result:
+    """Replay a sequence, starting with an empty cache."""
     memory.empty_cache()
     memory.reset_peak_memory_stats()
-    base_allocated, base_reserved = memory.memory_allocated(), memory.memory_reserved()
-    first = _C._memory_replay(trace.events, "bp") / trace.count
-    allocated = memory.max_memory_allocated() - base_allocated
-    reserved = memory.max_memory_reserved() - base_reserved
-    times = {
-        allocator: min(_C._memory_replay(trace.events, allocator) for _ in range(passes)) / trace.count
-        for allocator in ("bp", "data_ptr", "malloc")
+    allocated_before, reserved_before = memory.memory_allocated(), memory.memory_reserved()
+    first = _C._memory_replay(trace.events, "bp")
+    allocated = memory.max_memory_allocated() - allocated_before
+    reserved = memory.max_memory_reserved() - reserved_before
+    times: dict[str, list[float]] = {allocator: [] for allocator in ALLOCATORS}
+    for _ in range(passes):
+        for allocator, record in times.items():
+            record.append(_C._memory_replay(trace.events, allocator))
+    bp, c10, malloc = (min(times[allocator]) / trace.count for allocator in ALLOCATORS)
+    return Result(
+        trace.name, trace.count, first / trace.count, bp, c10, malloc, c10 / malloc, allocated, reserved / allocated
+    )
+
+
+ROWS: dict[str, Callable[[Result], str]] = {
+    "events": lambda result: f"{result.events:,}",
+    "bp, first pass, ns/event": lambda result: f"{result.first_ns:.0f}",
+    "bp, ns/event": lambda result: f"{result.bp_ns:.0f}",
+    "bp via c10, ns/event": lambda result: f"{result.c10_ns:.0f}",
+    "malloc, ns/event": lambda result: f"{result.malloc_ns:.0f}",
+    "bp via c10 ÷ malloc": lambda result: f"{result.ratio:.2f}",
+    "peak allocated, MiB": lambda result: f"{result.peak_allocated / MIB:,.3f}",
+    "peak reserved ÷ allocated": lambda result: f"{result.reserved_per_allocated:.3f}",
+}
+
+
+def main(
+    events: Annotated[int, typer.Option(min=2, help="the least number of events in each sequence")] = 1_000_000,
+    steps: Annotated[int, typer.Option(min=1, help="training steps to record")] = 8,
+    passes: Annotated[int, typer.Option(min=1, help="passes over each sequence and allocator")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
+) -> None:
+    """Measures nanoseconds per allocation or free, and how much more is reserved than allocated."""
+    traces = [pair_trace(events), repeat(record_training(steps), events), random_trace(events)]
+    results = [measure(trace, passes) for trace in traces]
+    environment = {
+        "device": torch.get_device_module("bp").get_device_name(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "passes": passes,
     }
-    return [
-        trace.name,
-        f"{trace.count:,}",
-        f"{first:.0f}",
-        f"{times['bp']:.0f}",
-        f"{times['data_ptr']:.0f}",
-        f"{times['malloc']:.0f}",
-        f"{times['data_ptr'] / times['malloc']:.2f}",
-        f"{allocated / MIB:.1f}",
-        f"{reserved / allocated:.3f}",
-    ]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--events", type=int, default=1_000_000, help="events in each sequence (default 1,000,000)")
-    parser.add_argument("--steps", type=int, default=8, help="training steps to record (default 8)")
-    parser.add_argument("--passes", type=int, default=3, help="passes over each sequence, of which the best counts")
-    arguments = parser.parse_args()
-
-    table = Table(title="Replayed allocations and frees", caption="ns: nanoseconds per event")
-    for column in ("sequence", "events", "bp first, ns", "bp, ns", "bp via c10, ns", "malloc, ns"):
-        table.add_column(column, justify="left" if column == "sequence" else "right")
-    for column in ("via c10 ÷ malloc", "peak allocated, MiB", "peak reserved ÷ allocated"):
-        table.add_column(column, justify="right")
-    traces = [
-        pair_trace(arguments.events),
-        repeat(record_training(arguments.steps), arguments.events),
-        random_trace(arguments.events),
-    ]
-    for trace in traces:
-        table.add_row(*measure(trace, arguments.passes))
+    if as_json:
+        print(json.dumps(environment | {"results": [dataclasses.asdict(result) for result in results]}, indent=2))
+        return
+    caption = ", ".join(f"{key} {value}" for key, value in environment.items())
+    table = Table(title="replayed allocations and frees", caption=caption)
+    table.add_column("")
+    for result in results:
+        table.add_column(result.sequence, justify="right")
+    for title, cell in ROWS.items():
+        table.add_row(title, *map(cell, results))
     Console().print(table)
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

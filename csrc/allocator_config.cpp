@@ -195,6 +195,8 @@ void check_settings(const std::string& text) {
 }
 
 AllocatorSettings current;
+std::mutex text_mutex;
+std::string current_text;
 
 void refresh() {
   current.large_segment_size = compat::large_segment_size<Config>();
@@ -222,6 +224,8 @@ std::vector<std::string> parse_our_options(const std::string& text) {
     }
   }
   refresh();
+  std::lock_guard<std::mutex> guard(text_mutex);
+  current_text = text;
   return without_effect;
 }
 
@@ -235,6 +239,11 @@ void warn_of(const std::vector<std::string>& without_effect) {
 
 const AllocatorSettings& allocator_settings() {
   return current;
+}
+
+std::string allocator_settings_text() {
+  std::lock_guard<std::mutex> guard(text_mutex);
+  return current_text;
 }
 
 void load_allocator_settings() {

@@ -26,8 +26,10 @@ struct AllocatorSettings {
 const AllocatorSettings& allocator_settings();
 // Reads the environment at first call. Throws ValueError for a malformed string, again and again until it is mended.
 void load_allocator_settings();
-// As PyTorch's setAllocatorSettings, but refuses a malformed string before any of it takes effect.
+// As PyTorch's setAllocatorSettings, but refuses a malformed string, which it would take in part, with a ValueError.
 void set_allocator_settings(const std::string& settings);
+// The string that was last accepted.
+std::string allocator_settings_text();
 // Makes the options of our own known to PyTorch's parser; called once, when the module is loaded.
 void register_allocator_options();
 

@@ -5,7 +5,6 @@
 #include "caching_allocator.h"
 #include "segment_map.h"
 
-#include <c10/core/AllocatorConfig.h>
 #include <c10/util/ApproximateClock.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/profiler/combined_traceback.h>
@@ -107,9 +106,8 @@ py::dict to_dict(const TraceEntry& entry, ToNanoseconds& to_ns, FrameCollector& 
 }
 
 py::dict settings_dict() {
-  using Config = c10::CachingAllocator::AcceleratorAllocatorConfig;
   const AllocatorSettings& settings = allocator_settings();
-  std::string text = Config::last_allocator_settings();
+  std::string text = allocator_settings_text();
   py::dict result;
   result["PYTORCH_ALLOC_CONF"] = text;
   result["PYTORCH_CUDA_ALLOC_CONF"] = text; // where PyTorch's viewers look for it

@@ -539,3 +539,10 @@ def test_a_driver_that_fails_does_not_harm_the_allocator(tmp_path: pathlib.Path)
         TORCH_BACKPLANE_DRIVERS="faulty",
         PYTHONPATH=python_path(tmp_path),
     )
+
+
+def test_lazy_clones_copy_through_the_allocator() -> None:
+    original = torch.arange(10, device="bp")
+    copy = torch._lazy_clone(original)
+    assert copy.data_ptr() != original.data_ptr()  # asking for the address makes the copy
+    assert copy.cpu().tolist() == list(range(10))
