@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 
+
 def _autoload() -> None:
     """Called by PyTorch through the entry point `torch.backends`; importing this module does everything.
 
