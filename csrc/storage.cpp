@@ -7,14 +7,14 @@
 namespace backplane {
 
 c10::Storage make_storage(c10::DeviceIndex index, size_t bytes) {
+  // Not make_storage_impl: it takes a null pointer, as 0 bytes have, for a missing one, and asks the current device for it.
   return c10::Storage(
-      c10::make_storage_impl(
+      c10::make_intrusive<c10::StorageImpl>(
           c10::StorageImpl::use_byte_size_t(),
           static_cast<int64_t>(bytes),
           allocate_on(index, bytes),
           &caching_allocator(),
-          /*resizable=*/true,
-          c10::Device(c10::kPrivateUse1, index)));
+          /*resizable=*/true));
 }
 
 at::Tensor make_tensor(

@@ -323,8 +323,7 @@ def test_wrong_numbers_are_no_streams(run: Run) -> None:
     code = """
 import torch
 from torch_backplane import _C
-stream_id, index, _ = _C.external_stream(0, 12345)
-_C.set_stream(index, stream_id)
+_C.set_stream(*_C.external_stream(0, 12345))
 try:
     torch.ones(3).to("bp")
 except RuntimeError as error:

@@ -74,7 +74,7 @@ def test_pinned_memory_and_non_blocking_copies() -> None:
 @pytest.mark.parametrize("device", ["bp:0", "bp:1"])
 def test_values_can_be_looked_at(device: str) -> None:
     x = torch.tensor([[1.5, -2.0], [float("inf"), 4.0]], device=device)
-    assert repr(x) == f"tensor([[1.5000, -2.0000],\n        [    inf,  4.0000]], device='{device}')"
+    assert repr(x) == f"tensor([[ 1.5000, -2.0000],\n        [    inf,  4.0000]], device='{device}')"
     long = repr(torch.arange(5000, device=device).float())
     assert long.startswith("tensor([0.0000e+00, 1.0000e+00, 2.0000e+00,  ...")
     assert repr(torch.tensor(3 + 1j, device=device)) == f"tensor(3.+1.j, device='{device}')"
