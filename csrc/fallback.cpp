@@ -30,7 +30,7 @@ struct OperatorFacts {
   std::string name;
   c10::SmallVector<bool, 16> written; // per argument
   int generator = -1; // index of the Generator argument
-  bool mixes_devices = false; // takes CPU tensors of any shape beside bp tensors
+  bool indexes = false; // its list of optional tensors are indices, which may be CPU tensors of any shape
   std::atomic<uint64_t> calls{0};
   std::atomic<bool> warned{false};
 
@@ -51,7 +51,7 @@ struct OperatorFacts {
         "aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl", "aten::_index_put_impl_",
         "aten::_unsafe_index", "aten::_unsafe_index_put"};
     for (const auto& indexing : kIndexing) {
-      mixes_devices |= op.schema().name() == indexing;
+      indexes |= op.schema().name() == indexing;
     }
   }
 };
@@ -96,7 +96,7 @@ FactsTable& facts_table() {
 // The one bp device among the arguments; -1 when there is none.
 class CommonDevice {
  public:
-  void see(const at::Tensor& tensor, bool mixes_devices) {
+  void see(const at::Tensor& tensor, bool is_index) {
     if (!tensor.defined()) {
       return;
     }
@@ -107,7 +107,7 @@ class CommonDevice {
       } else if (index_ != device.index()) {
         refuse(c10::Device(c10::kPrivateUse1, index_), device);
       }
-    } else if (tensor.dim() > 0 && !mixes_devices && !foreign_.has_value()) {
+    } else if (tensor.dim() > 0 && !is_index && !foreign_.has_value()) {
       foreign_ = device;
     }
   }
@@ -226,7 +226,8 @@ void run_on_cpu(const c10::OperatorHandle& op, const c10::OperatorHandle& kernel
 
   CommonDevice common;
   for (const c10::IValue& value : arguments) {
-    for_each_tensor(value, [&](const at::Tensor& tensor) { common.see(tensor, facts.mixes_devices); });
+    const bool indices = facts.indexes && is_optional_tensor_list(value);
+    for_each_tensor(value, [&](const at::Tensor& tensor) { common.see(tensor, indices); });
   }
   for (const c10::IValue& value : arguments) {
     if (value.isDevice()) {
