@@ -100,6 +100,7 @@ class CommonDevice {
     if (!tensor.defined()) {
       return;
     }
+    seen_ = true;
     const auto device = tensor.device();
     if (device.is_privateuseone()) {
       if (index_ < 0) {
@@ -118,6 +119,11 @@ class CommonDevice {
     }
   }
 
+  // Only CPU tensors were seen: it was the generator alone that brought the call here.
+  bool is_cpu() const {
+    return index_ < 0 && seen_;
+  }
+
   c10::DeviceIndex index() const {
     if (index_ >= 0 && foreign_.has_value()) {
       refuse(c10::Device(c10::kPrivateUse1, index_), *foreign_);
@@ -132,6 +138,7 @@ class CommonDevice {
         "!");
   }
 
+  bool seen_ = false;
   c10::DeviceIndex index_ = -1;
   std::optional<c10::Device> foreign_; // a CPU tensor that is no scalar
 };
@@ -249,6 +256,9 @@ void run_on_cpu(const c10::OperatorHandle& op, const c10::OperatorHandle& kernel
   }
   if (facts.generator >= 0) {
     c10::IValue& value = (*stack)[base + facts.generator];
+    TORCH_CHECK(
+        !common.is_cpu(), "Expected a 'cpu' device type for generator but found '",
+        c10::Device(c10::kPrivateUse1).type(), "'");
     value = cpu_generator_for(value.isNone() ? std::nullopt : std::optional(value.toGenerator()), index);
   }
   mirror.load();
