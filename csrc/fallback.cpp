@@ -13,6 +13,7 @@
 #include "cpu_memory.h"
 #include "cpu_mirror.h"
 #include "generator.h"
+#include "refusals.h"
 
 namespace backplane {
 namespace {
@@ -196,13 +197,22 @@ void replace_argument(CpuMirror& mirror, c10::IValue& value, bool written) {
   }
 }
 
-void replace_result(CpuMirror& mirror, c10::IValue& value) {
+at::Tensor bp_result(CpuMirror& mirror, const OperatorFacts& facts, at::Tensor tensor) {
+  if (tensor.defined()) {
+    if (const char* kind = unsupported_kind(tensor)) {
+      refuse_kind(facts.name, kind);
+    }
+  }
+  return mirror.result(std::move(tensor));
+}
+
+void replace_result(CpuMirror& mirror, const OperatorFacts& facts, c10::IValue& value) {
   if (value.isTensor()) {
-    value = mirror.result(std::move(value).toTensor());
+    value = bp_result(mirror, facts, std::move(value).toTensor());
   } else if (value.isTensorList()) {
     c10::List<at::Tensor> replaced;
     for (at::Tensor& tensor : std::move(value).toTensorVector()) {
-      replaced.push_back(mirror.result(std::move(tensor)));
+      replaced.push_back(bp_result(mirror, facts, std::move(tensor)));
     }
     value = std::move(replaced);
   }
@@ -273,7 +283,7 @@ void run_on_cpu(const c10::OperatorHandle& op, const c10::OperatorHandle& kernel
   mirror.finish();
   const size_t results = op.schema().returns().size();
   for (size_t i = stack->size() - results; i < stack->size(); ++i) {
-    replace_result(mirror, (*stack)[i]);
+    replace_result(mirror, facts, (*stack)[i]);
   }
 }
 
@@ -303,21 +313,6 @@ void reset_fallback_counts() {
   facts_table().for_each([](OperatorFacts& facts) { facts.calls.store(0); });
 }
 
-namespace {
-
-// Kinds of tensor that bp does not have: a clear refusal instead of a search for kernels.
-template <c10::DispatchKey key>
-void refuse(const c10::OperatorHandle& op, torch::jit::Stack*) {
-  constexpr const char* kind = key == c10::DispatchKey::SparsePrivateUse1 ? "sparse"
-      : key == c10::DispatchKey::SparseCsrPrivateUse1                     ? "sparse compressed"
-      : key == c10::DispatchKey::QuantizedPrivateUse1                     ? "quantized"
-                                                                          : "nested";
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      false, toString(op.operator_name()), ": ", kind, " tensors are not supported on bp; keep them on the CPU");
-}
-
-} // namespace
-
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&cpu_fallback>());
 }
@@ -339,14 +334,5 @@ struct DirectRegistrations {
     }
   }
 } direct_registrations;
-
-#define BACKPLANE_REFUSE(KEY)                                                               \
-  TORCH_LIBRARY_IMPL(_, KEY, m) {                                                           \
-    m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse<c10::DispatchKey::KEY>>()); \
-  }
-BACKPLANE_REFUSE(SparsePrivateUse1)
-BACKPLANE_REFUSE(SparseCsrPrivateUse1)
-BACKPLANE_REFUSE(QuantizedPrivateUse1)
-BACKPLANE_REFUSE(NestedTensorPrivateUse1)
 
 } // namespace backplane
