@@ -251,6 +251,19 @@ def test_work_of_the_stream_is_done_before_a_kernel_reads() -> None:
     assert (x + 1).tolist() == [8, 8, 8, 8]
 
 
+def test_memory_that_is_freed_while_a_copy_into_it_is_pending() -> None:
+    """The block serves again at once, in stream order: the copy must not come after what the next kernel writes."""
+    pinned = torch.full((4,), 7.0).pin_memory()
+    _C.sleep(30)
+    x = pinned.to("bp", non_blocking=True)
+    address = x.data_ptr()
+    del x
+    y = torch.full((4,), 2.0, device="bp")
+    assert y.data_ptr() == address
+    torch.accelerator.synchronize()
+    assert y.tolist() == [2, 2, 2, 2]
+
+
 def test_another_streams_work_is_waited_for_through_an_event() -> None:
     stream = torch.Stream("bp")
     pinned = torch.full((4,), 7.0).pin_memory()
