@@ -280,9 +280,6 @@ at::Tensor CpuMirror::result(at::Tensor tensor) {
       return entry.original;
     }
   }
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      tensor.layout() == c10::kStrided,
-      "the result is a tensor of layout ", tensor.layout(), ", and bp tensors are strided");
   if (C10_UNLIKELY(!tensor.is_cpu())) {
     return tensor;
   }

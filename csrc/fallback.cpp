@@ -13,6 +13,7 @@
 #include "cpu_memory.h"
 #include "cpu_mirror.h"
 #include "generator.h"
+#include "refusals.h"
 
 namespace backplane {
 namespace {
@@ -30,7 +31,7 @@ struct OperatorFacts {
   std::string name;
   c10::SmallVector<bool, 16> written; // per argument
   int generator = -1; // index of the Generator argument
-  bool mixes_devices = false; // takes CPU tensors of any shape beside bp tensors
+  bool indexes = false; // its list of optional tensors are indices, which may be CPU tensors of any shape
   std::atomic<uint64_t> calls{0};
   std::atomic<bool> warned{false};
 
@@ -51,7 +52,7 @@ struct OperatorFacts {
         "aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl", "aten::_index_put_impl_",
         "aten::_unsafe_index", "aten::_unsafe_index_put"};
     for (const auto& indexing : kIndexing) {
-      mixes_devices |= op.schema().name() == indexing;
+      indexes |= op.schema().name() == indexing;
     }
   }
 };
@@ -96,10 +97,11 @@ FactsTable& facts_table() {
 // The one bp device among the arguments; -1 when there is none.
 class CommonDevice {
  public:
-  void see(const at::Tensor& tensor, bool mixes_devices) {
+  void see(const at::Tensor& tensor, bool is_index) {
     if (!tensor.defined()) {
       return;
     }
+    seen_ = true;
     const auto device = tensor.device();
     if (device.is_privateuseone()) {
       if (index_ < 0) {
@@ -107,7 +109,7 @@ class CommonDevice {
       } else if (index_ != device.index()) {
         refuse(c10::Device(c10::kPrivateUse1, index_), device);
       }
-    } else if (tensor.dim() > 0 && !mixes_devices && !foreign_.has_value()) {
+    } else if (tensor.dim() > 0 && !is_index && !foreign_.has_value()) {
       foreign_ = device;
     }
   }
@@ -116,6 +118,11 @@ class CommonDevice {
     if (device.is_privateuseone() && index_ < 0) {
       index_ = checked_index(device.index());
     }
+  }
+
+  // Only CPU tensors were seen: it was the generator alone that brought the call here.
+  bool is_cpu() const {
+    return index_ < 0 && seen_;
   }
 
   c10::DeviceIndex index() const {
@@ -132,6 +139,7 @@ class CommonDevice {
         "!");
   }
 
+  bool seen_ = false;
   c10::DeviceIndex index_ = -1;
   std::optional<c10::Device> foreign_; // a CPU tensor that is no scalar
 };
@@ -189,13 +197,22 @@ void replace_argument(CpuMirror& mirror, c10::IValue& value, bool written) {
   }
 }
 
-void replace_result(CpuMirror& mirror, c10::IValue& value) {
+at::Tensor bp_result(CpuMirror& mirror, const OperatorFacts& facts, at::Tensor tensor) {
+  if (tensor.defined()) {
+    if (const char* kind = unsupported_kind(tensor)) {
+      refuse_kind(facts.name, kind);
+    }
+  }
+  return mirror.result(std::move(tensor));
+}
+
+void replace_result(CpuMirror& mirror, const OperatorFacts& facts, c10::IValue& value) {
   if (value.isTensor()) {
-    value = mirror.result(std::move(value).toTensor());
+    value = bp_result(mirror, facts, std::move(value).toTensor());
   } else if (value.isTensorList()) {
     c10::List<at::Tensor> replaced;
     for (at::Tensor& tensor : std::move(value).toTensorVector()) {
-      replaced.push_back(mirror.result(std::move(tensor)));
+      replaced.push_back(bp_result(mirror, facts, std::move(tensor)));
     }
     value = std::move(replaced);
   }
@@ -226,7 +243,8 @@ void run_on_cpu(const c10::OperatorHandle& op, const c10::OperatorHandle& kernel
 
   CommonDevice common;
   for (const c10::IValue& value : arguments) {
-    for_each_tensor(value, [&](const at::Tensor& tensor) { common.see(tensor, facts.mixes_devices); });
+    const bool indices = facts.indexes && is_optional_tensor_list(value);
+    for_each_tensor(value, [&](const at::Tensor& tensor) { common.see(tensor, indices); });
   }
   for (const c10::IValue& value : arguments) {
     if (value.isDevice()) {
@@ -248,6 +266,9 @@ void run_on_cpu(const c10::OperatorHandle& op, const c10::OperatorHandle& kernel
   }
   if (facts.generator >= 0) {
     c10::IValue& value = (*stack)[base + facts.generator];
+    TORCH_CHECK(
+        !common.is_cpu(), "Expected a 'cpu' device type for generator but found '",
+        c10::Device(c10::kPrivateUse1).type(), "'");
     value = cpu_generator_for(value.isNone() ? std::nullopt : std::optional(value.toGenerator()), index);
   }
   mirror.load();
@@ -262,7 +283,7 @@ void run_on_cpu(const c10::OperatorHandle& op, const c10::OperatorHandle& kernel
   mirror.finish();
   const size_t results = op.schema().returns().size();
   for (size_t i = stack->size() - results; i < stack->size(); ++i) {
-    replace_result(mirror, (*stack)[i]);
+    replace_result(mirror, facts, (*stack)[i]);
   }
 }
 
@@ -292,21 +313,6 @@ void reset_fallback_counts() {
   facts_table().for_each([](OperatorFacts& facts) { facts.calls.store(0); });
 }
 
-namespace {
-
-// Kinds of tensor that bp does not have: a clear refusal instead of a search for kernels.
-template <c10::DispatchKey key>
-void refuse(const c10::OperatorHandle& op, torch::jit::Stack*) {
-  constexpr const char* kind = key == c10::DispatchKey::SparsePrivateUse1 ? "sparse"
-      : key == c10::DispatchKey::SparseCsrPrivateUse1                     ? "sparse compressed"
-      : key == c10::DispatchKey::QuantizedPrivateUse1                     ? "quantized"
-                                                                          : "nested";
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      false, toString(op.operator_name()), ": ", kind, " tensors are not supported on bp; keep them on the CPU");
-}
-
-} // namespace
-
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&cpu_fallback>());
 }
@@ -328,14 +334,5 @@ struct DirectRegistrations {
     }
   }
 } direct_registrations;
-
-#define BACKPLANE_REFUSE(KEY)                                                               \
-  TORCH_LIBRARY_IMPL(_, KEY, m) {                                                           \
-    m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse<c10::DispatchKey::KEY>>()); \
-  }
-BACKPLANE_REFUSE(SparsePrivateUse1)
-BACKPLANE_REFUSE(SparseCsrPrivateUse1)
-BACKPLANE_REFUSE(QuantizedPrivateUse1)
-BACKPLANE_REFUSE(NestedTensorPrivateUse1)
 
 } // namespace backplane

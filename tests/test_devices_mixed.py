@@ -1,0 +1,142 @@
+"""Tensors of different devices in one call: PyTorch's message, and what is allowed all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+SAME = "Expected all tensors to be on the same device, but (found at least two devices, |got )"
+
+BINARY: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "add": torch.add,
+    "mul": lambda a, b: a * b,
+    "in-place": lambda a, b: a.add_(b),
+    "out": lambda a, b: torch.add(a, a, out=b),
+    "matmul": lambda a, b: a @ b,
+    "addmm": lambda a, b: torch.addmm(a, a, b),
+    "cat": lambda a, b: torch.cat([a, b]),
+    "stack": lambda a, b: torch.stack([a, b]),
+    "where": lambda a, b: torch.where(a > 0, a, b),
+    "linear": torch.nn.functional.linear,
+    "lerp": lambda a, b: a.lerp(b, 0.5),
+    "cross_entropy": lambda a, b: torch.nn.functional.cross_entropy(a, b),
+    "gather": lambda a, b: a.gather(0, b.long()),
+    "index_select": lambda a, b: a.index_select(0, b[0].long()),
+    "scatter": lambda a, b: a.scatter(0, torch.zeros_like(a, dtype=torch.int64), b),
+    "embedding": lambda a, b: torch.nn.functional.embedding(b.long(), a),
+    "foreach": lambda a, b: torch._foreach_add([a], [b]),
+    "equal": torch.equal,
+    "einsum": lambda a, b: torch.einsum("ij,jk", a, b),
+    "conv": lambda a, b: torch.nn.functional.conv1d(a.unsqueeze(0), b.unsqueeze(2)),
+}
+
+
+@pytest.mark.parametrize("name", BINARY)
+@pytest.mark.parametrize("other", ["bp:1", "cpu"])
+def test_two_devices_are_refused(name: str, other: str) -> None:
+    a, b = torch.ones(3, 3, device="bp:0"), torch.ones(3, 3, device=other)
+    for first, second in ((a, b), (b, a)):
+        with pytest.raises(RuntimeError, match=SAME) as refusal:
+            BINARY[name](first, second)
+        assert "bp:0" in str(refusal.value)
+        assert other in str(refusal.value)
+    assert torch.equal(a, torch.ones(3, 3, device="bp:0"))
+
+
+def test_numbers_in_cpu_tensors_are_welcome() -> None:
+    x, two = torch.ones(3, device="bp"), torch.tensor(2.0)
+    for result in (
+        x * two,
+        two * x,
+        torch.where(x > two, x, two),
+        torch.maximum(x, two),
+        x.clone().add_(two),
+        torch.add(x, two),
+    ):
+        assert result.device.type == "bp"
+    assert (x * two).tolist() == [2, 2, 2]
+    assert torch.pow(two, x).tolist() == [2, 2, 2]
+    assert x.masked_fill(x > 0, two).tolist() == [2, 2, 2]
+    assert x.fill_(two).tolist() == [2, 2, 2]
+
+
+def test_numbers_in_tensors_of_another_bp_device_are_not() -> None:
+    with pytest.raises(RuntimeError, match=SAME):
+        torch.ones(3, device="bp:0") * torch.tensor(2.0, device="bp:1")
+    with pytest.raises(RuntimeError, match=SAME):
+        torch.ones(3, device="bp:0").add_(torch.tensor(2.0, device="bp:1"))
+
+
+def test_a_number_on_bp_does_not_move_a_cpu_tensor() -> None:
+    with pytest.raises(RuntimeError, match=SAME):
+        torch.ones(3) * torch.tensor(2.0, device="bp")
+    with pytest.raises(RuntimeError, match=SAME):
+        torch.ones(3).add_(torch.tensor(2.0, device="bp"))
+
+
+def test_indices_may_come_from_the_cpu() -> None:
+    x = torch.arange(6.0, device="bp").view(3, 2)
+    assert x[torch.tensor([2, 0])].tolist() == [[4, 5], [0, 1]]
+    assert x[torch.tensor([True, False, True])].tolist() == [[0, 1], [4, 5]]
+    x[torch.tensor([0])] = torch.zeros(2, device="bp")
+    assert x[0].tolist() == [0, 0]
+    x[torch.tensor([1])] = torch.tensor(7.0)  # a number may come from the CPU too
+    assert x[1].tolist() == [7, 7]
+    x.index_put_((torch.tensor([2]),), torch.ones(2, device="bp"), accumulate=True)
+    assert x[2].tolist() == [5, 6]
+
+
+def test_indices_may_not_come_from_another_bp_device() -> None:
+    x = torch.arange(6.0, device="bp:0")
+    index = torch.tensor([0], device="bp:1")
+    with pytest.raises(RuntimeError, match="indices should be either on|" + SAME):
+        x[index]
+    with pytest.raises(RuntimeError, match="indices should be either on|" + SAME):
+        x[index] = 1
+    with pytest.raises(RuntimeError, match="indices should be either on|" + SAME):
+        torch.arange(3.0)[index]
+
+
+def test_values_of_an_index_assignment_may_not_come_from_the_cpu() -> None:
+    x = torch.arange(6.0, device="bp")
+    with pytest.raises(RuntimeError, match=SAME):
+        x[torch.tensor([0, 1], device="bp")] = torch.zeros(2)
+
+
+@pytest.mark.parametrize("other", ["bp:1", "cpu"])
+def test_modules_on_another_device_than_their_input(other: str) -> None:
+    for module, shape in [
+        (torch.nn.Linear(4, 4), (2, 4)),
+        (torch.nn.Conv2d(4, 4, 3), (1, 4, 5, 5)),
+        (torch.nn.LSTM(4, 4), (3, 1, 4)),
+        (torch.nn.BatchNorm1d(4), (3, 4)),
+        (torch.nn.LayerNorm(4), (3, 4)),
+    ]:
+        with pytest.raises(RuntimeError, match="same device"):
+            module.to("bp:0")(torch.ones(shape, device=other))
+
+
+def test_data_parallel_is_refused() -> None:
+    for options in ({}, {"device_ids": [0, 1]}):
+        with pytest.raises(NotImplementedError, match=r"DataParallel is not supported on bp.*DistributedDataParallel"):
+            torch.nn.DataParallel(torch.nn.Linear(2, 2).to("bp:0"), **options)
+
+
+def test_results_are_on_the_device_of_the_arguments_not_on_the_current_one() -> None:
+    x = torch.ones(3, device="bp:2")
+    assert torch.bp.current_device() == 0
+    for result in (x + 1, x.sum(), x.nonzero(), torch.zeros_like(x), torch.rand_like(x), x.sort().indices, x.clone()):
+        assert result.device == torch.device("bp:2")
+    assert torch.arange(3, device="bp:3").device == torch.device("bp:3")
+
+
+def test_device_index_out_of_range() -> None:
+    with pytest.raises(RuntimeError, match="bp:9"):
+        torch.zeros(1, device="bp:9")
+    with pytest.raises(RuntimeError, match="bp:9"):
+        torch.zeros(1).to("bp:9")
+    with pytest.raises(RuntimeError, match="bp:9"):
+        torch.zeros(1, device="bp").to("bp:9")

@@ -1,0 +1,79 @@
+"""What PyTorch decides by the device's name in Python, without asking the device: answers for bp.
+
+Each function here stands in front of one of PyTorch's, and hands every call that is not about bp on to it.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_ONE_PROCESS = (
+    "bp memory belongs to the process that allocated it and cannot be shared with another one: "
+    "send tensor.cpu(), or share a CPU tensor and copy it to bp there"
+)
+
+
+def _refuse_for_bp(storage_method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(storage_method)
+    def method(self: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
+        if self.device.type == "bp":
+            raise NotImplementedError(_ONE_PROCESS)
+        return storage_method(self, *args, **kwargs)
+
+    return method
+
+
+def _never_shared(is_shared: Callable[[torch.UntypedStorage], bool]) -> Callable[[torch.UntypedStorage], bool]:
+    @functools.wraps(is_shared)
+    def method(self: torch.UntypedStorage) -> bool:
+        return self.device.type != "bp" and is_shared(self)
+
+    return method
+
+
+def _extension_device(dlpack_device: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+    """PyTorch knows kDLExtDev for the device type by its original name only, not by the name that it was given."""
+
+    @functools.wraps(dlpack_device)
+    def method(self: torch.Tensor) -> tuple[enum.IntEnum, int]:
+        if self.device.type == "bp":
+            from torch.utils.dlpack import DLDeviceType
+
+            return DLDeviceType.kDLExtDev, self.device.index
+        return dlpack_device(self)
+
+    return method
+
+
+def _no_data_parallel(available_device_type: Callable[[], str | None]) -> Callable[[], str | None]:
+    @functools.wraps(available_device_type)
+    def function() -> str | None:
+        device_type = available_device_type()
+        if device_type == "bp":
+            raise NotImplementedError(
+                "torch.nn.DataParallel is not supported on bp: it needs CUDA's broadcast and gather. "
+                "Use torch.nn.parallel.DistributedDataParallel, one process per device"
+            )
+        return device_type
+
+    return function
+
+
+def install() -> None:
+    """Put the functions above in front of PyTorch's."""
+    for name in ("share_memory_", "_share_fd_cpu_", "_share_filename_cpu_"):
+        setattr(torch.UntypedStorage, name, _refuse_for_bp(getattr(torch.UntypedStorage, name)))
+    # By name: torch.nn.parallel.data_parallel is the function, not its module.
+    data_parallel = importlib.import_module("torch.nn.parallel.data_parallel")
+    for owner, name, wrap in (
+        (torch.UntypedStorage, "is_shared", _never_shared),
+        (torch.Tensor, "__dlpack_device__", _extension_device),
+        (data_parallel, "_get_available_device_type", _no_data_parallel),
+    ):
+        setattr(owner, name, wrap(getattr(owner, name)))
