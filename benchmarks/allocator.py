@@ -3,12 +3,13 @@
     python benchmarks/allocator.py
     python benchmarks/allocator.py --json
 
-Sequences of allocations and frees are replayed natively. One is the simplest there is, a small block that comes and
-goes; one is recorded, with the allocator's own memory history, while a small transformer is trained on bp, and repeated
-until it has enough events; one is random. An event is one allocation or one free. «bp» calls the allocator, «bp via c10»
-goes through c10's interface to it, as operators do, and «malloc» is posix_memalign to 512 bytes and free. Nothing touches
-the memory. The first pass of bp gets its segments from the device, later ones find them cached. The allocators take
-turns, the best passes count, and the time is the thread's processor time.
+Sequences of allocations and frees are replayed natively. One is the simplest there is, a small block that comes
+and goes; one is recorded, with the allocator's own memory history, while a small transformer is trained on bp,
+and repeated until it has enough events; one is random. An event is one allocation or one free. «bp» calls the
+allocator, «bp via c10» goes through c10's interface to it, as operators do, and «malloc» is posix_memalign to
+512 bytes and free. Nothing touches the memory. The first pass of bp gets its segments from the device, later
+ones find them cached. The allocators take turns, the best passes count, and the time is the thread's processor
+time.
 """
 
 from __future__ import annotations
