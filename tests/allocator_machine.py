@@ -68,6 +68,7 @@ sizes = st.one_of(
     st.integers(MIB, 12 * MIB),
     st.sampled_from([1, 512, 513, MIB - 1, MIB, MIB + 1, 2 * MIB, 10 * MIB - 1, 10 * MIB, 20 * MIB, 24 * MIB]),
 )
+common_sizes = st.sampled_from([600, 5000, 200 * KIB, MIB, 3 * MIB, 5 * MIB])
 large_sizes = st.integers(12 * MIB, 50 * MIB)
 streams = st.integers(0, 3)
 choices = st.integers(0, 1 << 20)
@@ -96,7 +97,7 @@ class AllocatorMachine(RuleBasedStateMachine):
 
     # --- steps ---------------------------------------------------------------------------------------------------
 
-    @rule(size=st.one_of(sizes, large_sizes), stream=streams)
+    @rule(size=st.one_of(sizes, common_sizes, large_sizes), stream=streams)
     def allocate(self, size: int, stream: int) -> None:
         stream_id = self.stream_ids[stream]
         try:
@@ -122,6 +123,16 @@ class AllocatorMachine(RuleBasedStateMachine):
         self.model.free(block)
         _C._memory_free(address)
         self.compare()
+
+    @rule(size=common_sizes, stream=streams, holes=st.integers(2, 3))
+    def allocate_and_leave_holes(self, size: int, stream: int, holes: int) -> None:
+        """Free every other one of several equal blocks, and take one of the holes."""
+        first = len(self.pairs)
+        for _ in range(2 * holes):
+            self.allocate(size, stream)
+        for index in reversed(range(first, len(self.pairs), 2)):
+            self.free(index)
+        self.allocate(size, stream)
 
     @precondition(lambda self: self.pairs)
     @rule(choice=choices, count=st.integers(2, 6))
@@ -275,4 +286,4 @@ def main(name: str, examples: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 30)
+    main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 20)
