@@ -317,17 +317,25 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&cpu_fallback>());
 }
 
-// Functional operators whose generic kernel would only allocate the result and call the `out=` form: falling back at once
-// saves two passes through the dispatcher.
+// Operators with a generic kernel, made of others, beside the CPU's own. PyTorch would take the generic one before the
+// fallback: slower, and for layer_norm and its like with other roundings than the CPU has. Nearly all of them are functional
+// forms, whose generic kernel allocates the result and calls the `out=` form.
 struct DirectRegistrations {
   torch::Library library{torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__};
 
   DirectRegistrations() {
+    for (const auto generic :
+         {c10::DispatchKey::CompositeExplicitAutogradNonFunctional, c10::DispatchKey::CompositeExplicitAutograd}) {
+      register_beside(generic);
+    }
+  }
+
+  void register_beside(c10::DispatchKey generic) {
     auto& dispatcher = c10::Dispatcher::singleton();
-    for (const auto& name :
-         dispatcher.getRegistrationsForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional)) {
+    for (const auto& name : dispatcher.getRegistrationsForDispatchKey(generic)) {
       const auto op = dispatcher.findOp(name);
-      if (name.getNamespace() == "aten" && op.has_value() && op->hasKernelForDispatchKey(c10::DispatchKey::CPU)) {
+      if (name.getNamespace() == "aten" && op.has_value() && op->hasKernelForDispatchKey(c10::DispatchKey::CPU) &&
+          !op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) {
         const auto unqualified = toString(name).substr(sizeof("aten::") - 1);
         library.impl(unqualified.c_str(), torch::CppFunction::makeFromBoxedFunction<&cpu_fallback>());
       }

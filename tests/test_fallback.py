@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -60,6 +61,27 @@ def test_fallbacks_are_counted() -> None:
     assert all(name.startswith("aten::erfinv") for name in _C.fallback_counts())
     _C.reset_fallback_counts()
     assert _C.fallback_counts() == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("native_layer_norm", lambda x: torch.nn.functional.layer_norm(x, (4,))),
+        ("native_group_norm", lambda x: torch.nn.functional.group_norm(x, 2)),
+        ("addr", lambda x: torch.addr(x, x[:, 0], x[0])),
+        ("mse_loss", lambda x: torch.nn.functional.mse_loss(x, x + 1)),
+        ("mul.Tensor", lambda x: x * x),
+    ],
+)
+def test_the_cpus_own_kernel_runs_where_there_is_a_generic_one_too(
+    name: str, function: Callable[[Tensor], Tensor]
+) -> None:
+    x = torch.randn(2, 4)
+    on_bp = x.to("bp")
+    _C.reset_fallback_counts()
+    result = function(on_bp)
+    assert _C.fallback_counts()[f"aten::{name}"] == 1
+    assert torch.equal(result.cpu(), function(x))  # bit for bit
 
 
 def test_zero_copy_means_no_warning(recwarn: pytest.WarningsRecorder) -> None:
