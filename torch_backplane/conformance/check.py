@@ -253,15 +253,15 @@ class EntryCheck:
         if again.error is None and not _same_bits(actual.result, again.result):
             self.result.add("random", call.variant, call.describe(), "another result under the same seed")
             return
-        cpu_changes = False
+        cpu_changes = 0
         for seed in OTHER_SEEDS:  # several: one draw of randint(2) says nothing
             other = self._invoke(call, self.device, seed)
             if other.error is not None or not _same_bits(actual.result, other.result):
                 return
             torch.default_generator.manual_seed(seed)
             cpu_other = self._invoke(call, _CPU)
-            cpu_changes = cpu_changes or not _same_bits(expected.result, cpu_other.result)
-        if cpu_changes:
+            cpu_changes += not _same_bits(expected.result, cpu_other.result)
+        if 2 * cpu_changes >= len(OTHER_SEEDS):  # else it is rare that the result changes, and this can be chance
             self.result.add("random", call.variant, call.describe(), "the same result under every seed")
 
     # --- gradients ---------------------------------------------------------------------------------------------------
