@@ -52,12 +52,13 @@ std::pair<size_t, size_t> reach(const at::Tensor& tensor) {
   return {first, first + span * item};
 }
 
-void set_bits(const at::Tensor& stand_in, const at::Tensor& original) {
-  if (C10_UNLIKELY(original.is_conj())) {
-    stand_in._set_conj(true);
+// Gives `target` the lazy conjugate and negative bits of `source`.
+void set_bits(const at::Tensor& target, const at::Tensor& source) {
+  if (C10_UNLIKELY(source.is_conj() != target.is_conj())) {
+    target._set_conj(source.is_conj());
   }
-  if (C10_UNLIKELY(original.is_neg())) {
-    stand_in._set_neg(true);
+  if (C10_UNLIKELY(source.is_neg() != target.is_neg())) {
+    target._set_neg(source.is_neg());
   }
 }
 
@@ -224,6 +225,7 @@ void CpuMirror::finish() {
       impl->set_sizes_and_strides(
           entry.stand_in.sizes(), entry.stand_in.strides(), entry.stand_in.storage_offset());
     }
+    set_bits(entry.original, entry.stand_in); // linalg.lu_solve conjugates its out= lazily
   }
   if (copies_) {
     write_back();

@@ -317,21 +317,34 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&cpu_fallback>());
 }
 
-// Functional operators whose generic kernel would only allocate the result and call the `out=` form: falling back at once
-// saves two passes through the dispatcher.
+// Operators whose composite kernel would be used instead of the fallback, and should not be.
 struct DirectRegistrations {
   torch::Library library{torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__};
 
-  DirectRegistrations() {
+  void fall_back(const char* name) {
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&cpu_fallback>());
+  }
+
+  // Every operator that has both a kernel under this composite key and one for the CPU, and none for bp yet.
+  void fall_back_instead_of(c10::DispatchKey composite) {
     auto& dispatcher = c10::Dispatcher::singleton();
-    for (const auto& name :
-         dispatcher.getRegistrationsForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional)) {
+    for (const auto& name : dispatcher.getRegistrationsForDispatchKey(composite)) {
       const auto op = dispatcher.findOp(name);
-      if (name.getNamespace() == "aten" && op.has_value() && op->hasKernelForDispatchKey(c10::DispatchKey::CPU)) {
-        const auto unqualified = toString(name).substr(sizeof("aten::") - 1);
-        library.impl(unqualified.c_str(), torch::CppFunction::makeFromBoxedFunction<&cpu_fallback>());
+      if (name.getNamespace() == "aten" && op.has_value() && op->hasKernelForDispatchKey(c10::DispatchKey::CPU) &&
+          !op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) {
+        fall_back(toString(name).substr(sizeof("aten::") - 1).c_str());
       }
     }
+  }
+
+  DirectRegistrations() {
+    // These would only allocate the result and call the `out=` form: this saves two passes through the dispatcher.
+    fall_back_instead_of(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
+    // Layer norm, group norm, addr and others, with other roundings than the CPU's own kernels.
+    fall_back_instead_of(c10::DispatchKey::CompositeExplicitAutograd);
+    // These composite kernels call CPU code for whatever device they are given, or ask for a device that they know.
+    fall_back("conj_physical_");
+    fall_back("mode.values");
   }
 } direct_registrations;
 
