@@ -52,12 +52,13 @@ std::pair<size_t, size_t> reach(const at::Tensor& tensor) {
   return {first, first + span * item};
 }
 
-void set_bits(const at::Tensor& stand_in, const at::Tensor& original) {
-  if (C10_UNLIKELY(original.is_conj())) {
-    stand_in._set_conj(true);
+// Gives `target` the lazy conjugate and negative bits of `source`.
+void set_bits(const at::Tensor& target, const at::Tensor& source) {
+  if (C10_UNLIKELY(source.is_conj() != target.is_conj())) {
+    target._set_conj(source.is_conj());
   }
-  if (C10_UNLIKELY(original.is_neg())) {
-    stand_in._set_neg(true);
+  if (C10_UNLIKELY(source.is_neg() != target.is_neg())) {
+    target._set_neg(source.is_neg());
   }
 }
 
@@ -95,15 +96,30 @@ size_t CpuMirror::share(const at::Tensor& tensor, bool written) {
     shared_[slot].first = std::min(shared_[slot].first, first);
     shared_[slot].last = std::max(shared_[slot].last, last);
   }
-  shared_[slot].written |= written;
+  if (written) {
+    will_write(shared_[slot]);
+  }
   return slot;
+}
+
+// A storage that shares its memory lazily (copy on write) gets memory of its own first.
+void CpuMirror::will_write(Shared& shared) {
+  shared.written = true;
+  void* data = shared.original.unsafeGetStorageImpl()->mutable_data();
+  if (C10_UNLIKELY(!copies_ && data != shared.data)) {
+    shared.data = data;
+    shared.stand_in.unsafeGetStorageImpl()->set_data_ptr_noswap(
+        c10::DataPtr(data, data, no_delete, c10::Device(c10::kCPU)));
+  }
 }
 
 at::Tensor CpuMirror::stand_in(const at::Tensor& tensor, bool written) {
   for (auto& entry : entries_) {
     if (entry.original.is_same(tensor)) {
-      entry.written |= written;
-      shared_[entry.shared].written |= written;
+      if (written) {
+        entry.written = true;
+        will_write(shared_[entry.shared]);
+      }
       return entry.stand_in;
     }
   }
@@ -224,6 +240,7 @@ void CpuMirror::finish() {
       impl->set_sizes_and_strides(
           entry.stand_in.sizes(), entry.stand_in.strides(), entry.stand_in.storage_offset());
     }
+    set_bits(entry.original, entry.stand_in); // linalg.lu_solve conjugates its out= lazily
   }
   if (copies_) {
     write_back();

@@ -62,6 +62,7 @@ class CpuMirror {
   size_t share(const at::Tensor& tensor, bool written);
   void transfer(void* destination, const void* source, size_t bytes, CopyKind kind);
   void settle();
+  void will_write(Shared& shared);
   void take_over(Shared& shared);
   void write_back();
   c10::Storage adopt(const c10::Storage& storage);

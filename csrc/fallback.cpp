@@ -317,30 +317,46 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&cpu_fallback>());
 }
 
-// Operators with a generic kernel, made of others, beside the CPU's own. PyTorch would take the generic one before the
-// fallback: slower, and for layer_norm and its like with other roundings than the CPU has. Nearly all of them are functional
-// forms, whose generic kernel allocates the result and calls the `out=` form.
-struct DirectRegistrations {
-  torch::Library library{torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__};
+namespace {
 
-  DirectRegistrations() {
-    for (const auto generic :
-         {c10::DispatchKey::CompositeExplicitAutogradNonFunctional, c10::DispatchKey::CompositeExplicitAutograd}) {
-      register_beside(generic);
-    }
+// Operators whose composite kernel would be used instead of the fallback, and should not be.
+class DirectFallbacks {
+ public:
+  DirectFallbacks() {
+    // These would only allocate the result and call the `out=` form: this saves two passes through the dispatcher.
+    fall_back_instead_of(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
+    // Layer norm, group norm, addr and others, with other roundings than the CPU's own kernels.
+    fall_back_instead_of(c10::DispatchKey::CompositeExplicitAutograd);
+    // These composite kernels call CPU code for whatever device they are given, or ask for a device that they know.
+    fall_back("conj_physical_");
+    fall_back("mode.values");
   }
 
-  void register_beside(c10::DispatchKey generic) {
+ private:
+  void fall_back(const char* name) {
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&cpu_fallback>());
+  }
+
+  // Every operator that has both a kernel under this composite key and one for the CPU, and none for bp yet.
+  void fall_back_instead_of(c10::DispatchKey composite) {
     auto& dispatcher = c10::Dispatcher::singleton();
-    for (const auto& name : dispatcher.getRegistrationsForDispatchKey(generic)) {
+    for (const auto& name : dispatcher.getRegistrationsForDispatchKey(composite)) {
       const auto op = dispatcher.findOp(name);
       if (name.getNamespace() == "aten" && op.has_value() && op->hasKernelForDispatchKey(c10::DispatchKey::CPU) &&
           !op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) {
-        const auto unqualified = toString(name).substr(sizeof("aten::") - 1);
-        library.impl(unqualified.c_str(), torch::CppFunction::makeFromBoxedFunction<&cpu_fallback>());
+        fall_back(toString(name).substr(sizeof("aten::") - 1).c_str());
       }
     }
   }
-} direct_registrations;
+
+  torch::Library library{torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__};
+};
+
+} // namespace
+
+void register_direct_fallbacks() {
+  static auto* registrations = new DirectFallbacks;
+  (void)registrations;
+}
 
 } // namespace backplane

@@ -2,9 +2,11 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "bindings.h"
+#include "fallback.h"
 
 PYBIND11_MODULE(_C, module) {
   module.doc() = "Backplane's socket: what PyTorch accepts only from C++, and the hot path.";
+  backplane::register_direct_fallbacks();
   backplane::bind_device(module);
   backplane::bind_drivers(module);
   backplane::bind_allocator(module);

@@ -395,3 +395,12 @@ def test_memory_that_outlives_its_operator_is_freed_once() -> None:
     del kept
     assert allocated() == before
     assert len(numbers) == 10
+
+
+def test_in_place_leaves_lazy_clones_alone() -> None:
+    original = torch.arange(4.0, device="bp")
+    clone = torch._lazy_clone(original)
+    clone.add_(1)
+    original.mul_(10)
+    assert original.tolist() == [0, 10, 20, 30]
+    assert clone.tolist() == [1, 2, 3, 4]

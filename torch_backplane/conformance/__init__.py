@@ -2,10 +2,11 @@
 
     settings.py   what to run            catalogue.py  which operators and dtypes that means
     pool.py       crash-isolated workers worker.py     the loop inside one of them
-    check.py      one operator           transfer.py   the same tensors on two devices    judge.py  are these the same?
-    report.py     what was found, as data
+    check.py      one operator           calls.py      the ways to call it with one sample
+    transfer.py   one tensor, two places judge.py      are these the same?
+    report.py     what was found         coverage.py   where each ATen operator comes from
 
-The parent process imports only settings, pool and report: whatever an operator does, it does in a worker.
+The parent process of a run imports only settings, pool and report: whatever an operator does, a worker does.
 """
 
 from torch_backplane.conformance.pool import ConformanceError, WorkerPool, run

@@ -6,16 +6,17 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import torch
 
 from torch_backplane.conformance import judge
+from torch_backplane.conformance.calls import Call
 from torch_backplane.conformance.report import EntryResult
 from torch_backplane.conformance.settings import Settings
-from torch_backplane.conformance.transfer import Transfer, leaves, noncontiguous, tensors
+from torch_backplane.conformance.transfer import Transfer, leaves, tensors
 
 SEED = 20260
 OTHER_SEEDS = range(4711, 4727)
@@ -27,41 +28,6 @@ _ARGUMENTS_STAY_ON_CPU = {"tensor_split"}
 _UNINITIALIZED = {
     "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided", "resize_", "resize_as_",
 }  # fmt: skip
-
-
-@dataclass
-class Call:
-    """A function and its arguments, which are copied afresh for every time that it is called."""
-
-    function: Callable[..., Any]
-    arguments: tuple[Any, tuple[Any, ...], dict[str, Any]]  # input, args, kwargs
-    variant: str
-    sample: int
-    output_process: Callable[[Any], Any] = lambda result: result
-    stays_on_cpu: bool = False  # args and kwargs, not the input
-    has_input: bool = True
-
-    def copied_to(self, device: torch.device) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-        transfer = Transfer(device)
-        first, args, kwargs = self.arguments
-        rest = Transfer(_CPU) if self.stays_on_cpu else transfer
-        return transfer(first), rest(args), rest(kwargs)
-
-    def describe(self) -> str:
-        """``#3: float32[5, 5], dim=1``"""
-        first, args, kwargs = self.arguments
-        words = [_brief(item) for item in (first, *args)]
-        words += [f"{key}={_brief(item)}" for key, item in kwargs.items()]
-        return f"#{self.sample}: " + ", ".join(words)
-
-
-def _brief(item: Any) -> str:
-    if isinstance(item, torch.Tensor):
-        return f"{str(item.dtype).removeprefix('torch.')}{list(item.shape)}"
-    if isinstance(item, (list, tuple)) and not isinstance(item, torch.Size):
-        return "(" + ", ".join(_brief(part) for part in item) + ")"
-    text = repr(item)
-    return text if len(text) <= 40 else text[:37] + "..."
 
 
 @dataclass
@@ -172,17 +138,15 @@ class EntryCheck:
     # --- checking ----------------------------------------------------------------------------------------------------
     def _check_forward(self, call: Call) -> None:
         result = self._check_call(call)
-        if any(leaf.dim() and leaf.numel() > 1 for leaf in tensors(call.arguments)):
-            self._check_call(_replace(call, call.function, "strided", noncontiguous(call.arguments)))
+        strided = call.strided()
+        if strided is not None:
+            self._check_call(strided)
         in_place = self.op.get_inplace()
         if in_place is not None and call.has_input:
-            self._check_call(_replace(call, in_place, "in-place"))
+            self._check_call(call.as_variant("in-place", in_place))
         if self.op.supports_out and result is not None:
-            for variant, make in (("out=", _strided_out), ("out= resized", _empty_out)):
-                out = _outs(result, make)
-                if out is not None:
-                    first, args, kwargs = call.arguments
-                    self._check_call(_replace(call, call.function, variant, (first, args, {**kwargs, "out": out})))
+            for with_out in call.with_out(result):
+                self._check_call(with_out)
 
     def _check_call(self, call: Call) -> Any:
         """Runs and compares one call; returns the CPU's result, or None if there is none to build on."""
@@ -289,15 +253,15 @@ class EntryCheck:
         if again.error is None and not _same_bits(actual.result, again.result):
             self.result.add("random", call.variant, call.describe(), "another result under the same seed")
             return
-        cpu_changes = False
+        cpu_changes = 0
         for seed in OTHER_SEEDS:  # several: one draw of randint(2) says nothing
             other = self._invoke(call, self.device, seed)
             if other.error is not None or not _same_bits(actual.result, other.result):
                 return
             torch.default_generator.manual_seed(seed)
             cpu_other = self._invoke(call, _CPU)
-            cpu_changes = cpu_changes or not _same_bits(expected.result, cpu_other.result)
-        if cpu_changes:
+            cpu_changes += not _same_bits(expected.result, cpu_other.result)
+        if 2 * cpu_changes >= len(OTHER_SEEDS):  # else it is rare that the result changes, and this can be chance
             self.result.add("random", call.variant, call.describe(), "the same result under every seed")
 
     # --- gradients ---------------------------------------------------------------------------------------------------
@@ -351,36 +315,6 @@ def _is_identity(function: Callable[[Any], Any]) -> bool:
         return function(probe) is probe
     except Exception:
         return False
-
-
-def _replace(call: Call, function: Callable[..., Any], variant: str, arguments: Any = None) -> Call:
-    return replace(call, function=function, variant=variant, arguments=arguments or call.arguments)
-
-
-def _outs(result: Any, make: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Tensors to pass as ``out=`` for a function that returned this; None where the result is not all tensors."""
-    if isinstance(result, torch.Tensor):
-        return make(result) if result.layout == torch.strided else None
-    if isinstance(result, (list, tuple)) and result:
-        outs = [_outs(item, make) for item in result]
-        return None if any(out is None for out in outs) else (outs if isinstance(result, list) else tuple(outs))
-    return None
-
-
-def _strided_out(like: torch.Tensor) -> torch.Tensor:
-    """Right size, not contiguous (the last two dimensions swapped, or every second element), filled with ones.
-
-    Not more exotic than that: PyTorch's CPU ``tril`` writes past the end of an ``out`` whose batch dimensions are
-    permuted.
-    """
-    if like.dim() >= 2:
-        return torch.ones_like(like.mT, memory_format=torch.contiguous_format).mT
-    return torch.ones(2 * like.numel(), dtype=like.dtype)[::2] if like.dim() else torch.ones_like(like)
-
-
-def _empty_out(like: torch.Tensor) -> torch.Tensor:
-    """No elements: the function must resize it."""
-    return torch.empty(0, dtype=like.dtype)
 
 
 def _same_bits(first: Any, second: Any) -> bool:

@@ -1,0 +1,94 @@
+"""A sample input and a way to call an operator with it: which is copied to either device, and described to people."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from torch_backplane.conformance.transfer import Transfer, noncontiguous, tensors
+
+_CPU = torch.device("cpu")
+
+
+@dataclass
+class Call:
+    """A function and its arguments, which are copied afresh for every time that it is called."""
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, tuple[Any, ...], dict[str, Any]]  # input, args, kwargs
+    variant: str
+    sample: int
+    output_process: Callable[[Any], Any] = lambda result: result
+    stays_on_cpu: bool = False  # args and kwargs, not the input
+    has_input: bool = True
+
+    def copied_to(self, device: torch.device) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        transfer = Transfer(device)
+        first, args, kwargs = self.arguments
+        rest = Transfer(_CPU) if self.stays_on_cpu else transfer
+        return transfer(first), rest(args), rest(kwargs)
+
+    def describe(self) -> str:
+        """``#3: float32[5, 5], dim=1``"""
+        first, args, kwargs = self.arguments
+        words = [_brief(item) for item in (first, *args)]
+        words += [f"{key}={_brief(item)}" for key, item in kwargs.items()]
+        return f"#{self.sample}: " + ", ".join(words)
+
+    def as_variant(self, variant: str, function: Callable[..., Any] | None = None, arguments: Any = None) -> Call:
+        """The same sample called in another way."""
+        return replace(self, variant=variant, function=function or self.function, arguments=arguments or self.arguments)
+
+    def strided(self) -> Call | None:
+        """With non-contiguous tensors; None where no tensor has two elements to set apart."""
+        if not any(leaf.dim() and leaf.numel() > 1 for leaf in tensors(self.arguments)):
+            return None
+        return self.as_variant("strided", arguments=noncontiguous(self.arguments))
+
+    def with_out(self, result: Any) -> list[Call]:
+        """With ``out=``, given the function's result: once into tensors of the right size, once into empty ones."""
+        first, args, kwargs = self.arguments
+        calls = []
+        for variant, make in (("out=", _strided_out), ("out= resized", _empty_out)):
+            out = _outs(result, make)
+            if out is not None:
+                calls.append(self.as_variant(variant, arguments=(first, args, {**kwargs, "out": out})))
+        return calls
+
+
+def _brief(item: Any) -> str:
+    if isinstance(item, torch.Tensor):
+        return f"{str(item.dtype).removeprefix('torch.')}{list(item.shape)}"
+    if isinstance(item, (list, tuple)) and not isinstance(item, torch.Size):
+        return "(" + ", ".join(_brief(part) for part in item) + ")"
+    text = repr(item)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _outs(result: Any, make: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Tensors to pass as ``out=`` for a function that returned this; None where the result is not all tensors."""
+    if isinstance(result, torch.Tensor):
+        return make(result) if result.layout == torch.strided else None
+    if isinstance(result, (list, tuple)) and result:
+        outs = [_outs(item, make) for item in result]
+        return None if any(out is None for out in outs) else (outs if isinstance(result, list) else tuple(outs))
+    return None
+
+
+def _strided_out(like: torch.Tensor) -> torch.Tensor:
+    """Right size, not contiguous (the last two dimensions swapped, or every second element), filled with ones.
+
+    Not more exotic than that: PyTorch's CPU ``tril`` writes past the end of an ``out`` whose batch dimensions are
+    permuted.
+    """
+    if like.dim() >= 2:
+        return torch.ones_like(like.mT, memory_format=torch.contiguous_format).mT
+    return torch.ones(2 * like.numel(), dtype=like.dtype)[::2] if like.dim() else torch.ones_like(like)
+
+
+def _empty_out(like: torch.Tensor) -> torch.Tensor:
+    """No elements: the function must resize it."""
+    return torch.empty(0, dtype=like.dtype)
