@@ -128,6 +128,10 @@ class DiscreteDevice final : public Device {
     return other != nullptr && inner_->can_access_peer(*other->inner_);
   }
 
+  void call_host(std::function<void()> function, StreamHandle stream) override {
+    inner_->call_host(std::move(function), stream);
+  }
+
   void sleep(double milliseconds, StreamHandle stream) override {
     inner_->sleep(milliseconds, stream);
   }

@@ -247,6 +247,35 @@ assert "copy_out" in [call[0] for call in driver_test_module.calls]
     succeeds(run(code, source, TORCH_BACKPLANE_DISCRETE="1"))
 
 
+@pytest.mark.parametrize("conf", ["", "expandable_segments:True"])
+def test_host_devices_can_be_discrete(conf: str, tmp_path: Path) -> None:
+    code = """
+import ctypes, os, torch
+from torch_backplane import _C
+_C.set_fallback_policy(_C.FallbackPolicy.silent)
+assert not _C.device_properties(0).host_accessible and _C.can_access_peer(0, 1)
+x = torch.arange(3 << 20, device="bp:0").float()
+y = x.view(3, -1)[1:, ::7].to("bp:1").mul_(2)
+assert y.cpu().equal(torch.arange(3 << 20).float().view(3, -1)[1:, ::7] * 2)
+host = torch.ones(5).pin_memory()
+with torch.Stream("bp:0") as stream:
+    _C.sleep(50)
+    x[100:105].copy_(host, non_blocking=True)
+stream.synchronize()
+assert x[99:106].tolist() == [99, 1, 1, 1, 1, 1, 105]
+del y
+torch.accelerator.empty_cache()
+address = x.data_ptr()
+child = os.fork()
+if child == 0:
+    ctypes.string_at(address, 4)
+    os._exit(0)
+assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+"""
+    settings = {"TORCH_BACKPLANE_DISCRETE": "1", "TORCH_BACKPLANE_HOST_DEVICES": "2", "PYTORCH_ALLOC_CONF": conf}
+    succeeds(forked.run(code, tmp_path, TORCH_BACKPLANE_DRIVERS="host", **settings))
+
+
 def test_addresses_must_be_aligned(run: Run) -> None:
     source = IN_HOST_MEMORY.replace("from_buffer(handle))", "from_buffer(handle)) + 64")
     result = run('import torch; torch.empty(1, device="bp")', source)
