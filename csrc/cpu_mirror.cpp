@@ -194,7 +194,7 @@ void CpuMirror::take_over(Shared& shared) {
   transfer(original->mutable_data_ptr().get(), stand_in->data(), stand_in->nbytes(), CopyKind::HostToDevice);
 }
 
-// Copies what written stand-ins reach back to where it belongs. What they do not reach was never read, or was resized away.
+// Copies what written stand-ins reach back to where it belongs. The rest was never read, or was resized away.
 void CpuMirror::write_back() {
   for (auto& shared : shared_) {
     shared.first = SIZE_MAX;

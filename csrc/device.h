@@ -109,8 +109,8 @@ class Device {
   DeviceProperties properties_;
 };
 
-// Holds the GIL while it lives if the device's methods run Python; costs nothing otherwise. A device takes it for itself in
-// each call; several calls in a row are cheaper inside one of these. Not to be taken while a lock of ours is held.
+// Holds the GIL while it lives if the device's methods run Python; costs nothing otherwise. A device takes it for itself
+// in each call; several calls in a row are cheaper inside one of these. Not to be taken while a lock of ours is held.
 class DeviceCall {
  public:
   explicit DeviceCall(const Device& device) : DeviceCall(device.needs_gil()) {}

@@ -1,7 +1,7 @@
 // A device with host-accessible memory in the clothes of one without.
 //
-// Tensors get addresses that the CPU cannot touch, and the device's own calls translate them to where the memory is. With it
-// (TORCH_BACKPLANE_DISCRETE=1) everything that a discrete accelerator needs can be tested on any machine.
+// Tensors get addresses that the CPU cannot touch, and the device's own calls translate them to where the memory is. With
+// it (TORCH_BACKPLANE_DISCRETE=1) everything that a discrete accelerator needs can be tested on any machine.
 #pragma once
 
 #include <memory>

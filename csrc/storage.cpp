@@ -7,7 +7,7 @@
 namespace backplane {
 
 c10::Storage make_storage(c10::DeviceIndex index, size_t bytes) {
-  // Not make_storage_impl: it takes a null pointer, as 0 bytes have, for a missing one, and asks the current device for it.
+  // Not make_storage_impl: it takes the null pointer of 0 bytes for a missing one, and asks the current device for it.
   return c10::Storage(
       c10::make_intrusive<c10::StorageImpl>(
           c10::StorageImpl::use_byte_size_t(),

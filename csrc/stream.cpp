@@ -17,8 +17,8 @@ struct Entry {
   int priority;
 };
 
-// The streams of one device. Entries are added under the lock and read without it; none is ever removed. The lock is never
-// held while the device is called: the call may run Python, and a thread that holds the GIL may be waiting for the lock.
+// The streams of one device. Entries are added under the lock and read without it; none is ever removed. The lock is
+// never held while the device is called: that may run Python, and a thread with the GIL may be waiting for the lock.
 struct Streams {
   std::mutex lock;
   std::array<std::atomic<const Entry*>, kMostStreams> entries{};
