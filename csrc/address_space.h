@@ -1,9 +1,9 @@
 // Addresses for memory that has none.
 //
-// PyTorch wants a pointer in every storage. A device whose memory is a handle (an OpenCL buffer, a Python object, anything
-// that the CPU cannot dereference) gets a range of reserved, inaccessible address space for each segment: a data pointer
-// is an address in it, and the device finds the handle and the offset again. Views, splitting and pointer arithmetic then
-// work as for any other memory, and a stray read on the CPU faults instead of returning rubbish.
+// PyTorch wants a pointer in every storage. A device whose memory is a handle (an OpenCL buffer, a Python object,
+// whatever the CPU cannot dereference) gets a range of reserved, inaccessible address space for each segment: a data
+// pointer is an address in it, and the device finds the handle and the offset again. Views, splitting and pointer
+// arithmetic then work as for any other memory, and a stray read on the CPU faults instead of returning rubbish.
 #pragma once
 
 #include <cstddef>
