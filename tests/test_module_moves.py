@@ -1,4 +1,4 @@
-"""Moving a module moves its parameters themselves: whoever holds one (a tied layer, an optimizer) goes on holding it."""
+"""Moving a module moves its parameters themselves: whoever holds one (a tied layer, an optimizer) keeps holding it."""
 
 from __future__ import annotations
 
