@@ -74,6 +74,14 @@ class TestOperators(TestCase):
             if differentiable:
                 self.assertEqual(self.gradients(args, result), self.gradients(expected_args, expected))
 
+    def test_operators_whose_generic_kernel_knows_few_device_types(self, device: str) -> None:
+        values = make_tensor((3, 4), dtype=torch.complex64, device=device)
+        self.assertEqual(values.clone().conj_physical_().cpu(), values.cpu().conj_physical())
+        integers = make_tensor((3, 4), dtype=torch.int64, device=device, high=3)
+        out = (torch.empty(0, dtype=torch.int64, device=device), torch.empty(0, dtype=torch.int64, device=device))
+        torch.mode(integers, out=out)
+        self.assertEqual(tuple(tensor.cpu() for tensor in out), tuple(torch.mode(integers.cpu())))
+
     def gradients(self, arguments: Any, result: Any) -> list[torch.Tensor]:
         """Gradients of the sum of the results' squares, on the CPU."""
         inputs = [tensor for tensor in tensors(arguments) if tensor.requires_grad]
@@ -168,6 +176,15 @@ class TestViews(TestCase):
         self.assertTrue(values.conj().imag.is_neg())
         self.assertEqual(values.conj().imag.cpu(), -values.cpu().imag)
         self.assertEqual((values.conj() @ values.t()).cpu(), values.cpu().conj() @ values.cpu().t())
+
+    def test_out_tensor_is_conjugated_as_lazily_as_on_the_cpu(self, device: str) -> None:
+        factors, pivots = torch.linalg.lu_factor(make_tensor((3, 3), dtype=torch.complex64, device="cpu"))
+        right = make_tensor((4, 3), dtype=torch.complex64, device="cpu")
+        expected = torch.linalg.lu_solve(factors, pivots, right, left=False, adjoint=True)
+        out = torch.empty(0, dtype=torch.complex64, device=device)
+        moved = (tensor.to(device) for tensor in (factors, pivots, right))
+        torch.linalg.lu_solve(*moved, left=False, adjoint=True, out=out)
+        self.assertEqual(out.cpu(), expected)
 
 
 class TestIndexing(TestCase):
