@@ -69,6 +69,6 @@ elif ! "$venv/bin/python" setup.py --name >/dev/null 2>&1; then # setup.py refus
   "${pip[@]}" install "$default"
 fi
 
-say "building Backplane (one or two minutes the first time, then only what has changed)"
+say "building Backplane (a few minutes the first time, then only what has changed)"
 "${pip[@]}" install -q --no-build-isolation -e ".[test]"
 say "ready"
