@@ -44,7 +44,7 @@ def run(tmp_path: Path) -> Run:
 
     def call(code: str, source: str = MINIMAL, cls: str = "MinimalDriver", **env: str) -> Result:
         install(tmp_path, "test", source, cls)
-        return forked.run(code, tmp_path, TORCH_BACKPLANE_DRIVERS="test", **env)
+        return forked.run(code, tmp_path, **{"TORCH_BACKPLANE_DRIVERS": "test", "TORCH_BACKPLANE_DISCRETE": "0"} | env)
 
     return call
 
