@@ -181,6 +181,10 @@ def cpp(request: pytest.FixtureRequest) -> SimpleNamespace:
     return torch.ops.backplane_cpp_test
 
 
+@pytest.mark.skipif(
+    os.environ.get("TORCH_BACKPLANE_DISCRETE") == "1",
+    reason="the operator reads and writes through data_ptr, which a device with discrete memory does not allow",
+)
 def test_cpp_operator(cpp: SimpleNamespace) -> None:
     x = torch.arange(6.0, device="bp").view(2, 3)
     calls = cpp.bp_calls()
