@@ -2,8 +2,9 @@
 
     python benchmarks/import_time.py --rounds 20
 
-Each measurement is a fresh interpreter; the two kinds take turns, so that a busy moment hits both. PyTorch's
-autoloading is off in both: the import is the only difference.
+Each measurement is a fresh interpreter; programs with and without the import take turns, so that a busy moment hits
+both. PyTorch's autoloading is off, so the import is the only difference. The time of the import itself, taken inside
+the process, is the steadiest figure; the difference between whole processes also has what comes at their end.
 """
 
 from __future__ import annotations
@@ -21,20 +22,30 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-PROGRAM = "import time; start = time.perf_counter(); {imports}; print(time.perf_counter() - start)"
-KINDS = {"import torch": "import torch", "import torch; import torch_backplane": "import torch; import torch_backplane"}
+PROGRAM = """
+import time
+clock = [time.perf_counter()]
+import torch
+clock.append(time.perf_counter())
+{then}
+clock.append(time.perf_counter())
+print(clock[1] - clock[0], clock[2] - clock[1])
+"""
+KINDS = {"import torch": "", "import torch; import torch_backplane": "import torch_backplane"}
 
 
-def measure(imports: str) -> tuple[float, float]:
-    """Seconds that the imports took inside a fresh interpreter, and seconds from its start to its end."""
+def measure(then: str) -> tuple[float, float, float]:
+    """Milliseconds of `import torch`, of the statement `then`, and from the fresh interpreter's start to its end."""
     environment = os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # compiled once, as where people work
     start = time.perf_counter()
-    program = [sys.executable, "-c", PROGRAM.format(imports=imports)]
+    program = [sys.executable, "-c", PROGRAM.format(then=then)]
     finished = subprocess.run(program, env=environment, capture_output=True, text=True)
     whole = time.perf_counter() - start
     if finished.returncode:
-        sys.exit(f"`{imports}` failed:\n{finished.stderr}")
-    return float(finished.stdout), whole
+        sys.exit(f"`import torch; {then}` failed:\n{finished.stderr}")
+    torch_seconds, then_seconds = map(float, finished.stdout.split())
+    return 1e3 * torch_seconds, 1e3 * then_seconds, 1e3 * whole
 
 
 def main(
@@ -42,30 +53,28 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
 ) -> None:
     """Measures what `import torch_backplane` adds to `import torch`."""
-    for imports in KINDS.values():  # once unmeasured: files into the page cache, bytecode written
-        measure(imports)
-    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in KINDS}
+    for then in KINDS.values():  # once unmeasured: files into the page cache, bytecode written
+        measure(then)
+    measured: dict[str, list[tuple[float, float, float]]] = {name: [] for name in KINDS}
     for _ in range(rounds):
-        for name, imports in KINDS.items():
-            seconds[name].append(measure(imports))
-    medians = {
-        name: [1e3 * statistics.median(column) for column in zip(*measured, strict=True)]
-        for name, measured in seconds.items()
-    }
+        for name, then in KINDS.items():
+            measured[name].append(measure(then))
+    medians = {name: list(map(statistics.median, zip(*rows, strict=True))) for name, rows in measured.items()}
     without, with_backplane = medians.values()
-    added = [after - before for before, after in zip(without, with_backplane, strict=True)]
+    added_process = with_backplane[2] - without[2]
     if as_json:
-        report = {"rounds": rounds, "medians_ms": medians, "added_import_ms": added[0], "added_process_ms": added[1]}
-        print(json.dumps(report, indent=2))
+        names = ("torch_ms", "backplane_ms", "process_ms")
+        report = {name: dict(zip(names, row, strict=True)) for name, row in medians.items()}
+        print(json.dumps({"rounds": rounds, "medians": report, "added_process_ms": added_process}, indent=2))
         return
     table = Table(title=f"Python {platform.python_version()}, median of {rounds} interpreters each")
     table.add_column("program")
-    table.add_column("imports, ms", justify="right")
-    table.add_column("whole process, ms", justify="right")
-    for name, row in medians.items():
-        table.add_row(name, *(f"{value:.1f}" for value in row))
+    for heading in ("torch, ms", "torch_backplane, ms", "process, ms"):
+        table.add_column(heading, justify="right")
+    table.add_row("import torch", f"{without[0]:.1f}", "", f"{without[2]:.1f}")
+    table.add_row("import torch; import torch_backplane", *(f"{value:.1f}" for value in with_backplane))
     table.add_section()
-    table.add_row("added by torch_backplane", *(f"{value:+.1f}" for value in added))
+    table.add_row("added by torch_backplane", "", f"{with_backplane[1]:+.1f}", f"{added_process:+.1f}")
     Console().print(table)
 
 
