@@ -1,5 +1,6 @@
 // The allocator of pinned host memory: PyTorch's own caching host allocator over page-aligned memory and bp events.
 #include <ATen/core/CachingHostAllocator.h>
+#include <Python.h>
 #include <c10/util/Exception.h>
 
 #include <cstdlib>
@@ -56,6 +57,9 @@ struct PinnedAllocatorImpl final : at::CachingHostAllocatorImpl<c10::Stream, Own
   }
 
   void record_stream(std::optional<std::vector<OwnedEvent>>& events, c10::Stream stream) override {
+    if (device(stream.device_index()).needs_gil() && !Py_IsInitialized()) {
+      return; // the process is ending: without an event the block is never used again, which is what the transfer needs
+    }
     events->emplace_back(stream);
   }
 

@@ -375,6 +375,8 @@ kept = torch.ones(3, device="bp")
 torch.kept = torch.ones(3, device="bp")     # outlives this module
 torch.kept_event = torch.Event("bp"); torch.kept_event.record()
 torch.kept_stream = torch.Stream("bp")
+pinned = torch.ones(3).pin_memory()
+kept.copy_(pinned, non_blocking=True)       # pinned memory goes after Python has begun to end
 def use():
     for _ in range(20):
         (kept + 1).sum().item()

@@ -65,6 +65,24 @@ def test_priority_orders_drivers(run: Run, tmp_path: Path) -> None:
     assert listed.stdout.endswith("ant/Minimal\n")
 
 
+def test_gpus_of_any_driver_come_first_and_cpus_last(run: Run, tmp_path: Path) -> None:
+    install(tmp_path, "ant", MINIMAL.replace("1 << 26", "1 << 26, kind='cpu'"), "MinimalDriver")
+    install(tmp_path, "bee", MINIMAL, "MinimalDriver")
+    mixed = PAIR.replace("1 << 26)\n    return", "1 << 26, kind='gpu' if name == 'second' else 'cpu')\n    return")
+    install(tmp_path, "zebra", mixed, "MinimalDriver")
+    listed = run(LIST)
+    assert listed.stdout.startswith("zebra/second bee/Minimal ant/Minimal zebra/first host/")
+    named = run(LIST, TORCH_BACKPLANE_DRIVERS="ant,zebra")  # the user's order, and the driver's own within it
+    assert named.stdout == "ant/Minimal zebra/first zebra/second\n"
+
+
+def test_an_opt_in_driver_waits_to_be_named(run: Run, tmp_path: Path) -> None:
+    install(tmp_path, "shy", MINIMAL.replace("(Driver):", "(Driver):\n    opt_in = True"), "MinimalDriver")
+    assert names(run(LIST)).count("shy") == 0
+    assert names(run(LIST, TORCH_BACKPLANE_DRIVERS="shy")) == ["shy"]
+    assert names(run(LIST, TORCH_BACKPLANE_VISIBLE_DEVICES="shy:0")) == ["shy"]
+
+
 def test_the_environment_names_and_orders_drivers(run: Run, tmp_path: Path) -> None:
     install(tmp_path, "ant", MINIMAL, "MinimalDriver")
     install(tmp_path, "bee", MINIMAL, "MinimalDriver")
@@ -139,6 +157,9 @@ BROKEN = {
     ),
     "malformed capability": (
         MINIMAL.replace("1 << 26", "1 << 26, capability=(9,)"), "capability is (9,), and must be a pair"
+    ),
+    "unknown kind": (
+        MINIMAL.replace("1 << 26", "1 << 26, kind='tpu'"), "kind is 'tpu', and must be one of gpu, accelerator, cpu"
     ),
     "host-accessible without addresses": (
         MINIMAL.replace("1 << 26", "1 << 26, host_accessible=True"), "has no address() method"

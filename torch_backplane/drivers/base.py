@@ -34,6 +34,10 @@ ALL_DTYPES: tuple[torch.dtype, ...] = tuple(
 )
 
 
+# What hardware a device is, in the order in which devices are numbered.
+KINDS = ("gpu", "accelerator", "cpu", "host")
+
+
 class SettingError(ValueError):
     """A setting of the user's (an environment variable) is malformed. Discovery passes it on and never ignores it."""
 
@@ -48,14 +52,19 @@ class DeviceProperties:
     host_accessible: bool = False  # the CPU may read and write device memory at Device.address()
     compute_units: int = 1  # torch.cuda's multi_processor_count
     capability: tuple[int, int] = (0, 0)  # (major, minor), as the driver defines it
+    kind: str = "accelerator"  # one of KINDS: among drivers of one priority, GPUs are numbered first
 
 
 class Driver(ABC):
     """Reaches one hardware API. Made once per process, without arguments, when bp is first used."""
 
-    # Drivers with a higher priority have their devices numbered first, those with the same in the order of their names.
-    # Hardware keeps the default; the host driver comes last with -10.
+    # Devices of drivers with a higher priority are numbered first; among the same, the kinds of devices decide
+    # (DeviceProperties.kind), then the drivers' names. Hardware keeps the default; the host driver comes last with -10.
     priority: ClassVar[int] = 0
+
+    # True: asked for devices only where the user names the driver, in TORCH_BACKPLANE_DRIVERS or
+    # TORCH_BACKPLANE_VISIBLE_DEVICES. For drivers that nobody should get without wanting them.
+    opt_in: ClassVar[bool] = False
 
     @abstractmethod
     def devices(self) -> Sequence[Device | NativeDevice]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from torch_backplane import _C
-from torch_backplane.drivers.base import ASYNCHRONOUS_METHODS, Device, DeviceProperties, NativeDevice
+from torch_backplane.drivers.base import ASYNCHRONOUS_METHODS, KINDS, Device, DeviceProperties, NativeDevice
 
 LARGEST_MEMORY = 2**63 - 1
 
@@ -74,4 +74,5 @@ RULES = (
     ("host_accessible", "True or False", lambda value: isinstance(value, bool)),
     ("compute_units", "a whole number above 0", lambda value: _is_whole(value, 1, 2**31 - 1)),
     ("capability", "a pair (major, minor) of whole numbers", _is_capability),
+    ("kind", f"one of {', '.join(KINDS)}", lambda value: value in KINDS),
 )

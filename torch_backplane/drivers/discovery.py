@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_backplane import _C
-from torch_backplane.drivers.base import Device, Driver, NativeDevice, SettingError
+from torch_backplane.drivers.base import KINDS, Device, Driver, NativeDevice, SettingError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -37,6 +37,7 @@ class Found(NamedTuple):
 
     device: Device | NativeDevice
     properties: Any  # _C.DeviceProperties
+    rank: tuple[int, int, str]  # smaller is numbered first where the user does not say otherwise
 
 
 def available() -> dict[str, EntryPoint]:
@@ -90,7 +91,7 @@ def discover() -> None:
                     f"{len(chosen)} bp devices were found, and {MOST_DEVICES} is the most: "
                     "choose some with TORCH_BACKPLANE_VISIBLE_DEVICES"
                 )
-            for device, properties in chosen:
+            for device, properties, _ in chosen:
                 if isinstance(device, NativeDevice):
                     device.add(properties, discrete)
                 else:
@@ -105,8 +106,10 @@ def choose_devices() -> list[Found]:
     installed = available()
     text = os.environ.get("TORCH_BACKPLANE_VISIBLE_DEVICES")
     if text is None:
-        found = ask_drivers(installed, selected_drivers(installed))
-        return [device for devices in found.values() for device in devices]
+        named = "TORCH_BACKPLANE_DRIVERS" in os.environ
+        found = ask_drivers(installed, selected_drivers(installed), named)
+        devices = [device for devices in found.values() for device in devices]
+        return devices if named else sorted(devices, key=lambda device: device.rank)
     visible = parse_visible_devices(text)
     names = selected_drivers(installed)
     for name, _ in visible:
@@ -115,7 +118,7 @@ def choose_devices() -> list[Found]:
                 f"TORCH_BACKPLANE_VISIBLE_DEVICES={text!r} names the driver {name!r}; "
                 f"drivers to choose from: {', '.join(names) or 'none'}"
             )
-    found = ask_drivers(installed, dict.fromkeys(name for name, _ in visible))
+    found = ask_drivers(installed, dict.fromkeys(name for name, _ in visible), named=True)
     chosen: list[Found] = []
     for name, index in visible:
         if name not in found:
@@ -165,27 +168,28 @@ def parse_visible_devices(text: str) -> list[tuple[str, int | None]]:
     return visible
 
 
-def ask_drivers(installed: dict[str, EntryPoint], names: Iterable[str]) -> dict[str, list[Found]]:
-    """The devices of each driver that works; in the drivers' own order unless TORCH_BACKPLANE_DRIVERS gave one."""
+def ask_drivers(installed: dict[str, EntryPoint], names: Iterable[str], named: bool) -> dict[str, list[Found]]:
+    """The devices of each driver that works. `named`: the user named them, so that opt-in drivers are asked, too."""
     from torch_backplane.drivers.checks import checked_properties
 
     found: dict[str, list[Found]] = {}
-    priorities: dict[str, int] = {}
     for name in names:
         try:
             cls = installed[name].load()
             if not (isinstance(cls, type) and issubclass(cls, Driver)):
                 raise TypeError(f"{installed[name].value} is no subclass of torch_backplane.drivers.Driver")
-            devices = list(cls().devices())
-            found[name] = [Found(device, checked_properties(name, device)) for device in devices]
-            priorities[name] = cls.priority
+            if cls.opt_in and not named:
+                continue
+            checked = [(device, checked_properties(name, device)) for device in cls().devices()]
+            found[name] = [
+                Found(device, properties, (-cls.priority, KINDS.index(device.properties.kind), name))
+                for device, properties in checked
+            ]
         except SettingError:
             raise
         except Exception as error:
             _skip(name, f"{type(error).__name__}: {error}")
-    if "TORCH_BACKPLANE_DRIVERS" in os.environ:
-        return found
-    return {name: found[name] for name in sorted(found, key=lambda name: (-priorities[name], name))}
+    return found
 
 
 def switch(variable: str) -> bool:

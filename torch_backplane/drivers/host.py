@@ -28,6 +28,7 @@ class HostDevice(NativeDevice):
             host_accessible=True,
             compute_units=os.cpu_count() or 1,
             capability=(1, 0),
+            kind="host",
         )
 
     def add(self, properties: Any, discrete: bool) -> None:

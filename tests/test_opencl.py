@@ -1,0 +1,394 @@
+"""The OpenCL driver, on whatever OpenCL platform there is. Each test runs in a process of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import forked
+import pytest
+
+Result = subprocess.CompletedProcess[str]
+Run = Callable[..., Result]
+
+QUIET = "import torch; from torch_backplane import _C; _C.set_fallback_policy(_C.FallbackPolicy.silent)\n"
+LIST = """
+import torch
+from torch_backplane import _C
+print(*(_C.device_properties(i).driver for i in range(torch.accelerator.device_count())))
+"""
+
+
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Skips where no OpenCL device can be used."""
+    if importlib.util.find_spec("pyopencl") is None:
+        pytest.skip("PyOpenCL is not installed")
+    result = forked.run(LIST, tmp_path_factory.mktemp("site"), TORCH_BACKPLANE_DRIVERS="opencl")
+    assert result.returncode == 0, result.stderr
+    if not result.stdout.strip():
+        pytest.skip(f"there is no OpenCL device that can be used {result.stderr.strip()}")
+
+
+@pytest.fixture
+def run(platform: None, tmp_path: Path) -> Run:
+    """run(code, **env) with the devices of OpenCL, then one of the host; returns what was printed."""
+
+    def call(code: str, drivers: str = "opencl,host", **env: str) -> Result:
+        env = {"TORCH_BACKPLANE_HOST_DEVICES": "1"} | env
+        result = forked.run(code, tmp_path, TORCH_BACKPLANE_DRIVERS=drivers, **env)
+        assert result.returncode == 0, result.stderr
+        return result
+
+    return call
+
+
+# --- finding devices ---------------------------------------------------------------------------------------------
+
+
+def test_nobody_gets_opencl_unasked(platform: None, tmp_path: Path) -> None:
+    result = forked.run(f"{LIST}\nimport sys; assert 'pyopencl' not in sys.modules", tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert set(result.stdout.split()) == {"host"}
+
+
+def test_without_pyopencl_there_is_no_device_and_no_warning(tmp_path: Path) -> None:
+    code = f"import sys; sys.modules['pyopencl'] = None\n{LIST}"  # as if it were not installed
+    result = forked.run(code, tmp_path, TORCH_BACKPLANE_DRIVERS="opencl,host", TORCH_BACKPLANE_HOST_DEVICES="1")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "host\n", "")
+
+
+def test_a_pyopencl_that_fails_is_a_skipped_driver(tmp_path: Path) -> None:
+    (tmp_path / "pyopencl.py").write_text("raise ImportError('libOpenCL.so.1: cannot open shared object file')")
+    result = forked.run(LIST, tmp_path, TORCH_BACKPLANE_DRIVERS="opencl,host", TORCH_BACKPLANE_HOST_DEVICES="1")
+    assert (result.returncode, result.stdout) == (0, "host\n")
+    assert result.stderr.count("driver 'opencl' is skipped: ImportError: libOpenCL.so.1") == 1
+
+
+def test_without_a_platform_there_is_no_device_and_no_warning(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "none.icd").write_text("libno-such-implementation.so\n")
+    result = run(LIST, OCL_ICD_VENDORS=str(tmp_path / "none.icd"))
+    assert (result.stdout, result.stderr) == ("host\n", "")
+
+
+def test_a_broken_platform_is_skipped_with_a_warning(run: Run) -> None:
+    code = """
+from torch_backplane.drivers import opencl
+
+class Broken:
+    name = "Broken platform"
+    def get_devices(self): raise RuntimeError("no firmware")
+
+working = opencl.platforms
+opencl.platforms = lambda cl: [Broken(), *working(cl)]
+"""
+    result = run(code + LIST)
+    assert "opencl" in result.stdout.split()
+    assert result.stderr.count("OpenCL platform 'Broken platform' is skipped: RuntimeError: no firmware") == 1
+
+
+def test_of_two_pocls_the_first_that_works_is_used(run: Run) -> None:
+    code = """
+from torch_backplane.drivers import opencl
+
+class Twin:
+    name = opencl.POCL
+    def __init__(self, devices): self.devices = devices
+    def get_devices(self): return self.devices
+
+import pyopencl as cl
+pocl = [platform for platform in cl.get_platforms() if platform.name == opencl.POCL]
+if not pocl:
+    print("no PoCL")
+else:
+    devices = pocl[0].get_devices()
+    print(len(opencl.open_devices([Twin([]), pocl[0], pocl[0]])) == len(devices))
+"""
+    result = run(code)
+    if result.stdout == "no PoCL\n":
+        pytest.skip("PoCL is not installed")
+    assert result.stdout == "True\n"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "reason"),
+    [
+        ("__kernel void probe(__global int *out) { this does not compile }", "BUILD_PROGRAM_FAILURE"),
+        ("__kernel void probe(__global int *out) { out[get_global_id(0)] = 7; }", "computed [7, 7, 7, 7] and not"),
+    ],
+)
+def test_a_device_that_cannot_run_a_kernel_is_skipped_with_a_warning(run: Run, kernel: str, reason: str) -> None:
+    result = run(f"from torch_backplane.drivers import opencl_device; opencl_device.PROBE = {kernel!r}\n{LIST}")
+    assert result.stdout == "host\n"
+    assert "torch_backplane: OpenCL device '" in result.stderr
+    assert reason in result.stderr
+
+
+def test_kinds_of_devices(run: Run) -> None:
+    code = """
+import pyopencl as cl
+from torch_backplane.drivers.opencl_device import kind
+types = cl.device_type
+assert kind(types.GPU) == "gpu"
+assert kind(types.CPU | types.DEFAULT) == "cpu"
+assert kind(types.ACCELERATOR) == kind(types.CUSTOM) == "accelerator"
+"""
+    run(code)
+
+
+def test_an_old_device_and_one_without_float64(run: Run) -> None:
+    code = QUIET + """
+from torch_backplane.drivers import opencl_device
+
+class Altered:
+    def __init__(self, device, **values): self.__dict__.update(values, device=device)
+    def __getattr__(self, name): return getattr(self.device, name)
+
+describe = opencl_device.describe
+def altered(device):
+    try:
+        describe(Altered(device, version="OpenCL 1.1 Ancient"))
+    except RuntimeError as error:
+        assert "OpenCL 1.1 Ancient" in str(error)
+    else:
+        raise AssertionError("OpenCL 1.1 was accepted")
+    assert describe(Altered(device, version="OpenCL 1.2 ")).capability == (1, 2)
+    return describe(Altered(device, double_fp_config=0))
+opencl_device.describe = altered
+
+for dtype in (torch.float64, torch.complex128):
+    try:
+        torch.zeros(3, dtype=dtype, device="bp")
+    except TypeError as error:
+        assert "does not support" in str(error)
+    else:
+        raise AssertionError(f"{dtype} was accepted")
+for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.int64, torch.bool):
+    assert torch.ones(3, dtype=dtype, device="bp").cpu().tolist() == [1, 1, 1]
+"""
+    run(code)
+
+
+# --- memory and transfers ----------------------------------------------------------------------------------------
+
+
+def test_copies_all_ways(run: Run) -> None:
+    code = QUIET + """
+assert torch.bp.device_count() >= 2
+host = torch.device("bp", torch.bp.device_count() - 1)
+x = torch.randn(37, 41)
+on = x.to("bp:0")
+assert _C.device_properties(0).driver == "opencl" and _C.device_properties(host.index).driver == "host"
+assert torch.equal(on.cpu(), x)
+assert torch.equal(on.clone().cpu(), x)                              # within a device
+assert torch.equal(on.t().contiguous().cpu(), x.t())                 # strided
+assert torch.equal(on[5:9, ::2].cpu(), x[5:9, ::2])                  # at an offset
+assert torch.equal(on.to(host).cpu(), x)                             # to another driver
+assert torch.equal(x.to(host).to("bp:0").cpu(), x)                   # and from it
+assert torch.equal(x.pin_memory().to("bp:0", non_blocking=True).cpu(), x)
+pinned = torch.empty_like(x).pin_memory()
+pinned.copy_(on, non_blocking=True)
+torch.bp.synchronize()
+assert torch.equal(pinned, x)
+assert torch.equal(torch.zeros(1000, dtype=torch.uint8, device="bp:0").cpu(), torch.zeros(1000, dtype=torch.uint8))
+assert torch.empty(0, device="bp:0").cpu().shape == (0,)
+assert torch.tensor(3.5, device="bp:0").item() == 3.5
+"""
+    run(code)
+
+
+def test_the_device_moves_bytes_right(run: Run) -> None:
+    """The methods that PyTorch's operators do not reach in all their cases: overlap, odd offsets, fills."""
+    code = """
+import pyopencl as cl
+from torch_backplane.drivers.opencl import OpenCLDriver
+device = OpenCLDriver().devices()[0]
+stream = device.create_stream(0)
+data = bytearray(range(200))
+segment = device.allocate(200)
+device.copy_in(segment, 0, memoryview(bytes(data)), stream)
+
+def memmove(dst, src, n): data[dst:dst + n] = data[src:src + n]
+for dst, src, n in [(3, 0, 100), (0, 7, 150), (10, 10, 20), (100, 0, 100), (50, 49, 149)]:
+    device.copy(segment, dst, segment, src, n, stream)
+    memmove(dst, src, n)
+for offset, n, value in [(1, 5, 255), (63, 1, 0), (64, 64, 9)]:
+    device.fill(segment, offset, n, value, stream)
+    data[offset:offset + n] = bytes([value]) * n
+back = bytearray(190)
+device.copy_out(segment, 10, memoryview(back), stream)
+device.synchronize_stream(stream)
+assert back == data[10:]
+assert device.query_stream(stream)
+device.free(segment)
+device.destroy_stream(stream)
+"""
+    run(code)
+
+
+def test_out_of_memory_and_recovery(run: Run) -> None:
+    code = QUIET + """
+import pyopencl as cl
+from torch_backplane.drivers import opencl_device
+
+class Small(opencl_device.OpenCLDevice):
+    def __init__(self, device):
+        super().__init__(device)
+        self.largest_segment = 64 << 20
+        self.short = 0
+    def allocate(self, nbytes):
+        if not hasattr(self, "short") or not self.short:
+            return super().allocate(nbytes)
+        self.short -= 1
+        real, cl.Buffer = cl.Buffer, lambda *_: real(self.context, cl.mem_flags.READ_WRITE, 1 << 62)
+        try:
+            return super().allocate(nbytes)             # the implementation's own refusal
+        finally:
+            cl.Buffer = real
+    def __new__(cls, device):
+        cls.latest = super().__new__(cls)
+        return cls.latest
+opencl_device.OpenCLDevice = Small
+
+def refused(nbytes):
+    try:
+        torch.empty(nbytes, dtype=torch.uint8, device="bp:0")
+    except torch.OutOfMemoryError as error:
+        return "Tried to allocate" in str(error)
+    return False
+
+kept = torch.ones(1000, device="bp:0")
+assert refused(1 << 60)                                 # more than there is
+assert refused(65 << 20)                                # more than one buffer holds
+Small.latest.short = 2                                  # asked, and asked again after the cache was emptied
+assert refused(30 << 20) and Small.latest.short == 0
+Small.latest.short = 1                                  # the second time there is enough
+cached = torch.empty(20 << 20, dtype=torch.uint8, device="bp:0") ; del cached
+assert torch.full((30 << 20,), 7, dtype=torch.uint8, device="bp:0")[-1].item() == 7
+assert kept.sum().item() == 1000
+"""
+    run(code)
+
+
+# --- streams and events ------------------------------------------------------------------------------------------
+
+
+def test_streams_keep_their_order_and_events_order_streams(run: Run) -> None:
+    code = QUIET + """
+x = torch.zeros(1 << 16, dtype=torch.int32).pin_memory()
+device = x.to("bp:0")
+first, second = torch.bp.Stream(), torch.bp.Stream()
+ready = torch.Event("bp")
+back = torch.empty_like(x).pin_memory()
+ones = torch.ones_like(x).pin_memory()
+with first:
+    torch.bp._sleep(150_000_000)
+    device.copy_(ones, non_blocking=True)
+    assert not first.query()
+    ready.record()
+    assert not ready.query()
+with second:
+    ready.wait()                                        # the caller goes on
+    back.copy_(device, non_blocking=True)
+    assert not second.query() and not ready.query()
+second.synchronize()
+assert ready.query() and first.query()
+assert back.min().item() == 1                           # what the first stream copied, not what was there before
+assert torch.Event("bp").query()                        # never recorded
+"""
+    run(code)
+
+
+def test_elapsed_time(run: Run) -> None:
+    code = QUIET + """
+start, end = (torch.Event("bp", enable_timing=True) for _ in range(2))
+start.record()
+torch.bp._sleep(60_000_000)
+end.record()
+end.synchronize()
+elapsed = start.elapsed_time(end)
+assert elapsed >= 55, elapsed                           # the queue was busy for 60 ms
+assert end.elapsed_time(start) == -elapsed
+"""
+    run(code)
+
+
+def test_a_wait_means_the_recording_of_its_time(run: Run) -> None:
+    code = """
+from torch_backplane.drivers.opencl import OpenCLDriver
+device = OpenCLDriver().devices()[0]
+slow, waiting = device.create_stream(0), device.create_stream(-1)
+event = device.create_event(True)
+device.record_event(event, waiting)
+device.synchronize_event(event)
+device.wait_event(event, waiting)
+device.sleep(300, slow)
+device.record_event(event, slow)                        # later: the wait above does not mean this one
+device.synchronize_stream(waiting)
+assert not device.query_event(event) and not device.query_stream(slow)
+device.synchronize_event(event)
+assert device.query_event(event)
+device.synchronize_stream(slow)
+assert device.query_stream(slow)
+"""
+    run(code)
+
+
+def test_a_command_that_failed_is_an_error_once_when_its_stream_is_waited_for(run: Run) -> None:
+    code = """
+import pyopencl as cl
+from torch_backplane.drivers.opencl import OpenCLDriver
+device = OpenCLDriver().devices()[0]
+stream = device.create_stream(0)
+gate = cl.UserEvent(device.context)
+stream.submit(cl.enqueue_barrier, wait_for=[gate])
+gate.set_status(-5)                                     # OUT_OF_RESOURCES
+for expected in (True, False):
+    try:
+        device.synchronize_stream(stream)
+    except (cl.Error, RuntimeError) as error:
+        print(error)
+        assert expected
+    else:
+        assert not expected
+"""
+    run(code)
+
+
+# --- PyTorch on it -----------------------------------------------------------------------------------------------
+
+
+def test_training_matches_the_cpu(run: Run) -> None:
+    code = QUIET + """
+def losses(device):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3)).to(device)
+    x, y = torch.randn(32, 8).to(device), torch.randint(3, (32,)).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    result = []
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        result.append(loss.item())
+    return result
+torch.testing.assert_close(losses("bp:0"), losses("cpu"))
+assert losses("bp:0")[-1] < losses("bp:0")[0]
+"""
+    run(code)
+
+
+def test_a_program_ends_while_work_is_under_way(platform: None, run_python: Run) -> None:
+    code = """
+import torch
+pinned = torch.ones(1 << 20).pin_memory()
+x = torch.empty(1 << 20, device="bp")
+torch.bp._sleep(2_000_000_000)
+x.copy_(pinned, non_blocking=True)
+print("end")
+"""
+    result = run_python(code, TORCH_BACKPLANE_DRIVERS="opencl", timeout=60)
+    assert (result.returncode, result.stdout) == (0, "end\n"), result.stderr

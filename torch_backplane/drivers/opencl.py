@@ -1,0 +1,73 @@
+"""OpenCL devices of all platforms, through PyOpenCL (`pip install torch-backplane[opencl]`).
+
+A first step, without kernels: tensors live on the device, and operators run on the CPU, with copies there and back. So
+the driver is opt-in: TORCH_BACKPLANE_DRIVERS=opencl,host. `docs/opencl.md` has the rest.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch_backplane.drivers.base import KINDS, Driver
+
+if TYPE_CHECKING:
+    from torch_backplane.drivers.opencl_device import OpenCLDevice
+
+POCL = "Portable Computing Language"
+
+
+class OpenCLDriver(Driver):
+    """Every OpenCL device that can run a kernel: GPUs first, then accelerators, then CPUs."""
+
+    opt_in = True
+
+    def devices(self) -> Sequence[OpenCLDevice]:
+        """No device, without a word, where PyOpenCL or any OpenCL platform is missing."""
+        try:
+            import pyopencl as cl
+        except ModuleNotFoundError as error:
+            if error.name != "pyopencl":
+                raise
+            return []
+        return open_devices(platforms(cl))
+
+
+def platforms(cl: Any) -> list[Any]:
+    """The OpenCL platforms that PyOpenCL (`cl`) finds, none if there are none."""
+    try:
+        return list(cl.get_platforms())
+    except cl.LogicError as error:
+        if error.code == cl.status_code.PLATFORM_NOT_FOUND_KHR:
+            return []
+        raise
+
+
+def open_devices(platforms: Sequence[Any]) -> list[OpenCLDevice]:
+    """The devices of `platforms` that can be used. Each other one, and each broken platform, gets a warning.
+
+    Where both the system and pip have installed PoCL, the loader lists both, and the processor is there twice: of
+    several PoCL platforms, the first one with a device that works is used.
+    """
+    from torch_backplane.drivers.opencl_device import OpenCLDevice
+
+    opened: list[OpenCLDevice] = []
+    for platform in platforms:
+        if platform.name == POCL and any(device.device.platform.name == POCL for device in opened):
+            continue
+        try:
+            devices = platform.get_devices()
+        except Exception as error:
+            _warn(f"platform {platform.name!r}", error)
+            continue
+        for device in devices:
+            try:
+                opened.append(OpenCLDevice(device))
+            except Exception as error:
+                _warn(f"device {device.name.strip()!r} of platform {platform.name!r}", error)
+    return sorted(opened, key=lambda device: KINDS.index(device.properties.kind))
+
+
+def _warn(what: str, error: Exception) -> None:
+    warnings.warn(f"torch_backplane: OpenCL {what} is skipped: {type(error).__name__}: {error}", stacklevel=2)

@@ -1,0 +1,232 @@
+"""One OpenCL device: buffers as segments, an in-order command queue as each stream.
+
+Imported by the driver (opencl.py) once it has found PyOpenCL.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import pyopencl as cl
+import torch
+
+from torch_backplane.drivers.base import ALL_DTYPES, Device, DeviceProperties
+
+OLDEST_VERSION = (1, 2)
+FLOAT64_DTYPES = (torch.float64, torch.complex128)
+
+# What clCreateBuffer and the first use of a buffer answer when memory is short.
+OUT_OF_MEMORY = (
+    cl.status_code.MEM_OBJECT_ALLOCATION_FAILURE,
+    cl.status_code.OUT_OF_RESOURCES,
+    cl.status_code.OUT_OF_HOST_MEMORY,
+    cl.status_code.INVALID_BUFFER_SIZE,
+)
+
+PROBE = "__kernel void probe(__global int *out) { out[get_global_id(0)] = 40 + (int)get_global_id(0); }"
+
+
+class Stream:
+    """An in-order command queue, and the commands in it that may still be under way.
+
+    PyOpenCL's event of a transfer keeps the host memory's memoryview, and deleting the event waits for the transfer. So
+    events are kept here until their commands are done.
+    """
+
+    def __init__(self, context: cl.Context, device: cl.Device) -> None:
+        self.queue = cl.CommandQueue(context, device, cl.command_queue_properties.PROFILING_ENABLE)
+        self._lock = threading.Lock()  # PyOpenCL releases the GIL
+        self._under_way: deque[cl.Event] = deque()
+        self._failed: int | None = None  # the status of the first command that failed, until somebody is told
+
+    def submit(self, enqueue: Callable[..., cl.Event], *arguments: Any, **options: Any) -> cl.Event:
+        """Give a command to the device: `enqueue(queue, *arguments, **options)`."""
+        with self._lock:
+            event = enqueue(self.queue, *arguments, **options)
+            self._under_way.append(event)
+            self.queue.flush()  # other queues, and who polls, may wait for it
+            self._forget_done()
+        return event
+
+    def is_done(self) -> bool:
+        with self._lock:
+            self._forget_done()
+            return not self._under_way
+
+    def synchronize(self) -> None:
+        """Wait for all commands; the error of one that failed is raised here, once."""
+        self.queue.finish()
+        with self._lock:
+            self._forget_done()
+            failed, self._failed = self._failed, None
+        if failed is not None:
+            reason = cl.status_code.to_string(failed, "status %d")  # type: ignore[operator]  # added at run time
+            raise RuntimeError(f"a command on the OpenCL device {self.queue.device.name.strip()} failed: {reason}")
+
+    def _forget_done(self) -> None:
+        while self._under_way:
+            status = self._under_way[0].command_execution_status
+            if status > cl.command_execution_status.COMPLETE:
+                return
+            if status < 0 and self._failed is None:
+                self._failed = status
+            self._under_way.popleft()
+
+
+class Event:
+    """`marker` is the latest recording; who waits keeps the one that was the latest then."""
+
+    marker: cl.Event | None = None
+
+
+class OpenCLDevice(Device):
+    """A device of any OpenCL platform, in a context of its own.
+
+    Raises:
+        RuntimeError: the device is too old, or a kernel on it computes nonsense.
+        pyopencl.Error: it cannot compile or run a kernel.
+    """
+
+    def __init__(self, device: cl.Device) -> None:
+        self.properties = describe(device)
+        self.device = device
+        self.largest_segment = int(device.max_mem_alloc_size)
+        self.context = cl.Context([device])
+        self._own_stream = Stream(self.context, device)
+        self._run_probe()
+
+    def _run_probe(self) -> None:
+        # Not from PyOpenCL's cache: whether the compiler works is the question.
+        program = cl.Program(self.context, PROBE).build(cache_dir=False)  # type: ignore[arg-type]
+        kernel = cl.Kernel(program, "probe")
+        buffer = self.allocate(16)
+        kernel.set_arg(0, buffer)
+        self._own_stream.submit(cl.enqueue_nd_range_kernel, kernel, (4,), None)
+        result = memoryview(bytearray(16))
+        self.copy_out(buffer, 0, result, self._own_stream)
+        self._own_stream.synchronize()
+        if result.cast("i").tolist() != [40, 41, 42, 43]:
+            raise RuntimeError(f"a trivial kernel computed {result.cast('i').tolist()} and not [40, 41, 42, 43]")
+
+    # --- memory ------------------------------------------------------------------------------------------------------
+
+    def allocate(self, nbytes: int) -> cl.Buffer:
+        if nbytes > self.largest_segment:
+            raise MemoryError(f"{nbytes} bytes asked for, and {self.largest_segment} is the most in one OpenCL buffer")
+        try:
+            buffer = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, nbytes)
+            # Many implementations take the memory when a buffer is first used, and that is too late for an error.
+            cl.enqueue_fill_buffer(self._own_stream.queue, buffer, b"\0", 0, 1).wait()
+        except cl.Error as error:
+            if error.code in OUT_OF_MEMORY:
+                raise MemoryError(str(error)) from error
+            raise
+        return buffer
+
+    def free(self, handle: cl.Buffer) -> None:
+        handle.release()
+
+    # --- transfers ---------------------------------------------------------------------------------------------------
+
+    def copy_in(self, handle: cl.Buffer, offset: int, host_memory: memoryview, stream: Stream) -> None:
+        stream.submit(cl.enqueue_copy, handle, host_memory, dst_offset=offset, is_blocking=False)
+
+    def copy_out(self, handle: cl.Buffer, offset: int, host_memory: memoryview, stream: Stream) -> None:
+        stream.submit(cl.enqueue_copy, host_memory, handle, src_offset=offset, is_blocking=False)
+
+    def copy(
+        self,
+        dst_handle: cl.Buffer,
+        dst_offset: int,
+        src_handle: cl.Buffer,
+        src_offset: int,
+        nbytes: int,
+        stream: Stream,
+    ) -> None:
+        if dst_handle is src_handle and abs(dst_offset - src_offset) < nbytes:
+            # OpenCL refuses a copy between overlapping ranges. It frees the buffer when the second copy is done.
+            between = self.allocate(nbytes)
+            self.copy(between, 0, src_handle, src_offset, nbytes, stream)
+            src_handle, src_offset = between, 0
+        stream.submit(
+            cl.enqueue_copy, dst_handle, src_handle, dst_offset=dst_offset, src_offset=src_offset, byte_count=nbytes
+        )
+
+    def fill(self, handle: cl.Buffer, offset: int, nbytes: int, value: int, stream: Stream) -> None:
+        stream.submit(cl.enqueue_fill_buffer, handle, bytes([value]), offset, nbytes)
+
+    # --- streams and events ------------------------------------------------------------------------------------------
+
+    def create_stream(self, priority: int) -> Stream:
+        return Stream(self.context, self.device)  # OpenCL 1.2 has no priorities
+
+    def destroy_stream(self, stream: Stream) -> None:
+        stream.synchronize()
+
+    def query_stream(self, stream: Stream) -> bool:
+        return stream.is_done()
+
+    def synchronize_stream(self, stream: Stream) -> None:
+        stream.synchronize()
+
+    def create_event(self, timing: bool) -> Event:
+        return Event()
+
+    def record_event(self, event: Event, stream: Stream) -> None:
+        event.marker = stream.submit(cl.enqueue_marker)
+
+    def wait_event(self, event: Event, stream: Stream) -> None:
+        if event.marker is not None:
+            stream.submit(cl.enqueue_barrier, wait_for=[event.marker])
+
+    def query_event(self, event: Event) -> bool:
+        if event.marker is None:
+            return True
+        return event.marker.command_execution_status <= cl.command_execution_status.COMPLETE
+
+    def synchronize_event(self, event: Event) -> None:
+        if event.marker is not None:
+            event.marker.wait()
+
+    def elapsed_ms(self, start: Event, end: Event) -> float:
+        assert start.marker is not None
+        assert end.marker is not None
+        return (end.marker.profile.end - start.marker.profile.end) / 1e6
+
+    def sleep(self, milliseconds: float, stream: Stream) -> None:
+        alarm = cl.UserEvent(self.context)
+        stream.submit(cl.enqueue_barrier, wait_for=[alarm])
+        timer = threading.Timer(milliseconds / 1e3, alarm.set_status, [cl.command_execution_status.COMPLETE])
+        timer.daemon = True
+        timer.start()
+
+
+def describe(device: cl.Device) -> DeviceProperties:
+    """What an OpenCL device says of itself.
+
+    Raises:
+        RuntimeError: its OpenCL is older than 1.2.
+    """
+    version = re.match(r"OpenCL (\d+)\.(\d+)", device.version)
+    capability = (int(version[1]), int(version[2])) if version else (0, 0)
+    if capability < OLDEST_VERSION:
+        raise RuntimeError(f"its version is {device.version!r}, and OpenCL 1.2 is the oldest that can be used")
+    return DeviceProperties(
+        name=device.name.strip(),
+        total_memory=device.global_mem_size,
+        dtypes=[dtype for dtype in ALL_DTYPES if device.double_fp_config or dtype not in FLOAT64_DTYPES],
+        compute_units=max(1, device.max_compute_units),
+        capability=capability,
+        kind=kind(device.type),
+    )
+
+
+def kind(device_type: int) -> str:
+    """The kind, as in DeviceProperties, for OpenCL's bit set of device types."""
+    if device_type & cl.device_type.GPU:
+        return "gpu"
+    return "cpu" if device_type & cl.device_type.CPU else "accelerator"
