@@ -12,7 +12,18 @@ import numpy as np
 import pytest
 import torch
 
-from torch_backplane.kernels import Geometry, Kernel, Layout, OpenCLC, geometry, pointwise
+from torch_backplane.kernels import (
+    Geometry,
+    Kernel,
+    Layout,
+    OpenCLC,
+    Reduction,
+    ReductionGeometry,
+    geometry,
+    pointwise,
+    reduction,
+    reduction_geometry,
+)
 from torch_backplane.kernels.dtypes import STORAGE_ONLY
 
 NUMPY = {
@@ -71,7 +82,11 @@ def scalar(value: float, dtype: torch.dtype) -> Any:
 
 
 def launch(
-    kernel: Kernel, where: Geometry, results: int, tensors: Sequence[torch.Tensor], scalars: Sequence[float]
+    kernel: Kernel,
+    where: Geometry | ReductionGeometry,
+    results: int,
+    tensors: Sequence[torch.Tensor],
+    scalars: Sequence[float],
 ) -> None:
     """Runs an OpenCL C kernel on CPU tensors, outputs first: copies them to buffers, and the outputs back.
 
@@ -80,6 +95,7 @@ def launch(
     import pyopencl as cl
 
     context, queue, _ = opencl()
+    kept, reduced = (where, where) if isinstance(where, Geometry) else (where.kept, where.reduced)
     if kernel.work_items(results) == 0:
         return
     before = 64
@@ -97,9 +113,12 @@ def launch(
             arguments.append(scalar(scalars[parameter.operand], parameter.dtype))
         else:
             number = {
-                "count": lambda p: where.count,
-                "size": lambda p: where.sizes[p.dimension],
-                "stride": lambda p: where.strides[p.operand][p.dimension],
+                "count": lambda p: kept.count,
+                "size": lambda p: kept.sizes[p.dimension],
+                "stride": lambda p: kept.strides[p.operand][p.dimension],
+                "reduced_count": lambda p: reduced.count,
+                "reduced_size": lambda p: reduced.sizes[p.dimension],
+                "reduced_stride": lambda p: reduced.strides[p.operand][p.dimension],
             }[parameter.kind](parameter)
             arguments.append(NUMPY[parameter.dtype](number))
     group = kernel.group_size or 64
@@ -137,6 +156,33 @@ def run_pointwise(
         dialect=OpenCLC(float64=float64),
     )
     launch(kernel, where, where.count, operands, [value for value, _ in scalars])
+
+
+def run_reduction(
+    definition: Reduction,
+    inputs: Sequence[torch.Tensor],
+    dims: Sequence[int],
+    outputs: Sequence[torch.Tensor],
+    *,
+    compute: torch.dtype | None = None,
+    group_size: int = 64,
+) -> None:
+    """Fills `outputs`, which do not have the dimensions `dims` of `inputs`, by way of an OpenCL C kernel."""
+    _, _, float64 = opencl()
+    where = reduction_geometry(
+        inputs[0].shape, dims, [tensor.stride() for tensor in outputs], [tensor.stride() for tensor in inputs]
+    )
+    kernel = reduction(
+        "tested",
+        definition,
+        inputs=[tensor.dtype for tensor in inputs],
+        outputs=[tensor.dtype for tensor in outputs],
+        geometry=where,
+        dialect=OpenCLC(float64=float64),
+        compute=compute,
+        group_size=group_size,
+    )
+    launch(kernel, where, where.kept.count, [*outputs, *inputs], [])
 
 
 def _nvrtc_library() -> Path | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -148,3 +150,12 @@ def test_geometry_merges_what_is_contiguous_and_chooses_the_index_width():
     assert geometry((2,), [(1,), (2**31,)]).layout.wide
     with pytest.raises(ValueError, match="1 strides for 2 sizes"):
         geometry((2, 2), [(1,)])
+
+
+def test_the_guides_examples_run(capsys):
+    guide = (Path(__file__).parents[1] / "docs" / "kernels.md").read_text(encoding="utf-8")
+    scope: dict[str, object] = {}
+    for example in re.findall(r"```python\n(.*?)```", guide, re.DOTALL):
+        exec(example, scope)
+    assert "kernel void gelu_times(" in capsys.readouterr().out
+    assert "kernel void amax(" in scope["kernel"].text

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_runners import NUMPY, compile_cuda, opencl, run_pointwise
 
-from torch_backplane.kernels import CudaCpp, Layout, OpenCLC, functions, geometry, pointwise
-from torch_backplane.kernels.dtypes import FACTS, STORAGE_ONLY, integer_range
+from torch_backplane.kernels import CudaCpp, Layout, OpenCLC, functions, geometry, pointwise, trace
+from torch_backplane.kernels.dtypes import FACTS, STORAGE_ONLY, integer_range, value_dtype
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 INTEGERS = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8]
@@ -71,11 +71,9 @@ def pairs(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def compare(formulas, inputs, expected):
     """Runs all formulas as one kernel and compares each result, with NaN equal to NaN and 0.0 different from -0.0."""
     outputs = [torch.empty_like(result) for result in expected]
-    run_pointwise(lambda *a: [formula(*a) for formula in formulas.values()], inputs, outputs)
+    run_pointwise(lambda *a: [formula(*a) for formula in formulas.values()], inputs, outputs, width=1)
     for name, output, result in zip(formulas, outputs, expected, strict=True):
-        torch.testing.assert_close(
-            output, result, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}"
-        )
+        torch.testing.assert_close(output, result, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}")
         if result.dtype.is_floating_point and name not in ZEROS_OF_ANY_SIGN:
             zero = (result == 0) & (output == 0)
             assert torch.equal(output[zero].signbit(), result[zero].signbit()), f"{name}: sign of zero"
@@ -167,7 +165,7 @@ def test_casts_to_every_dtype(source):
         least, greatest = (0, 1) if source == torch.bool else integer_range(source)
         values = torch.tensor([least, greatest, 0, 1, greatest // 2, greatest // 3], dtype=source)
     outputs = [torch.empty(len(values), dtype=dtype) for dtype in targets]
-    run_pointwise(lambda a: [a] * len(targets), [values], outputs)
+    run_pointwise(lambda a: [a] * len(targets), [values], outputs, width=1)  # the compile is quicker
     for output, target in zip(outputs, targets, strict=True):
         expected = values.to(target)
         if source.is_floating_point and not target.is_floating_point and target != torch.bool:
@@ -297,25 +295,23 @@ def test_cuda_text_compiles(dtype):
             results = [operator(a, b) for name, operator in {**OPERATORS, **BITWISE}.items() if name != "divide"]
             return [*results, *(getattr(functions, name)(a, b) for name in names), a << b, a >> b, abs(a), s + a]
 
-    for layout in (Layout(0, 4), Layout(0, 1), Layout(3, 1), Layout(2, 1, wide=True)):
-        probe = formula_count(formula, dtype)
-        kernel = pointwise(
-            "k",
-            formula,
-            inputs=[dtype, dtype],
-            scalars=[dtype],
-            outputs=[dtype] * probe,
-            layout=layout,
-            dialect=CudaCpp(),
-        )
-        assert ".entry k" in compile_cuda(kernel.text, CudaCpp.compile_options)
+    results = len(trace(formula, [value_dtype(dtype)] * 3).results)
+    compiles_for_cuda(formula, dtype, results, Layout(0, 1))
+    for layout in (Layout(0, 4), Layout(3, 1), Layout(2, 1, wide=True)):
+        compiles_for_cuda(lambda a, b, s: (functions.minimum(a, b), a + s), dtype, 2, layout)
 
 
-def formula_count(formula, dtype) -> int:
-    from torch_backplane.kernels import trace
-    from torch_backplane.kernels.dtypes import value_dtype
-
-    return len(trace(formula, [value_dtype(dtype)] * 3).results)
+def compiles_for_cuda(formula, dtype, results, layout) -> None:
+    kernel = pointwise(
+        "k",
+        formula,
+        inputs=[dtype, dtype],
+        scalars=[dtype],
+        outputs=[dtype] * results,
+        layout=layout,
+        dialect=CudaCpp(),
+    )
+    assert ".entry k" in compile_cuda(kernel.text, CudaCpp.compile_options)
 
 
 def test_bad_requests_are_named():

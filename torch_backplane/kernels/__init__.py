@@ -7,8 +7,9 @@ from torch_backplane.kernels import functions
 from torch_backplane.kernels.dialects import CudaCpp, Dialect, OpenCLC
 from torch_backplane.kernels.expression import Expression, Program, trace
 from torch_backplane.kernels.kernel import Kernel, Parameter
-from torch_backplane.kernels.layouts import Geometry, Layout, geometry
+from torch_backplane.kernels.layouts import Geometry, Layout, ReductionGeometry, geometry, reduction_geometry
 from torch_backplane.kernels.pointwise import pointwise
+from torch_backplane.kernels.reductions import Reduction, reduction
 
 __all__ = [
     "CudaCpp",
@@ -20,8 +21,12 @@ __all__ = [
     "OpenCLC",
     "Parameter",
     "Program",
+    "Reduction",
+    "ReductionGeometry",
     "functions",
     "geometry",
     "pointwise",
+    "reduction",
+    "reduction_geometry",
     "trace",
 ]

@@ -1,4 +1,4 @@
-"""The device function that computes one element: from what inputs store to what outputs store."""
+"""Device functions from programs: from what inputs store to what outputs store."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.expression import Program
 
 
-def statements(
-    program: Program, dialect: Dialect, arguments: Sequence[str], prefix: str = "t"
-) -> tuple[list[str], list[Value]]:
-    """The program as declarations of `prefix`0, `prefix`1, …, and the variables (or constants) of its results.
+def statements(program: Program, dialect: Dialect, arguments: Sequence[str]) -> tuple[list[str], list[Value]]:
+    """The program as declarations of t0, t1, …, and the variables (or constants) of its results.
 
     Args:
         arguments: names of the variables that hold them.
-        prefix: told apart where two programs share a scope.
     """
     lines: list[str] = []
     values: list[Value] = []
@@ -30,7 +27,7 @@ def statements(
             assert instruction.value is not None
             name = dialect.constant(instruction.value, instruction.dtype)
         else:
-            name = f"{prefix}{len(lines)}"
+            name = f"t{len(lines)}"
             operands = [values[number] for number in instruction.operands]
             text = dialect.spell(instruction.operation, operands, instruction.dtype)
             lines.append(f"  const {dialect.type(instruction.dtype)} {name} = {text};")
@@ -58,26 +55,27 @@ def store(dialect: Dialect, place: str, value: Value, target: torch.dtype, name:
 
 
 def element_function(
+    name: str,
     program: Program,
     dialect: Dialect,
     inputs: Sequence[torch.dtype],
     scalars: Sequence[torch.dtype],
     outputs: Sequence[torch.dtype],
 ) -> str:
-    """`element(in0, …, scalar0, …, &out0, …)`: inputs converted to the program's arguments, results to the outputs."""
+    """`name(in0, …, scalar0, …, &out0, …)`: inputs converted to the program's arguments, results to the outputs."""
     parameters = [f"const {dialect.storage_type(dtype)} in{i}" for i, dtype in enumerate(inputs)]
     parameters += [f"const {dialect.storage_type(dtype)} scalar{i}" for i, dtype in enumerate(scalars)]
     parameters += [f"{dialect.storage_type(dtype)}* out{i}" for i, dtype in enumerate(outputs)]
     stored = [(f"in{i}", dtype) for i, dtype in enumerate(inputs)]
     stored += [(f"scalar{i}", dtype) for i, dtype in enumerate(scalars)]
     lines: list[str] = []
-    for position, ((name, source), target) in enumerate(zip(stored, program.arguments, strict=True)):
-        lines += load(dialect, f"a{position}", name, source, target)
+    for position, ((text, source), target) in enumerate(zip(stored, program.arguments, strict=True)):
+        lines += load(dialect, f"a{position}", text, source, target)
     body, results = statements(program, dialect, [f"a{position}" for position in range(len(stored))])
     lines += body
     for i, (result, target) in enumerate(zip(results, outputs, strict=True)):
         lines += store(dialect, f"*out{i}", result, target, f"r{i}")
-    return "\n".join([f"FUNCTION void element({', '.join(parameters)}) {{", *lines, "}\n"])
+    return "\n".join([f"FUNCTION void {name}({', '.join(parameters)}) {{", *lines, "}\n"])
 
 
 def used_dtypes(program: Program, *stored: Sequence[torch.dtype]) -> frozenset[torch.dtype]:

@@ -7,7 +7,9 @@ from typing import Literal
 
 import torch
 
-Kind = Literal["output", "input", "scalar", "count", "size", "stride"]
+Kind = Literal[
+    "output", "input", "scalar", "count", "size", "stride", "reduced_count", "reduced_size", "reduced_stride"
+]
 
 
 @dataclass(frozen=True)
@@ -16,7 +18,8 @@ class Parameter:
 
     Args:
         kind: "output" and "input" are memory (in OpenCL C two arguments: the handle, and the offset in bytes as ulong);
-            "scalar" is a number given by the caller; the others are numbers that a Geometry has.
+            "scalar" is a number given by the caller; the others are numbers of a Geometry, or, where they begin with
+            "reduced", of the part of a ReductionGeometry that is reduced.
         dtype: of the tensor, or of the number.
         operand: which output, input or scalar; for a stride, which operand of the Geometry.
         dimension: of a size or stride; 0 is the innermost.
@@ -50,3 +53,9 @@ class Kernel:
             assert self.group_size is not None
             return count * self.group_size
         return -(-count // self.width)
+
+
+def check_name(name: str) -> None:
+    """ValueError where `name` cannot be a kernel's."""
+    if not name.isidentifier() or not name.isascii():
+        raise ValueError(f"a kernel's name is a C identifier, and got {name!r}")

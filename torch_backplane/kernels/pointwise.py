@@ -10,8 +10,9 @@ from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.element import element_function, used_dtypes
 from torch_backplane.kernels.expression import Formula, trace
-from torch_backplane.kernels.kernel import Kernel, Parameter
+from torch_backplane.kernels.kernel import Kernel, Parameter, check_name
 from torch_backplane.kernels.layouts import Layout
+from torch_backplane.kernels.parameters import advance, declarations, pointers
 
 _Place = Callable[[str], str]  # of a tensor's name: where its element is
 
@@ -40,8 +41,7 @@ def pointwise(
 
     Raises TypeError where the dialect's device lacks a dtype, or the formula returns another number of results.
     """
-    if not name.isidentifier() or not name.isascii():
-        raise ValueError(f"a kernel's name is a C identifier, and got {name!r}")
+    check_name(name)
     program = trace(formula, [*_seen_as(inputs, compute), *map(value_dtype, scalars)], _number_dtype(outputs))
     if len(program.results) != len(outputs):
         raise TypeError(f"the formula returned {len(program.results)} values for {len(outputs)} outputs")
@@ -50,8 +50,8 @@ def pointwise(
     text = "\n".join(
         [
             dialect.header(used_dtypes(program, inputs, outputs, scalars)),
-            element_function(program, dialect, inputs, scalars, outputs),
-            dialect.kernel(name, _declarations(dialect, parameters), None, body),
+            element_function("element", program, dialect, inputs, scalars, outputs),
+            dialect.kernel(name, declarations(dialect, parameters), None, body),
         ]
     )
     return Kernel(name, text, tuple(parameters), layout.width)
@@ -74,29 +74,6 @@ def _number_dtype(outputs: Sequence[torch.dtype]) -> torch.dtype:
     if not outputs:
         raise ValueError("a kernel needs at least one output")
     return value_dtype(outputs[0])
-
-
-def parameter_name(parameter: Parameter) -> str:
-    """How the text calls it."""
-    return {
-        "output": f"out{parameter.operand}",
-        "input": f"in{parameter.operand}",
-        "scalar": f"scalar{parameter.operand}",
-        "count": "count",
-        "size": f"size{parameter.dimension}",
-        "stride": f"stride{parameter.operand}_{parameter.dimension}",
-    }[parameter.kind]
-
-
-def _declarations(dialect: Dialect, parameters: Sequence[Parameter]) -> list[str]:
-    declarations: list[str] = []
-    for parameter in parameters:
-        name = parameter_name(parameter)
-        if parameter.kind in ("output", "input"):
-            declarations += dialect.buffer_parameters(name, parameter.dtype, parameter.kind == "output")
-        else:
-            declarations.append(f"const {dialect.storage_type(parameter.dtype)} {name}")
-    return declarations
 
 
 class _Writer:
@@ -131,10 +108,7 @@ class _Writer:
             for operand in range(operands)
             for dimension in range(rank)
         ]
-        body = []
-        for written, tensors in ((True, self.outputs), (False, self.inputs)):
-            for name, dtype in tensors:
-                body += self.dialect.buffer_pointer(name, dtype, written)
+        body = pointers(self.dialect, parameters)
         body.append(f"  const {self.index} item = {self.dialect.global_index(self.layout.wide)};")
         if rank:
             return body + self._strided(), parameters
@@ -164,17 +138,13 @@ class _Writer:
 
     def _strided(self) -> list[str]:
         names = [name for name, _ in (*self.outputs, *self.inputs)]
-        lines = ["  if (item >= count) return;", f"  {self.index} rest = item;"]
-        lines += [f"  {self.index} {name}_at = 0;" for name in names]
-        for dimension in range(self.layout.rank):
-            if dimension < self.layout.rank - 1:
-                at = f"index{dimension}"
-                lines.append(f"  const {self.index} {at} = rest % size{dimension};")
-                lines.append(f"  rest /= size{dimension};")
-            else:
-                at = "rest"
-            lines += [f"  {name}_at += {at} * stride{operand}_{dimension};" for operand, name in enumerate(names)]
-        return lines + self._one_element(lambda name: f"{name}_at", "  ")
+        places = {f"{name}_at": f"stride{operand}_" for operand, name in enumerate(names)}
+        return [
+            "  if (item >= count) return;",
+            *(f"  {self.index} {place} = 0;" for place in places),
+            *advance(self.index, "item", self.layout.rank, places),
+            *self._one_element(lambda name: f"{name}_at", "  "),
+        ]
 
     def _one_element(self, at: _Place, indent: str) -> list[str]:
         # OpenCL C's `element` writes to private memory only, hence the variables.
