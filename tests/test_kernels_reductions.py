@@ -171,7 +171,7 @@ def test_cuda_text_compiles(sizes):
     definitions += [(ARGMAX, [F32, I64]), (VAR_MEAN, [F32] * 2)]
     for definition, outputs in definitions:
         kernel = reduction("r", definition, inputs=[F32], outputs=outputs, geometry=where, dialect=CudaCpp())
-        assert ".entry r" in compile_cuda(kernel.text, CudaCpp.compile_options)
+        assert ".entry bp_r" in compile_cuda(kernel.text, CudaCpp.compile_options)
 
 
 def test_bad_requests_are_named():

@@ -34,7 +34,7 @@ class Parameter:
 @dataclass(frozen=True)
 class Kernel:
     """Args:
-    name: the entry point.
+    name: the entry point, in the text.
     text: all of it; equal text is the same kernel.
     parameters: in order.
     width: elements for each work item (pointwise), or None where each result has a group of work items.
@@ -55,7 +55,8 @@ class Kernel:
         return -(-count // self.width)
 
 
-def check_name(name: str) -> None:
-    """ValueError where `name` cannot be a kernel's."""
+def entry_point(name: str) -> str:
+    """What the text calls the kernel `name`: `exp` alone is taken in both languages. ValueError where it is no name."""
     if not name.isidentifier() or not name.isascii():
         raise ValueError(f"a kernel's name is a C identifier, and got {name!r}")
+    return f"bp_{name}"

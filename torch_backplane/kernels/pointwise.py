@@ -10,7 +10,7 @@ from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.element import element_function, used_dtypes
 from torch_backplane.kernels.expression import Formula, trace
-from torch_backplane.kernels.kernel import Kernel, Parameter, check_name
+from torch_backplane.kernels.kernel import Kernel, Parameter, entry_point
 from torch_backplane.kernels.layouts import Layout
 from torch_backplane.kernels.parameters import advance, declarations, pointers
 
@@ -31,7 +31,7 @@ def pointwise(
     """A kernel that computes `formula` for every element.
 
     Args:
-        name: a C identifier.
+        name: a C identifier, which the entry point's name ends with.
         formula: takes a traced value for each input, then for each scalar; returns one for each output.
         inputs, outputs: dtypes of the tensors. Results are converted to the outputs' dtypes.
         layout: from `layouts.geometry`, whose operands are the outputs and then the inputs.
@@ -41,7 +41,7 @@ def pointwise(
 
     Raises TypeError where the dialect's device lacks a dtype, or the formula returns another number of results.
     """
-    check_name(name)
+    entry = entry_point(name)
     program = trace(formula, [*_seen_as(inputs, compute), *map(value_dtype, scalars)], _number_dtype(outputs))
     if len(program.results) != len(outputs):
         raise TypeError(f"the formula returned {len(program.results)} values for {len(outputs)} outputs")
@@ -51,10 +51,10 @@ def pointwise(
         [
             dialect.header(used_dtypes(program, inputs, outputs, scalars)),
             element_function("element", program, dialect, inputs, scalars, outputs),
-            dialect.kernel(name, declarations(dialect, parameters), None, body),
+            dialect.kernel(entry, declarations(dialect, parameters), None, body),
         ]
     )
-    return Kernel(name, text, tuple(parameters), layout.width)
+    return Kernel(entry, text, tuple(parameters), layout.width)
 
 
 def _seen_as(

@@ -11,7 +11,7 @@ from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.element import element_function, used_dtypes
 from torch_backplane.kernels.expression import Formula, Number, Program, constant, trace
-from torch_backplane.kernels.kernel import Kernel, Parameter, check_name
+from torch_backplane.kernels.kernel import Kernel, Parameter, entry_point
 from torch_backplane.kernels.layouts import ReductionGeometry
 from torch_backplane.kernels.parameters import advance, declarations, pointers
 
@@ -60,14 +60,14 @@ def reduction(
     """A kernel that computes `definition` for every result, with one group of `group_size` work items for each.
 
     Args:
-        name: a C identifier.
+        name: a C identifier, which the entry point's name ends with.
         geometry: only its ranks and index width matter, so another shape is the same kernel.
         compute: what `start` sees each input as; without it the input's own, float32 for float16 and bfloat16.
         group_size: a power of two, at most what the device takes.
 
     Raises TypeError where the dialect's device lacks a dtype, or a formula returns another number of values.
     """
-    check_name(name)
+    entry = entry_point(name)
     if group_size < 1 or group_size & (group_size - 1):
         raise ValueError(f"group_size is a power of two, and got {group_size}")
     state, int64 = list(definition.state), torch.int64
@@ -85,14 +85,14 @@ def reduction(
             element_function("combine", combine, dialect, [*state, *state], [], state),
             element_function("finish", finish, dialect, state, [int64], outputs),
             dialect.kernel(
-                name,
+                entry,
                 declarations(dialect, parameters),
                 group_size,
                 _body(definition, len(inputs), outputs, geometry, dialect, group_size, parameters),
             ),
         ]
     )
-    return Kernel(name, text, tuple(parameters), None, group_size)
+    return Kernel(entry, text, tuple(parameters), None, group_size)
 
 
 def _program(part: str, formula: Formula, arguments: list[torch.dtype], results: Sequence[torch.dtype]) -> Program:
