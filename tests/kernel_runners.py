@@ -1,0 +1,229 @@
+"""Ways to try kernel text: OpenCL C run on a CPU, CUDA C++ compiled with NVRTC. Skip, with the reason, where absent."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from torch_backplane.kernels import (
+    Geometry,
+    Kernel,
+    Layout,
+    OpenCLC,
+    Reduction,
+    ReductionGeometry,
+    geometry,
+    pointwise,
+    reduction,
+    reduction_geometry,
+)
+from torch_backplane.kernels.dtypes import STORAGE_ONLY
+
+NUMPY = {
+    torch.bool: np.uint8,
+    torch.int8: np.int8,
+    torch.int16: np.int16,
+    torch.int32: np.int32,
+    torch.int64: np.int64,
+    torch.uint8: np.uint8,
+    torch.uint16: np.uint16,
+    torch.uint32: np.uint32,
+    torch.uint64: np.uint64,
+    torch.float32: np.float32,
+    torch.float64: np.float64,
+}
+
+
+@functools.cache
+def opencl() -> Any:
+    """(context, queue, whether the device has float64) of a CPU device; skips the test where there is none."""
+    cl = pytest.importorskip("pyopencl", reason="needs PyOpenCL, and a platform such as PoCL")
+    try:
+        devices = [d for p in cl.get_platforms() for d in p.get_devices(device_type=cl.device_type.CPU)]
+    except cl.Error as error:
+        pytest.skip(f"no usable OpenCL platform: {error}")
+    if not devices:
+        pytest.skip("no OpenCL platform with a CPU device, such as PoCL")
+    context = cl.Context(devices[:1])
+    return context, cl.CommandQueue(context), "cl_khr_fp64" in devices[0].extensions
+
+
+@functools.cache
+def _built(text: str, name: str) -> Any:
+    import pyopencl as cl
+
+    return cl.Kernel(cl.Program(opencl()[0], text).build(), name)
+
+
+def _memory(tensor: torch.Tensor) -> np.ndarray:
+    """The bytes of a tensor's storage from its first element on; a view."""
+    flat = tensor.detach().as_strided((extent(tensor),), (1,))
+    return flat.view(torch.uint8).numpy()
+
+
+def extent(tensor: torch.Tensor) -> int:
+    """Number of elements between the first and the last one of a tensor, both included."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return 1 + sum((size - 1) * step for size, step in steps) if tensor.numel() else 0
+
+
+def scalar(value: float, dtype: torch.dtype) -> Any:
+    """A number as a kernel argument: float16 and bfloat16 are passed as their bits."""
+    if dtype in STORAGE_ONLY:
+        return np.uint16(torch.tensor(value, dtype=dtype).view(torch.uint16).item())
+    return NUMPY[dtype](value)
+
+
+def launch(
+    kernel: Kernel,
+    where: Geometry | ReductionGeometry,
+    results: int,
+    tensors: Sequence[torch.Tensor],
+    scalars: Sequence[float],
+) -> None:
+    """Runs an OpenCL C kernel on CPU tensors, outputs first: copies them to buffers, and the outputs back.
+
+    Every buffer begins 64 bytes into its `cl_mem`, so that an ignored offset is seen.
+    """
+    import pyopencl as cl
+
+    context, queue, _ = opencl()
+    kept, reduced = (where, where) if isinstance(where, Geometry) else (where.kept, where.reduced)
+    if kernel.work_items(results) == 0:
+        return
+    before = 64
+    buffers = []
+    for tensor in tensors:
+        buffers.append(cl.Buffer(context, cl.mem_flags.READ_WRITE, before + max(1, _memory(tensor).nbytes)))
+        if tensor.numel():
+            cl.enqueue_copy(queue, buffers[-1], _memory(tensor), dst_offset=before)
+    outputs = sum(parameter.kind == "output" for parameter in kernel.parameters)
+    arguments: list[Any] = []
+    for parameter in kernel.parameters:
+        if parameter.kind in ("output", "input"):
+            arguments += [buffers[parameter.operand + (outputs if parameter.kind == "input" else 0)], np.uint64(before)]
+        elif parameter.kind == "scalar":
+            arguments.append(scalar(scalars[parameter.operand], parameter.dtype))
+        else:
+            number = {
+                "count": lambda p: kept.count,
+                "size": lambda p: kept.sizes[p.dimension],
+                "stride": lambda p: kept.strides[p.operand][p.dimension],
+                "reduced_count": lambda p: reduced.count,
+                "reduced_size": lambda p: reduced.sizes[p.dimension],
+                "reduced_stride": lambda p: reduced.strides[p.operand][p.dimension],
+            }[parameter.kind](parameter)
+            arguments.append(NUMPY[parameter.dtype](number))
+    group = kernel.group_size or 64
+    items = -(-kernel.work_items(results) // group) * group
+    _built(kernel.text, kernel.name)(queue, (items,), (group,), *arguments)
+    for tensor, buffer in zip(tensors[:outputs], buffers, strict=False):
+        cl.enqueue_copy(queue, _memory(tensor), buffer, src_offset=before)
+    queue.finish()
+
+
+def run_pointwise(
+    formula: Any,
+    inputs: Sequence[torch.Tensor],
+    outputs: Sequence[torch.Tensor],
+    *,
+    compute: Any = None,
+    scalars: Sequence[tuple[float, torch.dtype]] = (),
+    wide: bool = False,
+    width: int = 4,
+) -> None:
+    """Fills `outputs` (one shape) with the formula of `inputs`, broadcast to it, by way of an OpenCL C kernel."""
+    _, _, float64 = opencl()
+    shape = outputs[0].shape
+    operands = [*outputs, *(tensor.expand(shape) for tensor in inputs)]
+    where = geometry(shape, [tensor.stride() for tensor in operands], width=width)
+    layout = Layout(where.layout.rank, where.layout.width, wide)
+    kernel = pointwise(
+        "exp",  # which is taken, without our prefix
+        formula,
+        inputs=[tensor.dtype for tensor in inputs],
+        outputs=[tensor.dtype for tensor in outputs],
+        scalars=[dtype for _, dtype in scalars],
+        compute=compute,
+        layout=layout,
+        dialect=OpenCLC(float64=float64),
+    )
+    launch(kernel, where, where.count, operands, [value for value, _ in scalars])
+
+
+def run_reduction(
+    definition: Reduction,
+    inputs: Sequence[torch.Tensor],
+    dims: Sequence[int],
+    outputs: Sequence[torch.Tensor],
+    *,
+    compute: torch.dtype | None = None,
+    group_size: int = 64,
+) -> None:
+    """Fills `outputs`, which do not have the dimensions `dims` of `inputs`, by way of an OpenCL C kernel."""
+    _, _, float64 = opencl()
+    where = reduction_geometry(
+        inputs[0].shape, dims, [tensor.stride() for tensor in outputs], [tensor.stride() for tensor in inputs]
+    )
+    kernel = reduction(
+        "tested",
+        definition,
+        inputs=[tensor.dtype for tensor in inputs],
+        outputs=[tensor.dtype for tensor in outputs],
+        geometry=where,
+        dialect=OpenCLC(float64=float64),
+        compute=compute,
+        group_size=group_size,
+    )
+    launch(kernel, where, where.kept.count, [*outputs, *inputs], [])
+
+
+def _nvrtc_library() -> Path | None:
+    try:
+        import nvidia
+    except ImportError:
+        return None
+    found = [path for root in nvidia.__path__ for path in sorted(Path(root).glob("*/lib/libnvrtc.so.*"))]
+    return found[0] if found else None
+
+
+@functools.cache
+def _nvrtc() -> ctypes.CDLL:
+    library = _nvrtc_library()
+    if library is None:
+        pytest.skip("needs NVRTC: pip install nvidia-cuda-nvrtc")
+    return ctypes.CDLL(str(library))
+
+
+def compile_cuda(text: str, options: Sequence[str]) -> str:
+    """Compiles CUDA C++ to PTX, which is returned; AssertionError with the compiler's log where it does not compile.
+
+    Warnings are errors, other than of what is declared and not used.
+    """
+    nvrtc = _nvrtc()
+    program = ctypes.c_void_p()
+    assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernel.cu", 0, None, None) == 0
+    try:
+        words = [word.encode() for word in (*options, "--diag-suppress=177")]
+        result = nvrtc.nvrtcCompileProgram(program, len(words), (ctypes.c_char_p * len(words))(*words))
+        log = _nvrtc_text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
+        if result != 0 or log.strip():
+            raise AssertionError(log)
+        return _nvrtc_text(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program)
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _nvrtc_text(get_size: Any, get: Any, program: ctypes.c_void_p) -> str:
+    size = ctypes.c_size_t()
+    get_size(program, ctypes.byref(size))
+    buffer = ctypes.create_string_buffer(size.value)
+    get(program, buffer)
+    return buffer.value.decode()

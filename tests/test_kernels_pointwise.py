@@ -1,0 +1,334 @@
+"""Pointwise kernels against PyTorch on the CPU: OpenCL C is run, CUDA C++ compiled, from the same formulas.
+
+Compiling is what takes time here, so one kernel has many results.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_runners import NUMPY, compile_cuda, opencl, run_pointwise
+
+from torch_backplane.kernels import CudaCpp, Layout, OpenCLC, functions, geometry, pointwise, trace
+from torch_backplane.kernels.dtypes import FACTS, STORAGE_ONLY, integer_range, value_dtype
+
+FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+INTEGERS = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8]
+
+INF, NAN = math.inf, math.nan
+SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 3.0, -7.0, 0.1, 1e-3, 100.0, 2.0**-25, INF, -INF, NAN]
+
+_UNARY = (
+    "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh "
+    "erf erfc lgamma floor ceil trunc round isnan isinf isfinite signbit absolute sigmoid sign"
+)
+UNARY = {name: getattr(torch, name) for name in _UNARY.split()}
+BINARY = {
+    "atan2": torch.atan2,
+    "copysign": torch.copysign,
+    "hypot": torch.hypot,
+    "power": torch.pow,
+    "fmod": torch.fmod,
+    "minimum": torch.minimum,
+    "maximum": torch.maximum,
+    "fmin": torch.fmin,
+    "fmax": torch.fmax,
+    "remainder": torch.remainder,
+    "floor_divide": lambda a, b: torch.div(a, b, rounding_mode="floor"),
+    "trunc_divide": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+}
+# C leaves open which of 0.0 and -0.0 they return.
+ZEROS_OF_ANY_SIGN = {"minimum", "maximum", "fmin", "fmax"}
+OPERATORS = {
+    "add": lambda a, b: a + b,
+    "subtract": lambda a, b: a - b,
+    "multiply": lambda a, b: a * b,
+    "divide": lambda a, b: a / b,
+    "negative": lambda a, b: -a,
+    "less": lambda a, b: a < b,
+    "less_equal": lambda a, b: a <= b,
+    "greater": lambda a, b: a > b,
+    "greater_equal": lambda a, b: a >= b,
+    "equal": lambda a, b: a == b,
+    "not_equal": lambda a, b: a != b,
+}
+BITWISE = {"and": lambda a, b: a & b, "or": lambda a, b: a | b, "xor": lambda a, b: a ^ b, "not": lambda a, b: ~a}
+
+
+def needs(dtype: torch.dtype) -> None:
+    if dtype == torch.float64 and not opencl()[2]:
+        pytest.skip("the OpenCL device has no float64")
+
+
+def pairs(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return values.repeat_interleave(len(values)), values.repeat(len(values))
+
+
+def compare(formulas, inputs, expected):
+    """Runs all formulas as one kernel and compares each result, with NaN equal to NaN and 0.0 different from -0.0."""
+    outputs = [torch.empty_like(result) for result in expected]
+    run_pointwise(lambda *a: [formula(*a) for formula in formulas.values()], inputs, outputs, width=1)
+    for name, output, result in zip(formulas, outputs, expected, strict=True):
+        torch.testing.assert_close(output, result, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}")
+        if result.dtype.is_floating_point and name not in ZEROS_OF_ANY_SIGN:
+            zero = (result == 0) & (output == 0)
+            assert torch.equal(output[zero].signbit(), result[zero].signbit()), f"{name}: sign of zero"
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_unary_functions_of_floats(dtype):
+    needs(dtype)
+    values = torch.tensor(SPECIAL, dtype=torch.float64).to(dtype)
+    formulas = {name: getattr(functions, name) for name in UNARY}
+    compare(formulas, [values], [function(values) for function in UNARY.values()])
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_binary_functions_of_floats(dtype):
+    needs(dtype)
+    inputs = pairs(torch.tensor(SPECIAL, dtype=torch.float64).to(dtype))
+    # PyTorch's own float16 remainder differs from that of the same numbers in float32; computing is in float32 here.
+    wide = [tensor.float() for tensor in inputs] if dtype in STORAGE_ONLY else inputs
+    formulas = {**{name: getattr(functions, name) for name in BINARY}, **OPERATORS}
+    expected = [function(*wide) for function in (*BINARY.values(), *OPERATORS.values())]
+    compare(formulas, inputs, [r if r.dtype == torch.bool else r.to(dtype) for r in expected])
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_integers(dtype):
+    least, greatest = integer_range(dtype)
+    values = sorted({least, least + 1, greatest, greatest - 1, *range(-9 if least else 0, 10), 63, 64, 100})
+    a, b = pairs(torch.tensor(values, dtype=dtype))
+    names = ["minimum", "maximum"]
+    formulas = {**OPERATORS, **BITWISE, **{name: getattr(functions, name) for name in names}}
+    del formulas["divide"]
+    formulas |= {"absolute": lambda a, b: abs(a), "left": lambda a, b: a << b, "right": lambda a, b: a >> b}
+    formulas["sign"] = lambda a, b: functions.sign(a)
+    expected = [f(a, b) for f in (OPERATORS | BITWISE).values() if f is not OPERATORS["divide"]]
+    expected += [torch.minimum(a, b), torch.maximum(a, b), a.abs(), a << b, a >> b, a.sign()]
+    compare(formulas, [a, b], expected)
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_integer_division_rounds_as_asked_and_does_not_trap(dtype):
+    least, greatest = integer_range(dtype)
+    values = sorted({least, least + 1, greatest, *range(-5 if least else 0, 6)})
+    a, b = pairs(torch.tensor(values, dtype=dtype))
+    names = ["floor_divide", "trunc_divide", "remainder", "fmod"]
+
+    def exact(x: int, y: int) -> tuple[int, int, int, int]:
+        if y == 0:
+            return 0, 0, 0, 0
+        truncated = abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1)
+        return x // y, truncated, x % y, x - truncated * y
+
+    columns = zip(*(exact(x, y) for x, y in zip(a.tolist(), b.tolist(), strict=True)), strict=True)
+    wrapped = [[(x - least) % (greatest - least + 1) + least for x in column] for column in columns]
+    compare({n: getattr(functions, n) for n in names}, [a, b], [torch.tensor(c, dtype=dtype) for c in wrapped])
+
+
+def test_bools():
+    a, b = pairs(torch.tensor([False, True]))
+    formulas = {
+        "or": lambda a, b: a + b,
+        "and": lambda a, b: a * b,
+        "xor": lambda a, b: a ^ b,
+        "not": lambda a, b: ~a,
+        "minimum": functions.minimum,
+        "less": lambda a, b: a < b,
+        "where": lambda a, b: functions.where(a, b, True),
+    }
+    expected = [a | b, a & b, a ^ b, ~a, a & b, ~a & b, torch.where(a, b, True)]
+    compare(formulas, [a, b], expected)
+
+
+def test_any_byte_but_zero_is_true():
+    stored = torch.tensor([0, 1, 2, 128, 255], dtype=torch.uint8)
+    counted = torch.empty(5, dtype=torch.int32)
+    run_pointwise(lambda a: a, [stored.view(torch.bool)], [counted])
+    assert counted.tolist() == [0, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("source", list(FACTS), ids=str)
+def test_casts_to_every_dtype(source):
+    needs(source)
+    targets = [dtype for dtype in FACTS if dtype != torch.float64 or opencl()[2]]
+    if source.is_floating_point:
+        # What C leaves undefined is left out: beyond int64 and NaN.
+        values = torch.tensor([0.0, -0.0, 0.4, -0.9, 1.0, -1.0, 2.5, 99.9, 127.0, 128.0, 255.0, 300.0, -200.0, 4e4])
+        values = values.to(source)
+    else:
+        least, greatest = (0, 1) if source == torch.bool else integer_range(source)
+        values = torch.tensor([least, greatest, 0, 1, greatest // 2, greatest // 3], dtype=source)
+    outputs = [torch.empty(len(values), dtype=dtype) for dtype in targets]
+    run_pointwise(lambda a: [a] * len(targets), [values], outputs, width=1)  # the compile is quicker
+    for output, target in zip(outputs, targets, strict=True):
+        expected = values.to(target)
+        if source.is_floating_point and not target.is_floating_point and target != torch.bool:
+            expected = values.to(torch.int64).to(target)  # the wrapping that PyTorch defines for uint8, for all
+        torch.testing.assert_close(
+            output, expected, rtol=0, atol=0, equal_nan=True, msg=lambda m, t=target: f"{t}: {m}"
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_every_half_survives_and_floats_round_to_the_nearest_even(dtype):
+    every = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(dtype)
+    through = torch.empty_like(every)
+    as_float = torch.empty(2**16)
+    run_pointwise(lambda a: (a, a), [every], [through, as_float])
+    numbers = ~every.isnan()
+    assert torch.equal(through.view(torch.int16)[numbers], every.view(torch.int16)[numbers])
+    assert torch.equal(as_float[numbers], every.float()[numbers])
+    assert through.isnan().equal(every.isnan())
+
+    finite = every.float()[every.isfinite()].sort().values
+    between = (finite[1:].double() + finite[:-1].double()) / 2
+    ties = between.float()
+    above, below = (torch.nextafter(ties, torch.full_like(ties, sign * INF)) for sign in (1, -1))
+    values = torch.cat([ties, above, below, torch.tensor([65519.0, 65520.0, 3.3e38, 3.4028235e38, INF, -INF, NAN])])
+    rounded = torch.empty(len(values), dtype=dtype)
+    run_pointwise(lambda a: a, [values], [rounded])
+    torch.testing.assert_close(rounded, values.to(dtype), rtol=0, atol=0, equal_nan=True)
+
+
+def test_constants_arrive_exactly():
+    least, greatest = integer_range(torch.int64)
+    constants = [0.1, -0.0, INF, -INF, NAN, 1e-45, 3.4028234663852886e38, 1e300, 16777217.0]
+    outputs = [torch.empty(1) for _ in constants]
+    run_pointwise(lambda: constants, [], outputs)
+    expected = [torch.tensor([value]) for value in constants]
+    for output, result in zip(outputs, expected, strict=True):
+        assert output.view(torch.int32).item() == result.view(torch.int32).item() or result.isnan().item()
+    assert outputs[4].isnan().item()
+
+    numbers = [least, least + 1, greatest, 0, -1]
+    results = [torch.empty(1, dtype=torch.int64) for _ in numbers]
+    run_pointwise(lambda: numbers, [], results)
+    assert [result.item() for result in results] == numbers
+
+
+@pytest.mark.parametrize("dtype", [*INTEGERS, *FLOATS, torch.bool], ids=str)
+def test_fill_with_a_number_that_is_an_argument(dtype):
+    needs(dtype)
+    out = torch.empty(7, dtype=dtype)
+    run_pointwise(lambda value: value, [], [out], scalars=[(1, dtype)])
+    assert torch.equal(out, torch.ones(7, dtype=dtype))
+
+
+def test_results_of_several_dtypes_and_inputs_computed_in_another():
+    a, b = torch.tensor([5, -7, 9], dtype=torch.int32), torch.tensor([2.0, 2.0, 0.5])
+    quotient, larger = torch.empty(3), torch.empty(3, dtype=torch.bool)
+    run_pointwise(lambda a, b: (a / b, a > b), [a, b], [quotient, larger], compute=torch.float32)
+    assert torch.equal(quotient, a / b)
+    assert torch.equal(larger, a > b)
+
+
+def test_in_place():
+    a = torch.arange(11.0)
+    expected = a * 2 + 1
+    run_pointwise(lambda a: a * 2 + 1, [a], [a])
+    assert torch.equal(a, expected)
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("wide", [False, True])
+def test_contiguous_of_every_size_around_the_width(width, wide):
+    for size in (0, 1, width - 1, width, width + 1, 4 * width + 3):
+        a, out = torch.randn(size), torch.full((size + 3,), 7.0)
+        run_pointwise(lambda a: -a, [a], [out[:size]], width=width, wide=wide)
+        assert torch.equal(out[:size], -a)
+        assert (out[size:] == 7).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data(), st.lists(st.integers(0, 5), max_size=4), st.booleans())
+def test_any_strides_and_broadcasts(data, shape, wide):
+    def operand(broadcast: bool) -> torch.Tensor:
+        sizes = [1 if broadcast and data.draw(st.booleans()) else size for size in shape]
+        order = data.draw(st.permutations(range(len(shape))))
+        steps = [data.draw(st.integers(1, 2)) for _ in shape]
+        tensor = torch.randint(-99, 99, [sizes[d] * steps[d] for d in order], dtype=torch.int32)
+        tensor = tensor.permute([order.index(d) for d in range(len(shape))])
+        return tensor[tuple(slice(None, None, step) for step in steps)]
+
+    a, b, out = operand(True), operand(True), operand(False)
+    expected = (a - b).expand(shape)
+    run_pointwise(lambda a, b: a - b, [a, b], [out], wide=wide)
+    assert torch.equal(out, expected)
+
+
+def test_another_shape_is_the_same_text():
+    def text(*shape: int) -> str:
+        out, a = torch.empty(shape), torch.empty(shape[::-1]).permute(*reversed(range(len(shape))))
+        where = geometry(shape, [out.stride(), a.stride()])
+        return pointwise(
+            "t", lambda a: a, inputs=[a.dtype], outputs=[a.dtype], layout=where.layout, dialect=OpenCLC()
+        ).text
+
+    assert text(3, 4) == text(5, 77)
+    assert text(3, 4) != text(3, 4, 5)
+
+
+@pytest.mark.parametrize("dtype", list(FACTS), ids=str)
+def test_cuda_text_compiles(dtype):
+    kind = FACTS[dtype].kind
+    if kind == "float":
+
+        def formula(a, b, s):
+            results = [getattr(functions, name)(a) for name in UNARY]
+            results += [getattr(functions, name)(a, b) for name in BINARY]
+            results += [operator(a, b) for operator in OPERATORS.values()]
+            return [*results, functions.fma(a, b, s), functions.nextafter(a, b), a * INF, a * NAN, a - INF]
+    elif kind == "bool":
+
+        def formula(a, b, s):
+            return [a + b, a * b, ~a, a ^ b, functions.maximum(a, s), functions.where(a, b, s)]
+    else:
+
+        def formula(a, b, s):
+            names = ("floor_divide", "trunc_divide", "remainder", "fmod", "minimum", "maximum")
+            results = [operator(a, b) for name, operator in {**OPERATORS, **BITWISE}.items() if name != "divide"]
+            return [*results, *(getattr(functions, name)(a, b) for name in names), a << b, a >> b, abs(a), s + a]
+
+    results = len(trace(formula, [value_dtype(dtype)] * 3).results)
+    compiles_for_cuda(formula, dtype, results, Layout(0, 1))
+    for layout in (Layout(0, 4), Layout(3, 1), Layout(2, 1, wide=True)):
+        compiles_for_cuda(lambda a, b, s: (functions.minimum(a, b), a + s), dtype, 2, layout)
+
+
+def compiles_for_cuda(formula, dtype, results, layout) -> None:
+    kernel = pointwise(
+        "exp",  # which is taken, without our prefix
+        formula,
+        inputs=[dtype, dtype],
+        scalars=[dtype],
+        outputs=[dtype] * results,
+        layout=layout,
+        dialect=CudaCpp(),
+    )
+    assert ".entry bp_exp" in compile_cuda(kernel.text, CudaCpp.compile_options)
+
+
+def test_bad_requests_are_named():
+    def make(**changes):
+        arguments = {"inputs": [torch.float32], "outputs": [torch.float32], "layout": Layout(), "dialect": OpenCLC()}
+        return pointwise(**{"name": "k", "formula": lambda a: a, **arguments, **changes})
+
+    with pytest.raises(ValueError, match="C identifier, and got 'a b'"):
+        make(name="a b")
+    with pytest.raises(TypeError, match="1 values for 2 outputs"):
+        make(outputs=[torch.float32] * 2)
+    with pytest.raises(ValueError, match="at least one output"):
+        make(outputs=[])
+    with pytest.raises(ValueError, match="2 dtypes for 1 inputs"):
+        make(compute=[torch.float32] * 2)
+    with pytest.raises(TypeError, match="no float64"):
+        make(inputs=[torch.float64], dialect=OpenCLC(float64=False))
+    with pytest.raises(ValueError, match="strided layout has width 1"):
+        Layout(2, 4)
+    assert set(NUMPY) | STORAGE_ONLY == set(FACTS)

@@ -1,0 +1,32 @@
+"""Kernel text from Python: scalar formulas, traced and printed in the dialect of a device's compiler.
+
+Text only: nothing here reaches a device or the compiled part of Backplane. `docs/kernels.md` is the guide.
+"""
+
+from torch_backplane.kernels import functions
+from torch_backplane.kernels.dialects import CudaCpp, Dialect, OpenCLC
+from torch_backplane.kernels.expression import Expression, Program, trace
+from torch_backplane.kernels.kernel import Kernel, Parameter
+from torch_backplane.kernels.layouts import Geometry, Layout, ReductionGeometry, geometry, reduction_geometry
+from torch_backplane.kernels.pointwise import pointwise
+from torch_backplane.kernels.reductions import Reduction, reduction
+
+__all__ = [
+    "CudaCpp",
+    "Dialect",
+    "Expression",
+    "Geometry",
+    "Kernel",
+    "Layout",
+    "OpenCLC",
+    "Parameter",
+    "Program",
+    "Reduction",
+    "ReductionGeometry",
+    "functions",
+    "geometry",
+    "pointwise",
+    "reduction",
+    "reduction_geometry",
+    "trace",
+]

@@ -1,0 +1,308 @@
+"""The spelling of every operation, type and kernel part: what the dialects have in common.
+
+A method named like an operation of `expression.OPERATIONS` gives its text; operands are names of variables, so that a
+text may use one twice. Functions that only have another name, and infix operators, are rows of tables.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from torch_backplane.kernels.dialects.halves import BFLOAT16, FLOAT16
+from torch_backplane.kernels.dtypes import STORAGE_ONLY, facts, integer_range
+from torch_backplane.kernels.expression import Number
+
+UNSIGNED = {8: torch.uint8, 16: torch.uint16, 32: torch.uint32, 64: torch.uint64}
+
+INFIX = {
+    "divide": "/",
+    "bitwise_and": "&",
+    "bitwise_or": "|",
+    "bitwise_xor": "^",
+    "equal": "==",
+    "not_equal": "!=",
+    "less": "<",
+    "less_equal": "<=",
+    "greater": ">",
+    "greater_equal": ">=",
+}
+
+# Operations that are a function of C's mathematics library of the same name, and those of another name.
+_SAME_NAME = (
+    "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh "
+    "erf erfc lgamma floor ceil trunc atan2 copysign hypot nextafter fmin fmax fma"
+)
+LIBRARY = {**{name: name for name in _SAME_NAME.split()}, "round": "rint", "power": "pow"}
+
+
+@dataclass(frozen=True)
+class Value:
+    """A variable in the text: its name and dtype. Formats as its name."""
+
+    name: str
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def kind(self) -> str:
+        return facts(self.dtype).kind
+
+
+class Dialect(ABC):
+    """How text is spelled for one compiler.
+
+    Args:
+        float64: whether the device has it; without it, a kernel that needs it is a TypeError.
+    """
+
+    name: ClassVar[str]
+    types: ClassVar[Mapping[torch.dtype, str]]  # of values in registers
+    compile_options: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, *, float64: bool = True) -> None:
+        self.float64 = float64
+
+    # Types and constants
+
+    def type(self, dtype: torch.dtype) -> str:
+        """The type of a value in a register."""
+        if dtype == torch.float64 and not self.float64:
+            raise TypeError("this device has no float64")
+        facts(dtype)
+        return self.types[dtype]
+
+    def storage_type(self, dtype: torch.dtype) -> str:
+        """The type in memory: bool is one byte, float16 and bfloat16 are their bits."""
+        if dtype == torch.bool:
+            return self.type(torch.uint8)
+        return self.type(torch.uint16 if dtype in STORAGE_ONLY else dtype)
+
+    def index_type(self, wide: bool) -> str:
+        """The type of indices: unsigned, of 64 bits if wide, else 32."""
+        return self.type(torch.uint64 if wide else torch.uint32)
+
+    def constant(self, value: Number, dtype: torch.dtype) -> str:
+        """`value` exactly, in parentheses where it has a sign."""
+        kind, bits = facts(dtype)
+        if kind == "bool":
+            return "true" if value else "false"
+        if kind == "float":
+            return self.float_constant(float(value), bits)
+        value = int(value)
+        if value == integer_range(torch.int64)[0] and kind == "signed":  # -9223372036854775808 is two tokens, too large
+            return f"({self.constant(value + 1, dtype)} - 1)"
+        text = f"{value}{self.integer_suffix(kind, bits)}"
+        return f"({text})" if value < 0 else text
+
+    def float_constant(self, value: float, bits: int) -> str:
+        if value != value:
+            return self.not_a_number(bits)
+        if value in (float("inf"), float("-inf")):
+            return self.infinity(bits) if value > 0 else f"(-{self.infinity(bits)})"
+        text = value.hex() + ("f" if bits == 32 else "")
+        return f"({text})" if text.startswith("-") else text
+
+    @abstractmethod
+    def integer_suffix(self, kind: str, bits: int) -> str: ...
+
+    @abstractmethod
+    def not_a_number(self, bits: int) -> str: ...
+
+    @abstractmethod
+    def infinity(self, bits: int) -> str: ...
+
+    def library(self, name: str, dtype: torch.dtype) -> str:
+        """The name of a function of C's mathematics library for `dtype`."""
+        return name
+
+    # Conversions
+
+    def cast(self, value: Value, dtype: torch.dtype) -> str:
+        """`value` as `dtype`: to bool `!= 0`, float to integer through int64 as on PyTorch's CPU, else C's cast."""
+        if dtype == value.dtype:
+            return value.name
+        kind, bits = facts(dtype)
+        if kind == "bool":
+            return f"{value} != 0"
+        target, int64 = self.type(dtype), self.type(torch.int64)
+        if value.kind != "float" or kind == "float":
+            return f"({target}){value}"
+        if bits == 64 and kind == "unsigned":
+            return f"{value} < 0 ? ({target})({int64}){value} : ({target}){value}"
+        return f"({target})({int64}){value}"
+
+    def decode(self, stored: str, dtype: torch.dtype) -> str:
+        """What was read from memory as a value of value_dtype(dtype)."""
+        if dtype == torch.bool:
+            return f"{stored} != 0"
+        return f"{_half_name(dtype)}_to_float({stored})" if dtype in STORAGE_ONLY else stored
+
+    def encode(self, value: str, dtype: torch.dtype) -> str:
+        """A value of value_dtype(dtype) as it is written to memory."""
+        return f"float_to_{_half_name(dtype)}({value})" if dtype in STORAGE_ONLY else value
+
+    # Operations
+
+    def spell(self, operation: str, operands: Sequence[Value], dtype: torch.dtype) -> str:
+        """The text of `operation`, whose result has `dtype`."""
+        if operation == "cast":
+            return self.cast(operands[0], dtype)
+        if operation in INFIX:
+            return f"{operands[0]} {INFIX[operation]} {operands[1]}"
+        if operation in LIBRARY:
+            return f"{self.library(LIBRARY[operation], dtype)}({', '.join(map(str, operands))})"
+        return getattr(self, operation)(*operands)
+
+    def where(self, condition: Value, a: Value, b: Value) -> str:
+        return f"{condition} ? {a} : {b}"
+
+    def add(self, a: Value, b: Value) -> str:
+        return self._wrapping("+", a, b)
+
+    def subtract(self, a: Value, b: Value) -> str:
+        return self._wrapping("-", a, b)
+
+    def multiply(self, a: Value, b: Value) -> str:
+        return self._wrapping("*", a, b)
+
+    def negative(self, a: Value) -> str:
+        return f"-{a}" if a.kind == "float" else self._wrapping("-", Value("0", a.dtype), a)
+
+    def absolute(self, a: Value) -> str:
+        if a.kind == "float":
+            return f"{self.library('fabs', a.dtype)}({a})"
+        return f"{a} < 0 ? {self.negative(a)} : {a}" if a.kind == "signed" else a.name
+
+    def minimum(self, a: Value, b: Value) -> str:
+        return self._extremum("<", a, b)
+
+    def maximum(self, a: Value, b: Value) -> str:
+        return self._extremum(">", a, b)
+
+    def isnan(self, a: Value) -> str:
+        return f"{a} != {a}"
+
+    def isinf(self, a: Value) -> str:
+        return f"{self.absolute(a)} == {self.infinity(facts(a.dtype).bits)}"
+
+    def isfinite(self, a: Value) -> str:
+        return f"{self.absolute(a)} < {self.infinity(facts(a.dtype).bits)}"
+
+    def signbit(self, a: Value) -> str:
+        return f"signbit({a}) != 0"
+
+    def bitwise_not(self, a: Value) -> str:
+        return f"!{a}" if a.kind == "bool" else f"~{a}"
+
+    def shift_left(self, a: Value, b: Value) -> str:
+        """Zero where b is negative or not less than the width, as PyTorch."""
+        unsigned, bits = self._arithmetic_type(a.dtype), facts(a.dtype).bits
+        return f"({unsigned}){b} >= {bits} ? 0 : ({self.type(a.dtype)})(({unsigned}){a} << {b})"
+
+    def shift_right(self, a: Value, b: Value) -> str:
+        """All sign bits where b is negative or not less than the width, as PyTorch."""
+        unsigned, bits = self._arithmetic_type(a.dtype), facts(a.dtype).bits
+        beyond = f"{a} >> {bits - 1}" if a.kind == "signed" else "0"
+        return f"({unsigned}){b} >= {bits} ? {beyond} : {a} >> {b}"
+
+    def fmod(self, a: Value, b: Value) -> str:
+        if a.kind == "float":
+            return f"{self.library('fmod', a.dtype)}({a}, {b})"
+        return f"{self._traps(b)} ? 0 : {a} % {b}"
+
+    def trunc_divide(self, a: Value, b: Value) -> str:
+        return f"{b} == 0 ? 0 : " + self._by_minus_one(a, b) + f"{a} / {b}"
+
+    def floor_divide(self, a: Value, b: Value) -> str:
+        below = f" - ({a} % {b} != 0 && ({a} < 0) != ({b} < 0))" if a.kind == "signed" else ""
+        return f"{b} == 0 ? 0 : " + self._by_minus_one(a, b) + f"{a} / {b}{below}"
+
+    def remainder(self, a: Value, b: Value) -> str:
+        if a.kind == "unsigned":
+            return self.fmod(a, b)
+        return f"{self._traps(b)} ? 0 : {a} % {b} + (({a} % {b} != 0 && ({a} < 0) != ({b} < 0)) ? {b} : 0)"
+
+    def _wrapping(self, sign: str, a: Value, b: Value) -> str:
+        """Arithmetic of integers in an unsigned type, as C leaves the overflow of signed ones undefined."""
+        if a.kind in ("float", "bool"):  # a bool variable takes the result as != 0
+            return f"{a} {sign} {b}"
+        unsigned = self._arithmetic_type(a.dtype)
+        return f"({self.type(a.dtype)})(({unsigned}){a} {sign} ({unsigned}){b})"
+
+    def _arithmetic_type(self, dtype: torch.dtype) -> str:
+        return self.type(UNSIGNED[max(32, facts(dtype).bits)])
+
+    def _extremum(self, sign: str, a: Value, b: Value) -> str:
+        # With NaN as b, a compares false and b is taken.
+        return f"({a} != {a} || {a} {sign} {b}) ? {a} : {b}" if a.kind == "float" else f"{a} {sign} {b} ? {a} : {b}"
+
+    def _traps(self, divisor: Value) -> str:
+        """Where a machine's division traps: by zero, and of the least integer by -1; the remainder of -1 is zero."""
+        return f"({divisor} == 0 || {divisor} == -1)" if divisor.kind == "signed" else f"{divisor} == 0"
+
+    def _by_minus_one(self, a: Value, b: Value) -> str:
+        return f"{b} == -1 ? {self.negative(a)} : " if b.kind == "signed" else ""
+
+    # Kernels
+
+    @abstractmethod
+    def header(self, dtypes: frozenset[torch.dtype]) -> str:
+        """What kernels that use these dtypes need before them."""
+
+    def half_functions(self, dtypes: frozenset[torch.dtype]) -> str:
+        return "\n".join(
+            text for dtype, text in ((torch.float16, FLOAT16), (torch.bfloat16, BFLOAT16)) if dtype in dtypes
+        )
+
+    @abstractmethod
+    def kernel(self, name: str, parameters: Sequence[str], group_size: int | None, body: Sequence[str]) -> str:
+        """A whole kernel; group_size is the exact number of work items of a group, if it is fixed."""
+
+    @abstractmethod
+    def buffer_parameters(self, name: str, dtype: torch.dtype, written: bool) -> list[str]:
+        """The kernel parameters that bring a tensor's memory."""
+
+    @abstractmethod
+    def buffer_pointer(self, name: str, dtype: torch.dtype, written: bool) -> list[str]:
+        """Statements that make the pointer `name` of these parameters."""
+
+    @abstractmethod
+    def global_index(self, wide: bool) -> str: ...
+
+    @abstractmethod
+    def load_lanes(self, name: str, dtype: torch.dtype, pointer: str, index: str, width: int) -> str:
+        """A statement that declares the array `name` and reads `width` elements into it, from index * width on."""
+
+    @abstractmethod
+    def declare_lanes(self, name: str, dtype: torch.dtype, width: int) -> str: ...
+
+    @abstractmethod
+    def store_lanes(self, name: str, dtype: torch.dtype, pointer: str, index: str, width: int) -> str: ...
+
+    @property
+    @abstractmethod
+    def local_index(self) -> str: ...
+
+    @property
+    @abstractmethod
+    def group_index(self) -> str: ...
+
+    @property
+    @abstractmethod
+    def barrier(self) -> str:
+        """A statement: every work item of the group gets here, and sees what the others wrote to local memory."""
+
+    @abstractmethod
+    def local_array(self, name: str, dtype: torch.dtype, size: int) -> str:
+        """A statement that declares memory that a group shares."""
+
+
+def _half_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

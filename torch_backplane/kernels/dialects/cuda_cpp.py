@@ -1,0 +1,96 @@
+"""CUDA C++ as NVRTC compiles it: no header files, only what the compiler knows by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+
+from torch_backplane.kernels.dialects.base import Dialect
+
+_HEADER = """\
+#define FUNCTION static __device__ inline
+typedef unsigned int uint;
+typedef unsigned short ushort;
+FUNCTION uint as_uint(const float value) { return __float_as_uint(value); }
+FUNCTION float as_float(const uint bits) { return __uint_as_float(bits); }
+// What one memory instruction moves; 16 bytes at most.
+template <class T, int n> struct alignas(sizeof(T) * n < 16 ? sizeof(T) * n : 16) Lanes { T lane[n]; };
+"""
+
+
+class CudaCpp(Dialect):
+    """A buffer is a pointer. Reading several lanes at once needs one aligned to them, up to 16 bytes."""
+
+    name = "CUDA C++"
+    types: ClassVar = {
+        torch.bool: "bool",
+        torch.int8: "signed char",
+        torch.int16: "short",
+        torch.int32: "int",
+        torch.int64: "long long",
+        torch.uint8: "unsigned char",
+        torch.uint16: "unsigned short",
+        torch.uint32: "unsigned int",
+        torch.uint64: "unsigned long long",
+        torch.float32: "float",
+        torch.float64: "double",
+    }
+    # As in OpenCL C: a * b + c is two roundings, and formulas that want one say fma.
+    compile_options = ("--std=c++17", "--fmad=false")
+
+    def integer_suffix(self, kind: str, bits: int) -> str:
+        return ("u" if kind == "unsigned" else "") + ("ll" if bits == 64 else "")
+
+    def not_a_number(self, bits: int) -> str:
+        return "__int_as_float(0x7fc00000)" if bits == 32 else "__longlong_as_double(0x7ff8000000000000ll)"
+
+    def infinity(self, bits: int) -> str:
+        return "__int_as_float(0x7f800000)" if bits == 32 else "__longlong_as_double(0x7ff0000000000000ll)"
+
+    def library(self, name: str, dtype: torch.dtype) -> str:
+        return f"{name}f" if dtype == torch.float32 else name
+
+    def header(self, dtypes: frozenset[torch.dtype]) -> str:
+        return _HEADER + self.half_functions(dtypes)
+
+    def kernel(self, name: str, parameters: Sequence[str], group_size: int | None, body: Sequence[str]) -> str:
+        bounds = f"__launch_bounds__({group_size}) " if group_size else ""
+        return "\n".join([f'extern "C" __global__ void {bounds}{name}({", ".join(parameters)}) {{', *body, "}\n"])
+
+    def buffer_parameters(self, name: str, dtype: torch.dtype, written: bool) -> list[str]:
+        return [f"{'' if written else 'const '}{self.storage_type(dtype)}* {name}"]
+
+    def buffer_pointer(self, name: str, dtype: torch.dtype, written: bool) -> list[str]:
+        return []
+
+    def global_index(self, wide: bool) -> str:
+        index = self.index_type(wide)
+        return f"({index})blockIdx.x * ({index})blockDim.x + threadIdx.x"
+
+    def declare_lanes(self, name: str, dtype: torch.dtype, width: int) -> str:
+        return f"alignas(16) {self.storage_type(dtype)} {name}[{width}];"
+
+    def load_lanes(self, name: str, dtype: torch.dtype, pointer: str, index: str, width: int) -> str:
+        lanes = f"Lanes<{self.storage_type(dtype)}, {width}>"
+        return f"{self.declare_lanes(name, dtype, width)} *({lanes}*){name} = ((const {lanes}*){pointer})[{index}];"
+
+    def store_lanes(self, name: str, dtype: torch.dtype, pointer: str, index: str, width: int) -> str:
+        lanes = f"Lanes<{self.storage_type(dtype)}, {width}>"
+        return f"(({lanes}*){pointer})[{index}] = *({lanes}*){name};"
+
+    @property
+    def local_index(self) -> str:
+        return "threadIdx.x"
+
+    @property
+    def group_index(self) -> str:
+        return "blockIdx.x"
+
+    @property
+    def barrier(self) -> str:
+        return "__syncthreads();"
+
+    def local_array(self, name: str, dtype: torch.dtype, size: int) -> str:
+        return f"__shared__ {self.storage_type(dtype)} {name}[{size}];"

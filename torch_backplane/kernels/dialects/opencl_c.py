@@ -1,0 +1,87 @@
+"""OpenCL C, 1.2 and up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+
+from torch_backplane.kernels.dialects.base import Dialect
+
+
+class OpenCLC(Dialect):
+    """A buffer is a handle and an offset in bytes: `cl_mem` has no addresses that the host could add to."""
+
+    name = "OpenCL C"
+    types: ClassVar = {
+        torch.bool: "bool",
+        torch.int8: "char",
+        torch.int16: "short",
+        torch.int32: "int",
+        torch.int64: "long",
+        torch.uint8: "uchar",
+        torch.uint16: "ushort",
+        torch.uint32: "uint",
+        torch.uint64: "ulong",
+        torch.float32: "float",
+        torch.float64: "double",
+    }
+
+    def integer_suffix(self, kind: str, bits: int) -> str:
+        return ("u" if kind == "unsigned" else "") + ("L" if bits == 64 else "")
+
+    def not_a_number(self, bits: int) -> str:
+        return "NAN"
+
+    def infinity(self, bits: int) -> str:
+        return "INFINITY"
+
+    def header(self, dtypes: frozenset[torch.dtype]) -> str:
+        # Contraction would make a * b + c another number than PyTorch's; formulas that want it say fma.
+        lines = ["#pragma OPENCL FP_CONTRACT OFF", "#define FUNCTION static inline"]
+        if torch.float64 in dtypes:
+            lines.insert(0, "#pragma OPENCL EXTENSION cl_khr_fp64 : enable")
+        return "\n".join([*lines, self.half_functions(dtypes)])
+
+    def kernel(self, name: str, parameters: Sequence[str], group_size: int | None, body: Sequence[str]) -> str:
+        attribute = f"__attribute__((reqd_work_group_size({group_size}, 1, 1))) " if group_size else ""
+        return "\n".join([f"{attribute}kernel void {name}({', '.join(parameters)}) {{", *body, "}\n"])
+
+    def buffer_parameters(self, name: str, dtype: torch.dtype, written: bool) -> list[str]:
+        return [f"{self._pointer(dtype, written)} {name}_base", f"const ulong {name}_offset"]
+
+    def buffer_pointer(self, name: str, dtype: torch.dtype, written: bool) -> list[str]:
+        pointer, bytes_ = self._pointer(dtype, written), self._pointer(torch.int8, written)
+        return [f"  {pointer} {name} = ({pointer})(({bytes_}){name}_base + {name}_offset);"]
+
+    def _pointer(self, dtype: torch.dtype, written: bool) -> str:
+        return f"global {'' if written else 'const '}{self.storage_type(dtype)}*"
+
+    def global_index(self, wide: bool) -> str:
+        return f"({self.index_type(wide)})get_global_id(0)"
+
+    def declare_lanes(self, name: str, dtype: torch.dtype, width: int) -> str:
+        return f"{self.storage_type(dtype)} {name}[{width}];"
+
+    def load_lanes(self, name: str, dtype: torch.dtype, pointer: str, index: str, width: int) -> str:
+        declaration = self.declare_lanes(name, dtype, width)
+        return f"{declaration} vstore{width}(vload{width}({index}, {pointer}), 0, {name});"
+
+    def store_lanes(self, name: str, dtype: torch.dtype, pointer: str, index: str, width: int) -> str:
+        return f"vstore{width}(vload{width}(0, {name}), {index}, {pointer});"
+
+    @property
+    def local_index(self) -> str:
+        return "(uint)get_local_id(0)"
+
+    @property
+    def group_index(self) -> str:
+        return "get_group_id(0)"
+
+    @property
+    def barrier(self) -> str:
+        return "barrier(CLK_LOCAL_MEM_FENCE);"
+
+    def local_array(self, name: str, dtype: torch.dtype, size: int) -> str:
+        return f"local {self.storage_type(dtype)} {name}[{size}];"

@@ -1,0 +1,53 @@
+"""What kernel text must know of each dtype: its kind, its width, and what its values are computed in."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+
+class Facts(NamedTuple):
+    kind: str  # "bool", "signed", "unsigned" or "float"
+    bits: int
+
+
+FACTS: dict[torch.dtype, Facts] = {
+    torch.bool: Facts("bool", 8),
+    torch.int8: Facts("signed", 8),
+    torch.int16: Facts("signed", 16),
+    torch.int32: Facts("signed", 32),
+    torch.int64: Facts("signed", 64),
+    torch.uint8: Facts("unsigned", 8),
+    torch.uint16: Facts("unsigned", 16),
+    torch.uint32: Facts("unsigned", 32),
+    torch.uint64: Facts("unsigned", 64),
+    torch.float16: Facts("float", 16),
+    torch.bfloat16: Facts("float", 16),
+    torch.float32: Facts("float", 32),
+    torch.float64: Facts("float", 64),
+}
+
+# Kept in memory only; values of these are computed in float32, as PyTorch does.
+STORAGE_ONLY = frozenset({torch.float16, torch.bfloat16})
+
+
+def facts(dtype: torch.dtype) -> Facts:
+    """The facts of `dtype`; TypeError where kernels cannot handle it."""
+    try:
+        return FACTS[dtype]
+    except KeyError:
+        known = ", ".join(str(known).removeprefix("torch.") for known in FACTS)
+        raise TypeError(f"kernels have no {dtype}; they take {known}") from None
+
+
+def value_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What a stored `dtype` is in a register: float32 for float16 and bfloat16, else itself."""
+    facts(dtype)
+    return torch.float32 if dtype in STORAGE_ONLY else dtype
+
+
+def integer_range(dtype: torch.dtype) -> tuple[int, int]:
+    """(least, greatest) value of an integer dtype."""
+    kind, bits = facts(dtype)
+    return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if kind == "signed" else (0, (1 << bits) - 1)

@@ -1,0 +1,86 @@
+"""Device functions from programs: from what inputs store to what outputs store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from torch_backplane.kernels.dialects.base import Dialect, Value
+from torch_backplane.kernels.dtypes import value_dtype
+from torch_backplane.kernels.expression import Program
+
+
+def statements(program: Program, dialect: Dialect, arguments: Sequence[str]) -> tuple[list[str], list[Value]]:
+    """The program as declarations of t0, t1, …, and the variables (or constants) of its results.
+
+    Args:
+        arguments: names of the variables that hold them.
+    """
+    lines: list[str] = []
+    values: list[Value] = []
+    for instruction in program.instructions:
+        if instruction.operation == "argument":
+            assert isinstance(instruction.value, int)
+            name = arguments[instruction.value]
+        elif instruction.operation == "constant":
+            assert instruction.value is not None
+            name = dialect.constant(instruction.value, instruction.dtype)
+        else:
+            name = f"t{len(lines)}"
+            operands = [values[number] for number in instruction.operands]
+            text = dialect.spell(instruction.operation, operands, instruction.dtype)
+            lines.append(f"  const {dialect.type(instruction.dtype)} {name} = {text};")
+        values.append(Value(name, instruction.dtype))
+    return lines, [values[number] for number in program.results]
+
+
+def load(dialect: Dialect, name: str, stored: str, source: torch.dtype, target: torch.dtype) -> list[str]:
+    """Declares `name` of dtype `target` from the text of a stored `source`."""
+    registers = value_dtype(source)
+    if registers == target:
+        return [f"  const {dialect.type(target)} {name} = {dialect.decode(stored, source)};"]
+    loaded = Value(f"{name}_loaded", registers)
+    return [
+        f"  const {dialect.type(registers)} {loaded} = {dialect.decode(stored, source)};",
+        f"  const {dialect.type(target)} {name} = {dialect.cast(loaded, target)};",
+    ]
+
+
+def store(dialect: Dialect, place: str, value: Value, target: torch.dtype, name: str) -> list[str]:
+    """Writes `value`, converted, to `place`, which holds a stored `target`; `name` is free for a variable."""
+    registers = value_dtype(target)
+    lines = [f"  const {dialect.type(registers)} {name} = {dialect.cast(value, registers)};"]
+    return [*lines, f"  {place} = {dialect.encode(name, target)};"]
+
+
+def element_function(
+    name: str,
+    program: Program,
+    dialect: Dialect,
+    inputs: Sequence[torch.dtype],
+    scalars: Sequence[torch.dtype],
+    outputs: Sequence[torch.dtype],
+) -> str:
+    """`name(in0, …, scalar0, …, &out0, …)`: inputs converted to the program's arguments, results to the outputs."""
+    parameters = [f"const {dialect.storage_type(dtype)} in{i}" for i, dtype in enumerate(inputs)]
+    parameters += [f"const {dialect.storage_type(dtype)} scalar{i}" for i, dtype in enumerate(scalars)]
+    parameters += [f"{dialect.storage_type(dtype)}* out{i}" for i, dtype in enumerate(outputs)]
+    stored = [(f"in{i}", dtype) for i, dtype in enumerate(inputs)]
+    stored += [(f"scalar{i}", dtype) for i, dtype in enumerate(scalars)]
+    lines: list[str] = []
+    for position, ((text, source), target) in enumerate(zip(stored, program.arguments, strict=True)):
+        lines += load(dialect, f"a{position}", text, source, target)
+    body, results = statements(program, dialect, [f"a{position}" for position in range(len(stored))])
+    lines += body
+    for i, (result, target) in enumerate(zip(results, outputs, strict=True)):
+        lines += store(dialect, f"*out{i}", result, target, f"r{i}")
+    return "\n".join([f"FUNCTION void {name}({', '.join(parameters)}) {{", *lines, "}\n"])
+
+
+def used_dtypes(program: Program, *stored: Sequence[torch.dtype]) -> frozenset[torch.dtype]:
+    """Every dtype that the text for this program and these tensors mentions."""
+    return frozenset(
+        [*program.arguments, *(instruction.dtype for instruction in program.instructions)]
+        + [dtype for dtypes in stored for dtype in dtypes]
+    )

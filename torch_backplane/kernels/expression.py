@@ -1,0 +1,306 @@
+"""Scalar formulas as graphs: what a Python function does to scalars, recorded.
+
+An `Expression` is an argument, a constant or an operation on other expressions, and knows its dtype. `trace` calls a
+formula with one `Expression` for each argument and numbers what comes back: equal subexpressions get one number, so
+each is computed once.
+
+Types are not promoted here. Operands of one operation must have the same dtype, and a Python number takes the dtype of
+the other operand; whoever builds a kernel knows from PyTorch which dtype to compute in.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from torch_backplane.kernels.dtypes import STORAGE_ONLY, facts, integer_range
+
+Number = bool | int | float
+
+_FLOAT = frozenset({"float"})
+_INTEGER = frozenset({"signed", "unsigned"})
+_NUMBER = _FLOAT | _INTEGER
+_BITS = _INTEGER | {"bool"}
+_ANY = _NUMBER | {"bool"}
+
+
+class Operation(NamedTuple):
+    """How many operands, of which kinds, and whether the result is a bool or of the operands' dtype."""
+
+    arity: int
+    accepts: frozenset[str]
+    gives_bool: bool = False
+
+
+_FLOAT_UNARY = (
+    "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh "
+    "erf erfc lgamma floor ceil trunc round"
+)
+_FLOAT_BINARY = "divide power atan2 copysign hypot nextafter fmin fmax"
+_COMPARISONS = "equal not_equal less less_equal greater greater_equal"
+
+OPERATIONS: dict[str, Operation] = {
+    **{name: Operation(1, _FLOAT) for name in _FLOAT_UNARY.split()},
+    **{name: Operation(2, _FLOAT) for name in _FLOAT_BINARY.split()},
+    **{name: Operation(2, _ANY, gives_bool=True) for name in _COMPARISONS.split()},
+    **{name: Operation(1, _FLOAT, gives_bool=True) for name in ("isnan", "isinf", "isfinite", "signbit")},
+    **{name: Operation(2, _BITS) for name in ("bitwise_and", "bitwise_or", "bitwise_xor")},
+    **{name: Operation(2, _INTEGER) for name in ("shift_left", "shift_right", "floor_divide", "trunc_divide")},
+    "remainder": Operation(2, _INTEGER),  # Python's %: the sign of the divisor
+    "fmod": Operation(2, _NUMBER),  # C's %: the sign of the dividend
+    "fma": Operation(3, _FLOAT),
+    "bitwise_not": Operation(1, _BITS),
+    "negative": Operation(1, _NUMBER),
+    "absolute": Operation(1, _NUMBER),
+    "add": Operation(2, _ANY),  # of bools: or
+    "subtract": Operation(2, _NUMBER),
+    "multiply": Operation(2, _ANY),  # of bools: and
+    "minimum": Operation(2, _ANY),
+    "maximum": Operation(2, _ANY),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Expression:
+    """One value of a formula. Use Python's operators on it, and `torch_backplane.kernels.functions`."""
+
+    operation: str  # a key of OPERATIONS, or "argument", "constant", "where", "cast"
+    dtype: torch.dtype
+    operands: tuple[Expression, ...] = ()
+    value: Number | None = None  # of a constant; the position of an argument
+
+    def to(self, dtype: torch.dtype) -> Expression:
+        """This value converted: float to integer drops the fraction, anything to bool is `!= 0`, integers wrap."""
+        _check_computable(dtype)
+        return self if dtype == self.dtype else Expression("cast", dtype, (self,))
+
+    def __bool__(self) -> bool:
+        raise TypeError("the value of a traced expression is not known yet; use functions.where(condition, a, b)")
+
+    def __add__(self, other: Operand) -> Expression:
+        return apply("add", self, other)
+
+    def __radd__(self, other: Operand) -> Expression:
+        return apply("add", other, self)
+
+    def __sub__(self, other: Operand) -> Expression:
+        return apply("subtract", self, other)
+
+    def __rsub__(self, other: Operand) -> Expression:
+        return apply("subtract", other, self)
+
+    def __mul__(self, other: Operand) -> Expression:
+        return apply("multiply", self, other)
+
+    def __rmul__(self, other: Operand) -> Expression:
+        return apply("multiply", other, self)
+
+    def __truediv__(self, other: Operand) -> Expression:
+        return apply("divide", self, other)
+
+    def __rtruediv__(self, other: Operand) -> Expression:
+        return apply("divide", other, self)
+
+    def __pow__(self, other: Operand) -> Expression:
+        return apply("power", self, other)
+
+    def __rpow__(self, other: Operand) -> Expression:
+        return apply("power", other, self)
+
+    def __and__(self, other: Operand) -> Expression:
+        return apply("bitwise_and", self, other)
+
+    def __rand__(self, other: Operand) -> Expression:
+        return apply("bitwise_and", other, self)
+
+    def __or__(self, other: Operand) -> Expression:
+        return apply("bitwise_or", self, other)
+
+    def __ror__(self, other: Operand) -> Expression:
+        return apply("bitwise_or", other, self)
+
+    def __xor__(self, other: Operand) -> Expression:
+        return apply("bitwise_xor", self, other)
+
+    def __rxor__(self, other: Operand) -> Expression:
+        return apply("bitwise_xor", other, self)
+
+    def __lshift__(self, other: Operand) -> Expression:
+        return apply("shift_left", self, other)
+
+    def __rlshift__(self, other: Operand) -> Expression:
+        return apply("shift_left", other, self)
+
+    def __rshift__(self, other: Operand) -> Expression:
+        return apply("shift_right", self, other)
+
+    def __rrshift__(self, other: Operand) -> Expression:
+        return apply("shift_right", other, self)
+
+    def __invert__(self) -> Expression:
+        return apply("bitwise_not", self)
+
+    def __neg__(self) -> Expression:
+        return apply("negative", self)
+
+    def __abs__(self) -> Expression:
+        return apply("absolute", self)
+
+    def __eq__(self, other: object) -> Expression:  # type: ignore[override]
+        return apply("equal", self, other)  # type: ignore[arg-type]
+
+    def __ne__(self, other: object) -> Expression:  # type: ignore[override]
+        return apply("not_equal", self, other)  # type: ignore[arg-type]
+
+    def __lt__(self, other: Operand) -> Expression:
+        return apply("less", self, other)
+
+    def __le__(self, other: Operand) -> Expression:
+        return apply("less_equal", self, other)
+
+    def __gt__(self, other: Operand) -> Expression:
+        return apply("greater", self, other)
+
+    def __ge__(self, other: Operand) -> Expression:
+        return apply("greater_equal", self, other)
+
+    __hash__ = object.__hash__
+
+
+Operand = Expression | bool | int | float
+
+
+def constant(value: Number, dtype: torch.dtype) -> Expression:
+    """`value` as a constant of `dtype`, rounded to it where it is float32.
+
+    Raises TypeError for a float where the dtype is an integer and for a number where it is bool, and OverflowError for
+    an integer outside of the dtype's range.
+    """
+    kind, bits = _check_computable(dtype)
+    if not isinstance(value, (bool, int, float)):
+        raise TypeError(f"a constant is a Python number, and got {type(value).__name__}")
+    if kind == "float":
+        return Expression("constant", dtype, value=_to_float32(float(value)) if bits == 32 else float(value))
+    if isinstance(value, float) or (kind == "bool" and not isinstance(value, bool)):
+        raise TypeError(f"{value!r} is no constant of {dtype}; convert the other operand with .to(dtype) first")
+    if kind == "bool":
+        return Expression("constant", dtype, value=value)
+    least, greatest = integer_range(dtype)
+    if not least <= value <= greatest:
+        raise OverflowError(f"{value} is outside of {dtype}, which holds {least} to {greatest}")
+    return Expression("constant", dtype, value=int(value))
+
+
+def apply(name: str, *operands: Operand) -> Expression:
+    """The result of operation `name` of OPERATIONS; TypeError where operands differ in dtype or it takes no such."""
+    operation = OPERATIONS[name]
+    if len(operands) != operation.arity:
+        raise TypeError(f"{name} takes {operation.arity} operands, and got {len(operands)}")
+    values = same_dtype(name, operands)
+    dtype = values[0].dtype
+    if facts(dtype).kind not in operation.accepts:
+        raise TypeError(f"{name} takes {', '.join(sorted(operation.accepts))} operands, and got {dtype}")
+    return Expression(name, torch.bool if operation.gives_bool else dtype, values)
+
+
+def same_dtype(name: str, operands: Iterable[Operand]) -> tuple[Expression, ...]:
+    """`operands` with Python numbers made constants of the others' dtype; TypeError where there is not exactly one."""
+    operands = tuple(operands)
+    for operand in operands:
+        if not isinstance(operand, (Expression, bool, int, float)):
+            raise TypeError(f"{name} takes traced values and Python numbers, and got {type(operand).__name__}")
+    dtypes = list(dict.fromkeys(operand.dtype for operand in operands if isinstance(operand, Expression)))
+    if not dtypes:
+        raise TypeError(f"{name} needs a traced value among its operands; for plain numbers use Python's math")
+    if len(dtypes) > 1:
+        raise TypeError(f"{name} got {' and '.join(map(str, dtypes))}; convert one of them with .to(dtype)")
+    return tuple(operand if isinstance(operand, Expression) else constant(operand, dtypes[0]) for operand in operands)
+
+
+def _check_computable(dtype: torch.dtype) -> tuple[str, int]:
+    if dtype in STORAGE_ONLY:
+        raise TypeError(f"formulas do not compute in {dtype}: compute in float32, and let the kernel load and store it")
+    return facts(dtype)
+
+
+def _to_float32(value: float) -> float:
+    try:
+        return struct.unpack("<f", struct.pack("<f", value))[0]
+    except OverflowError:  # finite, and beyond float32
+        return float("inf") if value > 0 else float("-inf")
+
+
+class Instruction(NamedTuple):
+    """An expression whose operands are the numbers of earlier instructions."""
+
+    operation: str
+    dtype: torch.dtype
+    operands: tuple[int, ...]
+    value: Number | None
+
+
+@dataclass(frozen=True)
+class Program:
+    """A traced formula: instructions in an order in which they can run, and which of them are the results."""
+
+    arguments: tuple[torch.dtype, ...]
+    instructions: tuple[Instruction, ...]
+    results: tuple[int, ...]
+
+    @property
+    def result_dtypes(self) -> tuple[torch.dtype, ...]:
+        return tuple(self.instructions[number].dtype for number in self.results)
+
+
+Formula = Callable[..., "Operand | Sequence[Operand]"]
+
+
+def trace(formula: Formula, arguments: Sequence[torch.dtype], numbers_as: torch.dtype | None = None) -> Program:
+    """What `formula` computes from scalars of the dtypes `arguments`; it returns one value or a sequence of them.
+
+    A result that is a plain number becomes a constant of `numbers_as`; without it, that is a TypeError.
+    """
+    for dtype in arguments:
+        _check_computable(dtype)
+    returned = formula(*(Expression("argument", dtype, value=position) for position, dtype in enumerate(arguments)))
+    results = []
+    for result in returned if isinstance(returned, (tuple, list)) else (returned,):
+        if isinstance(result, (bool, int, float)) and numbers_as is not None:
+            result = constant(result, numbers_as)
+        if not isinstance(result, Expression):
+            raise TypeError(f"a formula returns traced values, and this one returned {type(result).__name__}")
+        results.append(result)
+    if not results:
+        raise TypeError("a formula returns at least one value, and this one returned none")
+    return _number(tuple(arguments), results)
+
+
+def _number(arguments: tuple[torch.dtype, ...], results: list[Expression]) -> Program:
+    """Value numbering: operands before users, equal instructions once. Iterative, as formulas can be deep."""
+    numbers: dict[int, int] = {}  # id of an expression (all live through `results`) -> number
+    known: dict[tuple[object, ...], int] = {}
+    instructions: list[Instruction] = []
+    stack = list(reversed(results))
+    while stack:
+        expression = stack[-1]
+        waiting = [operand for operand in reversed(expression.operands) if id(operand) not in numbers]
+        if waiting and id(expression) not in numbers:
+            stack.extend(waiting)
+            continue
+        stack.pop()
+        if id(expression) in numbers:
+            continue
+        operands = tuple(numbers[id(operand)] for operand in expression.operands)
+        value = expression.value
+        # As text, because 0.0 == -0.0 and nan != nan.
+        exact = value.hex() if isinstance(value, float) else value
+        key = (expression.operation, expression.dtype, operands, exact)
+        if key not in known:
+            known[key] = len(instructions)
+            instructions.append(Instruction(expression.operation, expression.dtype, operands, value))
+        numbers[id(expression)] = known[key]
+    return Program(arguments, tuple(instructions), tuple(numbers[id(result)] for result in results))

@@ -1,0 +1,99 @@
+"""The functions of formulas: `from torch_backplane.kernels import functions as f`, then `f.exp(a)`.
+
+Names and meanings are PyTorch's. Each takes traced values and Python numbers, at least one of them traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from torch_backplane.kernels.dtypes import facts
+from torch_backplane.kernels.expression import Expression, Operand, apply, same_dtype
+
+
+def _function(name: str) -> Callable[..., Expression]:
+    def function(*operands: Operand) -> Expression:
+        return apply(name, *operands)
+
+    function.__name__ = function.__qualname__ = name
+    return function
+
+
+exp, exp2, expm1 = _function("exp"), _function("exp2"), _function("expm1")
+log, log2, log10, log1p = _function("log"), _function("log2"), _function("log10"), _function("log1p")
+sqrt, rsqrt = _function("sqrt"), _function("rsqrt")
+sin, cos, tan = _function("sin"), _function("cos"), _function("tan")
+asin, acos, atan, atan2 = _function("asin"), _function("acos"), _function("atan"), _function("atan2")
+sinh, cosh, tanh = _function("sinh"), _function("cosh"), _function("tanh")
+asinh, acosh, atanh = _function("asinh"), _function("acosh"), _function("atanh")
+erf, erfc, lgamma = _function("erf"), _function("erfc"), _function("lgamma")
+floor, ceil, trunc = _function("floor"), _function("ceil"), _function("trunc")
+round = _function("round")  # halves to even
+isnan, isinf, isfinite, signbit = _function("isnan"), _function("isinf"), _function("isfinite"), _function("signbit")
+copysign, hypot, nextafter = _function("copysign"), _function("hypot"), _function("nextafter")
+power, fma, fmod = _function("power"), _function("fma"), _function("fmod")
+minimum, maximum = _function("minimum"), _function("maximum")  # NaN if either is
+fmin, fmax = _function("fmin"), _function("fmax")  # the other if one is NaN
+absolute = _function("absolute")
+
+
+def where(condition: Expression, a: Operand, b: Operand) -> Expression:
+    """a where the condition holds, else b. The condition is bool; a and b have one dtype."""
+    if not isinstance(condition, Expression) or condition.dtype != torch.bool:
+        raise TypeError("where takes a traced bool as its condition; compare, or convert with .to(torch.bool)")
+    a, b = same_dtype("where", (a, b))
+    return Expression("where", a.dtype, (condition, a, b))
+
+
+def is_float(value: Expression) -> bool:
+    return facts(value.dtype).kind == "float"
+
+
+def trunc_divide(a: Operand, b: Operand) -> Expression:
+    """a / b without its fraction: torch.div(a, b, rounding_mode="trunc"). An integer divided by zero gives zero."""
+    a, b = same_dtype("trunc_divide", (a, b))
+    return trunc(a / b) if is_float(a) else apply("trunc_divide", a, b)
+
+
+def floor_divide(a: Operand, b: Operand) -> Expression:
+    """a / b rounded down: torch.div(a, b, rounding_mode="floor"). An integer divided by zero gives zero.
+
+    Of floats, the exact remainder decides, as Python's // does, since a / b may have been rounded up to an integer.
+    """
+    a, b = same_dtype("floor_divide", (a, b))
+    if not is_float(a):
+        return apply("floor_divide", a, b)
+    rest = fmod(a, b)
+    quotient = (a - rest) / b
+    quotient = where((rest != 0.0) & ((b < 0.0) != (rest < 0.0)), quotient - 1.0, quotient)
+    rounded = floor(quotient)
+    rounded = where(quotient - rounded > 0.5, rounded + 1.0, rounded)
+    signed_zero = copysign(0.0, a / b)
+    return where(b == 0.0, a / b, where(quotient == 0.0, signed_zero, rounded))
+
+
+def remainder(a: Operand, b: Operand) -> Expression:
+    """What floor_divide leaves, with the divisor's sign: torch.remainder. Of an integer and zero: zero."""
+    a, b = same_dtype("remainder", (a, b))
+    if not is_float(a):
+        return apply("remainder", a, b)
+    rest = fmod(a, b)
+    return where((rest != 0.0) & ((b < 0.0) != (rest < 0.0)), rest + b, rest)
+
+
+def sigmoid(a: Expression) -> Expression:
+    return 1.0 / (1.0 + exp(-a))
+
+
+def sign(a: Expression) -> Expression:
+    """-1, 0 or 1; 0 for NaN."""
+    if a.dtype == torch.bool:
+        return a
+    return (a > 0).to(a.dtype) - (a < 0).to(a.dtype)
+
+
+def clamp(a: Expression, least: Operand, greatest: Operand) -> Expression:
+    """a between least and greatest; NaN if any of them is."""
+    return minimum(maximum(a, least), greatest)

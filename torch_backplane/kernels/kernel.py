@@ -1,0 +1,62 @@
+"""A generated kernel: its text, and what to pass for each of its parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+Kind = Literal[
+    "output", "input", "scalar", "count", "size", "stride", "reduced_count", "reduced_size", "reduced_stride"
+]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """What one argument of a kernel means.
+
+    Args:
+        kind: "output" and "input" are memory (in OpenCL C two arguments: the handle, and the offset in bytes as ulong);
+            "scalar" is a number given by the caller; the others are numbers of a Geometry, or, where they begin with
+            "reduced", of the part of a ReductionGeometry that is reduced.
+        dtype: of the tensor, or of the number.
+        operand: which output, input or scalar; for a stride, which operand of the Geometry.
+        dimension: of a size or stride; 0 is the innermost.
+    """
+
+    kind: Kind
+    dtype: torch.dtype
+    operand: int = 0
+    dimension: int = 0
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Args:
+    name: the entry point, in the text.
+    text: all of it; equal text is the same kernel.
+    parameters: in order.
+    width: elements for each work item (pointwise), or None where each result has a group of work items.
+    group_size: the number of work items of a group where it is fixed.
+    """
+
+    name: str
+    text: str
+    parameters: tuple[Parameter, ...]
+    width: int | None
+    group_size: int | None = None
+
+    def work_items(self, count: int) -> int:
+        """How many work items `count` elements (pointwise) or results (reductions) need."""
+        if self.width is None:
+            assert self.group_size is not None
+            return count * self.group_size
+        return -(-count // self.width)
+
+
+def entry_point(name: str) -> str:
+    """What the text calls the kernel `name`: `exp` alone is taken in both languages. ValueError where it is no name."""
+    if not name.isidentifier() or not name.isascii():
+        raise ValueError(f"a kernel's name is a C identifier, and got {name!r}")
+    return f"bp_{name}"

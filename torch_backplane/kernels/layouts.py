@@ -1,0 +1,136 @@
+"""Which index arithmetic a call needs: contiguous or strided over how many dimensions, with 32 or 64 bits.
+
+A kernel is specialised on a `Layout`, never on sizes or strides: those are its arguments, so a new shape needs no new
+compile.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+NARROW_LIMIT = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Args:
+    rank: number of dimensions to loop over; 0 where every operand is contiguous.
+    width: elements for each work item; more than 1 only where contiguous.
+    wide: whether indices need 64 bits.
+    """
+
+    rank: int = 0
+    width: int = 4
+    wide: bool = False
+
+    def __post_init__(self) -> None:
+        if self.rank < 0:
+            raise ValueError(f"rank is 0 for contiguous or a number of dimensions, and got {self.rank}")
+        if self.width not in (1, 2, 4, 8, 16):
+            raise ValueError(f"width is 1, 2, 4, 8 or 16, and got {self.width}")
+        if self.rank and self.width != 1:
+            raise ValueError(f"a strided layout has width 1, and got {self.width}")
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A call's layout with its sizes and, for each operand, strides in elements; the innermost dimension first."""
+
+    layout: Layout
+    sizes: tuple[int, ...]
+    strides: tuple[tuple[int, ...], ...]
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.sizes)
+
+
+def geometry(
+    sizes: Sequence[int], strides: Sequence[Sequence[int]], *, width: int = 4, aligned: bool = True
+) -> Geometry:
+    """The simplest geometry that visits every element once.
+
+    Args:
+        sizes: of the call, that is of its outputs.
+        strides: for each operand, outputs first, one stride for each size; 0 where the operand is broadcast.
+        width: what the device prefers where everything is contiguous.
+        aligned: whether every operand begins at a multiple of width elements; without it, width is 1.
+    """
+    for operand in strides:
+        if len(operand) != len(sizes):
+            raise ValueError(f"{len(operand)} strides for {len(sizes)} sizes; broadcast operands have stride 0")
+    sizes_, strides_ = _collapse(sizes, strides)
+    count = math.prod(sizes_)
+    wide = max(count, *(_furthest(sizes_, operand) for operand in strides_)) > NARROW_LIMIT
+    if count <= 1 or (len(sizes_) == 1 and all(operand == (1,) for operand in strides_)):
+        return Geometry(Layout(0, width if aligned else 1, wide), (count,), tuple((1,) for _ in strides_))
+    return Geometry(Layout(len(sizes_), 1, wide), sizes_, strides_)
+
+
+@dataclass(frozen=True)
+class ReductionGeometry:
+    """What a reduction keeps (operands: outputs, then inputs) and what it reduces (operands: inputs)."""
+
+    kept: Geometry
+    reduced: Geometry
+
+    @property
+    def wide(self) -> bool:
+        return self.kept.layout.wide
+
+
+def reduction_geometry(
+    sizes: Sequence[int], dims: Sequence[int], outputs: Sequence[Sequence[int]], inputs: Sequence[Sequence[int]]
+) -> ReductionGeometry:
+    """The geometry of a reduction of an input's `sizes` over `dims`.
+
+    Args:
+        outputs: strides of each output, one for each dimension that is kept.
+        inputs: strides of each input, one for each of sizes.
+
+    Positions in the reduced dimensions count in the order of dims' numbers, as PyTorch's argmax does.
+    """
+    for dim in dims:
+        if not -len(sizes) <= dim < len(sizes):
+            raise IndexError(f"dimension {dim} of {len(sizes)}")
+    reduced_dims = sorted({dim % len(sizes) for dim in dims})
+    kept_dims = [dim for dim in range(len(sizes)) if dim not in reduced_dims]
+    kept_inputs = [[strides[dim] for dim in kept_dims] for strides in inputs]
+    kept = _collapse([sizes[dim] for dim in kept_dims], [*outputs, *kept_inputs])
+    reduced_sizes = [sizes[dim] for dim in reduced_dims]
+    reduced = _collapse(reduced_sizes, [[strides[dim] for dim in reduced_dims] for strides in inputs], keep_order=True)
+    reach = [
+        _furthest(kept[0], kept_strides) + _furthest(reduced[0], reduced_strides)
+        for kept_strides, reduced_strides in zip(kept[1][len(outputs) :], reduced[1], strict=True)
+    ]
+    reach += [_furthest(kept[0], strides) for strides in kept[1][: len(outputs)]]
+    wide = max(math.prod(sizes), *reach) > NARROW_LIMIT
+    return ReductionGeometry(*(Geometry(Layout(len(part[0]), 1, wide), *part) for part in (kept, reduced)))
+
+
+def _furthest(sizes: Sequence[int], strides: Sequence[int]) -> int:
+    return sum((size - 1) * step for size, step in zip(sizes, strides, strict=True))
+
+
+def _collapse(
+    sizes: Sequence[int], strides: Sequence[Sequence[int]], *, keep_order: bool = False
+) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    """Drops dimensions of size 1, orders the rest by stride, and merges neighbours that every operand steps through.
+
+    What comes back begins with the innermost dimension.
+    """
+    dimensions = [(size, steps) for size, *steps in zip(sizes, *strides, strict=True) if size != 1]
+    dimensions.reverse()
+    if not keep_order:
+        dimensions.sort(key=lambda dimension: dimension[1])  # the outputs decide
+    merged: list[tuple[int, list[int]]] = []
+    for size, steps in dimensions:
+        if merged and all(step == inner * merged[-1][0] for step, inner in zip(steps, merged[-1][1], strict=True)):
+            merged[-1] = (merged[-1][0] * size, merged[-1][1])
+        else:
+            merged.append((size, steps))
+    return tuple(size for size, _ in merged), tuple(
+        tuple(steps[operand] for _, steps in merged) for operand in range(len(strides))
+    )

@@ -1,0 +1,66 @@
+"""Kernel parameters as text: their names, their declarations, and the index arithmetic over sizes and strides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch_backplane.kernels.dialects.base import Dialect
+from torch_backplane.kernels.kernel import Parameter
+
+
+def parameter_name(parameter: Parameter) -> str:
+    """How the text calls it."""
+    return {
+        "output": f"out{parameter.operand}",
+        "input": f"in{parameter.operand}",
+        "scalar": f"scalar{parameter.operand}",
+        "count": "count",
+        "size": f"size{parameter.dimension}",
+        "stride": f"stride{parameter.operand}_{parameter.dimension}",
+        "reduced_count": "reduced_count",
+        "reduced_size": f"reduced_size{parameter.dimension}",
+        "reduced_stride": f"reduced_stride{parameter.operand}_{parameter.dimension}",
+    }[parameter.kind]
+
+
+def declarations(dialect: Dialect, parameters: Sequence[Parameter]) -> list[str]:
+    """The kernel's parameter list."""
+    found: list[str] = []
+    for parameter in parameters:
+        name = parameter_name(parameter)
+        if parameter.kind in ("output", "input"):
+            found += dialect.buffer_parameters(name, parameter.dtype, parameter.kind == "output")
+        else:
+            found.append(f"const {dialect.storage_type(parameter.dtype)} {name}")
+    return found
+
+
+def pointers(dialect: Dialect, parameters: Sequence[Parameter]) -> list[str]:
+    """Statements that make a pointer of each tensor's parameters."""
+    return [
+        line
+        for parameter in parameters
+        if parameter.kind in ("output", "input")
+        for line in dialect.buffer_pointer(parameter_name(parameter), parameter.dtype, parameter.kind == "output")
+    ]
+
+
+def advance(
+    index_type: str, index: str, rank: int, places: Mapping[str, str], size: str = "size", indent: str = "  "
+) -> list[str]:
+    """Statements that add to offsets what the linear `index` means in `rank` dimensions, the innermost first.
+
+    Args:
+        index: a variable's name; also begins the names of the variables that this declares.
+        places: name of each offset, and of its strides without the dimension's number.
+        size: name of the sizes without the dimension's number. The outermost is not needed: it is what remains.
+    """
+    lines = [f"{index_type} {index}_rest = {index};"] if rank else []
+    for dimension in range(rank):
+        at = f"{index}_rest"
+        if dimension < rank - 1:
+            at = f"{index}_{dimension}"
+            lines.append(f"const {index_type} {at} = {index}_rest % {size}{dimension};")
+            lines.append(f"{index}_rest /= {size}{dimension};")
+        lines += [f"{place} += {at} * {stride}{dimension};" for place, stride in places.items()]
+    return [indent + line for line in lines]

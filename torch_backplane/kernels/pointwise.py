@@ -1,0 +1,162 @@
+"""Whole kernels from scalar formulas: one result for each element of broadcast operands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from torch_backplane.kernels.dialects.base import Dialect
+from torch_backplane.kernels.dtypes import value_dtype
+from torch_backplane.kernels.element import element_function, used_dtypes
+from torch_backplane.kernels.expression import Formula, trace
+from torch_backplane.kernels.kernel import Kernel, Parameter, entry_point
+from torch_backplane.kernels.layouts import Layout
+from torch_backplane.kernels.parameters import advance, declarations, pointers
+
+_Place = Callable[[str], str]  # of a tensor's name: where its element is
+
+
+def pointwise(
+    name: str,
+    formula: Formula,
+    *,
+    inputs: Sequence[torch.dtype],
+    outputs: Sequence[torch.dtype],
+    layout: Layout,
+    dialect: Dialect,
+    compute: torch.dtype | Sequence[torch.dtype] | None = None,
+    scalars: Sequence[torch.dtype] = (),
+) -> Kernel:
+    """A kernel that computes `formula` for every element.
+
+    Args:
+        name: a C identifier, which the entry point's name ends with.
+        formula: takes a traced value for each input, then for each scalar; returns one for each output.
+        inputs, outputs: dtypes of the tensors. Results are converted to the outputs' dtypes.
+        layout: from `layouts.geometry`, whose operands are the outputs and then the inputs.
+        compute: what the formula sees each input as, one dtype for all or one for each; without it the input's own,
+            float32 for float16 and bfloat16.
+        scalars: dtypes of numbers passed as arguments: another number is the same kernel.
+
+    Raises TypeError where the dialect's device lacks a dtype, or the formula returns another number of results.
+    """
+    entry = entry_point(name)
+    program = trace(formula, [*_seen_as(inputs, compute), *map(value_dtype, scalars)], _number_dtype(outputs))
+    if len(program.results) != len(outputs):
+        raise TypeError(f"the formula returned {len(program.results)} values for {len(outputs)} outputs")
+
+    body, parameters = _Writer(dialect, inputs, outputs, scalars, layout).write()
+    text = "\n".join(
+        [
+            dialect.header(used_dtypes(program, inputs, outputs, scalars)),
+            element_function("element", program, dialect, inputs, scalars, outputs),
+            dialect.kernel(entry, declarations(dialect, parameters), None, body),
+        ]
+    )
+    return Kernel(entry, text, tuple(parameters), layout.width)
+
+
+def _seen_as(
+    inputs: Sequence[torch.dtype], compute: torch.dtype | Sequence[torch.dtype] | None
+) -> Sequence[torch.dtype]:
+    if compute is None:
+        return [value_dtype(dtype) for dtype in inputs]
+    if isinstance(compute, torch.dtype):
+        return [compute] * len(inputs)
+    if len(compute) != len(inputs):
+        raise ValueError(f"compute has {len(compute)} dtypes for {len(inputs)} inputs")
+    return compute
+
+
+def _number_dtype(outputs: Sequence[torch.dtype]) -> torch.dtype:
+    """Of a formula that returns a plain number, as fill's does."""
+    if not outputs:
+        raise ValueError("a kernel needs at least one output")
+    return value_dtype(outputs[0])
+
+
+class _Writer:
+    """The kernel around `element`: which elements a work item computes, and where they are."""
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        inputs: Sequence[torch.dtype],
+        outputs: Sequence[torch.dtype],
+        scalars: Sequence[torch.dtype],
+        layout: Layout,
+    ) -> None:
+        self.dialect, self.layout = dialect, layout
+        self.inputs = [(f"in{i}", dtype) for i, dtype in enumerate(inputs)]
+        self.outputs = [(f"out{i}", dtype) for i, dtype in enumerate(outputs)]
+        self.scalars = [(f"scalar{i}", dtype) for i, dtype in enumerate(scalars)]
+        self.index = dialect.index_type(layout.wide)
+
+    def write(self) -> tuple[list[str], list[Parameter]]:
+        """The kernel's body and its parameters."""
+        index_dtype = torch.uint64 if self.layout.wide else torch.uint32
+        parameters = [Parameter("output", dtype, i) for i, (_, dtype) in enumerate(self.outputs)]
+        parameters += [Parameter("input", dtype, i) for i, (_, dtype) in enumerate(self.inputs)]
+        parameters += [Parameter("scalar", dtype, i) for i, (_, dtype) in enumerate(self.scalars)]
+        parameters.append(Parameter("count", index_dtype))
+        rank, operands = self.layout.rank, len(self.outputs) + len(self.inputs)
+        # The outermost index is what remains, so its size is not needed.
+        parameters += [Parameter("size", index_dtype, dimension=dimension) for dimension in range(rank - 1)]
+        parameters += [
+            Parameter("stride", index_dtype, operand, dimension)
+            for operand in range(operands)
+            for dimension in range(rank)
+        ]
+        body = pointers(self.dialect, parameters)
+        body.append(f"  const {self.index} item = {self.dialect.global_index(self.layout.wide)};")
+        if rank:
+            return body + self._strided(), parameters
+        return body + (self._vectorised() if self.layout.width > 1 else self._contiguous()), parameters
+
+    def _contiguous(self) -> list[str]:
+        return ["  if (item >= count) return;", *self._one_element(lambda name: "item", "  ")]
+
+    def _vectorised(self) -> list[str]:
+        width, dialect = self.layout.width, self.dialect
+        return [
+            f"  const {self.index} first = item * {width};",
+            "  if (first >= count) return;",
+            f"  if (count - first >= {width}) {{",
+            *(f"    {dialect.load_lanes(f'{n}_lanes', dtype, n, 'item', width)}" for n, dtype in self.inputs),
+            *(f"    {dialect.declare_lanes(f'{n}_lanes', dtype, width)}" for n, dtype in self.outputs),
+            f"    for (int lane = 0; lane < {width}; ++lane) {{",
+            f"      {self._call(lambda name: f'{name}_lanes[lane]')}",
+            "    }",
+            *(f"    {dialect.store_lanes(f'{n}_lanes', dtype, n, 'item', width)}" for n, dtype in self.outputs),
+            "    return;",
+            "  }",
+            f"  for ({self.index} i = first; i < count; ++i) {{",
+            *self._one_element(lambda name: "i", "    "),
+            "  }",
+        ]
+
+    def _strided(self) -> list[str]:
+        names = [name for name, _ in (*self.outputs, *self.inputs)]
+        places = {f"{name}_at": f"stride{operand}_" for operand, name in enumerate(names)}
+        return [
+            "  if (item >= count) return;",
+            *(f"  {self.index} {place} = 0;" for place in places),
+            *advance(self.index, "item", self.layout.rank, places),
+            *self._one_element(lambda name: f"{name}_at", "  "),
+        ]
+
+    def _one_element(self, at: _Place, indent: str) -> list[str]:
+        # OpenCL C's `element` writes to private memory only, hence the variables.
+        inputs = {name for name, _ in self.inputs}
+        call = self._call(lambda name: f"{name}[{at(name)}]" if name in inputs else f"{name}_value")
+        return [
+            *(f"{indent}{self.dialect.storage_type(dtype)} {name}_value;" for name, dtype in self.outputs),
+            indent + call,
+            *(f"{indent}{name}[{at(name)}] = {name}_value;" for name, _ in self.outputs),
+        ]
+
+    def _call(self, place: _Place) -> str:
+        arguments = [place(name) for name, _ in self.inputs] + [name for name, _ in self.scalars]
+        arguments += [f"&{place(name)}" for name, _ in self.outputs]
+        return f"element({', '.join(arguments)});"

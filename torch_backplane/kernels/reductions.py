@@ -1,0 +1,180 @@
+"""Whole kernels that reduce: a group of work items for each result, which meet in a tree in local memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from torch_backplane.kernels.dialects.base import Dialect
+from torch_backplane.kernels.dtypes import value_dtype
+from torch_backplane.kernels.element import element_function, used_dtypes
+from torch_backplane.kernels.expression import Formula, Number, Program, constant, trace
+from torch_backplane.kernels.kernel import Kernel, Parameter, entry_point
+from torch_backplane.kernels.layouts import ReductionGeometry
+from torch_backplane.kernels.parameters import advance, declarations, pointers
+
+# A work item reduces this many elements before it combines them with what it has: a sum's rounding error grows with the
+# longest chain of additions.
+_BLOCK = 64
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How elements become results, by way of a state of one or more numbers.
+
+    Args:
+        state: dtypes of the state.
+        identity: the state of no elements; combining with it changes nothing.
+        start: takes an element of each input and its position (int64) in the reduced dimensions; returns a state.
+        combine: takes two states, all numbers of the one and then of the other; returns one. Associative, and
+            commutative: the order in which states meet is not that of the elements.
+        finish: takes a state and the number of elements (int64); returns a value for each output.
+    """
+
+    state: Sequence[torch.dtype]
+    identity: Sequence[Number]
+    start: Formula
+    combine: Formula
+    finish: Formula
+
+    def __post_init__(self) -> None:
+        if not self.state or len(self.state) != len(self.identity):
+            raise ValueError(f"{len(self.identity)} numbers of identity for {len(self.state)} dtypes of state")
+        for number, dtype in zip(self.identity, self.state, strict=True):
+            constant(number, dtype)  # raises where it is none of this dtype
+
+
+def reduction(
+    name: str,
+    definition: Reduction,
+    *,
+    inputs: Sequence[torch.dtype],
+    outputs: Sequence[torch.dtype],
+    geometry: ReductionGeometry,
+    dialect: Dialect,
+    compute: torch.dtype | None = None,
+    group_size: int = 64,
+) -> Kernel:
+    """A kernel that computes `definition` for every result, with one group of `group_size` work items for each.
+
+    Args:
+        name: a C identifier, which the entry point's name ends with.
+        geometry: only its ranks and index width matter, so another shape is the same kernel.
+        compute: what `start` sees each input as; without it the input's own, float32 for float16 and bfloat16.
+        group_size: a power of two, at most what the device takes.
+
+    Raises TypeError where the dialect's device lacks a dtype, or a formula returns another number of values.
+    """
+    entry = entry_point(name)
+    if group_size < 1 or group_size & (group_size - 1):
+        raise ValueError(f"group_size is a power of two, and got {group_size}")
+    state, int64 = list(definition.state), torch.int64
+    seen_as = [compute or value_dtype(dtype) for dtype in inputs]
+    start = _program("start", definition.start, [*seen_as, int64], state)
+    combine = _program("combine", definition.combine, [*state, *state], state)
+    finish = _program("finish", definition.finish, [*state, int64], outputs)
+
+    parameters = _parameters(inputs, outputs, geometry)
+    used = used_dtypes(start, inputs, outputs) | used_dtypes(combine) | used_dtypes(finish)
+    text = "\n".join(
+        [
+            dialect.header(used),
+            element_function("start", start, dialect, inputs, [int64], state),
+            element_function("combine", combine, dialect, [*state, *state], [], state),
+            element_function("finish", finish, dialect, state, [int64], outputs),
+            dialect.kernel(
+                entry,
+                declarations(dialect, parameters),
+                group_size,
+                _body(definition, len(inputs), outputs, geometry, dialect, group_size, parameters),
+            ),
+        ]
+    )
+    return Kernel(entry, text, tuple(parameters), None, group_size)
+
+
+def _program(part: str, formula: Formula, arguments: list[torch.dtype], results: Sequence[torch.dtype]) -> Program:
+    program = trace(formula, arguments, value_dtype(results[0]))
+    if len(program.results) != len(results):
+        raise TypeError(f"{part} returned {len(program.results)} values, and {len(results)} are needed")
+    return program
+
+
+def _parameters(
+    inputs: Sequence[torch.dtype], outputs: Sequence[torch.dtype], geometry: ReductionGeometry
+) -> list[Parameter]:
+    index = torch.uint64 if geometry.wide else torch.uint32
+    kept, reduced = geometry.kept.layout.rank, geometry.reduced.layout.rank
+    operands = len(outputs) + len(inputs)
+    return [
+        *(Parameter("output", dtype, i) for i, dtype in enumerate(outputs)),
+        *(Parameter("input", dtype, i) for i, dtype in enumerate(inputs)),
+        Parameter("reduced_count", index),
+        *(Parameter("size", index, dimension=d) for d in range(kept - 1)),
+        *(Parameter("reduced_size", index, dimension=d) for d in range(reduced - 1)),
+        *(Parameter("stride", index, operand, d) for operand in range(operands) for d in range(kept)),
+        *(Parameter("reduced_stride", index, i, d) for i in range(len(inputs)) for d in range(reduced)),
+    ]
+
+
+def _body(
+    definition: Reduction,
+    inputs: int,
+    outputs: Sequence[torch.dtype],
+    geometry: ReductionGeometry,
+    dialect: Dialect,
+    group_size: int,
+    parameters: Sequence[Parameter],
+) -> list[str]:
+    index = dialect.index_type(geometry.wide)
+    names = [f"out{i}" for i in range(len(outputs))] + [f"in{i}" for i in range(inputs)]
+    places = {f"{name}_at": f"stride{operand}_" for operand, name in enumerate(names)}
+    elements = {f"in{i}_element": f"reduced_stride{i}_" for i in range(inputs)}
+    numbers = range(len(definition.state))
+    types = [dialect.storage_type(dtype) for dtype in definition.state]
+    identity = [
+        dialect.constant(number, dtype) for number, dtype in zip(definition.identity, definition.state, strict=True)
+    ]
+
+    def listed(text: str) -> str:
+        return ", ".join(text.format(i=i) for i in numbers)
+
+    element = ", ".join(f"in{i}[in{i}_element]" for i in range(inputs))
+    results = ", ".join(f"&out{i}_value" for i in range(len(outputs)))
+    position, count = (f"({dialect.type(torch.int64)}){name}" for name in ("position", "reduced_count"))
+    return [
+        *(f"  {dialect.local_array(f'shared{i}', definition.state[i], group_size)}" for i in numbers),
+        *pointers(dialect, parameters),
+        f"  const {index} result = {dialect.group_index};",
+        f"  const {index} item = {dialect.local_index};",
+        *(f"  {index} {place} = 0;" for place in places),
+        *advance(index, "result", geometry.kept.layout.rank, places),
+        *(f"  {types[i]} state{i} = {identity[i]};" for i in numbers),
+        f"  {index} position = item;",
+        "  while (position < reduced_count) {",
+        *(f"    {types[i]} block{i} = {identity[i]};" for i in numbers),
+        f"    for (int step = 0; step < {_BLOCK} && position < reduced_count; ++step, position += {group_size}) {{",
+        *(f"      {index} in{i}_element = in{i}_at;" for i in range(inputs)),
+        *advance(index, "position", geometry.reduced.layout.rank, elements, "reduced_size", "      "),
+        *(f"      {types[i]} next{i};" for i in numbers),
+        f"      start({element}, {position}, {listed('&next{i}')});",
+        f"      combine({listed('block{i}')}, {listed('next{i}')}, {listed('&block{i}')});",
+        "    }",
+        f"    combine({listed('state{i}')}, {listed('block{i}')}, {listed('&state{i}')});",
+        "  }",
+        *(f"  shared{i}[item] = state{i};" for i in numbers),
+        f"  {dialect.barrier}",
+        f"  for ({index} half_size = {group_size // 2}; half_size > 0; half_size >>= 1) {{",
+        f"    if (item < half_size) combine({listed('state{i}')}, {listed('shared{i}[item + half_size]')}, "
+        f"{listed('&state{i}')});",
+        *(f"    if (item < half_size) shared{i}[item] = state{i};" for i in numbers),
+        f"    {dialect.barrier}",
+        "  }",
+        "  if (item == 0) {",
+        *(f"    {dialect.storage_type(dtype)} out{i}_value;" for i, dtype in enumerate(outputs)),
+        f"    finish({listed('state{i}')}, {count}, {results});",
+        *(f"    out{i}[out{i}_at] = out{i}_value;" for i in range(len(outputs))),
+        "  }",
+    ]
