@@ -20,14 +20,14 @@ driver_option := $(if $(DRIVER),--driver $(DRIVER))
 torch_request := $(if $(filter file,$(origin TORCH)),any supported release,$(TORCH))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-digits test lint bench conformance clean FORCE
+.PHONY: help setup demo demo-digits test lint bench conformance ops clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  DRIVER=name   use only this driver (demo, demo-digits, bench)"
 	@echo "  STEPS=n       training steps (demo)"
-	@echo "  ARGS=…        further options, passed on as they are (demo, demo-digits, test, conformance)"
+	@echo "  ARGS=…        further options, passed on as they are (demo, demo-digits, test, conformance, ops)"
 	@echo "  TORCH=…       the torch to install, as pip names it (default $(TORCH))"
 	@echo "  PYTHON=…      the Python to make .venv with (default $(PYTHON))"
 
@@ -53,6 +53,9 @@ bench: $(ready) ## time an import, an operator and the allocator
 
 conformance: $(ready) ## run PyTorch's operator database on bp
 	$(python) -m torch_backplane conformance --device bp $(ARGS)
+
+ops: $(ready) ## tell where each of PyTorch's operators comes from
+	$(python) -m torch_backplane ops $(ARGS)
 
 clean: ## remove .venv and everything that was built
 	rm -rf .venv build dist out *.egg-info torch_backplane/*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
