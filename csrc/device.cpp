@@ -38,6 +38,16 @@ bool Device::can_access_peer(const Device&) const {
   return false;
 }
 
+KernelHandle Device::compile(const std::string&, const std::string&, const std::string&) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, properties_.driver, " devices run no kernels");
+}
+
+void Device::destroy_kernel(KernelHandle) noexcept {}
+
+void Device::launch(KernelHandle, const LaunchSize&, c10::ArrayRef<KernelArgument>, StreamHandle) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, properties_.driver, " devices run no kernels");
+}
+
 void Device::call_host(std::function<void()>, StreamHandle) {
   TORCH_CHECK_NOT_IMPLEMENTED(false, properties_.driver, " devices cannot call host functions in stream order");
 }

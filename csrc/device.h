@@ -7,7 +7,9 @@
 
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
+#include <c10/util/ArrayRef.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -17,9 +19,10 @@
 
 namespace backplane {
 
-// A driver's queue and a driver's event. Opaque: only the device that made one may look inside.
+// A driver's queue, event and compiled kernel. Opaque: only the device that made one may look inside.
 using StreamHandle = void*;
 using EventHandle = void*;
+using KernelHandle = void*;
 
 struct DeviceProperties {
   std::string driver; // short driver name: "host", "opencl", …
@@ -30,6 +33,7 @@ struct DeviceProperties {
   int major = 0; // capability, as the driver defines it
   int minor = 0;
   uint64_t dtypes = ~uint64_t{0}; // bit i: c10::ScalarType(i) is supported
+  std::string dialect; // which kernel language compile() takes: "OpenCL C", …; empty: it runs no kernels
 
   bool supports(c10::ScalarType dtype) const {
     return (dtypes >> static_cast<int>(dtype)) & 1;
@@ -38,6 +42,18 @@ struct DeviceProperties {
 
 // The kinds of transfer that a driver may treat differently.
 enum class CopyKind { HostToDevice, DeviceToHost, WithinDevice };
+
+// One argument of a kernel launch, in the order of the kernel's parameters.
+struct KernelArgument {
+  const void* data; // memory: the device address; a number: where its bytes are, during the call
+  uint32_t bytes; // of a number, in the kernel's own representation; 0 for memory
+};
+
+// Work items in each dimension, the fastest first, and how many of them form a group; `items` is a multiple of `group`.
+struct LaunchSize {
+  std::array<size_t, 3> items{1, 1, 1};
+  std::array<size_t, 3> group{1, 1, 1};
+};
 
 // Contract of every method: thread-safe; errors are thrown as exceptions (c10::Error or a Python error), except where
 // a return value is named. Device addresses are what `allocate` or `reserve` returned plus any offset inside.
@@ -97,6 +113,14 @@ class Device {
   virtual bool copy_from_peer(
       void* destination, Device& peer, const void* source, size_t bytes, StreamHandle stream);
   virtual bool can_access_peer(const Device& peer) const;
+
+  // --- kernels, on devices with a dialect ------------------------------------------------------------------------------
+  // A kernel from its text. May return before it is built: then launches wait for it in stream order, and an error of the
+  // compiler's is thrown by the stream's next synchronization, naming `operator_name`.
+  virtual KernelHandle compile(const std::string& text, const std::string& entry, const std::string& operator_name);
+  virtual void destroy_kernel(KernelHandle kernel) noexcept;
+  virtual void launch(
+      KernelHandle kernel, const LaunchSize& size, c10::ArrayRef<KernelArgument> arguments, StreamHandle stream);
 
   // Calls a host function when the stream gets there, in a thread of the device's; what comes after waits for it. Like
   // cudaLaunchHostFunc, and as optional as `sleep`.

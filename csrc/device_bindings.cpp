@@ -51,7 +51,8 @@ void bind_devices(py::module_& module) {
   py::class_<DeviceProperties>(module, "DeviceProperties", "What a device says of itself.")
       .def(
           py::init([](std::string driver, std::string name, uint64_t total_memory, bool host_accessible,
-                      int compute_units, std::pair<int, int> capability, const py::iterable& dtypes) {
+                      int compute_units, std::pair<int, int> capability, const py::iterable& dtypes,
+                      std::string dialect) {
             DeviceProperties properties;
             properties.driver = std::move(driver);
             properties.name = std::move(name);
@@ -60,10 +61,11 @@ void bind_devices(py::module_& module) {
             properties.compute_units = compute_units;
             std::tie(properties.major, properties.minor) = capability;
             properties.dtypes = dtype_bits(dtypes);
+            properties.dialect = std::move(dialect);
             return properties;
           }),
           py::kw_only(), py::arg("driver"), py::arg("name"), py::arg("total_memory"), py::arg("host_accessible"),
-          py::arg("compute_units"), py::arg("capability"), py::arg("dtypes"))
+          py::arg("compute_units"), py::arg("capability"), py::arg("dtypes"), py::arg("dialect") = "")
       .def_readonly("driver", &DeviceProperties::driver)
       .def_readonly("name", &DeviceProperties::name)
       .def_readonly("total_memory", &DeviceProperties::total_memory)
@@ -73,6 +75,7 @@ void bind_devices(py::module_& module) {
       .def_readonly("major", &DeviceProperties::major)
       .def_readonly("minor", &DeviceProperties::minor)
       .def_property_readonly("dtypes", &dtypes_of)
+      .def_readonly("dialect", &DeviceProperties::dialect)
       .def("__repr__", [](const DeviceProperties& properties) {
         return c10::str(
             "_BpDeviceProperties(name='", properties.name, "', driver='", properties.driver, "', major=",

@@ -34,6 +34,9 @@ ALL_DTYPES: tuple[torch.dtype, ...] = tuple(
 )
 
 
+# The languages that torch_backplane.kernels writes kernels in.
+DIALECTS = ("OpenCL C", "CUDA C++")
+
 # What hardware a device is, in the order in which devices are numbered.
 KINDS = ("gpu", "accelerator", "cpu", "host")
 
@@ -52,6 +55,7 @@ class DeviceProperties:
     host_accessible: bool = False  # the CPU may read and write device memory at Device.address()
     compute_units: int = 1  # torch.cuda's multi_processor_count
     capability: tuple[int, int] = (0, 0)  # (major, minor), as the driver defines it
+    dialect: str = ""  # the language that compile() takes, one of DIALECTS; empty: the device runs no kernels
     kind: str = "accelerator"  # one of KINDS: among drivers of one priority, GPUs are numbered first
 
 

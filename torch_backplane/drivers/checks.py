@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from torch_backplane import _C
-from torch_backplane.drivers.base import ASYNCHRONOUS_METHODS, KINDS, Device, DeviceProperties, NativeDevice
+from torch_backplane.drivers.base import ASYNCHRONOUS_METHODS, DIALECTS, KINDS, Device, DeviceProperties, NativeDevice
 
 LARGEST_MEMORY = 2**63 - 1
 
@@ -37,6 +37,7 @@ def checked_properties(driver: str, device: Any) -> Any:
         compute_units=properties.compute_units,
         capability=tuple(properties.capability),
         dtypes=properties.dtypes,
+        dialect=properties.dialect,
     )
 
 
@@ -74,5 +75,6 @@ RULES = (
     ("host_accessible", "True or False", lambda value: isinstance(value, bool)),
     ("compute_units", "a whole number above 0", lambda value: _is_whole(value, 1, 2**31 - 1)),
     ("capability", "a pair (major, minor) of whole numbers", _is_capability),
+    ("dialect", f"one of {', '.join(DIALECTS)}, or empty", lambda value: value in ("", *DIALECTS)),
     ("kind", f"one of {', '.join(KINDS)}", lambda value: value in KINDS),
 )
