@@ -22,7 +22,7 @@ _OPENCL = """\
 #define ITEM ((int)get_local_id(0))
 #define GROUP get_group_id(0)
 #define BARRIER barrier(CLK_LOCAL_MEM_FENCE)
-#define atomic_swap(address, expected, desired) atomic_cmpxchg(address, expected, desired)
+#define atomic_swap(address, expected, desired) atomic_cmpxchg((volatile global uint*)(address), expected, desired)
 """
 
 _CUDA = """\
