@@ -4,6 +4,7 @@
 #include "caching_allocator.h"
 #include "device.h"
 #include "discovery.h"
+#include "recorder.h"
 #include "segment_map.h"
 #include "stream.h"
 
@@ -51,6 +52,9 @@ C10_NOINLINE DeviceCachingAllocator& make_device_allocator(c10::DeviceIndex inde
 void delete_allocation(void* pointer) {
   if (pointer == nullptr || in_bad_fork()) {
     return; // the parent's memory, and perhaps a lock that a thread of the parent held at the fork
+  }
+  if (C10_UNLIKELY(Recorder::active() != nullptr)) {
+    Recorder::active()->freed(pointer);
   }
   try {
     raw_free(pointer);
@@ -164,6 +168,9 @@ c10::DataPtr allocate_on(c10::DeviceIndex index, size_t bytes) {
   c10::Stream stream = current_stream(index);
   void* pointer = device_allocator(index).allocate(
       bytes, stream.id(), !all_allocators.caching.load(std::memory_order_relaxed));
+  if (C10_UNLIKELY(Recorder::active() != nullptr)) {
+    Recorder::active()->allocated(pointer, bytes);
+  }
   return {pointer, pointer, &delete_allocation, stream.device()};
 }
 

@@ -9,5 +9,6 @@ void bind_device(pybind11::module_& module);
 void bind_drivers(pybind11::module_& module);
 void bind_allocator(pybind11::module_& module);
 void bind_allocator_replay(pybind11::module_& module);
+void bind_plans(pybind11::module_& module);
 
 } // namespace backplane

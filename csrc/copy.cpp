@@ -1,5 +1,6 @@
 // Copies: between the CPU and bp, within a bp device and between two of them.
 #include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/copy_native.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/_local_scalar_dense_native.h>
@@ -8,6 +9,7 @@
 #include "allocator.h"
 #include "cpu_mirror.h"
 #include "pinned.h"
+#include "recorder.h"
 #include "storage.h"
 #include "stream.h"
 
@@ -49,6 +51,16 @@ void copy_bytes(const at::Tensor& source, const at::Tensor& destination, bool no
   const auto kind = both         ? CopyKind::WithinDevice
       : is_bp(destination) ? CopyKind::HostToDevice
                            : CopyKind::DeviceToHost;
+  if (auto* recorder = Recorder::active()) {
+    if (both) {
+      recorder->copied(destination, source, bytes);
+      if (recorder->is_dry()) {
+        return;
+      }
+    } else {
+      recorder->cannot_replay("it copies between the device and the CPU");
+    }
+  }
   {
     const auto handle = stream_handle(stream);
     DeviceCall call(owner);
@@ -62,6 +74,7 @@ void copy_bytes(const at::Tensor& source, const at::Tensor& destination, bool no
 // Between two devices: the destination's stream waits for the source's work, and the source's stream for the copy, so that
 // neither memory is reused too early.
 void copy_bytes_between(const at::Tensor& source, const at::Tensor& destination) {
+  note_not_replayable("it copies between two devices");
   const auto from_index = source.device().index();
   const auto to_index = destination.device().index();
   Device& from = device(from_index);
@@ -88,6 +101,18 @@ void copy_bytes_between(const at::Tensor& source, const at::Tensor& destination)
   const at::Tensor host = at::empty_like(source, source.options().device(at::kCPU));
   copy_bytes(source, host, /*non_blocking=*/false);
   copy_bytes(host, destination, /*non_blocking=*/false);
+}
+
+// Within a device that runs kernels: any dtypes and strides, by a planner (torch_backplane/operators/copies.py).
+void copy_by_kernel(const at::Tensor& source, const at::Tensor& destination) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("backplane::copy_elements", "")
+                             .typed<void(const at::Tensor&, const at::Tensor&)>();
+  op.call(source, destination);
+}
+
+bool has_lazy_bits(const at::Tensor& tensor) {
+  return tensor.is_conj() || tensor.is_neg();
 }
 
 // One device at most, any dtypes, strides and conjugate bits: by the CPU's copy kernel on stand-ins.
@@ -124,6 +149,10 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& destination, bo
     }
   } else if (is_plain(source, destination)) {
     copy_bytes(source, destination, non_blocking);
+  } else if (
+      is_bp(source) && is_bp(destination) && !has_lazy_bits(source) && !has_lazy_bits(destination) &&
+      !device(source.device().index()).properties().dialect.empty()) {
+    copy_by_kernel(source, destination);
   } else {
     copy_elements(source, destination);
   }
@@ -146,6 +175,16 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from", &copy_from);
   m.impl("_copy_from_and_resize", &copy_from_and_resize);
   m.impl("_local_scalar_dense", &local_scalar_dense);
+}
+
+// For calls that the planner leaves to the CPU.
+void copy_elements_on_cpu(const at::Tensor& source, const at::Tensor& destination) {
+  destination.copy_(source);
+}
+
+TORCH_LIBRARY_FRAGMENT(backplane, m) {
+  m.def("copy_elements(Tensor source, Tensor(a!) destination) -> ()");
+  m.impl("copy_elements", c10::DispatchKey::CPU, &copy_elements_on_cpu);
 }
 
 // The kernels above handle these bits themselves; the generic fallbacks would call _copy_from again, without end.

@@ -7,6 +7,7 @@
 
 #include "allocator.h"
 #include "cpu_memory.h"
+#include "recorder.h"
 #include "storage.h"
 #include "stream.h"
 
@@ -66,6 +67,7 @@ void set_bits(const at::Tensor& target, const at::Tensor& source) {
 
 CpuMirror::CpuMirror(c10::DeviceIndex index)
     : index_(checked_index(index)), device_(device(index_)), copies_(!device_.properties().host_accessible) {
+  note_not_replayable("it runs code on the CPU, or reads a value there");
   if (!copies_) {
     synchronize_stream(current_stream(index_));
   }

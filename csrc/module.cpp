@@ -11,4 +11,5 @@ PYBIND11_MODULE(_C, module) {
   backplane::bind_drivers(module);
   backplane::bind_allocator(module);
   backplane::bind_allocator_replay(module);
+  backplane::bind_plans(module);
 }

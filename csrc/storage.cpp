@@ -2,6 +2,7 @@
 
 #include "allocator.h"
 #include "device.h"
+#include "recorder.h"
 #include "stream.h"
 
 namespace backplane {
@@ -30,6 +31,7 @@ at::Tensor make_tensor(
 
 void resize_storage(c10::StorageImpl* storage, size_t bytes) {
   TORCH_CHECK(storage->resizable(), "Trying to resize storage that is not resizable");
+  note_not_replayable("it resizes a tensor that it was given");
   const auto index = storage->device().index();
   c10::DataPtr grown = allocate_on(index, bytes);
   const size_t kept = std::min(bytes, storage->nbytes());

@@ -7,6 +7,8 @@
 #include <mutex>
 #include <vector>
 
+#include "recorder.h"
+
 namespace backplane {
 namespace {
 
@@ -141,12 +143,14 @@ bool query_stream(c10::Stream stream) {
 }
 
 void synchronize_stream(c10::Stream stream) {
+  note_not_replayable("it uses streams or events");
   Device& owner = device(stream.device_index());
   DeviceCall call(owner);
   owner.synchronize_stream(stream_handle(stream));
 }
 
 void synchronize_device(c10::DeviceIndex index) {
+  note_not_replayable("it uses streams or events");
   index = checked_index(index);
   Device& owner = device(index);
   Streams& streams = streams_of(index);
@@ -161,6 +165,7 @@ void synchronize_device(c10::DeviceIndex index) {
 // --- events ----------------------------------------------------------------------------------------------------------
 
 Event* record_event(Event* event, c10::Stream stream, bool timing) {
+  note_not_replayable("it uses streams or events");
   Device& owner = device(stream.device_index());
   const StreamHandle handle = stream_handle(stream);
   DeviceCall call(owner);
@@ -176,6 +181,7 @@ Event* record_event(Event* event, c10::Stream stream, bool timing) {
 }
 
 void block_stream(const Event* event, c10::Stream stream) {
+  note_not_replayable("it uses streams or events");
   if (event == nullptr) {
     return;
   }

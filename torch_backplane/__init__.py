@@ -21,7 +21,7 @@ import torch  # noqa: E402
 # PyTorch's name for the device type must be set before the compiled part registers anything under it.
 torch.utils.rename_privateuse1_backend("bp")
 
-from torch_backplane import accelerator, interop, printing, settings  # noqa: E402
+from torch_backplane import accelerator, interop, plans, printing, settings  # noqa: E402
 
 settings.apply()
 torch._register_device_module("bp", accelerator)
@@ -33,4 +33,4 @@ for _name in ("memory", "random", "streams"):
     sys.modules[f"torch.bp.{_name}"] = getattr(accelerator, _name)
 
 __version__ = "0.1.0"
-__all__ = ["__version__"]
+__all__ = ["__version__", "plans"]

@@ -35,3 +35,4 @@ def choice(name: str, accepted: Mapping[str, T], default: str) -> T:
 def apply() -> None:
     """Read the environment and tell the socket."""
     _C.set_fallback_policy(choice("TORCH_BACKPLANE_FALLBACK", FALLBACK_POLICIES, default="warn"))
+    _C.set_plan_mode(choice("TORCH_BACKPLANE_PLANS", {mode: mode for mode in ("1", "0", "check")}, default="1"))

@@ -116,4 +116,11 @@ def _lazy_call(callable: Callable[[], Any], **kwargs: Any) -> None:
         callable()
 
 
-_C.set_discovery_functions(discover=drivers.discover, initialize=_lazy_init)
+def _discover() -> None:
+    """Find the devices; where one of them runs kernels, declare the operators that have any."""
+    drivers.discover()
+    if any(_C.device_properties(index).dialect for index in range(_C.device_count())):
+        from torch_backplane import operators  # noqa: F401  # slow, and not needed on other devices
+
+
+_C.set_discovery_functions(discover=_discover, initialize=_lazy_init)

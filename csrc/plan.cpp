@@ -1,0 +1,145 @@
+#include "plan.h"
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/List.h>
+
+#include <array>
+#include <mutex>
+
+#include "allocator.h"
+#include "generator.h"
+#include "storage.h"
+#include "stream.h"
+
+namespace backplane {
+namespace {
+
+// The memory of one replay.
+class Replay {
+ public:
+  Replay(const Plan& plan, Call& call)
+      : plan_(plan), call_(call), stream_(stream_handle(current_stream(call.device))), storages_(plan.allocations) {
+    for (size_t i = 0; i < call.tensors.size(); ++i) {
+      const at::Tensor& tensor = *call.tensors[i];
+      arguments_.push_back(static_cast<char*>(
+          call.written[i] ? tensor.mutable_data_ptr() : const_cast<void*>(tensor.const_data_ptr())));
+    }
+  }
+
+  void run(const AllocateStep& step) {
+    storages_[step.index] = make_storage(call_.device, step.bytes);
+  }
+
+  void run(const FreeStep& step) {
+    storages_[step.index] = c10::Storage();
+  }
+
+  void run(const LaunchStep& step) {
+    c10::SmallVector<KernelArgument, 24> arguments(step.arguments.size());
+    c10::SmallVector<uint64_t, 24> numbers(step.arguments.size());
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      const LaunchArgument& argument = step.arguments[i];
+      if (const auto* address = std::get_if<Address>(&argument)) {
+        arguments[i] = {resolve(*address), 0};
+      } else if (const auto* literal = std::get_if<Literal>(&argument)) {
+        arguments[i] = {&literal->bits, literal->bytes};
+      } else {
+        const auto& passed = std::get<PassedNumber>(argument);
+        arguments[i] = {&numbers[i], store_number(call_.numbers[passed.index], passed.dtype, &numbers[i])};
+      }
+    }
+    step.kernel->launch(step.size, arguments, stream_);
+  }
+
+  void run(const CopyStep& step) {
+    device(call_.device)
+        .copy(resolve(step.destination), resolve(step.source), step.bytes, CopyKind::WithinDevice, stream_);
+  }
+
+  void run(const FillStep& step) {
+    device(call_.device).fill(resolve(step.address), step.value, step.bytes, stream_);
+  }
+
+  at::Tensor result(const ResultTensor& result) {
+    switch (result.kind) {
+      case ResultTensor::Kind::Undefined:
+        return {};
+      case ResultTensor::Kind::Argument:
+        return *call_.tensors[result.index];
+      case ResultTensor::Kind::View: {
+        const at::Tensor& base = *call_.tensors[result.index];
+        return make_tensor(
+            base.storage(), c10::scalarTypeToTypeMeta(result.dtype), result.sizes, result.strides,
+            base.storage_offset() * static_cast<int64_t>(base.itemsize()) /
+                    static_cast<int64_t>(c10::elementSize(result.dtype)) +
+                result.offset);
+      }
+      case ResultTensor::Kind::New:
+        return make_tensor(
+            result.index < 0 ? make_storage(call_.device, 0) : storages_[result.index],
+            c10::scalarTypeToTypeMeta(result.dtype), result.sizes, result.strides, result.offset);
+    }
+    return {};
+  }
+
+ private:
+  char* resolve(const Address& address) const {
+    switch (address.base) {
+      case Address::Base::Argument:
+        return arguments_[address.index] + address.offset;
+      case Address::Base::Allocation:
+        return static_cast<char*>(storages_[address.index].mutable_data()) + address.offset;
+      case Address::Base::Kept:
+        break;
+    }
+    return static_cast<char*>(plan_.kept[address.index].mutable_data_ptr()) + address.offset;
+  }
+
+  const Plan& plan_;
+  Call& call_;
+  const StreamHandle stream_;
+  c10::SmallVector<char*, 8> arguments_;
+  c10::SmallVector<c10::Storage, 4> storages_;
+};
+
+} // namespace
+
+void take_random_numbers(Call& call, uint64_t count) {
+  const bool given = call.generator != nullptr && call.generator->isGenerator();
+  at::Generator generator = given ? call.generator->toGenerator() : default_generator(call.device);
+  TORCH_CHECK(
+      generator.device().type() == c10::kPrivateUse1,
+      "Expected a 'bp' device type for generator but found '", generator.device().type(), "'");
+  std::lock_guard<std::mutex> guard(generator.mutex());
+  const auto state = generator.get<PhiloxGenerator>()->advance(count);
+  call.numbers.push_back(static_cast<int64_t>(state.seed));
+  call.numbers.push_back(static_cast<int64_t>(state.offset));
+}
+
+c10::SmallVector<c10::IValue, 2> replay(const Plan& plan, Call& call) {
+  for (const RandomUse& use : plan.random) {
+    take_random_numbers(call, use.count);
+  }
+  Replay running(plan, call);
+  for (const Step& step : plan.steps) {
+    std::visit([&](const auto& one) { running.run(one); }, step);
+  }
+  c10::SmallVector<c10::IValue, 2> results;
+  for (const Result& result : plan.results) {
+    if (const auto* tensor = std::get_if<ResultTensor>(&result)) {
+      results.emplace_back(running.result(*tensor));
+    } else if (const auto* list = std::get_if<std::vector<ResultTensor>>(&result)) {
+      c10::List<at::Tensor> tensors;
+      tensors.reserve(list->size());
+      for (const ResultTensor& tensor : *list) {
+        tensors.push_back(running.result(tensor));
+      }
+      results.emplace_back(std::move(tensors));
+    } else {
+      results.push_back(std::get<c10::IValue>(result));
+    }
+  }
+  return results;
+}
+
+} // namespace backplane

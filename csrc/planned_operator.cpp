@@ -1,0 +1,347 @@
+#include "planned_operator.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <map>
+
+#include "fallback.h"
+#include "recorder.h"
+
+namespace backplane {
+namespace {
+
+constexpr size_t kMostPlans = 1024; // of one operator; the least recently used go
+
+std::atomic<PlanMode> mode{PlanMode::On};
+thread_local std::vector<PlanEvent>* listener = nullptr;
+
+// The bp device that the arguments name; -1: none.
+c10::DeviceIndex device_of(c10::ArrayRef<c10::IValue> arguments) {
+  for (const c10::IValue& value : arguments) {
+    if (value.isTensor()) {
+      const at::Tensor& tensor = value.toTensor();
+      if (tensor.defined() && tensor.device().is_privateuseone()) {
+        return tensor.device().index();
+      }
+    } else if (value.isList()) {
+      const auto index = device_of(value.toListRef());
+      if (index >= 0) {
+        return index;
+      }
+    } else if (value.isDevice() && value.toDevice().is_privateuseone()) {
+      return checked_index(value.toDevice().index());
+    }
+  }
+  return -1;
+}
+
+void replace(torch::jit::Stack* stack, size_t count, c10::SmallVectorImpl<c10::IValue>& results) {
+  torch::jit::drop(*stack, count);
+  for (c10::IValue& result : results) {
+    stack->push_back(std::move(result));
+  }
+}
+
+// The boxed kernel that PyTorch keeps: a reference to the record, which lives as long as the process.
+class Registered final : public c10::OperatorKernel {
+ public:
+  explicit Registered(PlannedOperator& planned) : planned_(planned) {}
+
+  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    planned_.run(stack);
+  }
+
+ private:
+  PlannedOperator& planned_;
+};
+
+struct Table {
+  std::mutex lock;
+  std::map<std::string, std::unique_ptr<PlannedOperator>> operators;
+  std::map<std::string, torch::Library> libraries; // by namespace
+};
+
+Table& table() {
+  static auto* instance = new Table;
+  return *instance;
+}
+
+// PyTorch warns where a kernel takes the place of another. Here that is meant: a planner of one of our own C++ kernels, which
+// it calls on devices without kernels.
+class Silence final : public c10::WarningHandler {
+ public:
+  Silence() : guard_(this) {}
+  void process(const c10::Warning&) override {}
+
+ private:
+  c10::WarningUtils::WarningHandlerGuard guard_;
+};
+
+// What a kernel below autograd sees is what planners see: no autograd, no autocast, no Python modes.
+struct BelowEverything {
+  at::AutoDispatchBelowADInplaceOrView autograd;
+  c10::impl::ExcludeDispatchKeyGuard others{
+      c10::autocast_dispatch_keyset | c10::DispatchKeySet(c10::DispatchKey::Python) |
+      c10::DispatchKeySet(c10::DispatchKey::PythonTLSSnapshot)};
+};
+
+} // namespace
+
+void set_plan_mode(PlanMode chosen) {
+  mode = chosen;
+}
+
+PlanMode plan_mode() {
+  return mode;
+}
+
+void listen(std::vector<PlanEvent>* events) {
+  listener = events;
+}
+
+PlannedOperator::PlannedOperator(const c10::OperatorHandle& op) : op_(op), name_(toString(op.operator_name())) {}
+
+void PlannedOperator::set_planner(
+    std::unique_ptr<Planner> planner,
+    const std::vector<std::string>& passed_through,
+    const std::vector<std::string>& by_value) {
+  auto declaration = std::make_unique<Declaration>();
+  const auto& arguments = op_.schema().arguments();
+  for (const auto& argument : arguments) {
+    ArgumentFacts facts;
+    facts.written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+    const auto* optional = argument.type()->castRaw<c10::OptionalType>();
+    const auto& type = optional != nullptr ? *optional->getElementType() : *argument.type();
+    const auto* list = type.castRaw<c10::ListType>();
+    const auto kind = list != nullptr ? list->getElementType()->kind() : type.kind();
+    facts.passed_through = kind == c10::TypeKind::NumberType;
+    facts.is_generator = kind == c10::TypeKind::GeneratorType;
+    declaration->facts.push_back(facts);
+  }
+  const auto mark = [&](const std::vector<std::string>& names, bool passed) {
+    for (const std::string& name : names) {
+      const auto found =
+          std::find_if(arguments.begin(), arguments.end(), [&](const auto& one) { return one.name() == name; });
+      TORCH_CHECK_VALUE(found != arguments.end(), name_, " has no argument ", name);
+      declaration->facts[found - arguments.begin()].passed_through = passed;
+    }
+  };
+  mark(passed_through, true);
+  mark(by_value, false);
+  declaration->planner = std::move(planner);
+  declaration_ = declaration.release();
+}
+
+void PlannedOperator::run(torch::jit::Stack* stack) {
+  const Declaration* declaration = declaration_.load(std::memory_order_acquire);
+  if (C10_UNLIKELY(declaration == nullptr)) {
+    cpu_fallback(op_, stack);
+    return;
+  }
+  const auto& facts = declaration->facts;
+  const size_t count = facts.size();
+  const auto arguments = torch::jit::last(*stack, count);
+  auto index = device_of(arguments);
+  index = index >= 0 ? index : current_device();
+  if (device(index).properties().dialect.empty()) {
+    cpu_fallback(op_, stack);
+    return;
+  }
+  Call call{index, {}, {}, {}, nullptr};
+  Signature signature;
+  if (const char* problem = read_call(arguments, facts, call, signature)) {
+    {
+      std::lock_guard<std::mutex> guard(lock_);
+      ++counts_.unplannable_calls;
+    }
+    if (listener != nullptr) {
+      listener->push_back({name_, describe(arguments, facts), c10::str("ran on the CPU: ", problem), ""});
+    }
+    cpu_fallback(op_, stack);
+    return;
+  }
+  if (Recorder::active() != nullptr || mode.load(std::memory_order_relaxed) == PlanMode::Off) {
+    plan(*declaration, stack, call, /*record=*/false);
+    return;
+  }
+  const auto known = find(signature);
+  if (known == nullptr) {
+    auto fresh = plan(*declaration, stack, call, /*record=*/true);
+    insert(std::move(signature), std::move(fresh));
+    return;
+  }
+  if (C10_UNLIKELY(!known->unplannable.empty())) {
+    {
+      std::lock_guard<std::mutex> guard(lock_);
+      ++counts_.unplannable_calls;
+    }
+    if (known->falls_back) {
+      if (listener != nullptr) {
+        listener->push_back({name_, describe(arguments, facts), "ran on the CPU", describe(*known)});
+      }
+      cpu_fallback(op_, stack);
+    } else {
+      plan(*declaration, stack, call, /*record=*/false);
+    }
+    return;
+  }
+  if (C10_UNLIKELY(mode.load(std::memory_order_relaxed) == PlanMode::Check)) {
+    check(*declaration, arguments, call, *known);
+  }
+  if (C10_UNLIKELY(listener != nullptr)) {
+    listener->push_back({name_, describe(arguments, facts), "replayed", describe(*known)});
+  }
+  auto results = replay(*known, call);
+  replace(stack, count, results);
+}
+
+std::shared_ptr<const Plan> PlannedOperator::plan(
+    const Declaration& declaration, torch::jit::Stack* stack, Call& call, bool record) {
+  const auto& facts = declaration.facts;
+  const size_t count = facts.size();
+  const auto arguments = torch::jit::last(*stack, count);
+  std::string reason;
+  std::string described = listener != nullptr ? describe(arguments, facts) : "";
+  auto recorded = std::make_shared<Plan>();
+  PlannerResult results;
+  {
+    BelowEverything guard;
+    std::optional<Recorder> recorder;
+    if (record) {
+      recorder.emplace(call, /*dry=*/false);
+    }
+    results = declaration.planner->call(op_.schema(), arguments, facts, call, reason);
+    if (results.has_value() && record) {
+      *recorded = recorder->finish(*results);
+    }
+  }
+  if (!results.has_value()) {
+    recorded->unplannable = reason;
+    recorded->falls_back = true;
+  }
+  {
+    std::lock_guard<std::mutex> guard(lock_);
+    counts_.planner_calls += results.has_value();
+    counts_.unplannable_calls += !recorded->unplannable.empty();
+    const std::string& why = recorded->unplannable;
+    if (!why.empty() && std::find(reasons_.begin(), reasons_.end(), why) == reasons_.end()) {
+      reasons_.push_back(why);
+    }
+  }
+  if (listener != nullptr) {
+    const char* outcome = !results.has_value() ? "ran on the CPU" : record ? "planned" : "ran without recording";
+    listener->push_back({name_, std::move(described), outcome, record || !results.has_value() ? describe(*recorded) : ""});
+  }
+  if (results.has_value()) {
+    c10::SmallVector<c10::IValue, 2> values(results->begin(), results->end());
+    replace(stack, count, values);
+  } else {
+    cpu_fallback(op_, stack);
+  }
+  return recorded;
+}
+
+void PlannedOperator::check(
+    const Declaration& declaration, c10::ArrayRef<c10::IValue> arguments, const Call& call, const Plan& known) {
+  const auto& facts = declaration.facts;
+  Call again = call;
+  std::string reason;
+  Plan fresh;
+  {
+    BelowEverything guard;
+    Recorder recorder(again, /*dry=*/true);
+    const auto results = declaration.planner->call(op_.schema(), arguments, facts, again, reason);
+    TORCH_CHECK(results.has_value(), name_, " has a plan, and its planner now leaves the call to the CPU: ", reason);
+    fresh = recorder.finish(*results);
+  }
+  const std::string found = difference(known, fresh);
+  TORCH_CHECK(
+      found.empty(), "the plan of ", name_, " is not what its planner does for another call of the same signature: ",
+      found, "\n", describe(arguments, facts));
+}
+
+std::shared_ptr<const Plan> PlannedOperator::find(const Signature& signature) {
+  std::lock_guard<std::mutex> guard(lock_);
+  const auto [first, last] = by_hash_.equal_range(signature.hash);
+  for (auto found = first; found != last; ++found) {
+    if (found->second->signature == signature) {
+      entries_.splice(entries_.begin(), entries_, found->second);
+      counts_.replays += found->second->plan->unplannable.empty();
+      return found->second->plan;
+    }
+  }
+  return nullptr;
+}
+
+void PlannedOperator::insert(Signature signature, std::shared_ptr<const Plan> plan) {
+  std::shared_ptr<const Plan> evicted; // freed after the lock
+  std::lock_guard<std::mutex> guard(lock_);
+  const auto hash = signature.hash;
+  entries_.push_front({std::move(signature), std::move(plan)});
+  by_hash_.emplace(hash, entries_.begin());
+  if (entries_.size() > kMostPlans) {
+    const auto oldest = std::prev(entries_.end());
+    const auto [first, last] = by_hash_.equal_range(oldest->signature.hash);
+    by_hash_.erase(std::find_if(first, last, [&](const auto& one) { return one.second == oldest; }));
+    evicted = std::move(oldest->plan);
+    entries_.pop_back();
+    ++counts_.evictions;
+  }
+}
+
+PlanCounts PlannedOperator::counts() const {
+  std::lock_guard<std::mutex> guard(lock_);
+  PlanCounts counts = counts_;
+  counts.plans = entries_.size();
+  return counts;
+}
+
+std::vector<std::string> PlannedOperator::reasons() const {
+  std::lock_guard<std::mutex> guard(lock_);
+  return reasons_;
+}
+
+void PlannedOperator::clear() {
+  std::list<Entry> gone; // freed after the lock: kernels may call the device
+  std::lock_guard<std::mutex> guard(lock_);
+  gone.swap(entries_);
+  by_hash_.clear();
+  counts_ = {};
+  reasons_.clear();
+}
+
+PlannedOperator& planned_operator(const std::string& name) {
+  Table& all = table();
+  std::lock_guard<std::mutex> guard(all.lock);
+  auto& slot = all.operators[name];
+  if (slot == nullptr) {
+    const auto dot = name.find('.');
+    const std::string base = name.substr(0, dot);
+    const std::string overload = dot == std::string::npos ? "" : name.substr(dot + 1);
+    const auto op = c10::Dispatcher::singleton().findSchema({base, overload});
+    if (!op.has_value()) {
+      all.operators.erase(name);
+      TORCH_CHECK_VALUE(false, "PyTorch has no operator ", name);
+    }
+    slot = std::make_unique<PlannedOperator>(*op);
+    const std::string space = base.substr(0, base.find(':'));
+    const auto library = all.libraries.try_emplace(
+        space, torch::Library::IMPL, space, c10::DispatchKey::PrivateUse1, __FILE__, __LINE__).first;
+    const Silence silence;
+    library->second.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Registered>(*slot)));
+  }
+  return *slot;
+}
+
+void for_each_planned_operator(const std::function<void(PlannedOperator&)>& visit) {
+  Table& all = table();
+  std::lock_guard<std::mutex> guard(all.lock);
+  for (auto& [name, planned] : all.operators) {
+    visit(*planned);
+  }
+}
+
+} // namespace backplane

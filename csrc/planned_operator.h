@@ -1,0 +1,118 @@
+// Operators that have a planner: the boxed function that PyTorch calls for them.
+#pragma once
+
+#include <ATen/core/boxing/KernelFunction.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include <atomic>
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "plan.h"
+#include "signature.h"
+
+namespace backplane {
+
+// What calls the Python side (planner_call.cpp): the planner, on what the operator was given. Returns what it returned, one
+// value for each of the schema's; nullopt where it left the call to the CPU, for `reason`.
+using PlannerResult = std::optional<std::vector<c10::IValue>>;
+class Planner {
+ public:
+  virtual ~Planner() = default;
+  virtual PlannerResult call(
+      const c10::FunctionSchema& schema,
+      c10::ArrayRef<c10::IValue> arguments,
+      const std::vector<ArgumentFacts>& facts,
+      Call& call,
+      std::string& reason) = 0;
+};
+
+enum class PlanMode {
+  Off, // planners run at each call
+  On,
+  Check // plans are replayed, and planners run beside and must say the same
+};
+void set_plan_mode(PlanMode mode);
+PlanMode plan_mode();
+
+struct PlanCounts {
+  uint64_t replays = 0;
+  uint64_t planner_calls = 0;
+  uint64_t unplannable_calls = 0; // of planner_calls, and of fallbacks that a planner asked for
+  uint64_t evictions = 0;
+  size_t plans = 0; // held now
+};
+
+class PlannedOperator {
+ public:
+  explicit PlannedOperator(const c10::OperatorHandle& op);
+
+  const std::string& name() const {
+    return name_;
+  }
+
+  // Numbers of type Scalar are passed through: they become kernel arguments only, and planners do not see their value. Those
+  // of the arguments `passed_through` (type int or float) are, too, and those of the arguments `by_value` are not.
+  void set_planner(
+      std::unique_ptr<Planner> planner,
+      const std::vector<std::string>& passed_through,
+      const std::vector<std::string>& by_value);
+
+  // Runs the operator on the stack: by its plan, by its planner, or on the CPU.
+  void run(torch::jit::Stack* stack);
+
+  PlanCounts counts() const;
+  // Each reason why calls could not be planned.
+  std::vector<std::string> reasons() const;
+  void clear(); // forgets plans, and sets the counts to 0
+
+ private:
+  struct Declaration {
+    std::vector<ArgumentFacts> facts;
+    std::unique_ptr<Planner> planner;
+  };
+  struct Entry {
+    Signature signature;
+    std::shared_ptr<const Plan> plan;
+  };
+  std::shared_ptr<const Plan> find(const Signature& signature);
+  void insert(Signature signature, std::shared_ptr<const Plan> plan);
+  // Runs the planner and leaves its results on the stack; returns what was recorded.
+  std::shared_ptr<const Plan> plan(
+      const Declaration& declaration, torch::jit::Stack* stack, Call& call, bool record);
+  // Runs the planner without effect, and throws where it would do something else than the plan.
+  void check(const Declaration& declaration, c10::ArrayRef<c10::IValue> arguments, const Call& call, const Plan& known);
+
+  const c10::OperatorHandle op_;
+  const std::string name_;
+  std::atomic<const Declaration*> declaration_{nullptr}; // lives as long as the process, for calls under way
+
+  mutable std::mutex lock_; // of what follows
+  std::list<Entry> entries_; // the latest used first
+  std::unordered_multimap<uint64_t, std::list<Entry>::iterator> by_hash_;
+  PlanCounts counts_;
+  std::vector<std::string> reasons_;
+};
+
+// The record of an operator, made and registered for PrivateUse1 at the first call. Throws for an unknown name.
+PlannedOperator& planned_operator(const std::string& name);
+// Visits the operators that have a record.
+void for_each_planned_operator(const std::function<void(PlannedOperator&)>& visit);
+
+// What planned operators do, while somebody listens in this thread (torch_backplane.plans.explain).
+struct PlanEvent {
+  std::string operator_name;
+  std::string arguments;
+  std::string outcome; // "replayed", "planned", …
+  std::string plan;
+};
+void listen(std::vector<PlanEvent>* events); // nullptr: no longer
+
+} // namespace backplane

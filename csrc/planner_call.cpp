@@ -1,0 +1,392 @@
+// Planners in Python: how they are called, and what they may ask of the socket meanwhile (torch_backplane.planning).
+#include <ATen/MemoryOverlap.h>
+#include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/utils/tensor_dtypes.h>
+#include <torch/csrc/utils/tensor_layouts.h>
+#include <torch/csrc/utils/tensor_memoryformats.h>
+
+#include "bindings.h"
+#include "planned_operator.h"
+#include "recorder.h"
+#include "stream.h"
+
+namespace py = pybind11;
+
+namespace backplane {
+namespace {
+
+// A number whose value is not part of the plan: planners pass it on to launches.
+struct PythonNumber {
+  c10::Scalar value; // of this call
+  const Call* call; // whose number it is; only to be compared
+  uint32_t index;
+  std::optional<at::Tensor> tensor; // the CPU tensor that it came in
+};
+
+py::object run_on_cpu_error; // torch_backplane._C.RunOnCPU
+thread_local Call* planned_call = nullptr; // the innermost call that a planner is at work on
+
+class PlannedCallScope {
+ public:
+  explicit PlannedCallScope(Call& call) : outer_(planned_call) {
+    planned_call = &call;
+  }
+  ~PlannedCallScope() {
+    planned_call = outer_;
+  }
+
+ private:
+  Call* outer_;
+};
+
+py::object dtype_object(c10::ScalarType dtype) {
+  return py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(torch::getTHPDtype(dtype)));
+}
+
+// Arguments as Python objects; counts the numbers as read_call (signature.cpp) does.
+class Converter {
+ public:
+  explicit Converter(const Call& call) : call_(call) {}
+
+  py::object convert(const c10::IValue& value, const c10::Argument& argument, const ArgumentFacts& facts) {
+    if (value.isInt()) {
+      const auto* optional = argument.real_type()->castRaw<c10::OptionalType>();
+      const auto kind = (optional != nullptr ? *optional->getElementType() : *argument.real_type()).kind();
+      if (kind == c10::TypeKind::ScalarTypeType) {
+        return dtype_object(static_cast<c10::ScalarType>(value.toInt()));
+      }
+      if (kind == c10::TypeKind::LayoutType) {
+        return py::reinterpret_borrow<py::object>(
+            reinterpret_cast<PyObject*>(torch::getTHPLayout(static_cast<c10::Layout>(value.toInt()))));
+      }
+      if (kind == c10::TypeKind::MemoryFormatType) {
+        return py::reinterpret_steal<py::object>(
+            torch::utils::getTHPMemoryFormat(static_cast<c10::MemoryFormat>(value.toInt())));
+      }
+    }
+    return convert(value, facts);
+  }
+
+ private:
+  py::object convert(const c10::IValue& value, const ArgumentFacts& facts) {
+    if (value.isTensor()) {
+      const at::Tensor& tensor = value.toTensor();
+      if (!tensor.defined()) {
+        return py::none();
+      }
+      return tensor.device().is_privateuseone() ? py::cast(tensor) : number(tensor);
+    }
+    if (value.isList()) {
+      py::list list;
+      for (const c10::IValue& element : value.toListRef()) {
+        list.append(convert(element, facts));
+      }
+      return list;
+    }
+    if (facts.passed_through && value.isScalar()) {
+      return number(std::nullopt);
+    }
+    return torch::jit::toPyObject(value);
+  }
+
+  py::object number(std::optional<at::Tensor> tensor) {
+    const uint32_t index = next_++;
+    return py::cast(PythonNumber{call_.numbers[index], &call_, index, std::move(tensor)});
+  }
+
+  const Call& call_;
+  uint32_t next_ = 0;
+};
+
+class PythonPlanner final : public Planner {
+ public:
+  explicit PythonPlanner(py::object function) : function_(function.release().ptr()) {} // kept as long as the process
+
+  PlannerResult call(
+      const c10::FunctionSchema& schema,
+      c10::ArrayRef<c10::IValue> arguments,
+      const std::vector<ArgumentFacts>& facts,
+      Call& call,
+      std::string& reason) override {
+    py::gil_scoped_acquire gil;
+    const PlannedCallScope scope(call);
+    Converter converter(call);
+    py::tuple converted(arguments.size());
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      converted[i] = converter.convert(arguments[i], schema.arguments()[i], facts[i]);
+    }
+    try {
+      return results(schema, py::reinterpret_borrow<py::object>(function_)(*converted));
+    } catch (py::error_already_set& error) {
+      if (!error.matches(run_on_cpu_error)) {
+        throw;
+      }
+      reason = py::str(error.value());
+      return std::nullopt;
+    }
+  }
+
+ private:
+  static std::vector<c10::IValue> results(const c10::FunctionSchema& schema, const py::object& returned) {
+    const auto& returns = schema.returns();
+    if (returns.empty()) {
+      return {};
+    }
+    if (returns.size() == 1) {
+      return {value(returned, returns[0])};
+    }
+    std::vector<c10::IValue> values;
+    const auto sequence = returned.cast<py::sequence>();
+    TORCH_CHECK_TYPE(
+        sequence.size() == returns.size(), "the planner of ", schema.name(), " returned ", sequence.size(),
+        " values, and ", returns.size(), " are needed");
+    for (size_t i = 0; i < returns.size(); ++i) {
+      values.push_back(value(sequence[i], returns[i]));
+    }
+    return values;
+  }
+
+  static c10::IValue value(const py::handle& object, const c10::Argument& declared) {
+    if (object.is_none() && declared.type()->kind() == c10::TypeKind::TensorType) {
+      return at::Tensor();
+    }
+    return torch::jit::toIValue(object, declared.type());
+  }
+
+  PyObject* const function_;
+};
+
+// --- launches
+
+uint64_t bits_of(const c10::Scalar& number, c10::ScalarType dtype, uint32_t& bytes) {
+  uint64_t bits = 0;
+  bytes = store_number(number, dtype, &bits);
+  return bits;
+}
+
+LaunchSize launch_size(const std::vector<size_t>& items, const std::vector<size_t>& group) {
+  TORCH_CHECK_VALUE(
+      !items.empty() && items.size() <= 3 && items.size() == group.size(),
+      "a launch has 1 to 3 dimensions of items and as many of groups, and got ", items.size(), " and ", group.size());
+  LaunchSize size;
+  for (size_t i = 0; i < items.size(); ++i) {
+    TORCH_CHECK_VALUE(
+        group[i] > 0 && items[i] > 0 && items[i] % group[i] == 0, "a launch of ", items[i],
+        " work items cannot be made of groups of ", group[i]);
+    size.items[i] = items[i];
+    size.group[i] = group[i];
+  }
+  return size;
+}
+
+// Launches on the current stream of the kernel's device, and has it recorded.
+void launch(
+    const std::shared_ptr<Kernel>& kernel,
+    const py::sequence& values,
+    const std::vector<size_t>& items,
+    const std::vector<size_t>& group) {
+  const auto& parameters = kernel->parameters();
+  TORCH_CHECK_VALUE(
+      values.size() == parameters.size(), "kernel ", kernel->entry(), " takes ", parameters.size(),
+      " arguments, and got ", values.size());
+  const LaunchSize size = launch_size(items, group);
+  Recorder* recorder = Recorder::active();
+  std::vector<LaunchArgument> recorded;
+  c10::SmallVector<KernelArgument, 24> arguments(values.size());
+  c10::SmallVector<uint64_t, 24> numbers(values.size());
+  for (size_t i = 0; i < values.size(); ++i) {
+    const py::object given = values[i];
+    if (!parameters[i].has_value()) {
+      TORCH_CHECK_TYPE(
+          THPVariable_Check(given.ptr()), "argument ", i, " of kernel ", kernel->entry(), " is memory, and got ",
+          py::str(py::type::of(given)).cast<std::string>());
+      const at::Tensor& tensor = THPVariable_Unpack(given.ptr());
+      TORCH_CHECK_VALUE(
+          tensor.device() == c10::Device(c10::kPrivateUse1, kernel->device_index()), "argument ", i, " of kernel ",
+          kernel->entry(), " is on ", tensor.device(), ", and the kernel on bp:", kernel->device_index());
+      arguments[i] = {tensor.const_data_ptr(), 0};
+      if (recorder != nullptr) {
+        recorded.emplace_back(recorder->locate(tensor));
+      }
+      continue;
+    }
+    uint32_t bytes = 0;
+    if (py::isinstance<PythonNumber>(given)) {
+      const auto& number = given.cast<const PythonNumber&>();
+      numbers[i] = bits_of(number.value, *parameters[i], bytes);
+      // A number of a call inside the recorded one is the same whenever the outer plan runs.
+      if (recorder != nullptr && number.call == &recorder->call()) {
+        recorded.emplace_back(PassedNumber{number.index, *parameters[i]});
+      } else if (recorder != nullptr) {
+        recorded.emplace_back(Literal{numbers[i], bytes});
+      }
+    } else {
+      // Not c10::Scalar's conversion: a uint64 may have its highest bit set.
+      const c10::Scalar value = py::isinstance<py::float_>(given) ? c10::Scalar(given.cast<double>())
+          : py::isinstance<py::bool_>(given)                      ? c10::Scalar(given.cast<bool>())
+          : PyLong_Check(given.ptr())
+          ? c10::Scalar(static_cast<int64_t>(PyLong_AsUnsignedLongLongMask(given.ptr())))
+          : c10::Scalar(given.cast<double>());
+      numbers[i] = bits_of(value, *parameters[i], bytes);
+      if (recorder != nullptr) {
+        recorded.emplace_back(Literal{numbers[i], bytes});
+      }
+    }
+    arguments[i] = {&numbers[i], bytes};
+  }
+  if (recorder != nullptr) {
+    recorder->launched(kernel, size, std::move(recorded));
+    if (recorder->is_dry()) {
+      return;
+    }
+  }
+  const auto stream = stream_handle(current_stream(kernel->device_index()));
+  kernel->launch(size, arguments, stream);
+}
+
+// (seed, offset) for `count` random numbers of the generator of the call that is being planned.
+std::pair<PythonNumber, PythonNumber> take_random(uint64_t count) {
+  Recorder* recorder = Recorder::active();
+  TORCH_CHECK(
+      recorder != nullptr || planned_call != nullptr, "random numbers are taken by planners, and none is running");
+  const Call* call = recorder != nullptr ? &recorder->call() : planned_call;
+  uint32_t first = 0;
+  if (recorder != nullptr) {
+    first = recorder->take_random(count);
+  } else {
+    first = static_cast<uint32_t>(planned_call->numbers.size());
+    take_random_numbers(*planned_call, count);
+  }
+  return {
+      PythonNumber{call->numbers[first], call, first, std::nullopt},
+      PythonNumber{call->numbers[first + 1], call, first + 1, std::nullopt}};
+}
+
+py::dict counts_of(const PlannedOperator& planned) {
+  const PlanCounts counts = planned.counts();
+  py::dict found;
+  found["plans"] = counts.plans;
+  found["replays"] = counts.replays;
+  found["planner_calls"] = counts.planner_calls;
+  found["unplannable_calls"] = counts.unplannable_calls;
+  found["evictions"] = counts.evictions;
+  found["reasons"] = planned.reasons();
+  return found;
+}
+
+} // namespace
+
+void bind_plans(py::module_& module) {
+  run_on_cpu_error = py::reinterpret_steal<py::object>(PyErr_NewExceptionWithDoc(
+      "torch_backplane._C.RunOnCPU", "Raised by a planner that leaves a call to the CPU; the argument is the reason.",
+      PyExc_Exception, nullptr));
+  module.attr("RunOnCPU") = run_on_cpu_error;
+  run_on_cpu_error.inc_ref(); // outlives the interpreter, like the registrations that use it
+
+  py::class_<PythonNumber>(module, "Number", "A number that plans pass through: its value is not known when planning.")
+      .def_property_readonly(
+          "dtype",
+          [](const PythonNumber& self) {
+            return dtype_object(self.tensor.has_value() ? self.tensor->scalar_type() : self.value.type());
+          })
+      .def_property_readonly(
+          "is_dimensioned",
+          [](const PythonNumber& self) {
+            return self.tensor.has_value() && !self.tensor->unsafeGetTensorImpl()->is_wrapped_number();
+          },
+          "It came in a tensor that the user made, which takes part in type promotion as one.")
+      .def_property_readonly("tensor", [](const PythonNumber& self) { return self.tensor; })
+      .def_property_readonly(
+          "example",
+          [](const PythonNumber& self) { return self.value; },
+          "Its value in the call that is being planned. Another call may have another one: for PyTorch's meta kernels only.");
+
+  py::class_<Kernel, std::shared_ptr<Kernel>>(module, "Kernel", "A compiled kernel.")
+      .def(
+          py::init([](c10::DeviceIndex device, const std::string& text, std::string entry,
+                      const std::string& operator_name, const std::vector<py::object>& parameters) {
+            std::vector<KernelParameter> declared;
+            for (const py::object& parameter : parameters) {
+              declared.push_back(
+                  parameter.is_none() ? KernelParameter()
+                                      : reinterpret_cast<THPDtype*>(parameter.ptr())->scalar_type);
+            }
+            return std::make_shared<Kernel>(device, text, std::move(entry), operator_name, std::move(declared));
+          }),
+          py::arg("device"), py::arg("text"), py::arg("entry"), py::arg("operator_name"), py::arg("parameters"),
+          "`parameters`: the dtype of each number, None for memory.")
+      .def_property_readonly("entry", &Kernel::entry);
+
+  module.def("launch", &launch, py::arg("kernel"), py::arg("arguments"), py::arg("items"), py::arg("group"));
+  module.def(
+      "check_overlaps",
+      [](const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) {
+        for (const at::Tensor& output : outputs) {
+          at::assert_no_internal_overlap(output);
+          for (const at::Tensor& input : inputs) {
+            if (!output.is_same(input)) {
+              at::assert_no_partial_overlap(output, input);
+            }
+          }
+        }
+      },
+      py::arg("outputs"), py::arg("inputs"), "Throws PyTorch's error where memory is both read and written elsewhere.");
+  module.def("take_random", &take_random, py::arg("count"));
+  module.def("keep_in_plan", [](const at::Tensor& tensor) {
+    if (auto* recorder = Recorder::active()) {
+      recorder->keep(tensor);
+    }
+  });
+  module.def("not_replayable", [](std::string reason) {
+    if (auto* recorder = Recorder::active()) {
+      recorder->cannot_replay(std::move(reason));
+    }
+  });
+
+  module.def(
+      "set_planner",
+      [](const std::string& name, py::object planner, const std::vector<std::string>& passed_through,
+         const std::vector<std::string>& by_value) {
+        planned_operator(name).set_planner(
+            std::make_unique<PythonPlanner>(std::move(planner)), passed_through, by_value);
+      },
+      py::arg("name"), py::arg("planner"), py::arg("passed_through") = std::vector<std::string>(),
+      py::arg("by_value") = std::vector<std::string>());
+  module.def("advance_configuration_epoch", &advance_configuration_epoch);
+  module.def("set_plan_mode", [](const std::string& name) {
+    TORCH_CHECK_VALUE(name == "0" || name == "1" || name == "check", "plans are 0, 1 or check, and got ", name);
+    set_plan_mode(name == "0" ? PlanMode::Off : name == "1" ? PlanMode::On : PlanMode::Check);
+  });
+  module.def("plan_mode", [] {
+    const auto mode = plan_mode();
+    return mode == PlanMode::Off ? "0" : mode == PlanMode::On ? "1" : "check";
+  });
+  module.def("plan_counts", [] {
+    py::dict all;
+    for_each_planned_operator([&](PlannedOperator& planned) { all[py::str(planned.name())] = counts_of(planned); });
+    return all;
+  });
+  module.def("clear_plans", [] {
+    for_each_planned_operator([](PlannedOperator& planned) { planned.clear(); });
+  });
+  module.def("listen_to_plans", [](const py::function& function) {
+    std::vector<PlanEvent> events;
+    listen(&events);
+    try {
+      function();
+    } catch (...) {
+      listen(nullptr);
+      throw;
+    }
+    listen(nullptr);
+    py::list found;
+    for (const PlanEvent& event : events) {
+      found.append(py::make_tuple(event.operator_name, event.arguments, event.outcome, event.plan));
+    }
+    return found;
+  });
+}
+
+} // namespace backplane

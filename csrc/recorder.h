@@ -1,0 +1,72 @@
+// Takes down what a planner does, as a plan.
+//
+// A recorder is active in one thread, from the moment a planner is called until it returns. What reaches the device
+// meanwhile is noted where it passes: allocations and frees in allocator.cpp, launches in launch.cpp, copies within the
+// device in copy.cpp. Anything that a replay could not repeat calls `cannot_replay`.
+#pragma once
+
+#include <c10/util/flat_hash_map.h>
+
+#include <string>
+#include <utility>
+
+#include "plan.h"
+
+namespace backplane {
+
+class Recorder {
+ public:
+  // `dry`: launches and copies are taken down and not done.
+  Recorder(Call& call, bool dry);
+  ~Recorder();
+  Recorder(const Recorder&) = delete;
+  Recorder& operator=(const Recorder&) = delete;
+
+  // Of this thread; nullptr: nobody is recording.
+  static Recorder* active() noexcept {
+    return active_;
+  }
+
+  // What was recorded, and what the operator returned. The recorder stops being active.
+  Plan finish(c10::ArrayRef<c10::IValue> results);
+
+  bool is_dry() const {
+    return dry_;
+  }
+  const Call& call() const {
+    return call_;
+  }
+
+  void allocated(void* memory, size_t bytes);
+  void freed(void* memory);
+  void launched(std::shared_ptr<const Kernel> kernel, const LaunchSize& size, std::vector<LaunchArgument> arguments);
+  void copied(const at::Tensor& destination, const at::Tensor& source, size_t bytes);
+  // Takes random numbers; their seed and offset are the call's numbers with this index and the next.
+  uint32_t take_random(uint64_t count);
+  // Memory that outlives the call and that launches may use, such as a table of constants.
+  void keep(const at::Tensor& tensor);
+  void cannot_replay(std::string reason);
+
+  // Where a tensor's first element is, in the plan's terms. Calls cannot_replay where it is none of the plan's memory.
+  Address locate(const at::Tensor& tensor);
+
+ private:
+  ResultTensor result(const at::Tensor& tensor);
+
+  static thread_local Recorder* active_;
+
+  Call& call_;
+  const bool dry_;
+  Recorder* const outer_;
+  Plan plan_;
+  ska::flat_hash_map<const void*, uint32_t> living_; // start of an allocation -> its index
+};
+
+// To be called by whatever a replay could not repeat; `what` in words.
+inline void note_not_replayable(const char* what) {
+  if (auto* recorder = Recorder::active()) {
+    recorder->cannot_replay(what);
+  }
+}
+
+} // namespace backplane

@@ -1,0 +1,50 @@
+// What a planner can see of a call, as words to compare and to look plans up by.
+#pragma once
+
+#include <ATen/core/ivalue.h>
+#include <ATen/core/function_schema.h>
+#include <c10/util/SmallVector.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "plan.h"
+
+namespace backplane {
+
+// Data pointers are told apart by their place within this many bytes: what the widest vector access of a kernel needs.
+inline constexpr size_t kAlignmentClass = 16;
+
+// What must be known of each argument, from the operator's schema and its declaration.
+struct ArgumentFacts {
+  bool written = false;
+  bool passed_through = false; // numbers that only become kernel arguments: their type is in the signature, not their value
+  bool is_generator = false;
+};
+
+struct Signature {
+  c10::SmallVector<uint64_t, 64> words;
+  uint64_t hash = 0;
+
+  bool operator==(const Signature& other) const {
+    return hash == other.hash && words == other.words;
+  }
+};
+
+// Reads a call off its arguments: its signature, and the tensors and numbers that a replay needs. `call.device` is set
+// already. Returns what makes the call impossible to sign, or nullptr.
+const char* read_call(
+    c10::ArrayRef<c10::IValue> arguments, const std::vector<ArgumentFacts>& facts, Call& call, Signature& signature);
+
+// The value of a CPU tensor with no dimensions.
+c10::Scalar cpu_value(const at::Tensor& tensor);
+
+// Counts changes of settings that planners read; part of each signature.
+uint64_t configuration_epoch();
+void advance_configuration_epoch();
+
+// A line for each argument.
+std::string describe(c10::ArrayRef<c10::IValue> arguments, const std::vector<ArgumentFacts>& facts);
+
+} // namespace backplane

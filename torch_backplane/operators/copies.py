@@ -1,0 +1,18 @@
+"""Copies within a device, and fills."""
+
+from __future__ import annotations
+
+import torch
+
+from torch_backplane.planning import Call, copy_elements, operator, pointwise
+
+
+@operator("backplane::copy_elements", variants=False, any_dtype=True)
+def copy(call: Call, source: torch.Tensor, destination: torch.Tensor) -> None:
+    """What Tensor.copy_ comes to within a device, where it is more than moving one run of bytes (csrc/copy.cpp)."""
+    copy_elements(destination, source)
+
+
+pointwise("fill.Scalar", lambda self, value: value)
+pointwise("fill.Tensor", lambda self, value: value)
+pointwise("zero", lambda self: 0)

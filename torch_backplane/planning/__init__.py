@@ -1,0 +1,25 @@
+"""Declaring operators: what planners are written with. `docs/write-an-operator.md` is the guide.
+
+Imported once a device that runs kernels is found; `torch_backplane.operators` holds the declarations themselves.
+"""
+
+from torch_backplane._C import Number, RunOnCPU
+from torch_backplane.planning.call import Call
+from torch_backplane.planning.declare import operator
+from torch_backplane.planning.launch import dialect_of, launch, random_numbers
+from torch_backplane.planning.pointwise import copy_elements, pointwise, run_pointwise
+from torch_backplane.planning.reduce import run_reduction
+
+__all__ = [
+    "Call",
+    "Number",
+    "RunOnCPU",
+    "copy_elements",
+    "dialect_of",
+    "launch",
+    "operator",
+    "pointwise",
+    "random_numbers",
+    "run_pointwise",
+    "run_reduction",
+]

@@ -1,0 +1,113 @@
+"""One call of an operator, as its planner sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from torch_backplane import _C
+
+
+class Call:
+    """An overload and its arguments, in the order of the schema: bp tensors, `Number`s, lists and plain values.
+
+    `functional` is the overload of the same group that makes its results; it is `overload` itself where that does.
+    """
+
+    def __init__(self, overload: OpOverload, functional: OpOverload, arguments: tuple[Any, ...]) -> None:
+        self.overload = overload
+        self.functional = functional
+        self.arguments = arguments
+        self._outputs: list[Any] | None = None
+
+    @property
+    def name(self) -> str:
+        """Such as "aten::add.Tensor"."""
+        schema = self.overload._schema
+        return f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+
+    @property
+    def inputs(self) -> tuple[Any, ...]:
+        """The arguments without those that are only written, `out=` and its like."""
+        schema = self.overload._schema.arguments
+        return tuple(value for value, one in zip(self.arguments, schema, strict=True) if not one.is_out)
+
+    @property
+    def device(self) -> torch.device:
+        for value in flatten(self.arguments):
+            if isinstance(value, torch.Tensor):
+                return value.device
+        return torch.device("bp", torch.bp.current_device())  # type: ignore[attr-defined]
+
+    def meta(self, overload: OpOverload | None = None) -> tuple[Any, ...]:
+        """What PyTorch's meta kernel says of the results: meta tensors, None for a tensor that is not made.
+
+        Raises PyTorch's own errors for arguments that the operator does not take.
+        """
+        overload = overload or self.overload
+        values = self.arguments if overload is self.overload else self.inputs
+        positional: list[Any] = []
+        named: dict[str, Any] = {}
+        for value, argument in zip(values, overload._schema.arguments, strict=True):
+            if argument.kwarg_only:
+                named[argument.name] = as_meta(value)
+            else:
+                positional.append(as_meta(value))
+        results = overload(*positional, **named)
+        return tuple(results) if isinstance(results, (tuple, list)) else (results,)
+
+    def outputs(self) -> list[Any]:
+        """A bp tensor for each tensor that the operator returns: new ones as the meta kernel says, or, for the in-place
+        and `out=` forms, those that were given, resized where PyTorch resizes. None where the operator makes none.
+        """
+        if self._outputs is None:
+            written = [
+                value
+                for value, argument in zip(self.arguments, self.overload._schema.arguments, strict=True)
+                if argument.is_write
+            ]
+            made = self.meta()
+            if written and len(written) == len(made):
+                for given, result in zip(written, made, strict=True):
+                    if given.shape != result.shape:
+                        _C.not_replayable("it resizes a tensor that it was given")
+                        given.resize_(result.shape)
+                        given.as_strided_(result.shape, result.stride())
+                self._outputs = written
+            else:
+                self._outputs = [new_like(result, self.device) for result in made]
+        return self._outputs
+
+
+def new_like(meta: Any, device: torch.device) -> torch.Tensor | None:
+    """An uninitialized tensor with the sizes, strides and dtype of a meta tensor; None for None."""
+    if meta is None:
+        return None
+    return torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype, device=device)
+
+
+def as_meta(value: Any) -> Any:
+    """An argument as the meta kernels take it."""
+    if isinstance(value, torch.Tensor):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    if isinstance(value, _C.Number):
+        return value.example if value.tensor is None else value.tensor
+    if isinstance(value, (list, tuple)):
+        return [as_meta(element) for element in value]
+    if isinstance(value, torch.device):
+        return torch.device("meta")
+    if isinstance(value, torch.Generator):
+        return None
+    return value
+
+
+def flatten(values: Any) -> Iterator[Any]:
+    """Each value of nested lists and tuples."""
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from flatten(value)
+        else:
+            yield value

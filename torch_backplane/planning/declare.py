@@ -1,0 +1,110 @@
+"""Declaring an operator: which overloads a planner serves, and registering it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from torch_backplane import _C
+from torch_backplane.planning.call import Call, flatten
+
+Planner = Callable[..., Any]
+
+# Every planner that was declared, by the operator's full name, for the tools.
+declared: dict[str, Planner] = {}
+
+
+def operator(
+    *names: str,
+    passed_through: Sequence[str] = (),
+    by_value: Sequence[str] = (),
+    variants: bool = True,
+    any_dtype: bool = False,
+) -> Callable[[Planner], Planner]:
+    """Decorates the planner of the operators `names`, such as "add.Tensor" (of aten; others as "namespace::name").
+
+    The planner is called as `planner(call, *arguments)`, with the arguments of the functional form in the order of the
+    schema, and returns what the operator returns; `call.outputs()` are tensors to write to.
+
+    Args:
+        passed_through: arguments of type int or float whose values only become kernel arguments: they arrive as
+            `Number`s, and another value is no new plan. Those of type Scalar are treated so anyway.
+        by_value: arguments of type Scalar that the planner needs to see.
+        variants: also serve the in-place and `out=` overloads.
+        any_dtype: the planner is called for dtypes that generated kernels do not have, too.
+    """
+
+    def decorate(planner: Planner) -> Planner:
+        for name in names:
+            functional = find(name)
+            for overload in overloads_of(functional) if variants else [functional]:
+                _register(overload, functional, planner, passed_through, by_value, any_dtype)
+        return planner
+
+    return decorate
+
+
+def find(name: str) -> OpOverload:
+    """The overload "add.Tensor", "relu" or "namespace::name.overload".
+
+    Raises:
+        ValueError: PyTorch has none of this name.
+    """
+    namespace, _, rest = name.rpartition("::")
+    base, _, overload = rest.partition(".")
+    packet = getattr(getattr(torch.ops, namespace or "aten"), base, None)
+    found = getattr(packet, overload or "default", None) if packet is not None else None
+    if found is None:
+        raise ValueError(f"PyTorch has no operator {name}")
+    return found
+
+
+def overloads_of(functional: OpOverload) -> list[OpOverload]:
+    """The overload itself and those that compute the same in place or to `out=`: with the same other arguments."""
+    found = [functional]
+    namespace, _, base = functional._schema.name.partition("::")
+    wanted = _plain_arguments(functional)
+    for name in (base, base + "_"):
+        packet = getattr(getattr(torch.ops, namespace), name, None)
+        for overload_name in packet.overloads() if packet is not None else ():
+            overload = getattr(packet, overload_name)
+            writes = any(argument.is_write for argument in overload._schema.arguments)
+            if overload is not functional and writes and _plain_arguments(overload) == wanted:
+                found.append(overload)
+    return found
+
+
+def _plain_arguments(overload: OpOverload) -> list[tuple[str, str]]:
+    return [(one.name, str(one.type)) for one in overload._schema.arguments if not one.is_out]
+
+
+def _register(
+    overload: OpOverload,
+    functional: OpOverload,
+    planner: Planner,
+    passed_through: Sequence[str],
+    by_value: Sequence[str],
+    any_dtype: bool,
+) -> None:
+    name = overload._schema.name + (f".{overload._schema.overload_name}" if overload._schema.overload_name else "")
+
+    def planned(*arguments: Any) -> Any:
+        call = Call(overload, functional, arguments)
+        for value in flatten(arguments):
+            if isinstance(value, torch.Tensor) and not any_dtype:
+                check_supported(value.dtype)
+        return planner(call, *call.inputs)
+
+    declared[name] = planner
+    _C.set_planner(name, planned, passed_through=list(passed_through), by_value=list(by_value))
+
+
+def check_supported(dtype: torch.dtype) -> None:
+    """Leaves the call to the CPU where generated kernels have no such dtype."""
+    from torch_backplane.kernels.dtypes import FACTS
+
+    if dtype not in FACTS:
+        raise _C.RunOnCPU(f"kernels have no {dtype}".replace("torch.", ""))

@@ -1,0 +1,78 @@
+"""From kernel text to the device: dialects, compiled kernels, launches and random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+
+from torch_backplane import _C
+from torch_backplane.kernels import CudaCpp, Dialect, Kernel, OpenCLC
+
+DEFAULT_GROUP = 64  # work items; few different sizes, because some compilers build a kernel again for each
+
+_dialects: dict[int, Dialect] = {}
+_compiled: dict[tuple[int, str], _C.Kernel] = {}
+_generated: dict[Hashable, Kernel] = {}
+
+
+def dialect_of(device: torch.device | int) -> Dialect:
+    """How kernel text for this device is spelled."""
+    index = device if isinstance(device, int) else device.index
+    if index not in _dialects:
+        properties = _C.device_properties(index)
+        float64 = torch.float64 in properties.dtypes
+        _dialects[index] = OpenCLC(float64=float64) if properties.dialect == "OpenCL C" else CudaCpp()
+    return _dialects[index]
+
+
+def generated(key: Hashable, generate: Any) -> Kernel:
+    """The kernel that `generate()` makes, made once for each key."""
+    kernel = _generated.get(key)
+    if kernel is None:
+        kernel = _generated[key] = generate()
+    return kernel
+
+
+def compiled(index: int, kernel: Kernel, name: str) -> _C.Kernel:
+    """The kernel built for bp:`index`, once for each text. `name` is the operator's, for the compiler's errors."""
+    key = (index, kernel.text)
+    found = _compiled.get(key)
+    if found is None:
+        parameters = [None if one.kind in ("input", "output") else one.dtype for one in kernel.parameters]
+        found = _compiled[key] = _C.Kernel(index, kernel.text, kernel.name, name, parameters)
+    return found
+
+
+def launch(
+    kernel: Kernel,
+    tensors: Sequence[torch.Tensor],
+    numbers: Sequence[Any],
+    items: Sequence[int],
+    group: Sequence[int] | None = None,
+    *,
+    name: str = "",
+) -> None:
+    """Runs `kernel` on the current stream of the tensors' device.
+
+    Args:
+        tensors: for the "output" and "input" parameters, in their order.
+        numbers: for all other parameters, in their order: Python numbers and `Number`s.
+        items: work items in 1 to 3 dimensions, rounded up to whole groups.
+        group: work items of a group in each dimension; without it the kernel's own, or 64.
+        name: of the operator, for errors.
+    """
+    if group is None:
+        group = (kernel.group_size or DEFAULT_GROUP, *(1 for _ in items[1:]))
+    rounded = [-(-count // size) * size for count, size in zip(items, group, strict=True)]
+    if 0 in rounded:
+        return
+    memory, others = iter(tensors), iter(numbers)
+    arguments = [next(memory) if one.kind in ("input", "output") else next(others) for one in kernel.parameters]
+    _C.launch(compiled(tensors[0].device.index, kernel, name or kernel.name), arguments, rounded, list(group))
+
+
+def random_numbers(count: int) -> tuple[_C.Number, _C.Number]:
+    """(seed, offset) of the next `count` 32-bit random numbers per element of the call's generator; both int64."""
+    return _C.take_random(count)

@@ -1,0 +1,191 @@
+"""Pointwise operators: a formula over scalars becomes an operator on tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
+
+from torch_backplane import _C, kernels
+from torch_backplane.kernels import Expression, geometry
+from torch_backplane.kernels.dtypes import value_dtype
+from torch_backplane.kernels.expression import Formula
+from torch_backplane.planning.call import Call
+from torch_backplane.planning.declare import check_supported, operator
+from torch_backplane.planning.launch import dialect_of, generated, launch
+
+WIDTH = 4  # elements for each work item where everything is contiguous
+
+# Arguments of these names choose, and are bool whatever is computed.
+CONDITIONS = ("condition", "mask")
+
+
+def pointwise(
+    name: str,
+    formula: Callable[..., Any],
+    *,
+    compute: Literal["result", "inputs"] = "result",
+    by_value: Sequence[str] = (),
+    passed_through: Sequence[str] = (),
+) -> None:
+    """Declares the operator `name` (such as "add.Tensor") and its in-place and `out=` forms by a formula over scalars.
+
+    Args:
+        formula: takes the arguments of the functional form, by position: tensors and numbers of type Scalar as traced
+            values of the dtype to compute in; anything else (bool, str, int, float, None) as it is. Returns a value for
+            each result. It runs once for each combination of dtypes and plain values, not at each call.
+        compute: "result" computes in the dtype that PyTorch gives the result (float32 for float16 and bfloat16; for
+            results of type bool, in what PyTorch promotes the arguments to). "inputs" leaves every tensor its dtype.
+        by_value: arguments of type Scalar that the formula needs to see as Python numbers.
+        passed_through: arguments of type float or int that are traced as those of type Scalar are.
+    """
+
+    @operator(name, by_value=by_value, passed_through=passed_through)
+    def plan(call: Call, *values: Any) -> Any:
+        outputs = call.outputs()
+        run_formula(name, formula, call, outputs, values, compute)
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+def run_formula(
+    name: str, formula: Callable[..., Any], call: Call, outputs: list[Any], values: Sequence[Any], compute: str
+) -> None:
+    """Computes `formula` of the operator's arguments `values`, as `pointwise` describes."""
+    names = [one.name for one in call.functional._schema.arguments]
+    inputs: list[torch.Tensor] = []
+    scalars: list[_C.Number] = []
+    places: list[tuple[str, Any]] = []  # for each argument of the formula: where it comes from
+    plain: list[Hashable] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            places.append(("input", len(inputs)))
+            inputs.append(value)
+        elif isinstance(value, _C.Number):
+            places.append(("scalar", len(scalars)))
+            scalars.append(value)
+        else:
+            places.append(("value", value))
+            plain.append(tuple(value) if isinstance(value, list) else value)
+    dtype = compute_dtype(call, inputs, scalars)
+    seen = [
+        torch.bool if names[position] in CONDITIONS else None if compute == "inputs" else dtype
+        for position, value in enumerate(values)
+        if isinstance(value, torch.Tensor)
+    ]
+
+    def arranged(*traced: Expression) -> Any:
+        given = {"input": traced[: len(inputs)], "scalar": traced[len(inputs) :]}
+        return formula(*(where if kind == "value" else given[kind][where] for kind, where in places))
+
+    run_pointwise(
+        arranged,
+        outputs,
+        inputs,
+        [(number, dtype) for number in scalars],
+        compute=[one or value_dtype(tensor.dtype) for one, tensor in zip(seen, inputs, strict=True)],
+        key=(name, tuple(kind for kind, _ in places), tuple(plain)),
+        name=call.functional._schema.name.partition("::")[2],
+    )
+
+
+def compute_dtype(call: Call, inputs: Sequence[torch.Tensor], scalars: Sequence[_C.Number]) -> torch.dtype:
+    """What to compute in: the dtype of the functional form's result; for bool results, the arguments' common one."""
+    result = next(one for one in call.meta(call.functional) if one is not None).dtype
+    if result == torch.bool:
+        values = [number.tensor if number.is_dimensioned else number.example for number in scalars]
+        _, result = elementwise_dtypes(*inputs, *values, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT)
+    check_supported(result)
+    return value_dtype(result)
+
+
+def run_pointwise(
+    formula: Formula,
+    outputs: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    scalars: Sequence[tuple[Any, torch.dtype]] = (),
+    *,
+    key: Hashable,
+    compute: torch.dtype | Sequence[torch.dtype] | None = None,
+    name: str = "pointwise",
+) -> None:
+    """Computes `formula` for each element of `outputs`, all of one shape; inputs are broadcast to it.
+
+    Args:
+        scalars: (number, dtype that the formula sees it in).
+        key: what tells this formula from others: equal keys share kernels.
+        compute: what the formula sees inputs as, as in `kernels.pointwise`.
+        name: a C identifier, for the kernel.
+    """
+    shape = outputs[0].shape
+    if outputs[0].numel() == 0:
+        return
+    _C.check_overlaps(list(outputs), list(inputs))
+    operands = [*outputs, *inputs]
+    strides = [broadcast_strides(tensor, shape) for tensor in operands]
+    aligned = all(tensor.data_ptr() % min(16, WIDTH * tensor.itemsize) == 0 for tensor in operands)
+    where = geometry(shape, strides, width=WIDTH, aligned=aligned)
+    dtypes = (
+        tuple(tensor.dtype for tensor in inputs),
+        tuple(tensor.dtype for tensor in outputs),
+        tuple(dtype for _, dtype in scalars),
+    )
+    device = outputs[0].device
+    seen = tuple(compute) if isinstance(compute, (list, tuple)) else compute
+
+    def generate() -> kernels.Kernel:
+        return kernels.pointwise(
+            name,
+            formula,
+            inputs=dtypes[0],
+            outputs=dtypes[1],
+            scalars=dtypes[2],
+            layout=where.layout,
+            dialect=dialect_of(device),
+            compute=seen,
+        )
+
+    try:
+        kernel = generated(("pointwise", key, dtypes, where.layout, seen, device.index), generate)
+    except TypeError as error:
+        # The formula does not take these dtypes. The CPU computes it, or says so in PyTorch's words.
+        raise _C.RunOnCPU(str(error)) from error
+    numbers: list[Any] = []
+    for one in kernel.parameters:
+        if one.kind == "scalar":
+            numbers.append(scalars[one.operand][0])
+        elif one.kind == "count":
+            numbers.append(where.count)
+        elif one.kind == "size":
+            numbers.append(where.sizes[one.dimension])
+        elif one.kind == "stride":
+            numbers.append(where.strides[one.operand][one.dimension])
+    launch(kernel, operands, numbers, [kernel.work_items(where.count)], name=name)
+
+
+def broadcast_strides(tensor: torch.Tensor, shape: Sequence[int]) -> list[int]:
+    """The strides with which `tensor` is read as if it had `shape`, as torch.broadcast_to would."""
+    missing = len(shape) - tensor.dim()
+    own = zip(tensor.shape, tensor.stride(), shape[missing:], strict=True)
+    return [0] * missing + [0 if size == 1 and wanted != 1 else stride for size, stride, wanted in own]
+
+
+# What moves elements as they are, by their size in bytes.
+_AS_BITS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
+
+
+def copy_elements(destination: torch.Tensor, source: torch.Tensor) -> None:
+    """Copies `source`, broadcast, to `destination`: any strides, any two dtypes that kernels have, or any one dtype.
+
+    Neither has its conjugate or negative bit set.
+    """
+    if source.dtype == destination.dtype:
+        if source.itemsize == 16:
+            destination, source = torch.view_as_real(destination), torch.view_as_real(source)
+        bits = _AS_BITS[source.itemsize]
+        run_pointwise(lambda x: x, [destination.view(bits)], [source.view(bits)], key="copy", name="copy")
+        return
+    for tensor in (source, destination):
+        check_supported(tensor.dtype)
+    run_pointwise(lambda x: x, [destination], [source], key="copy", name="copy")

@@ -1,0 +1,68 @@
+"""Reductions from (start, combine, finish), launched."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import torch
+
+from torch_backplane.kernels import Reduction, reduction, reduction_geometry
+from torch_backplane.kernels.layouts import Geometry
+from torch_backplane.planning.launch import dialect_of, generated, launch
+
+
+def run_reduction(
+    definition: Reduction,
+    outputs: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    dims: Sequence[int],
+    *,
+    key: Hashable,
+    compute: torch.dtype | None = None,
+    name: str = "reduction",
+) -> None:
+    """Reduces `inputs`, all of one shape, over `dims`, and writes the results to `outputs`.
+
+    Args:
+        outputs: without the dimensions `dims`, or with size 1 there.
+        key: what tells this definition from others: equal keys share kernels.
+        compute: what `start` sees each input as.
+        name: a C identifier, for the kernel.
+    """
+    rank = inputs[0].dim()
+    reduced = {dim % rank for dim in dims} if rank else set()
+    kept = [dim for dim in range(rank) if dim not in reduced]
+    strides = [
+        [output.stride(dim) for dim in kept] if output.dim() == rank else list(output.stride()) for output in outputs
+    ]
+    where = reduction_geometry(inputs[0].shape, sorted(reduced), strides, [tensor.stride() for tensor in inputs])
+    dtypes = (tuple(tensor.dtype for tensor in inputs), tuple(tensor.dtype for tensor in outputs))
+    ranks = (where.kept.layout.rank, where.reduced.layout.rank, where.wide)
+    device = inputs[0].device
+    kernel = generated(
+        ("reduction", key, dtypes, ranks, compute, device.index),
+        lambda: reduction(
+            name,
+            definition,
+            inputs=dtypes[0],
+            outputs=dtypes[1],
+            geometry=where,
+            dialect=dialect_of(device),
+            compute=compute,
+        ),
+    )
+    numbers = [
+        _number(where.kept, where.reduced, one.kind, one.operand, one.dimension)
+        for one in kernel.parameters
+        if one.kind not in ("input", "output")
+    ]
+    launch(kernel, [*outputs, *inputs], numbers, [kernel.work_items(where.kept.count)], name=name)
+
+
+def _number(kept: Geometry, reduced: Geometry, kind: str, operand: int, dimension: int) -> int:
+    part = reduced if kind.startswith("reduced") else kept
+    return {
+        "count": lambda: part.count,
+        "size": lambda: part.sizes[dimension],
+        "stride": lambda: part.strides[operand][dimension],
+    }[kind.removeprefix("reduced_")]()
