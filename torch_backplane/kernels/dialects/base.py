@@ -266,6 +266,10 @@ class Dialect(ABC):
         """A whole kernel; group_size is the exact number of work items of a group, if it is fixed."""
 
     @abstractmethod
+    def pointer_type(self, dtype: torch.dtype, written: bool) -> str:
+        """Of an address in device memory."""
+
+    @abstractmethod
     def buffer_parameters(self, name: str, dtype: torch.dtype, written: bool) -> list[str]:
         """The kernel parameters that bring a tensor's memory."""
 

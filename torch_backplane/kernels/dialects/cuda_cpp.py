@@ -60,7 +60,10 @@ class CudaCpp(Dialect):
         return "\n".join([f'extern "C" __global__ void {bounds}{name}({", ".join(parameters)}) {{', *body, "}\n"])
 
     def buffer_parameters(self, name: str, dtype: torch.dtype, written: bool) -> list[str]:
-        return [f"{'' if written else 'const '}{self.storage_type(dtype)}* {name}"]
+        return [f"{self.pointer_type(dtype, written)} {name}"]
+
+    def pointer_type(self, dtype: torch.dtype, written: bool) -> str:
+        return f"{'' if written else 'const '}{self.storage_type(dtype)}*"
 
     def buffer_pointer(self, name: str, dtype: torch.dtype, written: bool) -> list[str]:
         return []

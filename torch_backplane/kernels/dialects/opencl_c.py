@@ -49,13 +49,13 @@ class OpenCLC(Dialect):
         return "\n".join([f"{attribute}kernel void {name}({', '.join(parameters)}) {{", *body, "}\n"])
 
     def buffer_parameters(self, name: str, dtype: torch.dtype, written: bool) -> list[str]:
-        return [f"{self._pointer(dtype, written)} {name}_base", f"const ulong {name}_offset"]
+        return [f"{self.pointer_type(dtype, written)} {name}_base", f"const ulong {name}_offset"]
 
     def buffer_pointer(self, name: str, dtype: torch.dtype, written: bool) -> list[str]:
-        pointer, bytes_ = self._pointer(dtype, written), self._pointer(torch.int8, written)
+        pointer, bytes_ = self.pointer_type(dtype, written), self.pointer_type(torch.int8, written)
         return [f"  {pointer} {name} = ({pointer})(({bytes_}){name}_base + {name}_offset);"]
 
-    def _pointer(self, dtype: torch.dtype, written: bool) -> str:
+    def pointer_type(self, dtype: torch.dtype, written: bool) -> str:
         return f"global {'' if written else 'const '}{self.storage_type(dtype)}*"
 
     def global_index(self, wide: bool) -> str:
