@@ -6,7 +6,7 @@ driver of devices in host memory. `docs/write-a-driver.md` shows how to write on
 
 from __future__ import annotations
 
-from torch_backplane.drivers.base import Device, DeviceProperties, Driver, NativeDevice, SettingError
+from torch_backplane.drivers.base import Device, DeviceProperties, Driver, NativeDevice, NativeLauncher, SettingError
 from torch_backplane.drivers.discovery import ENTRY_POINT_GROUP, available, discover, failures
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "DeviceProperties",
     "Driver",
     "NativeDevice",
+    "NativeLauncher",
     "SettingError",
     "available",
     "discover",
