@@ -42,8 +42,8 @@ def multi_tensor(
         scalars: dtypes of a slot's numbers.
 
     The parameters are the outputs of all slots, slot by slot, then the inputs and singles of all slots in the same way,
-    then the scalars of all slots, then a count of elements (uint32) for each; a slot with count 0 is skipped. The launch
-    takes a work item for each four elements of a slot, in sum.
+    then the scalars of all slots, then a count of elements (uint32) for each; a slot with count 0 is skipped. The
+    launch takes a work item for each four elements of a slot, in sum.
     """
     entry = entry_point(name)
     seen = [*([compute] * len(inputs)), *map(value_dtype, singles), *map(value_dtype, scalars)]
@@ -72,10 +72,9 @@ def multi_tensor(
         passed = [f"out{slot * len(outputs) + i}" for i in range(len(outputs))]
         passed += [f"in{slot * len(read) + i}" for i in range(len(read))]
         passed += [f"scalar{slot * len(scalars) + i}" for i in range(len(scalars))]
-        body += [
-            f"  if (item < ({count} + {WIDTH - 1}) / {WIDTH}) {{ one_slot({', '.join(passed)}, item, {count}); return; }}",
-            f"  item -= ({count} + {WIDTH - 1}) / {WIDTH};",
-        ]
+        items = f"({count} + {WIDTH - 1}) / {WIDTH}"
+        body.append(f"  if (item < {items}) {{ one_slot({', '.join(passed)}, item, {count}); return; }}")
+        body.append(f"  item -= {items};")
     text = "\n".join(
         [
             dialect.header(used_dtypes(program, read, outputs, numbers)),
