@@ -138,6 +138,16 @@ class Dialect(ABC):
             return f"{value} < 0 ? ({target})({int64}){value} : ({target}){value}"
         return f"({target})({int64}){value}"
 
+    def bits(self, value: Value, dtype: torch.dtype) -> str:
+        """The bits of `value` as `dtype`, which is as wide."""
+        if value.kind != "float" and facts(dtype).kind != "float":
+            return f"({self.type(dtype)}){value}"
+        return self.float_bits(value, dtype)
+
+    @abstractmethod
+    def float_bits(self, value: Value, dtype: torch.dtype) -> str:
+        """`bits` from or to a float."""
+
     def decode(self, stored: str, dtype: torch.dtype) -> str:
         """What was read from memory as a value of value_dtype(dtype)."""
         if dtype == torch.bool:
@@ -154,6 +164,8 @@ class Dialect(ABC):
         """The text of `operation`, whose result has `dtype`."""
         if operation == "cast":
             return self.cast(operands[0], dtype)
+        if operation == "bits":
+            return self.bits(operands[0], dtype)
         if operation in INFIX:
             return f"{operands[0]} {INFIX[operation]} {operands[1]}"
         if operation in LIBRARY:

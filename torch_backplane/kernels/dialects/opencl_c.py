@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from torch_backplane.kernels.dialects.base import Dialect
+from torch_backplane.kernels.dialects.base import Dialect, Value
 
 
 class OpenCLC(Dialect):
@@ -36,6 +36,9 @@ class OpenCLC(Dialect):
 
     def infinity(self, bits: int) -> str:
         return "INFINITY"
+
+    def float_bits(self, value: Value, dtype: torch.dtype) -> str:
+        return f"as_{self.type(dtype)}({value})"
 
     def header(self, dtypes: frozenset[torch.dtype]) -> str:
         # Contraction would make a * b + c another number than PyTorch's; formulas that want it say fma.
