@@ -16,7 +16,6 @@ from torch_backplane.planning import operator, pointwise, run_pointwise
 pointwise("add.Tensor", lambda a, b, alpha: a + alpha * b)
 pointwise("sub.Tensor", lambda a, b, alpha: a - alpha * b)
 pointwise("rsub.Tensor", lambda a, b, alpha: b - alpha * a)
-pointwise("_add_relu.Tensor", lambda a, b, alpha: f.maximum(a + alpha * b, 0))
 pointwise("mul.Tensor", lambda a, b: a * b)
 pointwise("addcmul", lambda a, b, c, value: a + value * b * c)
 pointwise("addcdiv", lambda a, b, c, value: a + value * b / c)

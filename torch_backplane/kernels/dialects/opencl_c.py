@@ -32,10 +32,10 @@ class OpenCLC(Dialect):
         return ("u" if kind == "unsigned" else "") + ("L" if bits == 64 else "")
 
     def not_a_number(self, bits: int) -> str:
-        return "NAN"
+        return "NAN" if bits == 32 else "((double)NAN)"  # the macros are floats
 
     def infinity(self, bits: int) -> str:
-        return "INFINITY"
+        return "INFINITY" if bits == 32 else "((double)INFINITY)"
 
     def float_bits(self, value: Value, dtype: torch.dtype) -> str:
         return f"as_{self.type(dtype)}({value})"
