@@ -34,6 +34,7 @@ struct DeviceProperties {
   int minor = 0;
   uint64_t dtypes = ~uint64_t{0}; // bit i: c10::ScalarType(i) is supported
   std::string dialect; // which kernel language compile() takes: "OpenCL C", …; empty: it runs no kernels
+  std::string kind = "accelerator"; // what hardware it is: "gpu", "accelerator", "cpu" or "host"
 
   bool supports(c10::ScalarType dtype) const {
     return (dtypes >> static_cast<int>(dtype)) & 1;

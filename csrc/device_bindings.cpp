@@ -52,7 +52,7 @@ void bind_devices(py::module_& module) {
       .def(
           py::init([](std::string driver, std::string name, uint64_t total_memory, bool host_accessible,
                       int compute_units, std::pair<int, int> capability, const py::iterable& dtypes,
-                      std::string dialect) {
+                      std::string dialect, std::string kind) {
             DeviceProperties properties;
             properties.driver = std::move(driver);
             properties.name = std::move(name);
@@ -62,10 +62,12 @@ void bind_devices(py::module_& module) {
             std::tie(properties.major, properties.minor) = capability;
             properties.dtypes = dtype_bits(dtypes);
             properties.dialect = std::move(dialect);
+            properties.kind = std::move(kind);
             return properties;
           }),
           py::kw_only(), py::arg("driver"), py::arg("name"), py::arg("total_memory"), py::arg("host_accessible"),
-          py::arg("compute_units"), py::arg("capability"), py::arg("dtypes"), py::arg("dialect") = "")
+          py::arg("compute_units"), py::arg("capability"), py::arg("dtypes"), py::arg("dialect") = "",
+          py::arg("kind") = "accelerator")
       .def_readonly("driver", &DeviceProperties::driver)
       .def_readonly("name", &DeviceProperties::name)
       .def_readonly("total_memory", &DeviceProperties::total_memory)
@@ -76,6 +78,7 @@ void bind_devices(py::module_& module) {
       .def_readonly("minor", &DeviceProperties::minor)
       .def_property_readonly("dtypes", &dtypes_of)
       .def_readonly("dialect", &DeviceProperties::dialect)
+      .def_readonly("kind", &DeviceProperties::kind)
       .def("__repr__", [](const DeviceProperties& properties) {
         return c10::str(
             "_BpDeviceProperties(name='", properties.name, "', driver='", properties.driver, "', major=",

@@ -49,6 +49,7 @@ def checked_properties(driver: str, device: Any) -> Any:
         capability=tuple(properties.capability),
         dtypes=properties.dtypes,
         dialect=properties.dialect,
+        kind=properties.kind,
     )
 
 

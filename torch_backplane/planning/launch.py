@@ -23,7 +23,8 @@ def dialect_of(device: torch.device | int) -> Dialect:
     if index not in _dialects:
         properties = _C.device_properties(index)
         float64 = torch.float64 in properties.dtypes
-        _dialects[index] = OpenCLC(float64=float64) if properties.dialect == "OpenCL C" else CudaCpp()
+        spelled = {"OpenCL C": OpenCLC, "CUDA C++": CudaCpp}[properties.dialect]
+        _dialects[index] = spelled(float64=float64, processor="cpu" if properties.kind == "cpu" else "gpu")
     return _dialects[index]
 
 

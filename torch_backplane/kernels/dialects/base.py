@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 
@@ -60,14 +60,16 @@ class Dialect(ABC):
 
     Args:
         float64: whether the device has it; without it, a kernel that needs it is a TypeError.
+        processor: what it is. On a "cpu" a work item of a hand-written kernel does more, and uses vectors.
     """
 
     name: ClassVar[str]
     types: ClassVar[Mapping[torch.dtype, str]]  # of values in registers
     compile_options: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, *, float64: bool = True) -> None:
+    def __init__(self, *, float64: bool = True, processor: Literal["cpu", "gpu"] = "gpu") -> None:
         self.float64 = float64
+        self.processor = processor
 
     # Types and constants
 

@@ -1,0 +1,73 @@
+"""Running the calls that templates return: OpenCL C on a CPU, in both forms of the text, and CUDA C++ compiled."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from kernel_runners import NUMPY, _built, _memory, compile_cuda, opencl, scalar
+
+from torch_backplane.kernels import CudaCpp, OpenCLC
+from torch_backplane.kernels.templates.source import Call
+
+
+@functools.cache
+def dialect(processor: str) -> OpenCLC:
+    return OpenCLC(float64=opencl()[2], processor=processor)
+
+
+processors = pytest.mark.parametrize("processor", ["cpu", "gpu"])
+
+
+def run(call: Call) -> None:
+    """Runs a call on CPU tensors: copies them to buffers that begin 64 bytes in, and the outputs back."""
+    import pyopencl as cl
+
+    context, queue, _ = opencl()
+    if call.items == 0:
+        return
+    before = 64
+    buffers: dict[tuple[int, int], Any] = {}
+    arguments: list[Any] = []
+    tensors, numbers = iter(call.tensors), iter(call.numbers)
+    outputs = []
+    for parameter in call.kernel.parameters:
+        if parameter.kind == "scalar":
+            arguments.append(scalar(next(numbers), parameter.dtype))
+            continue
+        tensor = next(tensors)
+        assert tensor.dtype == parameter.dtype
+        key = (tensor.data_ptr(), _memory(tensor).nbytes)
+        if key not in buffers:
+            buffers[key] = cl.Buffer(context, cl.mem_flags.READ_WRITE, before + max(1, key[1]))
+            if tensor.numel():
+                cl.enqueue_copy(queue, buffers[key], _memory(tensor), dst_offset=before)
+        if parameter.kind == "output" and tensor.numel():
+            outputs.append((tensor, buffers[key]))
+        arguments += [buffers[key], np.uint64(before)]
+    _built(call.kernel.text, call.kernel.name)(queue, (call.items,), (call.group,), *arguments)
+    for tensor, buffer in outputs:
+        cl.enqueue_copy(queue, _memory(tensor), buffer, src_offset=before)
+    queue.finish()
+
+
+@functools.cache
+def _compiled(text: str) -> None:
+    compile_cuda(text, CudaCpp.compile_options)
+
+
+def check_cuda(template: Any, *args: Any, **kwargs: Any) -> None:
+    """Compiles the CUDA C++ text of a template."""
+    _compiled(template(CudaCpp(), *args, **kwargs).kernel.text)
+
+
+def random(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    if dtype.is_floating_point:
+        return torch.randn(shape).to(dtype)
+    return torch.randint(0 if dtype == torch.uint8 else -9, 10, shape).to(dtype)
+
+
+__all__ = ["NUMPY", "check_cuda", "dialect", "processors", "random", "run"]

@@ -1,0 +1,148 @@
+"""Layer, group, batch and RMS norm templates against PyTorch on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from template_runners import check_cuda, dialect, processors, random, run
+
+from torch_backplane.kernels.templates.norms import Sets, norm, norm_backward, weight_grads
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+affine = pytest.mark.parametrize("affine", [True, False], ids=["affine", "plain"])
+
+
+def close(found, expected):
+    for f, e in zip(found, expected, strict=True):
+        if f is not None:
+            torch.testing.assert_close(f, e.to(f.dtype), rtol=None if f.dtype.itemsize > 2 else 2e-2, atol=None if f.dtype.itemsize > 2 else 2e-2)
+
+
+def parameters(size, dtype, affine):
+    return (random((size,), dtype), random((size,), dtype)) if affine else (None, None)
+
+
+def empty(*sizes):
+    return [torch.full((size,), float("nan")) for size in sizes]
+
+
+def gradients(function, x, weight, bias, grad):
+    """Gradients of x, weight and bias in float64."""
+    leaves = [t.double().requires_grad_() for t in (x, weight, bias) if t is not None]
+    return torch.autograd.grad(function(*leaves), leaves, grad.double())
+
+
+@processors
+@dtypes
+@affine
+@pytest.mark.parametrize("shape", [(5, 70), (200, 7), (1, 1)], ids=str)
+def test_layer_norm(processor, dtype, affine, shape):
+    target, (rows, size) = dialect(processor), shape
+    x, grad = random(shape, dtype) + 3, random(shape, dtype)
+    weight, bias = parameters(size, dtype, affine)
+    out, (mean, rstd) = torch.empty_like(x), empty(rows, rows)
+    value = torch.float64 if dtype == torch.float64 else torch.float32
+    mean, rstd = mean.to(value), rstd.to(value)
+    sets = Sets.layer(rows, size)
+    run(norm(target, sets, out, x, weight, bias, 1e-5, mean=mean, rstd=rstd))
+    doubles = [None if t is None else t.double() for t in (x, weight, bias)]
+    close([out, mean, rstd], [t.flatten() if t.dim() > 1 and t.shape[1] == 1 and t.shape[0] == rows and i else t for i, t in enumerate(torch.native_layer_norm(doubles[0], [size], doubles[1], doubles[2], 1e-5))])
+    run(norm_backward(target, sets, out, grad, x, weight, mean, rstd))
+    expected = gradients(lambda x, *p: torch.nn.functional.layer_norm(x, [size], *p), x, weight, bias, grad)
+    found = [out]
+    if affine:
+        found += [torch.empty_like(weight), torch.empty_like(bias)]
+        run(weight_grads(target, sets, found[1], found[2], grad, x, mean, rstd))
+        only_bias = torch.empty_like(bias)
+        run(weight_grads(target, sets, None, only_bias, grad, x, mean, rstd))
+        assert torch.equal(only_bias, found[2])
+    close(found, expected)
+
+
+@processors
+@affine
+def test_rms_norm(processor, affine):
+    target, x, grad = dialect(processor), torch.randn(5, 70), torch.randn(5, 70)
+    weight = torch.randn(70) if affine else None
+    out, (rstd,) = torch.empty_like(x), empty(5)
+    sets = Sets.layer(5, 70)
+    run(norm(target, sets, out, x, weight, None, 1e-5, mean=None, rstd=rstd))
+    torch.testing.assert_close(out, torch.nn.functional.rms_norm(x, [70], weight, 1e-5))
+    run(norm_backward(target, sets, out, grad, x, weight, None, rstd))
+    expected = gradients(lambda x, *p: torch.nn.functional.rms_norm(x, [70], *p, eps=1e-5), x, weight, None, grad)
+    found = [out]
+    if affine:
+        found.append(torch.empty_like(weight))
+        run(weight_grads(target, sets, found[1], None, grad, x, None, rstd))
+    close(found, expected)
+
+
+@processors
+@dtypes
+@affine
+def test_group_norm(processor, dtype, affine):
+    target = dialect(processor)
+    x, grad = random((3, 12, 5, 7), dtype), random((3, 12, 5, 7), dtype)
+    weight, bias = parameters(12, dtype, affine)
+    value = torch.float64 if dtype == torch.float64 else torch.float32
+    out, mean, rstd = torch.empty_like(x), torch.empty(3, 4, dtype=value), torch.empty(3, 4, dtype=value)
+    sets = Sets.group(3, 12, 35, 4)
+    run(norm(target, sets, out, x, weight, bias, 1e-5, mean=mean, rstd=rstd))
+    doubles = [None if t is None else t.double() for t in (x, weight, bias)]
+    close([out, mean, rstd], torch.native_group_norm(*doubles, 3, 12, 35, 4, 1e-5))
+    run(norm_backward(target, sets, out, grad, x, weight, mean, rstd))
+    expected = gradients(lambda x, *p: torch.nn.functional.group_norm(x, 4, *p), x, weight, bias, grad)
+    found = [out]
+    if affine:
+        found += [torch.empty_like(weight), torch.empty_like(bias)]
+        run(weight_grads(target, sets, found[1], found[2], grad, x, mean, rstd))
+    close(found, expected)
+
+
+@processors
+@affine
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+@pytest.mark.parametrize("shape", [(4, 6, 5, 7), (30, 6)], ids=str)
+def test_batch_norm(processor, dtype, affine, training, shape):
+    target, x, grad = dialect(processor), random(shape, dtype), random(shape, dtype)
+    weight, bias = parameters(6, torch.float32, affine)
+    running = torch.randn(6), torch.rand(6) + 0.5
+    expected_running = [t.double() for t in running]
+    sets = Sets.batch(shape[0], 6, x[0, 0].numel())
+    out, (mean, rstd) = torch.empty_like(x), empty(6, 6)
+    saved = {"mean": mean, "rstd": rstd} if training else {"mean": None, "rstd": None}
+
+    def reference(x, *p):
+        return torch.nn.functional.batch_norm(x, *[t.clone() for t in expected_running], *p, training=training)
+
+    doubles = [t.double() for t in (x, weight, bias) if t is not None]
+    expected = reference(*doubles)
+    grads = gradients(reference, x, weight, bias, grad)
+    run(norm(target, sets, out, x, weight, bias, 1e-5, running=running, momentum=0.1, **saved))
+    torch.nn.functional.batch_norm(doubles[0], *expected_running, training=training, momentum=0.1)
+    close([out, *running], [expected, *expected_running])
+    found = [out, torch.empty(6), torch.empty(6)]
+    statistics = (mean, rstd) if training else running
+    run(
+        norm_backward(
+            target, sets, out, grad, x, weight, *statistics, weight_grad=found[1], bias_grad=found[2],
+            training=training, variance=not training, eps=1e-5,
+        )
+    )  # fmt: skip
+    close(found[: len(grads)], grads)
+
+
+@dtypes
+def test_cuda_compiles(dtype):
+    x, w, s = random((4, 12, 3, 3), dtype), random((12,), dtype), torch.empty(12)
+    for sets in (Sets.layer(36, 12), Sets.group(4, 12, 9, 3), Sets.batch(4, 12, 9)):
+        check_cuda(norm, sets, x, x, w, w, 1e-5, mean=s, rstd=s)
+        check_cuda(norm_backward, sets, x, x, x, w, s, s)
+        if sets.kind == "batch":
+            check_cuda(norm, sets, x, x, w, w, 1e-5, mean=s, rstd=s, running=(s, s))
+            check_cuda(norm, sets, x, x, w, w, 1e-5, mean=None, rstd=None, running=(s, s))
+            check_cuda(norm_backward, sets, x, x, x, w, s, s, weight_grad=w, bias_grad=w, variance=True)
+        else:
+            check_cuda(weight_grads, sets, w, w, x, x, s, s)

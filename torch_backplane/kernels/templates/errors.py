@@ -1,0 +1,47 @@
+"""How a kernel reports an index out of range: into four words of device memory, which the host reads later.
+
+The words are int32: a code (0: nothing has happened), the number of the operator, the index, and the size that it is
+out of. The kernel that finds the code 0 and swaps it writes the rest; later errors are dropped. Whoever synchronizes
+with the device reads the words, raises `message` as an IndexError, and writes zeros.
+"""
+
+from __future__ import annotations
+
+INDEX_OUT_OF_RANGE = 1
+WORDS = 4
+
+_operators: list[str] = []
+
+
+def operator_number(name: str) -> int:
+    """The number that stands for the operator `name` in this process."""
+    if name not in _operators:
+        _operators.append(name)
+    return _operators.index(name)
+
+
+def message(words: list[int]) -> str | None:
+    """What the words say, or None where there was no error."""
+    code, operator, index, size = words
+    if code == 0:
+        return None
+    if code != INDEX_OUT_OF_RANGE:
+        raise ValueError(f"unknown error code {code} of a kernel")
+    return f"{_operators[operator]}: index {index} is out of bounds for dimension with size {size}"
+
+
+# checked_index (needs the type int64 and the constant WRAPS): the index, counted from the end where it is negative and WRAPS; or -1, and the error is written down.
+FUNCTIONS = f"""
+#define INT32_MOST 0x7fffffff
+#define INT32_LEAST (-INT32_MOST - 1)
+FUNCTION index_t checked_index(GLOBAL int* errors, const int operator_number, const int64 index, const int64 size) {{
+  if (index >= 0 && index < size) return (index_t)index;
+  if (WRAPS && index < 0 && index >= -size) return (index_t)(index + size);
+  if (atomic_swap(errors, 0u, {INDEX_OUT_OF_RANGE}u) == 0u) {{
+    errors[1] = operator_number;
+    errors[2] = (int)(index < INT32_LEAST ? INT32_LEAST : index > INT32_MOST ? INT32_MOST : index);
+    errors[3] = (int)size;
+  }}
+  return -1;
+}}
+"""

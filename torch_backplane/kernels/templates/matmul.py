@@ -1,0 +1,215 @@
+"""Matrix products of any layout: out = beta * c + alpha * a @ b, batched.
+
+Three forms. On a CPU a work item computes a block of results in registers: `outer` has a vector along a row of b and
+needs no order of a, `inner` has vectors along the summed dimension of both. Elsewhere `tiled`: a group computes 64 × 64
+results from tiles in local memory.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from torch_backplane.kernels.dialects.base import Dialect
+from torch_backplane.kernels.dtypes import facts, value_dtype
+from torch_backplane.kernels.templates.source import Call, make_call, split, substitute
+from torch_backplane.kernels.templates.spelling import lane_count
+
+_CPU_GROUP = 8
+_OUTER_ROWS = 8
+_INNER_ROWS = _INNER_COLUMNS = 4
+_TILE, _DEPTH, _TILED_GROUP, _SIDE = 64, 16, 256, 16
+
+
+def matmul(
+    dialect: Dialect,
+    out: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor | None = None,
+    alpha: int | float = 1,
+    beta: int | float = 1,
+) -> Call:
+    """out = beta * c + alpha * a @ b; without c, out = alpha * a @ b.
+
+    Args:
+        out, c: (batch, rows, columns), or without the batch. c has out's shape (expanded), and may be out.
+        a: (batch, rows, depth). b: (batch, depth, columns). A stride may be anything, 0 too.
+
+    Sums are in float32 for float16 and bfloat16; integers wrap.
+    """
+    if out.dim() == 2:
+        out, a, b = out.unsqueeze(0), a.unsqueeze(0), b.unsqueeze(0)
+        c = None if c is None else c.unsqueeze(0)
+    batch, rows, columns = out.shape
+    depth = a.shape[2]
+    if c is None and out.stride(2) != 1 and out.stride(1) == 1:
+        return matmul(dialect, out.mT, b.mT, a.mT, None, alpha)
+    inputs = {"a": a, "b": b}
+    if c is not None:
+        inputs["c"] = c
+    integers = {"batches": batch, "rows": rows, "columns": columns, "depth": depth}
+    for name, tensor in {"out": out, **inputs}.items():
+        integers |= dict(zip((f"{name}_batch", f"{name}_row", f"{name}_column"), tensor.stride(), strict=True))
+    is_float = facts(out.dtype).kind == "float"
+    value = value_dtype(out.dtype) if is_float else torch.uint64 if facts(out.dtype).bits == 64 else torch.uint32
+    number = value if is_float else torch.int64
+    constants: dict[str, int | str] = {
+        "MULTIPLY_ADD(x, y, z)": "fma(x, y, z)" if is_float else "((x) * (y) + (z))",
+        "WITH_C(at)": "(value_t)alpha * " if c is None else "(value_t)beta * (value_t)load_c(at) + (value_t)alpha * ",
+    }
+    lanes = lane_count(dialect, value)
+    if dialect.processor != "cpu":
+        form, group = "tiled", _TILED_GROUP
+        groups = batch * -(-rows // _TILE) * -(-columns // _TILE)
+        body = _tiled()
+    else:
+        form, group = "outer", _CPU_GROUP
+        tile_rows, tile_columns = _OUTER_ROWS, lanes
+        if a.stride(2) == 1 and b.stride(1) == 1 and depth >= 2 * lanes:
+            form, tile_rows, tile_columns = "inner", _INNER_ROWS, _INNER_COLUMNS
+        row_contiguous = b.stride(2) == 1
+        form += "" if form == "inner" or row_contiguous else "_strided"
+        groups = -(-(batch * -(-rows // tile_rows) * -(-columns // tile_columns)) // group)
+        body = _inner() if form == "inner" else _outer(row_contiguous)
+    return make_call(
+        f"matmul_{form}",
+        dialect,
+        outputs={"out": out},
+        inputs=inputs,
+        integers=integers,
+        numbers={"alpha": (number, alpha), **({} if c is None else {"beta": (number, beta)})},
+        constants=constants,
+        value=value,
+        body=body,
+        groups=groups,
+        group_size=group,
+    )
+
+
+def _block(tile_rows: int, tile_columns: str) -> str:
+    """Statements that find the work item's block: its `batch`, and its first row and column i and j."""
+    return f"""
+  const index_t item = (index_t)GROUP * {_CPU_GROUP} + ITEM;
+  const index_t row_blocks = (rows + {tile_rows - 1}) / {tile_rows};
+  const index_t column_blocks = (columns + {tile_columns} - 1) / {tile_columns};
+  if (item >= batches * row_blocks * column_blocks) return;
+  {split("item", ["batches", "column_blocks", "row_blocks"], ["batch", "column_block", "row_block"])}
+  const index_t i = row_block * {tile_rows}, j = column_block * {tile_columns};"""
+
+
+def _store(i: str, j: str, value: str) -> str:
+    return (
+        f"if ({i} < rows && {j} < columns) store_out(batch * out_batch + ({i}) * out_row + ({j}) * out_column, "
+        f"WITH_C(batch * c_batch + ({i}) * c_row + ({j}) * c_column) {value});"
+    )
+
+
+def _outer(row_contiguous: bool) -> str:
+    rows = range(_OUTER_ROWS)
+
+    def depth_loop(lanes: str) -> str:
+        steps = "\n".join(
+            f"    sum{x} = MULTIPLY_ADD(LANES_OF((value_t)load_a(a_at{x} + k * a_column)), b_lanes, sum{x});"
+            for x in rows
+        )
+        return f"for (index_t k = 0; k < depth; ++k) {{\n    {lanes}\n{steps}\n  }}"
+
+    gathered = """value_t gathered[LANES];
+    for (int lane = 0; lane < LANES; ++lane) gathered[lane] =
+      load_b(b_at + k * b_row + min(j + lane, columns - 1) * b_column);
+    const value_t_lanes b_lanes = lanes_put(gathered);"""
+    loops = depth_loop(gathered)
+    if row_contiguous:
+        contiguous = depth_loop("const value_t_lanes b_lanes = load_b_lanes(b_at + k * b_row + j);")
+        loops = f"if (j + LANES <= columns) {contiguous} else {loops}"
+    return f"""{_block(_OUTER_ROWS, "LANES")}
+  const index_t b_at = batch * b_batch;
+  {" ".join(f"const index_t a_at{x} = batch * a_batch + min(i + {x}, rows - 1) * a_row;" for x in rows)}
+  {" ".join(f"value_t_lanes sum{x} = LANES_OF(0);" for x in rows)}
+  {loops}
+  value_t found[LANES];
+  {" ".join(f"lanes_get(sum{x}, found); for (int y = 0; y < LANES; ++y) {_store(f'i + {x}', 'j + y', 'found[y]')}" for x in rows)}
+"""
+
+
+def _inner() -> str:
+    rows, columns = range(_INNER_ROWS), range(_INNER_COLUMNS)
+    pairs = [(x, y) for x in rows for y in columns]
+    steps = "\n".join(
+        f"    {{ const value_t_lanes a_lanes = load_a_lanes(a_at{x} + k);"
+        + "".join(f" sum{x}_{y} = MULTIPLY_ADD(a_lanes, b_lanes{y}, sum{x}_{y});" for y in columns)
+        + " }"
+        for x in rows
+    )
+    last = " ".join(
+        f"total{x}_{y} = MULTIPLY_ADD((value_t)load_a(a_at{x} + k), (value_t)load_b(b_at{y} + k), total{x}_{y});"
+        for x, y in pairs
+    )
+    return f"""{_block(_INNER_ROWS, str(_INNER_COLUMNS))}
+  {" ".join(f"const index_t a_at{x} = batch * a_batch + min(i + {x}, rows - 1) * a_row;" for x in rows)}
+  {" ".join(f"const index_t b_at{y} = batch * b_batch + min(j + {y}, columns - 1) * b_column;" for y in columns)}
+  {" ".join(f"value_t_lanes sum{x}_{y} = LANES_OF(0);" for x, y in pairs)}
+  index_t k = 0;
+  for (; k + LANES <= depth; k += LANES) {{
+    {" ".join(f"const value_t_lanes b_lanes{y} = load_b_lanes(b_at{y} + k);" for y in columns)}
+{steps}
+  }}
+  {" ".join(f"value_t total{x}_{y} = lanes_sum(sum{x}_{y});" for x, y in pairs)}
+  for (; k < depth; ++k) {{ {last} }}
+  {" ".join(_store(f"i + {x}", f"j + {y}", f"total{x}_{y}") for x, y in pairs)}
+"""
+
+
+def _tiled() -> str:
+    per_item = _TILE // _SIDE
+    parts = {
+        "tile": str(_TILE),
+        "depth": str(_DEPTH),
+        "group": str(_TILED_GROUP),
+        "side": str(_SIDE),
+        "per_item": str(per_item),
+        "split": split("tile", ["batches", "row_tiles", "column_tiles"], ["batch", "row_tile", "column_tile"]),
+        "store": _store("i", "j", "sum[x][y]"),
+    }
+    return substitute(_TILED, parts)
+
+
+# Tiles are filled along the dimension that is contiguous in memory, whichever it is, so that work items read neighbours.
+_TILED = """
+  LOCAL value_t a_tile[$depth][$tile + 1];
+  LOCAL value_t b_tile[$depth][$tile + 1];
+  const index_t tile = GROUP;
+  const index_t row_tiles = (rows + $tile - 1) / $tile, column_tiles = (columns + $tile - 1) / $tile;
+  $split
+  const int item_row = ITEM / $side, item_column = ITEM % $side;
+  const bool a_along_depth = a_column == 1, b_along_depth = b_column != 1;
+  value_t sum[$per_item][$per_item];
+  for (int x = 0; x < $per_item; ++x)
+    for (int y = 0; y < $per_item; ++y) sum[x][y] = 0;
+  for (index_t first = 0; first < depth; first += $depth) {
+    for (int e = ITEM; e < $depth * $tile; e += $group) {
+      const int a_k = a_along_depth ? e % $depth : e / $tile, a_i = a_along_depth ? e / $depth : e % $tile;
+      const index_t i = row_tile * $tile + a_i;
+      a_tile[a_k][a_i] = i < rows && first + a_k < depth
+        ? (value_t)load_a(batch * a_batch + i * a_row + (first + a_k) * a_column) : (value_t)0;
+      const int b_k = b_along_depth ? e % $depth : e / $tile, b_j = b_along_depth ? e / $depth : e % $tile;
+      const index_t j = column_tile * $tile + b_j;
+      b_tile[b_k][b_j] = j < columns && first + b_k < depth
+        ? (value_t)load_b(batch * b_batch + (first + b_k) * b_row + j * b_column) : (value_t)0;
+    }
+    BARRIER;
+    for (int k = 0; k < $depth; ++k) {
+      value_t a_column_part[$per_item], b_row_part[$per_item];
+      for (int x = 0; x < $per_item; ++x) a_column_part[x] = a_tile[k][item_row + x * $side];
+      for (int y = 0; y < $per_item; ++y) b_row_part[y] = b_tile[k][item_column + y * $side];
+      for (int x = 0; x < $per_item; ++x)
+        for (int y = 0; y < $per_item; ++y) sum[x][y] = MULTIPLY_ADD(a_column_part[x], b_row_part[y], sum[x][y]);
+    }
+    BARRIER;
+  }
+  for (int x = 0; x < $per_item; ++x)
+    for (int y = 0; y < $per_item; ++y) {
+      const index_t i = row_tile * $tile + item_row + x * $side, j = column_tile * $tile + item_column + y * $side;
+      $store
+    }
+"""

@@ -1,0 +1,324 @@
+"""Layer, group, batch and RMS norm, forward and backward, of contiguous tensors.
+
+All of them normalise sets of numbers, each set by one team of work items. A set is `pieces` runs of `length`
+neighbouring numbers, and what multiplies them is given for each number (layer and RMS norm), each piece (group norm)
+or each set (batch norm): that is a `Sets`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from torch_backplane.kernels.dialects.base import Dialect
+from torch_backplane.kernels.dtypes import value_dtype
+from torch_backplane.kernels.templates.source import (
+    GROUP_SIZE,
+    ROWS_PER_GROUP,
+    Call,
+    make_call,
+    row_groups,
+    row_loop,
+    row_start,
+    substitute,
+    team_reduce,
+    team_shared,
+)
+from torch_backplane.kernels.templates.spelling import lane_count
+
+
+@dataclass(frozen=True)
+class Sets:
+    """Which numbers are normalised together.
+
+    Args:
+        kind: "layer", "group" or "batch": the order in memory, and what weight and bias belong to.
+        count: how many sets. pieces: runs in each. length: of a run.
+        groups: of a group norm, how many sets have weights of their own.
+    """
+
+    kind: str
+    count: int
+    pieces: int
+    length: int
+    groups: int = 1
+
+    @staticmethod
+    def layer(rows: int, size: int) -> Sets:
+        return Sets("layer", rows, 1, size)
+
+    @staticmethod
+    def group(batch: int, channels: int, length: int, groups: int) -> Sets:
+        return Sets("group", batch * groups, channels // groups, length, groups)
+
+    @staticmethod
+    def batch(batch: int, channels: int, length: int) -> Sets:
+        return Sets("batch", channels, batch, length)
+
+    def integers(self) -> dict[str, int]:
+        return {"rows": self.count, "pieces": self.pieces, "length": self.length, "groups": self.groups}
+
+
+# Where a piece begins; and where the weight of a number is.
+_PIECE_AT = {
+    "layer": "row * length",
+    "group": "(row * pieces + piece) * length",
+    "batch": "(piece * rows + row) * length",
+}
+_WEIGHT_AT = {"layer": "i", "group": "row % groups * pieces + piece", "batch": "row"}
+
+
+def norm(
+    dialect: Dialect,
+    sets: Sets,
+    out: torch.Tensor,
+    self: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    *,
+    mean: torch.Tensor | None,
+    rstd: torch.Tensor | None,
+    running: tuple[torch.Tensor, torch.Tensor] | None = None,
+    momentum: float = 0.0,
+) -> Call:
+    """out = (self - mean) / sqrt(variance + eps) * weight + bias.
+
+    Args:
+        mean, rstd: written, one number for each set. Without mean, zero is the mean (RMS norm). With neither, the mean
+            and variance in `running` are used, as batch norm does in evaluation.
+        running: running mean and variance (batch norm); updated by momentum where rstd is given.
+    """
+    value = value_dtype(out.dtype)
+    outputs, inputs = {"out": out}, {"self": self}
+    update = running is not None and rstd is not None
+    for name, tensor in (("mean_of", mean), ("rstd_of", rstd)):
+        if tensor is not None:
+            outputs[name] = tensor
+    if running is not None:
+        (outputs if update else inputs).update(running_mean=running[0], running_var=running[1])
+    inputs |= _given(weight=weight, bias=bias)
+    statement = f"const value_t@ normal@ = (load_self@(at) - mean) * rstd; store_out@(at, {_affine(sets, weight, bias)});"
+    body = f"""
+  {team_shared(dialect)}
+  {row_start(dialect)}
+  const value_t count = (value_t)pieces * length;
+  {_statistics(dialect, sets, mean is not None) if rstd is not None else _GIVEN_STATISTICS}
+  {"if (member == 0) store_rstd_of(row, rstd);" if rstd is not None else ""}
+  {"if (member == 0) store_mean_of(row, mean);" if mean is not None else ""}
+  {_UPDATE if update else ""}
+  {_pieces(dialect, sets, statement)}
+"""
+    numbers = {"eps": (value, eps), **({"momentum": (value, momentum)} if update else {})}
+    return _call(f"{sets.kind}_norm", dialect, sets, outputs, inputs, value, body, numbers)
+
+
+def norm_backward(
+    dialect: Dialect,
+    sets: Sets,
+    out: torch.Tensor,
+    grad: torch.Tensor,
+    self: torch.Tensor,
+    weight: torch.Tensor | None,
+    mean: torch.Tensor | None,
+    rstd: torch.Tensor,
+    *,
+    weight_grad: torch.Tensor | None = None,
+    bias_grad: torch.Tensor | None = None,
+    training: bool = True,
+    variance: bool = False,
+    eps: float = 0.0,
+) -> Call:
+    """The gradient of self; of batch norm also those of weight and bias, which each set has for itself.
+
+    Args:
+        mean: None for RMS norm.
+        training: whether mean and rstd came from self. variance: whether rstd holds variances (running ones).
+    """
+    value = value_dtype(out.dtype)
+    inputs = {"grad": grad, "self": self, "rstd_of": rstd, **_given(weight=weight, mean_of=mean)}
+    outputs = {"out": out, **_given(weight_grad=weight_grad, bias_grad=bias_grad)}
+    by_number = sets.kind != "batch" and weight is not None
+    factor = "" if not by_number else f" * load_weight{'@' if sets.kind == 'layer' else ''}({_WEIGHT_AT[sets.kind]})"
+    read = f"const value_t@ g@ = load_grad@(at){factor}; const value_t@ normal@ = (load_self@(at) - mean) * rstd;"
+    sums = f"{read} grads@ += g@; products@ += g@ * normal@;"
+    centre = "grads / count + " if mean is not None else ""
+    formula = f"(g@ - ({centre}normal@ * (products / count)))" if training else "g@"
+    each = "weight_of_set * " if weight is not None and not by_number else ""
+    body = f"""
+  {team_shared(dialect)}
+  {row_start(dialect)}
+  const value_t count = (value_t)pieces * length;
+  const value_t mean = {"0" if mean is None else "load_mean_of(row)"};
+  const value_t rstd = {"1 / sqrt((value_t)load_rstd_of(row) + eps)" if variance else "load_rstd_of(row)"};
+  {"const value_t weight_of_set = load_weight(row);" if each else ""}
+  value_t grads = 0, products = 0;
+  value_t_lanes grads_lanes = LANES_OF(0), products_lanes = LANES_OF(0);
+  {_pieces(dialect, sets, sums)}
+  grads += lanes_sum(grads_lanes); products += lanes_sum(products_lanes);
+  {team_reduce(dialect, "grads")}
+  {team_reduce(dialect, "products")}
+  {"if (member == 0) store_weight_grad(row, products);" if weight_grad is not None else ""}
+  {"if (member == 0) store_bias_grad(row, grads);" if bias_grad is not None else ""}
+  const value_t scale = {each}rstd;
+  {_pieces(dialect, sets, f"{read} store_out@(at, {formula} * scale);")}
+"""
+    return _call(f"{sets.kind}_norm_backward", dialect, sets, outputs, inputs, value, body, {"eps": (value, eps)})
+
+
+def weight_grads(
+    dialect: Dialect,
+    sets: Sets,
+    weight_grad: torch.Tensor | None,
+    bias_grad: torch.Tensor | None,
+    grad: torch.Tensor,
+    self: torch.Tensor,
+    mean: torch.Tensor | None,
+    rstd: torch.Tensor,
+) -> Call:
+    """The gradients of weight and bias (at least one of them) of a layer, RMS or group norm."""
+    value = value_dtype(grad.dtype)
+    outputs = _given(weight_grad=weight_grad, bias_grad=bias_grad)
+    inputs = {"grad": grad, "self": self, "rstd_of": rstd, **_given(mean_of=mean)}
+    names = ("products", "grads")[weight_grad is None : 1 + (bias_grad is not None)]
+    store = {"products": "store_weight_grad@($at, products@);", "grads": "store_bias_grad@($at, grads@);"}
+    zero_mean = "0" if mean is None else "load_mean_of(set)"
+    parts = {
+        "team_shared": team_shared(dialect),
+        "row_start": row_start(dialect),
+        "mean": zero_mean,
+        "items": str(ROWS_PER_GROUP if dialect.processor == "cpu" else GROUP_SIZE),
+        "sum": "grads@ += load_grad@(at); products@ += load_grad@(at) * ((load_self@(at) - mean) * load_rstd_of(set));",
+    }
+    if sets.kind == "layer":
+        column = substitute(_COLUMN, parts | {"store": " ".join(store[n].replace("$at", "column") for n in names)})
+        body = substitute(_COLUMNS, parts | {"by_lanes": column.replace("@", "_lanes"), "singly": column.replace("@", "")})
+        items = -(-sets.length // lane_count(dialect, value))
+        group_size = int(parts["items"])
+        groups = -(-items // group_size)
+        integers = sets.integers()
+    else:
+        parts["loop"] = row_loop(dialect, f"const index_t at = (n * rows + row) * length + i; {parts['sum']}", "length")
+        parts["meet"] = " ".join(f"{n} += lanes_sum({n}_lanes); {team_reduce(dialect, n)}" for n in names)
+        parts["store"] = " ".join(store[n].replace("$at", "row").replace("@", "") for n in names)
+        body = substitute(_CHANNELS, parts)
+        channels = sets.pieces * sets.groups
+        groups, group_size = row_groups(dialect, channels)
+        integers = {
+            "rows": channels,
+            "pieces": sets.pieces,
+            "length": sets.length,
+            "groups": sets.groups,
+            "batch": sets.count // sets.groups,
+        }
+    return make_call(
+        f"{sets.kind}_norm_weight_grads",
+        dialect,
+        outputs=outputs,
+        inputs=inputs,
+        integers=integers,
+        value=value,
+        body=body,
+        groups=groups,
+        group_size=group_size,
+    )
+
+
+def _given(**tensors: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+
+
+def _affine(sets: Sets, weight: torch.Tensor | None, bias: torch.Tensor | None) -> str:
+    lanes, at = "@" if sets.kind == "layer" else "", _WEIGHT_AT[sets.kind]
+    scaled = f"normal@ * load_weight{lanes}({at})" if weight is not None else "normal@"
+    return f"{scaled} + load_bias{lanes}({at})" if bias is not None else scaled
+
+
+def _pieces(dialect: Dialect, sets: Sets, statement: str) -> str:
+    """`statement` for every number of the set: its address is `at`, its number in the piece i."""
+    return f"""for (index_t piece = 0; piece < pieces; ++piece) {{
+    const index_t piece_at = {_PIECE_AT[sets.kind]};
+    {row_loop(dialect, f"const index_t at = piece_at + i; {statement}", "length")}
+  }}"""
+
+
+def _statistics(dialect: Dialect, sets: Sets, centred: bool) -> str:
+    """Mean and variance in two passes: the numbers are in the cache, and nothing cancels."""
+
+    def total(name: str, statement: str) -> str:
+        return f"""value_t {name} = 0; value_t_lanes {name}_lanes = LANES_OF(0);
+  {_pieces(dialect, sets, statement)}
+  {name} += lanes_sum({name}_lanes);
+  {team_reduce(dialect, name)}"""
+
+    mean = f"{total('sum', 'sum@ += load_self@(at);')} const value_t mean = sum / count;" if centred else ""
+    return f"""{mean or "const value_t mean = 0;"}
+  {total("squares", "const value_t@ centred@ = load_self@(at) - mean; squares@ += centred@ * centred@;")}
+  const value_t rstd = 1 / sqrt(squares / count + eps);"""
+
+
+_GIVEN_STATISTICS = """const value_t mean = load_running_mean(row);
+  const value_t rstd = 1 / sqrt((value_t)load_running_var(row) + eps);"""
+
+_UPDATE = """if (member == 0) {
+    store_running_mean(row, (1 - momentum) * load_running_mean(row) + momentum * mean);
+    store_running_var(row, (1 - momentum) * load_running_var(row) + momentum * (squares / (count - 1)));
+  }"""
+
+# A column's gradients: the sum over all sets, of which each has one number in it.
+_COLUMN = """value_t@ grads@ = OF@(0), products@ = OF@(0);
+    for (index_t set = 0; set < rows; ++set) {
+      const index_t at = set * length + column;
+      const value_t mean = $mean;
+      $sum
+    }
+    $store"""
+
+_COLUMNS = """
+  const index_t first = ((index_t)GROUP * $items + ITEM) * LANES;
+  if (first >= length) return;
+  #define OF_lanes(x) LANES_OF(x)
+  #define OF(x) (x)
+  if (first + LANES <= length) { const index_t column = first; $by_lanes return; }
+  for (index_t column = first; column < length; ++column) { $singly }
+"""
+
+_CHANNELS = """
+  $team_shared
+  $row_start
+  value_t grads = 0, products = 0;
+  value_t_lanes grads_lanes = LANES_OF(0), products_lanes = LANES_OF(0);
+  for (index_t n = 0; n < batch; ++n) {
+    const index_t set = n * groups + row / pieces;
+    const value_t mean = $mean;
+    $loop
+  }
+  $meet
+  if (member == 0) { $store }
+"""
+
+
+def _call(
+    name: str,
+    dialect: Dialect,
+    sets: Sets,
+    outputs: dict[str, torch.Tensor],
+    inputs: dict[str, torch.Tensor],
+    value: torch.dtype,
+    body: str,
+    numbers: dict[str, tuple[torch.dtype, int | float]],
+) -> Call:
+    groups, group_size = row_groups(dialect, sets.count)
+    return make_call(
+        name,
+        dialect,
+        outputs=outputs,
+        inputs=inputs,
+        integers=sets.integers(),
+        numbers=numbers,
+        value=value,
+        body=body,
+        groups=groups,
+        group_size=group_size,
+    )

@@ -1,0 +1,174 @@
+"""softmax and log_softmax, forward and backward, along one dimension of contiguous tensors.
+
+Where the dimension is the innermost, a team of work items has a row; else a work item has LANES neighbouring columns.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from torch_backplane.kernels.dialects.base import Dialect
+from torch_backplane.kernels.dtypes import facts, value_dtype
+from torch_backplane.kernels.templates.source import (
+    GROUP_SIZE,
+    ROWS_PER_GROUP,
+    Call,
+    make_call,
+    row_groups,
+    row_loop,
+    row_start,
+    rows_and_columns,
+    split,
+    team_reduce,
+    team_shared,
+)
+from torch_backplane.kernels.templates.spelling import lane_count
+
+
+def softmax(dialect: Dialect, out: torch.Tensor, self: torch.Tensor, dim: int, log: bool) -> Call:
+    """out = softmax or log_softmax of self along dim. Both contiguous, of one shape; not empty."""
+    value = value_dtype(out.dtype)
+    infinity = dialect.infinity(facts(value).bits)
+    passes = {
+        "greatest": "greatest@ = fmax(greatest@, load_self@(at));",
+        "total": "total@ += exp(load_self@(at) - greatest);",
+        "store": "store_out@(at, (load_self@(at) - greatest) - logarithm);"
+        if log
+        else "store_out@(at, exp(load_self@(at) - greatest) * scale);",
+    }
+    before_store = "const {t} logarithm = log(total);" if log else "const {t} scale = (value_t)1 / total;"
+    name = ("log_" if log else "") + "softmax"
+    if rows_and_columns(self.shape, dim)[2] == 1:
+        body = f"""
+  {team_shared(dialect)}
+  {row_start(dialect)}
+  value_t greatest = -{infinity}, total = 0;
+  value_t_lanes greatest_lanes = LANES_OF(-{infinity}), total_lanes = LANES_OF(0);
+  const index_t row_at = row * size;
+  {_along_row(dialect, passes["greatest"])}
+  greatest = fmax(greatest, lanes_max(greatest_lanes));
+  {team_reduce(dialect, "greatest", "fmax({0}, {1})")}
+  {_along_row(dialect, passes["total"])}
+  total += lanes_sum(total_lanes);
+  {team_reduce(dialect, "total")}
+  {before_store.format(t="value_t")}
+  {_along_row(dialect, passes["store"])}
+"""
+        return _rows_call(name, dialect, {"out": out}, {"self": self}, value, body)
+    body = _down_columns(
+        f"""
+  value_t@ greatest@ = OF@(-{infinity}), total@ = OF@(0);
+  DOWN {{ {passes["greatest"]} }}
+  DOWN {{ {passes["total"].replace("greatest", "greatest@")} }}
+  {before_store.format(t="value_t@").replace("total", "total@").replace("scale", "scale@").replace("logarithm", "logarithm@")}
+  DOWN {{ {passes["store"].replace("greatest", "greatest@").replace("scale", "scale@").replace("logarithm", "logarithm@")} }}
+"""
+    )
+    return _columns_call(name, dialect, {"out": out}, {"self": self}, dim, value, body)
+
+
+def softmax_backward(
+    dialect: Dialect, out: torch.Tensor, grad: torch.Tensor, result: torch.Tensor, dim: int, log: bool
+) -> Call:
+    """The gradient of what `softmax` was given, from that of its result. All contiguous, of one shape; not empty."""
+    value = value_dtype(grad.dtype)
+    total = "total@ += load_grad@(at);" if log else "total@ += load_grad@(at) * load_result@(at);"
+    name = ("log_" if log else "") + "softmax_backward"
+    tensors = {"grad": grad, "result": result}
+
+    def store(total: str) -> str:
+        if log:
+            return f"store_out@(at, load_grad@(at) - exp(load_result@(at)) * {total});"
+        return f"store_out@(at, (load_grad@(at) - {total}) * load_result@(at));"
+
+    if rows_and_columns(grad.shape, dim)[2] == 1:
+        body = f"""
+  {team_shared(dialect)}
+  {row_start(dialect)}
+  value_t total = 0;
+  value_t_lanes total_lanes = LANES_OF(0);
+  const index_t row_at = row * size;
+  {_along_row(dialect, total)}
+  total += lanes_sum(total_lanes);
+  {team_reduce(dialect, "total")}
+  {_along_row(dialect, store("total"))}
+"""
+        return _rows_call(name, dialect, {"out": out}, tensors, value, body)
+    body = _down_columns(f"value_t@ total@ = OF@(0); DOWN {{ {total} }} DOWN {{ {store('total@')} }}")
+    return _columns_call(name, dialect, {"out": out}, tensors, dim, value, body)
+
+
+def _along_row(dialect: Dialect, statement: str) -> str:
+    return row_loop(dialect, f"const index_t at = row_at + i; {statement}")
+
+
+def _rows_call(
+    name: str,
+    dialect: Dialect,
+    outputs: dict[str, torch.Tensor],
+    inputs: dict[str, torch.Tensor],
+    value: torch.dtype,
+    body: str,
+) -> Call:
+    shape = inputs[next(iter(inputs))].shape
+    size = shape[-1] if shape else 1
+    rows = math.prod(shape) // size
+    groups, group_size = row_groups(dialect, rows)
+    return make_call(
+        f"{name}_rows",
+        dialect,
+        outputs=outputs,
+        inputs=inputs,
+        integers={"rows": rows, "size": size},
+        value=value,
+        body=body,
+        groups=groups,
+        group_size=group_size,
+    )
+
+
+def _down_columns(text: str) -> str:
+    """The text by lanes where LANES columns are left, and else for each of the rest; DOWN is the loop over the size."""
+    text = text.replace("DOWN", "for (index_t k = 0, at = first; k < size; ++k, at += columns)")
+    by_lanes = text.replace("OF@", "LANES_OF").replace("@", "_lanes")
+    singly = text.replace("OF@", "").replace("@", "")
+    return f"""
+  const index_t item = (index_t)GROUP * ITEMS + ITEM;
+  const index_t blocks = (columns + LANES - 1) / LANES;
+  if (item >= rows * blocks) return;
+  {split("item", ["rows", "blocks"], ["row", "block"])}
+  const index_t column = block * LANES, first = row * size * columns + column;
+  if (column + LANES <= columns) {{ {by_lanes} return; }}
+  for (index_t rest = column; rest < columns; ++rest) {{
+    const index_t first = row * size * columns + rest;
+    {singly}
+  }}
+"""
+
+
+def _columns_call(
+    name: str,
+    dialect: Dialect,
+    outputs: dict[str, torch.Tensor],
+    inputs: dict[str, torch.Tensor],
+    dim: int,
+    value: torch.dtype,
+    body: str,
+) -> Call:
+    rows, size, columns = rows_and_columns(next(iter(inputs.values())).shape, dim)
+    blocks = rows * -(-columns // lane_count(dialect, value))
+    group_size = ROWS_PER_GROUP if dialect.processor == "cpu" else GROUP_SIZE
+    return make_call(
+        f"{name}_columns",
+        dialect,
+        outputs=outputs,
+        inputs=inputs,
+        integers={"rows": rows, "size": size, "columns": columns},
+        constants={"ITEMS": group_size},
+        value=value,
+        body=body,
+        groups=-(-blocks // group_size),
+        group_size=group_size,
+    )

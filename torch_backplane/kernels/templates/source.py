@@ -1,0 +1,197 @@
+"""Templates become calls: a kernel's text with its parameters declared, and what to pass for them.
+
+A template is a function of tensors (only of their dtypes, sizes and strides) that returns a `Call`. In its text a
+tensor `x` is a pointer `x`, read with `load_x(at)` and written with `store_x(at, value)`, which convert float16,
+bfloat16 and bool; integers are parameters of type `index_t`: `int`, or 64 bits wide where a tensor is too large for it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+
+from torch_backplane.kernels.dialects.base import Dialect
+from torch_backplane.kernels.dtypes import value_dtype
+from torch_backplane.kernels.kernel import Kernel, Parameter, entry_point
+from torch_backplane.kernels.layouts import NARROW_LIMIT
+from torch_backplane.kernels.templates import spelling
+
+GROUP_SIZE = 64
+
+
+class Call(NamedTuple):
+    """A kernel and its arguments.
+
+    tensors are in the order of the kernel's output and input parameters, numbers in that of its scalar ones; items is
+    the number of work items, a multiple of group.
+    """
+
+    kernel: Kernel
+    tensors: tuple[torch.Tensor, ...]
+    numbers: tuple[int | float, ...]
+    items: int
+    group: int
+
+
+def named(prefix: str, values: Sequence[int]) -> dict[str, int]:
+    """{prefix0: values[0], …}, for integers."""
+    return {f"{prefix}{i}": value for i, value in enumerate(values)}
+
+
+def extent(tensor: torch.Tensor) -> int:
+    """Number of elements from the first one of a tensor to the last one in memory."""
+    return 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def make_call(
+    name: str,
+    dialect: Dialect,
+    *,
+    outputs: Mapping[str, torch.Tensor],
+    inputs: Mapping[str, torch.Tensor],
+    integers: Mapping[str, int],
+    body: str,
+    groups: int,
+    value: torch.dtype,
+    numbers: Mapping[str, tuple[torch.dtype, int | float]] | None = None,
+    types: Mapping[str, torch.dtype] | None = None,
+    functions: str = "",
+    constants: Mapping[str, int | str] | None = None,
+    group_size: int = GROUP_SIZE,
+) -> Call:
+    """The call of the kernel `name` whose statements are `body`.
+
+    Args:
+        outputs, inputs: tensors by the names that the text has for them. Outputs may be read, too.
+        integers: sizes, strides and the like, as index_t.
+        numbers: other numbers, each with the dtype that it has in the text.
+        groups: how many groups of group_size work items.
+        value: the text's value_t.
+        types: further types of the text.
+        functions: text between the macros and the kernel.
+        constants: what the text is specialised on: #define lines.
+    """
+    numbers, tensors = numbers or {}, {**outputs, **inputs}
+    used = {value, *(t.dtype for t in tensors.values()), *(dtype for dtype, _ in numbers.values())}
+    wide = max(groups * group_size, *integers.values(), *(extent(t) for t in tensors.values())) > NARROW_LIMIT
+    index = torch.int64 if wide else torch.int32
+    typedefs = {"index_t": index, "value_t": value, **(types or {})}
+    used |= set(typedefs.values())
+
+    parameters = [Parameter("output", t.dtype, i) for i, t in enumerate(outputs.values())]
+    parameters += [Parameter("input", t.dtype, i) for i, t in enumerate(inputs.values())]
+    parameters += [Parameter("scalar", index, i) for i in range(len(integers))]
+    parameters += [Parameter("scalar", dtype, len(integers) + i) for i, (dtype, _) in enumerate(numbers.values())]
+    declared: list[str] = []
+    pointers: list[str] = []
+    for tensor_name, tensor in tensors.items():
+        declared += dialect.buffer_parameters(tensor_name, tensor.dtype, tensor_name in outputs)
+        pointers += dialect.buffer_pointer(tensor_name, tensor.dtype, tensor_name in outputs)
+    declared += [f"const index_t {integer}" for integer in integers]
+    declared += [f"const {dialect.type(dtype)} {number}" for number, (dtype, _) in numbers.items()]
+
+    lanes = "LANES" in body or "_lanes" in body
+    parts = [
+        dialect.header(frozenset(used)),
+        spelling.macros(dialect),
+        *(f"typedef {dialect.type(dtype)} {alias};" for alias, dtype in typedefs.items()),
+        *(f"#define {constant} {text}" for constant, text in (constants or {}).items()),
+        *(_access(dialect, tensor_name, tensor.dtype) for tensor_name, tensor in tensors.items()),
+    ]
+    if lanes:
+        parts.append(spelling.lanes(dialect, value))
+        parts.append(spelling.lane_functions(dialect, frozenset(used), value))
+        parts += [spelling.lane_access(dialect, n, t.dtype, value) for n, t in tensors.items()]
+    entry = entry_point(name)
+    parts += [functions, dialect.kernel(entry, declared, group_size, [*pointers, body])]
+    kernel = Kernel(entry, "\n".join(parts), tuple(parameters), None, group_size)
+    arguments = (*integers.values(), *(number for _, number in numbers.values()))
+    return Call(kernel, tuple(tensors.values()), arguments, groups * group_size, group_size)
+
+
+def _access(dialect: Dialect, name: str, dtype: torch.dtype) -> str:
+    registers = dialect.type(value_dtype(dtype))
+    value = "(x) != 0" if dtype == torch.bool else f"({registers})(x)"
+    return (
+        f"#define load_{name}(at) ({dialect.decode(f'{name}[at]', dtype)})\n"
+        f"#define store_{name}(at, x) {name}[at] = {dialect.encode(value, dtype)}"
+    )
+
+
+def team_size(dialect: Dialect) -> int:
+    """How many work items share a row: on a CPU each has its own, elsewhere a group has one."""
+    return 1 if dialect.processor == "cpu" else GROUP_SIZE
+
+
+def row_groups(dialect: Dialect, rows: int) -> tuple[int, int]:
+    """(groups, group_size) for one team for each of `rows`."""
+    if team_size(dialect) > 1:
+        return rows, GROUP_SIZE
+    return -(-rows // ROWS_PER_GROUP), ROWS_PER_GROUP
+
+
+# On a CPU: few, so that few rows are spread over the cores.
+ROWS_PER_GROUP = 8
+
+
+def row_start(dialect: Dialect) -> str:
+    """Statements that declare `row` (and leave where there is none) and `member`, the work item's number in its team."""
+    if team_size(dialect) > 1:
+        return "const index_t row = GROUP; const int member = ITEM;"
+    return f"const index_t row = (index_t)GROUP * {ROWS_PER_GROUP} + ITEM; const int member = 0; if (row >= rows) return;"
+
+
+def row_loop(dialect: Dialect, statement: str, size: str = "size") -> str:
+    """`statement` for every i below `size`, by lanes and then singly; `@` is `_lanes` in the one, nothing in the other."""
+    team = team_size(dialect)
+    lines = [f"{{ index_t i = (index_t)member * LANES;\nfor (; i + LANES <= {size}; i += {team} * LANES) {{"]
+    lines.append(statement.replace("@", "_lanes") + "}")
+    if team == 1:
+        lines.append(f"for (; i < {size}; ++i) {{ {statement.replace('@', '')} }}")
+    return "\n".join([*lines, "}"])
+
+
+def team_shared(dialect: Dialect) -> str:
+    """The declaration that team_reduce needs, at the beginning of the body."""
+    return f"LOCAL value_t team_shared[{GROUP_SIZE}];" if team_size(dialect) > 1 else ""
+
+
+def team_reduce(dialect: Dialect, variable: str, combine: str = "{0} + {1}") -> str:
+    """Statements after which `variable` is, in every member, the combination of all members'."""
+    if team_size(dialect) == 1:
+        return ""
+    met = combine.format(variable, "team_shared[member + half_size]")
+    return f"""
+  team_shared[member] = {variable};
+  BARRIER;
+  for (int half_size = {GROUP_SIZE // 2}; half_size > 0; half_size >>= 1) {{
+    if (member < half_size) {{ {variable} = {met}; team_shared[member] = {variable}; }}
+    BARRIER;
+  }}
+  {variable} = team_shared[0];
+  BARRIER;"""
+
+
+def split(index: str, sizes: Sequence[str], names: Sequence[str]) -> str:
+    """Statements that declare `names`, the coordinates of the linear `index` in `sizes`, the last one innermost."""
+    lines = [f"index_t {index}_rest = {index};"]
+    for size, name in zip(reversed(sizes[1:]), reversed(names[1:]), strict=True):
+        lines.append(f"const index_t {name} = {index}_rest % {size}; {index}_rest /= {size};")
+    return " ".join([*lines, f"const index_t {names[0]} = {index}_rest;"])
+
+
+def rows_and_columns(shape: Sequence[int], dim: int) -> tuple[int, int, int]:
+    """(product of the sizes before dim, its size, product of the sizes after it); a 0-dim shape counts as one row of 1."""
+    if not shape:
+        return 1, 1, 1
+    dim %= len(shape)
+    return math.prod(shape[:dim]), shape[dim], math.prod(shape[dim + 1 :])
+
+
+def substitute(text: str, parts: Mapping[str, str]) -> str:
+    """`text` with each $name replaced; KeyError where parts has none."""
+    return re.sub(r"\$(\w+)", lambda match: parts[match[1]], text)

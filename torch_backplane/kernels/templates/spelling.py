@@ -1,0 +1,122 @@
+"""How hand-written kernel text is spelled in each dialect: a page of macros before it.
+
+Text of templates is C with these words: GLOBAL, LOCAL, ITEM, GROUP, BARRIER, FUNCTION, atomic_swap, and lanes.
+
+Lanes: on a CPU, `value_t_lanes` is a vector of LANES numbers, so that one work item uses all of a vector register; on
+a GPU LANES is 1 and a `value_t_lanes` is a `value_t`, as its work items are the lanes. Operators and fmax, exp, fma, …
+take both; LANES_OF(x) has x in every lane, lanes_sum and lanes_max make one number of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from torch_backplane.kernels.dialects.base import Dialect
+from torch_backplane.kernels.dtypes import facts, value_dtype
+
+_OPENCL = """\
+#define GLOBAL global
+#define LOCAL local
+#define ITEM ((int)get_local_id(0))
+#define GROUP get_group_id(0)
+#define BARRIER barrier(CLK_LOCAL_MEM_FENCE)
+#define atomic_swap(address, expected, desired) atomic_cmpxchg((volatile global uint*)(address), expected, desired)
+"""
+
+_CUDA = """\
+#define GLOBAL
+#define LOCAL __shared__
+#define ITEM ((int)threadIdx.x)
+#define GROUP blockIdx.x
+#define BARRIER __syncthreads()
+#define atomic_swap(address, expected, desired) atomicCAS((uint*)(address), expected, desired)
+"""
+
+_MACROS: Mapping[str, str] = {"OpenCL C": _OPENCL, "CUDA C++": _CUDA}
+
+
+def macros(dialect: Dialect) -> str:
+    """What every template's text begins with; TypeError for a dialect that has no spelling here."""
+    try:
+        return _MACROS[dialect.name]
+    except KeyError:
+        raise TypeError(f"templates are spelled for {', '.join(_MACROS)}, not for {dialect.name}") from None
+
+
+def lane_count(dialect: Dialect, value: torch.dtype) -> int:
+    """Lanes of a `value`: 64 bytes of them on a CPU, and 1 elsewhere."""
+    if dialect.name != "OpenCL C" or dialect.processor != "cpu":
+        return 1
+    return min(16, 512 // facts(value).bits)
+
+
+def lanes(dialect: Dialect, value: torch.dtype) -> str:
+    """The declarations of `value_t_lanes` and its functions, where value_t is `value`."""
+    width = lane_count(dialect, value)
+    is_float = facts(value).kind == "float"
+    greater = "fmax" if is_float else "max"
+    if width == 1:
+        return """\
+#define LANES 1
+typedef value_t value_t_lanes;
+#define LANES_OF(x) (x)
+#define lanes_sum(x) (x)
+#define lanes_max(x) (x)
+#define lanes_get(x, array) (array)[0] = (x)
+#define lanes_put(array) (array)[0]
+"""
+    name = dialect.type(value)
+    lines = [
+        f"#define LANES {width}",
+        f"typedef {name}{width} value_t_lanes;",
+        "#define LANES_OF(x) ((value_t_lanes)(x))",
+        f"#define lanes_get(x, array) vstore{width}(x, 0, array)",
+        f"#define lanes_put(array) vload{width}(0, array)",
+    ]
+    for function, combine in (("sum", "{0}.lo + {0}.hi"), ("max", greater + "({0}.lo, {0}.hi)")):
+        steps, at, half = [], "x", width // 2
+        while half:
+            steps.append(f"const {name}{half if half > 1 else ''} x{half} = {combine.format(at)};")
+            at, half = f"x{half}", half // 2
+        lines.append(f"FUNCTION {name} lanes_{function}(const value_t_lanes x) {{ {' '.join(steps)} return x1; }}")
+    return "\n".join(lines) + "\n"
+
+
+def lane_access(dialect: Dialect, name: str, dtype: torch.dtype, value: torch.dtype) -> str:
+    """`load_NAME_lanes(at)` and `store_NAME_lanes(at, x)`: LANES elements from `at` on, converted to value_t."""
+    width = lane_count(dialect, value)
+    if width == 1:
+        return (
+            f"#define load_{name}_lanes(at) ((value_t)load_{name}(at))\n"
+            f"#define store_{name}_lanes(at, x) store_{name}(at, x)\n"
+        )
+    loaded, stored = f"vload{width}(0, {name} + (at))", f"vstore{width}({{}}, 0, {name} + (at))"
+    target = f"convert_{dialect.type(value)}{width}"
+    if dtype == torch.float16:
+        load = f"vload_half{width}(0, (GLOBAL const half*){name} + (at))"
+        store = f"vstore_half{width}_rte(convert_float{width}(x), 0, (GLOBAL half*){name} + (at))"
+    elif dtype == torch.bfloat16:
+        load = f"as_float{width}(convert_uint{width}({loaded}) << 16)"
+        store = stored.format(f"bfloat16_lanes(as_uint{width}(convert_float{width}(x)))")
+    elif dtype == torch.bool:
+        load, store = f"(convert_int{width}({loaded}) != 0 ? 1 : 0)", stored.format(f"convert_uchar{width}(x)")
+    else:
+        load, store = loaded, stored.format(f"convert_{dialect.type(dtype)}{width}(x)")
+    if value_dtype(dtype) != value:
+        load = f"{target}({load})"
+    return f"#define load_{name}_lanes(at) {load}\n#define store_{name}_lanes(at, x) {store}\n"
+
+
+def lane_functions(dialect: Dialect, dtypes: frozenset[torch.dtype], value: torch.dtype) -> str:
+    """What lane_access needs: rounding to bfloat16, to nearest even, NaN kept."""
+    width = lane_count(dialect, value)
+    if width == 1 or torch.bfloat16 not in dtypes:
+        return ""
+    return f"""\
+FUNCTION ushort{width} bfloat16_lanes(const uint{width} bits) {{
+  const uint{width} rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+  return convert_ushort{width}((bits & 0x7fffffffu) > 0x7f800000u ? bits >> 16 | 0x40u : rounded);
+}}
+"""
