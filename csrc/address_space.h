@@ -6,7 +6,9 @@
 // arithmetic then work as for any other memory, and a stray read on the CPU faults instead of returning rubbish.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <shared_mutex>
 
@@ -27,10 +29,18 @@ class AddressSpace {
   void insert(void* address, size_t bytes, void* handle);
   // Ends what insert() with this address began, and returns the handle.
   void* remove(void* address);
-  // Where [address, address + bytes) lies. Throws, naming `owner`, unless one range holds all of it.
+  // Where [address, address + bytes) lies. Throws, naming `owner`, unless one range holds all of it. Each thread
+  // remembers where it found its last few, so that a kernel launch takes no lock and searches nothing.
   Place resolve(const void* address, size_t bytes, const char* owner) const;
+  // Another number after each remove(): what was resolved before may be gone. No two address spaces share a number.
+  uint64_t generation() const noexcept {
+    return generation_.load(std::memory_order_acquire);
+  }
 
  private:
+  Place search(const char* first, size_t bytes, const char* owner) const;
+  static uint64_t next_generation() noexcept;
+
   struct Range {
     size_t bytes;
     void* handle;
@@ -38,6 +48,7 @@ class AddressSpace {
 
   mutable std::shared_mutex lock_; // never held while a device is called
   std::map<const char*, Range> ranges_;
+  std::atomic<uint64_t> generation_{next_generation()}; // written under the lock
 };
 
 } // namespace backplane

@@ -1,6 +1,7 @@
 #include "discrete_device.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/SmallVector.h>
 
 #include "address_space.h"
 
@@ -126,6 +127,26 @@ class DiscreteDevice final : public Device {
   bool can_access_peer(const Device& peer) const override {
     const auto* other = dynamic_cast<const DiscreteDevice*>(&peer);
     return other != nullptr && inner_->can_access_peer(*other->inner_);
+  }
+
+  KernelHandle compile(const std::string& text, const std::string& entry, const std::string& operator_name) override {
+    return inner_->compile(text, entry, operator_name);
+  }
+
+  void destroy_kernel(KernelHandle kernel) noexcept override {
+    inner_->destroy_kernel(kernel);
+  }
+
+  void launch(
+      KernelHandle kernel, const LaunchSize& size, c10::ArrayRef<KernelArgument> arguments,
+      StreamHandle stream) override {
+    c10::SmallVector<KernelArgument, 24> real_arguments(arguments.begin(), arguments.end());
+    for (KernelArgument& argument : real_arguments) {
+      if (argument.bytes == 0 && argument.data != nullptr) {
+        argument.data = real(argument.data, 1);
+      }
+    }
+    inner_->launch(kernel, size, real_arguments, stream);
   }
 
   void call_host(std::function<void()> function, StreamHandle stream) override {

@@ -1,5 +1,8 @@
 // How drivers add devices to the socket's table.
+#include <c10/util/SmallVector.h>
 #include <torch/csrc/utils/pybind.h>
+
+#include <vector>
 
 #include "bindings.h"
 #include "device.h"
@@ -7,6 +10,7 @@
 #include "discrete_device.h"
 #include "host_device.h"
 #include "python_device.h"
+#include "stream.h"
 
 namespace py = pybind11;
 
@@ -16,6 +20,36 @@ namespace {
 void add(std::unique_ptr<Device> device, bool discrete) {
   const bool hide = discrete && device->properties().host_accessible;
   add_device(hide ? make_discrete(std::move(device)) : std::move(device));
+}
+
+uintptr_t compile_kernel(
+    c10::DeviceIndex index, const std::string& text, const std::string& entry, const std::string& operator_name) {
+  return reinterpret_cast<uintptr_t>(device(index).compile(text, entry, operator_name));
+}
+
+void destroy_kernel(c10::DeviceIndex index, uintptr_t kernel) {
+  device(index).destroy_kernel(reinterpret_cast<KernelHandle>(kernel));
+}
+
+void launch_kernel(
+    c10::DeviceIndex index, uintptr_t kernel, const std::array<size_t, 3>& items, const std::array<size_t, 3>& group,
+    const std::vector<py::object>& arguments, std::optional<c10::StreamId> stream_id, int64_t times) {
+  c10::SmallVector<KernelArgument, 24> values;
+  for (const py::object& argument : arguments) {
+    if (PyBytes_Check(argument.ptr())) {
+      values.push_back({PyBytes_AS_STRING(argument.ptr()), static_cast<uint32_t>(PyBytes_GET_SIZE(argument.ptr()))});
+    } else {
+      values.push_back({argument.cast<at::Tensor>().const_data_ptr(), 0});
+    }
+  }
+  Device& owner = device(index);
+  const StreamHandle stream = stream_handle(
+      stream_id ? c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kPrivateUse1, index), *stream_id)
+                : current_stream(index));
+  const py::gil_scoped_release released;
+  for (int64_t i = 0; i < times; ++i) {
+    owner.launch(reinterpret_cast<KernelHandle>(kernel), {items, group}, values, stream);
+  }
 }
 
 } // namespace
@@ -46,6 +80,16 @@ void bind_drivers(py::module_& module) {
       },
       py::arg("device"), py::arg("properties"), py::arg("discrete") = false,
       "Add a torch_backplane.drivers.base.Device.");
+
+  // Kernels without an operator around them, for tests and measurements.
+  module.def(
+      "compile_kernel", &compile_kernel, py::arg("device_index"), py::arg("text"), py::arg("entry"),
+      py::arg("operator_name"), "A handle for launch_kernel and destroy_kernel; the build goes on in the background.");
+  module.def("destroy_kernel", &destroy_kernel, py::arg("device_index"), py::arg("handle"));
+  module.def(
+      "launch_kernel", &launch_kernel, py::arg("device_index"), py::arg("handle"), py::arg("items"), py::arg("group"),
+      py::arg("arguments"), py::arg("stream_id") = py::none(), py::arg("times") = 1,
+      "Launch a kernel on a stream, the current one for None. Arguments are tensors, for their memory, and bytes.");
 }
 
 } // namespace backplane

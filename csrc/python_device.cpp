@@ -2,10 +2,15 @@
 
 #include <c10/util/Exception.h>
 
+#include <pybind11/stl.h>
+
 #include <atomic>
-#include <unordered_set>
+#include <shared_mutex>
+#include <unordered_map>
+#include <vector>
 
 #include "address_space.h"
+#include "python_kernel.h"
 
 namespace py = pybind11;
 
@@ -36,16 +41,100 @@ py::memoryview writable(void* memory, size_t bytes) {
   return py::memoryview::from_memory(memory, static_cast<py::ssize_t>(bytes), /*readonly=*/false);
 }
 
-py::handle object(void* handle) {
-  return static_cast<PyObject*>(handle);
+// What the driver calls a segment, and what its hardware API does; the latter only with a native launcher.
+struct Segment {
+  PyObject* object;
+  void* native = nullptr;
+};
+
+struct PythonStream {
+  PyObject* object;
+  void* native = nullptr;
+  DeferredCommands deferred;
+  std::atomic<uint64_t> launches{0}; // native ones, which the driver does not see
+  std::atomic<uint64_t> noted{0}; // how many of them it was told of
+};
+
+using StreamPointer = std::shared_ptr<PythonStream>;
+
+// An event, and its recordings that are still deferred. Kept by those, so that it may be destroyed before.
+class PythonEvent : public c10::intrusive_ptr_target {
+ public:
+  PythonEvent(py::handle device, py::object event) : device_(device), object_(event.release().ptr()) {}
+
+  ~PythonEvent() override {
+    if (!Py_IsInitialized()) {
+      return;
+    }
+    DeviceCall gil(true);
+    const py::error_scope kept;
+    // Callers are destructors, which cannot pass an error on: it is printed, as Python does with errors in __del__.
+    PyObject* result = PyObject_CallMethod(device_.ptr(), "destroy_event", "O", object_);
+    if (result == nullptr) {
+      PyErr_WriteUnraisable(device_.ptr());
+    }
+    Py_XDECREF(result);
+    Py_DECREF(object_);
+  }
+
+  py::handle object() const {
+    return object_;
+  }
+
+  // The stream of the latest recording that was deferred; null if there has been none.
+  StreamPointer stream() const {
+    std::lock_guard<std::mutex> guard(lock_);
+    return stream_;
+  }
+
+  bool is_deferred() const {
+    return deferred_.load() > 0;
+  }
+
+  void defer(StreamPointer stream) {
+    std::lock_guard<std::mutex> guard(lock_);
+    stream_ = std::move(stream);
+    ++deferred_;
+  }
+
+  void recorded() {
+    --deferred_;
+  }
+
+ private:
+  const py::handle device_;
+  PyObject* const object_;
+  mutable std::mutex lock_;
+  StreamPointer stream_;
+  std::atomic<int> deferred_{0}; // recordings
+};
+
+PythonEvent& event_of(EventHandle event) {
+  return *static_cast<PythonEvent*>(event);
 }
+
+PythonKernel& kernel_of(KernelHandle kernel) {
+  return *static_cast<PythonKernel*>(kernel);
+}
+
+constexpr uint64_t kFlushEvery = 16; // native launches: the device should not idle because nobody synchronizes
 
 // Every handle of the driver's (segment, stream, event) is a Python object that the socket keeps one reference to. The
 // calls run Python code, which may hand the GIL to another thread: no lock of ours is held around them.
+//
+// While a stream has commands that wait for a kernel to be built (kernel_build.h), what comes after is deferred too, if it
+// returns nothing; the other calls wait.
 class PythonDevice final : public Device {
  public:
   PythonDevice(DeviceProperties properties, py::object device)
-      : Device(std::move(properties)), device_(std::move(device)) {}
+      : Device(std::move(properties)), device_(std::move(device)) {
+    const py::object launcher = device_.attr("native_launcher");
+    if (!launcher.is_none()) {
+      launcher_ = make_native_launcher(
+          launcher.attr("api").cast<std::string>(),
+          launcher.attr("functions").cast<std::map<std::string, uintptr_t>>());
+    }
+  }
 
   bool needs_gil() const override {
     return true;
@@ -75,9 +164,13 @@ class PythonDevice final : public Device {
     if (!Py_IsInitialized()) {
       return; // the process is going, and its memory with it
     }
+    for (const StreamPointer& stream : streams()) {
+      stream->deferred.issue_all(); // they may use it
+    }
     Call call;
     const py::error_scope kept; // the caller may be a destructor that runs while an exception is on its way
-    const auto handle = py::reinterpret_steal<py::object>(object(segments_.remove(address)));
+    const std::unique_ptr<Segment> segment(static_cast<Segment*>(segments_.remove(address)));
+    const auto handle = py::reinterpret_steal<py::object>(segment->object);
     if (!properties().host_accessible) {
       AddressSpace::release(address, bytes);
     }
@@ -98,90 +191,164 @@ class PythonDevice final : public Device {
   // --- streams
   StreamHandle create_stream(int priority) override {
     Call call;
-    PyObject* stream = device_.attr("create_stream")(priority).release().ptr();
-    streams_.insert(stream);
-    return stream;
+    py::object object = device_.attr("create_stream")(priority);
+    auto stream = std::make_shared<PythonStream>();
+    if (launcher_ != nullptr) {
+      stream->native = pointer(device_.attr("native_stream")(object));
+    }
+    stream->object = object.release().ptr();
+    std::unique_lock<std::shared_mutex> guard(streams_lock_);
+    return streams_.emplace(stream.get(), stream).first->first;
   }
 
-  void destroy_stream(StreamHandle stream) noexcept override {
-    destroy("destroy_stream", stream);
+  void destroy_stream(StreamHandle handle) noexcept override {
+    if (!Py_IsInitialized()) {
+      return;
+    }
+    StreamPointer stream = shared(handle);
+    stream->deferred.issue_all();
+    {
+      std::unique_lock<std::shared_mutex> guard(streams_lock_);
+      streams_.erase(handle);
+      ++streams_removed_;
+    }
+    DeviceCall gil(true);
+    const py::error_scope kept;
+    PyObject* result = PyObject_CallMethod(device_.ptr(), "destroy_stream", "O", stream->object);
+    if (result == nullptr) {
+      PyErr_WriteUnraisable(device_.ptr());
+    }
+    Py_XDECREF(result);
+    Py_DECREF(stream->object);
   }
 
-  bool query_stream(StreamHandle stream) override {
+  bool query_stream(StreamHandle handle) override {
+    PythonStream& stream = known(handle);
+    if (stream.deferred.any()) {
+      stream.deferred.issue_ready();
+      stream.deferred.rethrow();
+      if (stream.deferred.is_waiting()) {
+        return false;
+      }
+    }
     Call call;
-    return device_.attr("query_stream")(known(stream)).cast<bool>();
+    note_launches(stream);
+    return device_.attr("query_stream")(py::handle(stream.object)).cast<bool>();
   }
 
-  void synchronize_stream(StreamHandle stream) override {
-    Call call;
-    device_.attr("synchronize_stream")(known(stream));
+  void synchronize_stream(StreamHandle handle) override {
+    PythonStream& stream = known(handle);
+    stream.deferred.issue_all();
+    {
+      Call call;
+      note_launches(stream);
+      device_.attr("synchronize_stream")(py::handle(stream.object));
+    }
+    throw_failure(stream);
   }
 
   // --- events
   EventHandle create_event(bool timing) override {
     Call call;
-    return device_.attr("create_event")(timing).release().ptr();
+    return c10::make_intrusive<PythonEvent>(device_, device_.attr("create_event")(timing)).release();
   }
 
   void destroy_event(EventHandle event) noexcept override {
-    destroy("destroy_event", event);
+    c10::intrusive_ptr<PythonEvent>::reclaim(&event_of(event));
   }
 
-  void record_event(EventHandle event, StreamHandle stream) override {
-    Call call;
-    device_.attr("record_event")(object(event), known(stream));
+  void record_event(EventHandle handle, StreamHandle stream_handle) override {
+    PythonStream& stream = known(stream_handle);
+    PythonEvent& event = event_of(handle);
+    if (!stream.deferred.any()) {
+      Call call;
+      device_.attr("record_event")(event.object(), py::handle(stream.object));
+      return;
+    }
+    event.defer(shared(stream_handle));
+    stream.deferred.submit(nullptr, [this, &stream, kept = c10::intrusive_ptr<PythonEvent>::reclaim_copy(&event)] {
+      Call call;
+      device_.attr("record_event")(kept->object(), py::handle(stream.object));
+      kept->recorded();
+    });
   }
 
-  void wait_event(EventHandle event, StreamHandle stream) override {
+  void wait_event(EventHandle event, StreamHandle handle) override {
+    PythonStream& stream = known(handle);
+    issue_recording(event);
+    stream.deferred.issue_all(); // the event may be recorded again, and this means the recording of now
+    throw_failure(stream);
     Call call;
-    device_.attr("wait_event")(object(event), known(stream));
+    device_.attr("wait_event")(event_of(event).object(), py::handle(stream.object));
   }
 
   bool query_event(EventHandle event) override {
+    if (event_of(event).is_deferred()) {
+      event_of(event).stream()->deferred.issue_ready();
+      if (event_of(event).is_deferred()) {
+        return false;
+      }
+    }
     Call call;
-    return device_.attr("query_event")(object(event)).cast<bool>();
+    return device_.attr("query_event")(event_of(event).object()).cast<bool>();
   }
 
   void synchronize_event(EventHandle event) override {
-    Call call;
-    device_.attr("synchronize_event")(object(event));
+    issue_recording(event);
+    {
+      Call call;
+      device_.attr("synchronize_event")(event_of(event).object());
+    }
+    if (const StreamPointer stream = event_of(event).stream()) {
+      throw_failure(*stream);
+    }
   }
 
   double elapsed_ms(EventHandle start, EventHandle end) override {
+    issue_recording(start);
+    issue_recording(end);
     Call call;
-    return device_.attr("elapsed_ms")(object(start), object(end)).cast<double>();
+    return device_.attr("elapsed_ms")(event_of(start).object(), event_of(end).object()).cast<double>();
   }
 
   // --- transfers
-  void copy(void* destination, const void* source, size_t bytes, CopyKind kind, StreamHandle stream) override {
+  void copy(void* destination, const void* source, size_t bytes, CopyKind kind, StreamHandle handle) override {
     if (bytes == 0) {
       return;
     }
-    Call call;
+    PythonStream& stream = known(handle);
+    const py::handle queue = stream.object;
     if (kind == CopyKind::HostToDevice) {
-      const auto [handle, offset] = resolve(destination, bytes);
-      device_.attr("copy_in")(object(handle), offset, read_only(source, bytes), known(stream));
+      const auto to = place_of(destination, bytes);
+      in_order(stream, [this, to, source, bytes, queue] {
+        device_.attr("copy_in")(to.object, to.offset, read_only(source, bytes), queue);
+      });
     } else if (kind == CopyKind::DeviceToHost) {
-      const auto [handle, offset] = resolve(source, bytes);
-      device_.attr("copy_out")(object(handle), offset, writable(destination, bytes), known(stream));
+      const auto from = place_of(source, bytes);
+      in_order(stream, [this, from, destination, bytes, queue] {
+        device_.attr("copy_out")(from.object, from.offset, writable(destination, bytes), queue);
+      });
     } else {
-      const auto to = resolve(destination, bytes);
-      const auto from = resolve(source, bytes);
-      device_.attr("copy")(
-          object(to.handle), to.offset, object(from.handle), from.offset, bytes, known(stream));
+      const auto to = place_of(destination, bytes);
+      const auto from = place_of(source, bytes);
+      in_order(stream, [this, to, from, bytes, queue] {
+        device_.attr("copy")(to.object, to.offset, from.object, from.offset, bytes, queue);
+      });
     }
   }
 
-  void fill(void* address, uint8_t value, size_t bytes, StreamHandle stream) override {
+  void fill(void* address, uint8_t value, size_t bytes, StreamHandle handle) override {
     if (bytes == 0) {
       return;
     }
-    Call call;
-    const auto [handle, offset] = resolve(address, bytes);
-    device_.attr("fill")(object(handle), offset, bytes, value, known(stream));
+    PythonStream& stream = known(handle);
+    const auto to = place_of(address, bytes);
+    in_order(stream, [this, to, bytes, value, queue = py::handle(stream.object)] {
+      device_.attr("fill")(to.object, to.offset, bytes, value, queue);
+    });
   }
 
-  bool copy_from_peer(void* destination, Device& peer, const void* source, size_t bytes, StreamHandle stream) override {
+  bool copy_from_peer(void* destination, Device& peer, const void* source, size_t bytes, StreamHandle handle) override {
     auto* other = dynamic_cast<PythonDevice*>(&peer);
     if (other == nullptr) {
       return false;
@@ -189,12 +356,15 @@ class PythonDevice final : public Device {
     if (bytes == 0) {
       return true;
     }
+    PythonStream& stream = known(handle);
+    stream.deferred.issue_all();
+    throw_failure(stream);
     Call call;
-    const auto to = resolve(destination, bytes);
-    const auto from = other->resolve(source, bytes);
+    const auto to = place_of(destination, bytes);
+    const auto from = other->place_of(source, bytes);
     return device_
         .attr("copy_from_peer")(
-            object(to.handle), to.offset, other->device_, object(from.handle), from.offset, bytes, known(stream))
+            to.object, to.offset, other->device_, from.object, from.offset, bytes, py::handle(stream.object))
         .cast<bool>();
   }
 
@@ -207,9 +377,59 @@ class PythonDevice final : public Device {
     return device_.attr("can_access_peer")(other->device_).cast<bool>();
   }
 
-  void sleep(double milliseconds, StreamHandle stream) override {
+  void sleep(double milliseconds, StreamHandle handle) override {
+    PythonStream& stream = known(handle);
+    in_order(stream, [this, milliseconds, queue = py::handle(stream.object)] {
+      device_.attr("sleep")(milliseconds, queue);
+    });
+  }
+
+  // --- kernels
+  KernelHandle compile(const std::string& text, const std::string& entry, const std::string& operator_name) override {
+    if (properties().dialect.empty()) {
+      return Device::compile(text, entry, operator_name); // refuses
+    }
     Call call;
-    device_.attr("sleep")(milliseconds, known(stream));
+    auto kernel = c10::make_intrusive<PythonKernel>(
+        PythonKernel::Source{text, entry, operator_name}, device_, properties().name, launcher_.get(),
+        [this] { issue_ready(); });
+    const py::cpp_function run([kernel] {
+      const GilReleased released;
+      kernel->run();
+    });
+    py::module_::import("torch_backplane.drivers.builds").attr("submit")(run);
+    return kernel.release();
+  }
+
+  void destroy_kernel(KernelHandle kernel) noexcept override {
+    c10::intrusive_ptr<PythonKernel>::reclaim(&kernel_of(kernel)); // deferred launches keep theirs
+  }
+
+  void launch(
+      KernelHandle handle, const LaunchSize& size, c10::ArrayRef<KernelArgument> arguments,
+      StreamHandle stream_handle) override {
+    if (size.items[0] == 0 || size.items[1] == 0 || size.items[2] == 0) {
+      return;
+    }
+    PythonStream& stream = known(stream_handle);
+    PythonKernel& kernel = kernel_of(handle);
+    c10::SmallVector<LaunchArgument, 24> resolved;
+    for (const KernelArgument& argument : arguments) {
+      resolved.push_back(resolve(argument));
+    }
+    if (C10_LIKELY(kernel.is_built() && !stream.deferred.any())) {
+      launch_now(kernel, size, resolved, stream);
+      return;
+    }
+    if (kernel.is_over()) {
+      kernel.check();
+    }
+    throw_failure(stream);
+    stream.deferred.submit(
+        c10::intrusive_ptr<KernelBuild>::reclaim_copy(&kernel),
+        [this, &kernel, &stream, size, kept = DeferredArguments(resolved)]() mutable {
+          launch_now(kernel, size, kept.values(), stream);
+        });
   }
 
  private:
@@ -236,42 +456,161 @@ class PythonDevice final : public Device {
     } else {
       address = AddressSpace::reserve(bytes);
     }
-    segments_.insert(address, bytes, handle.release().ptr());
+    auto segment = std::make_unique<Segment>();
+    if (launcher_ != nullptr) {
+      segment->native = pointer(device_.attr("native_segment")(handle));
+    }
+    segment->object = handle.release().ptr();
+    segments_.insert(address, bytes, segment.release());
     return address;
   }
 
-  AddressSpace::Place resolve(const void* address, size_t bytes) const {
-    return segments_.resolve(address, bytes, properties().name.c_str());
+  struct Place {
+    py::handle object;
+    size_t offset;
+  };
+
+  Place place_of(const void* address, size_t bytes) const {
+    const auto [segment, offset] = segments_.resolve(address, bytes, properties().name.c_str());
+    return {static_cast<Segment*>(segment)->object, offset};
   }
 
-  // torch.bp.ExternalStream takes any number; a wrong one must not be followed.
-  py::handle known(StreamHandle stream) const {
-    TORCH_CHECK(
-        streams_.count(stream) != 0, stream, " is not a stream of ", properties().name,
-        ": streams of a Python driver are made by torch.bp.Stream only");
-    return object(stream);
+  LaunchArgument resolve(const KernelArgument& argument) const {
+    if (argument.bytes > 0 || argument.data == nullptr) {
+      return {nullptr, 0, argument.data, argument.bytes};
+    }
+    const auto [segment, offset] = segments_.resolve(argument.data, 1, properties().name.c_str());
+    const auto* memory = static_cast<Segment*>(segment);
+    return {launcher_ != nullptr ? memory->native : memory->object, offset, nullptr, 0};
   }
 
-  // Callers are destructors, which cannot pass an error on: it is printed, as Python does with errors in __del__.
-  void destroy(const char* method, void* handle) noexcept {
-    if (!Py_IsInitialized()) {
+  // --- streams
+  // torch.bp.ExternalStream takes any number; a wrong one must not be followed. Each thread remembers the last right one.
+  PythonStream& known(StreamHandle stream) const {
+    struct Last {
+      const PythonDevice* device;
+      StreamHandle stream;
+      uint64_t removed;
+    };
+    thread_local Last last{};
+    const Last now{this, stream, streams_removed_.load(std::memory_order_acquire)};
+    if (C10_UNLIKELY(last.stream != stream || last.device != this || last.removed != now.removed)) {
+      std::shared_lock<std::shared_mutex> guard(streams_lock_);
+      TORCH_CHECK(
+          streams_.count(stream) != 0, stream, " is not a stream of ", properties().name,
+          ": streams of a Python driver are made by torch.bp.Stream only");
+      last = now;
+    }
+    return *static_cast<PythonStream*>(stream);
+  }
+
+  StreamPointer shared(StreamHandle stream) const {
+    std::shared_lock<std::shared_mutex> guard(streams_lock_);
+    return streams_.at(stream);
+  }
+
+  std::vector<StreamPointer> streams() const {
+    std::shared_lock<std::shared_mutex> guard(streams_lock_);
+    std::vector<StreamPointer> all;
+    for (const auto& [handle, stream] : streams_) {
+      if (stream->deferred.any()) {
+        all.push_back(stream);
+      }
+    }
+    return all;
+  }
+
+  // Calls the driver now, or when the commands in front have been given to it.
+  template <typename Command>
+  void in_order(PythonStream& stream, Command command) {
+    if (stream.deferred.any()) {
+      throw_failure(stream);
+      stream.deferred.submit(nullptr, [command] {
+        Call call;
+        command();
+      });
       return;
     }
-    DeviceCall gil(true);
-    const py::error_scope kept;
-    streams_.erase(handle);
-    PyObject* result = PyObject_CallMethod(device_.ptr(), method, "O", static_cast<PyObject*>(handle));
-    if (result == nullptr) {
-      PyErr_WriteUnraisable(device_.ptr());
+    Call call;
+    command();
+  }
+
+  void throw_failure(PythonStream& stream) {
+    if (C10_UNLIKELY(stream.deferred.any())) {
+      stream.deferred.rethrow();
     }
-    Py_XDECREF(result);
-    Py_DECREF(static_cast<PyObject*>(handle));
+  }
+
+  // Makes sure that the driver has got the event's latest recording.
+  void issue_recording(EventHandle event) {
+    if (event_of(event).is_deferred()) {
+      event_of(event).stream()->deferred.issue_all();
+    }
+  }
+
+  // --- kernels
+  // A copy of a launch's arguments, the numbers included.
+  class DeferredArguments {
+   public:
+    explicit DeferredArguments(c10::ArrayRef<LaunchArgument> arguments) : arguments_(arguments.vec()) {
+      for (const LaunchArgument& argument : arguments_) {
+        const auto* data = static_cast<const char*>(argument.data);
+        numbers_.insert(numbers_.end(), data, data + argument.bytes);
+      }
+    }
+
+    c10::ArrayRef<LaunchArgument> values() {
+      const char* data = numbers_.data();
+      for (LaunchArgument& argument : arguments_) {
+        argument.data = data;
+        data += argument.bytes;
+      }
+      return arguments_;
+    }
+
+   private:
+    std::vector<LaunchArgument> arguments_;
+    std::vector<char> numbers_;
+  };
+
+  void launch_now(
+      PythonKernel& kernel, const LaunchSize& size, c10::ArrayRef<LaunchArgument> arguments, PythonStream& stream) {
+    if (launcher_ == nullptr) {
+      kernel.launch(stream.object, size, arguments, 0);
+      return;
+    }
+    kernel.launch(stream.native, size, arguments, segments_.generation());
+    if (stream.launches.fetch_add(1, std::memory_order_relaxed) % kFlushEvery == 0) {
+      launcher_->flush(stream.native);
+    }
+  }
+
+  // Tells the driver, which counts what is under way, of launches that went past it.
+  void note_launches(PythonStream& stream) {
+    const uint64_t launches = stream.launches.load();
+    if (launcher_ != nullptr && stream.noted.exchange(launches) != launches) {
+      device_.attr("launched_natively")(py::handle(stream.object));
+    }
+  }
+
+  // A build is over: gives the driver what waited for it.
+  void issue_ready() noexcept {
+    for (const StreamPointer& stream : streams()) {
+      stream->deferred.issue_ready();
+    }
+  }
+
+  static void* pointer(const py::object& number) {
+    return reinterpret_cast<void*>(number.cast<uintptr_t>());
   }
 
   const py::object device_;
-  AddressSpace segments_; // where each segment's Python object is
+  std::unique_ptr<NativeLauncher> launcher_; // null: the driver's own launch() is called
+  AddressSpace segments_; // where each Segment is
   std::atomic<size_t> allocated_{0};
-  std::unordered_set<void*> streams_; // guarded by the GIL
+  mutable std::shared_mutex streams_lock_; // never held while the driver is called
+  std::unordered_map<void*, StreamPointer> streams_;
+  std::atomic<uint64_t> streams_removed_{0};
 };
 
 } // namespace

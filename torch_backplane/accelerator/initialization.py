@@ -72,7 +72,7 @@ def _lazy_init() -> None:
     with _lock:
         if is_initialized():
             return
-        drivers.discover()
+        _discover()
         if _C.device_count() == 0:
             raise RuntimeError(NO_DEVICE_MESSAGE)
         _thread.initializing = True
@@ -119,7 +119,7 @@ def _lazy_call(callable: Callable[[], Any], **kwargs: Any) -> None:
 def _discover() -> None:
     """Find the devices; where one of them runs kernels, declare the operators that have any."""
     drivers.discover()
-    if any(_C.device_properties(index).dialect for index in range(_C.device_count())):
+    if drivers.runs_kernels():
         from torch_backplane import operators  # noqa: F401  # slow, and not needed on other devices
 
 

@@ -6,8 +6,8 @@ driver of devices in host memory. `docs/write-a-driver.md` shows how to write on
 
 from __future__ import annotations
 
-from torch_backplane.drivers.base import Device, DeviceProperties, Driver, NativeDevice, SettingError
-from torch_backplane.drivers.discovery import ENTRY_POINT_GROUP, available, discover, failures
+from torch_backplane.drivers.base import Device, DeviceProperties, Driver, NativeDevice, NativeLauncher, SettingError
+from torch_backplane.drivers.discovery import ENTRY_POINT_GROUP, available, discover, failures, runs_kernels
 
 __all__ = [
     "ENTRY_POINT_GROUP",
@@ -15,8 +15,10 @@ __all__ = [
     "DeviceProperties",
     "Driver",
     "NativeDevice",
+    "NativeLauncher",
     "SettingError",
     "available",
     "discover",
     "failures",
+    "runs_kernels",
 ]

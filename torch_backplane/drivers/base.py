@@ -59,6 +59,18 @@ class DeviceProperties:
     kind: str = "accelerator"  # one of KINDS: among drivers of one priority, GPUs are numbered first
 
 
+# The hardware APIs whose kernels the socket launches itself, and the functions that it needs of each.
+NATIVE_APIS = {"opencl": ("clSetKernelArg", "clEnqueueNDRangeKernel", "clFlush")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NativeLauncher:
+    """What the socket needs to launch kernels without Python: the addresses of functions of a hardware API."""
+
+    api: str  # one of NATIVE_APIS
+    functions: dict[str, int]  # name: address, in a library that stays loaded
+
+
 class Driver(ABC):
     """Reaches one hardware API. Made once per process, without arguments, when bp is first used."""
 
@@ -87,6 +99,9 @@ class Device(ABC):
     """
 
     properties: DeviceProperties
+
+    # Set it where the socket can launch this device's kernels itself, see «kernels».
+    native_launcher: NativeLauncher | None = None
 
     # --- memory ------------------------------------------------------------------------------------------------------
 
@@ -158,6 +173,54 @@ class Device(ABC):
         for done in range(0, nbytes, FILL_CHUNK):
             self.copy_in(handle, offset + done, chunk[: nbytes - done], stream)
 
+    # --- kernels, on devices whose properties name a dialect ----------------------------------------------------------
+
+    def compile(self, text: str, entry: str) -> Any:
+        """The kernel called `entry` in `text`, which is written in the device's dialect. Any object.
+
+        Called in threads of its own, several at a time: release the GIL while the compiler runs. What launch() does for
+        the first time should be done here. Meanwhile the program goes on, and launches wait in the order of their stream.
+
+        Raises:
+            Exception: it cannot be built. The message has the compiler's log; the socket adds the text and the operator.
+        """
+        raise NotImplementedError(f"{type(self).__name__} runs no kernels")
+
+    def launch(
+        self,
+        kernel: Any,
+        items: tuple[int, int, int],
+        group: tuple[int, int, int],
+        arguments: Sequence[tuple[Any, int] | bytes],
+        stream: Any,
+    ) -> None:
+        """Run a kernel that compile() returned. Not called where there is a native launcher.
+
+        Args:
+            items: work items in each dimension, the fastest first; multiples of `group`, and none is 0.
+            group: how many of them form a group.
+            arguments: in the order of the kernel's parameters: (handle of a segment, offset in bytes) for memory, with
+                None as the handle where there is none, and for numbers their bytes as the device has them. In OpenCL C,
+                memory is two arguments: the buffer, and the offset as a ulong.
+        """
+        raise NotImplementedError(f"{type(self).__name__} runs no kernels")
+
+    def native_kernel(self, kernel: Any) -> int:
+        """What the native launcher's API calls this kernel (OpenCL: the cl_kernel), valid as long as the object is."""
+        raise NotImplementedError(f"{type(self).__name__} has a native_launcher and no native_kernel() method")
+
+    def native_stream(self, stream: Any) -> int:
+        """The same of a stream (OpenCL: the cl_command_queue)."""
+        raise NotImplementedError(f"{type(self).__name__} has a native_launcher and no native_stream() method")
+
+    def native_segment(self, handle: Any) -> int:
+        """The same of a segment (OpenCL: the cl_mem)."""
+        raise NotImplementedError(f"{type(self).__name__} has a native_launcher and no native_segment() method")
+
+    def launched_natively(self, stream: Any) -> None:  # noqa: B027
+        """Kernels were launched on `stream` past the driver. Called once before query_stream() or synchronize_stream(),
+        for a driver that keeps a record of what is under way."""
+
     # --- streams and events ------------------------------------------------------------------------------------------
 
     def create_stream(self, priority: int) -> Any:
@@ -203,6 +266,9 @@ class Device(ABC):
         """Keep the stream busy for about this long (for tests of asynchronous behaviour). Optional."""
         raise NotImplementedError(f"{self.properties.name} cannot keep a stream busy for a given time")
 
+
+# What a device with a native launcher must bring.
+NATIVE_METHODS = ("compile", "native_kernel", "native_stream", "native_segment")
 
 # What an asynchronous device must bring itself: with only some of them its events would tell untruths.
 ASYNCHRONOUS_METHODS = (

@@ -7,7 +7,17 @@ from typing import Any
 import torch
 
 from torch_backplane import _C
-from torch_backplane.drivers.base import ASYNCHRONOUS_METHODS, DIALECTS, KINDS, Device, DeviceProperties, NativeDevice
+from torch_backplane.drivers.base import (
+    ASYNCHRONOUS_METHODS,
+    DIALECTS,
+    KINDS,
+    NATIVE_APIS,
+    NATIVE_METHODS,
+    Device,
+    DeviceProperties,
+    NativeDevice,
+    NativeLauncher,
+)
 
 LARGEST_MEMORY = 2**63 - 1
 
@@ -29,6 +39,7 @@ def checked_properties(driver: str, device: Any) -> Any:
             raise ValueError(f"{type(device).__name__}.properties.{field} is {value!r}, and must be {accepted}")
     if isinstance(device, Device):
         check_methods(type(device), properties)
+        check_kernels(device, properties)
     return _C.DeviceProperties(
         driver=driver,
         name=properties.name,
@@ -52,6 +63,28 @@ def check_methods(cls: type[Device], properties: DeviceProperties) -> None:
         raise TypeError(
             f"{cls.__name__} has its own {', '.join(own)}; an asynchronous device also needs {', '.join(missing)}"
         )
+
+
+def check_kernels(device: Device, properties: DeviceProperties) -> None:
+    """What a device needs to run kernels, if it says that it does."""
+    cls, launcher = type(device), device.native_launcher
+    if not properties.dialect and launcher is None:
+        return
+    if not properties.dialect:
+        raise ValueError(f"{cls.__name__} has a native_launcher, and its properties name no dialect")
+    needed = ("compile", "launch")
+    if launcher is not None:
+        if not isinstance(launcher, NativeLauncher):
+            raise TypeError(f"{cls.__name__}.native_launcher is {launcher!r}, and must be a NativeLauncher or None")
+        if launcher.api not in NATIVE_APIS:
+            raise ValueError(f"NativeLauncher.api is {launcher.api!r}, and must be one of {', '.join(NATIVE_APIS)}")
+        for name in NATIVE_APIS[launcher.api]:
+            if not _is_whole(launcher.functions.get(name), 1, 2**64 - 1):
+                raise ValueError(f"NativeLauncher.functions has no address of {name}, which {launcher.api} needs")
+        needed = NATIVE_METHODS
+    missing = [name for name in needed if getattr(cls, name) is getattr(Device, name)]
+    if missing:
+        raise TypeError(f"{cls.__name__} takes kernels in {properties.dialect}, and has no {', '.join(missing)}")
 
 
 def _is_whole(value: Any, least: int, most: int = LARGEST_MEMORY) -> bool:

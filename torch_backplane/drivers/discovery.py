@@ -28,6 +28,7 @@ MOST_DEVICES = 64  # of all drivers together: the socket's tables have this size
 
 _lock = threading.RLock()
 _running = False
+_runs_kernels = False
 _failures: dict[str, str] = {}
 _warned: set[str] = set()
 
@@ -68,6 +69,11 @@ def failures() -> dict[str, str]:
     return dict(_failures)
 
 
+def runs_kernels() -> bool:
+    """Whether any of the devices that were discovered runs kernels."""
+    return _runs_kernels
+
+
 def discover() -> None:
     """Ask the drivers for their devices and give them to the socket, once per process.
 
@@ -76,7 +82,7 @@ def discover() -> None:
     Raises:
         SettingError: an environment variable is malformed, or names what is not there.
     """
-    global _running
+    global _running, _runs_kernels
     with _lock:
         if _C.is_discovered():
             return
@@ -96,6 +102,7 @@ def discover() -> None:
                     device.add(properties, discrete)
                 else:
                     _C.add_python_device(device, properties, discrete)
+            _runs_kernels = any(properties.dialect for _, properties, _ in chosen)
             _C.finish_discovery()
         finally:
             _running = False

@@ -5,6 +5,8 @@ Imported by the driver (opencl.py) once it has found PyOpenCL.
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import re
 import threading
 from collections import deque
@@ -14,7 +16,7 @@ from typing import Any
 import pyopencl as cl
 import torch
 
-from torch_backplane.drivers.base import ALL_DTYPES, Device, DeviceProperties
+from torch_backplane.drivers.base import ALL_DTYPES, NATIVE_APIS, Device, DeviceProperties, NativeLauncher
 
 OLDEST_VERSION = (1, 2)
 FLOAT64_DTYPES = (torch.float64, torch.complex128)
@@ -77,6 +79,18 @@ class Stream:
             self._under_way.popleft()
 
 
+@functools.cache
+def native_launcher() -> NativeLauncher:
+    """OpenCL's functions, in the library that PyOpenCL has loaded, wherever it found it."""
+    library = ctypes.CDLL(cl._cl.__file__)  # looks in what it was linked with, too
+    return NativeLauncher(
+        api="opencl",
+        functions={
+            name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in NATIVE_APIS["opencl"]
+        },
+    )
+
+
 class Event:
     """`marker` is the latest recording; who waits keeps the one that was the latest then."""
 
@@ -96,13 +110,12 @@ class OpenCLDevice(Device):
         self.device = device
         self.largest_segment = int(device.max_mem_alloc_size)
         self.context = cl.Context([device])
+        self.native_launcher = native_launcher()
         self._own_stream = Stream(self.context, device)
         self._run_probe()
 
     def _run_probe(self) -> None:
-        # Not from PyOpenCL's cache: whether the compiler works is the question.
-        program = cl.Program(self.context, PROBE).build(cache_dir=False)  # type: ignore[arg-type]
-        kernel = cl.Kernel(program, "probe")
+        kernel = self.compile(PROBE, "probe")
         buffer = self.allocate(16)
         kernel.set_arg(0, buffer)
         self._own_stream.submit(cl.enqueue_nd_range_kernel, kernel, (4,), None)
@@ -158,6 +171,24 @@ class OpenCLDevice(Device):
 
     def fill(self, handle: cl.Buffer, offset: int, nbytes: int, value: int, stream: Stream) -> None:
         stream.submit(cl.enqueue_fill_buffer, handle, bytes([value]), offset, nbytes)
+
+    # --- kernels -----------------------------------------------------------------------------------------------------
+
+    def compile(self, text: str, entry: str) -> cl.Kernel:
+        # A program made from a _Program is built as it is; of one made from text PyOpenCL would keep a cache of its own.
+        return cl.Kernel(cl.Program(cl._cl._Program(self.context, text)).build(), entry)
+
+    def native_kernel(self, kernel: cl.Kernel) -> int:
+        return kernel.int_ptr
+
+    def native_stream(self, stream: Stream) -> int:
+        return stream.queue.int_ptr
+
+    def native_segment(self, handle: cl.Buffer) -> int:
+        return handle.int_ptr
+
+    def launched_natively(self, stream: Stream) -> None:
+        stream.submit(cl.enqueue_marker)
 
     # --- streams and events ------------------------------------------------------------------------------------------
 
@@ -221,6 +252,7 @@ def describe(device: cl.Device) -> DeviceProperties:
         dtypes=[dtype for dtype in ALL_DTYPES if device.double_fp_config or dtype not in FLOAT64_DTYPES],
         compute_units=max(1, device.max_compute_units),
         capability=capability,
+        dialect="OpenCL C",
         kind=kind(device.type),
     )
 

@@ -8,14 +8,17 @@ import torch
 
 from torch_backplane.kernels.dialects.base import Dialect, Value
 from torch_backplane.kernels.dtypes import value_dtype
-from torch_backplane.kernels.expression import Program
+from torch_backplane.kernels.expression import Loop, Program
 
 
-def statements(program: Program, dialect: Dialect, arguments: Sequence[str]) -> tuple[list[str], list[Value]]:
+def statements(
+    program: Program, dialect: Dialect, arguments: Sequence[str], prefix: str = "t"
+) -> tuple[list[str], list[Value]]:
     """The program as declarations of t0, t1, …, and the variables (or constants) of its results.
 
     Args:
         arguments: names of the variables that hold them.
+        prefix: what the names of declared variables begin with.
     """
     lines: list[str] = []
     values: list[Value] = []
@@ -25,14 +28,46 @@ def statements(program: Program, dialect: Dialect, arguments: Sequence[str]) -> 
             name = arguments[instruction.value]
         elif instruction.operation == "constant":
             assert instruction.value is not None
+            assert not isinstance(instruction.value, Loop)
             name = dialect.constant(instruction.value, instruction.dtype)
+        elif instruction.operation == "loop":
+            assert isinstance(instruction.value, Loop)
+            name = f"{prefix}{len(lines)}_"
+            lines += _loop(instruction.value, dialect, [values[number] for number in instruction.operands], name)
+        elif instruction.operation == "loop_result":
+            name = f"{values[instruction.operands[0]]}{instruction.value}"
         else:
-            name = f"t{len(lines)}"
+            name = f"{prefix}{len(lines)}"
             operands = [values[number] for number in instruction.operands]
             text = dialect.spell(instruction.operation, operands, instruction.dtype)
             lines.append(f"  const {dialect.type(instruction.dtype)} {name} = {text};")
         values.append(Value(name, instruction.dtype))
     return lines, [values[number] for number in program.results]
+
+
+def _loop(loop: Loop, dialect: Dialect, initial: Sequence[Value], name: str) -> list[str]:
+    """Statements that leave the state in variables: `name` and its position in the state."""
+    state = [Value(f"{name}{i}", value.dtype) for i, value in enumerate(initial)]
+    names = [variable.name for variable in state]
+    tested, (holds,) = statements(loop.condition, dialect, names, f"{name}c")
+    repeated, results = statements(loop.body, dialect, names, f"{name}b")
+    inner = [
+        *tested,
+        f"  if (!({holds})) break;",
+        *repeated,
+        # All of the new state before any of it is assigned.
+        *(
+            f"  const {dialect.type(value.dtype)} {value}_next = {new};"
+            for value, new in zip(state, results, strict=True)
+        ),
+        *(f"  {value} = {value}_next;" for value in state),
+    ]
+    return [
+        *(f"  {dialect.type(value.dtype)} {value} = {first};" for value, first in zip(state, initial, strict=True)),
+        "  for (;;) {",
+        *(f"  {line}" for line in inner),
+        "  }",
+    ]
 
 
 def load(dialect: Dialect, name: str, stored: str, source: torch.dtype, target: torch.dtype) -> list[str]:
@@ -80,7 +115,9 @@ def element_function(
 
 def used_dtypes(program: Program, *stored: Sequence[torch.dtype]) -> frozenset[torch.dtype]:
     """Every dtype that the text for this program and these tensors mentions."""
-    return frozenset(
-        [*program.arguments, *(instruction.dtype for instruction in program.instructions)]
-        + [dtype for dtypes in stored for dtype in dtypes]
-    )
+    used = {*program.arguments, *(dtype for dtypes in stored for dtype in dtypes)}
+    for instruction in program.instructions:
+        used.add(instruction.dtype)
+        if isinstance(instruction.value, Loop):
+            used |= used_dtypes(instruction.value.condition) | used_dtypes(instruction.value.body)
+    return frozenset(used)

@@ -68,15 +68,21 @@ OPERATIONS: dict[str, Operation] = {
 class Expression:
     """One value of a formula. Use Python's operators on it, and `torch_backplane.kernels.functions`."""
 
-    operation: str  # a key of OPERATIONS, or "argument", "constant", "where", "cast"
+    operation: str  # a key of OPERATIONS, or "argument", "constant", "where", "cast", "bits", "loop", "loop_result"
     dtype: torch.dtype
     operands: tuple[Expression, ...] = ()
-    value: Number | None = None  # of a constant; the position of an argument
+    value: Number | Loop | None = None  # of a constant or a loop; the position of an argument or a loop's result
 
     def to(self, dtype: torch.dtype) -> Expression:
         """This value converted: float to integer drops the fraction, anything to bool is `!= 0`, integers wrap."""
         _check_computable(dtype)
         return self if dtype == self.dtype else Expression("cast", dtype, (self,))
+
+    def view(self, dtype: torch.dtype) -> Expression:
+        """The same bits as a number of another kind and the same width, of 32 or 64 bits; TypeError for others."""
+        if facts(dtype).bits != facts(self.dtype).bits or facts(dtype).bits < 32:
+            raise TypeError(f"the bits of {self.dtype} are no {dtype}: both must have 32 bits, or 64")
+        return self if dtype == self.dtype else Expression("bits", dtype, (self,))
 
     def __bool__(self) -> bool:
         raise TypeError("the value of a traced expression is not known yet; use functions.where(condition, a, b)")
@@ -240,7 +246,7 @@ class Instruction(NamedTuple):
     operation: str
     dtype: torch.dtype
     operands: tuple[int, ...]
-    value: Number | None
+    value: Number | Loop | None
 
 
 @dataclass(frozen=True)
@@ -254,6 +260,14 @@ class Program:
     @property
     def result_dtypes(self) -> tuple[torch.dtype, ...]:
         return tuple(self.instructions[number].dtype for number in self.results)
+
+
+@dataclass(frozen=True, eq=False)
+class Loop:
+    """Repeats `body` on a state of one or more numbers while `condition`, which gives one bool, holds of it."""
+
+    condition: Program
+    body: Program
 
 
 Formula = Callable[..., "Operand | Sequence[Operand]"]

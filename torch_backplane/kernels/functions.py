@@ -5,12 +5,22 @@ Names and meanings are PyTorch's. Each takes traced values and Python numbers, a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from torch_backplane.kernels.dtypes import facts
-from torch_backplane.kernels.expression import Expression, Operand, apply, same_dtype
+from torch_backplane.kernels.expression import (
+    Expression,
+    Formula,
+    Loop,
+    Number,
+    Operand,
+    apply,
+    constant,
+    same_dtype,
+    trace,
+)
 
 
 def _function(name: str) -> Callable[..., Expression]:
@@ -26,14 +36,14 @@ log, log2, log10, log1p = _function("log"), _function("log2"), _function("log10"
 sqrt, rsqrt = _function("sqrt"), _function("rsqrt")
 sin, cos, tan = _function("sin"), _function("cos"), _function("tan")
 asin, acos, atan, atan2 = _function("asin"), _function("acos"), _function("atan"), _function("atan2")
-sinh, cosh, tanh = _function("sinh"), _function("cosh"), _function("tanh")
+sinh, cosh = _function("sinh"), _function("cosh")
 asinh, acosh, atanh = _function("asinh"), _function("acosh"), _function("atanh")
 erf, erfc, lgamma = _function("erf"), _function("erfc"), _function("lgamma")
 floor, ceil, trunc = _function("floor"), _function("ceil"), _function("trunc")
 round = _function("round")  # halves to even
 isnan, isinf, isfinite, signbit = _function("isnan"), _function("isinf"), _function("isfinite"), _function("signbit")
 copysign, hypot, nextafter = _function("copysign"), _function("hypot"), _function("nextafter")
-power, fma, fmod = _function("power"), _function("fma"), _function("fmod")
+fma, fmod = _function("fma"), _function("fmod")
 minimum, maximum = _function("minimum"), _function("maximum")  # NaN if either is
 fmin, fmax = _function("fmin"), _function("fmax")  # the other if one is NaN
 absolute = _function("absolute")
@@ -47,8 +57,52 @@ def where(condition: Expression, a: Operand, b: Operand) -> Expression:
     return Expression("where", a.dtype, (condition, a, b))
 
 
+def full_like(a: Expression, value: Number) -> Expression:
+    """A constant of a's dtype, for where no operand beside it tells the dtype."""
+    return constant(value, a.dtype)
+
+
+def while_loop(condition: Formula, body: Formula, state: Sequence[Expression]) -> tuple[Expression, ...]:
+    """What `state` is once `condition(*state)` is false, with `state = body(*state)` until then.
+
+    Both see the state only, so what they need of the formula around them is part of it. The caller sees to it that the
+    loop ends, for NaN as well. As with any formula, the dtypes of the state do not change.
+    """
+    dtypes = [value.dtype for value in state]
+    loop = Loop(trace(condition, dtypes), trace(body, dtypes))
+    if loop.condition.result_dtypes != (torch.bool,):
+        raise TypeError("the condition of a loop is one traced bool")
+    if loop.body.result_dtypes != tuple(dtypes):
+        raise TypeError(f"the body of a loop returned {loop.body.result_dtypes} for a state of {tuple(dtypes)}")
+    repeated = Expression("loop", dtypes[0], tuple(state), loop)
+    return tuple(Expression("loop_result", dtype, (repeated,), i) for i, dtype in enumerate(dtypes))
+
+
 def is_float(value: Expression) -> bool:
     return facts(value.dtype).kind == "float"
+
+
+def power(a: Operand, b: Operand) -> Expression:
+    """a to the power of b. Of integers: wraps, and a negative power of anything but 1 and -1 is zero."""
+    a, b = same_dtype("power", (a, b))
+    if is_float(a):
+        return apply("power", a, b)
+
+    def body(base: Expression, left: Expression, result: Expression) -> tuple[Expression, ...]:
+        return base * base, left >> 1, where((left & 1) != 0, result * base, result)
+
+    _, _, result = while_loop(lambda base, left, result: left > 0, body, (a, b, full_like(a, 1)))
+    if facts(a.dtype).kind == "unsigned":
+        return result
+    inverse = where(a == 1, a, where(a == -1, 1 - ((b & 1) << 1), full_like(a, 0)))
+    return where(b < 0, inverse, result)
+
+
+def gcd(a: Operand, b: Operand) -> Expression:
+    """The greatest common divisor of integers, not negative; of two zeros, zero."""
+    a, b = same_dtype("gcd", (a, b))
+    found, _ = while_loop(lambda a, b: b != 0, lambda a, b: (b, fmod(a, b)), (absolute(a), absolute(b)))
+    return absolute(found)
 
 
 def trunc_divide(a: Operand, b: Operand) -> Expression:
@@ -81,6 +135,12 @@ def remainder(a: Operand, b: Operand) -> Expression:
         return apply("remainder", a, b)
     rest = fmod(a, b)
     return where((rest != 0.0) & ((b < 0.0) != (rest < 0.0)), rest + b, rest)
+
+
+def tanh(a: Expression) -> Expression:
+    """Exactly 1 and -1 far out: OpenCL lets the last bits differ, and 1 - tanh(a)² would then never vanish."""
+    far = 10.0 if a.dtype == torch.float32 else 20.0
+    return where(absolute(a) > far, copysign(full_like(a, 1.0), a), apply("tanh", a))
 
 
 def sigmoid(a: Expression) -> Expression:

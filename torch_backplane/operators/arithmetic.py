@@ -1,10 +1,173 @@
-"""Sums, products and the like, element by element."""
+"""Arithmetic: sums, products, quotients, powers, rounding, extrema."""
 
 from __future__ import annotations
 
-from torch_backplane.planning import pointwise
+from typing import Any
+
+import torch
+
+from torch_backplane.kernels import Expression
+from torch_backplane.kernels import functions as f
+from torch_backplane.kernels.expression import Formula, Operand
+from torch_backplane.planning import operator, pointwise, run_pointwise
+
+# Sums and products
 
 pointwise("add.Tensor", lambda a, b, alpha: a + alpha * b)
 pointwise("sub.Tensor", lambda a, b, alpha: a - alpha * b)
+pointwise("rsub.Tensor", lambda a, b, alpha: b - alpha * a)
 pointwise("mul.Tensor", lambda a, b: a * b)
+pointwise("addcmul", lambda a, b, c, value: a + value * b * c)
+pointwise("addcdiv", lambda a, b, c, value: a + value * b / c)
+pointwise("neg", lambda a: -a)
+pointwise("reciprocal", lambda a: 1.0 / a)
+pointwise("native_dropout_backward", lambda grad, mask, scale: grad * (mask.to(grad.dtype) * scale))
+
+
+def lerp(start: Expression, end: Expression, weight: Expression) -> Expression:
+    """From the nearer end, so that a weight of 1 gives `end` exactly."""
+    return f.where(f.absolute(weight) < 0.5, start + weight * (end - start), end - (end - start) * (1.0 - weight))
+
+
+pointwise("lerp.Scalar", lerp)
+pointwise("lerp.Tensor", lerp)
+
+
+# Quotients and remainders
+
+
+def divide(a: Expression, b: Expression, rounding_mode: str | None) -> Expression:
+    if rounding_mode is None:
+        return a / b
+    return f.trunc_divide(a, b) if rounding_mode == "trunc" else f.floor_divide(a, b)
+
+
 pointwise("div.Tensor", lambda a, b: a / b)
+pointwise("div.Tensor_mode", divide)
+pointwise("floor_divide", f.floor_divide)
+pointwise("remainder.Tensor", f.remainder)
+pointwise("remainder.Scalar_Tensor", f.remainder)
+pointwise("fmod.Tensor", f.fmod)
+
+
+def lcm(a: Expression, b: Expression) -> Expression:
+    divisor = f.gcd(a, b)
+    return f.absolute(f.trunc_divide(a, divisor) * b)
+
+
+pointwise("gcd", f.gcd)
+pointwise("lcm", lcm)
+
+
+# Powers and roots
+
+# Exponents that people write, for which a formula is faster and nearer than the power function.
+_POWERS: dict[float, Formula] = {
+    1: lambda a: a,
+    2: lambda a: a * a,
+    3: lambda a: a * a * a,
+    0.5: f.sqrt,
+    -0.5: f.rsqrt,
+    -1: lambda a: 1.0 / a,
+    -2: lambda a: 1.0 / (a * a),
+}
+
+
+@operator("pow.Tensor_Scalar")
+def power_of_number(call: Any, self: torch.Tensor, exponent: float) -> torch.Tensor:
+    (out,) = call.outputs()
+    formula = _POWERS.get(exponent) if out.dtype != torch.bool else None
+    if formula is None:
+        run_pointwise(f.power, outputs=[out], inputs=[self], scalars=[exponent])
+    else:
+        run_pointwise(formula, outputs=[out], inputs=[self])
+    return out
+
+
+pointwise("pow.Tensor_Tensor", f.power)
+pointwise("pow.Scalar", f.power)
+pointwise("sqrt", f.sqrt)
+pointwise("rsqrt", f.rsqrt)
+pointwise("hypot", f.hypot)
+
+
+def ldexp(a: Expression, exponent: Expression) -> Expression:
+    return a * f.exp2(exponent)
+
+
+pointwise("ldexp.Tensor", ldexp)
+
+
+# Sign and magnitude
+
+
+def absolute(a: Expression) -> Expression:
+    return a if a.dtype == torch.bool else f.absolute(a)
+
+
+def heaviside(a: Expression, at_zero: Expression) -> Expression:
+    return f.where(a == full(a, 0), at_zero, (a > full(a, 0)).to(a.dtype))
+
+
+def full(a: Expression, value: int) -> Expression:
+    """A number as a's dtype, which may be bool."""
+    return f.full_like(a, bool(value) if a.dtype == torch.bool else value)
+
+
+pointwise("abs", absolute)
+pointwise("sign", f.sign)
+pointwise("sgn", f.sign)
+pointwise("copysign.Tensor", f.copysign)
+pointwise("heaviside", heaviside)
+pointwise("angle", lambda a: f.where(f.isnan(a), a, f.where(a < 0.0, f.full_like(a, 3.141592653589793), 0.0)))
+
+
+# Rounding; integers are whole already
+
+
+def _of_floats(function: Formula) -> Formula:
+    return lambda a: function(a) if f.is_float(a) else a
+
+
+def round_decimals(a: Expression, decimals: int) -> Expression:
+    if not f.is_float(a):
+        return a
+    scale = 10.0 ** abs(decimals)
+    return f.round(a * scale) / scale if decimals >= 0 else f.round(a / scale) * scale
+
+
+pointwise("floor", _of_floats(f.floor))
+pointwise("ceil", _of_floats(f.ceil))
+pointwise("trunc", _of_floats(f.trunc))
+pointwise("round", _of_floats(f.round))
+pointwise("round.decimals", round_decimals)
+pointwise("frac", lambda a: a - f.trunc(a))
+
+
+# Extrema
+
+
+def fmin(a: Expression, b: Expression) -> Expression:
+    return f.fmin(a, b) if f.is_float(a) else f.minimum(a, b)
+
+
+def fmax(a: Expression, b: Expression) -> Expression:
+    return f.fmax(a, b) if f.is_float(a) else f.maximum(a, b)
+
+
+def clamp(a: Expression, least: Operand | None, greatest: Operand | None) -> Expression:
+    if least is not None:
+        a = f.maximum(a, least)
+    return a if greatest is None else f.minimum(a, greatest)
+
+
+pointwise("minimum", f.minimum)
+pointwise("maximum", f.maximum)
+pointwise("fmin", fmin)
+pointwise("fmax", fmax)
+pointwise("clamp", clamp)
+pointwise("clamp.Tensor", clamp)
+pointwise("clamp_min", f.maximum)
+pointwise("clamp_min.Tensor", f.maximum)
+pointwise("clamp_max", f.minimum)
+pointwise("clamp_max.Tensor", f.minimum)

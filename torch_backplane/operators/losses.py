@@ -1,64 +1,205 @@
-"""Negative log likelihood, the loss under cross entropy, with backward."""
+"""Losses that compare element by element, and their backwards.
+
+Each is a formula; `reduction` is PyTorch's number: 0 for none, 1 for the mean and 2 for the sum. A mean or sum is taken
+in the same kernel.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
-from torch_backplane.kernels.templates.losses import nll_loss, nll_loss_backward
-from torch_backplane.planning import Call, RunOnCPU, contiguous_result, error_words, operator, run_template
+from torch_backplane.kernels import Expression, Reduction
+from torch_backplane.kernels import functions as f
+from torch_backplane.kernels.dtypes import value_dtype
+from torch_backplane.kernels.expression import Formula
+from torch_backplane.planning import operator, run_pointwise, run_reduction
+
+_NONE, _MEAN, _SUM = range(3)
 
 
-def _by_positions(self: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """self as (batch, classes, positions), contiguous, and the targets."""
-    if target.dtype != torch.int64:
-        raise RunOnCPU(f"targets of {target.dtype}")
-    classes = self.shape[0] if self.dim() == 1 else self.shape[1]
-    batch = 1 if self.dim() == 1 else self.shape[0]
-    return self.contiguous().view(batch, classes, -1 if self.numel() else 1), target.contiguous()
-
-
-@operator("nll_loss_forward", "nll_loss2d_forward")
-def nll_loss_forward(
-    call: Call,
-    self: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor | None,
-    reduction: int,
-    ignore_index: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    out, total_weight = call.outputs()
-    if not self.numel():
-        raise RunOnCPU("an empty input")
-    values, targets = _by_positions(self, target)
-    if reduction == 0:
-        total_weight.zero_()
-    with contiguous_result(out) as result:
-        weight = None if weight is None else weight.contiguous()
-        arguments = (result, total_weight, values, targets, weight, reduction, ignore_index)
-        name = call.name.partition("::")[2]
-        run_template(nll_loss, out.device, *arguments, error_words(out.device), name, name=name)
-    return out, total_weight
-
-
-@operator("nll_loss_backward", "nll_loss2d_backward")
-def nll_loss_backward_(
-    call: Call,
-    grad: torch.Tensor,
-    self: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor | None,
-    reduction: int,
-    ignore_index: int,
-    total_weight: torch.Tensor,
-) -> torch.Tensor:
+def loss(call: Any, formula: Formula, *inputs: torch.Tensor | None, reduction: int) -> torch.Tensor:
+    """The result of `formula`, which takes an element of each input that is not None, reduced."""
     (out,) = call.outputs()
-    if not self.numel():
-        raise RunOnCPU("an empty input")
-    with contiguous_result(out) as result:
-        values, targets = _by_positions(result, target)
-        result.zero_()
-        weight = None if weight is None else weight.contiguous()
-        arguments = (values, grad.contiguous(), total_weight, targets, weight, reduction, ignore_index)
-        name = call.name.partition("::")[2]
-        run_template(nll_loss_backward, out.device, *arguments, error_words(out.device), name, name=name)
+    tensors = torch.broadcast_tensors(*(tensor for tensor in inputs if tensor is not None))
+    if reduction == _NONE:
+        run_pointwise(formula, outputs=[out], inputs=tensors)
+        return out
+    dtype = value_dtype(out.dtype)
+
+    def finish(total: Expression, count: Expression) -> Expression:
+        return total / count.to(dtype) if reduction == _MEAN else total
+
+    summed = Reduction([dtype], [0.0], lambda *a: formula(*a[:-1]), lambda a, b: a + b, finish)
+    run_reduction(summed, outputs=[out], inputs=tensors, dims=range(tensors[0].dim()), compute=dtype)
     return out
+
+
+def loss_backward(
+    call: Any, formula: Formula, grad: torch.Tensor, *inputs: torch.Tensor | None, reduction: int
+) -> torch.Tensor:
+    """`grad` times what `formula` gives, times the share of an element in a mean."""
+    (out,) = call.outputs()
+    tensors = [tensor for tensor in inputs if tensor is not None]
+    share = 1.0 / max(1, out.numel()) if reduction == _MEAN else 1.0
+    run_pointwise(
+        lambda grad, *a: grad * formula(*a[:-1]) * a[-1], outputs=[out], inputs=[grad, *tensors], scalars=[share]
+    )
+    return out
+
+
+# Squared, and squared near zero only
+
+
+def _squared(a: Expression, b: Expression) -> Expression:
+    return (a - b) * (a - b)
+
+
+def _smooth_l1(beta: float) -> Formula:
+    def formula(a: Expression, b: Expression) -> Expression:
+        z = f.absolute(a - b)
+        return f.where(z < beta, 0.5 * z * z / (beta or 1.0), z - 0.5 * beta)
+
+    return formula
+
+
+def _smooth_l1_slope(beta: float) -> Formula:
+    def formula(a: Expression, b: Expression) -> Expression:
+        x = a - b
+        return f.where(x <= -beta, -1.0, f.where(x >= beta, 1.0, x / (beta or 1.0)))
+
+    return formula
+
+
+def _huber(delta: float) -> Formula:
+    def formula(a: Expression, b: Expression) -> Expression:
+        z = f.absolute(a - b)
+        return f.where(z <= delta, 0.5 * z * z, delta * (z - 0.5 * delta))
+
+    return formula
+
+
+def _huber_slope(delta: float) -> Formula:
+    def formula(a: Expression, b: Expression) -> Expression:
+        x = a - b
+        return f.where(x <= -delta, -delta, f.where(x >= delta, delta, x))
+
+    return formula
+
+
+@operator("mse_loss")
+def mse_loss(call: Any, self: torch.Tensor, target: torch.Tensor, reduction: int) -> torch.Tensor:
+    return loss(call, _squared, self, target, reduction=reduction)
+
+
+@operator("mse_loss_backward")
+def mse_loss_backward(
+    call: Any, grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int
+) -> torch.Tensor:
+    return loss_backward(call, lambda a, b: 2.0 * (a - b), grad_output, self, target, reduction=reduction)
+
+
+@operator("smooth_l1_loss")
+def smooth_l1_loss(call: Any, self: torch.Tensor, target: torch.Tensor, reduction: int, beta: float) -> torch.Tensor:
+    return loss(call, _smooth_l1(beta), self, target, reduction=reduction)
+
+
+@operator("smooth_l1_loss_backward")
+def smooth_l1_loss_backward(
+    call: Any, grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int, beta: float
+) -> torch.Tensor:
+    return loss_backward(call, _smooth_l1_slope(beta), grad_output, self, target, reduction=reduction)
+
+
+@operator("huber_loss")
+def huber_loss(call: Any, self: torch.Tensor, target: torch.Tensor, reduction: int, delta: float) -> torch.Tensor:
+    return loss(call, _huber(delta), self, target, reduction=reduction)
+
+
+@operator("huber_loss_backward")
+def huber_loss_backward(
+    call: Any, grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int, delta: float
+) -> torch.Tensor:
+    return loss_backward(call, _huber_slope(delta), grad_output, self, target, reduction=reduction)
+
+
+# Of labels: target is a probability, or -1 and 1
+
+
+def _weighted(formula: Callable[[Expression, Expression], Expression]) -> Callable[..., Expression]:
+    def weighted(a: Expression, b: Expression, weight: Expression | None = None) -> Expression:
+        value = formula(a, b)
+        return value if weight is None else value * weight
+
+    return weighted
+
+
+def _binary_cross_entropy(a: Expression, target: Expression) -> Expression:
+    """Logarithms are held at -100, so that a sure and wrong answer costs a finite sum."""
+    return (target - 1.0) * f.maximum(f.log1p(-a), -100.0) - target * f.maximum(f.log(a), -100.0)
+
+
+def _binary_cross_entropy_slope(a: Expression, target: Expression) -> Expression:
+    return (a - target) / f.maximum((1.0 - a) * a, 1e-12)
+
+
+def _with_logits(a: Expression, target: Expression, weight: Expression) -> Expression:
+    """`weight` is that of the positive answers."""
+    log_sigmoid = f.minimum(a, 0.0) - f.log1p(f.exp(-f.absolute(a)))
+    return (1.0 - target) * a - ((weight - 1.0) * target + 1.0) * log_sigmoid
+
+
+@operator("binary_cross_entropy")
+def binary_cross_entropy(
+    call: Any, self: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int
+) -> torch.Tensor:
+    return loss(call, _weighted(_binary_cross_entropy), self, target, weight, reduction=reduction)
+
+
+@operator("binary_cross_entropy_backward")
+def binary_cross_entropy_backward(
+    call: Any,
+    grad_output: torch.Tensor,
+    self: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    reduction: int,
+) -> torch.Tensor:
+    slope = _weighted(_binary_cross_entropy_slope)
+    return loss_backward(call, slope, grad_output, self, target, weight, reduction=reduction)
+
+
+@operator("binary_cross_entropy_with_logits")
+def binary_cross_entropy_with_logits(
+    call: Any,
+    self: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    pos_weight: torch.Tensor | None,
+    reduction: int,
+) -> torch.Tensor:
+    def formula(a: Expression, target: Expression, *weights: Expression) -> Expression:
+        given = iter(weights)
+        each = next(given) if weight is not None else None
+        value = _with_logits(a, target, next(given) if pos_weight is not None else f.full_like(a, 1.0))
+        return value if each is None else value * each
+
+    return loss(call, formula, self, target, weight, pos_weight, reduction=reduction)
+
+
+@operator("soft_margin_loss")
+def soft_margin_loss(call: Any, self: torch.Tensor, target: torch.Tensor, reduction: int) -> torch.Tensor:
+    return loss(call, lambda a, b: f.log1p(f.exp(-a * b)), self, target, reduction=reduction)
+
+
+@operator("soft_margin_loss_backward")
+def soft_margin_loss_backward(
+    call: Any, grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int
+) -> torch.Tensor:
+    def slope(a: Expression, b: Expression) -> Expression:
+        power = f.exp(-b * a)
+        return -b * power / (power + 1.0)
+
+    return loss_backward(call, slope, grad_output, self, target, reduction=reduction)

@@ -140,6 +140,16 @@ class Dialect(ABC):
             return f"{value} < 0 ? ({target})({int64}){value} : ({target}){value}"
         return f"({target})({int64}){value}"
 
+    def bits(self, value: Value, dtype: torch.dtype) -> str:
+        """The bits of `value` as `dtype`, which is as wide."""
+        if value.kind != "float" and facts(dtype).kind != "float":
+            return f"({self.type(dtype)}){value}"
+        return self.float_bits(value, dtype)
+
+    @abstractmethod
+    def float_bits(self, value: Value, dtype: torch.dtype) -> str:
+        """`bits` from or to a float."""
+
     def decode(self, stored: str, dtype: torch.dtype) -> str:
         """What was read from memory as a value of value_dtype(dtype)."""
         if dtype == torch.bool:
@@ -156,6 +166,8 @@ class Dialect(ABC):
         """The text of `operation`, whose result has `dtype`."""
         if operation == "cast":
             return self.cast(operands[0], dtype)
+        if operation == "bits":
+            return self.bits(operands[0], dtype)
         if operation in INFIX:
             return f"{operands[0]} {INFIX[operation]} {operands[1]}"
         if operation in LIBRARY:
@@ -266,6 +278,10 @@ class Dialect(ABC):
     @abstractmethod
     def kernel(self, name: str, parameters: Sequence[str], group_size: int | None, body: Sequence[str]) -> str:
         """A whole kernel; group_size is the exact number of work items of a group, if it is fixed."""
+
+    @abstractmethod
+    def pointer_type(self, dtype: torch.dtype, written: bool) -> str:
+        """Of an address in device memory."""
 
     @abstractmethod
     def buffer_parameters(self, name: str, dtype: torch.dtype, written: bool) -> list[str]:

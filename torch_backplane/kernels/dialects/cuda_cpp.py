@@ -7,7 +7,8 @@ from typing import ClassVar
 
 import torch
 
-from torch_backplane.kernels.dialects.base import Dialect
+from torch_backplane.kernels.dialects.base import Dialect, Value
+from torch_backplane.kernels.dtypes import facts
 
 _HEADER = """\
 #define FUNCTION static __device__ inline
@@ -49,6 +50,12 @@ class CudaCpp(Dialect):
     def infinity(self, bits: int) -> str:
         return "__int_as_float(0x7f800000)" if bits == 32 else "__longlong_as_double(0x7ff0000000000000ll)"
 
+    def float_bits(self, value: Value, dtype: torch.dtype) -> str:
+        wide, to_float = facts(dtype).bits == 64, facts(dtype).kind == "float"
+        integer, number = ("longlong", "double") if wide else ("int", "float")
+        source, target = (integer, number) if to_float else (number, integer)
+        return f"({self.type(dtype)})__{source}_as_{target}({value})"
+
     def library(self, name: str, dtype: torch.dtype) -> str:
         return f"{name}f" if dtype == torch.float32 else name
 
@@ -60,7 +67,10 @@ class CudaCpp(Dialect):
         return "\n".join([f'extern "C" __global__ void {bounds}{name}({", ".join(parameters)}) {{', *body, "}\n"])
 
     def buffer_parameters(self, name: str, dtype: torch.dtype, written: bool) -> list[str]:
-        return [f"{'' if written else 'const '}{self.storage_type(dtype)}* {name}"]
+        return [f"{self.pointer_type(dtype, written)} {name}"]
+
+    def pointer_type(self, dtype: torch.dtype, written: bool) -> str:
+        return f"{'' if written else 'const '}{self.storage_type(dtype)}*"
 
     def buffer_pointer(self, name: str, dtype: torch.dtype, written: bool) -> list[str]:
         return []

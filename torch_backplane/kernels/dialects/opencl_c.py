@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from torch_backplane.kernels.dialects.base import Dialect
+from torch_backplane.kernels.dialects.base import Dialect, Value
 
 
 class OpenCLC(Dialect):
@@ -32,10 +32,13 @@ class OpenCLC(Dialect):
         return ("u" if kind == "unsigned" else "") + ("L" if bits == 64 else "")
 
     def not_a_number(self, bits: int) -> str:
-        return "NAN"
+        return "NAN" if bits == 32 else "((double)NAN)"  # the macros are floats
 
     def infinity(self, bits: int) -> str:
-        return "INFINITY"
+        return "INFINITY" if bits == 32 else "((double)INFINITY)"
+
+    def float_bits(self, value: Value, dtype: torch.dtype) -> str:
+        return f"as_{self.type(dtype)}({value})"
 
     def header(self, dtypes: frozenset[torch.dtype]) -> str:
         # Contraction would make a * b + c another number than PyTorch's; formulas that want it say fma.
@@ -49,13 +52,13 @@ class OpenCLC(Dialect):
         return "\n".join([f"{attribute}kernel void {name}({', '.join(parameters)}) {{", *body, "}\n"])
 
     def buffer_parameters(self, name: str, dtype: torch.dtype, written: bool) -> list[str]:
-        return [f"{self._pointer(dtype, written)} {name}_base", f"const ulong {name}_offset"]
+        return [f"{self.pointer_type(dtype, written)} {name}_base", f"const ulong {name}_offset"]
 
     def buffer_pointer(self, name: str, dtype: torch.dtype, written: bool) -> list[str]:
-        pointer, bytes_ = self._pointer(dtype, written), self._pointer(torch.int8, written)
+        pointer, bytes_ = self.pointer_type(dtype, written), self.pointer_type(torch.int8, written)
         return [f"  {pointer} {name} = ({pointer})(({bytes_}){name}_base + {name}_offset);"]
 
-    def _pointer(self, dtype: torch.dtype, written: bool) -> str:
+    def pointer_type(self, dtype: torch.dtype, written: bool) -> str:
         return f"global {'' if written else 'const '}{self.storage_type(dtype)}*"
 
     def global_index(self, wide: bool) -> str:

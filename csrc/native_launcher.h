@@ -1,0 +1,48 @@
+// Kernel launches without Python, for drivers whose hardware API the socket knows.
+//
+// The driver loads the API's library with its Python binding and hands over the addresses of a few functions in it
+// (torch_backplane.drivers.base.NativeLauncher); the socket links no such library.
+#pragma once
+
+#include <c10/util/ArrayRef.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "device.h"
+
+namespace backplane {
+
+// One argument of a launch: memory where `bytes` is 0, otherwise that many bytes at `data`.
+struct LaunchArgument {
+  void* memory; // the driver's handle of the segment; nullptr for no memory
+  uint64_t offset; // bytes from its start
+  const void* data;
+  uint32_t bytes;
+};
+
+// A compiled kernel. Thread-safe; needs no GIL.
+class NativeKernel {
+ public:
+  virtual ~NativeKernel() = default;
+  // `generation` changes whenever a handle may have come to mean other memory.
+  virtual void launch(
+      void* queue, const LaunchSize& size, c10::ArrayRef<LaunchArgument> arguments, uint64_t generation) = 0;
+};
+
+class NativeLauncher {
+ public:
+  virtual ~NativeLauncher() = default;
+  // `kernel` stays valid as long as what is returned lives; `name` is for messages.
+  virtual std::unique_ptr<NativeKernel> kernel(void* kernel, std::string name) const = 0;
+  // Makes sure that what the queue was given gets to the device without another call.
+  virtual void flush(void* queue) const = 0;
+};
+
+// The launcher of an API; throws for one that the socket does not know, and where a function is missing.
+std::unique_ptr<NativeLauncher> make_native_launcher(
+    const std::string& api, const std::map<std::string, uintptr_t>& functions);
+
+} // namespace backplane

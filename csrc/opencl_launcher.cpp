@@ -1,0 +1,157 @@
+#include "opencl_launcher.h"
+
+#include <c10/util/Exception.h>
+
+#include <cstring>
+#include <mutex>
+#include <vector>
+
+namespace backplane {
+namespace {
+
+// The parts of OpenCL's interface that are used here; cl_mem, cl_kernel, cl_command_queue and cl_event are pointers.
+using Status = int32_t; // cl_int
+using SetKernelArg = Status (*)(void* kernel, uint32_t index, size_t bytes, const void* value);
+using EnqueueNDRangeKernel = Status (*)(
+    void* queue, void* kernel, uint32_t dimensions, const size_t* offset, const size_t* items, const size_t* group,
+    uint32_t waits, void* const* wait_list, void** event);
+using Flush = Status (*)(void* queue);
+
+struct Functions {
+  SetKernelArg set_kernel_arg;
+  EnqueueNDRangeKernel enqueue;
+  Flush flush;
+};
+
+// The codes that setting arguments, launching and flushing may answer.
+const char* status_name(Status status) {
+  switch (status) {
+    case -2: return "CL_DEVICE_NOT_AVAILABLE";
+    case -4: return "CL_MEM_OBJECT_ALLOCATION_FAILURE";
+    case -5: return "CL_OUT_OF_RESOURCES";
+    case -6: return "CL_OUT_OF_HOST_MEMORY";
+    case -11: return "CL_BUILD_PROGRAM_FAILURE";
+    case -13: return "CL_MISALIGNED_SUB_BUFFER_OFFSET";
+    case -30: return "CL_INVALID_VALUE";
+    case -34: return "CL_INVALID_CONTEXT";
+    case -36: return "CL_INVALID_COMMAND_QUEUE";
+    case -38: return "CL_INVALID_MEM_OBJECT";
+    case -45: return "CL_INVALID_PROGRAM_EXECUTABLE";
+    case -48: return "CL_INVALID_KERNEL";
+    case -49: return "CL_INVALID_ARG_INDEX";
+    case -50: return "CL_INVALID_ARG_VALUE";
+    case -51: return "CL_INVALID_ARG_SIZE";
+    case -52: return "CL_INVALID_KERNEL_ARGS";
+    case -53: return "CL_INVALID_WORK_DIMENSION";
+    case -54: return "CL_INVALID_WORK_GROUP_SIZE";
+    case -55: return "CL_INVALID_WORK_ITEM_SIZE";
+    case -56: return "CL_INVALID_GLOBAL_OFFSET";
+    case -63: return "CL_INVALID_GLOBAL_WORK_SIZE";
+    default: return "an OpenCL error";
+  }
+}
+
+class OpenCLKernel final : public NativeKernel {
+ public:
+  OpenCLKernel(const Functions& functions, void* kernel, std::string name)
+      : functions_(functions), kernel_(kernel), name_(std::move(name)) {}
+
+  void launch(
+      void* queue, const LaunchSize& size, c10::ArrayRef<LaunchArgument> arguments, uint64_t generation) override {
+    std::lock_guard<std::mutex> guard(lock_); // clSetKernelArg is not thread-safe, and a launch takes what was set
+    if (generation != generation_) {
+      set_.clear(); // a cl_mem of the same value may be another buffer now
+      generation_ = generation;
+    }
+    uint32_t index = 0;
+    for (const LaunchArgument& argument : arguments) {
+      if (argument.bytes == 0) {
+        set(index++, sizeof argument.memory, &argument.memory);
+        set(index++, sizeof argument.offset, &argument.offset);
+      } else {
+        set(index++, argument.bytes, argument.data);
+      }
+    }
+    const auto dimensions = size.items[2] > 1 ? 3 : size.items[1] > 1 ? 2 : 1;
+    const Status status = functions_.enqueue(
+        queue, kernel_, dimensions, nullptr, size.items.data(), size.group.data(), 0, nullptr, nullptr);
+    TORCH_CHECK(
+        status == 0, "clEnqueueNDRangeKernel of ", name_, " answered ", status_name(status), " (", status, ") for ",
+        c10::ArrayRef<size_t>(size.items), " work items in groups of ", c10::ArrayRef<size_t>(size.group));
+  }
+
+ private:
+  // What an argument was set to; longer ones are set each time.
+  struct Value {
+    uint32_t bytes = 0;
+    char data[12]; // with `bytes`, 16 bytes: a handle or a number of up to 8 bytes, and some more
+  };
+
+  void set(uint32_t index, uint32_t bytes, const void* data) {
+    if (index >= set_.size()) {
+      set_.resize(index + 1);
+    }
+    Value& known = set_[index];
+    if (bytes == known.bytes && std::memcmp(known.data, data, bytes) == 0) {
+      return;
+    }
+    known.bytes = 0; // unknown, should it fail
+    const Status status = functions_.set_kernel_arg(kernel_, index, bytes, data);
+    TORCH_CHECK(
+        status == 0, "clSetKernelArg of ", name_, ", argument ", index, " with ", bytes, " bytes, answered ",
+        status_name(status), " (", status, ")");
+    if (bytes <= sizeof known.data) {
+      known.bytes = bytes;
+      std::memcpy(known.data, data, bytes);
+    }
+  }
+
+  const Functions functions_;
+  void* const kernel_;
+  const std::string name_;
+  std::mutex lock_;
+  std::vector<Value> set_;
+  uint64_t generation_ = 0;
+};
+
+class OpenCLLauncher final : public NativeLauncher {
+ public:
+  explicit OpenCLLauncher(const Functions& functions) : functions_(functions) {}
+
+  std::unique_ptr<NativeKernel> kernel(void* kernel, std::string name) const override {
+    return std::make_unique<OpenCLKernel>(functions_, kernel, std::move(name));
+  }
+
+  void flush(void* queue) const override {
+    const Status status = functions_.flush(queue);
+    TORCH_CHECK(status == 0, "clFlush answered ", status_name(status), " (", status, ")");
+  }
+
+ private:
+  const Functions functions_;
+};
+
+template <typename Function>
+Function find(const std::map<std::string, uintptr_t>& functions, const char* name) {
+  const auto found = functions.find(name);
+  TORCH_CHECK_VALUE(
+      found != functions.end() && found->second != 0, "a native launcher for opencl needs the address of ", name);
+  return reinterpret_cast<Function>(found->second);
+}
+
+} // namespace
+
+std::unique_ptr<NativeLauncher> make_opencl_launcher(const std::map<std::string, uintptr_t>& functions) {
+  return std::make_unique<OpenCLLauncher>(Functions{
+      find<SetKernelArg>(functions, "clSetKernelArg"),
+      find<EnqueueNDRangeKernel>(functions, "clEnqueueNDRangeKernel"),
+      find<Flush>(functions, "clFlush")});
+}
+
+std::unique_ptr<NativeLauncher> make_native_launcher(
+    const std::string& api, const std::map<std::string, uintptr_t>& functions) {
+  TORCH_CHECK_VALUE(api == "opencl", "a native launcher's api must be 'opencl', and got '", api, "'");
+  return make_opencl_launcher(functions);
+}
+
+} // namespace backplane

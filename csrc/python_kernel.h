@@ -1,0 +1,47 @@
+// A kernel of a device that a Python driver brought.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <memory>
+#include <string>
+
+#include "kernel_build.h"
+#include "native_launcher.h"
+
+namespace backplane {
+
+class PythonKernel final : public KernelBuild {
+ public:
+  struct Source {
+    std::string text;
+    std::string entry;
+    std::string operator_name; // for messages
+  };
+
+  // `device` is the driver's object and `launcher` its native launcher, if it has one: both live as long as the process.
+  // `finished` is called by the thread that did the build.
+  PythonKernel(
+      Source source, pybind11::handle device, std::string device_name, const NativeLauncher* launcher,
+      std::function<void()> finished);
+  ~PythonKernel() override;
+
+  // Only when it is built. `queue` is the native queue where there is a native launcher, else the driver's object for the
+  // stream; the memory of arguments accordingly.
+  void launch(void* queue, const LaunchSize& size, c10::ArrayRef<LaunchArgument> arguments, uint64_t generation);
+
+ private:
+  void build() override;
+  void finished() noexcept override;
+  void call_driver(void* stream, const LaunchSize& size, c10::ArrayRef<LaunchArgument> arguments);
+
+  const Source source_;
+  const pybind11::handle device_;
+  const std::string device_name_;
+  const NativeLauncher* const launcher_;
+  const std::function<void()> finished_;
+  PyObject* object_ = nullptr; // what the driver's compile() returned
+  std::unique_ptr<NativeKernel> native_;
+};
+
+} // namespace backplane

@@ -1,0 +1,259 @@
+"""The formulas of pointwise operators against PyTorch's CPU kernels, on numbers that are hard to get right."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from kernel_runners import opencl
+from operator_formulas import Call, Case, Tables, arguments_of, call_cpu, read, run
+
+INF, NAN = math.inf, math.nan
+FLOATS = [
+    *(0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, -1.5, 2.5, -2.5, 3.0, -3.0, 6.0, -7.0, 0.1, -0.3, 1e-3, 0.999999),
+    *(20.5, -19.9, 88.0, -104.0, 100.0, 2.0**-25, -1e-20, 1e20, 2.0**24 + 2, INF, -INF, NAN),
+]
+INTEGERS = [0, 1, -1, 2, -2, 3, -3, 5, 7, -8, 12, 31, 63, 64, 100, -100, 127, -128]
+FILES = ["arithmetic", "comparison", "bitwise", "selection", "activations", "transcendental", "special"]
+
+
+def _pool(dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """Three tensors: all pairs of special values and random ones, and something in another order beside them."""
+    special = torch.tensor(INTEGERS if not dtype.is_floating_point else FLOATS, dtype=torch.float64)
+    random = torch.randn(3, 500, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 4
+    n = len(special)
+    a = torch.cat([special.repeat_interleave(n), random[0]])
+    b = torch.cat([special.repeat(n), random[1]])
+    c = torch.cat([special.repeat(n).roll(7), random[2]])
+    if dtype == torch.uint8:
+        a, b, c = a.abs(), b.abs(), c.abs()
+    if dtype == torch.bool:
+        a, b, c = a > 0, b > 0, c > 0
+    return a.to(dtype), b.to(dtype), c.to(dtype)
+
+
+def _degrees(pool: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """From -2 to 11, a few of them with a fraction."""
+    return torch.arange(len(pool[0])) % 14 - 2 + torch.where(torch.arange(len(pool[0])) % 5 == 0, 0.4, 0.0)
+
+
+def _float(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.is_floating_point() else tensor.float()
+
+
+def _moderate(pool: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """Hundredths from -3 to 3: beside 1 and -1, where polynomials of these degrees change fast, no float32 is right."""
+    return (_float(pool[0]).clamp(-3, 3) * 100).round() / 100
+
+
+# What a call is given beside tensors, where there is no default worth testing; one call for each row.
+NUMBERS: dict[str, list[dict[str, Any]]] = {
+    "add.Tensor": [{"alpha": 1}, {"alpha": 3}],
+    "sub.Tensor": [{"alpha": 1}, {"alpha": 3}],
+    "rsub.Tensor": [{"alpha": 3}],
+    "addcmul": [{"value": 3}],
+    "addcdiv": [{"value": 3}],
+    "lerp.Scalar": [{"weight": 0.25}, {"weight": 0.75}],
+    "native_dropout_backward": [{"scale": 1.25}],
+    "div.Tensor_mode": [{"rounding_mode": mode} for mode in (None, "trunc", "floor")],
+    "remainder.Scalar_Tensor": [{"self": 7}],
+    "pow.Scalar": [{"self": 2}, {"self": -3}],
+    "pow.Tensor_Scalar": [{"exponent": e} for e in (0, 1, 2, 3, 4, 0.5, -0.5, -1, -2, 2.5)],
+    "round.decimals": [{"decimals": 2}, {"decimals": -1}, {"decimals": 0}],
+    "clamp": [{"min": -1, "max": 2}, {"min": None, "max": 2}, {"min": -1, "max": None}, {"min": 3, "max": 1}],
+    "clamp.Tensor": [{}, {"max": None}, {"min": None}],
+    "clamp_min": [{"min": 2}],
+    "clamp_max": [{"max": 2}],
+    "isin.Tensor_Scalar": [{"test_element": 3, "invert": i} for i in (False, True)],
+    "masked_fill.Scalar": [{"value": 3}],
+    "threshold": [{"threshold": 1, "value": 7}],
+    "threshold_backward": [{"threshold": 1}],
+    "leaky_relu_backward": [{"negative_slope": 0.1, "self_is_result": False}],
+    "hardtanh_backward": [{"min_val": -1, "max_val": 2}],
+    "hardshrink_backward": [{"lambd": 0.5}],
+    "softshrink_backward": [{"lambd": 0.5}],
+    "elu": [{}, {"alpha": 1.5, "scale": 2.0, "input_scale": 0.5}],
+    "elu_backward": [{"alpha": 1.5, "scale": 2.0, "input_scale": 0.5, "is_result": r} for r in (False, True)],
+    "softplus": [{}, {"beta": 2.0, "threshold": 5.0}],
+    "softplus_backward": [{"beta": 2.0, "threshold": 5.0}],
+    "gelu": [{"approximate": "none"}, {"approximate": "tanh"}],
+    "gelu_backward": [{"approximate": "none"}, {"approximate": "tanh"}],
+    "glu": [{"dim": 0}],
+    "glu_backward": [{"grad_output": lambda pool: pool[2][::2], "self": lambda pool: pool[0], "dim": 0}],
+    "logit": [{}, {"eps": 0.25}],
+    "logit_backward": [{}, {"eps": 0.25}],
+    "mvlgamma": [{"p": 3, "self": lambda pool: _float(pool[0]).abs() + 1.5}],
+    "polygamma": [{"n": 0}, {"n": 1, "self": lambda pool: _float(pool[0]).abs()}, {"n": 2}, {"n": 5}],
+    "special_zeta": [
+        {"self": lambda pool: (_float(pool[0]).abs() + 0.5).clamp(max=90)},
+        {"self": lambda pool: _float(pool[0]).trunc().clamp(max=90)},
+    ],
+    **{
+        f"special_{shifted}chebyshev_polynomial_{kind}": [{"x": _moderate, "n": _degrees}]
+        for shifted in ("", "shifted_")
+        for kind in "tuvw"
+    },
+    **{
+        f"special_{name}": [{"x": _moderate, "n": _degrees}]
+        for name in ("hermite_polynomial_h", "hermite_polynomial_he", "laguerre_polynomial_l", "legendre_polynomial_p")
+    },
+    "nan_to_num": [{}, {"nan": 2.0, "posinf": 3.0, "neginf": -4.0}],
+    **{f"{name}.Scalar": [{"other": 3}] for name in ("eq", "ne", "lt", "le", "gt", "ge", "__lshift__", "__rshift__")},
+}
+# PyTorch's CPU kernel raises where such a divisor is zero.
+DIVISIONS = {"div.Tensor_mode", "floor_divide", "remainder.Tensor", "remainder.Scalar_Tensor", "fmod.Tensor"}
+# The sign of a zero is not what PyTorch promises: it differs between its vectorised and its scalar loops.
+ZEROS_OF_ANY_SIGN = {
+    *("maximum", "minimum", "fmin", "fmax", "clamp", "clamp.Tensor", "clamp_min", "clamp_max", "clamp_min.Tensor"),
+    *("clamp_max.Tensor", "native_dropout_backward", "relu"),
+    *("log_sigmoid_backward", "gelu_backward", "hardtanh", "hardswish"),
+}
+
+
+refused: dict[tuple[str, torch.dtype], str] = {}
+
+
+def cases_of(name: str, dtype: torch.dtype) -> Iterator[Case]:
+    """Calls of an operator with tensors of this dtype, as far as PyTorch's CPU kernel takes them."""
+    pool = _pool(dtype)
+    if name in DIVISIONS and not dtype.is_floating_point:
+        pool = tuple(tensor.where(tensor != 0, 5) for tensor in pool)
+    schema = arguments_of(name)
+    for given in NUMBERS.get(name, [{}]):
+        arguments, tensors = [], iter(pool)
+        for argument in schema:
+            if argument.name in given:
+                value = given[argument.name]
+                value = value(pool) if callable(value) else value
+            elif str(argument.type) in ("Tensor", "Optional[Tensor]"):
+                value = next(tensors)
+                if argument.name in ("mask", "condition"):
+                    value = value > 0
+            else:
+                assert argument.has_default_value(), f"say in NUMBERS what {name} gets for {argument.name}"
+                value = argument.default_value
+            arguments.append(value)
+        if dtype == torch.uint8 and any(isinstance(v, (int, float)) and v < 0 for v in arguments):
+            continue
+        try:
+            expected = call_cpu(name, arguments)
+        except (RuntimeError, ValueError, ZeroDivisionError) as error:
+            refused.setdefault((name, dtype), str(error).splitlines()[0])
+            continue
+        yield Case(name, tuple(arguments), expected)
+
+
+def difference(case: Case, computed: tuple[torch.Tensor, ...]) -> str | None:
+    """What is wrong with a result, or None. Of floats, the float64 kernel's result rounded is right as well."""
+    exact = None
+    for i, (got, expected) in enumerate(zip(computed, case.expected, strict=True)):
+        tolerance = _tolerance(got.dtype, case.name)
+        right = torch.isclose(got, expected, **tolerance, equal_nan=True)
+        if got.dtype == torch.float32 and not right.all():
+            wide = [a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in case.arguments]
+            exact = exact or call_cpu(case.name, wide)
+            right |= torch.isclose(got, exact[i].to(got.dtype), **tolerance, equal_nan=True)
+            if "backward" in case.name:  # what is small beside the gradient that came in
+                grad = case.arguments[0].float()
+                right |= (got / grad - exact[i].to(got.dtype) / grad).abs() < tolerance["atol"]
+        if got.dtype.is_floating_point and case.name not in ZEROS_OF_ANY_SIGN:
+            right &= (expected != 0) | (got != 0) | (expected.signbit() == got.signbit())
+        if not right.all():
+            at = (~right).nonzero()[:, 0]
+            shown = [
+                f"of {[a[j].item() for a in case.arguments if isinstance(a, torch.Tensor)]}: {got[j].item()!r}, "
+                f"expected {expected[j].item()!r}"
+                for j in at[:4].tolist()
+            ]
+            return f"{case}: output {i} wrong in {len(at)} of {len(got)}: {'; '.join(shown)}"
+    return None
+
+
+def _tolerance(dtype: torch.dtype, name: str) -> dict[str, float]:
+    if not dtype.is_floating_point:
+        return {"rtol": 0.0, "atol": 0.0}
+    if dtype == torch.float32:
+        return {"rtol": 1e-4, "atol": 1e-4} if "polynomial" in name else {"rtol": 1.3e-6, "atol": 1e-5}
+    # PyTorch's Bessel and Airy functions of float64 have five or six digits after the point.
+    return {"rtol": 1e-7, "atol": 1e-5 if re.search("bessel_[jy]|airy", name) else 1e-7}
+
+
+LOSSES = {
+    "mse_loss": {},
+    "smooth_l1_loss": {"beta": 0.7},
+    "huber_loss": {"delta": 0.7},
+    "soft_margin_loss": {},
+    "binary_cross_entropy": {},
+    "binary_cross_entropy_with_logits": {},
+}
+
+
+@pytest.mark.parametrize("reduction", [0, 1, 2])
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_agree_with_pytorch(name: str, reduction: int) -> None:
+    opencl()
+    planners = read("losses").planners
+    random = torch.Generator().manual_seed(2)
+    a, b, weight = (torch.randn(37, 5, generator=random) for _ in range(3))
+    a[0] = torch.tensor([0.0, -0.7, 0.7, 100.0, -100.0])
+    b[0] = 0.0
+    weights: dict[str, Any] = {}
+    if name == "binary_cross_entropy":
+        a, b, weights = a.sigmoid(), b.sigmoid(), {"weight": weight}
+    if name == "binary_cross_entropy_with_logits":
+        weights = {"weight": weight, "pos_weight": weight[:1].abs()}
+    for weighted in [{}, weights] if weights else [{}]:
+        given = {"self": a, "target": b, "weight": None, "pos_weight": None, "reduction": reduction, **LOSSES[name]}
+        result = _plan(planners, name, {**given, **weighted})
+        if f"{name}_backward" in planners:
+            grad = torch.randn(result.shape, generator=random)
+            _plan(planners, f"{name}_backward", {**given, **weighted, "grad_output": grad})
+
+
+def _plan(planners: dict[str, Any], name: str, given: dict[str, Any]) -> torch.Tensor:
+    """What a planner gives, compared with the CPU."""
+    arguments = tuple(given[argument.name] for argument in arguments_of(name))
+    call = Call(call_cpu(name, arguments))
+    expected = call_cpu(name, arguments)
+    planners[name](call, *arguments)
+    torch.testing.assert_close(call.made, expected, rtol=1e-5, atol=1e-5)
+    return expected[0]
+
+
+def test_smooth_l1_without_a_smooth_part() -> None:
+    opencl()
+    a, b = torch.tensor([1.0, -2.0, 3.0, 0.0]), torch.tensor([0.5, 2.0, 3.0, 0.0])
+    given = {"self": a, "target": b, "reduction": 0, "beta": 0.0, "grad_output": torch.ones(4)}
+    for name in ("smooth_l1_loss", "smooth_l1_loss_backward"):
+        _plan(read("losses").planners, name, given)
+
+
+def test_every_loss_is_tested() -> None:
+    tested = {*LOSSES, *(f"{name}_backward" for name in LOSSES)} - {"binary_cross_entropy_with_logits_backward"}
+    assert set(read("losses").planners) == tested
+
+
+@pytest.fixture(scope="module", params=FILES)
+def tables(request: pytest.FixtureRequest) -> Tables:
+    return read(request.param)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool], ids=str)
+def test_formulas_agree_with_pytorch(tables: Tables, dtype: torch.dtype) -> None:
+    if dtype == torch.float64 and not opencl()[2]:
+        pytest.skip("the OpenCL device has no float64")
+    wrong = []
+    cases = [case for name in tables.formulas for case in cases_of(name, dtype)]
+    for first in range(0, len(cases), 16):
+        some = cases[first : first + 16]
+        wrong += [difference(case, got) for case, got in zip(some, run(tables.formulas, some), strict=True)]
+    for name, planner in tables.planners.items():
+        for case in cases_of(name, dtype):
+            call = Call(case.expected)
+            planner(call, *case.arguments)
+            wrong.append(difference(case, call.made))
+    assert not any(wrong), "\n".join(filter(None, wrong))

@@ -1,0 +1,177 @@
+"""Activation functions and their backwards."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from torch_backplane.kernels import Expression
+from torch_backplane.kernels import functions as f
+from torch_backplane.planning import operator, pointwise, run_pointwise
+
+# Piecewise linear. Where a comparison with NaN decides, it decides as in PyTorch's CPU kernels.
+
+pointwise("relu", lambda a: f.maximum(a, 0))
+pointwise("threshold", lambda a, threshold, value: f.where(a <= threshold, value, a))
+pointwise("threshold_backward", lambda grad, a, threshold: f.where(a <= threshold, 0, grad))
+pointwise("leaky_relu", lambda a, slope: f.where(a > 0.0, a, a * slope))
+pointwise("leaky_relu_backward", lambda grad, a, slope, self_is_result: f.where(a > 0.0, grad, grad * slope))
+pointwise("_prelu_kernel", lambda a, weight: f.where(a > 0.0, a, weight * a))
+pointwise(
+    "_prelu_kernel_backward",
+    lambda grad, a, weight: (f.where(a > 0.0, grad, weight * grad), f.where(a > 0.0, 0.0, a * grad)),
+)
+pointwise("hardtanh", lambda a, least, greatest: f.minimum(f.maximum(a, least), greatest))
+pointwise("hardtanh_backward", lambda grad, a, least, greatest: f.where((a > least) & (a < greatest), grad, 0.0))
+
+
+def _relu6_of_shifted(a: Expression) -> Expression:
+    return f.minimum(f.maximum(a + 3.0, 0.0), 6.0)
+
+
+pointwise("hardsigmoid", lambda a: _relu6_of_shifted(a) / 6.0)
+pointwise("hardsigmoid_backward", lambda grad, a: f.where((a > -3.0) & (a < 3.0), grad * (1.0 / 6.0), 0.0))
+pointwise("hardswish", lambda a: a * _relu6_of_shifted(a) / 6.0)
+pointwise(
+    "hardswish_backward",
+    lambda grad, a: f.where(a <= -3.0, 0.0, f.where(a >= 3.0, grad, grad * (a / 3.0 + 0.5))),
+)
+
+
+def softshrink(a: Expression, lambd: Expression) -> Expression:
+    return f.where(a > lambd, a - lambd, f.where(a < -lambd, a + lambd, f.where(f.isnan(a), a, 0.0)))
+
+
+def shrink_backward(grad: Expression, a: Expression, lambd: Expression) -> Expression:
+    return f.where((a < -lambd) | (a > lambd), grad, 0.0)
+
+
+pointwise("hardshrink", lambda a, lambd: f.where((a >= -lambd) & (a <= lambd), 0.0, a))
+pointwise("hardshrink_backward", shrink_backward)
+pointwise("softshrink", softshrink)
+pointwise("softshrink_backward", shrink_backward)
+
+
+# Of exponentials
+
+
+def elu(a: Expression, alpha: Expression, scale: Expression, input_scale: Expression) -> Expression:
+    return f.where(a < 0.0, f.expm1(a * input_scale) * (alpha * scale), a * scale)
+
+
+def elu_backward(
+    grad: Expression,
+    alpha: Expression,
+    scale: Expression,
+    input_scale: Expression,
+    is_result: bool,
+    a: Expression,
+) -> Expression:
+    if is_result:
+        falling = grad * input_scale * (a + alpha * scale)
+    else:
+        falling = grad * input_scale * (alpha * scale) * f.exp(a * input_scale)
+    return f.where(a > 0.0, grad * scale, falling)
+
+
+def softplus(a: Expression, beta: Expression, threshold: Expression) -> Expression:
+    return f.where(a * beta > threshold, a, f.log1p(f.exp(a * beta)) / beta)
+
+
+def softplus_backward(grad: Expression, a: Expression, beta: Expression, threshold: Expression) -> Expression:
+    power = f.exp(a * beta)
+    return f.where(a * beta > threshold, grad, grad * power / (power + 1.0))
+
+
+def log_sigmoid(a: Expression) -> tuple[Expression, Expression]:
+    """And what the backward wants to have; no exponential overflows."""
+    buffer = f.exp(-f.absolute(a))
+    return f.minimum(a, 0.0) - f.log1p(buffer), buffer
+
+
+def log_sigmoid_backward(grad: Expression, a: Expression, buffer: Expression) -> Expression:
+    rest = buffer / (1.0 + buffer)
+    return grad * f.where(a < 0.0, 1.0 - rest, rest)
+
+
+def _mish_gate(a: Expression) -> tuple[Expression, Expression]:
+    """tanh(softplus(a)), and 1 minus its square, from one exponential and without cancellation."""
+    power = f.exp(a)
+    n = power * (power + 2.0)
+    gate = f.where(a > 20.0, 1.0, n / (n + 2.0))
+    return gate, 2.0 / (n + 2.0) * (1.0 + gate)
+
+
+def mish_backward(grad: Expression, a: Expression) -> Expression:
+    gate, rest = _mish_gate(a)
+    return grad * (gate + a * f.sigmoid(a) * rest)
+
+
+pointwise("sigmoid", f.sigmoid)
+pointwise("sigmoid_backward", lambda grad, result: grad * (1.0 - result) * result)
+pointwise("tanh", f.tanh)
+pointwise("tanh_backward", lambda grad, result: grad * (1.0 - result * result))
+pointwise("elu", elu)
+pointwise("elu_backward", elu_backward)
+pointwise("softplus", softplus)
+pointwise("softplus_backward", softplus_backward)
+pointwise("log_sigmoid_forward", log_sigmoid)
+pointwise("log_sigmoid_backward", log_sigmoid_backward)
+pointwise("silu", lambda a: a / (1.0 + f.exp(-a)))
+pointwise("silu_backward", lambda grad, a: grad * f.sigmoid(a) * (1.0 + a * (1.0 - f.sigmoid(a))))
+pointwise("mish", lambda a: a * _mish_gate(a)[0])
+pointwise("mish_backward", mish_backward)
+
+
+# GELU
+
+_TANH_SCALE = math.sqrt(2.0 / math.pi)
+_TANH_CUBIC = 0.044715
+
+
+def gelu(a: Expression, approximate: str) -> Expression:
+    if approximate == "tanh":
+        return 0.5 * a * (1.0 + f.tanh(_TANH_SCALE * (a + _TANH_CUBIC * a * a * a)))
+    return a * 0.5 * (1.0 + f.erf(a * math.sqrt(0.5)))
+
+
+def gelu_backward(grad: Expression, a: Expression, approximate: str) -> Expression:
+    if approximate == "tanh":
+        tanh = f.tanh(_TANH_SCALE * (a + _TANH_CUBIC * a * a * a))
+        slope = _TANH_SCALE * (1.0 + 3.0 * _TANH_CUBIC * a * a)
+        return grad * (0.5 * (1.0 + tanh) + 0.5 * a * (1.0 - tanh * tanh) * slope)
+    density = f.exp(-0.5 * a * a) * (1.0 / math.sqrt(2.0 * math.pi))
+    return grad * (0.5 * (1.0 + f.erf(a * math.sqrt(0.5))) + a * density)
+
+
+pointwise("gelu", gelu)
+pointwise("gelu_backward", gelu_backward)
+
+
+# GLU: the first half of a dimension, gated by the second
+
+
+def _halves(tensor: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    first, second = tensor.chunk(2, dim)
+    return first, second
+
+
+def _glu_backward(grad: Expression, a: Expression, gate: Expression) -> tuple[Expression, Expression]:
+    open_ = f.sigmoid(gate)
+    return grad * open_, (1.0 - open_) * open_ * grad * a
+
+
+@operator("glu")
+def glu(call: Any, self: torch.Tensor, dim: int) -> torch.Tensor:
+    (out,) = call.outputs()
+    run_pointwise(lambda a, gate: a * f.sigmoid(gate), outputs=[out], inputs=[*_halves(self, dim)])
+    return out
+
+
+@operator("glu_backward")
+def glu_backward(call: Any, grad_output: torch.Tensor, self: torch.Tensor, dim: int) -> torch.Tensor:
+    (out,) = call.outputs()
+    run_pointwise(_glu_backward, outputs=[*_halves(out, dim)], inputs=[grad_output, *_halves(self, dim)])
+    return out

@@ -1,0 +1,281 @@
+"""Lists of tensors in few launches: torch._foreach_* and fused optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+
+from torch_backplane import kernels
+from torch_backplane.kernels import functions as f
+from torch_backplane.kernels.dtypes import value_dtype
+from torch_backplane.kernels.multi_tensor import WIDTH, multi_tensor
+from torch_backplane.planning import Call, Number, RunOnCPU, dialect_of, launch, operator, run_pointwise
+from torch_backplane.planning.launch import generated
+
+SLOTS = 8  # tensors of each list that one launch takes
+MOST_ELEMENTS = 2**31 - 1  # of one tensor: kernels count in 32 bits
+
+Set = tuple[list[torch.Tensor], list[torch.Tensor], list[Any]]  # one tensor of each list; one-element tensors; numbers
+
+
+def run_sets(
+    name: str,
+    formula: Callable[..., Any],
+    sets: Sequence[Set],
+    outputs: Sequence[Sequence[torch.Tensor]],
+) -> None:
+    """Computes `formula` for each set, and writes what it returns to the set's `outputs`.
+
+    Sets of one kind (dtypes, and contiguous tensors of one size) share launches; others are computed one by one.
+    """
+    together: dict[Any, list[int]] = {}
+    for position, ((tensors, singles, numbers), written) in enumerate(zip(sets, outputs, strict=True)):
+        if is_plain([*tensors, *written]):
+            dtypes = tuple(tuple(one.dtype for one in part) for part in (tensors, singles, written))
+            together.setdefault((dtypes, len(numbers)), []).append(position)
+        else:
+            run_one(name, formula, sets[position], written)
+    for (dtypes, numbers), positions in together.items():
+        for chunk in chunks(positions, SLOTS):
+            run_chunk(name, formula, dtypes, numbers, [(sets[one], outputs[one]) for one in chunk])
+
+
+def is_plain(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether an element's place in memory is the same in all of them."""
+    first = tensors[0]
+    return first.numel() <= MOST_ELEMENTS and all(
+        one.shape == first.shape and one.stride() == first.stride() and dense(one) for one in tensors
+    )
+
+
+def dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements fill one run of memory, each once."""
+    steps = sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1)
+    expected = 1
+    for stride, size in steps:
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def run_one(name: str, formula: Callable[..., Any], one: Set, written: Sequence[torch.Tensor]) -> None:
+    tensors, singles, numbers = one
+    dtype = value_dtype(written[0].dtype)
+    run_pointwise(
+        formula,
+        written,
+        [*tensors, *singles],
+        [(number, dtype) for number in numbers],
+        key=name,
+        compute=dtype,
+        name=name,
+    )
+
+
+def run_chunk(
+    name: str,
+    formula: Callable[..., Any],
+    dtypes: tuple[tuple[torch.dtype, ...], ...],
+    numbers: int,
+    chunk: Sequence[tuple[Set, Sequence[torch.Tensor]]],
+) -> None:
+    """One launch for up to SLOTS sets; slots that are left over get the first set's memory and no elements."""
+    device = chunk[0][1][0].device
+    compute = value_dtype(dtypes[2][0])
+
+    def generate() -> kernels.Kernel:
+        return multi_tensor(
+            name,
+            formula,
+            slots=SLOTS,
+            inputs=dtypes[0],
+            singles=dtypes[1],
+            outputs=dtypes[2],
+            scalars=[compute] * numbers,
+            dialect=dialect_of(device),
+            compute=compute,
+        )
+
+    try:
+        kernel = generated(("multi_tensor", name, dtypes, numbers, device.index), generate)
+    except TypeError as error:
+        raise RunOnCPU(str(error)) from error
+    slots = [*chunk, *[chunk[0]] * (SLOTS - len(chunk))]
+    counts = [written[0].numel() for _, written in chunk] + [0] * (SLOTS - len(chunk))
+    tensors = [one for _, written in slots for one in written]
+    tensors += [one for (read, singles, _), _ in slots for one in (*read, *singles)]
+    given = [number for (_, _, passed), _ in slots for number in passed]
+    items = sum(-(-count // WIDTH) for count in counts)
+    launch(kernel, tensors, [*given, *counts], [items], name=name)
+
+
+def chunks(values: Sequence[int], size: int) -> Iterator[list[int]]:
+    rest = iter(values)
+    while chunk := list(islice(rest, size)):
+        yield chunk
+
+
+# --- torch._foreach_*
+
+
+def foreach(name: str, formula: Callable[..., Any]) -> None:
+    """Declares torch._foreach_NAME in all its overloads, in place and not: `formula` takes an element of each list of
+    tensors, then each number, in the order of the schema."""
+    packet = getattr(torch.ops.aten, f"_foreach_{name}")
+    for overload in packet.overloads():
+        if overload.endswith("out") or overload == "Tensor":  # Tensor: one number in a tensor, rarely used
+            continue
+        full = f"_foreach_{name}" + ("" if overload == "default" else f".{overload}")
+
+        @operator(full)
+        def plan(call: Call, *arguments: Any, _name: str = f"foreach_{name}_{overload.lower()}") -> Any:
+            lists = [value for value in arguments if isinstance(value, list)]
+            tensors = [one for one in lists if isinstance(one[0], torch.Tensor)]
+            check_lists(tensors)
+            numbers = [one for one in lists if not isinstance(one[0], torch.Tensor)]
+            numbers += [[value] * len(tensors[0]) for value in arguments if isinstance(value, Number)]
+            schema = call.overload._schema.arguments
+            written = [value for value, one in zip(call.arguments, schema, strict=True) if one.is_write]
+            outputs = written[0] if written else [torch.empty_like(one) for one in tensors[0]]
+            sets: list[Set] = [
+                ([one[i] for one in tensors], [], [one[i] for one in numbers]) for i in range(len(tensors[0]))
+            ]
+            run_sets(_name, formula, sets, [[one] for one in outputs])
+            return None if written else outputs
+
+
+def check_lists(lists: Sequence[Sequence[torch.Tensor]]) -> None:
+    """Leaves to the CPU what is not a matter of equal shapes and one floating dtype in each set."""
+    for tensors in zip(*lists, strict=True):
+        if not tensors[0].dtype.is_floating_point or any(
+            one.dtype != tensors[0].dtype or one.shape != tensors[0].shape for one in tensors
+        ):
+            raise RunOnCPU("its lists differ in dtype or shape, or are not floating-point")
+
+
+foreach("add", lambda a, b, alpha=1.0: a + b * alpha)
+foreach("sub", lambda a, b, alpha=1.0: a - b * alpha)
+foreach("mul", lambda a, b: a * b)
+foreach("div", lambda a, b: a / b)
+foreach("maximum", f.maximum)
+foreach("minimum", f.minimum)
+foreach("addcmul", lambda a, b, c, value: a + value * b * c)
+foreach("addcdiv", lambda a, b, c, value: a + value * (b / c))
+foreach("lerp", lambda a, b, weight: a + weight * (b - a))
+foreach("neg", lambda a: -a)
+foreach("abs", abs)
+foreach("sqrt", f.sqrt)
+foreach("exp", f.exp)
+foreach("reciprocal", lambda a: 1.0 / a)
+foreach("zero", lambda a: 0.0)
+
+
+# --- fused optimizers
+
+FLOATS = ("lr", "beta1", "beta2", "weight_decay", "eps")
+
+
+def adam(decoupled: bool, amsgrad: bool, maximize: bool) -> Callable[..., Any]:
+    """A step of Adam, or of AdamW if `decoupled`, as torch.optim's documentation gives it."""
+
+    def formula(p: Any, g: Any, m: Any, v: Any, *rest: Any) -> tuple[Any, ...]:
+        top, (step, lr, beta1, beta2, decay, eps) = (rest[0], rest[1:]) if amsgrad else (None, rest)
+        g = -g if maximize else g
+        if decoupled:
+            p = p * (1.0 - lr * decay)
+        else:
+            g = g + decay * p
+        m = m + (1.0 - beta1) * (g - m)
+        v = beta2 * v + (1.0 - beta2) * g * g
+        top = f.maximum(top, v) if amsgrad else None
+        root = f.sqrt(1.0 - f.power(beta2, step))
+        denominator = f.sqrt(top if amsgrad else v) / root + eps
+        p = p - lr / (1.0 - f.power(beta1, step)) * (m / denominator)
+        return (p, m, v, top) if amsgrad else (p, m, v)
+
+    return formula
+
+
+def _declare_adam(name: str, decoupled: bool) -> None:
+    @operator(name, passed_through=FLOATS, variants=False)
+    def plan(
+        call: Call,
+        params: list[torch.Tensor],
+        grads: list[torch.Tensor],
+        exp_avgs: list[torch.Tensor],
+        exp_avg_sqs: list[torch.Tensor],
+        max_exp_avg_sqs: list[torch.Tensor],
+        steps: list[Any],
+        lr: Number,
+        beta1: Number,
+        beta2: Number,
+        weight_decay: Number,
+        eps: Number,
+        amsgrad: bool,
+        maximize: bool,
+        grad_scale: Any,
+        found_inf: Any,
+    ) -> None:
+        if grad_scale is not None or found_inf is not None:
+            raise RunOnCPU("it scales gradients")
+        state = [exp_avgs, exp_avg_sqs, *([max_exp_avg_sqs] if amsgrad else [])]
+        check_lists([params, grads, *state])
+        if any(not isinstance(step, torch.Tensor) or step.dtype != torch.float32 for step in steps):
+            raise RunOnCPU("its step counts are not float32 tensors of the device")
+        sets: list[Set] = [
+            ([params[i], grads[i], *(one[i] for one in state)], [steps[i]], [lr, beta1, beta2, weight_decay, eps])
+            for i in range(len(params))
+        ]
+        outputs = [[params[i], *(one[i] for one in state)] for i in range(len(params))]
+        run_sets(f"{name[1:-1]}_{amsgrad}_{maximize}", adam(decoupled, amsgrad, maximize), sets, outputs)
+
+
+_declare_adam("_fused_adam_", decoupled=False)
+_declare_adam("_fused_adamw_", decoupled=True)
+
+
+def sgd(momentum: bool, nesterov: bool, maximize: bool, first_step: bool) -> Callable[..., Any]:
+    """A step of stochastic gradient descent, as torch.optim's documentation gives it."""
+
+    def formula(p: Any, g: Any, *rest: Any) -> Any:
+        buffer, (decay, mass, lr, dampening) = (rest[0], rest[1:]) if momentum else (None, rest)
+        g = (-g if maximize else g) + decay * p
+        if not momentum:
+            return p - lr * g
+        buffer = g if first_step else mass * buffer + (1.0 - dampening) * g
+        return p - lr * (g + mass * buffer if nesterov else buffer), buffer
+
+    return formula
+
+
+@operator("_fused_sgd_", passed_through=("weight_decay", "momentum", "lr", "dampening"), variants=False)
+def fused_sgd(
+    call: Call,
+    params: list[torch.Tensor],
+    grads: list[torch.Tensor],
+    buffers: list[torch.Tensor],
+    weight_decay: Number,
+    momentum: Number,
+    lr: Number,
+    dampening: Number,
+    nesterov: bool,
+    maximize: bool,
+    is_first_step: bool,
+    grad_scale: Any,
+    found_inf: Any,
+) -> None:
+    if grad_scale is not None or found_inf is not None:
+        raise RunOnCPU("it scales gradients")
+    state = [buffers] if buffers else []
+    check_lists([params, grads, *state])
+    sets: list[Set] = [
+        ([params[i], grads[i], *(one[i] for one in state)], [], [weight_decay, momentum, lr, dampening])
+        for i in range(len(params))
+    ]
+    outputs = [[params[i], *(one[i] for one in state)] for i in range(len(params))]
+    name = f"fused_sgd_{bool(buffers)}_{nesterov}_{maximize}_{is_first_step}"
+    run_sets(name, sgd(bool(buffers), nesterov, maximize, is_first_step), sets, outputs)

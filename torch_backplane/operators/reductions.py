@@ -1,0 +1,329 @@
+"""Sums, extremes, norms and the like over dimensions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torch_backplane.kernels import Expression, Reduction
+from torch_backplane.kernels import functions as f
+from torch_backplane.kernels.dtypes import facts, integer_range, value_dtype
+from torch_backplane.planning import Call, RunOnCPU, operator, run_reduction
+
+LAST_INDEX = 2**63 - 1
+
+Dims = int | Sequence[int] | None
+
+
+def reduce(
+    call: Call,
+    tensor: torch.Tensor,
+    dims: Dims,
+    definition: Callable[[torch.dtype], Reduction],
+    *,
+    key: Any,
+    compute: torch.dtype | None = None,
+    whole_if_empty: bool = True,
+) -> Any:
+    """Reduces `tensor` over `dims` to the call's outputs; returns what the operator returns.
+
+    Args:
+        dims: of the tensor; None: all, and so is an empty list with `whole_if_empty`.
+        definition: makes the reduction for the dtype that `start` sees.
+        compute: that dtype; by default the tensor's own, float32 for float16 and bfloat16.
+    """
+    outputs = call.outputs()
+    compute = compute or value_dtype(tensor.dtype)
+    facts(compute)
+    if isinstance(dims, int):
+        dims = [dims]
+    if dims is None or (not dims and whole_if_empty):
+        dims = range(tensor.dim())
+    if tensor.dim() == 0:
+        tensor, dims = tensor.view(1), [0]
+    if outputs[0].numel() > 0:
+        if tensor.numel() == 0:
+            raise RunOnCPU("it reduces no elements")
+        run_reduction(
+            definition(compute),
+            outputs,
+            [tensor],
+            list(dims),
+            key=(key, compute),
+            compute=compute,
+            name=call.functional._schema.name.partition("::")[2],
+        )
+    return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+def least(dtype: torch.dtype) -> float | int | bool:
+    """The smallest value of a dtype."""
+    kind, _ = facts(dtype)
+    return False if kind == "bool" else -math.inf if kind == "float" else integer_range(dtype)[0]
+
+
+def greatest(dtype: torch.dtype) -> float | int | bool:
+    """The largest value of a dtype."""
+    kind, _ = facts(dtype)
+    return True if kind == "bool" else math.inf if kind == "float" else integer_range(dtype)[1]
+
+
+# --- sums and products
+
+
+def total(dtype: torch.dtype) -> Reduction:
+    return Reduction([dtype], [0], lambda x, _: x, lambda a, b: a + b, lambda s, _: s)
+
+
+def average(dtype: torch.dtype) -> Reduction:
+    return Reduction([dtype], [0], lambda x, _: x, lambda a, b: a + b, lambda s, count: s / count.to(dtype))
+
+
+def product(dtype: torch.dtype) -> Reduction:
+    return Reduction([dtype], [1], lambda x, _: x, lambda a, b: a * b, lambda s, _: s)
+
+
+def total_without_nan(dtype: torch.dtype) -> Reduction:
+    return Reduction([dtype], [0], lambda x, _: f.where(f.isnan(x), 0.0, x), lambda a, b: a + b, lambda s, _: s)
+
+
+def sum_dtype(call: Call) -> torch.dtype:
+    """What a sum is computed in: the dtype of the result that PyTorch gives it."""
+    return value_dtype(call.meta(call.functional)[0].dtype)
+
+
+@operator("sum.dim_IntList")
+def sum_dims(call: Call, self: torch.Tensor, dim: Dims, keepdim: bool, dtype: torch.dtype | None) -> Any:
+    return reduce(call, self, dim, total, key="sum", compute=sum_dtype(call))
+
+
+@operator("mean.dim")
+def mean_dims(call: Call, self: torch.Tensor, dim: Dims, keepdim: bool, dtype: torch.dtype | None) -> Any:
+    return reduce(call, self, dim, average, key="mean", compute=sum_dtype(call))
+
+
+@operator("nansum")
+def nansum(call: Call, self: torch.Tensor, dim: Dims, keepdim: bool, dtype: torch.dtype | None) -> Any:
+    compute = sum_dtype(call)
+    return reduce(
+        call, self, dim, total_without_nan if compute.is_floating_point else total, key="nansum", compute=compute
+    )
+
+
+@operator("prod.dim_int")
+def prod_dim(call: Call, self: torch.Tensor, dim: int, keepdim: bool, dtype: torch.dtype | None) -> Any:
+    return reduce(call, self, dim, product, key="prod", compute=sum_dtype(call))
+
+
+@operator("prod")
+def prod(call: Call, self: torch.Tensor, dtype: torch.dtype | None) -> Any:
+    return reduce(call, self, None, product, key="prod", compute=sum_dtype(call))
+
+
+# --- truth
+
+
+def whether_any(dtype: torch.dtype) -> Reduction:
+    return Reduction([torch.bool], [False], lambda x, _: x, lambda a, b: a | b, lambda s, _: s)
+
+
+def whether_all(dtype: torch.dtype) -> Reduction:
+    return Reduction([torch.bool], [True], lambda x, _: x, lambda a, b: a & b, lambda s, _: s)
+
+
+@operator("any.dim", "any.dims")
+def any_dims(call: Call, self: torch.Tensor, dim: Dims, keepdim: bool) -> Any:
+    return reduce(call, self, dim, whether_any, key="any", compute=torch.bool, whole_if_empty=False)
+
+
+@operator("all.dim", "all.dims")
+def all_dims(call: Call, self: torch.Tensor, dim: Dims, keepdim: bool) -> Any:
+    return reduce(call, self, dim, whether_all, key="all", compute=torch.bool, whole_if_empty=False)
+
+
+@operator("any")
+def any_whole(call: Call, self: torch.Tensor) -> Any:
+    return reduce(call, self, None, whether_any, key="any", compute=torch.bool)
+
+
+@operator("all")
+def all_whole(call: Call, self: torch.Tensor) -> Any:
+    return reduce(call, self, None, whether_all, key="all", compute=torch.bool)
+
+
+# --- extremes
+
+
+def maximum(dtype: torch.dtype) -> Reduction:
+    return Reduction([dtype], [least(dtype)], lambda x, _: x, f.maximum, lambda s, _: s)
+
+
+def minimum(dtype: torch.dtype) -> Reduction:
+    return Reduction([dtype], [greatest(dtype)], lambda x, _: x, f.minimum, lambda s, _: s)
+
+
+def first(wins: Callable[[Expression, Expression], Expression], dtype: torch.dtype) -> tuple[Any, Any]:
+    """(start, combine) of the first element that no other one wins against; NaN wins against all."""
+
+    def combine(a: Expression, a_at: Expression, b: Expression, b_at: Expression) -> tuple[Expression, Expression]:
+        better, same = wins(b, a), b == a
+        if facts(dtype).kind == "float":
+            better = (better | f.isnan(b)) & ~f.isnan(a)
+            same = same | (f.isnan(a) & f.isnan(b))
+        take = better | (same & (b_at < a_at))
+        return f.where(take, b, a), f.where(take, b_at, a_at)
+
+    return (lambda x, position: (x, position)), combine
+
+
+def argument_of(greater: bool, with_value: bool) -> Callable[[torch.dtype], Reduction]:
+    """The reduction to the position of the greatest (else least) element, and to the element if `with_value`."""
+
+    def definition(dtype: torch.dtype) -> Reduction:
+        start, combine = first((lambda b, a: b > a) if greater else (lambda b, a: b < a), dtype)
+        worst = least(dtype) if greater else greatest(dtype)
+        finish = (lambda x, at, _: (x, at)) if with_value else (lambda x, at, _: at)
+        return Reduction([dtype, torch.int64], [worst, LAST_INDEX], start, combine, finish)
+
+    return definition
+
+
+def comparable(dtype: torch.dtype) -> torch.dtype:
+    return torch.uint8 if dtype == torch.bool else value_dtype(dtype)
+
+
+@operator("amax")
+def amax(call: Call, self: torch.Tensor, dim: Dims, keepdim: bool) -> Any:
+    return reduce(call, self, dim, maximum, key="amax", compute=comparable(self.dtype))
+
+
+@operator("amin")
+def amin(call: Call, self: torch.Tensor, dim: Dims, keepdim: bool) -> Any:
+    return reduce(call, self, dim, minimum, key="amin", compute=comparable(self.dtype))
+
+
+@operator("max")
+def max_whole(call: Call, self: torch.Tensor) -> Any:
+    return reduce(call, self, None, maximum, key="amax", compute=comparable(self.dtype))
+
+
+@operator("min")
+def min_whole(call: Call, self: torch.Tensor) -> Any:
+    return reduce(call, self, None, minimum, key="amin", compute=comparable(self.dtype))
+
+
+@operator("argmax")
+def argmax(call: Call, self: torch.Tensor, dim: int | None, keepdim: bool) -> Any:
+    return reduce(call, self, dim, argument_of(True, False), key="argmax", compute=comparable(self.dtype))
+
+
+@operator("argmin")
+def argmin(call: Call, self: torch.Tensor, dim: int | None, keepdim: bool) -> Any:
+    return reduce(call, self, dim, argument_of(False, False), key="argmin", compute=comparable(self.dtype))
+
+
+@operator("max.dim", variants=False)
+def max_dim(call: Call, self: torch.Tensor, dim: int, keepdim: bool) -> Any:
+    return reduce(call, self, dim, argument_of(True, True), key="max.dim", compute=comparable(self.dtype))
+
+
+@operator("min.dim", variants=False)
+def min_dim(call: Call, self: torch.Tensor, dim: int, keepdim: bool) -> Any:
+    return reduce(call, self, dim, argument_of(False, True), key="min.dim", compute=comparable(self.dtype))
+
+
+# --- variance, norms, logsumexp
+
+
+def moments(finish: Callable[..., Any], dtype: torch.dtype) -> Reduction:
+    """Reductions from (mean, sum of squared differences from it, count), which combine as in Chan, Golub and LeVeque
+    (1979)."""
+
+    def combine(
+        mean_a: Expression, m2_a: Expression, n_a: Expression, mean_b: Expression, m2_b: Expression, n_b: Expression
+    ) -> tuple[Expression, Expression, Expression]:
+        n = n_a + n_b
+        share = f.where(n > 0.0, n_b / f.maximum(n, 1.0), 0.0)
+        delta = mean_b - mean_a
+        return mean_a + delta * share, m2_a + m2_b + delta * delta * n_a * share, n
+
+    return Reduction([dtype] * 3, [0.0, 0.0, 0.0], lambda x, _: (x, 0.0, 1.0), combine, finish)
+
+
+def spread(correction: float, root: bool, with_mean: bool) -> Callable[[torch.dtype], Reduction]:
+    """Variance (or its root) with `correction` degrees of freedom, and the mean if `with_mean`."""
+
+    def definition(dtype: torch.dtype) -> Reduction:
+        def finish(mean: Expression, m2: Expression, n: Expression, count: Expression) -> Any:
+            variance = m2 / f.maximum(count.to(dtype) - correction, 0.0)
+            value = f.sqrt(variance) if root else variance
+            return (value, mean) if with_mean else value
+
+        return moments(finish, dtype)
+
+    return definition
+
+
+def _declare_spread(name: str, root: bool, with_mean: bool) -> None:
+    @operator(f"{name}.correction", by_value=("correction",))
+    def plan(call: Call, self: torch.Tensor, dim: Dims, correction: float | None, keepdim: bool) -> Any:
+        degrees = 1.0 if correction is None else float(correction)
+        return reduce(call, self, dim, spread(degrees, root, with_mean), key=(name, degrees))
+
+
+_declare_spread("var", root=False, with_mean=False)
+_declare_spread("std", root=True, with_mean=False)
+_declare_spread("var_mean", root=False, with_mean=True)
+_declare_spread("std_mean", root=True, with_mean=True)
+
+
+def norm(order: float) -> Callable[[torch.dtype], Reduction]:
+    """The vector norm of an order, as torch.linalg.vector_norm defines it."""
+
+    def definition(dtype: torch.dtype) -> Reduction:
+        def summed(start: Callable[[Expression], Any], finish: Callable[[Expression], Any]) -> Reduction:
+            return Reduction([dtype], [0.0], lambda x, _: start(x), lambda a, b: a + b, lambda s, _: finish(s))
+
+        if order == 0:
+            return summed(lambda x: f.where(x != 0.0, 1.0, x), lambda s: s)
+        if order == 1:
+            return summed(abs, lambda s: s)
+        if order == 2:
+            return summed(lambda x: x * x, f.sqrt)
+        if order == math.inf:
+            return Reduction([dtype], [0.0], lambda x, _: abs(x), f.maximum, lambda s, _: s)
+        if order == -math.inf:
+            return Reduction([dtype], [math.inf], lambda x, _: abs(x), f.minimum, lambda s, _: s)
+        return summed(lambda x: f.power(abs(x), order), lambda s: f.power(s, 1.0 / order))
+
+    return definition
+
+
+@operator("linalg_vector_norm", by_value=("ord",))
+def vector_norm(call: Call, self: torch.Tensor, ord: float, dim: Dims, keepdim: bool, dtype: torch.dtype | None) -> Any:
+    return reduce(call, self, dim, norm(float(ord)), key=("norm", float(ord)), compute=sum_dtype(call))
+
+
+def log_of_summed_exponentials(dtype: torch.dtype) -> Reduction:
+    """The state is (greatest, sum of exp(x - greatest)), so that no exponential overflows."""
+
+    def combine(a: Expression, sum_a: Expression, b: Expression, sum_b: Expression) -> tuple[Expression, Expression]:
+        top = f.maximum(a, b)
+
+        def scaled(x: Expression, summed: Expression) -> Expression:
+            return f.where(x == top, summed, summed * f.exp(x - top))
+
+        return top, scaled(a, sum_a) + scaled(b, sum_b)
+
+    def finish(top: Expression, summed: Expression, _: Expression) -> Expression:
+        return f.where(f.isinf(top), top, top + f.log(summed))
+
+    return Reduction([dtype] * 2, [-math.inf, 0.0], lambda x, _: (x, 1.0), combine, finish)
+
+
+@operator("logsumexp")
+def logsumexp(call: Call, self: torch.Tensor, dim: Dims, keepdim: bool) -> Any:
+    return reduce(call, self, dim, log_of_summed_exponentials, key="logsumexp", compute=sum_dtype(call))

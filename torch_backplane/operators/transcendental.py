@@ -1,0 +1,154 @@
+"""Exponentials, logarithms, trigonometry, and the error and gamma functions."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from torch_backplane.kernels import Expression, special
+from torch_backplane.kernels import functions as f
+from torch_backplane.planning import operator, pointwise, run_pointwise
+
+# What every dialect has.
+pointwise("exp", f.exp)
+pointwise("exp2", f.exp2)
+pointwise("expm1", f.expm1)
+pointwise("log", f.log)
+pointwise("log2", f.log2)
+pointwise("log10", f.log10)
+pointwise("log1p", f.log1p)
+pointwise("sin", f.sin)
+pointwise("cos", f.cos)
+pointwise("tan", f.tan)
+pointwise("asin", f.asin)
+pointwise("acos", f.acos)
+pointwise("atan", f.atan)
+pointwise("sinh", f.sinh)
+pointwise("cosh", f.cosh)
+pointwise("asinh", f.asinh)
+pointwise("acosh", f.acosh)
+pointwise("atanh", f.atanh)
+pointwise("erf", f.erf)
+pointwise("erfc", f.erfc)
+pointwise("lgamma", f.lgamma)
+pointwise("atan2", f.atan2)
+pointwise("rad2deg", lambda a: a * (180.0 / math.pi))
+pointwise("deg2rad", lambda a: a * (math.pi / 180.0))
+
+
+def sinc(a: Expression) -> Expression:
+    return f.where(a == 0.0, 1.0, f.sin(math.pi * a) / (math.pi * a))
+
+
+def logaddexp(a: Expression, b: Expression) -> Expression:
+    same = f.isinf(a) & (a == b)
+    return f.where(same, a, f.maximum(a, b) + f.log1p(f.exp(-f.absolute(a - b))))
+
+
+def logaddexp2(a: Expression, b: Expression) -> Expression:
+    same = f.isinf(a) & (a == b)
+    return f.where(same, a, f.maximum(a, b) + f.log1p(f.exp2(-f.absolute(a - b))) * (1.0 / math.log(2.0)))
+
+
+def _zero_unless_nan(a: Expression, b: Expression, product: Expression) -> Expression:
+    return f.where(f.isnan(b), b, f.where(a == 0.0, 0.0, product))
+
+
+def entr(a: Expression) -> Expression:
+    return f.where(f.isnan(a), a, f.where(a > 0.0, -a * f.log(a), f.where(a == 0.0, 0.0, f.full_like(a, -math.inf))))
+
+
+pointwise("sinc", sinc)
+pointwise("logaddexp", logaddexp)
+pointwise("logaddexp2", logaddexp2)
+pointwise("xlogy.Tensor", lambda a, b: _zero_unless_nan(a, b, a * f.log(b)))
+pointwise("special_xlog1py", lambda a, b: _zero_unless_nan(a, b, a * f.log1p(b)))
+pointwise("special_entr", entr)
+
+
+# The logit, with its argument held eps away from 0 and 1 where eps is given
+
+
+def logit(a: Expression, eps: float | None) -> Expression:
+    if eps is not None:
+        a = f.where(a < eps, eps, f.where(a > 1.0 - eps, 1.0 - eps, a))
+    return f.log(a / (1.0 - a))
+
+
+def logit_backward(grad: Expression, a: Expression, eps: float | None) -> Expression:
+    slope = grad / (a * (1.0 - a))
+    if eps is not None:
+        return f.where((a >= eps) & (a <= 1.0 - eps), slope, 0.0)
+    return f.where((a < 0.0) | (a > 1.0), math.nan, slope)
+
+
+pointwise("logit", logit)
+pointwise("logit_backward", logit_backward)
+
+
+# Error and gamma functions
+
+pointwise("erfinv", special.erfinv)
+pointwise("special_erfcx", special.erfcx)
+pointwise("special_ndtri", special.ndtri)
+pointwise("special_log_ndtr", special.log_ndtr)
+pointwise("digamma", special.digamma)
+pointwise("polygamma", special.polygamma)
+pointwise("mvlgamma", special.mvlgamma)
+pointwise("special_zeta", special.zeta)
+
+
+# Of the bits of floats
+
+
+def frexp(a: Expression) -> tuple[Expression, Expression]:
+    """A mantissa of 0.5 to 1 and an exponent; zeros, infinities and NaN have the exponent 0."""
+    wide = a.dtype == torch.float64
+    integer, mantissa_bits, bias = (torch.int64, 52, 1022) if wide else (torch.int32, 23, 126)
+    exponents = (1 << (11 if wide else 8)) - 1
+    # Numbers below the least normal one are scaled up first.
+    tiny = f.absolute(a) < 2.0 ** -(bias - 1)
+    bits = f.where(tiny, a * 2.0**64, a).view(integer)
+    exponent = ((bits >> mantissa_bits) & exponents) - bias - f.where(tiny, f.full_like(bits, 64), 0)
+    mantissa = ((bits & ~(exponents << mantissa_bits)) | (bias << mantissa_bits)).view(a.dtype)
+    itself = (a == 0.0) | ~f.isfinite(a)
+    return f.where(itself, a, mantissa), f.where(itself, 0, exponent)
+
+
+def _next_bits(bits: Expression, towards: Expression, infinity: int) -> Expression:
+    """nextafter of floats of 16 bits, as int32 of their bits, the greatest finite one below `infinity`."""
+
+    def ordered(bits: Expression) -> Expression:
+        magnitude = bits & 0x7FFF
+        return f.where((bits & 0x8000) != 0, -magnitude, magnitude)
+
+    a, b = ordered(bits), ordered(towards)
+    moved = a + f.where(b > a, f.full_like(a, 1), -1)
+    # Between the zeros there is no step: from zero the sign is that of the direction.
+    result = f.where(moved < 0, -moved | 0x8000, f.where((moved == 0) & (a < 0), f.full_like(a, 0x8000), moved))
+    result = f.where(a == b, towards, result)
+    nan_a, nan_b = (bits & 0x7FFF) > infinity, (towards & 0x7FFF) > infinity
+    return f.where(nan_a, bits, f.where(nan_b, towards, result))
+
+
+@operator("nextafter")
+def nextafter(call: Any, self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Of the stored dtype, which formulas do not see: float16 and bfloat16 are taken as their bits."""
+    (out,) = call.outputs()
+    if out.dtype not in (torch.float16, torch.bfloat16):
+        run_pointwise(f.nextafter, outputs=[out], inputs=[self, other])
+        return out
+    infinity = 0x7C00 if out.dtype == torch.float16 else 0x7F80
+    bits = [tensor.to(out.dtype).view(torch.int16) for tensor in (self, other)]
+    run_pointwise(
+        lambda a, b: _next_bits(a & 0xFFFF, b & 0xFFFF, infinity),
+        outputs=[out.view(torch.int16)],
+        inputs=bits,
+        compute=torch.int32,
+    )
+    return out
+
+
+pointwise("frexp.Tensor", frexp)
