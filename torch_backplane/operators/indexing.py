@@ -146,7 +146,7 @@ def _scatter(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, sour
     return out
 
 
-@operator("scatter.src", "scatter.value", by_value=["value"])
+@operator("scatter.src", "scatter.value")
 def scatter(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, source: Any) -> torch.Tensor:
     return _scatter(call, self, dim, index, source, "assign")
 
@@ -156,7 +156,7 @@ def scatter_add(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, s
     return _scatter(call, self, dim, index, source, "add")
 
 
-@operator("scatter.reduce", "scatter.value_reduce", by_value=["value"])
+@operator("scatter.reduce", "scatter.value_reduce")
 def scatter_reduce(
     call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, source: Any, reduce: str
 ) -> torch.Tensor:
@@ -198,7 +198,7 @@ def index_copy(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, so
     return _write_slices("index_copy", call, self, dim, index, source)
 
 
-@operator("index_fill.int_Scalar", "index_fill.int_Tensor", by_value=["value"])
+@operator("index_fill.int_Scalar", "index_fill.int_Tensor")
 def index_fill(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> torch.Tensor:
     return _write_slices("index_fill", call, self, dim, index, value, wraps=True)
 
