@@ -7,6 +7,7 @@
 #include <c10/core/GradMode.h>
 #include <torch/library.h>
 
+#include "device.h"
 #include "fallback.h"
 
 namespace backplane {
@@ -31,6 +32,9 @@ int64_t choose(
   constexpr auto kMath = static_cast<int64_t>(at::SDPBackend::math);
   if (mask.has_value() && mask->requires_grad() && c10::GradMode::is_enabled()) {
     return kMath; // the flash kernel gives no gradient for the mask
+  }
+  if (!device(query.device().index()).properties().dialect.empty()) {
+    return kMath; // its operators run on the device, the CPU's kernel does not
   }
   static const auto op = find("aten::_fused_sdp_choice");
   torch::jit::Stack stack;

@@ -1,15 +1,43 @@
 """The operators that run as kernels on bp, one file for each family. Importing this declares them all."""
 
 from torch_backplane.operators import (
+    activations,
     arithmetic,
+    bitwise,
+    comparison,
     copies,
+    factories,
     foreach,
     indexing,
+    joining,
+    losses,
     matmul,
     nll_loss,
     norms,
     reductions,
+    selection,
     softmax,
+    special,
+    transcendental,
 )
 
-__all__ = ["arithmetic", "copies", "foreach", "indexing", "matmul", "nll_loss", "norms", "reductions", "softmax"]
+__all__ = [
+    "activations",
+    "arithmetic",
+    "bitwise",
+    "comparison",
+    "copies",
+    "factories",
+    "foreach",
+    "indexing",
+    "joining",
+    "losses",
+    "matmul",
+    "nll_loss",
+    "norms",
+    "reductions",
+    "selection",
+    "softmax",
+    "special",
+    "transcendental",
+]

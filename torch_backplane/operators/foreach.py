@@ -127,7 +127,7 @@ def foreach(name: str, formula: Callable[..., Any]) -> None:
     tensors, then each number, in the order of the schema."""
     packet = getattr(torch.ops.aten, f"_foreach_{name}")
     for overload in packet.overloads():
-        if overload.endswith("out") or overload == "Tensor":  # Tensor: one number in a tensor, rarely used
+        if overload.endswith("out"):
             continue
         full = f"_foreach_{name}" + ("" if overload == "default" else f".{overload}")
 
@@ -135,14 +135,17 @@ def foreach(name: str, formula: Callable[..., Any]) -> None:
         def plan(call: Call, *arguments: Any, _name: str = f"foreach_{name}_{overload.lower()}") -> Any:
             lists = [value for value in arguments if isinstance(value, list)]
             tensors = [one for one in lists if isinstance(one[0], torch.Tensor)]
+            singles = [value for value in arguments if isinstance(value, torch.Tensor)]
             check_lists(tensors)
+            if any(one.numel() != 1 or one.dtype != value_dtype(tensors[0][0].dtype) for one in singles):
+                raise RunOnCPU("its tensor argument is no number of the lists' dtype")
             numbers = [one for one in lists if not isinstance(one[0], torch.Tensor)]
             numbers += [[value] * len(tensors[0]) for value in arguments if isinstance(value, Number)]
             schema = call.overload._schema.arguments
             written = [value for value, one in zip(call.arguments, schema, strict=True) if one.is_write]
             outputs = written[0] if written else [torch.empty_like(one) for one in tensors[0]]
             sets: list[Set] = [
-                ([one[i] for one in tensors], [], [one[i] for one in numbers]) for i in range(len(tensors[0]))
+                ([one[i] for one in tensors], singles, [one[i] for one in numbers]) for i in range(len(tensors[0]))
             ]
             run_sets(_name, formula, sets, [[one] for one in outputs])
             return None if written else outputs
@@ -172,6 +175,11 @@ foreach("sqrt", f.sqrt)
 foreach("exp", f.exp)
 foreach("reciprocal", lambda a: 1.0 / a)
 foreach("zero", lambda a: 0.0)
+
+
+@operator("_foreach_norm.Scalar", by_value=("ord",), variants=False)
+def foreach_norm(call: Call, tensors: list[torch.Tensor], ord: float, dtype: torch.dtype | None) -> list[torch.Tensor]:
+    return [torch.linalg.vector_norm(one, ord, dtype=dtype) for one in tensors]
 
 
 # --- fused optimizers
