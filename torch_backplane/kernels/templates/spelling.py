@@ -23,6 +23,7 @@ _OPENCL = """\
 #define GROUP get_group_id(0)
 #define BARRIER barrier(CLK_LOCAL_MEM_FENCE)
 #define atomic_swap(address, expected, desired) atomic_cmpxchg((volatile global uint*)(address), expected, desired)
+#define multiply_high(a, b) mul_hi(a, b)
 """
 
 _CUDA = """\
@@ -32,6 +33,7 @@ _CUDA = """\
 #define GROUP blockIdx.x
 #define BARRIER __syncthreads()
 #define atomic_swap(address, expected, desired) atomicCAS((uint*)(address), expected, desired)
+#define multiply_high(a, b) __umulhi(a, b)
 """
 
 _MACROS: Mapping[str, str] = {"OpenCL C": _OPENCL, "CUDA C++": _CUDA}

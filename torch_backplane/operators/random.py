@@ -1,0 +1,106 @@
+"""Random fills. rand, randn, randint and the like are made of these by PyTorch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch_backplane.kernels.dtypes import FACTS, integer_range
+from torch_backplane.kernels.templates.random import WORDS_PER_CALL, fill, fill_integers
+from torch_backplane.planning import Call, RunOnCPU, contiguous_result, operator, random_numbers, run_template
+
+# Every integer up to this one is a number of the dtype.
+_EXACT = {torch.float16: 2**11, torch.bfloat16: 2**8, torch.float32: 2**24, torch.float64: 2**53, torch.bool: 1}
+
+
+def _fill(self: torch.Tensor, template: Any, *arguments: Any, **options: Any) -> torch.Tensor:
+    if self.numel():
+        name = str(arguments[0]) if template is fill else "random"
+        with contiguous_result(self) as result:
+            if template is fill:
+                arguments = (arguments[0], *random_numbers(WORDS_PER_CALL), *arguments[1:])
+            else:
+                arguments = (*arguments, *random_numbers(WORDS_PER_CALL))
+            run_template(template, self.device, result, *arguments, name=name, **options)
+    return self
+
+
+def _check(condition: bool, reason: str) -> None:
+    """Leaves bad arguments to the CPU's kernel, which has PyTorch's words for them."""
+    if not condition:
+        raise RunOnCPU(reason)
+
+
+@operator("uniform_", variants=False)
+def uniform_(call: Call, self: torch.Tensor, low: float, high: float, generator: Any) -> torch.Tensor:
+    _check(self.is_floating_point() and low <= high, "a range that is none")
+    return _fill(self, fill, "uniform", low, high)
+
+
+@operator("normal_", variants=False)
+def normal_(call: Call, self: torch.Tensor, mean: float, std: float, generator: Any) -> torch.Tensor:
+    _check(self.is_floating_point() and std >= 0, "a negative standard deviation")
+    return _fill(self, fill, "normal", mean, std)
+
+
+@operator("log_normal_", variants=False)
+def log_normal_(call: Call, self: torch.Tensor, mean: float, std: float, generator: Any) -> torch.Tensor:
+    _check(self.is_floating_point() and std > 0, "a standard deviation that is not positive")
+    return _fill(self, fill, "log_normal", mean, std)
+
+
+@operator("exponential_", variants=False)
+def exponential_(call: Call, self: torch.Tensor, rate: float, generator: Any) -> torch.Tensor:
+    _check(self.is_floating_point() and rate > 0, "a rate that is not positive")
+    return _fill(self, fill, "exponential", rate)
+
+
+@operator("cauchy_", variants=False)
+def cauchy_(call: Call, self: torch.Tensor, median: float, scale: float, generator: Any) -> torch.Tensor:
+    _check(self.is_floating_point() and scale > 0, "a scale that is not positive")
+    return _fill(self, fill, "cauchy", median, scale)
+
+
+@operator("geometric_", variants=False)
+def geometric_(call: Call, self: torch.Tensor, chance: float, generator: Any) -> torch.Tensor:
+    _check(0 < chance < 1, "a chance out of (0, 1)")
+    return _fill(self, fill, "geometric", chance)
+
+
+@operator("bernoulli_.float", variants=False)
+def bernoulli_float(call: Call, self: torch.Tensor, chance: float, generator: Any) -> torch.Tensor:
+    _check(0 <= chance <= 1, "a chance out of [0, 1]")
+    return _fill(self, fill, "bernoulli", chance)
+
+
+@operator("bernoulli_.Tensor", variants=False)
+def bernoulli_tensor(call: Call, self: torch.Tensor, chance: torch.Tensor, generator: Any) -> torch.Tensor:
+    _check(chance.device == self.device and chance.dtype in FACTS, "chances on another device")
+    return _fill(self, fill, "bernoulli_each", chance=chance.expand(self.shape).contiguous())
+
+
+@operator("bernoulli")
+def bernoulli(call: Call, self: torch.Tensor, generator: Any) -> torch.Tensor:
+    (out,) = call.outputs()
+    return _fill(out, fill, "bernoulli_each", chance=self.contiguous())
+
+
+@operator("random_", variants=False)
+def random_(call: Call, self: torch.Tensor, generator: Any) -> torch.Tensor:
+    greatest = _EXACT[self.dtype] if self.dtype in _EXACT else integer_range(self.dtype)[1]
+    return _fill(self, fill_integers, 0, greatest + 1)
+
+
+@operator("random_.to", variants=False)
+def random_to(call: Call, self: torch.Tensor, to: int, generator: Any) -> torch.Tensor:
+    return random_from(call, self, 0, to, generator)
+
+
+@operator("random_.from", variants=False)
+def random_from(call: Call, self: torch.Tensor, start: int, to: int | None, generator: Any) -> torch.Tensor:
+    if to is None:
+        to = (_EXACT[self.dtype] if self.dtype in _EXACT else integer_range(self.dtype)[1]) + 1
+    least, greatest = (-_EXACT[self.dtype], _EXACT[self.dtype]) if self.dtype in _EXACT else integer_range(self.dtype)
+    _check(start < to and least <= start and to - 1 <= greatest, "a range that is none, or out of the dtype's")
+    return _fill(self, fill_integers, start, to - start)
