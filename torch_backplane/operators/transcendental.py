@@ -97,6 +97,8 @@ pointwise("digamma", special.digamma)
 pointwise("polygamma", special.polygamma)
 pointwise("mvlgamma", special.mvlgamma)
 pointwise("special_zeta", special.zeta)
+pointwise("igamma", special.gammainc)
+pointwise("igammac", special.gammaincc)
 
 
 # Of the bits of floats
