@@ -194,4 +194,4 @@ def rows_and_columns(shape: Sequence[int], dim: int) -> tuple[int, int, int]:
 
 def substitute(text: str, parts: Mapping[str, str]) -> str:
     """`text` with each $name replaced; KeyError where parts has none."""
-    return re.sub(r"\$(\w+)", lambda match: parts[match[1]], text)
+    return re.sub(r"\$(\w+)", lambda match: substitute(parts[match[1]], parts), text)

@@ -1,0 +1,154 @@
+"""Negative log likelihood, forward and backward, of contiguous tensors.
+
+`self` is (batch, classes, positions), targets are (batch, positions), int64. A target out of range is left out and
+reported as `errors` says.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from torch_backplane.kernels.dialects.base import Dialect
+from torch_backplane.kernels.dtypes import value_dtype
+from torch_backplane.kernels.templates import errors as error_words
+from torch_backplane.kernels.templates.source import (
+    GROUP_SIZE,
+    Call,
+    make_call,
+    substitute,
+    team_reduce,
+    team_shared,
+    team_size,
+)
+
+REDUCTIONS = ("none", "mean", "sum")  # by PyTorch's numbers
+
+
+def nll_loss(
+    dialect: Dialect,
+    out: torch.Tensor,
+    total_weight: torch.Tensor,
+    self: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    reduction: int,
+    ignore_index: int,
+    errors: torch.Tensor,
+    operator: str,
+) -> Call:
+    """out: a loss for each target (reduction 0), their weighted mean (1) or sum (2). total_weight: the sum of weights."""
+    batch, classes, positions = self.shape
+    each = REDUCTIONS[reduction] == "none"
+    parts = _parts(weight) | {
+        "team_shared": team_shared(dialect),
+        "meet": team_reduce(dialect, "loss") + team_reduce(dialect, "weights"),
+        "team": str(team_size(dialect)),
+        "scale": " / weights" if REDUCTIONS[reduction] == "mean" else "",
+    }
+    group_size = GROUP_SIZE if each else team_size(dialect)
+    return make_call(
+        f"nll_loss_{REDUCTIONS[reduction]}",
+        dialect,
+        outputs={"out": out, **({} if each else {"total_weight": total_weight}), "errors": errors},
+        inputs=_inputs({"self": self}, target, weight),
+        integers=_integers(batch, classes, positions),
+        numbers=_numbers(ignore_index, operator),
+        types={"int64": torch.int64},
+        constants={"WRAPS": 0},
+        value=value_dtype(self.dtype),
+        functions=error_words.FUNCTIONS,
+        body=substitute(_EACH if each else _REDUCED, parts),
+        groups=-(-batch * positions // GROUP_SIZE) if each else 1,
+        group_size=group_size,
+    )
+
+
+def nll_loss_backward(
+    dialect: Dialect,
+    out: torch.Tensor,
+    grad: torch.Tensor,
+    total_weight: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    reduction: int,
+    ignore_index: int,
+    errors: torch.Tensor,
+    operator: str,
+) -> Call:
+    """out, of self's shape, is full of zeros; writes the gradients at the targets."""
+    batch, classes, positions = out.shape
+    each, mean = REDUCTIONS[reduction] == "none", REDUCTIONS[reduction] == "mean"
+    parts = _parts(weight) | {"grad": "element" if each else "0", "scale": " / load_total_weight(0)" if mean else ""}
+    return make_call(
+        f"nll_loss_{REDUCTIONS[reduction]}_backward",
+        dialect,
+        outputs={"out": out, "errors": errors},
+        inputs=_inputs({"grad": grad, **({"total_weight": total_weight} if mean else {})}, target, weight),
+        integers=_integers(batch, classes, positions),
+        numbers=_numbers(ignore_index, operator),
+        types={"int64": torch.int64},
+        constants={"WRAPS": 0},
+        value=value_dtype(out.dtype),
+        functions=error_words.FUNCTIONS,
+        body=substitute(_BACKWARD, parts),
+        groups=-(-batch * positions // GROUP_SIZE),
+    )
+
+
+def _integers(batch: int, classes: int, positions: int) -> dict[str, int]:
+    return {"targets": batch * positions, "classes": classes, "positions": positions}
+
+
+def _numbers(ignore_index: int, operator: str) -> dict[str, tuple[torch.dtype, int | float]]:
+    return {
+        "ignore_index": (torch.int64, ignore_index),
+        "operator_number": (torch.int32, error_words.operator_number(operator)),
+    }
+
+
+def _inputs(
+    first: dict[str, torch.Tensor], target: torch.Tensor, weight: torch.Tensor | None
+) -> dict[str, torch.Tensor]:
+    return {**first, "target": target, **({"weight": weight} if weight is not None else {})}
+
+
+def _parts(weight: torch.Tensor | None) -> dict[str, str]:
+    return {
+        "weight": "1" if weight is None else "load_weight(chosen)",
+        "choose": "const index_t chosen = target[element] == ignore_index ? -1"
+        " : checked_index(errors, operator_number, target[element], classes);",
+        "place": "(element / positions * classes + chosen) * positions + element % positions",
+        "first": f"const index_t element = (index_t)GROUP * {GROUP_SIZE} + ITEM; if (element >= targets) return;",
+    }
+
+
+_EACH = """
+  $first
+  $choose
+  if (chosen < 0) store_out(element, 0); else store_out(element, -$weight * load_self($place));
+"""
+
+_REDUCED = """
+  $team_shared
+  const int member = ITEM;
+  value_t loss = 0, weights = 0;
+  for (index_t block = 0; block < targets; block += 1024) {
+    value_t block_loss = 0;
+    for (index_t element = block + member; element < min(block + 1024, targets); element += $team) {
+      $choose
+      if (chosen < 0) continue;
+      const value_t weight_of_target = $weight;
+      weights += weight_of_target;
+      block_loss -= weight_of_target * load_self($place);
+    }
+    loss += block_loss;
+  }
+  $meet
+  if (member == 0) { store_out(0, loss$scale); store_total_weight(0, weights); }
+"""
+
+_BACKWARD = """
+  $first
+  $choose
+  if (chosen >= 0) store_out($place, -$weight * load_grad($grad)$scale);
+"""

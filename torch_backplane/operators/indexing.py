@@ -1,0 +1,253 @@
+"""Reading and writing by index: index_select, gather, scatter, advanced indexing, embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torch_backplane.kernels.templates.indexing import Index, read, write
+from torch_backplane.planning import Call, RunOnCPU, error_words, operator, run_template
+
+Number = Any
+
+
+def _check(self: torch.Tensor, *indices: torch.Tensor) -> None:
+    """Leaves to the CPU what the kernels do not take."""
+    for index in indices:
+        if index.dtype not in (torch.int64, torch.int32):
+            raise RunOnCPU(f"indices of {index.dtype}".replace("torch.", ""))
+        if index.device != self.device:
+            raise RunOnCPU("indices on another device")
+
+
+def _read(
+    name: str, out: torch.Tensor, self: torch.Tensor, kept: Sequence[int], indices: Sequence[Index], wraps: bool = False
+) -> torch.Tensor:
+    if out.numel():
+        words = error_words(out.device)
+        run_template(read, out.device, out, self, kept, indices, words, name, wraps=wraps, name=name)
+    return out
+
+
+def _write(name: str, self: torch.Tensor, source: Any, shape: Sequence[int], *arguments: Any, **options: Any) -> None:
+    if 0 in shape:
+        return
+    if isinstance(source, torch.Tensor) and source.dtype != self.dtype:
+        raise RunOnCPU(f"{source.dtype} into {self.dtype}".replace("torch.", ""))
+    kept, strides, indices = arguments
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    run_template(
+        write,
+        self.device,
+        self,
+        source,
+        shape,
+        kept,
+        strides,
+        indices,
+        error_words(self.device),
+        name,
+        name=name,
+        deterministic=deterministic,
+        **options,
+    )
+
+
+def _copied(call: Call, self: torch.Tensor) -> torch.Tensor:
+    """The result of an operator that changes some elements of self: holding self's elements."""
+    (out,) = call.outputs()
+    if out is not self:
+        out.copy_(self)
+    return out
+
+
+def _slices(self: torch.Tensor, dim: int, index: torch.Tensor) -> tuple[list[int], list[int], list[Index]]:
+    """(shape, kept, indices) where each index stands for a whole slice of self along dim."""
+    shape, kept = list(self.shape), list(self.stride())
+    if self.dim() == 0:
+        return [index.numel()], [0], [Index(index, (_step(index),), 0, 1)]
+    dim %= self.dim()
+    shape[dim], kept[dim] = index.numel(), 0
+    strides = tuple(_step(index) if d == dim else 0 for d in range(self.dim()))
+    return shape, kept, [Index(index, strides, self.stride(dim), self.size(dim))]
+
+
+def _step(index: torch.Tensor) -> int:
+    """The stride of an index of one dimension or none."""
+    return index.stride(0) if index.dim() else 0
+
+
+def _along(self: torch.Tensor, dim: int, index: torch.Tensor) -> tuple[list[int], list[Index]]:
+    """(kept, indices) where an element of index, which has self's rank, replaces the coordinate in dim."""
+    if self.dim() == 0 or index.dim() == 0:
+        step, size = (self.stride(0), self.size(0)) if self.dim() else (0, 1)
+        return [0] * index.dim(), [Index(index, index.stride(), step, size)]
+    dim %= self.dim()
+    kept = [0 if d == dim else step for d, step in enumerate(self.stride())]
+    return kept, [Index(index, index.stride(), self.stride(dim), self.size(dim))]
+
+
+@operator("index_select")
+def index_select(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
+    _check(self, index)
+    (out,) = call.outputs()
+    shape, kept, indices = _slices(self, dim, index)
+    _read("index_select", out if out.dim() else out.view(1), self, kept, indices)
+    return out
+
+
+@operator("gather")
+def gather(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, sparse_grad: bool) -> torch.Tensor:
+    _check(self, index)
+    (out,) = call.outputs()
+    return _read("gather", out, self, *_along(self, dim, index))
+
+
+@operator("take")
+def take(call: Call, self: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    _check(self, index)
+    (out,) = call.outputs()
+    flat = self.reshape(-1)
+    kept, indices = [0] * index.dim(), [Index(index, index.stride(), 1, flat.numel())]
+    return _read("take", out, flat, kept, indices, wraps=True)
+
+
+@operator("embedding_dense_backward")
+def embedding_dense_backward(
+    call: Call, grad: torch.Tensor, index: torch.Tensor, num_weights: int, padding_idx: int, scale_by_freq: bool
+) -> torch.Tensor:
+    _check(grad, index)
+    if scale_by_freq:
+        raise RunOnCPU("scale_grad_by_freq")
+    (out,) = call.outputs()
+    out.zero_()
+    size = out.shape[-1]
+    rows, flat = grad.reshape(-1, size), index.reshape(-1)
+    indices = [Index(flat, (1, 0), out.stride(0), num_weights)]
+    skip = padding_idx if padding_idx >= 0 else None
+    arguments = (rows.shape, (0, out.stride(1)), rows.stride(), indices)
+    _write("embedding_dense_backward", out, rows, *arguments, combine="add", skip=skip)
+    return out
+
+
+# scatter and its like: an index for each element
+
+_REDUCE = {"add": "add", "sum": "add", "multiply": "multiply", "prod": "multiply", "amin": "amin", "amax": "amax"}
+
+
+def _scatter(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, source: Any, combine: str) -> torch.Tensor:
+    _check(self, index)
+    out = _copied(call, self)
+    strides = source.stride() if isinstance(source, torch.Tensor) else ()
+    kept, indices = _along(out, dim, index)
+    _write("scatter", out, source, index.shape, kept, strides, indices, combine=combine)
+    return out
+
+
+@operator("scatter.src", "scatter.value")
+def scatter(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, source: Any) -> torch.Tensor:
+    return _scatter(call, self, dim, index, source, "assign")
+
+
+@operator("scatter_add")
+def scatter_add(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    return _scatter(call, self, dim, index, source, "add")
+
+
+@operator("scatter.reduce", "scatter.value_reduce")
+def scatter_reduce(
+    call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, source: Any, reduce: str
+) -> torch.Tensor:
+    return _scatter(call, self, dim, index, source, _REDUCE[reduce])
+
+
+@operator("scatter_reduce.two")
+def scatter_reduce_two(
+    call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, reduce: str, include_self: bool
+) -> torch.Tensor:
+    if reduce == "mean" or not include_self:
+        raise RunOnCPU("mean, or a reduction without self")
+    return _scatter(call, self, dim, index, source, _REDUCE[reduce])
+
+
+# index_add and its like: an index for each slice
+
+
+def _write_slices(
+    name: str, call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, source: Any, **options: Any
+) -> torch.Tensor:
+    _check(self, index)
+    out = _copied(call, self)
+    shape, kept, indices = _slices(out, dim, index)
+    strides = source.expand(shape).stride() if isinstance(source, torch.Tensor) else ()
+    _write(name, out, source, shape, kept, strides, indices, **options)
+    return out
+
+
+@operator("index_add")
+def index_add(
+    call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, alpha: Number
+) -> torch.Tensor:
+    return _write_slices("index_add", call, self, dim, index, source, combine="add", alpha=alpha)
+
+
+@operator("index_copy")
+def index_copy(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    return _write_slices("index_copy", call, self, dim, index, source)
+
+
+@operator("index_fill.int_Scalar", "index_fill.int_Tensor")
+def index_fill(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> torch.Tensor:
+    return _write_slices("index_fill", call, self, dim, index, value, wraps=True)
+
+
+# Advanced indexing
+
+
+def _advanced(
+    self: torch.Tensor, indices: Sequence[torch.Tensor | None]
+) -> tuple[list[int], list[int], list[Index]]:
+    """(shape, kept, indices) of self[indices]: index dimensions stand where they were if adjacent, else in front."""
+    given = {dim: index for dim, index in enumerate(indices) if index is not None}
+    for index in given.values():
+        if index.dtype in (torch.bool, torch.uint8):
+            raise RunOnCPU("a mask as an index: the size of the result is in memory")
+    _check(self, *given.values())
+    common = torch.broadcast_shapes(*(index.shape for index in given.values()))
+    dims = list(given)
+    adjacent = dims[-1] - dims[0] + 1 == len(dims)
+    before = [dim for dim in range(self.dim()) if dim not in given and adjacent and dim < dims[0]]
+    after = [dim for dim in range(self.dim()) if dim not in given and dim not in before]
+    shape = [*(self.shape[dim] for dim in before), *common, *(self.shape[dim] for dim in after)]
+    kept = [*(self.stride(dim) for dim in before), *(0 for _ in common), *(self.stride(dim) for dim in after)]
+    found = []
+    for dim, index in given.items():
+        strides = (*(0 for _ in before), *index.expand(common).stride(), *(0 for _ in after))
+        found.append(Index(index, strides, self.stride(dim), self.size(dim)))
+    return shape, kept, found
+
+
+@operator("index.Tensor", "_unsafe_index.Tensor")
+def index(call: Call, self: torch.Tensor, indices: list[torch.Tensor | None]) -> torch.Tensor:
+    _, kept, found = _advanced(self, indices)
+    (out,) = call.outputs()
+    return _read("index", out, self, kept, found, wraps=True)
+
+
+@operator("_index_put_impl_", variants=False)
+def _index_put_impl_(
+    call: Call,
+    self: torch.Tensor,
+    indices: list[torch.Tensor | None],
+    values: torch.Tensor,
+    accumulate: bool,
+    unsafe: bool,
+) -> torch.Tensor:
+    shape, kept, found = _advanced(self, indices)
+    if values.device != self.device:
+        raise RunOnCPU("values on another device")
+    combine = "add" if accumulate else "assign"
+    _write("index_put_", self, values, shape, kept, values.expand(shape).stride(), found, combine=combine, wraps=True)
+    return self

@@ -1,0 +1,55 @@
+"""Matrix products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch_backplane.kernels.templates.matmul import matmul
+from torch_backplane.planning import Call, RunOnCPU, operator, run_template
+
+
+@operator("mm", "bmm")
+def mm(call: Call, self: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
+    (out,) = call.outputs()
+    return product(out, self, mat2)
+
+
+@operator("addmm", "baddbmm", by_value=["beta"])
+def addmm(call: Call, self: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta: Any, alpha: Any) -> torch.Tensor:
+    (out,) = call.outputs()
+    return product(out, a, b, self.expand(out.shape), beta, alpha)
+
+
+@operator("addmv", by_value=["beta"])
+def addmv(call: Call, self: torch.Tensor, mat: torch.Tensor, vec: torch.Tensor, beta: Any, alpha: Any) -> torch.Tensor:
+    (out,) = call.outputs()
+    product(out.unsqueeze(1), mat, vec.unsqueeze(1), self.expand(out.shape).unsqueeze(1), beta, alpha)
+    return out
+
+
+@operator("mv")
+def mv(call: Call, self: torch.Tensor, vec: torch.Tensor) -> torch.Tensor:
+    (out,) = call.outputs()
+    product(out.unsqueeze(1), self, vec.unsqueeze(1))
+    return out
+
+
+@operator("dot", "vdot")
+def dot(call: Call, self: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    (out,) = call.outputs()
+    product(out.view(1, 1), self.unsqueeze(0), tensor.unsqueeze(1))
+    return out
+
+
+def product(
+    out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None = None, beta: Any = 0, alpha: Any = 1
+) -> torch.Tensor:
+    """out = beta * c + alpha * a @ b; c is not read where beta is 0."""
+    dtypes = {out.dtype, a.dtype, b.dtype, *(() if c is None else (c.dtype,))}
+    if len(dtypes) > 1 or out.dtype == torch.bool:
+        raise RunOnCPU(f"a matrix product of {' and '.join(sorted(map(str, dtypes)))}")
+    if out.numel():
+        run_template(matmul, out.device, out, a, b, None if beta == 0 else c, alpha, beta, name="matmul")
+    return out

@@ -1,0 +1,64 @@
+"""Negative log likelihood, the loss under cross entropy, with backward."""
+
+from __future__ import annotations
+
+import torch
+
+from torch_backplane.kernels.templates.losses import nll_loss, nll_loss_backward
+from torch_backplane.planning import Call, RunOnCPU, contiguous_result, error_words, operator, run_template
+
+
+def _by_positions(self: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """self as (batch, classes, positions), contiguous, and the targets."""
+    if target.dtype != torch.int64:
+        raise RunOnCPU(f"targets of {target.dtype}")
+    classes = self.shape[0] if self.dim() == 1 else self.shape[1]
+    batch = 1 if self.dim() == 1 else self.shape[0]
+    return self.contiguous().view(batch, classes, -1 if self.numel() else 1), target.contiguous()
+
+
+@operator("nll_loss_forward", "nll_loss2d_forward")
+def nll_loss_forward(
+    call: Call,
+    self: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    reduction: int,
+    ignore_index: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    out, total_weight = call.outputs()
+    if not self.numel():
+        raise RunOnCPU("an empty input")
+    values, targets = _by_positions(self, target)
+    if reduction == 0:
+        total_weight.zero_()
+    with contiguous_result(out) as result:
+        weight = None if weight is None else weight.contiguous()
+        arguments = (result, total_weight, values, targets, weight, reduction, ignore_index)
+        name = call.name.partition("::")[2]
+        run_template(nll_loss, out.device, *arguments, error_words(out.device), name, name=name)
+    return out, total_weight
+
+
+@operator("nll_loss_backward", "nll_loss2d_backward")
+def nll_loss_backward_(
+    call: Call,
+    grad: torch.Tensor,
+    self: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    reduction: int,
+    ignore_index: int,
+    total_weight: torch.Tensor,
+) -> torch.Tensor:
+    (out,) = call.outputs()
+    if not self.numel():
+        raise RunOnCPU("an empty input")
+    with contiguous_result(out) as result:
+        values, targets = _by_positions(result, target)
+        result.zero_()
+        weight = None if weight is None else weight.contiguous()
+        arguments = (values, grad.contiguous(), total_weight, targets, weight, reduction, ignore_index)
+        name = call.name.partition("::")[2]
+        run_template(nll_loss_backward, out.device, *arguments, error_words(out.device), name, name=name)
+    return out

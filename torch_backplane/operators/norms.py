@@ -1,0 +1,233 @@
+"""Layer, group, batch and RMS norm, with backward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torch_backplane.kernels.templates.norms import Sets, norm, norm_backward, weight_grads
+from torch_backplane.planning import Call, contiguous_result, operator, run_template
+
+Optional = torch.Tensor | None
+Results = tuple[Optional, ...]
+
+
+def _dense(tensor: Optional) -> Optional:
+    return None if tensor is None else tensor.contiguous()
+
+
+def _forward(sets: Sets, out: torch.Tensor, self: torch.Tensor, *arguments: Any, **options: Any) -> None:
+    if out.numel():
+        with contiguous_result(out) as result:
+            run_template(norm, out.device, sets, result, _dense(self), *arguments, name=f"{sets.kind}_norm", **options)
+
+
+def _backward(
+    sets: Sets,
+    results: Sequence[Optional],
+    grad: torch.Tensor,
+    self: torch.Tensor,
+    mean: Optional,
+    rstd: torch.Tensor,
+    weight: Optional,
+) -> None:
+    """Writes the gradients of self, and of weight and bias, as far as there are results to write to."""
+    out, *others = results
+    weight_grad, bias_grad = [*others, None][:2]
+    if not self.numel():
+        for result in results:
+            if result is not None:
+                result.zero_()
+        return
+    grad, self = grad.contiguous(), self.contiguous()
+    mean, rstd, weight = _dense(mean), rstd.contiguous(), _dense(weight)
+    name = f"{sets.kind}_norm_backward"
+    if out is not None:
+        with contiguous_result(out) as result:
+            run_template(norm_backward, out.device, sets, result, grad, self, weight, mean, rstd, name=name)
+    if weight_grad is not None or bias_grad is not None:
+        arguments = (sets, weight_grad, bias_grad, grad, self, mean, rstd)
+        run_template(weight_grads, self.device, *arguments, name=name)
+
+
+@operator("native_layer_norm")
+def native_layer_norm(
+    call: Call, self: torch.Tensor, normalized_shape: list[int], weight: Optional, bias: Optional, eps: float
+) -> Results:
+    out, mean, rstd = call.outputs()
+    size = math.prod(normalized_shape)
+    sets = Sets.layer(self.numel() // max(1, size), size)
+    _forward(sets, out, self, _dense(weight), _dense(bias), eps, mean=mean, rstd=rstd)
+    return out, mean, rstd
+
+
+@operator("native_layer_norm_backward")
+def native_layer_norm_backward(
+    call: Call,
+    grad: torch.Tensor,
+    self: torch.Tensor,
+    normalized_shape: list[int],
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    weight: Optional,
+    bias: Optional,
+    output_mask: list[bool],
+) -> Results:
+    size = math.prod(normalized_shape)
+    results = _new_like([self, weight, bias], output_mask)
+    _backward(Sets.layer(self.numel() // max(1, size), size), results, grad, self, mean, rstd, weight)
+    return results
+
+
+@operator("_fused_rms_norm")
+def _fused_rms_norm(
+    call: Call, self: torch.Tensor, normalized_shape: list[int], weight: Optional, eps: float | None
+) -> Results:
+    out, rstd = call.outputs()
+    size = math.prod(normalized_shape)
+    eps = torch.finfo(rstd.dtype).eps if eps is None else eps
+    sets = Sets.layer(self.numel() // max(1, size), size)
+    _forward(sets, out, self, _dense(weight), None, eps, mean=None, rstd=rstd)
+    return out, rstd
+
+
+@operator("_fused_rms_norm_backward")
+def _fused_rms_norm_backward(
+    call: Call,
+    grad: torch.Tensor,
+    self: torch.Tensor,
+    normalized_shape: list[int],
+    rstd: torch.Tensor,
+    weight: Optional,
+    output_mask: list[bool],
+) -> Results:
+    size = math.prod(normalized_shape)
+    results = _new_like([self, weight], output_mask)
+    _backward(Sets.layer(self.numel() // max(1, size), size), results, grad, self, None, rstd, weight)
+    return results
+
+
+@operator("native_group_norm")
+def native_group_norm(
+    call: Call,
+    self: torch.Tensor,
+    weight: Optional,
+    bias: Optional,
+    batch: int,
+    channels: int,
+    length: int,
+    groups: int,
+    eps: float,
+) -> Results:
+    out, mean, rstd = call.outputs()
+    sets = Sets.group(batch, channels, length, groups)
+    _forward(sets, out, self, _dense(weight), _dense(bias), eps, mean=mean, rstd=rstd)
+    return out, mean, rstd
+
+
+@operator("native_group_norm_backward")
+def native_group_norm_backward(
+    call: Call,
+    grad: torch.Tensor,
+    self: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    weight: Optional,
+    batch: int,
+    channels: int,
+    length: int,
+    groups: int,
+    output_mask: list[bool],
+) -> Results:
+    channel = self.new_empty(channels) if weight is None else weight
+    results = _new_like([self, channel, channel], output_mask)
+    _backward(Sets.group(batch, channels, length, groups), results, grad, self, mean, rstd, weight)
+    return results
+
+
+def _batch_sets(self: torch.Tensor) -> Sets:
+    return Sets.batch(self.shape[0], self.shape[1], math.prod(self.shape[2:]))
+
+
+@operator("native_batch_norm", "_native_batch_norm_legit")
+def native_batch_norm(
+    call: Call,
+    self: torch.Tensor,
+    weight: Optional,
+    bias: Optional,
+    running_mean: Optional,
+    running_var: Optional,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Results:
+    out, mean, rstd = call.outputs()
+    running = None if running_mean is None or running_var is None else (running_mean, running_var)
+    saved = {"mean": mean, "rstd": rstd} if training or running is None else {"mean": None, "rstd": None}
+    arguments = (_dense(weight), _dense(bias), eps)
+    _forward(_batch_sets(self), out, self, *arguments, running=running, momentum=momentum, **saved)
+    return out, mean, rstd
+
+
+@operator("_native_batch_norm_legit.no_stats")
+def _native_batch_norm_legit(
+    call: Call, self: torch.Tensor, weight: Optional, bias: Optional, training: bool, momentum: float, eps: float
+) -> Results:
+    return native_batch_norm(call, self, weight, bias, None, None, True, momentum, eps)
+
+
+@operator("native_batch_norm_backward")
+def native_batch_norm_backward(
+    call: Call,
+    grad: torch.Tensor,
+    self: torch.Tensor,
+    weight: Optional,
+    running_mean: Optional,
+    running_var: Optional,
+    save_mean: Optional,
+    save_invstd: Optional,
+    train: bool,
+    eps: float,
+    output_mask: list[bool],
+) -> Results:
+    mean, rstd = (save_mean, save_invstd) if train else (running_mean, running_var)
+    assert mean is not None and rstd is not None
+    channel = mean if weight is None else weight
+    results = _new_like([self, channel, channel], output_mask)
+    if not self.numel():
+        for result in results:
+            if result is not None:
+                result.zero_()
+        return results
+    # The kernel writes the gradient of self in any case.
+    out = results[0] if results[0] is not None else torch.empty_like(self)
+    with contiguous_result(out) as result:
+        run_template(
+            norm_backward,
+            self.device,
+            _batch_sets(self),
+            result,
+            grad.contiguous(),
+            self.contiguous(),
+            _dense(weight),
+            mean.contiguous(),
+            rstd.contiguous(),
+            weight_grad=results[1],
+            bias_grad=results[2],
+            training=train,
+            variance=not train,
+            eps=eps,
+            name="batch_norm_backward",
+        )
+    return results
+
+
+def _new_like(tensors: Sequence[Optional], wanted: Sequence[bool]) -> Results:
+    """An uninitialized tensor like each, or None where it is not wanted."""
+    return tuple(
+        torch.empty_like(tensor) if want and tensor is not None else None
+        for tensor, want in zip(tensors, wanted, strict=True)
+    )
