@@ -163,7 +163,7 @@ def _incomplete(a: Expression, x: Expression, lower: bool) -> Expression:
     value = f.where(by_sum, summed, 1.0 - fraction) if lower else f.where(by_sum, 1.0 - summed, fraction)
     none, all_ = (0.0, 1.0) if lower else (1.0, 0.0)
     value = f.where((x == 0.0) | (a == _INF), none, value)
-    value = f.where((a == 0.0) | ((x == _INF) & (a < _INF)), all_, value)
+    value = f.where((a == 0.0) | ((x == _INF) & (a != _INF)), all_, value)
     invalid = (a < 0.0) | (x < 0.0) | ((a == 0.0) & ~(x > 0.0)) | ((a == _INF) & (x == _INF))
     return f.where(invalid, _NAN, value)
 
