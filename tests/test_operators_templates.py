@@ -124,6 +124,24 @@ CALLS = {
         lambda x, w: F.conv2d(x.contiguous(memory_format=torch.channels_last), w), r(2, 3, 8, 9), r(4, 3, 3, 3)
     ),
     "conv2d of an empty batch": (F.conv2d, r(0, 3, 8, 9), r(4, 3, 3, 3)),
+    "max_pool2d": grads(lambda x: F.max_pool2d(x, 2), r(2, 3, 8, 9)),
+    "max_pool2d all": grads(
+        lambda x: F.max_pool2d(x, 3, 2, padding=1, dilation=(1, 2), ceil_mode=True), r(2, 3, 8, 9)
+    ),
+    "max_pool1d": grads(lambda x: F.max_pool1d(x, 3, 1), r(2, 3, 9)),
+    "max_pool3d": grads(lambda x: F.max_pool3d(x, 2), r(2, 3, 4, 5, 6)),
+    "max_pool2d of NaN": (
+        lambda x: F.max_pool2d(torch.where(x > 1, torch.nan, x), 2, return_indices=True), r(2, 3, 8, 9)
+    ),
+    "avg_pool2d": grads(lambda x: F.avg_pool2d(x, 3, 2, padding=1, ceil_mode=True), r(2, 3, 8, 9)),
+    "avg_pool2d without padding": grads(
+        lambda x: F.avg_pool2d(x, 3, 2, padding=1, ceil_mode=True, count_include_pad=False), r(2, 3, 8, 9)
+    ),
+    "avg_pool2d over": grads(lambda x: F.avg_pool2d(x, 2, divisor_override=3), r(2, 3, 8, 9)),
+    "avg_pool3d": grads(lambda x: F.avg_pool3d(x, 2), r(2, 3, 4, 5, 6)),
+    "avg_pool1d": grads(lambda x: F.avg_pool1d(x, 2), r(2, 3, 10)),
+    "adaptive_avg_pool2d": grads(lambda x: F.adaptive_avg_pool2d(x, (3, 5)), r(2, 3, 8, 9)),
+    "adaptive_avg_pool2d larger": grads(lambda x: F.adaptive_avg_pool2d(x, (11, 10)), r(3, 8, 9)),
     "nll_loss one": grads(lambda x, t: F.nll_loss(x, t), r(11), ints(11)),
 }  # fmt: skip
 
@@ -140,7 +158,7 @@ def test_operator(name):
         found = function(*on_device)
         for f, e in zip(tree_leaves(found), tree_leaves(expected), strict=True):
             if isinstance(e, torch.Tensor):
-                torch.testing.assert_close(f.cpu(), e, rtol=1e-4, atol=1e-4 if e.dtype != torch.bfloat16 else 5e-2)
+                torch.testing.assert_close(f.cpu(), e, rtol=1e-4, atol=1e-4 if e.dtype != torch.bfloat16 else 5e-2, equal_nan=True)
     fallen = {k: v for k, v in _C.fallback_counts().items() if v != before.get(k, 0)}
     assert not fallen
     assert plans.total()["planner_calls"] == counts["planner_calls"], plans.stats()

@@ -67,10 +67,10 @@ def unfold(dialect: Dialect, columns: torch.Tensor, image: torch.Tensor, windows
   if (item >= items) return;
   {split("item", sizes, names)}
   {" ".join(f"const index_t i{d} = o{d} * stride{d} - padding{d} + k{d} * dilation{d};" for d in range(last))}
-  const index_t row = {_linear(["channel", *names[2 : 2 + rank]], [f"window{d}" for d in range(rank)])};
+  const index_t row = {linear(["channel", *names[2 : 2 + rank]], [f"window{d}" for d in range(rank)])};
   const index_t to = n * columns_batch + row * columns_row
-    + ({_linear([f"o{d}" for d in range(last)], [f"places{d}" for d in range(1, last)])}) * places{last};
-  const index_t from = ({_linear(["n", "channel", *(f"i{d}" for d in range(last))], ["channels", *(f"image{d}" for d in range(last))])}) * image{last};
+    + ({linear([f"o{d}" for d in range(last)], [f"places{d}" for d in range(1, last)])}) * places{last};
+  const index_t from = ({linear(["n", "channel", *(f"i{d}" for d in range(last))], ["channels", *(f"image{d}" for d in range(last))])}) * image{last};
   const bool outside = false{outside};
   for (index_t o = run * {run}; o < min(run * {run} + {run}, places{last}); ++o) {{
     const index_t i = o * stride{last} - padding{last} + k{last} * dilation{last};
@@ -107,8 +107,8 @@ def fold(
             f"const index_t o{d} = from{d} / stride{d}; "
             f"if (from{d} < 0 || from{d} % stride{d} != 0 || o{d} >= places{d}) continue;"
         )
-    row = _linear(["channel", *(f"k{d}" for d in range(rank))], [f"window{d}" for d in range(rank)])
-    column = _linear([f"o{d}" for d in range(rank)], [f"places{d}" for d in range(1, rank)])
+    row = linear(["channel", *(f"k{d}" for d in range(rank))], [f"window{d}" for d in range(rank)])
+    column = linear([f"o{d}" for d in range(rank)], [f"places{d}" for d in range(1, rank)])
     names = ["n", "channel", *(f"i{d}" for d in range(rank))]
     body = f"""
   const index_t item = (index_t)GROUP * {GROUP_SIZE} + ITEM;
@@ -134,7 +134,7 @@ def fold(
     )
 
 
-def _linear(coordinates: Sequence[str], sizes: Sequence[str]) -> str:
+def linear(coordinates: Sequence[str], sizes: Sequence[str]) -> str:
     """((a * B + b) * C + c): the index of coordinates in sizes, of which the first is not needed."""
     if not coordinates:
         return "0"
