@@ -1,4 +1,5 @@
 // Planners in Python: how they are called, and what they may ask of the socket meanwhile (torch_backplane.planning).
+#include <ATen/ExpandUtils.h>
 #include <ATen/MemoryOverlap.h>
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
@@ -333,6 +334,15 @@ void bind_plans(py::module_& module) {
         }
       },
       py::arg("outputs"), py::arg("inputs"), "Throws PyTorch's error where memory is both read and written elsewhere.");
+  module.def(
+      "check_broadcast",
+      [](const std::vector<at::Tensor>& tensors) {
+        c10::DimVector shape;
+        for (const at::Tensor& tensor : tensors) {
+          shape = at::infer_size_dimvector(shape, tensor.sizes());
+        }
+      },
+      py::arg("tensors"), "Throws PyTorch's error where the tensors do not broadcast to one shape.");
   module.def("take_random", &take_random, py::arg("count"));
   module.def("keep_in_plan", [](const at::Tensor& tensor) {
     if (auto* recorder = Recorder::active()) {

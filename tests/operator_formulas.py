@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,14 +27,19 @@ FOLDER = Path(torch_backplane.operators.__path__[0])
 @dataclass
 class Tables:
     formulas: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    passed_through: dict[str, Sequence[str]] = field(default_factory=dict)
     planners: dict[str, Callable[..., Any]] = field(default_factory=dict)
 
 
 class Call:
     """What a planner gets in the place of the engine's call: outputs like those of the CPU kernel."""
 
-    def __init__(self, expected: Sequence[torch.Tensor]) -> None:
+    def __init__(self, name: str, expected: Sequence[torch.Tensor]) -> None:
+        self.functional = overload(name)
         self.made = tuple(torch.empty_like(tensor) for tensor in expected)
+
+    def meta(self, overload: Any) -> tuple[torch.Tensor, ...]:
+        return self.made
 
     def outputs(self) -> tuple[torch.Tensor, ...]:
         return self.made
@@ -45,12 +50,15 @@ def read(*files: str) -> Tables:
     tables = Tables()
     recorder = types.ModuleType("torch_backplane.planning")
 
-    def pointwise(name: str, formula: Callable[..., Any], **options: Any) -> None:
+    def pointwise(
+        name: str, formula: Callable[..., Any], *, by_value: Sequence[str] = (), passed_through: Sequence[str] = ()
+    ) -> None:
         assert name not in tables.formulas, f"{name} is declared twice"
-        assert not options, f"{name}: this test knows no {options}"
         tables.formulas[name] = formula
+        tables.passed_through[name] = passed_through
+        assert not by_value
 
-    def operator(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def operator(name: str, **_: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def declare(planner: Callable[..., Any]) -> Callable[..., Any]:
             assert name not in tables.planners, f"{name} is declared twice"
             tables.planners[name] = planner
@@ -58,8 +66,16 @@ def read(*files: str) -> Tables:
 
         return declare
 
-    recorder.pointwise, recorder.operator = pointwise, operator  # type: ignore[attr-defined]
-    recorder.run_pointwise, recorder.run_reduction = run_pointwise, run_reduction  # type: ignore[attr-defined]
+    for name, value in {
+        "pointwise": pointwise,
+        "operator": operator,
+        "run_pointwise": run_pointwise,
+        "run_reduction": run_reduction,
+        "copy_elements": lambda destination, source: destination.copy_(source),
+        "Call": Call,
+        "RunOnCPU": NotImplementedError,
+    }.items():
+        setattr(recorder, name, value)
     with _instead_of_planning(recorder):
         for name in files:
             spec = importlib.util.spec_from_file_location(f"formulas_of_{name}", FOLDER / f"{name}.py")
@@ -86,15 +102,13 @@ def run_pointwise(
     formula: Any,
     outputs: Sequence[torch.Tensor],
     inputs: Sequence[torch.Tensor],
-    scalars: Sequence[float] = (),
+    scalars: Sequence[tuple[float, torch.dtype]] = (),
+    *,
+    key: Hashable,
     compute: torch.dtype | None = None,
+    name: str = "pointwise",
 ) -> None:
-    """As the engine's: computes in the dtype of the first output; bool inputs stay bool."""
-    target = compute or value_dtype(outputs[0].dtype)
-    seen = [target for _ in inputs]
-    kernel_runners.run_pointwise(
-        formula, inputs, outputs, compute=seen, scalars=[(number, target) for number in scalars], width=1
-    )
+    kernel_runners.run_pointwise(formula, inputs, outputs, compute=compute, scalars=scalars, width=1)
 
 
 def run_reduction(
@@ -102,7 +116,10 @@ def run_reduction(
     outputs: Sequence[torch.Tensor],
     inputs: Sequence[torch.Tensor],
     dims: Sequence[int],
+    *,
+    key: Hashable,
     compute: torch.dtype | None = None,
+    name: str = "reduction",
 ) -> None:
     kernel_runners.run_reduction(definition, inputs, dims, outputs, compute=compute)
 
@@ -142,23 +159,20 @@ def compute_dtype(case: Case) -> torch.dtype:
     """The result's dtype; where that is bool, what the arguments promote to."""
     dtype = case.expected[0].dtype
     if dtype == torch.bool:
-        numbers = [a for a in case.arguments if isinstance(a, (torch.Tensor, int, float)) and not _plain(case, a)]
-        dtype = numbers[0].dtype if isinstance(numbers[0], torch.Tensor) else torch.tensor(numbers[0]).dtype
-        for number in numbers[1:]:
-            left = next(a for a in numbers if isinstance(a, torch.Tensor))
-            dtype = torch.promote_types(dtype, torch.result_type(left, number))
+        schema = arguments_of(case.name)
+        tensors = [a for a in case.arguments if isinstance(a, torch.Tensor)]
+        numbers = [a for a, s in zip(case.arguments, schema, strict=True) if _is_scalar(s)]
+        dtype = torch.result_type(tensors[0], tensors[-1])
+        for number in numbers:
+            dtype = torch.result_type(torch.empty(1, dtype=dtype), number)
     return value_dtype(dtype)
 
 
-def _plain(case: Case, value: Any) -> bool:
-    """Whether the formula gets this argument as a Python value."""
-    return any(
-        a is value and str(schema.type) not in ("Tensor", "number", "float", "Optional[number]", "Optional[float]")
-        for a, schema in zip(case.arguments, arguments_of(case.name), strict=True)
-    )
+def _is_scalar(schema: Any) -> bool:
+    return str(schema.type) in ("number", "Optional[number]")
 
 
-def run(formulas: dict[str, Callable[..., Any]], cases: Sequence[Case]) -> list[tuple[torch.Tensor, ...]]:
+def run(tables: Tables, cases: Sequence[Case]) -> list[tuple[torch.Tensor, ...]]:
     """Computes all cases, whose tensors have one shape, with one kernel."""
     inputs: list[torch.Tensor] = []
     scalars: list[tuple[float, torch.dtype]] = []
@@ -172,7 +186,7 @@ def run(formulas: dict[str, Callable[..., Any]], cases: Sequence[Case]) -> list[
                 place = next(i for i, known in enumerate(inputs) if known is value)
                 stays = schema.name in ("condition", "mask")
                 wiring.append(("input", (place, value_dtype(value.dtype) if stays else compute_dtype(case))))
-            elif value is not None and str(schema.type) in ("number", "float", "Optional[number]", "Optional[float]"):
+            elif value is not None and (_is_scalar(schema) or schema.name in tables.passed_through[case.name]):
                 wiring.append(("scalar", len(scalars)))
                 scalars.append((value, compute_dtype(case)))
             else:
@@ -189,7 +203,7 @@ def run(formulas: dict[str, Callable[..., Any]], cases: Sequence[Case]) -> list[
                 else:
                     given.append(traced[len(inputs) + what] if kind == "scalar" else what)
             try:
-                result = formulas[case.name](*given)
+                result = tables.formulas[case.name](*given)
             except TypeError as error:
                 raise TypeError(f"{case}: {error}") from error
             results += result if isinstance(result, tuple) else (result,)

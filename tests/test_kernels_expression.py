@@ -100,6 +100,36 @@ def test_every_operation_has_a_spelling(dialect):
                 assert dialect.spell(name, operands, torch.bool if operation.gives_bool else dtype), name
 
 
+def test_a_loop_has_its_own_programs_and_a_result_for_each_number_of_its_state():
+    def euclid(a, b):
+        return functions.while_loop(lambda a, b: b != 0, lambda a, b: (b, functions.fmod(a, b)), (a, b))
+
+    program = trace(euclid, [I64, I64])
+    assert operations(program) == ["argument", "argument", "loop", "loop_result", "loop_result"]
+    loop = program.instructions[2].value
+    assert operations(loop.condition) == ["argument", "constant", "not_equal"]
+    assert loop.body.result_dtypes == (I64, I64)
+
+
+@pytest.mark.parametrize(
+    ("condition", "body", "message"),
+    [
+        (lambda a: a, lambda a: a, "condition of a loop is one traced bool"),
+        (lambda a: a > 0.0, lambda a: a.to(I64), "body of a loop returned"),
+        (lambda a: a > 0.0, lambda a: (a, a), "body of a loop returned"),
+    ],
+)
+def test_a_loop_that_is_none_is_refused(condition, body, message):
+    with pytest.raises(TypeError, match=message):
+        trace(lambda a: functions.while_loop(condition, body, (a,)), [F32])
+
+
+@pytest.mark.parametrize(("dtype", "target"), [(F32, I64), (torch.int16, torch.uint16), (torch.float64, F32)], ids=str)
+def test_bits_of_another_width_are_refused(dtype, target):
+    with pytest.raises(TypeError, match="both must have 32 bits, or 64"):
+        trace(lambda a: a.view(target), [dtype])
+
+
 def test_a_device_without_float64_refuses_it():
     with pytest.raises(TypeError, match="no float64"):
         OpenCLC(float64=False).type(torch.float64)

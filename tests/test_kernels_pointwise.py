@@ -107,9 +107,9 @@ def test_integers(dtype):
     formulas = {**OPERATORS, **BITWISE, **{name: getattr(functions, name) for name in names}}
     del formulas["divide"]
     formulas |= {"absolute": lambda a, b: abs(a), "left": lambda a, b: a << b, "right": lambda a, b: a >> b}
-    formulas["sign"] = lambda a, b: functions.sign(a)
+    formulas |= {"sign": lambda a, b: functions.sign(a), "power": functions.power}
     expected = [f(a, b) for f in (OPERATORS | BITWISE).values() if f is not OPERATORS["divide"]]
-    expected += [torch.minimum(a, b), torch.maximum(a, b), a.abs(), a << b, a >> b, a.sign()]
+    expected += [torch.minimum(a, b), torch.maximum(a, b), a.abs(), a << b, a >> b, a.sign(), a**b]
     compare(formulas, [a, b], expected)
 
 
@@ -129,6 +129,34 @@ def test_integer_division_rounds_as_asked_and_does_not_trap(dtype):
     columns = zip(*(exact(x, y) for x, y in zip(a.tolist(), b.tolist(), strict=True)), strict=True)
     wrapped = [[(x - least) % (greatest - least + 1) + least for x in column] for column in columns]
     compare({n: getattr(functions, n) for n in names}, [a, b], [torch.tensor(c, dtype=dtype) for c in wrapped])
+
+
+def test_a_loop_assigns_its_whole_state_at_once_and_can_hold_another():
+    def triangle(n, total):
+        """The sum of 1 to k, of k from 1 to n: loops within loops."""
+
+        def inner(k, left, sum_):
+            return functions.while_loop(lambda k, s: k > 0, lambda k, s: (k - 1, s + k), (k, sum_))[1]
+
+        return functions.while_loop(
+            lambda k, n, s: k <= n, lambda k, n, s: (k + 1, n, inner(k, n, s)), (functions.full_like(n, 1), n, total)
+        )[2]
+
+    def fibonacci(n, zero):
+        one = zero + 1
+        return functions.while_loop(lambda n, a, b: n > 0, lambda n, a, b: (n - 1, b, a + b), (n, zero, one))[1]
+
+    n, zero = torch.arange(10), torch.zeros(10, dtype=torch.int64)
+    expected = [n * (n + 1) * (n + 2) // 6, torch.tensor([0, 1, 1, 2, 3, 5, 8, 13, 21, 34])]
+    compare({"triangle": triangle, "fibonacci": fibonacci}, [n, zero], expected)
+
+
+@pytest.mark.parametrize(("dtype", "integer"), [(torch.float32, torch.int32), (torch.float64, torch.int64)], ids=str)
+def test_bits_of_floats(dtype, integer):
+    needs(dtype)
+    values = torch.tensor(SPECIAL, dtype=dtype)
+    formulas = {"bits": lambda a: a.view(integer), "back": lambda a: a.view(integer).view(dtype)}
+    compare(formulas, [values], [values.view(integer), values])
 
 
 def test_bools():

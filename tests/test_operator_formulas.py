@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_runners import opencl
+from kernel_runners import compile_cuda, opencl, run_pointwise
 from operator_formulas import Call, Case, Tables, arguments_of, call_cpu, read, run
+
+from torch_backplane.kernels import CudaCpp, Layout, pointwise, special
+from torch_backplane.kernels import functions as f
 
 INF, NAN = math.inf, math.nan
 FLOATS = [
@@ -68,8 +71,10 @@ NUMBERS: dict[str, list[dict[str, Any]]] = {
     "clamp.Tensor": [{}, {"max": None}, {"min": None}],
     "clamp_min": [{"min": 2}],
     "clamp_max": [{"max": 2}],
+    **{f"__{name}__.Scalar": [{"other": 3}] for name in ("lshift", "rshift", "ilshift", "irshift")},
     "isin.Tensor_Scalar": [{"test_element": 3, "invert": i} for i in (False, True)],
     "masked_fill.Scalar": [{"value": 3}],
+    "masked_fill.Tensor": [{"value": lambda pool: pool[1][3]}],
     "threshold": [{"threshold": 1, "value": 7}],
     "threshold_backward": [{"threshold": 1}],
     "leaky_relu_backward": [{"negative_slope": 0.1, "self_is_result": False}],
@@ -86,6 +91,10 @@ NUMBERS: dict[str, list[dict[str, Any]]] = {
     "glu_backward": [{"grad_output": lambda pool: pool[2][::2], "self": lambda pool: pool[0], "dim": 0}],
     "logit": [{}, {"eps": 0.25}],
     "logit_backward": [{}, {"eps": 0.25}],
+    **{
+        name: [{"self": lambda pool: _moderate(pool).abs() * 50, "other": lambda pool: pool[1]}]
+        for name in ("igamma", "igammac")
+    },
     "mvlgamma": [{"p": 3, "self": lambda pool: _float(pool[0]).abs() + 1.5}],
     "polygamma": [{"n": 0}, {"n": 1, "self": lambda pool: _float(pool[0]).abs()}, {"n": 2}, {"n": 5}],
     "special_zeta": [
@@ -102,7 +111,7 @@ NUMBERS: dict[str, list[dict[str, Any]]] = {
         for name in ("hermite_polynomial_h", "hermite_polynomial_he", "laguerre_polynomial_l", "legendre_polynomial_p")
     },
     "nan_to_num": [{}, {"nan": 2.0, "posinf": 3.0, "neginf": -4.0}],
-    **{f"{name}.Scalar": [{"other": 3}] for name in ("eq", "ne", "lt", "le", "gt", "ge", "__lshift__", "__rshift__")},
+    **{f"{name}.Scalar": [{"other": 3}] for name in ("eq", "ne", "lt", "le", "gt", "ge")},
 }
 # PyTorch's CPU kernel raises where such a divisor is zero.
 DIVISIONS = {"div.Tensor_mode", "floor_divide", "remainder.Tensor", "remainder.Scalar_Tensor", "fmod.Tensor"}
@@ -140,7 +149,9 @@ def cases_of(name: str, dtype: torch.dtype) -> Iterator[Case]:
         if dtype == torch.uint8 and any(isinstance(v, (int, float)) and v < 0 for v in arguments):
             continue
         try:
-            expected = call_cpu(name, arguments)
+            # A copy, for the in-place forms.
+            copies = [a.clone() if isinstance(a, torch.Tensor) else a for a in arguments]
+            expected = call_cpu(name, copies)
         except (RuntimeError, ValueError, ZeroDivisionError) as error:
             refused.setdefault((name, dtype), str(error).splitlines()[0])
             continue
@@ -164,9 +175,9 @@ def difference(case: Case, computed: tuple[torch.Tensor, ...]) -> str | None:
             right &= (expected != 0) | (got != 0) | (expected.signbit() == got.signbit())
         if not right.all():
             at = (~right).nonzero()[:, 0]
+            tensors = [a for a in case.arguments if isinstance(a, torch.Tensor) and a.dim()]
             shown = [
-                f"of {[a[j].item() for a in case.arguments if isinstance(a, torch.Tensor)]}: {got[j].item()!r}, "
-                f"expected {expected[j].item()!r}"
+                f"of {[a[j].item() for a in tensors]}: {got[j].item()!r}, expected {expected[j].item()!r}"
                 for j in at[:4].tolist()
             ]
             return f"{case}: output {i} wrong in {len(at)} of {len(got)}: {'; '.join(shown)}"
@@ -176,6 +187,8 @@ def difference(case: Case, computed: tuple[torch.Tensor, ...]) -> str | None:
 def _tolerance(dtype: torch.dtype, name: str) -> dict[str, float]:
     if not dtype.is_floating_point:
         return {"rtol": 0.0, "atol": 0.0}
+    if dtype in (torch.float16, torch.bfloat16):
+        return {"rtol": 2 * torch.finfo(dtype).eps, "atol": 1e-5}
     if dtype == torch.float32:
         return {"rtol": 1e-4, "atol": 1e-4} if "polynomial" in name else {"rtol": 1.3e-6, "atol": 1e-5}
     # PyTorch's Bessel and Airy functions of float64 have five or six digits after the point.
@@ -217,7 +230,7 @@ def test_losses_agree_with_pytorch(name: str, reduction: int) -> None:
 def _plan(planners: dict[str, Any], name: str, given: dict[str, Any]) -> torch.Tensor:
     """What a planner gives, compared with the CPU."""
     arguments = tuple(given[argument.name] for argument in arguments_of(name))
-    call = Call(call_cpu(name, arguments))
+    call = Call(name, call_cpu(name, arguments))
     expected = call_cpu(name, arguments)
     planners[name](call, *arguments)
     torch.testing.assert_close(call.made, expected, rtol=1e-5, atol=1e-5)
@@ -250,10 +263,99 @@ def test_formulas_agree_with_pytorch(tables: Tables, dtype: torch.dtype) -> None
     cases = [case for name in tables.formulas for case in cases_of(name, dtype)]
     for first in range(0, len(cases), 16):
         some = cases[first : first + 16]
-        wrong += [difference(case, got) for case, got in zip(some, run(tables.formulas, some), strict=True)]
+        wrong += [difference(case, got) for case, got in zip(some, run(tables, some), strict=True)]
     for name, planner in tables.planners.items():
         for case in cases_of(name, dtype):
-            call = Call(case.expected)
+            call = Call(name, case.expected)
             planner(call, *case.arguments)
             wrong.append(difference(case, call.made))
     assert not any(wrong), "\n".join(filter(None, wrong))
+
+
+def test_every_declared_formula_is_tested(tables: Tables) -> None:
+    for name in (*tables.formulas, *tables.planners):
+        taken = [dtype for dtype in (torch.float32, torch.int64) for _ in cases_of(name, dtype)]
+        assert taken, f"{name} took none of the arguments: {refused}"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_operators_that_look_at_the_stored_dtype(dtype: torch.dtype) -> None:
+    opencl()
+    bits = torch.arange(-(2**15), 2**15, 37).to(torch.int16)
+    a, b = bits.view(dtype), bits.roll(701).view(dtype)
+    a[:4], b[:4] = torch.tensor([0.0, -0.0, 0.0, 1.0]), torch.tensor([-0.0, 1.0, -1.0, 1.0])
+    planners = {**read("transcendental").planners, **read("selection").planners}
+    towards = torch.where(a < b, 1, torch.where(a > b, -1, 0))
+    (moved,) = _planned(planners, "nextafter", (a, b), a)
+    step = _ordered(moved) - _ordered(a)
+    known = ~(a.isnan() | b.isnan())
+    # Both zeros are one place; from there the least number of either sign is one step away.
+    assert torch.equal(step[known], towards[known])
+    assert moved[~known].isnan().all()
+    assert moved[0].signbit()
+    (finite,) = _planned(planners, "nan_to_num", (a, None, None, None), a)
+    assert torch.equal(finite, torch.nan_to_num(a))
+
+
+def _planned(planners: dict[str, Any], name: str, arguments: tuple[Any, ...], like: torch.Tensor) -> tuple[Any, ...]:
+    call = Call(name, (like,))
+    planners[name](call, *arguments)
+    return call.made
+
+
+def _ordered(tensor: torch.Tensor) -> torch.Tensor:
+    """Numbers of 16 bits as integers that count them from zero."""
+    bits = tensor.view(torch.int16).int()
+    return torch.where(bits < 0, -(bits & 0x7FFF), bits)
+
+
+# To 17 digits, by mpmath. PyTorch's own have fewer for some of them.
+KNOWN = [
+    ("airy_ai", -2.5, -0.11232506769296609),
+    ("airy_ai", 3.0, 0.006591139357460719),
+    ("airy_ai", -20.0, -0.1764061270779847),
+    ("j0", 5.5, -0.006843869417819197),
+    ("j1", -30.0, 0.11875106261662294),
+    ("y0", 20.0, 0.06264059680938383),
+    ("y1", 6.0, -0.17501034430039825),
+    ("k0", 1.0, 0.42102443824070834),
+    ("k1e", 3.0, 0.8065634801287869),
+    ("i0e", 10.0, 0.1278333371634286),
+    ("i1e", -3.0, -0.19682671329730086),
+    ("erfcx", 2.0, 0.25539567631050575),
+    ("erfinv", 0.999, 2.3267537655135246),
+    ("ndtri", 1e-200, -30.20559417957964),
+    ("log_ndtr", -40.0, -804.6084420137538),
+    ("digamma", -1.5, 0.7031566406452432),
+    ("trigamma", 0.1, 101.43329915079275),
+]
+
+
+def test_special_functions_are_accurate_in_float64() -> None:
+    if not opencl()[2]:
+        pytest.skip("the OpenCL device has no float64")
+    x = torch.tensor([argument for _, argument, _ in KNOWN], dtype=torch.float64)
+    outputs = [torch.empty_like(x) for _ in KNOWN]
+    run_pointwise(lambda x: [getattr(special, name)(x) for name, _, _ in KNOWN], [x], outputs, width=1)
+    found = torch.stack([output[i] for i, output in enumerate(outputs)])
+    expected = torch.tensor([value for _, _, value in KNOWN], dtype=torch.float64)
+    torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-15)
+
+
+def test_cuda_compiles_what_special_functions_need() -> None:
+    """Loops, bits and the tables, in both widths of floats, and integers."""
+    functions = [getattr(special, name) for name in dict.fromkeys(name for name, _, _ in KNOWN)]
+    for dtype, integer in ((torch.float32, torch.int32), (torch.float64, torch.int64)):
+        kernel = pointwise(
+            "special",
+            lambda x, n: [
+                *(one(x) for one in functions),
+                special.zeta(x, x),
+                f.power(n, n) + f.gcd(n, n) + x.view(n.dtype),
+            ],
+            inputs=[dtype, integer],
+            outputs=[dtype] * (len(functions) + 1) + [integer],
+            layout=Layout(0, 1),
+            dialect=CudaCpp(),
+        )
+        assert "bp_special" in compile_cuda(kernel.text, CudaCpp.compile_options)

@@ -1,7 +1,7 @@
-"""Writes torch_backplane/kernels/chebyshev_tables.py: Chebyshev coefficients of smooth parts of special functions.
+"""Writes torch_backplane/kernels/special/tables.py: Chebyshev coefficients of smooth parts of special functions.
 
 Run by hand (`pip install mpmath`, a minute); each part is computed from mpmath's value of the function to 30 digits.
-`special.py` says which part belongs to which function, and maps it back.
+The files beside it say which part belongs to which function, and map it back.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def main() -> None:
         lines += ["", f"# {meaning}", f"{name} = ("]
         lines += [f"    {float(number)!r}," for number in numbers]
         lines += [")"]
-    target = Path(__file__).parent.parent / "torch_backplane" / "kernels" / "chebyshev_tables.py"
+    target = Path(__file__).parent.parent / "torch_backplane" / "kernels" / "special" / "tables.py"
     target.write_text("\n".join(lines) + "\n")
 
 

@@ -8,7 +8,16 @@ asks for it.
 from __future__ import annotations
 
 import pytest
-from discrete_worker import Worker
+from worker_process import Worker
+
+SETTINGS = {
+    "TORCH_BACKPLANE_DRIVERS": "toy,host",
+    "TORCH_BACKPLANE_HOST_DEVICES": "2",
+    "TORCH_BACKPLANE_DISCRETE": "0",
+    "TOY_DEVICES": "2",
+    "TOY_MEMORY": "256MiB",
+    "OMP_NUM_THREADS": "1",
+}
 
 
 @pytest.fixture(scope="session")
@@ -17,7 +26,7 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Worker:
 
     site = tmp_path_factory.mktemp("site")
     install_toy(site)
-    return Worker(site)
+    return Worker(SETTINGS, [site])
 
 
 @pytest.fixture(autouse=True)

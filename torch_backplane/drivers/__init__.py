@@ -7,7 +7,14 @@ driver of devices in host memory. `docs/write-a-driver.md` shows how to write on
 from __future__ import annotations
 
 from torch_backplane.drivers.base import Device, DeviceProperties, Driver, NativeDevice, NativeLauncher, SettingError
-from torch_backplane.drivers.discovery import ENTRY_POINT_GROUP, available, discover, failures, runs_kernels
+from torch_backplane.drivers.discovery import (
+    ENTRY_POINT_GROUP,
+    available,
+    device,
+    discover,
+    failures,
+    runs_kernels,
+)
 
 __all__ = [
     "ENTRY_POINT_GROUP",
@@ -18,6 +25,7 @@ __all__ = [
     "NativeLauncher",
     "SettingError",
     "available",
+    "device",
     "discover",
     "failures",
     "runs_kernels",

@@ -178,11 +178,11 @@ class Device(ABC):
     def compile(self, text: str, entry: str) -> Any:
         """The kernel called `entry` in `text`, which is written in the device's dialect. Any object.
 
-        Called in threads of its own, several at a time: release the GIL while the compiler runs. What launch() does for
-        the first time should be done here. Meanwhile the program goes on, and launches wait in the order of their stream.
+        Called in threads of its own, several at a time: release the GIL while the compiler runs. The program goes on
+        meanwhile, and launches wait in the order of their stream.
 
         Raises:
-            Exception: it cannot be built. The message has the compiler's log; the socket adds the text and the operator.
+            Exception: it cannot be built. The message has the compiler's log; the socket adds text and operator.
         """
         raise NotImplementedError(f"{type(self).__name__} runs no kernels")
 
@@ -200,10 +200,14 @@ class Device(ABC):
             items: work items in each dimension, the fastest first; multiples of `group`, and none is 0.
             group: how many of them form a group.
             arguments: in the order of the kernel's parameters: (handle of a segment, offset in bytes) for memory, with
-                None as the handle where there is none, and for numbers their bytes as the device has them. In OpenCL C,
-                memory is two arguments: the buffer, and the offset as a ulong.
+                None as the handle where there is none, and for numbers their bytes as the device has them. In OpenCL
+                C, memory is two parameters: the buffer, and the offset as a ulong.
         """
         raise NotImplementedError(f"{type(self).__name__} runs no kernels")
+
+    def build_counts(self) -> dict[str, int]:
+        """How many kernels were "built" in this process, and "loaded" from a cache on disk. For reports."""
+        return {}
 
     def native_kernel(self, kernel: Any) -> int:
         """What the native launcher's API calls this kernel (OpenCL: the cl_kernel), valid as long as the object is."""

@@ -72,7 +72,7 @@ def check_kernels(device: Device, properties: DeviceProperties) -> None:
         return
     if not properties.dialect:
         raise ValueError(f"{cls.__name__} has a native_launcher, and its properties name no dialect")
-    needed = ("compile", "launch")
+    needed: tuple[str, ...] = ("compile", "launch")
     if launcher is not None:
         if not isinstance(launcher, NativeLauncher):
             raise TypeError(f"{cls.__name__}.native_launcher is {launcher!r}, and must be a NativeLauncher or None")

@@ -30,6 +30,7 @@ _lock = threading.RLock()
 _running = False
 _runs_kernels = False
 _failures: dict[str, str] = {}
+_devices: list[Device | NativeDevice] = []
 _warned: set[str] = set()
 
 
@@ -74,6 +75,12 @@ def runs_kernels() -> bool:
     return _runs_kernels
 
 
+def device(index: int) -> Device | NativeDevice:
+    """The driver's object for bp:`index`."""
+    discover()
+    return _devices[index]
+
+
 def discover() -> None:
     """Ask the drivers for their devices and give them to the socket, once per process.
 
@@ -102,6 +109,7 @@ def discover() -> None:
                     device.add(properties, discrete)
                 else:
                     _C.add_python_device(device, properties, discrete)
+                _devices.append(device)
             _runs_kernels = any(properties.dialect for _, properties, _ in chosen)
             _C.finish_discovery()
         finally:
@@ -115,7 +123,7 @@ def choose_devices() -> list[Found]:
     if text is None:
         named = "TORCH_BACKPLANE_DRIVERS" in os.environ
         found = ask_drivers(installed, selected_drivers(installed), named)
-        devices = [device for devices in found.values() for device in devices]
+        devices = [item for devices in found.values() for item in devices]
         return devices if named else sorted(devices, key=lambda device: device.rank)
     visible = parse_visible_devices(text)
     names = selected_drivers(installed)

@@ -17,6 +17,7 @@ import pyopencl as cl
 import torch
 
 from torch_backplane.drivers.base import ALL_DTYPES, NATIVE_APIS, Device, DeviceProperties, NativeLauncher
+from torch_backplane.drivers.opencl_programs import Programs
 
 OLDEST_VERSION = (1, 2)
 FLOAT64_DTYPES = (torch.float64, torch.complex128)
@@ -111,11 +112,12 @@ class OpenCLDevice(Device):
         self.largest_segment = int(device.max_mem_alloc_size)
         self.context = cl.Context([device])
         self.native_launcher = native_launcher()
+        self._programs = Programs(self.context, device)
         self._own_stream = Stream(self.context, device)
         self._run_probe()
 
     def _run_probe(self) -> None:
-        kernel = self.compile(PROBE, "probe")
+        kernel = cl.Kernel(self._programs.build(PROBE), "probe")
         buffer = self.allocate(16)
         kernel.set_arg(0, buffer)
         self._own_stream.submit(cl.enqueue_nd_range_kernel, kernel, (4,), None)
@@ -175,8 +177,10 @@ class OpenCLDevice(Device):
     # --- kernels -----------------------------------------------------------------------------------------------------
 
     def compile(self, text: str, entry: str) -> cl.Kernel:
-        # A program made from a _Program is built as it is; of one made from text PyOpenCL would keep a cache of its own.
-        return cl.Kernel(cl.Program(cl._cl._Program(self.context, text)).build(), entry)
+        return cl.Kernel(self._programs.get(text), entry)
+
+    def build_counts(self) -> dict[str, int]:
+        return dict(self._programs.counts)
 
     def native_kernel(self, kernel: cl.Kernel) -> int:
         return kernel.int_ptr

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
 from torch_backplane.kernels import Expression
 from torch_backplane.kernels import functions as f
-from torch_backplane.planning import operator, pointwise, run_pointwise
+from torch_backplane.planning import Call, operator, pointwise, run_pointwise
 
 # Piecewise linear. Where a comparison with NaN decides, it decides as in PyTorch's CPU kernels.
 
@@ -164,14 +163,15 @@ def _glu_backward(grad: Expression, a: Expression, gate: Expression) -> tuple[Ex
 
 
 @operator("glu")
-def glu(call: Any, self: torch.Tensor, dim: int) -> torch.Tensor:
+def glu(call: Call, self: torch.Tensor, dim: int) -> torch.Tensor:
     (out,) = call.outputs()
-    run_pointwise(lambda a, gate: a * f.sigmoid(gate), outputs=[out], inputs=[*_halves(self, dim)])
+    run_pointwise(lambda a, gate: a * f.sigmoid(gate), [out], _halves(self, dim), key="glu", name="glu")
     return out
 
 
 @operator("glu_backward")
-def glu_backward(call: Any, grad_output: torch.Tensor, self: torch.Tensor, dim: int) -> torch.Tensor:
+def glu_backward(call: Call, grad_output: torch.Tensor, self: torch.Tensor, dim: int) -> torch.Tensor:
     (out,) = call.outputs()
-    run_pointwise(_glu_backward, outputs=[*_halves(out, dim)], inputs=[grad_output, *_halves(self, dim)])
+    inputs = [grad_output, *_halves(self, dim)]
+    run_pointwise(_glu_backward, _halves(out, dim), inputs, key="glu_backward", name="glu_backward")
     return out

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from torch_backplane.kernels import Expression
 from torch_backplane.kernels import functions as f
+from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.expression import Formula, Operand
-from torch_backplane.planning import operator, pointwise, run_pointwise
+from torch_backplane.planning import Call, operator, pointwise, run_pointwise
 
 # Sums and products
 
@@ -21,7 +20,11 @@ pointwise("addcmul", lambda a, b, c, value: a + value * b * c)
 pointwise("addcdiv", lambda a, b, c, value: a + value * b / c)
 pointwise("neg", lambda a: -a)
 pointwise("reciprocal", lambda a: 1.0 / a)
-pointwise("native_dropout_backward", lambda grad, mask, scale: grad * (mask.to(grad.dtype) * scale))
+pointwise(
+    "native_dropout_backward",
+    lambda grad, mask, scale: grad * (mask.to(grad.dtype) * scale),
+    passed_through=["scale"],
+)
 
 
 def lerp(start: Expression, end: Expression, weight: Expression) -> Expression:
@@ -73,14 +76,15 @@ _POWERS: dict[float, Formula] = {
 }
 
 
-@operator("pow.Tensor_Scalar")
-def power_of_number(call: Any, self: torch.Tensor, exponent: float) -> torch.Tensor:
+@operator("pow.Tensor_Scalar", by_value=["exponent"])
+def power_of_number(call: Call, self: torch.Tensor, exponent: float) -> torch.Tensor:
     (out,) = call.outputs()
-    formula = _POWERS.get(exponent) if out.dtype != torch.bool else None
+    dtype = value_dtype(call.meta(call.functional)[0].dtype)
+    formula = _POWERS.get(exponent) if dtype.is_floating_point else None
     if formula is None:
-        run_pointwise(f.power, outputs=[out], inputs=[self], scalars=[exponent])
+        run_pointwise(f.power, [out], [self], [(exponent, dtype)], compute=dtype, key="pow", name="pow")
     else:
-        run_pointwise(formula, outputs=[out], inputs=[self])
+        run_pointwise(formula, [out], [self], compute=dtype, key=("pow", float(exponent)), name="pow")
     return out
 
 

@@ -11,7 +11,9 @@ pointwise("bitwise_not", lambda a: ~a)
 pointwise("bitwise_left_shift.Tensor", lambda a, b: a << b)
 pointwise("bitwise_right_shift.Tensor", lambda a, b: a >> b)
 
-# Python's << and >>.
+# Python's << and >>, and <<= and >>=.
 for overload in ("Tensor", "Scalar"):
-    pointwise(f"__lshift__.{overload}", lambda a, b: a << b)
-    pointwise(f"__rshift__.{overload}", lambda a, b: a >> b)
+    for name in ("__lshift__", "__ilshift__"):
+        pointwise(f"{name}.{overload}", lambda a, b: a << b)
+    for name in ("__rshift__", "__irshift__"):
+        pointwise(f"{name}.{overload}", lambda a, b: a >> b)

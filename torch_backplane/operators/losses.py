@@ -6,8 +6,7 @@ in the same kernel.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable
 
 import torch
 
@@ -15,37 +14,57 @@ from torch_backplane.kernels import Expression, Reduction
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.expression import Formula
-from torch_backplane.planning import operator, run_pointwise, run_reduction
+from torch_backplane.planning import Call, RunOnCPU, operator, run_pointwise, run_reduction
 
 _NONE, _MEAN, _SUM = range(3)
 
 
-def loss(call: Any, formula: Formula, *inputs: torch.Tensor | None, reduction: int) -> torch.Tensor:
-    """The result of `formula`, which takes an element of each input that is not None, reduced."""
+def loss(
+    call: Call, formula: Formula, *inputs: torch.Tensor | None, reduction: int, key: Hashable = None
+) -> torch.Tensor:
+    """The result of `formula`, which takes an element of each input that is not None, reduced.
+
+    Args:
+        key: what of the operator's numbers the formula depends on.
+    """
     (out,) = call.outputs()
     tensors = torch.broadcast_tensors(*(tensor for tensor in inputs if tensor is not None))
+    name, dtype = call.functional._schema.name.partition("::")[2], value_dtype(out.dtype)
+    key = (name, reduction, tuple(tensor is None for tensor in inputs), key)
     if reduction == _NONE:
-        run_pointwise(formula, outputs=[out], inputs=tensors)
+        run_pointwise(formula, [out], tensors, compute=dtype, key=key, name=name)
         return out
-    dtype = value_dtype(out.dtype)
+    if tensors[0].numel() == 0:
+        raise RunOnCPU("it reduces no elements")
 
     def finish(total: Expression, count: Expression) -> Expression:
         return total / count.to(dtype) if reduction == _MEAN else total
 
     summed = Reduction([dtype], [0.0], lambda *a: formula(*a[:-1]), lambda a, b: a + b, finish)
-    run_reduction(summed, outputs=[out], inputs=tensors, dims=range(tensors[0].dim()), compute=dtype)
+    flat = [tensor.view(1) if tensor.dim() == 0 else tensor for tensor in tensors]
+    run_reduction(summed, [out], flat, range(flat[0].dim()), compute=dtype, key=key, name=name)
     return out
 
 
 def loss_backward(
-    call: Any, formula: Formula, grad: torch.Tensor, *inputs: torch.Tensor | None, reduction: int
+    call: Call,
+    formula: Formula,
+    grad: torch.Tensor,
+    *inputs: torch.Tensor | None,
+    reduction: int,
+    key: Hashable = None,
 ) -> torch.Tensor:
     """`grad` times what `formula` gives, times the share of an element in a mean."""
     (out,) = call.outputs()
-    tensors = [tensor for tensor in inputs if tensor is not None]
-    share = 1.0 / max(1, out.numel()) if reduction == _MEAN else 1.0
+    name, dtype = call.functional._schema.name.partition("::")[2], value_dtype(out.dtype)
     run_pointwise(
-        lambda grad, *a: grad * formula(*a[:-1]) * a[-1], outputs=[out], inputs=[grad, *tensors], scalars=[share]
+        lambda grad, *a: grad * formula(*a[:-1]) * a[-1],
+        [out],
+        [grad, *(tensor for tensor in inputs if tensor is not None)],
+        [(1.0 / max(1, out.numel()) if reduction == _MEAN else 1.0, dtype)],
+        compute=dtype,
+        key=(name, tuple(tensor is None for tensor in inputs), key),
+        name=name,
     )
     return out
 
@@ -90,39 +109,39 @@ def _huber_slope(delta: float) -> Formula:
 
 
 @operator("mse_loss")
-def mse_loss(call: Any, self: torch.Tensor, target: torch.Tensor, reduction: int) -> torch.Tensor:
+def mse_loss(call: Call, self: torch.Tensor, target: torch.Tensor, reduction: int) -> torch.Tensor:
     return loss(call, _squared, self, target, reduction=reduction)
 
 
 @operator("mse_loss_backward")
 def mse_loss_backward(
-    call: Any, grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int
+    call: Call, grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int
 ) -> torch.Tensor:
     return loss_backward(call, lambda a, b: 2.0 * (a - b), grad_output, self, target, reduction=reduction)
 
 
 @operator("smooth_l1_loss")
-def smooth_l1_loss(call: Any, self: torch.Tensor, target: torch.Tensor, reduction: int, beta: float) -> torch.Tensor:
-    return loss(call, _smooth_l1(beta), self, target, reduction=reduction)
+def smooth_l1_loss(call: Call, self: torch.Tensor, target: torch.Tensor, reduction: int, beta: float) -> torch.Tensor:
+    return loss(call, _smooth_l1(beta), self, target, reduction=reduction, key=beta)
 
 
 @operator("smooth_l1_loss_backward")
 def smooth_l1_loss_backward(
-    call: Any, grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int, beta: float
+    call: Call, grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int, beta: float
 ) -> torch.Tensor:
-    return loss_backward(call, _smooth_l1_slope(beta), grad_output, self, target, reduction=reduction)
+    return loss_backward(call, _smooth_l1_slope(beta), grad_output, self, target, reduction=reduction, key=beta)
 
 
 @operator("huber_loss")
-def huber_loss(call: Any, self: torch.Tensor, target: torch.Tensor, reduction: int, delta: float) -> torch.Tensor:
-    return loss(call, _huber(delta), self, target, reduction=reduction)
+def huber_loss(call: Call, self: torch.Tensor, target: torch.Tensor, reduction: int, delta: float) -> torch.Tensor:
+    return loss(call, _huber(delta), self, target, reduction=reduction, key=delta)
 
 
 @operator("huber_loss_backward")
 def huber_loss_backward(
-    call: Any, grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int, delta: float
+    call: Call, grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int, delta: float
 ) -> torch.Tensor:
-    return loss_backward(call, _huber_slope(delta), grad_output, self, target, reduction=reduction)
+    return loss_backward(call, _huber_slope(delta), grad_output, self, target, reduction=reduction, key=delta)
 
 
 # Of labels: target is a probability, or -1 and 1
@@ -153,14 +172,14 @@ def _with_logits(a: Expression, target: Expression, weight: Expression) -> Expre
 
 @operator("binary_cross_entropy")
 def binary_cross_entropy(
-    call: Any, self: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int
+    call: Call, self: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int
 ) -> torch.Tensor:
     return loss(call, _weighted(_binary_cross_entropy), self, target, weight, reduction=reduction)
 
 
 @operator("binary_cross_entropy_backward")
 def binary_cross_entropy_backward(
-    call: Any,
+    call: Call,
     grad_output: torch.Tensor,
     self: torch.Tensor,
     target: torch.Tensor,
@@ -173,7 +192,7 @@ def binary_cross_entropy_backward(
 
 @operator("binary_cross_entropy_with_logits")
 def binary_cross_entropy_with_logits(
-    call: Any,
+    call: Call,
     self: torch.Tensor,
     target: torch.Tensor,
     weight: torch.Tensor | None,
@@ -190,13 +209,13 @@ def binary_cross_entropy_with_logits(
 
 
 @operator("soft_margin_loss")
-def soft_margin_loss(call: Any, self: torch.Tensor, target: torch.Tensor, reduction: int) -> torch.Tensor:
+def soft_margin_loss(call: Call, self: torch.Tensor, target: torch.Tensor, reduction: int) -> torch.Tensor:
     return loss(call, lambda a, b: f.log1p(f.exp(-a * b)), self, target, reduction=reduction)
 
 
 @operator("soft_margin_loss_backward")
 def soft_margin_loss_backward(
-    call: Any, grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int
+    call: Call, grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int
 ) -> torch.Tensor:
     def slope(a: Expression, b: Expression) -> Expression:
         power = f.exp(-b * a)

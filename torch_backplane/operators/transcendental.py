@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
 from torch_backplane.kernels import Expression, special
 from torch_backplane.kernels import functions as f
-from torch_backplane.planning import operator, pointwise, run_pointwise
+from torch_backplane.planning import Call, operator, pointwise, run_pointwise
 
 # What every dialect has.
 pointwise("exp", f.exp)
@@ -98,6 +97,8 @@ pointwise("digamma", special.digamma)
 pointwise("polygamma", special.polygamma)
 pointwise("mvlgamma", special.mvlgamma)
 pointwise("special_zeta", special.zeta)
+pointwise("igamma", special.gammainc)
+pointwise("igammac", special.gammaincc)
 
 
 # Of the bits of floats
@@ -134,20 +135,20 @@ def _next_bits(bits: Expression, towards: Expression, infinity: int) -> Expressi
 
 
 @operator("nextafter")
-def nextafter(call: Any, self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def nextafter(call: Call, self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Of the stored dtype, which formulas do not see: float16 and bfloat16 are taken as their bits."""
     (out,) = call.outputs()
     if out.dtype not in (torch.float16, torch.bfloat16):
-        run_pointwise(f.nextafter, outputs=[out], inputs=[self, other])
+        run_pointwise(f.nextafter, [out], [self, other], compute=out.dtype, key="nextafter", name="nextafter")
         return out
     infinity = 0x7C00 if out.dtype == torch.float16 else 0x7F80
-    bits = [tensor.to(out.dtype).view(torch.int16) for tensor in (self, other)]
-    run_pointwise(
-        lambda a, b: _next_bits(a & 0xFFFF, b & 0xFFFF, infinity),
-        outputs=[out.view(torch.int16)],
-        inputs=bits,
-        compute=torch.int32,
-    )
+    inputs = [tensor.to(out.dtype).view(torch.int16) for tensor in (self, other)]
+
+    def formula(a: Expression, b: Expression) -> Expression:
+        return _next_bits(a & 0xFFFF, b & 0xFFFF, infinity)
+
+    key = ("nextafter", out.dtype)
+    run_pointwise(formula, [out.view(torch.int16)], inputs, compute=torch.int32, key=key, name="nextafter")
     return out
 
 

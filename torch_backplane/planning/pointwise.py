@@ -44,6 +44,8 @@ def pointwise(
 
     @operator(name, by_value=by_value, passed_through=passed_through)
     def plan(call: Call, *values: Any) -> Any:
+        # In PyTorch's words: some of its meta kernels have others.
+        _C.check_broadcast([value for value in values if isinstance(value, torch.Tensor)])
         outputs = call.outputs()
         run_formula(name, formula, call, outputs, values, compute)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)

@@ -1,4 +1,4 @@
-"""The process in which the tests of this folder run; see conftest.py."""
+"""Processes with devices of their own, in which the tests of a folder run: devices are found once per process."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib
 import multiprocessing
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -13,27 +14,23 @@ from typing import Any
 
 import pytest
 
-SETTINGS = {
-    "TORCH_BACKPLANE_DRIVERS": "toy,host",
-    "TORCH_BACKPLANE_HOST_DEVICES": "2",
-    "TORCH_BACKPLANE_DISCRETE": "0",
-    "TOY_DEVICES": "2",
-    "TOY_MEMORY": "256MiB",
-    "OMP_NUM_THREADS": "1",
-}
-
-
 class Worker:
-    """The process; a new one after a crash."""
+    """The process; a new one after a crash.
 
-    def __init__(self, site: Path) -> None:
-        self.site = site
+    Args:
+        settings: its environment variables, beside those of this process.
+        path: where it looks for packages first.
+    """
+
+    def __init__(self, settings: Mapping[str, str], path: Sequence[Path] = ()) -> None:
+        self.settings = dict(settings)
+        self.path = [str(folder) for folder in path]
         self.pool: ProcessPoolExecutor | None = None
 
     def call(self, module: str, function: str, arguments: dict[str, Any]) -> None:
         if self.pool is None:
             context = multiprocessing.get_context("spawn")
-            self.pool = ProcessPoolExecutor(1, context, initializer=_start, initargs=(str(self.site),))
+            self.pool = ProcessPoolExecutor(1, context, initializer=_start, initargs=(self.settings, self.path))
         try:
             self.pool.submit(_call, module, function, arguments).result()
         except BrokenProcessPool:
@@ -41,9 +38,9 @@ class Worker:
             pytest.fail("the process crashed: the CPU touched memory that it cannot reach", pytrace=False)
 
 
-def _start(site: str) -> None:
-    os.environ.update(SETTINGS)
-    sys.path.insert(0, site)
+def _start(settings: dict[str, str], path: list[str]) -> None:
+    os.environ.update(settings)
+    sys.path[:0] = path
     import torch_backplane
 
     torch_backplane._C.set_fallback_policy(torch_backplane._C.FallbackPolicy.silent)

@@ -1,6 +1,5 @@
 """Chebyshev coefficients of parts of special functions; written by tools/chebyshev_tables.py."""
 
-
 # (1 + 2 x) erfcx(x) of x >= 0, in t = 1 - 7.5 / (x + 3.75)
 ERFCX = (
     1.1775789345674017,

@@ -1,0 +1,39 @@
+"""Tests in this folder run on the first OpenCL device, in a process that has it as bp:0 and a host device as bp:1.
+
+Without an OpenCL device they skip. `TORCH_BACKPLANE_PLANS=0` or `=check` in the environment runs them that way.
+"""
+
+from __future__ import annotations
+
+import pytest
+from worker_process import Worker
+
+SETTINGS = {
+    "TORCH_BACKPLANE_VISIBLE_DEVICES": "opencl:0,host:0",
+    "TORCH_BACKPLANE_HOST_DEVICES": "1",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+@pytest.fixture(scope="session")
+def worker() -> Worker:
+    cl = pytest.importorskip("pyopencl", reason="needs PyOpenCL (pip install pyopencl)")
+    try:
+        devices = [device for platform in cl.get_platforms() for device in platform.get_devices()]
+    except cl.Error:
+        devices = []
+    if not devices:
+        pytest.skip("needs an OpenCL device, such as PoCL's (apt-get install pocl-opencl-icd)")
+    return Worker(SETTINGS)
+
+
+@pytest.fixture(autouse=True)
+def _with_worker(worker: Worker) -> None:
+    """Makes the worker known to the hook below for every test."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool:
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    pyfuncitem.funcargs["worker"].call(pyfuncitem.module.__name__, pyfuncitem.function.__name__, arguments)
+    return True

@@ -1,0 +1,252 @@
+"""What is planned, what is replayed, and what a plan must not remember."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from agreement import DEVICE, agrees
+
+from torch_backplane import _C, plans
+
+
+def counts(name: str) -> dict[str, Any]:
+    return _C.plan_counts()[name]
+
+
+def fresh() -> None:
+    plans.clear()
+    plans.set_mode("1")
+
+
+def test_the_second_call_is_a_replay() -> None:
+    fresh()
+    a, b = torch.ones(5, device=DEVICE), torch.ones(5, device=DEVICE)
+    for _ in range(3):
+        a * b
+    assert counts("aten::mul.Tensor")["planner_calls"] == 1
+    assert counts("aten::mul.Tensor")["replays"] == 2
+
+
+@pytest.mark.parametrize("difference", ["size", "dtype", "stride", "alignment", "rank"])
+def test_what_a_planner_can_see_makes_another_plan(difference: str) -> None:
+    fresh()
+    other = {
+        "size": torch.ones(6, device=DEVICE),
+        "dtype": torch.ones(5, device=DEVICE, dtype=torch.float64),
+        "stride": torch.ones(10, device=DEVICE)[::2],
+        "alignment": torch.ones(8, device=DEVICE)[1:6],
+        "rank": torch.ones(1, 5, device=DEVICE),
+    }
+    torch.ones(5, device=DEVICE).neg()
+    other[difference].neg()
+    assert counts("aten::neg")["planner_calls"] == 2
+
+
+def test_sharing_memory_is_part_of_the_signature() -> None:
+    fresh()
+    whole = torch.arange(12.0, device=DEVICE)
+    left, right, apart = whole[:4], whole[4:8], torch.arange(4.0, device=DEVICE)
+    torch.add(left, right)
+    torch.add(left, apart)
+    torch.add(left, left)
+    torch.add(left, whole[8:])
+    assert counts("aten::add.Tensor")["planner_calls"] == 4
+    torch.add(apart, apart)  # shares as left and left do
+    assert counts("aten::add.Tensor")["planner_calls"] == 4
+
+
+def test_numbers_are_passed_through() -> None:
+    fresh()
+    a = torch.ones(5, device=DEVICE)
+    for alpha in (1, 2, 7):
+        torch.testing.assert_close(torch.add(a, a, alpha=alpha).cpu(), torch.full((5,), 1.0 + alpha))
+    torch.add(a, a, alpha=0.5)
+    assert counts("aten::add.Tensor")["planner_calls"] == 2  # a whole number, and one that is not
+    for factor in (2.0, 3.0):
+        torch.testing.assert_close((a * factor).cpu(), torch.full((5,), factor))
+    assert counts("aten::mul.Tensor")["planner_calls"] == 1
+    for value in (torch.tensor(4.0), torch.tensor(5.0)):
+        torch.testing.assert_close((a * value).cpu(), torch.full((5,), value.item()))
+    assert counts("aten::mul.Tensor")["planner_calls"] == 2  # a tensor takes part in type promotion as one
+
+
+def test_values_that_choose_are_part_of_the_signature() -> None:
+    fresh()
+    x = torch.linspace(-2, 2, 9, device=DEVICE)
+    for approximate in ("none", "tanh"):
+        expected = torch.nn.functional.gelu(x.cpu(), approximate=approximate)
+        torch.testing.assert_close(torch.nn.functional.gelu(x, approximate=approximate).cpu(), expected)
+    assert counts("aten::gelu")["planner_calls"] == 2
+
+
+def test_a_plan_may_write_to_arguments_and_return_them() -> None:
+    def function(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        c = a.mul_(b)
+        assert c is a
+        d = torch.add(a, b, out=out)
+        assert d is out
+        return c, d
+
+    agrees(function, torch.randn(4, 3), torch.randn(3), torch.empty(4, 3))
+
+
+def test_out_of_another_shape_is_resized_and_not_planned() -> None:
+    fresh()
+    a = torch.ones(4, device=DEVICE)
+    for _ in range(2):
+        out = torch.empty(0, device=DEVICE)
+        torch.add(a, a, out=out)
+        assert out.tolist() == [2.0] * 4
+    assert counts("aten::add.out")["replays"] == 0
+    assert counts("aten::add.out")["reasons"] == ["it resizes a tensor that it was given"]
+
+
+def test_temporaries_and_operators_inside_a_planner_are_replayed() -> None:
+    fresh()
+    agrees(lambda t: torch._foreach_norm([t, t[0]]), torch.randn(3, 4))
+    assert counts("aten::_foreach_norm.Scalar")["replays"] == 2
+    agrees(lambda t: t.tril(), torch.randn(5, 5))  # takes temporaries for the positions
+    assert counts("aten::tril")["replays"] == 2
+
+
+def test_memory_of_a_replay_is_freed() -> None:
+    fresh()
+    x = torch.randn(500, 500, device=DEVICE)
+    x.tril()
+    before = torch.bp.memory_allocated(DEVICE)
+    for _ in range(5):
+        x.tril()
+    assert torch.bp.memory_allocated(DEVICE) == before
+
+
+def test_plans_run_in_autograds_and_in_users_threads() -> None:
+    fresh()
+    results: dict[int, torch.Tensor] = {}
+
+    def work(number: int) -> None:
+        x = torch.full((6,), float(number), device=DEVICE, requires_grad=True)
+        for _ in range(20):
+            (x * x).sum().backward()
+        results[number] = x.grad.cpu()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number, grad in results.items():
+        assert grad.tolist() == [40.0 * number] * 6
+    assert counts("aten::mul.Tensor")["replays"] > 100
+
+
+def test_plans_run_in_inference_mode() -> None:
+    with torch.inference_mode():
+        agrees(lambda t: (t + 1).relu_().sum(0), torch.randn(4, 5))
+
+
+def test_streams_share_plans() -> None:
+    fresh()
+    stream = torch.bp.Stream(DEVICE)
+    x = torch.ones(1000, device=DEVICE)
+    y = x + x
+    torch.bp.synchronize(DEVICE)
+    with torch.bp.stream(stream):
+        z = y + y
+    stream.synchronize()
+    assert z.sum().item() == 4000
+    assert counts("aten::add.Tensor")["planner_calls"] == 1
+
+
+def test_without_plans_planners_run_each_time() -> None:
+    fresh()
+    plans.set_mode("0")
+    try:
+        agrees(lambda a, b: a * b + a.sum(), torch.randn(7), torch.randn(7))
+        assert counts("aten::mul.Tensor")["planner_calls"] == 3
+        assert counts("aten::mul.Tensor")["plans"] == 0
+    finally:
+        plans.set_mode("1")
+
+
+def test_checking_finds_a_planner_that_is_not_a_function_of_the_signature() -> None:
+    from torch_backplane.planning import Call, operator, run_pointwise
+
+    fresh()
+    calls: list[int] = []
+
+    @operator("deg2rad")
+    def plan(call: Call, self: torch.Tensor) -> Any:
+        calls.append(len(calls))
+        (out,) = call.outputs()
+        run_pointwise(lambda x: x * float(len(calls)), [out], [self], key=("test", len(calls)))
+        return out
+
+    x = torch.ones(3, device=DEVICE)
+    plans.set_mode("check")
+    try:
+        torch.deg2rad(x)
+        with pytest.raises(RuntimeError, match=r"the plan of aten::deg2rad is not what its planner does"):
+            torch.deg2rad(x)
+    finally:
+        plans.set_mode("1")
+        from torch_backplane.operators import arithmetic  # noqa: F401
+
+        plans.clear()
+
+
+def test_checking_passes_for_what_is_declared() -> None:
+    fresh()
+    plans.set_mode("check")
+    try:
+        agrees(lambda a: torch.softmax(a.tril() * 2 + 1, -1).sum(), torch.randn(5, 5), fallbacks=None)
+        agrees(lambda a: torch.var_mean(torch.cat([a, a.t()]), dim=1), torch.randn(5, 5))
+    finally:
+        plans.set_mode("1")
+
+
+def test_explain_tells_signature_steps_and_reasons() -> None:
+    fresh()
+    a = torch.ones(3, 4, device=DEVICE)
+    first = plans.explain(lambda: a.add_(1))
+    assert "aten::add_.Tensor: planned" in first
+    second = plans.explain(lambda: a.add_(2))
+    assert "aten::add_.Tensor: replayed" in second
+    assert "argument 0: Float, sizes [3, 4], strides [4, 1]" in second
+    assert "launch bp_add" in second
+    assert "return argument 0" in second
+    complex_ = torch.ones(3, dtype=torch.complex64, device=DEVICE)
+    assert "runs on the CPU: kernels have no complex64" in plans.explain(lambda: complex_ + complex_)
+
+
+def test_plans_are_bounded_and_the_oldest_go() -> None:
+    fresh()
+    x = torch.ones(3000, device=DEVICE)
+    for size in range(1, 1100):
+        x[:size].abs()
+    assert counts("aten::abs")["plans"] <= 1024
+    assert counts("aten::abs")["evictions"] >= 1099 - 1024
+
+
+def test_settings_that_planners_read_make_new_plans() -> None:
+    fresh()
+    x = torch.ones(3, device=DEVICE)
+    x.neg()
+    _C.advance_configuration_epoch()
+    x.neg()
+    assert counts("aten::neg")["planner_calls"] == 2
+
+
+def test_overlapping_memory_is_refused_as_pytorch_does() -> None:
+    x = torch.ones(8, device=DEVICE)
+    with pytest.raises(RuntimeError, match="some elements of the input tensor and the written-to tensor refer to"):
+        x[1:].add_(x[:-1])
+    with pytest.raises(RuntimeError, match="more than one element of the written-to tensor refers to a single memory"):
+        x[:1].expand(4).add_(1)
+
+
+def test_errors_of_shape_are_pytorchs() -> None:
+    with pytest.raises(RuntimeError, match="must match the size of tensor"):
+        torch.ones(3, device=DEVICE) + torch.ones(4, device=DEVICE)

@@ -1,0 +1,59 @@
+"""The error function's relatives, and the normal distribution."""
+
+from __future__ import annotations
+
+import math
+
+from torch_backplane.kernels import functions as f
+from torch_backplane.kernels.expression import Expression
+from torch_backplane.kernels.special import tables
+from torch_backplane.kernels.special.series import chebyshev_series, even
+
+_INF, _NAN = math.inf, math.nan
+
+
+def _exp_of_square(x: Expression) -> Expression:
+    """exp(x²), where x² rounded would lose digits: the part of x that is a multiple of 1/16 has an exact square."""
+    coarse = f.trunc(x * 16.0) / 16.0
+    return f.exp(coarse * coarse) * f.exp((x - coarse) * (x + coarse))
+
+
+def erfcx(x: Expression) -> Expression:
+    """exp(x²) erfc(x)."""
+    y = f.absolute(x)
+    scaled = chebyshev_series(tables.ERFCX, 1.0 - 7.5 / (y + 3.75)) / (1.0 + 2.0 * y)
+    return f.where(x < -27.0, _INF, f.where(x < 0.0, 2.0 * _exp_of_square(y) - scaled, scaled))
+
+
+def _erfcinv_tail(q: Expression) -> Expression:
+    """erfcinv(q) of 0 <= q <= 0.29."""
+    s = f.sqrt(-f.log(q))
+    near = chebyshev_series(tables.ERFCINV_TAIL, (s - 2.05) / 0.95)
+    # The table's variable is 3 / s on [0.1, 1].
+    far = chebyshev_series(tables.ERFCINV_FAR_TAIL, (3.0 / s - 0.55) / 0.45)
+    return s * f.where(s < 3.0, near, far)
+
+
+def erfinv(y: Expression) -> Expression:
+    z = f.absolute(y)
+    near = y * chebyshev_series(tables.ERFINV_NEAR, even(0.75, y))
+    far = f.copysign(_erfcinv_tail(1.0 - z), y)
+    value = f.where(z < 0.75, near, far)
+    return f.where(z == 1.0, f.copysign(f.full_like(y, _INF), y), f.where(z < 1.0, value, _NAN))
+
+
+def ndtri(p: Expression) -> Expression:
+    """The x below which a normally distributed number is with probability p."""
+    rest = f.where(p < 0.5, p, 1.0 - p)
+    y = 2.0 * p - 1.0
+    near = y * chebyshev_series(tables.ERFINV_NEAR, even(0.75, y))
+    far = f.copysign(_erfcinv_tail(2.0 * rest), y)
+    value = math.sqrt(2.0) * f.where(rest > 0.125, near, far)
+    value = f.where((p == 0.0) | (p == 1.0), f.copysign(f.full_like(p, _INF), y), value)
+    return f.where((p >= 0.0) & (p <= 1.0), value, _NAN)
+
+
+def log_ndtr(x: Expression) -> Expression:
+    """The logarithm of the probability that a normally distributed number is below x."""
+    t = x * math.sqrt(0.5)
+    return f.where(x < -1.0, f.log(erfcx(-t) * 0.5) - t * t, f.log1p(-0.5 * f.erfc(t)))

@@ -1,0 +1,178 @@
+"""Gamma and zeta functions (DLMF 5, 8 and 25)."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import torch
+
+from torch_backplane.kernels import functions as f
+from torch_backplane.kernels.expression import Expression
+from torch_backplane.kernels.special.series import polynomial
+
+_INF, _NAN = math.inf, math.nan
+
+
+def _bernoulli(count: int) -> list[Fraction]:
+    """B2, B4, …, by the recurrence sum(binomial(m + 1, k) B[k]) = 0."""
+    numbers = [Fraction(1)]
+    for m in range(1, 2 * count + 1):
+        numbers.append(-sum((math.comb(m + 1, k) * numbers[k] for k in range(m)), Fraction(0)) / (m + 1))
+    return numbers[2::2]
+
+
+_BERNOULLI = _bernoulli(12)
+
+
+def digamma(x: Expression) -> Expression:
+    """The recurrence up to 10 (DLMF 5.5.2), the asymptotic series (5.11.2), and reflection for x < 0 (5.5.4)."""
+    negative = x < 0.0
+    start = f.where(negative, 1.0 - x, x)
+    y, below = f.while_loop(lambda y, s: y < 10.0, lambda y, s: (y + 1.0, s - 1.0 / y), (start, f.full_like(x, 0.0)))
+    series = [float(b / (2 * (k + 1))) for k, b in enumerate(_BERNOULLI[:7])]
+    z = 1.0 / (y * y)
+    value = below + f.log(y) - 0.5 / y - z * polynomial(series, z)
+    fraction = x - f.round(x)
+    reflected = value - math.pi / f.tan(math.pi * fraction)
+    value = f.where(negative, f.where(fraction == 0.0, _NAN, reflected), value)
+    return f.where(x == 0.0, f.copysign(f.full_like(x, _INF), -x), value)
+
+
+def zeta(s: Expression, q: Expression) -> Expression:
+    """Hurwitz' zeta function, the sum of (q + k)^-s, by Euler and Maclaurin's formula (DLMF 25.11.5).
+
+    For q below zero it is what the sum is, which needs a whole s.
+    """
+
+    def more(a: Expression, total: Expression, s: Expression, count: Expression) -> Expression:
+        return (count < 9.0) | (a <= 9.0)
+
+    def add(a: Expression, total: Expression, s: Expression, count: Expression) -> tuple[Expression, ...]:
+        return a + 1.0, total + f.power(a + 1.0, -s), s, count + 1.0
+
+    # A sum from far below would take forever.
+    start = f.where(q > -1e6, q, 1.0)
+    a, total, _, _ = f.while_loop(more, add, (start, f.power(start, -s), s, f.full_like(q, 0.0)))
+    power = f.power(a, -s)
+    value = total + power * a / (s - 1.0) - 0.5 * power
+    term = power * s / a
+    for k, b in enumerate(_BERNOULLI):
+        value = value + float(b / math.factorial(2 * k + 2)) * term
+        term = term * ((s + (2.0 * k + 1.0)) / a) * ((s + (2.0 * k + 2.0)) / a)
+    value = f.where(q <= -1e6, _NAN, value)
+    pole = f.where(q == f.floor(q), _INF, f.where(s == f.floor(s), value, _NAN))
+    value = f.where(q <= 0.0, pole, value)
+    value = f.where(f.isnan(q), q, value)
+    return f.where(s == 1.0, _INF, f.where(s < 1.0, _NAN, value))
+
+
+def trigamma(x: Expression) -> Expression:
+    """zeta(2, x), and reflection for x < 0.5 (DLMF 5.15.6)."""
+    reflect = x < 0.5
+    y = f.where(reflect, 1.0 - x, x)
+    value = zeta(f.full_like(x, 2.0), y)
+    sine = f.sin(math.pi * (x - f.round(x)))
+    value = f.where(reflect, math.pi**2 / (sine * sine) - value, value)
+    return f.where(x == _INF, 0.0, value)
+
+
+def polygamma(n: int, x: Expression) -> Expression:
+    """The n-th derivative of digamma (DLMF 25.11.12)."""
+    if n == 0:
+        return digamma(x)
+    if n == 1:
+        return trigamma(x)
+    try:
+        factorial = float(math.factorial(n))
+    except OverflowError:
+        factorial = _INF
+    return (factorial if n % 2 else -factorial) * zeta(f.full_like(x, n + 1.0), x)
+
+
+def mvlgamma(x: Expression, p: int) -> Expression:
+    """The logarithm of the gamma function of p dimensions."""
+    value = f.full_like(x, p * (p - 1) / 4.0 * math.log(math.pi))
+    for j in range(p):
+        value = value + f.lgamma(x - 0.5 * j)
+    return value
+
+
+# Incomplete gamma functions. The sum needs some sqrt(a) terms where x is near a, and far fewer elsewhere.
+
+_MOST_TERMS = 1 << 16
+
+
+def _density(a: Expression, x: Expression) -> Expression:
+    """x^a exp(-x) / gamma(a + 1). Of large a, Stirling's series (DLMF 5.11.1), where logarithms would cancel."""
+    small = f.exp(a * f.log(x) - x - f.lgamma(a + 1.0))
+    distance = (x - a) / a
+    series = [float(b / ((2 * k + 1) * (2 * k + 2))) for k, b in enumerate(_BERNOULLI[:6])]
+    stirling = polynomial(series, 1.0 / (a * a)) / a
+    large = f.exp(a * (f.log1p(distance) - distance) - stirling) / f.sqrt(2.0 * math.pi * a)
+    return f.where(a < 10.0, small, large)
+
+
+def _by_sum(a: Expression, x: Expression, used: Expression) -> Expression:
+    """The lower function (DLMF 8.11.4), where `used` holds."""
+    tiny = torch.finfo(x.dtype).eps
+
+    def more(term: Expression, total: Expression, a: Expression, x: Expression) -> Expression:
+        return term > tiny * total
+
+    def add(term: Expression, total: Expression, a: Expression, x: Expression) -> tuple[Expression, ...]:
+        term = term * x / (a + 1.0)
+        return term, total + term, a + 1.0, x
+
+    one = f.full_like(x, 1.0)
+    _, total, _, _ = f.while_loop(more, add, (f.where(used, one, 0.0), one, a, x))
+    return _density(a, x) * total
+
+
+def _by_fraction(a: Expression, x: Expression, used: Expression) -> Expression:
+    """The upper function by its continued fraction (DLMF 8.9.2, evaluated by Lentz' method), where `used` holds."""
+    tiny = torch.finfo(x.dtype).eps
+    small = 1e-30
+
+    def more(count: Expression, change: Expression, *_: Expression) -> Expression:
+        return (f.absolute(change - 1.0) > tiny) & (count < _MOST_TERMS)
+
+    def step(
+        count: Expression, change: Expression, a: Expression, b: Expression, c: Expression, d: Expression, h: Expression
+    ) -> tuple[Expression, ...]:
+        numerator = -count * (count - a)
+        d = numerator * d + b + 2.0
+        d = 1.0 / f.where(f.absolute(d) < small, small, d)
+        c = b + 2.0 + numerator / c
+        c = f.where(f.absolute(c) < small, small, c)
+        return count + 1.0, c * d, a, b + 2.0, c, d, h * (c * d)
+
+    first = x + 1.0 - a
+    first = f.where(f.absolute(first) < small, small, first)
+    change = f.where(used, f.full_like(x, 2.0), 1.0)
+    state = (f.full_like(x, 1.0), change, a, x + 1.0 - a, f.full_like(x, 1.0 / small), 1.0 / first, 1.0 / first)
+    *_, h = f.while_loop(more, step, state)
+    return _density(a, x) * a * h
+
+
+def _incomplete(a: Expression, x: Expression, lower: bool) -> Expression:
+    regular = (a > 0.0) & (x > 0.0) & (a < _INF) & (x < _INF)
+    by_sum = x < a + 1.0
+    summed = _by_sum(a, x, regular & by_sum)
+    fraction = _by_fraction(a, x, regular & ~by_sum)
+    value = f.where(by_sum, summed, 1.0 - fraction) if lower else f.where(by_sum, 1.0 - summed, fraction)
+    none, all_ = (0.0, 1.0) if lower else (1.0, 0.0)
+    value = f.where((x == 0.0) | (a == _INF), none, value)
+    value = f.where((a == 0.0) | ((x == _INF) & (a != _INF)), all_, value)
+    invalid = (a < 0.0) | (x < 0.0) | ((a == 0.0) & ~(x > 0.0)) | ((a == _INF) & (x == _INF))
+    return f.where(invalid, _NAN, value)
+
+
+def gammainc(a: Expression, x: Expression) -> Expression:
+    """The regularized lower incomplete gamma function."""
+    return _incomplete(a, x, True)
+
+
+def gammaincc(a: Expression, x: Expression) -> Expression:
+    """The regularized upper incomplete gamma function."""
+    return _incomplete(a, x, False)
