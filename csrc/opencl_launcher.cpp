@@ -2,7 +2,6 @@
 
 #include <c10/util/Exception.h>
 
-#include <algorithm>
 #include <cstring>
 #include <mutex>
 #include <vector>
@@ -17,13 +16,11 @@ using EnqueueNDRangeKernel = Status (*)(
     void* queue, void* kernel, uint32_t dimensions, const size_t* offset, const size_t* items, const size_t* group,
     uint32_t waits, void* const* wait_list, void** event);
 using Flush = Status (*)(void* queue);
-using Finish = Status (*)(void* queue);
 
 struct Functions {
   SetKernelArg set_kernel_arg;
   EnqueueNDRangeKernel enqueue;
   Flush flush;
-  Finish finish;
 };
 
 // The codes that setting arguments, launching and flushing may answer.
@@ -75,7 +72,6 @@ class OpenCLKernel final : public NativeKernel {
         set(index++, argument.bytes, argument.data);
       }
     }
-    make_room(queue, *std::max_element(size.items.begin(), size.items.end()));
     const auto dimensions = size.items[2] > 1 ? 3 : size.items[1] > 1 ? 2 : 1;
     const Status status = functions_.enqueue(
         queue, kernel_, dimensions, nullptr, size.items.data(), size.group.data(), 0, nullptr, nullptr);
@@ -90,23 +86,6 @@ class OpenCLKernel final : public NativeKernel {
     uint32_t bytes = 0;
     char data[12]; // with `bytes`, 16 bytes: a handle or a number of up to 8 bytes, and some more
   };
-
-  // PoCL (3.1 and later) makes another variant of a kernel for each launch with more work items in a dimension than all
-  // before, and when a launch is done it lets go of the newest variant, whichever it had: a launch that is still under way
-  // then ends in a failed assertion. So whatever is under way ends before the kernel gets a new variant.
-  void make_room(void* queue, size_t items) {
-    if (items > most_items_) {
-      for (void* used : queues_) {
-        const Status status = functions_.finish(used);
-        TORCH_CHECK(status == 0, "clFinish answered ", status_name(status), " (", status, ") before ", name_);
-      }
-      queues_.clear();
-      most_items_ = items;
-    }
-    if (std::find(queues_.begin(), queues_.end(), queue) == queues_.end()) {
-      queues_.push_back(queue);
-    }
-  }
 
   void set(uint32_t index, uint32_t bytes, const void* data) {
     if (index >= set_.size()) {
@@ -133,8 +112,6 @@ class OpenCLKernel final : public NativeKernel {
   std::mutex lock_;
   std::vector<Value> set_;
   uint64_t generation_ = 0;
-  size_t most_items_ = 0; // in a dimension, of the launches so far
-  std::vector<void*> queues_; // that have had a launch of it since
 };
 
 class OpenCLLauncher final : public NativeLauncher {
@@ -168,8 +145,7 @@ std::unique_ptr<NativeLauncher> make_opencl_launcher(const std::map<std::string,
   return std::make_unique<OpenCLLauncher>(Functions{
       find<SetKernelArg>(functions, "clSetKernelArg"),
       find<EnqueueNDRangeKernel>(functions, "clEnqueueNDRangeKernel"),
-      find<Flush>(functions, "clFlush"),
-      find<Finish>(functions, "clFinish")});
+      find<Flush>(functions, "clFlush")});
 }
 
 std::unique_ptr<NativeLauncher> make_native_launcher(

@@ -60,7 +60,7 @@ class DeviceProperties:
 
 
 # The hardware APIs whose kernels the socket launches itself, and the functions that it needs of each.
-NATIVE_APIS = {"opencl": ("clSetKernelArg", "clEnqueueNDRangeKernel", "clFlush", "clFinish")}
+NATIVE_APIS = {"opencl": ("clSetKernelArg", "clEnqueueNDRangeKernel", "clFlush")}
 
 
 @dataclass(frozen=True, kw_only=True)
