@@ -67,8 +67,8 @@ class DeferredCommands {
   }
   // True while a command has not been given to the driver.
   bool is_waiting() const;
-  // Appends a command, to be called when `kernel` (which may be null) is built and all earlier ones have been called. It
-  // may be called before this returns, and is called with no lock held. What it throws is kept for rethrow().
+  // Appends a command, to be called when `kernel` (which may be null) is built and all earlier ones have been called.
+  // That may be before this returns; no lock is held meanwhile. What it throws is kept for rethrow().
   void submit(c10::intrusive_ptr<KernelBuild> kernel, std::function<void()> command);
   // Calls the commands in front that need not wait. Never throws.
   void issue_ready() noexcept;

@@ -2,7 +2,10 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+#include <array>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <vector>
 
@@ -16,11 +19,13 @@ using EnqueueNDRangeKernel = Status (*)(
     void* queue, void* kernel, uint32_t dimensions, const size_t* offset, const size_t* items, const size_t* group,
     uint32_t waits, void* const* wait_list, void** event);
 using Flush = Status (*)(void* queue);
+using Finish = Status (*)(void* queue);
 
 struct Functions {
   SetKernelArg set_kernel_arg;
   EnqueueNDRangeKernel enqueue;
   Flush flush;
+  Finish finish; // nullptr, unless wider launches must wait: see OpenCLKernel::wait_for_narrower
 };
 
 // The codes that setting arguments, launching and flushing may answer.
@@ -72,6 +77,9 @@ class OpenCLKernel final : public NativeKernel {
         set(index++, argument.bytes, argument.data);
       }
     }
+    if (functions_.finish != nullptr) {
+      wait_for_narrower(queue, size);
+    }
     const auto dimensions = size.items[2] > 1 ? 3 : size.items[1] > 1 ? 2 : 1;
     const Status status = functions_.enqueue(
         queue, kernel_, dimensions, nullptr, size.items.data(), size.group.data(), 0, nullptr, nullptr);
@@ -106,12 +114,31 @@ class OpenCLKernel final : public NativeKernel {
     }
   }
 
+  // PoCL 3.1 keeps a binary for each group size and for the widest launch so far. When it makes the one for a wider
+  // launch, while a narrower one of the same kernel runs, it confuses their reference counts and aborts the process
+  // (pocl_release_dlhandle_cache in lib/CL/devices/common.c). So a launch that is wider than all before waits for those.
+  void wait_for_narrower(void* queue, const LaunchSize& size) {
+    const size_t width = *std::max_element(size.items.begin(), size.items.end());
+    size_t& widest = widest_[size.group];
+    if (width > widest) {
+      for (void* used : queues_) {
+        functions_.finish(used);
+      }
+      widest = width;
+    }
+    if (std::find(queues_.begin(), queues_.end(), queue) == queues_.end()) {
+      queues_.push_back(queue); // streams of a pool are never destroyed
+    }
+  }
+
   const Functions functions_;
   void* const kernel_;
   const std::string name_;
   std::mutex lock_;
   std::vector<Value> set_;
   uint64_t generation_ = 0;
+  std::map<std::array<size_t, 3>, size_t> widest_; // work items of the widest launch, by group
+  std::vector<void*> queues_; // with launches
 };
 
 class OpenCLLauncher final : public NativeLauncher {
@@ -145,7 +172,8 @@ std::unique_ptr<NativeLauncher> make_opencl_launcher(const std::map<std::string,
   return std::make_unique<OpenCLLauncher>(Functions{
       find<SetKernelArg>(functions, "clSetKernelArg"),
       find<EnqueueNDRangeKernel>(functions, "clEnqueueNDRangeKernel"),
-      find<Flush>(functions, "clFlush")});
+      find<Flush>(functions, "clFlush"),
+      functions.count("clFinish") != 0 ? find<Finish>(functions, "clFinish") : nullptr});
 }
 
 std::unique_ptr<NativeLauncher> make_native_launcher(

@@ -38,7 +38,7 @@ class Replay {
     c10::SmallVector<KernelArgument, 24> arguments(step.arguments.size());
     c10::SmallVector<uint64_t, 24> numbers(step.arguments.size());
     for (size_t i = 0; i < arguments.size(); ++i) {
-      const LaunchArgument& argument = step.arguments[i];
+      const PlannedArgument& argument = step.arguments[i];
       if (const auto* address = std::get_if<Address>(&argument)) {
         arguments[i] = {resolve(*address), 0};
       } else if (const auto* literal = std::get_if<Literal>(&argument)) {

@@ -39,7 +39,7 @@ struct Literal {
 
   bool operator==(const Literal&) const = default;
 };
-using LaunchArgument = std::variant<Address, Literal, PassedNumber>;
+using PlannedArgument = std::variant<Address, Literal, PassedNumber>;
 
 struct AllocateStep {
   uint32_t index;
@@ -55,7 +55,7 @@ struct FreeStep {
 struct LaunchStep {
   std::shared_ptr<const Kernel> kernel;
   LaunchSize size;
-  std::vector<LaunchArgument> arguments;
+  std::vector<PlannedArgument> arguments;
 
   bool operator==(const LaunchStep& other) const {
     return kernel == other.kernel && size.items == other.size.items && size.group == other.size.group &&

@@ -36,7 +36,7 @@ std::string text(const LaunchStep& step) {
       "launch ", step.kernel->entry(), " on ", items[0], "×", items[1], "×", items[2], " items in groups of ", group[0],
       "×", group[1], "×", group[2], ": ");
   const char* separator = "";
-  for (const LaunchArgument& argument : step.arguments) {
+  for (const PlannedArgument& argument : step.arguments) {
     line += separator + std::visit([](const auto& one) { return text(one); }, argument);
     separator = ", ";
   }

@@ -194,7 +194,7 @@ void launch(
       " arguments, and got ", values.size());
   const LaunchSize size = launch_size(items, group);
   Recorder* recorder = Recorder::active();
-  std::vector<LaunchArgument> recorded;
+  std::vector<PlannedArgument> recorded;
   c10::SmallVector<KernelArgument, 24> arguments(values.size());
   c10::SmallVector<uint64_t, 24> numbers(values.size());
   for (size_t i = 0; i < values.size(); ++i) {
@@ -244,6 +244,7 @@ void launch(
     }
   }
   const auto stream = stream_handle(current_stream(kernel->device_index()));
+  py::gil_scoped_release released; // the device may have to wait
   kernel->launch(size, arguments, stream);
 }
 

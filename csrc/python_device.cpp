@@ -122,8 +122,8 @@ constexpr uint64_t kFlushEvery = 16; // native launches: the device should not i
 // Every handle of the driver's (segment, stream, event) is a Python object that the socket keeps one reference to. The
 // calls run Python code, which may hand the GIL to another thread: no lock of ours is held around them.
 //
-// While a stream has commands that wait for a kernel to be built (kernel_build.h), what comes after is deferred too, if it
-// returns nothing; the other calls wait.
+// While a stream has commands that wait for a kernel to be built (kernel_build.h), what comes after is deferred too, if
+// it returns nothing; the other calls wait.
 class PythonDevice final : public Device {
  public:
   PythonDevice(DeviceProperties properties, py::object device)
@@ -164,11 +164,17 @@ class PythonDevice final : public Device {
     if (!Py_IsInitialized()) {
       return; // the process is going, and its memory with it
     }
-    for (const StreamPointer& stream : streams()) {
-      stream->deferred.issue_all(); // they may use it
-    }
     Call call;
     const py::error_scope kept; // the caller may be a destructor that runs while an exception is on its way
+    // The driver is promised that no work uses the segment; the allocator only knows that no later work will. What a
+    // stream fails with is raised where somebody waits for it.
+    for (const StreamPointer& stream : streams()) {
+      stream->deferred.submit(nullptr, [this, &stream] {
+        Call synchronize;
+        device_.attr("synchronize_stream")(py::handle(stream->object));
+      });
+      stream->deferred.issue_all();
+    }
     const std::unique_ptr<Segment> segment(static_cast<Segment*>(segments_.remove(address)));
     const auto handle = py::reinterpret_steal<py::object>(segment->object);
     if (!properties().host_accessible) {
@@ -205,6 +211,8 @@ class PythonDevice final : public Device {
     if (!Py_IsInitialized()) {
       return;
     }
+    DeviceCall gil(true);
+    const py::error_scope kept;
     StreamPointer stream = shared(handle);
     stream->deferred.issue_all();
     {
@@ -212,8 +220,6 @@ class PythonDevice final : public Device {
       streams_.erase(handle);
       ++streams_removed_;
     }
-    DeviceCall gil(true);
-    const py::error_scope kept;
     PyObject* result = PyObject_CallMethod(device_.ptr(), "destroy_stream", "O", stream->object);
     if (result == nullptr) {
       PyErr_WriteUnraisable(device_.ptr());
@@ -485,7 +491,8 @@ class PythonDevice final : public Device {
   }
 
   // --- streams
-  // torch.bp.ExternalStream takes any number; a wrong one must not be followed. Each thread remembers the last right one.
+  // torch.bp.ExternalStream takes any number; a wrong one must not be followed. Each thread remembers the last good
+  // one.
   PythonStream& known(StreamHandle stream) const {
     struct Last {
       const PythonDevice* device;
@@ -513,9 +520,7 @@ class PythonDevice final : public Device {
     std::shared_lock<std::shared_mutex> guard(streams_lock_);
     std::vector<StreamPointer> all;
     for (const auto& [handle, stream] : streams_) {
-      if (stream->deferred.any()) {
-        all.push_back(stream);
-      }
+      all.push_back(stream);
     }
     return all;
   }

@@ -26,7 +26,7 @@ std::string described(const py::error_already_set& error) {
       py::str(error.type().attr("__name__")).cast<std::string>(), ": ", py::str(error.value()).cast<std::string>());
 }
 
-// The driver's compile(). Ctrl-C does not stop it, which would leave a kernel that cannot be launched: it comes afterwards.
+// The driver's compile(). Ctrl-C does not stop it, which would leave a kernel that cannot be launched, but comes later.
 py::object compile(py::handle device, const std::string& text, const std::string& entry) {
   for (bool interrupted = false;;) {
     try {

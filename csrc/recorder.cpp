@@ -29,7 +29,7 @@ void Recorder::freed(void* memory) {
 }
 
 void Recorder::launched(
-    std::shared_ptr<const Kernel> kernel, const LaunchSize& size, std::vector<LaunchArgument> arguments) {
+    std::shared_ptr<const Kernel> kernel, const LaunchSize& size, std::vector<PlannedArgument> arguments) {
   plan_.steps.emplace_back(LaunchStep{std::move(kernel), size, std::move(arguments)});
 }
 

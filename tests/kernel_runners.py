@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ import torch
 from torch_backplane.kernels import (
     Geometry,
     Kernel,
-    Layout,
     OpenCLC,
     Reduction,
     ReductionGeometry,
@@ -114,6 +114,7 @@ def launch(
         else:
             number = {
                 "count": lambda p: kept.count,
+                "rows": lambda p: kept.rows,
                 "size": lambda p: kept.sizes[p.dimension],
                 "stride": lambda p: kept.strides[p.operand][p.dimension],
                 "reduced_count": lambda p: reduced.count,
@@ -122,8 +123,11 @@ def launch(
             }[parameter.kind](parameter)
             arguments.append(NUMPY[parameter.dtype](number))
     group = kernel.group_size or 64
-    items = -(-kernel.work_items(results) // group) * group
-    _built(kernel.text, kernel.name)(queue, (items,), (group,), *arguments)
+    items, groups = (-(-kernel.work_items(results) // group) * group,), (group,)
+    if any(parameter.kind == "rows" for parameter in kernel.parameters):
+        groups = (16, 4)
+        items = (-(-kept.sizes[0] // 16) * 16, -(-kept.rows // 4) * 4)
+    _built(kernel.text, kernel.name)(queue, items, groups, *arguments)
     for tensor, buffer in zip(tensors[:outputs], buffers, strict=False):
         cl.enqueue_copy(queue, _memory(tensor), buffer, src_offset=before)
     queue.finish()
@@ -144,7 +148,7 @@ def run_pointwise(
     shape = outputs[0].shape
     operands = [*outputs, *(tensor.expand(shape) for tensor in inputs)]
     where = geometry(shape, [tensor.stride() for tensor in operands], width=width)
-    layout = Layout(where.layout.rank, where.layout.width, wide)
+    layout = replace(where.layout, wide=wide)
     kernel = pointwise(
         "exp",  # which is taken, without our prefix
         formula,

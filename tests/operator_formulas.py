@@ -29,6 +29,7 @@ class Tables:
     formulas: dict[str, Callable[..., Any]] = field(default_factory=dict)
     passed_through: dict[str, Sequence[str]] = field(default_factory=dict)
     planners: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    computes_in_floats: bool = False
 
 
 class Call:

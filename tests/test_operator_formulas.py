@@ -21,6 +21,7 @@ FLOATS = [
     *(20.5, -19.9, 88.0, -104.0, 100.0, 2.0**-25, -1e-20, 1e20, 2.0**24 + 2, INF, -INF, NAN),
 ]
 INTEGERS = [0, 1, -1, 2, -2, 3, -3, 5, 7, -8, 12, 31, 63, 64, 100, -100, 127, -128]
+BATCH = 24  # results of one kernel: what takes time here is compiling
 FILES = ["arithmetic", "comparison", "bitwise", "selection", "activations", "transcendental", "special"]
 
 
@@ -252,17 +253,21 @@ def test_every_loss_is_tested() -> None:
 
 @pytest.fixture(scope="module", params=FILES)
 def tables(request: pytest.FixtureRequest) -> Tables:
-    return read(request.param)
+    tables = read(request.param)
+    tables.computes_in_floats = request.param in ("activations", "transcendental", "special")
+    return tables
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool], ids=str)
 def test_formulas_agree_with_pytorch(tables: Tables, dtype: torch.dtype) -> None:
     if dtype == torch.float64 and not opencl()[2]:
         pytest.skip("the OpenCL device has no float64")
+    if dtype in (torch.uint8, torch.bool) and tables.computes_in_floats:
+        pytest.skip("int64 stands for the other integers here: nearly all of these compute in floats")
     wrong = []
     cases = [case for name in tables.formulas for case in cases_of(name, dtype)]
-    for first in range(0, len(cases), 16):
-        some = cases[first : first + 16]
+    for first in range(0, len(cases), BATCH):
+        some = cases[first : first + BATCH]
         wrong += [difference(case, got) for case, got in zip(some, run(tables, some), strict=True)]
     for name, planner in tables.planners.items():
         for case in cases_of(name, dtype):

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 Kind = Literal[
-    "output", "input", "scalar", "count", "size", "stride", "reduced_count", "reduced_size", "reduced_stride"
+    "output", "input", "scalar", "count", "rows", "size", "stride", "reduced_count", "reduced_size", "reduced_stride"
 ]
 
 

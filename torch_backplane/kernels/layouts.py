@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 NARROW_LIMIT = 2**31 - 1
+SHORTEST_ROW = 16  # elements, for which a launch in rows is worth it
+MOST_ROWS = 65535 * 4  # in the second dimension of a launch: CUDA's limit of groups, of 4 rows each
 
 
 @dataclass(frozen=True)
@@ -19,11 +21,18 @@ class Layout:
     rank: number of dimensions to loop over; 0 where every operand is contiguous.
     width: elements for each work item; more than 1 only where contiguous.
     wide: whether indices need 64 bits.
+    inner: empty, or, where a launch has one dimension for the innermost dimension and one for the others (`rows`), each
+        operand's stride there: 0, 1, or 2 for any other. Compilers make vectors of strides that they know.
     """
 
     rank: int = 0
     width: int = 4
     wide: bool = False
+    inner: tuple[int, ...] = ()
+
+    @property
+    def rows(self) -> bool:
+        return bool(self.inner)
 
     def __post_init__(self) -> None:
         if self.rank < 0:
@@ -46,6 +55,11 @@ class Geometry:
     def count(self) -> int:
         return math.prod(self.sizes)
 
+    @property
+    def rows(self) -> int:
+        """How often the innermost dimension is gone through."""
+        return math.prod(self.sizes[1:])
+
 
 def geometry(
     sizes: Sequence[int], strides: Sequence[Sequence[int]], *, width: int = 4, aligned: bool = True
@@ -66,7 +80,10 @@ def geometry(
     wide = max(count, *(_furthest(sizes_, operand) for operand in strides_)) > NARROW_LIMIT
     if count <= 1 or (len(sizes_) == 1 and all(operand == (1,) for operand in strides_)):
         return Geometry(Layout(0, width if aligned else 1, wide), (count,), tuple((1,) for _ in strides_))
-    return Geometry(Layout(len(sizes_), 1, wide), sizes_, strides_)
+    inner: tuple[int, ...] = ()
+    if sizes_[0] >= SHORTEST_ROW and count // sizes_[0] <= MOST_ROWS:
+        inner = tuple(min(operand[0], 2) for operand in strides_)
+    return Geometry(Layout(len(sizes_), 1, wide, inner), sizes_, strides_)
 
 
 @dataclass(frozen=True)

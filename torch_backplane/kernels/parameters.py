@@ -15,6 +15,7 @@ def parameter_name(parameter: Parameter) -> str:
         "input": f"in{parameter.operand}",
         "scalar": f"scalar{parameter.operand}",
         "count": "count",
+        "rows": "rows",
         "size": f"size{parameter.dimension}",
         "stride": f"stride{parameter.operand}_{parameter.dimension}",
         "reduced_count": "reduced_count",
@@ -46,7 +47,13 @@ def pointers(dialect: Dialect, parameters: Sequence[Parameter]) -> list[str]:
 
 
 def advance(
-    index_type: str, index: str, rank: int, places: Mapping[str, str], size: str = "size", indent: str = "  "
+    index_type: str,
+    index: str,
+    rank: int,
+    places: Mapping[str, str],
+    size: str = "size",
+    indent: str = "  ",
+    first: int = 0,
 ) -> list[str]:
     """Statements that add to offsets what the linear `index` means in `rank` dimensions, the innermost first.
 
@@ -54,9 +61,10 @@ def advance(
         index: a variable's name; also begins the names of the variables that this declares.
         places: name of each offset, and of its strides without the dimension's number.
         size: name of the sizes without the dimension's number. The outermost is not needed: it is what remains.
+        first: the dimension that `index` counts through fastest.
     """
-    lines = [f"{index_type} {index}_rest = {index};"] if rank else []
-    for dimension in range(rank):
+    lines = [f"{index_type} {index}_rest = {index};"] if rank > first else []
+    for dimension in range(first, rank):
         at = f"{index}_rest"
         if dimension < rank - 1:
             at = f"{index}_{dimension}"

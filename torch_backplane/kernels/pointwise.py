@@ -99,10 +99,11 @@ class _Writer:
         parameters = [Parameter("output", dtype, i) for i, (_, dtype) in enumerate(self.outputs)]
         parameters += [Parameter("input", dtype, i) for i, (_, dtype) in enumerate(self.inputs)]
         parameters += [Parameter("scalar", dtype, i) for i, (_, dtype) in enumerate(self.scalars)]
-        parameters.append(Parameter("count", index_dtype))
         rank, operands = self.layout.rank, len(self.outputs) + len(self.inputs)
-        # The outermost index is what remains, so its size is not needed.
-        parameters += [Parameter("size", index_dtype, dimension=dimension) for dimension in range(rank - 1)]
+        parameters.append(Parameter("rows" if self.layout.rows else "count", index_dtype))
+        # The outermost index is what remains, so its size is not needed, unless it is the length of a row.
+        sizes = max(rank - 1, 1) if self.layout.rows else rank - 1
+        parameters += [Parameter("size", index_dtype, dimension=dimension) for dimension in range(sizes)]
         parameters += [
             Parameter("stride", index_dtype, operand, dimension)
             for operand in range(operands)
@@ -110,6 +111,8 @@ class _Writer:
         ]
         body = pointers(self.dialect, parameters)
         body.append(f"  const {self.index} item = {self.dialect.global_index(self.layout.wide)};")
+        if self.layout.rows:
+            return body + self._in_rows(), parameters
         if rank:
             return body + self._strided(), parameters
         return body + (self._vectorised() if self.layout.width > 1 else self._contiguous()), parameters
@@ -144,6 +147,22 @@ class _Writer:
             *(f"  {self.index} {place} = 0;" for place in places),
             *advance(self.index, "item", self.layout.rank, places),
             *self._one_element(lambda name: f"{name}_at", "  "),
+        ]
+
+    def _in_rows(self) -> list[str]:
+        names = [name for name, _ in (*self.outputs, *self.inputs)]
+        steps = {0: "", 1: " + item", 2: " + item * stride{}_0"}
+        places = {
+            name: f"{name}_at{steps[step].format(operand)}"
+            for operand, (name, step) in enumerate(zip(names, self.layout.inner, strict=True))
+        }
+        strides = {f"{name}_at": f"stride{operand}_" for operand, name in enumerate(names)}
+        return [
+            f"  const {self.index} row = {self.dialect.global_row(self.layout.wide)};",
+            "  if (item >= size0 || row >= rows) return;",
+            *(f"  {self.index} {place} = 0;" for place in strides),
+            *advance(self.index, "row", self.layout.rank, strides, first=1),
+            *self._one_element(lambda name: places[name], "  "),
         ]
 
     def _one_element(self, at: _Place, indent: str) -> list[str]:

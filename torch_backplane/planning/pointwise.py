@@ -17,6 +17,7 @@ from torch_backplane.planning.declare import check_supported, operator
 from torch_backplane.planning.launch import dialect_of, generated, launch
 
 WIDTH = 4  # elements for each work item where everything is contiguous
+ROW_GROUP = (16, 4)  # elements of a row, and rows: a group where not everything is contiguous
 
 # Arguments of these names choose, and are bool whatever is computed.
 CONDITIONS = ("condition", "mask")
@@ -159,11 +160,16 @@ def run_pointwise(
             numbers.append(scalars[one.operand][0])
         elif one.kind == "count":
             numbers.append(where.count)
+        elif one.kind == "rows":
+            numbers.append(where.rows)
         elif one.kind == "size":
             numbers.append(where.sizes[one.dimension])
         elif one.kind == "stride":
             numbers.append(where.strides[one.operand][one.dimension])
-    launch(kernel, operands, numbers, [kernel.work_items(where.count)], name=name)
+    if where.layout.rows:
+        launch(kernel, operands, numbers, [where.sizes[0], where.rows], ROW_GROUP, name=name)
+    else:
+        launch(kernel, operands, numbers, [kernel.work_items(where.count)], name=name)
 
 
 def broadcast_strides(tensor: torch.Tensor, shape: Sequence[int]) -> list[int]:

@@ -18,7 +18,9 @@ _words: dict[int, torch.Tensor] = {}
 _lock = threading.Lock()
 
 
-def run_template(template: Callable[..., Call], device: torch.device, *arguments: Any, name: str, **options: Any) -> None:
+def run_template(
+    template: Callable[..., Call], device: torch.device, *arguments: Any, name: str, **options: Any
+) -> None:
     """Launches `template(dialect of the device, *arguments, **options)`; `name` is the operator's, for errors."""
     call = template(dialect_of(device), *arguments, **options)
     launch(call.kernel, call.tensors, call.numbers, [call.items], [call.group], name=name)

@@ -295,6 +295,10 @@ class Dialect(ABC):
     def global_index(self, wide: bool) -> str: ...
 
     @abstractmethod
+    def global_row(self, wide: bool) -> str:
+        """The index in a launch's second dimension."""
+
+    @abstractmethod
     def load_lanes(self, name: str, dtype: torch.dtype, pointer: str, index: str, width: int) -> str:
         """A statement that declares the array `name` and reads `width` elements into it, from index * width on."""
 

@@ -79,6 +79,10 @@ class CudaCpp(Dialect):
         index = self.index_type(wide)
         return f"({index})blockIdx.x * ({index})blockDim.x + threadIdx.x"
 
+    def global_row(self, wide: bool) -> str:
+        index = self.index_type(wide)
+        return f"({index})blockIdx.y * ({index})blockDim.y + threadIdx.y"
+
     def declare_lanes(self, name: str, dtype: torch.dtype, width: int) -> str:
         return f"alignas(16) {self.storage_type(dtype)} {name}[{width}];"
 

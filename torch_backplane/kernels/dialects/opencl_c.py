@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 
 from torch_backplane.kernels.dialects.base import Dialect, Value
+from torch_backplane.kernels.dialects.cpu_functions import CPU_FUNCTIONS
 
 
 class OpenCLC(Dialect):
@@ -40,11 +41,18 @@ class OpenCLC(Dialect):
     def float_bits(self, value: Value, dtype: torch.dtype) -> str:
         return f"as_{self.type(dtype)}({value})"
 
+    def library(self, name: str, dtype: torch.dtype) -> str:
+        if self.processor == "cpu" and dtype == torch.float32 and name in CPU_FUNCTIONS:
+            return f"cpu_{name}"
+        return name
+
     def header(self, dtypes: frozenset[torch.dtype]) -> str:
         # Contraction would make a * b + c another number than PyTorch's; formulas that want it say fma.
         lines = ["#pragma OPENCL FP_CONTRACT OFF", "#define FUNCTION static inline"]
         if torch.float64 in dtypes:
             lines.insert(0, "#pragma OPENCL EXTENSION cl_khr_fp64 : enable")
+        if self.processor == "cpu" and torch.float32 in dtypes:
+            lines += CPU_FUNCTIONS.values()
         return "\n".join([*lines, self.half_functions(dtypes)])
 
     def kernel(self, name: str, parameters: Sequence[str], group_size: int | None, body: Sequence[str]) -> str:
@@ -63,6 +71,9 @@ class OpenCLC(Dialect):
 
     def global_index(self, wide: bool) -> str:
         return f"({self.index_type(wide)})get_global_id(0)"
+
+    def global_row(self, wide: bool) -> str:
+        return f"({self.index_type(wide)})get_global_id(1)"
 
     def declare_lanes(self, name: str, dtype: torch.dtype, width: int) -> str:
         return f"{self.storage_type(dtype)} {name}[{width}];"
