@@ -7,8 +7,10 @@ from collections.abc import Hashable, Sequence
 import torch
 
 from torch_backplane.kernels import Reduction, reduction, reduction_geometry
-from torch_backplane.kernels.layouts import Geometry
+from torch_backplane.kernels.layouts import Geometry, Layout, ReductionGeometry
+from torch_backplane.kernels.templates.reduce import by_columns, chunk_count, contiguous_strides, reduce_lanes
 from torch_backplane.planning.launch import dialect_of, generated, launch
+from torch_backplane.planning.template import run_template
 
 
 def run_reduction(
@@ -39,6 +41,9 @@ def run_reduction(
     dtypes = (tuple(tensor.dtype for tensor in inputs), tuple(tensor.dtype for tensor in outputs))
     ranks = (where.kept.layout.rank, where.reduced.layout.rank, where.wide)
     device = inputs[0].device
+    if dialect_of(device).processor == "cpu":
+        _run_by_lanes(definition, outputs, inputs, where, compute, name)
+        return
     kernel = generated(
         ("reduction", key, dtypes, ranks, compute, device.index),
         lambda: reduction(
@@ -57,6 +62,39 @@ def run_reduction(
         if one.kind not in ("input", "output")
     ]
     launch(kernel, [*outputs, *inputs], numbers, [kernel.work_items(where.kept.count)], name=name)
+
+
+def _run_by_lanes(
+    definition: Reduction,
+    outputs: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    where: ReductionGeometry,
+    compute: torch.dtype | None,
+    name: str,
+) -> None:
+    """On a CPU: one launch, or two where there are few results of many elements."""
+    device = inputs[0].device
+    columns = by_columns(where, len(outputs))
+    chunks = chunk_count(where, columns)
+    if chunks == 1:
+        options = {"columns": columns, "compute": compute}
+        run_template(reduce_lanes, device, name, definition, outputs, inputs, where, name=name, **options)
+        return
+    results = where.kept.count
+    states = [torch.empty(results, chunks, dtype=dtype, device=device) for dtype in definition.state]
+    options = {"columns": columns, "chunks": chunks, "compute": compute}
+    run_template(reduce_lanes, device, name, definition, states, inputs, where, name=name, **options)
+    again = Reduction(
+        definition.state, definition.identity, lambda *state: state[:-1], definition.combine, definition.finish
+    )
+    partial = contiguous_strides(where.kept.sizes, chunks)
+    kept = Geometry(
+        where.kept.layout, where.kept.sizes, (*where.kept.strides[: len(outputs)], *(partial for _ in states))
+    )
+    reduced = Geometry(Layout(1, 1, where.wide), (chunks,), tuple((1,) for _ in states))
+    left = ReductionGeometry(kept, reduced)
+    total = where.reduced.count
+    run_template(reduce_lanes, device, name, again, outputs, states, left, name=name, total=total)
 
 
 def _number(kept: Geometry, reduced: Geometry, kind: str, operand: int, dimension: int) -> int:

@@ -32,24 +32,26 @@ def matmul(
     """out = beta * c + alpha * a @ b; without c, out = alpha * a @ b.
 
     Args:
-        out, c: (batch, rows, columns), or without the batch. c has out's shape (expanded), and may be out.
+        out, c: (batch, rows, columns), with none, one or two dimensions of batch. c has out's shape (expanded), and may
+            be out.
         a: (batch, rows, depth). b: (batch, depth, columns). A stride may be anything, 0 too.
 
     Sums are in float32 for float16 and bfloat16; integers wrap.
     """
-    if out.dim() == 2:
+    while out.dim() < 4:
         out, a, b = out.unsqueeze(0), a.unsqueeze(0), b.unsqueeze(0)
         c = None if c is None else c.unsqueeze(0)
-    batch, rows, columns = out.shape
-    depth = a.shape[2]
-    if c is None and out.stride(2) != 1 and out.stride(1) == 1:
+    outer, inner, rows, columns = out.shape
+    batch, depth = outer * inner, a.shape[3]
+    if c is None and out.stride(3) != 1 and out.stride(2) == 1:
         return matmul(dialect, out.mT, b.mT, a.mT, None, alpha)
     inputs = {"a": a, "b": b}
     if c is not None:
         inputs["c"] = c
-    integers = {"batches": batch, "rows": rows, "columns": columns, "depth": depth}
+    integers = {"batches": batch, "inner_batches": inner, "rows": rows, "columns": columns, "depth": depth}
     for name, tensor in {"out": out, **inputs}.items():
-        integers |= dict(zip((f"{name}_batch", f"{name}_row", f"{name}_column"), tensor.stride(), strict=True))
+        steps = (f"{name}_outer", f"{name}_inner", f"{name}_row", f"{name}_column")
+        integers |= dict(zip(steps, tensor.stride(), strict=True))
     is_float = facts(out.dtype).kind == "float"
     value = value_dtype(out.dtype) if is_float else torch.uint64 if facts(out.dtype).bits == 64 else torch.uint32
     number = value if is_float else torch.int64
@@ -65,9 +67,9 @@ def matmul(
     else:
         form, group = "outer", _CPU_GROUP
         tile_rows, tile_columns = _OUTER_ROWS, lanes
-        if a.stride(2) == 1 and b.stride(1) == 1 and depth >= 2 * lanes:
+        if a.stride(3) == 1 and b.stride(2) == 1 and depth >= 2 * lanes:
             form, tile_rows, tile_columns = "inner", _INNER_ROWS, _INNER_COLUMNS
-        row_contiguous = b.stride(2) == 1
+        row_contiguous = b.stride(3) == 1
         form += "" if form == "inner" or row_contiguous else "_strided"
         groups = -(-(batch * -(-rows // tile_rows) * -(-columns // tile_columns)) // group)
         body = _inner() if form == "inner" else _outer(row_contiguous)
@@ -97,10 +99,15 @@ def _block(tile_rows: int, tile_columns: str) -> str:
   const index_t i = row_block * {tile_rows}, j = column_block * {tile_columns};"""
 
 
+def _batch(tensor: str) -> str:
+    """Where the matrix of this batch begins."""
+    return f"batch / inner_batches * {tensor}_outer + batch % inner_batches * {tensor}_inner"
+
+
 def _store(i: str, j: str, value: str) -> str:
     return (
-        f"if ({i} < rows && {j} < columns) store_out(batch * out_batch + ({i}) * out_row + ({j}) * out_column, "
-        f"WITH_C(batch * c_batch + ({i}) * c_row + ({j}) * c_column) {value});"
+        f"if ({i} < rows && {j} < columns) store_out({_batch('out')} + ({i}) * out_row + ({j}) * out_column, "
+        f"WITH_C({_batch('c')} + ({i}) * c_row + ({j}) * c_column) {value});"
     )
 
 
@@ -123,8 +130,8 @@ def _outer(row_contiguous: bool) -> str:
         contiguous = depth_loop("const value_t_lanes b_lanes = load_b_lanes(b_at + k * b_row + j);")
         loops = f"if (j + LANES <= columns) {contiguous} else {loops}"
     return f"""{_block(_OUTER_ROWS, "LANES")}
-  const index_t b_at = batch * b_batch;
-  {" ".join(f"const index_t a_at{x} = batch * a_batch + min(i + {x}, rows - 1) * a_row;" for x in rows)}
+  const index_t a_batch = {_batch("a")}, b_at = {_batch("b")};
+  {" ".join(f"const index_t a_at{x} = a_batch + min(i + {x}, rows - 1) * a_row;" for x in rows)}
   {" ".join(f"value_t_lanes sum{x} = LANES_OF(0);" for x in rows)}
   {loops}
   value_t found[LANES];
@@ -146,8 +153,9 @@ def _inner() -> str:
         for x, y in pairs
     )
     return f"""{_block(_INNER_ROWS, str(_INNER_COLUMNS))}
-  {" ".join(f"const index_t a_at{x} = batch * a_batch + min(i + {x}, rows - 1) * a_row;" for x in rows)}
-  {" ".join(f"const index_t b_at{y} = batch * b_batch + min(j + {y}, columns - 1) * b_column;" for y in columns)}
+  const index_t a_batch = {_batch("a")}, b_batch = {_batch("b")};
+  {" ".join(f"const index_t a_at{x} = a_batch + min(i + {x}, rows - 1) * a_row;" for x in rows)}
+  {" ".join(f"const index_t b_at{y} = b_batch + min(j + {y}, columns - 1) * b_column;" for y in columns)}
   {" ".join(f"value_t_lanes sum{x}_{y} = LANES_OF(0);" for x, y in pairs)}
   index_t k = 0;
   for (; k + LANES <= depth; k += LANES) {{
@@ -169,6 +177,8 @@ def _tiled() -> str:
         "side": str(_SIDE),
         "per_item": str(per_item),
         "split": split("tile", ["batches", "row_tiles", "column_tiles"], ["batch", "row_tile", "column_tile"]),
+        "a_batch": _batch("a"),
+        "b_batch": _batch("b"),
         "store": _store("i", "j", "sum[x][y]"),
     }
     return substitute(_TILED, parts)
@@ -183,6 +193,7 @@ _TILED = """
   $split
   const int item_row = ITEM / $side, item_column = ITEM % $side;
   const bool a_along_depth = a_column == 1, b_along_depth = b_column != 1;
+  const index_t a_batch = $a_batch, b_batch = $b_batch;
   value_t sum[$per_item][$per_item];
   for (int x = 0; x < $per_item; ++x)
     for (int y = 0; y < $per_item; ++y) sum[x][y] = 0;
@@ -191,11 +202,11 @@ _TILED = """
       const int a_k = a_along_depth ? e % $depth : e / $tile, a_i = a_along_depth ? e / $depth : e % $tile;
       const index_t i = row_tile * $tile + a_i;
       a_tile[a_k][a_i] = i < rows && first + a_k < depth
-        ? (value_t)load_a(batch * a_batch + i * a_row + (first + a_k) * a_column) : (value_t)0;
+        ? (value_t)load_a(a_batch + i * a_row + (first + a_k) * a_column) : (value_t)0;
       const int b_k = b_along_depth ? e % $depth : e / $tile, b_j = b_along_depth ? e / $depth : e % $tile;
       const index_t j = column_tile * $tile + b_j;
       b_tile[b_k][b_j] = j < columns && first + b_k < depth
-        ? (value_t)load_b(batch * b_batch + (first + b_k) * b_row + j * b_column) : (value_t)0;
+        ? (value_t)load_b(b_batch + (first + b_k) * b_row + j * b_column) : (value_t)0;
     }
     BARRIER;
     for (int k = 0; k < $depth; ++k) {

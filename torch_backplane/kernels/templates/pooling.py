@@ -1,0 +1,233 @@
+"""Maximum and average pooling of 1 to 3 dimensions, forward and backward.
+
+Images are (planes, *sizes), contiguous. Backwards go over the elements of the image and gather from every window that
+covers them, so nothing is added to concurrently.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from torch_backplane.kernels.dialects.base import Dialect
+from torch_backplane.kernels.dtypes import facts, value_dtype
+from torch_backplane.kernels.templates.source import GROUP_SIZE, Call, make_call, named, split
+from torch_backplane.kernels.templates.unfold import Windows, linear
+
+
+def max_pool(dialect: Dialect, out: torch.Tensor, indices: torch.Tensor, image: torch.Tensor, windows: Windows) -> Call:
+    """The greatest element of each window, the first NaN if there is one; and its place in the plane."""
+    rank = windows.rank
+    is_float = facts(out.dtype).kind == "float"
+    inside = _inside(rank)
+    taken = "value > best || value != value" if is_float else "value > best"
+    body = f"""
+  {_places(rank, "out", "places")}
+  value_t best = 0; index_t place = -1;
+  {_loops(rank)}
+    {_covered(rank)}
+    if (!({inside})) continue;
+    const index_t at = {linear([f"i{d}" for d in range(rank)], [f"image{d}" for d in range(1, rank)])};
+    const value_t value = load_image({_plane_at(rank, "image")} + at);
+    if (place < 0 || ({taken})) {{ best = value; place = at; }}
+  {"}" * rank}
+  store_out(item, best);
+  indices[item] = place;
+"""
+    return _call("max_pool", dialect, {"out": out, "indices": indices}, {"image": image}, windows, body, out)
+
+
+def max_pool_backward(
+    dialect: Dialect, image_grad: torch.Tensor, grad: torch.Tensor, indices: torch.Tensor, windows: Windows
+) -> Call:
+    """The gradient of each element of the image: the sum of those of the windows whose index it is."""
+    rank = windows.rank
+    body = f"""
+  {_places(rank, "i", "image", "i")}
+  const index_t element = {linear([f"i{d}" for d in range(rank)], [f"image{d}" for d in range(1, rank)])};
+  value_t sum = 0;
+  {_covering_loops(rank)}
+    const index_t at = {_plane_at(rank, "places")} + {_place(rank)};
+    if (indices[at] == element) sum += load_grad(at);
+  {"}" * rank}
+  store_image_grad(item, sum);
+"""
+    inputs = {"grad": grad, "indices": indices}
+    return _call("max_pool_backward", dialect, {"image_grad": image_grad}, inputs, windows, body, image_grad)
+
+
+def avg_pool(
+    dialect: Dialect, out: torch.Tensor, image: torch.Tensor, windows: Windows, count_padding: bool, divisor: int | None
+) -> Call:
+    """The mean of each window: its sum over `divisor`, or the number of its elements, with those in the padding if so."""
+    rank = windows.rank
+    body = f"""
+  {_places(rank, "out", "places")}
+  value_t sum = 0;
+  {_loops(rank)}
+    {_covered(rank)}
+    if ({_inside(rank)})
+      sum += load_image({_plane_at(rank, "image")} + {linear([f"i{d}" for d in range(rank)], [f"image{d}" for d in range(1, rank)])});
+  {"}" * rank}
+  {_count(rank, count_padding, divisor)}
+  store_out(item, sum / (value_t)count);
+"""
+    name = f"avg_pool{_suffix(count_padding, divisor)}"
+    return _call(name, dialect, {"out": out}, {"image": image}, windows, body, out, divisor)
+
+
+def avg_pool_backward(
+    dialect: Dialect,
+    image_grad: torch.Tensor,
+    grad: torch.Tensor,
+    windows: Windows,
+    count_padding: bool,
+    divisor: int | None,
+) -> Call:
+    """The gradient of each element of the image: its share of that of every window that covers it."""
+    rank = windows.rank
+    body = f"""
+  {_places(rank, "i", "image", "i")}
+  value_t sum = 0;
+  {_covering_loops(rank)}
+    {_count(rank, count_padding, divisor)}
+    sum += load_grad({_plane_at(rank, "places")} + {_place(rank)}) / (value_t)count;
+  {"}" * rank}
+  store_image_grad(item, sum);
+"""
+    name = f"avg_pool_backward{_suffix(count_padding, divisor)}"
+    return _call(name, dialect, {"image_grad": image_grad}, {"grad": grad}, windows, body, image_grad, divisor)
+
+
+def adaptive_avg_pool(dialect: Dialect, out: torch.Tensor, image: torch.Tensor) -> Call:
+    """The means of windows that divide the image into out's sizes: from floor(o * in / out) to ceil((o + 1) * in / out)."""
+    rank = out.dim() - 1
+    loops = " ".join(f"for (index_t i{d} = begin{d}; i{d} < end{d}; ++i{d}) {{" for d in range(rank))
+    body = f"""
+  {_places(rank, "out", "places")}
+  {" ".join(_adaptive(d) for d in range(rank))}
+  value_t sum = 0;
+  {loops}
+    sum += load_image({_plane_at(rank, "image")} + {linear([f"i{d}" for d in range(rank)], [f"image{d}" for d in range(1, rank)])});
+  {"}" * rank}
+  store_out(item, sum / (value_t)({" * ".join(f"(end{d} - begin{d})" for d in range(rank))}));
+"""
+    return _call("adaptive_avg_pool", dialect, {"out": out}, {"image": image}, _adaptive_windows(image, out), body, out)
+
+
+def adaptive_avg_pool_backward(dialect: Dialect, image_grad: torch.Tensor, grad: torch.Tensor) -> Call:
+    """The gradient of each element of the image: its share of that of every window that it is in."""
+    rank = grad.dim() - 1
+    loops = " ".join(
+        f"for (index_t o{d} = i{d} * places{d} / image{d}; o{d} < min(places{d}, "
+        f"((i{d} + 1) * places{d} + image{d} - 1) / image{d}); ++o{d}) {{ {_adaptive(d)} "
+        f"if (i{d} < begin{d} || i{d} >= end{d}) continue;"
+        for d in range(rank)
+    )
+    body = f"""
+  {_places(rank, "i", "image", "i")}
+  value_t sum = 0;
+  {loops}
+    sum += load_grad({_plane_at(rank, "places")} + {_place(rank)})
+      / (value_t)({" * ".join(f"(end{d} - begin{d})" for d in range(rank))});
+  {"}" * rank}
+  store_image_grad(item, sum);
+"""
+    windows = _adaptive_windows(image_grad, grad)
+    outputs, inputs = {"image_grad": image_grad}, {"grad": grad}
+    return _call("adaptive_avg_pool_backward", dialect, outputs, inputs, windows, body, image_grad)
+
+
+def _adaptive_windows(image: torch.Tensor, out: torch.Tensor) -> Windows:
+    ones = (1,) * (image.dim() - 1)
+    return Windows(tuple(image.shape[1:]), tuple(out.shape[1:]), ones, ones, ones, ones)
+
+
+def _adaptive(d: int) -> str:
+    return (
+        f"const index_t begin{d} = o{d} * image{d} / places{d}, "
+        f"end{d} = ((o{d} + 1) * image{d} + places{d} - 1) / places{d};"
+    )
+
+
+def _places(rank: int, name: str, sizes: str, letter: str = "o") -> str:
+    """Statements that declare `plane` and the coordinates of the work item's element."""
+    coordinates = split("item", ["planes", *(f"{sizes}{d}" for d in range(rank))], ["plane", *(f"{letter}{d}" for d in range(rank))])
+    return f"""const index_t item = (index_t)GROUP * {GROUP_SIZE} + ITEM;
+  if (item >= items) return;
+  {coordinates}"""
+
+
+def _plane_at(rank: int, sizes: str) -> str:
+    return " * ".join(["plane", *(f"{sizes}{d}" for d in range(rank))])
+
+
+def _place(rank: int) -> str:
+    return linear([f"o{d}" for d in range(rank)], [f"places{d}" for d in range(1, rank)])
+
+
+def _loops(rank: int) -> str:
+    return " ".join(f"for (index_t k{d} = 0; k{d} < window{d}; ++k{d}) {{" for d in range(rank))
+
+
+def _covered(rank: int) -> str:
+    """Statements that declare where in the image the element k of window o is."""
+    return " ".join(f"const index_t i{d} = o{d} * stride{d} - padding{d} + k{d} * dilation{d};" for d in range(rank))
+
+
+def _inside(rank: int) -> str:
+    return " && ".join(f"i{d} >= 0 && i{d} < image{d}" for d in range(rank))
+
+
+def _covering_loops(rank: int) -> str:
+    """Loops over the windows o that cover the element i."""
+    return " ".join(
+        f"for (index_t k{d} = 0; k{d} < window{d}; ++k{d}) {{ "
+        f"const index_t from{d} = i{d} + padding{d} - k{d} * dilation{d}, o{d} = from{d} / stride{d}; "
+        f"if (from{d} < 0 || from{d} % stride{d} != 0 || o{d} >= places{d}) continue;"
+        for d in range(rank)
+    )
+
+
+def _count(rank: int, count_padding: bool, divisor: int | None) -> str:
+    """Statements that declare by what the sum of window o is divided. Elements beyond the padding never count."""
+    if divisor is not None:
+        return "const index_t count = divisor;"
+    lines = []
+    for d in range(rank):
+        begin = f"o{d} * stride{d} - padding{d}"
+        if count_padding:
+            lines.append(f"const index_t covered{d} = min({begin} + window{d}, image{d} + padding{d}) - ({begin});")
+        else:
+            lines.append(
+                f"const index_t covered{d} = min({begin} + window{d}, image{d}) - max({begin}, (index_t)0);"
+            )
+    return " ".join([*lines, f"const index_t count = {' * '.join(f'covered{d}' for d in range(rank))};"])
+
+
+def _suffix(count_padding: bool, divisor: int | None) -> str:
+    return "_over" if divisor is not None else "" if count_padding else "_inside"
+
+
+def _call(
+    name: str,
+    dialect: Dialect,
+    outputs: dict[str, torch.Tensor],
+    inputs: dict[str, torch.Tensor],
+    windows: Windows,
+    body: str,
+    result: torch.Tensor,
+    divisor: int | None = None,
+) -> Call:
+    integers = {"items": result.numel(), "planes": result.shape[0], **windows.integers()}
+    if divisor is not None:
+        integers["divisor"] = divisor
+    return make_call(
+        f"{name}{windows.rank}",
+        dialect,
+        outputs=outputs,
+        inputs=inputs,
+        integers=integers,
+        value=value_dtype(result.dtype),
+        body=body,
+        groups=-(-result.numel() // GROUP_SIZE),
+    )

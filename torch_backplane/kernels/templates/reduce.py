@@ -1,0 +1,274 @@
+"""Reductions on CPUs: a work item has LANES states, which are reduced side by side in a vector register.
+
+Two forms. `rows`: lanes are neighbouring elements of one result. `columns`: lanes are neighbouring results, where the
+elements of one result are far from each other in memory and those of the next result beside them. Where there are few
+results, the elements of each are reduced in chunks to partial states, which a second launch combines.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from torch_backplane.kernels.dialects.base import Dialect
+from torch_backplane.kernels.dtypes import value_dtype
+from torch_backplane.kernels.element import element_function
+from torch_backplane.kernels.expression import trace
+from torch_backplane.kernels.layouts import ReductionGeometry
+from torch_backplane.kernels.reductions import Reduction
+from torch_backplane.kernels.templates.source import Call, make_call, named
+
+LANES = 16
+_GROUP = 8
+# A lane reduces this many elements before it combines them with what it has: a sum's rounding error grows with the
+# longest chain of additions.
+_BLOCK = 64
+# With fewer work items than this, the elements of each result are divided among several; each takes at least _CHUNK.
+_ENOUGH_ITEMS, _CHUNK = 64, 4 * LANES * _BLOCK
+
+
+def by_columns(where: ReductionGeometry, outputs: int) -> bool:
+    """Whether neighbouring results, and not neighbouring elements, are beside each other in memory."""
+    if not where.kept.sizes or where.kept.sizes[0] < LANES // 2:
+        return False
+    reduced = where.reduced.strides
+    beside = all(not s or s[0] == 1 for s in reduced)
+    return not beside and all(strides[0] == 1 for strides in where.kept.strides[outputs:])
+
+
+def chunk_count(where: ReductionGeometry, columns: bool) -> int:
+    """How many work items share the elements of a result."""
+    results = where.kept.count
+    items = results if not columns else results // where.kept.sizes[0] * -(-where.kept.sizes[0] // LANES)
+    if items >= _ENOUGH_ITEMS:
+        return 1
+    smallest = _CHUNK if not columns else _CHUNK // LANES
+    return max(1, min(_ENOUGH_ITEMS // items, where.reduced.count // smallest))
+
+
+def reduce_lanes(
+    dialect: Dialect,
+    name: str,
+    definition: Reduction,
+    outputs: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    where: ReductionGeometry,
+    *,
+    columns: bool = False,
+    chunks: int = 1,
+    total: int | None = None,
+    compute: torch.dtype | None = None,
+) -> Call:
+    """Reduces `inputs` to `outputs`.
+
+    Args:
+        columns: which form.
+        chunks: into how many parts each result's elements are divided. With more than one, outputs are the states,
+            contiguous tensors of (results, chunks).
+        total: the number of elements that `finish` is told, if it is not that of these inputs.
+        compute: what `start` sees the inputs as.
+    """
+    state, int64 = list(definition.state), torch.int64
+    input_dtypes, output_dtypes = [t.dtype for t in inputs], [t.dtype for t in outputs]
+    seen_as = [compute or value_dtype(dtype) for dtype in input_dtypes]
+    start = trace(definition.start, [*seen_as, int64], value_dtype(state[0]))
+    combine = trace(definition.combine, [*state, *state], value_dtype(state[0]))
+    functions = [
+        element_function("start", start, dialect, input_dtypes, [int64], state),
+        element_function("combine", combine, dialect, [*state, *state], [], state),
+    ]
+    if chunks == 1:
+        finish = trace(definition.finish, [*state, int64], value_dtype(output_dtypes[0]))
+        functions.append(element_function("finish", finish, dialect, state, [int64], output_dtypes))
+    kept, reduced = where.kept, where.reduced
+    count, row_size = kept.count, (kept.sizes[0] if columns else 1)
+    chunk = -(-reduced.count // (chunks * LANES * _BLOCK)) * LANES * _BLOCK if chunks > 1 else max(1, reduced.count)
+    blocks = -(-row_size // LANES) if columns else 1
+    items = count // row_size * blocks * chunks
+    integers = {
+        "items": items,
+        "chunks": chunks,
+        "chunk": chunk,
+        "blocks": blocks,
+        "row_size": row_size,
+        "reduced_count": reduced.count,
+        "total": reduced.count if total is None else total,
+        **named("size", kept.sizes),
+        **named("reduced_size", reduced.sizes),
+    }
+    # Partial states are written by the number of their result.
+    names = [*(f"out{i}" for i in range(len(outputs)) if chunks == 1), *(f"in{i}" for i in range(len(inputs)))]
+    kept_strides = kept.strides if chunks == 1 else kept.strides[-len(inputs) :]
+    for operand, strides in zip(names, kept_strides, strict=True):
+        integers |= named(f"{operand}_stride", strides)
+    for i, strides in enumerate(reduced.strides):
+        integers |= named(f"in{i}_reduced_stride", strides)
+    writer = _Writer(dialect, definition, len(inputs), output_dtypes, where, columns, chunks > 1, names)
+    return make_call(
+        f"{name}_{'columns' if columns else 'rows'}" + ("_chunks" if chunks > 1 else ""),
+        dialect,
+        outputs={f"out{i}": t for i, t in enumerate(outputs)},
+        inputs={f"in{i}": t for i, t in enumerate(inputs)},
+        integers=integers,
+        value=value_dtype(state[0]),
+        types={"int64": torch.int64},
+        functions="\n".join(functions),
+        body=writer.body(),
+        groups=-(-items // _GROUP),
+        group_size=_GROUP,
+    )
+
+
+class _Writer:
+    def __init__(
+        self,
+        dialect: Dialect,
+        definition: Reduction,
+        inputs: int,
+        outputs: Sequence[torch.dtype],
+        where: ReductionGeometry,
+        columns: bool,
+        partial: bool,
+        names: Sequence[str],
+    ) -> None:
+        self.inputs, self.columns, self.partial, self.names = inputs, columns, partial, names
+        self.kept_rank, self.reduced_rank = len(where.kept.sizes), len(where.reduced.sizes)
+        self.types = [dialect.storage_type(dtype) for dtype in definition.state]
+        self.output_types = [dialect.storage_type(dtype) for dtype in outputs]
+        self.identity = [dialect.constant(n, d) for n, d in zip(definition.identity, definition.state, strict=True)]
+
+    def body(self) -> str:
+        return f"""
+  const index_t item = (index_t)GROUP * {_GROUP} + ITEM;
+  if (item >= items) return;
+  const index_t chunk_number = item % chunks, first_result = item / chunks / blocks * row_size
+    + item / chunks % blocks * {LANES};
+  const index_t first = chunk_number * chunk, last = min(first + chunk, reduced_count);
+  {self._places("first_result", self.kept_rank, "size", "stride", self.names)}
+  {self._by_columns() if self.columns else self._by_rows()}
+"""
+
+    def _by_rows(self) -> str:
+        declare = " ".join(
+            f"{t} state{i}[{LANES}], block{i}[{LANES}];" for i, t in enumerate(self.types)
+        )
+        half = LANES // 2
+        return f"""{declare}
+  {self._identity("state")}
+  for (index_t row_first = first; row_first < last;) {{
+    {self._reduced_places("row_first", outer_only=True)}
+    const index_t row_begin = {"row_first % reduced_size0" if self.reduced_rank else "0"};
+    const index_t row_last = min(last, row_first - row_begin + {"reduced_size0" if self.reduced_rank else "1"});
+    index_t position = row_first;
+    while (position + {LANES} <= row_last) {{
+      {self._identity("block")}
+      for (int step = 0; step < {_BLOCK} && position + {LANES} <= row_last; ++step, position += {LANES})
+        for (int lane = 0; lane < {LANES}; ++lane) {{
+          const index_t along = row_begin + (position - row_first) + lane;
+          {self._step("block", "position + lane", "along")}
+        }}
+      for (int lane = 0; lane < {LANES}; ++lane) {{ {self._combine("state", "lane", "block", "lane")} }}
+    }}
+    for (; position < row_last; ++position) {{
+      const int lane = 0;
+      const index_t along = row_begin + (position - row_first);
+      {self._step("state", "position", "along")}
+    }}
+    row_first = row_last;
+  }}
+  for (int half_lanes = {half}; half_lanes > 0; half_lanes /= 2)
+    for (int lane = 0; lane < half_lanes; ++lane) {{ {self._combine("state", "lane", "state", "lane + half_lanes")} }}
+  {self._finish("0", "first_result", "")}
+"""
+
+    def _by_columns(self) -> str:
+        declare = " ".join(
+            f"{t} state{i}[{LANES}], block{i}[{LANES}];" for i, t in enumerate(self.types)
+        )
+
+        def loop(lanes: str) -> str:
+            return f"""for (index_t position = first; position < last;) {{
+      {self._identity("block")}
+      for (int step = 0; step < {_BLOCK} && position < last; ++step, ++position) {{
+        {self._reduced_places("position")}
+        for (int lane = 0; lane < {lanes}; ++lane) {{
+          const index_t along = lane;
+          {self._step("block", "position", None)}
+        }}
+      }}
+      for (int lane = 0; lane < {lanes}; ++lane) {{ {self._combine("state", "lane", "block", "lane")} }}
+    }}"""
+
+        return f"""{declare}
+  const index_t left = row_size - item / chunks % blocks * {LANES};
+  const int columns = left < {LANES} ? (int)left : {LANES};
+  {self._identity("state")}
+  if (columns == {LANES}) {{ {loop(str(LANES))} }} else {{ {loop("columns")} }}
+  for (int lane = 0; lane < columns; ++lane) {{ {self._finish("lane", "first_result + lane", " + lane * {name}_stride0")} }}
+"""
+
+    def _places(self, index: str, rank: int, size: str, stride: str, names: Sequence[str]) -> str:
+        lines = [f"index_t {index}_rest = {index};"] + [f"index_t {name}_at = 0;" for name in names]
+        for d in range(rank):
+            at = f"{index}_rest"
+            if d < rank - 1:
+                at = f"{index}_{d}"
+                lines.append(f"const index_t {at} = {index}_rest % {size}{d}; {index}_rest /= {size}{d};")
+            lines += [f"{name}_at += {at} * {name}_{stride}{d};" for name in names]
+        return " ".join(lines)
+
+    def _reduced_places(self, index: str, *, outer_only: bool = False) -> str:
+        """Statements that declare in0_from, …: where the element at position `index` is; or the row that it is in."""
+        rank = self.reduced_rank
+        names = [f"in{i}" for i in range(self.inputs)]
+        lines = [f"index_t {name}_from = {name}_at;" for name in names]
+        if rank > 1 or not outer_only:
+            lines.append(f"index_t {index}_rest = {index};")
+        for d in range(rank):
+            at = f"{index}_rest"
+            if d < rank - 1:
+                at = f"{index}_{d}"
+                lines.append(f"const index_t {at} = {index}_rest % reduced_size{d}; {index}_rest /= reduced_size{d};")
+            if d or not outer_only:
+                lines += [f"{name}_from += {at} * {name}_reduced_stride{d};" for name in names]
+        return " ".join(lines)
+
+    def _identity(self, name: str) -> str:
+        sets = " ".join(f"{name}{i}[lane] = {value};" for i, value in enumerate(self.identity))
+        return f"for (int lane = 0; lane < {LANES}; ++lane) {{ {sets} }}"
+
+    def _step(self, name: str, position: str, along: str | None) -> str:
+        """Combines the lane of `name` with the element; `along` is where it is in its row, or None for columns."""
+        step = "in{i}_reduced_stride0" if self.reduced_rank else "0"
+        offset = f"{along} * {step}" if along else "lane"
+        elements = ", ".join(f"in{i}[in{i}_from + {offset.format(i=i)}]" for i in range(self.inputs))
+        declared = " ".join(f"{t} next{i};" for i, t in enumerate(self.types))
+        pointers = ", ".join(f"&next{i}" for i in range(len(self.types)))
+        own = ", ".join(f"{name}{i}[lane]" for i in range(len(self.types)))
+        others = ", ".join(f"next{i}" for i in range(len(self.types)))
+        results = ", ".join(f"&{name}{i}[lane]" for i in range(len(self.types)))
+        return f"{declared} start({elements}, (int64)({position}), {pointers}); combine({own}, {others}, {results});"
+
+    def _combine(self, to: str, lane: str, name: str, other: str) -> str:
+        numbers = range(len(self.types))
+        own, others = (", ".join(f"{n}{i}[{at}]" for i in numbers) for n, at in ((to, lane), (name, other)))
+        return f"combine({own}, {others}, {', '.join(f'&{to}{i}[{lane}]' for i in numbers)});"
+
+    def _finish(self, lane: str, result: str, offset: str) -> str:
+        numbers = range(len(self.types))
+        if self.partial:
+            return " ".join(f"out{i}[({result}) * chunks + chunk_number] = state{i}[{lane}];" for i in numbers)
+        declared = " ".join(f"{t} out{i}_value;" for i, t in enumerate(self.output_types))
+        states = ", ".join(f"state{i}[{lane}]" for i in numbers)
+        pointers = ", ".join(f"&out{i}_value" for i in range(len(self.output_types)))
+        stores = " ".join(
+            f"out{i}[out{i}_at{offset.format(name=f'out{i}')}] = out{i}_value;" for i in range(len(self.output_types))
+        )
+        return f"{declared} finish({states}, (int64)total, {pointers}); {stores}"
+
+
+def contiguous_strides(sizes: Sequence[int], step: int) -> tuple[int, ...]:
+    """Strides of `sizes`, the innermost first, where neighbours are `step` apart."""
+    return tuple(step * math.prod(sizes[:d]) for d in range(len(sizes)))

@@ -1,0 +1,144 @@
+"""Patches of images as columns of a matrix, and back: what turns a convolution into a matrix product.
+
+An image is (batch, channels, *sizes), contiguous. A column is a place of the window, and its rows are the elements that
+the window covers there: (channel, *place in the window).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from torch_backplane.kernels.dialects.base import Dialect
+from torch_backplane.kernels.dtypes import value_dtype
+from torch_backplane.kernels.templates.source import GROUP_SIZE, Call, make_call, named, split
+
+_CPU_GROUP = 8
+_CPU_RUN = 64  # elements of a row for each work item
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Args:
+    image: sizes of the image. places: in how many places the window is, along each of them.
+    window, stride, padding, dilation: as of a convolution; one number for each dimension.
+    """
+
+    image: tuple[int, ...]
+    places: tuple[int, ...]
+    window: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+    @property
+    def rank(self) -> int:
+        return len(self.image)
+
+    @property
+    def trivial(self) -> bool:
+        """Whether the columns are the image itself."""
+        return all(w == s == 1 and p == 0 for w, s, p in zip(self.window, self.stride, self.padding, strict=True))
+
+    def integers(self) -> dict[str, int]:
+        return {
+            name: value
+            for prefix in ("image", "places", "window", "stride", "padding", "dilation")
+            for name, value in named(prefix, getattr(self, prefix)).items()
+        }
+
+
+def unfold(dialect: Dialect, columns: torch.Tensor, image: torch.Tensor, windows: Windows) -> Call:
+    """columns[n, row, column] = the image's element there, 0 in the padding. The last stride of columns is 1."""
+    rank, last = windows.rank, windows.rank - 1
+    batch, channels = image.shape[:2]
+    run = _CPU_RUN if dialect.processor == "cpu" else 1
+    runs = -(-windows.places[-1] // run)
+    items = batch * channels * math.prod(windows.window) * math.prod(windows.places[:-1]) * runs
+    sizes = ["batch", "channels", *(f"window{d}" for d in range(rank)), *(f"places{d}" for d in range(last)), "runs"]
+    names = ["n", "channel", *(f"k{d}" for d in range(rank)), *(f"o{d}" for d in range(last)), "run"]
+    outside = "".join(f" || i{d} < 0 || i{d} >= image{d}" for d in range(last))
+    group = _CPU_GROUP if run > 1 else GROUP_SIZE
+    body = f"""
+  const index_t item = (index_t)GROUP * {group} + ITEM;
+  if (item >= items) return;
+  {split("item", sizes, names)}
+  {" ".join(f"const index_t i{d} = o{d} * stride{d} - padding{d} + k{d} * dilation{d};" for d in range(last))}
+  const index_t row = {linear(["channel", *names[2 : 2 + rank]], [f"window{d}" for d in range(rank)])};
+  const index_t to = n * columns_batch + row * columns_row
+    + ({linear([f"o{d}" for d in range(last)], [f"places{d}" for d in range(1, last)])}) * places{last};
+  const index_t from = ({linear(["n", "channel", *(f"i{d}" for d in range(last))], ["channels", *(f"image{d}" for d in range(last))])}) * image{last};
+  const bool outside = false{outside};
+  for (index_t o = run * {run}; o < min(run * {run} + {run}, places{last}); ++o) {{
+    const index_t i = o * stride{last} - padding{last} + k{last} * dilation{last};
+    columns[to + o] = outside || i < 0 || i >= image{last} ? 0 : image[from + i];
+  }}
+"""
+    integers = {"items": items, "batch": batch, "channels": channels, "runs": runs}
+    integers |= {"columns_batch": columns.stride(0), "columns_row": columns.stride(1), **windows.integers()}
+    return make_call(
+        f"unfold{rank}",
+        dialect,
+        outputs={"columns": columns},
+        inputs={"image": image},
+        integers=integers,
+        value=value_dtype(image.dtype),
+        body=body,
+        groups=-(-items // group),
+        group_size=group,
+    )
+
+
+def fold(
+    dialect: Dialect, image: torch.Tensor, columns: torch.Tensor, windows: Windows, bias: torch.Tensor | None = None
+) -> Call:
+    """image[n, channel, …] = bias[channel] + the sum of what the columns (n, row, column) have for that element."""
+    rank = windows.rank
+    batch, channels = image.shape[:2]
+    items = image.numel()
+    loops = []
+    for d in range(rank):
+        loops.append(
+            f"for (index_t k{d} = 0; k{d} < window{d}; ++k{d}) {{ "
+            f"const index_t from{d} = i{d} + padding{d} - k{d} * dilation{d}; "
+            f"const index_t o{d} = from{d} / stride{d}; "
+            f"if (from{d} < 0 || from{d} % stride{d} != 0 || o{d} >= places{d}) continue;"
+        )
+    row = linear(["channel", *(f"k{d}" for d in range(rank))], [f"window{d}" for d in range(rank)])
+    column = linear([f"o{d}" for d in range(rank)], [f"places{d}" for d in range(1, rank)])
+    names = ["n", "channel", *(f"i{d}" for d in range(rank))]
+    body = f"""
+  const index_t item = (index_t)GROUP * {GROUP_SIZE} + ITEM;
+  if (item >= items) return;
+  {split("item", ["batch", "channels", *(f"image{d}" for d in range(rank))], names)}
+  value_t sum = {"0" if bias is None else "load_bias(channel)"};
+  {" ".join(loops)}
+    sum += load_columns(n * columns_batch + ({row}) * columns_row + {column});
+  {"}" * rank}
+  store_image(item, sum);
+"""
+    integers = {"items": items, "batch": batch, "channels": channels}
+    integers |= {"columns_batch": columns.stride(0), "columns_row": columns.stride(1), **windows.integers()}
+    return make_call(
+        f"fold{rank}",
+        dialect,
+        outputs={"image": image},
+        inputs={"columns": columns, **({} if bias is None else {"bias": bias})},
+        integers=integers,
+        value=value_dtype(image.dtype),
+        body=body,
+        groups=-(-items // GROUP_SIZE),
+    )
+
+
+def linear(coordinates: Sequence[str], sizes: Sequence[str]) -> str:
+    """((a * B + b) * C + c): the index of coordinates in sizes, of which the first is not needed."""
+    if not coordinates:
+        return "0"
+    text = coordinates[0]
+    for coordinate, size in zip(coordinates[1:], sizes, strict=True):
+        text = f"({text}) * {size} + {coordinate}"
+    return text

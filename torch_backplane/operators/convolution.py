@@ -1,0 +1,193 @@
+"""Convolution of 1 to 3 dimensions, as a matrix product of the weight and patches of the image.
+
+Everything comes to three steps; a transposed convolution is the backward of another one, so it uses the same.
+The patches of a large batch are made for some of its images at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from torch_backplane.kernels.templates.unfold import Windows, fold, unfold
+from torch_backplane.operators.matmul import product
+from torch_backplane.planning import Call, RunOnCPU, operator, run_template
+
+_MOST_PATCHES = 64 << 20  # bytes
+
+
+@operator("backplane::convolution", variants=False)
+def convolution(
+    call: Call,
+    self: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
+    groups: int,
+) -> torch.Tensor:
+    _check(self, weight)
+    settings = (stride, padding, dilation, transposed, output_padding, groups)
+    meta = torch.ops.aten.convolution(_meta(self), _meta(weight), None if bias is None else _meta(bias), *settings)
+    out = self.new_empty(meta.shape)
+    if not out.numel():
+        return out
+    self, weight = self.contiguous(), weight.contiguous()
+    bias = None if bias is None else bias.contiguous()
+    image, values = (out, self) if transposed else (self, out)
+    windows = _windows(image, values, weight, stride, padding, dilation)
+    if not self.numel():
+        out.zero_()
+        if bias is not None:
+            out.add_(bias.view(-1, *(1 for _ in windows.image)))
+    elif transposed:
+        _spread(out, self, weight, bias, groups, windows)
+    else:
+        _correlate(out, self, weight, bias, groups, windows)
+    return out
+
+
+@operator("backplane::convolution_backward", variants=False)
+def convolution_backward(
+    call: Call,
+    grad: torch.Tensor,
+    self: torch.Tensor,
+    weight: torch.Tensor,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
+    groups: int,
+    output_mask: list[bool],
+) -> tuple[torch.Tensor | None, ...]:
+    _check(self, weight)
+    grad, self, weight = grad.contiguous(), self.contiguous(), weight.contiguous()
+    results = [
+        torch.empty_like(self) if output_mask[0] else None,
+        torch.empty_like(weight) if output_mask[1] else None,
+        grad.new_empty(grad.shape[1]) if output_mask[2] else None,
+    ]
+    self_grad, weight_grad, bias_grad = results
+    if not grad.numel() or not self.numel():
+        for result in (self_grad, weight_grad):
+            if result is not None:
+                result.zero_()
+    else:
+        image, values = (grad, self) if transposed else (self, grad)
+        windows = _windows(image, values, weight, stride, padding, dilation)
+        if self_grad is not None and transposed:
+            _correlate(self_grad, grad, weight, None, groups, windows)
+        elif self_grad is not None:
+            _spread(self_grad, grad, weight, None, groups, windows)
+        if weight_grad is not None:
+            _weight_grad(weight_grad, values, image, groups, windows)
+    if bias_grad is not None:
+        torch.sum(grad, [0, *range(2, grad.dim())], out=bias_grad)
+    return tuple(results)
+
+
+def _check(self: torch.Tensor, weight: torch.Tensor) -> None:
+    if self.dtype != weight.dtype or not self.is_floating_point():
+        raise RunOnCPU(f"{self.dtype} with a weight of {weight.dtype}".replace("torch.", ""))
+
+
+def _meta(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
+
+def _windows(
+    image: torch.Tensor,
+    values: torch.Tensor,
+    weight: torch.Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Windows:
+    rank = image.dim() - 2
+
+    def each(numbers: Sequence[int]) -> tuple[int, ...]:
+        return tuple(numbers) * rank if len(numbers) == 1 else tuple(numbers)
+
+    return Windows(
+        tuple(image.shape[2:]),
+        tuple(values.shape[2:]),
+        tuple(weight.shape[2:]),
+        each(stride),
+        each(padding),
+        each(dilation),
+    )
+
+
+def _chunks(image: torch.Tensor, windows: Windows) -> Iterator[slice]:
+    """Parts of the batch whose patches are not too large; one of them unless the batch is."""
+    batch, channels = image.shape[:2]
+    of_one = channels * math.prod(windows.window) * math.prod(windows.places) * image.itemsize
+    step = batch if windows.trivial else max(1, min(batch, _MOST_PATCHES // max(1, of_one)))
+    return (slice(first, min(first + step, batch)) for first in range(0, batch, step))
+
+
+def _patches(image: torch.Tensor, windows: Windows, *, rows_first: bool = False) -> torch.Tensor:
+    """(batch, rows, columns); in memory the rows come first if asked for."""
+    batch, channels = image.shape[:2]
+    columns = math.prod(windows.places)
+    if windows.trivial and not rows_first:
+        return image.view(batch, channels, columns)
+    rows = channels * math.prod(windows.window)
+    shape = (rows, batch, columns) if rows_first else (batch, rows, columns)
+    patches = image.new_empty(shape)
+    patches = patches.transpose(0, 1) if rows_first else patches
+    run_template(unfold, image.device, patches, image, windows, name="convolution")
+    return patches
+
+
+def _grouped(values: torch.Tensor, groups: int) -> torch.Tensor:
+    """(batch, channels, …) as (batch, groups, channels of a group, places)."""
+    return values.reshape(values.shape[0], groups, values.shape[1] // groups, -1)
+
+
+def _matrix(weight: torch.Tensor, groups: int) -> torch.Tensor:
+    """(channels of values, channels of a group of the image, *window) as (groups, one, rows of patches)."""
+    return weight.reshape(groups, weight.shape[0] // groups, -1)
+
+
+def _correlate(
+    values: torch.Tensor, image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, groups: int, w: Windows
+) -> None:
+    """values = weight × patches of the image + bias."""
+    matrix = _matrix(weight, groups)
+    for part in _chunks(image, w):
+        out = _grouped(values[part], groups)
+        patches = _grouped(_patches(image[part], w), groups)
+        added = None if bias is None else bias.view(1, groups, -1, 1).expand(out.shape)
+        product(out, matrix.expand(out.shape[0], *matrix.shape), patches, added, 1)
+
+
+def _spread(
+    image: torch.Tensor, values: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, groups: int, w: Windows
+) -> None:
+    """image = bias + the sum of the patches weightᵀ × values, each in its place."""
+    matrix = _matrix(weight, groups).mT
+    for part in _chunks(image, w):
+        given = _grouped(values[part], groups)
+        batch, rows, columns = given.shape[0], image.shape[1] * math.prod(w.window), given.shape[3]
+        patches = image.new_empty(batch, rows, columns)
+        product(_grouped(patches, groups), matrix.expand(batch, *matrix.shape), given)
+        run_template(fold, image.device, image[part], patches, w, bias, name="convolution")
+
+
+def _weight_grad(
+    weight_grad: torch.Tensor, values: torch.Tensor, image: torch.Tensor, groups: int, w: Windows
+) -> None:
+    """The sum over the batch of values × patchesᵀ: one product whose depth is all places of all images."""
+    out = _matrix(weight_grad, groups)
+    for position, part in enumerate(_chunks(image, w)):
+        left = values[part].transpose(0, 1).contiguous().view(groups, values.shape[1] // groups, -1)
+        patches = _patches(image[part], w, rows_first=True).transpose(0, 1)
+        right = patches.view(groups, patches.shape[0] // groups, -1).mT
+        product(out, left, right, out if position else None, int(position > 0))

@@ -1,0 +1,149 @@
+"""Maximum and average pooling, with backward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torch_backplane.kernels.templates import pooling
+from torch_backplane.kernels.templates.unfold import Windows
+from torch_backplane.planning import Call, contiguous_result, operator, run_template
+
+
+def _planes(tensor: torch.Tensor, rank: int) -> torch.Tensor:
+    """(…, *sizes) as (planes, *sizes), contiguous."""
+    return tensor.contiguous().view(math.prod(tensor.shape[:-rank]), *tensor.shape[-rank:])
+
+
+def _windows(
+    image: torch.Tensor,
+    out: torch.Tensor,
+    window: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int] = (1,),
+) -> Windows:
+    rank = image.dim() - 1
+
+    def each(numbers: Sequence[int]) -> tuple[int, ...]:
+        return tuple(numbers) * rank if len(numbers) == 1 else tuple(numbers)
+
+    sizes = tuple(image.shape[1:]), tuple(out.shape[1:])
+    return Windows(*sizes, each(window), each(stride or window), each(padding), each(dilation))
+
+
+def _run(template: Any, result: torch.Tensor, *arguments: Any, name: str) -> None:
+    if result.numel():
+        run_template(template, result.device, result, *arguments, name=name)
+
+
+@operator("max_pool2d_with_indices", "max_pool3d_with_indices")
+def max_pool_with_indices(
+    call: Call,
+    self: torch.Tensor,
+    window: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    ceil_mode: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    out, indices = call.outputs()
+    rank = _rank(call)
+    image = _planes(self, rank)
+    with contiguous_result(out) as result, contiguous_result(indices) as places:
+        values, places = _planes(result, rank), _planes(places, rank)
+        windows = _windows(image, values, window, stride, padding, dilation)
+        _run(pooling.max_pool, values, places, image, windows, name="max_pool")
+    return out, indices
+
+
+@operator("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward")
+def max_pool_with_indices_backward(
+    call: Call,
+    grad: torch.Tensor,
+    self: torch.Tensor,
+    window: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    ceil_mode: bool,
+    indices: torch.Tensor,
+) -> torch.Tensor:
+    (out,) = call.outputs()
+    rank = _rank(call)
+    grad, indices = _planes(grad, rank), _planes(indices, rank)
+    with contiguous_result(out) as result:
+        image = _planes(result, rank)
+        windows = _windows(image, grad, window, stride, padding, dilation)
+        _run(pooling.max_pool_backward, image, grad, indices, windows, name="max_pool_backward")
+    return out
+
+
+@operator("avg_pool2d", "avg_pool3d")
+def avg_pool(
+    call: Call,
+    self: torch.Tensor,
+    window: list[int],
+    stride: list[int],
+    padding: list[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> torch.Tensor:
+    (out,) = call.outputs()
+    rank = _rank(call)
+    image = _planes(self, rank)
+    with contiguous_result(out) as result:
+        values = _planes(result, rank)
+        windows = _windows(image, values, window, stride, padding)
+        _run(pooling.avg_pool, values, image, windows, count_include_pad, divisor_override, name="avg_pool")
+    return out
+
+
+@operator("avg_pool2d_backward", "avg_pool3d_backward")
+def avg_pool_backward(
+    call: Call,
+    grad: torch.Tensor,
+    self: torch.Tensor,
+    window: list[int],
+    stride: list[int],
+    padding: list[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> torch.Tensor:
+    (out,) = call.outputs()
+    rank = _rank(call)
+    grad = _planes(grad, rank)
+    with contiguous_result(out) as result:
+        image = _planes(result, rank)
+        windows = _windows(image, grad, window, stride, padding)
+        arguments = (grad, windows, count_include_pad, divisor_override)
+        _run(pooling.avg_pool_backward, image, *arguments, name="avg_pool_backward")
+    return out
+
+
+@operator("_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
+def adaptive_avg_pool(call: Call, self: torch.Tensor, output_size: list[int]) -> torch.Tensor:
+    (out,) = call.outputs()
+    rank = _rank(call)
+    with contiguous_result(out) as result:
+        _run(pooling.adaptive_avg_pool, _planes(result, rank), _planes(self, rank), name="adaptive_avg_pool")
+    return out
+
+
+@operator("_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward")
+def adaptive_avg_pool_backward(call: Call, grad: torch.Tensor, self: torch.Tensor) -> torch.Tensor:
+    (out,) = call.outputs()
+    rank = _rank(call)
+    with contiguous_result(out) as result:
+        arguments = (_planes(result, rank), _planes(grad, rank))
+        _run(pooling.adaptive_avg_pool_backward, *arguments, name="adaptive_avg_pool_backward")
+    return out
+
+
+def _rank(call: Call) -> int:
+    return 3 if "3d" in call.name else 2
