@@ -110,9 +110,9 @@ class _Writer:
             for dimension in range(rank)
         ]
         body = pointers(self.dialect, parameters)
-        body.append(f"  const {self.index} item = {self.dialect.global_index(self.layout.wide)};")
         if self.layout.rows:
             return body + self._in_rows(), parameters
+        body.append(f"  const {self.index} item = {self.dialect.global_index(self.layout.wide)};")
         if rank:
             return body + self._strided(), parameters
         return body + (self._vectorised() if self.layout.width > 1 else self._contiguous()), parameters
@@ -151,17 +151,21 @@ class _Writer:
 
     def _in_rows(self) -> list[str]:
         names = [name for name, _ in (*self.outputs, *self.inputs)]
-        steps = {0: "", 1: " + item", 2: " + item * stride{}_0"}
+        steps = {0: "0", 1: "item", 2: "item * stride{}_0"}
         places = {
-            name: f"{name}_at{steps[step].format(operand)}"
+            name: steps[step].format(operand)
             for operand, (name, step) in enumerate(zip(names, self.layout.inner, strict=True))
         }
         strides = {f"{name}_at": f"stride{operand}_" for operand, name in enumerate(names)}
         return [
+            # 64 bits wide, which cannot wrap: so a compiler sees that neighbouring items read neighbouring elements.
+            f"  const {self.dialect.index_type(True)} item = {self.dialect.global_index(True)};",
             f"  const {self.index} row = {self.dialect.global_row(self.layout.wide)};",
-            "  if (item >= size0 || row >= rows) return;",
             *(f"  {self.index} {place} = 0;" for place in strides),
+            # Before the test: a compiler may move a division out of a loop over items only where every item has it.
             *advance(self.index, "row", self.layout.rank, strides, first=1),
+            *(f"  {name} += {name}_at;" for name in names),
+            "  if (item >= size0 || row >= rows) return;",
             *self._one_element(lambda name: places[name], "  "),
         ]
 
