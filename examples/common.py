@@ -75,6 +75,24 @@ def fallback_counts(device: torch.device) -> dict[str, int] | None:
     return torch_backplane._C.fallback_counts()
 
 
+def planner_calls(device: torch.device) -> int:
+    """How often Backplane has run an operator's planner in Python, rather than its plan; 0 off Backplane."""
+    if device.type != "bp":
+        return 0
+    from torch_backplane import plans
+
+    return plans.total()["planner_calls"]
+
+
+def kernel_builds(device: torch.device) -> dict[str, int]:
+    """How many kernels the device's compiler has built, and how many came from the disk; empty where there are none."""
+    if device.type != "bp" or not torch.bp.get_device_properties(device).dialect:  # type: ignore[attr-defined]
+        return {}
+    from torch_backplane import drivers
+
+    return drivers.device(torch.empty(0, device=device).device.index).build_counts()
+
+
 def median_seconds(actions: list[Callable[[], object]], rounds: int) -> list[float]:
     """The median time of each action in seconds. They take turns, so that a busy moment hits all of them alike."""
     times: list[list[float]] = [[] for _ in actions]

@@ -175,7 +175,8 @@ def evaluate(model: GPT, text: torch.Tensor, windows: int, device: torch.device,
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """How to train and what to measure. Lengths in characters; `compare_rounds` 0 leaves the comparison out."""
+    """How to train and what to measure. Lengths in characters; `compare_rounds` 0 leaves the comparison with
+    the CPU out, `compare_steps` is how many of its first losses are held beside the CPU's."""
 
     steps: int = 1200
     batch: int = 16
@@ -184,6 +185,7 @@ class Settings:
     eval_every: int = 250
     sample_length: int = 400
     compare_rounds: int = 10
+    compare_steps: int = 50
 
 
 @dataclasses.dataclass
@@ -193,6 +195,7 @@ class Speed:
     tokens_per_second: float
     cpu_tokens_per_second: float
     largest_loss_difference: float
+    steps: int  # that were compared
 
 
 @dataclasses.dataclass
@@ -210,6 +213,9 @@ class Report:
     tokens_per_second: float
     peak_memory: int | None
     fallbacks: dict[str, int] | None
+    first_step_seconds: float = 0.0
+    planner_calls: int = 0  # in training steps after the third
+    kernel_builds: dict[str, int] = dataclasses.field(default_factory=dict)
     total_seconds: float = 0.0
     speed: Speed | None = None
     history: list[tuple[int, float, float]] = dataclasses.field(default_factory=list)  # step, training, held-out
@@ -223,12 +229,12 @@ def compare_with_cpu(shape: Shape, settings: Settings, text: torch.Tensor, devic
         torch.manual_seed(settings.seed)
         trainers.append(Trainer(GPT(shape).to(place), settings, text, place))  # made on the CPU: the same weights
     difference = 0.0
-    for _ in range(2):  # the first steps set things up (threads, caches, optimizer state)
+    for _ in range(settings.compare_steps):  # the first ones also set things up (threads, caches, optimizer state)
         losses = [trainer.step() for trainer in trainers]
         difference = max(difference, abs(losses[0] - losses[1]))
     on_device, on_cpu = common.median_seconds([trainer.step for trainer in trainers], settings.compare_rounds)
     tokens = settings.batch * shape.context
-    return Speed(tokens / on_device, tokens / on_cpu, difference)
+    return Speed(tokens / on_device, tokens / on_cpu, difference, settings.compare_steps)
 
 
 def reload(path: pathlib.Path, device: torch.device) -> GPT:
@@ -271,12 +277,18 @@ def train(device: torch.device, shape: Shape, settings: Settings, out: pathlib.P
     losses: list[float] = []
     history: list[tuple[int, float, float]] = []
     training_seconds = 0.0
+    planner_calls = 0
     with common.progress_bar() as progress:
         task = progress.add_task("starting", total=steps)
         for step in range(1, steps + 1):
+            planned_before = common.planner_calls(device)
             start = time.perf_counter()
             losses.append(trainer.step())
             training_seconds += time.perf_counter() - start
+            if step == 1:
+                first_step_seconds = training_seconds
+            elif step > 3:
+                planner_calls += common.planner_calls(device) - planned_before
             recent = sum(losses[-50:]) / len(losses[-50:])
             speed = step * tokens_per_step / training_seconds
             progress.update(task, advance=1, description=f"loss {recent:.3f} · {speed:,.0f} tokens/s")
@@ -299,7 +311,8 @@ def train(device: torch.device, shape: Shape, settings: Settings, out: pathlib.P
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         first_loss=losses[0], held_out_loss=held_out_loss, reloaded_loss=reloaded_loss, history=history,
         training_seconds=training_seconds, tokens_per_second=steps * tokens_per_step / training_seconds,
-        peak_memory=peak, fallbacks=fallbacks,
+        peak_memory=peak, fallbacks=fallbacks, first_step_seconds=first_step_seconds, planner_calls=planner_calls,
+        kernel_builds=common.kernel_builds(device),
         sample=stdlib_text.decode(reloaded.sample(prompt, settings.sample_length)),
     )  # fmt: skip
     if device.type != "cpu" and settings.compare_rounds:
@@ -327,11 +340,16 @@ def print_report(report: Report, out: pathlib.Path) -> None:
     if report.speed is not None:
         here, cpu = report.speed.tokens_per_second, report.speed.cpu_tokens_per_second
         rows.append(("beside the CPU", f"{here:,.0f} tokens/s here, {cpu:,.0f} on cpu: {here / cpu:.2f} times"))
-        rows.append(("same first losses", f"largest difference {report.speed.largest_loss_difference:.1e}"))
+        difference = f"largest difference {report.speed.largest_loss_difference:.1e} in {report.speed.steps} steps"
+        rows.append(("same losses as cpu", difference))
     if report.peak_memory is not None:
         rows.append(("peak memory", f"{report.peak_memory / 2**20:.1f} MiB"))
     if report.fallbacks is not None:
         rows.append(("fallbacks to the CPU", common.describe_fallbacks(report.fallbacks)))
+    if report.kernel_builds:
+        rows.append(("planner calls", f"{report.planner_calls} in the training steps after the third"))
+        rows.append(("kernels", ", ".join(f"{count} {how}" for how, count in report.kernel_builds.items())))
+        rows.append(("first step", f"{report.first_step_seconds:.1f} s"))
     rows += [("all in all", f"{report.total_seconds:.0f} s"), ("files", str(out))]
     common.print_report("train_gpt", rows)
 
@@ -350,6 +368,7 @@ def main(
     eval_every: Annotated[int, typer.Option(min=1, help="steps between evaluations")] = Settings.eval_every,
     sample_length: Annotated[int, typer.Option(min=0, help="characters to write at the end")] = Settings.sample_length,
     compare_rounds: Annotated[int, typer.Option(min=0, help="steps timed beside cpu")] = Settings.compare_rounds,
+    compare_steps: Annotated[int, typer.Option(min=1, help="steps whose losses are compared")] = Settings.compare_steps,
     out: Annotated[pathlib.Path, typer.Option(help="folder for the results")] = pathlib.Path("out/train_gpt"),
 ) -> None:
     """Trains a small GPT on the Python standard library's sources."""
@@ -357,7 +376,7 @@ def main(
         shape = Shape(context, layers, heads, width)
     except ValueError as error:
         sys.exit(str(error))
-    settings = Settings(steps, batch, lr, seed, eval_every, sample_length, compare_rounds)
+    settings = Settings(steps, batch, lr, seed, eval_every, sample_length, compare_rounds, compare_steps)
     print_report(train(common.open_device(device, driver), shape, settings, out), out)
 
 

@@ -104,3 +104,11 @@ def random_from(call: Call, self: torch.Tensor, start: int, to: int | None, gene
     least, greatest = (-_EXACT[self.dtype], _EXACT[self.dtype]) if self.dtype in _EXACT else integer_range(self.dtype)
     _check(start < to and least <= start and to - 1 <= greatest, "a range that is none, or out of the dtype's")
     return _fill(self, fill_integers, start, to - start)
+
+
+@operator("multinomial", variants=False)
+def multinomial(call: Call, self: torch.Tensor, num_samples: int, replacement: bool, generator: Any) -> torch.Tensor:
+    """One draw, as PyTorch's own kernels make it: the least of exponential variables with these rates comes first."""
+    _check(num_samples == 1 and self.is_floating_point(), "more than one draw")
+    noise = torch.empty_like(self).exponential_(generator=generator)
+    return (self / noise).argmax(-1, keepdim=True)
