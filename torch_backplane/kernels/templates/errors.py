@@ -30,7 +30,8 @@ def message(words: list[int]) -> str | None:
     return f"{_operators[operator]}: index {index} is out of bounds for dimension with size {size}"
 
 
-# checked_index (needs the type int64 and the constant WRAPS): the index, counted from the end where it is negative and WRAPS; or -1, and the error is written down.
+# checked_index, which needs the type int64 and the constant WRAPS: the index, counted from the end where it is negative
+# and WRAPS; or -1, and the error is written down.
 FUNCTIONS = f"""
 #define INT32_MOST 0x7fffffff
 #define INT32_LEAST (-INT32_MOST - 1)
