@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "allocator.h"
+#include "device_errors.h"
 #include "generator.h"
 #include "storage.h"
 #include "stream.h"
@@ -49,6 +50,9 @@ class Replay {
       }
     }
     step.kernel->launch(step.size, arguments, stream_);
+    if (step.reports_errors) {
+      note_reporting_launch(current_stream(call_.device));
+    }
   }
 
   void run(const CopyStep& step) {

@@ -56,6 +56,7 @@ struct LaunchStep {
   std::shared_ptr<const Kernel> kernel;
   LaunchSize size;
   std::vector<PlannedArgument> arguments;
+  bool reports_errors; // see device_errors.h
 
   bool operator==(const LaunchStep& other) const {
     return kernel == other.kernel && size.items == other.size.items && size.group == other.size.group &&

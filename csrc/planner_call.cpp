@@ -9,6 +9,7 @@
 #include <torch/csrc/utils/tensor_memoryformats.h>
 
 #include "bindings.h"
+#include "device_errors.h"
 #include "planned_operator.h"
 #include "recorder.h"
 #include "stream.h"
@@ -195,6 +196,7 @@ void launch(
   const LaunchSize size = launch_size(items, group);
   Recorder* recorder = Recorder::active();
   std::vector<PlannedArgument> recorded;
+  bool reports_errors = false;
   c10::SmallVector<KernelArgument, 24> arguments(values.size());
   c10::SmallVector<uint64_t, 24> numbers(values.size());
   for (size_t i = 0; i < values.size(); ++i) {
@@ -208,6 +210,7 @@ void launch(
           tensor.device() == c10::Device(c10::kPrivateUse1, kernel->device_index()), "argument ", i, " of kernel ",
           kernel->entry(), " is on ", tensor.device(), ", and the kernel on bp:", kernel->device_index());
       arguments[i] = {tensor.const_data_ptr(), 0};
+      reports_errors |= are_error_words(tensor);
       if (recorder != nullptr) {
         recorded.emplace_back(recorder->locate(tensor));
       }
@@ -238,14 +241,18 @@ void launch(
     arguments[i] = {&numbers[i], bytes};
   }
   if (recorder != nullptr) {
-    recorder->launched(kernel, size, std::move(recorded));
+    recorder->launched({kernel, size, std::move(recorded), reports_errors});
     if (recorder->is_dry()) {
       return;
     }
   }
-  const auto stream = stream_handle(current_stream(kernel->device_index()));
+  const c10::Stream stream = current_stream(kernel->device_index());
+  const StreamHandle handle = stream_handle(stream);
   py::gil_scoped_release released; // the device may have to wait
-  kernel->launch(size, arguments, stream);
+  kernel->launch(size, arguments, handle);
+  if (reports_errors) {
+    note_reporting_launch(stream);
+  }
 }
 
 // (seed, offset) for `count` random numbers of the generator of the call that is being planned.
@@ -345,6 +352,16 @@ void bind_plans(py::module_& module) {
       },
       py::arg("tensors"), "Throws PyTorch's error where the tensors do not broadcast to one shape.");
   module.def("take_random", &take_random, py::arg("count"));
+  module.def(
+      "watch_error_words",
+      [](const at::Tensor& words, py::function text) {
+        PyObject* function = text.release().ptr(); // lives as long as the process
+        watch_error_words(words, [function](const std::vector<int32_t>& found) {
+          py::gil_scoped_acquire gil;
+          return py::reinterpret_borrow<py::object>(function)(found).cast<std::string>();
+        });
+      },
+      py::arg("words"), py::arg("text"));
   module.def("keep_in_plan", [](const at::Tensor& tensor) {
     if (auto* recorder = Recorder::active()) {
       recorder->keep(tensor);

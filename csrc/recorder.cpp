@@ -28,9 +28,8 @@ void Recorder::freed(void* memory) {
   }
 }
 
-void Recorder::launched(
-    std::shared_ptr<const Kernel> kernel, const LaunchSize& size, std::vector<PlannedArgument> arguments) {
-  plan_.steps.emplace_back(LaunchStep{std::move(kernel), size, std::move(arguments)});
+void Recorder::launched(LaunchStep step) {
+  plan_.steps.emplace_back(std::move(step));
 }
 
 void Recorder::copied(const at::Tensor& destination, const at::Tensor& source, size_t bytes) {

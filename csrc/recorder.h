@@ -39,7 +39,7 @@ class Recorder {
 
   void allocated(void* memory, size_t bytes);
   void freed(void* memory);
-  void launched(std::shared_ptr<const Kernel> kernel, const LaunchSize& size, std::vector<PlannedArgument> arguments);
+  void launched(LaunchStep step);
   void copied(const at::Tensor& destination, const at::Tensor& source, size_t bytes);
   // Takes random numbers; their seed and offset are the call's numbers with this index and the next.
   uint32_t take_random(uint64_t count);

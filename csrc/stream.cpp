@@ -7,6 +7,7 @@
 #include <mutex>
 #include <vector>
 
+#include "device_errors.h"
 #include "recorder.h"
 
 namespace backplane {
@@ -145,8 +146,11 @@ bool query_stream(c10::Stream stream) {
 void synchronize_stream(c10::Stream stream) {
   note_not_replayable("it uses streams or events");
   Device& owner = device(stream.device_index());
-  DeviceCall call(owner);
-  owner.synchronize_stream(stream_handle(stream));
+  {
+    DeviceCall call(owner);
+    owner.synchronize_stream(stream_handle(stream));
+  }
+  throw_reported_errors(stream);
 }
 
 void synchronize_device(c10::DeviceIndex index) {
@@ -154,12 +158,15 @@ void synchronize_device(c10::DeviceIndex index) {
   index = checked_index(index);
   Device& owner = device(index);
   Streams& streams = streams_of(index);
-  DeviceCall call(owner);
-  for (c10::StreamId id = 0; id < streams.size.load(); ++id) {
-    if (const Entry* entry = streams.entries[id].load(std::memory_order_acquire)) {
-      owner.synchronize_stream(entry->handle);
+  {
+    DeviceCall call(owner);
+    for (c10::StreamId id = 0; id < streams.size.load(); ++id) {
+      if (const Entry* entry = streams.entries[id].load(std::memory_order_acquire)) {
+        owner.synchronize_stream(entry->handle);
+      }
     }
   }
+  throw_reported_errors(index);
 }
 
 // --- events ----------------------------------------------------------------------------------------------------------

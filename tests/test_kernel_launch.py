@@ -21,7 +21,9 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 OPENCL = '''
 import struct, threading, torch
 from torch_backplane import _C, drivers
-from torch_backplane.drivers import builds
+from torch_backplane.drivers import builds, opencl_programs
+
+opencl_programs.KEEP_THEIR_OWN = ()  # of one kernel at a time, PoCL may be asked for the binary
 
 PARAMETERS = """(global const float* a_base, const ulong a_offset, global const float* b_base, const ulong b_offset,
     global float* o_base, const ulong o_offset, const float alpha, const uint count) {

@@ -298,8 +298,10 @@ def test_another_shape_is_the_same_text():
             "t", lambda a: a, inputs=[a.dtype], outputs=[a.dtype], layout=where.layout, dialect=OpenCLC()
         ).text
 
-    assert text(3, 4) == text(5, 77)
+    assert text(3, 4) == text(77, 5)
     assert text(3, 4) != text(3, 4, 5)
+    assert text(3, 40) == text(5, 770)  # rows that are worth a dimension of the launch
+    assert text(3, 40) != text(3, 4)
 
 
 @pytest.mark.parametrize("dtype", list(FACTS), ids=str)

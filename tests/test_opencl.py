@@ -375,7 +375,7 @@ def losses(device):
         optimizer.step()
         result.append(loss.item())
     return result
-torch.testing.assert_close(losses("bp:0"), losses("cpu"))
+torch.testing.assert_close(losses("bp:0"), losses("cpu"), rtol=1e-5, atol=1e-6)  # float32, summed in another order
 assert losses("bp:0")[-1] < losses("bp:0")[0]
 """
     run(code)

@@ -17,6 +17,7 @@ import pyopencl as cl
 import torch
 
 from torch_backplane.drivers.base import ALL_DTYPES, NATIVE_APIS, Device, DeviceProperties, NativeLauncher
+from torch_backplane.drivers.opencl import POCL
 from torch_backplane.drivers.opencl_programs import Programs
 
 OLDEST_VERSION = (1, 2)
@@ -81,14 +82,15 @@ class Stream:
 
 
 @functools.cache
-def native_launcher() -> NativeLauncher:
+def native_launcher(platform: str) -> NativeLauncher:
     """OpenCL's functions, in the library that PyOpenCL has loaded, wherever it found it."""
     library = ctypes.CDLL(cl._cl.__file__)  # looks in what it was linked with, too
+    names = list(NATIVE_APIS["opencl"])
+    if platform == POCL:
+        names.append("clFinish")  # makes wider launches wait for narrower ones: csrc/opencl_launcher.cpp says why
     return NativeLauncher(
         api="opencl",
-        functions={
-            name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in NATIVE_APIS["opencl"]
-        },
+        functions={name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in names},
     )
 
 
@@ -111,7 +113,7 @@ class OpenCLDevice(Device):
         self.device = device
         self.largest_segment = int(device.max_mem_alloc_size)
         self.context = cl.Context([device])
-        self.native_launcher = native_launcher()
+        self.native_launcher = native_launcher(device.platform.name)
         self._programs = Programs(self.context, device)
         self._own_stream = Stream(self.context, device)
         self._run_probe()

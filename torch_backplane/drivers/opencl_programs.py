@@ -9,6 +9,11 @@ import pyopencl as cl
 
 from torch_backplane.drivers import builds, kernel_cache
 
+# Platforms that must not be asked for binaries. PoCL 3.1 compiles another variant of a kernel to answer, and if the kernel
+# runs at that moment, confuses their reference counts and aborts the process (pocl_release_dlhandle_cache in its
+# lib/CL/devices/common.c). It keeps what it compiles on the disk by itself.
+KEEP_THEIR_OWN = ("Portable Computing Language",)
+
 
 class Programs:
     """Thread-safe; PyOpenCL releases the GIL while the compiler runs.
@@ -29,11 +34,15 @@ class Programs:
         self.counts = {"built": 0, "loaded": 0}
 
     def get(self, text: str) -> cl.Program:
-        """The program of this text, from the disk if it is there.
+        """The program of this text, from the disk if it is there (except on platforms that KEEP_THEIR_OWN).
 
         Raises:
             pyopencl.Error: it cannot be built; the message has the compiler's log.
         """
+        if self._device.platform.name in KEEP_THEIR_OWN:
+            program = self.build(text)
+            self._count("built")
+            return program
         name = kernel_cache.key((*self._origin, text))
         program = self._load(name)
         if program is None:

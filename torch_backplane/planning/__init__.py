@@ -9,13 +9,12 @@ from torch_backplane.planning.declare import operator
 from torch_backplane.planning.launch import dialect_of, launch, random_numbers
 from torch_backplane.planning.pointwise import copy_elements, pointwise, run_pointwise
 from torch_backplane.planning.reduce import run_reduction
-from torch_backplane.planning.template import check_indices, contiguous_result, error_words, run_template
+from torch_backplane.planning.template import contiguous_result, error_words, run_template
 
 __all__ = [
     "Call",
     "Number",
     "RunOnCPU",
-    "check_indices",
     "contiguous_result",
     "copy_elements",
     "dialect_of",

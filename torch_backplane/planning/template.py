@@ -42,18 +42,8 @@ def error_words(device: torch.device) -> torch.Tensor:
 def _make_words(device: torch.device) -> None:
     words = torch.zeros(errors.WORDS, dtype=torch.int32).to(device)
     torch.accelerator.synchronize(device)
+    _C.watch_error_words(words, errors.message)  # the socket throws what they say at the next synchronization
     _words[device.index] = words
-
-
-def check_indices(device: torch.device) -> None:
-    """Raises the IndexError that a kernel on this device has reported since the last call. Waits for the device."""
-    words = _words.get(device.index if device.index is not None else torch.accelerator.current_device_index())
-    if words is None:
-        return
-    text = errors.message(words.tolist())
-    if text is not None:
-        words.copy_(torch.zeros(errors.WORDS, dtype=torch.int32))
-        raise IndexError(text)
 
 
 @contextmanager

@@ -20,18 +20,16 @@ def operator_number(name: str) -> int:
     return _operators.index(name)
 
 
-def message(words: list[int]) -> str | None:
-    """What the words say, or None where there was no error."""
+def message(words: list[int]) -> str:
+    """What the words of an error say."""
     code, operator, index, size = words
-    if code == 0:
-        return None
     if code != INDEX_OUT_OF_RANGE:
         raise ValueError(f"unknown error code {code} of a kernel")
     return f"{_operators[operator]}: index {index} is out of bounds for dimension with size {size}"
 
 
-# checked_index, which needs the type int64 and the constant WRAPS: the index, counted from the end where it is negative
-# and WRAPS; or -1, and the error is written down.
+# checked_index (needs the type int64 and the constant WRAPS): the index, counted from the end where it is negative and
+# WRAPS; or -1, and the error is written down.
 FUNCTIONS = f"""
 #define INT32_MOST 0x7fffffff
 #define INT32_LEAST (-INT32_MOST - 1)

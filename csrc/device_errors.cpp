@@ -1,0 +1,104 @@
+#include "device_errors.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <mutex>
+
+#include "device.h"
+#include "stream.h"
+
+namespace backplane {
+namespace {
+
+struct Watched {
+  std::mutex lock; // of `streams`; not held while the device is called
+  std::vector<c10::StreamId> streams; // with launches that were not checked yet
+  std::atomic<bool> any{false}; // streams is not empty
+  std::optional<at::Tensor> words; // set once
+  ErrorText text;
+};
+
+Watched& watched(c10::DeviceIndex index) {
+  static auto* all = new std::array<Watched, 64>;
+  return (*all)[index];
+}
+
+// Reads the words behind what the stream has to do, and throws what they say.
+void check(Watched& device_words, c10::Stream stream) {
+  const at::Tensor& words = *device_words.words;
+  Device& owner = device(stream.device_index());
+  const StreamHandle handle = stream_handle(stream);
+  std::vector<int32_t> found(static_cast<size_t>(words.numel()));
+  void* memory = words.mutable_data_ptr();
+  const size_t bytes = words.nbytes();
+  {
+    DeviceCall call(owner);
+    owner.copy(found.data(), memory, bytes, CopyKind::DeviceToHost, handle);
+    owner.synchronize_stream(handle);
+    if (found[0] == 0) {
+      return;
+    }
+    owner.fill(memory, 0, bytes, handle);
+  }
+  TORCH_CHECK_INDEX(false, device_words.text(found));
+}
+
+} // namespace
+
+void watch_error_words(const at::Tensor& words, ErrorText text) {
+  Watched& device_words = watched(words.device().index());
+  TORCH_CHECK(!device_words.words.has_value(), "the error words of ", words.device(), " are set already");
+  device_words.text = std::move(text);
+  device_words.words = words;
+}
+
+bool are_error_words(const at::Tensor& tensor) {
+  const auto& words = watched(tensor.device().index()).words;
+  return words.has_value() && words->storage().is_alias_of(tensor.storage());
+}
+
+void note_reporting_launch(c10::Stream stream) {
+  Watched& device_words = watched(stream.device_index());
+  std::lock_guard<std::mutex> guard(device_words.lock);
+  auto& streams = device_words.streams;
+  if (std::find(streams.begin(), streams.end(), stream.id()) == streams.end()) {
+    streams.push_back(stream.id());
+  }
+  device_words.any.store(true, std::memory_order_release);
+}
+
+void throw_reported_errors(c10::Stream stream) {
+  Watched& device_words = watched(stream.device_index());
+  if (C10_LIKELY(!device_words.any.load(std::memory_order_acquire))) {
+    return;
+  }
+  {
+    std::lock_guard<std::mutex> guard(device_words.lock);
+    auto& streams = device_words.streams;
+    const auto found = std::find(streams.begin(), streams.end(), stream.id());
+    if (found == streams.end()) {
+      return;
+    }
+    streams.erase(found);
+    device_words.any.store(!streams.empty(), std::memory_order_release);
+  }
+  check(device_words, stream);
+}
+
+void throw_reported_errors(c10::DeviceIndex index) {
+  Watched& device_words = watched(index);
+  if (C10_LIKELY(!device_words.any.load(std::memory_order_acquire))) {
+    return;
+  }
+  {
+    std::lock_guard<std::mutex> guard(device_words.lock);
+    device_words.streams.clear();
+    device_words.any.store(false, std::memory_order_release);
+  }
+  check(device_words, current_stream(index));
+}
+
+} // namespace backplane

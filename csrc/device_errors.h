@@ -1,0 +1,33 @@
+// Errors that kernels report: an index out of range is written to a few words of device memory, and thrown when the host
+// next synchronizes with the stream.
+//
+// The words, their meaning and their text are the Python side's (torch_backplane/kernels/templates/errors.py). Here is
+// known which streams were given kernels that may write them, so that nobody else pays for reading them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace backplane {
+
+// What the words of an error say.
+using ErrorText = std::function<std::string(const std::vector<int32_t>&)>;
+
+// Sets a device's words: a tensor of int32 on it, all zero. They are the device's as long as the process lives.
+void watch_error_words(const at::Tensor& words, ErrorText text);
+// True for the memory of a device's words.
+bool are_error_words(const at::Tensor& tensor);
+// A kernel that may report an error was given to the stream.
+void note_reporting_launch(c10::Stream stream);
+
+// Throws IndexError if a kernel on the stream (or on any stream of the device) has reported one; the words are zero
+// afterwards. To be called when the stream is synchronized. Costs nothing where no such kernel was launched.
+void throw_reported_errors(c10::Stream stream);
+void throw_reported_errors(c10::DeviceIndex device);
+
+} // namespace backplane
