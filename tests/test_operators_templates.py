@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.utils._pytree import tree_map, tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 import torch_backplane
 from torch_backplane import _C, plans
 
 aten, F = torch.ops.aten, torch.nn.functional
-I = torch.tensor
+indices = torch.tensor
 
 
 def device():
@@ -77,21 +77,22 @@ CALLS = {
         lambda x, m, v: (F.batch_norm(x, m := m.clone(), v := v.clone(), training=True), m, v), r(30, 6), r(6), r(6)
     ),
     "batch_norm channels last": (
-        lambda x: F.batch_norm(x.contiguous(memory_format=torch.channels_last), None, None, training=True), r(4, 6, 5, 5)
+        lambda x: F.batch_norm(x.contiguous(memory_format=torch.channels_last), None, None, training=True),
+        r(4, 6, 5, 5),
     ),
     "embedding": grads(lambda w, i: F.embedding(i, w, padding_idx=2), r(9, 33), ints(9, 4, 5)),
     "index_select": (lambda x, i: x.index_select(1, i), r(3, 7, 4), ints(7, 5)),
-    "index_select 0-dim": (lambda x, i: x.index_select(0, i), r(), I([0])),
+    "index_select 0-dim": (lambda x, i: x.index_select(0, i), r(), indices([0])),
     "gather": grads(lambda x, i: x.gather(1, i), r(3, 7, 4), ints(7, 3, 2, 4)),
-    "take": (torch.take, r(3, 4), I([[-1, 3], [5, 11]])),
+    "take": (torch.take, r(3, 4), indices([[-1, 3], [5, 11]])),
     "take_along_dim": (lambda x: x.take_along_dim(x.long().abs() % 4, 1), r(3, 4)),
-    "scatter": (lambda x, i, s: x.scatter(0, i, s), r(6, 4), torch.stack([I([3, 1, 5])] * 4, 1), r(3, 4)),
+    "scatter": (lambda x, i, s: x.scatter(0, i, s), r(6, 4), torch.stack([indices([3, 1, 5])] * 4, 1), r(3, 4)),
     "scatter value": (lambda x, i: x.scatter(1, i, 1.5), r(6, 4), ints(4, 6, 1)),
     "scatter_add": (lambda x, i, s: x.scatter_add(0, i, s), r(6, 4), ints(6, 9, 4), r(9, 4)),
     "scatter_reduce": (lambda x, i, s: x.scatter_reduce(0, i, s, "amax"), r(6, 4), ints(6, 9, 4), r(9, 4)),
     "index_add": (lambda x, i, s: x.index_add(0, i, s, alpha=2), r(6, 4), ints(6, 9), r(9, 4)),
-    "index_copy": (lambda x, i, s: x.index_copy(1, i, s), r(6, 4), I([3, 0]), r(6, 2)),
-    "index_fill": (lambda x, i: x.index_fill(0, i, -1.0), r(6, 4), I([3, -6])),
+    "index_copy": (lambda x, i, s: x.index_copy(1, i, s), r(6, 4), indices([3, 0]), r(6, 2)),
+    "index_fill": (lambda x, i: x.index_fill(0, i, -1.0), r(6, 4), indices([3, -6])),
     "index": grads(lambda x, i: x[i], r(6, 4), ints(6, 3, 2)),
     "index two": grads(lambda x, i, j: x[:, i, :, j], r(3, 4, 5, 6), ints(4, 2, 1), ints(6, 3)),
     "index middle": (lambda x, i, j: x[:, i, j], r(3, 4, 5, 6), ints(4, 2, 1), -ints(5, 3)),
@@ -158,7 +159,9 @@ def test_operator(name):
         found = function(*on_device)
         for f, e in zip(tree_leaves(found), tree_leaves(expected), strict=True):
             if isinstance(e, torch.Tensor):
-                torch.testing.assert_close(f.cpu(), e, rtol=1e-4, atol=1e-4 if e.dtype != torch.bfloat16 else 5e-2, equal_nan=True)
+                torch.testing.assert_close(
+                    f.cpu(), e, rtol=1e-4, atol=1e-4 if e.dtype != torch.bfloat16 else 5e-2, equal_nan=True
+                )
     fallen = {k: v for k, v in _C.fallback_counts().items() if v != before.get(k, 0)}
     assert not fallen
     assert plans.total()["planner_calls"] == counts["planner_calls"], plans.stats()

@@ -50,9 +50,7 @@ def test_advanced_indexing_with_two_tensors_and_negative_indices(processor, inde
     a, b = torch.randint(-6, 6, (3, 1)).to(index_dtype), torch.randint(-8, 8, (4,)).to(index_dtype)
     out, errors = torch.empty(3, 4, 5, 7), no_errors()
     full = [t.expand(3, 4) for t in (a, b)]
-    indices = [
-        Index(t, (*t.stride(), 0, 0), self.stride(d), self.size(d)) for t, d in zip(full, (1, 3), strict=True)
-    ]
+    indices = [Index(t, (*t.stride(), 0, 0), self.stride(d), self.size(d)) for t, d in zip(full, (1, 3), strict=True)]
     kept = (0, 0, self.stride(0), self.stride(2))
     run(read(dialect(processor), out, self, kept, indices, errors, "index.Tensor", wraps=True))
     torch.testing.assert_close(out, self[:, a.long(), :, b.long()])
@@ -126,7 +124,7 @@ def test_embedding_backward_and_numbers(processor):
     target, errors = dialect(processor), no_errors()
     rows, grad = torch.randint(0, 9, (4, 50)), torch.randn(4, 50, 33)
     out, indices = torch.zeros(9, 33), [Index(rows, (50, 1, 0), 33, 9)]
-    arguments = (rows.shape + (33,), (0, 0, 1), grad.stride(), indices, errors, "embedding_dense_backward")
+    arguments = ((*rows.shape, 33), (0, 0, 1), grad.stride(), indices, errors, "embedding_dense_backward")
     run(write(target, out, grad, *arguments, combine="add", skip=3))
     expected = torch.ops.aten.embedding_dense_backward(grad, rows, 9, 3, False)
     torch.testing.assert_close(out, expected)

@@ -16,7 +16,12 @@ affine = pytest.mark.parametrize("affine", [True, False], ids=["affine", "plain"
 def close(found, expected):
     for f, e in zip(found, expected, strict=True):
         if f is not None:
-            torch.testing.assert_close(f, e.to(f.dtype), rtol=None if f.dtype.itemsize > 2 else 2e-2, atol=None if f.dtype.itemsize > 2 else 2e-2)
+            torch.testing.assert_close(
+                f,
+                e.to(f.dtype),
+                rtol=None if f.dtype.itemsize > 2 else 2e-2,
+                atol=None if f.dtype.itemsize > 2 else 2e-2,
+            )
 
 
 def parameters(size, dtype, affine):
@@ -47,7 +52,13 @@ def test_layer_norm(processor, dtype, affine, shape):
     sets = Sets.layer(rows, size)
     run(norm(target, sets, out, x, weight, bias, 1e-5, mean=mean, rstd=rstd))
     doubles = [None if t is None else t.double() for t in (x, weight, bias)]
-    close([out, mean, rstd], [t.flatten() if t.dim() > 1 and t.shape[1] == 1 and t.shape[0] == rows and i else t for i, t in enumerate(torch.native_layer_norm(doubles[0], [size], doubles[1], doubles[2], 1e-5))])
+    close(
+        [out, mean, rstd],
+        [
+            t.flatten() if t.dim() > 1 and t.shape[1] == 1 and t.shape[0] == rows and i else t
+            for i, t in enumerate(torch.native_layer_norm(doubles[0], [size], doubles[1], doubles[2], 1e-5))
+        ],
+    )
     run(norm_backward(target, sets, out, grad, x, weight, mean, rstd))
     expected = gradients(lambda x, *p: torch.nn.functional.layer_norm(x, [size], *p), x, weight, bias, grad)
     found = [out]

@@ -181,9 +181,7 @@ def _spread(
         run_template(fold, image.device, image[part], patches, w, bias, name="convolution")
 
 
-def _weight_grad(
-    weight_grad: torch.Tensor, values: torch.Tensor, image: torch.Tensor, groups: int, w: Windows
-) -> None:
+def _weight_grad(weight_grad: torch.Tensor, values: torch.Tensor, image: torch.Tensor, groups: int, w: Windows) -> None:
     """The sum over the batch of values × patchesᵀ: one product whose depth is all places of all images."""
     out = _matrix(weight_grad, groups)
     for position, part in enumerate(_chunks(image, w)):

@@ -93,7 +93,7 @@ def _along(self: torch.Tensor, dim: int, index: torch.Tensor) -> tuple[list[int]
 def index_select(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
     _check(self, index)
     (out,) = call.outputs()
-    shape, kept, indices = _slices(self, dim, index)
+    _, kept, indices = _slices(self, dim, index)
     _read("index_select", out if out.dim() else out.view(1), self, kept, indices)
     return out
 
@@ -206,9 +206,7 @@ def index_fill(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, va
 # Advanced indexing
 
 
-def _advanced(
-    self: torch.Tensor, indices: Sequence[torch.Tensor | None]
-) -> tuple[list[int], list[int], list[Index]]:
+def _advanced(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> tuple[list[int], list[int], list[Index]]:
     """(shape, kept, indices) of self[indices]: index dimensions stand where they were if adjacent, else in front."""
     given = {dim: index for dim, index in enumerate(indices) if index is not None}
     for index in given.values():

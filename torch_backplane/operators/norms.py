@@ -194,7 +194,8 @@ def native_batch_norm_backward(
     output_mask: list[bool],
 ) -> Results:
     mean, rstd = (save_mean, save_invstd) if train else (running_mean, running_var)
-    assert mean is not None and rstd is not None
+    assert mean is not None
+    assert rstd is not None
     channel = mean if weight is None else weight
     results = _new_like([self, channel, channel], output_mask)
     if not self.numel():

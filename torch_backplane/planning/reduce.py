@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from functools import partial
 
 import torch
 
@@ -77,19 +78,19 @@ def _run_by_lanes(
     columns = by_columns(where, len(outputs))
     chunks = chunk_count(where, columns)
     if chunks == 1:
-        options = {"columns": columns, "compute": compute}
-        run_template(reduce_lanes, device, name, definition, outputs, inputs, where, name=name, **options)
+        only = partial(run_template, reduce_lanes, device, name, definition, outputs, inputs, where, name=name)
+        only(columns=columns, compute=compute)
         return
     results = where.kept.count
     states = [torch.empty(results, chunks, dtype=dtype, device=device) for dtype in definition.state]
-    options = {"columns": columns, "chunks": chunks, "compute": compute}
-    run_template(reduce_lanes, device, name, definition, states, inputs, where, name=name, **options)
+    first = partial(run_template, reduce_lanes, device, name, definition, states, inputs, where, name=name)
+    first(columns=columns, chunks=chunks, compute=compute)
     again = Reduction(
         definition.state, definition.identity, lambda *state: state[:-1], definition.combine, definition.finish
     )
-    partial = contiguous_strides(where.kept.sizes, chunks)
+    strides = contiguous_strides(where.kept.sizes, chunks)
     kept = Geometry(
-        where.kept.layout, where.kept.sizes, (*where.kept.strides[: len(outputs)], *(partial for _ in states))
+        where.kept.layout, where.kept.sizes, (*where.kept.strides[: len(outputs)], *(strides for _ in states))
     )
     reduced = Geometry(Layout(1, 1, where.wide), (chunks,), tuple((1,) for _ in states))
     left = ReductionGeometry(kept, reduced)

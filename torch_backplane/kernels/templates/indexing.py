@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -79,7 +80,9 @@ def read(
   for (index_t i = first; i < min(first + {chunk}, run_length); ++i) out[out_at + i] = self[place + i];
 """
     integers = {"items": items, "chunks": -(-run_length // chunk), "run_length": run_length, **named("size", sizes)}
-    operands = zip(("out_stride", "self_stride", *(f"index{t}_stride" for t in range(len(indices)))), strides, strict=True)
+    operands = zip(
+        ("out_stride", "self_stride", *(f"index{t}_stride" for t in range(len(indices)))), strides, strict=True
+    )
     for name, operand in operands:
         integers |= named(name, operand)
     return _call(
@@ -127,12 +130,14 @@ def write(
     element: of several values assigned to one place any may stay, and sums are added in any order.
     """
     value = value_dtype(self.dtype)
-    in_order = (
-        dialect.processor == "cpu" or deterministic or (combine != "assign" and self.dtype not in _ATOMIC_TYPES)
-    )
+    in_order = dialect.processor == "cpu" or deterministic or (combine != "assign" and self.dtype not in _ATOMIC_TYPES)
     is_tensor = isinstance(source, torch.Tensor)
     operands = [kept, *(index.strides for index in indices), *([source_strides] if is_tensor else [])]
-    names = ["self_stride", *(f"index{t}_stride" for t in range(len(indices))), *(["source_stride"] if is_tensor else [])]
+    names = [
+        "self_stride",
+        *(f"index{t}_stride" for t in range(len(indices))),
+        *(["source_stride"] if is_tensor else []),
+    ]
     serial = [d for d in range(len(shape)) if in_order and kept[d] == 0]
     parallel = [d for d in range(len(shape)) if d not in serial]
     sizes, strides = _part(shape, parallel, operands)
@@ -161,14 +166,14 @@ def write(
   }}
 """
     number = _number_dtype(value)
-    numbers = {} if is_tensor else {"number": (number, source)}
+    numbers: dict[str, tuple[torch.dtype, Any]] = {} if is_tensor else {"number": (number, source)}
     if alpha is not None:
         numbers["alpha"] = (number, alpha)
     return _call(
         f"indexed_{combine}" + ("" if in_order else "_anyhow"),
         dialect,
         {"self": self},
-        {"source": source} if is_tensor else {},
+        {"source": source} if isinstance(source, torch.Tensor) else {},
         indices,
         integers,
         wraps,
@@ -223,7 +228,7 @@ def _part(
 def _in_order(
     shape: Sequence[int], dims: Sequence[int], operands: Sequence[Sequence[int]]
 ) -> tuple[Sequence[int], Sequence[Sequence[int]]]:
-    """As `_part`, and in the order of `dims`: that of a contiguous operand, which `geometry` takes from the first one."""
+    """As `_part`, in the order of `dims`: that of a contiguous operand, as `geometry` orders by the first one."""
     sizes = [shape[d] for d in dims]
     contiguous = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
     where = geometry(sizes, [contiguous, *([operand[d] for d in dims] for operand in operands)])

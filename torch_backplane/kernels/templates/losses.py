@@ -36,7 +36,7 @@ def nll_loss(
     errors: torch.Tensor,
     operator: str,
 ) -> Call:
-    """out: a loss for each target (reduction 0), their weighted mean (1) or sum (2). total_weight: the sum of weights."""
+    """out: a loss for each target (reduction 0), their weighted mean (1) or sum (2). total_weight: that of weights."""
     batch, classes, positions = self.shape
     each = REDUCTIONS[reduction] == "none"
     parts = _parts(weight) | {

@@ -129,13 +129,17 @@ def _outer(row_contiguous: bool) -> str:
     if row_contiguous:
         contiguous = depth_loop("const value_t_lanes b_lanes = load_b_lanes(b_at + k * b_row + j);")
         loops = f"if (j + LANES <= columns) {contiguous} else {loops}"
+    stores = " ".join(
+        f"lanes_get(sum{x}, found); for (int y = 0; y < LANES; ++y) {_store(f'i + {x}', 'j + y', 'found[y]')}"
+        for x in rows
+    )
     return f"""{_block(_OUTER_ROWS, "LANES")}
   const index_t a_batch = {_batch("a")}, b_at = {_batch("b")};
   {" ".join(f"const index_t a_at{x} = a_batch + min(i + {x}, rows - 1) * a_row;" for x in rows)}
   {" ".join(f"value_t_lanes sum{x} = LANES_OF(0);" for x in rows)}
   {loops}
   value_t found[LANES];
-  {" ".join(f"lanes_get(sum{x}, found); for (int y = 0; y < LANES; ++y) {_store(f'i + {x}', 'j + y', 'found[y]')}" for x in rows)}
+  {stores}
 """
 
 
@@ -184,7 +188,7 @@ def _tiled() -> str:
     return substitute(_TILED, parts)
 
 
-# Tiles are filled along the dimension that is contiguous in memory, whichever it is, so that work items read neighbours.
+# Tiles are filled along the dimension that is contiguous in memory, so that work items read neighbours.
 _TILED = """
   LOCAL value_t a_tile[$depth][$tile + 1];
   LOCAL value_t b_tile[$depth][$tile + 1];

@@ -99,7 +99,9 @@ def norm(
     if running is not None:
         (outputs if update else inputs).update(running_mean=running[0], running_var=running[1])
     inputs |= _given(weight=weight, bias=bias)
-    statement = f"const value_t@ normal@ = (load_self@(at) - mean) * rstd; store_out@(at, {_affine(sets, weight, bias)});"
+    statement = (
+        f"const value_t@ normal@ = (load_self@(at) - mean) * rstd; store_out@(at, {_affine(sets, weight, bias)});"
+    )
     body = f"""
   {team_shared(dialect)}
   {row_start(dialect)}
@@ -193,7 +195,9 @@ def weight_grads(
     }
     if sets.kind == "layer":
         column = substitute(_COLUMN, parts | {"store": " ".join(store[n].replace("$at", "column") for n in names)})
-        body = substitute(_COLUMNS, parts | {"by_lanes": column.replace("@", "_lanes"), "singly": column.replace("@", "")})
+        body = substitute(
+            _COLUMNS, parts | {"by_lanes": column.replace("@", "_lanes"), "singly": column.replace("@", "")}
+        )
         items = -(-sets.length // lane_count(dialect, value))
         group_size = int(parts["items"])
         groups = -(-items // group_size)

@@ -10,7 +10,7 @@ import torch
 
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import facts, value_dtype
-from torch_backplane.kernels.templates.source import GROUP_SIZE, Call, make_call, named, split
+from torch_backplane.kernels.templates.source import GROUP_SIZE, Call, make_call, split
 from torch_backplane.kernels.templates.unfold import Windows, linear
 
 
@@ -26,7 +26,7 @@ def max_pool(dialect: Dialect, out: torch.Tensor, indices: torch.Tensor, image: 
   {_loops(rank)}
     {_covered(rank)}
     if (!({inside})) continue;
-    const index_t at = {linear([f"i{d}" for d in range(rank)], [f"image{d}" for d in range(1, rank)])};
+    const index_t at = {_element(rank)};
     const value_t value = load_image({_plane_at(rank, "image")} + at);
     if (place < 0 || ({taken})) {{ best = value; place = at; }}
   {"}" * rank}
@@ -43,7 +43,7 @@ def max_pool_backward(
     rank = windows.rank
     body = f"""
   {_places(rank, "i", "image", "i")}
-  const index_t element = {linear([f"i{d}" for d in range(rank)], [f"image{d}" for d in range(1, rank)])};
+  const index_t element = {_element(rank)};
   value_t sum = 0;
   {_covering_loops(rank)}
     const index_t at = {_plane_at(rank, "places")} + {_place(rank)};
@@ -58,7 +58,7 @@ def max_pool_backward(
 def avg_pool(
     dialect: Dialect, out: torch.Tensor, image: torch.Tensor, windows: Windows, count_padding: bool, divisor: int | None
 ) -> Call:
-    """The mean of each window: its sum over `divisor`, or the number of its elements, with those in the padding if so."""
+    """The mean of each window: its sum over `divisor`, or the number of its elements, also those in the padding."""
     rank = windows.rank
     body = f"""
   {_places(rank, "out", "places")}
@@ -66,7 +66,7 @@ def avg_pool(
   {_loops(rank)}
     {_covered(rank)}
     if ({_inside(rank)})
-      sum += load_image({_plane_at(rank, "image")} + {linear([f"i{d}" for d in range(rank)], [f"image{d}" for d in range(1, rank)])});
+      sum += load_image({_plane_at(rank, "image")} + {_element(rank)});
   {"}" * rank}
   {_count(rank, count_padding, divisor)}
   store_out(item, sum / (value_t)count);
@@ -99,7 +99,7 @@ def avg_pool_backward(
 
 
 def adaptive_avg_pool(dialect: Dialect, out: torch.Tensor, image: torch.Tensor) -> Call:
-    """The means of windows that divide the image into out's sizes: from floor(o * in / out) to ceil((o + 1) * in / out)."""
+    """Means of windows that divide the image into out's sizes: from floor(o * in / out) to ceil((o + 1) * in / out)."""
     rank = out.dim() - 1
     loops = " ".join(f"for (index_t i{d} = begin{d}; i{d} < end{d}; ++i{d}) {{" for d in range(rank))
     body = f"""
@@ -107,7 +107,7 @@ def adaptive_avg_pool(dialect: Dialect, out: torch.Tensor, image: torch.Tensor) 
   {" ".join(_adaptive(d) for d in range(rank))}
   value_t sum = 0;
   {loops}
-    sum += load_image({_plane_at(rank, "image")} + {linear([f"i{d}" for d in range(rank)], [f"image{d}" for d in range(1, rank)])});
+    sum += load_image({_plane_at(rank, "image")} + {_element(rank)});
   {"}" * rank}
   store_out(item, sum / (value_t)({" * ".join(f"(end{d} - begin{d})" for d in range(rank))}));
 """
@@ -151,7 +151,9 @@ def _adaptive(d: int) -> str:
 
 def _places(rank: int, name: str, sizes: str, letter: str = "o") -> str:
     """Statements that declare `plane` and the coordinates of the work item's element."""
-    coordinates = split("item", ["planes", *(f"{sizes}{d}" for d in range(rank))], ["plane", *(f"{letter}{d}" for d in range(rank))])
+    coordinates = split(
+        "item", ["planes", *(f"{sizes}{d}" for d in range(rank))], ["plane", *(f"{letter}{d}" for d in range(rank))]
+    )
     return f"""const index_t item = (index_t)GROUP * {GROUP_SIZE} + ITEM;
   if (item >= items) return;
   {coordinates}"""
@@ -159,6 +161,10 @@ def _places(rank: int, name: str, sizes: str, letter: str = "o") -> str:
 
 def _plane_at(rank: int, sizes: str) -> str:
     return " * ".join(["plane", *(f"{sizes}{d}" for d in range(rank))])
+
+
+def _element(rank: int) -> str:
+    return linear([f"i{d}" for d in range(rank)], [f"image{d}" for d in range(1, rank)])
 
 
 def _place(rank: int) -> str:
@@ -198,9 +204,7 @@ def _count(rank: int, count_padding: bool, divisor: int | None) -> str:
         if count_padding:
             lines.append(f"const index_t covered{d} = min({begin} + window{d}, image{d} + padding{d}) - ({begin});")
         else:
-            lines.append(
-                f"const index_t covered{d} = min({begin} + window{d}, image{d}) - max({begin}, (index_t)0);"
-            )
+            lines.append(f"const index_t covered{d} = min({begin} + window{d}, image{d}) - max({begin}, (index_t)0);")
     return " ".join([*lines, f"const index_t count = {' * '.join(f'covered{d}' for d in range(rank))};"])
 
 

@@ -1,9 +1,8 @@
 """Random fills of contiguous tensors, by Philox4x32-10.
 
-Salmon et al., «Parallel random numbers: as easy as 1, 2, 3» (2011). The key is the generator's seed. The counter is made
-of its offset, which names the call, and of the number of the element, so that what an element gets depends neither on the
-launch nor on the device. An element takes one 32-bit word of the four that a counter gives, or two where it needs more
-bits.
+Salmon et al., «Parallel random numbers: as easy as 1, 2, 3» (2011). The key is the generator's seed. The counter is
+made of its offset, which names the call, and of the number of the element: what an element gets depends neither on the
+launch nor on the device. An element takes one 32-bit word of the four that a counter gives, or two if it needs more.
 """
 
 from __future__ import annotations

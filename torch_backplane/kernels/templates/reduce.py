@@ -151,9 +151,7 @@ class _Writer:
 """
 
     def _by_rows(self) -> str:
-        declare = " ".join(
-            f"{t} state{i}[{LANES}], block{i}[{LANES}];" for i, t in enumerate(self.types)
-        )
+        declare = " ".join(f"{t} state{i}[{LANES}], block{i}[{LANES}];" for i, t in enumerate(self.types))
         half = LANES // 2
         return f"""{declare}
   {self._identity("state")}
@@ -184,9 +182,7 @@ class _Writer:
 """
 
     def _by_columns(self) -> str:
-        declare = " ".join(
-            f"{t} state{i}[{LANES}], block{i}[{LANES}];" for i, t in enumerate(self.types)
-        )
+        declare = " ".join(f"{t} state{i}[{LANES}], block{i}[{LANES}];" for i, t in enumerate(self.types))
 
         def loop(lanes: str) -> str:
             return f"""for (index_t position = first; position < last;) {{
@@ -201,12 +197,13 @@ class _Writer:
       for (int lane = 0; lane < {lanes}; ++lane) {{ {self._combine("state", "lane", "block", "lane")} }}
     }}"""
 
+        finish = self._finish("lane", "first_result + lane", " + lane * {name}_stride0")
         return f"""{declare}
   const index_t left = row_size - item / chunks % blocks * {LANES};
   const int columns = left < {LANES} ? (int)left : {LANES};
   {self._identity("state")}
   if (columns == {LANES}) {{ {loop(str(LANES))} }} else {{ {loop("columns")} }}
-  for (int lane = 0; lane < columns; ++lane) {{ {self._finish("lane", "first_result + lane", " + lane * {name}_stride0")} }}
+  for (int lane = 0; lane < columns; ++lane) {{ {finish} }}
 """
 
     def _places(self, index: str, rank: int, size: str, stride: str, names: Sequence[str]) -> str:

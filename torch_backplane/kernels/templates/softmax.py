@@ -6,6 +6,7 @@ Where the dimension is the innermost, a team of work items has a row; else a wor
 from __future__ import annotations
 
 import math
+import re
 
 import torch
 
@@ -58,13 +59,15 @@ def softmax(dialect: Dialect, out: torch.Tensor, self: torch.Tensor, dim: int, l
 """
         return _rows_call(name, dialect, {"out": out}, {"self": self}, value, body)
     body = _down_columns(
-        f"""
-  value_t@ greatest@ = OF@(-{infinity}), total@ = OF@(0);
+        _in_each_lane(
+            f"""
+  value_t@ greatest = OF@(-{infinity}), total = OF@(0);
   DOWN {{ {passes["greatest"]} }}
-  DOWN {{ {passes["total"].replace("greatest", "greatest@")} }}
-  {before_store.format(t="value_t@").replace("total", "total@").replace("scale", "scale@").replace("logarithm", "logarithm@")}
-  DOWN {{ {passes["store"].replace("greatest", "greatest@").replace("scale", "scale@").replace("logarithm", "logarithm@")} }}
+  DOWN {{ {passes["total"]} }}
+  {before_store.format(t="value_t@")}
+  DOWN {{ {passes["store"]} }}
 """
+        )
     )
     return _columns_call(name, dialect, {"out": out}, {"self": self}, dim, value, body)
 
@@ -146,6 +149,11 @@ def _down_columns(text: str) -> str:
     {singly}
   }}
 """
+
+
+def _in_each_lane(text: str) -> str:
+    """The text with the variables that rows have one of marked as one for each lane."""
+    return re.sub(r"\b(greatest|total|scale|logarithm)\b(?!@)", r"\1@", text)
 
 
 def _columns_call(

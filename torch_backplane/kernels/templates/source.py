@@ -139,14 +139,16 @@ ROWS_PER_GROUP = 8
 
 
 def row_start(dialect: Dialect) -> str:
-    """Statements that declare `row` (and leave where there is none) and `member`, the work item's number in its team."""
+    """Statements that declare `row` (and leave where there is none) and `member`, the item's number in its team."""
     if team_size(dialect) > 1:
         return "const index_t row = GROUP; const int member = ITEM;"
-    return f"const index_t row = (index_t)GROUP * {ROWS_PER_GROUP} + ITEM; const int member = 0; if (row >= rows) return;"
+    return (
+        f"const index_t row = (index_t)GROUP * {ROWS_PER_GROUP} + ITEM; const int member = 0; if (row >= rows) return;"
+    )
 
 
 def row_loop(dialect: Dialect, statement: str, size: str = "size") -> str:
-    """`statement` for every i below `size`, by lanes and then singly; `@` is `_lanes` in the one, nothing in the other."""
+    """`statement` for every i below `size`, by lanes and then singly; `@` is `_lanes` in the one, else nothing."""
     team = team_size(dialect)
     lines = [f"{{ index_t i = (index_t)member * LANES;\nfor (; i + LANES <= {size}; i += {team} * LANES) {{"]
     lines.append(statement.replace("@", "_lanes") + "}")
@@ -185,7 +187,7 @@ def split(index: str, sizes: Sequence[str], names: Sequence[str]) -> str:
 
 
 def rows_and_columns(shape: Sequence[int], dim: int) -> tuple[int, int, int]:
-    """(product of the sizes before dim, its size, product of the sizes after it); a 0-dim shape counts as one row of 1."""
+    """(product of the sizes before dim, its size, product of those after it); a 0-dim shape counts as one row of 1."""
     if not shape:
         return 1, 1, 1
     dim %= len(shape)

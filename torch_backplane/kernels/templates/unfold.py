@@ -62,6 +62,9 @@ def unfold(dialect: Dialect, columns: torch.Tensor, image: torch.Tensor, windows
     names = ["n", "channel", *(f"k{d}" for d in range(rank)), *(f"o{d}" for d in range(last)), "run"]
     outside = "".join(f" || i{d} < 0 || i{d} >= image{d}" for d in range(last))
     group = _CPU_GROUP if run > 1 else GROUP_SIZE
+    image_row = linear(
+        ["n", "channel", *(f"i{d}" for d in range(last))], ["channels", *(f"image{d}" for d in range(last))]
+    )
     body = f"""
   const index_t item = (index_t)GROUP * {group} + ITEM;
   if (item >= items) return;
@@ -70,7 +73,7 @@ def unfold(dialect: Dialect, columns: torch.Tensor, image: torch.Tensor, windows
   const index_t row = {linear(["channel", *names[2 : 2 + rank]], [f"window{d}" for d in range(rank)])};
   const index_t to = n * columns_batch + row * columns_row
     + ({linear([f"o{d}" for d in range(last)], [f"places{d}" for d in range(1, last)])}) * places{last};
-  const index_t from = ({linear(["n", "channel", *(f"i{d}" for d in range(last))], ["channels", *(f"image{d}" for d in range(last))])}) * image{last};
+  const index_t from = ({image_row}) * image{last};
   const bool outside = false{outside};
   for (index_t o = run * {run}; o < min(run * {run} + {run}, places{last}); ++o) {{
     const index_t i = o * stride{last} - padding{last} + k{last} * dilation{last};
