@@ -116,6 +116,34 @@ def run(workload: Workload, device: torch.device, rounds: int, scale: float = 1.
     return Result(workload.title, on_device, on_cpu, on_device / on_cpu)
 
 
+def split(device: torch.device, calls: int) -> dict[str, float] | None:
+    """Microseconds of each part of a replayed a * b, issued from C++; None on a device that replays no plans."""
+    if device.type != "bp" or not torch.get_device_module(device).get_device_properties(device).dialect:
+        return None
+    from torch_backplane import _C
+
+    a, b = (torch.rand(ELEMENTS).to(device) for _ in range(2))
+    a * b
+    seconds = _C.time_plan("aten::mul.Tensor", a, b, times=calls)
+    torch.accelerator.synchronize(device)
+    parts = {name: value / calls * 1e6 for name, value in seconds.items()}
+    parts["dispatch"] = parts["call"] - sum(value for name, value in parts.items() if name != "call")
+    return parts
+
+
+def issue(device: torch.device, calls: int, rounds: int) -> float:
+    """Microseconds for the caller of a * b, not waiting for the device; the median over the rounds."""
+    body = multiply(device)
+    times = []
+    for _ in range(rounds + 1):
+        start = time.perf_counter()
+        body(calls)
+        times.append((time.perf_counter() - start) / calls * 1e6)
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
+    return statistics.median(times[1:])
+
+
 def main(
     device: Annotated[str, typer.Option(help="the device to compare with cpu")] = "bp",
     driver: Annotated[str | None, typer.Option(help="only these Backplane drivers, comma-separated")] = None,
@@ -141,7 +169,10 @@ def main(
         "threads": threads,
         "rounds": rounds,
     }
+    issued = issue(place, max(1, int(2000 * scale)), rounds)
+    parts = split(place, max(1, int(20000 * scale)))
     if as_json:
+        environment |= {"issue_us": issued, "parts_us": parts}
         print(json.dumps(environment | {"results": [dataclasses.asdict(result) for result in results]}, indent=2))
         return
     caption = ", ".join(f"{key} {value}" for key, value in environment.items())
@@ -152,6 +183,10 @@ def main(
     for result in results:
         table.add_row(result.workload, f"{result.device_us:.2f}", f"{result.cpu_us:.2f}", f"{result.ratio:.2f}")
     Console().print(table)
+    print(f"a * b, until the call returns: {issued:.2f} µs")
+    if parts is not None:
+        told = ", ".join(f"{name} {value:.2f}" for name, value in parts.items() if name != "call")
+        print(f"a replayed a * b from C++: {parts['call']:.2f} µs, of which {told}")
 
 
 if __name__ == "__main__":

@@ -5,10 +5,12 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 
 #include "fallback.h"
 #include "recorder.h"
+#include "stream.h"
 
 namespace backplane {
 namespace {
@@ -290,6 +292,48 @@ void PlannedOperator::insert(Signature signature, std::shared_ptr<const Plan> pl
     entries_.pop_back();
     ++counts_.evictions;
   }
+}
+
+PlannedOperator::Times PlannedOperator::time(c10::ArrayRef<c10::IValue> arguments, size_t times) {
+  const auto index = device_of(arguments);
+  TORCH_CHECK_VALUE(index >= 0, "none of the arguments is on bp");
+  const auto seconds = [&](const auto& action) {
+    action(); // warms up
+    synchronize_stream(current_stream(index));
+    const auto start = std::chrono::steady_clock::now();
+    for (size_t i = 0; i < times; ++i) {
+      action();
+    }
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
+  const Declaration* declaration = declaration_.load();
+  TORCH_CHECK_VALUE(declaration != nullptr, name_, " has no planner");
+  std::shared_ptr<const Plan> plan;
+  std::optional<Call> call;
+  Times found;
+  found.signature = seconds([&] {
+    call.emplace(Call{index, {}, {}, {}, nullptr});
+    Signature signature;
+    read_call(arguments, declaration->facts, *call, signature);
+    plan = find(signature);
+  });
+  TORCH_CHECK_VALUE(plan != nullptr && plan->unplannable.empty(), name_, " has no plan for these arguments");
+  // The plan with fewer and fewer of its steps.
+  Plan without_results = *plan;
+  without_results.results.clear();
+  Plan only_allocations = without_results;
+  std::erase_if(only_allocations.steps, [](const Step& step) { return std::holds_alternative<LaunchStep>(step); });
+  const double whole = seconds([&] { replay(*plan, *call); });
+  const double unreturned = seconds([&] { replay(without_results, *call); });
+  found.allocation = seconds([&] { replay(only_allocations, *call); });
+  found.launch = unreturned - found.allocation;
+  found.results = whole - unreturned;
+  torch::jit::Stack stack;
+  found.call = seconds([&] {
+    stack.assign(arguments.begin(), arguments.end());
+    op_.callBoxed(stack);
+  });
+  return found;
 }
 
 PlanCounts PlannedOperator::counts() const {

@@ -68,6 +68,16 @@ class PlannedOperator {
   // Runs the operator on the stack: by its plan, by its planner, or on the CPU.
   void run(torch::jit::Stack* stack);
 
+  // Seconds of each part of `times` calls with these arguments, which must have a plan: for benchmarks/overhead.py.
+  struct Times {
+    double call = 0; // all, through the dispatcher; what the others leave is dispatch
+    double signature = 0; // and finding the plan
+    double allocation = 0; // of what the plan allocates, and freeing it
+    double launch = 0; // of the plan's kernels
+    double results = 0; // making the tensors
+  };
+  Times time(c10::ArrayRef<c10::IValue> arguments, size_t times);
+
   PlanCounts counts() const;
   // Each reason why calls could not be planned.
   std::vector<std::string> reasons() const;

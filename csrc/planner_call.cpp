@@ -396,6 +396,30 @@ void bind_plans(py::module_& module) {
     for_each_planned_operator([&](PlannedOperator& planned) { all[py::str(planned.name())] = counts_of(planned); });
     return all;
   });
+  module.def(
+      "time_plan",
+      [](const std::string& name, const py::args& given, size_t times) {
+        const auto dot = name.find('.');
+        const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(
+            name.substr(0, dot).c_str(), dot == std::string::npos ? "" : name.substr(dot + 1).c_str());
+        std::vector<c10::IValue> arguments;
+        for (size_t i = 0; i < given.size(); ++i) {
+          arguments.push_back(torch::jit::toIValue(given[i], op.schema().arguments()[i].type()));
+        }
+        PlannedOperator::Times found;
+        {
+          py::gil_scoped_release released;
+          found = planned_operator(name).time(arguments, times);
+        }
+        py::dict seconds;
+        seconds["call"] = found.call;
+        seconds["signature"] = found.signature;
+        seconds["allocation"] = found.allocation;
+        seconds["launch"] = found.launch;
+        seconds["results"] = found.results;
+        return seconds;
+      },
+      py::arg("name"), py::kw_only(), py::arg("times"));
   module.def("clear_plans", [] {
     for_each_planned_operator([](PlannedOperator& planned) { planned.clear(); });
   });
