@@ -103,3 +103,12 @@ def test_dtypes(dtype):
         out = torch.empty([s for d, s in enumerate(x.shape) if d not in dims], dtype=compute)
         reduce(summed(compute), x, dims, [out], compute)
         torch.testing.assert_close(out, x.to(compute).sum(dims), rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize("dims", [(1,), (0,), (0, 1)])
+def test_bool_states(dims):
+    x = torch.rand(40, 70) < 0.02
+    found = Reduction([torch.bool], [False], lambda x, position: x, lambda a, b: a | b, lambda s, count: s)
+    out = torch.empty([s for d, s in enumerate(x.shape) if d not in dims], dtype=torch.bool)
+    reduce(found, x, dims, [out])
+    assert torch.equal(out, x.any(dims))

@@ -176,8 +176,8 @@ class _Writer:
     }}
     row_first = row_last;
   }}
-  for (int half_lanes = {half}; half_lanes > 0; half_lanes /= 2)
-    for (int lane = 0; lane < half_lanes; ++lane) {{ {self._combine("state", "lane", "state", "lane + half_lanes")} }}
+  for (int half_size = {half}; half_size > 0; half_size /= 2)
+    for (int lane = 0; lane < half_size; ++lane) {{ {self._combine("state", "lane", "state", "lane + half_size")} }}
   {self._finish("0", "first_result", "")}
 """
 

@@ -94,7 +94,7 @@ def make_call(
     declared += [f"const index_t {integer}" for integer in integers]
     declared += [f"const {dialect.type(dtype)} {number}" for number, (dtype, _) in numbers.items()]
 
-    lanes = "LANES" in body or "_lanes" in body
+    lanes = re.search(r"\bLANES\b|\bvalue_t_lanes\b|\b(load|store)_\w+_lanes\b", body)
     parts = [
         dialect.header(frozenset(used)),
         spelling.macros(dialect),
