@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+
 class Worker:
     """The process; a new one after a crash.
 
