@@ -46,9 +46,10 @@ lint: $(ready) ## ruff and mypy
 	$(python) -m ruff check .
 	$(python) -m mypy
 
-bench: $(ready) ## time an import, an operator and the allocator
+bench: $(ready) ## time an import, an operator, kernels and the allocator
 	$(python) benchmarks/import_time.py
 	$(python) benchmarks/overhead.py $(driver_option)
+	$(python) benchmarks/kernels.py $(driver_option)
 	$(python) benchmarks/allocator.py
 
 conformance: $(ready) ## run PyTorch's operator database on bp

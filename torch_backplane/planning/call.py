@@ -37,10 +37,15 @@ class Call:
 
     @property
     def device(self) -> torch.device:
+        """The tensors' device, or the one that a factory is asked for; with its index."""
+        named = None
         for value in flatten(self.arguments):
             if isinstance(value, torch.Tensor):
                 return value.device
-        return torch.device("bp", torch.bp.current_device())  # type: ignore[attr-defined]
+            if isinstance(value, torch.device):
+                named = value
+        index = named.index if named is not None else None
+        return torch.device("bp", torch.accelerator.current_device_index() if index is None else index)
 
     def meta(self, overload: OpOverload | None = None) -> tuple[Any, ...]:
         """What PyTorch's meta kernel says of the results: meta tensors, None for a tensor that is not made.
