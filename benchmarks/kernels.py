@@ -4,8 +4,8 @@
     python benchmarks/kernels.py --device bp:1 --mebibytes 256 --json
 
 Each row counts the bytes that must be read and written, once each. The devices take turns, round by round, in one
-process, and the figures are medians over the rounds; where PyTorch has an `out=` form it is used, so that nobody pays for
-fresh memory. The memory copy is numpy's, from one array of that size to another, by one thread per core.
+process, and the figures are medians over the rounds; where PyTorch has an `out=` form it is used, so that nobody pays
+for fresh memory. The memory copy is numpy's, from one array of that size to another, by one thread per core.
 """
 
 from __future__ import annotations
