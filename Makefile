@@ -41,6 +41,8 @@ demo-digits: $(ready) ## train a convolutional network on handwritten digits (un
 
 test: lint ## check style and types, then run the tests
 	$(python) -m pytest $(ARGS)
+	TORCH_BACKPLANE_PLANS=0 $(python) -m pytest -q tests/opencl
+	TORCH_BACKPLANE_PLANS=check $(python) -m pytest -q tests/opencl
 
 lint: $(ready) ## ruff and mypy
 	$(python) -m ruff check .

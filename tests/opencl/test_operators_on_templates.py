@@ -161,7 +161,8 @@ def test_operator(name):
                 )
     fallen = {k: v for k, v in _C.fallback_counts().items() if v != before.get(k, 0)}
     assert not fallen
-    assert plans.total()["planner_calls"] == counts["planner_calls"], plans.stats()
+    if plans.mode() == "1":
+        assert plans.total()["planner_calls"] == counts["planner_calls"], plans.stats()
 
 
 def test_an_index_out_of_range_names_the_operator():
