@@ -60,9 +60,9 @@ def elementwise(
         name: for errors, profiles and kernels; by default the formula's.
 
     The function broadcasts its arguments and promotes their dtypes, numbers and defaults among them, as `torch.add`
-    does, and computes in that dtype (in float32 for float16 and bfloat16), one for the whole formula. Where integers are
-    given and the formula needs floats, as division does, that is the default dtype. Results have the promoted dtype, and
-    bool for comparisons.
+    does, and computes in that dtype (in float32 for float16 and bfloat16), one for the whole formula. Where integers
+    are given and the formula needs floats, as division does, that is the default dtype. Results have the promoted
+    dtype, and bool for comparisons.
 
     Make such functions once, as one defines functions: their operators live as long as the process.
 
