@@ -37,9 +37,15 @@ class Call:
 
     @property
     def device(self) -> torch.device:
+        """Where it runs: where its tensors are, or, without any, where its `device` argument says."""
+        named = None
         for value in flatten(self.arguments):
             if isinstance(value, torch.Tensor):
                 return value.device
+            if isinstance(value, torch.device) and value.index is not None:
+                named = named or value
+        if named is not None:
+            return named
         return torch.device("bp", torch.bp.current_device())  # type: ignore[attr-defined]
 
     def meta(self, overload: OpOverload | None = None) -> tuple[Any, ...]:
