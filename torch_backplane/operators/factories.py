@@ -8,29 +8,13 @@ import torch
 
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import value_dtype
-from torch_backplane.kernels.templates.source import make_call
-from torch_backplane.planning import Call, RunOnCPU, dialect_of, launch, operator, run_pointwise
-
-GROUP = 64
+from torch_backplane.planning import Call, RunOnCPU, operator, run_kernel, run_pointwise
 
 
 def positions(count: int, device: torch.device) -> torch.Tensor:
     """The numbers 0, 1, … count - 1 as int64; shape (count,)."""
     out = torch.empty(count, dtype=torch.int64, device=device)
-    if count > 0:
-        body = f"const index_t at = (index_t)GROUP * {GROUP} + ITEM; if (at < count) store_out(at, at);"
-        call = make_call(
-            "positions",
-            dialect_of(device),
-            outputs={"out": out},
-            inputs={},
-            integers={"count": count},
-            body=body,
-            groups=-(-count // GROUP),
-            value=torch.int64,
-            group_size=GROUP,
-        )
-        launch(call.kernel, call.tensors, call.numbers, [call.items], [call.group])
+    run_kernel("positions", "store_out(item, item);", items=count, outputs={"out": out}, value=torch.int64)
     return out
 
 

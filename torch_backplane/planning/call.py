@@ -99,7 +99,7 @@ def as_meta(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
     if isinstance(value, _C.Number):
-        return value.example if value.tensor is None else value.tensor
+        return example(value)
     if isinstance(value, (list, tuple)):
         return [as_meta(element) for element in value]
     if isinstance(value, torch.device):
@@ -107,6 +107,11 @@ def as_meta(value: Any) -> Any:
     if isinstance(value, torch.Generator):
         return None
     return value
+
+
+def example(number: _C.Number) -> Any:
+    """What takes the number's part in type promotion: its value in this call, or the CPU tensor that it came in."""
+    return number.example if number.tensor is None else number.tensor
 
 
 def flatten(values: Any) -> Iterator[Any]:
