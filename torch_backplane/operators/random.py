@@ -1,4 +1,4 @@
-"""Random fills. rand, randn, randint and the like are made of these by PyTorch."""
+"""Random fills, of which PyTorch makes rand, randn, randint and the like; and dropout."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from torch_backplane.kernels.dtypes import FACTS, integer_range
-from torch_backplane.kernels.templates.random import WORDS_PER_CALL, fill, fill_integers
+from torch_backplane.kernels.templates.random import WORDS_PER_CALL, dropout, fill, fill_integers
 from torch_backplane.planning import Call, RunOnCPU, contiguous_result, operator, random_numbers, run_template
 
 # Every integer up to this one is a number of the dtype.
@@ -112,3 +112,24 @@ def multinomial(call: Call, self: torch.Tensor, num_samples: int, replacement: b
     _check(num_samples == 1 and self.is_floating_point(), "more than one draw")
     noise = torch.empty_like(self).exponential_(generator=generator)
     return (self / noise).argmax(-1, keepdim=True)
+
+
+@operator("native_dropout", variants=False, any_dtype=True)
+def native_dropout(call: Call, self: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The result and its mask (true: kept). What csrc/dropout.cpp does in several steps is one launch here."""
+    torch._check(0 <= p <= 1, lambda: f"dropout probability has to be between 0 and 1, but got {p}")
+    if train is False:
+        return self.clone(), torch.ones_like(self, dtype=torch.bool)
+    if p == 1:
+        return torch.zeros_like(self), torch.zeros_like(self, dtype=torch.bool)
+    scale = 1 / (1 - p)
+    if not self.is_floating_point() or self.dtype not in FACTS:
+        mask = torch.empty_like(self, dtype=torch.bool).bernoulli_(1 - p)
+        return self * mask * scale, mask
+    # Dense in any order: the elements in memory are gone through as they lie.
+    self = self if torch.empty_like(self).stride() == self.stride() else self.contiguous()
+    out, mask = torch.empty_like(self), torch.empty_like(self, dtype=torch.bool)
+    chances = (1 - p, scale)
+    if self.numel():
+        run_template(dropout, self.device, out, mask, self, *chances, *random_numbers(WORDS_PER_CALL), name="dropout")
+    return out, mask
