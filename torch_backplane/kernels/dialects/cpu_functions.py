@@ -53,8 +53,8 @@ FUNCTION float cpu_log(const float x) {
 }
 """
 
-# Moshier's Cephes (expf.c: method and coefficients): 2^n e^r with |r| <= log(2) / 2. The power is taken in two steps, for
-# results below the smallest normal number. Adding and subtracting 1.5 * 2^23 rounds to an integer.
+# Moshier's Cephes (expf.c: method and coefficients): 2^n e^r with |r| <= log(2) / 2. The power is taken in two steps,
+# for results below the smallest normal number. Adding and subtracting 1.5 * 2^23 rounds to an integer.
 _EXP = """
 FUNCTION float cpu_exp(const float x) {
   const float c = x > 89.0f ? 89.0f : x < -104.0f ? -104.0f : x;
