@@ -6,10 +6,9 @@ import math
 
 import torch
 
-from torch_backplane.kernels import Expression, Reduction
+from torch_backplane.kernels import Expression
 from torch_backplane.kernels import functions as f
-from torch_backplane.kernels.dtypes import value_dtype
-from torch_backplane.planning import Call, RunOnCPU, operator, pointwise, run_reduction
+from torch_backplane.planning import pointwise
 
 for overload in ("Tensor", "Scalar"):
     pointwise(f"eq.{overload}", lambda a, b: a == b)
@@ -43,21 +42,3 @@ pointwise("isneginf", lambda a: equals(a, -math.inf))
 pointwise("signbit", signbit)
 # assume_unique only matters where there are many to look for.
 pointwise("isin.Tensor_Scalar", lambda a, b, assume_unique, invert: a != b if invert else a == b)
-
-
-@operator("equal")
-def equal(call: Call, self: torch.Tensor, other: torch.Tensor) -> bool:
-    """Waits for the device, as the answer is Python's, so there is no plan where the contents decide."""
-    if self.dtype != other.dtype:
-        raise RunOnCPU("tensors of two dtypes")
-    if self.shape != other.shape:
-        return False
-    if self.numel() == 0:
-        return True
-    if self.dim() == 0:
-        self, other = self.view(1), other.view(1)
-    same = Reduction([torch.bool], [True], lambda a, b, _: a == b, lambda a, b: a & b, lambda s, _: s)
-    found = torch.empty((), dtype=torch.bool, device=self.device)
-    dims, dtype = range(self.dim()), value_dtype(self.dtype)
-    run_reduction(same, [found], [self, other], dims, key=("equal", dtype), compute=dtype, name="equal")
-    return bool(found.item())

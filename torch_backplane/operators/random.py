@@ -56,7 +56,10 @@ def normal_(call: Call, self: torch.Tensor, mean: float, std: float, generator: 
 
 def _scaled_noise(call: Call, mean: Any, std: Any, generator: Any) -> torch.Tensor:
     """mean + std * noise, each a tensor or a number. A negative std is not found where it is in a tensor's memory."""
+    shapes = [one.shape for one in (mean, std) if isinstance(one, torch.Tensor)]
     _C.check_broadcast([one for one in (mean, std) if isinstance(one, torch.Tensor)])
+    if call.overload is not call.functional:
+        _check(call.arguments[-1].shape == torch.broadcast_shapes(*shapes), "a result of another shape")  # refused there
     (out,) = call.outputs()
     _check(out.is_floating_point(), "complex numbers")
     dtype = value_dtype(out.dtype)

@@ -168,6 +168,24 @@ def all_whole(call: Call, self: torch.Tensor) -> Any:
     return reduce(call, self, None, whether_all, key="all", compute=torch.bool)
 
 
+@operator("equal")
+def equal(call: Call, self: torch.Tensor, other: torch.Tensor) -> bool:
+    """Waits for the device, as the answer is Python's, so there is no plan where the contents decide."""
+    if self.dtype != other.dtype:
+        raise RunOnCPU("tensors of two dtypes")
+    if self.shape != other.shape:
+        return False
+    if self.numel() == 0:
+        return True
+    if self.dim() == 0:
+        self, other = self.view(1), other.view(1)
+    same = Reduction([torch.bool], [True], lambda a, b, _: a == b, lambda a, b: a & b, lambda s, _: s)
+    found = torch.empty((), dtype=torch.bool, device=self.device)
+    dims, dtype = range(self.dim()), value_dtype(self.dtype)
+    run_reduction(same, [found], [self, other], dims, key=("equal", dtype), compute=dtype, name="equal")
+    return bool(found.item())
+
+
 # --- extremes
 
 
@@ -254,12 +272,12 @@ def argmin(call: Call, self: torch.Tensor, dim: int | None, keepdim: bool) -> An
     return reduce(call, self, dim, argument_of(False, False), key="argmin", compute=comparable(self.dtype))
 
 
-@operator("max.dim", variants=False)
+@operator("max.dim")
 def max_dim(call: Call, self: torch.Tensor, dim: int, keepdim: bool) -> Any:
     return reduce(call, self, dim, argument_of(True, True), key="max.dim", compute=comparable(self.dtype))
 
 
-@operator("min.dim", variants=False)
+@operator("min.dim")
 def min_dim(call: Call, self: torch.Tensor, dim: int, keepdim: bool) -> Any:
     return reduce(call, self, dim, argument_of(False, True), key="min.dim", compute=comparable(self.dtype))
 
