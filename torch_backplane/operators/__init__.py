@@ -21,6 +21,7 @@ from torch_backplane.operators import (
     scans,
     selection,
     softmax,
+    sorting,
     special,
     transcendental,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "scans",
     "selection",
     "softmax",
+    "sorting",
     "special",
     "transcendental",
 ]
