@@ -24,6 +24,7 @@ from torch_backplane.operators import (
     sorting,
     special,
     transcendental,
+    upsampling,
 )
 
 __all__ = [
@@ -50,4 +51,5 @@ __all__ = [
     "sorting",
     "special",
     "transcendental",
+    "upsampling",
 ]
