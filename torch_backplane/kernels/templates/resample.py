@@ -158,7 +158,7 @@ def _taps(d: int) -> str:
 
 
 def _start(dialect: Dialect, sizes: str, rank: int, outer: list[str]) -> str:
-    """Statements that declare `plane`, the outer coordinates, SIZES_row, and `begin` and `end` in the last dimension."""
+    """Statements that declare `plane`, the outer coordinates, SIZES_row, and the `begin` and `end` of a run."""
     last = rank - 1
     names = ["planes", *(f"{sizes}{d}" for d in range(last)), "runs"]
     row = linear(["plane", *outer], [f"{sizes}{d}" for d in range(last)])
