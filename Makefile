@@ -41,14 +41,17 @@ demo-digits: $(ready) ## train a convolutional network on handwritten digits (un
 
 test: lint ## check style and types, then run the tests
 	$(python) -m pytest $(ARGS)
+	TORCH_BACKPLANE_PLANS=0 $(python) -m pytest -q tests/opencl
+	TORCH_BACKPLANE_PLANS=check $(python) -m pytest -q tests/opencl
 
 lint: $(ready) ## ruff and mypy
 	$(python) -m ruff check .
 	$(python) -m mypy
 
-bench: $(ready) ## time an import, an operator and the allocator
+bench: $(ready) ## time an import, an operator, kernels and the allocator
 	$(python) benchmarks/import_time.py
 	$(python) benchmarks/overhead.py $(driver_option)
+	$(python) benchmarks/kernels.py $(driver_option)
 	$(python) benchmarks/allocator.py
 
 conformance: $(ready) ## run PyTorch's operator database on bp

@@ -90,7 +90,8 @@ def kernel_builds(device: torch.device) -> dict[str, int]:
         return {}
     from torch_backplane import drivers
 
-    return drivers.device(torch.empty(0, device=device).device.index).build_counts()
+    driver_device = drivers.device(torch.empty(0, device=device).device.index)
+    return driver_device.build_counts() if isinstance(driver_device, drivers.Device) else {}
 
 
 def median_seconds(actions: list[Callable[[], object]], rounds: int) -> list[float]:

@@ -76,8 +76,9 @@ def test_gpus_of_any_driver_come_first_and_cpus_last(run: Run, tmp_path: Path) -
     assert named.stdout == "ant/Minimal zebra/first zebra/second\n"
 
 
-def test_an_opt_in_driver_waits_to_be_named(run: Run, tmp_path: Path) -> None:
-    install(tmp_path, "shy", MINIMAL.replace("(Driver):", "(Driver):\n    opt_in = True"), "MinimalDriver")
+def test_a_driver_knows_whether_it_was_named(run: Run, tmp_path: Path) -> None:
+    shy = MINIMAL.replace("return [MinimalDevice()]", "return [MinimalDevice()] if self.named else []")
+    install(tmp_path, "shy", shy, "MinimalDriver")
     assert names(run(LIST)).count("shy") == 0
     assert names(run(LIST, TORCH_BACKPLANE_DRIVERS="shy")) == ["shy"]
     assert names(run(LIST, TORCH_BACKPLANE_VISIBLE_DEVICES="shy:0")) == ["shy"]

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+
 class Worker:
     """The process; a new one after a crash.
 
@@ -47,4 +48,9 @@ def _start(settings: dict[str, str], path: list[str]) -> None:
 
 
 def _call(module: str, function: str, arguments: dict[str, Any]) -> None:
-    getattr(importlib.import_module(module), function)(**arguments)
+    from torch_backplane import plans
+
+    try:
+        getattr(importlib.import_module(module), function)(**arguments)
+    finally:
+        plans.set_mode(os.environ.get("TORCH_BACKPLANE_PLANS", "1"))  # what the test may have changed

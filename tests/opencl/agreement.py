@@ -28,8 +28,8 @@ def to_cpu(value: Any) -> Any:
 
 
 def agrees(function: Callable[..., Any], *arguments: Any, fallbacks: int | None = 0, **tolerances: float) -> None:
-    """Calls `function` three times on the device (which plans, and replays) and once on the CPU: equal results, and equal
-    arguments afterwards. `fallbacks`: how many operators may run on the CPU; None: any number."""
+    """Calls `function` three times on the device (which plans, and replays) and once on the CPU: equal results, and
+    equal arguments afterwards. `fallbacks`: how many operators may run on the CPU; None: any number."""
     reference = tree_map_only(torch.Tensor, torch.clone, arguments)
     expected = function(*reference)
     for _ in range(3):

@@ -78,9 +78,9 @@ class Driver(ABC):
     # (DeviceProperties.kind), then the drivers' names. Hardware keeps the default; the host driver comes last with -10.
     priority: ClassVar[int] = 0
 
-    # True: asked for devices only where the user names the driver, in TORCH_BACKPLANE_DRIVERS or
-    # TORCH_BACKPLANE_VISIBLE_DEVICES. For drivers that nobody should get without wanting them.
-    opt_in: ClassVar[bool] = False
+    # Set before devices() is called: the user named this driver, in TORCH_BACKPLANE_DRIVERS or
+    # TORCH_BACKPLANE_VISIBLE_DEVICES. For devices that nobody should get without wanting them.
+    named: bool = False
 
     @abstractmethod
     def devices(self) -> Sequence[Device | NativeDevice]:

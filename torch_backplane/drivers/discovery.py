@@ -184,7 +184,7 @@ def parse_visible_devices(text: str) -> list[tuple[str, int | None]]:
 
 
 def ask_drivers(installed: dict[str, EntryPoint], names: Iterable[str], named: bool) -> dict[str, list[Found]]:
-    """The devices of each driver that works. `named`: the user named them, so that opt-in drivers are asked, too."""
+    """The devices of each driver that works. `named`: the user named them."""
     from torch_backplane.drivers.checks import checked_properties
 
     found: dict[str, list[Found]] = {}
@@ -193,9 +193,9 @@ def ask_drivers(installed: dict[str, EntryPoint], names: Iterable[str], named: b
             cls = installed[name].load()
             if not (isinstance(cls, type) and issubclass(cls, Driver)):
                 raise TypeError(f"{installed[name].value} is no subclass of torch_backplane.drivers.Driver")
-            if cls.opt_in and not named:
-                continue
-            checked = [(device, checked_properties(name, device)) for device in cls().devices()]
+            driver = cls()
+            driver.named = named
+            checked = [(device, checked_properties(name, device)) for device in driver.devices()]
             found[name] = [
                 Found(device, properties, (-cls.priority, KINDS.index(device.properties.kind), name))
                 for device, properties in checked

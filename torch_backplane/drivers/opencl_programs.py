@@ -9,8 +9,8 @@ import pyopencl as cl
 
 from torch_backplane.drivers import builds, kernel_cache
 
-# Platforms that must not be asked for binaries. PoCL 3.1 compiles another variant of a kernel to answer, and if the kernel
-# runs at that moment, confuses their reference counts and aborts the process (pocl_release_dlhandle_cache in its
+# Platforms that must not be asked for binaries. PoCL 3.1 compiles another variant of a kernel to answer, and if the
+# kernel runs at that moment, confuses their reference counts and aborts the process (pocl_release_dlhandle_cache in its
 # lib/CL/devices/common.c). It keeps what it compiles on the disk by itself.
 KEEP_THEIR_OWN = ("Portable Computing Language",)
 
@@ -40,9 +40,8 @@ class Programs:
             pyopencl.Error: it cannot be built; the message has the compiler's log.
         """
         if self._device.platform.name in KEEP_THEIR_OWN:
-            program = self.build(text)
             self._count("built")
-            return program
+            return self.build(text)
         name = kernel_cache.key((*self._origin, text))
         program = self._load(name)
         if program is None:

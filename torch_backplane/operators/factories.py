@@ -8,34 +8,34 @@ import torch
 
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import value_dtype
-from torch_backplane.kernels.templates.source import make_call
-from torch_backplane.planning import Call, RunOnCPU, dialect_of, launch, operator, run_pointwise
-
-GROUP = 64
+from torch_backplane.planning import Call, RunOnCPU, operator, run_kernel, run_pointwise
 
 
 def positions(count: int, device: torch.device) -> torch.Tensor:
     """The numbers 0, 1, … count - 1 as int64; shape (count,)."""
     out = torch.empty(count, dtype=torch.int64, device=device)
-    if count > 0:
-        body = f"const index_t at = (index_t)GROUP * {GROUP} + ITEM; if (at < count) store_out(at, at);"
-        call = make_call(
-            "positions",
-            dialect_of(device),
-            outputs={"out": out},
-            inputs={},
-            integers={"count": count},
-            body=body,
-            groups=-(-count // GROUP),
-            value=torch.int64,
-            group_size=GROUP,
-        )
-        launch(call.kernel, call.tensors, call.numbers, [call.items], [call.group])
+    run_kernel("positions", "store_out(item, item);", items=count, outputs={"out": out}, value=torch.int64)
     return out
 
 
+@operator("arange", by_value=("end",), variants=False)
+def arange(call: Call, end: float, *options: Any) -> Any:
+    return line(call, 0, 1)
+
+
+@operator("arange.start", by_value=("start", "end"), variants=False)
+def arange_from(call: Call, start: float, end: float, *options: Any) -> Any:
+    return line(call, start, 1)
+
+
+@operator("arange.start_step", by_value=("start", "end", "step"), variants=False)
 @operator("arange.start_out", by_value=("start", "end", "step"), variants=False)
-def arange(call: Call, start: float, end: float, step: float) -> Any:
+def arange_by(call: Call, start: float, end: float, step: float, *options: Any) -> Any:
+    return line(call, start, step)
+
+
+def line(call: Call, start: float, step: float) -> torch.Tensor:
+    """The output of a range, whose length the meta kernel knows."""
     (out,) = call.outputs()
     compute = value_dtype(out.dtype)
     number = float if compute.is_floating_point else int
@@ -55,8 +55,8 @@ def write_line(out: torch.Tensor, start: float, step: float, compute: torch.dtyp
     )
 
 
-@operator("linspace.out", by_value=("start", "end"), variants=False)
-def linspace(call: Call, start: float, end: float, steps: int) -> Any:
+@operator("linspace", by_value=("start", "end"))
+def linspace(call: Call, start: float, end: float, steps: int, *options: Any) -> Any:
     """As the CPU computes it: the first half counted from the start, the other from the end."""
     (out,) = call.outputs()
     if not out.dtype.is_floating_point:
@@ -83,8 +83,8 @@ def linspace(call: Call, start: float, end: float, steps: int) -> Any:
     return out
 
 
-@operator("eye.m_out", variants=False)
-def eye(call: Call, n: int, m: int) -> Any:
+@operator("eye", "eye.m", "eye.m_out", variants=False)
+def eye(call: Call, *sizes: Any) -> Any:
     (out,) = call.outputs()
     rows, columns = rows_and_columns(out)
     run_pointwise(lambda i, j: i == j, [out], [rows, columns], key="eye", name="eye")

@@ -82,34 +82,6 @@ def native_layer_norm_backward(
     return results
 
 
-@operator("_fused_rms_norm")
-def _fused_rms_norm(
-    call: Call, self: torch.Tensor, normalized_shape: list[int], weight: Optional, eps: float | None
-) -> Results:
-    out, rstd = call.outputs()
-    size = math.prod(normalized_shape)
-    eps = torch.finfo(rstd.dtype).eps if eps is None else eps
-    sets = Sets.layer(self.numel() // max(1, size), size)
-    _forward(sets, out, self, _dense(weight), None, eps, mean=None, rstd=rstd)
-    return out, rstd
-
-
-@operator("_fused_rms_norm_backward")
-def _fused_rms_norm_backward(
-    call: Call,
-    grad: torch.Tensor,
-    self: torch.Tensor,
-    normalized_shape: list[int],
-    rstd: torch.Tensor,
-    weight: Optional,
-    output_mask: list[bool],
-) -> Results:
-    size = math.prod(normalized_shape)
-    results = _new_like([self, weight], output_mask)
-    _backward(Sets.layer(self.numel() // max(1, size), size), results, grad, self, None, rstd, weight)
-    return results
-
-
 @operator("native_group_norm")
 def native_group_norm(
     call: Call,

@@ -37,10 +37,15 @@ class Call:
 
     @property
     def device(self) -> torch.device:
+        """The tensors' device, or the one that a factory is asked for; with its index."""
+        named = None
         for value in flatten(self.arguments):
             if isinstance(value, torch.Tensor):
                 return value.device
-        return torch.device("bp", torch.bp.current_device())  # type: ignore[attr-defined]
+            if isinstance(value, torch.device):
+                named = value
+        index = named.index if named is not None else None
+        return torch.device("bp", torch.accelerator.current_device_index() if index is None else index)
 
     def meta(self, overload: OpOverload | None = None) -> tuple[Any, ...]:
         """What PyTorch's meta kernel says of the results: meta tensors, None for a tensor that is not made.
@@ -94,7 +99,7 @@ def as_meta(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
     if isinstance(value, _C.Number):
-        return value.example if value.tensor is None else value.tensor
+        return example(value)
     if isinstance(value, (list, tuple)):
         return [as_meta(element) for element in value]
     if isinstance(value, torch.device):
@@ -102,6 +107,11 @@ def as_meta(value: Any) -> Any:
     if isinstance(value, torch.Generator):
         return None
     return value
+
+
+def example(number: _C.Number) -> Any:
+    """What takes the number's part in type promotion: its value in this call, or the CPU tensor that it came in."""
+    return number.example if number.tensor is None else number.tensor
 
 
 def flatten(values: Any) -> Iterator[Any]:

@@ -91,6 +91,11 @@ def _register(
 ) -> None:
     name = overload._schema.name + (f".{overload._schema.overload_name}" if overload._schema.overload_name else "")
 
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    if has_kernel(name, "CompositeImplicitAutograd") and not has_kernel(name, "CPU"):
+        # With a kernel of bp's own, autograd would stop differentiating the composition, on host devices, too.
+        raise ValueError(f"{name} is composed of other operators, also for autograd; declare those")
+
     def planned(*arguments: Any) -> Any:
         call = Call(overload, functional, arguments)
         for value in flatten(arguments):

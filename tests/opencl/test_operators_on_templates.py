@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from agreement import DEVICE
 from torch.utils._pytree import tree_leaves, tree_map
 
-import torch_backplane
 from torch_backplane import _C, plans
 
 aten, F = torch.ops.aten, torch.nn.functional
@@ -15,10 +15,7 @@ indices = torch.tensor
 
 
 def device():
-    for index in range(torch.bp.device_count()):
-        if torch.bp.get_device_properties(index).dialect == "OpenCL C":
-            return torch.device("bp", index)
-    pytest.skip("no device that runs OpenCL C")
+    return torch.device(DEVICE)
 
 
 def r(*shape, dtype=torch.float32):
@@ -164,7 +161,8 @@ def test_operator(name):
                 )
     fallen = {k: v for k, v in _C.fallback_counts().items() if v != before.get(k, 0)}
     assert not fallen
-    assert plans.total()["planner_calls"] == counts["planner_calls"], plans.stats()
+    if plans.mode() == "1":
+        assert plans.total()["planner_calls"] == counts["planner_calls"], plans.stats()
 
 
 def test_an_index_out_of_range_names_the_operator():
