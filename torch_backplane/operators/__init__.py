@@ -25,8 +25,10 @@ from torch_backplane.operators import (
     searching,
     selection,
     softmax,
+    sorting,
     special,
     transcendental,
+    upsampling,
 )
 
 __all__ = [
@@ -54,6 +56,8 @@ __all__ = [
     "searching",
     "selection",
     "softmax",
+    "sorting",
     "special",
     "transcendental",
+    "upsampling",
 ]
