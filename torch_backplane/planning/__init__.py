@@ -4,7 +4,7 @@ Imported once a device that runs kernels is found; `torch_backplane.operators` h
 """
 
 from torch_backplane._C import Number, RunOnCPU
-from torch_backplane.planning.call import Call
+from torch_backplane.planning.call import Call, check_apart
 from torch_backplane.planning.declare import operator
 from torch_backplane.planning.launch import dialect_of, launch, random_numbers
 from torch_backplane.planning.pointwise import copy_elements, pointwise, run_pointwise
@@ -15,6 +15,7 @@ __all__ = [
     "Call",
     "Number",
     "RunOnCPU",
+    "check_apart",
     "contiguous_result",
     "copy_elements",
     "dialect_of",
