@@ -7,7 +7,7 @@ from torch_backplane._C import Number, RunOnCPU
 from torch_backplane.planning.call import Call, check_apart
 from torch_backplane.planning.declare import operator
 from torch_backplane.planning.launch import dialect_of, launch, random_numbers
-from torch_backplane.planning.pointwise import copy_elements, pointwise, run_pointwise
+from torch_backplane.planning.pointwise import copy_elements, plan_pointwise, pointwise, run_pointwise
 from torch_backplane.planning.reduce import run_reduction
 from torch_backplane.planning.template import contiguous_result, error_words, run_template
 
@@ -22,6 +22,7 @@ __all__ = [
     "error_words",
     "launch",
     "operator",
+    "plan_pointwise",
     "pointwise",
     "random_numbers",
     "run_pointwise",

@@ -45,12 +45,19 @@ def pointwise(
 
     @operator(name, by_value=by_value, passed_through=passed_through)
     def plan(call: Call, *values: Any) -> Any:
-        # In PyTorch's words: some of its meta kernels have others.
-        _C.check_broadcast([value for value in values if isinstance(value, torch.Tensor)])
-        outputs = call.outputs()
-        check_cast(call, outputs)
-        run_formula(name, formula, call, outputs, values, compute)
-        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+        return plan_pointwise(name, formula, call, values, compute)
+
+
+def plan_pointwise(
+    name: str, formula: Callable[..., Any], call: Call, values: Sequence[Any], compute: str = "result"
+) -> Any:
+    """What the planner of a pointwise operator does: see `pointwise`. Returns what the operator returns."""
+    # In PyTorch's words: some of its meta kernels have others.
+    _C.check_broadcast([value for value in values if isinstance(value, torch.Tensor)])
+    outputs = call.outputs()
+    check_cast(call, outputs)
+    run_formula(name, formula, call, outputs, values, compute)
+    return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
 def check_cast(call: Call, outputs: Sequence[torch.Tensor]) -> None:
@@ -138,6 +145,7 @@ def run_pointwise(
         name: a C identifier, for the kernel.
     """
     shape = outputs[0].shape
+    check_shape(shape, inputs)
     if outputs[0].numel() == 0:
         return
     _C.check_overlaps(list(outputs), list(inputs))
@@ -186,6 +194,15 @@ def run_pointwise(
         launch(kernel, operands, numbers, [where.sizes[0], where.rows], ROW_GROUP, name=name)
     else:
         launch(kernel, operands, numbers, [kernel.work_items(where.count)], name=name)
+
+
+def check_shape(shape: torch.Size, inputs: Sequence[torch.Tensor]) -> None:
+    """Raises PyTorch's error where `inputs` do not broadcast to `shape`, which would be read beyond their ends."""
+    wanted = torch.empty(shape, device="meta")
+    _C.check_broadcast([wanted, *inputs])
+    broadcast = torch.broadcast_shapes(shape, *(tensor.shape for tensor in inputs))
+    if broadcast != shape:
+        raise RuntimeError(f"output with shape {list(shape)} doesn't match the broadcast shape {list(broadcast)}")
 
 
 def broadcast_strides(tensor: torch.Tensor, shape: Sequence[int]) -> list[int]:
