@@ -1,5 +1,6 @@
 // Copies: between the CPU and bp, within a bp device and between two of them.
 #include <ATen/core/Tensor.h>
+#include <ATen/ExpandUtils.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/copy_native.h>
 #include <ATen/ops/empty_like.h>
@@ -130,6 +131,12 @@ void copy_elements(const at::Tensor& source, const at::Tensor& destination) {
 
 at::Tensor copy_from(const at::Tensor& source, const at::Tensor& destination, bool non_blocking) {
   TORCH_CHECK(source.defined() && destination.defined(), "copying needs two defined tensors");
+  if (source.sizes() != destination.sizes()) { // PyTorch leaves the check to the kernel
+    const auto shape = at::infer_size_dimvector(destination.sizes(), source.sizes());
+    TORCH_CHECK(
+        destination.sizes() == shape, "output with shape ", destination.sizes(), " doesn't match the broadcast shape ",
+        at::IntArrayRef(shape));
+  }
   if (destination.numel() == 0) {
     return destination;
   }

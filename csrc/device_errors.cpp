@@ -13,6 +13,8 @@
 namespace backplane {
 namespace {
 
+constexpr int32_t kIndexOutOfRange = 1; // INDEX_OUT_OF_RANGE of the Python side; any other code is a RuntimeError
+
 struct Watched {
   std::mutex lock; // of `streams`; not held while the device is called
   std::vector<c10::StreamId> streams; // with launches that were not checked yet
@@ -43,7 +45,9 @@ void check(Watched& device_words, c10::Stream stream) {
     }
     owner.fill(memory, 0, bytes, handle);
   }
-  TORCH_CHECK_INDEX(false, device_words.text(found));
+  const std::string text = device_words.text(found);
+  TORCH_CHECK_INDEX(found[0] != kIndexOutOfRange, text);
+  TORCH_CHECK(false, text);
 }
 
 } // namespace

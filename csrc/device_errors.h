@@ -1,5 +1,5 @@
-// Errors that kernels report: an index out of range is written to a few words of device memory, and thrown when the host
-// next synchronizes with the stream.
+// Errors that kernels report: an index out of range or a division by zero is written to a few words of device memory, and
+// thrown when the host next synchronizes with the stream.
 //
 // The words, their meaning and their text are the Python side's (torch_backplane/kernels/templates/errors.py). Here is
 // known which streams were given kernels that may write them, so that nobody else pays for reading them.
@@ -25,8 +25,8 @@ bool are_error_words(const at::Tensor& tensor);
 // A kernel that may report an error was given to the stream.
 void note_reporting_launch(c10::Stream stream);
 
-// Throws IndexError if a kernel on the stream (or on any stream of the device) has reported one; the words are zero
-// afterwards. To be called when the stream is synchronized. Costs nothing where no such kernel was launched.
+// Throws if a kernel on the stream (or on any stream of the device) has reported an error: IndexError for an index out of
+// range, else RuntimeError. The words are zero afterwards. To be called when the stream is synchronized. Costs nothing where no such kernel was launched.
 void throw_reported_errors(c10::Stream stream);
 void throw_reported_errors(c10::DeviceIndex device);
 

@@ -172,6 +172,7 @@ class EntryCheck:
             if seed is not None:
                 torch.manual_seed(seed)
             outcome.result = call.function(first, *args, **kwargs)
+            _finish(device)
         except Exception as error:
             outcome.error = error
         return outcome
@@ -294,6 +295,7 @@ class EntryCheck:
             outcome.result = (
                 list(torch.autograd.grad(outputs, inputs, cotangents, allow_unused=True)) if outputs and inputs else []
             )
+            _finish(outputs[0].device if outputs else _CPU)
         except Exception as error:
             outcome.error = error
         return cotangents or []
@@ -306,6 +308,12 @@ class EntryCheck:
                 self.result.add(kind, "backward", call.describe(), message.replace("result", "gradient", 1))
         except Exception as error:
             self.result.add("error", "backward", call.describe(), f"reading the gradients: {_line(error)}")
+
+
+def _finish(device: torch.device) -> None:
+    """Waits for the device: only then has it reported every error of what it was given, such as an index out of range."""
+    if device != _CPU:
+        torch.accelerator.synchronize(device)
 
 
 def _is_identity(function: Callable[[Any], Any]) -> bool:

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from torch_backplane import _C
 from torch_backplane.kernels import Expression
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.expression import Formula, Operand
-from torch_backplane.planning import Call, operator, pointwise, run_pointwise
+from torch_backplane.kernels.templates.divisors import check_divisors
+from torch_backplane.planning import (
+    Call,
+    error_words,
+    operator,
+    plan_pointwise,
+    pointwise,
+    run_pointwise,
+    run_template,
+)
 
 # Sums and products
 
@@ -46,11 +58,27 @@ def divide(a: Expression, b: Expression, rounding_mode: str | None) -> Expressio
 
 
 pointwise("div.Tensor", lambda a, b: a / b)
-pointwise("div.Tensor_mode", divide)
-pointwise("floor_divide", f.floor_divide)
-pointwise("remainder.Tensor", f.remainder)
-pointwise("remainder.Scalar_Tensor", f.remainder)
-pointwise("fmod.Tensor", f.fmod)
+
+
+def quotient(name: str, formula: Formula) -> None:
+    """A pointwise operator whose second argument divides; of integers, zeros among the divisors are an error."""
+
+    @operator(name)
+    def plan(call: Call, a: Any, b: Any, *options: Any) -> torch.Tensor:
+        _C.check_broadcast([value for value in (a, b) if isinstance(value, torch.Tensor)])
+        (result,) = call.meta(call.functional)
+        if not result.dtype.is_floating_point and result.numel():
+            # Before the result is written, which may be where the divisor is.
+            called, words = name.partition(".")[0], error_words(call.device)
+            run_template(check_divisors, call.device, b, result.dtype, words, called, name=called)
+        return plan_pointwise(name, formula, call, (a, b, *options))
+
+
+quotient("div.Tensor_mode", divide)
+quotient("floor_divide", f.floor_divide)
+quotient("remainder.Tensor", f.remainder)
+quotient("remainder.Scalar_Tensor", f.remainder)
+quotient("fmod.Tensor", f.fmod)
 
 
 def lcm(a: Expression, b: Expression) -> Expression:

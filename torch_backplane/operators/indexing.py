@@ -10,7 +10,7 @@ import torch
 
 from torch_backplane.kernels.dtypes import integer_range
 from torch_backplane.kernels.templates.indexing import Index, read, write
-from torch_backplane.planning import Call, RunOnCPU, error_words, operator, run_template
+from torch_backplane.planning import Call, RunOnCPU, check_apart, error_words, operator, run_template
 
 Number = Any
 
@@ -27,6 +27,7 @@ def _check(self: torch.Tensor, *indices: torch.Tensor) -> None:
 def _read(
     name: str, out: torch.Tensor, self: torch.Tensor, kept: Sequence[int], indices: Sequence[Index], wraps: bool = False
 ) -> torch.Tensor:
+    check_apart(out, [self, *(index.tensor for index in indices)])
     if out.numel():
         words = error_words(out.device)
         run_template(read, out.device, out, self, kept, indices, words, name, wraps=wraps, name=name)
@@ -111,8 +112,8 @@ def gather(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, sparse
 def take(call: Call, self: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     _check(self, index)
     (out,) = call.outputs()
-    flat = self.reshape(-1)
-    kept, indices = [0] * index.dim(), [Index(index, index.stride(), 1, flat.numel())]
+    flat = self.reshape(-1)  # a view where the elements are at one distance from each other
+    kept, indices = [0] * index.dim(), [Index(index, index.stride(), flat.stride(0), flat.numel())]
     return _read("take", out, flat, kept, indices, wraps=True)
 
 
@@ -211,10 +212,26 @@ def _write_slices(
     return out
 
 
+def _check_slices(self: torch.Tensor, dim: int, source: torch.Tensor) -> None:
+    """Raises PyTorch's error where the slices of source are not of the shape of those of self."""
+    if not self.dim() or not source.dim():
+        return
+    wanted, found = list(self.shape), list(source.shape)
+    for shape in (wanted, found):
+        if -len(shape) <= dim < len(shape):
+            del shape[dim]
+    if wanted != found:
+        raise RuntimeError(
+            "source tensor shape must match self tensor shape, excluding the specified dimension. "
+            f"Got self.shape = {list(self.shape)} source.shape = {list(source.shape)}"
+        )
+
+
 @operator("index_add")
 def index_add(
     call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, alpha: Number
 ) -> torch.Tensor:
+    _check_slices(self, dim, source)
     return _write_slices("index_add", call, self, dim, index, source, combine="add", alpha=alpha)
 
 

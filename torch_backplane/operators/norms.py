@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 
 from torch_backplane.kernels.templates.norms import Sets, norm, norm_backward, weight_grads
-from torch_backplane.planning import Call, contiguous_result, operator, run_template
+from torch_backplane.planning import Call, RunOnCPU, contiguous_result, operator, run_template
 
 Optional = torch.Tensor | None
 Results = tuple[Optional, ...]
@@ -19,10 +20,23 @@ def _dense(tensor: Optional) -> Optional:
     return None if tensor is None else tensor.contiguous()
 
 
-def _forward(sets: Sets, out: torch.Tensor, self: torch.Tensor, *arguments: Any, **options: Any) -> None:
-    if out.numel():
-        with contiguous_result(out) as result:
-            run_template(norm, out.device, sets, result, _dense(self), *arguments, name=f"{sets.kind}_norm", **options)
+def _forward(
+    sets: Sets,
+    out: torch.Tensor,
+    self: torch.Tensor,
+    *arguments: Any,
+    mean: Optional,
+    rstd: Optional,
+    **options: Any,
+) -> None:
+    if not out.numel():
+        return
+    with ExitStack() as stack:
+        result, *saved = (
+            None if tensor is None else stack.enter_context(contiguous_result(tensor)) for tensor in (out, mean, rstd)
+        )
+        options |= dict(zip(("mean", "rstd"), saved, strict=True))
+        run_template(norm, out.device, sets, result, _dense(self), *arguments, name=f"{sets.kind}_norm", **options)
 
 
 def _backward(
@@ -136,11 +150,35 @@ def native_batch_norm(
     momentum: float,
     eps: float,
 ) -> Results:
-    out, mean, rstd = call.outputs()
-    running = None if running_mean is None or running_var is None else (running_mean, running_var)
-    saved = {"mean": mean, "rstd": rstd} if training or running is None else {"mean": None, "rstd": None}
+    return _batch_norm(call, self, weight, bias, running_mean, running_var, training, momentum, eps)
+
+
+def _batch_norm(
+    call: Call,
+    self: torch.Tensor,
+    weight: Optional,
+    bias: Optional,
+    running_mean: Optional,
+    running_var: Optional,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Results:
+    results = list(call.meta(call.functional))
+    if not training:
+        if running_mean is None or running_var is None:
+            raise RunOnCPU("evaluation without running statistics")
+        # As the CPU has it: nothing is saved.
+        results[1:] = [saved.new_empty(0) for saved in results[1:]]
+    out, mean, rstd = call.outputs(like=results)
+    given = [] if running_mean is None or running_var is None else [running_mean, running_var]
+    running = [tensor.contiguous() for tensor in given]
     arguments = (_dense(weight), _dense(bias), eps)
-    _forward(_batch_sets(self), out, self, *arguments, running=running, momentum=momentum, **saved)
+    saved = {"mean": mean, "rstd": rstd} if training else {"mean": None, "rstd": None}
+    _forward(_batch_sets(self), out, self, *arguments, running=running or None, momentum=momentum, **saved)
+    for tensor, updated in zip(given, running, strict=True):
+        if training and not tensor.is_contiguous():
+            tensor.copy_(updated)
     return out, mean, rstd
 
 
@@ -148,7 +186,7 @@ def native_batch_norm(
 def _native_batch_norm_legit(
     call: Call, self: torch.Tensor, weight: Optional, bias: Optional, training: bool, momentum: float, eps: float
 ) -> Results:
-    return native_batch_norm(call, self, weight, bias, None, None, True, momentum, eps)
+    return _batch_norm(call, self, weight, bias, None, None, training, momentum, eps)
 
 
 @operator("native_batch_norm_backward")

@@ -83,6 +83,8 @@ def average(dtype: torch.dtype) -> Reduction:
 
 
 def product(dtype: torch.dtype) -> Reduction:
+    if dtype == torch.bool:
+        return whether_all(dtype)
     return Reduction([dtype], [1], lambda x, _: x, lambda a, b: a * b, lambda s, _: s)
 
 

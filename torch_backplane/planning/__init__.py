@@ -4,10 +4,10 @@ Imported once a device that runs kernels is found; `torch_backplane.operators` h
 """
 
 from torch_backplane._C import Number, RunOnCPU
-from torch_backplane.planning.call import Call
+from torch_backplane.planning.call import Call, check_apart
 from torch_backplane.planning.declare import operator
 from torch_backplane.planning.launch import dialect_of, launch, random_numbers
-from torch_backplane.planning.pointwise import as_bits, copy_elements, pointwise, run_pointwise
+from torch_backplane.planning.pointwise import as_bits, copy_elements, plan_pointwise, pointwise, run_pointwise
 from torch_backplane.planning.reduce import run_reduction
 from torch_backplane.planning.template import contiguous_result, error_words, run_kernel, run_template
 
@@ -16,12 +16,14 @@ __all__ = [
     "Number",
     "RunOnCPU",
     "as_bits",
+    "check_apart",
     "contiguous_result",
     "copy_elements",
     "dialect_of",
     "error_words",
     "launch",
     "operator",
+    "plan_pointwise",
     "pointwise",
     "random_numbers",
     "run_kernel",

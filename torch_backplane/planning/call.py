@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -64,23 +64,24 @@ class Call:
         results = overload(*positional, **named)
         return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
-    def outputs(self, like: Sequence[torch.Tensor] | None = None) -> list[Any]:
+    def outputs(self, like: Sequence[Any] | None = None) -> list[Any]:
         """A bp tensor for each tensor that the operator returns: new ones as the meta kernel says, or, for the in-place
         and `out=` forms, those that were given, resized where PyTorch resizes. None where the operator makes none.
 
         Args:
-            like: tensors of the results' shapes, strides and dtypes, for an operator that has no meta kernel.
+            like: tensors of the results' shapes, strides and dtypes, where PyTorch's meta kernel is missing or says
+                something else than its CPU kernel.
         """
         if self._outputs is None:
-            written = [
-                value
-                for value, argument in zip(self.arguments, self.overload._schema.arguments, strict=True)
-                if argument.is_write
-            ]
+            arguments = list(zip(self.arguments, self.overload._schema.arguments, strict=True))
+            # Beside those of `out=` some operators write to others, such as running statistics.
+            written = [value for value, argument in arguments if argument.is_out]
+            written = written or [value for value, argument in arguments if argument.is_write]
             made = self.meta() if like is None else like
             if written and len(written) == len(made):
                 for given, result in zip(written, made, strict=True):
                     if given.shape != result.shape:
+                        _C.check_overlaps([given], [])
                         _C.not_replayable("it resizes a tensor that it was given")
                         given.resize_(result.shape)
                         given.as_strided_(result.shape, result.stride())
@@ -88,6 +89,21 @@ class Call:
             else:
                 self._outputs = [new_like(result, self.device) for result in made]
         return self._outputs
+
+
+def check_apart(out: torch.Tensor, inputs: Iterable[Any]) -> None:
+    """Raises PyTorch's error where `out` shares memory with one of the inputs, or an element with another one of its own.
+
+    For operators that read inputs elsewhere than they write; `run_pointwise` checks for itself.
+    """
+    tensors = [value for value in flatten(inputs) if isinstance(value, torch.Tensor) and value.device == out.device]
+    _C.check_overlaps([out], tensors)
+    for tensor in tensors:
+        if out.numel() and tensor.numel() and out.data_ptr() == tensor.data_ptr():
+            raise RuntimeError(
+                "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single "
+                "memory location. Please clone() the tensor before performing the operation."
+            )
 
 
 def new_like(meta: Any, device: torch.device) -> torch.Tensor | None:

@@ -45,11 +45,34 @@ def pointwise(
 
     @operator(name, by_value=by_value, passed_through=passed_through)
     def plan(call: Call, *values: Any) -> Any:
-        # In PyTorch's words: some of its meta kernels have others.
-        _C.check_broadcast([value for value in values if isinstance(value, torch.Tensor)])
-        outputs = call.outputs()
-        run_formula(name, formula, call, outputs, values, compute)
-        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+        return plan_pointwise(name, formula, call, values, compute)
+
+
+def plan_pointwise(
+    name: str, formula: Callable[..., Any], call: Call, values: Sequence[Any], compute: str = "result"
+) -> Any:
+    """What the planner of a pointwise operator does: see `pointwise`. Returns what the operator returns."""
+    # In PyTorch's words: some of its meta kernels have others.
+    _C.check_broadcast([value for value in values if isinstance(value, torch.Tensor)])
+    outputs = call.outputs()
+    check_cast(call, outputs)
+    run_formula(name, formula, call, outputs, values, compute)
+    return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+def check_cast(call: Call, outputs: Sequence[torch.Tensor]) -> None:
+    """Raises PyTorch's error where the result's dtype cannot be written to the tensor that was given for it."""
+    if call.overload is call.functional:
+        return
+    for given, result in zip(outputs, call.meta(call.functional), strict=True):
+        if not torch.can_cast(result.dtype, given.dtype):
+            found, wanted = (type_name(dtype) for dtype in (result.dtype, given.dtype))
+            raise RuntimeError(f"result type {found} can't be cast to the desired output type {wanted}")
+
+
+def type_name(dtype: torch.dtype) -> str:
+    """As PyTorch's messages have it: "Float"."""
+    return torch.empty(0, dtype=dtype).type().rpartition(".")[2].removesuffix("Tensor")
 
 
 def run_formula(
@@ -124,6 +147,7 @@ def run_pointwise(
     shape = outputs[0].shape
     if any(output.shape != shape for output in outputs):
         raise ValueError(f"outputs of one shape are needed, and got {[list(output.shape) for output in outputs]}")
+    check_shape(shape, inputs)
     if outputs[0].numel() == 0:
         return
     _C.check_overlaps(list(outputs), list(inputs))
@@ -174,14 +198,18 @@ def run_pointwise(
         launch(kernel, operands, numbers, [kernel.work_items(where.count)], name=name)
 
 
+def check_shape(shape: torch.Size, inputs: Sequence[torch.Tensor]) -> None:
+    """Raises PyTorch's error where `inputs` do not broadcast to `shape`, which would be read beyond their ends."""
+    wanted = torch.empty(shape, device="meta")
+    _C.check_broadcast([wanted, *inputs])
+    broadcast = torch.broadcast_shapes(shape, *(tensor.shape for tensor in inputs))
+    if broadcast != shape:
+        raise RuntimeError(f"output with shape {list(shape)} doesn't match the broadcast shape {list(broadcast)}")
+
+
 def broadcast_strides(tensor: torch.Tensor, shape: Sequence[int]) -> list[int]:
-    """The strides with which `tensor` is read as if it had `shape`, as torch.broadcast_to would; ValueError where it
-    would not."""
+    """The strides with which `tensor` is read as if it had `shape`, as torch.broadcast_to would."""
     missing = len(shape) - tensor.dim()
-    if missing < 0 or any(
-        size not in (1, wanted) for size, wanted in zip(tensor.shape, shape[missing:], strict=True)
-    ):
-        raise ValueError(f"a tensor of shape {list(tensor.shape)} does not broadcast to {list(shape)}")
     own = zip(tensor.shape, tensor.stride(), shape[missing:], strict=True)
     return [0] * missing + [0 if size == 1 and wanted != 1 else stride for size, stride, wanted in own]
 

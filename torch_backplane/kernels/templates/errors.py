@@ -1,13 +1,16 @@
-"""How a kernel reports an index out of range: into four words of device memory, which the host reads later.
+"""How a kernel reports an index out of range or a division by zero: into four words of device memory, which the host
+reads later.
 
-The words are int32: a code (0: nothing has happened), the number of the operator, the index, and the size that it is
-out of. The kernel that finds the code 0 and swaps it writes the rest; later errors are dropped. Whoever synchronizes
-with the device reads the words, raises `message` as an IndexError, and writes zeros.
+The words are int32: a code (0: nothing has happened), the number of the operator, and of an index out of range the index
+and the size that it is out of. The kernel that finds the code 0 and swaps it writes the rest; later errors are dropped.
+Whoever synchronizes with the device reads the words, raises `message` (as an IndexError where the code is
+INDEX_OUT_OF_RANGE, else as a RuntimeError), and writes zeros.
 """
 
 from __future__ import annotations
 
-INDEX_OUT_OF_RANGE = 1
+INDEX_OUT_OF_RANGE = 1  # csrc/device_errors.cpp knows it
+DIVISION_BY_ZERO = 2
 WORDS = 4
 
 _operators: list[str] = []
@@ -23,6 +26,8 @@ def operator_number(name: str) -> int:
 def message(words: list[int]) -> str:
     """What the words of an error say."""
     code, operator, index, size = words
+    if code == DIVISION_BY_ZERO:
+        return f"ZeroDivisionError: {_operators[operator]}: an integer was divided by zero"
     if code != INDEX_OUT_OF_RANGE:
         raise ValueError(f"unknown error code {code} of a kernel")
     return f"{_operators[operator]}: index {index} is out of bounds for dimension with size {size}"

@@ -5,7 +5,6 @@ Where the dimension is the innermost, a team of work items has a row; else a wor
 
 from __future__ import annotations
 
-import math
 import re
 
 import torch
@@ -57,7 +56,7 @@ def softmax(dialect: Dialect, out: torch.Tensor, self: torch.Tensor, dim: int, l
   {before_store.format(t="value_t")}
   {_along_row(dialect, passes["store"])}
 """
-        return _rows_call(name, dialect, {"out": out}, {"self": self}, value, body)
+        return _rows_call(name, dialect, {"out": out}, {"self": self}, dim, value, body)
     body = _down_columns(
         _in_each_lane(
             f"""
@@ -98,7 +97,7 @@ def softmax_backward(
   {team_reduce(dialect, "total")}
   {_along_row(dialect, store("total"))}
 """
-        return _rows_call(name, dialect, {"out": out}, tensors, value, body)
+        return _rows_call(name, dialect, {"out": out}, tensors, dim, value, body)
     body = _down_columns(f"value_t@ total@ = OF@(0); DOWN {{ {total} }} DOWN {{ {store('total@')} }}")
     return _columns_call(name, dialect, {"out": out}, tensors, dim, value, body)
 
@@ -112,12 +111,11 @@ def _rows_call(
     dialect: Dialect,
     outputs: dict[str, torch.Tensor],
     inputs: dict[str, torch.Tensor],
+    dim: int,
     value: torch.dtype,
     body: str,
 ) -> Call:
-    shape = inputs[next(iter(inputs))].shape
-    size = shape[-1] if shape else 1
-    rows = math.prod(shape) // size
+    rows, size, _ = rows_and_columns(next(iter(inputs.values())).shape, dim)
     groups, group_size = row_groups(dialect, rows)
     return make_call(
         f"{name}_rows",
