@@ -59,7 +59,8 @@ def _scaled_noise(call: Call, mean: Any, std: Any, generator: Any) -> torch.Tens
     shapes = [one.shape for one in (mean, std) if isinstance(one, torch.Tensor)]
     _C.check_broadcast([one for one in (mean, std) if isinstance(one, torch.Tensor)])
     if call.overload is not call.functional:
-        _check(call.arguments[-1].shape == torch.broadcast_shapes(*shapes), "a result of another shape")  # refused there
+        # The CPU refuses it.
+        _check(call.arguments[-1].shape == torch.broadcast_shapes(*shapes), "a result of another shape")
     (out,) = call.outputs()
     _check(out.is_floating_point(), "complex numbers")
     dtype = value_dtype(out.dtype)
