@@ -92,7 +92,7 @@ class Call:
 
 
 def check_apart(out: torch.Tensor, inputs: Iterable[Any]) -> None:
-    """Raises PyTorch's error where `out` shares memory with one of the inputs, or an element with another one of its own.
+    """Raises PyTorch's error where `out` shares memory with one of the inputs, or an element with another of its own.
 
     For operators that read inputs elsewhere than they write; `run_pointwise` checks for itself.
     """
