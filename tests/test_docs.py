@@ -54,4 +54,4 @@ def test_the_python_of_write_an_operator_runs() -> None:
 
 @pytest.mark.parametrize("command", "".join(blocks("write-an-operator.md", "sh")).splitlines())
 def test_the_commands_of_write_an_operator_run(command: str) -> None:
-    assert run(["bash", "-c", command])
+    run(["bash", "-c", command])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from agreement import DEVICE, agrees
+from agreement import DEVICE, agrees, plans_from_the_start
 
 import torch_backplane
 from torch_backplane import _C, plans
@@ -72,11 +72,11 @@ def test_empty_and_zero_dimensional_tensors() -> None:
 
 
 def test_another_number_is_neither_a_new_plan_nor_a_new_kernel() -> None:
-    plans.clear()
     x = torch.linspace(-1, 1, 9, device=DEVICE)
-    for slope in (0.1, 0.2, 0.3):
-        torch.testing.assert_close(leaky(x, 1.0, slope=slope).cpu(), leaky(x.cpu(), 1.0, slope=slope))
-    (found,) = counts("leaky")
+    with plans_from_the_start():
+        for slope in (0.1, 0.2, 0.3):
+            torch.testing.assert_close(leaky(x, 1.0, slope=slope).cpu(), leaky(x.cpu(), 1.0, slope=slope))
+        (found,) = counts("leaky")
     assert found["planner_calls"] == 1
     assert found["replays"] == 2
     before = len(_kernels())
@@ -91,10 +91,10 @@ def _kernels() -> dict[Any, Any]:
 
 
 def test_replays_call_no_python() -> None:
-    plans.clear()
     x = torch.ones(4, device=DEVICE)
-    assert "planned" in plans.explain(leaky, x, x)
-    told = plans.explain(leaky, x, x)
+    with plans_from_the_start():
+        assert "planned" in plans.explain(leaky, x, x)
+        told = plans.explain(leaky, x, x)
     assert "replayed" in told
     assert "launch bp_leaky" in told
 
@@ -151,12 +151,9 @@ def test_dtypes_without_kernels_are_an_error() -> None:
 
 
 def test_it_is_checked_like_any_operator() -> None:
-    plans.clear()
-    plans.set_mode("check")
-    try:
+    with plans_from_the_start():
+        plans.set_mode("check")
         agrees(leaky, torch.randn(5, 6), torch.randn(6))
-    finally:
-        plans.set_mode("1")
 
 
 def test_torch_knows_its_shapes_without_running_it() -> None:

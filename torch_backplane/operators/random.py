@@ -6,9 +6,19 @@ from typing import Any
 
 import torch
 
-from torch_backplane.kernels.dtypes import FACTS, integer_range
+from torch_backplane import _C
+from torch_backplane.kernels import Expression
+from torch_backplane.kernels.dtypes import FACTS, integer_range, value_dtype
 from torch_backplane.kernels.templates.random import WORDS_PER_CALL, dropout, fill, fill_integers
-from torch_backplane.planning import Call, RunOnCPU, contiguous_result, operator, random_numbers, run_template
+from torch_backplane.planning import (
+    Call,
+    RunOnCPU,
+    contiguous_result,
+    operator,
+    random_numbers,
+    run_pointwise,
+    run_template,
+)
 
 # Every integer up to this one is a number of the dtype.
 _EXACT = {torch.float16: 2**11, torch.bfloat16: 2**8, torch.float32: 2**24, torch.float64: 2**53, torch.bool: 1}
@@ -42,6 +52,45 @@ def uniform_(call: Call, self: torch.Tensor, low: float, high: float, generator:
 def normal_(call: Call, self: torch.Tensor, mean: float, std: float, generator: Any) -> torch.Tensor:
     _check(self.is_floating_point() and std >= 0, "a negative standard deviation")
     return _fill(self, fill, "normal", mean, std)
+
+
+def _scaled_noise(call: Call, mean: Any, std: Any, generator: Any) -> torch.Tensor:
+    """mean + std * noise, each a tensor or a number. A negative std is not found where it is in a tensor's memory."""
+    shapes = [one.shape for one in (mean, std) if isinstance(one, torch.Tensor)]
+    _C.check_broadcast([one for one in (mean, std) if isinstance(one, torch.Tensor)])
+    if call.overload is not call.functional:
+        _check(call.arguments[-1].shape == torch.broadcast_shapes(*shapes), "a result of another shape")  # refused there
+    (out,) = call.outputs()
+    _check(out.is_floating_point(), "complex numbers")
+    dtype = value_dtype(out.dtype)
+    noise = torch.empty_like(out).normal_(generator=generator)
+    tensors = {name: one for name, one in (("mean", mean), ("std", std)) if isinstance(one, torch.Tensor)}
+    numbers = {name: one for name, one in (("mean", mean), ("std", std)) if name not in tensors}
+
+    def formula(x: Expression, *values: Expression) -> Expression:
+        given = dict(zip((*tensors, *numbers), values, strict=True))
+        return given["mean"] + given["std"] * x
+
+    scalars = [(number, dtype) for number in numbers.values()]
+    key = ("normal", *tensors)
+    run_pointwise(formula, [out], [noise, *tensors.values()], scalars, compute=dtype, key=key, name="normal")
+    return out
+
+
+@operator("normal.Tensor_Tensor")
+def normal(call: Call, mean: torch.Tensor, std: torch.Tensor, generator: Any) -> torch.Tensor:
+    return _scaled_noise(call, mean, std, generator)
+
+
+@operator("normal.Tensor_float")
+def normal_of_means(call: Call, mean: torch.Tensor, std: float, generator: Any) -> torch.Tensor:
+    _check(std >= 0, "a negative standard deviation")
+    return _scaled_noise(call, mean, std, generator)
+
+
+@operator("normal.float_Tensor", passed_through=["mean"])
+def normal_of_deviations(call: Call, mean: Any, std: torch.Tensor, generator: Any) -> torch.Tensor:
+    return _scaled_noise(call, mean, std, generator)
 
 
 @operator("log_normal_", variants=False)

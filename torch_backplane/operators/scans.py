@@ -27,20 +27,10 @@ def cumprod(call: Call, self: torch.Tensor, dim: int, dtype: torch.dtype | None)
     return _accumulate(call.outputs()[0], self, dim, "cumprod")
 
 
-# PyTorch has no meta kernel for these: logcumsumexp has checked what they are given, and made the result.
-
-
-@operator("_logcumsumexp", variants=False)
+@operator("_logcumsumexp")
 def logcumsumexp(call: Call, self: torch.Tensor, dim: int) -> torch.Tensor:
-    return _accumulate(torch.empty_like(self), self, dim, "logcumsumexp")
-
-
-@operator("_logcumsumexp.out", variants=False)
-def logcumsumexp_out(call: Call, self: torch.Tensor, dim: int) -> torch.Tensor:
-    out = call.arguments[-1]
-    if out.shape != self.shape or out.dtype != self.dtype:
-        raise RunOnCPU("a result that is to be resized or converted")
-    return _accumulate(out, self, dim, "logcumsumexp")
+    like = torch.empty(self.shape, dtype=self.dtype, device="meta").cumsum(dim)  # which has the same, and the same errors
+    return _accumulate(call.outputs(like=[like])[0], self, dim, "logcumsumexp")
 
 
 @operator("_cummax_helper", "_cummin_helper", variants=False)

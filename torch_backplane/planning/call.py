@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -64,9 +64,12 @@ class Call:
         results = overload(*positional, **named)
         return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
-    def outputs(self) -> list[Any]:
+    def outputs(self, like: Sequence[torch.Tensor] | None = None) -> list[Any]:
         """A bp tensor for each tensor that the operator returns: new ones as the meta kernel says, or, for the in-place
         and `out=` forms, those that were given, resized where PyTorch resizes. None where the operator makes none.
+
+        Args:
+            like: tensors of the results' shapes, strides and dtypes, for an operator that has no meta kernel.
         """
         if self._outputs is None:
             written = [
@@ -74,7 +77,7 @@ class Call:
                 for value, argument in zip(self.arguments, self.overload._schema.arguments, strict=True)
                 if argument.is_write
             ]
-            made = self.meta()
+            made = self.meta() if like is None else like
             if written and len(written) == len(made):
                 for given, result in zip(written, made, strict=True):
                     if given.shape != result.shape:

@@ -122,6 +122,8 @@ def run_pointwise(
         name: a C identifier, for the kernel.
     """
     shape = outputs[0].shape
+    if any(output.shape != shape for output in outputs):
+        raise ValueError(f"outputs of one shape are needed, and got {[list(output.shape) for output in outputs]}")
     if outputs[0].numel() == 0:
         return
     _C.check_overlaps(list(outputs), list(inputs))
@@ -173,8 +175,13 @@ def run_pointwise(
 
 
 def broadcast_strides(tensor: torch.Tensor, shape: Sequence[int]) -> list[int]:
-    """The strides with which `tensor` is read as if it had `shape`, as torch.broadcast_to would."""
+    """The strides with which `tensor` is read as if it had `shape`, as torch.broadcast_to would; ValueError where it
+    would not."""
     missing = len(shape) - tensor.dim()
+    if missing < 0 or any(
+        size not in (1, wanted) for size, wanted in zip(tensor.shape, shape[missing:], strict=True)
+    ):
+        raise ValueError(f"a tensor of shape {list(tensor.shape)} does not broadcast to {list(shape)}")
     own = zip(tensor.shape, tensor.stride(), shape[missing:], strict=True)
     return [0] * missing + [0 if size == 1 and wanted != 1 else stride for size, stride, wanted in own]
 
