@@ -132,15 +132,17 @@ def merge_runs(dialect: Dialect, merged: Runs, runs: Runs) -> Call:
   }}
   index_t j = first - i;
   uint64 a_key = i < a_size ? from_keys[a + i] : 0, b_key = j < b_size ? from_keys[b + j] : 0;
+  const index_t end = a + a_size + b_size - 1;
   index_t to = row * merged_size + pair * merged_length + first;
   for (index_t k = first; k < last; ++k, ++to) {{
-    const bool second = j < b_size && (i >= a_size || b_key < a_key);
+    // Without branches, which nothing could predict.
+    const int second = (j < b_size) & ((i >= a_size) | (b_key < a_key));
     keys[to] = second ? b_key : a_key;
     const index_t taken = second ? b + j : a + i;
     {store_place}
-    j += second; i += !second;
-    const uint64 next = (second ? j < b_size : i < a_size) ? from_keys[taken + 1] : 0;
-    if (second) b_key = next; else a_key = next;
+    j += second; i += 1 - second;
+    const uint64 next = from_keys[min(taken + 1, end)];
+    a_key = second ? a_key : next; b_key = second ? next : b_key;
   }}
 """
     integers = {"rows": runs.rows, "pairs": merged.count, "pieces": pieces, "piece": piece}
