@@ -311,7 +311,7 @@ class EntryCheck:
 
 
 def _finish(device: torch.device) -> None:
-    """Waits for the device: only then has it reported every error of what it was given, such as an index out of range."""
+    """Waits for the device: only then has it reported every error, such as an index out of range."""
     if device != _CPU:
         torch.accelerator.synchronize(device)
 

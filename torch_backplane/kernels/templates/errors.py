@@ -1,10 +1,9 @@
-"""How a kernel reports an index out of range or a division by zero: into four words of device memory, which the host
-reads later.
+"""How a kernel reports an index out of range, or a division by zero: in device memory that the host reads later.
 
-The words are int32: a code (0: nothing has happened), the number of the operator, and of an index out of range the index
-and the size that it is out of. The kernel that finds the code 0 and swaps it writes the rest; later errors are dropped.
-Whoever synchronizes with the device reads the words, raises `message` (as an IndexError where the code is
-INDEX_OUT_OF_RANGE, else as a RuntimeError), and writes zeros.
+There are four words, of int32: a code (0: nothing has happened), the number of the operator, and for an index out of
+range the index and the size that it is out of. The kernel that finds the code 0 and swaps it writes the rest; later
+errors are dropped. Whoever synchronizes with the device reads the words, raises `message` (as an IndexError where the
+code is INDEX_OUT_OF_RANGE, else as a RuntimeError), and writes zeros.
 """
 
 from __future__ import annotations
