@@ -9,9 +9,11 @@ The images come with scikit-learn: nothing is downloaded. A quarter of them is k
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import pathlib
 import time
-from typing import Annotated
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 import common
 import torch
@@ -22,6 +24,8 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+
+COMPARED_STEPS = 50
 
 
 class DigitNet(nn.Module):
@@ -74,51 +78,91 @@ class Report:
     seconds: float
     peak_memory: int | None
     fallbacks: dict[str, int] | None
+    planner_calls: int  # in training steps after the third
+    kernel_builds: dict[str, int]
+    cpu_difference: float | None = None  # of the first losses
+
+
+class Training:
+    """A network, its data and its optimizer on `device`; the same seed gives the same on every device."""
+
+    def __init__(self, device: torch.device, *, epochs: int, batch: int, lr: float, seed: int) -> None:
+        torch.manual_seed(seed)
+        self.device = device
+        self.train_set, self.test_set = load(seed)
+        pin = device.type != "cpu"
+        self.loader = DataLoader(self.train_set, batch_size=batch, shuffle=True, drop_last=True, pin_memory=pin)
+        self.model = DigitNet().to(device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr, weight_decay=1e-2)
+        self.schedule = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, lr, total_steps=epochs * len(self.loader))
+
+    def epoch(self) -> Iterator[float]:
+        """Goes through the images once; the loss of each batch."""
+        for images, labels in self.loader:
+            images, labels = images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
+            loss = F.cross_entropy(self.model(images), labels)
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            self.schedule.step()
+            yield loss.item()
+
+
+def difference_from_cpu(device: torch.device, **settings: Any) -> float:
+    """How far the losses of the first steps are at most from those on the CPU, in training without dropout, for which
+    devices draw random numbers of their own."""
+    curves = []
+    for place in (device, torch.device("cpu")):
+        training = Training(place, **settings)
+        for module in training.model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+        endless = itertools.chain.from_iterable(training.epoch() for _ in range(settings["epochs"]))
+        curves.append(list(itertools.islice(endless, COMPARED_STEPS)))
+    return max(abs(here - there) for here, there in zip(*curves, strict=True))
 
 
 def train(device: torch.device, *, epochs: int, batch: int, lr: float, seed: int, out: pathlib.Path) -> Report:
     """The whole run; leaves report.json and checkpoint.pt in `out`."""
     began = time.perf_counter()
     out.mkdir(parents=True, exist_ok=True)
-    torch.manual_seed(seed)
-    train_set, test_set = load(seed)
-    console.print(f"{common.device_title(device)}, torch {torch.__version__}. {len(train_set):,} images to learn from.")
-    loader = DataLoader(train_set, batch_size=batch, shuffle=True, drop_last=True, pin_memory=device.type != "cpu")
-    model = DigitNet().to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=1e-2)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=epochs * len(loader))
+    training = Training(device, epochs=epochs, batch=batch, lr=lr, seed=seed)
+    images = f"{len(training.train_set):,} images to learn from"
+    console.print(f"{common.device_title(device)}, torch {torch.__version__}. {images}.")
 
     losses: list[float] = []
+    planner_calls = 0
     with common.progress_bar() as progress:
         task = progress.add_task("starting", total=epochs)
         for epoch in range(1, epochs + 1):
-            for images, labels in loader:
-                images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
-                loss = F.cross_entropy(model(images), labels)
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                schedule.step()
-                losses.append(loss.item())
-            test_loss, accuracy = evaluate(model, test_set, device)
+            planned_before = common.planner_calls(device)
+            for loss in training.epoch():
+                losses.append(loss)
+                planned = common.planner_calls(device)
+                planner_calls += planned - planned_before if len(losses) > 3 else 0
+                planned_before = planned
+            test_loss, accuracy = evaluate(training.model, training.test_set, device)
             figures = f"training {losses[-1]:.3f}   test {test_loss:.3f}   accuracy {accuracy:.2%}"
             progress.update(task, advance=1, description=figures)
             progress.print(f"epoch {epoch:>3}   {figures}")
 
-    torch.save(model.state_dict(), out / "checkpoint.pt")
+    torch.save(training.model.state_dict(), out / "checkpoint.pt")
     reloaded = DigitNet().to(device)
     reloaded.load_state_dict(torch.load(out / "checkpoint.pt", map_location=device, weights_only=True))
-    _, reloaded_accuracy = evaluate(reloaded, test_set, device)
+    _, reloaded_accuracy = evaluate(reloaded, training.test_set, device)
     if reloaded_accuracy != accuracy:
         raise RuntimeError(f"the saved model recognises {accuracy:.2%}, the reloaded one {reloaded_accuracy:.2%}")
-    last_epoch = losses[-len(loader) :]
+    last_epoch = losses[-len(training.loader) :]
     report = Report(
         device=common.device_title(device), torch=torch.__version__, epochs=epochs,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        parameters=sum(parameter.numel() for parameter in training.model.parameters()),
         first_loss=losses[0], last_loss=sum(last_epoch) / len(last_epoch), accuracy=accuracy,
         reloaded_accuracy=reloaded_accuracy, peak_memory=common.peak_memory(device),
         fallbacks=common.fallback_counts(device), seconds=time.perf_counter() - began,
+        planner_calls=planner_calls, kernel_builds=common.kernel_builds(device),
     )  # fmt: skip
+    if device.type != "cpu":
+        report.cpu_difference = difference_from_cpu(device, epochs=epochs, batch=batch, lr=lr, seed=seed)
     common.write_json(out / "report.json", report)
     return report
 
@@ -137,6 +181,12 @@ def print_report(report: Report, out: pathlib.Path) -> None:
         rows.append(("peak memory", f"{report.peak_memory / 2**20:.1f} MiB"))
     if report.fallbacks is not None:
         rows.append(("fallbacks to the CPU", common.describe_fallbacks(report.fallbacks)))
+    if report.cpu_difference is not None:
+        difference = f"largest difference {report.cpu_difference:.1e} in the first {COMPARED_STEPS} steps"
+        rows.append(("same losses as cpu", difference))
+    if report.kernel_builds:
+        rows.append(("planner calls", f"{report.planner_calls} in the training steps after the third"))
+        rows.append(("kernels", ", ".join(f"{count} {how}" for how, count in report.kernel_builds.items())))
     rows.append(("files", str(out)))
     common.print_report("train_digits", rows)
 

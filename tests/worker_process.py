@@ -52,5 +52,7 @@ def _call(module: str, function: str, arguments: dict[str, Any]) -> None:
 
     try:
         getattr(importlib.import_module(module), function)(**arguments)
+    except pytest.fail.Exception as failure:  # such as pytest.raises: it cannot be sent to the other process
+        raise AssertionError(str(failure)) from None
     finally:
         plans.set_mode(os.environ.get("TORCH_BACKPLANE_PLANS", "1"))  # what the test may have changed

@@ -7,6 +7,10 @@ Importing this package gives PyTorch the device type `bp` and the module `torch.
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch_backplane.elementwise_functions import elementwise
 
 
 def _autoload() -> None:
@@ -33,4 +37,13 @@ for _name in ("memory", "random", "streams"):
     sys.modules[f"torch.bp.{_name}"] = getattr(accelerator, _name)
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "plans"]
+__all__ = ["__version__", "elementwise", "plans"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "elementwise":  # slow to import, and not everybody's
+        from torch_backplane.elementwise_functions import elementwise
+
+        globals()[name] = elementwise
+        return elementwise
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map_only
 
 import torch_backplane
+from torch_backplane import plans
 
 DEVICE = "bp:0"
 
@@ -25,6 +27,18 @@ def on_device(value: Any) -> Any:
 
 def to_cpu(value: Any) -> Any:
     return tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), value)
+
+
+@contextmanager
+def plans_from_the_start() -> Iterator[None]:
+    """For tests that count plans: there are none, and they are used, whatever TORCH_BACKPLANE_PLANS says."""
+    mode = plans.mode()
+    plans.clear()
+    plans.set_mode("1")
+    try:
+        yield
+    finally:
+        plans.set_mode(mode)
 
 
 def agrees(function: Callable[..., Any], *arguments: Any, fallbacks: int | None = 0, **tolerances: float) -> None:

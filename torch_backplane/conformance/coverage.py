@@ -5,8 +5,9 @@ that does not supply it cannot run it. In-place and ``out=`` overloads count on 
 their own (those that PyTorch generates from another overload have a composite kernel and are not required). Left out
 are the quantized recurrent cells, whose parameters are CPU objects and no tensors.
 
-The sources: a kernel of ours (native); a composite kernel of PyTorch's, which runs other operators (decomposition); the
-CPU's kernel (fallback), for everything else and for what csrc/fallback.cpp sends there past a composite kernel.
+The sources: a kernel of ours, or a planner where a device runs kernels (native); a composite kernel of PyTorch's, which
+runs other operators (decomposition); the CPU's kernel (fallback), for everything else and for what csrc/fallback.cpp
+sends there past a composite kernel.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ def _registered_in_fallback(name: str) -> bool:
 
 def operators() -> list[Operator]:
     """Every dense ATen operator, by name."""
+    torch.bp.init()  # type: ignore[attr-defined]  # planners are declared where a device that runs kernels is found
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     found = []
     for name in sorted(torch._C._dispatch_get_all_op_names()):

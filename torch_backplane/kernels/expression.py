@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -83,6 +83,15 @@ class Expression:
         if facts(dtype).bits != facts(self.dtype).bits or facts(dtype).bits < 32:
             raise TypeError(f"the bits of {self.dtype} are no {dtype}: both must have 32 bits, or 64")
         return self if dtype == self.dtype else Expression("bits", dtype, (self,))
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable[..., Any], types: Any, arguments: tuple[Any, ...] = (), named: Any = None
+    ) -> Any:
+        """PyTorch calls this for its own functions of traced values."""
+        from torch_backplane.kernels import torch_names  # which imports this module
+
+        return torch_names.call(function, arguments, named or {})
 
     def __bool__(self) -> bool:
         raise TypeError("the value of a traced expression is not known yet; use functions.where(condition, a, b)")

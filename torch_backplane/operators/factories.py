@@ -8,29 +8,13 @@ import torch
 
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import value_dtype
-from torch_backplane.kernels.templates.source import make_call
-from torch_backplane.planning import Call, RunOnCPU, dialect_of, launch, operator, run_pointwise
-
-GROUP = 64
+from torch_backplane.planning import Call, RunOnCPU, operator, run_kernel, run_pointwise
 
 
 def positions(count: int, device: torch.device) -> torch.Tensor:
     """The numbers 0, 1, … count - 1 as int64; shape (count,)."""
     out = torch.empty(count, dtype=torch.int64, device=device)
-    if count > 0:
-        body = f"const index_t at = (index_t)GROUP * {GROUP} + ITEM; if (at < count) store_out(at, at);"
-        call = make_call(
-            "positions",
-            dialect_of(device),
-            outputs={"out": out},
-            inputs={},
-            integers={"count": count},
-            body=body,
-            groups=-(-count // GROUP),
-            value=torch.int64,
-            group_size=GROUP,
-        )
-        launch(call.kernel, call.tensors, call.numbers, [call.items], [call.group])
+    run_kernel("positions", "store_out(item, item);", items=count, outputs={"out": out}, value=torch.int64)
     return out
 
 
@@ -97,6 +81,71 @@ def linspace(call: Call, start: float, end: float, steps: int, *options: Any) ->
         name="linspace",
     )
     return out
+
+
+@operator("logspace.out", by_value=("start", "end"), variants=False)
+def logspace(call: Call, start: float, end: float, steps: int, base: float) -> Any:
+    """As the CPU computes it: the first half counted from the start, the other from the end."""
+    (out,) = call.outputs()
+    if not out.dtype.is_floating_point:
+        raise RunOnCPU("it rounds to integers")
+    compute = value_dtype(out.dtype)
+    if steps == 0:
+        return out
+    step = (float(end) - float(start)) / max(steps - 1, 1)
+
+    def formula(i: Any, first: Any, last: Any, by: Any, base: Any, half: Any, greatest: Any) -> Any:
+        exponent = f.where(i < half, first + i.to(compute) * by, last - (greatest - i).to(compute) * by)
+        return f.power(base, exponent)
+
+    numbers = [(number, compute) for number in (float(start), float(end), step, base)]
+    places = [(number, torch.int64) for number in (max(steps // 2, 1), steps - 1)]
+    inputs = [positions(steps, out.device)]
+    run_pointwise(formula, [out], inputs, [*numbers, *places], key="logspace", name="logspace")
+    return out
+
+
+# Where the elements of a triangle are, row by row. A row of tril has column numbers 0 to row + offset, within the
+# matrix; so the number of elements before it is a sum of clamp(a, 0, columns) over a range of a, which `up_to` gives.
+_TRIANGLE = """
+FUNCTION index_t up_to(const index_t a, const index_t columns) {
+  if (a <= 0) return 0;
+  return a <= columns ? a * (a + 1) / 2 : columns * (columns + 1) / 2 + (a - columns) * columns;
+}
+"""
+_ROW_OF_TRIL = """
+  index_t at = up_to(item + offset, columns) - up_to(offset, columns);
+  for (index_t column = 0; column <= item + offset && column < columns; ++column, ++at) {
+    store_out(at, item);
+    store_out(at + count, column);
+  }
+"""
+_ROW_OF_TRIU = """
+  index_t at = up_to(columns - offset, columns) - up_to(columns - offset - item, columns);
+  for (index_t column = item + offset > 0 ? item + offset : 0; column < columns; ++column, ++at) {
+    store_out(at, item);
+    store_out(at + count, column);
+  }
+"""
+
+
+def triangle_places(call: Call, body: str, name: str, rows: int, columns: int, offset: int) -> Any:
+    (out,) = call.outputs()
+    integers = {"columns": columns, "offset": offset, "count": out.shape[1]}
+    if out.numel():
+        value = torch.int64
+        run_kernel(name, body, items=rows, outputs={"out": out}, integers=integers, value=value, functions=_TRIANGLE)
+    return out
+
+
+@operator("tril_indices")
+def tril_indices(call: Call, row: int, col: int, offset: int, *options: Any) -> Any:
+    return triangle_places(call, _ROW_OF_TRIL, "tril_indices", row, col, offset)
+
+
+@operator("triu_indices")
+def triu_indices(call: Call, row: int, col: int, offset: int, *options: Any) -> Any:
+    return triangle_places(call, _ROW_OF_TRIU, "triu_indices", row, col, offset)
 
 
 @operator("eye", "eye.m", "eye.m_out", variants=False)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from torch_backplane.kernels.dtypes import integer_range
 from torch_backplane.kernels.templates.indexing import Index, read, write
 from torch_backplane.planning import Call, RunOnCPU, check_apart, error_words, operator, run_template
 
@@ -122,12 +124,14 @@ def embedding_dense_backward(
     call: Call, grad: torch.Tensor, index: torch.Tensor, num_weights: int, padding_idx: int, scale_by_freq: bool
 ) -> torch.Tensor:
     _check(grad, index)
-    if scale_by_freq:
-        raise RunOnCPU("scale_grad_by_freq")
     (out,) = call.outputs()
     out.zero_()
     size = out.shape[-1]
     rows, flat = grad.reshape(-1, size), index.reshape(-1)
+    if scale_by_freq:
+        ones = torch.ones_like(flat, dtype=torch.float32)
+        counts = ones.new_zeros(num_weights).index_add_(0, flat, ones)
+        rows = rows * counts.index_select(0, flat).reciprocal().to(rows.dtype).unsqueeze(1)
     indices = [Index(flat, (1, 0), out.stride(0), num_weights)]
     skip = padding_idx if padding_idx >= 0 else None
     arguments = (rows.shape, (0, out.stride(1)), rows.stride(), indices)
@@ -170,9 +174,30 @@ def scatter_reduce(
 def scatter_reduce_two(
     call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, reduce: str, include_self: bool
 ) -> torch.Tensor:
-    if reduce == "mean" or not include_self:
-        raise RunOnCPU("mean, or a reduction without self")
-    return _scatter(call, self, dim, index, source, _REDUCE[reduce])
+    if include_self and reduce != "mean":
+        return _scatter(call, self, dim, index, source, _REDUCE[reduce])
+    _check(self, index)
+    if self.dtype == torch.bool or source.dtype != self.dtype:
+        raise RunOnCPU(f"{source.dtype} into {self.dtype}".replace("torch.", ""))
+    out = _copied(call, self)
+    if not include_self:
+        out.scatter_(dim, index, _identity(reduce, self.dtype))
+    out.scatter_reduce_(dim, index, source, "sum" if reduce == "mean" else reduce)
+    if reduce == "mean":
+        counts = torch.ones_like(out) if include_self else torch.zeros_like(out)
+        counts.scatter_add_(dim, index, torch.ones_like(source)).clamp_(min=1)
+        out.div_(counts, rounding_mode=None if out.is_floating_point() else "floor")
+    return out
+
+
+def _identity(reduce: str, dtype: torch.dtype) -> int | float:
+    """What a reduction begins with that leaves out what was there."""
+    if reduce in ("amin", "amax"):
+        if dtype.is_floating_point:
+            return math.inf if reduce == "amin" else -math.inf
+        least, greatest = integer_range(dtype)
+        return greatest if reduce == "amin" else least
+    return 1 if reduce == "prod" else 0
 
 
 # index_add and its like: an index for each slice

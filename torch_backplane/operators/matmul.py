@@ -22,6 +22,18 @@ def addmm(call: Call, self: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta
     return product(out, a, b, self.expand(out.shape), beta, alpha)
 
 
+@operator("addbmm", by_value=["beta", "alpha"])
+def addbmm(
+    call: Call, self: torch.Tensor, batch1: torch.Tensor, batch2: torch.Tensor, beta: Any, alpha: Any
+) -> torch.Tensor:
+    """One product of the batches side by side, which sums over them."""
+    (out,) = call.outputs()
+    count, rows, inner = batch1.shape
+    left = batch1.permute(1, 0, 2).reshape(rows, count * inner)
+    right = batch2.reshape(count * inner, batch2.shape[2])
+    return torch.addmm(self, left, right, beta=beta, alpha=alpha, out=out)
+
+
 @operator("addmv", by_value=["beta"])
 def addmv(call: Call, self: torch.Tensor, mat: torch.Tensor, vec: torch.Tensor, beta: Any, alpha: Any) -> torch.Tensor:
     (out,) = call.outputs()

@@ -170,7 +170,7 @@ def _batch_norm(
             raise RunOnCPU("evaluation without running statistics")
         # As the CPU has it: nothing is saved.
         results[1:] = [saved.new_empty(0) for saved in results[1:]]
-    out, mean, rstd = call.outputs(results)
+    out, mean, rstd = call.outputs(like=results)
     given = [] if running_mean is None or running_var is None else [running_mean, running_var]
     running = [tensor.contiguous() for tensor in given]
     arguments = (_dense(weight), _dense(bias), eps)

@@ -1,4 +1,4 @@
-"""Random fills. rand, randn, randint and the like are made of these by PyTorch."""
+"""Random fills, of which PyTorch makes rand, randn, randint and the like; and dropout."""
 
 from __future__ import annotations
 
@@ -6,9 +6,19 @@ from typing import Any
 
 import torch
 
-from torch_backplane.kernels.dtypes import FACTS, integer_range
-from torch_backplane.kernels.templates.random import WORDS_PER_CALL, fill, fill_integers
-from torch_backplane.planning import Call, RunOnCPU, contiguous_result, operator, random_numbers, run_template
+from torch_backplane import _C
+from torch_backplane.kernels import Expression
+from torch_backplane.kernels.dtypes import FACTS, integer_range, value_dtype
+from torch_backplane.kernels.templates.random import WORDS_PER_CALL, dropout, fill, fill_integers
+from torch_backplane.planning import (
+    Call,
+    RunOnCPU,
+    contiguous_result,
+    operator,
+    random_numbers,
+    run_pointwise,
+    run_template,
+)
 
 # Every integer up to this one is a number of the dtype.
 _EXACT = {torch.float16: 2**11, torch.bfloat16: 2**8, torch.float32: 2**24, torch.float64: 2**53, torch.bool: 1}
@@ -42,6 +52,46 @@ def uniform_(call: Call, self: torch.Tensor, low: float, high: float, generator:
 def normal_(call: Call, self: torch.Tensor, mean: float, std: float, generator: Any) -> torch.Tensor:
     _check(self.is_floating_point() and std >= 0, "a negative standard deviation")
     return _fill(self, fill, "normal", mean, std)
+
+
+def _scaled_noise(call: Call, mean: Any, std: Any, generator: Any) -> torch.Tensor:
+    """mean + std * noise, each a tensor or a number. A negative std is not found where it is in a tensor's memory."""
+    shapes = [one.shape for one in (mean, std) if isinstance(one, torch.Tensor)]
+    _C.check_broadcast([one for one in (mean, std) if isinstance(one, torch.Tensor)])
+    if call.overload is not call.functional:
+        # The CPU refuses it.
+        _check(call.arguments[-1].shape == torch.broadcast_shapes(*shapes), "a result of another shape")
+    (out,) = call.outputs()
+    _check(out.is_floating_point(), "complex numbers")
+    dtype = value_dtype(out.dtype)
+    noise = torch.empty_like(out).normal_(generator=generator)
+    tensors = {name: one for name, one in (("mean", mean), ("std", std)) if isinstance(one, torch.Tensor)}
+    numbers = {name: one for name, one in (("mean", mean), ("std", std)) if name not in tensors}
+
+    def formula(x: Expression, *values: Expression) -> Expression:
+        given = dict(zip((*tensors, *numbers), values, strict=True))
+        return given["mean"] + given["std"] * x
+
+    scalars = [(number, dtype) for number in numbers.values()]
+    key = ("normal", *tensors)
+    run_pointwise(formula, [out], [noise, *tensors.values()], scalars, compute=dtype, key=key, name="normal")
+    return out
+
+
+@operator("normal.Tensor_Tensor")
+def normal(call: Call, mean: torch.Tensor, std: torch.Tensor, generator: Any) -> torch.Tensor:
+    return _scaled_noise(call, mean, std, generator)
+
+
+@operator("normal.Tensor_float")
+def normal_of_means(call: Call, mean: torch.Tensor, std: float, generator: Any) -> torch.Tensor:
+    _check(std >= 0, "a negative standard deviation")
+    return _scaled_noise(call, mean, std, generator)
+
+
+@operator("normal.float_Tensor", passed_through=["mean"])
+def normal_of_deviations(call: Call, mean: Any, std: torch.Tensor, generator: Any) -> torch.Tensor:
+    return _scaled_noise(call, mean, std, generator)
 
 
 @operator("log_normal_", variants=False)
@@ -112,3 +162,24 @@ def multinomial(call: Call, self: torch.Tensor, num_samples: int, replacement: b
     _check(num_samples == 1 and self.is_floating_point(), "more than one draw")
     noise = torch.empty_like(self).exponential_(generator=generator)
     return (self / noise).argmax(-1, keepdim=True)
+
+
+@operator("native_dropout", variants=False, any_dtype=True)
+def native_dropout(call: Call, self: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The result and its mask (true: kept). What csrc/dropout.cpp does in several steps is one launch here."""
+    torch._check(0 <= p <= 1, lambda: f"dropout probability has to be between 0 and 1, but got {p}")
+    if train is False:
+        return self.clone(), torch.ones_like(self, dtype=torch.bool)
+    if p == 1:
+        return torch.zeros_like(self), torch.zeros_like(self, dtype=torch.bool)
+    scale = 1 / (1 - p)
+    if not self.is_floating_point() or self.dtype not in FACTS:
+        mask = torch.empty_like(self, dtype=torch.bool).bernoulli_(1 - p)
+        return self * mask * scale, mask
+    # Dense in any order: the elements in memory are gone through as they lie.
+    self = self if torch.empty_like(self).stride() == self.stride() else self.contiguous()
+    out, mask = torch.empty_like(self), torch.empty_like(self, dtype=torch.bool)
+    chances = (1 - p, scale)
+    if self.numel():
+        run_template(dropout, self.device, out, mask, self, *chances, *random_numbers(WORDS_PER_CALL), name="dropout")
+    return out, mask

@@ -11,7 +11,7 @@ import torch
 from torch_backplane.kernels import Expression, Reduction
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import facts, integer_range, value_dtype
-from torch_backplane.planning import Call, RunOnCPU, operator, run_reduction
+from torch_backplane.planning import Call, RunOnCPU, operator, run_pointwise, run_reduction
 
 LAST_INDEX = 2**63 - 1
 
@@ -125,6 +125,20 @@ def prod(call: Call, self: torch.Tensor, dtype: torch.dtype | None) -> Any:
     return reduce(call, self, None, product, key="prod", compute=sum_dtype(call))
 
 
+@operator("trace")
+def trace(call: Call, self: torch.Tensor) -> Any:
+    return reduce(call, self.diagonal(), None, total, key="sum", compute=sum_dtype(call))
+
+
+def number_of_nonzero(dtype: torch.dtype) -> Reduction:
+    return Reduction([torch.int64], [0], lambda x, _: x.to(torch.int64), lambda a, b: a + b, lambda s, _: s)
+
+
+@operator("count_nonzero.dim_IntList")
+def count_nonzero(call: Call, self: torch.Tensor, dim: Dims) -> Any:
+    return reduce(call, self, dim, number_of_nonzero, key="count_nonzero", compute=torch.bool)
+
+
 # --- truth
 
 
@@ -154,6 +168,24 @@ def any_whole(call: Call, self: torch.Tensor) -> Any:
 @operator("all")
 def all_whole(call: Call, self: torch.Tensor) -> Any:
     return reduce(call, self, None, whether_all, key="all", compute=torch.bool)
+
+
+@operator("equal")
+def equal(call: Call, self: torch.Tensor, other: torch.Tensor) -> bool:
+    """Waits for the device, as the answer is Python's, so there is no plan where the contents decide."""
+    if self.dtype != other.dtype:
+        raise RunOnCPU("tensors of two dtypes")
+    if self.shape != other.shape:
+        return False
+    if self.numel() == 0:
+        return True
+    if self.dim() == 0:
+        self, other = self.view(1), other.view(1)
+    same = Reduction([torch.bool], [True], lambda a, b, _: a == b, lambda a, b: a & b, lambda s, _: s)
+    found = torch.empty((), dtype=torch.bool, device=self.device)
+    dims, dtype = range(self.dim()), value_dtype(self.dtype)
+    run_reduction(same, [found], [self, other], dims, key=("equal", dtype), compute=dtype, name="equal")
+    return bool(found.item())
 
 
 # --- extremes
@@ -217,6 +249,21 @@ def min_whole(call: Call, self: torch.Tensor) -> Any:
     return reduce(call, self, None, minimum, key="amin", compute=comparable(self.dtype))
 
 
+def both_extremes(dtype: torch.dtype) -> Reduction:
+    def combine(a: Expression, most_a: Expression, b: Expression, most_b: Expression) -> tuple[Expression, Expression]:
+        return f.minimum(a, b), f.maximum(most_a, most_b)
+
+    worst = [greatest(dtype), least(dtype)]
+    return Reduction([dtype] * 2, worst, lambda x, _: (x, x), combine, lambda a, most, _: (a, most))
+
+
+@operator("aminmax")
+def aminmax(call: Call, self: torch.Tensor, dim: int | None, keepdim: bool) -> Any:
+    if any(out.dtype != self.dtype for out in call.outputs()):
+        raise RunOnCPU("results of another dtype")  # refused there
+    return reduce(call, self, dim, both_extremes, key="aminmax", compute=comparable(self.dtype))
+
+
 @operator("argmax")
 def argmax(call: Call, self: torch.Tensor, dim: int | None, keepdim: bool) -> Any:
     return reduce(call, self, dim, argument_of(True, False), key="argmax", compute=comparable(self.dtype))
@@ -227,12 +274,12 @@ def argmin(call: Call, self: torch.Tensor, dim: int | None, keepdim: bool) -> An
     return reduce(call, self, dim, argument_of(False, False), key="argmin", compute=comparable(self.dtype))
 
 
-@operator("max.dim", variants=False)
+@operator("max.dim")
 def max_dim(call: Call, self: torch.Tensor, dim: int, keepdim: bool) -> Any:
     return reduce(call, self, dim, argument_of(True, True), key="max.dim", compute=comparable(self.dtype))
 
 
-@operator("min.dim", variants=False)
+@operator("min.dim")
 def min_dim(call: Call, self: torch.Tensor, dim: int, keepdim: bool) -> Any:
     return reduce(call, self, dim, argument_of(False, True), key="min.dim", compute=comparable(self.dtype))
 
@@ -307,6 +354,21 @@ def norm(order: float) -> Callable[[torch.dtype], Reduction]:
 @operator("linalg_vector_norm", by_value=("ord",))
 def vector_norm(call: Call, self: torch.Tensor, ord: float, dim: Dims, keepdim: bool, dtype: torch.dtype | None) -> Any:
     return reduce(call, self, dim, norm(float(ord)), key=("norm", float(ord)), compute=sum_dtype(call))
+
+
+@operator("renorm", by_value=("p",))
+def renorm(call: Call, self: torch.Tensor, p: float, dim: int, maxnorm: Any) -> Any:
+    """Each slice along `dim` scaled down to the norm `maxnorm`, if its own is greater."""
+    (out,) = call.outputs()
+    others = [d for d in range(self.dim()) if d != dim % self.dim()]
+    norms = torch.linalg.vector_norm(self, p, others, keepdim=True)
+    dtype = value_dtype(self.dtype)
+
+    def shrink(x: Expression, size: Expression, most: Expression) -> Expression:
+        return f.where(size > most, x * (most / (size + 1e-7)), x)
+
+    run_pointwise(shrink, [out], [self, norms], [(maxnorm, dtype)], compute=dtype, key="renorm", name="renorm")
+    return out
 
 
 def log_of_summed_exponentials(dtype: torch.dtype) -> Reduction:

@@ -7,14 +7,15 @@ from torch_backplane._C import Number, RunOnCPU
 from torch_backplane.planning.call import Call, check_apart
 from torch_backplane.planning.declare import operator
 from torch_backplane.planning.launch import dialect_of, launch, random_numbers
-from torch_backplane.planning.pointwise import copy_elements, plan_pointwise, pointwise, run_pointwise
+from torch_backplane.planning.pointwise import as_bits, copy_elements, plan_pointwise, pointwise, run_pointwise
 from torch_backplane.planning.reduce import run_reduction
-from torch_backplane.planning.template import contiguous_result, error_words, run_template
+from torch_backplane.planning.template import contiguous_result, error_words, run_kernel, run_template
 
 __all__ = [
     "Call",
     "Number",
     "RunOnCPU",
+    "as_bits",
     "check_apart",
     "contiguous_result",
     "copy_elements",
@@ -25,6 +26,7 @@ __all__ = [
     "plan_pointwise",
     "pointwise",
     "random_numbers",
+    "run_kernel",
     "run_pointwise",
     "run_reduction",
     "run_template",

@@ -72,16 +72,17 @@ class Call:
         results = overload(*positional, **named)
         return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
-    def outputs(self, results: Sequence[Any] | None = None) -> list[Any]:
+    def outputs(self, like: Sequence[Any] | None = None) -> list[Any]:
         """A bp tensor for each tensor that the operator returns: new ones as the meta kernel says, or, for the in-place
         and `out=` forms, those that were given, resized where PyTorch resizes. None where the operator makes none.
 
         Args:
-            results: meta tensors, where PyTorch's meta kernel is missing or says something else than its CPU kernel.
+            like: tensors of the results' shapes, strides and dtypes, where PyTorch's meta kernel is missing or says
+                something else than its CPU kernel.
         """
         if self._outputs is None:
             written = self.written
-            made = self.meta() if results is None else results
+            made = self.meta() if like is None else like
             if written and len(written) == len(made):
                 for given, result in zip(written, made, strict=True):
                     if given.shape != result.shape:
@@ -122,7 +123,7 @@ def as_meta(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
     if isinstance(value, _C.Number):
-        return value.example if value.tensor is None else value.tensor
+        return example(value)
     if isinstance(value, (list, tuple)):
         return [as_meta(element) for element in value]
     if isinstance(value, torch.device):
@@ -130,6 +131,11 @@ def as_meta(value: Any) -> Any:
     if isinstance(value, torch.Generator):
         return None
     return value
+
+
+def example(number: _C.Number) -> Any:
+    """What takes the number's part in type promotion: its value in this call, or the CPU tensor that it came in."""
+    return number.example if number.tensor is None else number.tensor
 
 
 def flatten(values: Any) -> Iterator[Any]:

@@ -145,6 +145,8 @@ def run_pointwise(
         name: a C identifier, for the kernel.
     """
     shape = outputs[0].shape
+    if any(output.shape != shape for output in outputs):
+        raise ValueError(f"outputs of one shape are needed, and got {[list(output.shape) for output in outputs]}")
     check_shape(shape, inputs)
     if outputs[0].numel() == 0:
         return
@@ -216,16 +218,22 @@ def broadcast_strides(tensor: torch.Tensor, shape: Sequence[int]) -> list[int]:
 _AS_BITS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
 
 
+def as_bits(tensor: torch.Tensor) -> torch.Tensor:
+    """A view of unsigned integers, for kernels that move elements of any dtype as they are. complex128, of which there
+    are none of the size, has its two parts in a last dimension.
+    """
+    if tensor.itemsize == 16:
+        tensor = torch.view_as_real(tensor)
+    return tensor.view(_AS_BITS[tensor.itemsize])
+
+
 def copy_elements(destination: torch.Tensor, source: torch.Tensor) -> None:
     """Copies `source`, broadcast, to `destination`: any strides, any two dtypes that kernels have, or any one dtype.
 
     Neither has its conjugate or negative bit set.
     """
     if source.dtype == destination.dtype:
-        if source.itemsize == 16:
-            destination, source = torch.view_as_real(destination), torch.view_as_real(source)
-        bits = _AS_BITS[source.itemsize]
-        run_pointwise(lambda x: x, [destination.view(bits)], [source.view(bits)], key="copy", name="copy")
+        run_pointwise(lambda x: x, [as_bits(destination)], [as_bits(source)], key="copy", name="copy")
         return
     for tensor in (source, destination):
         check_supported(tensor.dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 
 from torch_backplane import _C
 from torch_backplane.kernels.templates import errors
-from torch_backplane.kernels.templates.source import Call
+from torch_backplane.kernels.templates.source import GROUP_SIZE, Call, make_call
 from torch_backplane.planning.launch import dialect_of, launch
 
 _words: dict[int, torch.Tensor] = {}
@@ -23,6 +23,49 @@ def run_template(
 ) -> None:
     """Launches `template(dialect of the device, *arguments, **options)`; `name` is the operator's, for errors."""
     call = template(dialect_of(device), *arguments, **options)
+    launch(call.kernel, call.tensors, call.numbers, [call.items], [call.group], name=name)
+
+
+def run_kernel(
+    name: str,
+    body: str,
+    *,
+    items: int,
+    outputs: Mapping[str, torch.Tensor],
+    inputs: Mapping[str, torch.Tensor] | None = None,
+    integers: Mapping[str, int] | None = None,
+    numbers: Mapping[str, tuple[torch.dtype, Any]] | None = None,
+    value: torch.dtype,
+    functions: str = "",
+    constants: Mapping[str, int | str] | None = None,
+) -> None:
+    """Runs the statements `body`, C as in `kernels.templates.source`, for each `item` from 0 to `items`.
+
+    Args:
+        name: the operator's, for errors and for the kernel; a C identifier.
+        outputs, inputs: tensors of one device, by the names that the text has for them. Outputs may be read, too.
+        integers: sizes, strides and the like, as index_t; `items` is one of them.
+        numbers: others, Python's or `Number`s, each with the dtype that it has in the text.
+        value: the text's value_t.
+        functions: text before the kernel.
+        constants: #define lines; another value is another kernel to build.
+    """
+    if items == 0:
+        return
+    device = next(iter(outputs.values())).device
+    call = make_call(
+        name,
+        dialect_of(device),
+        outputs=outputs,
+        inputs=inputs or {},
+        integers={"items": items, **(integers or {})},
+        numbers=numbers,
+        body=f"const index_t item = (index_t)GROUP * {GROUP_SIZE} + ITEM;\nif (item >= items) return;\n{body}",
+        groups=-(-items // GROUP_SIZE),
+        value=value,
+        functions=functions,
+        constants=constants,
+    )
     launch(call.kernel, call.tensors, call.numbers, [call.items], [call.group], name=name)
 
 

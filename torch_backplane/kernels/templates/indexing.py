@@ -12,7 +12,7 @@ Index out of range: the element is left out, and the error reported as `errors` 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +23,10 @@ from torch_backplane.kernels.dtypes import facts, value_dtype
 from torch_backplane.kernels.layouts import geometry
 from torch_backplane.kernels.templates import errors as error_words
 from torch_backplane.kernels.templates.source import GROUP_SIZE, Call, make_call, named, split
-from torch_backplane.kernels.templates.spelling import lane_count
 
 _CPU_GROUP = 16
+# Elements of a row for each work item on a CPU; fewer where there would be few work items.
+_CPU_CHUNK, _SMALLEST_CHUNK, _ENOUGH_ITEMS = 64, 16, 64
 
 
 @dataclass(frozen=True)
@@ -60,34 +61,26 @@ def read(
         wraps: whether negative indices count from the end.
         errors: the device's four int32 words. operator: its name, for the error.
     """
-    where = geometry(out.shape, [out.stride(), kept, *(index.strides for index in indices)])
-    sizes, strides = where.sizes, where.strides
-    run = all(s[0] == 1 for s in strides[:2]) and all(s[0] == 0 for s in strides[2:]) and sizes[0] > 1
-    if run:
-        sizes, strides = sizes[1:] or (1,), tuple(s[1:] or (0,) for s in strides)
-    run_length = where.sizes[0] if run else 1
-    chunk = 4 * lane_count(dialect, torch.float32) if run else 1
-    rank, group_size = len(sizes), _group_size(dialect)
-    items = math.prod(sizes) * -(-run_length // chunk)
-    at = {"out_at": "out_stride", "place": "self_stride", **_index_places(indices)}
+    operands = [out.stride(), kept, *(index.strides for index in indices)]
+    names = ["out", "self", *(f"index{t}" for t in range(len(indices)))]
+    rows = _Rows(*_part(out.shape, range(out.dim()), operands), names)
+    chunk = _CPU_CHUNK if dialect.processor == "cpu" else 1
+    chunks = -(-rows.length // chunk)
     body = f"""
-  const index_t item = (index_t)GROUP * {group_size} + ITEM;
-  if (item >= items) return;
-  const index_t first = item % chunks * {chunk};
-  const index_t element = item / chunks;
-  {_places("element", rank, "size", at)}
-  {_add_indices(indices, "return")}
-  for (index_t i = first; i < min(first + {chunk}, run_length); ++i) out[out_at + i] = self[place + i];
+  {_item(dialect)}
+  const index_t begin = item % chunks * chunk, end = min(begin + chunk, length), row = item / chunks;
+  {rows.places("row")}
+  {_add_indices(indices, rows.constant(indices), "self_at", "return")}
+  for (index_t i = begin; i < end; ++i) {{
+    index_t place = self_at + i * {rows.step("self")};
+    {_add_indices(indices, rows.varying(indices), "place", "continue", rows)}
+    out[out_at + i * {rows.step("out")}] = self[place];
+  }}
 """
-    integers = {"items": items, "chunks": -(-run_length // chunk), "run_length": run_length, **named("size", sizes)}
-    operands = zip(
-        ("out_stride", "self_stride", *(f"index{t}_stride" for t in range(len(indices)))), strides, strict=True
-    )
-    for name, operand in operands:
-        integers |= named(name, operand)
-    return _call(
-        "indexed_read", dialect, {"out": out}, {"self": self}, indices, integers, wraps, errors, operator, body, items
-    )
+    items = math.prod(rows.sizes) * chunks
+    integers = {"items": items, "chunks": chunks, "chunk": chunk, **rows.integers()}
+    name = f"indexed_read_{rows.text}"
+    return _call(name, dialect, {"out": out}, {"self": self}, indices, integers, wraps, errors, operator, body, items)
 
 
 # How a value meets the one that is there, as an expression of `there` and `value`.
@@ -134,35 +127,46 @@ def write(
     is_tensor = isinstance(source, torch.Tensor)
     operands = [kept, *(index.strides for index in indices), *([source_strides] if is_tensor else [])]
     names = [
-        "self_stride",
-        *(f"index{t}_stride" for t in range(len(indices))),
-        *(["source_stride"] if is_tensor else []),
+        "self",
+        *(f"index{t}" for t in range(len(indices))),
+        *(["source"] if is_tensor else []),
     ]
     serial = [d for d in range(len(shape)) if in_order and kept[d] == 0]
     parallel = [d for d in range(len(shape)) if d not in serial]
-    sizes, strides = _part(shape, parallel, operands)
+    rows = _Rows(*_part(shape, parallel, operands), names)
     serial_sizes, serial_strides = _in_order(shape, serial, operands)
-    rank, serial_rank, items = len(sizes), len(serial_sizes), math.prod(sizes)
-    integers = {"items": items, "steps": math.prod(serial_sizes), "skip": -1 if skip is None else skip}
-    integers |= named("size", sizes) | named("serial_size", serial_sizes)
-    for name, operand, serial_operand in zip(names, strides, serial_strides, strict=True):
-        integers |= named(name, operand) | named(f"serial_{name}", serial_operand)
-    at = {"item_place": "self_stride", **{f"item_{k}": v for k, v in _index_places(indices).items()}}
-    serial_at = {"place": "serial_self_stride", **{k: f"serial_{v}" for k, v in _index_places(indices).items()}}
-    if is_tensor:
-        at["item_source_at"], serial_at["source_at"] = "source_stride", "serial_source_stride"
-    group_size = _group_size(dialect)
-    scaled = "load_source(source_at)" if is_tensor else "number"
+    # A work item has several neighbours side by side where they are beside each other in memory, and what it goes
+    # through in order is not.
+    beside = not serial or max(stride[0] for stride in rows.strides[1:]) <= max(
+        stride[0] for stride in serial_strides[1:]
+    )
+    chunk = _CPU_CHUNK if dialect.processor == "cpu" and beside else 1
+    if chunk > 1 and rows.length * math.prod(rows.sizes) < chunk * _ENOUGH_ITEMS:
+        chunk = _SMALLEST_CHUNK
+    chunks = -(-rows.length // chunk)
+    items = math.prod(rows.sizes) * chunks
+    integers = {"items": items, "chunks": chunks, "chunk": chunk, "steps": math.prod(serial_sizes), **rows.integers()}
+    integers |= {"skip": -1 if skip is None else skip, **named("serial_size", serial_sizes)}
+    for name, stride in zip(names, serial_strides, strict=True):
+        integers |= named(f"serial_{name}_stride", stride)
+    skips = "if (index0[{at}] == skip) continue;" if skip is not None else ""
+    constant, varying = rows.constant(indices), rows.varying(indices)
+    scaled = f"load_source(source_step + i * {rows.step('source')})" if is_tensor else "number"
     body = f"""
-  const index_t item = (index_t)GROUP * {group_size} + ITEM;
-  if (item >= items) return;
-  {_places("item", rank, "size", at)}
+  {_item(dialect)}
+  const index_t begin = item % chunks * chunk, end = min(begin + chunk, length), row = item / chunks;
+  {rows.places("row")}
   for (index_t step = 0; step < steps; ++step) {{
-    {_places("step", serial_rank, "serial_size", serial_at, "item_")}
-    {"if (index0[index0_at] == skip) continue;" if skip is not None else ""}
-    {_add_indices(indices, "continue")}
-    const value_t value = {scaled}{" * alpha" if alpha is not None else ""};
-    {_meet(combine, self.dtype, in_order)}
+    {_serial_places(len(serial_sizes), names)}
+    {skips.format(at="index0_step") if 0 in constant else ""}
+    {_add_indices(indices, constant, "self_step", "continue", suffix="step")}
+    for (index_t i = begin; i < end; ++i) {{
+      index_t place = self_step + i * {rows.step("self")};
+      {skips.format(at=f"index0_step + i * {rows.step('index0')}") if 0 in varying else ""}
+      {_add_indices(indices, varying, "place", "continue", rows, suffix="step")}
+      const value_t value = {scaled}{" * alpha" if alpha is not None else ""};
+      {_meet(combine, self.dtype, in_order)}
+    }}
   }}
 """
     number = _number_dtype(value)
@@ -170,7 +174,7 @@ def write(
     if alpha is not None:
         numbers["alpha"] = (number, alpha)
     return _call(
-        f"indexed_{combine}" + ("" if in_order else "_anyhow"),
+        f"indexed_{combine}_{rows.text}" + ("" if in_order else "_anyhow"),
         dialect,
         {"self": self},
         {"source": source} if isinstance(source, torch.Tensor) else {},
@@ -212,10 +216,6 @@ def _group_size(dialect: Dialect) -> int:
     return _CPU_GROUP if dialect.processor == "cpu" else GROUP_SIZE
 
 
-def _index_places(indices: Sequence[Index]) -> dict[str, str]:
-    return {f"index{t}_at": f"index{t}_stride" for t in range(len(indices))}
-
-
 def _part(
     shape: Sequence[int], dims: Sequence[int], operands: Sequence[Sequence[int]]
 ) -> tuple[Sequence[int], Sequence[Sequence[int]]]:
@@ -235,22 +235,82 @@ def _in_order(
     return where.sizes, where.strides[1:]
 
 
-def _places(index: str, rank: int, size: str, places: dict[str, str], start: str = "") -> str:
-    """Statements that declare each of `places` for the linear `index`; `start` begins the name of what it starts at."""
+class _Rows:
+    """The innermost dimension of a shape, which work items go along in chunks, and the others.
+
+    Args:
+        sizes, strides: the innermost first; strides of each of the operands `names`.
+    """
+
+    def __init__(self, sizes: Sequence[int], strides: Sequence[Sequence[int]], names: Sequence[str]) -> None:
+        self.length, self.sizes = sizes[0], sizes[1:] or (1,)
+        self.strides, self.names = strides, names
+        self._steps = {name: stride[0] for name, stride in zip(names, strides, strict=True)}
+
+    def step(self, name: str) -> str:
+        """The operand's stride along the row. Compilers make vectors where they see that it is 1."""
+        return "1" if self._steps[name] == 1 else f"{name}_row_step"
+
+    @property
+    def text(self) -> str:
+        """Which text these rows need: for each operand, whether its stride is 0, 1 or anything else."""
+        return "".join(str(min(step, 2)) for step in self._steps.values())
+
+    def integers(self) -> dict[str, int]:
+        found = {"length": self.length, **named("size", self.sizes)}
+        for name, stride in zip(self.names, self.strides, strict=True):
+            found |= {f"{name}_row_step": stride[0], **named(f"{name}_stride", stride[1:] or (0,))}
+        return found
+
+    def constant(self, indices: Sequence[Index]) -> list[int]:
+        """The indices that are the same for a whole row."""
+        return [t for t in range(len(indices)) if self._steps[f"index{t}"] == 0]
+
+    def varying(self, indices: Sequence[Index]) -> list[int]:
+        return [t for t in range(len(indices)) if self._steps[f"index{t}"] != 0]
+
+    def places(self, index: str) -> str:
+        """Statements that declare each operand's place, NAME_at, at the beginning of row number `index`."""
+        return _places(index, len(self.sizes), "size", {f"{name}_at": f"{name}_stride" for name in self.names})
+
+
+def _item(dialect: Dialect) -> str:
+    return f"const index_t item = (index_t)GROUP * {_group_size(dialect)} + ITEM; if (item >= items) return;"
+
+
+def _serial_places(rank: int, names: Sequence[str]) -> str:
+    """Statements that declare each operand's place for `step`, NAME_step, from NAME_at on."""
+    places = {f"{name}_step": f"serial_{name}_stride" for name in names}
+    return _places("step", rank, "serial_size", places, {f"{name}_step": f"{name}_at" for name in names})
+
+
+def _places(
+    index: str, rank: int, size: str, places: Mapping[str, str], starts: Mapping[str, str] | None = None
+) -> str:
+    """Statements that declare `places`, from `starts` on, for the linear `index`; the values are names of strides."""
     coordinates = [f"{index}_{d}" for d in reversed(range(rank))]
     lines = [split(index, [f"{size}{d}" for d in reversed(range(rank))], coordinates)]
     for place, stride in places.items():
         terms = " + ".join(f"{index}_{d} * {stride}{d}" for d in range(rank))
-        lines.append(f"index_t {place} = {start + place + ' + ' if start else ''}{terms};")
+        lines.append(f"index_t {place} = {starts[place] + ' + ' if starts else ''}{terms};")
     return "\n  ".join(lines)
 
 
-def _add_indices(indices: Sequence[Index], leave: str) -> str:
-    return "\n  ".join(
-        f"const index_t found{t} = checked_index(errors, operator_number, index{t}[index{t}_at], index_size{t}); "
-        f"if (found{t} < 0) {leave}; place += found{t} * step{t};"
-        for t in range(len(indices))
-    )
+def _add_indices(
+    indices: Sequence[Index],
+    which: Sequence[int],
+    place: str,
+    leave: str,
+    rows: _Rows | None = None,
+    suffix: str = "at",
+) -> str:
+    """Statements that add to `place` what the indices `which` say; with `rows`, for the element i of the row."""
+    lines = []
+    for t in which:
+        at = f"index{t}_{suffix}" + (f" + i * {rows.step(f'index{t}')}" if rows else "")
+        checked = f"checked_index(errors, operator_number, index{t}[{at}], index_size{t})"
+        lines.append(f"const index_t found{t} = {checked}; if (found{t} < 0) {leave}; {place} += found{t} * step{t};")
+    return "\n  ".join(lines)
 
 
 def _call(

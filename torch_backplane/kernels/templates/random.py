@@ -1,13 +1,16 @@
-"""Random fills of contiguous tensors, by Philox4x32-10.
+"""Random fills of contiguous tensors, and dropout, by Philox4x32-10.
 
 Salmon et al., «Parallel random numbers: as easy as 1, 2, 3» (2011). The key is the generator's seed. The counter is
 made of its offset, which names the call, and of the number of the element: what an element gets depends neither on the
 launch nor on the device. An element takes one 32-bit word of the four that a counter gives, or two if it needs more.
+
+A work item has LANES counters (`spelling`). Their first draws are one vector, their second draws the next one, and so
+on: interleaved, they are those of neighbours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,17 +18,22 @@ import torch
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import facts, value_dtype
 from torch_backplane.kernels.templates.source import GROUP_SIZE, Call, make_call
+from torch_backplane.kernels.templates.spelling import lane_count
 
 # How many words of the generator a call uses up: every element has a counter of its own within this.
 WORDS_PER_CALL = 4
 
+_CPU_GROUP = 16
+
 _PHILOX = """
-FUNCTION void philox(uint* words, const uint64 seed, const uint64 offset, const uint64 block) {
+FUNCTION void philox(words_lanes* words, const uint64 seed, const uint64 offset, const uint64 block) {
   uint key0 = (uint)seed, key1 = (uint)(seed >> 32);
-  uint c0 = (uint)block, c1 = (uint)(block >> 32), c2 = (uint)(offset / 4), c3 = (uint)(offset / 4 >> 32);
+  words_lanes c0 = (uint)block + EACH_LANE, c1 = (uint)(block >> 32);
+  words_lanes c2 = (uint)(offset / 4), c3 = (uint)(offset / 4 >> 32);
+  const words_lanes multiplier0 = 0xD2511F53u, multiplier1 = 0xCD9E8D57u;
   for (int round = 0; round < 10; ++round) {
-    const uint high0 = multiply_high(0xD2511F53u, c0), low0 = 0xD2511F53u * c0;
-    const uint high1 = multiply_high(0xCD9E8D57u, c2), low1 = 0xCD9E8D57u * c2;
+    const words_lanes high0 = multiply_high(multiplier0, c0), low0 = multiplier0 * c0;
+    const words_lanes high1 = multiply_high(multiplier1, c2), low1 = multiplier1 * c2;
     c0 = high1 ^ c1 ^ key0; c1 = low1; c2 = high0 ^ c3 ^ key1; c3 = low0;
     key0 += 0x9E3779B9u; key1 += 0xBB67AE85u;
   }
@@ -33,37 +41,34 @@ FUNCTION void philox(uint* words, const uint64 seed, const uint64 offset, const 
 }
 """
 
-# unit(n): uniform in [0, 1), of the words from n on; above_zero(n): in (0, 1]. With the bits that the type can hold.
+# unit(draw): uniform in [0, 1); above_zero(draw): in (0, 1]. With the bits that the type can hold.
 _NARROW = """
-#define unit(n) ((value_t)(words[n] >> 8) * (value_t)0x1p-24f)
-#define above_zero(n) (((value_t)words[n] + 1) * (value_t)0x1p-32f)
-#define bits(n) ((uint64)words[n])
+#define unit(draw) (TO_VALUE((draw) >> 8) * (value_t)0x1p-24f)
+#define above_zero(draw) ((TO_VALUE(draw) + (value_t)1) * (value_t)0x1p-32f)
 """
 _WIDE = """
-#define bits(n) ((uint64)words[n] << 32 | words[(n) + 1])
-#define unit(n) ((value_t)(bits(n) >> 11) * (value_t)(1.0 / 9007199254740992.0))
-#define above_zero(n) ((value_t)((bits(n) >> 11) + 1) * (value_t)(1.0 / 9007199254740992.0))
+#define unit(draw) (TO_VALUE((draw) >> 11) * (value_t)(1.0 / 9007199254740992.0))
+#define above_zero(draw) (TO_VALUE(((draw) >> 11) + 1) * (value_t)(1.0 / 9007199254740992.0))
 """
 
-# What an element is, of its words from `word` on; `pair` is the first word of the pair of elements that it belongs to.
+# x, what an element is, of its draw; input_here is what an input has for it. Those of _OF_PAIRS begin with an x.
 DISTRIBUTIONS: Mapping[str, str] = {
     # Rounding may reach the upper end, which does not belong to it.
-    "uniform": "const value_t x = first + unit(word) * (second - first); drawn = x >= second ? first : x;",
-    "normal": """
-      const value_t radius = sqrt((value_t)-2 * log(above_zero(pair)));
-      const value_t angle = (value_t)6.283185307179586 * unit(pair + STEP);
-      drawn = first + second * (radius * (word == pair ? cos(angle) : sin(angle)));""",
-    "log_normal": """
-      const value_t radius = sqrt((value_t)-2 * log(above_zero(pair)));
-      const value_t angle = (value_t)6.283185307179586 * unit(pair + STEP);
-      drawn = exp(first + second * (radius * (word == pair ? cos(angle) : sin(angle))));""",
-    "exponential": "drawn = -log(above_zero(word)) / first;",
-    "cauchy": "drawn = first + second * tan((value_t)3.141592653589793 * (unit(word) - (value_t)0.5));",
-    "geometric": "drawn = ceil(log(above_zero(word)) / log1p(-first)); if (drawn < 1) drawn = 1;",
-    "bernoulli": "drawn = unit(word) < first ? 1 : 0;",
-    "bernoulli_each": "drawn = unit(word) < (value_t)load_chance(element) ? 1 : 0;",
+    "uniform": "x = first + unit(draw) * (second - first); x = x >= LANES_OF(second) ? LANES_OF(first) : x;",
+    "normal": "x = first + second * x;",
+    "log_normal": "x = exp(first + second * x);",
+    "exponential": "x = -log(above_zero(draw)) / first;",
+    "cauchy": "x = first + second * tan((value_t)3.141592653589793 * (unit(draw) - (value_t)0.5));",
+    "geometric": "x = fmax(ceil(log(above_zero(draw)) / log1p(-first)), LANES_OF(1));",
+    "bernoulli": "x = unit(draw) < LANES_OF(first) ? LANES_OF(1) : LANES_OF(0);",
+    "bernoulli_each": "x = unit(draw) < chance_here ? LANES_OF(1) : LANES_OF(0);",
 }
-_INTEGERS = "store_out(element, (int64)((range == 0 ? bits(word) : bits(word) % range) + (uint64)base));"
+# These are made in pairs, of two neighbours' draws, by Box and Muller.
+_OF_PAIRS = frozenset({"normal", "log_normal"})
+_PAIR = """
+  const value_t_lanes radius{a} = sqrt((value_t)-2 * log(above_zero(draw{a})));
+  const value_t_lanes angle{a} = (value_t)6.283185307179586 * unit(draw{b});
+  const value_t_lanes x{a} = radius{a} * cos(angle{a}), x{b} = radius{a} * sin(angle{a});"""
 
 
 def fill(
@@ -84,73 +89,137 @@ def fill(
             (exponential), median and scale (cauchy), chance (geometric, bernoulli).
         chance: for bernoulli_each, a number for each element, contiguous.
     """
-    is_float = facts(out.dtype).kind == "float"
-    value = value_dtype(out.dtype) if is_float else torch.float32
-    return _call(
-        distribution,
-        dialect,
-        out,
-        DISTRIBUTIONS[distribution] + " store_out(element, drawn);",
-        value,
-        facts(value).bits == 64,
-        {} if chance is None else {"chance": chance},
-        {"first": (value, first), "second": (value, second)},
-        seed,
-        offset,
-    )
+    value = value_dtype(out.dtype) if facts(out.dtype).kind == "float" else torch.float32
+    inputs = {} if chance is None else {"chance": chance}
+    numbers = {"first": (value, first), "second": (value, second)}
+    element = DISTRIBUTIONS[distribution]
+    return _call(distribution, dialect, {"out": (out, "x")}, inputs, element, value, numbers, seed, offset)
+
+
+def dropout(
+    dialect: Dialect,
+    out: torch.Tensor,
+    mask: torch.Tensor,
+    self: torch.Tensor,
+    kept: Any,
+    scale: Any,
+    seed: Any,
+    offset: Any,
+) -> Call:
+    """mask = true with the chance `kept`; out = self * scale where it is, else self * 0. All contiguous."""
+    value = value_dtype(out.dtype)
+    outputs = {"out": (out, "self_here * (x * scale)"), "mask": (mask, "x")}
+    numbers = {"first": (value, kept), "scale": (value, scale)}
+    return _call("dropout", dialect, outputs, {"self": self}, DISTRIBUTIONS["bernoulli"], value, numbers, seed, offset)
 
 
 def fill_integers(dialect: Dialect, out: torch.Tensor, base: int, count: int, seed: Any, offset: Any) -> Call:
     """Fills `out` with integers from base to base + count - 1; count is at most 2^64."""
-    wide = count > 2**32
-    range_ = count % 2**64
-    numbers: dict[str, tuple[torch.dtype, Any]] = {
-        "base": (torch.int64, base),
-        "range": (torch.uint64, range_),
-    }
-    value = value_dtype(out.dtype)
-    return _call("integers", dialect, out, _INTEGERS, value, wide, {}, numbers, seed, offset)
+    numbers: dict[str, tuple[torch.dtype, Any]] = {"base": (torch.int64, base), "range": (torch.uint64, count % 2**64)}
+    element = "x = TO_VALUE(TO_INT64((range == 0 ? TO_UINT64(draw) : TO_UINT64(draw) % range) + (uint64)base));"
+    outputs, value = {"out": (out, "x")}, value_dtype(out.dtype)
+    return _call("integers", dialect, outputs, {}, element, value, numbers, seed, offset, wide=count > 2**32)
 
 
 def _call(
     name: str,
     dialect: Dialect,
-    out: torch.Tensor,
-    draw: str,
+    outputs: Mapping[str, tuple[torch.Tensor, str]],
+    inputs: Mapping[str, torch.Tensor],
+    element: str,
     value: torch.dtype,
-    wide: bool,
-    inputs: dict[str, torch.Tensor],
-    numbers: dict[str, tuple[torch.dtype, Any]],
+    numbers: Mapping[str, tuple[torch.dtype, Any]],
     seed: Any,
     offset: Any,
+    *,
+    wide: bool | None = None,
 ) -> Call:
-    step = 2 if wide else 1
-    per_item = 4 // step
-    declared = "" if name == "integers" else "value_t drawn;"
+    """Args:
+    outputs: tensors, and what is stored there after `element`, the statements for a vector of neighbours.
+    wide: whether an element needs 64 bits; without it, whether value has them.
+    """
+    wide = facts(value).bits == 64 if wide is None else wide
+    lanes, draws = lane_count(dialect, value), 2 if wide else 4
+    count = next(iter(outputs.values()))[0].numel()
+    words = [f"TO_UINT64(words[{k}]) << 32 | TO_UINT64(words[{k + 1}])" for k in (0, 2)] if wide else _WORDS
+    declared = [f"const draw_lanes draw{k} = {word};" for k, word in enumerate(words)]
+    if name in _OF_PAIRS:
+        declared += [_PAIR.format(a=k, b=k + 1) for k in range(0, draws, 2)]
+        begin, vectors = "value_t_lanes x = {};", _interleaved("value_t_lanes", [f"x{k}" for k in range(draws)], lanes)
+    else:
+        begin = "const draw_lanes draw = {}; value_t_lanes x;"
+        vectors = _interleaved("draw_lanes", [f"draw{k}" for k in range(draws)], lanes)
+    reads = " ".join(_READ.replace("$", tensor) for tensor in inputs)
+    writes = " ".join(_WRITE.replace("$", tensor).format(x=x) for tensor, (_, x) in outputs.items())
+    steps = [
+        f"{{ const index_t at = begin + {k * lanes}; {begin.format(vector)} {reads} {element} {writes} }}"
+        for k, vector in enumerate(vectors)
+    ]
+    group_size = _CPU_GROUP if dialect.processor == "cpu" else GROUP_SIZE
     body = f"""
-  const index_t item = (index_t)GROUP * {GROUP_SIZE} + ITEM;
-  if (item * {per_item} >= count) return;
-  uint words[4];
-  philox(words, (uint64)seed, (uint64)offset, (uint64)item);
-  for (int k = 0; k < {per_item}; ++k) {{
-    const index_t element = item * {per_item} + k;
-    if (element >= count) return;
-    const int word = k * {step}, pair = word / (2 * {step}) * (2 * {step});
-    {declared}
-    {draw}
-  }}
+  const index_t item = (index_t)GROUP * {group_size} + ITEM;
+  const index_t begin = item * {draws} * LANES;
+  if (begin >= count) return;
+  words_lanes words[4];
+  philox(words, (uint64)seed, (uint64)offset, (uint64)item * LANES);
+  {" ".join(declared)}
+  {"".join(steps)}
 """
     return make_call(
         f"random_{name}" + ("_wide" if wide else ""),
         dialect,
-        outputs={"out": out},
+        outputs={tensor_name: tensor for tensor_name, (tensor, _) in outputs.items()},
         inputs=inputs,
-        integers={"count": out.numel()},
+        integers={"count": count},
         numbers={**numbers, "seed": (torch.int64, seed), "offset": (torch.int64, offset)},
         types={"uint64": torch.uint64, "int64": torch.int64},
-        constants={"STEP": step},
         value=value,
-        functions=_PHILOX + (_WIDE if wide else _NARROW),
+        functions=_words(dialect, value, wide) + _PHILOX + (_WIDE if wide else _NARROW),
         body=body,
-        groups=-(-out.numel() // (per_item * GROUP_SIZE)),
+        groups=-(-count // (draws * lanes * group_size)),
+        group_size=group_size,
     )
+
+
+_WORDS = [f"words[{k}]" for k in range(4)]
+
+# LANES elements of the tensor $ from `at` on, as many as there are.
+_READ = """
+  value_t_lanes $_here;
+  if (at + LANES <= count) $_here = load_$_lanes(at);
+  else {
+    value_t few[LANES];
+    for (int lane = 0; lane < LANES; ++lane) few[lane] = at + lane < count ? load_$(at + lane) : 0;
+    $_here = lanes_put(few);
+  }"""
+_WRITE = """
+  if (at + LANES <= count) store_$_lanes(at, ({x}));
+  else {{
+    value_t few[LANES];
+    lanes_get({x}, few);
+    for (int lane = 0; lane < LANES; ++lane) if (at + lane < count) store_$(at + lane, few[lane]);
+  }}"""
+
+
+def _interleaved(type_: str, names: Sequence[str], lanes: int) -> list[str]:
+    """As many vectors as `names`: of the first lanes of those, then of their second ones, and so on."""
+    if lanes == 1:
+        return list(names)
+    elements = [f"{name}.s{lane:x}" for lane in range(lanes) for name in names]
+    return [f"({type_})({', '.join(elements[i : i + lanes])})" for i in range(0, len(elements), lanes)]
+
+
+def _words(dialect: Dialect, value: torch.dtype, wide: bool) -> str:
+    """The types of words and draws, and conversions between vectors of as many lanes as value has."""
+    lanes = lane_count(dialect, value)
+    conversions = {"VALUE": value, "INT64": torch.int64, "UINT64": torch.uint64}
+    if lanes == 1:
+        first = "0"
+        lines = [f"#define TO_{name}(x) (({dialect.type(dtype)})(x))" for name, dtype in conversions.items()]
+    else:
+        first = f"(uint{lanes})({', '.join(map(str, range(lanes)))})"
+        lines = [f"#define TO_{name}(x) convert_{dialect.type(dtype)}{lanes}(x)" for name, dtype in conversions.items()]
+    suffix = str(lanes) if lanes > 1 else ""
+    drawn = dialect.type(torch.uint64 if wide else torch.uint32)
+    types = [f"typedef uint{suffix} words_lanes;", f"typedef {drawn}{suffix} draw_lanes;"]
+    return "\n".join([*lines, *types, f"#define EACH_LANE {first}"])

@@ -1,0 +1,217 @@
+"""Images resampled to another size, forward and backward: nearest, linear and cubic, in 1 to 3 dimensions.
+
+All are separable: along a dimension, a place `o` of the result is a weighted sum of TAPS elements of the image, around
+(o + before) * scale - after. The backward goes over the elements of the image and gathers from every place that they
+contribute to, so nothing is added to concurrently. Tensors are (planes, *sizes), contiguous.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from torch_backplane.kernels.dialects.base import Dialect
+from torch_backplane.kernels.dtypes import facts, value_dtype
+from torch_backplane.kernels.templates.source import GROUP_SIZE, Call, make_call, named, split
+from torch_backplane.kernels.templates.unfold import linear
+
+_CPU_GROUP, _CPU_RUN = 8, 64  # work items of a group, and elements of a row for each of them
+
+
+class _Filter(NamedTuple):
+    """Args:
+    text: statements that set at[TAPS] and weight[TAPS] from the place `source` in the image.
+    reach: the element i may contribute where i + reach[0] <= source < i + reach[1].
+    """
+
+    taps: int
+    text: str
+    reach: tuple[int, int]
+
+
+_FILTERS: Mapping[str, _Filter] = {
+    "nearest": _Filter(1, "at[0] = min((index_t)floor(source), image - 1); weight[0] = 1;", (0, 1)),
+    "linear": _Filter(
+        2,
+        "const value_t from = fmax(source, (value_t)0); at[0] = min((index_t)from, image - 1);"
+        " at[1] = min(at[0] + 1, image - 1); weight[1] = fmin(fmax(from - (value_t)at[0], (value_t)0), (value_t)1);"
+        " weight[0] = 1 - weight[1];",
+        (-1, 1),
+    ),
+    # Keys's convolution with a = -0.75.
+    "cubic": _Filter(
+        4,
+        """const index_t base = min((index_t)floor(source), image - 1);
+  const value_t t = fmin(fmax(source - (value_t)base, (value_t)0), (value_t)1);
+  for (int k = 0; k < 4; ++k) {
+    at[k] = min(max(base - 1 + k, (index_t)0), image - 1);
+    const value_t x = fabs(t + 1 - (value_t)k);
+    weight[k] = k == 1 || k == 2 ? ((value_t)1.25 * x - (value_t)2.25) * x * x + 1
+      : (((value_t)-0.75 * x + (value_t)3.75) * x - 6) * x + 3;
+  }""",
+        (-2, 2),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Resampling:
+    """Args:
+    filter: "nearest", "linear" or "cubic".
+    before, after: as above, 0 or 0.5.
+    scales: elements of the image for each place of the result, along each dimension.
+    """
+
+    filter: str
+    before: float
+    after: float
+    scales: tuple[float, ...]
+
+
+def resample(dialect: Dialect, out: torch.Tensor, image: torch.Tensor, how: Resampling) -> Call:
+    """out = image, resampled."""
+    rank, last = len(how.scales), len(how.scales) - 1
+    outer = [f"o{d}" for d in range(last)]
+    loops = " ".join(f"for (int k{d} = 0; k{d} < TAPS; ++k{d}) {{" for d in range(last))
+    row = linear(["plane", *(f"at{d}[k{d}]" for d in range(last))], [f"image{d}" for d in range(last)])
+    weight = " * ".join([*(f"weight{d}[k{d}]" for d in range(last)), f"weight{last}[k]"])
+    body = f"""
+  {_start(dialect, "out", rank, outer)}
+  {" ".join(f"{_taps(d)} taps(o{d}, scale{d}, image{d}, at{d}, weight{d});" for d in range(last))}
+  for (index_t o{last} = begin; o{last} < end; ++o{last}) {{
+    {_taps(last)} taps(o{last}, scale{last}, image{last}, at{last}, weight{last});
+    value_t sum = 0;
+    {loops}
+      const index_t row = ({row}) * image{last};
+      for (int k = 0; k < TAPS; ++k) sum += {weight} * load_image(row + at{last}[k]);
+    {"}" * last}
+    store_out(out_row + o{last}, sum);
+  }}
+"""
+    return _call("resample", dialect, {"out": out}, {"image": image}, out, image, out, how, body)
+
+
+def resample_backward(dialect: Dialect, image_grad: torch.Tensor, grad: torch.Tensor, how: Resampling) -> Call:
+    """The gradient of the image from that of the result."""
+    rank, last = len(how.scales), len(how.scales) - 1
+    outer = [f"i{d}" for d in range(last)]
+    ranges = [
+        f"const index_t first{d} = first_place(i{d}, scale{d}, image{d}, out{d}), "
+        f"last{d} = last_place(i{d}, scale{d}, image{d}, out{d});"
+        for d in range(rank)
+    ]
+    loops = " ".join(
+        f"for (index_t o{d} = first{d}; o{d} < last{d}; ++o{d}) {{ "
+        f"const value_t weight{d} = weight_of(i{d}, o{d}, scale{d}, image{d}){f' * weight{d - 1}' if d else ''}; "
+        f"if (weight{d} == 0) continue;"
+        for d in range(rank)
+    )
+    place = linear(["plane", *(f"o{d}" for d in range(rank))], [f"out{d}" for d in range(rank)])
+    body = f"""
+  {_start(dialect, "image", rank, outer)}
+  {" ".join(ranges[:-1])}
+  for (index_t i{last} = begin; i{last} < end; ++i{last}) {{
+    {ranges[-1]}
+    value_t sum = 0;
+    {loops}
+      sum += weight{last} * load_grad({place});
+    {"}" * rank}
+    store_image_grad(image_row + i{last}, sum);
+  }}
+"""
+    tensors = {"image_grad": image_grad}, {"grad": grad}
+    return _call("resample_backward", dialect, *tensors, image_grad, image_grad, grad, how, body)
+
+
+# Which places of the result an element of the image may contribute to, with one to spare for rounding: those from
+# first_place to last_place - 1. What is beyond the image counts as its first or last element.
+_FUNCTIONS = """
+FUNCTION void taps(const index_t o, const value_t scale, const index_t image, index_t* at, value_t* weight) {{
+  const value_t source = ((value_t)o + BEFORE) * scale - AFTER;
+  {text}
+}}
+FUNCTION value_t weight_of(const index_t i, const index_t o, const value_t scale, const index_t image) {{
+  index_t at[TAPS]; value_t weight[TAPS], sum = 0;
+  taps(o, scale, image, at, weight);
+  for (int k = 0; k < TAPS; ++k) sum += at[k] == i ? weight[k] : 0;
+  return sum;
+}}
+FUNCTION index_t first_place(const index_t i, const value_t scale, const index_t image, const index_t out) {{
+  if (i == 0 || scale == 0) return 0;
+  const value_t place = floor(((value_t)(i + ({least})) + AFTER) / scale - BEFORE) - 1;
+  return (index_t)fmin(fmax(place, (value_t)0), (value_t)out);
+}}
+FUNCTION index_t last_place(const index_t i, const value_t scale, const index_t image, const index_t out) {{
+  if (i == image - 1 || scale == 0) return out;
+  const value_t place = ceil(((value_t)(i + ({most})) + AFTER) / scale - BEFORE) + 2;
+  return (index_t)fmin(fmax(place, (value_t)0), (value_t)out);
+}}
+"""
+
+
+def _taps(d: int) -> str:
+    return f"index_t at{d}[TAPS]; value_t weight{d}[TAPS];"
+
+
+def _start(dialect: Dialect, sizes: str, rank: int, outer: list[str]) -> str:
+    """Statements that declare `plane`, the outer coordinates, SIZES_row, and the `begin` and `end` of a run."""
+    last = rank - 1
+    names = ["planes", *(f"{sizes}{d}" for d in range(last)), "runs"]
+    row = linear(["plane", *outer], [f"{sizes}{d}" for d in range(last)])
+    return f"""const index_t item = (index_t)GROUP * {_group_size(dialect)} + ITEM;
+  if (item >= items) return;
+  {split("item", names, ["plane", *outer, "run_number"])}
+  const index_t {sizes}_row = ({row}) * {sizes}{last};
+  const index_t begin = run_number * {_run(dialect)}, end = min(begin + {_run(dialect)}, {sizes}{last});"""
+
+
+def _group_size(dialect: Dialect) -> int:
+    return _CPU_GROUP if dialect.processor == "cpu" else GROUP_SIZE
+
+
+def _run(dialect: Dialect) -> int:
+    return _CPU_RUN if dialect.processor == "cpu" else 1
+
+
+def _call(
+    name: str,
+    dialect: Dialect,
+    outputs: dict[str, torch.Tensor],
+    inputs: dict[str, torch.Tensor],
+    written: torch.Tensor,
+    image: torch.Tensor,
+    out: torch.Tensor,
+    how: Resampling,
+    body: str,
+) -> Call:
+    rank = len(how.scales)
+    # Bytes are resampled in float32.
+    value = value_dtype(written.dtype) if facts(written.dtype).kind == "float" else torch.float32
+    taps, text, (least, most) = _FILTERS[how.filter]
+    runs = -(-written.shape[-1] // _run(dialect))
+    items = math.prod(written.shape[:-1]) * runs
+    integers = {"items": items, "planes": written.shape[0], "runs": runs}
+    integers |= named("image", image.shape[1:]) | named("out", out.shape[1:])
+    kind = f"{how.filter}{rank}" + ("_centred" if how.before else "")
+    return make_call(
+        f"{name}_{kind}",
+        dialect,
+        outputs=outputs,
+        inputs=inputs,
+        integers=integers,
+        numbers={f"scale{d}": (value, scale) for d, scale in enumerate(how.scales)},
+        constants={
+            "TAPS": taps,
+            "BEFORE": f"(value_t){how.before}",
+            "AFTER": f"(value_t){how.after}",
+        },
+        value=value,
+        functions=_FUNCTIONS.format(text=text, least=least, most=most),
+        body=body,
+        groups=-(-items // _group_size(dialect)),
+        group_size=_group_size(dialect),
+    )

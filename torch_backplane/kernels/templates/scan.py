@@ -1,0 +1,144 @@
+"""Scans along one dimension of contiguous tensors: cumulative sums, products, extrema and log-sum-exps.
+
+A work item goes through one row in order, or, where the dimension is not the innermost one, on a CPU through some
+neighbouring columns side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+
+from torch_backplane.kernels.dialects.base import Dialect
+from torch_backplane.kernels.dtypes import facts, value_dtype
+from torch_backplane.kernels.templates.source import GROUP_SIZE, Call, make_call, rows_and_columns, split
+
+_CPU_COLUMNS, _CPU_GROUP = 16, 8
+
+
+class Accumulation(NamedTuple):
+    """Args:
+    identity: of the state, before the first element.
+    step: statements that add `x` to `state`.
+    """
+
+    identity: str
+    step: str
+
+
+ACCUMULATIONS: Mapping[str, Accumulation] = {
+    "cumsum": Accumulation("0", "state += x;"),
+    "cumprod": Accumulation("1", "state *= x;"),
+    # From the greater of both, so that nothing overflows. Equal infinities have no difference.
+    "logcumsumexp": Accumulation(
+        "-{infinity}",
+        "const value_t most = x > state || x != x ? x : state, least = x > state || x != x ? state : x; "
+        "state = least == most && fabs(most) == {infinity} ? most : most + log1p(exp(least - most));",
+    ),
+}
+_BETTER = {"cummax": ">=", "cummin": "<="}
+
+
+def accumulate(dialect: Dialect, out: torch.Tensor, self: torch.Tensor, dim: int, name: str) -> Call:
+    """out[k] = what ACCUMULATIONS[name] makes of self[0] to self[k], along dim. Both of one shape and dtype.
+
+    float32 is accumulated in float64 on CPUs, which costs nothing there, and integers modulo 2^64.
+    """
+    value = value_dtype(out.dtype)
+    if facts(value).kind != "float":
+        value = torch.uint64
+    elif dialect.processor == "cpu" and dialect.float64 and out.dtype == torch.float32:
+        value = torch.float64
+    identity, step = (
+        text.format(infinity=dialect.infinity(facts(value).bits)) if facts(value).kind == "float" else text
+        for text in ACCUMULATIONS[name]
+    )
+    return _scan(
+        name,
+        dialect,
+        {"out": out},
+        self,
+        dim,
+        value,
+        declare="value_t states[WIDTH];",
+        begin=f"states[lane] = {identity};",
+        step=f"value_t state = states[lane]; const value_t x = (value_t)load_self(at + lane); {step} "
+        "states[lane] = state; store_out(at + lane, state);",
+    )
+
+
+def extremum(
+    dialect: Dialect, values: torch.Tensor, indices: torch.Tensor, self: torch.Tensor, dim: int, name: str
+) -> Call:
+    """values[k] = the greatest ("cummax") or least ("cummin") of self[0] to self[k], indices[k] where its last one is.
+
+    NaN is beyond all, and the last NaN counts.
+    """
+    value = value_dtype(self.dtype)
+    better = f"x {_BETTER[name]} bests[lane]"
+    if facts(value).kind == "float":
+        better = f"x != x || {better}"  # no number is better than NaN, as comparisons with it are false
+    return _scan(
+        name,
+        dialect,
+        {"values": values, "indices": indices},
+        self,
+        dim,
+        value,
+        declare="value_t bests[WIDTH]; index_t places[WIDTH];",
+        begin="bests[lane] = 0; places[lane] = 0;",
+        step=f"const value_t x = load_self(at + lane); const bool taken = k == 0 || {better}; "
+        "bests[lane] = taken ? x : bests[lane]; places[lane] = taken ? k : places[lane]; "
+        "store_values(at + lane, bests[lane]); indices[at + lane] = places[lane];",
+    )
+
+
+def _scan(
+    name: str,
+    dialect: Dialect,
+    outputs: Mapping[str, torch.Tensor],
+    self: torch.Tensor,
+    dim: int,
+    value: torch.dtype,
+    *,
+    declare: str,
+    begin: str,
+    step: str,
+) -> Call:
+    rows, size, columns = rows_and_columns(self.shape, dim)
+    on_cpu = dialect.processor == "cpu"
+    width = _CPU_COLUMNS if on_cpu and columns > 1 else 1
+    group_size = _CPU_GROUP if on_cpu else GROUP_SIZE
+
+    def over(lanes: str) -> str:
+        return f"""
+    for (int lane = 0; lane < {lanes}; ++lane) {{ {begin} }}
+    for (index_t k = 0, at = first; k < size; ++k, at += columns)
+      for (int lane = 0; lane < {lanes}; ++lane) {{ {step} }}"""
+
+    # Compilers make vectors of the lanes where they know how many there are.
+    rest = f"else {{ const index_t lanes = columns - column; {over('lanes')} }}" if width > 1 else ""
+    body = f"""
+  const index_t item = (index_t)GROUP * {group_size} + ITEM;
+  if (item >= rows * blocks) return;
+  {split("item", ["rows", "blocks"], ["row", "block"])}
+  const index_t column = block * WIDTH, first = row * size * columns + column;
+  {declare}
+  if (column + WIDTH <= columns) {{ {over("WIDTH")} }}
+  {rest}
+"""
+    blocks = -(-columns // width)
+    return make_call(
+        f"{name}_{'columns' if width > 1 else 'rows'}",
+        dialect,
+        outputs=outputs,
+        inputs={"self": self},
+        integers={"rows": rows, "size": size, "columns": columns, "blocks": blocks},
+        constants={"WIDTH": width},
+        value=value,
+        body=body,
+        groups=-(-rows * blocks // group_size),
+        group_size=group_size,
+    )

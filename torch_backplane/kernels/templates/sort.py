@@ -1,0 +1,264 @@
+"""Stable sorting of the rows of contiguous (rows, size) tensors, or of as much of it as the first k of each row need.
+
+A number becomes an unsigned integer of the same order, its key, and the least key comes first. Keys of 32 bits have the
+number's place in the row behind them, in one integer of 64 bits; those of 64 bits have it beside them.
+
+`sort_runs` sorts runs of RUN keys, each in a work item; `merge_runs` merges pairs of runs, of which a work item writes
+a piece: where its piece begins in both runs is a binary search. Runs are cut to k keys, so that the first k of a row
+cost little more than reading it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from torch_backplane.kernels.dialects.base import Dialect, Value
+from torch_backplane.kernels.dtypes import facts, value_dtype
+from torch_backplane.kernels.templates.source import GROUP_SIZE, Call, make_call, split
+
+RUN = 16
+_CPU_GROUP = 8
+_CPU_PIECE, _GPU_PIECE = 1024, 32  # keys that a work item writes when merging
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Sorted keys: in each of `rows`, one after the other, runs of `length`, the last of what remains of `size`.
+
+    Args:
+        keys: uint64, contiguous.
+        places: int32, where keys do not contain them.
+    """
+
+    keys: torch.Tensor
+    places: torch.Tensor | None
+    rows: int
+    size: int
+    length: int
+
+    @property
+    def count(self) -> int:
+        """Runs in each row."""
+        return -(-self.size // self.length)
+
+    def tensors(self, prefix: str = "") -> dict[str, torch.Tensor]:
+        named = {f"{prefix}keys": self.keys}
+        return named if self.places is None else {**named, f"{prefix}places": self.places}
+
+
+def new_runs(self: torch.Tensor, rows: int, size: int, length: int) -> Runs:
+    """Uninitialized, for keys of `self`."""
+    keys = torch.empty(rows * size, dtype=torch.uint64, device=self.device)
+    apart = facts(value_dtype(self.dtype)).bits == 64
+    places = torch.empty(rows * size, dtype=torch.int32, device=self.device) if apart else None
+    return Runs(keys, places, rows, size, length)
+
+
+def first_runs(self: torch.Tensor, k: int) -> Runs:
+    """What `sort_runs` writes for `self`."""
+    return new_runs(self, self.shape[0], cut_size(self.shape[1], RUN, min(RUN, k)), min(RUN, k))
+
+
+def merged_runs(self: torch.Tensor, runs: Runs, k: int) -> Runs:
+    """What `merge_runs` writes for `runs` of keys of `self`."""
+    length = min(2 * runs.length, k)
+    return new_runs(self, runs.rows, cut_size(runs.size, 2 * runs.length, length), length)
+
+
+def cut_size(size: int, length: int, cut: int) -> int:
+    """How many of `size` are left of runs of `length` when each is cut to `cut`."""
+    return size // length * cut + min(size % length, cut)
+
+
+def sort_runs(dialect: Dialect, runs: Runs, self: torch.Tensor, descending: bool) -> Call:
+    """Sorts each RUN numbers of the rows of self."""
+    size = self.shape[1]
+    apart = runs.places is not None
+    pad = "keys_here[i] = ~(uint64)0;" + (" places_here[i] = 0x7fffffff;" if apart else "")
+    encode = "keys_here[i] = key; places_here[i] = begin + i;" if apart else "keys_here[i] = key << 32 | (begin + i);"
+    order = "\n  ".join(f"ORDER({a}, {b})" for a, b in network(RUN))
+    body = f"""
+  {_item(dialect, ["rows", "runs"], ["row", "run"])}
+  const index_t begin = run * {RUN};
+  uint64 keys_here[{RUN}]; {f"int places_here[{RUN}];" if apart else ""}
+  for (int i = 0; i < {RUN}; ++i) {{
+    if (begin + i < size) {{
+      const uint64 key = {"~" if descending else ""}key_of(load_self(row * size + begin + i)){"" if apart else _LOW};
+      {encode}
+    }} else {{ {pad} }}
+  }}
+  {order}
+  const index_t to = row * runs_size + run * length;
+  for (index_t i = 0; i < min(length, size - begin); ++i) {{
+    keys[to + i] = keys_here[i];
+    {"places[to + i] = places_here[i];" if apart else ""}
+  }}
+"""
+    items = self.shape[0] * -(-size // RUN)
+    integers = {"rows": runs.rows, "runs": -(-size // RUN), "size": size, "runs_size": runs.size}
+    integers["length"] = runs.length
+    return _call(
+        "sort_runs_" + ("descending" if descending else "ascending"),
+        dialect,
+        outputs=runs.tensors(),
+        inputs={"self": self},
+        integers=integers,
+        value=value_dtype(self.dtype),
+        functions=_key_function(dialect, value_dtype(self.dtype)) + (_ORDER_APART if apart else _ORDER),
+        body=body,
+        items=items,
+    )
+
+
+def merge_runs(dialect: Dialect, merged: Runs, runs: Runs) -> Call:
+    """Merges neighbouring pairs of runs, and keeps as much of each as `merged` has."""
+    apart = runs.places is not None
+    piece = min(merged.length, _CPU_PIECE if dialect.processor == "cpu" else _GPU_PIECE)
+    pieces = -(-merged.length // piece)
+    store_place = "places[to] = from_places[taken];" if apart else ""
+    body = f"""
+  {_item(dialect, ["rows", "pairs", "pieces"], ["row", "pair", "piece_number"])}
+  const index_t begin = pair * 2 * length, a = row * size + begin, b = a + length;
+  const index_t a_size = min(length, size - begin), b_size = max(min(length, size - begin - length), (index_t)0);
+  const index_t first = piece_number * piece, last = min(min(first + piece, merged_length), a_size + b_size);
+  if (first >= last) return;
+  // How many of the first run come before the piece: of equal keys, those of the first run come first.
+  index_t i = max(first - b_size, (index_t)0), most = min(first, a_size);
+  while (i < most) {{
+    const index_t middle = (i + most) / 2;
+    if (from_keys[b + first - 1 - middle] < from_keys[a + middle]) most = middle; else i = middle + 1;
+  }}
+  index_t j = first - i;
+  uint64 a_key = i < a_size ? from_keys[a + i] : 0, b_key = j < b_size ? from_keys[b + j] : 0;
+  index_t to = row * merged_size + pair * merged_length + first;
+  for (index_t k = first; k < last; ++k, ++to) {{
+    const bool second = j < b_size && (i >= a_size || b_key < a_key);
+    keys[to] = second ? b_key : a_key;
+    const index_t taken = second ? b + j : a + i;
+    {store_place}
+    j += second; i += !second;
+    const uint64 next = (second ? j < b_size : i < a_size) ? from_keys[taken + 1] : 0;
+    if (second) b_key = next; else a_key = next;
+  }}
+"""
+    integers = {"rows": runs.rows, "pairs": merged.count, "pieces": pieces, "piece": piece}
+    integers |= {"size": runs.size, "length": runs.length, "merged_size": merged.size, "merged_length": merged.length}
+    return _call(
+        "merge_runs",
+        dialect,
+        outputs=merged.tensors(),
+        inputs=runs.tensors("from_"),
+        integers=integers,
+        value=torch.uint64,
+        body=body,
+        items=runs.rows * merged.count * pieces,
+    )
+
+
+def take_sorted(
+    dialect: Dialect, values: torch.Tensor, indices: torch.Tensor, self: torch.Tensor, runs: Runs, first: int
+) -> Call:
+    """values and indices (rows, count) = those from `first` on, of the only run of each row."""
+    place = "places[from]" if runs.places is not None else "(index_t)(keys[from] & 0xffffffffu)"
+    body = f"""
+  {_item(dialect, ["rows", "count"], ["row", "column"])}
+  const index_t from = row * runs_size + first + column;
+  const index_t place = {place};
+  values[item] = self[row * size + place];
+  indices[item] = place;
+"""
+    integers = {"rows": runs.rows, "count": values.shape[1], "first": first, "runs_size": runs.size}
+    return _call(
+        "take_sorted",
+        dialect,
+        outputs={"values": values, "indices": indices},
+        inputs={"self": self, **runs.tensors()},
+        integers={**integers, "size": self.shape[1]},
+        value=value_dtype(self.dtype),
+        body=body,
+        items=values.numel(),
+    )
+
+
+def network(size: int) -> list[tuple[int, int]]:
+    """Batcher's odd-even merge sort of `size` elements, a power of 2: which two are put in order, one after another."""
+    pairs = []
+    p = 1
+    while p < size:
+        k = p
+        while k:
+            for j in range(k % p, size - k, 2 * k):
+                for i in range(min(k, size - j - k)):
+                    if (i + j) // (2 * p) == (i + j + k) // (2 * p):
+                        pairs.append((i + j, i + j + k))
+            k //= 2
+        p *= 2
+    return pairs
+
+
+_LOW = " & 0xffffffffu"
+
+_ORDER = """
+#define ORDER(a, b) { \\
+  const uint64 x = keys_here[a], y = keys_here[b]; keys_here[a] = x < y ? x : y; keys_here[b] = x < y ? y : x; }
+"""
+_ORDER_APART = """
+#define ORDER(a, b) { \\
+  const uint64 x = keys_here[a], y = keys_here[b]; const int v = places_here[a], w = places_here[b]; \\
+  const bool swap = y < x || (y == x && w < v); \\
+  keys_here[a] = swap ? y : x; keys_here[b] = swap ? x : y; \\
+  places_here[a] = swap ? w : v; places_here[b] = swap ? v : w; }
+"""
+
+
+def _key_function(dialect: Dialect, value: torch.dtype) -> str:
+    """key_of(x): unsigned, in the order of x; NaN is the greatest, and -0 is 0."""
+    kind, bits = facts(value)
+    type_ = "uint64" if bits == 64 else "uint"
+    top = f"(({type_})1 << {max(bits, 32) - 1})"
+    if kind == "float":
+        found = dialect.float_bits(Value("sum", value), torch.uint64 if bits == 64 else torch.uint32)
+        text = (
+            f"const value_t sum = x + (value_t)0; const {type_} bits = {found}; "
+            f"return x != x ? ~({type_})0 : bits & {top} ? ~bits : bits | {top};"
+        )
+    else:
+        text = f"return ({type_})x" + (f" ^ {top};" if kind == "signed" else ";")
+    return f"FUNCTION {type_} key_of(const value_t x) {{ {text} }}\n"
+
+
+def _item(dialect: Dialect, sizes: list[str], names: list[str]) -> str:
+    group_size = _CPU_GROUP if dialect.processor == "cpu" else GROUP_SIZE
+    return f"""const index_t item = (index_t)GROUP * {group_size} + ITEM;
+  if (item >= {" * ".join(sizes)}) return;
+  {split("item", sizes, names)}"""
+
+
+def _call(
+    name: str,
+    dialect: Dialect,
+    *,
+    outputs: dict[str, torch.Tensor],
+    inputs: dict[str, torch.Tensor],
+    integers: dict[str, int],
+    value: torch.dtype,
+    body: str,
+    items: int,
+    functions: str = "",
+) -> Call:
+    group_size = _CPU_GROUP if dialect.processor == "cpu" else GROUP_SIZE
+    return make_call(
+        name,
+        dialect,
+        outputs=outputs,
+        inputs=inputs,
+        integers=integers,
+        value=value,
+        types={"uint64": torch.uint64},
+        functions=functions,
+        body=body,
+        groups=-(-items // group_size),
+        group_size=group_size,
+    )

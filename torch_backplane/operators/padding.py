@@ -1,0 +1,101 @@
+"""Padding with what is there: reflection and replication, of 1 to 3 dimensions, with backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from torch_backplane.kernels.dtypes import value_dtype
+from torch_backplane.kernels.templates.source import named, split
+from torch_backplane.planning import Call, contiguous_result, operator, run_kernel
+
+# Where the padded coordinate x comes from, in a dimension of `size`.
+_ORIGIN = {
+    "reflection": "x < 0 ? -x : x >= size{d} ? 2 * (size{d} - 1) - x : x",
+    "replication": "x < 0 ? 0 : x >= size{d} ? size{d} - 1 : x",
+}
+# The padded coordinates y that come from i, each once, in a loop of the backward; those out of range are skipped.
+_COPIES = {
+    "reflection": """
+    for (int copy{d} = 0; copy{d} < 3; ++copy{d}) {{
+      if ((copy{d} == 1 && i{d} == 0) || (copy{d} == 2 && i{d} == size{d} - 1)) continue;
+      const index_t y{d} = before{d} + (copy{d} == 0 ? i{d} : copy{d} == 1 ? -i{d} : 2 * (size{d} - 1) - i{d});
+      if (y{d} < 0 || y{d} >= padded{d}) continue;""",
+    "replication": """
+    const index_t last{d} = i{d} == size{d} - 1 ? padded{d} - 1 : i{d} + before{d};
+    for (index_t y{d} = i{d} == 0 ? 0 : i{d} + before{d}; y{d} <= last{d}; ++y{d}) {{
+      if (y{d} < 0 || y{d} >= padded{d}) continue;""",
+}
+
+
+def _integers(inner: Sequence[int], outer: Sequence[int], padding: Sequence[int]) -> dict[str, int]:
+    """The innermost dimension is padded by the first two numbers, and so on outwards."""
+    before = padding[::2][::-1]
+    return {**named("size", inner), **named("padded", outer), **named("before", before)}
+
+
+def pad(out: torch.Tensor, self: torch.Tensor, padding: Sequence[int], mode: str) -> torch.Tensor:
+    """Pads the last len(padding) / 2 dimensions."""
+    if out.numel() == 0:
+        return out
+    rank = len(padding) // 2
+    lines, place = [], "rest"
+    for d in range(rank):
+        lines.append(f"index_t i{d}; {{ const index_t x = y{d} - before{d}; i{d} = {_ORIGIN[mode].format(d=d)}; }}")
+        place = f"({place}) * size{d} + i{d}"
+    dims = range(rank)
+    coordinates = split("item", ["all", *(f"padded{d}" for d in dims)], ["rest", *(f"y{d}" for d in dims)])
+    with contiguous_result(out) as result:
+        run_kernel(
+            f"{mode}_pad",
+            "\n".join([coordinates, *lines, f"store_out(item, load_self({place}));"]),
+            items=out.numel(),
+            outputs={"out": result},
+            inputs={"self": self.contiguous()},
+            integers=_integers(self.shape[-rank:], out.shape[-rank:], padding),
+            value=value_dtype(out.dtype),
+        )
+    return out
+
+
+def pad_backward(out: torch.Tensor, grad: torch.Tensor, padding: Sequence[int], mode: str) -> torch.Tensor:
+    """Each element of `out`, of the unpadded shape, sums the gradients of its copies."""
+    if out.numel() == 0:
+        return out
+    rank = len(padding) // 2
+    place = "rest"
+    for d in range(rank):
+        place = f"({place}) * padded{d} + y{d}"
+    loops = "".join(_COPIES[mode].format(d=d) for d in range(rank))
+    dims = range(rank)
+    coordinates = split("item", ["all", *(f"size{d}" for d in dims)], ["rest", *(f"i{d}" for d in dims)])
+    sums = f"value_t total = 0; {loops} total += load_grad({place}); {'}' * rank}"
+    with contiguous_result(out) as result:
+        run_kernel(
+            f"{mode}_pad_backward",
+            f"{coordinates} {sums} store_out(item, total);",
+            items=out.numel(),
+            outputs={"out": result},
+            inputs={"grad": grad.contiguous()},
+            integers=_integers(out.shape[-rank:], grad.shape[-rank:], padding),
+            value=value_dtype(out.dtype),
+        )
+    return out
+
+
+def _declare(mode: str, rank: int) -> None:
+    @operator(f"{mode}_pad{rank}d")
+    def forward(call: Call, self: torch.Tensor, padding: Sequence[int]) -> torch.Tensor:
+        (out,) = call.outputs()
+        return pad(out, self, padding, mode)
+
+    @operator(f"{mode}_pad{rank}d_backward")
+    def backward(call: Call, grad: torch.Tensor, self: torch.Tensor, padding: Sequence[int]) -> torch.Tensor:
+        (out,) = call.outputs()
+        return pad_backward(out, grad, padding, mode)
+
+
+for mode in ("reflection", "replication"):
+    for rank in (1, 2, 3):
+        _declare(mode, rank)

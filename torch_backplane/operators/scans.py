@@ -1,0 +1,42 @@
+"""Cumulative sums, products, extrema and log-sum-exps."""
+
+from __future__ import annotations
+
+import torch
+
+from torch_backplane.kernels.templates.scan import accumulate, extremum
+from torch_backplane.planning import Call, RunOnCPU, contiguous_result, operator, run_template
+
+
+def _accumulate(out: torch.Tensor, self: torch.Tensor, dim: int, name: str) -> torch.Tensor:
+    if out.dtype == torch.bool:
+        raise RunOnCPU("results of bool")
+    if out.numel():
+        with contiguous_result(out) as result:
+            run_template(accumulate, out.device, result, self.to(out.dtype).contiguous(), dim, name, name=name)
+    return out
+
+
+@operator("cumsum")
+def cumsum(call: Call, self: torch.Tensor, dim: int, dtype: torch.dtype | None) -> torch.Tensor:
+    return _accumulate(call.outputs()[0], self, dim, "cumsum")
+
+
+@operator("cumprod")
+def cumprod(call: Call, self: torch.Tensor, dim: int, dtype: torch.dtype | None) -> torch.Tensor:
+    return _accumulate(call.outputs()[0], self, dim, "cumprod")
+
+
+@operator("_logcumsumexp")
+def logcumsumexp(call: Call, self: torch.Tensor, dim: int) -> torch.Tensor:
+    # PyTorch has no meta kernel for it; cumsum has the same result and the same errors.
+    like = torch.empty(self.shape, dtype=self.dtype, device="meta").cumsum(dim)
+    return _accumulate(call.outputs(like=[like])[0], self, dim, "logcumsumexp")
+
+
+@operator("_cummax_helper", "_cummin_helper", variants=False)
+def cumulative_extremum(call: Call, self: torch.Tensor, values: torch.Tensor, indices: torch.Tensor, dim: int) -> None:
+    name = "cummax" if "cummax" in call.name else "cummin"
+    if self.numel():
+        with contiguous_result(values) as best, contiguous_result(indices) as places:
+            run_template(extremum, self.device, best, places, self.contiguous(), dim, name, name=name)

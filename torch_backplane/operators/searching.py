@@ -1,0 +1,86 @@
+"""Places in sorted sequences: searchsorted, bucketize."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch_backplane.kernels.dtypes import value_dtype
+from torch_backplane.planning import Call, Number, RunOnCPU, contiguous_result, operator, run_kernel
+
+# In the order of NaN: no comparison with it holds.
+_SEARCH = """
+  $value
+  const index_t row = item / columns * size * many;
+  index_t low = 0, high = size;
+  while (low < high) {
+    const index_t middle = low + (high - low) / 2;
+    if (!(load_sorted(row + $middle) $reaches x)) low = middle + 1;
+    else high = middle;
+  }
+  store_out(item, low);
+"""
+
+
+def search(out: torch.Tensor, boundaries: torch.Tensor, values: Any, right: bool, sorter: Any = None) -> torch.Tensor:
+    """out: for each value, how many boundaries are less than it (or as great, if `right`).
+
+    Args:
+        boundaries: of one dimension, for all values, or a sorted row for each row of values.
+        values: a tensor of out's shape, or a number.
+        sorter: the order of each row, int64.
+    """
+    dtype = boundaries.dtype
+    if isinstance(values, torch.Tensor) and values.dtype != dtype:
+        raise RunOnCPU("values and boundaries of two dtypes")
+    if isinstance(values, Number) and values.dtype.is_floating_point and not dtype.is_floating_point:
+        raise RunOnCPU("a float among integers")
+    if out.numel() == 0:
+        return out
+    is_tensor = isinstance(values, torch.Tensor)
+    value = value_dtype(dtype)
+    inputs = {"sorted": boundaries.contiguous()}
+    if is_tensor:
+        inputs["values"] = values.contiguous()
+    if sorter is not None:
+        inputs["sorter"] = sorter.contiguous()
+    body = (
+        _SEARCH.replace("$value", "const value_t x = load_values(item);" if is_tensor else "const value_t x = number;")
+        .replace("$middle", "middle" if sorter is None else "load_sorter(row + middle)")
+        .replace("$reaches", ">" if right else ">=")
+    )
+    with contiguous_result(out) as result:
+        run_kernel(
+            "searchsorted",
+            body,
+            items=out.numel(),
+            outputs={"out": result},
+            inputs=inputs,
+            integers={
+                "size": boundaries.shape[-1],
+                "columns": out.shape[-1] if out.dim() else 1,
+                "many": int(boundaries.dim() > 1),
+            },
+            numbers=None if is_tensor else {"number": (value, values)},
+            value=value,
+        )
+    return out
+
+
+@operator("searchsorted.Tensor", "searchsorted.Scalar")
+def searchsorted(
+    call: Call, sorted_sequence: torch.Tensor, self: Any, out_int32: bool, right: bool, side: str | None, sorter: Any
+) -> torch.Tensor:
+    if side not in (None, "left", "right") or (side == "left" and right):
+        raise RunOnCPU("a side that is none")
+    (out,) = call.outputs()
+    return search(out, sorted_sequence, self, right or side == "right", sorter)
+
+
+@operator("bucketize.Tensor", "bucketize.Scalar")
+def bucketize(call: Call, self: Any, boundaries: torch.Tensor, out_int32: bool, right: bool) -> torch.Tensor:
+    if boundaries.dim() != 1:
+        raise RunOnCPU("boundaries that are no vector")
+    (out,) = call.outputs()
+    return search(out, boundaries, self, right)

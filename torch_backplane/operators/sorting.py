@@ -1,0 +1,115 @@
+"""Sorting, and what is found by sorting: topk, kthvalue, medians. argsort and msort are made of these by PyTorch."""
+
+from __future__ import annotations
+
+import torch
+
+from torch_backplane.kernels.templates.sort import first_runs, merge_runs, merged_runs, sort_runs, take_sorted
+from torch_backplane.planning import Call, RunOnCPU, operator, run_template
+
+_LONGEST_ROW = 2**31 - 1
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def _sort(outputs: Pair, self: torch.Tensor, dim: int, k: int, *, descending: bool = False, first: int = 0) -> Pair:
+    """Writes values and indices of the elements `first` to k - 1 in the order along `dim`, and returns `outputs`.
+
+    Equal elements stay in their order, and NaN is the greatest.
+    """
+    if self.dim() == 0:
+        _sort((outputs[0].view(1), outputs[1].view(1)), self.view(1), 0, k)
+        return outputs
+    moved, places = self.movedim(dim, -1), [out.movedim(dim, -1) for out in outputs]
+    size, count = moved.shape[-1], k - first
+    if size > _LONGEST_ROW:
+        raise RunOnCPU("rows of 2^31 elements")
+    if outputs[0].numel() == 0:
+        return outputs
+    rows = moved.contiguous().view(-1, size)
+    runs = first_runs(rows, k)
+    run_template(sort_runs, self.device, runs, rows, descending, name="sort")
+    while runs.count > 1:
+        merged = merged_runs(rows, runs, k)
+        run_template(merge_runs, self.device, merged, runs, name="sort")
+        runs = merged
+    # The last launch reads rows again, which may be what it would write to.
+    results = [
+        place if place.is_contiguous() and not _same_storage(place, rows) else torch.empty_like(place).contiguous()
+        for place in places
+    ]
+    flat = [result.view(-1, count) for result in results]
+    run_template(take_sorted, self.device, *flat, rows, runs, first, name="sort")
+    for place, result in zip(places, results, strict=True):
+        if place is not result:
+            place.copy_(result)
+    return outputs
+
+
+def _same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+def _size(self: torch.Tensor, dim: int) -> int:
+    return self.size(dim) if self.dim() else 1
+
+
+def _with_dim(outputs: list[torch.Tensor], self: torch.Tensor, dim: int) -> Pair:
+    """The results of a reduction with `dim` in them, of size 1."""
+    values, indices = (out if out.dim() == self.dim() else out.unsqueeze(dim) for out in outputs)
+    return values, indices
+
+
+@operator("sort.stable")
+def sort(call: Call, self: torch.Tensor, stable: bool | None, dim: int, descending: bool) -> Pair:
+    values, indices = call.outputs()
+    return _sort((values, indices), self, dim, _size(self, dim), descending=descending)
+
+
+@operator("topk")
+def topk(call: Call, self: torch.Tensor, k: int, dim: int, largest: bool, in_order: bool) -> Pair:
+    """Of equal elements the first ones; in order, also where any order would do."""
+    values, indices = call.outputs()
+    return _sort((values, indices), self, dim, k, descending=largest)
+
+
+@operator("kthvalue")
+def kthvalue(call: Call, self: torch.Tensor, k: int, dim: int, keepdim: bool) -> Pair:
+    """Of equal elements that one that a stable sort puts there."""
+    values, indices = call.outputs()
+    _sort(_with_dim([values, indices], self, dim), self, dim, k, first=k - 1 if self.dim() else 0)
+    return values, indices
+
+
+def _median(self: torch.Tensor, dim: int, skip_nan: bool) -> Pair:
+    """(values, indices) with `dim` of size 1; NaN, the first one, where there is one and it is not skipped."""
+    size = _size(self, dim)
+    if self.numel() == 0 or size == 0:
+        raise RunOnCPU("the median of nothing")
+    middle = (size + 1) // 2
+    if not self.is_floating_point() or self.dim() == 0:
+        shape = [1 if d == dim % self.dim() else n for d, n in enumerate(self.shape)] if self.dim() else []
+        outputs = self.new_empty(shape), self.new_empty(shape, dtype=torch.int64)
+        return _sort(outputs, self, dim, middle, first=middle - 1)
+    outputs = torch.empty_like(self), torch.empty_like(self, dtype=torch.int64)
+    values, indices = _sort(outputs, self, dim, size)
+    numbers = (values == values).sum(dim, keepdim=True)
+    if skip_nan:
+        at = (numbers - 1).clamp(min=0).div(2, rounding_mode="floor")
+    else:
+        at = torch.where(numbers == size, middle - 1, numbers)
+    return values.gather(dim, at), indices.gather(dim, at)
+
+
+@operator("median.dim", "nanmedian.dim")
+def median(call: Call, self: torch.Tensor, dim: int, keepdim: bool) -> Pair:
+    values, indices = call.outputs()
+    found = _median(self, dim, "nanmedian" in call.name)
+    for out, result in zip(_with_dim([values, indices], self, dim), found, strict=True):
+        out.copy_(result)
+    return values, indices
+
+
+@operator("median", "nanmedian", variants=False)
+def median_of_all(call: Call, self: torch.Tensor) -> torch.Tensor:
+    return _median(self.reshape(-1), 0, "nanmedian" in call.name)[0].view(())
