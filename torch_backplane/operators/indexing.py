@@ -95,6 +95,8 @@ def _along(self: torch.Tensor, dim: int, index: torch.Tensor) -> tuple[list[int]
 @operator("index_select")
 def index_select(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
     _check(self, index)
+    if index.dim() > 1:
+        raise IndexError("index_select(): Index is supposed to be a vector")
     (out,) = call.outputs()
     _, kept, indices = _slices(self, dim, index)
     _read("index_select", out if out.dim() else out.view(1), self, kept, indices)

@@ -10,11 +10,13 @@ import torch
 
 from torch_backplane.kernels.templates import pooling
 from torch_backplane.kernels.templates.unfold import Windows
-from torch_backplane.planning import Call, contiguous_result, operator, run_template
+from torch_backplane.planning import Call, RunOnCPU, contiguous_result, operator, run_template
 
 
 def _planes(tensor: torch.Tensor, rank: int) -> torch.Tensor:
     """(…, *sizes) as (planes, *sizes), contiguous."""
+    if tensor.dim() not in (rank + 1, rank + 2):
+        raise RunOnCPU("images of another number of dimensions")  # where PyTorch's error is raised
     return tensor.contiguous().view(math.prod(tensor.shape[:-rank]), *tensor.shape[-rank:])
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 
 from torch_backplane.kernels.templates.softmax import softmax, softmax_backward
-from torch_backplane.planning import Call, contiguous_result, operator, run_template
+from torch_backplane.planning import Call, RunOnCPU, contiguous_result, operator, run_template
 
 
 def _forward(call: Call, self: torch.Tensor, dim: int, log: bool) -> torch.Tensor:
     (out,) = call.outputs()
+    if not self.dtype.is_floating_point:
+        raise RunOnCPU(f"softmax of {self.dtype}".replace("torch.", ""))
     if out.numel():
         with contiguous_result(out) as result:
             run_template(softmax, out.device, result, self.contiguous(), dim, log, name="softmax")

@@ -36,6 +36,14 @@ class Call:
         return tuple(value for value, one in zip(self.arguments, schema, strict=True) if not one.is_out)
 
     @property
+    def written(self) -> list[torch.Tensor]:
+        """The tensors that were given for the results: those of `out=`, else those that are changed in place."""
+        arguments = list(zip(self.arguments, self.overload._schema.arguments, strict=True))
+        # Beside those of `out=` some operators write to others, such as running statistics.
+        outs = [value for value, argument in arguments if argument.is_out]
+        return outs or [value for value, argument in arguments if argument.is_write]
+
+    @property
     def device(self) -> torch.device:
         """The tensors' device, or the one that a factory is asked for; with its index."""
         named = None
@@ -73,10 +81,7 @@ class Call:
                 something else than its CPU kernel.
         """
         if self._outputs is None:
-            arguments = list(zip(self.arguments, self.overload._schema.arguments, strict=True))
-            # Beside those of `out=` some operators write to others, such as running statistics.
-            written = [value for value, argument in arguments if argument.is_out]
-            written = written or [value for value, argument in arguments if argument.is_write]
+            written = self.written
             made = self.meta() if like is None else like
             if written and len(written) == len(made):
                 for given, result in zip(written, made, strict=True):
@@ -92,7 +97,7 @@ class Call:
 
 
 def check_apart(out: torch.Tensor, inputs: Iterable[Any]) -> None:
-    """Raises PyTorch's error where `out` shares memory with one of the inputs, or an element with another of its own.
+    """Raises PyTorch's error where `out` shares memory with an input, or one of its elements with another one.
 
     For operators that read inputs elsewhere than they write; `run_pointwise` checks for itself.
     """

@@ -54,17 +54,17 @@ def plan_pointwise(
     """What the planner of a pointwise operator does: see `pointwise`. Returns what the operator returns."""
     # In PyTorch's words: some of its meta kernels have others.
     _C.check_broadcast([value for value in values if isinstance(value, torch.Tensor)])
+    check_cast(call)
     outputs = call.outputs()
-    check_cast(call, outputs)
     run_formula(name, formula, call, outputs, values, compute)
     return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
-def check_cast(call: Call, outputs: Sequence[torch.Tensor]) -> None:
+def check_cast(call: Call) -> None:
     """Raises PyTorch's error where the result's dtype cannot be written to the tensor that was given for it."""
     if call.overload is call.functional:
         return
-    for given, result in zip(outputs, call.meta(call.functional), strict=True):
+    for given, result in zip(call.written, call.meta(call.functional), strict=True):
         if not torch.can_cast(result.dtype, given.dtype):
             found, wanted = (type_name(dtype) for dtype in (result.dtype, given.dtype))
             raise RuntimeError(f"result type {found} can't be cast to the desired output type {wanted}")

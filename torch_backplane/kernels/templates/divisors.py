@@ -22,8 +22,9 @@ def check_divisors(
         errors: the device's four int32 words. operator: its name, for the error.
     """
     inputs: dict[str, torch.Tensor] = {}
-    number = error_words.operator_number(operator)
-    numbers: dict[str, tuple[torch.dtype, Any]] = {"operator_number": (torch.int32, number)}
+    numbers: dict[str, tuple[torch.dtype, Any]] = {
+        "operator_number": (torch.int32, error_words.operator_number(operator))
+    }
     integers = {"items": 1}
     statements, value = "", "(value_t)number"
     if isinstance(divisor, torch.Tensor):

@@ -1,0 +1,345 @@
+"""Bad input, and input at the edges: errors that say what is wrong, at the call or at the next synchronization, and no
+memory read or written beyond its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from agreement import DEVICE, agrees, on_device, to_cpu
+from torch._ops import OpOverload
+
+from torch_backplane import _C
+
+F = torch.nn.functional
+
+
+def bp(values: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
+    return torch.tensor(values, dtype=dtype, device=DEVICE)
+
+
+def synchronize() -> None:
+    torch.accelerator.synchronize(torch.device(DEVICE))
+
+
+def raises_at_synchronization(error: type[Exception], message: str, call: Callable[[], Any]) -> None:
+    """Twice, as the first call plans and the second replays; and the device works afterwards."""
+    for _ in range(2):
+        call()  # only issues
+        with pytest.raises(error, match=message):
+            synchronize()
+        synchronize()
+    assert (torch.ones(3, device=DEVICE) + 1).tolist() == [2.0] * 3
+
+
+# Shapes
+
+SHAPES = {
+    "add": lambda a, b: a + b,
+    "add_": lambda a, b: a.add_(b),
+    "where": lambda a, b: torch.where(a > 0, a, b),
+    "addcmul": lambda a, b: torch.addcmul(a, b, b),
+    "copy_": lambda a, b: a.copy_(b),
+    "copy_ of another dtype": lambda a, b: a.to(torch.int32).copy_(b),
+    "floor_divide": lambda a, b: a // b,
+    "mse_loss": lambda a, b: F.mse_loss(a, b),
+    "mm": lambda a, b: torch.mm(a, b),
+    "matmul": lambda a, b: a @ b.flatten(),
+    "addmm": lambda a, b: torch.addmm(b, a, a.t()),
+    "cat": lambda a, b: torch.cat([a, b], dim=1),
+    "masked_fill": lambda a, b: a.masked_fill(b > 0, 1.0),
+    "index_add": lambda a, b: a.index_add(0, torch.tensor([0, 1], device=a.device), b),
+    "layer_norm": lambda a, b: F.layer_norm(a, [7]),
+    "out=": lambda a, b: torch.add(a, a, out=b.view(1, -1).expand(3, -1)),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.filterwarnings("ignore:.*mse_loss|.*target size")
+def test_shapes_that_do_not_fit_are_errors(name: str) -> None:
+    a, b = torch.ones(3, 4), torch.ones(2, 5)
+    with pytest.raises(RuntimeError):
+        SHAPES[name](a, b)
+    with pytest.raises(RuntimeError, match=r"size|shape|must match|expanded|memory location|reduction dim"):
+        SHAPES[name](a.to(DEVICE), b.to(DEVICE))
+    synchronize()
+
+
+@pytest.mark.parametrize(("to", "source"), [((3,), (4,)), ((5, 5), (25,)), ((4,), (2, 2)), ((0,), (3,)), ((3,), (0,))])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int16])
+def test_a_copy_that_does_not_fit_is_pytorchs_error(
+    to: tuple[int, ...], source: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    message = r"The size of tensor a \(\d+\) must match the size of tensor b \(\d+\) at non-singleton dimension"
+    with pytest.raises(RuntimeError, match=message):
+        torch.ones(to).copy_(torch.ones(source, dtype=dtype))
+    with pytest.raises(RuntimeError, match=message):
+        torch.ones(to, device=DEVICE).copy_(torch.ones(source, dtype=dtype, device=DEVICE))
+
+
+def test_a_copy_of_too_many_dimensions_is_pytorchs_error() -> None:
+    with pytest.raises(RuntimeError, match=r"output with shape \[3, 4\] doesn't match the broadcast shape \[3, 3, 4\]"):
+        torch.ones(3, 4, device=DEVICE).copy_(torch.ones(3, 1, 4, device=DEVICE))
+
+
+@pytest.mark.parametrize("name", ["logit_", "div_", "exp_"])
+def test_a_result_that_its_tensor_cannot_hold_is_pytorchs_error(name: str) -> None:
+    arguments = (2,) if name == "div_" else ()
+    with pytest.raises(RuntimeError, match="result type Float can't be cast to the desired output type Int"):
+        getattr(bp([1, 2], torch.int32), name)(*arguments)
+
+
+# Integer division by zero
+
+DIVISIONS: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
+    "floor_divide": lambda a, b: a // b,
+    "remainder": lambda a, b: a % b,
+    "fmod": torch.fmod,
+    "div": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+    "in place": lambda a, b: a.clone().remainder_(b),
+}
+
+
+@pytest.mark.parametrize("divisor", ["tensor", "strided", "number", "itself"])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.uint8])
+@pytest.mark.parametrize("name", DIVISIONS)
+def test_integer_division_by_zero_is_an_error(name: str, dtype: torch.dtype, divisor: str) -> None:
+    a = bp([7, 8, 0], dtype)
+    b = {
+        "tensor": bp([1, 0, 2], dtype),
+        "strided": bp([1, 5, 0, 5, 2, 5], dtype)[::2],
+        "number": 0,
+        "itself": a,
+    }[divisor]
+    raises_at_synchronization(RuntimeError, "ZeroDivisionError: .* was divided by zero", lambda: DIVISIONS[name](a, b))
+
+
+def test_division_in_place_by_itself_looks_at_the_divisor_before_it_is_overwritten() -> None:
+    def divide() -> None:
+        a = bp([3, 0])
+        a.floor_divide_(a)
+
+    raises_at_synchronization(RuntimeError, "floor_divide: an integer was divided by zero", divide)
+    a = bp([3, 5])
+    assert a.floor_divide_(a).tolist() == [1, 1]
+    assert a.remainder_(a).tolist() == [0, 0]  # zeros that were not there when it divided
+    synchronize()
+
+
+def test_division_that_is_no_error() -> None:
+    agrees(lambda a, b: (a // b, a % b, torch.fmod(a, b)), torch.tensor([7.0, -7.0, 0.0]), torch.zeros(3))
+    agrees(lambda a, b: a / b, torch.tensor([7, -7, 0]), torch.tensor([0, 0, 0]))
+    agrees(lambda a: (a // 0, a % 0), torch.ones(0, dtype=torch.int64))
+    agrees(lambda a, b: a // b, torch.tensor([7, -7, 3], dtype=torch.int32), torch.tensor([2, 2, -1]))
+
+
+# Indices
+
+INDEXED: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "index_select": lambda x, i: x.index_select(0, i),
+    "index": lambda x, i: x[i],
+    "gather": lambda x, i: x.gather(0, i.view(-1, 1)),
+    "take": lambda x, i: x.take(i * 4),
+    "scatter": lambda x, i: x.scatter(0, i.view(-1, 1), 1.0),
+    "scatter_add": lambda x, i: x.scatter_add(0, i.view(-1, 1), x[: len(i)]),
+    "index_add": lambda x, i: x.index_add(0, i, x[: len(i)]),
+    "index_copy": lambda x, i: x.index_copy(0, i, x[: len(i)]),
+    "index_fill": lambda x, i: x.index_fill(0, i, 2.0),
+    "index_put": lambda x, i: x.index_put((i,), x[: len(i)]),
+    "index_put accumulating": lambda x, i: x.index_put((i,), x[: len(i)], accumulate=True),
+    "embedding": lambda x, i: F.embedding(i, x),
+    "nll_loss": lambda x, i: F.nll_loss(x[: len(i)].log_softmax(1), i),
+}
+
+
+@pytest.mark.parametrize("name", INDEXED)
+@pytest.mark.parametrize("index", [4, 1 << 40, -5])
+def test_an_index_out_of_range_is_an_error_and_touches_no_memory(name: str, index: int) -> None:
+    x = torch.arange(16.0, device=DEVICE).view(4, 4)
+    i = bp([0, index, 1])
+    synchronize()
+    raises_at_synchronization(IndexError, "index -?[0-9]+ is out of bounds", lambda: INDEXED[name](x, i))
+    assert x.flatten().tolist() == list(map(float, range(16)))
+
+
+def test_reading_a_result_reports_too() -> None:
+    x = torch.ones(4, device=DEVICE).index_select(0, bp([9]))
+    with pytest.raises(IndexError, match="index_select: index 9 is out of bounds for dimension with size 4"):
+        x.tolist()
+
+
+def test_the_indexed_operators_take_good_indices() -> None:
+    for name, call in INDEXED.items():
+        if name not in ("nll_loss", "take"):
+            agrees(call, torch.arange(16.0).view(4, 4), torch.tensor([0, 3, 1]))
+
+
+# Overlaps
+
+OVERLAPS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "shifted in place": lambda x: x[1:].mul_(x[:-1]),
+    "expanded in place": lambda x: x[:1].expand(4).add_(1),
+    "shifted out=": lambda x: torch.add(x[:-1], 1, out=x[1:]),
+    "cat": lambda x: torch.cat([x[:2], x[2:4]], out=x[1:5]),
+    "cat to its input": lambda x: torch.cat([x[:2], x[2:4]], out=x[:4]),
+    "index_select": lambda x: torch.index_select(x, 0, torch.tensor([0, 1], device=x.device), out=x[1:3]),
+    "index_select to an expanded tensor": lambda x: torch.index_select(
+        x, 0, torch.tensor([0, 1], device=x.device), out=x[:1].expand(2)
+    ),
+    "gather": lambda x: torch.gather(x, 0, torch.tensor([0, 1], device=x.device), out=x[:2]),
+    "take": lambda x: torch.take(x, torch.tensor([0, 1], device=x.device), out=x[:1].expand(2)),
+}
+
+
+@pytest.mark.parametrize("name", OVERLAPS)
+def test_overlapping_memory_is_pytorchs_error(name: str) -> None:
+    message = "refers? to a single memory location"
+    for x in (torch.ones(8), torch.ones(8, device=DEVICE)):
+        with pytest.raises(RuntimeError, match=message):
+            OVERLAPS[name](x)
+
+
+# Dtypes and kernel texts
+
+
+def test_a_dtype_that_kernels_do_not_have_runs_on_the_cpu() -> None:
+    agrees(lambda a, b: a * b + 1, torch.randn(3, dtype=torch.complex64), torch.randn(3), fallbacks=None)
+
+
+def test_a_kernel_with_a_dtype_that_the_device_lacks_is_a_type_error_before_it_is_built() -> None:
+    from torch_backplane.kernels import OpenCLC, geometry, pointwise
+
+    where = geometry((4,), [(1,), (1,)])
+    with pytest.raises(TypeError, match="no float64"):
+        pointwise(
+            "double",
+            lambda x: x + 1.0,
+            inputs=[torch.float64],
+            outputs=[torch.float64],
+            layout=where.layout,
+            dialect=OpenCLC(float64=False),
+        )
+
+
+def test_kernel_text_that_does_not_compile_is_an_error_with_the_operator_and_the_compilers_words() -> None:
+    text = "kernel void broken(global float* a, const ulong offset) { this is not C }"
+    x = torch.ones(4, device=DEVICE)
+    kernel = _C.Kernel(0, text, "broken", "my::operator", [None])
+
+    def run() -> None:
+        _C.launch(kernel, [x], [4], [4])  # builds are in the background: the launch may know already, or not yet
+        synchronize()
+
+    with pytest.raises(RuntimeError, match=r"kernel broken of my::operator could not be built") as raised:
+        run()
+    assert "error:" in str(raised.value)
+    assert "this is not C" in str(raised.value)
+    synchronize()
+    assert (x + 1).tolist() == [2.0] * 4
+
+
+# No elements, and no dimensions
+
+
+# How the CPU says that it has no kernel for a dtype.
+LACKING = ("not implemented for", "result type Float can't be cast to the desired output type Long")
+
+
+def sample_arguments(overload: OpOverload, tensors: Iterator[torch.Tensor]) -> list[Any] | None:
+    """Arguments for an overload, the tensors in order; None where it needs something else than its type tells."""
+    found: list[Any] = []
+    for argument in overload._schema.arguments:
+        kind = str(argument.type)
+        if argument.has_default_value() and kind != "Tensor":
+            if argument.kwarg_only:
+                break
+            found.append(argument.default_value)
+        elif kind == "Tensor":
+            tensor = next(tensors)
+            found.append(tensor.bool() if argument.name == "mask" else tensor)
+        elif kind in ("number", "float"):
+            found.append(2)
+        elif kind == "bool":
+            found.append(False)
+        elif kind in ("int", "Optional[int]") and argument.name in ("dim", "reduction"):
+            found.append(0)
+        elif kind in ("List[int]", "Optional[List[int]]") and argument.name == "dim":
+            found.append([0])
+        else:
+            return None
+    return found
+
+
+def swept() -> list[tuple[str, OpOverload]]:
+    """The declared operators that make their results from tensors and numbers."""
+    import torch_backplane.operators  # noqa: F401
+    from torch_backplane.planning.declare import declared, find
+
+    found = []
+    for name in sorted(declared):
+        overload = find(name)
+        schema = overload._schema
+        tensors = [one for one in schema.arguments if str(one.type) == "Tensor"]
+        plain = not schema.is_mutable and tensors and torch.Tag.nondeterministic_seeded not in overload.tags
+        if plain and sample_arguments(overload, iter([torch.ones(())] * 9)) is not None:
+            found.append((name, overload))
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+@pytest.mark.parametrize("shape", [(0,), (3, 0, 2), ()], ids=str)
+def test_every_operator_takes_tensors_without_elements_and_without_dimensions(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    operators = swept()
+    assert len(operators) > 150
+    compared, wrong = 0, []
+    for name, overload in operators:
+        values = [torch.full(shape, 0.5 if dtype.is_floating_point else 1.0).to(dtype) for _ in range(5)]
+        arguments = sample_arguments(overload, iter(values))
+        assert arguments is not None
+        lacking = False
+        try:
+            expected = overload(*arguments)
+        except Exception as error:  # whatever the CPU does not take
+            expected, lacking = None, any(text in str(error) for text in LACKING)  # a dtype, which is no error on bp
+        try:
+            found = overload(*on_device(arguments))
+            synchronize()
+        except Exception as error:
+            if expected is not None or "could not be built" in str(error):
+                wrong.append(f"{name}: {error}")
+            continue
+        if expected is None:
+            if not lacking:
+                wrong.append(f"{name}: the CPU raised")
+            continue
+        compared += 1
+        try:
+            torch.testing.assert_close(to_cpu(found), expected, equal_nan=True)
+        except AssertionError as error:
+            wrong.append(f"{name}: {error}")
+    assert compared > 100
+    assert not wrong, "\n".join(wrong)
+
+
+# More elements than 32 bits count. Memory that no kernel touches costs nothing, so the buffer is mostly address space.
+
+
+def test_strides_beyond_32_bits() -> None:
+    memory = torch.empty(2**31 + 64, dtype=torch.int8, device=DEVICE)
+    view = memory.as_strided((3, 5), (2**30, 7))
+    values = torch.arange(15, dtype=torch.int8).view(3, 5)
+    view.copy_(values.to(DEVICE))
+    view.add_(1)
+    assert torch.equal((view * 2).cpu(), (values + 1) * 2)
+    assert torch.equal(view.sum(1).cpu(), (values + 1).sum(1))
+    index = torch.tensor([2, 0], device=DEVICE)
+    assert torch.equal(view.index_select(0, index).cpu(), (values + 1)[[2, 0]])
+
+
+def test_a_reduction_of_more_than_2_to_the_31_elements() -> None:
+    one = torch.ones(1, dtype=torch.int8, device=DEVICE)
+    assert one.expand(2**31 + 2).sum().item() == 2**31 + 2
