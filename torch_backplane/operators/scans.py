@@ -29,6 +29,8 @@ def cumprod(call: Call, self: torch.Tensor, dim: int, dtype: torch.dtype | None)
 
 @operator("_logcumsumexp")
 def logcumsumexp(call: Call, self: torch.Tensor, dim: int) -> torch.Tensor:
+    if not self.dtype.is_floating_point:
+        raise RunOnCPU(f"logcumsumexp of {self.dtype}".replace("torch.", ""))  # where PyTorch's error is raised
     # PyTorch has no meta kernel for it; cumsum has the same result and the same errors.
     like = torch.empty(self.shape, dtype=self.dtype, device="meta").cumsum(dim)
     return _accumulate(call.outputs(like=[like])[0], self, dim, "logcumsumexp")
