@@ -93,7 +93,7 @@ def run_formula(
             scalars.append(value)
         else:
             places.append(("value", value))
-            plain.append(tuple(value) if isinstance(value, list) else value)
+            plain.append(repr(value))  # not the value: 0.0 == -0.0, and 1 == True
     dtype = compute_dtype(call, inputs, scalars)
     seen = [
         torch.bool if names[position] in CONDITIONS else None if compute == "inputs" else dtype
