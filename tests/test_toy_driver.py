@@ -1,5 +1,6 @@
-"""The driver that stands for a third party's (examples/drivers/toy), installed as a package of its own, passes PyTorch's
-operator database: here a selection, all of it by `make conformance ARGS="--driver toy"` where the package is installed.
+"""The driver that stands for a third party's (examples/drivers/toy) passes PyTorch's operator database.
+
+Here a selection of it; all by `python -m torch_backplane conformance --driver toy`, where the package is installed.
 """
 
 from __future__ import annotations
