@@ -35,6 +35,8 @@ class Tables:
 class Call:
     """What a planner gets in the place of the engine's call: outputs like those of the CPU kernel."""
 
+    device = torch.device("cpu")
+
     def __init__(self, name: str, expected: Sequence[torch.Tensor]) -> None:
         self.functional = overload(name)
         self.made = tuple(torch.empty_like(tensor) for tensor in expected)
@@ -72,6 +74,10 @@ def read(*files: str) -> Tables:
         "operator": operator,
         "run_pointwise": run_pointwise,
         "run_reduction": run_reduction,
+        "plan_pointwise": plan_pointwise,
+        # Which report errors in device memory: tests/opencl/test_bad_input.py is about those.
+        "error_words": lambda device: None,
+        "run_template": lambda *arguments, **options: None,
         "copy_elements": lambda destination, source: destination.copy_(source),
         "Call": Call,
         "RunOnCPU": NotImplementedError,
@@ -97,6 +103,19 @@ def _instead_of_planning(recorder: types.ModuleType) -> Iterator[None]:
         del sys.modules[name]
         if before is not None:
             sys.modules[name] = before
+
+
+def plan_pointwise(name: str, formula: Any, call: Call, values: Sequence[Any]) -> torch.Tensor:
+    """Of tensors and plain values, computed in the dtype of the result."""
+    inputs = [value for value in values if isinstance(value, torch.Tensor)]
+    plain = tuple(repr(value) for value in values if not isinstance(value, torch.Tensor))
+
+    def arranged(*traced: Any) -> Any:
+        rest = iter(traced)
+        return formula(*(next(rest) if isinstance(value, torch.Tensor) else value for value in values))
+
+    run_pointwise(arranged, call.made, inputs, key=(name, plain), compute=value_dtype(call.made[0].dtype))
+    return call.made[0]
 
 
 def run_pointwise(
