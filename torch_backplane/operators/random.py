@@ -164,7 +164,7 @@ def multinomial(call: Call, self: torch.Tensor, num_samples: int, replacement: b
     return (self / noise).argmax(-1, keepdim=True)
 
 
-@operator("native_dropout", variants=False, any_dtype=True)
+@operator("backplane::native_dropout", variants=False, any_dtype=True)
 def native_dropout(call: Call, self: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
     """The result and its mask (true: kept). What csrc/dropout.cpp does in several steps is one launch here."""
     torch._check(0 <= p <= 1, lambda: f"dropout probability has to be between 0 and 1, but got {p}")
