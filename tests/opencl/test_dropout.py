@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from agreement import DEVICE
+from agreement import DEVICE, plans_from_the_start
 from torch.nn import functional as F
 
 from torch_backplane import _C, plans
@@ -45,8 +45,8 @@ def test_the_module_is_reproducible_and_its_gradient_has_the_mask(p: float) -> N
     torch.testing.assert_close(grad[grad != 0], torch.full((int((grad != 0).sum()),), 1 / (1 - p)))
 
 
+@plans_from_the_start()
 def test_it_is_one_launch_that_is_replayed() -> None:
-    plans.clear()
     x = torch.randn(64, device=DEVICE)
     _C.reset_fallback_counts()
     first, second = F.dropout(x), F.dropout(x)
