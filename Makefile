@@ -52,7 +52,7 @@ bench: $(ready) ## time an import, an operator, kernels and the allocator
 	$(python) benchmarks/import_time.py
 	$(python) benchmarks/overhead.py $(driver_option)
 	$(python) benchmarks/kernels.py $(driver_option)
-	$(python) benchmarks/allocator.py
+	$(python) benchmarks/allocator.py $(driver_option)
 
 conformance: $(ready) ## run PyTorch's operator database on bp
 	$(python) -m torch_backplane conformance --device bp $(ARGS)

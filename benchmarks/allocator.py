@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import platform
 import random
 from array import array
@@ -166,9 +167,12 @@ def main(
     events: Annotated[int, typer.Option(min=2, help="the least number of events in each sequence")] = 1_000_000,
     steps: Annotated[int, typer.Option(min=1, help="training steps to record")] = 8,
     passes: Annotated[int, typer.Option(min=1, help="passes over each sequence and allocator")] = 5,
+    driver: Annotated[str, typer.Option(help="only these Backplane drivers, comma-separated; empty: all")] = "host",
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
 ) -> None:
     """Measures nanoseconds per allocation or free, and how much more is reserved than allocated."""
+    if driver:
+        os.environ["TORCH_BACKPLANE_DRIVERS"] = driver  # read when the devices are first needed
     traces = [pair_trace(events), repeat(record_training(steps), events), random_trace(events)]
     results = [measure(trace, passes) for trace in traces]
     environment = {

@@ -1,7 +1,7 @@
 """What one operator call costs on a device, beside the same call on the CPU, in microseconds.
 
     python benchmarks/overhead.py
-    python benchmarks/overhead.py --device bp:1 --json
+    python benchmarks/overhead.py --driver opencl --json
 
 The tensors have 16 elements, so that nearly all of the time is overhead: Python, the dispatcher, the allocator and the
 launch. Each measurement ends when the device has done the work. The two devices take turns, round by round, in one
@@ -146,7 +146,7 @@ def issue(device: torch.device, calls: int, rounds: int) -> float:
 
 def main(
     device: Annotated[str, typer.Option(help="the device to compare with cpu")] = "bp",
-    driver: Annotated[str | None, typer.Option(help="only these Backplane drivers, comma-separated")] = None,
+    driver: Annotated[str, typer.Option(help="only these Backplane drivers, comma-separated; empty: all")] = "host",
     rounds: Annotated[int, typer.Option(min=1, help="measurements per workload and device")] = 15,
     threads: Annotated[int, typer.Option(min=1, help="PyTorch's CPU threads")] = 1,
     scale: Annotated[float, typer.Option(min=0.0, help="multiplies the number of calls per round")] = 1.0,

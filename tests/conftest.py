@@ -1,4 +1,7 @@
-"""What every test needs: four host devices, one computing thread, and a way to run a program in a fresh interpreter."""
+"""What every test needs: four host devices, one computing thread, and a way to run a program in a fresh interpreter.
+
+TORCH_BACKPLANE_DRIVERS and its like in the environment put the tests on other devices.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from collections.abc import Callable
 import pytest
 
 # Before anything imports torch, which imports torch_backplane and reads these.
+os.environ.setdefault("TORCH_BACKPLANE_DRIVERS", "host")
 os.environ.setdefault("TORCH_BACKPLANE_HOST_DEVICES", "4")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -19,8 +19,8 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch"])
 
 
-def run(code: str, site: Path, timeout: float = 120, **env: str) -> subprocess.CompletedProcess[str]:
-    """Runs `code` with `env` added to the environment and `site` on sys.path."""
+def run(code: str, site: Path, timeout: float = 120, **env: str | None) -> subprocess.CompletedProcess[str]:
+    """Runs `code` with `env` added to the environment (None removes) and `site` on sys.path."""
     with tempfile.TemporaryDirectory() as folder:
         process = _context.Process(target=_child, args=(code, str(site), env, folder))
         process.start()
@@ -33,10 +33,13 @@ def run(code: str, site: Path, timeout: float = 120, **env: str) -> subprocess.C
         return subprocess.CompletedProcess([code], process.exitcode, *output)
 
 
-def _child(code: str, site: str, env: dict[str, str], folder: str) -> None:
+def _child(code: str, site: str, env: dict[str, str | None], folder: str) -> None:
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(os.path.join(folder, name), os.O_WRONLY | os.O_CREAT), descriptor)
-    os.environ.update(env)
+    for name, value in env.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
     sys.path.insert(0, site)
     status = 0
     try:

@@ -109,7 +109,7 @@ if not pocl:
     print("no PoCL")
 else:
     devices = pocl[0].get_devices()
-    print(len(opencl.open_devices([Twin([]), pocl[0], pocl[0]], processors=True)) == len(devices))
+    print(len(opencl.open_devices([Twin([]), pocl[0], pocl[0]])) == len(devices))
 """
     result = run(code)
     if result.stdout == "no PoCL\n":
@@ -210,7 +210,6 @@ def test_the_device_moves_bytes_right(run: Run) -> None:
 import pyopencl as cl
 from torch_backplane.drivers.opencl import OpenCLDriver
 driver = OpenCLDriver()
-driver.named = True
 device = driver.devices()[0]
 stream = device.create_stream(0)
 data = bytearray(range(200))
@@ -326,7 +325,6 @@ def test_a_wait_means_the_recording_of_its_time(run: Run) -> None:
     code = """
 from torch_backplane.drivers.opencl import OpenCLDriver
 driver = OpenCLDriver()
-driver.named = True
 device = driver.devices()[0]
 slow, waiting = device.create_stream(0), device.create_stream(-1)
 event = device.create_event(True)
@@ -350,7 +348,6 @@ def test_a_command_that_failed_is_an_error_once_when_its_stream_is_waited_for(ru
 import pyopencl as cl
 from torch_backplane.drivers.opencl import OpenCLDriver
 driver = OpenCLDriver()
-driver.named = True
 device = driver.devices()[0]
 stream = device.create_stream(0)
 gate = cl.UserEvent(device.context)

@@ -78,10 +78,6 @@ class Driver(ABC):
     # (DeviceProperties.kind), then the drivers' names. Hardware keeps the default; the host driver comes last with -10.
     priority: ClassVar[int] = 0
 
-    # Set before devices() is called: the user named this driver, in TORCH_BACKPLANE_DRIVERS or
-    # TORCH_BACKPLANE_VISIBLE_DEVICES. For devices that nobody should get without wanting them.
-    named: bool = False
-
     @abstractmethod
     def devices(self) -> Sequence[Device | NativeDevice]:
         """The devices that can be used now, in an order that stays the same.

@@ -121,10 +121,10 @@ def choose_devices() -> list[Found]:
     installed = available()
     text = os.environ.get("TORCH_BACKPLANE_VISIBLE_DEVICES")
     if text is None:
-        named = "TORCH_BACKPLANE_DRIVERS" in os.environ
-        found = ask_drivers(installed, selected_drivers(installed), named)
+        found = ask_drivers(installed, selected_drivers(installed))
         devices = [item for devices in found.values() for item in devices]
-        return devices if named else sorted(devices, key=lambda device: device.rank)
+        ordered_by_user = "TORCH_BACKPLANE_DRIVERS" in os.environ
+        return devices if ordered_by_user else sorted(devices, key=lambda device: device.rank)
     visible = parse_visible_devices(text)
     names = selected_drivers(installed)
     for name, _ in visible:
@@ -133,7 +133,7 @@ def choose_devices() -> list[Found]:
                 f"TORCH_BACKPLANE_VISIBLE_DEVICES={text!r} names the driver {name!r}; "
                 f"drivers to choose from: {', '.join(names) or 'none'}"
             )
-    found = ask_drivers(installed, dict.fromkeys(name for name, _ in visible), named=True)
+    found = ask_drivers(installed, dict.fromkeys(name for name, _ in visible))
     chosen: list[Found] = []
     for name, index in visible:
         if name not in found:
@@ -183,8 +183,8 @@ def parse_visible_devices(text: str) -> list[tuple[str, int | None]]:
     return visible
 
 
-def ask_drivers(installed: dict[str, EntryPoint], names: Iterable[str], named: bool) -> dict[str, list[Found]]:
-    """The devices of each driver that works. `named`: the user named them."""
+def ask_drivers(installed: dict[str, EntryPoint], names: Iterable[str]) -> dict[str, list[Found]]:
+    """The devices of each driver that works."""
     from torch_backplane.drivers.checks import checked_properties
 
     found: dict[str, list[Found]] = {}
@@ -193,9 +193,7 @@ def ask_drivers(installed: dict[str, EntryPoint], names: Iterable[str], named: b
             cls = installed[name].load()
             if not (isinstance(cls, type) and issubclass(cls, Driver)):
                 raise TypeError(f"{installed[name].value} is no subclass of torch_backplane.drivers.Driver")
-            driver = cls()
-            driver.named = named
-            checked = [(device, checked_properties(name, device)) for device in driver.devices()]
+            checked = [(device, checked_properties(name, device)) for device in cls().devices()]
             found[name] = [
                 Found(device, properties, (-cls.priority, KINDS.index(device.properties.kind), name))
                 for device, properties in checked

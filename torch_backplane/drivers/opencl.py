@@ -1,8 +1,4 @@
-"""OpenCL devices of all platforms, through PyOpenCL (`pip install torch-backplane[opencl]`).
-
-Processors only where the user names the driver, as in TORCH_BACKPLANE_DRIVERS=opencl: PyTorch's own kernels, which the
-host driver runs, serve them better. `docs/opencl.md` has the rest.
-"""
+"""OpenCL devices of all platforms, through PyOpenCL (`pip install torch-backplane[opencl]`); see `docs/opencl.md`."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ POCL = "Portable Computing Language"
 
 
 class OpenCLDriver(Driver):
-    """Every OpenCL device that can run a kernel: GPUs first, then accelerators, then (where named) CPUs."""
+    """Every OpenCL device that can run a kernel: GPUs first, then accelerators, then CPUs."""
 
     def devices(self) -> Sequence[OpenCLDevice]:
         """No device, without a word, where PyOpenCL or any OpenCL platform is missing."""
@@ -29,7 +25,7 @@ class OpenCLDriver(Driver):
             if error.name != "pyopencl":
                 raise
             return []
-        return open_devices(platforms(cl), processors=self.named)
+        return open_devices(platforms(cl))
 
 
 def platforms(cl: Any) -> list[Any]:
@@ -42,21 +38,20 @@ def platforms(cl: Any) -> list[Any]:
         raise
 
 
-def open_devices(platforms: Sequence[Any], processors: bool) -> list[OpenCLDevice]:
-    """The devices of `platforms` that can be used, CPUs among them if `processors`. Each other one, and each broken
-    platform, gets a warning.
+def open_devices(platforms: Sequence[Any]) -> list[OpenCLDevice]:
+    """The devices of `platforms` that can be used. Each other one, and each broken platform, gets a warning.
 
     Where both the system and pip have installed PoCL, the loader lists both, and the processor is there twice: of
     several PoCL platforms, the first one with a device that works is used.
     """
-    from torch_backplane.drivers.opencl_device import OpenCLDevice, kind
+    from torch_backplane.drivers.opencl_device import OpenCLDevice
 
     opened: list[OpenCLDevice] = []
     for platform in platforms:
         if platform.name == POCL and any(device.device.platform.name == POCL for device in opened):
             continue
         try:
-            devices = [one for one in platform.get_devices() if processors or kind(one.type) != "cpu"]
+            devices = platform.get_devices()
         except Exception as error:
             _warn(f"platform {platform.name!r}", error)
             continue
