@@ -48,7 +48,7 @@ void Device::launch(KernelHandle, const LaunchSize&, c10::ArrayRef<KernelArgumen
   TORCH_CHECK_NOT_IMPLEMENTED(false, properties_.driver, " devices run no kernels");
 }
 
-void Device::call_host(std::function<void()>, StreamHandle) {
+void Device::call_host(HostFunction, c10::ArrayRef<char*>, StreamHandle) {
   TORCH_CHECK_NOT_IMPLEMENTED(false, properties_.driver, " devices cannot call host functions in stream order");
 }
 

@@ -123,9 +123,15 @@ class Device {
   virtual void launch(
       KernelHandle kernel, const LaunchSize& size, c10::ArrayRef<KernelArgument> arguments, StreamHandle stream);
 
-  // Calls a host function when the stream gets there, in a thread of the device's; what comes after waits for it. Like
-  // cudaLaunchHostFunc, and as optional as `sleep`.
-  virtual void call_host(std::function<void()> function, StreamHandle stream);
+  // --- the host's part in a stream's work, as optional as `sleep` ------------------------------------------------------
+  // True where the host can read and write the device's memory in the stream's order: call_host takes memory then.
+  virtual bool host_sees_memory() const {
+    return false;
+  }
+  // Calls a host function, which does not throw, when the stream gets there, in any thread; what comes after waits for it.
+  // Like cudaLaunchHostFunc, except that the function is told where the host sees each address in `memory`.
+  using HostFunction = std::function<void(char* const* memory)>;
+  virtual void call_host(HostFunction function, c10::ArrayRef<char*> memory, StreamHandle stream);
 
   // Keeps the stream busy for about `milliseconds` (for tests and demonstrations, like torch.cuda._sleep).
   virtual void sleep(double milliseconds, StreamHandle stream);

@@ -18,7 +18,8 @@ constexpr int32_t kIndexOutOfRange = 1; // INDEX_OUT_OF_RANGE of the Python side
 struct Watched {
   std::mutex lock; // of `streams`; not held while the device is called
   std::vector<c10::StreamId> streams; // with launches that were not checked yet
-  std::atomic<bool> any{false}; // streams is not empty
+  std::vector<std::pair<c10::StreamId, std::string>> reported; // by the host, see report_error
+  std::atomic<bool> any{false}; // one of the two is not empty
   std::optional<at::Tensor> words; // set once
   ErrorText text;
 };
@@ -26,6 +27,11 @@ struct Watched {
 Watched& watched(c10::DeviceIndex index) {
   static auto* all = new std::array<Watched, 64>;
   return (*all)[index];
+}
+
+void update(Watched& device_words) { // under the lock
+  device_words.any.store(
+      !device_words.streams.empty() || !device_words.reported.empty(), std::memory_order_release);
 }
 
 // Reads the words behind what the stream has to do, and throws what they say.
@@ -71,38 +77,57 @@ void note_reporting_launch(c10::Stream stream) {
   if (std::find(streams.begin(), streams.end(), stream.id()) == streams.end()) {
     streams.push_back(stream.id());
   }
-  device_words.any.store(true, std::memory_order_release);
+  update(device_words);
 }
+
+void report_error(c10::Stream stream, std::string text) {
+  Watched& device_words = watched(stream.device_index());
+  std::lock_guard<std::mutex> guard(device_words.lock);
+  device_words.reported.emplace_back(stream.id(), std::move(text));
+  update(device_words);
+}
+
+namespace {
+
+// Takes what is known of one stream, or of all (nullopt), and throws it. `checked_on`: where the words are read.
+void throw_errors(Watched& device_words, std::optional<c10::StreamId> only, c10::Stream checked_on) {
+  bool launched = false;
+  std::string text;
+  {
+    std::lock_guard<std::mutex> guard(device_words.lock);
+    const auto concerns = [&](c10::StreamId id) { return !only.has_value() || *only == id; };
+    launched = std::erase_if(device_words.streams, concerns) > 0;
+    std::erase_if(device_words.reported, [&](auto& one) {
+      if (!concerns(one.first)) {
+        return false;
+      }
+      if (text.empty()) {
+        text = std::move(one.second); // the first: what follows it may be its consequence
+      }
+      return true;
+    });
+    update(device_words);
+  }
+  if (launched) {
+    check(device_words, checked_on);
+  }
+  TORCH_CHECK(text.empty(), text);
+}
+
+} // namespace
 
 void throw_reported_errors(c10::Stream stream) {
   Watched& device_words = watched(stream.device_index());
-  if (C10_LIKELY(!device_words.any.load(std::memory_order_acquire))) {
-    return;
+  if (C10_UNLIKELY(device_words.any.load(std::memory_order_acquire))) {
+    throw_errors(device_words, stream.id(), stream);
   }
-  {
-    std::lock_guard<std::mutex> guard(device_words.lock);
-    auto& streams = device_words.streams;
-    const auto found = std::find(streams.begin(), streams.end(), stream.id());
-    if (found == streams.end()) {
-      return;
-    }
-    streams.erase(found);
-    device_words.any.store(!streams.empty(), std::memory_order_release);
-  }
-  check(device_words, stream);
 }
 
 void throw_reported_errors(c10::DeviceIndex index) {
   Watched& device_words = watched(index);
-  if (C10_LIKELY(!device_words.any.load(std::memory_order_acquire))) {
-    return;
+  if (C10_UNLIKELY(device_words.any.load(std::memory_order_acquire))) {
+    throw_errors(device_words, std::nullopt, current_stream(index));
   }
-  {
-    std::lock_guard<std::mutex> guard(device_words.lock);
-    device_words.streams.clear();
-    device_words.any.store(false, std::memory_order_release);
-  }
-  check(device_words, current_stream(index));
 }
 
 } // namespace backplane

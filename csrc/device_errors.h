@@ -1,8 +1,9 @@
-// Errors that kernels report: an index out of range or a division by zero is written to a few words of device memory, and
-// thrown when the host next synchronizes with the stream.
+// Errors that are known only once the device is at work, and are thrown when the host next synchronizes with the stream.
 //
-// The words, their meaning and their text are the Python side's (torch_backplane/kernels/templates/errors.py). Here is
-// known which streams were given kernels that may write them, so that nobody else pays for reading them.
+// Kernels report theirs, an index out of range or a division by zero, in a few words of device memory. The words, their
+// meaning and their text are the Python side's (torch_backplane/kernels/templates/errors.py). Here is known which streams
+// were given kernels that may write them, so that nobody else pays for reading them. What the host's part in a stream's work
+// raises (host_work.h) is kept as text.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,6 +25,10 @@ void watch_error_words(const at::Tensor& words, ErrorText text);
 bool are_error_words(const at::Tensor& tensor);
 // A kernel that may report an error was given to the stream.
 void note_reporting_launch(c10::Stream stream);
+
+// Something that the stream was given has failed, as `text` says: a RuntimeError at its next synchronization. From any
+// thread, without the GIL.
+void report_error(c10::Stream stream, std::string text);
 
 // Throws if a kernel on the stream (or on any stream of the device) has reported an error: IndexError for an index out of
 // range, else RuntimeError. The words are zero afterwards. To be called when the stream is synchronized. Costs nothing where no such kernel was launched.

@@ -149,8 +149,9 @@ class DiscreteDevice final : public Device {
     inner_->launch(kernel, size, real_arguments, stream);
   }
 
-  void call_host(std::function<void()> function, StreamHandle stream) override {
-    inner_->call_host(std::move(function), stream);
+  void call_host(HostFunction function, c10::ArrayRef<char*> memory, StreamHandle stream) override {
+    TORCH_CHECK(memory.empty(), "the host does not see the memory of ", properties().name);
+    inner_->call_host(std::move(function), {}, stream);
   }
 
   void sleep(double milliseconds, StreamHandle stream) override {

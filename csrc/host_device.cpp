@@ -262,8 +262,14 @@ class HostDevice final : public Device {
     return peer.properties().host_accessible;
   }
 
-  void call_host(std::function<void()> function, StreamHandle stream) override {
-    queue(stream).enqueue(std::move(function));
+  bool host_sees_memory() const override {
+    return true;
+  }
+
+  void call_host(HostFunction function, c10::ArrayRef<char*> memory, StreamHandle stream) override {
+    queue(stream).enqueue([function = std::move(function), memory = memory.vec()] {
+      function(memory.data());
+    });
   }
 
   void sleep(double milliseconds, StreamHandle stream) override {

@@ -12,4 +12,5 @@ PYBIND11_MODULE(_C, module) {
   backplane::bind_allocator(module);
   backplane::bind_allocator_replay(module);
   backplane::bind_plans(module);
+  backplane::bind_host_work(module);
 }

@@ -39,6 +39,12 @@ class NativeLauncher {
   virtual std::unique_ptr<NativeKernel> kernel(void* kernel, std::string name) const = 0;
   // Makes sure that what the queue was given gets to the device without another call.
   virtual void flush(void* queue) const = 0;
+
+  // As Device::host_sees_memory and Device::call_host.
+  virtual bool host_sees_memory() const {
+    return false;
+  }
+  virtual void call_host(void* queue, Device::HostFunction function, c10::ArrayRef<LaunchArgument> memory) const = 0;
 };
 
 // The launcher of an API; throws for one that the socket does not know, and where a function is missing.

@@ -1,12 +1,15 @@
 #include "opencl_launcher.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/SmallVector.h>
 
 #include <algorithm>
 #include <array>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 namespace backplane {
@@ -18,6 +21,9 @@ using SetKernelArg = Status (*)(void* kernel, uint32_t index, size_t bytes, cons
 using EnqueueNDRangeKernel = Status (*)(
     void* queue, void* kernel, uint32_t dimensions, const size_t* offset, const size_t* items, const size_t* group,
     uint32_t waits, void* const* wait_list, void** event);
+using EnqueueNativeKernel = Status (*)(
+    void* queue, void (*function)(void* arguments), void* arguments, size_t bytes, uint32_t buffers,
+    void* const* buffer_list, const void** where_in_arguments, uint32_t waits, void* const* wait_list, void** event);
 using Flush = Status (*)(void* queue);
 using Finish = Status (*)(void* queue);
 
@@ -26,6 +32,7 @@ struct Functions {
   EnqueueNDRangeKernel enqueue;
   Flush flush;
   Finish finish; // nullptr, unless wider launches must wait: see OpenCLKernel::wait_for_narrower
+  EnqueueNativeKernel enqueue_native; // nullptr, unless the device is a processor that calls functions
 };
 
 // The codes that setting arguments, launching and flushing may answer.
@@ -154,7 +161,55 @@ class OpenCLLauncher final : public NativeLauncher {
     TORCH_CHECK(status == 0, "clFlush answered ", status_name(status), " (", status, ")");
   }
 
+  bool host_sees_memory() const override {
+    return functions_.enqueue_native != nullptr;
+  }
+
+  void call_host(void* queue, Device::HostFunction function, c10::ArrayRef<LaunchArgument> memory) const override {
+    TORCH_CHECK(host_sees_memory(), "the OpenCL device calls no functions of the host");
+    auto call = std::make_unique<HostCall>();
+    call->function = std::move(function);
+    // OpenCL copies these words, and replaces each buffer in them by its address; PoCL only the first of several.
+    c10::SmallVector<void*, 8> words{call.get()};
+    for (const LaunchArgument& one : memory) {
+      if (one.memory == nullptr) { // no bytes
+        call->memory.emplace_back(0, 0);
+        continue;
+      }
+      const auto found = std::find(words.begin() + 1, words.end(), one.memory);
+      call->memory.emplace_back(found - words.begin(), one.offset);
+      if (found == words.end()) {
+        words.push_back(one.memory);
+      }
+    }
+    const c10::SmallVector<void*, 8> buffers(words.begin() + 1, words.end());
+    c10::SmallVector<const void*, 8> places;
+    for (size_t i = 1; i < words.size(); ++i) {
+      places.push_back(&words[i]);
+    }
+    const Status status = functions_.enqueue_native(
+        queue, &call_now, words.data(), words.size() * sizeof(void*), static_cast<uint32_t>(buffers.size()),
+        buffers.empty() ? nullptr : buffers.data(), buffers.empty() ? nullptr : places.data(), 0, nullptr, nullptr);
+    TORCH_CHECK(status == 0, "clEnqueueNativeKernel answered ", status_name(status), " (", status, ")");
+    call.release(); // call_now has it
+  }
+
  private:
+  struct HostCall {
+    Device::HostFunction function;
+    std::vector<std::pair<size_t, size_t>> memory; // which word has its buffer's address (0: none), and the offset in that
+  };
+
+  static void call_now(void* arguments) {
+    char* const* words = static_cast<char* const*>(arguments);
+    const std::unique_ptr<HostCall> call(reinterpret_cast<HostCall*>(words[0]));
+    c10::SmallVector<char*, 8> memory;
+    for (const auto& [word, offset] : call->memory) {
+      memory.push_back(word == 0 ? nullptr : words[word] + offset);
+    }
+    call->function(memory.data());
+  }
+
   const Functions functions_;
 };
 
@@ -173,7 +228,9 @@ std::unique_ptr<NativeLauncher> make_opencl_launcher(const std::map<std::string,
       find<SetKernelArg>(functions, "clSetKernelArg"),
       find<EnqueueNDRangeKernel>(functions, "clEnqueueNDRangeKernel"),
       find<Flush>(functions, "clFlush"),
-      functions.count("clFinish") != 0 ? find<Finish>(functions, "clFinish") : nullptr});
+      functions.count("clFinish") != 0 ? find<Finish>(functions, "clFinish") : nullptr,
+      functions.count("clEnqueueNativeKernel") != 0 ? find<EnqueueNativeKernel>(functions, "clEnqueueNativeKernel")
+                                                    : nullptr});
 }
 
 std::unique_ptr<NativeLauncher> make_native_launcher(

@@ -55,6 +55,25 @@ class Replay {
     }
   }
 
+  void run(const HostStep& step) {
+    c10::SmallVector<char*, 8> memory;
+    for (const Address& address : step.memory) {
+      memory.push_back(resolve(address));
+    }
+    c10::SmallVector<uint64_t, 8> numbers;
+    for (const PlannedNumber& number : step.numbers) {
+      if (const auto* literal = std::get_if<Literal>(&number)) {
+        numbers.push_back(literal->bits);
+      } else {
+        const auto& passed = std::get<PassedNumber>(number);
+        uint64_t bits = 0;
+        store_number(call_.numbers[passed.index], passed.dtype, &bits);
+        numbers.push_back(bits);
+      }
+    }
+    do_on_host(current_stream(call_.device), step.work, memory, numbers);
+  }
+
   void run(const CopyStep& step) {
     device(call_.device)
         .copy(resolve(step.destination), resolve(step.source), step.bytes, CopyKind::WithinDevice, stream_);

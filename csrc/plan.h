@@ -12,6 +12,7 @@
 #include <variant>
 #include <vector>
 
+#include "host_work.h"
 #include "kernel.h"
 
 namespace backplane {
@@ -40,6 +41,7 @@ struct Literal {
   bool operator==(const Literal&) const = default;
 };
 using PlannedArgument = std::variant<Address, Literal, PassedNumber>;
+using PlannedNumber = std::variant<Literal, PassedNumber>;
 
 struct AllocateStep {
   uint32_t index;
@@ -63,6 +65,15 @@ struct LaunchStep {
         arguments == other.arguments;
   }
 };
+struct HostStep {
+  std::shared_ptr<const HostWork> work;
+  std::vector<Address> memory;
+  std::vector<PlannedNumber> numbers;
+
+  bool operator==(const HostStep& other) const {
+    return work->text() == other.work->text() && memory == other.memory && numbers == other.numbers;
+  }
+};
 struct CopyStep { // within the device
   Address destination;
   Address source;
@@ -77,7 +88,7 @@ struct FillStep {
 
   bool operator==(const FillStep&) const = default;
 };
-using Step = std::variant<AllocateStep, FreeStep, LaunchStep, CopyStep, FillStep>;
+using Step = std::variant<AllocateStep, FreeStep, LaunchStep, HostStep, CopyStep, FillStep>;
 
 // Takes `count` random numbers from the call's generator; seed and offset become the call's numbers `first_number` and
 // `first_number + 1`.

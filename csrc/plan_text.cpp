@@ -1,7 +1,6 @@
 // Plans in words: for torch_backplane.plans.explain, and for the check mode's errors.
 #include <c10/util/StringUtil.h>
 
-
 #include "plan.h"
 
 namespace backplane {
@@ -38,6 +37,20 @@ std::string text(const LaunchStep& step) {
   const char* separator = "";
   for (const PlannedArgument& argument : step.arguments) {
     line += separator + std::visit([](const auto& one) { return text(one); }, argument);
+    separator = ", ";
+  }
+  return line;
+}
+
+std::string text(const HostStep& step) {
+  std::string line = c10::str("on the host ", step.work->text(), " with ");
+  const char* separator = "";
+  for (const Address& address : step.memory) {
+    line += separator + text(address);
+    separator = ", ";
+  }
+  for (const PlannedNumber& number : step.numbers) {
+    line += separator + std::visit([](const auto& one) { return text(one); }, number);
     separator = ", ";
   }
   return line;

@@ -11,6 +11,7 @@
 #include "bindings.h"
 #include "device_errors.h"
 #include "planned_operator.h"
+#include "python_number.h"
 #include "recorder.h"
 #include "stream.h"
 
@@ -18,14 +19,6 @@ namespace py = pybind11;
 
 namespace backplane {
 namespace {
-
-// A number whose value is not part of the plan: planners pass it on to launches.
-struct PythonNumber {
-  c10::Scalar value; // of this call
-  const Call* call; // whose number it is; only to be compared
-  uint32_t index;
-  std::optional<at::Tensor> tensor; // the CPU tensor that it came in
-};
 
 py::object run_on_cpu_error; // torch_backplane._C.RunOnCPU
 thread_local Call* planned_call = nullptr; // the innermost call that a planner is at work on

@@ -126,8 +126,8 @@ constexpr uint64_t kFlushEvery = 16; // native launches: the device should not i
 // it returns nothing; the other calls wait.
 class PythonDevice final : public Device {
  public:
-  PythonDevice(DeviceProperties properties, py::object device)
-      : Device(std::move(properties)), device_(std::move(device)) {
+  PythonDevice(DeviceProperties properties, py::object device, bool discrete)
+      : Device(std::move(properties)), device_(std::move(device)), discrete_(discrete) {
     const py::object launcher = device_.attr("native_launcher");
     if (!launcher.is_none()) {
       launcher_ = make_native_launcher(
@@ -383,6 +383,33 @@ class PythonDevice final : public Device {
     return device_.attr("can_access_peer")(other->device_).cast<bool>();
   }
 
+  // --- the host's part
+  bool host_sees_memory() const override {
+    return properties().host_accessible || (launcher_ != nullptr && launcher_->host_sees_memory() && !discrete_);
+  }
+
+  void call_host(HostFunction function, c10::ArrayRef<char*> memory, StreamHandle handle) override {
+    TORCH_CHECK(memory.empty() || host_sees_memory(), "the host does not see the memory of ", properties().name);
+    PythonStream& stream = known(handle);
+    if (launcher_ == nullptr || !launcher_->host_sees_memory()) {
+      synchronize_stream(handle);
+      function(memory.data());
+      return;
+    }
+    std::vector<LaunchArgument> resolved;
+    for (const char* address : memory) {
+      resolved.push_back(resolve({address, 0}));
+    }
+    if (!stream.deferred.any()) {
+      call_host_now(std::move(function), resolved, stream);
+      return;
+    }
+    throw_failure(stream);
+    stream.deferred.submit(nullptr, [this, &stream, function = std::move(function), resolved = std::move(resolved)] {
+      call_host_now(function, resolved, stream);
+    });
+  }
+
   void sleep(double milliseconds, StreamHandle handle) override {
     PythonStream& stream = known(handle);
     in_order(stream, [this, milliseconds, queue = py::handle(stream.object)] {
@@ -585,6 +612,15 @@ class PythonDevice final : public Device {
       return;
     }
     kernel.launch(stream.native, size, arguments, segments_.generation());
+    count_launch(stream);
+  }
+
+  void call_host_now(HostFunction function, c10::ArrayRef<LaunchArgument> memory, PythonStream& stream) {
+    launcher_->call_host(stream.native, std::move(function), memory);
+    count_launch(stream);
+  }
+
+  void count_launch(PythonStream& stream) {
     if (stream.launches.fetch_add(1, std::memory_order_relaxed) % kFlushEvery == 0) {
       launcher_->flush(stream.native);
     }
@@ -610,6 +646,7 @@ class PythonDevice final : public Device {
   }
 
   const py::object device_;
+  const bool discrete_; // the user wants it so: the host must not see the memory
   std::unique_ptr<NativeLauncher> launcher_; // null: the driver's own launch() is called
   AddressSpace segments_; // where each Segment is
   std::atomic<size_t> allocated_{0};
@@ -620,8 +657,8 @@ class PythonDevice final : public Device {
 
 } // namespace
 
-std::unique_ptr<Device> make_python_device(DeviceProperties properties, py::object device) {
-  return std::make_unique<PythonDevice>(std::move(properties), std::move(device));
+std::unique_ptr<Device> make_python_device(DeviceProperties properties, py::object device, bool discrete) {
+  return std::make_unique<PythonDevice>(std::move(properties), std::move(device), discrete);
 }
 
 } // namespace backplane

@@ -9,6 +9,7 @@
 
 namespace backplane {
 
-std::unique_ptr<Device> make_python_device(DeviceProperties properties, pybind11::object device);
+// `discrete`: the host must not see its memory, even where it could.
+std::unique_ptr<Device> make_python_device(DeviceProperties properties, pybind11::object device, bool discrete);
 
 } // namespace backplane

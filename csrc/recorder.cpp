@@ -32,6 +32,10 @@ void Recorder::launched(LaunchStep step) {
   plan_.steps.emplace_back(std::move(step));
 }
 
+void Recorder::given_to_host(HostStep step) {
+  plan_.steps.emplace_back(std::move(step));
+}
+
 void Recorder::copied(const at::Tensor& destination, const at::Tensor& source, size_t bytes) {
   const Address to = locate(destination);
   plan_.steps.emplace_back(CopyStep{to, locate(source), bytes});

@@ -33,10 +33,12 @@ class Worker:
             context = multiprocessing.get_context("spawn")
             self.pool = ProcessPoolExecutor(1, context, initializer=_start, initargs=(self.settings, self.path))
         try:
-            self.pool.submit(_call, module, function, arguments).result()
+            skipped = self.pool.submit(_call, module, function, arguments).result()
         except BrokenProcessPool:
             self.pool = None
             pytest.fail("the process crashed: the CPU touched memory that it cannot reach", pytrace=False)
+        if skipped is not None:
+            pytest.skip(skipped)
 
 
 def _start(settings: dict[str, str], path: list[str]) -> None:
@@ -47,12 +49,16 @@ def _start(settings: dict[str, str], path: list[str]) -> None:
     torch_backplane._C.set_fallback_policy(torch_backplane._C.FallbackPolicy.silent)
 
 
-def _call(module: str, function: str, arguments: dict[str, Any]) -> None:
+def _call(module: str, function: str, arguments: dict[str, Any]) -> str | None:
+    """Runs a test; returns why it skipped, if it did."""
     from torch_backplane import plans
 
     try:
         getattr(importlib.import_module(module), function)(**arguments)
+    except pytest.skip.Exception as reason:
+        return str(reason)
     except pytest.fail.Exception as failure:  # such as pytest.raises: it cannot be sent to the other process
         raise AssertionError(str(failure)) from None
     finally:
         plans.set_mode(os.environ.get("TORCH_BACKPLANE_PLANS", "1"))  # what the test may have changed
+    return None

@@ -59,7 +59,8 @@ class DeviceProperties:
     kind: str = "accelerator"  # one of KINDS: among drivers of one priority, GPUs are numbered first
 
 
-# The hardware APIs whose kernels the socket launches itself, and the functions that it needs of each.
+# The hardware APIs whose kernels the socket launches itself, and the functions that it needs of each. Where there is a
+# clEnqueueNativeKernel, too, planners may have the host work on the device's memory (torch_backplane.planning.host).
 NATIVE_APIS = {"opencl": ("clSetKernelArg", "clEnqueueNDRangeKernel", "clFlush")}
 
 

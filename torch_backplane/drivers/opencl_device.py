@@ -82,12 +82,17 @@ class Stream:
 
 
 @functools.cache
-def native_launcher(platform: str) -> NativeLauncher:
-    """OpenCL's functions, in the library that PyOpenCL has loaded, wherever it found it."""
+def native_launcher(platform: str, calls_functions: bool) -> NativeLauncher:
+    """OpenCL's functions, in the library that PyOpenCL has loaded, wherever it found it.
+
+    `calls_functions`: the device is a processor that calls functions of the host, on its own memory.
+    """
     library = ctypes.CDLL(cl._cl.__file__)  # looks in what it was linked with, too
     names = list(NATIVE_APIS["opencl"])
     if platform == POCL:
         names.append("clFinish")  # makes wider launches wait for narrower ones: csrc/opencl_launcher.cpp says why
+    if calls_functions:
+        names.append("clEnqueueNativeKernel")
     return NativeLauncher(
         api="opencl",
         functions={name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in names},
@@ -113,7 +118,10 @@ class OpenCLDevice(Device):
         self.device = device
         self.largest_segment = int(device.max_mem_alloc_size)
         self.context = cl.Context([device])
-        self.native_launcher = native_launcher(device.platform.name)
+        self.native_launcher = native_launcher(
+            device.platform.name,
+            bool(device.execution_capabilities & cl.device_exec_capabilities.NATIVE_KERNEL),
+        )
         self._programs = Programs(self.context, device)
         self._own_stream = Stream(self.context, device)
         self._run_probe()

@@ -7,7 +7,12 @@ from typing import Any
 import torch
 
 from torch_backplane.kernels.templates.matmul import matmul
-from torch_backplane.planning import Call, RunOnCPU, operator, run_template
+from torch_backplane.planning import Call, RunOnCPU, call_on_cpu, host_sees_memory, operator, run_template
+
+aten = torch.ops.aten
+
+# Products of these are PyTorch's own, of the host's BLAS, where the host sees the device's memory.
+BLAS_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 @operator("mm", "bmm")
@@ -62,6 +67,21 @@ def product(
     dtypes = {out.dtype, a.dtype, b.dtype, *(() if c is None else (c.dtype,))}
     if len(dtypes) > 1 or out.dtype == torch.bool:
         raise RunOnCPU(f"a matrix product of {' and '.join(sorted(map(str, dtypes)))}")
-    if out.numel():
+    if not out.numel():
+        return out
+    if host_sees_memory(out.device) and out.dtype in BLAS_DTYPES:
+        multiply_on_host(out, a, b, c, beta, alpha)
+    else:
         run_template(matmul, out.device, out, a, b, None if beta == 0 else c, alpha, beta, name="matmul")
     return out
+
+
+def multiply_on_host(
+    out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, beta: Any, alpha: Any
+) -> None:
+    """As `product`, by PyTorch's CPU kernels in the order of the stream."""
+    batched = out.dim() == 3
+    if c is None:
+        call_on_cpu(aten.bmm.out if batched else aten.mm.out, a, b, out=out)
+    else:
+        call_on_cpu(aten.baddbmm.out if batched else aten.addmm.out, c, a, b, beta=beta, alpha=alpha, out=out)

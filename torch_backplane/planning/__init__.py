@@ -6,6 +6,7 @@ Imported once a device that runs kernels is found; `torch_backplane.operators` h
 from torch_backplane._C import Number, RunOnCPU
 from torch_backplane.planning.call import Call, check_apart
 from torch_backplane.planning.declare import operator
+from torch_backplane.planning.host import LibraryFunction, call_on_cpu, host_sees_memory
 from torch_backplane.planning.launch import dialect_of, launch, random_numbers
 from torch_backplane.planning.pointwise import as_bits, copy_elements, plan_pointwise, pointwise, run_pointwise
 from torch_backplane.planning.reduce import run_reduction
@@ -13,14 +14,17 @@ from torch_backplane.planning.template import contiguous_result, error_words, ru
 
 __all__ = [
     "Call",
+    "LibraryFunction",
     "Number",
     "RunOnCPU",
     "as_bits",
+    "call_on_cpu",
     "check_apart",
     "contiguous_result",
     "copy_elements",
     "dialect_of",
     "error_words",
+    "host_sees_memory",
     "launch",
     "operator",
     "plan_pointwise",

@@ -1,0 +1,20 @@
+// A number whose value is not part of a plan, as planners see it: they pass it on to launches.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Scalar.h>
+
+#include <optional>
+
+#include "plan.h"
+
+namespace backplane {
+
+struct PythonNumber {
+  c10::Scalar value; // of this call
+  const Call* call; // whose number it is; only to be compared
+  uint32_t index;
+  std::optional<at::Tensor> tensor; // the CPU tensor that it came in
+};
+
+} // namespace backplane

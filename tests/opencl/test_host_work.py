@@ -1,0 +1,185 @@
+"""What planners have the host do, in the order of the stream: PyTorch's CPU kernels and functions of C libraries."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from agreement import DEVICE, plans_from_the_start
+
+from torch_backplane import _C, plans
+from torch_backplane.planning import Call, LibraryFunction, call_on_cpu, host_sees_memory, operator
+
+aten = torch.ops.aten
+blas = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+
+
+def needs_sight() -> None:
+    if not host_sees_memory(torch.empty(1, device=DEVICE).device):
+        pytest.skip("the host does not see the device's memory: it is no processor, or TORCH_BACKPLANE_DISCRETE is 1")
+
+
+@contextmanager
+def defined(schema: str, planner: Callable[..., Any], **options: Any) -> Iterator[Any]:
+    """An operator with this planner: `schema` begins with the arguments."""
+    name = f"test_{uuid.uuid4().hex}"
+    library = torch.library.Library("backplane_host_work", "FRAGMENT")
+    library.define(name + schema)
+    operator(f"backplane_host_work::{name}", variants=False, **options)(planner)
+    yield getattr(torch.ops.backplane_host_work, name)
+
+
+def test_a_cpu_kernel_reads_and_writes_the_devices_memory() -> None:
+    needs_sight()
+    a, b = torch.randn(7, 5), torch.randn(4, 5)
+    out = torch.zeros(9, 7, device=DEVICE)
+    call_on_cpu(aten.mm.out, b.to(DEVICE), a.to(DEVICE).T, out=out[2:6])
+    assert torch.equal(out[2:6].cpu(), b @ a.T)
+    assert not out[:2].any()
+    assert not out[6:].any()
+
+
+def test_lists_of_tensors_and_plain_values_are_passed() -> None:
+    needs_sight()
+    parts = [torch.arange(4.0), torch.ones(2), torch.zeros(0)]
+    out = torch.empty(6, device=DEVICE)
+    call_on_cpu(aten.cat.out, [part.to(DEVICE) for part in parts], 0, out=out)
+    assert torch.equal(out.cpu(), torch.cat(parts))
+
+
+def test_the_host_waits_for_kernels_and_kernels_for_the_host() -> None:
+    needs_sight()
+    a, out = torch.ones(1 << 20, device=DEVICE), torch.empty(1 << 20, device=DEVICE)
+    for _ in range(20):
+        a.add_(1)
+        call_on_cpu(aten.mul.out, a, a, out=out)
+        out.sub_(a)
+        call_on_cpu(aten.sub.out, out, a, out=a)
+        a.copy_(out.sign())
+    want, copy = torch.ones(1), None
+    for _ in range(20):
+        want += 1
+        copy = want * want - want
+        want = copy.sign()
+    assert torch.equal(a.cpu(), want.expand(1 << 20))
+
+
+def scaled_by_blas(call: Call, self: torch.Tensor, factor: Any) -> torch.Tensor:
+    result = self.clone(memory_format=torch.contiguous_format)
+    sscal = LibraryFunction("sscal_", blas.sscal_, torch.int32, torch.float32, torch.Tensor, torch.int32)
+    sscal(result.numel(), factor, result, 1)
+    return result
+
+
+def test_a_library_call_is_planned_and_replayed_with_other_numbers() -> None:
+    needs_sight()
+    with plans_from_the_start(), defined("(Tensor self, Scalar factor) -> Tensor", scaled_by_blas) as scaled:
+        x = torch.randn(3, 4)
+        for factor in (2.0, -0.5, 3.25):
+            assert torch.equal(scaled(x.to(DEVICE), factor).cpu(), x * factor)
+        counts = _C.plan_counts()[scaled.default.name()]
+        assert (counts["planner_calls"], counts["replays"], counts["unplannable_calls"]) == (1, 2, 0)
+        assert "on the host sscal_ at " in plans.explain(scaled, x.to(DEVICE), 2.0)
+
+
+def test_numbers_are_passed_by_value_and_by_reference() -> None:
+    needs_sight()
+    seen = []
+
+    double_at, byte_at = ctypes.POINTER(ctypes.c_double), ctypes.POINTER(ctypes.c_int8)
+
+    @ctypes.CFUNCTYPE(None, ctypes.c_int64, double_at, ctypes.c_void_p, byte_at)
+    def function(value: int, double: Any, memory: int, byte: Any) -> None:
+        seen.append((value, double[0], ctypes.c_float.from_address(memory).value, byte[0]))
+
+    x = torch.tensor([1.5, 2.5], device=DEVICE)
+    LibraryFunction("function", function, int, torch.float64, torch.Tensor, torch.int8)(-3, 0.1, x[1:], -7)
+    torch.bp.synchronize()
+    assert seen == [(-3, 0.1, 2.5, -7)]
+
+
+def test_matrix_products_are_the_cpus_to_the_bit() -> None:
+    needs_sight()
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        a, b, c = torch.randn(3, 33, 65, dtype=dtype), torch.randn(3, 65, 17, dtype=dtype), torch.randn(17, dtype=dtype)
+        on_device = [tensor.to(DEVICE) for tensor in (a, b, c)]
+        assert torch.equal(torch.bmm(*on_device[:2]).cpu(), torch.bmm(a, b))
+        got = torch.addmm(on_device[2], on_device[0][0], on_device[1][0], beta=0.5, alpha=2)
+        assert torch.equal(got.cpu(), torch.addmm(c, a[0], b[0], beta=0.5, alpha=2))
+
+
+def test_a_call_in_another_thread() -> None:
+    needs_sight()
+    a = torch.randn(20, 20)
+    results: list[torch.Tensor] = []
+
+    def work() -> None:
+        x = a.to(DEVICE)
+        results.extend((x @ x).cpu() for _ in range(5))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 20
+    assert all(torch.equal(result, a @ a) for result in results)
+
+
+# --- bad input -------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_kernel_raises_is_raised_by_the_next_synchronization() -> None:
+    needs_sight()
+    a, out = torch.ones(3, 4, device=DEVICE), torch.ones(3, 3, device=DEVICE)
+    call_on_cpu(aten.mm.out, a, a, out=out)
+    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
+        torch.bp.synchronize()
+    torch.bp.synchronize()  # once
+    assert torch.equal((out + 1).cpu(), torch.full((3, 3), 2.0))
+
+
+def test_a_result_that_would_have_to_grow_is_an_error() -> None:
+    needs_sight()
+    a, out = torch.ones(3, 3, device=DEVICE), torch.ones(1, device=DEVICE)
+    call_on_cpu(aten.mm.out, a, a, out=out)
+    with pytest.raises(RuntimeError, match="resize"):
+        torch.bp.synchronize()
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        ("call_on_cpu(aten.mm.default, x, x)", ValueError, "aten::mm writes to none of its arguments"),
+        ("call_on_cpu(aten.mm.out, x, out=x)", TypeError, "needs the argument 'mat2'"),
+        ("call_on_cpu(aten.mm.out, x, x, x, out=x)", TypeError, "takes no 1 more positional arguments"),
+        ("call_on_cpu(aten.mm.out, x, x, outs=x, out=x)", TypeError, "takes no outs"),
+        ("call_on_cpu(aten.mm.out, x, x.cpu(), out=x)", TypeError, "got a tensor on cpu"),
+        ('call_on_cpu(aten.mm.out, x, x.to("bp:1"), out=x)', ValueError, "some of bp:0 and bp:1"),
+        ('LibraryFunction("f", 0, torch.Tensor)', ValueError, "needs its address, and f has none"),
+        ('LibraryFunction("f", 1, float)', TypeError, "a parameter of f is torch.Tensor, a dtype or int"),
+        ('LibraryFunction("f", 1, *[int] * 21)', ValueError, "f has 21 parameters, and 20 is the most"),
+        ('LibraryFunction("f", 1, int)(1, 2)', ValueError, "f takes 1 arguments, and got 2"),
+        ('LibraryFunction("f", 1, torch.Tensor)(3)', TypeError, "argument 0 of f is memory, and got <class 'int'>"),
+        ('LibraryFunction("f", 1, int)(3)', TypeError, "needs a bp tensor among its arguments"),
+    ],
+)
+def test_wrong_arguments_are_refused(call: str, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        eval(call, globals() | {"x": torch.ones(2, 2, device=DEVICE)})
+
+
+def test_a_device_whose_memory_the_host_does_not_see_refuses() -> None:
+    x = torch.ones(2, 2, device=DEVICE)
+    if host_sees_memory(x.device):
+        pytest.skip("needs TORCH_BACKPLANE_DISCRETE=1, or a device that is no processor")
+    with pytest.raises(RuntimeError, match="the host does not see the memory of bp:0"):
+        call_on_cpu(aten.mm.out, x, x, out=x)
+    assert torch.equal((x @ x).cpu(), torch.full((2, 2), 2.0))  # by a kernel
