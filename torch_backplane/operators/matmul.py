@@ -69,7 +69,7 @@ def product(
         raise RunOnCPU(f"a matrix product of {' and '.join(sorted(map(str, dtypes)))}")
     if not out.numel():
         return out
-    if host_sees_memory(out.device) and out.dtype in BLAS_DTYPES:
+    if host_sees_memory(out.device) and out.dtype in BLAS_DTYPES and out.dim() <= 3:
         multiply_on_host(out, a, b, c, beta, alpha)
     else:
         run_template(matmul, out.device, out, a, b, None if beta == 0 else c, alpha, beta, name="matmul")
