@@ -40,11 +40,12 @@ class NativeLauncher {
   // Makes sure that what the queue was given gets to the device without another call.
   virtual void flush(void* queue) const = 0;
 
-  // As Device::host_sees_memory and Device::call_host.
+  // As Device::host_sees_memory and Device::call_host; `generation` as in NativeKernel::launch.
   virtual bool host_sees_memory() const {
     return false;
   }
-  virtual void call_host(void* queue, Device::HostFunction function, c10::ArrayRef<LaunchArgument> memory) const = 0;
+  virtual void call_host(
+      void* queue, Device::HostFunction function, c10::ArrayRef<LaunchArgument> memory, uint64_t generation) const = 0;
 };
 
 // The launcher of an API; throws for one that the socket does not know, and where a function is missing.

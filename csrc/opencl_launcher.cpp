@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -165,51 +167,82 @@ class OpenCLLauncher final : public NativeLauncher {
     return functions_.enqueue_native != nullptr;
   }
 
-  void call_host(void* queue, Device::HostFunction function, c10::ArrayRef<LaunchArgument> memory) const override {
+  void call_host(
+      void* queue, Device::HostFunction function, c10::ArrayRef<LaunchArgument> memory,
+      uint64_t generation) const override {
     TORCH_CHECK(host_sees_memory(), "the OpenCL device calls no functions of the host");
     auto call = std::make_unique<HostCall>();
     call->function = std::move(function);
-    // OpenCL copies these words, and replaces each buffer in them by its address; PoCL only the first of several.
-    c10::SmallVector<void*, 8> words{call.get()};
     for (const LaunchArgument& one : memory) {
-      if (one.memory == nullptr) { // no bytes
-        call->memory.emplace_back(0, 0);
-        continue;
-      }
-      const auto found = std::find(words.begin() + 1, words.end(), one.memory);
-      call->memory.emplace_back(found - words.begin(), one.offset);
-      if (found == words.end()) {
-        words.push_back(one.memory);
-      }
+      call->memory.emplace_back(one.memory == nullptr ? nullptr : learn(queue, one.memory, generation), one.offset);
     }
-    const c10::SmallVector<void*, 8> buffers(words.begin() + 1, words.end());
-    c10::SmallVector<const void*, 8> places;
-    for (size_t i = 1; i < words.size(); ++i) {
-      places.push_back(&words[i]);
-    }
-    const Status status = functions_.enqueue_native(
-        queue, &call_now, words.data(), words.size() * sizeof(void*), static_cast<uint32_t>(buffers.size()),
-        buffers.empty() ? nullptr : buffers.data(), buffers.empty() ? nullptr : places.data(), 0, nullptr, nullptr);
-    TORCH_CHECK(status == 0, "clEnqueueNativeKernel answered ", status_name(status), " (", status, ")");
+    void* words[] = {call.get()};
+    enqueue_native(queue, &call_now, words, sizeof words, 0, nullptr, nullptr);
     call.release(); // call_now has it
   }
 
  private:
+  // Where a buffer is, for the host. Written by the device's threads.
+  using HostAddress = std::atomic<char*>;
+
   struct HostCall {
     Device::HostFunction function;
-    std::vector<std::pair<size_t, size_t>> memory; // which word has its buffer's address (0: none), and the offset in that
+    std::vector<std::pair<std::shared_ptr<HostAddress>, size_t>> memory; // null: of no bytes; and the offset
   };
 
-  static void call_now(void* arguments) {
-    char* const* words = static_cast<char* const*>(arguments);
-    const std::unique_ptr<HostCall> call(reinterpret_cast<HostCall*>(words[0]));
+  static void call_now(void* words) {
+    const std::unique_ptr<HostCall> call(*static_cast<HostCall**>(words));
     c10::SmallVector<char*, 8> memory;
-    for (const auto& [word, offset] : call->memory) {
-      memory.push_back(word == 0 ? nullptr : words[word] + offset);
+    for (const auto& [address, offset] : call->memory) {
+      memory.push_back(address == nullptr ? nullptr : address->load() + offset);
     }
     call->function(memory.data());
   }
 
+  // Known when the queue is done with what it has been given. A processor's buffers stay where they are, so each is asked
+  // for once; and each by itself, because PoCL 3.1 mixes up the addresses of several.
+  std::shared_ptr<HostAddress> learn(void* queue, void* buffer, uint64_t generation) const {
+    std::shared_ptr<HostAddress> address;
+    {
+      std::lock_guard<std::mutex> guard(lock_);
+      if (generation != generation_) {
+        addresses_.clear(); // a cl_mem of the same value may be another buffer now
+        generation_ = generation;
+      }
+      auto& known = addresses_[buffer];
+      if (known == nullptr) {
+        known = std::make_shared<HostAddress>(nullptr);
+      }
+      address = known;
+    }
+    if (address->load() == nullptr) {
+      auto kept = std::make_unique<std::shared_ptr<HostAddress>>(address);
+      void* words[] = {kept.get(), buffer};
+      const void* place = &words[1];
+      enqueue_native(queue, &learn_now, words, sizeof words, 1, &buffer, &place);
+      kept.release(); // learn_now has it
+    }
+    return address;
+  }
+
+  static void learn_now(void* words) {
+    auto* const* given = static_cast<void* const*>(words);
+    const std::unique_ptr<std::shared_ptr<HostAddress>> address(static_cast<std::shared_ptr<HostAddress>*>(given[0]));
+    (*address)->store(static_cast<char*>(given[1]));
+  }
+
+  // OpenCL copies the words, and replaces the buffers in them by their addresses.
+  void enqueue_native(
+      void* queue, void (*function)(void* words), void* words, size_t bytes, uint32_t count, void* const* buffers,
+      const void** places) const {
+    const Status status =
+        functions_.enqueue_native(queue, function, words, bytes, count, buffers, places, 0, nullptr, nullptr);
+    TORCH_CHECK(status == 0, "clEnqueueNativeKernel answered ", status_name(status), " (", status, ")");
+  }
+
+  mutable std::mutex lock_;
+  mutable std::unordered_map<void*, std::shared_ptr<HostAddress>> addresses_; // by buffer
+  mutable uint64_t generation_ = 0;
   const Functions functions_;
 };
 

@@ -616,7 +616,7 @@ class PythonDevice final : public Device {
   }
 
   void call_host_now(HostFunction function, c10::ArrayRef<LaunchArgument> memory, PythonStream& stream) {
-    launcher_->call_host(stream.native, std::move(function), memory);
+    launcher_->call_host(stream.native, std::move(function), memory, segments_.generation());
     count_launch(stream);
   }
 

@@ -71,6 +71,17 @@ def test_the_host_waits_for_kernels_and_kernels_for_the_host() -> None:
     assert torch.equal(a.cpu(), want.expand(1 << 20))
 
 
+def test_memory_of_several_buffers_in_any_order() -> None:
+    needs_sight()
+    # Larger than what shares a segment. Made in this order, used in others.
+    tensors = [torch.full((3 << 20,), float(i), device=DEVICE) for i in range(6)]
+    for order in ([0, 1, 2], [5, 4, 3], [2, 5, 0], [3, 3, 1], [1, 0, 1], [4, 2, 2]):
+        out, a, b = (tensors[i] for i in order)
+        want = (a + 10 * b).cpu()
+        call_on_cpu(aten.add.out, a, b, alpha=10, out=out)
+        assert torch.equal(out.cpu(), want)
+
+
 def scaled_by_blas(call: Call, self: torch.Tensor, factor: Any) -> torch.Tensor:
     result = self.clone(memory_format=torch.contiguous_format)
     sscal = LibraryFunction("sscal_", blas.sscal_, torch.int32, torch.float32, torch.Tensor, torch.int32)
