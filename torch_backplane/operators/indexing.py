@@ -119,6 +119,16 @@ def take(call: Call, self: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     return _read("take", out, flat, kept, indices, wraps=True)
 
 
+@operator("embedding")
+def embedding(
+    call: Call, weight: torch.Tensor, index: torch.Tensor, padding_idx: int, scale_by_freq: bool, sparse: bool
+) -> torch.Tensor:
+    _check(weight, index)
+    (out,) = call.outputs()
+    indices = [Index(index, (*index.stride(), 0), weight.stride(0), weight.size(0))]
+    return _read("embedding", out, weight, [0] * index.dim() + [weight.stride(1)], indices)
+
+
 @operator("embedding_dense_backward")
 def embedding_dense_backward(
     call: Call, grad: torch.Tensor, index: torch.Tensor, num_weights: int, padding_idx: int, scale_by_freq: bool
