@@ -37,15 +37,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    if config.getoption("--on") == "host" or HERE not in collection_path.parents:
-        return None
-    place = collection_path.relative_to(HERE).parts
-    return place[0] in on_opencl.FOLDERS or place[-1] in on_opencl.FILES or None
+    return (config.getoption("--on") == "opencl" and not has_place_on_opencl(collection_path)) or None
+
+
+def has_place_on_opencl(path: Path) -> bool:
+    place = path.relative_to(HERE).parts
+    return not place or (place[0] not in on_opencl.FOLDERS and place[-1] not in on_opencl.FILES)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
     if config.getoption("--on") == "host":
         return
+    items[:] = [item for item in items if has_place_on_opencl(item.path)]  # named files are never ignored
     for item in items:
         reason = on_opencl.TESTS.get(f"{item.path.name}::{item.nodeid.rpartition('::')[2].partition('[')[0]}")
         if reason is not None:

@@ -220,7 +220,7 @@ def test_caching_can_be_switched_off() -> None:
         assert memory.memory_reserved() == reserved + 2 * MIB
         del tensor
         assert memory.memory_reserved() == reserved
-    tensor = empty(1000)
+    tensor = empty(64 * MIB)  # fits into no segment that earlier tests have left
     del tensor
     assert memory.memory_reserved() > reserved
 

@@ -159,6 +159,8 @@ def test_convolutions_in_other_layouts() -> None:
     )
     y.sum().backward()
     assert x.grad.shape == x.shape
+    for gradient in (x.grad, module.weight.grad):
+        assert gradient.is_contiguous(memory_format=torch.channels_last)
     for dtype in (torch.float64, torch.bfloat16, torch.complex64):
         result = nn.Conv1d(2, 2, 2, dtype=dtype, device="bp")(torch.ones(1, 2, 4, dtype=dtype, device="bp"))
         assert result.dtype == dtype

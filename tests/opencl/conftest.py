@@ -9,6 +9,7 @@ import pytest
 from worker_process import Worker
 
 SETTINGS = {
+    "TORCH_BACKPLANE_DRIVERS": "opencl,host",
     "TORCH_BACKPLANE_VISIBLE_DEVICES": "opencl:0,host:0",
     "TORCH_BACKPLANE_HOST_DEVICES": "1",
     "OMP_NUM_THREADS": "1",
