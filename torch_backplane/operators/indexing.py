@@ -10,9 +10,8 @@ import torch
 
 from torch_backplane.kernels.dtypes import integer_range
 from torch_backplane.kernels.templates.indexing import Index, read, write
-from torch_backplane.planning import Call, RunOnCPU, check_apart, error_words, operator, run_template
-
-Number = Any
+from torch_backplane.planning import Call, Number, RunOnCPU, check_apart, error_words, operator, run_template
+from torch_backplane.planning.call import as_meta
 
 
 def _check(self: torch.Tensor, *indices: torch.Tensor) -> None:
@@ -254,6 +253,8 @@ def index_copy(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, so
 
 @operator("index_fill.int_Scalar", "index_fill.int_Tensor")
 def index_fill(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> torch.Tensor:
+    if isinstance(value, Number) and value.tensor is not None:
+        call.outputs(like=[torch.empty_like(as_meta(self))])  # the meta kernel refuses a number in a CPU tensor
     return _write_slices("index_fill", call, self, dim, index, value, wraps=True)
 
 

@@ -27,7 +27,7 @@ pointwise("masked_fill.Scalar", choose_value)
 def masked_fill(call: Call, self: torch.Tensor, mask: torch.Tensor, value: Any) -> torch.Tensor:
     """A value in a CPU tensor, a number, is refused by this overload's meta kernel: the one for numbers is asked."""
     if isinstance(value, torch.Tensor):
-        return plan_pointwise(call.name, choose_value, call, call.inputs)
+        return plan_pointwise("masked_fill.Tensor", choose_value, call, (self, mask, value))
     aten = torch.ops.aten
     number = aten.masked_fill_.Scalar if call.overload is aten.masked_fill_.Tensor else aten.masked_fill.Scalar
     (out,) = call.outputs(like=(number(as_meta(self), as_meta(mask), value.example),))
