@@ -20,14 +20,14 @@ driver_option := $(if $(DRIVER),--driver $(DRIVER))
 torch_request := $(if $(filter file,$(origin TORCH)),any supported release,$(TORCH))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-digits test lint bench conformance ops clean FORCE
+.PHONY: help setup demo demo-digits test test-plans lint bench conformance ops clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  DRIVER=name   use only this driver (demo, demo-digits, bench)"
 	@echo "  STEPS=n       training steps (demo)"
-	@echo "  ARGS=…        further options, passed on as they are (demo, demo-digits, test, conformance, ops)"
+	@echo "  ARGS=…        further options, passed on as they are (demo, demo-digits, test, test-plans, conformance, ops)"
 	@echo "  TORCH=…       the torch to install, as pip names it (default $(TORCH))"
 	@echo "  PYTHON=…      the Python to make .venv with (default $(PYTHON))"
 
@@ -39,10 +39,15 @@ demo: $(ready) ## train a small language model on bp (5 to 10 minutes on 2 cores
 demo-digits: $(ready) ## train a convolutional network on handwritten digits (under a minute)
 	$(python) examples/train_digits.py $(driver_option) $(ARGS)
 
-test: lint ## check style and types, then run the tests
+test: lint ## check style and types, then run the tests, on host devices and on OpenCL (10 to 20 minutes on 2 cores)
 	$(python) -m pytest $(ARGS)
+	$(python) -m pytest -q --on opencl $(ARGS)
 	TORCH_BACKPLANE_PLANS=0 $(python) -m pytest -q tests/opencl
 	TORCH_BACKPLANE_PLANS=check $(python) -m pytest -q tests/opencl
+
+test-plans: $(ready) ## run the general tests on OpenCL again, with plans switched off and with plans checked
+	TORCH_BACKPLANE_PLANS=0 $(python) -m pytest -q --on opencl $(ARGS)
+	TORCH_BACKPLANE_PLANS=check $(python) -m pytest -q --on opencl $(ARGS)
 
 lint: $(ready) ## ruff and mypy
 	$(python) -m ruff check .

@@ -1,6 +1,7 @@
-"""What every test needs: four host devices, one computing thread, and a way to run a program in a fresh interpreter.
+"""What every test needs: four devices, one computing thread, and a way to run a program in a fresh interpreter.
 
-TORCH_BACKPLANE_DRIVERS and its like in the environment put the tests on other devices.
+The devices are the host's; with `pytest --on opencl` they are OpenCL's (on_opencl.py says which tests that leaves out).
+TORCH_BACKPLANE_DRIVERS and its like in the environment put the tests on others.
 """
 
 from __future__ import annotations
@@ -9,13 +10,55 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
+import on_opencl
 import pytest
 
+HERE = Path(__file__).parent
+
 # Before anything imports torch, which imports torch_backplane and reads these.
-os.environ.setdefault("TORCH_BACKPLANE_DRIVERS", "host")
-os.environ.setdefault("TORCH_BACKPLANE_HOST_DEVICES", "4")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--on", choices=["host", "opencl"], default="host", help="the devices to run on (default: host)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--on") == "host":
+        os.environ.setdefault("TORCH_BACKPLANE_DRIVERS", "host")
+        os.environ.setdefault("TORCH_BACKPLANE_HOST_DEVICES", "4")
+    elif not on_opencl.choose_devices():
+        pytest.exit(
+            "No test runs on OpenCL: there is no device (pip install pyopencl, apt-get install pocl-opencl-icd).",
+            returncode=0,
+        )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return (config.getoption("--on") == "opencl" and not has_place_on_opencl(collection_path)) or None
+
+
+def has_place_on_opencl(path: Path) -> bool:
+    place = path.relative_to(HERE).parts
+    return not place or (place[0] not in on_opencl.FOLDERS and place[-1] not in on_opencl.FILES)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
+    if config.getoption("--on") == "host":
+        return
+    items[:] = [item for item in items if has_place_on_opencl(item.path)]  # named files are never ignored
+    for item in items:
+        reason = on_opencl.TESTS.get(f"{item.path.name}::{item.nodeid.rpartition('::')[2].partition('[')[0]}")
+        if reason is not None:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    # What was asked for by name may all be among what has no place here.
+    if session.config.getoption("--on") == "opencl" and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+        session.exitstatus = pytest.ExitCode.OK
 
 
 @pytest.fixture

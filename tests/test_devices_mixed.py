@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -61,6 +62,30 @@ def test_numbers_in_cpu_tensors_are_welcome() -> None:
     assert torch.pow(two, x).tolist() == [2, 2, 2]
     assert x.masked_fill(x > 0, two).tolist() == [2, 2, 2]
     assert x.fill_(two).tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, number: x.masked_fill(x > 1, number),
+        lambda x, number: x.clone().masked_fill_(x > 1, number),
+        lambda x, number: x.int().masked_fill(x > 1, number),
+        lambda x, number: torch.copysign(x, number),
+        lambda x, number: torch.nextafter(x, number),
+        lambda x, number: x.index_fill(0, torch.tensor([0, 2], device=x.device), number),
+        lambda x, number: x.index_select(0, number.long()),
+        lambda x, number: x.equal(number),
+    ],
+)
+def test_numbers_in_cpu_tensors_are_as_welcome_to_these(function: Callable[[Tensor, Tensor], Any]) -> None:
+    x = torch.arange(3.0)
+    for number in (torch.tensor(2.0), torch.tensor(1.0)):  # a plan for the first must not keep its value
+        expected, result = function(x, number), function(x.to("bp"), number)
+        if isinstance(result, Tensor):
+            assert result.device.type == "bp"
+            torch.testing.assert_close(result.cpu(), expected)
+        else:
+            assert result == expected
 
 
 def test_numbers_in_tensors_of_another_bp_device_are_not() -> None:

@@ -53,12 +53,11 @@ def test_temporaries_of_a_kernel_are_given_back() -> None:
 
 
 def test_fallbacks_are_counted() -> None:
-    x = torch.ones(3, device="bp")
+    x = torch.eye(3, device="bp")
     _C.reset_fallback_counts()
-    x.erfinv()
-    x.erfinv()
-    assert sum(_C.fallback_counts().values()) == 2
-    assert all(name.startswith("aten::erfinv") for name in _C.fallback_counts())
+    torch.linalg.eigvals(x)
+    torch.linalg.eigvals(x)
+    assert _C.fallback_counts() == {"aten::_linalg_eigvals": 2}
     _C.reset_fallback_counts()
     assert _C.fallback_counts() == {}
 

@@ -159,6 +159,8 @@ def test_convolutions_in_other_layouts() -> None:
     )
     y.sum().backward()
     assert x.grad.shape == x.shape
+    for gradient in (x.grad, module.weight.grad):
+        assert gradient.is_contiguous(memory_format=torch.channels_last)
     for dtype in (torch.float64, torch.bfloat16, torch.complex64):
         result = nn.Conv1d(2, 2, 2, dtype=dtype, device="bp")(torch.ones(1, 2, 4, dtype=dtype, device="bp"))
         assert result.dtype == dtype
@@ -198,8 +200,10 @@ def test_grouped_queries_other_lengths_and_dtypes() -> None:
     check(attention, torch.randn(6, 8), torch.randn(6, 8), torch.randn(6, 8))
     check(attention, *(torch.randn(2, 2, 6, 8, dtype=torch.float64) for _ in range(3)))
     half = [torch.randn(2, 2, 6, 8).bfloat16() for _ in range(3)]
-    result = F.scaled_dot_product_attention(*(tensor.to("bp") for tensor in half))
-    torch.testing.assert_close(result.cpu(), F.scaled_dot_product_attention(*half))
+    exact = F.scaled_dot_product_attention(*(tensor.double() for tensor in half))
+    result = F.scaled_dot_product_attention(*(tensor.to("bp") for tensor in half)).cpu()
+    assert result.dtype == torch.bfloat16
+    assert (result - exact).abs().max() <= (F.scaled_dot_product_attention(*half) - exact).abs().max()
 
 
 def test_gradient_of_the_mask() -> None:
@@ -285,8 +289,9 @@ def test_embedding() -> None:
     check(nn.Embedding(10, 3, padding_idx=0, scale_grad_by_freq=True), torch.tensor([[0, 1, 1], [9, 0, 3]]))
     module = nn.Embedding(10, 3, max_norm=0.5).to("bp")
     assert module(torch.tensor([1, 2], device="bp")).norm(dim=1).max().item() <= 0.5 + 1e-5
-    with pytest.raises(IndexError, match="index out of range in self"):
-        nn.Embedding(10, 3, device="bp")(torch.tensor([10], device="bp"))
+    # Host devices say it at once in the CPU's words, those with kernels of their own when they are next waited for.
+    with pytest.raises(IndexError, match=r"index out of range in self|embedding: index 10 is out of bounds .* size 10"):
+        nn.Embedding(10, 3, device="bp")(torch.tensor([10], device="bp")).cpu()
 
 
 def test_ctc_loss() -> None:

@@ -83,6 +83,8 @@ def test_a_tensor_of_a_device_that_is_not_there(run_python: Callable[..., Any], 
     result = run_python(
         f"import torch\ntry: torch.load({str(tmp_path / 'x.pt')!r})\nexcept RuntimeError as error: print(error)\n"
         f"print(torch.load({str(tmp_path / 'x.pt')!r}, map_location='bp:0').device)",
+        TORCH_BACKPLANE_DRIVERS="host",
+        TORCH_BACKPLANE_VISIBLE_DEVICES=None,
         TORCH_BACKPLANE_HOST_DEVICES="2",
     )
     assert result.returncode == 0, result.stderr

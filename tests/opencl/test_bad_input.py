@@ -79,6 +79,12 @@ def test_a_copy_that_does_not_fit_is_pytorchs_error(
         torch.ones(to, device=DEVICE).copy_(torch.ones(source, dtype=dtype, device=DEVICE))
 
 
+@pytest.mark.parametrize("name", ["gcd", "lcm"])
+def test_divisors_of_floats_are_pytorchs_error(name: str) -> None:
+    with pytest.raises(NotImplementedError, match="not implemented for 'Float'"):
+        getattr(torch, name)(torch.ones(3, device=DEVICE), torch.ones(3, device=DEVICE))
+
+
 def test_a_copy_of_too_many_dimensions_is_pytorchs_error() -> None:
     with pytest.raises(RuntimeError, match=r"output with shape \[3, 4\] doesn't match the broadcast shape \[3, 3, 4\]"):
         torch.ones(3, 4, device=DEVICE).copy_(torch.ones(3, 1, 4, device=DEVICE))

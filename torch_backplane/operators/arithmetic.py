@@ -81,12 +81,19 @@ quotient("remainder.Scalar_Tensor", f.remainder)
 quotient("fmod.Tensor", f.fmod)
 
 
+def gcd(a: Expression, b: Expression) -> Expression:
+    """Of integers only, as PyTorch's."""
+    if a.dtype == torch.bool or a.dtype.is_floating_point:
+        raise TypeError(f"gcd of {a.dtype}".replace("torch.", ""))
+    return f.gcd(a, b)
+
+
 def lcm(a: Expression, b: Expression) -> Expression:
-    divisor = f.gcd(a, b)
+    divisor = gcd(a, b)
     return f.absolute(f.trunc_divide(a, divisor) * b)
 
 
-pointwise("gcd", f.gcd)
+pointwise("gcd", gcd)
 pointwise("lcm", lcm)
 
 
@@ -149,9 +156,14 @@ def full(a: Expression, value: int) -> Expression:
 pointwise("abs", absolute)
 pointwise("sign", f.sign)
 pointwise("sgn", f.sign)
-pointwise("copysign.Tensor", f.copysign)
 pointwise("heaviside", heaviside)
 pointwise("angle", lambda a: f.where(f.isnan(a), a, f.where(a < 0.0, f.full_like(a, 3.141592653589793), 0.0)))
+
+
+@operator("copysign.Tensor")
+def copysign(call: Call, self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Of tensors of the device alone, other than pointwise operators: its meta kernel refuses those of the CPU."""
+    return plan_pointwise("copysign.Tensor", f.copysign, call, (self, other))
 
 
 # Rounding; integers are whole already

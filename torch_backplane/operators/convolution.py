@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 import torch
+from torch._prims_common import suggest_memory_format
 
 from torch_backplane.kernels.templates.unfold import Windows, fold, unfold
 from torch_backplane.operators.matmul import product
@@ -35,8 +36,9 @@ def convolution(
     settings = (stride, padding, dilation, transposed, output_padding, groups)
     meta = torch.ops.aten.convolution(_meta(self), _meta(weight), None if bias is None else _meta(bias), *settings)
     out = self.new_empty(meta.shape)
+    layout = _layout(self, weight)
     if not out.numel():
-        return out
+        return out.contiguous(memory_format=layout)
     self, weight = self.contiguous(), weight.contiguous()
     bias = None if bias is None else bias.contiguous()
     image, values = (out, self) if transposed else (self, out)
@@ -49,7 +51,7 @@ def convolution(
         _spread(out, self, weight, bias, groups, windows)
     else:
         _correlate(out, self, weight, bias, groups, windows)
-    return out
+    return out.contiguous(memory_format=layout)
 
 
 @operator("backplane::convolution_backward", variants=False)
@@ -67,6 +69,7 @@ def convolution_backward(
     output_mask: list[bool],
 ) -> tuple[torch.Tensor | None, ...]:
     _check(self, weight)
+    layout = _layout(self, weight)
     grad, self, weight = grad.contiguous(), self.contiguous(), weight.contiguous()
     results = [
         torch.empty_like(self) if output_mask[0] else None,
@@ -89,7 +92,18 @@ def convolution_backward(
             _weight_grad(weight_grad, values, image, groups, windows)
     if bias_grad is not None:
         torch.sum(grad, [0, *range(2, grad.dim())], out=bias_grad)
-    return tuple(results)
+    return (
+        None if self_grad is None else self_grad.contiguous(memory_format=layout),
+        None if weight_grad is None else weight_grad.contiguous(memory_format=layout),
+        bias_grad,
+    )
+
+
+def _layout(self: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
+    """The memory format of the results: channels last where either operand has it, as in PyTorch. What is computed with
+    is contiguous all the same."""
+    asked = (suggest_memory_format(self), suggest_memory_format(weight))
+    return next((layout for layout in asked if layout != torch.contiguous_format), torch.contiguous_format)
 
 
 def _check(self: torch.Tensor, weight: torch.Tensor) -> None:

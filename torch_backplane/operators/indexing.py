@@ -10,9 +10,8 @@ import torch
 
 from torch_backplane.kernels.dtypes import integer_range
 from torch_backplane.kernels.templates.indexing import Index, read, write
-from torch_backplane.planning import Call, RunOnCPU, check_apart, error_words, operator, run_template
-
-Number = Any
+from torch_backplane.planning import Call, Number, RunOnCPU, check_apart, error_words, operator, run_template
+from torch_backplane.planning.call import as_meta
 
 
 def _check(self: torch.Tensor, *indices: torch.Tensor) -> None:
@@ -117,6 +116,16 @@ def take(call: Call, self: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     flat = self.reshape(-1)  # a view where the elements are at one distance from each other
     kept, indices = [0] * index.dim(), [Index(index, index.stride(), flat.stride(0), flat.numel())]
     return _read("take", out, flat, kept, indices, wraps=True)
+
+
+@operator("embedding")
+def embedding(
+    call: Call, weight: torch.Tensor, index: torch.Tensor, padding_idx: int, scale_by_freq: bool, sparse: bool
+) -> torch.Tensor:
+    _check(weight, index)
+    (out,) = call.outputs()
+    indices = [Index(index, (*index.stride(), 0), weight.stride(0), weight.size(0))]
+    return _read("embedding", out, weight, [0] * index.dim() + [weight.stride(1)], indices)
 
 
 @operator("embedding_dense_backward")
@@ -244,6 +253,8 @@ def index_copy(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, so
 
 @operator("index_fill.int_Scalar", "index_fill.int_Tensor")
 def index_fill(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> torch.Tensor:
+    if isinstance(value, Number) and value.tensor is not None:
+        call.outputs(like=[torch.empty_like(as_meta(self))])  # the meta kernel refuses a number in a CPU tensor
     return _write_slices("index_fill", call, self, dim, index, value, wraps=True)
 
 

@@ -17,12 +17,14 @@ BLAS_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 @operator("mm", "bmm")
 def mm(call: Call, self: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
+    check_matrices(self, mat2)
     (out,) = call.outputs()
     return product(out, self, mat2)
 
 
 @operator("addmm", "baddbmm", by_value=["beta"])
 def addmm(call: Call, self: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta: Any, alpha: Any) -> torch.Tensor:
+    check_matrices(a, b)
     (out,) = call.outputs()
     return product(out, a, b, self.expand(out.shape), beta, alpha)
 
@@ -58,6 +60,13 @@ def dot(call: Call, self: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     (out,) = call.outputs()
     product(out.view(1, 1), self.unsqueeze(0), tensor.unsqueeze(1))
     return out
+
+
+def check_matrices(a: torch.Tensor, b: torch.Tensor) -> None:
+    """Raises PyTorch's error where two matrices do not fit: its meta kernels say it in other words than its others."""
+    if a.dim() == b.dim() == 2 and a.size(1) != b.size(0):
+        shapes = f"{a.size(0)}x{a.size(1)} and {b.size(0)}x{b.size(1)}"
+        raise RuntimeError(f"mat1 and mat2 shapes cannot be multiplied ({shapes})")
 
 
 def product(

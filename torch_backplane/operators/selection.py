@@ -3,18 +3,45 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
 from torch_backplane.kernels import Expression
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import value_dtype
-from torch_backplane.planning import Call, copy_elements, operator, pointwise, run_pointwise
+from torch_backplane.planning import Call, copy_elements, operator, plan_pointwise, pointwise, run_pointwise
+from torch_backplane.planning.call import as_meta
+
+
+def choose_value(a: Expression, mask: Expression, value: Expression) -> Expression:
+    return f.where(mask.to(torch.bool), value, a)
+
 
 # A condition that is not bool is uint8, which PyTorch still takes.
 pointwise("where.self", lambda condition, a, b: f.where(condition.to(torch.bool), a, b))
-pointwise("masked_fill.Scalar", lambda a, mask, value: f.where(mask.to(torch.bool), value, a))
-pointwise("masked_fill.Tensor", lambda a, mask, value: f.where(mask.to(torch.bool), value, a))
+pointwise("masked_fill.Scalar", choose_value)
+
+
+@operator("masked_fill.Tensor")
+def masked_fill(call: Call, self: torch.Tensor, mask: torch.Tensor, value: Any) -> torch.Tensor:
+    """A value in a CPU tensor, a number, is refused by this overload's meta kernel: the one for numbers is asked."""
+    if isinstance(value, torch.Tensor):
+        return plan_pointwise("masked_fill.Tensor", choose_value, call, (self, mask, value))
+    aten = torch.ops.aten
+    number = aten.masked_fill_.Scalar if call.overload is aten.masked_fill_.Tensor else aten.masked_fill.Scalar
+    (out,) = call.outputs(like=(number(as_meta(self), as_meta(mask), value.example),))
+    dtype = value_dtype(self.dtype)
+    run_pointwise(
+        choose_value,
+        [out],
+        [self, mask],
+        [(value, dtype)],
+        compute=[dtype, torch.bool],
+        key="masked_fill",
+        name="masked_fill",
+    )
+    return out
 
 
 def replace_nonfinite(a: Expression, nan: Expression, posinf: Expression, neginf: Expression) -> Expression:

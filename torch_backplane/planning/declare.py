@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -96,8 +97,13 @@ def _register(
         # With a kernel of bp's own, autograd would stop differentiating the composition, on host devices, too.
         raise ValueError(f"{name} is composed of other operators, also for autograd; declare those")
 
+    in_memory = takes_tensors(planner)
+
     def planned(*arguments: Any) -> Any:
         call = Call(overload, functional, arguments)
+        for value, tensor in zip(call.inputs, in_memory, strict=False):
+            if tensor and isinstance(value, _C.Number):
+                raise _C.RunOnCPU("a CPU tensor without dimensions, where the kernel reads the device's memory")
         for value in flatten(arguments):
             if isinstance(value, torch.Tensor) and not any_dtype:
                 check_supported(value.dtype)
@@ -105,6 +111,12 @@ def _register(
 
     declared[name] = planner
     _C.set_planner(name, planned, passed_through=list(passed_through), by_value=list(by_value))
+
+
+def takes_tensors(planner: Planner) -> list[bool]:
+    """For each parameter behind `call`: whether it is declared as a tensor, which a CPU tensor's `Number` is not."""
+    parameters = list(inspect.signature(planner).parameters.values())[1:]
+    return [one.annotation in ("torch.Tensor", "torch.Tensor | None", torch.Tensor) for one in parameters]
 
 
 def check_supported(dtype: torch.dtype) -> None:

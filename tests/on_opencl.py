@@ -1,0 +1,72 @@
+"""What `pytest --on opencl` runs: the tests of this folder on OpenCL devices, except those that are listed here.
+
+PoCL shows the processor as four devices, bp:0 to bp:3. Where there are fewer, host devices follow, up to four.
+"""
+
+from __future__ import annotations
+
+import os
+
+DEVICES = 4  # the tests count on bp:0 to bp:3
+
+_TEXT = "reaches no bp device: kernel text alone"
+_OWN = "its programs choose their devices themselves"
+_REPORTS = "tests a tool, whose output it expects of host devices"
+
+# Left out as a whole. A file that is not here runs, except for the tests below.
+FILES = {
+    "test_allocator_model.py": _OWN,
+    "test_benchmarks.py": _REPORTS,
+    "test_cli.py": _REPORTS,
+    "test_conformance_pool.py": _REPORTS,
+    "test_docs.py": _OWN,
+    "test_drivers_contract.py": _OWN,
+    "test_drivers_discovery.py": _OWN,
+    "test_examples.py": _REPORTS,
+    "test_kernel_launch.py": _OWN,
+    "test_kernels_expression.py": _TEXT,
+    "test_kernels_pointwise.py": _TEXT,
+    "test_kernels_reductions.py": _TEXT,
+    "test_mixed_devices_with_planners.py": _OWN,
+    "test_opencl.py": _OWN,
+    "test_operator_formulas.py": _TEXT,
+    "test_packaging.py": "tests what is installed",
+    "test_templates_images.py": _TEXT,
+    "test_templates_indexing.py": _TEXT,
+    "test_templates_losses.py": _TEXT,
+    "test_templates_matmul.py": _TEXT,
+    "test_templates_norms.py": _TEXT,
+    "test_templates_random.py": _TEXT,
+    "test_templates_reduce.py": _TEXT,
+    "test_templates_scan_sort_resample.py": _TEXT,
+    "test_templates_softmax.py": _TEXT,
+    "test_torch_bp_environment.py": _OWN,
+    "test_toy_driver.py": _OWN,
+}
+# These folders have processes with devices of their own.
+FOLDERS = ("discrete", "opencl")
+
+_CPU_KERNELS = "about the CPU's kernels, which host devices run; here a planner has the operator"
+
+_DATA_PTR = "the operator reads and writes through data_ptr, where only host devices have memory for the CPU"
+
+# "file::test", without parameters: why it is about host devices.
+TESTS = {
+    "test_custom_operators.py::test_cpp_operator": _DATA_PTR,
+    "test_custom_operators.py::test_cpp_operator_with_a_derivative_from_python": _DATA_PTR,
+    "test_fallback.py::test_the_cpus_own_kernel_runs_where_there_is_a_generic_one_too": _CPU_KERNELS,
+    "test_fallback.py::test_zero_copy_means_no_warning": "OpenCL devices have no zero-copy: their fallbacks warn",
+}
+
+
+def choose_devices() -> int:
+    """Puts this process, and those that it starts, on OpenCL devices; before bp is used. How many of them there are."""
+    os.environ.setdefault("POCL_DEVICES", " ".join(["pthread"] * DEVICES))
+    from torch_backplane.drivers.opencl import OpenCLDriver
+
+    found = len(OpenCLDriver().devices())
+    os.environ["TORCH_BACKPLANE_DRIVERS"] = "opencl" if found >= DEVICES else "opencl,host"
+    os.environ["TORCH_BACKPLANE_HOST_DEVICES"] = str(max(1, DEVICES - found))
+    if found > DEVICES:
+        os.environ["TORCH_BACKPLANE_VISIBLE_DEVICES"] = ",".join(f"opencl:{index}" for index in range(DEVICES))
+    return found
