@@ -9,6 +9,8 @@
 
 namespace backplane {
 
-std::unique_ptr<Device> make_python_device(DeviceProperties properties, pybind11::object device);
+// `index` is the number that the device will have.
+std::unique_ptr<Device> make_python_device(
+    c10::DeviceIndex index, DeviceProperties properties, pybind11::object device);
 
 } // namespace backplane
