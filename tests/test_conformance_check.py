@@ -201,7 +201,7 @@ def test_report_counts_and_groups() -> None:
     report = sample_report()
     assert report.totals() == {
         "entries": 5, "passed": 2, "failed": 2, "refused": 1, "empty": 0,
-        "layout": 0, "without_fallback": 1, "compared_calls": 8,
+        "layout": 0, "nearer": 0, "cpu_out": 0, "without_fallback": 1, "compared_calls": 8,
     }  # fmt: skip
     assert not report.ok
     assert report.fallbacks() == {"aten::add.out": {"calls": 4, "entries": 1}}
