@@ -2,9 +2,12 @@
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
 
+#include "compat.h"
+
 namespace {
 
 // The lists below name these without their namespace.
+using namespace backplane::compat;
 using at::IntArrayRef;
 using at::Scalar;
 using at::ScalarType;

@@ -77,6 +77,7 @@ DeviceCachingAllocator::DeviceCachingAllocator(c10::DeviceIndex index) : index_(
 // --- requests --------------------------------------------------------------------------------------------------------
 
 void* DeviceCachingAllocator::allocate(size_t bytes, c10::StreamId stream, bool uncached) {
+  device_.check_not_lost(); // cached memory of a lost device is of no use either
   Context context = gather(RecordContext::State); // before the lock: it may need the GIL
   Lock lock(mutex_);
   if (C10_UNLIKELY(!pending_.empty())) {

@@ -21,7 +21,7 @@ void DeviceCachingAllocator::free_after_streams(Lock& lock, Block* block, const 
       event = spare.back();
       spare.pop_back();
     }
-    event = outside(lock, [&] { return record_event(event, stream, /*timing=*/false); });
+    event = outside(lock, [&] { return record_event_unless_lost(event, stream); });
     pending_[{stream.device_index(), stream.id()}].push_back({event, block, ++pending_number_});
   }
 }
@@ -40,7 +40,7 @@ void DeviceCachingAllocator::process_events(Lock& lock, const Context& context) 
         break;
       }
       PendingFree front = queue->second.front();
-      if (!outside(lock, [&] { return query_event(front.event); })) {
+      if (!outside(lock, [&] { return is_past(front.event); })) {
         break;
       }
       complete(lock, stream, front.number, context);
@@ -53,7 +53,7 @@ void DeviceCachingAllocator::synchronize_events(Lock& lock, const Context& conte
   while (!pending_.empty()) {
     auto [device, id] = pending_.begin()->first;
     PendingFree front = pending_.begin()->second.front();
-    outside(lock, [&] { synchronize_event(front.event); });
+    outside(lock, [&] { wait_until_past(front.event); });
     complete(lock, c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kPrivateUse1, device), id), front.number, context);
   }
 }
@@ -70,7 +70,9 @@ void DeviceCachingAllocator::complete(Lock& lock, c10::Stream stream, uint64_t n
   if (queue->second.empty()) {
     pending_.erase(queue);
   }
-  spare_events_[stream.device_index()].push_back(done.event);
+  if (done.event != nullptr) {
+    spare_events_[stream.device_index()].push_back(done.event);
+  }
   if (--done.block->events == 0) {
     if (Segment* unused = make_free(done.block, context)) {
       give_back(lock, {unused});

@@ -5,7 +5,16 @@
 
 #include <cstddef>
 
+#if __has_include(<ATen/core/Dimname.h>)
+#include <ATen/core/Dimname.h>
+#endif
+
 namespace backplane::compat {
+
+// Named tensors went with torch 2.13. Before, the lists of autocast's operators name this without its namespace.
+#if __has_include(<ATen/core/Dimname.h>)
+using at::DimnameList;
+#endif
 
 // large_segment_size_mb came with torch 2.12.
 template <typename Config>

@@ -129,6 +129,10 @@ void add_device(std::unique_ptr<Device> device) {
   devices.devices.push_back(std::move(device));
 }
 
+c10::DeviceIndex next_device_index() noexcept {
+  return static_cast<c10::DeviceIndex>(table().devices.size());
+}
+
 void finish_discovery() {
   table().ready.store(true, std::memory_order_release);
 }

@@ -75,6 +75,15 @@ class Device {
     return false;
   }
 
+  // --- loss ----------------------------------------------------------------------------------------------------------
+  // True once the hardware has stopped working for the rest of the process. Then every method throws why, except those
+  // that give something back.
+  virtual bool is_lost() const noexcept {
+    return false;
+  }
+  // Throws why, if it is lost.
+  virtual void check_not_lost() const {}
+
   // --- memory ------------------------------------------------------------------------------------------------------
   // A new range of `bytes` bytes, at least 512-byte aligned; nullptr when the device has not enough memory.
   virtual void* allocate(size_t bytes) = 0;
@@ -158,6 +167,8 @@ class DeviceCall {
 // Filled once, at first use, by the Python side (torch_backplane.drivers.discover), and never changed afterwards.
 
 void add_device(std::unique_ptr<Device> device);
+// The index that add_device() gives to the next one.
+c10::DeviceIndex next_device_index() noexcept;
 // Called by the Python side when discovery is over.
 void finish_discovery();
 // True once the devices are known. Starts nothing.

@@ -22,6 +22,14 @@ class DiscreteDevice final : public Device {
     return inner_->needs_gil();
   }
 
+  bool is_lost() const noexcept override {
+    return inner_->is_lost();
+  }
+
+  void check_not_lost() const override {
+    inner_->check_not_lost();
+  }
+
   // --- memory
   void* allocate(size_t bytes) override {
     void* memory = inner_->allocate(bytes);
@@ -140,11 +148,10 @@ class DiscreteDevice final : public Device {
   void launch(
       KernelHandle kernel, const LaunchSize& size, c10::ArrayRef<KernelArgument> arguments,
       StreamHandle stream) override {
-    c10::SmallVector<KernelArgument, 24> real_arguments(arguments.begin(), arguments.end());
-    for (KernelArgument& argument : real_arguments) {
-      if (argument.bytes == 0 && argument.data != nullptr) {
-        argument.data = real(argument.data, 1);
-      }
+    c10::SmallVector<KernelArgument, 24> real_arguments;
+    for (const KernelArgument& argument : arguments) {
+      const bool is_memory = argument.bytes == 0 && argument.data != nullptr;
+      real_arguments.push_back({is_memory ? real(argument.data, 1) : argument.data, argument.bytes});
     }
     inner_->launch(kernel, size, real_arguments, stream);
   }

@@ -76,7 +76,7 @@ void bind_drivers(py::module_& module) {
   module.def(
       "add_python_device",
       [](py::object device, DeviceProperties properties, bool discrete) {
-        add(make_python_device(std::move(properties), std::move(device), discrete), discrete);
+        add(make_python_device(next_device_index(), std::move(properties), std::move(device), discrete), discrete);
       },
       py::arg("device"), py::arg("properties"), py::arg("discrete") = false,
       "Add a torch_backplane.drivers.base.Device.");

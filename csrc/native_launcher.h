@@ -23,11 +23,18 @@ struct LaunchArgument {
   uint32_t bytes;
 };
 
+// Thrown where a function of the hardware API answers with an error.
+struct NativeError {
+  const char* call; // the function
+  int status; // what it answered
+  std::string details; // «… with 3 work items»: what it was called with; may be empty
+};
+
 // A compiled kernel. Thread-safe; needs no GIL.
 class NativeKernel {
  public:
   virtual ~NativeKernel() = default;
-  // `generation` changes whenever a handle may have come to mean other memory.
+  // `generation` changes whenever a handle may have come to mean other memory. Throws NativeError.
   virtual void launch(
       void* queue, const LaunchSize& size, c10::ArrayRef<LaunchArgument> arguments, uint64_t generation) = 0;
 };
@@ -35,9 +42,9 @@ class NativeKernel {
 class NativeLauncher {
  public:
   virtual ~NativeLauncher() = default;
-  // `kernel` stays valid as long as what is returned lives; `name` is for messages.
-  virtual std::unique_ptr<NativeKernel> kernel(void* kernel, std::string name) const = 0;
-  // Makes sure that what the queue was given gets to the device without another call.
+  // `kernel` stays valid as long as what is returned lives.
+  virtual std::unique_ptr<NativeKernel> kernel(void* kernel) const = 0;
+  // Makes sure that what the queue was given gets to the device without another call. Throws NativeError.
   virtual void flush(void* queue) const = 0;
 
   // As Device::host_sees_memory and Device::call_host; `generation` as in NativeKernel::launch.

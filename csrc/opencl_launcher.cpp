@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 #include <c10/util/SmallVector.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <array>
@@ -37,38 +38,9 @@ struct Functions {
   EnqueueNativeKernel enqueue_native; // nullptr, unless the device is a processor that calls functions
 };
 
-// The codes that setting arguments, launching and flushing may answer.
-const char* status_name(Status status) {
-  switch (status) {
-    case -2: return "CL_DEVICE_NOT_AVAILABLE";
-    case -4: return "CL_MEM_OBJECT_ALLOCATION_FAILURE";
-    case -5: return "CL_OUT_OF_RESOURCES";
-    case -6: return "CL_OUT_OF_HOST_MEMORY";
-    case -11: return "CL_BUILD_PROGRAM_FAILURE";
-    case -13: return "CL_MISALIGNED_SUB_BUFFER_OFFSET";
-    case -30: return "CL_INVALID_VALUE";
-    case -34: return "CL_INVALID_CONTEXT";
-    case -36: return "CL_INVALID_COMMAND_QUEUE";
-    case -38: return "CL_INVALID_MEM_OBJECT";
-    case -45: return "CL_INVALID_PROGRAM_EXECUTABLE";
-    case -48: return "CL_INVALID_KERNEL";
-    case -49: return "CL_INVALID_ARG_INDEX";
-    case -50: return "CL_INVALID_ARG_VALUE";
-    case -51: return "CL_INVALID_ARG_SIZE";
-    case -52: return "CL_INVALID_KERNEL_ARGS";
-    case -53: return "CL_INVALID_WORK_DIMENSION";
-    case -54: return "CL_INVALID_WORK_GROUP_SIZE";
-    case -55: return "CL_INVALID_WORK_ITEM_SIZE";
-    case -56: return "CL_INVALID_GLOBAL_OFFSET";
-    case -63: return "CL_INVALID_GLOBAL_WORK_SIZE";
-    default: return "an OpenCL error";
-  }
-}
-
 class OpenCLKernel final : public NativeKernel {
  public:
-  OpenCLKernel(const Functions& functions, void* kernel, std::string name)
-      : functions_(functions), kernel_(kernel), name_(std::move(name)) {}
+  OpenCLKernel(const Functions& functions, void* kernel) : functions_(functions), kernel_(kernel) {}
 
   void launch(
       void* queue, const LaunchSize& size, c10::ArrayRef<LaunchArgument> arguments, uint64_t generation) override {
@@ -92,9 +64,13 @@ class OpenCLKernel final : public NativeKernel {
     const auto dimensions = size.items[2] > 1 ? 3 : size.items[1] > 1 ? 2 : 1;
     const Status status = functions_.enqueue(
         queue, kernel_, dimensions, nullptr, size.items.data(), size.group.data(), 0, nullptr, nullptr);
-    TORCH_CHECK(
-        status == 0, "clEnqueueNDRangeKernel of ", name_, " answered ", status_name(status), " (", status, ") for ",
-        c10::ArrayRef<size_t>(size.items), " work items in groups of ", c10::ArrayRef<size_t>(size.group));
+    if (C10_UNLIKELY(status != 0)) {
+      throw NativeError{
+          "clEnqueueNDRangeKernel", status,
+          c10::str(
+              " of ", c10::ArrayRef<size_t>(size.items), " work items in groups of ",
+              c10::ArrayRef<size_t>(size.group))};
+    }
   }
 
  private:
@@ -114,9 +90,9 @@ class OpenCLKernel final : public NativeKernel {
     }
     known.bytes = 0; // unknown, should it fail
     const Status status = functions_.set_kernel_arg(kernel_, index, bytes, data);
-    TORCH_CHECK(
-        status == 0, "clSetKernelArg of ", name_, ", argument ", index, " with ", bytes, " bytes, answered ",
-        status_name(status), " (", status, ")");
+    if (C10_UNLIKELY(status != 0)) {
+      throw NativeError{"clSetKernelArg", status, c10::str(" of argument ", index, " with ", bytes, " bytes")};
+    }
     if (bytes <= sizeof known.data) {
       known.bytes = bytes;
       std::memcpy(known.data, data, bytes);
@@ -131,7 +107,10 @@ class OpenCLKernel final : public NativeKernel {
     size_t& widest = widest_[size.group];
     if (width > widest) {
       for (void* used : queues_) {
-        functions_.finish(used);
+        const Status status = functions_.finish(used);
+        if (C10_UNLIKELY(status != 0)) {
+          throw NativeError{"clFinish", status, ""};
+        }
       }
       widest = width;
     }
@@ -142,7 +121,6 @@ class OpenCLKernel final : public NativeKernel {
 
   const Functions functions_;
   void* const kernel_;
-  const std::string name_;
   std::mutex lock_;
   std::vector<Value> set_;
   uint64_t generation_ = 0;
@@ -154,13 +132,15 @@ class OpenCLLauncher final : public NativeLauncher {
  public:
   explicit OpenCLLauncher(const Functions& functions) : functions_(functions) {}
 
-  std::unique_ptr<NativeKernel> kernel(void* kernel, std::string name) const override {
-    return std::make_unique<OpenCLKernel>(functions_, kernel, std::move(name));
+  std::unique_ptr<NativeKernel> kernel(void* kernel) const override {
+    return std::make_unique<OpenCLKernel>(functions_, kernel);
   }
 
   void flush(void* queue) const override {
     const Status status = functions_.flush(queue);
-    TORCH_CHECK(status == 0, "clFlush answered ", status_name(status), " (", status, ")");
+    if (C10_UNLIKELY(status != 0)) {
+      throw NativeError{"clFlush", status, ""};
+    }
   }
 
   bool host_sees_memory() const override {
@@ -237,7 +217,9 @@ class OpenCLLauncher final : public NativeLauncher {
       const void** places) const {
     const Status status =
         functions_.enqueue_native(queue, function, words, bytes, count, buffers, places, 0, nullptr, nullptr);
-    TORCH_CHECK(status == 0, "clEnqueueNativeKernel answered ", status_name(status), " (", status, ")");
+    if (C10_UNLIKELY(status != 0)) {
+      throw NativeError{"clEnqueueNativeKernel", status, ""};
+    }
   }
 
   mutable std::mutex lock_;

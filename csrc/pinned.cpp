@@ -30,7 +30,7 @@ PinnedRanges& pinned_ranges() {
 struct OwnedEvent {
   std::unique_ptr<Event, void (*)(Event*)> event;
   explicit OwnedEvent(c10::Stream stream)
-      : event(record_event(nullptr, stream, /*timing=*/false), [](Event* owned) { destroy_event(owned); }) {}
+      : event(record_event_unless_lost(nullptr, stream), [](Event* owned) { destroy_event(owned); }) {}
 };
 
 using Block = at::HostBlock<c10::Stream>;
@@ -64,7 +64,7 @@ struct PinnedAllocatorImpl final : at::CachingHostAllocatorImpl<c10::Stream, Own
   }
 
   bool query_event(OwnedEvent& event) override {
-    return backplane::query_event(event.event.get());
+    return is_past(event.event.get());
   }
 
   c10::Stream get_current_stream() const override {

@@ -249,7 +249,9 @@ std::shared_ptr<const Plan> PlannedOperator::plan(
 void PlannedOperator::check(
     const Declaration& declaration, c10::ArrayRef<c10::IValue> arguments, const Call& call, const Plan& known) {
   const auto& facts = declaration.facts;
-  Call again = call;
+  Call again{call.device, {}, {}, {}, nullptr};
+  Signature signature;
+  read_call(arguments, facts, again, signature);
   std::string reason;
   Plan fresh;
   {

@@ -1,6 +1,7 @@
 #include "python_device.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
 
 #include <pybind11/stl.h>
 
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "address_space.h"
+#include "driver_errors.h"
 #include "python_kernel.h"
 
 namespace py = pybind11;
@@ -41,6 +43,19 @@ py::memoryview writable(void* memory, size_t bytes) {
   return py::memoryview::from_memory(memory, static_cast<py::ssize_t>(bytes), /*readonly=*/false);
 }
 
+// For callers that are destructors, which cannot pass an error on: it is printed, as Python does with errors in __del__.
+// The driver of a lost device is left alone.
+void call_quietly(py::handle device, const DriverErrors& errors, const char* method, PyObject* argument) {
+  if (errors.is_lost()) {
+    return;
+  }
+  PyObject* result = PyObject_CallMethod(device.ptr(), method, "O", argument);
+  if (result == nullptr) {
+    PyErr_WriteUnraisable(device.ptr());
+  }
+  Py_XDECREF(result);
+}
+
 // What the driver calls a segment, and what its hardware API does; the latter only with a native launcher.
 struct Segment {
   PyObject* object;
@@ -60,7 +75,8 @@ using StreamPointer = std::shared_ptr<PythonStream>;
 // An event, and its recordings that are still deferred. Kept by those, so that it may be destroyed before.
 class PythonEvent : public c10::intrusive_ptr_target {
  public:
-  PythonEvent(py::handle device, py::object event) : device_(device), object_(event.release().ptr()) {}
+  PythonEvent(py::handle device, const DriverErrors& errors, py::object event)
+      : device_(device), errors_(errors), object_(event.release().ptr()) {}
 
   ~PythonEvent() override {
     if (!Py_IsInitialized()) {
@@ -68,12 +84,7 @@ class PythonEvent : public c10::intrusive_ptr_target {
     }
     DeviceCall gil(true);
     const py::error_scope kept;
-    // Callers are destructors, which cannot pass an error on: it is printed, as Python does with errors in __del__.
-    PyObject* result = PyObject_CallMethod(device_.ptr(), "destroy_event", "O", object_);
-    if (result == nullptr) {
-      PyErr_WriteUnraisable(device_.ptr());
-    }
-    Py_XDECREF(result);
+    call_quietly(device_, errors_, "destroy_event", object_);
     Py_DECREF(object_);
   }
 
@@ -103,6 +114,7 @@ class PythonEvent : public c10::intrusive_ptr_target {
 
  private:
   const py::handle device_;
+  const DriverErrors& errors_;
   PyObject* const object_;
   mutable std::mutex lock_;
   StreamPointer stream_;
@@ -126,8 +138,11 @@ constexpr uint64_t kFlushEvery = 16; // native launches: the device should not i
 // it returns nothing; the other calls wait.
 class PythonDevice final : public Device {
  public:
-  PythonDevice(DeviceProperties properties, py::object device, bool discrete)
-      : Device(std::move(properties)), device_(std::move(device)), discrete_(discrete) {
+  PythonDevice(c10::DeviceIndex index, DeviceProperties given, py::object device, bool discrete)
+      : Device(std::move(given)),
+        errors_(c10::str("bp:", static_cast<int>(index), " (", properties().name, ")")),
+        device_(std::move(device)),
+        discrete_(discrete) {
     const py::object launcher = device_.attr("native_launcher");
     if (!launcher.is_none()) {
       launcher_ = make_native_launcher(
@@ -140,6 +155,14 @@ class PythonDevice final : public Device {
     return true;
   }
 
+  bool is_lost() const noexcept override {
+    return errors_.is_lost();
+  }
+
+  void check_not_lost() const override {
+    errors_.check();
+  }
+
   // --- memory
   void* allocate(size_t bytes) override {
     Call call;
@@ -147,7 +170,9 @@ class PythonDevice final : public Device {
       return nullptr;
     }
     try {
-      return place(device_.attr("allocate")(bytes), bytes);
+      return errors_.watch(
+          [&] { return c10::str("allocating ", bytes, " bytes"); },
+          [&] { return place(device_.attr("allocate")(bytes), bytes); });
     } catch (py::error_already_set& error) {
       allocated_ -= bytes;
       if (error.matches(PyExc_MemoryError)) {
@@ -169,10 +194,7 @@ class PythonDevice final : public Device {
     // The driver is promised that no work uses the segment; the allocator only knows that no later work will. What a
     // stream fails with is raised where somebody waits for it.
     for (const StreamPointer& stream : streams()) {
-      stream->deferred.submit(nullptr, [this, &stream] {
-        Call synchronize;
-        device_.attr("synchronize_stream")(py::handle(stream->object));
-      });
+      stream->deferred.submit(nullptr, [this, &stream] { synchronize(*stream); });
       stream->deferred.issue_all();
     }
     const std::unique_ptr<Segment> segment(static_cast<Segment*>(segments_.remove(address)));
@@ -181,28 +203,39 @@ class PythonDevice final : public Device {
       AddressSpace::release(address, bytes);
     }
     allocated_ -= bytes;
-    device_.attr("free")(handle);
+    if (is_lost()) {
+      return;
+    }
+    try {
+      ask("freeing memory", [&] { device_.attr("free")(handle); });
+    } catch (const c10::AcceleratorError&) {
+      if (!is_lost()) {
+        throw;
+      }
+    }
   }
 
   std::pair<size_t, size_t> memory_info() override {
-    Call call;
-    const py::object info = device_.attr("memory_info")();
-    if (!info.is_none()) {
-      return info.cast<std::pair<size_t, size_t>>();
-    }
-    const size_t total = properties().total_memory;
-    return {total - std::min<size_t>(allocated_, total), total};
+    return ask("asked for its free memory", [&]() -> std::pair<size_t, size_t> {
+      const py::object info = device_.attr("memory_info")();
+      if (!info.is_none()) {
+        return info.cast<std::pair<size_t, size_t>>();
+      }
+      const size_t total = properties().total_memory;
+      return {total - std::min<size_t>(allocated_, total), total};
+    });
   }
 
   // --- streams
   StreamHandle create_stream(int priority) override {
-    Call call;
-    py::object object = device_.attr("create_stream")(priority);
     auto stream = std::make_shared<PythonStream>();
-    if (launcher_ != nullptr) {
-      stream->native = pointer(device_.attr("native_stream")(object));
-    }
-    stream->object = object.release().ptr();
+    ask("making a stream", [&] {
+      py::object object = device_.attr("create_stream")(priority);
+      if (launcher_ != nullptr) {
+        stream->native = pointer(device_.attr("native_stream")(object));
+      }
+      stream->object = object.release().ptr();
+    });
     std::unique_lock<std::shared_mutex> guard(streams_lock_);
     return streams_.emplace(stream.get(), stream).first->first;
   }
@@ -220,11 +253,7 @@ class PythonDevice final : public Device {
       streams_.erase(handle);
       ++streams_removed_;
     }
-    PyObject* result = PyObject_CallMethod(device_.ptr(), "destroy_stream", "O", stream->object);
-    if (result == nullptr) {
-      PyErr_WriteUnraisable(device_.ptr());
-    }
-    Py_XDECREF(result);
+    call_quietly(device_, errors_, "destroy_stream", stream->object);
     Py_DECREF(stream->object);
   }
 
@@ -237,26 +266,24 @@ class PythonDevice final : public Device {
         return false;
       }
     }
-    Call call;
-    note_launches(stream);
-    return device_.attr("query_stream")(py::handle(stream.object)).cast<bool>();
+    return ask("asked whether a stream is done", [&] {
+      note_launches(stream);
+      return device_.attr("query_stream")(py::handle(stream.object)).cast<bool>();
+    });
   }
 
   void synchronize_stream(StreamHandle handle) override {
     PythonStream& stream = known(handle);
     stream.deferred.issue_all();
-    {
-      Call call;
-      note_launches(stream);
-      device_.attr("synchronize_stream")(py::handle(stream.object));
-    }
+    synchronize(stream);
     throw_failure(stream);
   }
 
   // --- events
   EventHandle create_event(bool timing) override {
-    Call call;
-    return c10::make_intrusive<PythonEvent>(device_, device_.attr("create_event")(timing)).release();
+    return ask("making an event", [&]() -> EventHandle {
+      return c10::make_intrusive<PythonEvent>(device_, errors_, device_.attr("create_event")(timing)).release();
+    });
   }
 
   void destroy_event(EventHandle event) noexcept override {
@@ -266,16 +293,17 @@ class PythonDevice final : public Device {
   void record_event(EventHandle handle, StreamHandle stream_handle) override {
     PythonStream& stream = known(stream_handle);
     PythonEvent& event = event_of(handle);
+    const auto record = [this, &stream](PythonEvent& recorded) {
+      ask("recording an event", [&] { device_.attr("record_event")(recorded.object(), py::handle(stream.object)); });
+    };
     if (!stream.deferred.any()) {
-      Call call;
-      device_.attr("record_event")(event.object(), py::handle(stream.object));
+      record(event);
       return;
     }
     event.defer(shared(stream_handle));
-    stream.deferred.submit(nullptr, [this, &stream, kept = c10::intrusive_ptr<PythonEvent>::reclaim_copy(&event)] {
-      Call call;
-      device_.attr("record_event")(kept->object(), py::handle(stream.object));
-      kept->recorded();
+    stream.deferred.submit(nullptr, [record, kept = c10::intrusive_ptr<PythonEvent>::reclaim_copy(&event)] {
+      const auto done = c10::make_scope_exit([&] { kept->recorded(); });
+      record(*kept);
     });
   }
 
@@ -284,27 +312,27 @@ class PythonDevice final : public Device {
     issue_recording(event);
     stream.deferred.issue_all(); // the event may be recorded again, and this means the recording of now
     throw_failure(stream);
-    Call call;
-    device_.attr("wait_event")(event_of(event).object(), py::handle(stream.object));
+    ask("making a stream wait for an event", [&] {
+      device_.attr("wait_event")(event_of(event).object(), py::handle(stream.object));
+    });
   }
 
   bool query_event(EventHandle event) override {
+    errors_.check();
     if (event_of(event).is_deferred()) {
       event_of(event).stream()->deferred.issue_ready();
       if (event_of(event).is_deferred()) {
         return false;
       }
     }
-    Call call;
-    return device_.attr("query_event")(event_of(event).object()).cast<bool>();
+    return ask("asked for an event", [&] {
+      return device_.attr("query_event")(event_of(event).object()).cast<bool>();
+    });
   }
 
   void synchronize_event(EventHandle event) override {
     issue_recording(event);
-    {
-      Call call;
-      device_.attr("synchronize_event")(event_of(event).object());
-    }
+    ask("waiting for an event", [&] { device_.attr("synchronize_event")(event_of(event).object()); });
     if (const StreamPointer stream = event_of(event).stream()) {
       throw_failure(*stream);
     }
@@ -313,8 +341,9 @@ class PythonDevice final : public Device {
   double elapsed_ms(EventHandle start, EventHandle end) override {
     issue_recording(start);
     issue_recording(end);
-    Call call;
-    return device_.attr("elapsed_ms")(event_of(start).object(), event_of(end).object()).cast<double>();
+    return ask("asked for the time between events", [&] {
+      return device_.attr("elapsed_ms")(event_of(start).object(), event_of(end).object()).cast<double>();
+    });
   }
 
   // --- transfers
@@ -326,18 +355,18 @@ class PythonDevice final : public Device {
     const py::handle queue = stream.object;
     if (kind == CopyKind::HostToDevice) {
       const auto to = place_of(destination, bytes);
-      in_order(stream, [this, to, source, bytes, queue] {
+      in_order(stream, {"copying ", bytes, " bytes to it"}, [this, to, source, bytes, queue] {
         device_.attr("copy_in")(to.object, to.offset, read_only(source, bytes), queue);
       });
     } else if (kind == CopyKind::DeviceToHost) {
       const auto from = place_of(source, bytes);
-      in_order(stream, [this, from, destination, bytes, queue] {
+      in_order(stream, {"copying ", bytes, " bytes from it"}, [this, from, destination, bytes, queue] {
         device_.attr("copy_out")(from.object, from.offset, writable(destination, bytes), queue);
       });
     } else {
       const auto to = place_of(destination, bytes);
       const auto from = place_of(source, bytes);
-      in_order(stream, [this, to, from, bytes, queue] {
+      in_order(stream, {"copying ", bytes, " bytes within it"}, [this, to, from, bytes, queue] {
         device_.attr("copy")(to.object, to.offset, from.object, from.offset, bytes, queue);
       });
     }
@@ -349,7 +378,7 @@ class PythonDevice final : public Device {
     }
     PythonStream& stream = known(handle);
     const auto to = place_of(address, bytes);
-    in_order(stream, [this, to, bytes, value, queue = py::handle(stream.object)] {
+    in_order(stream, {"filling ", bytes, " bytes"}, [this, to, bytes, value, queue = py::handle(stream.object)] {
       device_.attr("fill")(to.object, to.offset, bytes, value, queue);
     });
   }
@@ -365,13 +394,14 @@ class PythonDevice final : public Device {
     PythonStream& stream = known(handle);
     stream.deferred.issue_all();
     throw_failure(stream);
-    Call call;
     const auto to = place_of(destination, bytes);
     const auto from = other->place_of(source, bytes);
-    return device_
-        .attr("copy_from_peer")(
-            to.object, to.offset, other->device_, from.object, from.offset, bytes, py::handle(stream.object))
-        .cast<bool>();
+    return ask("copying from another device", [&] {
+      return device_
+          .attr("copy_from_peer")(
+              to.object, to.offset, other->device_, from.object, from.offset, bytes, py::handle(stream.object))
+          .cast<bool>();
+    });
   }
 
   bool can_access_peer(const Device& peer) const override {
@@ -412,7 +442,7 @@ class PythonDevice final : public Device {
 
   void sleep(double milliseconds, StreamHandle handle) override {
     PythonStream& stream = known(handle);
-    in_order(stream, [this, milliseconds, queue = py::handle(stream.object)] {
+    in_order(stream, {"keeping a stream busy"}, [this, milliseconds, queue = py::handle(stream.object)] {
       device_.attr("sleep")(milliseconds, queue);
     });
   }
@@ -422,9 +452,10 @@ class PythonDevice final : public Device {
     if (properties().dialect.empty()) {
       return Device::compile(text, entry, operator_name); // refuses
     }
+    errors_.check();
     Call call;
     auto kernel = c10::make_intrusive<PythonKernel>(
-        PythonKernel::Source{text, entry, operator_name}, device_, properties().name, launcher_.get(),
+        PythonKernel::Source{text, entry, operator_name}, device_, properties().name, errors_, launcher_.get(),
         [this] { issue_ready(); });
     const py::cpp_function run([kernel] {
       const GilReleased released;
@@ -444,6 +475,7 @@ class PythonDevice final : public Device {
     if (size.items[0] == 0 || size.items[1] == 0 || size.items[2] == 0) {
       return;
     }
+    errors_.check();
     PythonStream& stream = known(stream_handle);
     PythonKernel& kernel = kernel_of(handle);
     c10::SmallVector<LaunchArgument, 24> resolved;
@@ -552,19 +584,47 @@ class PythonDevice final : public Device {
     return all;
   }
 
+  // What the driver is doing, for messages; only put together where it is needed.
+  struct Doing {
+    const char* what;
+    size_t bytes = 0;
+    const char* rest = "";
+
+    std::string operator()() const {
+      return bytes > 0 ? c10::str(what, bytes, rest) : what;
+    }
+  };
+
+  // Calls the driver.
+  template <typename Function>
+  std::invoke_result_t<Function> ask(const Doing& doing, const Function& function) {
+    errors_.check(); // before Python is asked for the GIL
+    Call call;
+    return errors_.watch(doing, function);
+  }
+
+  template <typename Function>
+  std::invoke_result_t<Function> ask(const char* doing, const Function& function) {
+    return ask(Doing{doing}, function);
+  }
+
   // Calls the driver now, or when the commands in front have been given to it.
   template <typename Command>
-  void in_order(PythonStream& stream, Command command) {
+  void in_order(PythonStream& stream, const Doing& doing, Command command) {
     if (stream.deferred.any()) {
       throw_failure(stream);
-      stream.deferred.submit(nullptr, [command] {
-        Call call;
-        command();
-      });
+      stream.deferred.submit(nullptr, [this, doing, command] { ask(doing, command); });
       return;
     }
-    Call call;
-    command();
+    ask(doing, command);
+  }
+
+  // Waits for what the driver was given.
+  void synchronize(PythonStream& stream) {
+    ask("waiting for a stream", [&] {
+      note_launches(stream);
+      device_.attr("synchronize_stream")(py::handle(stream.object));
+    });
   }
 
   void throw_failure(PythonStream& stream) {
@@ -607,22 +667,33 @@ class PythonDevice final : public Device {
 
   void launch_now(
       PythonKernel& kernel, const LaunchSize& size, c10::ArrayRef<LaunchArgument> arguments, PythonStream& stream) {
+    const auto doing = [&] { return c10::str("launching ", kernel.name()); };
     if (launcher_ == nullptr) {
-      kernel.launch(stream.object, size, arguments, 0);
+      const DeviceCall gil(true); // around what catches errors, too
+      errors_.watch(doing, [&] { kernel.launch(stream.object, size, arguments, 0); });
       return;
     }
-    kernel.launch(stream.native, size, arguments, segments_.generation());
-    count_launch(stream);
+    natively(stream, doing, [&] { kernel.launch(stream.native, size, arguments, segments_.generation()); });
   }
 
   void call_host_now(HostFunction function, c10::ArrayRef<LaunchArgument> memory, PythonStream& stream) {
-    launcher_->call_host(stream.native, std::move(function), memory, segments_.generation());
-    count_launch(stream);
+    const auto doing = [] { return std::string("calling a function of the host"); };
+    natively(stream, doing, [&] {
+      launcher_->call_host(stream.native, std::move(function), memory, segments_.generation());
+    });
   }
 
-  void count_launch(PythonStream& stream) {
-    if (stream.launches.fetch_add(1, std::memory_order_relaxed) % kFlushEvery == 0) {
-      launcher_->flush(stream.native);
+  // Gives the queue something that the driver does not see; `doing` says what, for errors.
+  template <typename Doing, typename Command>
+  void natively(PythonStream& stream, const Doing& doing, const Command& command) {
+    errors_.check();
+    try {
+      command();
+      if (stream.launches.fetch_add(1, std::memory_order_relaxed) % kFlushEvery == 0) {
+        launcher_->flush(stream.native);
+      }
+    } catch (const NativeError& error) {
+      errors_.convert(error, device_, doing());
     }
   }
 
@@ -645,6 +716,7 @@ class PythonDevice final : public Device {
     return reinterpret_cast<void*>(number.cast<uintptr_t>());
   }
 
+  DriverErrors errors_;
   const py::object device_;
   const bool discrete_; // the user wants it so: the host must not see the memory
   std::unique_ptr<NativeLauncher> launcher_; // null: the driver's own launch() is called
@@ -657,8 +729,9 @@ class PythonDevice final : public Device {
 
 } // namespace
 
-std::unique_ptr<Device> make_python_device(DeviceProperties properties, py::object device, bool discrete) {
-  return std::make_unique<PythonDevice>(std::move(properties), std::move(device), discrete);
+std::unique_ptr<Device> make_python_device(
+    c10::DeviceIndex index, DeviceProperties properties, py::object device, bool discrete) {
+  return std::make_unique<PythonDevice>(index, std::move(properties), std::move(device), discrete);
 }
 
 } // namespace backplane

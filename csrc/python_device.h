@@ -9,7 +9,8 @@
 
 namespace backplane {
 
-// `discrete`: the host must not see its memory, even where it could.
-std::unique_ptr<Device> make_python_device(DeviceProperties properties, pybind11::object device, bool discrete);
+// `index` is the number that the device will have; `discrete`: the host must not see its memory, even where it could.
+std::unique_ptr<Device> make_python_device(
+    c10::DeviceIndex index, DeviceProperties properties, pybind11::object device, bool discrete);
 
 } // namespace backplane

@@ -47,11 +47,12 @@ py::object compile(py::handle device, const std::string& text, const std::string
 } // namespace
 
 PythonKernel::PythonKernel(
-    Source source, py::handle device, std::string device_name, const NativeLauncher* launcher,
+    Source source, py::handle device, std::string device_name, DriverErrors& errors, const NativeLauncher* launcher,
     std::function<void()> finished)
     : source_(std::move(source)),
       device_(device),
       device_name_(std::move(device_name)),
+      errors_(errors),
       launcher_(launcher),
       finished_(std::move(finished)) {}
 
@@ -62,6 +63,10 @@ PythonKernel::~PythonKernel() {
     const py::error_scope kept;
     Py_DECREF(object_);
   }
+}
+
+std::string PythonKernel::name() const {
+  return c10::str("the kernel ", source_.entry, " of ", source_.operator_name);
 }
 
 void PythonKernel::launch(
@@ -76,20 +81,21 @@ void PythonKernel::launch(
 void PythonKernel::build() {
   TORCH_CHECK(Py_IsInitialized(), "kernel ", source_.entry, " cannot be built after Python has been finalized");
   DeviceCall gil(true);
+  errors_.check();
   std::string failure;
   try {
     py::object kernel = compile(device_, source_.text, source_.entry);
     if (launcher_ != nullptr) {
       const auto native = device_.attr("native_kernel")(kernel).cast<uintptr_t>();
-      native_ = launcher_->kernel(
-          reinterpret_cast<void*>(native), c10::str(source_.entry, " (", source_.operator_name, ")"));
+      native_ = launcher_->kernel(reinterpret_cast<void*>(native));
     }
     object_ = kernel.release().ptr();
   } catch (const py::error_already_set& error) {
+    errors_.convert(error, c10::str("building ", name()));
     failure = described(error);
   }
   TORCH_CHECK(
-      failure.empty(), "the kernel ", source_.entry, " of ", source_.operator_name, " could not be built for ",
+      failure.empty(), name(), " could not be built for ",
       device_name_, ": ", failure, "\nThe kernel:\n", numbered(source_.text));
 }
 

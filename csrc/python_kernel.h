@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "driver_errors.h"
 #include "kernel_build.h"
 #include "native_launcher.h"
 
@@ -19,13 +20,16 @@ class PythonKernel final : public KernelBuild {
     std::string operator_name; // for messages
   };
 
-  // `device` is the driver's object and `launcher` its native launcher, if it has one: both live as long as the process.
+  // `device` is the driver's object, `errors` what becomes of its errors, and `launcher` its native launcher, if it has one:
+  // they live as long as the process.
   // `finished` is called by the thread that did the build.
   PythonKernel(
-      Source source, pybind11::handle device, std::string device_name, const NativeLauncher* launcher,
-      std::function<void()> finished);
+      Source source, pybind11::handle device, std::string device_name, DriverErrors& errors,
+      const NativeLauncher* launcher, std::function<void()> finished);
   ~PythonKernel() override;
 
+  // Its entry and operator, for messages.
+  std::string name() const;
   // Only when it is built. `queue` is the native queue where there is a native launcher, else the driver's object for the
   // stream; the memory of arguments accordingly.
   void launch(void* queue, const LaunchSize& size, c10::ArrayRef<LaunchArgument> arguments, uint64_t generation);
@@ -38,6 +42,7 @@ class PythonKernel final : public KernelBuild {
   const Source source_;
   const pybind11::handle device_;
   const std::string device_name_;
+  DriverErrors& errors_;
   const NativeLauncher* const launcher_;
   const std::function<void()> finished_;
   PyObject* object_ = nullptr; // what the driver's compile() returned

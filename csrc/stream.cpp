@@ -219,6 +219,44 @@ void synchronize_event(const Event* event) {
   }
 }
 
+namespace {
+
+// What `function` returns; `otherwise` where the device is lost, or found to be.
+template <typename Function, typename Result>
+Result unless_lost(const Device& device, const Function& function, Result otherwise) {
+  try {
+    return device.is_lost() ? otherwise : function();
+  } catch (const std::exception&) {
+    if (!device.is_lost()) {
+      throw;
+    }
+    return otherwise;
+  }
+}
+
+} // namespace
+
+bool is_past(const Event* event) {
+  return event == nullptr || unless_lost(device(event->device), [&] { return query_event(event); }, true);
+}
+
+void wait_until_past(const Event* event) {
+  if (event != nullptr) {
+    unless_lost(
+        device(event->device),
+        [&] {
+          synchronize_event(event);
+          return true;
+        },
+        true);
+  }
+}
+
+Event* record_event_unless_lost(Event* event, c10::Stream stream) {
+  return unless_lost(
+      device(stream.device_index()), [&] { return record_event(event, stream, /*timing=*/false); }, event);
+}
+
 double elapsed_ms(const Event* start, const Event* end) {
   TORCH_CHECK(start != nullptr && end != nullptr, "Both events must be recorded before calculating elapsed time.");
   TORCH_CHECK(

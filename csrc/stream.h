@@ -40,6 +40,11 @@ Event* record_event(Event* event, c10::Stream stream, bool timing); // makes one
 void block_stream(const Event* event, c10::Stream stream);
 bool query_event(const Event* event);
 void synchronize_event(const Event* event);
+// For those who only want to know when memory is free: the same, and a lost device is past all its events.
+bool is_past(const Event* event);
+void wait_until_past(const Event* event);
+// As record_event, without timing. On a lost device it returns `event` as it is, which may be nullptr.
+Event* record_event_unless_lost(Event* event, c10::Stream stream);
 double elapsed_ms(const Event* start, const Event* end);
 void destroy_event(Event* event) noexcept;
 

@@ -70,6 +70,34 @@ class WrongGradient(torch.autograd.Function):
         return gradient * (torch.sin(tensor) if is_wrong(tensor) else torch.cos(tensor))
 
 
+def rough_sin(tensor: torch.Tensor) -> torch.Tensor:
+    """sin, off by 1e-3 in the first row unless it is float64: a CPU kernel that is less accurate than the device's."""
+    result = torch.sin(tensor)
+    if tensor.dtype != torch.float64:
+        result[0] += 1e-3
+    return result
+
+
+def sin_but_one(tensor: torch.Tensor) -> torch.Tensor:
+    """Far nearer to the truth than rough_sin on the whole, and farther in one element."""
+    result = torch.sin(tensor)
+    result[1, 0] += 2e-5
+    return result
+
+
+def rubbish_out(tensor: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """sin, which ignores the strides of `out`."""
+    if out is None:
+        return torch.sin(tensor)
+    if out.shape == tensor.shape and not out.is_contiguous():
+        return out.copy_(torch.sin(tensor) * 1e30)
+    return torch.sin(tensor, out=out)
+
+
+def wrong_out(tensor: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    return torch.sin(tensor) if out is None else torch.cos(tensor, out=out)
+
+
 def swallow_error(tensor: torch.Tensor, dim: int | None = None) -> torch.Tensor:
     return torch.sum(tensor, None if dim is None else dim % tensor.dim())
 
@@ -106,6 +134,14 @@ FAULTS: dict[str, tuple[OpInfo, str]] = {
         (info("wrong_structure", on_device(lambda x: (torch.sin(x),))), "structure"),
         (info("wrong_layout", on_device(lambda x: torch.sin(x).mT.contiguous().mT)), "layout"),
         (info("wrong_device", on_device(lambda x: torch.sin(x.cpu()))), "device"),
+        # What float64 has to decide: a device that is nearer than the CPU passes, and nothing else does.
+        (info("nearer", on_device(torch.sin, right=rough_sin)), "nearer"),
+        (info("slightly_wrong", on_device(lambda x: torch.sin(x) * 1.0001)), "values"),
+        (info("wrong_beside_a_rough_cpu", on_device(lambda x: rough_sin(x) + 2e-3, right=rough_sin)), "values"),
+        (info("one_element_wrong", on_device(sin_but_one, right=rough_sin)), "values"),
+        (info("wrong_nan", on_device(lambda x: torch.sin(x) * float("nan"), right=rough_sin)), "values"),
+        (info("rubbish_out_on_the_cpu", on_device(torch.sin, right=rubbish_out), supports_out=True), "cpu out="),
+        (info("wrong_out", on_device(wrong_out, right=rubbish_out), supports_out=True), "mutation"),
         (info("changed_input", on_device(change_input)), "mutation"),
         (info("copy_not_view", on_device(torch.clone, right=lambda x: x.view(-1)[:2])), "shape"),
         (info("not_a_view", on_device(lambda x: x[:1].clone(), right=lambda x: x[:1])), "aliasing"),

@@ -11,7 +11,7 @@ from conformance_faulty_ops import FAULTS, info
 from torch_backplane.conformance import EntryResult, Report, Settings
 from torch_backplane.conformance.catalogue import entries, load, named_dtype
 from torch_backplane.conformance.check import check_entry, is_refusal
-from torch_backplane.conformance.judge import same_values, tolerances
+from torch_backplane.conformance.judge import against_float64, same_values, tolerances
 from torch_backplane.conformance.report import KINDS, Finding, group_findings
 from torch_backplane.conformance.transfer import Transfer, noncontiguous
 
@@ -143,6 +143,80 @@ def test_values_agree_within_tolerance_and_nan_is_nan() -> None:
     assert same_values(torch.tensor([1]), torch.tensor([2]), (5.0, 5.0))  # integers are exact whatever is allowed
 
 
+EXACT = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
+ROUGH = torch.tensor([1.0, 2.1, 3.1, 4.0])
+
+
+@pytest.mark.parametrize(
+    ("found", "is_right"),
+    [
+        ([1.0, 2.0, 3.0, 4.0], True),
+        ([1.0, 2.05, 2.95, 4.0], True),  # not exact either, and nearer
+        ([1.0, 2.2, 3.1, 4.0], False),  # as far on the other side, in the one element that differs
+        ([1.0, 2.0, 3.0, 4.0001], False),  # nearer on the whole, and one element is wrong
+        ([1.0, 1.85, 3.0, 4.0], False),
+        ([1.0, float("nan"), 3.0, 4.0], False),
+        ([1.0, float("inf"), 3.0, 4.0], False),
+    ],
+)
+def test_float64_decides_for_each_element(found: list[float], is_right: bool) -> None:
+    right, message = against_float64(ROUGH, torch.tensor(found), EXACT, None)
+    assert right is is_right
+    assert message.startswith("by float64, right in ")
+
+
+def test_within_the_tolerance_of_float64_is_right_if_the_cpu_is_no_better() -> None:
+    exact = torch.tensor([1.0, 1.0], dtype=torch.float64)
+    rough, found = torch.tensor([0.95, 0.7]), torch.tensor([1.06, 1.0])
+    assert against_float64(rough, found, exact, (0.1, 0.0))[0]
+    assert not against_float64(rough[:1], found[:1], exact[:1], (0.1, 0.0))[0]  # right, but the CPU is nearer
+
+
+def test_infinity_and_nan_are_right_where_the_dtype_has_nothing_else() -> None:
+    exact = torch.tensor([1e300, float("nan"), -1e300], dtype=torch.float64)
+    inf, nan = float("inf"), float("nan")
+    rough = torch.tensor([3e38, 0.0, -3e38])
+    assert against_float64(rough, torch.tensor([inf, nan, -inf]), exact, None)[0]
+    assert not against_float64(rough, torch.tensor([inf, nan, inf]), exact, None)[0]
+
+
+def test_being_nearer_than_nan_is_no_merit() -> None:
+    exact, rough = torch.tensor([5.0], dtype=torch.float64), torch.tensor([float("nan")])
+    assert against_float64(rough, torch.tensor([5.0]), exact, None)[0]
+    assert not against_float64(rough, torch.tensor([5.1]), exact, None)[0]
+
+
+@pytest.mark.parametrize("exact", [None, 2.0, EXACT.float(), EXACT[:3], EXACT.to(torch.complex128)])
+def test_nothing_but_float64_decides(exact: object) -> None:
+    assert against_float64(ROUGH, EXACT.float(), exact, None) == (False, "")
+    assert against_float64(EXACT, EXACT + 1, EXACT + 1, None) == (False, "")  # float64 has no judge
+
+
+def test_wider_arguments_keep_layout_and_aliasing() -> None:
+    base = torch.randn(4, 6)
+    tree = {
+        "views": [base[1:, ::2], base.t()],
+        "dtype": torch.float32,
+        "complex": torch.conj(torch.randn(3, dtype=torch.complex64)),
+        "half": torch.randn(3, dtype=torch.bfloat16, requires_grad=True),
+        "exact": torch.arange(3),
+    }
+    wide = Transfer(CPU, wider=True)(tree)
+    for before, after in zip(tree["views"], wide["views"], strict=True):
+        assert (after.dtype, after.stride(), after.storage_offset()) == (
+            torch.float64, before.stride(), before.storage_offset(),
+        )  # fmt: skip
+        assert torch.equal(after, before.double())
+    wide["views"][0].zero_()
+    assert wide["views"][1][0, 1] == 0
+    assert base.all()
+    assert (wide["dtype"], wide["exact"].dtype) == (torch.float64, torch.int64)
+    assert wide["complex"].is_conj()
+    assert torch.equal(wide["complex"], tree["complex"].to(torch.complex128))
+    assert wide["half"].requires_grad
+    assert wide["half"].is_leaf
+
+
 def test_tolerances_come_from_the_operator() -> None:
     from torch.testing._internal.common_device_type import tol, toleranceOverride
     from torch.testing._internal.opinfo.core import DecorateInfo
@@ -201,7 +275,7 @@ def test_report_counts_and_groups() -> None:
     report = sample_report()
     assert report.totals() == {
         "entries": 5, "passed": 2, "failed": 2, "refused": 1, "empty": 0,
-        "layout": 0, "without_fallback": 1, "compared_calls": 8,
+        "layout": 0, "nearer": 0, "cpu_out": 0, "without_fallback": 1, "compared_calls": 8,
     }  # fmt: skip
     assert not report.ok
     assert report.fallbacks() == {"aten::add.out": {"calls": 4, "entries": 1}}

@@ -235,7 +235,7 @@ assert a.cpu().tolist() == [4.0 * i for i in range(16)]  # both additions ran
     ("arguments", "message"),
     [
         ("[a, a, a, b'1234']", "CL_INVALID_KERNEL_ARGS"),
-        ("[a, a, a, b'1234', b'1234', b'1234']", "clSetKernelArg of add (test::operator), argument 8"),
+        ("[a, a, a, b'1234', b'1234', b'1234']", "the kernel add of test::operator: clSetKernelArg of argument 8"),
         ("[a, a, a, b'12345678', b'1234']", "CL_INVALID_ARG_SIZE"),
         ("[a, a, torch.zeros(16), b'1234', b'1234']", "are not memory of"),
     ],

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from torch_backplane import _C
+
 _ONE_PROCESS = (
     "bp memory belongs to the process that allocated it and cannot be shared with another one: "
     "send tensor.cpu(), or share a CPU tensor and copy it to bp there"
@@ -65,6 +67,35 @@ def _no_data_parallel(available_device_type: Callable[[], str | None]) -> Callab
     return function
 
 
+class _Float32Scale(torch.Tensor):
+    """A scale whose float64 is float32. The reciprocal of a power of two, which a scale is, is exact in both."""
+
+    def double(self, memory_format: torch.memory_format = torch.preserve_format) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor)
+
+
+def _unscale_without_float64(unscale: Callable[..., None]) -> Callable[..., None]:
+    """PyTorch takes the reciprocal of the scale in float64, except on mps:0, which it knows to have none."""
+
+    @functools.wraps(unscale)
+    def method(self: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
+        scale = self._scale
+        if (
+            scale is None
+            or scale.device.type != "bp"
+            or torch.float64 in _C.device_properties(scale.device.index).dtypes
+        ):
+            unscale(self, optimizer)
+            return
+        self._scale = scale.as_subclass(_Float32Scale)
+        try:
+            unscale(self, optimizer)
+        finally:
+            self._scale = scale
+
+    return method
+
+
 def install() -> None:
     """Put the functions above in front of PyTorch's."""
     for name in ("share_memory_", "_share_fd_cpu_", "_share_filename_cpu_"):
@@ -74,6 +105,7 @@ def install() -> None:
     for owner, name, wrap in (
         (torch.UntypedStorage, "is_shared", _never_shared),
         (torch.Tensor, "__dlpack_device__", _extension_device),
+        (torch.amp.GradScaler, "unscale_", _unscale_without_float64),
         (data_parallel, "_get_available_device_type", _no_data_parallel),
     ):
         setattr(owner, name, wrap(getattr(owner, name)))

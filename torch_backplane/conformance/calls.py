@@ -25,10 +25,13 @@ class Call:
     stays_on_cpu: bool = False  # args and kwargs, not the input
     has_input: bool = True
 
-    def copied_to(self, device: torch.device) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-        transfer = Transfer(device)
+    def copied_to(
+        self, device: torch.device, *, wider: bool = False
+    ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        """The arguments on the device, in float64 and complex128 if they are to be ``wider``."""
+        transfer = Transfer(device, wider=wider)
         first, args, kwargs = self.arguments
-        rest = Transfer(_CPU) if self.stays_on_cpu else transfer
+        rest = Transfer(_CPU, wider=wider) if self.stays_on_cpu else transfer
         return transfer(first), rest(args), rest(kwargs)
 
     def describe(self) -> str:
@@ -41,6 +44,15 @@ class Call:
     def as_variant(self, variant: str, function: Callable[..., Any] | None = None, arguments: Any = None) -> Call:
         """The same sample called in another way."""
         return replace(self, variant=variant, function=function or self.function, arguments=arguments or self.arguments)
+
+    @property
+    def has_out(self) -> bool:
+        return "out" in self.arguments[2]
+
+    def without_out(self) -> Call:
+        """The functional form."""
+        first, args, kwargs = self.arguments
+        return replace(self, arguments=(first, args, {key: value for key, value in kwargs.items() if key != "out"}))
 
     def strided(self) -> Call | None:
         """With non-contiguous tensors; None where no tensor has two elements to set apart."""

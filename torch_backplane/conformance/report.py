@@ -28,6 +28,8 @@ KINDS: dict[str, bool] = {
     "mutation": True,  # an input that changed differently
     "aliasing": True,  # a view that is not one, a copy that is not one, an out= that was not returned
     "random": True,  # not reproducible under one seed, or the same under all seeds
+    "nearer": False,  # beyond the tolerance of the CPU's values, and nowhere farther from float64's than those
+    "cpu out=": False,  # the CPU's own out= result is not its functional one; the device was compared with the latter
     "layout": False,  # other strides, or another lazy conj/neg bit, of a fresh result: the same numbers
     "refused": False,  # a clear refusal: names the device and what it does not support (sparse, a dtype)
 }
@@ -115,7 +117,7 @@ def group_findings(results: Iterable[EntryResult], failing: bool = True) -> list
 
     Args:
         results: the entries to look at.
-        failing: True for the findings that fail an entry, False for the others (layout, refused).
+        failing: True for the findings that fail an entry, False for the others (nearer, cpu out=, layout, refused).
     """
     members: dict[tuple[str, str], list[tuple[EntryResult, Finding]]] = {}
     for result in results:
@@ -155,6 +157,8 @@ class Report:
             "entries": len(self.results),
             **{status: counts[status] for status in ("passed", "failed", "refused", "empty")},
             "layout": sum(bool(result.of_kind("layout")) for result in self.results),
+            "nearer": sum(bool(result.of_kind("nearer")) for result in self.results),
+            "cpu_out": sum(bool(result.of_kind("cpu out=")) for result in self.results),
             "without_fallback": sum(result.status == "passed" and not result.fallbacks for result in self.results),
             "compared_calls": sum(result.compared for result in self.results),
         }

@@ -13,6 +13,14 @@ from typing import Any
 
 import torch
 
+# The dtype in which the CPU's own rounding can be told from a mistake.
+WIDER = {
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float32: torch.float64,
+    torch.complex64: torch.complex128,
+}
+
 
 def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Every leaf of nested lists, tuples, dicts and slices, with the path that leads to it (``[0].grad``)."""
@@ -47,15 +55,21 @@ def noncontiguous(tree: Any) -> Any:
 
 
 class Transfer:
-    """Copies trees to one device. Within one instance, tensors that share a storage go on sharing it."""
+    """Copies trees to one device. Within one instance, tensors that share a storage go on sharing it.
 
-    def __init__(self, device: torch.device) -> None:
+    ``wider``: floating-point and complex tensors, and dtypes, become float64 and complex128, with the same strides.
+    Those of different dtypes then share no storage.
+    """
+
+    def __init__(self, device: torch.device, *, wider: bool = False) -> None:
         self.device = device
-        self._storages: dict[int, torch.UntypedStorage] = {}
+        self._wider = WIDER if wider else {}
+        self._storages: dict[tuple[int, torch.dtype | None], torch.UntypedStorage] = {}
         self._sources: list[torch.UntypedStorage] = []  # kept alive, so that no key is used twice
 
     def __call__(self, tree: Any) -> Any:
-        """A copy of the tree on the device; everything that is not a tensor, device or generator stays as it is."""
+        """A copy of the tree on the device; everything that is not a tensor, device or generator stays as it is (and
+        dtypes, unless they get wider)."""
         if isinstance(tree, torch.Tensor):
             return self.tensor(tree)
         if isinstance(tree, torch.Size):
@@ -69,6 +83,8 @@ class Transfer:
             return slice(self(tree.start), self(tree.stop), self(tree.step))
         if isinstance(tree, torch.device):
             return self.device
+        if isinstance(tree, torch.dtype):
+            return self._wider.get(tree, tree)
         if isinstance(tree, str) and tree == "cpu":  # no operator takes this word for anything but a device
             return str(self.device)
         if isinstance(tree, torch.Generator):
@@ -77,11 +93,12 @@ class Transfer:
 
     def tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy of one tensor: same layout over a copy of its storage, same conj/neg bit, same ``requires_grad``."""
+        dtype = self._wider.get(tensor.dtype, tensor.dtype)
         if tensor.layout != torch.strided:
-            return tensor.detach().clone() if tensor.device == self.device else tensor.detach().to(self.device)
+            return tensor.detach().to(self.device, dtype, copy=True)
         if tensor._is_zerotensor():  # autograd's zeros without memory
-            return torch.zeros(tensor.shape, dtype=tensor.dtype, device=self.device)
-        copy = torch.empty(0, dtype=tensor.dtype, device=self.device)
+            return torch.zeros(tensor.shape, dtype=dtype, device=self.device)
+        copy = torch.empty(0, dtype=dtype, device=self.device)
         copy.set_(self._storage(tensor), tensor.storage_offset(), tensor.size(), tensor.stride())
         if tensor.is_conj():
             copy = torch._conj(copy)
@@ -91,9 +108,11 @@ class Transfer:
 
     def _storage(self, tensor: torch.Tensor) -> torch.UntypedStorage:
         source = tensor.untyped_storage()
-        if source._cdata not in self._storages:
+        widened = tensor.dtype if tensor.dtype in self._wider else None
+        key = (source._cdata, widened)
+        if key not in self._storages:
             self._sources.append(source)
-            as_bytes = torch.empty(0, dtype=torch.uint8, device=source.device).set_(source)
-            copy = torch.empty(source.nbytes(), dtype=torch.uint8, device=self.device)
-            self._storages[source._cdata] = copy.copy_(as_bytes).untyped_storage()
-        return self._storages[source._cdata]
+            content = torch.empty(0, dtype=widened or torch.uint8, device=source.device).set_(source)
+            copy = torch.empty(content.shape, dtype=self._wider.get(content.dtype, torch.uint8), device=self.device)
+            self._storages[key] = copy.copy_(content).untyped_storage()
+        return self._storages[key]

@@ -6,7 +6,15 @@ driver of devices in host memory. `docs/write-a-driver.md` shows how to write on
 
 from __future__ import annotations
 
-from torch_backplane.drivers.base import Device, DeviceProperties, Driver, NativeDevice, NativeLauncher, SettingError
+from torch_backplane.drivers.base import (
+    Device,
+    DeviceError,
+    DeviceProperties,
+    Driver,
+    NativeDevice,
+    NativeLauncher,
+    SettingError,
+)
 from torch_backplane.drivers.discovery import (
     ENTRY_POINT_GROUP,
     available,
@@ -19,6 +27,7 @@ from torch_backplane.drivers.discovery import (
 __all__ = [
     "ENTRY_POINT_GROUP",
     "Device",
+    "DeviceError",
     "DeviceProperties",
     "Driver",
     "NativeDevice",

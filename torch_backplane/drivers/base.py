@@ -8,8 +8,9 @@ Rules that hold for every method:
 
 * It is called with the GIL held, from any thread, and from several threads in turn if it releases the GIL. It must not
   use bp tensors of its own device.
-* What it raises comes out of the PyTorch call that needed it, as it was raised. Only `allocate` has an exception with a
-  meaning: `MemoryError` makes the allocator free what it caches and ask once more.
+* What it raises comes out of the PyTorch call that needed it, as it was raised. Two exceptions have a meaning: a
+  `DeviceError` says that the hardware failed, and may be lost, and a `MemoryError` of `allocate` makes the allocator
+  free what it caches and ask once more.
 * Handles (of segments, streams and events) are any Python objects. The socket keeps a reference to each from the call
   that returns it to the end of the call that takes it back.
 * `stream` is what `create_stream` returned. Work is done in the order of its stream.
@@ -43,6 +44,24 @@ KINDS = ("gpu", "accelerator", "cpu", "host")
 
 class SettingError(ValueError):
     """A setting of the user's (an environment variable) is malformed. Discovery passes it on and never ignores it."""
+
+
+class DeviceError(RuntimeError):
+    """The hardware failed. A driver's method raises it, and the user gets a `torch.AcceleratorError` that names the
+    device and what it was doing.
+
+    Args:
+        message: what the hardware, or its API, said.
+        code: its number for that.
+        lost: nothing will work on this device any more while the process lives: it was unplugged or reset, or a fault
+            destroyed its context. From then on the socket calls no method of it, not even to give something back, and
+            each use of the device raises this error again.
+    """
+
+    def __init__(self, message: str, *, code: int = 0, lost: bool = False) -> None:
+        super().__init__(message)
+        self.code = code
+        self.lost = lost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,6 +236,10 @@ class Device(ABC):
     def native_segment(self, handle: Any) -> int:
         """The same of a segment (OpenCL: the cl_mem)."""
         raise NotImplementedError(f"{type(self).__name__} has a native_launcher and no native_segment() method")
+
+    def native_error(self, call: str, status: int) -> Exception:
+        """The exception for a call of the native launcher's that was answered with an error."""
+        return DeviceError(f"{call} answered {status}", code=status)
 
     def launched_natively(self, stream: Any) -> None:  # noqa: B027
         """Kernels were launched on `stream` past the driver. Called once before query_stream() or synchronize_stream(),

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from torch_backplane.drivers import kernel_cache
 from torch_backplane.drivers.base import KINDS, Driver
 
 if TYPE_CHECKING:
@@ -18,7 +19,12 @@ class OpenCLDriver(Driver):
     """Every OpenCL device that can run a kernel: GPUs first, then accelerators, then CPUs."""
 
     def devices(self) -> Sequence[OpenCLDevice]:
-        """No device, without a word, where PyOpenCL or any OpenCL platform is missing."""
+        """No device, without a word, where PyOpenCL or any OpenCL platform is missing.
+
+        Raises:
+            SettingError: TORCH_BACKPLANE_CACHE_SIZE is not a size.
+        """
+        kernel_cache.size_limit()
         try:
             import pyopencl as cl
         except ModuleNotFoundError as error:

@@ -16,8 +16,9 @@ from typing import Any
 import pyopencl as cl
 import torch
 
-from torch_backplane.drivers.base import ALL_DTYPES, NATIVE_APIS, Device, DeviceProperties, NativeLauncher
+from torch_backplane.drivers.base import ALL_DTYPES, NATIVE_APIS, Device, DeviceError, DeviceProperties, NativeLauncher
 from torch_backplane.drivers.opencl import POCL
+from torch_backplane.drivers.opencl_errors import Health
 from torch_backplane.drivers.opencl_programs import Programs
 
 OLDEST_VERSION = (1, 2)
@@ -29,7 +30,9 @@ OUT_OF_MEMORY = (
     cl.status_code.OUT_OF_RESOURCES,
     cl.status_code.OUT_OF_HOST_MEMORY,
     cl.status_code.INVALID_BUFFER_SIZE,
-)
+)  # unless the device is lost
+
+BEFORE_EVENT = "a command in front of the event ended with"
 
 PROBE = "__kernel void probe(__global int *out) { out[get_global_id(0)] = 40 + (int)get_global_id(0); }"
 
@@ -41,7 +44,8 @@ class Stream:
     events are kept here until their commands are done.
     """
 
-    def __init__(self, context: cl.Context, device: cl.Device) -> None:
+    def __init__(self, context: cl.Context, device: cl.Device, health: Health) -> None:
+        self.health = health
         self.queue = cl.CommandQueue(context, device, cl.command_queue_properties.PROFILING_ENABLE)
         self._lock = threading.Lock()  # PyOpenCL releases the GIL
         self._under_way: deque[cl.Event] = deque()
@@ -49,7 +53,7 @@ class Stream:
 
     def submit(self, enqueue: Callable[..., cl.Event], *arguments: Any, **options: Any) -> cl.Event:
         """Give a command to the device: `enqueue(queue, *arguments, **options)`."""
-        with self._lock:
+        with self.health.watch(), self._lock:
             event = enqueue(self.queue, *arguments, **options)
             self._under_way.append(event)
             self.queue.flush()  # other queues, and who polls, may wait for it
@@ -57,19 +61,19 @@ class Stream:
         return event
 
     def is_done(self) -> bool:
-        with self._lock:
+        with self.health.watch(), self._lock:
             self._forget_done()
             return not self._under_way
 
     def synchronize(self) -> None:
         """Wait for all commands; the error of one that failed is raised here, once."""
-        self.queue.finish()
-        with self._lock:
-            self._forget_done()
-            failed, self._failed = self._failed, None
+        with self.health.watch():
+            self.queue.finish()
+            with self._lock:
+                self._forget_done()
+                failed, self._failed = self._failed, None
         if failed is not None:
-            reason = cl.status_code.to_string(failed, "status %d")  # type: ignore[operator]  # added at run time
-            raise RuntimeError(f"a command on the OpenCL device {self.queue.device.name.strip()} failed: {reason}")
+            raise self.health.error("a command given to it before ended with", failed)
 
     def _forget_done(self) -> None:
         while self._under_way:
@@ -123,7 +127,8 @@ class OpenCLDevice(Device):
             bool(device.execution_capabilities & cl.device_exec_capabilities.NATIVE_KERNEL),
         )
         self._programs = Programs(self.context, device)
-        self._own_stream = Stream(self.context, device)
+        self.health = Health(self.context, device)
+        self._own_stream = Stream(self.context, device, self.health)
         self._run_probe()
 
     def _run_probe(self) -> None:
@@ -143,17 +148,20 @@ class OpenCLDevice(Device):
         if nbytes > self.largest_segment:
             raise MemoryError(f"{nbytes} bytes asked for, and {self.largest_segment} is the most in one OpenCL buffer")
         try:
-            buffer = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, nbytes)
-            # Many implementations take the memory when a buffer is first used, and that is too late for an error.
-            cl.enqueue_fill_buffer(self._own_stream.queue, buffer, b"\0", 0, 1).wait()
-        except cl.Error as error:
-            if error.code in OUT_OF_MEMORY:
+            with self.health.watch():
+                buffer = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, nbytes)
+                # Many implementations take the memory when a buffer is first used, and that is too late for an error.
+                touched = cl.enqueue_fill_buffer(self._own_stream.queue, buffer, b"\0", 0, 1)
+            self.health.wait(touched, "touching the buffer ended with")
+        except DeviceError as error:
+            if error.code in OUT_OF_MEMORY and not error.lost:
                 raise MemoryError(str(error)) from error
             raise
         return buffer
 
     def free(self, handle: cl.Buffer) -> None:
-        handle.release()
+        with self.health.watch():
+            handle.release()
 
     # --- transfers ---------------------------------------------------------------------------------------------------
 
@@ -187,7 +195,13 @@ class OpenCLDevice(Device):
     # --- kernels -----------------------------------------------------------------------------------------------------
 
     def compile(self, text: str, entry: str) -> cl.Kernel:
-        return cl.Kernel(self._programs.get(text), entry)
+        try:
+            return cl.Kernel(self._programs.get(text), entry)
+        except cl.Error as error:
+            failure = self.health.error(f"{error.routine} answered", error.code)
+            if failure.lost:
+                raise failure from error
+            raise  # with the compiler's log
 
     def build_counts(self) -> dict[str, int]:
         return dict(self._programs.counts)
@@ -201,13 +215,17 @@ class OpenCLDevice(Device):
     def native_segment(self, handle: cl.Buffer) -> int:
         return handle.int_ptr
 
+    def native_error(self, call: str, status: int) -> Exception:
+        return self.health.error(f"{call} answered", status)
+
     def launched_natively(self, stream: Stream) -> None:
         stream.submit(cl.enqueue_marker)
 
     # --- streams and events ------------------------------------------------------------------------------------------
 
     def create_stream(self, priority: int) -> Stream:
-        return Stream(self.context, self.device)  # OpenCL 1.2 has no priorities
+        with self.health.watch():
+            return Stream(self.context, self.device, self.health)  # OpenCL 1.2 has no priorities
 
     def destroy_stream(self, stream: Stream) -> None:
         stream.synchronize()
@@ -229,18 +247,17 @@ class OpenCLDevice(Device):
             stream.submit(cl.enqueue_barrier, wait_for=[event.marker])
 
     def query_event(self, event: Event) -> bool:
-        if event.marker is None:
-            return True
-        return event.marker.command_execution_status <= cl.command_execution_status.COMPLETE
+        return event.marker is None or self.health.check(event.marker, BEFORE_EVENT)
 
     def synchronize_event(self, event: Event) -> None:
         if event.marker is not None:
-            event.marker.wait()
+            self.health.wait(event.marker, BEFORE_EVENT)
 
     def elapsed_ms(self, start: Event, end: Event) -> float:
         assert start.marker is not None
         assert end.marker is not None
-        return (end.marker.profile.end - start.marker.profile.end) / 1e6
+        with self.health.watch():
+            return (end.marker.profile.end - start.marker.profile.end) / 1e6
 
     def sleep(self, milliseconds: float, stream: Stream) -> None:
         alarm = cl.UserEvent(self.context)

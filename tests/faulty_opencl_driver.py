@@ -1,0 +1,102 @@
+"""A driver for tests: the first OpenCL device twice, with calls of OpenCL that fail when they are told to.
+
+`answers[name] = status` makes the function of that name answer so from then on: functions of the native launcher by
+their names in C, for the first device only, and PyOpenCL's by its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyopencl as cl
+
+from torch_backplane.drivers import Driver, NativeLauncher
+from torch_backplane.drivers.opencl import platforms
+from torch_backplane.drivers.opencl_device import OpenCLDevice, Stream
+
+answers: dict[str, int] = {}
+calls: list[str] = []  # of functions that failed
+streams: list[Stream] = []  # of the first device
+
+_INT, _POINTER = ctypes.c_int, ctypes.c_void_p
+_SIGNATURES = {
+    "clSetKernelArg": ctypes.CFUNCTYPE(_INT, _POINTER, ctypes.c_uint, ctypes.c_size_t, _POINTER),
+    "clEnqueueNDRangeKernel": ctypes.CFUNCTYPE(_INT, *[_POINTER] * 2, ctypes.c_uint, *[_POINTER] * 6),
+    "clFlush": ctypes.CFUNCTYPE(_INT, _POINTER),
+    "clFinish": ctypes.CFUNCTYPE(_INT, _POINTER),
+}
+_kept: list[Any] = []  # callbacks must outlive the launcher
+
+
+class InjectedError(cl.RuntimeError):
+    """As PyOpenCL raises, which cannot be made in Python."""
+
+    def __init__(self, routine: str, code: int) -> None:
+        self._what = (routine, code)
+
+    @property
+    def routine(self) -> str:  # type: ignore[override]
+        return self._what[0]
+
+    @property
+    def code(self) -> int:  # type: ignore[override]
+        return self._what[1]
+
+    def __str__(self) -> str:
+        return f"{self._what[0]} failed: {self._what[1]}"
+
+
+def failing(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        if name in answers:
+            calls.append(name)
+            raise InjectedError(name, answers[name])
+        return function(*arguments, **options)
+
+    return call
+
+
+for _name in ("enqueue_copy", "enqueue_fill_buffer", "enqueue_marker", "enqueue_barrier", "Buffer", "Kernel"):
+    setattr(cl, _name, failing(_name, getattr(cl, _name)))
+for _name in ("finish", "flush"):
+    setattr(cl.CommandQueue, _name, failing(_name, getattr(cl.CommandQueue, _name)))
+
+
+def failing_launcher(launcher: NativeLauncher) -> NativeLauncher:
+    def replacement(name: str, address: int) -> int:
+        signature = _SIGNATURES[name]
+        function = signature(address)
+
+        def call(*arguments: Any) -> int:
+            if name in answers:
+                calls.append(name)
+                return answers[name]
+            return function(*arguments)
+
+        callback = signature(call)
+        _kept.append(callback)
+        return ctypes.cast(callback, _POINTER).value or 0
+
+    functions = {name: replacement(name, address) for name, address in launcher.functions.items()}
+    return NativeLauncher(api="opencl", functions=functions)
+
+
+class FaultyDevice(OpenCLDevice):
+    def __init__(self, device: cl.Device) -> None:
+        super().__init__(device)
+        self.native_launcher = failing_launcher(self.native_launcher)
+
+
+    def create_stream(self, priority: int) -> Stream:
+        streams.append(super().create_stream(priority))
+        return streams[-1]
+
+
+class FaultyDriver(Driver):
+    def devices(self) -> Sequence[OpenCLDevice]:
+        device = platforms(cl)[0].get_devices()[0]
+        return [FaultyDevice(device), OpenCLDevice(device)]
