@@ -142,6 +142,7 @@ def run_pointwise(
     scalars: Sequence[tuple[float, torch.dtype]] = (),
     wide: bool = False,
     width: int = 4,
+    processor: Any = "gpu",
 ) -> None:
     """Fills `outputs` (one shape) with the formula of `inputs`, broadcast to it, by way of an OpenCL C kernel."""
     _, _, float64 = opencl()
@@ -157,7 +158,7 @@ def run_pointwise(
         scalars=[dtype for _, dtype in scalars],
         compute=compute,
         layout=layout,
-        dialect=OpenCLC(float64=float64),
+        dialect=OpenCLC(float64=float64, processor=processor),
     )
     launch(kernel, where, where.count, operands, [value for value, _ in scalars])
 

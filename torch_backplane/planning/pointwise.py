@@ -16,7 +16,6 @@ from torch_backplane.planning.call import Call
 from torch_backplane.planning.declare import check_supported, operator
 from torch_backplane.planning.launch import dialect_of, generated, launch
 
-WIDTH = 4  # elements for each work item where everything is contiguous
 ROW_GROUP = (16, 4)  # elements of a row, and rows: a group where not everything is contiguous
 
 # Arguments of these names choose, and are bool whatever is computed.
@@ -153,14 +152,15 @@ def run_pointwise(
     _C.check_overlaps(list(outputs), list(inputs))
     operands = [*outputs, *inputs]
     strides = [broadcast_strides(tensor, shape) for tensor in operands]
-    aligned = all(tensor.data_ptr() % min(16, WIDTH * tensor.itemsize) == 0 for tensor in operands)
-    where = geometry(shape, strides, width=WIDTH, aligned=aligned)
+    device = outputs[0].device
+    width = dialect_of(device).width
+    aligned = all(tensor.data_ptr() % min(16, width * tensor.itemsize) == 0 for tensor in operands)
+    where = geometry(shape, strides, width=width, aligned=aligned)
     dtypes = (
         tuple(tensor.dtype for tensor in inputs),
         tuple(tensor.dtype for tensor in outputs),
         tuple(dtype for _, dtype in scalars),
     )
-    device = outputs[0].device
     seen = tuple(compute) if isinstance(compute, (list, tuple)) else compute
 
     def generate() -> kernels.Kernel:

@@ -71,6 +71,16 @@ class Dialect(ABC):
         self.float64 = float64
         self.processor = processor
 
+    @property
+    def width(self) -> int:
+        """Elements for each work item where all are contiguous. CPUs' compilers make vectors of neighbouring items."""
+        return 1 if self.processor == "cpu" else 4
+
+    @property
+    def group_size(self) -> int:
+        """Work items of a group in one dimension, where a kernel does not care."""
+        return 256 if self.processor == "cpu" else 64
+
     # Types and constants
 
     def type(self, dtype: torch.dtype) -> str:
@@ -297,6 +307,10 @@ class Dialect(ABC):
     @abstractmethod
     def global_row(self, wide: bool) -> str:
         """The index in a launch's second dimension."""
+
+    def beyond(self, index: str, count: str, dimension: int = 0) -> str:
+        """Whether the work item of this `index` in a launch's dimension (0 or 1) has nothing to do."""
+        return f"{index} >= {count}"
 
     @abstractmethod
     def load_lanes(self, name: str, dtype: torch.dtype, pointer: str, index: str, width: int) -> str:
