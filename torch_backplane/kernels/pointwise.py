@@ -108,6 +108,7 @@ class _Writer:
             Parameter("stride", index_dtype, operand, dimension)
             for operand in range(operands)
             for dimension in range(rank)
+            if dimension or not self.layout.rows or self.layout.inner[operand] == 2  # others are in the text
         ]
         body = pointers(self.dialect, parameters)
         if self.layout.rows:

@@ -1,4 +1,7 @@
-"""Orthogonal polynomials of degree n, which is a number like x (DLMF 18)."""
+"""Orthogonal polynomials of degree n, which is a number like x (DLMF 18).
+
+The recurrences have one rounding where compilers make one of PyTorch's, so that both give the same numbers.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +74,9 @@ chebyshev_w = _chebyshev(
 
 
 def hermite_h(x: Expression, n: Expression) -> Expression:
-    return _within_range(n, _recurrence(x, n, 2.0 * x, lambda x, k, last, before: f.fma(2.0 * x, last, -(2.0 * k * before))))
+    return _within_range(
+        n, _recurrence(x, n, 2.0 * x, lambda x, k, last, before: f.fma(2.0 * x, last, -(2.0 * k * before)))
+    )
 
 
 def hermite_he(x: Expression, n: Expression) -> Expression:

@@ -4,8 +4,8 @@ Three forms. On a CPU a work item computes a block of results in registers: `out
 needs no order of a, `inner` has vectors along the summed dimension of both. Elsewhere `tiled`: a group computes 64 × 64
 results from tiles in local memory.
 
-All add up the products of a block of the depth, and then the blocks: a sum's rounding error grows with the longest chain
-of additions.
+All add up the products of a block of the depth, and then the blocks: a sum's rounding error grows with the longest
+chain of additions.
 """
 
 from __future__ import annotations
