@@ -87,6 +87,7 @@ def launch(
     results: int,
     tensors: Sequence[torch.Tensor],
     scalars: Sequence[float],
+    row_group: tuple[int, int] | None = None,
 ) -> None:
     """Runs an OpenCL C kernel on CPU tensors, outputs first: copies them to buffers, and the outputs back.
 
@@ -124,9 +125,9 @@ def launch(
             arguments.append(NUMPY[parameter.dtype](number))
     group = kernel.group_size or 64
     items, groups = (-(-kernel.work_items(results) // group) * group,), (group,)
-    if any(parameter.kind == "rows" for parameter in kernel.parameters):
-        groups = (16, 4)
-        items = (-(-kept.sizes[0] // 16) * 16, -(-kept.rows // 4) * 4)
+    if row_group is not None:
+        groups = row_group
+        items = (-(-kept.sizes[0] // groups[0]) * groups[0], -(-kept.rows // groups[1]) * groups[1])
     _built(kernel.text, kernel.name)(queue, items, groups, *arguments)
     for tensor, buffer in zip(tensors[:outputs], buffers, strict=False):
         cl.enqueue_copy(queue, _memory(tensor), buffer, src_offset=before)
@@ -142,12 +143,14 @@ def run_pointwise(
     scalars: Sequence[tuple[float, torch.dtype]] = (),
     wide: bool = False,
     width: int = 4,
+    processor: Any = "gpu",
 ) -> None:
     """Fills `outputs` (one shape) with the formula of `inputs`, broadcast to it, by way of an OpenCL C kernel."""
     _, _, float64 = opencl()
     shape = outputs[0].shape
     operands = [*outputs, *(tensor.expand(shape) for tensor in inputs)]
-    where = geometry(shape, [tensor.stride() for tensor in operands], width=width)
+    dialect = OpenCLC(float64=float64, processor=processor)
+    where = geometry(shape, [tensor.stride() for tensor in operands], width=width, limits=dialect.row_limits)
     layout = replace(where.layout, wide=wide)
     kernel = pointwise(
         "exp",  # which is taken, without our prefix
@@ -157,9 +160,10 @@ def run_pointwise(
         scalars=[dtype for _, dtype in scalars],
         compute=compute,
         layout=layout,
-        dialect=OpenCLC(float64=float64),
+        dialect=dialect,
     )
-    launch(kernel, where, where.count, operands, [value for value, _ in scalars])
+    row_group = dialect.row_group(where.sizes[0], where.rows, strided=2 in layout.inner) if layout.rows else None
+    launch(kernel, where, where.count, operands, [value for value, _ in scalars], row_group)
 
 
 def run_reduction(

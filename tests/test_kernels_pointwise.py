@@ -224,6 +224,34 @@ def test_every_half_survives_and_floats_round_to_the_nearest_even(dtype):
     torch.testing.assert_close(rounded, values.to(dtype), rtol=0, atol=0, equal_nan=True)
 
 
+def test_bits_of_casts_to_and_from_halves():
+    """All bits, NaN's too: as the processor's instructions for float16, which PyTorch uses where there are any."""
+    torch.manual_seed(0)
+    bits = torch.randint(-(2**31), 2**31, (2**20,)).to(torch.int32)
+    exponents = torch.arange(256, dtype=torch.int32)[:, None] << 23  # each with mantissas around those that round
+    edges = [0, 1, 0xFFF, 0x1000, 0x1001, 0x1FFF, 0x2000, 0x2FFF, 0x3000, 0x3001, 0x7FFF, 0x8000, 0x8001, 0x18000]
+    mantissas = torch.tensor([*edges, 0x3FF000, 0x400000, 0x7FF000, 0x7FFFFF], dtype=torch.int32)
+    bits = torch.cat([bits, (exponents + mantissas).flatten(), (exponents + mantissas).flatten() - 2**31])
+    values = bits.view(torch.float32)
+    half, brain = torch.empty(len(values), dtype=torch.float16), torch.empty(len(values), dtype=torch.bfloat16)
+    run_pointwise(lambda a: (a, a), [values], [half, brain], width=1, processor="cpu")
+    sign, carried = (bits >> 16) & 0x8000, (bits >> 13) & 0x3FF
+    expected = torch.where(values.isnan(), sign | 0x7E00 | carried, values.half().view(torch.int16).to(torch.int32))
+    assert torch.equal(half.view(torch.int16), expected.to(torch.int16))
+    expected = torch.where(values.isnan(), bits >> 16 | 0x40, values.bfloat16().view(torch.int16).to(torch.int32))
+    assert torch.equal(brain.view(torch.int16), expected.to(torch.int16))
+
+    every = torch.arange(2**16, dtype=torch.int32).to(torch.int16)
+    result = torch.empty(2**16)
+    run_pointwise(lambda a: a, [every.view(torch.float16)], [result], width=1, processor="cpu")
+    wide = every.to(torch.int32)
+    quiet = (wide & 0x8000) << 16 | 0x7FC00000 | (wide & 0x3FF) << 13
+    floats = every.view(torch.float16).float()
+    assert torch.equal(result.view(torch.int32), torch.where(floats.isnan(), quiet, floats.view(torch.int32)))
+    run_pointwise(lambda a: a, [every.view(torch.bfloat16)], [result], width=1, processor="cpu")
+    assert torch.equal(result.view(torch.int32), wide << 16)
+
+
 def test_constants_arrive_exactly():
     least, greatest = integer_range(torch.int64)
     constants = [0.1, -0.0, INF, -INF, NAN, 1e-45, 3.4028234663852886e38, 1e300, 16777217.0]
@@ -271,6 +299,21 @@ def test_contiguous_of_every_size_around_the_width(width, wide):
         run_pointwise(lambda a: -a, [a], [out[:size]], width=width, wide=wide)
         assert torch.equal(out[:size], -a)
         assert (out[size:] == 7).all()
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_sizes_around_the_groups_of_a_cpu(wide):
+    """Where a compiler is told of groups that are whole."""
+    for size in (1, 255, 256, 257, 512, 1000):
+        a, out = torch.randn(size), torch.full((size + 3,), 7.0)
+        run_pointwise(lambda a: -a, [a], [out[:size]], width=1, wide=wide, processor="cpu")
+        assert torch.equal(out[:size], -a)
+        assert (out[size:] == 7).all()
+    for rows, size in ((1, 16), (4, 32), (5, 48), (7, 17), (8, 31), (3, 5), (130, 9)):
+        a, b, out = torch.randn(size, rows).t(), torch.randn(rows, 1), torch.full((rows, size + 1), 7.0)
+        run_pointwise(lambda a, b: a - b, [a, b], [out[:, :size]], wide=wide, processor="cpu")
+        assert torch.equal(out[:, :size], a - b)
+        assert (out[:, size] == 7).all()
 
 
 @settings(max_examples=40, deadline=None)

@@ -105,3 +105,16 @@ def test_normal_with_a_mean_and_a_deviation_for_each_element() -> None:
     assert torch.equal(torch.bp.get_rng_state(DEVICE), state)
     with pytest.raises(RuntimeError, match="must match the size of tensor"):
         torch.normal(mean, std[:3])
+
+
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"),
+    reason="PyTorch's kernels have fused multiplications where they are compiled for processors that have them",
+)
+@pytest.mark.parametrize("name", ["hermite_polynomial_h", "hermite_polynomial_he", "legendre_polynomial_p"])
+def test_recurrences_have_the_roundings_of_pytorchs(name: str) -> None:
+    """The terms cancel, so that another rounding is another number."""
+    torch.manual_seed(0)
+    x, n = torch.rand(2000) * 4 - 2, torch.randint(0, 20, (2000,)).float()
+    function = getattr(torch.special, name)
+    torch.testing.assert_close(function(x.to(DEVICE), n.to(DEVICE)).cpu(), function(x, n), rtol=0, atol=0)

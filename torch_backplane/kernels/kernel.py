@@ -38,7 +38,7 @@ class Kernel:
     text: all of it; equal text is the same kernel.
     parameters: in order.
     width: elements for each work item (pointwise), or None where each result has a group of work items.
-    group_size: the number of work items of a group where it is fixed.
+    group_size: the number of work items of a group, where the launch shall not choose it.
     """
 
     name: str

@@ -9,10 +9,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 NARROW_LIMIT = 2**31 - 1
-SHORTEST_ROW = 16  # elements, for which a launch in rows is worth it
-MOST_ROWS = 65535 * 4  # in the second dimension of a launch: CUDA's limit of groups, of 4 rows each
+
+
+class RowLimits(NamedTuple):
+    """For which calls a device is given a launch in rows.
+
+    Args:
+        shortest: elements of a row.
+        most: rows, in the second dimension of the launch.
+    """
+
+    shortest: int = 16
+    most: int = 65535 * 4  # CUDA's limit of groups, of 4 rows each
 
 
 @dataclass(frozen=True)
@@ -62,7 +73,12 @@ class Geometry:
 
 
 def geometry(
-    sizes: Sequence[int], strides: Sequence[Sequence[int]], *, width: int = 4, aligned: bool = True
+    sizes: Sequence[int],
+    strides: Sequence[Sequence[int]],
+    *,
+    width: int = 4,
+    aligned: bool = True,
+    limits: RowLimits = RowLimits(),  # noqa: B008, it cannot be changed
 ) -> Geometry:
     """The simplest geometry that visits every element once.
 
@@ -71,6 +87,7 @@ def geometry(
         strides: for each operand, outputs first, one stride for each size; 0 where the operand is broadcast.
         width: what the device prefers where everything is contiguous.
         aligned: whether every operand begins at a multiple of width elements; without it, width is 1.
+        limits: which calls that are not contiguous go by rows.
     """
     for operand in strides:
         if len(operand) != len(sizes):
@@ -81,7 +98,7 @@ def geometry(
     if count <= 1 or (len(sizes_) == 1 and all(operand == (1,) for operand in strides_)):
         return Geometry(Layout(0, width if aligned else 1, wide), (count,), tuple((1,) for _ in strides_))
     inner: tuple[int, ...] = ()
-    if sizes_[0] >= SHORTEST_ROW and count // sizes_[0] <= MOST_ROWS:
+    if sizes_[0] >= limits.shortest and count // sizes_[0] <= limits.most:
         inner = tuple(min(operand[0], 2) for operand in strides_)
     return Geometry(Layout(len(sizes_), 1, wide, inner), sizes_, strides_)
 

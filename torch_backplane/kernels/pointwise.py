@@ -54,7 +54,7 @@ def pointwise(
             dialect.kernel(entry, declarations(dialect, parameters), None, body),
         ]
     )
-    return Kernel(entry, text, tuple(parameters), layout.width)
+    return Kernel(entry, text, tuple(parameters), layout.width, None if layout.rows else dialect.group_size)
 
 
 def _seen_as(
@@ -108,6 +108,7 @@ class _Writer:
             Parameter("stride", index_dtype, operand, dimension)
             for operand in range(operands)
             for dimension in range(rank)
+            if dimension or not self.layout.rows or self.layout.inner[operand] == 2  # others are in the text
         ]
         body = pointers(self.dialect, parameters)
         if self.layout.rows:
@@ -118,7 +119,7 @@ class _Writer:
         return body + (self._vectorised() if self.layout.width > 1 else self._contiguous()), parameters
 
     def _contiguous(self) -> list[str]:
-        return ["  if (item >= count) return;", *self._one_element(lambda name: "item", "  ")]
+        return [f"  if ({self.dialect.beyond('item', 'count')}) return;", *self._one_element(lambda name: "item", "  ")]
 
     def _vectorised(self) -> list[str]:
         width, dialect = self.layout.width, self.dialect
@@ -143,7 +144,7 @@ class _Writer:
         names = [name for name, _ in (*self.outputs, *self.inputs)]
         places = {f"{name}_at": f"stride{operand}_" for operand, name in enumerate(names)}
         return [
-            "  if (item >= count) return;",
+            f"  if ({self.dialect.beyond('item', 'count')}) return;",
             *(f"  {self.index} {place} = 0;" for place in places),
             *advance(self.index, "item", self.layout.rank, places),
             *self._one_element(lambda name: f"{name}_at", "  "),
@@ -165,7 +166,7 @@ class _Writer:
             # Before the test: a compiler may move a division out of a loop over items only where every item has it.
             *advance(self.index, "row", self.layout.rank, strides, first=1),
             *(f"  {name} += {name}_at;" for name in names),
-            "  if (item >= size0 || row >= rows) return;",
+            f"  if ({self.dialect.beyond('item', 'size0')} || {self.dialect.beyond('row', 'rows', 1)}) return;",
             *self._one_element(lambda name: places[name], "  "),
         ]
 

@@ -16,9 +16,6 @@ from torch_backplane.planning.call import Call
 from torch_backplane.planning.declare import check_supported, operator
 from torch_backplane.planning.launch import dialect_of, generated, launch
 
-WIDTH = 4  # elements for each work item where everything is contiguous
-ROW_GROUP = (16, 4)  # elements of a row, and rows: a group where not everything is contiguous
-
 # Arguments of these names choose, and are bool whatever is computed.
 CONDITIONS = ("condition", "mask")
 
@@ -153,14 +150,15 @@ def run_pointwise(
     _C.check_overlaps(list(outputs), list(inputs))
     operands = [*outputs, *inputs]
     strides = [broadcast_strides(tensor, shape) for tensor in operands]
-    aligned = all(tensor.data_ptr() % min(16, WIDTH * tensor.itemsize) == 0 for tensor in operands)
-    where = geometry(shape, strides, width=WIDTH, aligned=aligned)
+    device = outputs[0].device
+    dialect = dialect_of(device)
+    aligned = all(tensor.data_ptr() % min(16, dialect.width * tensor.itemsize) == 0 for tensor in operands)
+    where = geometry(shape, strides, width=dialect.width, aligned=aligned, limits=dialect.row_limits)
     dtypes = (
         tuple(tensor.dtype for tensor in inputs),
         tuple(tensor.dtype for tensor in outputs),
         tuple(dtype for _, dtype in scalars),
     )
-    device = outputs[0].device
     seen = tuple(compute) if isinstance(compute, (list, tuple)) else compute
 
     def generate() -> kernels.Kernel:
@@ -171,7 +169,7 @@ def run_pointwise(
             outputs=dtypes[1],
             scalars=dtypes[2],
             layout=where.layout,
-            dialect=dialect_of(device),
+            dialect=dialect,
             compute=seen,
         )
 
@@ -193,7 +191,8 @@ def run_pointwise(
         elif one.kind == "stride":
             numbers.append(where.strides[one.operand][one.dimension])
     if where.layout.rows:
-        launch(kernel, operands, numbers, [where.sizes[0], where.rows], ROW_GROUP, name=name)
+        group = dialect.row_group(where.sizes[0], where.rows, strided=2 in where.layout.inner)
+        launch(kernel, operands, numbers, [where.sizes[0], where.rows], group, name=name)
     else:
         launch(kernel, operands, numbers, [kernel.work_items(where.count)], name=name)
 

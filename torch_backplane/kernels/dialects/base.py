@@ -16,6 +16,7 @@ import torch
 from torch_backplane.kernels.dialects.halves import BFLOAT16, FLOAT16
 from torch_backplane.kernels.dtypes import STORAGE_ONLY, facts, integer_range
 from torch_backplane.kernels.expression import Number
+from torch_backplane.kernels.layouts import RowLimits
 
 UNSIGNED = {8: torch.uint8, 16: torch.uint16, 32: torch.uint32, 64: torch.uint64}
 
@@ -70,6 +71,37 @@ class Dialect(ABC):
     def __init__(self, *, float64: bool = True, processor: Literal["cpu", "gpu"] = "gpu") -> None:
         self.float64 = float64
         self.processor = processor
+
+    @property
+    def width(self) -> int:
+        """Elements for each work item where all are contiguous. CPUs' compilers make vectors of neighbouring items."""
+        return 1 if self.processor == "cpu" else 4
+
+    @property
+    def group_size(self) -> int:
+        """Work items of a group in one dimension, where a kernel does not care."""
+        return 256 if self.processor == "cpu" else 64
+
+    @property
+    def row_limits(self) -> RowLimits:
+        """For launches in rows. A division for each element costs a CPU more than items that have nothing to do."""
+        return RowLimits(shortest=2, most=2**31 - 1) if self.processor == "cpu" else RowLimits()
+
+    def row_group(self, length: int, rows: int, strided: bool) -> tuple[int, int]:
+        """The work items of a group in a launch in rows: elements of a row, and rows.
+
+        Few different ones, as some compilers build a kernel again for each.
+
+        Args:
+            strided: whether an operand's neighbours in a row are no neighbours in memory.
+        """
+        if self.processor != "cpu":
+            return 16, 4
+        if rows < 4:
+            return self.group_size, 1
+        if length < 16:
+            return 8, 8
+        return (16, 16) if strided else (64, 4)
 
     # Types and constants
 
@@ -297,6 +329,10 @@ class Dialect(ABC):
     @abstractmethod
     def global_row(self, wide: bool) -> str:
         """The index in a launch's second dimension."""
+
+    def beyond(self, index: str, count: str, dimension: int = 0) -> str:
+        """Whether the work item of this `index` in a launch's dimension (0 or 1) has nothing to do."""
+        return f"{index} >= {count}"
 
     @abstractmethod
     def load_lanes(self, name: str, dtype: torch.dtype, pointer: str, index: str, width: int) -> str:

@@ -2,28 +2,29 @@
 
 In the common subset of the dialects plus what each dialect's header defines: FUNCTION (how a device function begins),
 uint, ushort, and as_uint / as_float (the bits of a float, and the float of these bits).
-Rounding is to nearest, ties to even; NaN stays NaN and infinity infinity.
+Rounding is to nearest, ties to even; infinity stays infinity. NaN stays NaN, is made quiet, and keeps the upper bits of
+what it carries, as in the instructions of processors. All cases are computed and one is chosen, without branches, so
+that compilers for CPUs make vectors of them.
 """
 
 FLOAT16 = """\
 FUNCTION float float16_to_float(const ushort half_bits) {
-  const uint sign = (uint)(half_bits & 0x8000u) << 16;
-  const uint magnitude = half_bits & 0x7fffu;
-  if (magnitude >= 0x7c00u) return as_float(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
+  const uint sign = (uint)(half_bits & 0x8000u) << 16, magnitude = half_bits & 0x7fffu;
   // Below 2^-14 a float16 is a multiple of 2^-24.
-  if (magnitude < 0x400u) return as_float(sign | as_uint((float)magnitude * 0x1p-24f));
-  return as_float(sign | ((magnitude << 13) + 0x38000000u));
+  const uint small = as_uint((float)(int)magnitude * 0x1p-24f);
+  const uint other = (magnitude << 13) + (magnitude < 0x7c00u ? 0x38000000u : 0x70000000u);
+  const uint quiet = magnitude > 0x7c00u ? 0x400000u : 0u;
+  return as_float(sign | quiet | (magnitude < 0x400u ? small : other));
 }
 
 FUNCTION ushort float_to_float16(const float value) {
-  const uint sign = (as_uint(value) >> 16) & 0x8000u;
-  uint magnitude = as_uint(value) & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) return (ushort)(sign | 0x7e00u);
-  if (magnitude >= 0x477ff000u) return (ushort)(sign | 0x7c00u);  // 65520 is the first that rounds to infinity
+  const uint bits = as_uint(value), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
   // Near 0.5 a float is a multiple of 2^-24, as a float16 below 2^-14 is: the addition rounds.
-  if (magnitude < 0x38800000u) return (ushort)(sign | (as_uint(as_float(magnitude) + 0.5f) - 0x3f000000u));
-  magnitude += 0xc8000fffu + ((magnitude >> 13) & 1u);
-  return (ushort)(sign | magnitude >> 13);
+  const uint small = as_uint(as_float(magnitude) + 0.5f) - 0x3f000000u;
+  const uint normal = (magnitude + 0xc8000fffu + (magnitude >> 13 & 1u)) >> 13;
+  const uint finite = magnitude < 0x38800000u ? small : normal;
+  const uint special = magnitude > 0x7f800000u ? 0x7e00u | (magnitude >> 13 & 0x3ffu) : 0x7c00u;
+  return (ushort)(sign | (magnitude < 0x477ff000u ? finite : special));  // 65520 is the first that rounds to infinity
 }
 """
 
@@ -32,7 +33,7 @@ FUNCTION float bfloat16_to_float(const ushort bits) { return as_float((uint)bits
 
 FUNCTION ushort float_to_bfloat16(const float value) {
   const uint bits = as_uint(value);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return (ushort)(bits >> 16 | 0x40u);
-  return (ushort)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+  const uint rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+  return (ushort)((bits & 0x7fffffffu) > 0x7f800000u ? bits >> 16 | 0x40u : rounded);
 }
 """

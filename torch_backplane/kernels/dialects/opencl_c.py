@@ -75,6 +75,14 @@ class OpenCLC(Dialect):
     def global_row(self, wide: bool) -> str:
         return f"({self.index_type(wide)})get_global_id(1)"
 
+    def beyond(self, index: str, count: str, dimension: int = 0) -> str:
+        if self.processor != "cpu":
+            return super().beyond(index, count, dimension)
+        # In all but the last groups no item is. It is one answer for a group, so that compilers take it out of the loop
+        # over its items, which then needs no masks.
+        end = f"((ulong)get_group_id({dimension}) + 1) * get_local_size({dimension})"
+        return f"({end} > {count} && {index} >= {count})"
+
     def declare_lanes(self, name: str, dtype: torch.dtype, width: int) -> str:
         return f"{self.storage_type(dtype)} {name}[{width}];"
 

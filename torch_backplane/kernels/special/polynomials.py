@@ -1,4 +1,7 @@
-"""Orthogonal polynomials of degree n, which is a number like x (DLMF 18)."""
+"""Orthogonal polynomials of degree n, which is a number like x (DLMF 18).
+
+The recurrences have one rounding where compilers make one of PyTorch's, so that both give the same numbers.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def _recurrence(x: Expression, n: Expression, first: Expression, step: _Step) ->
 
 
 def _chebyshev_step(x: Expression, k: Expression, last: Expression, before: Expression) -> Expression:
-    return 2.0 * x * last - before
+    return f.fma(2.0 * x, last, -before)
 
 
 def _chebyshev(
@@ -71,11 +74,13 @@ chebyshev_w = _chebyshev(
 
 
 def hermite_h(x: Expression, n: Expression) -> Expression:
-    return _within_range(n, _recurrence(x, n, 2.0 * x, lambda x, k, last, before: 2.0 * x * last - 2.0 * k * before))
+    return _within_range(
+        n, _recurrence(x, n, 2.0 * x, lambda x, k, last, before: f.fma(2.0 * x, last, -(2.0 * k * before)))
+    )
 
 
 def hermite_he(x: Expression, n: Expression) -> Expression:
-    return _within_range(n, _recurrence(x, n, x, lambda x, k, last, before: x * last - k * before))
+    return _within_range(n, _recurrence(x, n, x, lambda x, k, last, before: f.fma(x, last, -(k * before))))
 
 
 def _within_range(n: Expression, value: Expression) -> Expression:
@@ -85,13 +90,13 @@ def _within_range(n: Expression, value: Expression) -> Expression:
 
 def laguerre_l(x: Expression, n: Expression) -> Expression:
     def step(x: Expression, k: Expression, last: Expression, before: Expression) -> Expression:
-        return ((2.0 * k + (1.0 - x)) * last - k * before) / (k + 1.0)
+        return f.fma(2.0 * k + (1.0 - x), last, -(k * before)) / (k + 1.0)
 
     return _recurrence(x, f.where(x == 0.0, f.minimum(n, 0.0), n), 1.0 - x, step)
 
 
 def legendre_p(x: Expression, n: Expression) -> Expression:
     def step(x: Expression, k: Expression, last: Expression, before: Expression) -> Expression:
-        return ((2.0 * k + 1.0) * x * last - k * before) / (k + 1.0)
+        return f.fma((2.0 * k + 1.0) * x, last, -(k * before)) / (k + 1.0)
 
     return _recurrence(x, n, x, step)

@@ -3,6 +3,9 @@
 Three forms. On a CPU a work item computes a block of results in registers: `outer` has a vector along a row of b and
 needs no order of a, `inner` has vectors along the summed dimension of both. Elsewhere `tiled`: a group computes 64 × 64
 results from tiles in local memory.
+
+All add up the products of a block of the depth, and then the blocks: a sum's rounding error grows with the longest
+chain of additions.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ _CPU_GROUP = 8
 _OUTER_ROWS = 8
 _INNER_ROWS = _INNER_COLUMNS = 4
 _TILE, _DEPTH, _TILED_GROUP, _SIDE = 64, 16, 256, 16
+_BLOCK = 64  # additions in a row, for each number of a vector
 
 
 def matmul(
@@ -116,10 +120,18 @@ def _outer(row_contiguous: bool) -> str:
 
     def depth_loop(lanes: str) -> str:
         steps = "\n".join(
-            f"    sum{x} = MULTIPLY_ADD(LANES_OF((value_t)load_a(a_at{x} + k * a_column)), b_lanes, sum{x});"
+            f"      block{x} = MULTIPLY_ADD(LANES_OF((value_t)load_a(a_at{x} + k * a_column)), b_lanes, block{x});"
             for x in rows
         )
-        return f"for (index_t k = 0; k < depth; ++k) {{\n    {lanes}\n{steps}\n  }}"
+        return f"""for (index_t k = 0; k < depth;) {{
+    const index_t end = min(k + {_BLOCK}, depth);
+    {" ".join(f"value_t_lanes block{x} = LANES_OF(0);" for x in rows)}
+    for (; k < end; ++k) {{
+      {lanes}
+{steps}
+    }}
+    {" ".join(f"sum{x} += block{x};" for x in rows)}
+  }}"""
 
     gathered = """value_t gathered[LANES];
     for (int lane = 0; lane < LANES; ++lane) gathered[lane] =
@@ -147,8 +159,8 @@ def _inner() -> str:
     rows, columns = range(_INNER_ROWS), range(_INNER_COLUMNS)
     pairs = [(x, y) for x in rows for y in columns]
     steps = "\n".join(
-        f"    {{ const value_t_lanes a_lanes = load_a_lanes(a_at{x} + k);"
-        + "".join(f" sum{x}_{y} = MULTIPLY_ADD(a_lanes, b_lanes{y}, sum{x}_{y});" for y in columns)
+        f"      {{ const value_t_lanes a_lanes = load_a_lanes(a_at{x} + k);"
+        + "".join(f" block{x}_{y} = MULTIPLY_ADD(a_lanes, b_lanes{y}, block{x}_{y});" for y in columns)
         + " }"
         for x in rows
     )
@@ -162,9 +174,14 @@ def _inner() -> str:
   {" ".join(f"const index_t b_at{y} = b_batch + min(j + {y}, columns - 1) * b_column;" for y in columns)}
   {" ".join(f"value_t_lanes sum{x}_{y} = LANES_OF(0);" for x, y in pairs)}
   index_t k = 0;
-  for (; k + LANES <= depth; k += LANES) {{
-    {" ".join(f"const value_t_lanes b_lanes{y} = load_b_lanes(b_at{y} + k);" for y in columns)}
+  while (k + LANES <= depth) {{
+    const index_t end = min(k + {_BLOCK} * LANES, depth);
+    {" ".join(f"value_t_lanes block{x}_{y} = LANES_OF(0);" for x, y in pairs)}
+    for (; k + LANES <= end; k += LANES) {{
+      {" ".join(f"const value_t_lanes b_lanes{y} = load_b_lanes(b_at{y} + k);" for y in columns)}
 {steps}
+    }}
+    {" ".join(f"sum{x}_{y} += block{x}_{y};" for x, y in pairs)}
   }}
   {" ".join(f"value_t total{x}_{y} = lanes_sum(sum{x}_{y});" for x, y in pairs)}
   for (; k < depth; ++k) {{ {last} }}
@@ -177,6 +194,7 @@ def _tiled() -> str:
     parts = {
         "tile": str(_TILE),
         "depth": str(_DEPTH),
+        "block": str(_BLOCK),
         "group": str(_TILED_GROUP),
         "side": str(_SIDE),
         "per_item": str(per_item),
@@ -198,9 +216,9 @@ _TILED = """
   const int item_row = ITEM / $side, item_column = ITEM % $side;
   const bool a_along_depth = a_column == 1, b_along_depth = b_column != 1;
   const index_t a_batch = $a_batch, b_batch = $b_batch;
-  value_t sum[$per_item][$per_item];
+  value_t sum[$per_item][$per_item], block[$per_item][$per_item];
   for (int x = 0; x < $per_item; ++x)
-    for (int y = 0; y < $per_item; ++y) sum[x][y] = 0;
+    for (int y = 0; y < $per_item; ++y) sum[x][y] = block[x][y] = 0;
   for (index_t first = 0; first < depth; first += $depth) {
     for (int e = ITEM; e < $depth * $tile; e += $group) {
       const int a_k = a_along_depth ? e % $depth : e / $tile, a_i = a_along_depth ? e / $depth : e % $tile;
@@ -218,9 +236,12 @@ _TILED = """
       for (int x = 0; x < $per_item; ++x) a_column_part[x] = a_tile[k][item_row + x * $side];
       for (int y = 0; y < $per_item; ++y) b_row_part[y] = b_tile[k][item_column + y * $side];
       for (int x = 0; x < $per_item; ++x)
-        for (int y = 0; y < $per_item; ++y) sum[x][y] = MULTIPLY_ADD(a_column_part[x], b_row_part[y], sum[x][y]);
+        for (int y = 0; y < $per_item; ++y) block[x][y] = MULTIPLY_ADD(a_column_part[x], b_row_part[y], block[x][y]);
     }
     BARRIER;
+    if ((first + $depth) % $block == 0 || first + $depth >= depth)
+      for (int x = 0; x < $per_item; ++x)
+        for (int y = 0; y < $per_item; ++y) { sum[x][y] += block[x][y]; block[x][y] = 0; }
   }
   for (int x = 0; x < $per_item; ++x)
     for (int y = 0; y < $per_item; ++y) {

@@ -32,12 +32,19 @@ def softmax(dialect: Dialect, out: torch.Tensor, self: torch.Tensor, dim: int, l
     value = value_dtype(out.dtype)
     infinity = dialect.infinity(facts(value).bits)
     passes = {
-        "greatest": "greatest@ = fmax(greatest@, load_self@(at));",
+        # One instruction, where fmax is several. A NaN is not the greatest, and makes the total NaN.
+        "greatest": "const value_t@ value@ = load_self@(at); greatest@ = value@ > greatest@ ? value@ : greatest@;",
         "total": "total@ += exp(load_self@(at) - greatest);",
-        "store": "store_out@(at, (load_self@(at) - greatest) - logarithm);"
-        if log
-        else "store_out@(at, exp(load_self@(at) - greatest) * scale);",
+        "store": "store_out@(at, exp(load_self@(at) - greatest) * scale);",
     }
+    if log:
+        passes["store"] = "store_out@(at, (load_self@(at) - greatest) - logarithm);"
+    elif dialect.processor == "cpu" and out.dtype == value:
+        # The exponential is what takes the time, and a row stays in the cache. In halves it would be rounded twice.
+        passes["total"] = (
+            "const value_t@ power@ = exp(load_self@(at) - greatest); total@ += power@; store_out@(at, power@);"
+        )
+        passes["store"] = "store_out@(at, load_out@(at) * scale);"
     before_store = "const {t} logarithm = log(total);" if log else "const {t} scale = (value_t)1 / total;"
     name = ("log_" if log else "") + "softmax"
     if rows_and_columns(self.shape, dim)[2] == 1:
