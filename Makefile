@@ -42,7 +42,7 @@ demo-digits: $(ready) ## train a convolutional network on handwritten digits (un
 test: lint ## check style and types, then run the tests, on host devices and on OpenCL (10 to 20 minutes on 2 cores)
 	$(python) -m pytest $(ARGS)
 	$(python) -m pytest -q --on opencl $(ARGS)
-	TORCH_BACKPLANE_PLANS=0 $(python) -m pytest -q tests/opencl
+	TORCH_BACKPLANE_PLANS=0 TORCH_BACKPLANE_DISCRETE=1 $(python) -m pytest -q tests/opencl
 	TORCH_BACKPLANE_PLANS=check $(python) -m pytest -q tests/opencl
 
 test-plans: $(ready) ## run the general tests on OpenCL again, with plans switched off and with plans checked

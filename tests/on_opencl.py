@@ -1,6 +1,7 @@
 """What `pytest --on opencl` runs: the tests of this folder on OpenCL devices, except those that are listed here.
 
-PoCL shows the processor as four devices, bp:0 to bp:3. Where there are fewer, host devices follow, up to four.
+PoCL shows the processor as four devices, bp:0 to bp:3. Where there are fewer, host devices follow, up to four. The host
+does not see their memory (TORCH_BACKPLANE_DISCRETE=1), so that they are as GPUs are.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ FILES = {
     "test_benchmarks.py": _REPORTS,
     "test_cli.py": _REPORTS,
     "test_conformance_pool.py": _REPORTS,
+    "test_device_loss.py": _OWN,
     "test_docs.py": _OWN,
     "test_drivers_contract.py": _OWN,
     "test_drivers_discovery.py": _OWN,
@@ -27,6 +29,7 @@ FILES = {
     "test_kernels_expression.py": _TEXT,
     "test_kernels_pointwise.py": _TEXT,
     "test_kernels_reductions.py": _TEXT,
+    "test_missing_dtypes.py": _OWN,
     "test_mixed_devices_with_planners.py": _OWN,
     "test_opencl.py": _OWN,
     "test_operator_formulas.py": _TEXT,
@@ -61,6 +64,7 @@ TESTS = {
 
 def choose_devices() -> int:
     """Puts this process, and those that it starts, on OpenCL devices; before bp is used. How many of them there are."""
+    os.environ.setdefault("TORCH_BACKPLANE_DISCRETE", "1")
     os.environ.setdefault("POCL_DEVICES", " ".join(["pthread"] * DEVICES))
     from torch_backplane.drivers.opencl import OpenCLDriver
 

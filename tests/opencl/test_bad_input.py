@@ -279,12 +279,12 @@ def sample_arguments(overload: OpOverload, tensors: Iterator[torch.Tensor]) -> l
 
 
 def swept() -> list[tuple[str, OpOverload]]:
-    """The declared operators that make their results from tensors and numbers."""
+    """The operators of PyTorch that are declared and make their results from tensors and numbers."""
     import torch_backplane.operators  # noqa: F401
     from torch_backplane.planning.declare import declared, find
 
     found = []
-    for name in sorted(declared):
+    for name in sorted(one for one in declared if one.startswith("aten::")):
         overload = find(name)
         schema = overload._schema
         tensors = [one for one in schema.arguments if str(one.type) == "Tensor"]

@@ -18,6 +18,7 @@ from torch_backplane import _C, plans
 from torch_backplane.planning import Call, LibraryFunction, call_on_cpu, host_sees_memory, operator
 
 aten = torch.ops.aten
+LIBRARY = torch.library.Library("backplane_host_work", "FRAGMENT")  # kept: planners are declared for good
 blas = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
 
 
@@ -30,8 +31,7 @@ def needs_sight() -> None:
 def defined(schema: str, planner: Callable[..., Any], **options: Any) -> Iterator[Any]:
     """An operator with this planner: `schema` begins with the arguments."""
     name = f"test_{uuid.uuid4().hex}"
-    library = torch.library.Library("backplane_host_work", "FRAGMENT")
-    library.define(name + schema)
+    LIBRARY.define(name + schema)
     operator(f"backplane_host_work::{name}", variants=False, **options)(planner)
     yield getattr(torch.ops.backplane_host_work, name)
 

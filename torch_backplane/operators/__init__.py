@@ -2,6 +2,7 @@
 
 from torch_backplane.operators import (
     activations,
+    amp,
     arithmetic,
     bitwise,
     comparison,
@@ -33,6 +34,7 @@ from torch_backplane.operators import (
 
 __all__ = [
     "activations",
+    "amp",
     "arithmetic",
     "bitwise",
     "comparison",

@@ -1,0 +1,60 @@
+"""What torch.amp.GradScaler and the optimizers under it run on the device."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from agreement import DEVICE, agrees
+
+from torch_backplane import _C
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("value", [1.0, math.inf, -math.inf, math.nan])
+def test_gradients_are_unscaled_and_looked_through(dtype: torch.dtype, value: float) -> None:
+    gradients = [torch.randn(5, 3, dtype=dtype), torch.randn(0, dtype=dtype), torch.randn(9, dtype=dtype)[::2]]
+    gradients[2][3] = value
+    on_device = [one.to(DEVICE) for one in gradients]
+    found, inverse = torch.zeros(1, device=DEVICE), torch.tensor([0.25], device=DEVICE)
+    for _ in range(2):  # the second time only numbers are new
+        torch._amp_foreach_non_finite_check_and_unscale_(on_device, found, inverse)
+        gradients = [one * 0.25 for one in gradients]
+        assert found.item() == float(not math.isfinite(value))
+        torch.testing.assert_close([one.cpu() for one in on_device], gradients, rtol=0, atol=0, equal_nan=True)
+
+
+def test_an_overflow_found_before_stays_found() -> None:
+    found = torch.ones(1, device=DEVICE)
+    torch._amp_foreach_non_finite_check_and_unscale_([found.clone()], found, torch.ones(1, device=DEVICE))
+    assert found.item() == 1
+
+
+@pytest.mark.parametrize("found", [0.0, 1.0])
+@pytest.mark.parametrize("tracker", [0, 3])
+@pytest.mark.parametrize("scale", [1024.0, 3e38])
+def test_the_scale_follows_what_was_found(found: float, tracker: int, scale: float) -> None:
+    agrees(
+        lambda scale, tracker, found: torch._amp_update_scale_(scale, tracker, found, 2.0, 0.5, 4),
+        torch.tensor([scale]),
+        torch.tensor([tracker], dtype=torch.int32),
+        torch.tensor([found]),
+    )
+
+
+def test_a_scaled_training_step_stays_on_the_device() -> None:
+    before = sum(_C.fallback_counts().values())
+    model = torch.nn.Linear(4, 1).to(DEVICE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("bp", init_scale=4.0, growth_interval=2)
+    x = torch.randn(8, 4, device=DEVICE)
+    for _ in range(4):
+        with torch.autocast("bp", dtype=torch.float16):
+            loss = model(x).square().mean()
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert scaler.get_scale() == 16.0
+    assert sum(_C.fallback_counts().values()) == before
