@@ -43,6 +43,37 @@ def test_the_scale_follows_what_was_found(found: float, tracker: int, scale: flo
     )
 
 
+@pytest.mark.parametrize("overflow", [False, True])
+@pytest.mark.parametrize("unscaled_before", [False, True])
+@pytest.mark.parametrize(
+    ("optimizer", "options"),
+    [("SGD", {}), ("SGD", {"momentum": 0.9}), ("Adam", {"amsgrad": True}), ("AdamW", {})],
+)
+def test_fused_steps_under_a_scaler(
+    optimizer: str, options: dict[str, float], unscaled_before: bool, overflow: bool
+) -> None:
+    before = sum(_C.fallback_counts().values())
+    trained = []
+    for device in ("cpu", DEVICE):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 3).to(device)
+        stepper = getattr(torch.optim, optimizer)(model.parameters(), lr=0.1, fused=True, **options)
+        scaler = torch.amp.GradScaler(torch.device(device).type, init_scale=8.0)
+        for step in range(4):
+            x = torch.arange(8.0).view(2, 4) + step
+            stepper.zero_grad()
+            scaler.scale(model(x.to(device)).square().mean()).backward()
+            if overflow and step == 2:
+                model.weight.grad[1, 2] = math.inf
+            if unscaled_before:
+                scaler.unscale_(stepper)
+            scaler.step(stepper)
+            scaler.update()
+        trained.append([one.detach().cpu() for one in model.parameters()] + [torch.tensor(scaler.get_scale())])
+    torch.testing.assert_close(trained[1], trained[0], rtol=1e-5, atol=1e-6)
+    assert sum(_C.fallback_counts().values()) == before
+
+
 def test_a_scaled_training_step_stays_on_the_device() -> None:
     before = sum(_C.fallback_counts().values())
     model = torch.nn.Linear(4, 1).to(DEVICE)

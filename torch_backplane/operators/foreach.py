@@ -187,6 +187,45 @@ def foreach_norm(call: Call, tensors: list[torch.Tensor], ord: float, dtype: tor
 FLOATS = ("lr", "beta1", "beta2", "weight_decay", "eps")
 
 
+def run_step(
+    name: str,
+    formula: Callable[..., Any],
+    params: list[torch.Tensor],
+    grads: list[torch.Tensor],
+    state: Sequence[list[torch.Tensor]],
+    steps: list[torch.Tensor],
+    numbers: list[Any],
+    grad_scale: torch.Tensor | None,
+    found_inf: torch.Tensor | None,
+) -> None:
+    """Changes `params` and `state` as `formula` says of (parameter, gradient, *state, *step, *numbers).
+
+    With GradScaler's tensors gradients are divided by `grad_scale`, in place; and nothing changes where `found_inf` is
+    not 0.
+    """
+    check_lists([params, grads, *state])
+    scaler = [one for one in (grad_scale, found_inf) if one is not None]
+    scales, may_skip = grad_scale is not None, found_inf is not None
+    count = 2 + len(state)
+
+    def under_scaler(*values: Any) -> tuple[Any, ...]:
+        old, rest = list(values[:count]), list(values[count:])
+        gradient = old[1] / rest.pop(0) if scales else old[1]
+        overflow = rest.pop(0) != 0.0 if may_skip else None
+        changed = formula(old[0], gradient, *old[2:], *rest)
+        first, *others = changed if isinstance(changed, tuple) else (changed,)
+        new = [first, gradient, *others]
+        return tuple(new if overflow is None else [f.where(overflow, a, b) for a, b in zip(old, new, strict=True)])
+
+    sets: list[Set] = []
+    outputs = []
+    for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
+        states = [one[i] for one in state]
+        sets.append(([param, grad, *states], [*scaler, *steps[i : i + 1]], numbers))
+        outputs.append([param, grad, *states] if scaler else [param, *states])
+    run_sets(f"{name}_{scales}_{may_skip}", under_scaler if scaler else formula, sets, outputs)
+
+
 def adam(decoupled: bool, amsgrad: bool, maximize: bool) -> Callable[..., Any]:
     """A step of Adam, or of AdamW if `decoupled`, as torch.optim's documentation gives it."""
 
@@ -228,18 +267,13 @@ def _declare_adam(name: str, decoupled: bool) -> None:
         grad_scale: Any,
         found_inf: Any,
     ) -> None:
-        if grad_scale is not None or found_inf is not None:
-            raise RunOnCPU("it scales gradients")
         state = [exp_avgs, exp_avg_sqs, *([max_exp_avg_sqs] if amsgrad else [])]
-        check_lists([params, grads, *state])
         if any(not isinstance(step, torch.Tensor) or step.dtype != torch.float32 for step in steps):
             raise RunOnCPU("its step counts are not float32 tensors of the device")
-        sets: list[Set] = [
-            ([params[i], grads[i], *(one[i] for one in state)], [steps[i]], [lr, beta1, beta2, weight_decay, eps])
-            for i in range(len(params))
-        ]
-        outputs = [[params[i], *(one[i] for one in state)] for i in range(len(params))]
-        run_sets(f"{name[1:-1]}_{amsgrad}_{maximize}", adam(decoupled, amsgrad, maximize), sets, outputs)
+        formula = adam(decoupled, amsgrad, maximize)
+        numbers = [lr, beta1, beta2, weight_decay, eps]
+        named = f"{name[1:-1]}_{amsgrad}_{maximize}"
+        run_step(named, formula, params, grads, state, steps, numbers, grad_scale, found_inf)
 
 
 _declare_adam("_fused_adam_", decoupled=False)
@@ -276,14 +310,7 @@ def fused_sgd(
     grad_scale: Any,
     found_inf: Any,
 ) -> None:
-    if grad_scale is not None or found_inf is not None:
-        raise RunOnCPU("it scales gradients")
-    state = [buffers] if buffers else []
-    check_lists([params, grads, *state])
-    sets: list[Set] = [
-        ([params[i], grads[i], *(one[i] for one in state)], [], [weight_decay, momentum, lr, dampening])
-        for i in range(len(params))
-    ]
-    outputs = [[params[i], *(one[i] for one in state)] for i in range(len(params))]
+    formula = sgd(bool(buffers), nesterov, maximize, is_first_step)
     name = f"fused_sgd_{bool(buffers)}_{nesterov}_{maximize}_{is_first_step}"
-    run_sets(name, sgd(bool(buffers), nesterov, maximize, is_first_step), sets, outputs)
+    numbers = [weight_decay, momentum, lr, dampening]
+    run_step(name, formula, params, grads, [buffers] if buffers else [], [], numbers, grad_scale, found_inf)
