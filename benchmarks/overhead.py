@@ -116,10 +116,18 @@ def run(workload: Workload, device: torch.device, rounds: int, scale: float = 1.
     return Result(workload.title, on_device, on_cpu, on_device / on_cpu)
 
 
-def split(device: torch.device, calls: int) -> dict[str, float] | None:
-    """Microseconds of each part of a replayed a * b, issued from C++; None on a device that replays no plans."""
-    if device.type != "bp" or not torch.get_device_module(device).get_device_properties(device).dialect:
-        return None
+def runs_kernels(device: torch.device) -> bool:
+    return device.type == "bp" and bool(torch.get_device_module(device).get_device_properties(device).dialect)
+
+
+def hold(device: torch.device, calls: int) -> None:
+    """Keeps the device from beginning what it is given next, for 50 µs a call: where the device is the processor, its
+    work would take the cores from the program that is measured."""
+    torch.get_device_module(device)._sleep(max(calls * 50_000, 10_000_000))
+
+
+def split(device: torch.device, calls: int) -> dict[str, float]:
+    """Microseconds of each part of a replayed a * b, issued from C++ to a device that is held up as by `hold`."""
     from torch_backplane import _C
 
     a, b = (torch.rand(ELEMENTS).to(device) for _ in range(2))
@@ -131,11 +139,14 @@ def split(device: torch.device, calls: int) -> dict[str, float] | None:
     return parts
 
 
-def issue(device: torch.device, calls: int, rounds: int) -> float:
-    """Microseconds for the caller of a * b, not waiting for the device; the median over the rounds."""
+def issue(device: torch.device, calls: int, rounds: int, held: bool = False) -> float:
+    """Microseconds for the caller of a * b, not waiting for the device; the median over the rounds. `held`: the device
+    does not work meanwhile."""
     body = multiply(device)
     times = []
     for _ in range(rounds + 1):
+        if held:
+            hold(device, calls)
         start = time.perf_counter()
         body(calls)
         times.append((time.perf_counter() - start) / calls * 1e6)
@@ -169,10 +180,12 @@ def main(
         "threads": threads,
         "rounds": rounds,
     }
-    issued = issue(place, max(1, int(2000 * scale)), rounds)
-    parts = split(place, max(1, int(20000 * scale)))
+    calls = max(1, int(2000 * scale))
+    issued = issue(place, calls, rounds)
+    held = issue(place, calls, rounds, held=True) if runs_kernels(place) else None
+    parts = split(place, calls) if runs_kernels(place) else None
     if as_json:
-        environment |= {"issue_us": issued, "parts_us": parts}
+        environment |= {"issue_us": issued, "issue_held_us": held, "parts_us": parts}
         print(json.dumps(environment | {"results": [dataclasses.asdict(result) for result in results]}, indent=2))
         return
     caption = ", ".join(f"{key} {value}" for key, value in environment.items())
@@ -185,6 +198,7 @@ def main(
     Console().print(table)
     print(f"a * b, until the call returns: {issued:.2f} µs")
     if parts is not None:
+        print(f"the same, while the device is held up: {held:.2f} µs")
         told = ", ".join(f"{name} {value:.2f}" for name, value in parts.items() if name != "call")
         print(f"a replayed a * b from C++: {parts['call']:.2f} µs, of which {told}")
 

@@ -302,6 +302,7 @@ PlannedOperator::Times PlannedOperator::time(c10::ArrayRef<c10::IValue> argument
   const auto seconds = [&](const auto& action) {
     action(); // warms up
     synchronize_stream(current_stream(index));
+    device(index).sleep(std::max(10.0, 0.05 * static_cast<double>(times)), stream_handle(current_stream(index)));
     const auto start = std::chrono::steady_clock::now();
     for (size_t i = 0; i < times; ++i) {
       action();

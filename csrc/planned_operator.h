@@ -68,7 +68,8 @@ class PlannedOperator {
   // Runs the operator on the stack: by its plan, by its planner, or on the CPU.
   void run(torch::jit::Stack* stack);
 
-  // Seconds of each part of `times` calls with these arguments, which must have a plan: for benchmarks/overhead.py.
+  // Seconds of each part of `times` calls with these arguments, which must have a plan: for benchmarks/overhead.py. The
+  // device is held up meanwhile, for 50 µs a call: one that is the processor would take the cores.
   struct Times {
     double call = 0; // all, through the dispatcher; what the others leave is dispatch
     double signature = 0; // and finding the plan

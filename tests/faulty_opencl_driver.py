@@ -27,6 +27,9 @@ _SIGNATURES = {
     "clEnqueueNDRangeKernel": ctypes.CFUNCTYPE(_INT, *[_POINTER] * 2, ctypes.c_uint, *[_POINTER] * 6),
     "clFlush": ctypes.CFUNCTYPE(_INT, _POINTER),
     "clFinish": ctypes.CFUNCTYPE(_INT, _POINTER),
+    "clEnqueueNativeKernel": ctypes.CFUNCTYPE(
+        _INT, *[_POINTER] * 3, ctypes.c_size_t, ctypes.c_uint, *[_POINTER] * 2, ctypes.c_uint, *[_POINTER] * 2
+    ),
 }
 _kept: list[Any] = []  # callbacks must outlive the launcher
 
@@ -89,7 +92,6 @@ class FaultyDevice(OpenCLDevice):
     def __init__(self, device: cl.Device) -> None:
         super().__init__(device)
         self.native_launcher = failing_launcher(self.native_launcher)
-
 
     def create_stream(self, priority: int) -> Stream:
         streams.append(super().create_stream(priority))

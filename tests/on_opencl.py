@@ -32,6 +32,7 @@ FILES = {
     "test_missing_dtypes.py": _OWN,
     "test_mixed_devices_with_planners.py": _OWN,
     "test_opencl.py": _OWN,
+    "test_opencl_staging.py": _OWN,
     "test_operator_formulas.py": _TEXT,
     "test_packaging.py": "tests what is installed",
     "test_templates_images.py": _TEXT,

@@ -20,6 +20,7 @@ from torch_backplane.drivers.base import ALL_DTYPES, NATIVE_APIS, Device, Device
 from torch_backplane.drivers.opencl import POCL
 from torch_backplane.drivers.opencl_errors import Health
 from torch_backplane.drivers.opencl_programs import Programs
+from torch_backplane.drivers.opencl_staging import LEAST, Staging
 
 OLDEST_VERSION = (1, 2)
 FLOAT64_DTYPES = (torch.float64, torch.complex128)
@@ -129,6 +130,8 @@ class OpenCLDevice(Device):
         self._programs = Programs(self.context, device)
         self.health = Health(self.context, device)
         self._own_stream = Stream(self.context, device, self.health)
+        # A processor's buffers are in host memory: there is nothing to transfer.
+        self.staging = self._make_staging() if self.properties.kind != "cpu" else None
         self._run_probe()
 
     def _run_probe(self) -> None:
@@ -165,10 +168,19 @@ class OpenCLDevice(Device):
 
     # --- transfers ---------------------------------------------------------------------------------------------------
 
+    def _make_staging(self) -> Staging:
+        return Staging(self.context, self._own_stream.queue, self.health)
+
     def copy_in(self, handle: cl.Buffer, offset: int, host_memory: memoryview, stream: Stream) -> None:
+        if self.staging is not None and len(host_memory) >= LEAST:
+            self.staging.copy_in(handle, offset, host_memory, stream)
+            return
         stream.submit(cl.enqueue_copy, handle, host_memory, dst_offset=offset, is_blocking=False)
 
     def copy_out(self, handle: cl.Buffer, offset: int, host_memory: memoryview, stream: Stream) -> None:
+        if self.staging is not None and len(host_memory) >= LEAST:
+            self.staging.copy_out(handle, offset, host_memory, stream)
+            return
         stream.submit(cl.enqueue_copy, host_memory, handle, src_offset=offset, is_blocking=False)
 
     def copy(

@@ -1,0 +1,23 @@
+"""A driver for tests: the first OpenCL device as one whose transfers go through pinned memory, in small pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyopencl as cl
+
+from torch_backplane.drivers import Driver
+from torch_backplane.drivers.opencl import platforms
+from torch_backplane.drivers.opencl_device import OpenCLDevice
+from torch_backplane.drivers.opencl_staging import Staging
+
+
+class StagingDevice(OpenCLDevice):
+    def __init__(self, device: cl.Device) -> None:
+        super().__init__(device)
+        self.staging = Staging(self.context, self._own_stream.queue, self.health, piece=100_000)
+
+
+class StagingDriver(Driver):
+    def devices(self) -> Sequence[OpenCLDevice]:
+        return [StagingDevice(platforms(cl)[0].get_devices()[0])]
