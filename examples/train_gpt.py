@@ -223,7 +223,12 @@ class Report:
 
 
 def compare_with_cpu(shape: Shape, settings: Settings, text: torch.Tensor, device: torch.device) -> Speed:
-    """A few training steps on `device` and on the CPU, turn by turn."""
+    """A few training steps on `device` and on the CPU, turn by turn.
+
+    They are the first of a training of the default length or more: the learning rate of a very short one rises so fast
+    that the loss jumps, and rounding decides where to.
+    """
+    settings = dataclasses.replace(settings, steps=max(settings.steps, Settings.steps))
     trainers = []
     for place in (device, torch.device("cpu")):
         torch.manual_seed(settings.seed)
