@@ -1,4 +1,4 @@
-// Kernel launches without Python, for drivers whose hardware API the socket knows.
+// Kernel launches, copies and fills without Python, for drivers whose hardware API the socket knows.
 //
 // The driver loads the API's library with its Python binding and hands over the addresses of a few functions in it
 // (torch_backplane.drivers.base.NativeLauncher); the socket links no such library.
@@ -44,6 +44,10 @@ class NativeLauncher {
   virtual ~NativeLauncher() = default;
   // `kernel` stays valid as long as what is returned lives.
   virtual std::unique_ptr<NativeKernel> kernel(void* kernel) const = 0;
+  // Within the device's memory; the ranges do not overlap.
+  virtual void copy(
+      void* queue, const LaunchArgument& destination, const LaunchArgument& source, size_t bytes) const = 0;
+  virtual void fill(void* queue, const LaunchArgument& memory, uint8_t value, size_t bytes) const = 0;
   // Makes sure that what the queue was given gets to the device without another call. Throws NativeError.
   virtual void flush(void* queue) const = 0;
 

@@ -24,6 +24,12 @@ using SetKernelArg = Status (*)(void* kernel, uint32_t index, size_t bytes, cons
 using EnqueueNDRangeKernel = Status (*)(
     void* queue, void* kernel, uint32_t dimensions, const size_t* offset, const size_t* items, const size_t* group,
     uint32_t waits, void* const* wait_list, void** event);
+using EnqueueCopyBuffer = Status (*)(
+    void* queue, void* source, void* destination, size_t source_offset, size_t destination_offset, size_t bytes,
+    uint32_t waits, void* const* wait_list, void** event);
+using EnqueueFillBuffer = Status (*)(
+    void* queue, void* buffer, const void* pattern, size_t pattern_bytes, size_t offset, size_t bytes, uint32_t waits,
+    void* const* wait_list, void** event);
 using EnqueueNativeKernel = Status (*)(
     void* queue, void (*function)(void* arguments), void* arguments, size_t bytes, uint32_t buffers,
     void* const* buffer_list, const void** where_in_arguments, uint32_t waits, void* const* wait_list, void** event);
@@ -33,6 +39,8 @@ using Finish = Status (*)(void* queue);
 struct Functions {
   SetKernelArg set_kernel_arg;
   EnqueueNDRangeKernel enqueue;
+  EnqueueCopyBuffer copy;
+  EnqueueFillBuffer fill;
   Flush flush;
   Finish finish; // nullptr, unless wider launches must wait: see OpenCLKernel::wait_for_narrower
   EnqueueNativeKernel enqueue_native; // nullptr, unless the device is a processor that calls functions
@@ -134,6 +142,23 @@ class OpenCLLauncher final : public NativeLauncher {
 
   std::unique_ptr<NativeKernel> kernel(void* kernel) const override {
     return std::make_unique<OpenCLKernel>(functions_, kernel);
+  }
+
+  void copy(
+      void* queue, const LaunchArgument& destination, const LaunchArgument& source, size_t bytes) const override {
+    const Status status = functions_.copy(
+        queue, source.memory, destination.memory, source.offset, destination.offset, bytes, 0, nullptr, nullptr);
+    if (C10_UNLIKELY(status != 0)) {
+      throw NativeError{"clEnqueueCopyBuffer", status, ""};
+    }
+  }
+
+  void fill(void* queue, const LaunchArgument& memory, uint8_t value, size_t bytes) const override {
+    const Status status =
+        functions_.fill(queue, memory.memory, &value, sizeof value, memory.offset, bytes, 0, nullptr, nullptr);
+    if (C10_UNLIKELY(status != 0)) {
+      throw NativeError{"clEnqueueFillBuffer", status, ""};
+    }
   }
 
   void flush(void* queue) const override {
@@ -242,6 +267,8 @@ std::unique_ptr<NativeLauncher> make_opencl_launcher(const std::map<std::string,
   return std::make_unique<OpenCLLauncher>(Functions{
       find<SetKernelArg>(functions, "clSetKernelArg"),
       find<EnqueueNDRangeKernel>(functions, "clEnqueueNDRangeKernel"),
+      find<EnqueueCopyBuffer>(functions, "clEnqueueCopyBuffer"),
+      find<EnqueueFillBuffer>(functions, "clEnqueueFillBuffer"),
       find<Flush>(functions, "clFlush"),
       functions.count("clFinish") != 0 ? find<Finish>(functions, "clFinish") : nullptr,
       functions.count("clEnqueueNativeKernel") != 0 ? find<EnqueueNativeKernel>(functions, "clEnqueueNativeKernel")

@@ -1,5 +1,8 @@
 #include "python_device.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/util/Exception.h>
 #include <c10/util/ScopeExit.h>
 
@@ -129,6 +132,7 @@ PythonKernel& kernel_of(KernelHandle kernel) {
   return *static_cast<PythonKernel*>(kernel);
 }
 
+constexpr size_t kParallelCopy = 1 << 20; // bytes
 constexpr uint64_t kFlushEvery = 16; // native launches: the device should not idle because nobody synchronizes
 
 // Every handle of the driver's (segment, stream, event) is a Python object that the socket keeps one reference to. The
@@ -363,6 +367,8 @@ class PythonDevice final : public Device {
       in_order(stream, {"copying ", bytes, " bytes from it"}, [this, from, destination, bytes, queue] {
         device_.attr("copy_out")(from.object, from.offset, writable(destination, bytes), queue);
       });
+    } else if (launcher_ != nullptr && !overlap(destination, source, bytes)) {
+      copy_natively(destination, source, bytes, stream);
     } else {
       const auto to = place_of(destination, bytes);
       const auto from = place_of(source, bytes);
@@ -378,6 +384,12 @@ class PythonDevice final : public Device {
     }
     PythonStream& stream = known(handle);
     const auto to = place_of(address, bytes);
+    if (launcher_ != nullptr) {
+      natively_in_order(stream, {"filling ", bytes, " bytes"}, [this, &stream, to = resolve({address, 0}), value, bytes] {
+        launcher_->fill(stream.native, to, value, bytes);
+      });
+      return;
+    }
     in_order(stream, {"filling ", bytes, " bytes"}, [this, to, bytes, value, queue = py::handle(stream.object)] {
       device_.attr("fill")(to.object, to.offset, bytes, value, queue);
     });
@@ -430,14 +442,11 @@ class PythonDevice final : public Device {
     for (const char* address : memory) {
       resolved.push_back(resolve({address, 0}));
     }
-    if (!stream.deferred.any()) {
-      call_host_now(std::move(function), resolved, stream);
-      return;
-    }
-    throw_failure(stream);
-    stream.deferred.submit(nullptr, [this, &stream, function = std::move(function), resolved = std::move(resolved)] {
-      call_host_now(function, resolved, stream);
-    });
+    natively_in_order(
+        stream, {"calling a function of the host"},
+        [this, &stream, function = std::move(function), resolved = std::move(resolved)] {
+          launcher_->call_host(stream.native, function, resolved, segments_.generation());
+        });
   }
 
   void sleep(double milliseconds, StreamHandle handle) override {
@@ -676,16 +685,50 @@ class PythonDevice final : public Device {
     natively(stream, doing, [&] { kernel.launch(stream.native, size, arguments, segments_.generation()); });
   }
 
-  void call_host_now(HostFunction function, c10::ArrayRef<LaunchArgument> memory, PythonStream& stream) {
-    const auto doing = [] { return std::string("calling a function of the host"); };
-    natively(stream, doing, [&] {
-      launcher_->call_host(stream.native, std::move(function), memory, segments_.generation());
+  static bool overlap(const void* one, const void* other, size_t bytes) {
+    const auto* first = std::min(static_cast<const char*>(one), static_cast<const char*>(other));
+    const auto* second = std::max(static_cast<const char*>(one), static_cast<const char*>(other));
+    return static_cast<size_t>(second - first) < bytes;
+  }
+
+  void copy_natively(void* destination, const void* source, size_t bytes, PythonStream& stream) {
+    place_of(destination, bytes); // checks the ranges
+    place_of(source, bytes);
+    const LaunchArgument to = resolve({destination, 0});
+    const LaunchArgument from = resolve({source, 0});
+    const Doing doing{"copying ", bytes, " bytes within it"};
+    if (bytes >= kParallelCopy && host_sees_memory()) {
+      // One thread of an OpenCL processor copies, where all of the host's can.
+      natively_in_order(stream, doing, [this, &stream, to, from, bytes] {
+        const HostFunction work = [bytes](char* const* memory) {
+          const at::AutoDispatchBelowADInplaceOrView guard;
+          const auto tensor = [&](char* start) { return at::from_blob(start, static_cast<int64_t>(bytes), at::kByte); };
+          tensor(memory[0]).copy_(tensor(memory[1]));
+        };
+        launcher_->call_host(stream.native, work, {to, from}, segments_.generation());
+      });
+      return;
+    }
+    natively_in_order(stream, doing, [this, &stream, to, from, bytes] {
+      launcher_->copy(stream.native, to, from, bytes);
     });
   }
 
+  // As in_order, for commands that go past the driver.
+  template <typename Command>
+  void natively_in_order(PythonStream& stream, const Doing& doing, Command command) {
+    const auto go = [this, &stream, doing, command = std::move(command)] { natively(stream, doing, command); };
+    if (C10_LIKELY(!stream.deferred.any())) {
+      go();
+      return;
+    }
+    throw_failure(stream);
+    stream.deferred.submit(nullptr, go);
+  }
+
   // Gives the queue something that the driver does not see; `doing` says what, for errors.
-  template <typename Doing, typename Command>
-  void natively(PythonStream& stream, const Doing& doing, const Command& command) {
+  template <typename Text, typename Command>
+  void natively(PythonStream& stream, const Text& doing, const Command& command) {
     errors_.check();
     try {
       command();

@@ -25,6 +25,12 @@ _INT, _POINTER = ctypes.c_int, ctypes.c_void_p
 _SIGNATURES = {
     "clSetKernelArg": ctypes.CFUNCTYPE(_INT, _POINTER, ctypes.c_uint, ctypes.c_size_t, _POINTER),
     "clEnqueueNDRangeKernel": ctypes.CFUNCTYPE(_INT, *[_POINTER] * 2, ctypes.c_uint, *[_POINTER] * 6),
+    "clEnqueueCopyBuffer": ctypes.CFUNCTYPE(
+        _INT, *[_POINTER] * 3, *[ctypes.c_size_t] * 3, ctypes.c_uint, *[_POINTER] * 2
+    ),
+    "clEnqueueFillBuffer": ctypes.CFUNCTYPE(
+        _INT, *[_POINTER] * 3, *[ctypes.c_size_t] * 3, ctypes.c_uint, *[_POINTER] * 2
+    ),
     "clFlush": ctypes.CFUNCTYPE(_INT, _POINTER),
     "clFinish": ctypes.CFUNCTYPE(_INT, _POINTER),
     "clEnqueueNativeKernel": ctypes.CFUNCTYPE(

@@ -48,15 +48,13 @@ def run(platform: None, tmp_path: Path) -> Run:
 # --- finding devices ---------------------------------------------------------------------------------------------
 
 
-def test_nobody_gets_a_processor_through_opencl_unasked(platform: None, tmp_path: Path) -> None:
-    code = """
-import torch
-for index in range(torch.bp.device_count()):
-    properties = torch.bp.get_device_properties(index)
-    assert properties.driver != "opencl" or properties.kind != "cpu", properties
-"""
-    result = forked.run(code, tmp_path)
+def test_opencl_devices_come_before_the_hosts_unasked(platform: None, tmp_path: Path) -> None:
+    result = forked.run(LIST, tmp_path, TORCH_BACKPLANE_DRIVERS=None, TORCH_BACKPLANE_HOST_DEVICES="2")
     assert result.returncode == 0, result.stderr
+    drivers = result.stdout.split()
+    assert "opencl" in drivers
+    assert drivers[-2:] == ["host", "host"]
+    assert "host" not in drivers[:-2]
 
 
 def test_without_pyopencl_there_is_no_device_and_no_warning(tmp_path: Path) -> None:
@@ -400,3 +398,31 @@ print("end")
 """
     result = run_python(code, TORCH_BACKPLANE_DRIVERS="opencl", timeout=60)
     assert (result.returncode, result.stdout) == (0, "end\n"), result.stderr
+
+
+def test_copies_and_fills_within_the_device_take_no_python(run: Run) -> None:
+    """Large and small, planned and not; only what overlaps is the driver's."""
+    run("""
+import torch
+from torch_backplane.drivers import discovery
+
+torch.bp.init()
+device = discovery.device(0)
+plain, asked = device.copy, []
+device.copy = lambda *arguments: (asked.append(1), plain(*arguments))
+device.fill = None  # what calls it fails
+for size in (1, 1000, 1 << 20):
+    x = torch.arange(float(size)).to("bp:0")
+    y = torch.empty_like(x)
+    for _ in range(3):
+        y.copy_(x)
+        assert torch.equal(y.cpu(), torch.arange(float(size)))
+        y.zero_()
+        assert not y.cpu().any()
+assert not asked
+x[1:].copy_(x[:-1].clone())
+assert not asked
+x.view(torch.int32)[1:].copy_(x.view(torch.int32)[:-1])
+torch.bp.synchronize()
+print("end")
+""")

@@ -78,14 +78,16 @@ class DeviceProperties:
     kind: str = "accelerator"  # one of KINDS: among drivers of one priority, GPUs are numbered first
 
 
-# The hardware APIs whose kernels the socket launches itself, and the functions that it needs of each. Where there is a
+# The hardware APIs whose queues the socket fills itself, and the functions that it needs of each. Where there is a
 # clEnqueueNativeKernel, too, planners may have the host work on the device's memory (torch_backplane.planning.host).
-NATIVE_APIS = {"opencl": ("clSetKernelArg", "clEnqueueNDRangeKernel", "clFlush")}
+NATIVE_APIS = {
+    "opencl": ("clSetKernelArg", "clEnqueueNDRangeKernel", "clEnqueueCopyBuffer", "clEnqueueFillBuffer", "clFlush")
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class NativeLauncher:
-    """What the socket needs to launch kernels without Python: the addresses of functions of a hardware API."""
+    """What the socket needs to launch kernels, copy and fill without Python: addresses of a hardware API's functions."""
 
     api: str  # one of NATIVE_APIS
     functions: dict[str, int]  # name: address, in a library that stays loaded
