@@ -401,7 +401,6 @@ print("end")
 
 
 def test_copies_and_fills_within_the_device_take_no_python(run: Run) -> None:
-    """Large and small, planned and not; only what overlaps is the driver's."""
     run("""
 import torch
 from torch_backplane.drivers import discovery
@@ -420,9 +419,4 @@ for size in (1, 1000, 1 << 20):
         y.zero_()
         assert not y.cpu().any()
 assert not asked
-x[1:].copy_(x[:-1].clone())
-assert not asked
-x.view(torch.int32)[1:].copy_(x.view(torch.int32)[:-1])
-torch.bp.synchronize()
-print("end")
 """)

@@ -87,7 +87,7 @@ NATIVE_APIS = {
 
 @dataclass(frozen=True, kw_only=True)
 class NativeLauncher:
-    """What the socket needs to launch kernels, copy and fill without Python: addresses of a hardware API's functions."""
+    """What the socket needs to launch kernels, copy and fill without Python: addresses of functions."""
 
     api: str  # one of NATIVE_APIS
     functions: dict[str, int]  # name: address, in a library that stays loaded
