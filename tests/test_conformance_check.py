@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from conformance_faulty_ops import FAULTS, info
+from conformance_faulty_ops import FAULTS, info, rubbish_out
 
 from torch_backplane.conformance import EntryResult, Report, Settings
 from torch_backplane.conformance.catalogue import entries, load, named_dtype
@@ -37,6 +37,12 @@ def test_same_operator_passes_where_it_is_right(name: str) -> None:
     result = check(FAULTS[name][0], CPU)
     assert result.status == "passed", result.findings
     assert result.compared > 0
+    assert not result.findings
+
+
+def test_a_device_with_the_kernels_of_the_cpu_may_write_its_rubbish() -> None:
+    result = check(info("same_rubbish_out", rubbish_out, supports_out=True), BP)
+    assert result.status == "passed"
     assert not result.findings
 
 
