@@ -124,3 +124,9 @@ def test_gradients(name: str) -> None:
         return torch.autograd.grad((result * weights).sum(), x)[0]
 
     agrees(gradient, distinct(4, 30))
+
+
+def test_a_kth_value_cannot_be_written_to_what_is_read() -> None:
+    x = distinct(10).to(DEVICE)
+    with pytest.raises(RuntimeError, match="refer to a single memory location"):
+        torch.kthvalue(x, 5, out=(x, torch.empty(0, dtype=torch.int64, device=DEVICE)))
