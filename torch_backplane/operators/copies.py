@@ -15,4 +15,4 @@ def copy(call: Call, source: torch.Tensor, destination: torch.Tensor) -> None:
 
 pointwise("fill.Scalar", lambda self, value: value)
 pointwise("fill.Tensor", lambda self, value: value)
-pointwise("zero", lambda self: 0)
+pointwise("zero", lambda self: False if self.dtype == torch.bool else 0)

@@ -55,37 +55,24 @@ def write_line(out: torch.Tensor, start: float, step: float, compute: torch.dtyp
     )
 
 
-@operator("linspace", by_value=("start", "end"))
+@operator("range.out", by_value=("start", "end", "step"), variants=False)
+def range_by(call: Call, start: float, end: float, step: float) -> Any:
+    return line(call, start, step)
+
+
+@operator("linspace", "linspace.out", by_value=("start", "end"), variants=False)
 def linspace(call: Call, start: float, end: float, steps: int, *options: Any) -> Any:
-    """As the CPU computes it: the first half counted from the start, the other from the end."""
-    (out,) = call.outputs()
-    if not out.dtype.is_floating_point:
-        raise RunOnCPU("it rounds to integers")
-    compute = value_dtype(out.dtype)
-    if steps == 0:
-        return out
-    step = (float(end) - float(start)) / max(steps - 1, 1)
-
-    def formula(i: Any, first: Any, last: Any, by: Any, half: Any, greatest: Any) -> Any:
-        return f.where(i < half, first + i.to(compute) * by, last - (greatest - i).to(compute) * by)
-
-    run_pointwise(
-        formula,
-        [out],
-        [positions(steps, out.device)],
-        [
-            *((number, compute) for number in (float(start), float(end), step)),
-            *((number, torch.int64) for number in (max(steps // 2, 1), steps - 1)),
-        ],
-        key="linspace",
-        name="linspace",
-    )
-    return out
+    return spaced(call, start, end, steps, None)
 
 
 @operator("logspace.out", by_value=("start", "end"), variants=False)
 def logspace(call: Call, start: float, end: float, steps: int, base: float) -> Any:
-    """As the CPU computes it: the first half counted from the start, the other from the end."""
+    return spaced(call, start, end, steps, base)
+
+
+def spaced(call: Call, start: float, end: float, steps: int, base: float | None) -> torch.Tensor:
+    """`steps` numbers from start to end, or powers of `base` with these exponents. As the CPU computes them: the first
+    half counted from the start, the other from the end."""
     (out,) = call.outputs()
     if not out.dtype.is_floating_point:
         raise RunOnCPU("it rounds to integers")
@@ -94,14 +81,15 @@ def logspace(call: Call, start: float, end: float, steps: int, base: float) -> A
         return out
     step = (float(end) - float(start)) / max(steps - 1, 1)
 
-    def formula(i: Any, first: Any, last: Any, by: Any, base: Any, half: Any, greatest: Any) -> Any:
-        exponent = f.where(i < half, first + i.to(compute) * by, last - (greatest - i).to(compute) * by)
-        return f.power(base, exponent)
+    def formula(i: Any, half: Any, greatest: Any, first: Any, last: Any, by: Any, *of: Any) -> Any:
+        number = f.where(i < half, first + i.to(compute) * by, last - (greatest - i).to(compute) * by)
+        return f.power(of[0], number) if of else number
 
-    numbers = [(number, compute) for number in (float(start), float(end), step, base)]
+    numbers = [float(start), float(end), step, *([] if base is None else [float(base)])]
     places = [(number, torch.int64) for number in (max(steps // 2, 1), steps - 1)]
-    inputs = [positions(steps, out.device)]
-    run_pointwise(formula, [out], inputs, [*numbers, *places], key="logspace", name="logspace")
+    scalars = [*places, *((number, compute) for number in numbers)]
+    name = "linspace" if base is None else "logspace"
+    run_pointwise(formula, [out], [positions(steps, out.device).view(out.shape)], scalars, key=name, name=name)
     return out
 
 
@@ -148,7 +136,7 @@ def triu_indices(call: Call, row: int, col: int, offset: int, *options: Any) -> 
     return triangle_places(call, _ROW_OF_TRIU, "triu_indices", row, col, offset)
 
 
-@operator("eye", "eye.m", "eye.m_out", variants=False)
+@operator("eye", "eye.out", "eye.m", "eye.m_out", variants=False)
 def eye(call: Call, *sizes: Any) -> Any:
     (out,) = call.outputs()
     rows, columns = rows_and_columns(out)
