@@ -1,7 +1,7 @@
 // Takes down what a planner does, as a plan.
 //
 // A recorder is active in one thread, from the moment a planner is called until it returns. What reaches the device
-// meanwhile is noted where it passes: allocations and frees in allocator.cpp, launches in launch.cpp, copies within the
+// meanwhile is noted where it passes: allocations and frees in allocator.cpp, launches in planner_call.cpp, copies within the
 // device in copy.cpp. Anything that a replay could not repeat calls `cannot_replay`.
 #pragma once
 

@@ -409,7 +409,7 @@ torch.bp.init()
 device = discovery.device(0)
 plain, asked = device.copy, []
 device.copy = lambda *arguments: (asked.append(1), plain(*arguments))
-device.fill = None  # what calls it fails
+device.fill = None  # a call would fail
 for size in (1, 1000, 1 << 20):
     x = torch.arange(float(size)).to("bp:0")
     y = torch.empty_like(x)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +26,12 @@ def needs_sight() -> None:
         pytest.skip("the host does not see the device's memory: it is no processor, or TORCH_BACKPLANE_DISCRETE is 1")
 
 
-@contextmanager
-def defined(schema: str, planner: Callable[..., Any], **options: Any) -> Iterator[Any]:
+def defined(schema: str, planner: Callable[..., Any]) -> Any:
     """An operator with this planner: `schema` begins with the arguments."""
     name = f"test_{uuid.uuid4().hex}"
     LIBRARY.define(name + schema)
-    operator(f"backplane_host_work::{name}", variants=False, **options)(planner)
-    yield getattr(torch.ops.backplane_host_work, name)
+    operator(f"backplane_host_work::{name}", variants=False)(planner)
+    return getattr(torch.ops.backplane_host_work, name)
 
 
 def test_a_cpu_kernel_reads_and_writes_the_devices_memory() -> None:
@@ -91,7 +89,8 @@ def scaled_by_blas(call: Call, self: torch.Tensor, factor: Any) -> torch.Tensor:
 
 def test_a_library_call_is_planned_and_replayed_with_other_numbers() -> None:
     needs_sight()
-    with plans_from_the_start(), defined("(Tensor self, Scalar factor) -> Tensor", scaled_by_blas) as scaled:
+    scaled = defined("(Tensor self, Scalar factor) -> Tensor", scaled_by_blas)
+    with plans_from_the_start():
         x = torch.randn(3, 4)
         for factor in (2.0, -0.5, 3.25):
             assert torch.equal(scaled(x.to(DEVICE), factor).cpu(), x * factor)

@@ -201,9 +201,6 @@ class OpenCLDevice(Device):
             cl.enqueue_copy, dst_handle, src_handle, dst_offset=dst_offset, src_offset=src_offset, byte_count=nbytes
         )
 
-    def fill(self, handle: cl.Buffer, offset: int, nbytes: int, value: int, stream: Stream) -> None:
-        stream.submit(cl.enqueue_fill_buffer, handle, bytes([value]), offset, nbytes)
-
     # --- kernels -----------------------------------------------------------------------------------------------------
 
     def compile(self, text: str, entry: str) -> cl.Kernel:
