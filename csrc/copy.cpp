@@ -2,6 +2,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/alias.h>
 #include <ATen/ops/copy_native.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/_local_scalar_dense_native.h>
@@ -104,16 +105,25 @@ void copy_bytes_between(const at::Tensor& source, const at::Tensor& destination)
   copy_bytes(host, destination, /*non_blocking=*/false);
 }
 
+// The elements as they are in memory.
+at::Tensor without_lazy_bits(const at::Tensor& tensor) {
+  if (!tensor.is_conj() && !tensor.is_neg()) {
+    return tensor;
+  }
+  const at::Tensor stored = at::alias(tensor);
+  stored._set_conj(false);
+  stored._set_neg(false);
+  return stored;
+}
+
 // Within a device that runs kernels: any dtypes and strides, by a planner (torch_backplane/operators/copies.py).
 void copy_by_kernel(const at::Tensor& source, const at::Tensor& destination) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("backplane::copy_elements", "")
-                             .typed<void(const at::Tensor&, const at::Tensor&)>();
-  op.call(source, destination);
-}
-
-bool has_lazy_bits(const at::Tensor& tensor) {
-  return tensor.is_conj() || tensor.is_neg();
+                             .typed<void(const at::Tensor&, const at::Tensor&, bool, bool)>();
+  op.call(
+      without_lazy_bits(source), without_lazy_bits(destination), source.is_conj() != destination.is_conj(),
+      source.is_neg() != destination.is_neg());
 }
 
 // One device at most, any dtypes, strides and conjugate bits: by the CPU's copy kernel on stand-ins.
@@ -157,7 +167,7 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& destination, bo
   } else if (is_plain(source, destination)) {
     copy_bytes(source, destination, non_blocking);
   } else if (
-      is_bp(source) && is_bp(destination) && !has_lazy_bits(source) && !has_lazy_bits(destination) &&
+      is_bp(source) && is_bp(destination) &&
       !device(source.device().index()).properties().dialect.empty()) {
     copy_by_kernel(source, destination);
   } else {
@@ -184,13 +194,14 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_local_scalar_dense", &local_scalar_dense);
 }
 
-// For calls that the planner leaves to the CPU.
-void copy_elements_on_cpu(const at::Tensor& source, const at::Tensor& destination) {
-  destination.copy_(source);
+// For calls that the planner leaves to the CPU. What is in `source` goes to `destination`, conjugated and negated if asked.
+void copy_elements_on_cpu(const at::Tensor& source, const at::Tensor& destination, bool conjugate, bool negate) {
+  const at::Tensor conjugated = conjugate ? source.conj() : source;
+  destination.copy_(negate ? conjugated._neg_view() : conjugated);
 }
 
 TORCH_LIBRARY_FRAGMENT(backplane, m) {
-  m.def("copy_elements(Tensor source, Tensor(a!) destination) -> ()");
+  m.def("copy_elements(Tensor source, Tensor(a!) destination, bool conjugate, bool negate) -> ()");
   m.impl("copy_elements", c10::DispatchKey::CPU, &copy_elements_on_cpu);
 }
 

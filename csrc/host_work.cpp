@@ -4,6 +4,7 @@
 #include <ATen/core/List.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/Scalar.h>
+#include <c10/util/bit_cast.h>
 #include <c10/util/StringUtil.h>
 
 #include <array>
@@ -22,13 +23,14 @@ at::Tensor tensor_at(char* memory, const CpuOperator::Memory& described) {
 }
 
 // A number that store_number wrote as int64 or double.
-c10::Scalar number_of(uint64_t bits, c10::ScalarType dtype) {
+// Reads a number, and goes on behind it.
+c10::Scalar next_number(const uint64_t*& numbers, c10::ScalarType dtype) {
   if (dtype == c10::kLong) {
-    return static_cast<int64_t>(bits);
+    return static_cast<int64_t>(*numbers++);
   }
-  double value = 0;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
+  const double value = c10::bit_cast<double>(*numbers++);
+  return dtype == c10::kComplexDouble ? c10::Scalar(c10::complex<double>(value, c10::bit_cast<double>(*numbers++)))
+                                      : c10::Scalar(value);
 }
 
 std::string text(const c10::IValue& value) {
@@ -87,7 +89,7 @@ void CpuOperator::run(char* const* memory, const uint64_t* numbers) const {
       }
       stack.emplace_back(std::move(tensors));
     } else {
-      stack.emplace_back(number_of(*numbers++, std::get<Number>(argument).dtype));
+      stack.emplace_back(next_number(numbers, std::get<Number>(argument).dtype));
     }
   }
   at::AutoDispatchBelowADInplaceOrView guard; // the thread is the device's, and knows no modes

@@ -33,7 +33,7 @@ class CpuOperator final : public HostWork {
     c10::DimVector sizes;
     c10::DimVector strides;
   };
-  struct Number { // the next number
+  struct Number { // the next number, of int64 or float64; of complex128 the next two, its parts
     c10::ScalarType dtype;
   };
   using Argument = std::variant<c10::IValue, Memory, std::vector<Memory>, Number>;

@@ -39,11 +39,11 @@ class Gathered {
 
   void add(const PythonNumber& number, c10::ScalarType dtype) {
     uint64_t bits = 0;
-    const uint32_t bytes = store_number(number.value, dtype, &bits);
+    const uint32_t bytes = store_number(number.passed_value(), dtype, &bits);
     numbers_.push_back(bits);
     // A number of a call inside the recorded one is the same whenever the outer plan runs.
     if (recorder_ != nullptr && number.call == &recorder_->call()) {
-      step_.numbers.emplace_back(PassedNumber{number.index, dtype});
+      step_.numbers.emplace_back(number.passed(dtype));
     } else {
       step_.numbers.emplace_back(Literal{bits, bytes});
     }
@@ -131,6 +131,12 @@ void call_on_cpu(const std::string& name, const py::sequence& values) {
       arguments.emplace_back(std::move(list));
     } else if (py::isinstance<PythonNumber>(value)) {
       const auto& number = value.cast<const PythonNumber&>();
+      if (number.value.isComplex()) {
+        gathered.add(number.of_part(NumberPart::Real), c10::kDouble);
+        gathered.add(number.of_part(NumberPart::Imaginary), c10::kDouble);
+        arguments.emplace_back(CpuOperator::Number{c10::kComplexDouble});
+        continue;
+      }
       const auto dtype = number.value.isFloatingPoint() ? c10::kDouble : c10::kLong;
       gathered.add(number, dtype);
       arguments.emplace_back(CpuOperator::Number{dtype});

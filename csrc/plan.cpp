@@ -46,7 +46,7 @@ class Replay {
         arguments[i] = {&literal->bits, literal->bytes};
       } else {
         const auto& passed = std::get<PassedNumber>(argument);
-        arguments[i] = {&numbers[i], store_number(call_.numbers[passed.index], passed.dtype, &numbers[i])};
+        arguments[i] = {&numbers[i], store_passed(passed, &numbers[i])};
       }
     }
     step.kernel->launch(step.size, arguments, stream_);
@@ -65,9 +65,8 @@ class Replay {
       if (const auto* literal = std::get_if<Literal>(&number)) {
         numbers.push_back(literal->bits);
       } else {
-        const auto& passed = std::get<PassedNumber>(number);
         uint64_t bits = 0;
-        store_number(call_.numbers[passed.index], passed.dtype, &bits);
+        store_passed(std::get<PassedNumber>(number), &bits);
         numbers.push_back(bits);
       }
     }
@@ -118,6 +117,10 @@ class Replay {
     return static_cast<char*>(plan_.kept[address.index].mutable_data_ptr()) + address.offset;
   }
 
+  uint32_t store_passed(const PassedNumber& passed, uint64_t* bits) const {
+    return store_number(part_of(call_.numbers[passed.index], passed.part), passed.dtype, bits);
+  }
+
   const Plan& plan_;
   Call& call_;
   const StreamHandle stream_;
@@ -126,6 +129,14 @@ class Replay {
 };
 
 } // namespace
+
+c10::Scalar part_of(const c10::Scalar& number, NumberPart part) {
+  if (part == NumberPart::Whole || (part == NumberPart::Real && !number.isComplex())) {
+    return number;
+  }
+  const auto whole = number.toComplexDouble();
+  return part == NumberPart::Real ? whole.real() : whole.imag();
+}
 
 void take_random_numbers(Call& call, uint64_t count) {
   const bool given = call.generator != nullptr && call.generator->isGenerator();

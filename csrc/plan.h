@@ -28,9 +28,11 @@ struct Address {
 
 // What a launch passes for one parameter: memory, a number that was known when the call was planned, or one that comes with
 // each call.
+enum class NumberPart : uint8_t { Whole, Real, Imaginary }; // kernels take complex numbers in parts
 struct PassedNumber {
   uint32_t index; // into Call::numbers
   c10::ScalarType dtype;
+  NumberPart part = NumberPart::Whole;
 
   bool operator==(const PassedNumber&) const = default;
 };
@@ -134,6 +136,9 @@ struct Plan {
   std::string unplannable;
   bool falls_back = false;
 };
+
+// The part of a number; the imaginary part of a real one is 0.
+c10::Scalar part_of(const c10::Scalar& number, NumberPart part);
 
 // Runs the plan and returns what the operator returns, in order. Takes no GIL unless the device does.
 c10::SmallVector<c10::IValue, 2> replay(const Plan& plan, Call& call);

@@ -17,7 +17,8 @@ std::string text(const Literal& literal) {
 }
 
 std::string text(const PassedNumber& number) {
-  return c10::str("number ", number.index, " as ", number.dtype);
+  static constexpr const char* kParts[] = {"", "real part of ", "imaginary part of "};
+  return c10::str(kParts[static_cast<int>(number.part)], "number ", number.index, " as ", number.dtype);
 }
 
 std::string text(const AllocateStep& step) {

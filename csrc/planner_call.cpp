@@ -202,6 +202,9 @@ void launch(
       TORCH_CHECK_VALUE(
           tensor.device() == c10::Device(c10::kPrivateUse1, kernel->device_index()), "argument ", i, " of kernel ",
           kernel->entry(), " is on ", tensor.device(), ", and the kernel on bp:", kernel->device_index());
+      TORCH_CHECK_VALUE(
+          !tensor.is_conj() && !tensor.is_neg(), "argument ", i, " of kernel ", kernel->entry(),
+          " is lazily conjugated or negated: resolve it first");
       arguments[i] = {tensor.const_data_ptr(), 0};
       reports_errors |= are_error_words(tensor);
       if (recorder != nullptr) {
@@ -212,10 +215,10 @@ void launch(
     uint32_t bytes = 0;
     if (py::isinstance<PythonNumber>(given)) {
       const auto& number = given.cast<const PythonNumber&>();
-      numbers[i] = bits_of(number.value, *parameters[i], bytes);
+      numbers[i] = bits_of(number.passed_value(), *parameters[i], bytes);
       // A number of a call inside the recorded one is the same whenever the outer plan runs.
       if (recorder != nullptr && number.call == &recorder->call()) {
-        recorded.emplace_back(PassedNumber{number.index, *parameters[i]});
+        recorded.emplace_back(number.passed(*parameters[i]));
       } else if (recorder != nullptr) {
         recorded.emplace_back(Literal{numbers[i], bytes});
       }
@@ -300,6 +303,10 @@ void bind_plans(py::module_& module) {
           },
           "It came in a tensor that the user made, which takes part in type promotion as one.")
       .def_property_readonly("tensor", [](const PythonNumber& self) { return self.tensor; })
+      .def_property_readonly(
+          "real", [](const PythonNumber& self) { return self.of_part(NumberPart::Real); },
+          "What kernels take of it where they compute in complex numbers, together with `imag`.")
+      .def_property_readonly("imag", [](const PythonNumber& self) { return self.of_part(NumberPart::Imaginary); })
       .def_property_readonly(
           "example",
           [](const PythonNumber& self) { return self.value; },

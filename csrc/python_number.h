@@ -15,6 +15,19 @@ struct PythonNumber {
   const Call* call; // whose number it is; only to be compared
   uint32_t index;
   std::optional<at::Tensor> tensor; // the CPU tensor that it came in
+  NumberPart part = NumberPart::Whole; // what of it is passed on
+
+  c10::Scalar passed_value() const {
+    return part_of(value, part);
+  }
+  PythonNumber of_part(NumberPart wanted) const {
+    PythonNumber copy = *this;
+    copy.part = wanted;
+    return copy;
+  }
+  PassedNumber passed(c10::ScalarType dtype) const {
+    return {index, dtype, part};
+  }
 };
 
 } // namespace backplane

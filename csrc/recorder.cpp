@@ -101,6 +101,10 @@ ResultTensor Recorder::result(const at::Tensor& tensor) {
     cannot_replay("it returns a tensor of another device");
     return result;
   }
+  if (tensor.is_conj() || tensor.is_neg()) {
+    cannot_replay("it returns a lazily conjugated or negated tensor");
+    return result;
+  }
   result.dtype = tensor.scalar_type();
   result.sizes.append(tensor.sizes().begin(), tensor.sizes().end());
   result.strides.append(tensor.strides().begin(), tensor.strides().end());

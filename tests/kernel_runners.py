@@ -38,6 +38,8 @@ NUMPY = {
     torch.uint64: np.uint64,
     torch.float32: np.float32,
     torch.float64: np.float64,
+    torch.complex64: np.complex64,
+    torch.complex128: np.complex128,
 }
 
 

@@ -54,7 +54,12 @@ def read(*files: str) -> Tables:
     recorder = types.ModuleType("torch_backplane.planning")
 
     def pointwise(
-        name: str, formula: Callable[..., Any], *, by_value: Sequence[str] = (), passed_through: Sequence[str] = ()
+        name: str,
+        formula: Callable[..., Any],
+        *,
+        by_value: Sequence[str] = (),
+        passed_through: Sequence[str] = (),
+        dtypes: str = "real",
     ) -> None:
         assert name not in tables.formulas, f"{name} is declared twice"
         tables.formulas[name] = formula

@@ -152,7 +152,7 @@ def test_a_backward_formula_returns_a_gradient_for_each_parameter() -> None:
         ((1.0, 2.0), {}, TypeError, "leaky needs a tensor among its arguments"),
         ((torch.ones(2), torch.ones(3)), {}, RuntimeError, "must match the size of tensor"),
         ((torch.ones(2, dtype=torch.complex64), 1), {}, TypeError, r"leaky does not take torch\.complex64"),
-        ((torch.ones(2), 1j), {}, TypeError, "leaky: y is a tensor or a Python number, and got complex"),
+        ((torch.ones(2), 1j), {}, TypeError, r"leaky does not take torch\.complex64: greater takes no complex64"),
     ],
 )
 def test_bad_calls(arguments: tuple[Any, ...], options: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -57,6 +57,24 @@ def test_dtypes_of_results():
     assert program.result_dtypes == (torch.bool, I64, F32)
 
 
+def test_complex_numbers_are_taken_apart():
+    program = trace(lambda a, b: a * b + 1j, [torch.complex64] * 2)
+    assert program.result_dtypes == (torch.complex64,)
+    real = [i for i in program.instructions if i.dtype != torch.complex64]
+    assert [i.operation for i in real if i.operation != "constant"].count("multiply") == 4
+    # Nothing else is said of complex numbers than which ones come, and that one is put together.
+    assert [i.operation for i in program.instructions if i.dtype == torch.complex64] == ["argument"] * 2 + ["complex"]
+    assert operations(trace(lambda a, b: functions.complex(a, b).real, [F32, F32])) == ["argument"]
+
+
+def test_conversions_of_complex_numbers():
+    def formula(a, n):
+        return a.to(F32), a.to(torch.bool), a.to(torch.complex128), n.to(torch.complex64), n.imag, a.to(I64)
+
+    found = trace(formula, [torch.complex64, I64]).result_dtypes
+    assert found == (F32, torch.bool, torch.complex128, torch.complex64, I64, I64)
+
+
 @pytest.mark.parametrize(
     ("formula", "dtypes", "message"),
     [
@@ -73,7 +91,11 @@ def test_dtypes_of_results():
         (lambda a: functions.exp(1.0), (F32,), "traced value"),
         (lambda a: a, (torch.float16,), "compute in float32"),
         (lambda a: a.to(torch.bfloat16), (F32,), "compute in float32"),
-        (lambda a: a, (torch.complex64,), "kernels have no torch.complex64; they take bool"),
+        (lambda a: a, (torch.complex32,), "kernels have no torch.complex32; they take bool"),
+        (lambda a: a < 1, (torch.complex64,), "less takes no complex64"),
+        (lambda a: functions.floor(a), (torch.complex64,), "floor takes no complex64"),
+        (lambda a: a + 1j, (F32,), r"1j is no constant of torch\.float32"),
+        (lambda a, b: functions.complex(a, b), (I64, I64), "the parts of a complex number are float32 or float64"),
         (lambda a: None, (F32,), "returned NoneType"),
         (lambda a: (), (F32,), "at least one value"),
         (lambda a: 1.0, (F32,), "returned float"),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kernel_runners import NUMPY, compile_cuda, opencl, run_pointwise
 
 from torch_backplane.kernels import CudaCpp, Layout, OpenCLC, functions, geometry, pointwise, trace
-from torch_backplane.kernels.dtypes import FACTS, STORAGE_ONLY, integer_range, value_dtype
+from torch_backplane.kernels.dtypes import FACTS, STORAGE_ONLY, facts, integer_range, part_dtype, value_dtype
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 INTEGERS = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8]
@@ -56,11 +56,13 @@ OPERATORS = {
     "equal": lambda a, b: a == b,
     "not_equal": lambda a, b: a != b,
 }
+COMPLEX_UNARY = [name for name in UNARY if name not in "erf erfc lgamma floor ceil trunc round signbit".split()]
+COMPLEX_OPERATORS = ("add", "subtract", "multiply", "divide", "negative", "equal", "not_equal")
 BITWISE = {"and": lambda a, b: a & b, "or": lambda a, b: a | b, "xor": lambda a, b: a ^ b, "not": lambda a, b: ~a}
 
 
 def needs(dtype: torch.dtype) -> None:
-    if dtype == torch.float64 and not opencl()[2]:
+    if part_dtype(dtype) == torch.float64 and not opencl()[2]:
         pytest.skip("the OpenCL device has no float64")
 
 
@@ -181,14 +183,16 @@ def test_any_byte_but_zero_is_true():
     assert counted.tolist() == [0, 1, 1, 1, 1]
 
 
+@pytest.mark.filterwarnings("ignore:Casting complex values to real")
 @pytest.mark.parametrize("source", list(FACTS), ids=str)
 def test_casts_to_every_dtype(source):
     needs(source)
-    targets = [dtype for dtype in FACTS if dtype != torch.float64 or opencl()[2]]
-    if source.is_floating_point:
+    targets = [dtype for dtype in FACTS if part_dtype(dtype) != torch.float64 or opencl()[2]]
+    inexact = source.is_floating_point or source.is_complex
+    if inexact:
         # What C leaves undefined is left out: beyond int64 and NaN.
         values = torch.tensor([0.0, -0.0, 0.4, -0.9, 1.0, -1.0, 2.5, 99.9, 127.0, 128.0, 255.0, 300.0, -200.0, 4e4])
-        values = values.to(source)
+        values = torch.complex(values, values.roll(3)).to(source) if source.is_complex else values.to(source)
     else:
         least, greatest = (0, 1) if source == torch.bool else integer_range(source)
         values = torch.tensor([least, greatest, 0, 1, greatest // 2, greatest // 3], dtype=source)
@@ -196,7 +200,7 @@ def test_casts_to_every_dtype(source):
     run_pointwise(lambda a: [a] * len(targets), [values], outputs, width=1)  # the compile is quicker
     for output, target in zip(outputs, targets, strict=True):
         expected = values.to(target)
-        if source.is_floating_point and not target.is_floating_point and target != torch.bool:
+        if inexact and facts(target).kind in ("signed", "unsigned"):
             expected = values.to(torch.int64).to(target)  # the wrapping that PyTorch defines for uint8, for all
         torch.testing.assert_close(
             output, expected, rtol=0, atol=0, equal_nan=True, msg=lambda m, t=target: f"{t}: {m}"
@@ -357,6 +361,13 @@ def test_cuda_text_compiles(dtype):
             results += [getattr(functions, name)(a, b) for name in BINARY]
             results += [operator(a, b) for operator in OPERATORS.values()]
             return [*results, functions.fma(a, b, s), functions.nextafter(a, b), a * INF, a * NAN, a - INF]
+    elif kind == "complex":
+
+        def formula(a, b, s):
+            results = [getattr(functions, name)(a) for name in COMPLEX_UNARY]
+            results += [OPERATORS[name](a, b) for name in COMPLEX_OPERATORS]
+            results += [a**b, abs(a), functions.angle(a), functions.conj(a), a * 2j, a.real, functions.isinf(a)]
+            return results
     elif kind == "bool":
 
         def formula(a, b, s):
@@ -370,8 +381,8 @@ def test_cuda_text_compiles(dtype):
 
     results = len(trace(formula, [value_dtype(dtype)] * 3).results)
     compiles_for_cuda(formula, dtype, results, Layout(0, 1))
-    for layout in (Layout(0, 4), Layout(3, 1), Layout(2, 1, wide=True)):
-        compiles_for_cuda(lambda a, b, s: (functions.minimum(a, b), a + s), dtype, 2, layout)
+    for layout in (Layout(0, 1 if kind == "complex" else 4), Layout(3, 1), Layout(2, 1, wide=True)):
+        compiles_for_cuda(lambda a, b, s: (functions.where(a == b, a, b), a + s), dtype, 2, layout)
 
 
 def compiles_for_cuda(formula, dtype, results, layout) -> None:

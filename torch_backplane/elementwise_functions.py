@@ -27,7 +27,8 @@ from torch_backplane.kernels.expression import Formula, Program, trace
 from torch_backplane.planning import Call, Number, operator, run_pointwise
 from torch_backplane.planning.call import example
 
-Value = torch.Tensor | bool | int | float
+NUMBERS = (bool, int, float, complex)
+Value = torch.Tensor | bool | int | float | complex
 
 _library = torch.library.Library("backplane", "FRAGMENT")
 _numbers = itertools.count()
@@ -131,7 +132,7 @@ class Elementwise:
             raise TypeError(f"{self._described}: {error}") from None
         numbers = {one: bound.get(one, default) for one, default in self._defaults.items()}
         for one, number in numbers.items():
-            if not isinstance(number, (bool, int, float)):
+            if not isinstance(number, NUMBERS):
                 raise TypeError(f"{self.name}: {one} is a Python number, and got {type(number).__name__}")
         return tuple(bound[one] for one in self._required), numbers
 
@@ -190,7 +191,7 @@ class Elementwise:
 
     def _check_numbers(self, arguments: Sequence[Any]) -> None:
         for value, parameter in zip(arguments, self._required, strict=True):
-            if not isinstance(value, (torch.Tensor, bool, int, float)):
+            if not isinstance(value, (torch.Tensor, *NUMBERS)):
                 raise TypeError(
                     f"{self.name}: {parameter} is a tensor or a Python number, and got {type(value).__name__}"
                 )
@@ -299,7 +300,9 @@ class Gradient:
             if one is None or not isinstance(argument, torch.Tensor):
                 grads_of.append(None)
             else:
-                grads_of.append(one.sum_to_size(argument.shape).to(argument.dtype))
+                one = one.sum_to_size(argument.shape)
+                # What a real argument changes of complex results is the real part of their gradient.
+                grads_of.append((one if argument.is_complex() else one.real).to(argument.dtype))
         return grads_of
 
 
@@ -314,7 +317,10 @@ class _Differentiable(torch.autograd.Function):
         ctx.arguments = [None if isinstance(one, torch.Tensor) else one for one in arguments]
         ctx.save_for_backward(*(one for one in arguments if isinstance(one, torch.Tensor)))
         outputs = output if isinstance(output, tuple) else (output,)
-        ctx.mark_non_differentiable(*(one for one in outputs if not one.is_floating_point()))
+        inexact = (one.is_floating_point() or one.is_complex() for one in outputs)
+        ctx.mark_non_differentiable(
+            *(one for one, differentiable in zip(outputs, inexact, strict=True) if not differentiable)
+        )
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -345,9 +351,10 @@ class _Once(torch.autograd.Function):
         raise RuntimeError(f"{ctx.name} has no second derivative: elementwise takes a formula for the first one")
 
 
-def _tensor(number: bool | int | float, device: torch.device) -> torch.Tensor:
+def _tensor(number: bool | int | float | complex, device: torch.device) -> torch.Tensor:
     """Exactly the number, to be converted as PyTorch converts numbers."""
-    return torch.tensor(number, dtype=torch.float64 if isinstance(number, float) else None, device=device)
+    dtype = {float: torch.float64, complex: torch.complex128}.get(type(number))
+    return torch.tensor(number, dtype=dtype, device=device)
 
 
 def _parameters(name: str, formula: Callable[..., Any]) -> tuple[inspect.Signature, list[str], dict[str, Any]]:
@@ -361,7 +368,7 @@ def _parameters(name: str, formula: Callable[..., Any]) -> tuple[inspect.Signatu
         if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
             raise TypeError(f"elementwise needs to know the number of parameters: {name} has {parameter}")
         if parameter.default is not inspect.Parameter.empty:
-            if not isinstance(parameter.default, (bool, int, float)):
+            if not isinstance(parameter.default, NUMBERS):
                 raise TypeError(
                     f"parameters with a default are numbers: {parameter.name} of {name} has {parameter.default!r}"
                 )

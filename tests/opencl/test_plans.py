@@ -218,8 +218,8 @@ def test_explain_tells_signature_steps_and_reasons() -> None:
     assert "argument 0: Float, sizes [3, 4], strides [4, 1]" in second
     assert "launch bp_add" in second
     assert "return argument 0" in second
-    complex_ = torch.ones(3, dtype=torch.complex64, device=DEVICE)
-    assert "runs on the CPU: kernels have no complex64" in plans.explain(lambda: complex_ + complex_)
+    complex_ = torch.ones(3, dtype=torch.complex32, device=DEVICE)
+    assert "runs on the CPU: kernels have no complex32" in plans.explain(lambda: complex_ + complex_)
 
 
 def test_plans_are_bounded_and_the_oldest_go() -> None:

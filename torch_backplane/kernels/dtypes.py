@@ -8,8 +8,8 @@ import torch
 
 
 class Facts(NamedTuple):
-    kind: str  # "bool", "signed", "unsigned" or "float"
-    bits: int
+    kind: str  # "bool", "signed", "unsigned", "float" or "complex"
+    bits: int  # of both parts, for complex
 
 
 FACTS: dict[torch.dtype, Facts] = {
@@ -26,7 +26,12 @@ FACTS: dict[torch.dtype, Facts] = {
     torch.bfloat16: Facts("float", 16),
     torch.float32: Facts("float", 32),
     torch.float64: Facts("float", 64),
+    torch.complex64: Facts("complex", 64),
+    torch.complex128: Facts("complex", 128),
 }
+
+# Of a complex number's real and imaginary part.
+_PARTS = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 # Kept in memory only; values of these are computed in float32, as PyTorch does.
 STORAGE_ONLY = frozenset({torch.float16, torch.bfloat16})
@@ -45,6 +50,12 @@ def value_dtype(dtype: torch.dtype) -> torch.dtype:
     """What a stored `dtype` is in a register: float32 for float16 and bfloat16, else itself."""
     facts(dtype)
     return torch.float32 if dtype in STORAGE_ONLY else dtype
+
+
+def part_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What the parts of a complex dtype are; any other dtype itself."""
+    facts(dtype)
+    return _PARTS.get(dtype, dtype)
 
 
 def integer_range(dtype: torch.dtype) -> tuple[int, int]:

@@ -59,6 +59,10 @@ def _apply(instruction: Instruction, operands: list[Tensor]) -> Tensor:
         return torch.where(condition, a, b)
     if name == "cast":
         return operands[0].to(instruction.dtype)
+    if name in ("real", "imaginary"):
+        return torch.real(operands[0]) if name == "real" else torch.imag(operands[0])
+    if name == "complex":
+        return torch.complex(*operands)
     if name == "bits":
         return operands[0].view(instruction.dtype)
     if name in _DIVISIONS and not operands[0].is_floating_point():

@@ -6,6 +6,9 @@ each is computed once.
 
 Types are not promoted here. Operands of one operation must have the same dtype, and a Python number takes the dtype of
 the other operand; whoever builds a kernel knows from PyTorch which dtype to compute in.
+
+Complex numbers are taken apart here: an operation on them becomes operations on their real and imaginary parts
+(complex_operations.py), so that everything behind this knows three words of them: real, imaginary and complex.
 """
 
 from __future__ import annotations
@@ -17,9 +20,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch_backplane.kernels.dtypes import STORAGE_ONLY, facts, integer_range
+from torch_backplane.kernels.dtypes import STORAGE_ONLY, facts, integer_range, part_dtype
 
-Number = bool | int | float
+Number = bool | int | float | complex
 
 _FLOAT = frozenset({"float"})
 _INTEGER = frozenset({"signed", "unsigned"})
@@ -68,21 +71,54 @@ OPERATIONS: dict[str, Operation] = {
 class Expression:
     """One value of a formula. Use Python's operators on it, and `torch_backplane.kernels.functions`."""
 
-    operation: str  # a key of OPERATIONS, or "argument", "constant", "where", "cast", "bits", "loop", "loop_result"
+    # a key of OPERATIONS, or "argument", "constant", "where", "cast", "bits", "loop", "loop_result"; or, from and to
+    # complex numbers, "real", "imaginary", "complex"
+    operation: str
     dtype: torch.dtype
     operands: tuple[Expression, ...] = ()
     value: Number | Loop | None = None  # of a constant or a loop; the position of an argument or a loop's result
 
     def to(self, dtype: torch.dtype) -> Expression:
-        """This value converted: float to integer drops the fraction, anything to bool is `!= 0`, integers wrap."""
-        _check_computable(dtype)
-        return self if dtype == self.dtype else Expression("cast", dtype, (self,))
+        """This value converted: float to integer drops the fraction, anything to bool is `!= 0`, integers wrap.
+
+        Of a complex number, the real part becomes a real number.
+        """
+        kind, _ = _check_computable(dtype)
+        if dtype == self.dtype:
+            return self
+        if kind == "complex":
+            part = part_dtype(dtype)
+            return join(self.real.to(part), self.imag.to(part) if self.is_complex else constant(0, part))
+        if not self.is_complex:
+            return Expression("cast", dtype, (self,))
+        return (self != 0) if kind == "bool" else self.real.to(dtype)
 
     def view(self, dtype: torch.dtype) -> Expression:
         """The same bits as a number of another kind and the same width, of 32 or 64 bits; TypeError for others."""
         if facts(dtype).bits != facts(self.dtype).bits or facts(dtype).bits < 32:
             raise TypeError(f"the bits of {self.dtype} are no {dtype}: both must have 32 bits, or 64")
         return self if dtype == self.dtype else Expression("bits", dtype, (self,))
+
+    @property
+    def is_complex(self) -> bool:
+        return facts(self.dtype).kind == "complex"
+
+    @property
+    def real(self) -> Expression:
+        """The real part, of the dtype of the parts; of a real number itself."""
+        if not self.is_complex:
+            return self
+        return self.operands[0] if self.operation == "complex" else self._part("real")
+
+    @property
+    def imag(self) -> Expression:
+        """The imaginary part, of the dtype of the parts; of a real number zero."""
+        if not self.is_complex:
+            return constant(False if self.dtype == torch.bool else 0, self.dtype)
+        return self.operands[1] if self.operation == "complex" else self._part("imaginary")
+
+    def _part(self, name: str) -> Expression:
+        return Expression(name, part_dtype(self.dtype), (self,))
 
     @classmethod
     def __torch_function__(
@@ -186,7 +222,7 @@ class Expression:
     __hash__ = object.__hash__
 
 
-Operand = Expression | bool | int | float
+Operand = Expression | bool | int | float | complex
 
 
 def constant(value: Number, dtype: torch.dtype) -> Expression:
@@ -196,8 +232,13 @@ def constant(value: Number, dtype: torch.dtype) -> Expression:
     an integer outside of the dtype's range.
     """
     kind, bits = _check_computable(dtype)
-    if not isinstance(value, (bool, int, float)):
+    if not isinstance(value, (bool, int, float, complex)):
         raise TypeError(f"a constant is a Python number, and got {type(value).__name__}")
+    if kind == "complex":
+        part = part_dtype(dtype)
+        return join(constant(value.real, part), constant(value.imag, part))
+    if isinstance(value, complex):
+        raise TypeError(f"{value!r} is no constant of {dtype}; convert the other operand with .to(dtype) first")
     if kind == "float":
         return Expression("constant", dtype, value=_to_float32(float(value)) if bits == 32 else float(value))
     if isinstance(value, float) or (kind == "bool" and not isinstance(value, bool)):
@@ -210,6 +251,16 @@ def constant(value: Number, dtype: torch.dtype) -> Expression:
     return Expression("constant", dtype, value=int(value))
 
 
+def join(real: Expression, imaginary: Expression) -> Expression:
+    """The complex number of these parts, both float32 or both float64."""
+    whole = {torch.float32: torch.complex64, torch.float64: torch.complex128}.get(real.dtype)
+    if whole is None or imaginary.dtype != real.dtype:
+        raise TypeError(
+            f"the parts of a complex number are float32 or float64, and got {real.dtype}, {imaginary.dtype}"
+        )
+    return Expression("complex", whole, (real, imaginary))
+
+
 def apply(name: str, *operands: Operand) -> Expression:
     """The result of operation `name` of OPERATIONS; TypeError where operands differ in dtype or it takes no such."""
     operation = OPERATIONS[name]
@@ -217,6 +268,10 @@ def apply(name: str, *operands: Operand) -> Expression:
         raise TypeError(f"{name} takes {operation.arity} operands, and got {len(operands)}")
     values = same_dtype(name, operands)
     dtype = values[0].dtype
+    if values[0].is_complex:
+        from torch_backplane.kernels import complex_operations  # which imports this module
+
+        return complex_operations.apply(name, values)
     if facts(dtype).kind not in operation.accepts:
         raise TypeError(f"{name} takes {', '.join(sorted(operation.accepts))} operands, and got {dtype}")
     return Expression(name, torch.bool if operation.gives_bool else dtype, values)
@@ -226,7 +281,7 @@ def same_dtype(name: str, operands: Iterable[Operand]) -> tuple[Expression, ...]
     """`operands` with Python numbers made constants of the others' dtype; TypeError where there is not exactly one."""
     operands = tuple(operands)
     for operand in operands:
-        if not isinstance(operand, (Expression, bool, int, float)):
+        if not isinstance(operand, (Expression, bool, int, float, complex)):
             raise TypeError(f"{name} takes traced values and Python numbers, and got {type(operand).__name__}")
     dtypes = list(dict.fromkeys(operand.dtype for operand in operands if isinstance(operand, Expression)))
     if not dtypes:
@@ -292,7 +347,7 @@ def trace(formula: Formula, arguments: Sequence[torch.dtype], numbers_as: torch.
     returned = formula(*(Expression("argument", dtype, value=position) for position, dtype in enumerate(arguments)))
     results = []
     for result in returned if isinstance(returned, (tuple, list)) else (returned,):
-        if isinstance(result, (bool, int, float)) and numbers_as is not None:
+        if isinstance(result, (bool, int, float, complex)) and numbers_as is not None:
             result = constant(result, numbers_as)
         if not isinstance(result, Expression):
             raise TypeError(f"a formula returns traced values, and this one returned {type(result).__name__}")

@@ -5,6 +5,7 @@ Names and meanings are PyTorch's. Each takes traced values and Python numbers, a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -18,6 +19,7 @@ from torch_backplane.kernels.expression import (
     Operand,
     apply,
     constant,
+    join,
     same_dtype,
     trace,
 )
@@ -54,7 +56,29 @@ def where(condition: Expression, a: Operand, b: Operand) -> Expression:
     if not isinstance(condition, Expression) or condition.dtype != torch.bool:
         raise TypeError("where takes a traced bool as its condition; compare, or convert with .to(torch.bool)")
     a, b = same_dtype("where", (a, b))
+    if a.is_complex:
+        return join(where(condition, a.real, b.real), where(condition, a.imag, b.imag))
     return Expression("where", a.dtype, (condition, a, b))
+
+
+def real(a: Expression) -> Expression:
+    """The real part; of a real number itself."""
+    return a.real
+
+
+def imag(a: Expression) -> Expression:
+    """The imaginary part; of a real number zero."""
+    return a.imag
+
+
+def complex(real: Operand, imaginary: Operand) -> Expression:
+    """The complex number of these parts, both float32 or both float64."""
+    return join(*same_dtype("complex", (real, imaginary)))
+
+
+def conj(a: Expression) -> Expression:
+    """The complex conjugate; of a real number itself."""
+    return join(a.real, -a.imag) if a.is_complex else a
 
 
 def full_like(a: Expression, value: Number) -> Expression:
@@ -78,14 +102,28 @@ def while_loop(condition: Formula, body: Formula, state: Sequence[Expression]) -
     return tuple(Expression("loop_result", dtype, (repeated,), i) for i, dtype in enumerate(dtypes))
 
 
+def angle(a: Expression) -> Expression:
+    """The argument of a complex number, from -π to π; of a real one 0 or π, and NaN of NaN."""
+    if a.is_complex:
+        return _complex("angle", a)
+    return where(isnan(a), a, where(a < 0.0, full_like(a, math.pi), 0.0))
+
+
+def _complex(name: str, a: Expression) -> Expression:
+    from torch_backplane.kernels import complex_operations  # which imports this module
+
+    return complex_operations.apply(name, (a,))
+
+
 def is_float(value: Expression) -> bool:
+    """Whether its dtype is floating-point, as PyTorch says it: complex is not."""
     return facts(value.dtype).kind == "float"
 
 
 def power(a: Operand, b: Operand) -> Expression:
     """a to the power of b. Of integers: wraps, and a negative power of anything but 1 and -1 is zero."""
     a, b = same_dtype("power", (a, b))
-    if is_float(a):
+    if is_float(a) or a.is_complex:
         return apply("power", a, b)
 
     def body(base: Expression, left: Expression, result: Expression) -> tuple[Expression, ...]:
@@ -139,6 +177,8 @@ def remainder(a: Operand, b: Operand) -> Expression:
 
 def tanh(a: Expression) -> Expression:
     """Exactly 1 and -1 far out: OpenCL lets the last bits differ, and 1 - tanh(a)² would then never vanish."""
+    if a.is_complex:
+        return apply("tanh", a)
     far = 10.0 if a.dtype == torch.float32 else 20.0
     return where(absolute(a) > far, copysign(full_like(a, 1.0), a), apply("tanh", a))
 
@@ -148,7 +188,9 @@ def sigmoid(a: Expression) -> Expression:
 
 
 def sign(a: Expression) -> Expression:
-    """-1, 0 or 1; 0 for NaN."""
+    """-1, 0 or 1; 0 for NaN. Of a complex number, the one of magnitude 1 in its direction."""
+    if a.is_complex:
+        return _complex("sign", a)
     if a.dtype == torch.bool:
         return a
     return (a > 0).to(a.dtype) - (a < 0).to(a.dtype)

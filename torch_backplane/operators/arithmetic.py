@@ -24,14 +24,14 @@ from torch_backplane.planning import (
 
 # Sums and products
 
-pointwise("add.Tensor", lambda a, b, alpha: a + alpha * b)
-pointwise("sub.Tensor", lambda a, b, alpha: a - alpha * b)
-pointwise("rsub.Tensor", lambda a, b, alpha: b - alpha * a)
-pointwise("mul.Tensor", lambda a, b: a * b)
-pointwise("addcmul", lambda a, b, c, value: a + value * b * c)
-pointwise("addcdiv", lambda a, b, c, value: a + value * b / c)
-pointwise("neg", lambda a: -a)
-pointwise("reciprocal", lambda a: 1.0 / a)
+pointwise("add.Tensor", lambda a, b, alpha: a + alpha * b, dtypes="complex")
+pointwise("sub.Tensor", lambda a, b, alpha: a - alpha * b, dtypes="complex")
+pointwise("rsub.Tensor", lambda a, b, alpha: b - alpha * a, dtypes="complex")
+pointwise("mul.Tensor", lambda a, b: a * b, dtypes="complex")
+pointwise("addcmul", lambda a, b, c, value: a + value * b * c, dtypes="complex")
+pointwise("addcdiv", lambda a, b, c, value: a + value * b / c, dtypes="complex")
+pointwise("neg", lambda a: -a, dtypes="complex")
+pointwise("reciprocal", lambda a: 1.0 / a, dtypes="complex")
 pointwise(
     "native_dropout_backward",
     lambda grad, mask, scale: grad * (mask.to(grad.dtype) * scale),
@@ -44,8 +44,8 @@ def lerp(start: Expression, end: Expression, weight: Expression) -> Expression:
     return f.where(f.absolute(weight) < 0.5, start + weight * (end - start), end - (end - start) * (1.0 - weight))
 
 
-pointwise("lerp.Scalar", lerp)
-pointwise("lerp.Tensor", lerp)
+pointwise("lerp.Scalar", lerp, dtypes="complex")
+pointwise("lerp.Tensor", lerp, dtypes="complex")
 
 
 # Quotients and remainders
@@ -57,7 +57,7 @@ def divide(a: Expression, b: Expression, rounding_mode: str | None) -> Expressio
     return f.trunc_divide(a, b) if rounding_mode == "trunc" else f.floor_divide(a, b)
 
 
-pointwise("div.Tensor", lambda a, b: a / b)
+pointwise("div.Tensor", lambda a, b: a / b, dtypes="complex")
 
 
 def quotient(name: str, formula: Formula) -> None:
@@ -101,6 +101,7 @@ pointwise("lcm", lcm)
 
 # Exponents that people write, for which a formula is faster and nearer than the power function.
 _POWERS: dict[float, Formula] = {
+    0: lambda a: f.full_like(a, 1),
     1: lambda a: a,
     2: lambda a: a * a,
     3: lambda a: a * a * a,
@@ -111,22 +112,22 @@ _POWERS: dict[float, Formula] = {
 }
 
 
-@operator("pow.Tensor_Scalar", by_value=["exponent"])
+@operator("pow.Tensor_Scalar", by_value=["exponent"], dtypes="complex")
 def power_of_number(call: Call, self: torch.Tensor, exponent: float) -> torch.Tensor:
     (out,) = call.outputs()
     dtype = value_dtype(call.meta(call.functional)[0].dtype)
-    formula = _POWERS.get(exponent) if dtype.is_floating_point else None
+    formula = _POWERS.get(exponent) if dtype.is_floating_point or dtype.is_complex else None
     if formula is None:
         run_pointwise(f.power, [out], [self], [(exponent, dtype)], compute=dtype, key="pow", name="pow")
     else:
-        run_pointwise(formula, [out], [self], compute=dtype, key=("pow", float(exponent)), name="pow")
+        run_pointwise(formula, [out], [self], compute=dtype, key=("pow", float(exponent.real)), name="pow")
     return out
 
 
-pointwise("pow.Tensor_Tensor", f.power)
-pointwise("pow.Scalar", f.power)
-pointwise("sqrt", f.sqrt)
-pointwise("rsqrt", f.rsqrt)
+pointwise("pow.Tensor_Tensor", f.power, dtypes="complex")
+pointwise("pow.Scalar", f.power, dtypes="complex")
+pointwise("sqrt", f.sqrt, dtypes="complex")
+pointwise("rsqrt", f.rsqrt, dtypes="complex")
 pointwise("hypot", f.hypot)
 
 
@@ -153,11 +154,11 @@ def full(a: Expression, value: int) -> Expression:
     return f.full_like(a, bool(value) if a.dtype == torch.bool else value)
 
 
-pointwise("abs", absolute)
+pointwise("abs", absolute, dtypes="complex")
 pointwise("sign", f.sign)
-pointwise("sgn", f.sign)
+pointwise("sgn", f.sign, dtypes="complex")
 pointwise("heaviside", heaviside)
-pointwise("angle", lambda a: f.where(f.isnan(a), a, f.where(a < 0.0, f.full_like(a, 3.141592653589793), 0.0)))
+pointwise("angle", f.angle, dtypes="complex")
 
 
 @operator("copysign.Tensor")

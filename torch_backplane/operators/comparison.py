@@ -11,17 +11,17 @@ from torch_backplane.kernels import functions as f
 from torch_backplane.planning import pointwise
 
 for overload in ("Tensor", "Scalar"):
-    pointwise(f"eq.{overload}", lambda a, b: a == b)
-    pointwise(f"ne.{overload}", lambda a, b: a != b)
+    pointwise(f"eq.{overload}", lambda a, b: a == b, dtypes="complex")
+    pointwise(f"ne.{overload}", lambda a, b: a != b, dtypes="complex")
     pointwise(f"lt.{overload}", lambda a, b: a < b)
     pointwise(f"le.{overload}", lambda a, b: a <= b)
     pointwise(f"gt.{overload}", lambda a, b: a > b)
     pointwise(f"ge.{overload}", lambda a, b: a >= b)
 
-pointwise("logical_and", lambda a, b: a.to(torch.bool) & b.to(torch.bool))
-pointwise("logical_or", lambda a, b: a.to(torch.bool) | b.to(torch.bool))
-pointwise("logical_xor", lambda a, b: a.to(torch.bool) ^ b.to(torch.bool))
-pointwise("logical_not", lambda a: ~a.to(torch.bool))
+pointwise("logical_and", lambda a, b: a.to(torch.bool) & b.to(torch.bool), dtypes="complex")
+pointwise("logical_or", lambda a, b: a.to(torch.bool) | b.to(torch.bool), dtypes="complex")
+pointwise("logical_xor", lambda a, b: a.to(torch.bool) ^ b.to(torch.bool), dtypes="complex")
+pointwise("logical_not", lambda a: ~a.to(torch.bool), dtypes="complex")
 
 
 def signbit(a: Expression) -> Expression:
@@ -35,8 +35,8 @@ def equals(a: Expression, number: float) -> Expression:
     return a == number if f.is_float(a) else a != a
 
 
-pointwise("isnan", lambda a: a != a)
-pointwise("isinf", lambda a: f.isinf(a) if f.is_float(a) else a != a)
+pointwise("isnan", lambda a: a != a, dtypes="complex")
+pointwise("isinf", lambda a: f.isinf(a) if f.is_float(a) or a.is_complex else a != a, dtypes="complex")
 pointwise("isposinf", lambda a: equals(a, math.inf))
 pointwise("isneginf", lambda a: equals(a, -math.inf))
 pointwise("signbit", signbit)

@@ -7,12 +7,12 @@ import torch
 from torch_backplane.planning import Call, copy_elements, operator, pointwise
 
 
-@operator("backplane::copy_elements", variants=False, any_dtype=True)
-def copy(call: Call, source: torch.Tensor, destination: torch.Tensor) -> None:
+@operator("backplane::copy_elements", variants=False, dtypes="any")
+def copy(call: Call, source: torch.Tensor, destination: torch.Tensor, conjugate: bool, negate: bool) -> None:
     """What Tensor.copy_ comes to within a device, where it is more than moving one run of bytes (csrc/copy.cpp)."""
-    copy_elements(destination, source)
+    copy_elements(destination, source, conjugate, negate)
 
 
-pointwise("fill.Scalar", lambda self, value: value)
-pointwise("fill.Tensor", lambda self, value: value)
-pointwise("zero", lambda self: False if self.dtype == torch.bool else 0)
+pointwise("fill.Scalar", lambda self, value: value, dtypes="complex")
+pointwise("fill.Tensor", lambda self, value: value, dtypes="complex")
+pointwise("zero", lambda self: False if self.dtype == torch.bool else 0, dtypes="complex")

@@ -60,12 +60,12 @@ def range_by(call: Call, start: float, end: float, step: float) -> Any:
     return line(call, start, step)
 
 
-@operator("linspace", "linspace.out", by_value=("start", "end"), variants=False)
+@operator("linspace", "linspace.out", by_value=("start", "end"), variants=False, dtypes="complex")
 def linspace(call: Call, start: float, end: float, steps: int, *options: Any) -> Any:
     return spaced(call, start, end, steps, None)
 
 
-@operator("logspace.out", by_value=("start", "end"), variants=False)
+@operator("logspace.out", by_value=("start", "end"), variants=False, dtypes="complex")
 def logspace(call: Call, start: float, end: float, steps: int, base: float) -> Any:
     return spaced(call, start, end, steps, base)
 
@@ -74,18 +74,19 @@ def spaced(call: Call, start: float, end: float, steps: int, base: float | None)
     """`steps` numbers from start to end, or powers of `base` with these exponents. As the CPU computes them: the first
     half counted from the start, the other from the end."""
     (out,) = call.outputs()
-    if not out.dtype.is_floating_point:
+    if not (out.is_floating_point() or out.is_complex()):
         raise RunOnCPU("it rounds to integers")
     compute = value_dtype(out.dtype)
+    number = complex if out.is_complex() else float
     if steps == 0:
         return out
-    step = (float(end) - float(start)) / max(steps - 1, 1)
+    step = (number(end) - number(start)) / max(steps - 1, 1)
 
     def formula(i: Any, half: Any, greatest: Any, first: Any, last: Any, by: Any, *of: Any) -> Any:
-        number = f.where(i < half, first + i.to(compute) * by, last - (greatest - i).to(compute) * by)
-        return f.power(of[0], number) if of else number
+        value = f.where(i < half, first + i.to(compute) * by, last - (greatest - i).to(compute) * by)
+        return f.power(of[0], value) if of else value
 
-    numbers = [float(start), float(end), step, *([] if base is None else [float(base)])]
+    numbers = [number(start), number(end), step, *([] if base is None else [number(base)])]
     places = [(number, torch.int64) for number in (max(steps // 2, 1), steps - 1)]
     scalars = [*places, *((number, compute) for number in numbers)]
     name = "linspace" if base is None else "logspace"
@@ -136,7 +137,7 @@ def triu_indices(call: Call, row: int, col: int, offset: int, *options: Any) -> 
     return triangle_places(call, _ROW_OF_TRIU, "triu_indices", row, col, offset)
 
 
-@operator("eye", "eye.out", "eye.m", "eye.m_out", variants=False)
+@operator("eye", "eye.out", "eye.m", "eye.m_out", variants=False, dtypes="complex")
 def eye(call: Call, *sizes: Any) -> Any:
     (out,) = call.outputs()
     rows, columns = rows_and_columns(out)
@@ -150,12 +151,12 @@ def rows_and_columns(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return positions(height, matrix.device).view(height, 1), positions(width, matrix.device)
 
 
-@operator("tril")
+@operator("tril", dtypes="complex")
 def tril(call: Call, self: torch.Tensor, diagonal: int) -> Any:
     return triangle(call, self, lambda j_minus_i: j_minus_i <= diagonal, ("tril", diagonal))
 
 
-@operator("triu")
+@operator("triu", dtypes="complex")
 def triu(call: Call, self: torch.Tensor, diagonal: int) -> Any:
     return triangle(call, self, lambda j_minus_i: j_minus_i >= diagonal, ("triu", diagonal))
 

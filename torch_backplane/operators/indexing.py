@@ -10,7 +10,16 @@ import torch
 
 from torch_backplane.kernels.dtypes import integer_range
 from torch_backplane.kernels.templates.indexing import Index, read, write
-from torch_backplane.planning import Call, Number, RunOnCPU, check_apart, error_words, operator, run_template
+from torch_backplane.planning import (
+    Call,
+    Number,
+    RunOnCPU,
+    check_apart,
+    error_words,
+    operator,
+    run_pointwise,
+    run_template,
+)
 from torch_backplane.planning.call import as_meta
 
 
@@ -36,9 +45,15 @@ def _read(
 def _write(name: str, self: torch.Tensor, source: Any, shape: Sequence[int], *arguments: Any, **options: Any) -> None:
     if 0 in shape:
         return
-    if isinstance(source, torch.Tensor) and source.dtype != self.dtype:
+    is_complex_number = isinstance(source, Number) and source.dtype.is_complex
+    if (is_complex_number and not self.is_complex()) or (
+        isinstance(source, torch.Tensor) and source.dtype != self.dtype
+    ):
         raise RunOnCPU(f"{source.dtype} into {self.dtype}".replace("torch.", ""))
     kept, strides, indices = arguments
+    if self.is_complex():
+        _write_parts(name, self, source, shape, kept, strides, indices, **options)
+        return
     deterministic = torch.are_deterministic_algorithms_enabled()
     run_template(
         write,
@@ -53,6 +68,41 @@ def _write(name: str, self: torch.Tensor, source: Any, shape: Sequence[int], *ar
         name,
         name=name,
         deterministic=deterministic,
+        **options,
+    )
+
+
+def _write_parts(
+    name: str,
+    self: torch.Tensor,
+    source: Any,
+    shape: Sequence[int],
+    kept: Sequence[int],
+    strides: Sequence[int],
+    indices: Sequence[Index],
+    combine: str = "assign",
+    alpha: Any = None,
+    **options: Any,
+) -> None:
+    """Complex numbers, as pairs of real ones in a last dimension."""
+    if combine not in ("assign", "add"):
+        raise RunOnCPU(f"{combine} of complex numbers")
+    if not isinstance(source, torch.Tensor):
+        number, source, strides = source, torch.empty((), dtype=self.dtype, device=self.device), [0] * len(shape)
+        run_pointwise(lambda value: value, [source], [], [(number, self.dtype)], key="value", name="value")
+    if alpha is not None:
+        scaled = torch.empty_like(source)
+        run_pointwise(lambda x, by: x * by, [scaled], [source], [(alpha, self.dtype)], key="scaled", name="scaled")
+        source, strides = scaled, scaled.expand(shape).stride()
+    _write(
+        name,
+        torch.view_as_real(self),
+        torch.view_as_real(source),
+        [*shape, 2],
+        [*(2 * step for step in kept), 1],
+        [*(2 * step for step in strides), 1],
+        [Index(one.tensor, (*one.strides, 0), 2 * one.step, one.size) for one in indices],
+        combine=combine,
         **options,
     )
 
@@ -91,7 +141,7 @@ def _along(self: torch.Tensor, dim: int, index: torch.Tensor) -> tuple[list[int]
     return kept, [Index(index, index.stride(), self.stride(dim), self.size(dim))]
 
 
-@operator("index_select")
+@operator("index_select", dtypes="complex")
 def index_select(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
     _check(self, index)
     if index.dim() > 1:
@@ -102,14 +152,14 @@ def index_select(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor) 
     return out
 
 
-@operator("gather")
+@operator("gather", dtypes="complex")
 def gather(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, sparse_grad: bool) -> torch.Tensor:
     _check(self, index)
     (out,) = call.outputs()
     return _read("gather", out, self, *_along(self, dim, index))
 
 
-@operator("take")
+@operator("take", dtypes="complex")
 def take(call: Call, self: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     _check(self, index)
     (out,) = call.outputs()
@@ -118,7 +168,7 @@ def take(call: Call, self: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     return _read("take", out, flat, kept, indices, wraps=True)
 
 
-@operator("embedding")
+@operator("embedding", dtypes="complex")
 def embedding(
     call: Call, weight: torch.Tensor, index: torch.Tensor, padding_idx: int, scale_by_freq: bool, sparse: bool
 ) -> torch.Tensor:
@@ -128,7 +178,7 @@ def embedding(
     return _read("embedding", out, weight, [0] * index.dim() + [weight.stride(1)], indices)
 
 
-@operator("embedding_dense_backward")
+@operator("embedding_dense_backward", dtypes="complex")
 def embedding_dense_backward(
     call: Call, grad: torch.Tensor, index: torch.Tensor, num_weights: int, padding_idx: int, scale_by_freq: bool
 ) -> torch.Tensor:
@@ -162,12 +212,12 @@ def _scatter(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, sour
     return out
 
 
-@operator("scatter.src", "scatter.value")
+@operator("scatter.src", "scatter.value", dtypes="complex")
 def scatter(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, source: Any) -> torch.Tensor:
     return _scatter(call, self, dim, index, source, "assign")
 
 
-@operator("scatter_add")
+@operator("scatter_add", dtypes="complex")
 def scatter_add(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     return _scatter(call, self, dim, index, source, "add")
 
@@ -238,7 +288,7 @@ def _check_slices(self: torch.Tensor, dim: int, source: torch.Tensor) -> None:
         )
 
 
-@operator("index_add")
+@operator("index_add", dtypes="complex")
 def index_add(
     call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, alpha: Number
 ) -> torch.Tensor:
@@ -246,12 +296,12 @@ def index_add(
     return _write_slices("index_add", call, self, dim, index, source, combine="add", alpha=alpha)
 
 
-@operator("index_copy")
+@operator("index_copy", dtypes="complex")
 def index_copy(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     return _write_slices("index_copy", call, self, dim, index, source)
 
 
-@operator("index_fill.int_Scalar", "index_fill.int_Tensor")
+@operator("index_fill.int_Scalar", "index_fill.int_Tensor", dtypes="complex")
 def index_fill(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> torch.Tensor:
     if isinstance(value, Number) and value.tensor is not None:
         call.outputs(like=[torch.empty_like(as_meta(self))])  # the meta kernel refuses a number in a CPU tensor
@@ -282,14 +332,14 @@ def _advanced(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> tup
     return shape, kept, found
 
 
-@operator("index.Tensor", "_unsafe_index.Tensor")
+@operator("index.Tensor", "_unsafe_index.Tensor", dtypes="complex")
 def index(call: Call, self: torch.Tensor, indices: list[torch.Tensor | None]) -> torch.Tensor:
     _, kept, found = _advanced(self, indices)
     (out,) = call.outputs()
     return _read("index", out, self, kept, found, wraps=True)
 
 
-@operator("_index_put_impl_", variants=False)
+@operator("_index_put_impl_", variants=False, dtypes="complex")
 def _index_put_impl_(
     call: Call,
     self: torch.Tensor,

@@ -9,7 +9,7 @@ import torch
 from torch_backplane.planning import Call, check_apart, copy_elements, operator
 
 
-@operator("cat", any_dtype=True)
+@operator("cat", dtypes="any")
 def cat(call: Call, tensors: list[torch.Tensor], dim: int) -> Any:
     """A strided copy for each tensor. Tensors of shape (0,) may be of any rank's company and are skipped."""
     (out,) = call.outputs()

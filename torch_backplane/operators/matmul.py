@@ -2,64 +2,92 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 
+from torch_backplane.kernels import Expression
+from torch_backplane.kernels import functions as f
+from torch_backplane.kernels.dtypes import part_dtype
 from torch_backplane.kernels.templates.matmul import matmul
-from torch_backplane.planning import Call, RunOnCPU, call_on_cpu, host_sees_memory, operator, run_template
+from torch_backplane.planning import (
+    Call,
+    Number,
+    RunOnCPU,
+    call_on_cpu,
+    host_sees_memory,
+    operator,
+    run_pointwise,
+    run_template,
+)
 
 aten = torch.ops.aten
 
 # Products of these are PyTorch's own, of the host's BLAS, where the host sees the device's memory.
-BLAS_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+BLAS_DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.complex64,
+    torch.complex128,
+)
 
 
-@operator("mm", "bmm")
+@operator("mm", "bmm", dtypes="complex")
 def mm(call: Call, self: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
     check_matrices(self, mat2)
     (out,) = call.outputs()
     return product(out, self, mat2)
 
 
-@operator("addmm", "baddbmm", by_value=["beta"])
+@operator("addmm", "baddbmm", by_value=["beta"], dtypes="complex")
 def addmm(call: Call, self: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta: Any, alpha: Any) -> torch.Tensor:
     check_matrices(a, b)
     (out,) = call.outputs()
     return product(out, a, b, self.expand(out.shape), beta, alpha)
 
 
-@operator("addbmm", by_value=["beta", "alpha"])
+@operator("addbmm", by_value=["beta", "alpha"], dtypes="complex")
 def addbmm(
     call: Call, self: torch.Tensor, batch1: torch.Tensor, batch2: torch.Tensor, beta: Any, alpha: Any
 ) -> torch.Tensor:
     """One product of the batches side by side, which sums over them."""
     (out,) = call.outputs()
+    if on_host(out) and self.dtype == batch1.dtype == batch2.dtype == out.dtype and out.numel():
+        call_on_cpu(aten.addbmm.out, self, batch1, batch2, beta=beta, alpha=alpha, out=out)
+        return out
     count, rows, inner = batch1.shape
     left = batch1.permute(1, 0, 2).reshape(rows, count * inner)
     right = batch2.reshape(count * inner, batch2.shape[2])
     return torch.addmm(self, left, right, beta=beta, alpha=alpha, out=out)
 
 
-@operator("addmv", by_value=["beta"])
+@operator("addmv", by_value=["beta"], dtypes="complex")
 def addmv(call: Call, self: torch.Tensor, mat: torch.Tensor, vec: torch.Tensor, beta: Any, alpha: Any) -> torch.Tensor:
     (out,) = call.outputs()
     product(out.unsqueeze(1), mat, vec.unsqueeze(1), self.expand(out.shape).unsqueeze(1), beta, alpha)
     return out
 
 
-@operator("mv")
+@operator("mv", dtypes="complex")
 def mv(call: Call, self: torch.Tensor, vec: torch.Tensor) -> torch.Tensor:
     (out,) = call.outputs()
     product(out.unsqueeze(1), self, vec.unsqueeze(1))
     return out
 
 
-@operator("dot", "vdot")
+@operator("dot", dtypes="complex")
 def dot(call: Call, self: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     (out,) = call.outputs()
     product(out.view(1, 1), self.unsqueeze(0), tensor.unsqueeze(1))
     return out
+
+
+@operator("vdot", dtypes="complex")
+def vdot(call: Call, self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return dot(call, self.conj(), other)
 
 
 def check_matrices(a: torch.Tensor, b: torch.Tensor) -> None:
@@ -67,6 +95,11 @@ def check_matrices(a: torch.Tensor, b: torch.Tensor) -> None:
     if a.dim() == b.dim() == 2 and a.size(1) != b.size(0):
         shapes = f"{a.size(0)}x{a.size(1)} and {b.size(0)}x{b.size(1)}"
         raise RuntimeError(f"mat1 and mat2 shapes cannot be multiplied ({shapes})")
+
+
+def on_host(out: torch.Tensor) -> bool:
+    """Whether products of this result's dtype are computed by the host, in place."""
+    return host_sees_memory(out.device) and out.dtype in BLAS_DTYPES
 
 
 def product(
@@ -78,11 +111,48 @@ def product(
         raise RunOnCPU(f"a matrix product of {' and '.join(sorted(map(str, dtypes)))}")
     if not out.numel():
         return out
-    if host_sees_memory(out.device) and out.dtype in BLAS_DTYPES and out.dim() <= 3:
+    # PyTorch's Conjugate key lets products see tensors that are conjugated lazily.
+    a, b, c = a.resolve_conj(), b.resolve_conj(), None if c is None else c.resolve_conj()
+    if on_host(out) and out.dim() <= 3:
         multiply_on_host(out, a, b, c, beta, alpha)
+    elif out.is_complex():
+        multiply_parts(out, a, b, None if beta == 0 else c, beta, alpha)
     else:
         run_template(matmul, out.device, out, a, b, None if beta == 0 else c, alpha, beta, name="matmul")
     return out
+
+
+def multiply_parts(
+    out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, beta: Any, alpha: Any
+) -> None:
+    """A product of complex matrices, by four of real ones."""
+    left, right = ([part.contiguous() for part in torch.view_as_real(one).unbind(-1)] for one in (a, b))
+    real, imaginary = (torch.empty(out.shape, dtype=left[0].dtype, device=out.device) for _ in range(2))
+    run = partial(run_template, matmul, out.device, name="matmul")
+    run(real, left[1], right[1])
+    run(real, left[0], right[0], real, 1, -1)
+    run(imaginary, left[0], right[1])
+    run(imaginary, left[1], right[0], imaginary)
+
+    def formula(x: Expression, y: Expression, *rest: Expression) -> Expression:
+        product = times(rest[-1], f.complex(x, y))
+        return product if c is None else times(rest[1], rest[0]) + product
+
+    added = [] if c is None else [c]
+    numbers = [(one, number_dtype(one, out.dtype)) for one in ([alpha] if c is None else [beta, alpha])]
+    key = ("matmul", c is None, *(dtype for _, dtype in numbers))
+    run_pointwise(formula, [out], [real, imaginary, *added], numbers, key=key, name="matmul")
+
+
+def number_dtype(number: Any, dtype: torch.dtype) -> torch.dtype:
+    """What kernels see a number as, beside tensors of a complex dtype."""
+    is_complex = number.dtype.is_complex if isinstance(number, Number) else isinstance(number, complex)
+    return dtype if is_complex else part_dtype(dtype)
+
+
+def times(number: Expression, a: Expression) -> Expression:
+    """The product with a number which is complex or, unlike in products of complex numbers, real."""
+    return number * a if number.is_complex else f.complex(number * a.real, number * a.imag)
 
 
 def multiply_on_host(

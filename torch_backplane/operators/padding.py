@@ -85,7 +85,7 @@ def pad_backward(out: torch.Tensor, grad: torch.Tensor, padding: Sequence[int], 
 
 
 def _declare(mode: str, rank: int) -> None:
-    @operator(f"{mode}_pad{rank}d")
+    @operator(f"{mode}_pad{rank}d", dtypes="complex")
     def forward(call: Call, self: torch.Tensor, padding: Sequence[int]) -> torch.Tensor:
         (out,) = call.outputs()
         return pad(out, self, padding, mode)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -48,8 +49,12 @@ def uniform_(call: Call, self: torch.Tensor, low: float, high: float, generator:
     return _fill(self, fill, "uniform", low, high)
 
 
-@operator("normal_", variants=False)
+@operator("normal_", variants=False, dtypes="complex")
 def normal_(call: Call, self: torch.Tensor, mean: float, std: float, generator: Any) -> torch.Tensor:
+    if self.is_complex():
+        # Each part has half of the variance, and the mean is a real number.
+        torch.view_as_real(self).normal_(0.0, std / math.sqrt(2), generator=generator)
+        return self.add_(mean) if mean else self
     _check(self.is_floating_point() and std >= 0, "a negative standard deviation")
     return _fill(self, fill, "normal", mean, std)
 
@@ -164,7 +169,7 @@ def multinomial(call: Call, self: torch.Tensor, num_samples: int, replacement: b
     return (self / noise).argmax(-1, keepdim=True)
 
 
-@operator("backplane::native_dropout", variants=False, any_dtype=True)
+@operator("backplane::native_dropout", variants=False, dtypes="any")
 def native_dropout(call: Call, self: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
     """The result and its mask (true: kept). What csrc/dropout.cpp does in several steps is one launch here."""
     torch._check(0 <= p <= 1, lambda: f"dropout probability has to be between 0 and 1, but got {p}")

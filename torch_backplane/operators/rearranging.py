@@ -11,7 +11,7 @@ from torch_backplane.kernels.templates.source import named, split
 from torch_backplane.planning import Call, as_bits, contiguous_result, copy_elements, operator, run_kernel
 
 
-@operator("roll", any_dtype=True)
+@operator("roll", dtypes="any")
 def roll(call: Call, self: torch.Tensor, shifts: Sequence[int], dims: Sequence[int]) -> torch.Tensor:
     """A strided copy for each block that stays together: two for each dimension that is rolled."""
     if self.numel() == 0:
@@ -44,7 +44,7 @@ def _parts(dim: int, size: int, shift: int) -> Iterator[tuple[int, int, int, int
     yield dim, 0, shift, size - shift
 
 
-@operator("flip", any_dtype=True)
+@operator("flip", dtypes="any")
 def flip(call: Call, self: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
     """Reads backwards: strides may be negative in a kernel, though not in a tensor."""
     (out,) = call.outputs()
@@ -71,7 +71,7 @@ def flip(call: Call, self: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
     return out
 
 
-@operator("channel_shuffle", any_dtype=True)
+@operator("channel_shuffle", dtypes="any")
 def channel_shuffle(call: Call, self: torch.Tensor, groups: int) -> torch.Tensor:
     """The channels (dimension 1) of each group, dealt out one by one: a copy in another order of dimensions."""
     (out,) = call.outputs()

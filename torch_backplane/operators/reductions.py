@@ -10,7 +10,7 @@ import torch
 
 from torch_backplane.kernels import Expression, Reduction
 from torch_backplane.kernels import functions as f
-from torch_backplane.kernels.dtypes import facts, integer_range, value_dtype
+from torch_backplane.kernels.dtypes import facts, integer_range, part_dtype, value_dtype
 from torch_backplane.planning import Call, RunOnCPU, operator, run_pointwise, run_reduction
 
 LAST_INDEX = 2**63 - 1
@@ -38,10 +38,7 @@ def reduce(
     outputs = call.outputs()
     compute = compute or value_dtype(tensor.dtype)
     facts(compute)
-    if isinstance(dims, int):
-        dims = [dims]
-    if dims is None or (not dims and whole_if_empty):
-        dims = range(tensor.dim())
+    dims = list_of(dims, tensor.dim(), whole_if_empty)
     if tensor.dim() == 0:
         tensor, dims = tensor.view(1), [0]
     if outputs[0].numel() > 0:
@@ -51,12 +48,19 @@ def reduce(
             definition(compute),
             outputs,
             [tensor],
-            list(dims),
+            dims,
             key=(key, compute),
             compute=compute,
             name=call.functional._schema.name.partition("::")[2],
         )
     return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+def list_of(dims: Dims, rank: int, whole_if_empty: bool = True) -> list[int]:
+    """What `dims` means for a tensor of `rank` dimensions."""
+    if isinstance(dims, int):
+        return [dims]
+    return list(range(rank)) if dims is None or (not dims and whole_if_empty) else list(dims)
 
 
 def least(dtype: torch.dtype) -> float | int | bool:
@@ -97,12 +101,12 @@ def sum_dtype(call: Call) -> torch.dtype:
     return value_dtype(call.meta(call.functional)[0].dtype)
 
 
-@operator("sum.dim_IntList")
+@operator("sum.dim_IntList", dtypes="complex")
 def sum_dims(call: Call, self: torch.Tensor, dim: Dims, keepdim: bool, dtype: torch.dtype | None) -> Any:
     return reduce(call, self, dim, total, key="sum", compute=sum_dtype(call))
 
 
-@operator("mean.dim")
+@operator("mean.dim", dtypes="complex")
 def mean_dims(call: Call, self: torch.Tensor, dim: Dims, keepdim: bool, dtype: torch.dtype | None) -> Any:
     return reduce(call, self, dim, average, key="mean", compute=sum_dtype(call))
 
@@ -115,17 +119,17 @@ def nansum(call: Call, self: torch.Tensor, dim: Dims, keepdim: bool, dtype: torc
     )
 
 
-@operator("prod.dim_int")
+@operator("prod.dim_int", dtypes="complex")
 def prod_dim(call: Call, self: torch.Tensor, dim: int, keepdim: bool, dtype: torch.dtype | None) -> Any:
     return reduce(call, self, dim, product, key="prod", compute=sum_dtype(call))
 
 
-@operator("prod")
+@operator("prod", dtypes="complex")
 def prod(call: Call, self: torch.Tensor, dtype: torch.dtype | None) -> Any:
     return reduce(call, self, None, product, key="prod", compute=sum_dtype(call))
 
 
-@operator("trace")
+@operator("trace", dtypes="complex")
 def trace(call: Call, self: torch.Tensor) -> Any:
     return reduce(call, self.diagonal(), None, total, key="sum", compute=sum_dtype(call))
 
@@ -134,7 +138,7 @@ def number_of_nonzero(dtype: torch.dtype) -> Reduction:
     return Reduction([torch.int64], [0], lambda x, _: x.to(torch.int64), lambda a, b: a + b, lambda s, _: s)
 
 
-@operator("count_nonzero.dim_IntList")
+@operator("count_nonzero.dim_IntList", dtypes="complex")
 def count_nonzero(call: Call, self: torch.Tensor, dim: Dims) -> Any:
     return reduce(call, self, dim, number_of_nonzero, key="count_nonzero", compute=torch.bool)
 
@@ -150,27 +154,27 @@ def whether_all(dtype: torch.dtype) -> Reduction:
     return Reduction([torch.bool], [True], lambda x, _: x, lambda a, b: a & b, lambda s, _: s)
 
 
-@operator("any.dim", "any.dims")
+@operator("any.dim", "any.dims", dtypes="complex")
 def any_dims(call: Call, self: torch.Tensor, dim: Dims, keepdim: bool) -> Any:
     return reduce(call, self, dim, whether_any, key="any", compute=torch.bool, whole_if_empty=False)
 
 
-@operator("all.dim", "all.dims")
+@operator("all.dim", "all.dims", dtypes="complex")
 def all_dims(call: Call, self: torch.Tensor, dim: Dims, keepdim: bool) -> Any:
     return reduce(call, self, dim, whether_all, key="all", compute=torch.bool, whole_if_empty=False)
 
 
-@operator("any")
+@operator("any", dtypes="complex")
 def any_whole(call: Call, self: torch.Tensor) -> Any:
     return reduce(call, self, None, whether_any, key="any", compute=torch.bool)
 
 
-@operator("all")
+@operator("all", dtypes="complex")
 def all_whole(call: Call, self: torch.Tensor) -> Any:
     return reduce(call, self, None, whether_all, key="all", compute=torch.bool)
 
 
-@operator("equal")
+@operator("equal", dtypes="complex")
 def equal(call: Call, self: torch.Tensor, other: torch.Tensor) -> bool:
     """Waits for the device, as the answer is Python's, so there is no plan where the contents decide."""
     if self.dtype != other.dtype:
@@ -317,10 +321,29 @@ def spread(correction: float, root: bool, with_mean: bool) -> Callable[[torch.dt
 
 
 def _declare_spread(name: str, root: bool, with_mean: bool) -> None:
-    @operator(f"{name}.correction", by_value=("correction",))
+    @operator(f"{name}.correction", by_value=("correction",), dtypes="complex")
     def plan(call: Call, self: torch.Tensor, dim: Dims, correction: float | None, keepdim: bool) -> Any:
         degrees = 1.0 if correction is None else float(correction)
+        if self.is_complex():
+            return complex_spread(call, self, dim, degrees, keepdim, root, with_mean)
         return reduce(call, self, dim, spread(degrees, root, with_mean), key=(name, degrees))
+
+
+def complex_spread(
+    call: Call, self: torch.Tensor, dim: Dims, degrees: float, keepdim: bool, root: bool, with_mean: bool
+) -> Any:
+    """The variance of complex numbers is that of their real parts and that of their imaginary parts together."""
+    outputs = call.outputs()
+    real, imaginary = torch.view_as_real(self).unbind(-1)
+    dims = list_of(dim, self.dim())
+    parts = [torch.var(one, dims, correction=degrees, keepdim=keepdim) for one in (real, imaginary)]
+    run_pointwise(
+        lambda a, b: f.sqrt(a + b) if root else a + b, outputs[:1], parts, key=("variance", root), name="variance"
+    )
+    if not with_mean:
+        return outputs[0]
+    outputs[1].copy_(torch.mean(self, dims, keepdim=keepdim))
+    return tuple(outputs)
 
 
 _declare_spread("var", root=False, with_mean=False)
@@ -330,18 +353,22 @@ _declare_spread("std_mean", root=True, with_mean=True)
 
 
 def norm(order: float) -> Callable[[torch.dtype], Reduction]:
-    """The vector norm of an order, as torch.linalg.vector_norm defines it."""
+    """The vector norm of an order, as torch.linalg.vector_norm defines it; of complex numbers by their magnitudes."""
 
-    def definition(dtype: torch.dtype) -> Reduction:
+    def definition(seen: torch.dtype) -> Reduction:
+        dtype = part_dtype(seen)
+
         def summed(start: Callable[[Expression], Any], finish: Callable[[Expression], Any]) -> Reduction:
             return Reduction([dtype], [0.0], lambda x, _: start(x), lambda a, b: a + b, lambda s, _: finish(s))
 
         if order == 0:
-            return summed(lambda x: f.where(x != 0.0, 1.0, x), lambda s: s)
+            return summed(
+                lambda x: f.where(x != 0.0, f.where(f.isnan(x), math.nan, f.full_like(x.real, 1.0)), 0.0), lambda s: s
+            )
         if order == 1:
             return summed(abs, lambda s: s)
         if order == 2:
-            return summed(lambda x: x * x, f.sqrt)
+            return summed(lambda x: x.real * x.real + x.imag * x.imag if x.is_complex else x * x, f.sqrt)
         if order == math.inf:
             return Reduction([dtype], [0.0], lambda x, _: abs(x), f.maximum, lambda s, _: s)
         if order == -math.inf:
@@ -351,12 +378,27 @@ def norm(order: float) -> Callable[[torch.dtype], Reduction]:
     return definition
 
 
-@operator("linalg_vector_norm", by_value=("ord",))
+@operator("linalg_vector_norm", by_value=("ord",), dtypes="complex")
 def vector_norm(call: Call, self: torch.Tensor, ord: float, dim: Dims, keepdim: bool, dtype: torch.dtype | None) -> Any:
-    return reduce(call, self, dim, norm(float(ord)), key=("norm", float(ord)), compute=sum_dtype(call))
+    compute = sum_dtype(call)
+    if self.is_complex():
+        compute = torch.complex128 if compute == torch.float64 else torch.complex64
+    return reduce(call, self, dim, norm(float(ord)), key=("norm", float(ord)), compute=compute)
 
 
-@operator("renorm", by_value=("p",))
+@operator("norm.ScalarOpt_dim", by_value=("p",), dtypes="complex")
+def norm_of_dims(call: Call, self: torch.Tensor, p: float | None, dim: Dims, keepdim: bool) -> Any:
+    return vector_norm(call, self, 2 if p is None else p, dim, keepdim, None)
+
+
+@operator("norm.ScalarOpt_dim_dtype", by_value=("p",), dtypes="complex")
+def norm_of_dims_in(
+    call: Call, self: torch.Tensor, p: float | None, dim: Dims, keepdim: bool, dtype: torch.dtype | None
+) -> Any:
+    return vector_norm(call, self, 2 if p is None else p, dim, keepdim, dtype)
+
+
+@operator("renorm", by_value=("p",), dtypes="complex")
 def renorm(call: Call, self: torch.Tensor, p: float, dim: int, maxnorm: Any) -> Any:
     """Each slice along `dim` scaled down to the norm `maxnorm`, if its own is greater."""
     (out,) = call.outputs()
@@ -365,9 +407,10 @@ def renorm(call: Call, self: torch.Tensor, p: float, dim: int, maxnorm: Any) -> 
     dtype = value_dtype(self.dtype)
 
     def shrink(x: Expression, size: Expression, most: Expression) -> Expression:
-        return f.where(size > most, x * (most / (size + 1e-7)), x)
+        return f.where(size > most, x * (most / (size + 1e-7)).to(dtype), x)
 
-    run_pointwise(shrink, [out], [self, norms], [(maxnorm, dtype)], compute=dtype, key="renorm", name="renorm")
+    compute, part = [dtype, value_dtype(norms.dtype)], part_dtype(dtype)
+    run_pointwise(shrink, [out], [self, norms], [(maxnorm, part)], compute=compute, key="renorm", name="renorm")
     return out
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from torch_backplane.kernels.templates.scan import accumulate, extremum
+from torch_backplane.kernels.templates.scan import accumulate, complex_products, extremum
 from torch_backplane.planning import Call, RunOnCPU, contiguous_result, operator, run_template
 
 
@@ -13,16 +13,23 @@ def _accumulate(out: torch.Tensor, self: torch.Tensor, dim: int, name: str) -> t
         raise RunOnCPU("results of bool")
     if out.numel():
         with contiguous_result(out) as result:
-            run_template(accumulate, out.device, result, self.to(out.dtype).contiguous(), dim, name, name=name)
+            source = self.to(out.dtype).contiguous()
+            if not out.is_complex():
+                run_template(accumulate, out.device, result, source, dim, name, name=name)
+            elif name == "cumprod":
+                run_template(complex_products, out.device, result, source, dim, name=name)
+            else:
+                parts = (torch.view_as_real(one if one.dim() else one.view(1)) for one in (result, source))
+                run_template(accumulate, out.device, *parts, dim % max(out.dim(), 1), name, name=name)
     return out
 
 
-@operator("cumsum")
+@operator("cumsum", dtypes="complex")
 def cumsum(call: Call, self: torch.Tensor, dim: int, dtype: torch.dtype | None) -> torch.Tensor:
     return _accumulate(call.outputs()[0], self, dim, "cumsum")
 
 
-@operator("cumprod")
+@operator("cumprod", dtypes="complex")
 def cumprod(call: Call, self: torch.Tensor, dim: int, dtype: torch.dtype | None) -> torch.Tensor:
     return _accumulate(call.outputs()[0], self, dim, "cumprod")
 

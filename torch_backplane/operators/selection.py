@@ -9,7 +9,7 @@ import torch
 
 from torch_backplane.kernels import Expression
 from torch_backplane.kernels import functions as f
-from torch_backplane.kernels.dtypes import value_dtype
+from torch_backplane.kernels.dtypes import part_dtype, value_dtype
 from torch_backplane.planning import Call, copy_elements, operator, plan_pointwise, pointwise, run_pointwise
 from torch_backplane.planning.call import as_meta
 
@@ -19,11 +19,11 @@ def choose_value(a: Expression, mask: Expression, value: Expression) -> Expressi
 
 
 # A condition that is not bool is uint8, which PyTorch still takes.
-pointwise("where.self", lambda condition, a, b: f.where(condition.to(torch.bool), a, b))
-pointwise("masked_fill.Scalar", choose_value)
+pointwise("where.self", lambda condition, a, b: f.where(condition.to(torch.bool), a, b), dtypes="complex")
+pointwise("masked_fill.Scalar", choose_value, dtypes="complex")
 
 
-@operator("masked_fill.Tensor")
+@operator("masked_fill.Tensor", dtypes="complex")
 def masked_fill(call: Call, self: torch.Tensor, mask: torch.Tensor, value: Any) -> torch.Tensor:
     """A value in a CPU tensor, a number, is refused by this overload's meta kernel: the one for numbers is asked."""
     if isinstance(value, torch.Tensor):
@@ -45,20 +45,22 @@ def masked_fill(call: Call, self: torch.Tensor, mask: torch.Tensor, value: Any) 
 
 
 def replace_nonfinite(a: Expression, nan: Expression, posinf: Expression, neginf: Expression) -> Expression:
+    if a.is_complex:
+        return f.complex(*(replace_nonfinite(part, nan, posinf, neginf) for part in (a.real, a.imag)))
     a = f.where(f.isnan(a), nan, a)
     return f.where(a == math.inf, posinf, f.where(a == -math.inf, neginf, a))
 
 
-@operator("nan_to_num", passed_through=["nan", "posinf", "neginf"])
+@operator("nan_to_num", passed_through=["nan", "posinf", "neginf"], dtypes="complex")
 def nan_to_num(
     call: Call, self: torch.Tensor, nan: float | None, posinf: float | None, neginf: float | None
 ) -> torch.Tensor:
     """Infinities become the greatest and least numbers of the stored dtype, which a formula does not see."""
     (out,) = call.outputs()
-    if not self.dtype.is_floating_point:
+    if not (self.is_floating_point() or self.is_complex()):
         copy_elements(out, self)
         return out
-    dtype, limits = value_dtype(self.dtype), torch.finfo(self.dtype)
+    dtype, limits = part_dtype(value_dtype(self.dtype)), torch.finfo(self.dtype)
     numbers = [
         (0.0 if nan is None else nan, dtype),
         (limits.max if posinf is None else posinf, dtype),

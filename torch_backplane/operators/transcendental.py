@@ -10,25 +10,12 @@ from torch_backplane.kernels import Expression, special
 from torch_backplane.kernels import functions as f
 from torch_backplane.planning import Call, operator, pointwise, run_pointwise
 
-# What every dialect has.
-pointwise("exp", f.exp)
-pointwise("exp2", f.exp2)
-pointwise("expm1", f.expm1)
-pointwise("log", f.log)
-pointwise("log2", f.log2)
-pointwise("log10", f.log10)
-pointwise("log1p", f.log1p)
-pointwise("sin", f.sin)
-pointwise("cos", f.cos)
-pointwise("tan", f.tan)
-pointwise("asin", f.asin)
-pointwise("acos", f.acos)
-pointwise("atan", f.atan)
-pointwise("sinh", f.sinh)
-pointwise("cosh", f.cosh)
-pointwise("asinh", f.asinh)
-pointwise("acosh", f.acosh)
-pointwise("atanh", f.atanh)
+for function in (
+    *(f.exp, f.exp2, f.expm1, f.log, f.log2, f.log10, f.log1p),
+    *(f.sin, f.cos, f.tan, f.asin, f.acos, f.atan),
+    *(f.sinh, f.cosh, f.asinh, f.acosh, f.atanh),
+):
+    pointwise(function.__name__, function, dtypes="complex")
 pointwise("erf", f.erf)
 pointwise("erfc", f.erfc)
 pointwise("lgamma", f.lgamma)
@@ -59,7 +46,7 @@ def entr(a: Expression) -> Expression:
     return f.where(f.isnan(a), a, f.where(a > 0.0, -a * f.log(a), f.where(a == 0.0, 0.0, f.full_like(a, -math.inf))))
 
 
-pointwise("sinc", sinc)
+pointwise("sinc", sinc, dtypes="complex")
 pointwise("logaddexp", logaddexp)
 pointwise("logaddexp2", logaddexp2)
 pointwise("xlogy.Tensor", lambda a, b: _zero_unless_nan(a, b, a * f.log(b)))

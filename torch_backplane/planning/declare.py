@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch._ops import OpOverload
@@ -13,6 +13,7 @@ from torch_backplane import _C
 from torch_backplane.planning.call import Call, flatten
 
 Planner = Callable[..., Any]
+Dtypes = Literal["real", "complex", "any"]
 
 # Every planner that was declared, by the operator's full name, for the tools.
 declared: dict[str, Planner] = {}
@@ -23,7 +24,7 @@ def operator(
     passed_through: Sequence[str] = (),
     by_value: Sequence[str] = (),
     variants: bool = True,
-    any_dtype: bool = False,
+    dtypes: Dtypes = "real",
 ) -> Callable[[Planner], Planner]:
     """Decorates the planner of the operators `names`, such as "add.Tensor" (of aten; others as "namespace::name").
 
@@ -35,14 +36,16 @@ def operator(
             `Number`s, and another value is no new plan. Those of type Scalar are treated so anyway.
         by_value: arguments of type Scalar that the planner needs to see.
         variants: also serve the in-place and `out=` overloads.
-        any_dtype: the planner is called for dtypes that generated kernels do not have, too.
+        dtypes: of tensors for which the planner is called; with others the call is left to the CPU. "real" are bool,
+            integers and floating-point, "complex" these and complex numbers, "any" is all that there is, also what
+            kernels do not compute with.
     """
 
     def decorate(planner: Planner) -> Planner:
         for name in names:
             functional = find(name)
             for overload in overloads_of(functional) if variants else [functional]:
-                _register(overload, functional, planner, passed_through, by_value, any_dtype)
+                _register(overload, functional, planner, passed_through, by_value, dtypes)
         return planner
 
     return decorate
@@ -88,7 +91,7 @@ def _register(
     planner: Planner,
     passed_through: Sequence[str],
     by_value: Sequence[str],
-    any_dtype: bool,
+    dtypes: Dtypes,
 ) -> None:
     name = overload._schema.name + (f".{overload._schema.overload_name}" if overload._schema.overload_name else "")
 
@@ -105,8 +108,10 @@ def _register(
             if tensor and isinstance(value, _C.Number):
                 raise _C.RunOnCPU("a CPU tensor without dimensions, where the kernel reads the device's memory")
         for value in flatten(arguments):
-            if isinstance(value, torch.Tensor) and not any_dtype:
+            if isinstance(value, torch.Tensor) and dtypes != "any":
                 check_supported(value.dtype)
+                if value.is_complex() and dtypes == "real":
+                    raise _C.RunOnCPU(f"its kernel takes no {value.dtype}".replace("torch.", ""))
         return planner(call, *call.inputs)
 
     declared[name] = planner

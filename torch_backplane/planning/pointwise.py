@@ -10,10 +10,11 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dty
 
 from torch_backplane import _C, kernels
 from torch_backplane.kernels import Expression, geometry
-from torch_backplane.kernels.dtypes import value_dtype
+from torch_backplane.kernels import functions as f
+from torch_backplane.kernels.dtypes import part_dtype, value_dtype
 from torch_backplane.kernels.expression import Formula
 from torch_backplane.planning.call import Call
-from torch_backplane.planning.declare import check_supported, operator
+from torch_backplane.planning.declare import Dtypes, check_supported, operator
 from torch_backplane.planning.launch import dialect_of, generated, launch
 
 # Arguments of these names choose, and are bool whatever is computed.
@@ -27,6 +28,7 @@ def pointwise(
     compute: Literal["result", "inputs"] = "result",
     by_value: Sequence[str] = (),
     passed_through: Sequence[str] = (),
+    dtypes: Dtypes = "real",
 ) -> None:
     """Declares the operator `name` (such as "add.Tensor") and its in-place and `out=` forms by a formula over scalars.
 
@@ -38,9 +40,10 @@ def pointwise(
             results of type bool, in what PyTorch promotes the arguments to). "inputs" leaves every tensor its dtype.
         by_value: arguments of type Scalar that the formula needs to see as Python numbers.
         passed_through: arguments of type float or int that are traced as those of type Scalar are.
+        dtypes: "complex" where PyTorch has the operator for complex numbers, too, and the formula holds for them.
     """
 
-    @operator(name, by_value=by_value, passed_through=passed_through)
+    @operator(name, by_value=by_value, passed_through=passed_through, dtypes=dtypes)
     def plan(call: Call, *values: Any) -> Any:
         return plan_pointwise(name, formula, call, values, compute)
 
@@ -114,9 +117,11 @@ def run_formula(
 
 
 def compute_dtype(call: Call, inputs: Sequence[torch.Tensor], scalars: Sequence[_C.Number]) -> torch.dtype:
-    """What to compute in: the dtype of the functional form's result; for bool results, the arguments' common one."""
+    """What to compute in: the dtype of the functional form's result; for results that are bools, or real numbers made
+    of complex ones, the arguments' common one.
+    """
     result = next(one for one in call.meta(call.functional) if one is not None).dtype
-    if result == torch.bool:
+    if result == torch.bool or (not result.is_complex and any(tensor.is_complex() for tensor in inputs)):
         values = [number.tensor if number.is_dimensioned else number.example for number in scalars]
         _, result = elementwise_dtypes(*inputs, *values, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT)
     check_supported(result)
@@ -152,8 +157,11 @@ def run_pointwise(
     strides = [broadcast_strides(tensor, shape) for tensor in operands]
     device = outputs[0].device
     dialect = dialect_of(device)
-    aligned = all(tensor.data_ptr() % min(16, dialect.width * tensor.itemsize) == 0 for tensor in operands)
-    where = geometry(shape, strides, width=dialect.width, aligned=aligned, limits=dialect.row_limits)
+    formula, scalars = _with_parts(formula, len(inputs), scalars)
+    # A complex number is a vector already.
+    width = 1 if any(tensor.is_complex() for tensor in operands) else dialect.width
+    aligned = all(tensor.data_ptr() % min(16, width * tensor.itemsize) == 0 for tensor in operands)
+    where = geometry(shape, strides, width=width, aligned=aligned, limits=dialect.row_limits)
     dtypes = (
         tuple(tensor.dtype for tensor in inputs),
         tuple(tensor.dtype for tensor in outputs),
@@ -197,6 +205,34 @@ def run_pointwise(
         launch(kernel, operands, numbers, [kernel.work_items(where.count)], name=name)
 
 
+def _with_parts(
+    formula: Formula, inputs: int, scalars: Sequence[tuple[Any, torch.dtype]]
+) -> tuple[Formula, Sequence[tuple[Any, torch.dtype]]]:
+    """The same with two real scalars in the place of each complex one: launches take complex numbers in parts.
+
+    Raises:
+        RunOnCPU: a complex number is wanted as a real one.
+    """
+    for number, dtype in scalars:
+        if not dtype.is_complex and isinstance(number, _C.Number) and number.dtype.is_complex:
+            raise _C.RunOnCPU(f"a complex number as {dtype}".replace("torch.", ""))
+    if not any(dtype.is_complex for _, dtype in scalars):
+        return formula, scalars
+
+    def of_parts(*values: Expression) -> Any:
+        parts = iter(values[inputs:])
+        return formula(
+            *values[:inputs],
+            *(f.complex(next(parts), next(parts)) if dtype.is_complex else next(parts) for _, dtype in scalars),
+        )
+
+    return of_parts, [
+        (part, part_dtype(dtype))
+        for number, dtype in scalars
+        for part in ((number.real, number.imag) if dtype.is_complex else (number,))
+    ]
+
+
 def check_shape(shape: torch.Size, inputs: Sequence[torch.Tensor]) -> None:
     """Raises PyTorch's error where `inputs` do not broadcast to `shape`, which would be read beyond their ends."""
     wanted = torch.empty(shape, device="meta")
@@ -226,14 +262,23 @@ def as_bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(_AS_BITS[tensor.itemsize])
 
 
-def copy_elements(destination: torch.Tensor, source: torch.Tensor) -> None:
+def copy_elements(
+    destination: torch.Tensor, source: torch.Tensor, conjugate: bool = False, negate: bool = False
+) -> None:
     """Copies `source`, broadcast, to `destination`: any strides, any two dtypes that kernels have, or any one dtype.
 
-    Neither has its conjugate or negative bit set.
+    Args:
+        conjugate, negate: what is done to each element on the way; neither tensor has its conjugate or negative bit
+            set.
     """
-    if source.dtype == destination.dtype:
+    if source.dtype == destination.dtype and not conjugate and not negate:
         run_pointwise(lambda x: x, [as_bits(destination)], [as_bits(source)], key="copy", name="copy")
         return
     for tensor in (source, destination):
         check_supported(tensor.dtype)
-    run_pointwise(lambda x: x, [destination], [source], key="copy", name="copy")
+
+    def formula(x: Expression) -> Expression:
+        x = f.conj(x) if conjugate else x
+        return -x if negate else x
+
+    run_pointwise(formula, [destination], [source], key=("copy", conjugate, negate), name="copy")

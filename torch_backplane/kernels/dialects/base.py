@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 import torch
 
 from torch_backplane.kernels.dialects.halves import BFLOAT16, FLOAT16
-from torch_backplane.kernels.dtypes import STORAGE_ONLY, facts, integer_range
+from torch_backplane.kernels.dtypes import STORAGE_ONLY, facts, integer_range, part_dtype
 from torch_backplane.kernels.expression import Number
 from torch_backplane.kernels.layouts import RowLimits
 
@@ -107,9 +107,8 @@ class Dialect(ABC):
 
     def type(self, dtype: torch.dtype) -> str:
         """The type of a value in a register."""
-        if dtype == torch.float64 and not self.float64:
-            raise TypeError("this device has no float64")
-        facts(dtype)
+        if part_dtype(dtype) == torch.float64 and not self.float64:
+            raise TypeError(f"this device has no {dtype}".replace("torch.", ""))
         return self.types[dtype]
 
     def storage_type(self, dtype: torch.dtype) -> str:
@@ -127,6 +126,10 @@ class Dialect(ABC):
         kind, bits = facts(dtype)
         if kind == "bool":
             return "true" if value else "false"
+        if kind == "complex":
+            real, imaginary = (self.constant(part, part_dtype(dtype)) for part in (value.real, value.imag))
+            return self.complex(real, imaginary, dtype)
+        assert not isinstance(value, complex)
         if kind == "float":
             return self.float_constant(float(value), bits)
         value = int(value)
@@ -159,9 +162,14 @@ class Dialect(ABC):
     # Conversions
 
     def cast(self, value: Value, dtype: torch.dtype) -> str:
-        """`value` as `dtype`: to bool `!= 0`, float to integer through int64 as on PyTorch's CPU, else C's cast."""
+        """`value` as `dtype`: to bool `!= 0`, float to integer through int64 as on PyTorch's CPU, else C's cast.
+
+        Of a complex number, the real part becomes a real number.
+        """
         if dtype == value.dtype:
             return value.name
+        if "complex" in (value.kind, facts(dtype).kind):
+            return self._cast_complex(value, dtype)
         kind, bits = facts(dtype)
         if kind == "bool":
             return f"{value} != 0"
@@ -171,6 +179,28 @@ class Dialect(ABC):
         if bits == 64 and kind == "unsigned":
             return f"{value} < 0 ? ({target})({int64}){value} : ({target}){value}"
         return f"({target})({int64}){value}"
+
+    def _cast_complex(self, value: Value, dtype: torch.dtype) -> str:
+        part = part_dtype(dtype)
+        parts = [value, Value("0", part)]
+        if value.kind == "complex":
+            parts = [Value(one, part_dtype(value.dtype)) for one in (self.real(value), self.imaginary(value))]
+        if dtype == torch.bool:
+            return " || ".join(f"{one} != 0" for one in parts)
+        if part == dtype:
+            return self.cast(parts[0], dtype)
+        real, imaginary = (self.cast(one, part) for one in parts)
+        return self.complex(real, imaginary, dtype)
+
+    def real(self, value: Value) -> str:
+        return f"{value}.x"
+
+    def imaginary(self, value: Value) -> str:
+        return f"{value}.y"
+
+    @abstractmethod
+    def complex(self, real: Value | str, imaginary: Value | str, dtype: torch.dtype) -> str:
+        """The complex number of these parts."""
 
     def bits(self, value: Value, dtype: torch.dtype) -> str:
         """The bits of `value` as `dtype`, which is as wide."""
@@ -200,6 +230,9 @@ class Dialect(ABC):
             return self.cast(operands[0], dtype)
         if operation == "bits":
             return self.bits(operands[0], dtype)
+        if operation == "complex":
+            real, imaginary = operands
+            return self.complex(real, imaginary, dtype)
         if operation in INFIX:
             return f"{operands[0]} {INFIX[operation]} {operands[1]}"
         if operation in LIBRARY:

@@ -37,6 +37,8 @@ class CudaCpp(Dialect):
         torch.uint64: "unsigned long long",
         torch.float32: "float",
         torch.float64: "double",
+        torch.complex64: "float2",
+        torch.complex128: "double2",
     }
     # As in OpenCL C: a * b + c is two roundings, and formulas that want one say fma.
     compile_options = ("--std=c++17", "--fmad=false")
@@ -49,6 +51,9 @@ class CudaCpp(Dialect):
 
     def infinity(self, bits: int) -> str:
         return "__int_as_float(0x7f800000)" if bits == 32 else "__longlong_as_double(0x7ff0000000000000ll)"
+
+    def complex(self, real: Value | str, imaginary: Value | str, dtype: torch.dtype) -> str:
+        return f"make_{self.type(dtype)}({real}, {imaginary})"
 
     def float_bits(self, value: Value, dtype: torch.dtype) -> str:
         wide, to_float = facts(dtype).bits == 64, facts(dtype).kind == "float"

@@ -9,6 +9,7 @@ import torch
 
 from torch_backplane.kernels.dialects.base import Dialect, Value
 from torch_backplane.kernels.dialects.cpu_functions import CPU_FUNCTIONS
+from torch_backplane.kernels.dtypes import part_dtype
 
 
 class OpenCLC(Dialect):
@@ -27,6 +28,8 @@ class OpenCLC(Dialect):
         torch.uint64: "ulong",
         torch.float32: "float",
         torch.float64: "double",
+        torch.complex64: "float2",
+        torch.complex128: "double2",
     }
 
     def integer_suffix(self, kind: str, bits: int) -> str:
@@ -37,6 +40,9 @@ class OpenCLC(Dialect):
 
     def infinity(self, bits: int) -> str:
         return "INFINITY" if bits == 32 else "((double)INFINITY)"
+
+    def complex(self, real: Value | str, imaginary: Value | str, dtype: torch.dtype) -> str:
+        return f"({self.type(dtype)})({real}, {imaginary})"
 
     def float_bits(self, value: Value, dtype: torch.dtype) -> str:
         return f"as_{self.type(dtype)}({value})"
@@ -49,6 +55,7 @@ class OpenCLC(Dialect):
     def header(self, dtypes: frozenset[torch.dtype]) -> str:
         # Contraction would make a * b + c another number than PyTorch's; formulas that want it say fma.
         lines = ["#pragma OPENCL FP_CONTRACT OFF", "#define FUNCTION static inline"]
+        dtypes |= {part_dtype(dtype) for dtype in dtypes}
         if torch.float64 in dtypes:
             lines.insert(0, "#pragma OPENCL EXTENSION cl_khr_fp64 : enable")
         if self.processor == "cpu" and torch.float32 in dtypes:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from torch_backplane.kernels.dialects.base import Dialect
+from torch_backplane.kernels.dialects.base import Dialect, Value
 from torch_backplane.kernels.dtypes import facts, value_dtype
 from torch_backplane.kernels.templates.source import GROUP_SIZE, Call, make_call, rows_and_columns, split
 
@@ -66,6 +66,29 @@ def accumulate(dialect: Dialect, out: torch.Tensor, self: torch.Tensor, dim: int
         begin=f"states[lane] = {identity};",
         step=f"value_t state = states[lane]; const value_t x = (value_t)load_self(at + lane); {step} "
         "states[lane] = state; store_out(at + lane, state);",
+    )
+
+
+def complex_products(dialect: Dialect, out: torch.Tensor, self: torch.Tensor, dim: int) -> Call:
+    """out[k] = the product of self[0] to self[k], along dim; both complex, of one shape and dtype.
+
+    Accumulated in complex128 on CPUs, as PyTorch does.
+    """
+    value = torch.complex128 if dialect.processor == "cpu" and dialect.float64 else out.dtype
+    one, given = dialect.constant(1, value), dialect.cast(Value("given", self.dtype), value)
+    product = dialect.complex("state.x * x.x - state.y * x.y", "state.x * x.y + state.y * x.x", value)
+    return _scan(
+        "cumprod",
+        dialect,
+        {"out": out},
+        self,
+        dim,
+        value,
+        declare="value_t states[WIDTH];",
+        begin=f"states[lane] = {one};",
+        step=f"const value_t state = states[lane]; const {dialect.type(self.dtype)} given = load_self(at + lane); "
+        f"const value_t x = {given}, product = {product}; "
+        f"states[lane] = product; store_out(at + lane, {dialect.cast(Value('product', value), out.dtype)});",
     )
 
 

@@ -1,0 +1,480 @@
+"""Complex functions on pairs of real formulas: what complex64 and complex128 are lowered to.
+
+The measure is PyTorch on the CPU, whose functions are the C library's: branch cuts, signed zeros and special values are
+those of C99, Annex G, except where a docstring says otherwise. The methods are from
+
+- W. Kahan, "Branch cuts for complex elementary functions, or much ado about nothing's sign bit", 1987;
+- R. L. Smith, "Algorithm 116: complex division", 1962, and M. Baudin, R. L. Smith, "A robust complex division in
+  Scilab", 2012, for the scaling around it;
+- T. E. Hull, T. F. Fairgrieve, P. T. P. Tang, "Implementing the complex arcsine and arccosine functions using exception
+  handling", 1997.
+
+Errors are small beside the complex result. One part that is much smaller than the other may have fewer right digits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from torch_backplane.kernels import functions as f
+from torch_backplane.kernels.expression import Expression
+
+_INF, _NAN = math.inf, math.nan
+
+
+class Parts(NamedTuple):
+    """A complex value; both parts have one dtype, float32 or float64."""
+
+    real: Expression
+    imaginary: Expression
+
+
+class _Range(NamedTuple):
+    """What of a dtype the formulas below rely on; the scales are even powers of two."""
+
+    high: float  # squares of numbers up to it do not overflow
+    down: float  # the scale of larger ones
+    low: float  # squares of numbers from it on do not underflow
+    up: float  # the scale of smaller ones
+    step: float  # exp of it, and of 8 more, is finite
+    far: float  # for |z| from it on, 1 + z² is z² to all digits
+    log_of_2: tuple[float, float]  # rounded, and the rest
+
+
+_FLOAT32 = _Range(
+    2.0**62, 2.0**-66, 2.0**-59, 2.0**90, 80.0, 2.0**14, (float.fromhex("0x1.62e43p-1"), -1.904654299957768e-09)
+)
+_FLOAT64 = _Range(2.0**510, 2.0**-520, 2.0**-500, 2.0**600, 700.0, 2.0**30, (math.log(2.0), 2.3190468138462996e-17))
+
+
+def _range(x: Expression) -> _Range:
+    return _FLOAT32 if x.dtype == torch.float32 else _FLOAT64
+
+
+def _times_i(a: Parts) -> Parts:
+    return Parts(-a.imaginary, a.real)
+
+
+def _over_i(a: Parts) -> Parts:
+    return Parts(a.imaginary, -a.real)
+
+
+def _select(condition: Expression, a: Parts, b: Parts) -> Parts:
+    return Parts(f.where(condition, a.real, b.real), f.where(condition, a.imaginary, b.imaginary))
+
+
+def _times(a: Parts, factor: Expression | float) -> Parts:
+    return Parts(a.real * factor, a.imaginary * factor)
+
+
+def _is_infinite(a: Parts) -> Expression:
+    return f.isinf(a.real) | f.isinf(a.imaginary)
+
+
+def _scale(a: Parts) -> Expression:
+    """The power of two, mostly 1, times which a's parts have squares that neither overflow nor vanish both."""
+    limits = _range(a.real)
+    largest = f.maximum(f.absolute(a.real), f.absolute(a.imaginary))
+    one = f.full_like(largest, 1.0)
+    return f.where(largest > limits.high, limits.down, f.where(largest < limits.low, limits.up, one))
+
+
+def _by_scale(scale: Expression, down: float, up: float, neither: float) -> Expression:
+    """What belongs to each scale that _scale gives."""
+    limits = _range(scale)
+    return f.where(scale == limits.down, down, f.where(scale == limits.up, up, f.full_like(scale, neither)))
+
+
+# Arithmetic
+
+
+def multiply(a: Parts, b: Parts) -> Parts:
+    """As PyTorch's: no infinity is recovered from NaN parts, unlike in C99."""
+    return Parts(
+        a.real * b.real - a.imaginary * b.imaginary,
+        a.real * b.imaginary + a.imaginary * b.real,
+    )
+
+
+def divide(a: Parts, b: Parts) -> Parts:
+    """Smith's quotient of operands scaled to the middle of the range.
+
+    As PyTorch's where a part is not finite, and by zero, whose sign does not count: C99 tells more of these apart.
+    """
+    scale_a, scale_b = _scale(a), _scale(b)
+    n, d = _times(a, scale_a), _times(b, scale_b)
+    # Divided by i both, where the divisor's imaginary part is larger.
+    swap = ~(f.absolute(d.real) >= f.absolute(d.imaginary))
+    n, d = _select(swap, _over_i(n), n), _select(swap, _over_i(d), d)
+    ratio = d.imaginary / d.real
+    size = d.real + d.imaginary * ratio
+    quotient = Parts((n.real + n.imaginary * ratio) / size, (n.imaginary - n.real * ratio) / size)
+    # The two scales undone: one after the other, unless they cancel.
+    limits, cancel, one = _range(scale_a), scale_a == scale_b, f.full_like(scale_a, 1.0)
+    unscale = _by_scale(scale_a, 1.0 / limits.down, 1.0 / limits.up, 1.0)
+    quotient = _times(_times(quotient, f.where(cancel, one, scale_b)), f.where(cancel, one, unscale))
+    by_zero = (b.real == 0.0) & (b.imaginary == 0.0)
+    return _select(by_zero, Parts(a.real / f.absolute(b.real), a.imaginary / f.absolute(b.imaginary)), quotient)
+
+
+def reciprocal(a: Parts) -> Parts:
+    """1 / a; infinity and NaN of zero, as PyTorch's."""
+    return divide(Parts(f.full_like(a.real, 1.0), f.full_like(a.real, 0.0)), a)
+
+
+def absolute(a: Parts) -> Expression:
+    return f.hypot(a.real, a.imaginary)
+
+
+def angle(a: Parts) -> Expression:
+    """From -pi to pi."""
+    return f.atan2(a.imaginary, a.real)
+
+
+def sign(a: Parts) -> Parts:
+    """a / |a|, and 0 of 0: torch.sgn. NaN where a is infinite."""
+    scaled = _times(a, _scale(a))
+    size = absolute(scaled)
+    zero = f.full_like(size, 0.0)
+    return _select(size == 0.0, Parts(zero, zero), Parts(scaled.real / size, scaled.imaginary / size))
+
+
+# Exponentials
+
+
+class _Growth(NamedTuple):
+    """A power in three factors, so that its product with a sine or cosine is found where it alone is infinite."""
+
+    exponent: Expression  # of the first factor
+    large: Expression  # whether the others are not 1; the power's reciprocal is nothing beside it then
+    second: Expression
+    third: Expression
+
+    def times(self, trigonometric: Expression, first: Expression) -> Expression:
+        """`first` is the base to the power of `exponent`, or about as large."""
+        return trigonometric * self.second * first * self.third
+
+
+def _growth(x: Expression, step: float, factor: float) -> _Growth:
+    """`factor` is the base to the power of `step`."""
+    large, larger = x > step, x > 2.0 * step
+    zero, one = f.full_like(x, 0.0), f.full_like(x, 1.0)
+    exponent = x - f.where(larger, 2.0 * step, f.where(large, step, zero))
+    return _Growth(exponent, large, f.where(large, factor, one), f.where(larger, factor, one))
+
+
+def _in_direction(growth: _Growth, first: Expression, x: Expression, y: Expression, unit: Parts) -> Parts:
+    """A power of exponent x times `unit`, the cosine and sine of y."""
+    astray = f.isinf(x) & ~f.isfinite(y)  # infinity or zero in an unknown direction
+    real = f.where(astray, first, growth.times(unit.real, first))
+    imaginary = f.where(astray & (x < 0.0), first, growth.times(unit.imaginary, first))
+    return Parts(real, f.where(y == 0.0, y, imaginary))
+
+
+def exp(a: Parts) -> Parts:
+    """exp(x) (cos(y) + i sin(y))."""
+    x, y = a
+    step = _range(x).step
+    growth = _growth(x, step, math.exp(step))
+    return _in_direction(growth, f.exp(growth.exponent), x, y, Parts(f.cos(y), f.sin(y)))
+
+
+def exp2(a: Parts) -> Parts:
+    """2 to the power of a. What the angle y log(2) loses in rounding is made up for, unlike PyTorch's."""
+    x, y = a
+    step = _range(x).step
+    growth = _growth(x, step, 2.0**step)
+    high, low = _range(x).log_of_2
+    angle = y * high
+    lost = f.where(f.absolute(angle) < 4096.0, f.fma(y, f.full_like(y, high), -angle) + y * low, 0.0)
+    cosine, sine = f.cos(angle), f.sin(angle)
+    unit = Parts(cosine - lost * sine, sine + lost * cosine)
+    return _in_direction(growth, f.exp2(growth.exponent), x, y, unit)
+
+
+def expm1(a: Parts) -> Parts:
+    """exp(a) - 1, the real part of which is expm1(x) - 2 exp(x) sin(y / 2)², where it is small."""
+    x, y = a
+    whole = exp(a)
+    less_one = whole.real - 1.0
+    half = f.sin(0.5 * y)
+    bend = half * half
+    small = (f.absolute(less_one) < 0.5) | ((f.absolute(x) < 1.0) & (bend < 0.125))
+    near = f.expm1(x) - 2.0 * f.exp(x) * bend
+    return Parts(f.where(small, near, less_one), whole.imaginary)
+
+
+# Logarithms
+
+
+def _log_absolute(a: Parts, excess: Expression) -> Expression:
+    """log|a|. `excess` is |a|² - 1, with all its digits where |a| is about 1.
+
+    One logarithm of a rounded number; what the rounding lost, divided by the number, is added.
+    """
+    scale = _scale(a)
+    x, y = f.absolute(a.real) * scale, f.absolute(a.imaginary) * scale
+    large, small = f.maximum(x, y), f.minimum(x, y)
+    large_squared, small_squared = large * large, small * small
+    squared = large_squared + small_squared
+    lost = (large_squared - squared) + small_squared + f.fma(large, large, -large_squared)
+    near = (excess > -0.5) & (excess < 1.0)
+    rounded = f.where(near, 1.0 + excess, squared)
+    rest = f.where(rounded == 0.0, 0.0, f.where(near, excess - (rounded - 1.0), lost) / rounded)
+    limits = _range(scale)
+    unscale = _by_scale(scale, -math.log(limits.down), -math.log(limits.up), 0.0)
+    return f.where(_is_infinite(a), _INF, 0.5 * (f.log(rounded) + rest) + unscale)
+
+
+def log(a: Parts) -> Parts:
+    """log|a| + i angle(a), the cut along the negative real axis."""
+    x, y = f.absolute(a.real), f.absolute(a.imaginary)
+    large, small = f.maximum(x, y), f.minimum(x, y)
+    # |a|² - 1 = 2 d + d² + small², added up with what the first sum and the square lose: they may cancel.
+    d = large - 1.0
+    square = small * small
+    first = 2.0 * d + square
+    part = first - 2.0 * d
+    lost = (2.0 * d - (first - part)) + (square - part) + f.fma(small, small, -square)
+    return Parts(_log_absolute(a, first + (d * d + lost)), angle(a))
+
+
+def log1p(a: Parts) -> Parts:
+    """log(1 + a)."""
+    x, y = a
+    whole = Parts(1.0 + x, y)
+    real = _log_absolute(whole, x * (2.0 + x) + y * y)
+    return Parts(f.where((x == 0.0) & (y == 0.0), x, real), angle(whole))
+
+
+def log2(a: Parts) -> Parts:
+    return _times(log(a), 1.0 / math.log(2.0))
+
+
+def log10(a: Parts) -> Parts:
+    return _times(log(a), 1.0 / math.log(10.0))
+
+
+# Powers
+
+
+def sqrt(a: Parts) -> Parts:
+    """Kahan's: of |x| + i y first, where nothing cancels, and then turned; the cut along the negative real axis."""
+    scale = _scale(a)
+    x, y = f.absolute(a.real) * scale, f.absolute(a.imaginary) * scale
+    size = f.where(f.isinf(x), x, f.sqrt(x * x + y * y))
+    larger = f.sqrt(0.5 * (size + x))
+    smaller = f.where(larger == 0.0, 0.0, 0.5 * y / larger)
+    limits = _range(scale)
+    unscale = _by_scale(scale, limits.down**-0.5, limits.up**-0.5, 1.0)
+    larger, smaller = larger * unscale, smaller * unscale
+    right = a.real >= 0.0
+    infinite = f.isinf(a.imaginary)
+    real = f.where(infinite, _INF, f.where(right, larger, smaller))
+    imaginary = f.where(infinite, _INF, f.where(right, smaller, larger))
+    return Parts(real, f.copysign(imaginary, a.imaginary))
+
+
+def rsqrt(a: Parts) -> Parts:
+    return reciprocal(sqrt(a))
+
+
+def power(a: Parts, b: Parts) -> Parts:
+    """exp(b log(a)), as PyTorch and C have it, with their NaN for 0 to the power of 0.
+
+    The error grows with |b log(a)|.
+    """
+    return exp(multiply(b, log(a)))
+
+
+# Hyperbolic and trigonometric functions
+
+
+class _Hyperbolic(NamedTuple):
+    """Of x >= 0."""
+
+    sinh: Expression
+    cosh: Expression
+    growth: _Growth  # what both are to be multiplied with
+
+
+def _sinh_cosh(x: Expression) -> _Hyperbolic:
+    """From one expm1."""
+    step = _range(x).step
+    growth = _growth(x, step, math.exp(step))
+    less_one = f.expm1(growth.exponent)
+    power = less_one + 1.0
+    inverse = f.where(growth.large, 0.0, 1.0 / power)
+    lost = f.where(growth.large, 0.0, less_one - (power - 1.0))
+    small = ~growth.large & (less_one < 1.0)
+    bend = 0.5 * less_one * less_one * inverse  # cosh(x) - 1
+    sine = f.where(small, less_one - bend, 0.5 * (power - (inverse - lost)))
+    cosine = f.where(small, 1.0 + bend, 0.5 * (power + (inverse + lost)))
+    return _Hyperbolic(sine, cosine, growth)
+
+
+def sinh(a: Parts) -> Parts:
+    """sinh(x) cos(y) + i cosh(x) sin(y)."""
+    x, y = a
+    of_x = _sinh_cosh(f.absolute(x))
+    real = f.copysign(of_x.sinh, x)
+    astray = ~f.isfinite(y) & (f.isinf(x) | (x == 0.0))
+    return Parts(
+        f.where(astray, x, of_x.growth.times(f.cos(y), real)),
+        f.where(y == 0.0, y, of_x.growth.times(f.sin(y), of_x.cosh)),
+    )
+
+
+def cosh(a: Parts) -> Parts:
+    """cosh(x) cos(y) + i sinh(x) sin(y)."""
+    x, y = a
+    of_x = _sinh_cosh(f.absolute(x))
+    imaginary = of_x.growth.times(f.sin(y), f.copysign(of_x.sinh, x))
+    imaginary = f.where((x == 0.0) & ~f.isfinite(y), x, imaginary)
+    return Parts(
+        f.where(f.isinf(x) & ~f.isfinite(y), _INF, of_x.growth.times(f.cos(y), of_x.cosh)),
+        f.where(y == 0.0, f.copysign(f.full_like(x, 1.0), x) * y, imaginary),
+    )
+
+
+def tanh(a: Parts) -> Parts:
+    """(sinh(x) cosh(x) + i sin(y) cos(y)) / (sinh(x)² + cos(y)²), all times 4 exp(-2|x|)."""
+    x, y = a
+    less_one = f.expm1(2.0 * f.absolute(x))
+    decay = 1.0 / (1.0 + less_one)
+    rest = f.where(less_one > 1.0, 1.0 - decay, less_one * decay)  # 1 - decay
+    sine, cosine = f.sin(y), f.cos(y)
+    below = rest * rest + 4.0 * decay * cosine * cosine
+    real = f.copysign(rest * (1.0 + decay) / below, x)
+    imaginary = 4.0 * decay * sine * cosine / below
+    astray = ~f.isfinite(y)
+    real = f.where(astray & f.isinf(x), f.copysign(f.full_like(x, 1.0), x), f.where(astray & (x == 0.0), x, real))
+    imaginary = f.where(astray & f.isinf(x), 0.0, imaginary)
+    return Parts(real, f.where(y == 0.0, y, imaginary))
+
+
+def sin(a: Parts) -> Parts:
+    return _over_i(sinh(_times_i(a)))
+
+
+def cos(a: Parts) -> Parts:
+    return cosh(_times_i(a))
+
+
+def tan(a: Parts) -> Parts:
+    return _over_i(tanh(_times_i(a)))
+
+
+# Their inverses
+
+
+class _Arc(NamedTuple):
+    """arcsin(x + i y) of x, y >= 0 is atan2(x, beside) + i rise, and arccos is atan2(beside, x) - i rise."""
+
+    beside: Expression
+    rise: Expression
+
+
+def _arc(x: Expression, y: Expression) -> _Arc:
+    """Hull, Fairgrieve and Tang's, with one formula where they have several for speed.
+
+    r and s are the distances to the branch points, a = (r + s) / 2; beside = sqrt(a² - x²), and
+    rise = log(a + sqrt(a² - 1)). The differences a - x and a - 1 are sums of positive terms.
+    """
+    limits = _range(x)
+    largest, unit = f.maximum(x, y), f.full_like(x, 1.0)
+    far, farther = largest > limits.far, largest > limits.high
+    scale, one = f.where(farther, limits.down, unit), f.where(far, 0.0, unit)
+    scaled_x, scaled_y = x * scale, y * scale
+    more, less = scaled_x + one, f.absolute(scaled_x - one)
+    r, s = f.sqrt(more * more + scaled_y * scaled_y), f.hypot(less, scaled_y)
+    a = 0.5 * (r + s)
+    from_r, from_s = r + more, s + less
+    inner = 0.5 * (1.0 / from_r + 1.0 / from_s)  # times y²: a - 1 where x < 1, else a - x
+    outer = 0.5 * (y * (y / from_r) + from_s)  # the other one
+    inside, not_outside = x < 1.0, x <= 1.0
+    beside = f.sqrt(f.where(not_outside, outer, inner) * (a + x)) * f.where(not_outside, unit, y)
+    root = f.sqrt(f.where(inside, inner, outer) * (a + 1.0)) * f.where(inside, y, unit)
+    excess = f.where(inside, y * y * inner, outer) + root  # the rise is log1p of it
+    one_more = 1.0 + excess
+    rest = f.where(far, math.log(2.0), (excess - (one_more - 1.0)) / one_more)
+    rest = f.where(farther, math.log(2.0) - math.log(limits.down), rest)
+    rise = f.log(f.where(far, a, one_more)) + rest
+    return _Arc(f.where(far, y, beside), f.where(f.isinf(x) | f.isinf(y), _INF, rise))
+
+
+def asinh(a: Parts) -> Parts:
+    """The cuts along the imaginary axis, beyond i and -i."""
+    x, y = f.absolute(a.real), f.absolute(a.imaginary)
+    beside, rise = _arc(y, x)
+    imaginary = f.where(a.imaginary == 0.0, y, f.atan2(y, beside))
+    return Parts(f.copysign(rise, a.real), f.copysign(imaginary, a.imaginary))
+
+
+def asin(a: Parts) -> Parts:
+    """The cuts along the real axis, beyond 1 and -1."""
+    return _over_i(asinh(_times_i(a)))
+
+
+def _acos(a: Parts) -> Parts:
+    """The real part of arccos, and its imaginary part without a sign."""
+    beside, rise = _arc(f.absolute(a.real), f.absolute(a.imaginary))
+    unknown = (a.real == 0.0) & f.isnan(a.imaginary)
+    return Parts(f.where(unknown, math.pi / 2, f.atan2(beside, a.real)), rise)
+
+
+def acos(a: Parts) -> Parts:
+    """The cuts along the real axis, beyond 1 and -1."""
+    real, rise = _acos(a)
+    return Parts(real, -f.copysign(rise, a.imaginary))
+
+
+def acosh(a: Parts) -> Parts:
+    """The cut along the real axis, below 1."""
+    angle, rise = _acos(a)
+    return Parts(rise, f.copysign(angle, a.imaginary))
+
+
+def atanh(a: Parts) -> Parts:
+    """Of x >= 0: log1p(4 x / ((1 - x)² + y²)) / 4 + i angle(1 - x² - y² + 2 i y) / 2 (Kahan, with other safeguards).
+
+    The cuts along the real axis, beyond 1 and -1.
+    """
+    x, y = f.absolute(a.real), a.imaginary
+    less = 1.0 - x
+    scale = _scale(Parts(less, y))
+    scaled = _times(Parts(less, y), scale)
+    squared = scaled.real * scaled.real + scaled.imaginary * scaled.imaginary
+    quotient = 4.0 * (x * scale) / squared * scale
+    limits = _range(x)
+    beside = scale == limits.up  # x is 1, and the quotient may be infinite
+    one_more = 1.0 + quotient
+    rest = f.where(beside, 2.0 * math.log(limits.up), (quotient - (one_more - 1.0)) / one_more)
+    rise = 0.25 * (f.log(f.where(beside, 4.0 / squared, one_more)) + rest)
+    rise = f.where(_is_infinite(a) | (x == 0.0), 0.0, f.where((less == 0.0) & (y == 0.0), _INF, rise))
+    far = f.isinf(y) | (f.maximum(x, f.absolute(y)) > limits.high)
+    angle = f.atan2(2.0 * y, less * (1.0 + x) - y * y)
+    return Parts(
+        f.copysign(rise, a.real),
+        f.where(far, f.copysign(f.full_like(y, math.pi / 2), y), 0.5 * angle),
+    )
+
+
+def atan(a: Parts) -> Parts:
+    """The cuts along the imaginary axis, beyond i and -i."""
+    return _over_i(atanh(_times_i(a)))
+
+
+# By their names in expression.OPERATIONS, where they are there.
+FUNCTIONS: dict[str, Callable[..., Parts]] = {
+    function.__name__: function
+    for function in (
+        *(multiply, divide, reciprocal, sign),
+        *(exp, exp2, expm1, log, log2, log10, log1p, sqrt, rsqrt, power),
+        *(sin, cos, tan, sinh, cosh, tanh, asin, acos, atan, asinh, acosh, atanh),
+    )
+}
