@@ -29,19 +29,36 @@ class HostQueue {
     }
   }
 
-  void enqueue(std::function<void()> work) {
+  // As run(), for what tells others that the queue has got there: whoever sees that finds it counted as done.
+  void signal(std::function<void()> tell) {
+    if (idle()) {
+      tell();
+    } else {
+      enqueue(std::move(tell), true);
+    }
+  }
+
+  void enqueue(std::function<void()> work, bool signals = false) {
     std::lock_guard<std::mutex> guard(lock_);
     if (!started_) {
       started_ = true;
       std::thread([this] { serve(); }).detach(); // lives as long as the process, like the queue
     }
     pending_.fetch_add(1, std::memory_order_acq_rel);
-    work_.push_back(std::move(work));
+    work_.push_back({std::move(work), signals});
     changed_.notify_all();
   }
 
   bool idle() const {
     return pending_.load(std::memory_order_acquire) == 0;
+  }
+
+  bool query() {
+    if (idle()) {
+      return true;
+    }
+    std::lock_guard<std::mutex> guard(lock_); // after a signal that is being given
+    return idle();
   }
 
   void drain() {
@@ -53,16 +70,25 @@ class HostQueue {
   }
 
  private:
+  struct Work {
+    std::function<void()> call;
+    bool signals; // called with the lock, and takes no time
+  };
+
   void serve() {
     std::unique_lock<std::mutex> guard(lock_);
     while (true) {
       changed_.wait(guard, [this] { return !work_.empty(); });
-      auto work = std::move(work_.front());
+      Work work = std::move(work_.front());
       work_.pop_front();
-      guard.unlock();
-      work();
-      work = nullptr;
-      guard.lock();
+      if (work.signals) {
+        work.call();
+      } else {
+        guard.unlock();
+        work.call();
+        work.call = nullptr;
+        guard.lock();
+      }
       pending_.fetch_sub(1, std::memory_order_acq_rel);
       changed_.notify_all();
     }
@@ -70,7 +96,7 @@ class HostQueue {
 
   std::mutex lock_;
   std::condition_variable changed_;
-  std::deque<std::function<void()>> work_;
+  std::deque<Work> work_;
   std::atomic<int64_t> pending_{0};
   bool started_ = false;
 };
@@ -182,7 +208,7 @@ class HostDevice final : public Device {
   void destroy_stream(StreamHandle) noexcept override {} // a queue's thread may still run: queues are kept
 
   bool query_stream(StreamHandle stream) override {
-    return queue(stream).idle();
+    return queue(stream).query();
   }
 
   void synchronize_stream(StreamHandle stream) override {
@@ -205,7 +231,7 @@ class HostDevice final : public Device {
       std::lock_guard<std::mutex> guard(shared->lock);
       version = ++shared->recorded;
     }
-    queue(stream).run([shared, version] { shared->reach(version); });
+    queue(stream).signal([shared, version] { shared->reach(version); });
   }
 
   void wait_event(EventHandle event, StreamHandle stream) override {

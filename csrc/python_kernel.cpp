@@ -27,10 +27,10 @@ std::string described(const py::error_already_set& error) {
 }
 
 // The driver's compile(). Ctrl-C does not stop it, which would leave a kernel that cannot be launched, but comes later.
-py::object compile(py::handle device, const std::string& text, const std::string& entry) {
+py::object compile(const DriverDevice& driver, const std::string& text, const std::string& entry) {
   for (bool interrupted = false;;) {
     try {
-      py::object kernel = device.attr("compile")(text, entry);
+      py::object kernel = driver.attr("compile")(text, entry);
       if (interrupted) {
         PyErr_SetInterrupt();
       }
@@ -46,15 +46,8 @@ py::object compile(py::handle device, const std::string& text, const std::string
 
 } // namespace
 
-PythonKernel::PythonKernel(
-    Source source, py::handle device, std::string device_name, DriverErrors& errors, const NativeLauncher* launcher,
-    std::function<void()> finished)
-    : source_(std::move(source)),
-      device_(device),
-      device_name_(std::move(device_name)),
-      errors_(errors),
-      launcher_(launcher),
-      finished_(std::move(finished)) {}
+PythonKernel::PythonKernel(Source source, DriverDevice& driver, std::function<void()> finished)
+    : source_(std::move(source)), driver_(driver), finished_(std::move(finished)) {}
 
 PythonKernel::~PythonKernel() {
   native_.reset();
@@ -81,22 +74,22 @@ void PythonKernel::launch(
 void PythonKernel::build() {
   TORCH_CHECK(Py_IsInitialized(), "kernel ", source_.entry, " cannot be built after Python has been finalized");
   DeviceCall gil(true);
-  errors_.check();
+  driver_.errors().check();
   std::string failure;
   try {
-    py::object kernel = compile(device_, source_.text, source_.entry);
-    if (launcher_ != nullptr) {
-      const auto native = device_.attr("native_kernel")(kernel).cast<uintptr_t>();
-      native_ = launcher_->kernel(reinterpret_cast<void*>(native));
+    py::object kernel = compile(driver_, source_.text, source_.entry);
+    if (driver_.launcher() != nullptr) {
+      const auto native = driver_.attr("native_kernel")(kernel).cast<uintptr_t>();
+      native_ = driver_.launcher()->kernel(reinterpret_cast<void*>(native));
     }
     object_ = kernel.release().ptr();
   } catch (const py::error_already_set& error) {
-    errors_.convert(error, c10::str("building ", name()));
+    driver_.errors().convert(error, c10::str("building ", name()));
     failure = described(error);
   }
   TORCH_CHECK(
       failure.empty(), name(), " could not be built for ",
-      device_name_, ": ", failure, "\nThe kernel:\n", numbered(source_.text));
+      driver_.name(), ": ", failure, "\nThe kernel:\n", numbered(source_.text));
 }
 
 void PythonKernel::finished() noexcept {
@@ -115,7 +108,7 @@ void PythonKernel::call_driver(void* stream, const LaunchSize& size, c10::ArrayR
       values.append(py::make_tuple(memory, argument.offset));
     }
   }
-  device_.attr("launch")(
+  driver_.attr("launch")(
       py::handle(object_), py::tuple(py::cast(size.items)), py::tuple(py::cast(size.group)), values,
       py::handle(static_cast<PyObject*>(stream)));
 }

@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "driver_errors.h"
+#include "driver_device.h"
 #include "kernel_build.h"
 #include "native_launcher.h"
 
@@ -20,12 +20,8 @@ class PythonKernel final : public KernelBuild {
     std::string operator_name; // for messages
   };
 
-  // `device` is the driver's object, `errors` what becomes of its errors, and `launcher` its native launcher, if it has one:
-  // they live as long as the process.
-  // `finished` is called by the thread that did the build.
-  PythonKernel(
-      Source source, pybind11::handle device, std::string device_name, DriverErrors& errors,
-      const NativeLauncher* launcher, std::function<void()> finished);
+  // `driver` lives as long as the process. `finished` is called by the thread that did the build.
+  PythonKernel(Source source, DriverDevice& driver, std::function<void()> finished);
   ~PythonKernel() override;
 
   // Its entry and operator, for messages.
@@ -40,10 +36,7 @@ class PythonKernel final : public KernelBuild {
   void call_driver(void* stream, const LaunchSize& size, c10::ArrayRef<LaunchArgument> arguments);
 
   const Source source_;
-  const pybind11::handle device_;
-  const std::string device_name_;
-  DriverErrors& errors_;
-  const NativeLauncher* const launcher_;
+  DriverDevice& driver_;
   const std::function<void()> finished_;
   PyObject* object_ = nullptr; // what the driver's compile() returned
   std::unique_ptr<NativeKernel> native_;

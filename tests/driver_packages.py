@@ -1,9 +1,15 @@
-"""Driver packages for tests, as pip leaves them: a module and its metadata in a folder that goes on PYTHONPATH."""
+"""Driver packages for tests, as pip leaves them: a module and its metadata in a folder that goes on PYTHONPATH.
+
+And running code with OpenCL's driver as a test has changed it.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+
+import forked
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "drivers"
 
@@ -37,6 +43,24 @@ def install(site: Path, name: str, source: str, cls: str, distribution: str | No
 def install_toy(site: Path) -> None:
     """The example driver, called `toy`."""
     install(site, "toy", (EXAMPLES / "toy" / "toy_driver.py").read_text(), "ToyDriver")
+
+
+def opencl_runner(site: Path, name: str, preamble: str, **settings: str) -> Callable[..., str]:
+    """run(code, **env) with the driver `name` of `{name}_opencl_driver.py`, which is installed in `site`.
+
+    It runs `preamble + code` in a process of its own, which must end well and without a word on stderr (no warning,
+    nothing printed by a destructor), and returns what was printed. `env` goes before `settings` in the environment.
+    """
+    source = (Path(__file__).parent / f"{name}_opencl_driver.py").read_text(encoding="utf-8")
+    install(site, name, source, f"{name.title()}Driver")
+
+    def run(code: str, **env: str) -> str:
+        result = forked.run(preamble + code, site, **{"TORCH_BACKPLANE_DRIVERS": name} | settings | env)
+        assert result.returncode == 0, result.stderr
+        assert not result.stderr, result.stderr
+        return result.stdout
+
+    return run
 
 
 def python_path(site: Path) -> str:

@@ -4,7 +4,6 @@ calls of OpenCL. Each test runs in a process of its own, with bp:0 and bp:1 on t
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,17 +72,8 @@ print("end")
 
 @pytest.fixture
 def run(platform: None, tmp_path: Path) -> Run:  # noqa: F811
-    source = (Path(__file__).parent / "faulty_opencl_driver.py").read_text(encoding="utf-8")
-    driver_packages.install(tmp_path, "faulty", source, "FaultyDriver")
-
-    def call(code: str, **env: str) -> str:
-        env = {"TORCH_BACKPLANE_DRIVERS": "faulty,host", "TORCH_BACKPLANE_HOST_DEVICES": "1"} | env
-        result: subprocess.CompletedProcess[str] = forked.run(PREAMBLE + code, tmp_path, **env)
-        assert result.returncode == 0, result.stderr
-        assert not result.stderr, result.stderr  # no warning, nothing printed by a destructor
-        return result.stdout
-
-    return call
+    settings = {"TORCH_BACKPLANE_DRIVERS": "faulty,host", "TORCH_BACKPLANE_HOST_DEVICES": "1"}
+    return driver_packages.opencl_runner(tmp_path, "faulty", PREAMBLE, **settings)
 
 
 # What is injected: (function, status, what the status is called).

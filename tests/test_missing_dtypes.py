@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import driver_packages
-import forked
 import pytest
 from test_opencl import platform  # noqa: F401  # a fixture
 
@@ -39,16 +38,7 @@ def compare(functions, dtype):
 
 @pytest.fixture
 def run(platform: None, tmp_path: Path) -> Run:  # noqa: F811
-    source = (Path(__file__).parent / "narrow_opencl_driver.py").read_text(encoding="utf-8")
-    driver_packages.install(tmp_path, "narrow", source, "NarrowDriver")
-
-    def call(code: str, **env: str) -> str:
-        env = {"TORCH_BACKPLANE_DRIVERS": "narrow", "TORCH_BACKPLANE_FALLBACK": "error"} | env
-        result = forked.run(PREAMBLE + code, tmp_path, **env)
-        assert result.returncode == 0, result.stderr
-        return result.stdout
-
-    return call
+    return driver_packages.opencl_runner(tmp_path, "narrow", PREAMBLE, TORCH_BACKPLANE_FALLBACK="error")
 
 
 def test_float64_is_a_type_error_at_first_touch(run: Run) -> None:

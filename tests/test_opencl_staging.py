@@ -6,24 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import driver_packages
-import forked
 import pytest
 from test_opencl import platform  # noqa: F401
 
-Run = Callable[[str], None]
+Run = Callable[..., str]
 
 
 @pytest.fixture
 def run(platform: None, tmp_path: Path) -> Run:  # noqa: F811
-    source = (Path(__file__).parent / "staging_opencl_driver.py").read_text(encoding="utf-8")
-    driver_packages.install(tmp_path, "staging", source, "StagingDriver")
-
-    def call(code: str) -> None:
-        preamble = "import torch\nfrom torch_backplane.drivers import discovery\n"
-        result = forked.run(preamble + code, tmp_path, TORCH_BACKPLANE_DRIVERS="staging")
-        assert result.returncode == 0, result.stderr
-
-    return call
+    preamble = "import torch\nfrom torch_backplane.drivers import discovery\n"
+    return driver_packages.opencl_runner(tmp_path, "staging", preamble)
 
 
 def test_sizes_around_pieces_arrive_and_return(run: Run) -> None:

@@ -291,6 +291,18 @@ def test_a_stream_waits_for_an_event_of_another() -> None:
     assert event.query()
 
 
+def test_a_stream_is_done_when_an_event_behind_its_work_is() -> None:
+    first, second, third = (torch.bp.Stream() for _ in range(3))
+    for _ in range(100):
+        with first:
+            torch.bp._sleep(MILLISECOND // 10)
+        second.wait_stream(first)
+        third.wait_stream(second)
+        third.synchronize()
+        assert first.query()
+        second.synchronize()
+
+
 def test_a_stream_waits_for_all_of_another() -> None:
     first, second = torch.bp.Stream(), torch.Stream(device="bp")
     with first:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from torch_backplane import _C
 from torch_backplane.kernels import Expression
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import part_dtype, value_dtype
@@ -20,17 +21,16 @@ def choose_value(a: Expression, mask: Expression, value: Expression) -> Expressi
 
 # A condition that is not bool is uint8, which PyTorch still takes.
 pointwise("where.self", lambda condition, a, b: f.where(condition.to(torch.bool), a, b), dtypes="complex")
-pointwise("masked_fill.Scalar", choose_value, dtypes="complex")
 
 
-@operator("masked_fill.Tensor", dtypes="complex")
+@operator("masked_fill.Scalar", "masked_fill.Tensor", dtypes="complex")
 def masked_fill(call: Call, self: torch.Tensor, mask: torch.Tensor, value: Any) -> torch.Tensor:
-    """A value in a CPU tensor, a number, is refused by this overload's meta kernel: the one for numbers is asked."""
+    """A value in a CPU tensor, a number, is refused by its overload's meta kernel: the one for numbers is asked."""
+    check_masked_fill(call, self, mask, value)
     if isinstance(value, torch.Tensor):
         return plan_pointwise("masked_fill.Tensor", choose_value, call, (self, mask, value))
-    aten = torch.ops.aten
-    number = aten.masked_fill_.Scalar if call.overload is aten.masked_fill_.Tensor else aten.masked_fill.Scalar
-    (out,) = call.outputs(like=(number(as_meta(self), as_meta(mask), value.example),))
+    result = torch.ops.aten.masked_fill.Scalar(as_meta(self), as_meta(mask), value.example)
+    (out,) = call.outputs(like=(result,))
     dtype = value_dtype(self.dtype)
     run_pointwise(
         choose_value,
@@ -42,6 +42,17 @@ def masked_fill(call: Call, self: torch.Tensor, mask: torch.Tensor, value: Any) 
         name="masked_fill",
     )
     return out
+
+
+def check_masked_fill(call: Call, self: torch.Tensor, mask: torch.Tensor, value: Any) -> None:
+    """Raises PyTorch's errors, in the order and the words of its CPU kernels."""
+    if not call.is_in_place:
+        _C.check_broadcast([mask, self])
+    dims = value.dim() if isinstance(value, torch.Tensor) else 0
+    if dims > 0 or mask.dtype != torch.bool:
+        nothing = torch.empty(0)
+        nothing.masked_fill_(torch.empty(0, dtype=mask.dtype), torch.empty([1] * dims))
+    _C.check_broadcast([self, mask])
 
 
 def replace_nonfinite(a: Expression, nan: Expression, posinf: Expression, neginf: Expression) -> Expression:

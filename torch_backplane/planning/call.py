@@ -22,6 +22,7 @@ class Call:
         self.functional = functional
         self.arguments = arguments
         self._outputs: list[Any] | None = None
+        self._metas: dict[OpOverload, tuple[Any, ...]] = {}
 
     @property
     def name(self) -> str:
@@ -44,6 +45,11 @@ class Call:
         return outs or [value for value, argument in arguments if argument.is_write]
 
     @property
+    def is_in_place(self) -> bool:
+        """Whether it is the in-place form of `functional`."""
+        return self.overload is not self.functional and not any(one.is_out for one in self.overload._schema.arguments)
+
+    @property
     def device(self) -> torch.device:
         """The tensors' device, or the one that a factory is asked for; with its index."""
         named = None
@@ -61,6 +67,11 @@ class Call:
         Raises PyTorch's own errors for arguments that the operator does not take.
         """
         overload = overload or self.overload
+        if overload not in self._metas:
+            self._metas[overload] = self._ask_meta(overload)
+        return self._metas[overload]
+
+    def _ask_meta(self, overload: OpOverload) -> tuple[Any, ...]:
         values = self.arguments if overload is self.overload else self.inputs
         positional: list[Any] = []
         named: dict[str, Any] = {}
@@ -82,6 +93,9 @@ class Call:
         """
         if self._outputs is None:
             written = self.written
+            if self.is_in_place:
+                # First: the meta kernels of in-place forms have other words than PyTorch's CPU, or take any shape.
+                check_same_shapes(written, self.meta(self.functional) if like is None else like)
             made = self.meta() if like is None else like
             if written and len(written) == len(made):
                 for given, result in zip(written, made, strict=True):
@@ -94,6 +108,16 @@ class Call:
             else:
                 self._outputs = [new_like(result, self.device) for result in made]
         return self._outputs
+
+
+def check_same_shapes(changed: Sequence[torch.Tensor], results: Sequence[Any]) -> None:
+    """Raises PyTorch's error where a tensor that is changed in place has not the shape of its result."""
+    if len(changed) != len(results):
+        return
+    for given, result in zip(changed, results, strict=True):
+        if given.shape != result.shape:
+            shapes = list(given.shape), list(result.shape)
+            raise RuntimeError("output with shape {} doesn't match the broadcast shape {}".format(*shapes))
 
 
 def check_apart(out: torch.Tensor, inputs: Iterable[Any]) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from torch_backplane import _C
 from torch_backplane.kernels.templates import errors
-from torch_backplane.kernels.templates.source import GROUP_SIZE, Call, make_call
+from torch_backplane.kernels.templates.source import Call, make_call
 from torch_backplane.planning.launch import dialect_of, launch
 
 _words: dict[int, torch.Tensor] = {}
@@ -58,10 +58,10 @@ def run_kernel(
         dialect_of(device),
         outputs=outputs,
         inputs=inputs or {},
-        integers={"items": items, **(integers or {})},
+        integers=integers or {},
         numbers=numbers,
-        body=f"const index_t item = (index_t)GROUP * {GROUP_SIZE} + ITEM;\nif (item >= items) return;\n{body}",
-        groups=-(-items // GROUP_SIZE),
+        body=body,
+        items=items,
         value=value,
         functions=functions,
         constants=constants,

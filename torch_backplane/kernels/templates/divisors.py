@@ -10,7 +10,7 @@ import torch
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.layouts import geometry
 from torch_backplane.kernels.templates import errors as error_words
-from torch_backplane.kernels.templates.source import GROUP_SIZE, Call, make_call, named, split
+from torch_backplane.kernels.templates.source import Call, make_call, named, split
 
 
 def check_divisors(
@@ -25,7 +25,7 @@ def check_divisors(
     numbers: dict[str, tuple[torch.dtype, Any]] = {
         "operator_number": (torch.int32, error_words.operator_number(operator))
     }
-    integers = {"items": 1}
+    items, integers = 1, {}
     statements, value = "", "(value_t)number"
     if isinstance(divisor, torch.Tensor):
         inputs["divisor"] = divisor
@@ -34,16 +34,11 @@ def check_divisors(
         coordinates = [f"item_{d}" for d in reversed(range(rank))]
         statements = split("item", [f"size{d}" for d in reversed(range(rank))], coordinates)
         value = f"(value_t)load_divisor({' + '.join(f'item_{d} * stride{d}' for d in range(rank))})"
-        integers = {
-            "items": math.prod(where.sizes),
-            **named("size", where.sizes),
-            **named("stride", where.strides[0]),
-        }
+        items = math.prod(where.sizes)
+        integers = {**named("size", where.sizes), **named("stride", where.strides[0])}
     else:
         numbers["number"] = (torch.int64, divisor)
     body = f"""
-  const index_t item = (index_t)GROUP * {GROUP_SIZE} + ITEM;
-  if (item >= items) return;
   {statements}
   if ({value} == 0 && atomic_swap(errors, 0u, {error_words.DIVISION_BY_ZERO}u) == 0u) errors[1] = operator_number;
 """
@@ -56,5 +51,5 @@ def check_divisors(
         numbers=numbers,
         value=dtype,
         body=body,
-        groups=-(-integers["items"] // GROUP_SIZE),
+        items=items,
     )

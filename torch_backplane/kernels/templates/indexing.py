@@ -22,7 +22,7 @@ from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import facts, value_dtype
 from torch_backplane.kernels.layouts import geometry
 from torch_backplane.kernels.templates import errors as error_words
-from torch_backplane.kernels.templates.source import GROUP_SIZE, Call, make_call, named, split
+from torch_backplane.kernels.templates.source import Call, make_call, named, small_group, split
 
 _CPU_GROUP = 16
 # Elements of a row for each work item on a CPU; fewer where there would be few work items.
@@ -67,7 +67,6 @@ def read(
     chunk = _CPU_CHUNK if dialect.processor == "cpu" else 1
     chunks = -(-rows.length // chunk)
     body = f"""
-  {_item(dialect)}
   const index_t begin = item % chunks * chunk, end = min(begin + chunk, length), row = item / chunks;
   {rows.places("row")}
   {_add_indices(indices, rows.constant(indices), "self_at", "return")}
@@ -78,7 +77,7 @@ def read(
   }}
 """
     items = math.prod(rows.sizes) * chunks
-    integers = {"items": items, "chunks": chunks, "chunk": chunk, **rows.integers()}
+    integers = {"chunks": chunks, "chunk": chunk, **rows.integers()}
     name = f"indexed_read_{rows.text}"
     return _call(name, dialect, {"out": out}, {"self": self}, indices, integers, wraps, errors, operator, body, items)
 
@@ -145,7 +144,7 @@ def write(
         chunk = _SMALLEST_CHUNK
     chunks = -(-rows.length // chunk)
     items = math.prod(rows.sizes) * chunks
-    integers = {"items": items, "chunks": chunks, "chunk": chunk, "steps": math.prod(serial_sizes), **rows.integers()}
+    integers = {"chunks": chunks, "chunk": chunk, "steps": math.prod(serial_sizes), **rows.integers()}
     integers |= {"skip": -1 if skip is None else skip, **named("serial_size", serial_sizes)}
     for name, stride in zip(names, serial_strides, strict=True):
         integers |= named(f"serial_{name}_stride", stride)
@@ -153,7 +152,6 @@ def write(
     constant, varying = rows.constant(indices), rows.varying(indices)
     scaled = f"load_source(source_step + i * {rows.step('source')})" if is_tensor else "number"
     body = f"""
-  {_item(dialect)}
   const index_t begin = item % chunks * chunk, end = min(begin + chunk, length), row = item / chunks;
   {rows.places("row")}
   for (index_t step = 0; step < steps; ++step) {{
@@ -210,10 +208,6 @@ def _meet(combine: str, dtype: torch.dtype, in_order: bool) -> str:
 
 def _number_dtype(value: torch.dtype) -> torch.dtype:
     return value if facts(value).kind == "float" else torch.int64
-
-
-def _group_size(dialect: Dialect) -> int:
-    return _CPU_GROUP if dialect.processor == "cpu" else GROUP_SIZE
 
 
 def _part(
@@ -274,10 +268,6 @@ class _Rows:
         return _places(index, len(self.sizes), "size", {f"{name}_at": f"{name}_stride" for name in self.names})
 
 
-def _item(dialect: Dialect) -> str:
-    return f"const index_t item = (index_t)GROUP * {_group_size(dialect)} + ITEM; if (item >= items) return;"
-
-
 def _serial_places(rank: int, names: Sequence[str]) -> str:
     """Statements that declare each operand's place for `step`, NAME_step, from NAME_at on."""
     places = {f"{name}_step": f"serial_{name}_stride" for name in names}
@@ -331,7 +321,6 @@ def _call(
         integers |= {f"step{position}": index.step, f"index_size{position}": index.size}
     self = outputs.get("self", inputs.get("self"))
     assert self is not None
-    group_size = _group_size(dialect)
     return make_call(
         name,
         dialect,
@@ -344,6 +333,6 @@ def _call(
         value=value_dtype(self.dtype),
         functions=error_words.FUNCTIONS,
         body=body,
-        groups=-(-items // group_size),
-        group_size=group_size,
+        items=items,
+        group_size=small_group(dialect, _CPU_GROUP),
     )

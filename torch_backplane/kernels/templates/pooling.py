@@ -10,7 +10,7 @@ import torch
 
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import facts, value_dtype
-from torch_backplane.kernels.templates.source import GROUP_SIZE, Call, make_call, split
+from torch_backplane.kernels.templates.source import Call, make_call, split
 from torch_backplane.kernels.templates.unfold import Windows, linear
 
 
@@ -151,12 +151,9 @@ def _adaptive(d: int) -> str:
 
 def _places(rank: int, name: str, sizes: str, letter: str = "o") -> str:
     """Statements that declare `plane` and the coordinates of the work item's element."""
-    coordinates = split(
+    return split(
         "item", ["planes", *(f"{sizes}{d}" for d in range(rank))], ["plane", *(f"{letter}{d}" for d in range(rank))]
     )
-    return f"""const index_t item = (index_t)GROUP * {GROUP_SIZE} + ITEM;
-  if (item >= items) return;
-  {coordinates}"""
 
 
 def _plane_at(rank: int, sizes: str) -> str:
@@ -222,7 +219,7 @@ def _call(
     result: torch.Tensor,
     divisor: int | None = None,
 ) -> Call:
-    integers = {"items": result.numel(), "planes": result.shape[0], **windows.integers()}
+    integers = {"planes": result.shape[0], **windows.integers()}
     if divisor is not None:
         integers["divisor"] = divisor
     return make_call(
@@ -233,5 +230,5 @@ def _call(
         integers=integers,
         value=value_dtype(result.dtype),
         body=body,
-        groups=-(-result.numel() // GROUP_SIZE),
+        items=result.numel(),
     )

@@ -17,7 +17,7 @@ import torch
 
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import facts, value_dtype
-from torch_backplane.kernels.templates.source import GROUP_SIZE, Call, make_call
+from torch_backplane.kernels.templates.source import Call, make_call, small_group
 from torch_backplane.kernels.templates.spelling import lane_count
 
 # How many words of the generator a call uses up: every element has a counter of its own within this.
@@ -155,11 +155,8 @@ def _call(
         f"{{ const index_t at = begin + {k * lanes}; {begin.format(vector)} {reads} {element} {writes} }}"
         for k, vector in enumerate(vectors)
     ]
-    group_size = _CPU_GROUP if dialect.processor == "cpu" else GROUP_SIZE
     body = f"""
-  const index_t item = (index_t)GROUP * {group_size} + ITEM;
   const index_t begin = item * {draws} * LANES;
-  if (begin >= count) return;
   words_lanes words[4];
   philox(words, (uint64)seed, (uint64)offset, (uint64)item * LANES);
   {" ".join(declared)}
@@ -176,8 +173,8 @@ def _call(
         value=value,
         functions=_words(dialect, value, wide) + _PHILOX + (_WIDE if wide else _NARROW),
         body=body,
-        groups=-(-count // (draws * lanes * group_size)),
-        group_size=group_size,
+        items=-(-count // (draws * lanes)),
+        group_size=small_group(dialect, _CPU_GROUP),
     )
 
 

@@ -16,7 +16,7 @@ import torch
 
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import facts, value_dtype
-from torch_backplane.kernels.templates.source import GROUP_SIZE, Call, make_call, named, split
+from torch_backplane.kernels.templates.source import Call, make_call, named, small_group, split
 from torch_backplane.kernels.templates.unfold import linear
 
 _CPU_GROUP, _CPU_RUN = 8, 64  # work items of a group, and elements of a row for each of them
@@ -162,15 +162,9 @@ def _start(dialect: Dialect, sizes: str, rank: int, outer: list[str]) -> str:
     last = rank - 1
     names = ["planes", *(f"{sizes}{d}" for d in range(last)), "runs"]
     row = linear(["plane", *outer], [f"{sizes}{d}" for d in range(last)])
-    return f"""const index_t item = (index_t)GROUP * {_group_size(dialect)} + ITEM;
-  if (item >= items) return;
-  {split("item", names, ["plane", *outer, "run_number"])}
+    return f"""{split("item", names, ["plane", *outer, "run_number"])}
   const index_t {sizes}_row = ({row}) * {sizes}{last};
   const index_t begin = run_number * {_run(dialect)}, end = min(begin + {_run(dialect)}, {sizes}{last});"""
-
-
-def _group_size(dialect: Dialect) -> int:
-    return _CPU_GROUP if dialect.processor == "cpu" else GROUP_SIZE
 
 
 def _run(dialect: Dialect) -> int:
@@ -193,8 +187,7 @@ def _call(
     value = value_dtype(written.dtype) if facts(written.dtype).kind == "float" else torch.float32
     taps, text, (least, most) = _FILTERS[how.filter]
     runs = -(-written.shape[-1] // _run(dialect))
-    items = math.prod(written.shape[:-1]) * runs
-    integers = {"items": items, "planes": written.shape[0], "runs": runs}
+    integers = {"planes": written.shape[0], "runs": runs}
     integers |= named("image", image.shape[1:]) | named("out", out.shape[1:])
     kind = f"{how.filter}{rank}" + ("_centred" if how.before else "")
     return make_call(
@@ -212,6 +205,6 @@ def _call(
         value=value,
         functions=_FUNCTIONS.format(text=text, least=least, most=most),
         body=body,
-        groups=-(-items // _group_size(dialect)),
-        group_size=_group_size(dialect),
+        items=math.prod(written.shape[:-1]) * runs,
+        group_size=small_group(dialect, _CPU_GROUP),
     )

@@ -13,7 +13,7 @@ import torch
 
 from torch_backplane.kernels.dialects.base import Dialect, Value
 from torch_backplane.kernels.dtypes import facts, value_dtype
-from torch_backplane.kernels.templates.source import GROUP_SIZE, Call, make_call, rows_and_columns, split
+from torch_backplane.kernels.templates.source import Call, make_call, rows_and_columns, small_group, split
 
 _CPU_COLUMNS, _CPU_GROUP = 16, 8
 
@@ -131,9 +131,7 @@ def _scan(
     step: str,
 ) -> Call:
     rows, size, columns = rows_and_columns(self.shape, dim)
-    on_cpu = dialect.processor == "cpu"
-    width = _CPU_COLUMNS if on_cpu and columns > 1 else 1
-    group_size = _CPU_GROUP if on_cpu else GROUP_SIZE
+    width = _CPU_COLUMNS if dialect.processor == "cpu" and columns > 1 else 1
 
     def over(lanes: str) -> str:
         return f"""
@@ -144,8 +142,6 @@ def _scan(
     # Compilers make vectors of the lanes where they know how many there are.
     rest = f"else {{ const index_t lanes = columns - column; {over('lanes')} }}" if width > 1 else ""
     body = f"""
-  const index_t item = (index_t)GROUP * {group_size} + ITEM;
-  if (item >= rows * blocks) return;
   {split("item", ["rows", "blocks"], ["row", "block"])}
   const index_t column = block * WIDTH, first = row * size * columns + column;
   {declare}
@@ -162,6 +158,6 @@ def _scan(
         constants={"WIDTH": width},
         value=value,
         body=body,
-        groups=-(-rows * blocks // group_size),
-        group_size=group_size,
+        items=rows * blocks,
+        group_size=small_group(dialect, _CPU_GROUP),
     )

@@ -16,7 +16,7 @@ import torch
 
 from torch_backplane.kernels.dialects.base import Dialect, Value
 from torch_backplane.kernels.dtypes import facts, value_dtype
-from torch_backplane.kernels.templates.source import GROUP_SIZE, Call, make_call, split
+from torch_backplane.kernels.templates.source import Call, make_call, small_group, split
 
 RUN = 16
 _CPU_GROUP = 8
@@ -80,7 +80,7 @@ def sort_runs(dialect: Dialect, runs: Runs, self: torch.Tensor, descending: bool
     encode = "keys_here[i] = key; places_here[i] = begin + i;" if apart else "keys_here[i] = key << 32 | (begin + i);"
     order = "\n  ".join(f"ORDER({a}, {b})" for a, b in network(RUN))
     body = f"""
-  {_item(dialect, ["rows", "runs"], ["row", "run"])}
+  {split("item", ["rows", "runs"], ["row", "run"])}
   const index_t begin = run * {RUN};
   uint64 keys_here[{RUN}]; {f"int places_here[{RUN}];" if apart else ""}
   for (int i = 0; i < {RUN}; ++i) {{
@@ -99,7 +99,7 @@ def sort_runs(dialect: Dialect, runs: Runs, self: torch.Tensor, descending: bool
     items = self.shape[0] * -(-size // RUN)
     integers = {"rows": runs.rows, "runs": -(-size // RUN), "size": size, "runs_size": runs.size}
     integers["length"] = runs.length
-    return _call(
+    return make_call(
         "sort_runs_" + ("descending" if descending else "ascending"),
         dialect,
         outputs=runs.tensors(),
@@ -107,8 +107,10 @@ def sort_runs(dialect: Dialect, runs: Runs, self: torch.Tensor, descending: bool
         integers=integers,
         value=value_dtype(self.dtype),
         functions=_key_function(dialect, value_dtype(self.dtype)) + (_ORDER_APART if apart else _ORDER),
+        types={"uint64": torch.uint64},
         body=body,
         items=items,
+        group_size=small_group(dialect, _CPU_GROUP),
     )
 
 
@@ -119,7 +121,7 @@ def merge_runs(dialect: Dialect, merged: Runs, runs: Runs) -> Call:
     pieces = -(-merged.length // piece)
     store_place = "places[to] = from_places[taken];" if apart else ""
     body = f"""
-  {_item(dialect, ["rows", "pairs", "pieces"], ["row", "pair", "piece_number"])}
+  {split("item", ["rows", "pairs", "pieces"], ["row", "pair", "piece_number"])}
   const index_t begin = pair * 2 * length, a = row * size + begin, b = a + length;
   const index_t a_size = min(length, size - begin), b_size = max(min(length, size - begin - length), (index_t)0);
   const index_t first = piece_number * piece, last = min(min(first + piece, merged_length), a_size + b_size);
@@ -147,15 +149,17 @@ def merge_runs(dialect: Dialect, merged: Runs, runs: Runs) -> Call:
 """
     integers = {"rows": runs.rows, "pairs": merged.count, "pieces": pieces, "piece": piece}
     integers |= {"size": runs.size, "length": runs.length, "merged_size": merged.size, "merged_length": merged.length}
-    return _call(
+    return make_call(
         "merge_runs",
         dialect,
         outputs=merged.tensors(),
         inputs=runs.tensors("from_"),
         integers=integers,
         value=torch.uint64,
+        types={"uint64": torch.uint64},
         body=body,
         items=runs.rows * merged.count * pieces,
+        group_size=small_group(dialect, _CPU_GROUP),
     )
 
 
@@ -165,22 +169,24 @@ def take_sorted(
     """values and indices (rows, count) = those from `first` on, of the only run of each row."""
     place = "places[from]" if runs.places is not None else "(index_t)(keys[from] & 0xffffffffu)"
     body = f"""
-  {_item(dialect, ["rows", "count"], ["row", "column"])}
+  {split("item", ["rows", "count"], ["row", "column"])}
   const index_t from = row * runs_size + first + column;
   const index_t place = {place};
   values[item] = self[row * size + place];
   indices[item] = place;
 """
     integers = {"rows": runs.rows, "count": values.shape[1], "first": first, "runs_size": runs.size}
-    return _call(
+    return make_call(
         "take_sorted",
         dialect,
         outputs={"values": values, "indices": indices},
         inputs={"self": self, **runs.tensors()},
         integers={**integers, "size": self.shape[1]},
         value=value_dtype(self.dtype),
+        types={"uint64": torch.uint64},
         body=body,
         items=values.numel(),
+        group_size=small_group(dialect, _CPU_GROUP),
     )
 
 
@@ -229,38 +235,3 @@ def _key_function(dialect: Dialect, value: torch.dtype) -> str:
     else:
         text = f"return ({type_})x" + (f" ^ {top};" if kind == "signed" else ";")
     return f"FUNCTION {type_} key_of(const value_t x) {{ {text} }}\n"
-
-
-def _item(dialect: Dialect, sizes: list[str], names: list[str]) -> str:
-    group_size = _CPU_GROUP if dialect.processor == "cpu" else GROUP_SIZE
-    return f"""const index_t item = (index_t)GROUP * {group_size} + ITEM;
-  if (item >= {" * ".join(sizes)}) return;
-  {split("item", sizes, names)}"""
-
-
-def _call(
-    name: str,
-    dialect: Dialect,
-    *,
-    outputs: dict[str, torch.Tensor],
-    inputs: dict[str, torch.Tensor],
-    integers: dict[str, int],
-    value: torch.dtype,
-    body: str,
-    items: int,
-    functions: str = "",
-) -> Call:
-    group_size = _CPU_GROUP if dialect.processor == "cpu" else GROUP_SIZE
-    return make_call(
-        name,
-        dialect,
-        outputs=outputs,
-        inputs=inputs,
-        integers=integers,
-        value=value,
-        types={"uint64": torch.uint64},
-        functions=functions,
-        body=body,
-        groups=-(-items // group_size),
-        group_size=group_size,
-    )

@@ -55,7 +55,8 @@ def make_call(
     inputs: Mapping[str, torch.Tensor],
     integers: Mapping[str, int],
     body: str,
-    groups: int,
+    groups: int | None = None,
+    items: int | None = None,
     value: torch.dtype,
     numbers: Mapping[str, tuple[torch.dtype, int | float]] | None = None,
     types: Mapping[str, torch.dtype] | None = None,
@@ -70,12 +71,18 @@ def make_call(
         integers: sizes, strides and the like, as index_t.
         numbers: other numbers, each with the dtype that it has in the text.
         groups: how many groups of group_size work items.
+        items: instead of groups: how many work items run the body, which has `item`, its number, and `items`.
         value: the text's value_t.
         types: further types of the text.
         functions: text between the macros and the kernel.
         constants: what the text is specialised on: #define lines.
     """
     numbers, tensors = numbers or {}, {**outputs, **inputs}
+    if items is not None:
+        groups, integers = -(-items // group_size), {"items": items, **integers}
+        body = f"const index_t item = (index_t)GROUP * {group_size} + ITEM;\n  if (item >= items) return;\n{body}"
+    if groups is None:
+        raise TypeError(f"{name} needs groups or items")
     used = {value, *(t.dtype for t in tensors.values()), *(dtype for dtype, _ in numbers.values())}
     wide = max(groups * group_size, *integers.values(), *(extent(t) for t in tensors.values())) > NARROW_LIMIT
     index = torch.int64 if wide else torch.int32
@@ -120,6 +127,11 @@ def _access(dialect: Dialect, name: str, dtype: torch.dtype) -> str:
         f"#define load_{name}(at) ({dialect.decode(f'{name}[at]', dtype)})\n"
         f"#define store_{name}(at, x) {name}[at] = {dialect.encode(value, dtype)}"
     )
+
+
+def small_group(dialect: Dialect, cpu: int) -> int:
+    """Work items of a group where each has much to do: `cpu` on a CPU, so that few are spread over the cores."""
+    return cpu if dialect.processor == "cpu" else GROUP_SIZE
 
 
 def team_size(dialect: Dialect) -> int:

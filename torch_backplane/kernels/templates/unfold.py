@@ -14,7 +14,7 @@ import torch
 
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import value_dtype
-from torch_backplane.kernels.templates.source import GROUP_SIZE, Call, make_call, named, split
+from torch_backplane.kernels.templates.source import Call, make_call, named, small_group, split
 
 _CPU_GROUP = 8
 _CPU_RUN = 64  # elements of a row for each work item
@@ -61,13 +61,10 @@ def unfold(dialect: Dialect, columns: torch.Tensor, image: torch.Tensor, windows
     sizes = ["batch", "channels", *(f"window{d}" for d in range(rank)), *(f"places{d}" for d in range(last)), "runs"]
     names = ["n", "channel", *(f"k{d}" for d in range(rank)), *(f"o{d}" for d in range(last)), "run"]
     outside = "".join(f" || i{d} < 0 || i{d} >= image{d}" for d in range(last))
-    group = _CPU_GROUP if run > 1 else GROUP_SIZE
     image_row = linear(
         ["n", "channel", *(f"i{d}" for d in range(last))], ["channels", *(f"image{d}" for d in range(last))]
     )
     body = f"""
-  const index_t item = (index_t)GROUP * {group} + ITEM;
-  if (item >= items) return;
   {split("item", sizes, names)}
   {" ".join(f"const index_t i{d} = o{d} * stride{d} - padding{d} + k{d} * dilation{d};" for d in range(last))}
   const index_t row = {linear(["channel", *names[2 : 2 + rank]], [f"window{d}" for d in range(rank)])};
@@ -80,7 +77,7 @@ def unfold(dialect: Dialect, columns: torch.Tensor, image: torch.Tensor, windows
     columns[to + o] = outside || i < 0 || i >= image{last} ? 0 : image[from + i];
   }}
 """
-    integers = {"items": items, "batch": batch, "channels": channels, "runs": runs}
+    integers = {"batch": batch, "channels": channels, "runs": runs}
     integers |= {"columns_batch": columns.stride(0), "columns_row": columns.stride(1), **windows.integers()}
     return make_call(
         f"unfold{rank}",
@@ -90,8 +87,8 @@ def unfold(dialect: Dialect, columns: torch.Tensor, image: torch.Tensor, windows
         integers=integers,
         value=value_dtype(image.dtype),
         body=body,
-        groups=-(-items // group),
-        group_size=group,
+        items=items,
+        group_size=small_group(dialect, _CPU_GROUP),
     )
 
 
@@ -101,7 +98,6 @@ def fold(
     """image[n, channel, …] = bias[channel] + the sum of what the columns (n, row, column) have for that element."""
     rank = windows.rank
     batch, channels = image.shape[:2]
-    items = image.numel()
     loops = []
     for d in range(rank):
         loops.append(
@@ -114,8 +110,6 @@ def fold(
     column = linear([f"o{d}" for d in range(rank)], [f"places{d}" for d in range(1, rank)])
     names = ["n", "channel", *(f"i{d}" for d in range(rank))]
     body = f"""
-  const index_t item = (index_t)GROUP * {GROUP_SIZE} + ITEM;
-  if (item >= items) return;
   {split("item", ["batch", "channels", *(f"image{d}" for d in range(rank))], names)}
   value_t sum = {"0" if bias is None else "load_bias(channel)"};
   {" ".join(loops)}
@@ -123,7 +117,7 @@ def fold(
   {"}" * rank}
   store_image(item, sum);
 """
-    integers = {"items": items, "batch": batch, "channels": channels}
+    integers = {"batch": batch, "channels": channels}
     integers |= {"columns_batch": columns.stride(0), "columns_row": columns.stride(1), **windows.integers()}
     return make_call(
         f"fold{rank}",
@@ -133,7 +127,7 @@ def fold(
         integers=integers,
         value=value_dtype(image.dtype),
         body=body,
-        groups=-(-items // GROUP_SIZE),
+        items=image.numel(),
     )
 
 
