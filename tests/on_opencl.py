@@ -38,6 +38,7 @@ FILES = {
     "test_templates_images.py": _TEXT,
     "test_templates_indexing.py": _TEXT,
     "test_templates_losses.py": _TEXT,
+    "test_templates_margin_losses.py": _TEXT,
     "test_templates_matmul.py": _TEXT,
     "test_templates_norms.py": _TEXT,
     "test_templates_random.py": _TEXT,

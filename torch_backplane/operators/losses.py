@@ -16,7 +16,7 @@ from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.expression import Formula
 from torch_backplane.planning import Call, RunOnCPU, operator, run_pointwise, run_reduction
 
-_NONE, _MEAN, _SUM = range(3)
+NONE, MEAN, SUM = range(3)
 
 
 def loss(
@@ -28,22 +28,34 @@ def loss(
         key: what of the operator's numbers the formula depends on.
     """
     (out,) = call.outputs()
+    write_loss(call, out, formula, *inputs, reduction=reduction, key=key)
+    return out
+
+
+def write_loss(
+    call: Call,
+    out: torch.Tensor,
+    formula: Formula,
+    *inputs: torch.Tensor | None,
+    reduction: int,
+    key: Hashable = None,
+) -> None:
+    """The same into `out`, for operators of several results."""
     tensors = torch.broadcast_tensors(*(tensor for tensor in inputs if tensor is not None))
     name, dtype = call.functional._schema.name.partition("::")[2], value_dtype(out.dtype)
     key = (name, reduction, tuple(tensor is None for tensor in inputs), key)
-    if reduction == _NONE:
+    if reduction == NONE:
         run_pointwise(formula, [out], tensors, compute=dtype, key=key, name=name)
-        return out
+        return
     if tensors[0].numel() == 0:
         raise RunOnCPU("it reduces no elements")
 
     def finish(total: Expression, count: Expression) -> Expression:
-        return total / count.to(dtype) if reduction == _MEAN else total
+        return total / count.to(dtype) if reduction == MEAN else total
 
     summed = Reduction([dtype], [0.0], lambda *a: formula(*a[:-1]), lambda a, b: a + b, finish)
     flat = [tensor.view(1) if tensor.dim() == 0 else tensor for tensor in tensors]
     run_reduction(summed, [out], flat, range(flat[0].dim()), compute=dtype, key=key, name=name)
-    return out
 
 
 def loss_backward(
@@ -61,7 +73,7 @@ def loss_backward(
         lambda grad, *a: grad * formula(*a[:-1]) * a[-1],
         [out],
         [grad, *(tensor for tensor in inputs if tensor is not None)],
-        [(1.0 / max(1, out.numel()) if reduction == _MEAN else 1.0, dtype)],
+        [(1.0 / max(1, out.numel()) if reduction == MEAN else 1.0, dtype)],
         compute=dtype,
         key=(name, tuple(tensor is None for tensor in inputs), key),
         name=name,

@@ -1,4 +1,4 @@
-"""Random fills, of which PyTorch makes rand, randn, randint and the like; and dropout."""
+"""Random fills, of which PyTorch makes rand, randn, randint and the like; dropout and RReLU."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 from torch_backplane import _C
 from torch_backplane.kernels import Expression
+from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import FACTS, integer_range, value_dtype
 from torch_backplane.kernels.templates.random import WORDS_PER_CALL, dropout, fill, fill_integers
 from torch_backplane.planning import (
@@ -188,3 +189,28 @@ def native_dropout(call: Call, self: torch.Tensor, p: float, train: bool | None)
     if self.numel():
         run_template(dropout, self.device, out, mask, self, *chances, *random_numbers(WORDS_PER_CALL), name="dropout")
     return out, mask
+
+
+@operator("rrelu_with_noise", by_value=["lower", "upper"])
+def rrelu_with_noise(
+    call: Call, self: torch.Tensor, noise: torch.Tensor, lower: float, upper: float, training: bool, generator: Any
+) -> torch.Tensor:
+    """A slope is drawn for each element that is not positive; others have slope 1. Writes the slopes to `noise`, too.
+
+    Without training, it is a leaky ReLU of the mean slope.
+    """
+    _check(self.is_floating_point(), "numbers that are not real")
+    _check(noise.shape == self.shape and (noise.dtype == self.dtype or not training), "noise of another shape or dtype")
+    _check(all(given.dtype == self.dtype for given in call.written), "a result of another dtype")
+    _check(not training or (lower <= upper and math.isfinite(upper - lower)), "a range that is none")
+    (out,) = call.outputs(like=[torch.empty(self.shape, dtype=self.dtype, device="meta")])
+    if not training:
+        return torch.ops.aten.leaky_relu.out(self, (lower + upper) / 2, out=out)
+    drawn = torch.empty(self.shape, dtype=self.dtype, device=self.device).uniform_(lower, upper, generator=generator)
+
+    def formula(a: Expression, drawn: Expression) -> tuple[Expression, Expression]:
+        slope = f.where(a <= 0.0, drawn, 1.0)
+        return a * slope, slope
+
+    run_pointwise(formula, [out, noise], [self, drawn], key="rrelu_with_noise", name="rrelu_with_noise")
+    return out

@@ -39,10 +39,21 @@ class Call:
     @property
     def written(self) -> list[torch.Tensor]:
         """The tensors that were given for the results: those of `out=`, else those that are changed in place."""
-        arguments = list(zip(self.arguments, self.overload._schema.arguments, strict=True))
-        # Beside those of `out=` some operators write to others, such as running statistics.
+        schema = self.overload._schema
+        arguments = list(zip(self.arguments, schema.arguments, strict=True))
         outs = [value for value, argument in arguments if argument.is_out]
-        return outs or [value for value, argument in arguments if argument.is_write]
+        if outs:
+            return outs
+        # Some operators write to others, too, such as running statistics, which are no results.
+        aliases = [result.alias_info for result in schema.returns if result.alias_info is not None]
+        returned = {alias for info in aliases for alias in info.before_set}
+        return [
+            value
+            for value, argument in arguments
+            if argument.alias_info is not None
+            and argument.is_write
+            and (not schema.returns or argument.alias_info.before_set & returned)
+        ]
 
     @property
     def is_in_place(self) -> bool:

@@ -1,0 +1,298 @@
+"""Margin losses, forward and backward, of contiguous tensors (rows, classes).
+
+What costs is how little the number of a target exceeds that of another class: z = margin - self[target] + self[other],
+where that is positive. Targets are int64; one out of range is left out and reported as `errors` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from torch_backplane.kernels.dialects.base import Dialect
+from torch_backplane.kernels.dtypes import value_dtype
+from torch_backplane.kernels.templates import errors as error_words
+from torch_backplane.kernels.templates.source import (
+    GROUP_SIZE,
+    Call,
+    make_call,
+    row_groups,
+    row_start,
+    substitute,
+    team_reduce,
+    team_shared,
+    team_size,
+)
+
+
+def multi_margin_loss(
+    dialect: Dialect,
+    out: torch.Tensor,
+    self: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    p: int,
+    margin: Any,
+    errors: torch.Tensor,
+    operator: str,
+) -> Call:
+    """out: the loss of each row, whose target is one class: the mean of z (p 1) or its square (2), times a weight.
+
+    Args:
+        weight: for each class.
+    """
+    numbers = {"margin": (value_dtype(self.dtype), margin)}
+    outputs, inputs = {"out": out, "errors": errors}, _given(weight, self=self, target=target)
+    body = _parts(dialect, weight) | {"cost": "z" if p == 1 else "z * z", "kernel": _MULTI}
+    return _by_rows(f"multi_margin_loss_{p}", dialect, outputs, inputs, self, body, operator, numbers)
+
+
+def multi_margin_loss_backward(
+    dialect: Dialect,
+    out: torch.Tensor,
+    grad: torch.Tensor,
+    self: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    p: int,
+    margin: Any,
+    share: float,
+    errors: torch.Tensor,
+    operator: str,
+) -> Call:
+    """out: the gradient.
+
+    Args:
+        grad: (rows,), of any stride.
+        share: of an element in a mean.
+    """
+    numbers = {"margin": (value_dtype(self.dtype), margin), "share": (value_dtype(self.dtype), share)}
+    outputs, inputs = {"out": out, "errors": errors}, _given(weight, grad=grad, self=self, target=target)
+    body = _parts(dialect, weight) | {"slope": "1" if p == 1 else "2 * z", "kernel": _MULTI_BACKWARD}
+    name = f"multi_margin_loss_{p}_backward"
+    return _by_rows(name, dialect, outputs, inputs, self, body, operator, numbers, {"grad_step": grad.stride(0)})
+
+
+def mark_targets(
+    dialect: Dialect, is_target: torch.Tensor, target: torch.Tensor, errors: torch.Tensor, operator: str
+) -> Call:
+    """is_target: 1 for each class that is among the row's targets, which end at the first -1; else 0."""
+    rows, classes = target.shape
+    return make_call(
+        "mark_targets",
+        dialect,
+        outputs={"is_target": is_target, "errors": errors},
+        inputs={"target": target},
+        integers={"rows": rows, "classes": classes},
+        **_checked(operator),
+        value=value_dtype(is_target.dtype),
+        body=substitute(_MARK, {"item": _item("row", "rows")}),
+        groups=-(-rows // GROUP_SIZE),
+    )
+
+
+def multilabel_margin_loss(
+    dialect: Dialect, out: torch.Tensor, self: torch.Tensor, target: torch.Tensor, is_target: torch.Tensor
+) -> Call:
+    """out: the loss of each row: the sum over its targets and the classes that are none, of z by the number of classes.
+
+    Targets have been checked: those out of range are left out silently.
+    """
+    inputs = {"self": self, "target": target, "is_target": is_target}
+    body = _parts(dialect, None) | {"kernel": _MULTILABEL}
+    return _by_rows("multilabel_margin_loss", dialect, {"out": out}, inputs, self, body)
+
+
+def multilabel_margin_loss_backward(
+    dialect: Dialect,
+    out: torch.Tensor,
+    grad: torch.Tensor,
+    self: torch.Tensor,
+    target: torch.Tensor,
+    is_target: torch.Tensor,
+    share: float,
+    errors: torch.Tensor,
+    operator: str,
+) -> Call:
+    """out: the gradient; grad and share as for `multi_margin_loss_backward`. An item counts for one element."""
+    rows, classes = self.shape
+    value = value_dtype(self.dtype)
+    checked = _checked(operator)
+    checked["numbers"]["share"] = (value, share)
+    return make_call(
+        "multilabel_margin_loss_backward",
+        dialect,
+        outputs={"out": out, "errors": errors},
+        inputs={"grad": grad, "self": self, "target": target, "is_target": is_target},
+        integers={"elements": rows * classes, "classes": classes, "grad_step": grad.stride(0)},
+        **checked,
+        value=value,
+        body=substitute(_MULTILABEL_BACKWARD, {"item": _item("element", "elements")}),
+        groups=-(-rows * classes // GROUP_SIZE),
+    )
+
+
+def _by_rows(
+    name: str,
+    dialect: Dialect,
+    outputs: dict[str, torch.Tensor],
+    inputs: dict[str, torch.Tensor],
+    self: torch.Tensor,
+    parts: Mapping[str, str],
+    operator: str | None = None,
+    numbers: Mapping[str, tuple[torch.dtype, Any]] | None = None,
+    integers: Mapping[str, int] | None = None,
+) -> Call:
+    """A team for each row. With `operator`, indices are checked."""
+    rows, classes = self.shape
+    groups, group_size = row_groups(dialect, rows)
+    checked: dict[str, Any] = {"types": {"int64": torch.int64}} if operator is None else _checked(operator)
+    checked["numbers"] = {**checked.get("numbers", {}), **(numbers or {})}
+    checked["functions"] = _SPREAD + checked.get("functions", "")
+    return make_call(
+        name,
+        dialect,
+        outputs=outputs,
+        inputs=inputs,
+        integers={"rows": rows, "classes": classes, **(integers or {})},
+        **checked,
+        value=value_dtype(self.dtype),
+        body=substitute("$kernel", parts),
+        groups=groups,
+        group_size=group_size,
+    )
+
+
+def _checked(operator: str) -> dict[str, Any]:
+    """What a kernel needs for checked_index."""
+    return {
+        "numbers": {"operator_number": (torch.int32, error_words.operator_number(operator))},
+        "types": {"int64": torch.int64},
+        "constants": {"WRAPS": 0},
+        "functions": error_words.FUNCTIONS,
+    }
+
+
+def _given(weight: torch.Tensor | None, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+    return inputs if weight is None else {**inputs, "weight": weight}
+
+
+def _item(name: str, count: str) -> str:
+    return f"const index_t {name} = (index_t)GROUP * {GROUP_SIZE} + ITEM; if ({name} >= {count}) return;"
+
+
+def _parts(dialect: Dialect, weight: torch.Tensor | None) -> dict[str, str]:
+    return {
+        "row": f"{team_shared(dialect)} {row_start(dialect)} const index_t first = row * classes;",
+        "meet": team_reduce(dialect, "total"),
+        "weight": "1" if weight is None else "load_weight(chosen)",
+        "choose": """const index_t chosen = checked_index(errors, operator_number, target[row], classes);
+  const value_t from = chosen < 0 ? 0 : margin - load_self(first + chosen);""",
+        "team": str(team_size(dialect)),
+    }
+
+
+def _others(statement: str) -> str:
+    """`statement` for every class i but the chosen one, by lanes and singly, and the total of what it adds to `sum`.
+
+    `@` in it is `_lanes` in the one, else nothing.
+    """
+    lanes, single = statement.replace("@", "_lanes"), statement.replace("@", "")
+    return f"""
+  value_t sum = 0;
+  value_t_lanes sum_lanes = LANES_OF(0);
+  for (index_t begin = (index_t)member * LANES; begin < classes; begin += $team * LANES) {{
+    if (begin + LANES <= classes && (chosen < begin || chosen >= begin + LANES)) {{
+      const index_t i = begin;
+      const value_t_lanes z = from + load_self_lanes(first + i);
+      {lanes}
+    }} else
+      for (index_t i = begin; i < min(begin + LANES, classes); ++i) {{
+        if (i == chosen) continue;
+        const value_t z = from + load_self(first + i);
+        {single}
+      }}
+  }}
+  total += sum + lanes_sum(sum_lanes);"""
+
+
+# OF(x) is x, and OF_lanes(x) has it in every lane.
+_SPREAD = """
+#define OF(x) ((value_t)(x))
+#define OF_lanes(x) LANES_OF(x)
+"""
+
+_MULTI = f"""
+  $row
+  $choose
+  value_t total = 0;
+  {_others("sum@ += z > OF@(0) ? $cost : OF@(0);")}
+  $meet
+  if (member == 0) store_out(row, chosen < 0 ? 0 : total * $weight / classes);
+"""
+
+_SLOPE = """
+      const value_t@ slope = z > OF@(0) ? OF@(each) * $slope : OF@(0);
+      sum@ += slope;
+      store_out@(first + i, slope * up);"""
+
+_MULTI_BACKWARD = f"""
+  $row
+  $choose
+  const value_t each = chosen < 0 ? 0 : share * $weight, up = load_grad(row * grad_step);
+  value_t total = 0;
+  {_others(_SLOPE)}
+  $meet
+  if (member == 0 && chosen >= 0) store_out(first + chosen, -total * up);
+"""
+
+_MARK = """
+  $item
+  const index_t first = row * classes;
+  for (index_t i = 0; i < classes; ++i) store_is_target(first + i, 0);
+  int ended = 0;
+  for (index_t i = 0; i < classes; ++i) {
+    const int64 label = target[first + i];
+    ended |= label < 0;
+    const index_t chosen = label == -1 ? -1 : checked_index(errors, operator_number, label, classes);
+    if (chosen >= 0 && !ended) store_is_target(first + chosen, 1);
+  }
+"""
+
+_MULTILABEL = f"""
+  $row
+  value_t total = 0;
+  for (index_t k = 0; k < classes; ++k) {{
+    const int64 label = target[first + k];
+    if (label < 0) break;
+    if (label >= classes) continue;
+    const index_t chosen = (index_t)label;
+    const value_t from = 1 - load_self(first + chosen);
+    {_others("sum@ += z > OF@(0) && load_is_target@(first + i) == OF@(0) ? z : OF@(0);")}
+  }}
+  $meet
+  if (member == 0) store_out(row, total / classes);
+"""
+
+# A class that is no target is counted once for each target that it comes too near to, and a target, as often as it is
+# given, once for each class that comes too near to it.
+_MULTILABEL_BACKWARD = """
+  $item
+  const index_t row = element / classes, own = element % classes, first = row * classes;
+  const value_t x = load_self(element);
+  const int above = load_is_target(element) == 0;
+  index_t times = 0, near = 0;
+  for (index_t k = 0; k < classes; ++k) {
+    const int64 label = target[first + k];
+    if (label == -1) break;
+    const index_t chosen = checked_index(errors, operator_number, label, classes);
+    if (chosen < 0) continue;
+    times += above ? 1 - load_self(first + chosen) + x > 0 : chosen == own;
+  }
+  if (!above && times > 0)
+    for (index_t i = 0; i < classes; ++i) near += load_is_target(first + i) == 0 && 1 - x + load_self(first + i) > 0;
+  const value_t count = above ? (value_t)times : -(value_t)times * (value_t)near;
+  store_out(element, count * share * load_grad(row * grad_step));
+"""
