@@ -56,7 +56,8 @@ OPERATORS = {
     "equal": lambda a, b: a == b,
     "not_equal": lambda a, b: a != b,
 }
-COMPLEX_UNARY = [name for name in UNARY if name not in "erf erfc lgamma floor ceil trunc round signbit".split()]
+REAL_ONLY = ("erf", "erfc", "lgamma", "floor", "ceil", "trunc", "round", "signbit")
+COMPLEX_UNARY = [name for name in UNARY if name not in REAL_ONLY]
 COMPLEX_OPERATORS = ("add", "subtract", "multiply", "divide", "negative", "equal", "not_equal")
 BITWISE = {"and": lambda a, b: a & b, "or": lambda a, b: a | b, "xor": lambda a, b: a ^ b, "not": lambda a, b: ~a}
 

@@ -74,7 +74,6 @@ NUMBERS: dict[str, list[dict[str, Any]]] = {
     "clamp_max": [{"max": 2}],
     **{f"__{name}__.Scalar": [{"other": 3}] for name in ("lshift", "rshift", "ilshift", "irshift")},
     "isin.Tensor_Scalar": [{"test_element": 3, "invert": i} for i in (False, True)],
-    "masked_fill.Scalar": [{"value": 3}],
     "masked_fill.Tensor": [{"value": lambda pool: pool[1][3]}],
     "threshold": [{"threshold": 1, "value": 7}],
     "threshold_backward": [{"threshold": 1}],

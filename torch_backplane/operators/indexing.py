@@ -15,6 +15,7 @@ from torch_backplane.planning import (
     Number,
     RunOnCPU,
     check_apart,
+    check_number,
     error_words,
     operator,
     run_pointwise,
@@ -45,10 +46,8 @@ def _read(
 def _write(name: str, self: torch.Tensor, source: Any, shape: Sequence[int], *arguments: Any, **options: Any) -> None:
     if 0 in shape:
         return
-    is_complex_number = isinstance(source, Number) and source.dtype.is_complex
-    if (is_complex_number and not self.is_complex()) or (
-        isinstance(source, torch.Tensor) and source.dtype != self.dtype
-    ):
+    check_number(source, self.dtype)
+    if isinstance(source, torch.Tensor) and source.dtype != self.dtype:
         raise RunOnCPU(f"{source.dtype} into {self.dtype}".replace("torch.", ""))
     kept, strides, indices = arguments
     if self.is_complex():

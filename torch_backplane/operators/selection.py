@@ -11,7 +11,15 @@ from torch_backplane import _C
 from torch_backplane.kernels import Expression
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import part_dtype, value_dtype
-from torch_backplane.planning import Call, copy_elements, operator, plan_pointwise, pointwise, run_pointwise
+from torch_backplane.planning import (
+    Call,
+    check_number,
+    copy_elements,
+    operator,
+    plan_pointwise,
+    pointwise,
+    run_pointwise,
+)
 from torch_backplane.planning.call import as_meta
 
 
@@ -27,6 +35,7 @@ pointwise("where.self", lambda condition, a, b: f.where(condition.to(torch.bool)
 def masked_fill(call: Call, self: torch.Tensor, mask: torch.Tensor, value: Any) -> torch.Tensor:
     """A value in a CPU tensor, a number, is refused by its overload's meta kernel: the one for numbers is asked."""
     check_masked_fill(call, self, mask, value)
+    check_number(value, self.dtype)
     if isinstance(value, torch.Tensor):
         return plan_pointwise("masked_fill.Tensor", choose_value, call, (self, mask, value))
     result = torch.ops.aten.masked_fill.Scalar(as_meta(self), as_meta(mask), value.example)

@@ -8,7 +8,14 @@ from torch_backplane.planning.call import Call, check_apart
 from torch_backplane.planning.declare import operator
 from torch_backplane.planning.host import LibraryFunction, call_on_cpu, host_sees_memory
 from torch_backplane.planning.launch import dialect_of, launch, random_numbers
-from torch_backplane.planning.pointwise import as_bits, copy_elements, plan_pointwise, pointwise, run_pointwise
+from torch_backplane.planning.pointwise import (
+    as_bits,
+    check_number,
+    copy_elements,
+    plan_pointwise,
+    pointwise,
+    run_pointwise,
+)
 from torch_backplane.planning.reduce import run_reduction
 from torch_backplane.planning.template import contiguous_result, error_words, run_kernel, run_template
 
@@ -20,6 +27,7 @@ __all__ = [
     "as_bits",
     "call_on_cpu",
     "check_apart",
+    "check_number",
     "contiguous_result",
     "copy_elements",
     "dialect_of",

@@ -205,6 +205,12 @@ def run_pointwise(
         launch(kernel, operands, numbers, [kernel.work_items(where.count)], name=name)
 
 
+def check_number(number: Any, dtype: torch.dtype) -> None:
+    """Leaves to the CPU, for PyTorch's error, a complex `Number` where one of a real dtype is needed."""
+    if isinstance(number, _C.Number) and number.dtype.is_complex and not dtype.is_complex:
+        raise _C.RunOnCPU(f"a complex number as {dtype}".replace("torch.", ""))
+
+
 def _with_parts(
     formula: Formula, inputs: int, scalars: Sequence[tuple[Any, torch.dtype]]
 ) -> tuple[Formula, Sequence[tuple[Any, torch.dtype]]]:
@@ -214,8 +220,7 @@ def _with_parts(
         RunOnCPU: a complex number is wanted as a real one.
     """
     for number, dtype in scalars:
-        if not dtype.is_complex and isinstance(number, _C.Number) and number.dtype.is_complex:
-            raise _C.RunOnCPU(f"a complex number as {dtype}".replace("torch.", ""))
+        check_number(number, dtype)
     if not any(dtype.is_complex for _, dtype in scalars):
         return formula, scalars
 
