@@ -4,8 +4,8 @@ The measure is PyTorch on the CPU, whose functions are the C library's: branch c
 those of C99, Annex G, except where a docstring says otherwise. The methods are from
 
 - W. Kahan, "Branch cuts for complex elementary functions, or much ado about nothing's sign bit", 1987;
-- R. L. Smith, "Algorithm 116: complex division", 1962, and M. Baudin, R. L. Smith, "A robust complex division in
-  Scilab", 2012, for the scaling around it;
+- R. L. Smith, "Algorithm 116: complex division", 1962, and M. Baudin, R. L. Smith, "A robust complex division in Scilab",
+  2012, for the scaling around it;
 - T. E. Hull, T. F. Fairgrieve, P. T. P. Tang, "Implementing the complex arcsine and arccosine functions using exception
   handling", 1997.
 
@@ -45,9 +45,7 @@ class _Range(NamedTuple):
     log_of_2: tuple[float, float]  # rounded, and the rest
 
 
-_FLOAT32 = _Range(
-    2.0**62, 2.0**-66, 2.0**-59, 2.0**90, 80.0, 2.0**14, (float.fromhex("0x1.62e43p-1"), -1.904654299957768e-09)
-)
+_FLOAT32 = _Range(2.0**62, 2.0**-66, 2.0**-59, 2.0**90, 80.0, 2.0**14, (float.fromhex("0x1.62e43p-1"), -1.904654299957768e-09))
 _FLOAT64 = _Range(2.0**510, 2.0**-520, 2.0**-500, 2.0**600, 700.0, 2.0**30, (math.log(2.0), 2.3190468138462996e-17))
 
 
