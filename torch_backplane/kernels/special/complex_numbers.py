@@ -4,8 +4,8 @@ The measure is PyTorch on the CPU, whose functions are the C library's: branch c
 those of C99, Annex G, except where a docstring says otherwise. The methods are from
 
 - W. Kahan, "Branch cuts for complex elementary functions, or much ado about nothing's sign bit", 1987;
-- R. L. Smith, "Algorithm 116: complex division", 1962, and M. Baudin, R. L. Smith, "A robust complex division in Scilab",
-  2012, for the scaling around it;
+- R. L. Smith, "Algorithm 116: complex division", 1962; M. Baudin, R. L. Smith, "A robust complex division in Scilab",
+  2012, for scaling around it;
 - T. E. Hull, T. F. Fairgrieve, P. T. P. Tang, "Implementing the complex arcsine and arccosine functions using exception
   handling", 1997.
 
@@ -45,7 +45,8 @@ class _Range(NamedTuple):
     log_of_2: tuple[float, float]  # rounded, and the rest
 
 
-_FLOAT32 = _Range(2.0**62, 2.0**-66, 2.0**-59, 2.0**90, 80.0, 2.0**14, (float.fromhex("0x1.62e43p-1"), -1.904654299957768e-09))
+_LOG_OF_2_32 = (float.fromhex("0x1.62e43p-1"), -1.904654299957768e-09)
+_FLOAT32 = _Range(2.0**62, 2.0**-66, 2.0**-59, 2.0**90, 80.0, 2.0**14, _LOG_OF_2_32)
 _FLOAT64 = _Range(2.0**510, 2.0**-520, 2.0**-500, 2.0**600, 700.0, 2.0**30, (math.log(2.0), 2.3190468138462996e-17))
 
 
@@ -262,14 +263,11 @@ def log10(a: Parts) -> Parts:
 
 def sqrt(a: Parts) -> Parts:
     """Kahan's: of |x| + i y first, where nothing cancels, and then turned; the cut along the negative real axis."""
-    scale = _scale(a)
+    scale, limits = _scale(a), _range(a.real)
     x, y = f.absolute(a.real) * scale, f.absolute(a.imaginary) * scale
     size = f.where(f.isinf(x), x, f.sqrt(x * x + y * y))
-    larger = f.sqrt(0.5 * (size + x))
-    smaller = f.where(larger == 0.0, 0.0, 0.5 * y / larger)
-    limits = _range(scale)
-    unscale = _by_scale(scale, limits.down**-0.5, limits.up**-0.5, 1.0)
-    larger, smaller = larger * unscale, smaller * unscale
+    larger = f.sqrt(0.5 * (size + x)) * _by_scale(scale, limits.down**-0.5, limits.up**-0.5, 1.0)
+    smaller = f.where(larger == 0.0, 0.0, 0.5 * f.absolute(a.imaginary) / larger)
     right = a.real >= 0.0
     infinite = f.isinf(a.imaginary)
     real = f.where(infinite, _INF, f.where(right, larger, smaller))
@@ -286,7 +284,12 @@ def power(a: Parts, b: Parts) -> Parts:
 
     The error grows with |b log(a)|.
     """
-    return exp(multiply(b, log(a)))
+    log_a = log(a)
+    exponent = multiply(b, log_a)
+    # With a rounding less, except where the first product overflows alone.
+    real = f.fma(b.real, log_a.real, -(b.imaginary * log_a.imaginary))
+    imaginary = f.fma(b.real, log_a.imaginary, b.imaginary * log_a.real)
+    return exp(Parts(f.where(f.isfinite(exponent.real), real, exponent.real), imaginary))
 
 
 # Hyperbolic and trigonometric functions
