@@ -229,17 +229,24 @@ def _log_absolute(a: Parts, excess: Expression) -> Expression:
     return f.where(_is_infinite(a), _INF, 0.5 * (f.log(rounded) + rest) + unscale)
 
 
+def _two_sum(a: Expression, b: Expression) -> tuple[Expression, Expression]:
+    """a + b rounded, and the rest (Knuth)."""
+    total = a + b
+    part = total - a
+    return total, (a - (total - part)) + (b - part)
+
+
 def log(a: Parts) -> Parts:
     """log|a| + i angle(a), the cut along the negative real axis."""
     x, y = f.absolute(a.real), f.absolute(a.imaginary)
     large, small = f.maximum(x, y), f.minimum(x, y)
-    # |a|² - 1 = 2 d + d² + small², added up with what the first sum and the square lose: they may cancel.
+    # |a|² - 1 = 2 d + small² + d², whose terms may cancel, with what rounding takes from each sum and square.
     d = large - 1.0
-    square = small * small
-    first = 2.0 * d + square
-    part = first - 2.0 * d
-    lost = (2.0 * d - (first - part)) + (square - part) + f.fma(small, small, -square)
-    return Parts(_log_absolute(a, first + (d * d + lost)), angle(a))
+    first, second = small * small, d * d
+    total, lost_first = _two_sum(2.0 * d, first)
+    total, lost_second = _two_sum(total, second)
+    lost = lost_first + lost_second + f.fma(small, small, -first) + f.fma(d, d, -second)
+    return Parts(_log_absolute(a, total + lost), angle(a))
 
 
 def log1p(a: Parts) -> Parts:
