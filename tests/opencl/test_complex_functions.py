@@ -1,4 +1,4 @@
-"""Complex functions of formulas as kernels, against complex128. Evaluated without one: tests/test_kernels_complex.py."""
+"""Complex functions of formulas as kernels, against complex128. Without kernels: tests/test_kernels_complex.py."""
 
 from __future__ import annotations
 
