@@ -99,19 +99,22 @@ def multiply(a: Parts, b: Parts) -> Parts:
     )
 
 
+def _smith(n: Parts, d: Parts) -> Parts:
+    """n / d, where the square of d is neither too large nor too small. Both are divided by i if d is more so."""
+    swap = ~(f.absolute(d.real) >= f.absolute(d.imaginary))
+    n, d = _select(swap, _over_i(n), n), _select(swap, _over_i(d), d)
+    ratio = d.imaginary / d.real
+    size = d.real + d.imaginary * ratio
+    return Parts((n.real + n.imaginary * ratio) / size, (n.imaginary - n.real * ratio) / size)
+
+
 def divide(a: Parts, b: Parts) -> Parts:
     """Smith's quotient of operands scaled to the middle of the range.
 
     As PyTorch's where a part is not finite, and by zero, whose sign does not count: C99 tells more of these apart.
     """
     scale_a, scale_b = _scale(a), _scale(b)
-    n, d = _times(a, scale_a), _times(b, scale_b)
-    # Divided by i both, where the divisor's imaginary part is larger.
-    swap = ~(f.absolute(d.real) >= f.absolute(d.imaginary))
-    n, d = _select(swap, _over_i(n), n), _select(swap, _over_i(d), d)
-    ratio = d.imaginary / d.real
-    size = d.real + d.imaginary * ratio
-    quotient = Parts((n.real + n.imaginary * ratio) / size, (n.imaginary - n.real * ratio) / size)
+    quotient = _smith(_times(a, scale_a), _times(b, scale_b))
     # The two scales undone: one after the other, unless they cancel.
     limits, cancel, one = _range(scale_a), scale_a == scale_b, f.full_like(scale_a, 1.0)
     unscale = _by_scale(scale_a, 1.0 / limits.down, 1.0 / limits.up, 1.0)
@@ -122,11 +125,40 @@ def divide(a: Parts, b: Parts) -> Parts:
 
 def reciprocal(a: Parts) -> Parts:
     """1 / a; infinity and NaN of zero, as PyTorch's."""
-    return divide(Parts(f.full_like(a.real, 1.0), f.full_like(a.real, 0.0)), a)
+    return divide(_one(a), a)
+
+
+def _one(a: Parts) -> Parts:
+    return Parts(f.full_like(a.real, 1.0), f.full_like(a.real, 0.0))
+
+
+class _Square(NamedTuple):
+    """|a|² is value + lost."""
+
+    value: Expression
+    lost: Expression
+
+
+def _square(a: Parts) -> _Square:
+    """Of scaled parts."""
+    x, y = f.absolute(a.real), f.absolute(a.imaginary)
+    large, small = f.maximum(x, y), f.minimum(x, y)
+    first, second = large * large, small * small
+    value = first + second
+    return _Square(value, (first - value) + second + f.fma(large, large, -first))
+
+
+def _size(a: Parts) -> Expression:
+    """|a| of scaled, finite parts. A root made better by Newton's method: no device has a fast and good hypot."""
+    value, lost = _square(a)
+    root = f.sqrt(value)
+    return f.where(value == 0.0, 0.0, root + 0.5 * (f.fma(-root, root, value) + lost) / root)
 
 
 def absolute(a: Parts) -> Expression:
-    return f.hypot(a.real, a.imaginary)
+    scale, limits = _scale(a), _range(a.real)
+    size = _size(_times(a, scale)) * _by_scale(scale, 1.0 / limits.down, 1.0 / limits.up, 1.0)
+    return f.where(_is_infinite(a), _INF, size)
 
 
 def angle(a: Parts) -> Expression:
@@ -135,9 +167,9 @@ def angle(a: Parts) -> Expression:
 
 
 def sign(a: Parts) -> Parts:
-    """a / |a|, and 0 of 0: torch.sgn. NaN where a is infinite."""
+    """a / |a|, and 0 of 0: torch.sgn. An infinite part gives NaN."""
     scaled = _times(a, _scale(a))
-    size = absolute(scaled)
+    size = f.where(_is_infinite(a), _INF, _size(scaled))
     zero = f.full_like(size, 0.0)
     return _select(size == 0.0, Parts(zero, zero), Parts(scaled.real / size, scaled.imaginary / size))
 
@@ -196,14 +228,14 @@ def exp2(a: Parts) -> Parts:
 
 
 def expm1(a: Parts) -> Parts:
-    """exp(a) - 1, the real part of which is expm1(x) - 2 exp(x) sin(y / 2)², where it is small."""
+    """exp(a) - 1; the real part is expm1(x) - exp(x) (1 - cos(y)) where it is small, or y is."""
     x, y = a
     whole = exp(a)
     less_one = whole.real - 1.0
-    half = f.sin(0.5 * y)
-    bend = half * half
-    small = (f.absolute(less_one) < 0.5) | ((f.absolute(x) < 1.0) & (bend < 0.125))
-    near = f.expm1(x) - 2.0 * f.exp(x) * bend
+    cosine, sine = f.cos(y), f.sin(y)
+    bend = sine * sine / (1.0 + cosine)  # 1 - cos(y), if that is no more than 1
+    small = (cosine > 0.0) & (f.absolute(less_one) < 0.5) | (f.absolute(x) < 1.0) & (cosine > 0.75)
+    near = f.expm1(x) - f.exp(x) * bend
     return Parts(f.where(small, near, less_one), whole.imaginary)
 
 
@@ -216,14 +248,10 @@ def _log_absolute(a: Parts, excess: Expression) -> Expression:
     One logarithm of a rounded number; what the rounding lost, divided by the number, is added.
     """
     scale = _scale(a)
-    x, y = f.absolute(a.real) * scale, f.absolute(a.imaginary) * scale
-    large, small = f.maximum(x, y), f.minimum(x, y)
-    large_squared, small_squared = large * large, small * small
-    squared = large_squared + small_squared
-    lost = (large_squared - squared) + small_squared + f.fma(large, large, -large_squared)
+    square = _square(_times(a, scale))
     near = (excess > -0.5) & (excess < 1.0)
-    rounded = f.where(near, 1.0 + excess, squared)
-    rest = f.where(rounded == 0.0, 0.0, f.where(near, excess - (rounded - 1.0), lost) / rounded)
+    rounded = f.where(near, 1.0 + excess, square.value)
+    rest = f.where(rounded == 0.0, 0.0, f.where(near, excess - (rounded - 1.0), square.lost) / rounded)
     limits = _range(scale)
     unscale = _by_scale(scale, -math.log(limits.down), -math.log(limits.up), 0.0)
     return f.where(_is_infinite(a), _INF, 0.5 * (f.log(rounded) + rest) + unscale)
@@ -283,7 +311,10 @@ def sqrt(a: Parts) -> Parts:
 
 
 def rsqrt(a: Parts) -> Parts:
-    return reciprocal(sqrt(a))
+    """1 / sqrt(a); infinity and NaN of zero, as PyTorch's."""
+    root = sqrt(a)
+    zero = (root.real == 0.0) & (root.imaginary == 0.0)
+    return _select(zero, Parts(f.full_like(root.real, _INF), f.full_like(root.real, _NAN)), _smith(_one(root), root))
 
 
 def power(a: Parts, b: Parts) -> Parts:
@@ -399,7 +430,7 @@ def _arc(x: Expression, y: Expression) -> _Arc:
     scale, one = f.where(farther, limits.down, unit), f.where(far, 0.0, unit)
     scaled_x, scaled_y = x * scale, y * scale
     more, less = scaled_x + one, f.absolute(scaled_x - one)
-    r, s = f.sqrt(more * more + scaled_y * scaled_y), f.hypot(less, scaled_y)
+    r, s = f.sqrt(more * more + scaled_y * scaled_y), absolute(Parts(less, scaled_y))
     a = 0.5 * (r + s)
     from_r, from_s = r + more, s + less
     inner = 0.5 * (1.0 / from_r + 1.0 / from_s)  # times y²: a - 1 where x < 1, else a - x
