@@ -74,10 +74,16 @@ def _is_infinite(a: Parts) -> Expression:
     return f.isinf(a.real) | f.isinf(a.imaginary)
 
 
+def _ordered(x: Expression, y: Expression) -> tuple[Expression, Expression]:
+    """The larger and the smaller one; any order where one is NaN, which is less to do than `maximum` has."""
+    swap = x < y
+    return f.where(swap, y, x), f.where(swap, x, y)
+
+
 def _scale(a: Parts) -> Expression:
     """The power of two, mostly 1, times which a's parts have squares that neither overflow nor vanish both."""
     limits = _range(a.real)
-    largest = f.maximum(f.absolute(a.real), f.absolute(a.imaginary))
+    largest, _ = _ordered(f.absolute(a.real), f.absolute(a.imaginary))
     one = f.full_like(largest, 1.0)
     return f.where(largest > limits.high, limits.down, f.where(largest < limits.low, limits.up, one))
 
@@ -132,33 +138,34 @@ def _one(a: Parts) -> Parts:
     return Parts(f.full_like(a.real, 1.0), f.full_like(a.real, 0.0))
 
 
-class _Square(NamedTuple):
-    """|a|² is value + lost."""
+class _Size(NamedTuple):
+    """Of a scaled number: its magnitude's square, which is square + lost, and what it was scaled with."""
 
-    value: Expression
+    square: Expression
     lost: Expression
+    scale: Expression
+
+    def root(self) -> Expression:
+        """The magnitude. Made better by a step of Newton's, as functions of the name hypot are slow."""
+        root = f.sqrt(self.square)
+        better = root + 0.5 * (f.fma(-root, root, self.square) + self.lost) / root
+        return f.where(self.square == 0.0, 0.0, better)
 
 
-def _square(a: Parts) -> _Square:
-    """Of scaled parts."""
-    x, y = f.absolute(a.real), f.absolute(a.imaginary)
-    large, small = f.maximum(x, y), f.minimum(x, y)
+def _size(a: Parts) -> _Size:
+    # Ordered and then scaled: compilers for CPUs make vectors of that, and not of the reverse.
+    scale = _scale(a)
+    large, small = _ordered(f.absolute(a.real), f.absolute(a.imaginary))
+    large, small = large * scale, small * scale
     first, second = large * large, small * small
-    value = first + second
-    return _Square(value, (first - value) + second + f.fma(large, large, -first))
-
-
-def _size(a: Parts) -> Expression:
-    """|a| of scaled, finite parts. A root made better by Newton's method: no device has a fast and good hypot."""
-    value, lost = _square(a)
-    root = f.sqrt(value)
-    return f.where(value == 0.0, 0.0, root + 0.5 * (f.fma(-root, root, value) + lost) / root)
+    square = first + second
+    return _Size(square, (first - square) + second + f.fma(large, large, -first), scale)
 
 
 def absolute(a: Parts) -> Expression:
-    scale, limits = _scale(a), _range(a.real)
-    size = _size(_times(a, scale)) * _by_scale(scale, 1.0 / limits.down, 1.0 / limits.up, 1.0)
-    return f.where(_is_infinite(a), _INF, size)
+    size, limits = _size(a), _range(a.real)
+    value = size.root() * _by_scale(size.scale, 1.0 / limits.down, 1.0 / limits.up, 1.0)
+    return f.where(_is_infinite(a), _INF, value)
 
 
 def angle(a: Parts) -> Expression:
@@ -168,10 +175,10 @@ def angle(a: Parts) -> Expression:
 
 def sign(a: Parts) -> Parts:
     """a / |a|, and 0 of 0: torch.sgn. An infinite part gives NaN."""
-    scaled = _times(a, _scale(a))
-    size = f.where(_is_infinite(a), _INF, _size(scaled))
-    zero = f.full_like(size, 0.0)
-    return _select(size == 0.0, Parts(zero, zero), Parts(scaled.real / size, scaled.imaginary / size))
+    size = _size(a)
+    root = f.where(_is_infinite(a), _INF, size.root())
+    scaled, zero = _times(a, size.scale), f.full_like(root, 0.0)
+    return _select(root == 0.0, Parts(zero, zero), Parts(scaled.real / root, scaled.imaginary / root))
 
 
 # Exponentials
@@ -247,13 +254,12 @@ def _log_absolute(a: Parts, excess: Expression) -> Expression:
 
     One logarithm of a rounded number; what the rounding lost, divided by the number, is added.
     """
-    scale = _scale(a)
-    square = _square(_times(a, scale))
+    size = _size(a)
     near = (excess > -0.5) & (excess < 1.0)
-    rounded = f.where(near, 1.0 + excess, square.value)
-    rest = f.where(rounded == 0.0, 0.0, f.where(near, excess - (rounded - 1.0), square.lost) / rounded)
-    limits = _range(scale)
-    unscale = _by_scale(scale, -math.log(limits.down), -math.log(limits.up), 0.0)
+    rounded = f.where(near, 1.0 + excess, size.square)
+    rest = f.where(rounded == 0.0, 0.0, f.where(near, excess - (rounded - 1.0), size.lost) / rounded)
+    limits = _range(excess)
+    unscale = _by_scale(size.scale, -math.log(limits.down), -math.log(limits.up), 0.0)
     return f.where(_is_infinite(a), _INF, 0.5 * (f.log(rounded) + rest) + unscale)
 
 
@@ -267,7 +273,7 @@ def _two_sum(a: Expression, b: Expression) -> tuple[Expression, Expression]:
 def log(a: Parts) -> Parts:
     """log|a| + i angle(a), the cut along the negative real axis."""
     x, y = f.absolute(a.real), f.absolute(a.imaginary)
-    large, small = f.maximum(x, y), f.minimum(x, y)
+    large, small = _ordered(x, y)
     # |a|² - 1 = 2 d + small² + d², whose terms may cancel, with what rounding takes from each sum and square.
     d = large - 1.0
     first, second = small * small, d * d
