@@ -17,9 +17,11 @@ import torch
 from complex_samples import BINARY, arguments, errors, on_parts, parts, reference, samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_runners import compile_cuda
 
+from torch_backplane.kernels import CudaCpp, Layout, pointwise
 from torch_backplane.kernels.evaluate import evaluate
-from torch_backplane.kernels.expression import trace
+from torch_backplane.kernels.expression import Expression, trace
 from torch_backplane.kernels.special.complex_numbers import FUNCTIONS, Parts, absolute, angle
 
 INF, NAN = math.inf, math.nan
@@ -203,3 +205,20 @@ def test_absolute_and_angle() -> None:
         (found,) = evaluate(program, parts([numbers]))
         exact = function(numbers.to(torch.complex128)).float()
         torch.testing.assert_close(found, exact, rtol=2e-7, atol=1e-44, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_cuda_text_compiles(dtype: torch.dtype) -> None:
+    def every(x: Expression, y: Expression, u: Expression, v: Expression) -> list[Expression]:
+        given = {name: (x, y, u, v) if name in BINARY else (x, y) for name in FUNCTIONS}
+        return [part for name in FUNCTIONS for part in on_parts(name)(*given[name])]
+
+    kernel = pointwise(
+        "complex",
+        every,
+        inputs=[dtype] * 4,
+        outputs=[dtype] * 2 * len(FUNCTIONS),
+        layout=Layout(0, 1),
+        dialect=CudaCpp(),
+    )
+    assert kernel.name in compile_cuda(kernel.text, CudaCpp.compile_options)

@@ -106,7 +106,7 @@ def multiply(a: Parts, b: Parts) -> Parts:
 
 
 def _smith(n: Parts, d: Parts) -> Parts:
-    """n / d, where the square of d is neither too large nor too small. Both are divided by i if d is more so."""
+    """n / d, where the square of d is in range. Both are divided by i first, if d has the larger imaginary part."""
     swap = ~(f.absolute(d.real) >= f.absolute(d.imaginary))
     n, d = _select(swap, _over_i(n), n), _select(swap, _over_i(d), d)
     ratio = d.imaginary / d.real
@@ -146,7 +146,7 @@ class _Size(NamedTuple):
     scale: Expression
 
     def root(self) -> Expression:
-        """The magnitude. Made better by a step of Newton's, as functions of the name hypot are slow."""
+        """The magnitude, made better by a step of Newton's. On CPUs, OpenCL's hypot is ten times slower."""
         root = f.sqrt(self.square)
         better = root + 0.5 * (f.fma(-root, root, self.square) + self.lost) / root
         return f.where(self.square == 0.0, 0.0, better)
@@ -205,6 +205,11 @@ def _growth(x: Expression, step: float, factor: float) -> _Growth:
     return _Growth(exponent, large, f.where(large, factor, one), f.where(larger, factor, one))
 
 
+def _growth_of_e(x: Expression) -> _Growth:
+    step = _range(x).step
+    return _growth(x, step, math.exp(step))
+
+
 def _in_direction(growth: _Growth, first: Expression, x: Expression, y: Expression, unit: Parts) -> Parts:
     """A power of exponent x times `unit`, the cosine and sine of y."""
     astray = f.isinf(x) & ~f.isfinite(y)  # infinity or zero in an unknown direction
@@ -216,8 +221,7 @@ def _in_direction(growth: _Growth, first: Expression, x: Expression, y: Expressi
 def exp(a: Parts) -> Parts:
     """exp(x) (cos(y) + i sin(y))."""
     x, y = a
-    step = _range(x).step
-    growth = _growth(x, step, math.exp(step))
+    growth = _growth_of_e(x)
     return _in_direction(growth, f.exp(growth.exponent), x, y, Parts(f.cos(y), f.sin(y)))
 
 
@@ -235,14 +239,17 @@ def exp2(a: Parts) -> Parts:
 
 
 def expm1(a: Parts) -> Parts:
-    """exp(a) - 1; the real part is expm1(x) - exp(x) (1 - cos(y)) where it is small, or y is."""
+    """exp(a) - 1; the real part is expm1(x) - exp(x) (1 - cos(y)) where it is small, or y is.
+
+    Where exp(a) is not finite: the same less 1; PyTorch's kernel makes NaN of some of those.
+    """
     x, y = a
     whole = exp(a)
     less_one = whole.real - 1.0
     cosine, sine = f.cos(y), f.sin(y)
     bend = sine * sine / (1.0 + cosine)  # 1 - cos(y), if that is no more than 1
     small = (cosine > 0.0) & (f.absolute(less_one) < 0.5) | (f.absolute(x) < 1.0) & (cosine > 0.75)
-    near = f.expm1(x) - f.exp(x) * bend
+    near = f.expm1(x) - f.exp(_growth_of_e(x).exponent) * bend  # the exponent is x here
     return Parts(f.where(small, near, less_one), whole.imaginary)
 
 
@@ -284,7 +291,7 @@ def log(a: Parts) -> Parts:
 
 
 def log1p(a: Parts) -> Parts:
-    """log(1 + a)."""
+    """log(1 + a). An infinite part gives infinity, as with log; PyTorch's kernel makes NaN of some of those."""
     x, y = a
     whole = Parts(1.0 + x, y)
     real = _log_absolute(whole, x * (2.0 + x) + y * y)
@@ -349,8 +356,7 @@ class _Hyperbolic(NamedTuple):
 
 def _sinh_cosh(x: Expression) -> _Hyperbolic:
     """From one expm1."""
-    step = _range(x).step
-    growth = _growth(x, step, math.exp(step))
+    growth = _growth_of_e(x)
     less_one = f.expm1(growth.exponent)
     power = less_one + 1.0
     inverse = f.where(growth.large, 0.0, 1.0 / power)
@@ -473,7 +479,10 @@ def _acos(a: Parts) -> Parts:
 
 
 def acos(a: Parts) -> Parts:
-    """The cuts along the real axis, beyond 1 and -1."""
+    """The cuts along the real axis, beyond 1 and -1.
+
+    The imaginary part of 0.5 + 0 i's is -0, as in C99; PyTorch's complex128 kernel gives 0.
+    """
     real, rise = _acos(a)
     return Parts(real, -f.copysign(rise, a.imaginary))
 
