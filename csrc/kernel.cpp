@@ -74,4 +74,23 @@ uint32_t store_number(const c10::Scalar& number, c10::ScalarType dtype, void* by
   }
 }
 
+void check_fits(const c10::Scalar& number, c10::ScalarType dtype) {
+  switch (dtype) {
+#define BACKPLANE_CONVERT(type, name)     \
+  case c10::ScalarType::name:             \
+    static_cast<void>(number.to<type>()); \
+    break;
+    AT_FORALL_SCALAR_TYPES_AND2(Half, BFloat16, BACKPLANE_CONVERT)
+    BACKPLANE_CONVERT(bool, Bool)
+    BACKPLANE_CONVERT(c10::complex<float>, ComplexFloat)
+    BACKPLANE_CONVERT(c10::complex<double>, ComplexDouble)
+    BACKPLANE_CONVERT(uint16_t, UInt16)
+    BACKPLANE_CONVERT(uint32_t, UInt32)
+    BACKPLANE_CONVERT(uint64_t, UInt64)
+#undef BACKPLANE_CONVERT
+    default:
+      break;
+  }
+}
+
 } // namespace backplane

@@ -51,4 +51,7 @@ class Kernel {
 // at most 8. Throws TypeError for a dtype that no kernel parameter has.
 uint32_t store_number(const c10::Scalar& number, c10::ScalarType dtype, void* bytes);
 
+// Throws PyTorch's error where the number is beyond the dtype. Undefined holds all.
+void check_fits(const c10::Scalar& number, c10::ScalarType dtype);
+
 } // namespace backplane

@@ -118,7 +118,9 @@ class Replay {
   }
 
   uint32_t store_passed(const PassedNumber& passed, uint64_t* bits) const {
-    return store_number(part_of(call_.numbers[passed.index], passed.part), passed.dtype, bits);
+    const c10::Scalar& number = call_.numbers[passed.index];
+    check_fits(number, passed.fits);
+    return store_number(part_of(number, passed.part), passed.dtype, bits);
   }
 
   const Plan& plan_;

@@ -33,6 +33,7 @@ struct PassedNumber {
   uint32_t index; // into Call::numbers
   c10::ScalarType dtype;
   NumberPart part = NumberPart::Whole;
+  c10::ScalarType fits = c10::ScalarType::Undefined; // the dtype that it must be a value of, if that is to be checked
 
   bool operator==(const PassedNumber&) const = default;
 };

@@ -18,7 +18,8 @@ std::string text(const Literal& literal) {
 
 std::string text(const PassedNumber& number) {
   static constexpr const char* kParts[] = {"", "real part of ", "imaginary part of "};
-  return c10::str(kParts[static_cast<int>(number.part)], "number ", number.index, " as ", number.dtype);
+  const std::string named = c10::str(kParts[static_cast<int>(number.part)], "number ", number.index, " as ", number.dtype);
+  return number.fits == c10::ScalarType::Undefined ? named : c10::str(named, ", if it fits ", number.fits);
 }
 
 std::string text(const AllocateStep& step) {

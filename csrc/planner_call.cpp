@@ -306,6 +306,15 @@ void bind_plans(py::module_& module) {
       .def_property_readonly(
           "real", [](const PythonNumber& self) { return self.of_part(NumberPart::Real); },
           "What kernels take of it where they compute in complex numbers, together with `imag`.")
+      .def(
+          "fitting",
+          [](const PythonNumber& self, const py::object& dtype) {
+            PythonNumber copy = self;
+            copy.fits = reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
+            return copy;
+          },
+          py::arg("dtype"),
+          "The number, checked whenever it is passed on: PyTorch's RuntimeError where it is beyond the dtype.")
       .def_property_readonly("imag", [](const PythonNumber& self) { return self.of_part(NumberPart::Imaginary); })
       .def_property_readonly(
           "example",

@@ -16,8 +16,11 @@ struct PythonNumber {
   uint32_t index;
   std::optional<at::Tensor> tensor; // the CPU tensor that it came in
   NumberPart part = NumberPart::Whole; // what of it is passed on
+  c10::ScalarType fits = c10::ScalarType::Undefined; // the dtype that it must be a value of, if that is to be checked
 
+  // Throws where it does not fit.
   c10::Scalar passed_value() const {
+    check_fits(value, fits);
     return part_of(value, part);
   }
   PythonNumber of_part(NumberPart wanted) const {
@@ -26,7 +29,7 @@ struct PythonNumber {
     return copy;
   }
   PassedNumber passed(c10::ScalarType dtype) const {
-    return {index, dtype, part};
+    return {index, dtype, part, fits};
   }
 };
 

@@ -63,6 +63,7 @@ def read(*files: str) -> Tables:
         by_value: Sequence[str] = (),
         passed_through: Sequence[str] = (),
         dtypes: str = "real",
+        fitting: str = "computed",
     ) -> None:
         assert name not in tables.formulas, f"{name} is declared twice"
         tables.formulas[name] = formula
@@ -116,7 +117,7 @@ def _instead_of_planning(recorder: types.ModuleType) -> Iterator[None]:
             sys.modules[name] = before
 
 
-def plan_pointwise(name: str, formula: Any, call: Call, values: Sequence[Any]) -> torch.Tensor:
+def plan_pointwise(name: str, formula: Any, call: Call, values: Sequence[Any], **_: Any) -> torch.Tensor:
     """Of tensors and plain values, computed in the dtype of the result."""
     inputs = [value for value in values if isinstance(value, torch.Tensor)]
     plain = tuple(repr(value) for value in values if not isinstance(value, torch.Tensor))

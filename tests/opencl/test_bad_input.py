@@ -3,6 +3,7 @@ memory read or written beyond its end."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from agreement import DEVICE, agrees, on_device, to_cpu
 from torch._ops import OpOverload
+from torch.utils._pytree import tree_map_only
 
 from torch_backplane import _C
 
@@ -422,3 +424,62 @@ def test_strides_beyond_32_bits() -> None:
 def test_a_reduction_of_more_than_2_to_the_31_elements() -> None:
     one = torch.ones(1, dtype=torch.int8, device=DEVICE)
     assert one.expand(2**31 + 2).sum().item() == 2**31 + 2
+
+
+# Numbers beyond a dtype
+
+NUMBERS: dict[str, Callable[[torch.Tensor, Any], Any]] = {
+    "fill": lambda x, v: x.fill_(v),
+    "fill with a CPU tensor": lambda x, v: x.fill_(torch.tensor(v)),
+    "full": lambda x, v: torch.full((2,), v, dtype=x.dtype, device=x.device),
+    "masked_fill": lambda x, v: x.masked_fill(x > 0, v),
+    "index_fill": lambda x, v: x.index_fill(0, torch.tensor([1], device=x.device), v),
+    "scatter": lambda x, v: x.scatter(0, torch.tensor([1], device=x.device), v),
+    "index_add": lambda x, v: x.index_add(0, torch.tensor([1], device=x.device), x[:1], alpha=v),
+    "clamp": lambda x, v: x.clamp(max=v),
+    "clamp_min": lambda x, v: x.clamp_min(v),
+    "alpha of add": lambda x, v: torch.add(x, x, alpha=v),
+    "addmm": lambda x, v: torch.addmm(x, x.expand(2, 2), x.expand(2, 2), alpha=v),
+    "addcmul": lambda x, v: torch.addcmul(x, x, x, value=v),
+    "threshold": lambda x, v: torch.nn.functional.threshold(x, 0, v),
+    "pad": lambda x, v: torch.nn.functional.pad(x, (1, 1), value=v),
+    # Where numbers take part in type promotion, they wrap or become infinite.
+    "add": lambda x, v: x + v,
+    "multiply": lambda x, v: v * x,
+    "compare": lambda x, v: (x == v, x < v),
+    "shift": lambda x, v: x << v if not x.is_floating_point() else x,
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize(
+    ("dtype", "number"),
+    [(torch.int8, 300), (torch.int8, 100), (torch.uint8, 300), (torch.float16, -1e9), (torch.float16, math.inf)],
+)
+def test_numbers_beyond_a_dtype(name: str, dtype: torch.dtype, number: float) -> None:
+    """Also where a plan is replayed: the number is not known when it is made."""
+
+    def outcome(x: torch.Tensor, number: float) -> Any:
+        try:
+            return tree_map_only(torch.Tensor, torch.Tensor.cpu, NUMBERS[name](x.clone(), number))
+        except RuntimeError as error:
+            return str(error).splitlines()[0]
+
+    if name in ("threshold", "addmm") and (dtype, number) == (torch.float16, -1e9):
+        pytest.skip("there PyTorch's CPU looks at the number in float32 or float16, and ours in float32")
+    x = torch.tensor([1, 3]).to(dtype)
+    device = x.to(DEVICE)
+    for value in (type(number)(2), number, number):
+        expected, found = outcome(x, value), outcome(device, value)
+        assert type(found) is type(expected), (found, expected)
+        if isinstance(expected, str):
+            assert found == expected
+        else:
+            torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_differences_of_bools_are_pytorchs_error() -> None:
+    x = torch.tensor([True, False], device=DEVICE)
+    for call in (lambda: x - 2, lambda: 2 - x, lambda: x - x):
+        with pytest.raises(RuntimeError, match="Subtraction, the `-` operator, with"):
+            call()

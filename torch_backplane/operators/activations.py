@@ -22,7 +22,7 @@ pointwise(
     "_prelu_kernel_backward",
     lambda grad, a, weight: (f.where(a > 0.0, grad, weight * grad), f.where(a > 0.0, 0.0, a * grad)),
 )
-pointwise("hardtanh", lambda a, least, greatest: f.minimum(f.maximum(a, least), greatest))
+pointwise("hardtanh", lambda a, least, greatest: f.minimum(f.maximum(a, least), greatest), fitting="stored")
 pointwise("hardtanh_backward", lambda grad, a, least, greatest: f.where((a > least) & (a < greatest), grad, 0.0))
 
 
@@ -47,10 +47,10 @@ def shrink_backward(grad: Expression, a: Expression, lambd: Expression) -> Expre
     return f.where((a < -lambd) | (a > lambd), grad, 0.0)
 
 
-pointwise("hardshrink", lambda a, lambd: f.where((a >= -lambd) & (a <= lambd), 0.0, a))
-pointwise("hardshrink_backward", shrink_backward)
-pointwise("softshrink", softshrink)
-pointwise("softshrink_backward", shrink_backward)
+pointwise("hardshrink", lambda a, lambd: f.where((a >= -lambd) & (a <= lambd), 0.0, a), fitting="stored")
+pointwise("hardshrink_backward", shrink_backward, fitting="stored")
+pointwise("softshrink", softshrink, fitting="stored")
+pointwise("softshrink_backward", shrink_backward, fitting="stored")
 
 
 # Of exponentials

@@ -14,6 +14,7 @@ from torch_backplane.kernels.expression import Formula, Operand
 from torch_backplane.kernels.templates.divisors import check_divisors
 from torch_backplane.planning import (
     Call,
+    RunOnCPU,
     error_words,
     operator,
     plan_pointwise,
@@ -24,9 +25,7 @@ from torch_backplane.planning import (
 
 # Sums and products
 
-pointwise("add.Tensor", lambda a, b, alpha: a + alpha * b, dtypes="complex")
-pointwise("sub.Tensor", lambda a, b, alpha: a - alpha * b, dtypes="complex")
-pointwise("rsub.Tensor", lambda a, b, alpha: b - alpha * a, dtypes="complex")
+pointwise("add.Tensor", lambda a, b, alpha: a + alpha * b, dtypes="complex", fitting="stored")
 pointwise("mul.Tensor", lambda a, b: a * b, dtypes="complex")
 pointwise("addcmul", lambda a, b, c, value: a + value * b * c, dtypes="complex")
 pointwise("addcdiv", lambda a, b, c, value: a + value * b / c, dtypes="complex")
@@ -46,6 +45,18 @@ def lerp(start: Expression, end: Expression, weight: Expression) -> Expression:
 
 pointwise("lerp.Scalar", lerp, dtypes="complex")
 pointwise("lerp.Tensor", lerp, dtypes="complex")
+
+
+def difference(name: str, formula: Formula) -> None:
+    @operator(name, dtypes="complex")
+    def plan(call: Call, a: Any, b: Any, alpha: Any) -> torch.Tensor:
+        if any(one.dtype == torch.bool for one in (a, b)):
+            raise RunOnCPU("differences of bools")  # which refuses them
+        return plan_pointwise(name, formula, call, (a, b, alpha), fitting="stored")
+
+
+difference("sub.Tensor", lambda a, b, alpha: a - alpha * b)
+difference("rsub.Tensor", lambda a, b, alpha: b - alpha * a)
 
 
 # Quotients and remainders
@@ -125,7 +136,7 @@ def power_of_number(call: Call, self: torch.Tensor, exponent: float) -> torch.Te
 
 
 pointwise("pow.Tensor_Tensor", f.power, dtypes="complex")
-pointwise("pow.Scalar", f.power, dtypes="complex")
+pointwise("pow.Scalar", f.power, dtypes="complex", fitting="any")
 pointwise("sqrt", f.sqrt, dtypes="complex")
 pointwise("rsqrt", f.rsqrt, dtypes="complex")
 pointwise("hypot", f.hypot)
@@ -210,9 +221,9 @@ pointwise("minimum", f.minimum)
 pointwise("maximum", f.maximum)
 pointwise("fmin", fmin)
 pointwise("fmax", fmax)
-pointwise("clamp", clamp)
+pointwise("clamp", clamp, fitting="stored")
 pointwise("clamp.Tensor", clamp)
-pointwise("clamp_min", f.maximum)
+pointwise("clamp_min", f.maximum, fitting="stored")
 pointwise("clamp_min.Tensor", f.maximum)
-pointwise("clamp_max", f.minimum)
+pointwise("clamp_max", f.minimum, fitting="stored")
 pointwise("clamp_max.Tensor", f.minimum)

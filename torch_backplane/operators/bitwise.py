@@ -14,6 +14,6 @@ pointwise("bitwise_right_shift.Tensor", lambda a, b: a >> b)
 # Python's << and >>, and <<= and >>=.
 for overload in ("Tensor", "Scalar"):
     for name in ("__lshift__", "__ilshift__"):
-        pointwise(f"{name}.{overload}", lambda a, b: a << b)
+        pointwise(f"{name}.{overload}", lambda a, b: a << b, fitting="any")
     for name in ("__rshift__", "__irshift__"):
-        pointwise(f"{name}.{overload}", lambda a, b: a >> b)
+        pointwise(f"{name}.{overload}", lambda a, b: a >> b, fitting="any")

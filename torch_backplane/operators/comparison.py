@@ -11,12 +11,12 @@ from torch_backplane.kernels import functions as f
 from torch_backplane.planning import pointwise
 
 for overload in ("Tensor", "Scalar"):
-    pointwise(f"eq.{overload}", lambda a, b: a == b, dtypes="complex")
-    pointwise(f"ne.{overload}", lambda a, b: a != b, dtypes="complex")
-    pointwise(f"lt.{overload}", lambda a, b: a < b)
-    pointwise(f"le.{overload}", lambda a, b: a <= b)
-    pointwise(f"gt.{overload}", lambda a, b: a > b)
-    pointwise(f"ge.{overload}", lambda a, b: a >= b)
+    pointwise(f"eq.{overload}", lambda a, b: a == b, dtypes="complex", fitting="any")
+    pointwise(f"ne.{overload}", lambda a, b: a != b, dtypes="complex", fitting="any")
+    pointwise(f"lt.{overload}", lambda a, b: a < b, fitting="any")
+    pointwise(f"le.{overload}", lambda a, b: a <= b, fitting="any")
+    pointwise(f"gt.{overload}", lambda a, b: a > b, fitting="any")
+    pointwise(f"ge.{overload}", lambda a, b: a >= b, fitting="any")
 
 pointwise("logical_and", lambda a, b: a.to(torch.bool) & b.to(torch.bool), dtypes="complex")
 pointwise("logical_or", lambda a, b: a.to(torch.bool) | b.to(torch.bool), dtypes="complex")
@@ -41,4 +41,4 @@ pointwise("isposinf", lambda a: equals(a, math.inf))
 pointwise("isneginf", lambda a: equals(a, -math.inf))
 pointwise("signbit", signbit)
 # assume_unique only matters where there are many to look for.
-pointwise("isin.Tensor_Scalar", lambda a, b, assume_unique, invert: a != b if invert else a == b)
+pointwise("isin.Tensor_Scalar", lambda a, b, assume_unique, invert: a != b if invert else a == b, fitting="any")

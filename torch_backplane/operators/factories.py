@@ -38,6 +38,8 @@ def line(call: Call, start: float, step: float) -> torch.Tensor:
     """The output of a range, whose length the meta kernel knows."""
     (out,) = call.outputs()
     compute = value_dtype(out.dtype)
+    if compute == torch.bool:
+        raise RunOnCPU("a range of bools")  # which refuses it
     number = float if compute.is_floating_point else int
     write_line(out, number(start), number(step), compute)
     return out

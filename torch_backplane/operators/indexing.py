@@ -49,7 +49,10 @@ def _write(name: str, self: torch.Tensor, source: Any, shape: Sequence[int], *ar
     check_number(source, self.dtype)
     if isinstance(source, torch.Tensor) and source.dtype != self.dtype:
         raise RunOnCPU(f"{source.dtype} into {self.dtype}".replace("torch.", ""))
+    source = source.fitting(self.dtype) if isinstance(source, Number) else source
     kept, strides, indices = arguments
+    if isinstance(options.get("alpha"), Number):
+        options["alpha"] = options["alpha"].fitting(self.dtype)
     if self.is_complex():
         _write_parts(name, self, source, shape, kept, strides, indices, **options)
         return

@@ -111,6 +111,8 @@ def product(
         raise RunOnCPU(f"a matrix product of {' and '.join(sorted(map(str, dtypes)))}")
     if not out.numel():
         return out
+    if isinstance(alpha, Number) and not (out.is_floating_point() or out.is_complex()):
+        alpha = alpha.fitting(out.dtype)
     # PyTorch's Conjugate key lets products see tensors that are conjugated lazily.
     a, b, c = a.resolve_conj(), b.resolve_conj(), None if c is None else c.resolve_conj()
     if on_host(out) and out.dim() <= 3:

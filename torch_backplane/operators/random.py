@@ -46,7 +46,9 @@ def _check(condition: bool, reason: str) -> None:
 
 @operator("uniform_", variants=False)
 def uniform_(call: Call, self: torch.Tensor, low: float, high: float, generator: Any) -> torch.Tensor:
-    _check(self.is_floating_point() and low <= high, "a range that is none")
+    _check(self.is_floating_point(), "a dtype that is not floating-point")
+    least, greatest = -torch.finfo(self.dtype).max, torch.finfo(self.dtype).max
+    _check(least <= low <= high <= greatest and high - low <= greatest, "a range that is none, or out of the dtype's")
     return _fill(self, fill, "uniform", low, high)
 
 

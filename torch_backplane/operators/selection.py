@@ -45,7 +45,7 @@ def masked_fill(call: Call, self: torch.Tensor, mask: torch.Tensor, value: Any) 
         choose_value,
         [out],
         [self, mask],
-        [(value, dtype)],
+        [(value.fitting(self.dtype), dtype)],
         compute=[dtype, torch.bool],
         key="masked_fill",
         name="masked_fill",

@@ -17,6 +17,8 @@ from torch_backplane.planning.call import Call
 from torch_backplane.planning.declare import Dtypes, check_supported, operator
 from torch_backplane.planning.launch import dialect_of, generated, launch
 
+Fitting = Literal["computed", "stored", "any"]
+
 # Arguments of these names choose, and are bool whatever is computed.
 CONDITIONS = ("condition", "mask")
 
@@ -29,6 +31,7 @@ def pointwise(
     by_value: Sequence[str] = (),
     passed_through: Sequence[str] = (),
     dtypes: Dtypes = "real",
+    fitting: Fitting = "computed",
 ) -> None:
     """Declares the operator `name` (such as "add.Tensor") and its in-place and `out=` forms by a formula over scalars.
 
@@ -40,23 +43,30 @@ def pointwise(
             results of type bool, in what PyTorch promotes the arguments to). "inputs" leaves every tensor its dtype.
         by_value: arguments of type Scalar that the formula needs to see as Python numbers.
         passed_through: arguments of type float or int that are traced as those of type Scalar are.
+        fitting: what arguments of type Scalar must be values of, where others are PyTorch's error: the dtype that is
+            "computed" in, the one that the result has in memory ("stored"), or "any".
         dtypes: "complex" where PyTorch has the operator for complex numbers, too, and the formula holds for them.
     """
 
     @operator(name, by_value=by_value, passed_through=passed_through, dtypes=dtypes)
     def plan(call: Call, *values: Any) -> Any:
-        return plan_pointwise(name, formula, call, values, compute)
+        return plan_pointwise(name, formula, call, values, compute, fitting)
 
 
 def plan_pointwise(
-    name: str, formula: Callable[..., Any], call: Call, values: Sequence[Any], compute: str = "result"
+    name: str,
+    formula: Callable[..., Any],
+    call: Call,
+    values: Sequence[Any],
+    compute: str = "result",
+    fitting: Fitting = "computed",
 ) -> Any:
     """What the planner of a pointwise operator does: see `pointwise`. Returns what the operator returns."""
     # In PyTorch's words: some of its meta kernels have others.
     _C.check_broadcast([value for value in values if isinstance(value, torch.Tensor)])
     check_cast(call)
     outputs = call.outputs()
-    run_formula(name, formula, call, outputs, values, compute)
+    run_formula(name, formula, call, outputs, values, compute, fitting)
     return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
@@ -76,7 +86,13 @@ def type_name(dtype: torch.dtype) -> str:
 
 
 def run_formula(
-    name: str, formula: Callable[..., Any], call: Call, outputs: list[Any], values: Sequence[Any], compute: str
+    name: str,
+    formula: Callable[..., Any],
+    call: Call,
+    outputs: list[Any],
+    values: Sequence[Any],
+    compute: str,
+    fitting: Fitting,
 ) -> None:
     """Computes `formula` of the operator's arguments `values`, as `pointwise` describes."""
     names = [one.name for one in call.functional._schema.arguments]
@@ -95,6 +111,10 @@ def run_formula(
             places.append(("value", value))
             plain.append(repr(value))  # not the value: 0.0 == -0.0, and 1 == True
     dtype = compute_dtype(call, inputs, scalars)
+    if fitting != "any":
+        stored = next(one for one in outputs if one is not None).dtype
+        wanted = stored if fitting == "stored" and value_dtype(stored) == dtype else dtype
+        scalars = [number.fitting(wanted) if number.tensor is None else number for number in scalars]
     seen = [
         torch.bool if names[position] in CONDITIONS else None if compute == "inputs" else dtype
         for position, value in enumerate(values)
