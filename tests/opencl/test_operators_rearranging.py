@@ -1,10 +1,10 @@
-"""roll, flip, channel_shuffle."""
+"""roll, flip, channel_shuffle, pixel_shuffle, pixel_unshuffle, narrow_copy."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from agreement import agrees
+from agreement import agrees, on_device
 
 X = torch.arange(60.0).view(3, 4, 5)
 
@@ -37,3 +37,23 @@ def test_nothing_and_no_dimensions() -> None:
         agrees(lambda x: (x.roll(1, 0), x.roll(2), x.flip(1)), x)
     agrees(lambda x: (x.flip(0), x.roll(1)), torch.tensor(3.0))
     agrees(lambda x: torch.native_channel_shuffle(x, 3), torch.randn(2, 6, 3, 3).to(memory_format=torch.channels_last))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.complex128], ids=str)
+def test_pixel_shuffle_and_its_reverse(dtype: torch.dtype) -> None:
+    x = torch.arange(2 * 18 * 4 * 6).view(2, 18, 4, 6).to(dtype)
+    agrees(lambda x: torch.nn.functional.pixel_shuffle(x, 3), x)
+    agrees(lambda x: torch.nn.functional.pixel_unshuffle(x, 2), x.transpose(2, 3)[:, :, 2:])
+    agrees(lambda x: torch.nn.functional.pixel_shuffle(x, 1), x[0])
+    agrees(lambda x: torch.nn.functional.pixel_unshuffle(x, 2), x.to(memory_format=torch.channels_last))
+    agrees(lambda x: torch.nn.functional.pixel_shuffle(x, 2), torch.zeros(0, 4, 2, 2, dtype=dtype))
+    for wrong, factor in ((torch.nn.functional.pixel_shuffle, 4), (torch.nn.functional.pixel_unshuffle, 3)):
+        for tensor in (x, on_device(x)):
+            with pytest.raises(RuntimeError, match="divisible"):
+                wrong(tensor, factor)
+
+
+def test_narrow_copy() -> None:
+    agrees(lambda x: (torch.narrow_copy(x, 1, 1, 2), torch.narrow_copy(x.mT, -1, -3, 2)), X)
+    agrees(lambda x: torch.narrow_copy(x, 0, 1, 0), X)
+    agrees(lambda x: torch.narrow_copy(x, 0, 1, 2, out=torch.zeros_like(x[:2])), X.bfloat16())

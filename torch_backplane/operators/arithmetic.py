@@ -123,20 +123,41 @@ _POWERS: dict[float, Formula] = {
 }
 
 
+def power_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """What powers of `dtype` are computed in. complex128 for complex64, if the device has it: the rounding error of
+    exp(b log(a)) grows with the exponent.
+    """
+    if dtype == torch.complex64 and torch.complex128 in _C.device_properties(device.index).dtypes:
+        return torch.complex128
+    return value_dtype(dtype)
+
+
 @operator("pow.Tensor_Scalar", by_value=["exponent"], dtypes="complex")
 def power_of_number(call: Call, self: torch.Tensor, exponent: float) -> torch.Tensor:
     (out,) = call.outputs()
     dtype = value_dtype(call.meta(call.functional)[0].dtype)
     formula = _POWERS.get(exponent) if dtype.is_floating_point or dtype.is_complex else None
     if formula is None:
+        dtype = power_dtype(dtype, out.device)
         run_pointwise(f.power, [out], [self], [(exponent, dtype)], compute=dtype, key="pow", name="pow")
     else:
         run_pointwise(formula, [out], [self], compute=dtype, key=("pow", float(exponent.real)), name="pow")
     return out
 
 
-pointwise("pow.Tensor_Tensor", f.power, dtypes="complex")
-pointwise("pow.Scalar", f.power, dtypes="complex", fitting="any")
+@operator("pow.Tensor_Tensor", "pow.Scalar", dtypes="complex")
+def power(call: Call, base: Any, exponent: Any) -> torch.Tensor:
+    (result,) = call.meta(call.functional)
+    if not result.is_complex():
+        return plan_pointwise("pow", f.power, call, (base, exponent), fitting="any")
+    dtype = power_dtype(result.dtype, call.device)
+
+    def formula(a: Expression, b: Expression) -> Expression:
+        return f.power(a.to(dtype), b.to(dtype))
+
+    return plan_pointwise(f"pow in {dtype}", formula, call, (base, exponent), fitting="any")
+
+
 pointwise("sqrt", f.sqrt, dtypes="complex")
 pointwise("rsqrt", f.rsqrt, dtypes="complex")
 pointwise("hypot", f.hypot)
@@ -146,7 +167,7 @@ def ldexp(a: Expression, exponent: Expression) -> Expression:
     return a * f.exp2(exponent)
 
 
-pointwise("ldexp.Tensor", ldexp)
+pointwise("ldexp.Tensor", ldexp, dtypes="complex")
 
 
 # Sign and magnitude

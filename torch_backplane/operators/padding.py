@@ -90,10 +90,14 @@ def _declare(mode: str, rank: int) -> None:
         (out,) = call.outputs()
         return pad(out, self, padding, mode)
 
-    @operator(f"{mode}_pad{rank}d_backward")
+    @operator(f"{mode}_pad{rank}d_backward", dtypes="complex")
     def backward(call: Call, grad: torch.Tensor, self: torch.Tensor, padding: Sequence[int]) -> torch.Tensor:
         (out,) = call.outputs()
-        return pad_backward(out, grad, padding, mode)
+        if not out.is_complex():
+            return pad_backward(out, grad, padding, mode)
+        for to, part in zip(*(torch.view_as_real(one).unbind(-1) for one in (out, grad)), strict=True):
+            pad_backward(to, part, padding, mode)
+        return out
 
 
 for mode in ("reflection", "replication"):

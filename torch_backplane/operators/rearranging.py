@@ -1,4 +1,4 @@
-"""Elements moved to other places: roll, flip, channel_shuffle."""
+"""Elements moved to other places: roll, flip, channel_shuffle, pixel_shuffle and its reverse; and narrow_copy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from torch_backplane.kernels.templates.source import named, split
-from torch_backplane.planning import Call, as_bits, contiguous_result, copy_elements, operator, run_kernel
+from torch_backplane.planning import (
+    Call,
+    RunOnCPU,
+    as_bits,
+    contiguous_result,
+    copy_elements,
+    operator,
+    run_kernel,
+)
 
 
 @operator("roll", dtypes="any")
@@ -78,4 +86,37 @@ def channel_shuffle(call: Call, self: torch.Tensor, groups: int) -> torch.Tensor
     if self.numel():
         dealt = self.unflatten(1, (groups, -1)).transpose(1, 2)
         copy_elements(out.unflatten(1, (-1, groups)), dealt)
+    return out
+
+
+@operator("pixel_shuffle", dtypes="any")
+def pixel_shuffle(call: Call, self: torch.Tensor, upscale_factor: int) -> torch.Tensor:
+    """(…, channels * r * r, height, width) to (…, channels, height * r, width * r)."""
+    if self.dim() < 3 or upscale_factor < 1 or self.shape[-3] % upscale_factor**2:
+        raise RunOnCPU("a factor that does not divide the channels")  # which says it in other words than the meta kernel
+    (out,) = call.outputs()
+    if out.numel():
+        r = (upscale_factor, upscale_factor)
+        source = self.unflatten(-3, (-1, *r))  # channels, r, r, height, width
+        to = out.unflatten(-1, (-1, r[1])).unflatten(-3, (-1, r[0]))  # channels, height, r, width, r
+        copy_elements(to.movedim((-3, -1), (-4, -3)), source)
+    return out
+
+
+@operator("pixel_unshuffle", dtypes="any")
+def pixel_unshuffle(call: Call, self: torch.Tensor, downscale_factor: int) -> torch.Tensor:
+    """(…, channels, height * r, width * r) to (…, channels * r * r, height, width)."""
+    (out,) = call.outputs()
+    if out.numel():
+        r = (downscale_factor, downscale_factor)
+        source = self.unflatten(-1, (-1, r[1])).unflatten(-3, (-1, r[0]))
+        copy_elements(out.unflatten(-3, (-1, *r)), source.movedim((-3, -1), (-4, -3)))
+    return out
+
+
+@operator("narrow_copy", dtypes="any")
+def narrow_copy(call: Call, self: torch.Tensor, dim: int, start: int, length: int) -> torch.Tensor:
+    (out,) = call.outputs()
+    if out.numel():
+        copy_elements(out, self.narrow(dim, start, length))
     return out
