@@ -93,7 +93,7 @@ def channel_shuffle(call: Call, self: torch.Tensor, groups: int) -> torch.Tensor
 def pixel_shuffle(call: Call, self: torch.Tensor, upscale_factor: int) -> torch.Tensor:
     """(…, channels * r * r, height, width) to (…, channels, height * r, width * r)."""
     if self.dim() < 3 or upscale_factor < 1 or self.shape[-3] % upscale_factor**2:
-        raise RunOnCPU("a factor that does not divide the channels")  # which says it in other words than the meta kernel
+        raise RunOnCPU("a factor that does not divide the channels")
     (out,) = call.outputs()
     if out.numel():
         r = (upscale_factor, upscale_factor)
@@ -106,6 +106,8 @@ def pixel_shuffle(call: Call, self: torch.Tensor, upscale_factor: int) -> torch.
 @operator("pixel_unshuffle", dtypes="any")
 def pixel_unshuffle(call: Call, self: torch.Tensor, downscale_factor: int) -> torch.Tensor:
     """(…, channels, height * r, width * r) to (…, channels * r * r, height, width)."""
+    if self.dim() < 3 or downscale_factor < 1 or any(size % downscale_factor for size in self.shape[-2:]):
+        raise RunOnCPU("a factor that does not divide height and width")
     (out,) = call.outputs()
     if out.numel():
         r = (downscale_factor, downscale_factor)
