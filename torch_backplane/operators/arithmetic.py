@@ -10,7 +10,7 @@ from torch_backplane import _C
 from torch_backplane.kernels import Expression
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import value_dtype
-from torch_backplane.kernels.expression import Formula, Operand
+from torch_backplane.kernels.expression import Formula, Operand, same_dtype
 from torch_backplane.kernels.templates.divisors import check_divisors
 from torch_backplane.planning import (
     Call,
@@ -147,15 +147,14 @@ def power_of_number(call: Call, self: torch.Tensor, exponent: float) -> torch.Te
 
 @operator("pow.Tensor_Tensor", "pow.Scalar", dtypes="complex")
 def power(call: Call, base: Any, exponent: Any) -> torch.Tensor:
-    (result,) = call.meta(call.functional)
-    if not result.is_complex():
-        return plan_pointwise("pow", f.power, call, (base, exponent), fitting="any")
-    dtype = power_dtype(result.dtype, call.device)
-
-    def formula(a: Expression, b: Expression) -> Expression:
+    def formula(a: Operand, b: Operand) -> Expression:
+        a, b = same_dtype("pow", (a, b))
+        if not a.is_complex:
+            return f.power(a, b)
+        dtype = power_dtype(a.dtype, call.device)
         return f.power(a.to(dtype), b.to(dtype))
 
-    return plan_pointwise(f"pow in {dtype}", formula, call, (base, exponent), fitting="any")
+    return plan_pointwise("pow", formula, call, (base, exponent), fitting="any")
 
 
 pointwise("sqrt", f.sqrt, dtypes="complex")
