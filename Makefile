@@ -13,8 +13,11 @@ export MAX_JOBS ?= $(shell nproc)
 DRIVER ?=
 STEPS ?=
 ARGS ?=
+WORKERS ?= $(shell nproc | awk '{ print ($$1 < 8 ? $$1 : 8) }')
 
 python := $(VENV)/bin/python
+# Files of tests side by side, each of them in one process.
+pytest := $(python) -m pytest -q --numprocesses $(WORKERS) --dist loadfile
 ready := $(VENV)/.ready
 driver_option := $(if $(DRIVER),--driver $(DRIVER))
 torch_request := $(if $(filter file,$(origin TORCH)),any supported release,$(TORCH))
@@ -27,6 +30,7 @@ help: ## this list
 	@echo
 	@echo "  DRIVER=name   use only this driver (demo, demo-digits, bench)"
 	@echo "  STEPS=n       training steps (demo)"
+	@echo "  WORKERS=n     test files that run side by side (test, test-plans; default: as many as cores, up to 8)"
 	@echo "  ARGS=…        further options, passed on as they are (demo, demo-digits, test, test-plans, conformance, ops)"
 	@echo "  TORCH=…       the torch to install, as pip names it (default $(TORCH))"
 	@echo "  PYTHON=…      the Python to make .venv with (default $(PYTHON))"
@@ -40,14 +44,14 @@ demo-digits: $(ready) ## train a convolutional network on handwritten digits (un
 	$(python) examples/train_digits.py $(driver_option) $(ARGS)
 
 test: lint ## check style and types, then run the tests, on host devices and on OpenCL (15 to 25 minutes on 2 cores)
-	$(python) -m pytest $(ARGS)
-	$(python) -m pytest -q --on opencl $(ARGS)
-	TORCH_BACKPLANE_PLANS=0 TORCH_BACKPLANE_DISCRETE=1 $(python) -m pytest -q tests/opencl
-	TORCH_BACKPLANE_PLANS=check $(python) -m pytest -q tests/opencl
+	$(pytest) $(ARGS)
+	$(pytest) --on opencl $(ARGS)
+	TORCH_BACKPLANE_PLANS=0 TORCH_BACKPLANE_DISCRETE=1 $(pytest) tests/opencl
+	TORCH_BACKPLANE_PLANS=check $(pytest) tests/opencl
 
 test-plans: $(ready) ## run the general tests on OpenCL again, with plans switched off and with plans checked
-	TORCH_BACKPLANE_PLANS=0 $(python) -m pytest -q --on opencl $(ARGS)
-	TORCH_BACKPLANE_PLANS=check $(python) -m pytest -q --on opencl $(ARGS)
+	TORCH_BACKPLANE_PLANS=0 $(pytest) --on opencl $(ARGS)
+	TORCH_BACKPLANE_PLANS=check $(pytest) --on opencl $(ARGS)
 
 lint: $(ready) ## ruff and mypy
 	$(python) -m ruff check .
