@@ -10,6 +10,7 @@ import torch
 
 from torch_backplane.kernels.dtypes import integer_range
 from torch_backplane.kernels.templates.indexing import Index, read, write
+from torch_backplane.operators.masks import check_masks, expands, fill, has_masks, only_mask, positions_of_masks, select
 from torch_backplane.planning import (
     Call,
     Number,
@@ -316,9 +317,6 @@ def index_fill(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, va
 def _advanced(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> tuple[list[int], list[int], list[Index]]:
     """(shape, kept, indices) of self[indices]: index dimensions stand where they were if adjacent, else in front."""
     given = {dim: index for dim, index in enumerate(indices) if index is not None}
-    for index in given.values():
-        if index.dtype in (torch.bool, torch.uint8):
-            raise RunOnCPU("a mask as an index: the size of the result is in memory")
     _check(self, *given.values())
     common = torch.broadcast_shapes(*(index.shape for index in given.values()))
     dims = list(given)
@@ -336,6 +334,13 @@ def _advanced(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> tup
 
 @operator("index.Tensor", "_unsafe_index.Tensor", dtypes="complex")
 def index(call: Call, self: torch.Tensor, indices: list[torch.Tensor | None]) -> torch.Tensor:
+    if has_masks(indices):
+        check_masks(self, indices)
+        mask = only_mask(self, indices)
+        if mask is not None and mask.shape == self.shape:
+            return select(call, self, mask)
+        self, indices = positions_of_masks(self, indices)
+        call.outputs(like=[torch.ops.aten.index.Tensor(as_meta(self), as_meta(indices))])
     _, kept, found = _advanced(self, indices)
     (out,) = call.outputs()
     return _read("index", out, self, kept, found, wraps=True)
@@ -343,16 +348,26 @@ def index(call: Call, self: torch.Tensor, indices: list[torch.Tensor | None]) ->
 
 @operator("_index_put_impl_", variants=False, dtypes="complex")
 def _index_put_impl_(
-    call: Call,
-    self: torch.Tensor,
-    indices: list[torch.Tensor | None],
-    values: torch.Tensor,
-    accumulate: bool,
-    unsafe: bool,
+    call: Call, self: torch.Tensor, indices: list[torch.Tensor | None], values: Any, accumulate: bool, unsafe: bool
 ) -> torch.Tensor:
-    shape, kept, found = _advanced(self, indices)
-    if values.device != self.device:
-        raise RunOnCPU("values on another device")
+    """A tensor without dimensions for values may be the CPU's, as in PyTorch."""
+    is_tensor = isinstance(values, torch.Tensor)
+    if values.dtype != self.dtype or (is_tensor and values.device != self.device):
+        raise RunOnCPU("values of another dtype, or on another device")
+    given, distinct = self, False
+    if has_masks(indices):
+        check_masks(self, indices)
+        mask = only_mask(self, indices)
+        if mask is not None and not accumulate and (not is_tensor or values.numel() == 1):
+            return fill(self, mask, values)
+        distinct = mask is not None
+        given, indices = positions_of_masks(self, indices)
+    shape, kept, found = _advanced(given, indices)
+    strides: Sequence[int] = ()
+    if is_tensor:
+        if not expands(values.shape, shape):
+            raise RunOnCPU("values that do not broadcast to what is indexed")
+        strides = values.expand(shape).stride()
     combine = "add" if accumulate else "assign"
-    _write("index_put_", self, values, shape, kept, values.expand(shape).stride(), found, combine=combine, wraps=True)
+    _write("index_put_", given, values, shape, kept, strides, found, combine=combine, wraps=True, distinct=distinct)
     return self
