@@ -10,7 +10,16 @@ import torch
 
 from torch_backplane.kernels.dtypes import integer_range
 from torch_backplane.kernels.templates.indexing import Index, read, write
-from torch_backplane.operators.masks import check_masks, expands, fill, has_masks, only_mask, positions_of_masks, select
+from torch_backplane.operators.masks import (
+    check_masks,
+    expands,
+    fill,
+    has_masks,
+    only_mask,
+    positions_of_masks,
+    same_storage,
+    select,
+)
 from torch_backplane.planning import (
     Call,
     Number,
@@ -162,6 +171,24 @@ def gather(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, sparse
     return _read("gather", out, self, *_along(self, dim, index))
 
 
+@operator("put_", variants=False, dtypes="complex")
+def put_(call: Call, self: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumulate: bool) -> torch.Tensor:
+    _check(self, index)
+    if index.dtype != torch.int64 or source.dtype != self.dtype or source.numel() != index.numel():
+        raise RunOnCPU("indices that are not int64, or another dtype or number of elements")
+    if source.device != self.device or (self.numel() == 0 and index.numel()):
+        raise RunOnCPU("elements on another device, or no places for them")
+    if index.numel() == 0:
+        return self
+    values = (source.clone() if same_storage(self, source) else source).reshape(-1)
+    places = index.reshape(-1)
+    flat = self.reshape(-1)  # a view where the elements are at one distance from each other
+    indices = [Index(places, places.stride(), flat.stride(0), flat.numel())]
+    combine = "add" if accumulate else "assign"
+    _write("put_", flat, values, values.shape, [0], values.stride(), indices, combine=combine, wraps=True)
+    return self if same_storage(self, flat) else self.copy_(flat.view(self.shape))
+
+
 @operator("take", dtypes="complex")
 def take(call: Call, self: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     _check(self, index)
@@ -302,6 +329,27 @@ def index_add(
 @operator("index_copy", dtypes="complex")
 def index_copy(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     return _write_slices("index_copy", call, self, dim, index, source)
+
+
+@operator("index_reduce")
+def index_reduce(
+    call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, reduce: str, include_self: bool
+) -> torch.Tensor:
+    _check(self, index)
+    if reduce not in ("prod", "mean", "amax", "amin") or self.dtype == torch.bool or source.dtype != self.dtype:
+        raise RunOnCPU("what index_reduce does not take")
+    _check_slices(self, dim, source)
+    if include_self and reduce != "mean":
+        return _write_slices("index_reduce", call, self, dim, index, source, combine=_REDUCE[reduce])
+    out = _copied(call, self)
+    if not include_self:
+        out.index_fill_(dim, index, _identity(reduce, self.dtype))
+    if reduce != "mean":
+        return out.index_reduce_(dim, index, source, reduce)
+    out.index_add_(dim, index, source)
+    counts = torch.ones_like(out) if include_self else torch.zeros_like(out)
+    counts.index_add_(dim, index, torch.ones_like(source)).clamp_(min=1)
+    return out.div_(counts, rounding_mode=None if out.is_floating_point() else "floor")
 
 
 @operator("index_fill.int_Scalar", "index_fill.int_Tensor", dtypes="complex")
