@@ -34,6 +34,7 @@ from torch_backplane.operators import (
     sorting,
     special,
     transcendental,
+    unique,
     upsampling,
 )
 
@@ -71,5 +72,6 @@ __all__ = [
     "sorting",
     "special",
     "transcendental",
+    "unique",
     "upsampling",
 ]

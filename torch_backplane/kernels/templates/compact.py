@@ -200,7 +200,8 @@ def _blocks(
         value=torch.int64,
         body=f"""
   {row_start(dialect)}
-  const index_t first = min((row * {team_size(dialect)} + member) * {share}, size), last = min(first + {share}, size);
+  const index_t begin = row * {_block_size(dialect)}, first = begin + min((index_t)member * {share}, size - begin);
+  const index_t last = first + min((index_t){share}, size - first);
   {body}
 """,
         groups=groups,
