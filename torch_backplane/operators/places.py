@@ -14,6 +14,7 @@ from torch_backplane.planning import (
     Number,
     RunOnCPU,
     contiguous_result,
+    dialect_of,
     error_words,
     operator,
     run_kernel,
@@ -22,6 +23,15 @@ from torch_backplane.planning import (
 
 # Sums of so many ones fit 32 bits, whose additions can be atomic.
 _MOST_COUNTED = 2**31 - 1
+_CPU_CHUNK = 256  # neighbouring results for each work item, which searches for the first one only
+
+# Of kernels that compute in int64 and report indices out of range.
+_REPORTING: dict[str, Any] = {
+    "numbers": {"operator_number": (torch.int32, errors.operator_number("repeat_interleave"))},
+    "value": torch.int64,
+    "constants": {"int64": "value_t", "WRAPS": 0},
+    "functions": errors.FUNCTIONS,
+}
 
 
 @operator("repeat_interleave.Tensor")
@@ -33,37 +43,51 @@ def repeat_interleave(call: Call, repeats: torch.Tensor, output_size: int | None
         size, ends = 0, repeats
     else:
         ends = repeats.cumsum(0)
-        if output_size is None:
+        if not output_size:
             size, least = torch.stack([ends[-1], repeats.amin().to(torch.int64)]).tolist()
             if least < 0:
                 raise RunOnCPU("negative numbers")
         else:
             size = output_size
+            _report_negative(repeats)
     (out,) = call.outputs(like=[torch.empty(size, dtype=repeats.dtype, device="meta")])
+    chunk = _CPU_CHUNK if dialect_of(out.device).processor == "cpu" else 1
     with contiguous_result(out) as result:
         run_kernel(
             "repeat_interleave",
             """
+  const index_t begin = item * chunk, end = min(begin + chunk, length);
   index_t low = 0, high = size;
   while (low < high) {
     const index_t middle = low + (high - low) / 2;
-    if (ends[middle] <= item) low = middle + 1;
+    if (ends[middle] <= begin) low = middle + 1;
     else high = middle;
   }
-  out[item] = low;
-  if (item == 0 && ends[size - 1] != items) checked_index(errors, operator_number, ends[size - 1], items);
-  if (low == size) checked_index(errors, operator_number, low, size);
+  for (index_t at = begin; at < end; ++at) {
+    while (low < size && ends[low] <= at) ++low;
+    out[at] = low;
+  }
+  const int64 total = ends[size - 1], wanted = length;
+  if (item == 0 && total != wanted) checked_index(errors, operator_number, max(total, wanted), min(total, wanted));
 """,
-            items=size,
+            items=-(-size // chunk),
             outputs={"out": result, "errors": error_words(out.device)},
             inputs={"ends": ends},
-            integers={"size": repeats.numel()},
-            numbers={"operator_number": (torch.int32, errors.operator_number("repeat_interleave"))},
-            value=torch.int64,
-            constants={"int64": "value_t", "WRAPS": 0},
-            functions=errors.FUNCTIONS,
+            integers={"size": repeats.numel(), "chunk": chunk, "length": size},
+            **_REPORTING,
         )
     return out
+
+
+def _report_negative(repeats: torch.Tensor) -> None:
+    run_kernel(
+        "repeat_interleave_check",
+        "const int64 times = load_repeats(item); if (times < 0) checked_index(errors, operator_number, times, items);",
+        items=repeats.numel(),
+        outputs={"errors": error_words(repeats.device)},
+        inputs={"repeats": repeats.contiguous()},
+        **_REPORTING,
+    )
 
 
 @operator("bincount")
