@@ -10,6 +10,16 @@ import torch
 
 from torch_backplane.kernels.dtypes import integer_range
 from torch_backplane.kernels.templates.indexing import Index, read, write
+from torch_backplane.operators.masks import (
+    check_masks,
+    expands,
+    fill,
+    has_masks,
+    only_mask,
+    positions_of_masks,
+    same_storage,
+    select,
+)
 from torch_backplane.planning import (
     Call,
     Number,
@@ -161,6 +171,24 @@ def gather(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, sparse
     return _read("gather", out, self, *_along(self, dim, index))
 
 
+@operator("put_", variants=False, dtypes="complex")
+def put_(call: Call, self: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumulate: bool) -> torch.Tensor:
+    _check(self, index)
+    if index.dtype != torch.int64 or source.dtype != self.dtype or source.numel() != index.numel():
+        raise RunOnCPU("indices that are not int64, or another dtype or number of elements")
+    if source.device != self.device or (self.numel() == 0 and index.numel()):
+        raise RunOnCPU("elements on another device, or no places for them")
+    if index.numel() == 0:
+        return self
+    values = (source.clone() if same_storage(self, source) else source).reshape(-1)
+    places = index.reshape(-1)
+    flat = self.reshape(-1)  # a view where the elements are at one distance from each other
+    indices = [Index(places, places.stride(), flat.stride(0), flat.numel())]
+    combine = "add" if accumulate else "assign"
+    _write("put_", flat, values, values.shape, [0], values.stride(), indices, combine=combine, wraps=True)
+    return self if same_storage(self, flat) else self.copy_(flat.view(self.shape))
+
+
 @operator("take", dtypes="complex")
 def take(call: Call, self: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     _check(self, index)
@@ -303,6 +331,27 @@ def index_copy(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, so
     return _write_slices("index_copy", call, self, dim, index, source)
 
 
+@operator("index_reduce")
+def index_reduce(
+    call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, reduce: str, include_self: bool
+) -> torch.Tensor:
+    _check(self, index)
+    if reduce not in ("prod", "mean", "amax", "amin") or self.dtype == torch.bool or source.dtype != self.dtype:
+        raise RunOnCPU("what index_reduce does not take")
+    _check_slices(self, dim, source)
+    if include_self and reduce != "mean":
+        return _write_slices("index_reduce", call, self, dim, index, source, combine=_REDUCE[reduce])
+    out = _copied(call, self)
+    if not include_self:
+        out.index_fill_(dim, index, _identity(reduce, self.dtype))
+    if reduce != "mean":
+        return out.index_reduce_(dim, index, source, reduce)
+    out.index_add_(dim, index, source)
+    counts = torch.ones_like(out) if include_self else torch.zeros_like(out)
+    counts.index_add_(dim, index, torch.ones_like(source)).clamp_(min=1)
+    return out.div_(counts, rounding_mode=None if out.is_floating_point() else "floor")
+
+
 @operator("index_fill.int_Scalar", "index_fill.int_Tensor", dtypes="complex")
 def index_fill(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> torch.Tensor:
     if isinstance(value, Number) and value.tensor is not None:
@@ -316,9 +365,6 @@ def index_fill(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, va
 def _advanced(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> tuple[list[int], list[int], list[Index]]:
     """(shape, kept, indices) of self[indices]: index dimensions stand where they were if adjacent, else in front."""
     given = {dim: index for dim, index in enumerate(indices) if index is not None}
-    for index in given.values():
-        if index.dtype in (torch.bool, torch.uint8):
-            raise RunOnCPU("a mask as an index: the size of the result is in memory")
     _check(self, *given.values())
     common = torch.broadcast_shapes(*(index.shape for index in given.values()))
     dims = list(given)
@@ -336,6 +382,13 @@ def _advanced(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> tup
 
 @operator("index.Tensor", "_unsafe_index.Tensor", dtypes="complex")
 def index(call: Call, self: torch.Tensor, indices: list[torch.Tensor | None]) -> torch.Tensor:
+    if has_masks(indices):
+        check_masks(self, indices)
+        mask = only_mask(self, indices)
+        if mask is not None and mask.shape == self.shape:
+            return select(call, self, mask)
+        self, indices = positions_of_masks(self, indices)
+        call.outputs(like=[torch.ops.aten.index.Tensor(as_meta(self), as_meta(indices))])
     _, kept, found = _advanced(self, indices)
     (out,) = call.outputs()
     return _read("index", out, self, kept, found, wraps=True)
@@ -343,16 +396,26 @@ def index(call: Call, self: torch.Tensor, indices: list[torch.Tensor | None]) ->
 
 @operator("_index_put_impl_", variants=False, dtypes="complex")
 def _index_put_impl_(
-    call: Call,
-    self: torch.Tensor,
-    indices: list[torch.Tensor | None],
-    values: torch.Tensor,
-    accumulate: bool,
-    unsafe: bool,
+    call: Call, self: torch.Tensor, indices: list[torch.Tensor | None], values: Any, accumulate: bool, unsafe: bool
 ) -> torch.Tensor:
-    shape, kept, found = _advanced(self, indices)
-    if values.device != self.device:
-        raise RunOnCPU("values on another device")
+    """A tensor without dimensions for values may be the CPU's, as in PyTorch."""
+    is_tensor = isinstance(values, torch.Tensor)
+    if values.dtype != self.dtype or (is_tensor and values.device != self.device):
+        raise RunOnCPU("values of another dtype, or on another device")
+    given, distinct = self, False
+    if has_masks(indices):
+        check_masks(self, indices)
+        mask = only_mask(self, indices)
+        if mask is not None and not accumulate and (not is_tensor or values.numel() == 1):
+            return fill(self, mask, values)
+        distinct = mask is not None
+        given, indices = positions_of_masks(self, indices)
+    shape, kept, found = _advanced(given, indices)
+    strides: Sequence[int] = ()
+    if is_tensor:
+        if not expands(values.shape, shape):
+            raise RunOnCPU("values that do not broadcast to what is indexed")
+        strides = values.expand(shape).stride()
     combine = "add" if accumulate else "assign"
-    _write("index_put_", self, values, shape, kept, values.expand(shape).stride(), found, combine=combine, wraps=True)
+    _write("index_put_", given, values, shape, kept, strides, found, combine=combine, wraps=True, distinct=distinct)
     return self

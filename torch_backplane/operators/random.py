@@ -23,7 +23,7 @@ from torch_backplane.planning import (
 )
 
 # Every integer up to this one is a number of the dtype.
-_EXACT = {torch.float16: 2**11, torch.bfloat16: 2**8, torch.float32: 2**24, torch.float64: 2**53, torch.bool: 1}
+EXACT = {torch.float16: 2**11, torch.bfloat16: 2**8, torch.float32: 2**24, torch.float64: 2**53, torch.bool: 1}
 
 
 def _fill(self: torch.Tensor, template: Any, *arguments: Any, **options: Any) -> torch.Tensor:
@@ -146,7 +146,7 @@ def bernoulli(call: Call, self: torch.Tensor, generator: Any) -> torch.Tensor:
 
 @operator("random_", variants=False)
 def random_(call: Call, self: torch.Tensor, generator: Any) -> torch.Tensor:
-    greatest = _EXACT[self.dtype] if self.dtype in _EXACT else integer_range(self.dtype)[1]
+    greatest = EXACT[self.dtype] if self.dtype in EXACT else integer_range(self.dtype)[1]
     return _fill(self, fill_integers, 0, greatest + 1)
 
 
@@ -158,8 +158,8 @@ def random_to(call: Call, self: torch.Tensor, to: int, generator: Any) -> torch.
 @operator("random_.from", variants=False)
 def random_from(call: Call, self: torch.Tensor, start: int, to: int | None, generator: Any) -> torch.Tensor:
     if to is None:
-        to = (_EXACT[self.dtype] if self.dtype in _EXACT else integer_range(self.dtype)[1]) + 1
-    least, greatest = (-_EXACT[self.dtype], _EXACT[self.dtype]) if self.dtype in _EXACT else integer_range(self.dtype)
+        to = (EXACT[self.dtype] if self.dtype in EXACT else integer_range(self.dtype)[1]) + 1
+    least, greatest = (-EXACT[self.dtype], EXACT[self.dtype]) if self.dtype in EXACT else integer_range(self.dtype)
     _check(start < to and least <= start and to - 1 <= greatest, "a range that is none, or out of the dtype's")
     return _fill(self, fill_integers, start, to - start)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 INDEX_OUT_OF_RANGE = 1  # csrc/device_errors.cpp knows it
 DIVISION_BY_ZERO = 2
+SOURCE_TOO_SHORT = 3
 WORDS = 4
 
 _operators: list[str] = []
@@ -28,6 +29,8 @@ def message(words: list[int]) -> str:
     code, operator, index, size = words
     if code == DIVISION_BY_ZERO:
         return f"ZeroDivisionError: {_operators[operator]}: an integer was divided by zero"
+    if code == SOURCE_TOO_SHORT:
+        return "Number of elements of source < number of ones in mask"
     if code != INDEX_OUT_OF_RANGE:
         raise ValueError(f"unknown error code {code} of a kernel")
     return f"{_operators[operator]}: index {index} is out of bounds for dimension with size {size}"

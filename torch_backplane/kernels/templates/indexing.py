@@ -108,6 +108,7 @@ def write(
     wraps: bool = False,
     skip: int | None = None,
     deterministic: bool = False,
+    distinct: bool = False,
 ) -> Call:
     """self[place(c)] = combine(self[place(c)], source[c]) for every c in `shape`, in place.
 
@@ -116,6 +117,7 @@ def write(
         combine: "assign", "add", "multiply", "amin" or "amax".
         alpha: what source is multiplied by.
         skip: an index (of the first index tensor) whose elements are left out: padding_idx.
+        distinct: whether no two elements have one place, so that their order does not matter.
 
     On a CPU, where `deterministic`, and for dtypes without 32-bit atomics: one work item for each place in the
     dimensions that self keeps, which goes through the others in order; the last value assigned stays. Else one for each
@@ -123,6 +125,7 @@ def write(
     """
     value = value_dtype(self.dtype)
     in_order = dialect.processor == "cpu" or deterministic or (combine != "assign" and self.dtype not in _ATOMIC_TYPES)
+    in_order = in_order or distinct
     is_tensor = isinstance(source, torch.Tensor)
     operands = [kept, *(index.strides for index in indices), *([source_strides] if is_tensor else [])]
     names = [
@@ -130,7 +133,7 @@ def write(
         *(f"index{t}" for t in range(len(indices))),
         *(["source"] if is_tensor else []),
     ]
-    serial = [d for d in range(len(shape)) if in_order and kept[d] == 0]
+    serial = [d for d in range(len(shape)) if in_order and not distinct and kept[d] == 0]
     parallel = [d for d in range(len(shape)) if d not in serial]
     rows = _Rows(*_part(shape, parallel, operands), names)
     serial_sizes, serial_strides = _in_order(shape, serial, operands)

@@ -1,0 +1,144 @@
+"""Windows that slide: patches of images as columns of a matrix (im2col), their sums (col2im), unfold's gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from torch_backplane.kernels.dtypes import value_dtype
+from torch_backplane.kernels.templates.source import rows_and_columns
+from torch_backplane.kernels.templates.unfold import Windows, fold, unfold
+from torch_backplane.planning import Call, RunOnCPU, contiguous_result, operator, run_kernel, run_template
+
+
+def _windows(
+    sizes: Sequence[int], window: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]
+) -> Windows:
+    """Leaves to the CPU, for PyTorch's errors, windows that fit nowhere."""
+    given = (window, dilation, padding, stride)
+    if any(len(one) != 2 for one in given) or min(*window, *dilation, *stride) <= 0 or min(padding) < 0:
+        raise RunOnCPU("windows that are none")
+    places = tuple(
+        (size + 2 * pad - (wide - 1) * apart - 1) // step + 1
+        for size, wide, apart, pad, step in zip(sizes, *given, strict=True)
+    )
+    if min(places) < 1 or min(sizes) < 1:
+        raise RunOnCPU("windows that fit nowhere")
+    return Windows(tuple(sizes), places, tuple(window), tuple(stride), tuple(padding), tuple(dilation))
+
+
+def _check(self: torch.Tensor, dims: int, takes_bool: bool = False) -> None:
+    takes = self.is_floating_point() or self.is_complex() or (takes_bool and self.dtype == torch.bool)
+    if self.dim() not in (dims - 1, dims) or not takes:
+        raise RunOnCPU("another number of dimensions, or integers")
+    if 0 in self.shape[-dims + 1 :]:
+        raise RunOnCPU("images without elements")
+
+
+def _batch(tensor: torch.Tensor, dims: int) -> torch.Tensor:
+    """A tensor of `dims` dimensions: the parts of complex numbers are images of their own."""
+    tensor = parts_first(tensor)
+    return tensor.reshape(-1, *tensor.shape[-dims + 1 :])
+
+
+def parts_first(tensor: torch.Tensor) -> torch.Tensor:
+    """Complex numbers as two tensors of real ones, side by side in a new first dimension; others as they are."""
+    return torch.view_as_real(tensor).movedim(-1, 0) if tensor.is_complex() else tensor
+
+
+@contextmanager
+def contiguous_parts(out: torch.Tensor) -> Iterator[torch.Tensor]:
+    """A contiguous tensor to write the `parts_first` of what `out` shall hold to."""
+    if out.is_complex():
+        parts = torch.empty((2, *out.shape), dtype=out.dtype.to_real(), device=out.device)
+        yield parts
+        parts_first(out).copy_(parts)
+    else:
+        with contiguous_result(out) as result:
+            yield result
+
+
+@operator("im2col", dtypes="complex")
+def im2col(
+    call: Call,
+    self: torch.Tensor,
+    kernel_size: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> torch.Tensor:
+    _check(self, 4, takes_bool=True)
+    windows = _windows(self.shape[-2:], kernel_size, dilation, padding, stride)
+    shape = [*self.shape[:-3], self.shape[-3] * math.prod(kernel_size), math.prod(windows.places)]
+    (out,) = call.outputs(like=[torch.empty(shape, dtype=self.dtype, device="meta")])
+    if out.numel() == 0:
+        return out
+    with contiguous_parts(out) as columns:
+        run_template(unfold, out.device, _batch(columns, 3), _batch(self, 4).contiguous(), windows, name="im2col")
+    return out
+
+
+@operator("col2im", dtypes="complex")
+def col2im(
+    call: Call,
+    self: torch.Tensor,
+    output_size: Sequence[int],
+    kernel_size: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> torch.Tensor:
+    _check(self, 3)
+    if len(output_size) != 2:
+        raise RunOnCPU("sizes that are not two")
+    windows = _windows(output_size, kernel_size, dilation, padding, stride)
+    channels, left = divmod(self.shape[-2], math.prod(kernel_size))
+    if left or self.shape[-1] != math.prod(windows.places):
+        raise RunOnCPU("columns of other sizes")
+    shape = [*self.shape[:-2], channels, *output_size]
+    (out,) = call.outputs(like=[torch.empty(shape, dtype=self.dtype, device="meta")])
+    if out.numel() == 0:
+        return out
+    with contiguous_parts(out) as images:
+        run_template(fold, out.device, _batch(images, 4), _batch(self, 3).contiguous(), windows, name="col2im")
+    return out
+
+
+@operator("unfold_backward", dtypes="complex")
+def unfold_backward(
+    call: Call, grad: torch.Tensor, input_sizes: list[int], dim: int, size: int, step: int
+) -> torch.Tensor:
+    """Each element is the sum of what it has in the windows that it is in."""
+    (out,) = call.outputs()
+    if out.numel() == 0:
+        return out
+    _, length, inner = rows_and_columns(input_sizes, dim)
+    with contiguous_parts(out) as result:
+        run_kernel(
+            "unfold_backward",
+            """
+  const index_t column = item % inner, at = item / inner % length, row = item / inner / length;
+  const index_t first = at < size ? 0 : (at - size) / step + 1, last = min(at / step + 1, windows);
+  value_t sum = 0;
+  for (index_t i = first; i < last; ++i) {
+    const index_t window = (row * windows + i) * inner + column;
+    sum += load_grad(window * size + at - i * step);
+  }
+  store_out(item, sum);
+""",
+            items=result.numel(),
+            outputs={"out": result},
+            inputs={"grad": parts_first(grad).contiguous()},
+            integers={
+                "inner": inner,
+                "length": length,
+                "size": size,
+                "step": step,
+                "windows": grad.shape[dim % len(input_sizes)] if input_sizes else 1,
+            },
+            value=value_dtype(result.dtype),
+        )
+    return out
