@@ -332,8 +332,8 @@ class Dialect(ABC):
     # Kernels
 
     @abstractmethod
-    def header(self, dtypes: frozenset[torch.dtype]) -> str:
-        """What kernels that use these dtypes need before them."""
+    def header(self, dtypes: frozenset[torch.dtype], text: str) -> str:
+        """What kernels that use these dtypes need before them; `text` is that of functions and formulas."""
 
     def half_functions(self, dtypes: frozenset[torch.dtype]) -> str:
         return "\n".join(
