@@ -64,6 +64,24 @@ FUNCTION float cpu_rint(const float x) {
 }
 """
 
+_FLOOR = """
+FUNCTION float cpu_floor(const float x) {
+  const float n = cpu_rint(x);
+  return n > x ? n - 1.0f : n;
+}
+"""
+
+_CEIL = """
+FUNCTION float cpu_ceil(const float x) {
+  const float n = cpu_rint(x);
+  return copysign(n < x ? n + 1.0f : n, x);
+}
+"""
+
+_TRUNC = """
+FUNCTION float cpu_trunc(const float x) { return copysign(cpu_floor(fabs(x)), x); }
+"""
+
 # Payne and Hanek's reduction of x >= 0: x 2/π modulo 4 by products, each of them exact, with those pieces of 28 bits of
 # 2/π that matter, from `first` on. The last one has 53 bits: no float32 is nearer than 2^-30 to a multiple of π/2.
 # Adding 1.5 * 2^52 rounds to an integer, the low bits of the sum. Below π/4, x itself is the rest.
@@ -319,7 +337,7 @@ FUNCTION float cpu_pow(const float x, const float y) {
   const double log2_a = a == 0.0f ? -INFINITY : a < INFINITY ? log_a * 1.4426950408889634 : (double)a;
   const double e = y * log2_a;
   const float size = (float)cpu_exp2_double(e > 130.0 ? 130.0 : e < -160.0 ? -160.0 : e);
-  const bool integer = floor(y) == y, odd = integer && floor(half_y) != half_y;
+  const bool integer = cpu_rint(y) == y, odd = integer && cpu_rint(half_y) != half_y;
   const float signed_size = as_float(as_uint(size) ^ (odd ? as_uint(x) & 0x80000000u : 0u));
   const float result = x < 0.0f && a < INFINITY && !integer ? NAN : signed_size;
   return y == 0.0f || x == 1.0f || (a == 1.0f && fabs(y) == INFINITY) ? 1.0f : result;
@@ -363,7 +381,8 @@ FUNCTION float cpu_fmod(const float x, const float y) {
 
 # In an order in which each is declared before it is used.
 TEXTS = (
-    *(_ERF, _LOG, _EXP, _RINT),
+    *(_ERF, _LOG, _EXP),
+    *(_RINT, _FLOOR, _CEIL, _TRUNC),
     *(_QUADRANT, _SINE, _COSINE, _SIN, _COS, _TAN),
     *(_EXP2_PARTS, _EXP2_DOUBLE, _EXP2_LESS_ONE, _EXP2, _EXPM1, _SINH, _COSH, _TANH, _ERFC),
     *(_LOG_DOUBLE, _LOG_ENDS, _LOG2, _LOG10, _LOG1P, _ASINH, _ACOSH, _ATANH, _POW),
