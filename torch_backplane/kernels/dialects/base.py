@@ -335,10 +335,13 @@ class Dialect(ABC):
     def header(self, dtypes: frozenset[torch.dtype], text: str) -> str:
         """What kernels that use these dtypes need before them; `text` is that of functions and formulas."""
 
+    def float16_functions(self) -> str:
+        """float16_to_float and float_to_float16."""
+        return FLOAT16
+
     def half_functions(self, dtypes: frozenset[torch.dtype]) -> str:
-        return "\n".join(
-            text for dtype, text in ((torch.float16, FLOAT16), (torch.bfloat16, BFLOAT16)) if dtype in dtypes
-        )
+        texts = ((torch.float16, self.float16_functions()), (torch.bfloat16, BFLOAT16))
+        return "\n".join(text for dtype, text in texts if dtype in dtypes)
 
     @abstractmethod
     def kernel(self, name: str, parameters: Sequence[str], group_size: int | None, body: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ import torch
 
 from torch_backplane.kernels.dialects.base import Dialect, Value
 from torch_backplane.kernels.dialects.cpu_functions import CPU_FUNCTIONS, definitions, needs_float64
+from torch_backplane.kernels.dialects.halves import FLOAT16_BY_INSTRUCTIONS
 from torch_backplane.kernels.dtypes import part_dtype
 
 
@@ -61,6 +62,9 @@ class OpenCLC(Dialect):
         if functions:
             lines += ["#pragma OPENCL FP_CONTRACT ON", *functions, "#pragma OPENCL FP_CONTRACT OFF"]
         return "\n".join([*lines, self.half_functions(dtypes)])
+
+    def float16_functions(self) -> str:
+        return FLOAT16_BY_INSTRUCTIONS if self.processor == "cpu" else super().float16_functions()
 
     def kernel(self, name: str, parameters: Sequence[str], group_size: int | None, body: Sequence[str]) -> str:
         attribute = f"__attribute__((reqd_work_group_size({group_size}, 1, 1))) " if group_size else ""
