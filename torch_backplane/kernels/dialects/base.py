@@ -212,8 +212,8 @@ class Dialect(ABC):
     def float_bits(self, value: Value, dtype: torch.dtype) -> str:
         """`bits` from or to a float."""
 
-    def decode(self, stored: str, dtype: torch.dtype) -> str:
-        """What was read from memory as a value of value_dtype(dtype)."""
+    def decode(self, stored: str, dtype: torch.dtype, position: int = 0) -> str:
+        """What was read from memory as a value of value_dtype(dtype); `position` is that of an operand among others."""
         if dtype == torch.bool:
             return f"{stored} != 0"
         return f"{_half_name(dtype)}_to_float({stored})" if dtype in STORAGE_ONLY else stored

@@ -3,6 +3,8 @@
 Most compute in float64 and round once: the result is nearly always the nearest float32, and few steps and few
 coefficients do. Those without another source were fitted to the function at Chebyshev's points, to the relative error
 that a comment says.
+
+What ?: chooses from has been computed before: of arms that are expressions, compilers make branches.
 """
 
 from __future__ import annotations
@@ -60,21 +62,22 @@ FUNCTION float cpu_exp(const float x) {
 _RINT = """
 FUNCTION float cpu_rint(const float x) {
   const float a = fabs(x);
-  return a < 8388608.0f ? copysign((a + 8388608.0f) - 8388608.0f, x) : x;
+  const float result = copysign((a + 8388608.0f) - 8388608.0f, x);
+  return a < 8388608.0f ? result : x;
 }
 """
 
 _FLOOR = """
 FUNCTION float cpu_floor(const float x) {
-  const float n = cpu_rint(x);
-  return n > x ? n - 1.0f : n;
+  const float n = cpu_rint(x), below = n - 1.0f;
+  return n > x ? below : n;
 }
 """
 
 _CEIL = """
 FUNCTION float cpu_ceil(const float x) {
-  const float n = cpu_rint(x);
-  return copysign(n < x ? n + 1.0f : n, x);
+  const float n = cpu_rint(x), above = n + 1.0f;
+  return copysign(n < x ? above : n, x);
 }
 """
 
@@ -98,7 +101,8 @@ FUNCTION double cpu_quadrant(const float x, uint* const quadrant) {
   const double rest = (((a - (sum - 6755399441055744.0)) + b) + c) + last * x;
   const bool small = x < 0.78539816f;
   *quadrant = small ? 0u : (uint)as_ulong(sum);
-  return small ? (double)x : rest * 1.5707963267948966;
+  const double itself = (double)x, r = rest * 1.5707963267948966;
+  return small ? itself : r;
 }
 """
 
@@ -125,7 +129,8 @@ FUNCTION float cpu_sin(const float x) {
   uint quadrant;
   const double r = cpu_quadrant(fabs(x), &quadrant);
   const uint sign = (as_uint(x) & 0x80000000u) ^ (quadrant & 2u) << 30;
-  const float result = as_float(as_uint((float)((quadrant & 1u) != 0 ? cpu_cosine(r) : cpu_sine(r))) ^ sign);
+  const double sine = cpu_sine(r), cosine = cpu_cosine(r);
+  const float size = (float)((quadrant & 1u) != 0 ? cosine : sine), result = as_float(as_uint(size) ^ sign);
   return fabs(x) < INFINITY ? result : NAN;
 }
 """
@@ -135,7 +140,8 @@ FUNCTION float cpu_cos(const float x) {
   uint quadrant;
   const double r = cpu_quadrant(fabs(x), &quadrant);
   const uint sign = ((quadrant + 1u) & 2u) << 30;
-  const float result = as_float(as_uint((float)((quadrant & 1u) == 0 ? cpu_cosine(r) : cpu_sine(r))) ^ sign);
+  const double sine = cpu_sine(r), cosine = cpu_cosine(r);
+  const float size = (float)((quadrant & 1u) == 0 ? cosine : sine), result = as_float(as_uint(size) ^ sign);
   return fabs(x) < INFINITY ? result : NAN;
 }
 """
@@ -145,8 +151,9 @@ FUNCTION float cpu_tan(const float x) {
   uint quadrant;
   const double r = cpu_quadrant(fabs(x), &quadrant), p = cpu_sine(r), q = cpu_cosine(r);
   const bool odd = (quadrant & 1u) != 0;
-  const float result = (float)((odd ? -q : p) / (odd ? p : q));
-  return fabs(x) < INFINITY ? as_float(as_uint(result) ^ (as_uint(x) & 0x80000000u)) : NAN;
+  const double other = -q, above = odd ? other : p, below = odd ? p : q;
+  const float size = (float)(above / below), result = as_float(as_uint(size) ^ (as_uint(x) & 0x80000000u));
+  return fabs(x) < INFINITY ? result : NAN;
 }
 """
 
@@ -253,15 +260,18 @@ FUNCTION float cpu_log10(const float x) {
 _LOG1P = """
 FUNCTION float cpu_log1p(const float x) {
   const double d = (double)x, near = d - d * d * (0.5 - d * 0.3333333333333333);
-  const float result = (float)(fabs(x) < 0x1p-12f ? near : cpu_log_double(1.0 + d));
-  return x == 0.0f ? x : x > -1.0f ? (x < INFINITY ? result : x) : x == -1.0f ? -INFINITY : NAN;
+  const double far = cpu_log_double(1.0 + d);
+  const float result = (float)(fabs(x) < 0x1p-12f ? near : far), inside = x != 0.0f && x < INFINITY ? result : x;
+  const float outside = x == -1.0f ? -INFINITY : NAN;
+  return x > -1.0f ? inside : outside;
 }
 """
 
 _ASINH = """
 FUNCTION float cpu_asinh(const float x) {
   const double d = (double)fabs(x), near = d - d * d * d * 0.16666666666666666;
-  const float result = (float)(d < 0x1p-11 ? near : cpu_log_double(d + sqrt(d * d + 1.0)));
+  const double far = cpu_log_double(d + sqrt(d * d + 1.0));
+  const float result = (float)(d < 0x1p-11 ? near : far);
   return copysign(fabs(x) < INFINITY ? result : x, x);
 }
 """
@@ -278,8 +288,9 @@ _ATANH = """
 FUNCTION float cpu_atanh(const float x) {
   const float a = fabs(x);
   const double d = (double)a, near = d + d * d * d * 0.3333333333333333;
-  const float result = (float)(d < 0x1p-11 ? near : 0.5 * cpu_log_double((1.0 + d) / (1.0 - d)));
-  return copysign(a < 1.0f ? result : a == 1.0f ? INFINITY : NAN, x);
+  const double far = 0.5 * cpu_log_double((1.0 + d) / (1.0 - d));
+  const float result = (float)(d < 0x1p-11 ? near : far), outside = a == 1.0f ? INFINITY : NAN;
+  return copysign(a < 1.0f ? result : outside, x);
 }
 """
 
@@ -287,12 +298,13 @@ FUNCTION float cpu_atanh(const float x) {
 _ANGLE = """
 FUNCTION double cpu_angle(const double y, const double x) {
   const bool steep = y > x;
-  const double ratio = steep ? x / y : y / x;
-  const double q = y == x ? (y == 0.0 ? 0.0 : 1.0) : ratio, s = q * q;
+  const double less = steep ? x : y, greater = steep ? y : x, ratio = less / greater;
+  const double equal = y == 0.0 ? 0.0 : 1.0, q = y == x ? equal : ratio, s = q * q;
   const double p = POLYNOMIAL(s, -0.0006633954571104787, 0.00473248419342192, -0.015828322749149415,
     0.033826218952786875, -0.05395668057137172, 0.07228278345377252, -0.08974171958363882, 0.11091922963683302,
     -0.14283813255743194, 0.19999901102171555, -0.3333333129088999, 0.9999999999293037) * q;
-  return steep ? 1.5707963267948966 - p : p;
+  const double rest = 1.5707963267948966 - p;
+  return steep ? rest : p;
 }
 """
 
@@ -302,8 +314,8 @@ FUNCTION float cpu_atan(const float x) { return copysign((float)cpu_angle((doubl
 
 _ATAN2 = """
 FUNCTION float cpu_atan2(const float y, const float x) {
-  const double angle = cpu_angle((double)fabs(y), (double)fabs(x));
-  return copysign((float)(as_int(x) < 0 ? 3.141592653589793 - angle : angle), y);
+  const double angle = cpu_angle((double)fabs(y), (double)fabs(x)), rest = 3.141592653589793 - angle;
+  return copysign((float)(as_int(x) < 0 ? rest : angle), y);
 }
 """
 
@@ -316,8 +328,8 @@ FUNCTION float cpu_asin(const float x) {
 
 _ACOS = """
 FUNCTION float cpu_acos(const float x) {
-  const double d = (double)fabs(x), angle = cpu_angle(sqrt((1.0 - d) * (1.0 + d)), d);
-  return (float)(x < 0.0f ? 3.141592653589793 - angle : angle);
+  const double d = (double)fabs(x), angle = cpu_angle(sqrt((1.0 - d) * (1.0 + d)), d), rest = 3.141592653589793 - angle;
+  return (float)(x < 0.0f ? rest : angle);
 }
 """
 
@@ -334,11 +346,13 @@ _POW = """
 FUNCTION float cpu_pow(const float x, const float y) {
   const float a = fabs(x), half_y = y * 0.5f;
   const double log_a = cpu_log_double((double)a);
-  const double log2_a = a == 0.0f ? -INFINITY : a < INFINITY ? log_a * 1.4426950408889634 : (double)a;
+  const double itself = (double)a, finite = log_a * 1.4426950408889634;
+  const double log2_a = a == 0.0f ? -INFINITY : a < INFINITY ? finite : itself;
   const double e = y * log2_a;
   const float size = (float)cpu_exp2_double(e > 130.0 ? 130.0 : e < -160.0 ? -160.0 : e);
   const bool integer = cpu_rint(y) == y, odd = integer && cpu_rint(half_y) != half_y;
-  const float signed_size = as_float(as_uint(size) ^ (odd ? as_uint(x) & 0x80000000u : 0u));
+  const uint sign = as_uint(x) & 0x80000000u;
+  const float signed_size = as_float(as_uint(size) ^ (odd ? sign : 0u));
   const float result = x < 0.0f && a < INFINITY && !integer ? NAN : signed_size;
   return y == 0.0f || x == 1.0f || (a == 1.0f && fabs(y) == INFINITY) ? 1.0f : result;
 }
@@ -353,7 +367,8 @@ FUNCTION float cpu_erfc(const float x) {
     0.001947854952370501, 0.0025279479024525693, -0.023787288137893638, 0.0683064417936708, -0.11927164483815812,
     0.12964536701032092, -0.04756238429148228, -0.13562111146880587, 1.2530080589497452);
   const double tail = p / (2.0 * a + 1.0) * cpu_exp2_double(a * a * -1.4426950408889634);
-  return (float)(x < 0.0f ? 2.0 - tail : tail);
+  const double rest = 2.0 - tail;
+  return (float)(x < 0.0f ? rest : tail);
 }
 """
 
@@ -373,7 +388,8 @@ FUNCTION float cpu_fmod(const float x, const float y) {
         for shift in range(252, -1, -28)
     )
     + """\
-  const float result = copysign((float)(rest < 0.0 ? rest + size : rest), x);
+  const double above = rest + size;
+  const float result = copysign((float)(rest < 0.0 ? above : rest), x);
   return fabs(x) < INFINITY && fabs(y) == INFINITY ? x : result;
 }
 """

@@ -63,6 +63,10 @@ class OpenCLC(Dialect):
             lines += ["#pragma OPENCL FP_CONTRACT ON", *functions, "#pragma OPENCL FP_CONTRACT OFF"]
         return "\n".join([*lines, self.half_functions(dtypes)])
 
+    def decode(self, stored: str, dtype: torch.dtype, position: int = 0) -> str:
+        text = super().decode(stored, dtype, position)
+        return f"odd_{text}" if dtype == torch.float16 and self.processor == "cpu" and position % 2 else text
+
     def float16_functions(self) -> str:
         return FLOAT16_BY_INSTRUCTIONS if self.processor == "cpu" else super().float16_functions()
 
