@@ -253,6 +253,9 @@ def test_bits_of_casts_to_and_from_halves():
     quiet = (wide & 0x8000) << 16 | 0x7FC00000 | (wide & 0x3FF) << 13
     floats = every.view(torch.float16).float()
     assert torch.equal(result.view(torch.int32), torch.where(floats.isnan(), quiet, floats.view(torch.int32)))
+    # A second operand is read in other words.
+    run_pointwise(lambda a, b: b, [every.view(torch.float16)] * 2, [result], width=1, processor="cpu")
+    assert torch.equal(result.view(torch.int32), torch.where(floats.isnan(), quiet, floats.view(torch.int32)))
     run_pointwise(lambda a: a, [every.view(torch.bfloat16)], [result], width=1, processor="cpu")
     assert torch.equal(result.view(torch.int32), wide << 16)
 

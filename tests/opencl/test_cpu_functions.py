@@ -2,22 +2,129 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import re
 
 import pytest
 import torch
 from agreement import DEVICE
+from kernel_runners import launch, opencl
 
-from torch_backplane.kernels.dialects.cpu_functions import CPU_FUNCTIONS
+from torch_backplane.kernels import OpenCLC, functions, geometry, pointwise
+from torch_backplane.kernels.dialects.base import LIBRARY
+from torch_backplane.kernels.dialects.cpu_functions import CPU_FUNCTIONS, definitions, needs_float64
 
-SPECIAL = [0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 1e-45, -1e-45, 3e-39, 1.1754944e-38, 3.4028235e38]
+# By PyTorch's names, and the operations' here.
+OPERATIONS = {library: operation for operation, library in LIBRARY.items()} | {"fmod": "fmod"}
+TORCH_NAMES = {"power": "pow"}
+BINARY = ("atan2", "hypot", "power", "fmod")
+NAMES = [OPERATIONS[name] for name in CPU_FUNCTIONS]
+# Units in the last place from the exact result, where half of one is the least possible. PyTorch's own: up to 1.9.
+ERRORS = {"exp": 1.1, "log": 0.8}
+USUAL_ERROR = 0.56
+
+INF, NAN = math.inf, math.nan
+SIZES = [0.0, 1.0, INF, 1e-45, 3e-39, 1.1754944e-38, 3.4028235e38, 0.5, 1.5, 2.0, 2.5, 3.0, 0.99999994, 1.0000001]
+SIZES += [1 / 3, 8388608.5, 16777215.0, 16777216.0, 1e10, 0.78539813, 0.7853982]
+# Nearest to multiples of π/2 among all floats, and the ends of the pieces of Payne and Hanek's reduction.
+SIZES += [16367173 * 2.0**72, 1.5707964, 3.1415927, 5.16e15, 2.0**53, 2.0**81, 2.0**109, 9007198717870080.0]
+SPECIAL = [*SIZES, *(-size for size in SIZES), NAN]
 
 
-@pytest.mark.parametrize("name", CPU_FUNCTIONS)
-def test_is_right_to_the_last_bits_everywhere(name: str) -> None:
+def reference(operation: str, *numbers: torch.Tensor) -> torch.Tensor:
+    function = getattr(torch, TORCH_NAMES.get(operation, operation))
+    if operation != "fmod":
+        return function(*(number.double() for number in numbers))
+    # PyTorch's is wrong where the quotient is large.
+    values = zip(*(number.tolist() for number in numbers), strict=True)
+    exact = [math.fmod(x, y) if math.isfinite(x) and y != 0 else NAN for x, y in values]
+    return torch.tensor(exact, dtype=torch.float64)
+
+
+def assert_accurate(operation: str, found: torch.Tensor, *numbers: torch.Tensor) -> None:
+    """Finite results by units in the last place; infinity, NaN and zero with its sign exactly."""
+    exact = reference(operation, *numbers)
+    rounded = exact.float()
+    finite = rounded.isfinite() & found.isfinite()
+    same = (found == rounded) | (found.isnan() & rounded.isnan())
+    wrong = ~finite & ~same | (rounded == 0) & (found == 0) & (rounded.signbit() != found.signbit())
+    assert not wrong.any(), [(*(n[wrong][0].item() for n in numbers), found[wrong][0].item(), exact[wrong][0].item())]
+    unit = torch.exp2(exact.abs().clamp(min=2.0**-126).log2().floor() - 23)
+    errors = torch.where(finite, (found.double() - exact).abs() / unit, 0.0)
+    worst = int(errors.argmax())
+    limit = ERRORS.get(operation, USUAL_ERROR)
+    assert errors[worst] <= limit, (float(errors[worst]), [float(n[worst]) for n in numbers], float(found[worst]))
+
+
+def samples(operation: str) -> list[torch.Tensor]:
     torch.manual_seed(0)
-    bits = torch.randint(-(2**31), 2**31, (1 << 18,)).to(torch.int32).view(torch.float32)  # every exponent, and NaN
-    x = torch.cat([torch.tensor(SPECIAL), bits, torch.linspace(-110, 95, 1 << 16), torch.linspace(-1, 1, 1 << 16)])
-    found = getattr(torch, name)(x.to(DEVICE)).cpu()
-    expected = getattr(torch, name)(x.double()).float()
-    torch.testing.assert_close(found, expected, rtol=5e-7, atol=1.5e-45, equal_nan=True)
+
+    def every_exponent() -> torch.Tensor:  # and NaN
+        return torch.randint(-(2**31), 2**31, (1 << 17,)).to(torch.int32).view(torch.float32)
+
+    special = torch.tensor(SPECIAL)
+    if operation not in BINARY:
+        ranges = [(-110, 95), (-1, 1), (0.999, 1.001)]
+        return [torch.cat([special, every_exponent(), *(torch.linspace(*ends, 1 << 16) for ends in ranges)])]
+    normal, size = torch.randn(1 << 16), torch.randn(1 << 16)
+    whole = torch.randint(-60, 60, (1 << 16,)).float()
+    pairs = [
+        (special.repeat_interleave(len(special)), special.repeat(len(special))),
+        (every_exponent(), every_exponent()),
+        (normal, size * 20),
+        (1 + normal * 1e-4, size * 1e6),
+        (normal * 3, whole),
+        (normal * 1e-40, size),
+    ]
+    first, second = zip(*pairs, strict=True)
+    return [torch.cat(first), torch.cat(second)]
+
+
+@pytest.mark.parametrize("operation", NAMES)
+def test_is_right_to_the_last_bits_everywhere(operation: str) -> None:
+    numbers = samples(operation)
+    function = getattr(torch, TORCH_NAMES.get(operation, operation))
+    assert_accurate(operation, function(*(number.to(DEVICE) for number in numbers)).cpu(), *numbers)
+
+
+@pytest.mark.parametrize("operation", NAMES)
+def test_is_as_right_where_a_multiplication_and_an_addition_are_two_roundings(operation: str) -> None:
+    """As on processors without fused ones."""
+    numbers = samples(operation)
+    found = torch.empty_like(numbers[0])
+    where = geometry(found.shape, [found.stride()] * (1 + len(numbers)), width=1)
+    dtypes = [torch.float32] * len(numbers)
+    kernel = pointwise(
+        "separate",
+        lambda *values: functions.apply(operation, *values),
+        inputs=dtypes,
+        outputs=[torch.float32],
+        layout=where.layout,
+        dialect=OpenCLC(float64=opencl()[2], processor="cpu"),
+    )
+    assert kernel.text.count("FP_CONTRACT ON") == 1
+    kernel = dataclasses.replace(kernel, text=kernel.text.replace("FP_CONTRACT ON", "FP_CONTRACT OFF"))
+    launch(kernel, where, where.count, [found, *numbers], [])
+    assert_accurate(operation, found, *numbers)
+
+
+def test_a_text_has_the_functions_that_it_uses_and_no_branches() -> None:
+    for name in CPU_FUNCTIONS:
+        text = "\n".join(definitions(f"x = cpu_{name}(y);"))
+        defined = re.findall(r"^FUNCTION \w+ (cpu_\w+)\(", text, re.MULTILINE)
+        assert defined[-1] == f"cpu_{name}"
+        assert list(dict.fromkeys(re.findall(r"cpu_\w+", text))) == defined, "each is defined before it is used"
+        assert not re.search(r"\b(if|for|while|switch|goto)\b", text)
+    assert definitions("y = exp(x);") == []
+
+
+def test_without_float64_functions_that_need_it_are_the_librarys() -> None:
+    with_it, without = (OpenCLC(float64=has, processor="cpu") for has in (True, False))
+    assert {name: without.library(name, torch.float32) == f"cpu_{name}" for name in CPU_FUNCTIONS} == {
+        name: not needs_float64(name) for name in CPU_FUNCTIONS
+    }
+    assert all(with_it.library(name, torch.float32) == f"cpu_{name}" for name in CPU_FUNCTIONS)
+    assert with_it.library("sin", torch.float64) == OpenCLC().library("sin", torch.float32) == "sin"
+    assert needs_float64("sin")
+    assert not needs_float64("exp")

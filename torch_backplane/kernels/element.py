@@ -70,14 +70,14 @@ def _loop(loop: Loop, dialect: Dialect, initial: Sequence[Value], name: str) -> 
     ]
 
 
-def load(dialect: Dialect, name: str, stored: str, source: torch.dtype, target: torch.dtype) -> list[str]:
-    """Declares `name` of dtype `target` from the text of a stored `source`."""
-    registers = value_dtype(source)
+def load(dialect: Dialect, position: int, stored: str, source: torch.dtype, target: torch.dtype) -> list[str]:
+    """Declares a`position` of dtype `target` from the text of a stored `source`."""
+    name, registers, text = f"a{position}", value_dtype(source), dialect.decode(stored, source, position)
     if registers == target:
-        return [f"  const {dialect.type(target)} {name} = {dialect.decode(stored, source)};"]
+        return [f"  const {dialect.type(target)} {name} = {text};"]
     loaded = Value(f"{name}_loaded", registers)
     return [
-        f"  const {dialect.type(registers)} {loaded} = {dialect.decode(stored, source)};",
+        f"  const {dialect.type(registers)} {loaded} = {text};",
         f"  const {dialect.type(target)} {name} = {dialect.cast(loaded, target)};",
     ]
 
@@ -105,7 +105,7 @@ def element_function(
     stored += [(f"scalar{i}", dtype) for i, dtype in enumerate(scalars)]
     lines: list[str] = []
     for position, ((text, source), target) in enumerate(zip(stored, program.arguments, strict=True)):
-        lines += load(dialect, f"a{position}", text, source, target)
+        lines += load(dialect, position, text, source, target)
     body, results = statements(program, dialect, [f"a{position}" for position in range(len(stored))])
     lines += body
     for i, (result, target) in enumerate(zip(results, outputs, strict=True)):

@@ -75,10 +75,11 @@ def multi_tensor(
         items = f"({count} + {WIDTH - 1}) / {WIDTH}"
         body.append(f"  if (item < {items}) {{ one_slot({', '.join(passed)}, item, {count}); return; }}")
         body.append(f"  item -= {items};")
+    element = element_function("element", program, dialect, read, scalars, outputs)
     text = "\n".join(
         [
-            dialect.header(used_dtypes(program, read, outputs, numbers)),
-            element_function("element", program, dialect, read, scalars, outputs),
+            dialect.header(used_dtypes(program, read, outputs, numbers), element),
+            element,
             _slot_function(dialect, inputs, singles, scalars, outputs),
             dialect.kernel(entry, declarations(dialect, parameters), None, body),
         ]

@@ -47,10 +47,11 @@ def pointwise(
         raise TypeError(f"the formula returned {len(program.results)} values for {len(outputs)} outputs")
 
     body, parameters = _Writer(dialect, inputs, outputs, scalars, layout).write()
+    element = element_function("element", program, dialect, inputs, scalars, outputs)
     text = "\n".join(
         [
-            dialect.header(used_dtypes(program, inputs, outputs, scalars)),
-            element_function("element", program, dialect, inputs, scalars, outputs),
+            dialect.header(used_dtypes(program, inputs, outputs, scalars), element),
+            element,
             dialect.kernel(entry, declarations(dialect, parameters), None, body),
         ]
     )

@@ -78,12 +78,15 @@ def reduction(
 
     parameters = _parameters(inputs, outputs, geometry)
     used = used_dtypes(start, inputs, outputs) | used_dtypes(combine) | used_dtypes(finish)
+    elements = [
+        element_function("start", start, dialect, inputs, [int64], state),
+        element_function("combine", combine, dialect, [*state, *state], [], state),
+        element_function("finish", finish, dialect, state, [int64], outputs),
+    ]
     text = "\n".join(
         [
-            dialect.header(used),
-            element_function("start", start, dialect, inputs, [int64], state),
-            element_function("combine", combine, dialect, [*state, *state], [], state),
-            element_function("finish", finish, dialect, state, [int64], outputs),
+            dialect.header(used, "\n".join(elements)),
+            *elements,
             dialect.kernel(
                 entry,
                 declarations(dialect, parameters),

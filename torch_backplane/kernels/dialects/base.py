@@ -212,8 +212,8 @@ class Dialect(ABC):
     def float_bits(self, value: Value, dtype: torch.dtype) -> str:
         """`bits` from or to a float."""
 
-    def decode(self, stored: str, dtype: torch.dtype) -> str:
-        """What was read from memory as a value of value_dtype(dtype)."""
+    def decode(self, stored: str, dtype: torch.dtype, position: int = 0) -> str:
+        """What was read from memory as a value of value_dtype(dtype); `position` is that of an operand among others."""
         if dtype == torch.bool:
             return f"{stored} != 0"
         return f"{_half_name(dtype)}_to_float({stored})" if dtype in STORAGE_ONLY else stored
@@ -332,13 +332,16 @@ class Dialect(ABC):
     # Kernels
 
     @abstractmethod
-    def header(self, dtypes: frozenset[torch.dtype]) -> str:
-        """What kernels that use these dtypes need before them."""
+    def header(self, dtypes: frozenset[torch.dtype], text: str) -> str:
+        """What kernels that use these dtypes need before them; `text` is that of functions and formulas."""
+
+    def float16_functions(self) -> str:
+        """float16_to_float and float_to_float16."""
+        return FLOAT16
 
     def half_functions(self, dtypes: frozenset[torch.dtype]) -> str:
-        return "\n".join(
-            text for dtype, text in ((torch.float16, FLOAT16), (torch.bfloat16, BFLOAT16)) if dtype in dtypes
-        )
+        texts = ((torch.float16, self.float16_functions()), (torch.bfloat16, BFLOAT16))
+        return "\n".join(text for dtype, text in texts if dtype in dtypes)
 
     @abstractmethod
     def kernel(self, name: str, parameters: Sequence[str], group_size: int | None, body: Sequence[str]) -> str:

@@ -64,7 +64,7 @@ class CudaCpp(Dialect):
     def library(self, name: str, dtype: torch.dtype) -> str:
         return f"{name}f" if dtype == torch.float32 else name
 
-    def header(self, dtypes: frozenset[torch.dtype]) -> str:
+    def header(self, dtypes: frozenset[torch.dtype], text: str) -> str:
         return _HEADER + self.half_functions(dtypes)
 
     def kernel(self, name: str, parameters: Sequence[str], group_size: int | None, body: Sequence[str]) -> str:

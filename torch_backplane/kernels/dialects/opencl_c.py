@@ -8,7 +8,8 @@ from typing import ClassVar
 import torch
 
 from torch_backplane.kernels.dialects.base import Dialect, Value
-from torch_backplane.kernels.dialects.cpu_functions import CPU_FUNCTIONS
+from torch_backplane.kernels.dialects.cpu_functions import CPU_FUNCTIONS, definitions, needs_float64
+from torch_backplane.kernels.dialects.halves import FLOAT16_BY_INSTRUCTIONS
 from torch_backplane.kernels.dtypes import part_dtype
 
 
@@ -48,19 +49,26 @@ class OpenCLC(Dialect):
         return f"as_{self.type(dtype)}({value})"
 
     def library(self, name: str, dtype: torch.dtype) -> str:
-        if self.processor == "cpu" and dtype == torch.float32 and name in CPU_FUNCTIONS:
-            return f"cpu_{name}"
-        return name
+        ours = self.processor == "cpu" and dtype == torch.float32 and name in CPU_FUNCTIONS
+        return f"cpu_{name}" if ours and (self.float64 or not needs_float64(name)) else name
 
-    def header(self, dtypes: frozenset[torch.dtype]) -> str:
+    def header(self, dtypes: frozenset[torch.dtype], text: str) -> str:
         # Contraction would make a * b + c another number than PyTorch's; formulas that want it say fma.
         lines = ["#pragma OPENCL FP_CONTRACT OFF", "#define FUNCTION static inline"]
         dtypes |= {part_dtype(dtype) for dtype in dtypes}
-        if torch.float64 in dtypes:
+        functions = definitions(text)
+        if torch.float64 in dtypes or any("double" in function for function in functions):
             lines.insert(0, "#pragma OPENCL EXTENSION cl_khr_fp64 : enable")
-        if self.processor == "cpu" and torch.float32 in dtypes:
-            lines += CPU_FUNCTIONS.values()
+        if functions:
+            lines += ["#pragma OPENCL FP_CONTRACT ON", *functions, "#pragma OPENCL FP_CONTRACT OFF"]
         return "\n".join([*lines, self.half_functions(dtypes)])
+
+    def decode(self, stored: str, dtype: torch.dtype, position: int = 0) -> str:
+        text = super().decode(stored, dtype, position)
+        return f"odd_{text}" if dtype == torch.float16 and self.processor == "cpu" and position % 2 else text
+
+    def float16_functions(self) -> str:
+        return FLOAT16_BY_INSTRUCTIONS if self.processor == "cpu" else super().float16_functions()
 
     def kernel(self, name: str, parameters: Sequence[str], group_size: int | None, body: Sequence[str]) -> str:
         attribute = f"__attribute__((reqd_work_group_size({group_size}, 1, 1))) " if group_size else ""

@@ -103,7 +103,7 @@ def make_call(
 
     lanes = re.search(r"\bLANES\b|\bvalue_t_lanes\b|\b(load|store)_\w+_lanes\b", body)
     parts = [
-        dialect.header(frozenset(used)),
+        dialect.header(frozenset(used), functions + body),
         spelling.macros(dialect),
         *(f"typedef {dialect.type(dtype)} {alias};" for alias, dtype in typedefs.items()),
         *(f"#define {constant} {text}" for constant, text in (constants or {}).items()),
