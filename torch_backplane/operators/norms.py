@@ -9,8 +9,20 @@ from typing import Any
 
 import torch
 
+from torch_backplane.kernels import Expression
+from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates.norms import Sets, norm, norm_backward, weight_grads
-from torch_backplane.planning import Call, RunOnCPU, contiguous_result, operator, run_template
+from torch_backplane.operators.reductions import spread
+from torch_backplane.planning import (
+    Call,
+    RunOnCPU,
+    contiguous_result,
+    operator,
+    run_pointwise,
+    run_reduction,
+    run_template,
+)
+from torch_backplane.planning.call import as_meta
 
 Optional = torch.Tensor | None
 Results = tuple[Optional, ...]
@@ -163,23 +175,89 @@ def _batch_norm(
     training: bool,
     momentum: float,
     eps: float,
+    with_reserve: bool = False,
 ) -> Results:
-    results = list(call.meta(call.functional))
+    # Of the base operator: PyTorch's meta kernels of the others take fewer arguments.
+    given = (self, weight, bias, running_mean, running_var, training, momentum, eps)
+    results = list(torch.ops.aten.native_batch_norm(*(as_meta(value) for value in given)))
+    if with_reserve:
+        results.append(self.new_empty(0, dtype=torch.uint8, device="meta"))
     if not training:
         if running_mean is None or running_var is None:
             raise RunOnCPU("evaluation without running statistics")
         # As the CPU has it: nothing is saved.
-        results[1:] = [saved.new_empty(0) for saved in results[1:]]
-    out, mean, rstd = call.outputs(like=results)
-    given = [] if running_mean is None or running_var is None else [running_mean, running_var]
-    running = [tensor.contiguous() for tensor in given]
+        results[1:3] = [saved.new_empty(0) for saved in results[1:3]]
+    out, mean, rstd, *reserve = call.outputs(like=results)
+    moved = [] if running_mean is None or running_var is None else [running_mean, running_var]
+    running = [tensor.contiguous() for tensor in moved]
     arguments = (_dense(weight), _dense(bias), eps)
     saved = {"mean": mean, "rstd": rstd} if training else {"mean": None, "rstd": None}
     _forward(_batch_sets(self), out, self, *arguments, running=running or None, momentum=momentum, **saved)
-    for tensor, updated in zip(given, running, strict=True):
+    for tensor, updated in zip(moved, running, strict=True):
         if training and not tensor.is_contiguous():
             tensor.copy_(updated)
-    return out, mean, rstd
+    return out, mean, rstd, *reserve
+
+
+@operator("_batch_norm_with_update")
+def _batch_norm_with_update(
+    call: Call,
+    self: torch.Tensor,
+    weight: Optional,
+    bias: Optional,
+    running_mean: torch.Tensor,
+    running_var: torch.Tensor,
+    momentum: float,
+    eps: float,
+) -> Results:
+    return _batch_norm(call, self, weight, bias, running_mean, running_var, True, momentum, eps, with_reserve=True)
+
+
+@operator("_batch_norm_no_update")
+def _batch_norm_no_update(
+    call: Call,
+    self: torch.Tensor,
+    weight: Optional,
+    bias: Optional,
+    running_mean: Optional,
+    running_var: Optional,
+    momentum: float,
+    eps: float,
+) -> Results:
+    return _batch_norm(call, self, weight, bias, running_mean, running_var, False, momentum, eps, with_reserve=True)
+
+
+@operator("batch_norm_update_stats")
+def batch_norm_update_stats(
+    call: Call, self: torch.Tensor, running_mean: Optional, running_var: Optional, momentum: float
+) -> Results:
+    """Mean and variance of each channel; those that run move towards them, the variance to the unbiased one."""
+    if self.dim() < 2 or not self.numel() or not self.is_floating_point():
+        raise RunOnCPU("no numbers of channels")
+    compute = value_dtype(self.dtype)
+    channels = self.shape[1]
+    given = [tensor for tensor in (running_mean, running_var) if tensor is not None]
+    if any(tensor.shape != (channels,) or tensor.dtype not in (self.dtype, compute) for tensor in given):
+        raise RunOnCPU("running statistics of another shape or dtype")
+    result = given[0] if given else self
+    outputs = call.outputs(like=[result.new_empty(channels, device="meta")] * 2)
+    dims = [dim for dim in range(self.dim()) if dim != 1]
+    variance = spread(0.0, root=False, with_mean=True)(compute)
+    key, name = ("var_mean", 0.0, compute), "batch_norm_update_stats"
+    run_reduction(variance, outputs[::-1], [self], dims, key=key, compute=compute, name=name)
+    count = self.numel() // channels
+    # As a number of the kernel's, which has infinity and NaN where the host would have an error.
+    for tensor, value, degrees in ((running_mean, outputs[0], count), (running_var, outputs[1], count - 1)):
+        if tensor is not None:
+            scalars = [(float(number), compute) for number in (momentum, count, degrees)]
+            run_pointwise(_moved, [tensor], [tensor, value], scalars, key=name, compute=compute, name=name)
+    return tuple(outputs)
+
+
+def _moved(
+    running: Expression, value: Expression, momentum: Expression, count: Expression, degrees: Expression
+) -> Expression:
+    return momentum * (value * count / degrees) + (1.0 - momentum) * running
 
 
 @operator("_native_batch_norm_legit.no_stats")
@@ -192,6 +270,43 @@ def _native_batch_norm_legit(
 @operator("native_batch_norm_backward")
 def native_batch_norm_backward(
     call: Call,
+    grad: torch.Tensor,
+    self: torch.Tensor,
+    weight: Optional,
+    running_mean: Optional,
+    running_var: Optional,
+    save_mean: Optional,
+    save_invstd: Optional,
+    train: bool,
+    eps: float,
+    output_mask: list[bool],
+) -> Results:
+    return _batch_norm_backward(
+        grad, self, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask
+    )
+
+
+@operator("batch_norm_backward")
+def batch_norm_backward(
+    call: Call,
+    grad: torch.Tensor,
+    self: torch.Tensor,
+    weight: torch.Tensor,
+    running_mean: Optional,
+    running_var: Optional,
+    save_mean: Optional,
+    save_var: Optional,
+    update: bool,
+    eps: float,
+    output_mask: list[bool],
+    reserve: torch.Tensor,
+) -> Results:
+    return _batch_norm_backward(
+        grad, self, weight, running_mean, running_var, save_mean, save_var, update, eps, output_mask
+    )
+
+
+def _batch_norm_backward(
     grad: torch.Tensor,
     self: torch.Tensor,
     weight: Optional,

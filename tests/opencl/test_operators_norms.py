@@ -1,0 +1,85 @@
+"""The forms of batch norm that programs seldom call by name, masked softmax, weight norm, RMS norm."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from agreement import agrees
+
+aten, F = torch.ops.aten, torch.nn.functional
+SHAPES = [(4, 6, 5, 5), (30, 6), (2, 6, 1), (3, 6, 4, 2, 2)]
+MIXED = [(torch.float32, torch.float32), (torch.float64, torch.float64), (torch.bfloat16, torch.float32)]
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    torch.manual_seed(len(shape) + sum(shape))
+    return torch.randn(shape).to(dtype)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("dtype", "kept"), MIXED, ids=str)
+def test_batch_norm_that_updates(shape: tuple[int, ...], dtype: torch.dtype, kept: torch.dtype) -> None:
+    x, weight, bias = numbers(*shape, dtype=dtype), numbers(6, dtype=kept), numbers(6, dtype=kept) + 1
+    mean, var = numbers(6, dtype=kept), numbers(6, dtype=kept).abs()
+    agrees(lambda *tensors: aten._batch_norm_with_update(*tensors, 0.1, 1e-5), x, weight, bias, mean, var)
+    agrees(lambda x, *tensors: aten._batch_norm_with_update(x, None, None, *tensors, 0.3, 1e-3), x, mean, var)
+    agrees(
+        lambda x, *tensors: aten._batch_norm_with_update(x.transpose(0, -1), None, None, *tensors, 0.3, 1e-3),
+        numbers(5, 6, 4, dtype=dtype),
+        mean,
+        var,
+    )
+    outs = torch.empty_like(x), *(torch.empty(6, dtype=kept) for _ in range(2)), torch.empty(0, dtype=torch.uint8)
+    agrees(
+        lambda x, mean, var, out, a, b, c: aten._batch_norm_with_update.out(
+            x, None, None, mean, var, 0.1, 1e-5, out=out, save_mean=a, save_invstd=b, reserve=c
+        ),
+        x,
+        mean,
+        var,
+        *outs,
+    )
+
+
+@pytest.mark.parametrize("mask", [[True, True, True], [True, False, False], [False, True, True]], ids=str)
+@pytest.mark.parametrize("update", [True, False])
+@pytest.mark.parametrize(("dtype", "kept"), MIXED, ids=str)
+def test_batch_norm_backward(dtype: torch.dtype, kept: torch.dtype, update: bool, mask: list[bool]) -> None:
+    x, grad, weight = numbers(4, 6, 5, 5, dtype=dtype), numbers(4, 6, 5, 5, dtype=dtype) * 2, numbers(6, dtype=kept)
+    mean, var = numbers(6, dtype=kept), numbers(6, dtype=kept).abs() + 0.5
+
+    def backward(grad: torch.Tensor, x: torch.Tensor, *given: torch.Tensor) -> list[torch.Tensor]:
+        reserve = x.new_empty(0, dtype=torch.uint8)
+        results = aten.batch_norm_backward(grad, x, *given, update, 1e-3, mask, reserve)
+        return [result for result in results if result is not None]
+
+    agrees(backward, grad, x, weight, mean, var, mean / 2, 1 / var)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("dtype", "kept"), [*MIXED, (torch.bfloat16, torch.bfloat16)], ids=str)
+def test_statistics_are_updated(shape: tuple[int, ...], dtype: torch.dtype, kept: torch.dtype) -> None:
+    # Positive: PyTorch has a bfloat16 less exact where means cancel.
+    x, mean, var = numbers(*shape).abs().to(dtype), numbers(6, dtype=kept).abs(), numbers(6, dtype=kept).abs()
+    agrees(lambda *tensors: aten.batch_norm_update_stats(*tensors, 0.1), x, mean, var)
+    agrees(lambda x: aten.batch_norm_update_stats(x, None, None, 0.1), x)
+    agrees(lambda x, mean: aten.batch_norm_update_stats(x, mean, None, 0.1), x, mean)
+    agrees(lambda x, var: aten.batch_norm_update_stats(x, None, var, 0.1), x, var)
+    agrees(lambda x, mean: aten.batch_norm_update_stats(x, mean[::2], None, 0.1), x, numbers(12, dtype=kept).abs())
+    agrees(
+        lambda x, a, b: aten.batch_norm_update_stats.out(x, None, None, 0.1, out0=a, out1=b),
+        x,
+        torch.empty(6, dtype=dtype),
+        torch.empty(0, dtype=dtype),
+    )
+
+
+def test_statistics_of_one_number_are_as_pytorch_has_them() -> None:
+    agrees(
+        lambda *tensors: aten.batch_norm_update_stats(*tensors, 0.1), numbers(1, 3), torch.zeros(3), torch.ones(3)
+    )
+
+
+def test_batch_norm_that_does_not_update() -> None:
+    x, weight, mean, var = numbers(4, 6, 5), numbers(6), numbers(6), numbers(6).abs()
+    agrees(lambda x, w, *tensors: aten._batch_norm_no_update(x, w, None, *tensors, 0.1, 1e-5), x, weight, mean, var)
