@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
-from agreement import agrees
+from agreement import DEVICE, agrees
+
+from torch_backplane import plans
 
 aten, F = torch.ops.aten, torch.nn.functional
 SHAPES = [(4, 6, 5, 5), (30, 6), (2, 6, 1), (3, 6, 4, 2, 2)]
@@ -74,10 +78,69 @@ def test_statistics_are_updated(shape: tuple[int, ...], dtype: torch.dtype, kept
     )
 
 
-def test_statistics_of_one_number_are_as_pytorch_has_them() -> None:
+def gradients(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> list[torch.Tensor]:
+    leaves = [tensor.detach().requires_grad_() for tensor in tensors]
+    result = function(*leaves)
+    return [result.detach(), *torch.autograd.grad((result * result.detach()).sum(), leaves)]
+
+
+def test_weights_gradients_where_the_weight_is_transposed() -> None:
+    x, weight = numbers(3, 4, 5), numbers(5, 4).t()
+    agrees(lambda *t: gradients(lambda x, w: F.layer_norm(x, (4, 5), w), *t), x, weight)
+    agrees(lambda *t: gradients(lambda x, w: F.rms_norm(x, (4, 5), w), *t), x, weight)
+
+
+@pytest.mark.parametrize("eps", [None, 1e-2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+def test_rms_norm(dtype: torch.dtype, eps: float | None) -> None:
+    # Halves are rounded once in the result and the gradients; the composition on the CPU rounds them more often.
+    wide = {"rtol": 2e-2, "atol": 2e-2} if dtype.itemsize == 2 else {}
+    x, weight = numbers(4, 6, 40, dtype=dtype), numbers(40, dtype=dtype)
+    agrees(lambda *t: gradients(lambda x: F.rms_norm(x, (40,), eps=eps), *t), x, **wide)
+    agrees(lambda *t: gradients(lambda x, w: F.rms_norm(x, (40,), w, eps), *t), x, weight, **wide)
     agrees(
-        lambda *tensors: aten.batch_norm_update_stats(*tensors, 0.1), numbers(1, 3), torch.zeros(3), torch.ones(3)
+        lambda *t: gradients(lambda x, w: F.rms_norm(x.transpose(0, 2), (6, 4), w, eps), *t),
+        x,
+        weight.new_ones(6, 4),
+        **wide,
     )
+    agrees(lambda *t: gradients(lambda x, w: F.rms_norm(x, (40,), w, eps), *t), x[0, 0], weight, **wide)
+    agrees(lambda x, w: F.rms_norm(x.requires_grad_(), (40,), w, eps).detach(), x, weight, **wide)
+
+
+def test_rms_norm_of_nothing() -> None:
+    agrees(lambda *t: gradients(lambda x, w: F.rms_norm(x, (5,), w), *t), torch.zeros(0, 5), torch.ones(5))
+    agrees(lambda *t: gradients(lambda x, w: F.rms_norm(x, (0,), w), *t), torch.zeros(3, 0), torch.ones(0))
+
+
+def test_rms_norm_of_what_kernels_do_not_have_is_composed() -> None:
+    agrees(lambda x: F.rms_norm(x, (5,)), torch.randn(3, 5, dtype=torch.complex64))
+    agrees(lambda x, w: F.rms_norm(x, (5,), w), numbers(3, 5, dtype=torch.bfloat16), numbers(5))
+
+
+def test_rms_norm_is_one_launch_and_its_backward_two() -> None:
+    x, rstd, weight = (tensor.to(DEVICE) for tensor in (numbers(4, 40), numbers(4, 1), numbers(40)))
+    for wanted, function in (
+        (1, lambda: F.rms_norm(x, (40,), weight)),
+        (2, lambda: aten._fused_rms_norm_backward(x, x, [40], rstd, weight, [True, True])),
+    ):
+        told = str(plans.explain(function))
+        assert told.count("→ launch") == wanted, told
+
+
+def test_rms_norm_has_second_derivatives_and_directional_ones() -> None:
+    x, weight = numbers(3, 5, dtype=torch.float64), numbers(5, dtype=torch.float64)
+
+    def norm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, (5,), w)
+
+    agrees(lambda x, w: torch.func.jvp(norm, (x, w), (x * 2, w - 1)), x, weight)
+    agrees(lambda x, w: torch.func.hessian(lambda x: norm(x, w).pow(3).sum())(x), x, weight)
+    agrees(lambda x, w: torch.func.vmap(norm, (0, None))(x, w), x, weight)
+
+
+def test_statistics_of_one_number_are_as_pytorch_has_them() -> None:
+    agrees(lambda *tensors: aten.batch_norm_update_stats(*tensors, 0.1), numbers(1, 3), torch.zeros(3), torch.ones(3))
 
 
 def test_batch_norm_that_does_not_update() -> None:

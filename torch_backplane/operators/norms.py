@@ -352,8 +352,45 @@ def _batch_norm_backward(
 
 
 def _new_like(tensors: Sequence[Optional], wanted: Sequence[bool]) -> Results:
-    """An uninitialized tensor like each, or None where it is not wanted."""
+    """An uninitialized tensor like each, or None where it is not wanted. Those of parameters, all but the first, are
+    contiguous, as PyTorch makes them and as kernels write them.
+    """
+    formats = [torch.preserve_format, *[torch.contiguous_format] * (len(tensors) - 1)]
     return tuple(
-        torch.empty_like(tensor) if want and tensor is not None else None
-        for tensor, want in zip(tensors, wanted, strict=True)
+        torch.empty_like(tensor, memory_format=memory_format) if want and tensor is not None else None
+        for tensor, want, memory_format in zip(tensors, wanted, formats, strict=True)
     )
+
+
+# aten::_fused_rms_norm on devices that run kernels (csrc/rms_norm.cpp)
+
+
+@operator("backplane::rms_norm", variants=False)
+def rms_norm(
+    call: Call, self: torch.Tensor, normalized_shape: list[int], weight: Optional, eps: float | None
+) -> Results:
+    """The result, and one over the root of the mean square."""
+    dtype = value_dtype(self.dtype)
+    size, outer = math.prod(normalized_shape), self.shape[: self.dim() - len(normalized_shape)]
+    out = torch.empty_like(self, memory_format=torch.contiguous_format)
+    rstd = torch.empty([*outer, *[1] * len(normalized_shape)], dtype=dtype, device=self.device)
+    if not out.numel():
+        return out, rstd.fill_(math.nan)
+    eps = torch.finfo(dtype).eps if eps is None else eps
+    _forward(Sets.layer(rstd.numel(), size), out, self, _dense(weight), None, eps, mean=None, rstd=rstd)
+    return out, rstd
+
+
+@operator("backplane::rms_norm_backward", variants=False)
+def rms_norm_backward(
+    call: Call,
+    grad: torch.Tensor,
+    self: torch.Tensor,
+    normalized_shape: list[int],
+    rstd: torch.Tensor,
+    weight: Optional,
+    output_mask: list[bool],
+) -> Results:
+    results = _new_like([self, weight], output_mask)
+    _backward(Sets.layer(rstd.numel(), math.prod(normalized_shape)), results, grad, self, None, rstd, weight)
+    return results
