@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from agreement import DEVICE, agrees
+from agreement import DEVICE, agrees, on_device
 
 from torch_backplane import plans
 
@@ -146,3 +146,115 @@ def test_statistics_of_one_number_are_as_pytorch_has_them() -> None:
 def test_batch_norm_that_does_not_update() -> None:
     x, weight, mean, var = numbers(4, 6, 5), numbers(6), numbers(6), numbers(6).abs()
     agrees(lambda x, w, *tensors: aten._batch_norm_no_update(x, w, None, *tensors, 0.1, 1e-5), x, weight, mean, var)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_weight_norm(dtype: torch.dtype) -> None:
+    for shape, lengths, dim in (
+        ((3, 4, 5), (3, 1, 1), 0),
+        ((3, 4, 5), (1, 1, 5), 2),
+        ((3, 70), (3, 1), 0),
+        ((7,), (7,), 0),
+    ):
+        v, g, grad = numbers(*shape, dtype=dtype), numbers(*lengths, dtype=dtype), numbers(*shape, dtype=dtype) + 1
+        agrees(lambda v, g: aten._weight_norm_interface(v, g, dim), v, g)  # noqa: B023
+        norms = aten._weight_norm_interface(v, g, dim)[1]
+        agrees(lambda *t: aten._weight_norm_interface_backward(*t, dim), grad, v, g, norms)  # noqa: B023
+
+
+def test_weight_norm_of_a_transposed_tensor() -> None:
+    """PyTorch's CPU kernel takes contiguous ones only, and does not look."""
+    v, g, grad = numbers(3, 4, 5), numbers(5, 1, 1), numbers(5, 4, 3)
+    expected = aten._weight_norm_interface(v.transpose(0, 2).contiguous(), g, 0)
+    found = aten._weight_norm_interface(v.to(DEVICE).transpose(0, 2), g.to(DEVICE), 0)
+    torch.testing.assert_close([one.cpu() for one in found], list(expected))
+    expected = aten._weight_norm_interface_backward(grad, v.transpose(0, 2).contiguous(), g, expected[1], 0)
+    grad, v, g = on_device((grad, v, g))
+    found = aten._weight_norm_interface_backward(grad, v.transpose(0, 2), g, found[1], 0)
+    torch.testing.assert_close([one.cpu() for one in found], list(expected))
+
+
+def test_weight_norm_of_halves_has_norms_in_float32() -> None:
+    v, g = numbers(3, 4).half(), numbers(3, 1).half()
+    agrees(lambda v, g: aten._weight_norm_interface(v, g, 0), v, g)
+
+
+def test_weight_norm_of_a_layer() -> None:
+    def run(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> list[torch.Tensor]:
+        layer = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(6, 4, device=x.device))
+        with torch.no_grad():
+            layer.bias.copy_(bias)
+            layer.weight = weight
+        layer(x).pow(2).sum().backward()
+        return [layer.weight.detach(), *(parameter.grad for parameter in layer.parameters())]
+
+    agrees(run, numbers(5, 6), numbers(4, 6), numbers(4))
+
+
+def test_bad_lengths_have_pytorchs_errors() -> None:
+    for arguments in ((numbers(3, 4, 5), numbers(1, 4, 1), 1), (numbers(3, 4), numbers(3, 1), -1)):
+        with pytest.raises(RuntimeError) as expected:
+            aten._weight_norm_interface(*arguments)
+        with pytest.raises(RuntimeError) as found:
+            aten._weight_norm_interface(*(on_device(one) for one in arguments))
+        assert str(found.value).split("\n")[0] == str(expected.value).split("\n")[0]
+
+
+MASKS = {0: (4, 4), 1: (2, 4), 2: (2, 3, 4, 4)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("kind", MASKS)
+def test_masked_softmax(kind: int, dtype: torch.dtype) -> None:
+    x, mask = numbers(2, 3, 4, 4, dtype=dtype), numbers(*MASKS[kind]) > 0
+    mask.view(-1, 4)[0], mask.view(-1, 4)[1] = True, False
+    for dim in (3, -1, None, 1, 2) if kind == 2 else (3, 2):
+        agrees(lambda x, mask: aten._masked_softmax(x, mask, dim, kind), x, mask)  # noqa: B023
+    agrees(lambda x, mask, out: aten._masked_softmax.out(x, mask, 3, kind, out=out), x, mask, torch.empty_like(x))
+
+
+def test_masked_softmax_of_special_numbers() -> None:
+    x = torch.tensor([[1.0, torch.nan, 2.0], [torch.nan, 1.0, 2.0], [-torch.inf, -torch.inf, 1.0]])
+    for mask in ([False, True, False], [True, False, True], [False, False, True], [False, False, False]):
+        agrees(lambda x, mask: aten._masked_softmax(x, mask, 1, 2), x, torch.tensor([mask] * 3))
+
+
+def test_masked_softmax_of_one_and_of_no_numbers() -> None:
+    for mask in (True, False):
+        agrees(lambda x, mask: aten._masked_softmax(x, mask, 0, 2), torch.tensor(3.0), torch.tensor(mask))
+    agrees(lambda x, mask: aten._masked_softmax(x, mask, 1, 2), torch.zeros(0, 3), torch.zeros(0, 3) > 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dim", [None, 0, 1, -1])
+def test_masked_softmax_backward(dim: int | None, dtype: torch.dtype) -> None:
+    x, grad, mask = numbers(5, 6, 7, dtype=dtype), numbers(5, 6, 7, dtype=dtype) + 1, numbers(5, 6, 7) > 0.5
+    agrees(lambda *t: aten._masked_softmax_backward(*t, dim), grad, x.softmax(-1), mask)
+    output = aten._masked_softmax(x, mask, dim, 2)
+    agrees(lambda *t: aten._masked_softmax_backward(*t, dim), grad, output, mask)
+
+
+def test_masked_softmax_of_bfloat16_is_rounded_once() -> None:
+    """PyTorch's CPU kernels add bfloat16 up as such, so they are no measure."""
+    x, grad, mask = numbers(5, 70).bfloat16(), numbers(5, 70).bfloat16() + 1, numbers(5, 70) > 0.5
+    expected = aten._masked_softmax(x.double(), mask, 1, 2)
+    found = aten._masked_softmax(x.to(DEVICE), mask.to(DEVICE), 1, 2)
+    torch.testing.assert_close(found.cpu().double(), expected, rtol=2**-8, atol=0)
+    backward = aten._masked_softmax_backward(grad.to(DEVICE), found, mask.to(DEVICE), 1)
+    expected = aten._masked_softmax_backward(grad.double(), found.cpu().double(), mask, 1)
+    torch.testing.assert_close(backward.cpu().double(), expected, rtol=2**-8, atol=1e-6)
+
+
+def test_bad_masks_have_pytorchs_errors() -> None:
+    x = numbers(2, 3, 4, 4)
+    for mask, kind in (
+        (numbers(2, 3, 4, 4), 2),
+        (numbers(3, 4) > 0, 2),
+        (numbers(2, 3) > 0, 1),
+        (numbers(2, 4) > 0, 0),
+    ):
+        with pytest.raises(RuntimeError) as expected:
+            aten._masked_softmax(x, mask, 3, kind)
+        with pytest.raises(RuntimeError) as found:
+            aten._masked_softmax(on_device(x), on_device(mask), 3, kind)
+        assert str(found.value).split("\n")[0] == str(expected.value).split("\n")[0]

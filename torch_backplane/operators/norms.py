@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from torch_backplane.kernels import Expression
+from torch_backplane.kernels import Expression, Reduction
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates.norms import Sets, norm, norm_backward, weight_grads
+from torch_backplane.operators.reductions import norm as vector_norm
 from torch_backplane.operators.reductions import spread
 from torch_backplane.planning import (
     Call,
@@ -394,3 +395,66 @@ def rms_norm_backward(
     results = _new_like([self, weight], output_mask)
     _backward(Sets.layer(rstd.numel(), math.prod(normalized_shape)), results, grad, self, None, rstd, weight)
     return results
+
+
+# Weight norm: the direction of v, with the length g, for each index of its first or last dimension
+
+
+def _check_lengths(v: torch.Tensor, g: torch.Tensor, dim: int) -> list[int]:
+    """The dimensions that lengths are taken over."""
+    if dim not in (0, v.dim() - 1) or g.numel() != v.shape[dim] or g.dtype != v.dtype or not v.is_floating_point():
+        raise RunOnCPU("lengths of another shape or dtype")
+    return [other for other in range(v.dim()) if other != dim]
+
+
+def _along(lengths: torch.Tensor, v: torch.Tensor, dim: int) -> torch.Tensor:
+    """One number for each index of `dim`, as a view that broadcasts to v."""
+    return lengths.reshape(-1).view([-1 if other == dim else 1 for other in range(v.dim())])
+
+
+@operator("_weight_norm_interface")
+def _weight_norm_interface(call: Call, v: torch.Tensor, g: torch.Tensor, dim: int) -> Results:
+    """v * g / |v|, and |v|, of g's shape, in float32 for numbers of 16 bits."""
+    dims, compute = _check_lengths(v, g, dim), value_dtype(v.dtype)
+    out, norms = call.outputs(
+        like=[torch.empty_like(v, device="meta"), torch.empty_like(g, dtype=compute, device="meta")]
+    )
+    found = torch.empty(v.shape[dim], dtype=compute, device=v.device)
+    run_reduction(
+        vector_norm(2.0)(compute), [found], [v], dims, key=("norm", 2.0, compute), compute=compute, name="norm"
+    )
+    inputs = [v, _along(g, v, dim), _along(found, v, dim)]
+    run_pointwise(
+        lambda v, g, norm: v * (g / norm), [out], inputs, key="weight_norm", compute=compute, name="weight_norm"
+    )
+    norms.copy_(found.view(norms.shape))
+    return out, norms
+
+
+def _weight_norm_gradient(
+    grad: Expression, v: Expression, g: Expression, norm: Expression, product: Expression
+) -> Expression:
+    return g / norm * (grad - v * (product / (norm * norm)))
+
+
+@operator("_weight_norm_interface_backward")
+def _weight_norm_interface_backward(
+    call: Call,
+    grad_w: torch.Tensor,
+    saved_v: torch.Tensor,
+    saved_g: torch.Tensor,
+    saved_norms: torch.Tensor,
+    dim: int,
+) -> Results:
+    dims, compute = _check_lengths(saved_v, saved_g, dim), value_dtype(saved_v.dtype)
+    grad_v, grad_g = call.outputs()
+    products = torch.empty(saved_v.shape[dim], dtype=compute, device=saved_v.device)
+    summed = Reduction([compute], [0.0], lambda a, b, _: a * b, lambda a, b: a + b, lambda total, _: total)
+    name = "weight_norm_backward"
+    run_reduction(summed, [products], [grad_w, saved_v], dims, key=(name, compute), compute=compute, name=name)
+    along = [_along(tensor, saved_v, dim) for tensor in (saved_g, saved_norms, products)]
+    inputs = [grad_w, saved_v, *along]
+    run_pointwise(_weight_norm_gradient, [grad_v], inputs, key=name, compute=compute, name=name)
+    lengths = [products.view(saved_norms.shape), saved_norms]
+    run_pointwise(lambda a, b: a / b, [grad_g], lengths, key=f"{name} of g", compute=compute, name=name)
+    return grad_v, grad_g
