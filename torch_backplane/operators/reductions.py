@@ -282,6 +282,14 @@ def aminmax(call: Call, self: torch.Tensor, dim: int | None, keepdim: bool) -> A
     return extreme(call, self, dim, both_extremes, key="aminmax")
 
 
+@operator("_aminmax", "_aminmax.dim")
+def _aminmax(call: Call, self: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
+    """The same, under an older name."""
+    leave_nothing(self, dim)
+    least, most = call.outputs(like=torch.aminmax(torch.empty_like(self, device="meta"), dim=dim, keepdim=keepdim))
+    return tuple(torch.aminmax(self, dim=dim, keepdim=keepdim, out=(least, most)))
+
+
 @operator("argmax")
 def argmax(call: Call, self: torch.Tensor, dim: int | None, keepdim: bool) -> Any:
     return extreme(call, self, dim, argument_of(True, False), key="argmax")
