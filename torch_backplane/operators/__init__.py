@@ -2,6 +2,7 @@
 
 from torch_backplane.operators import (
     activations,
+    add_relu,
     amp,
     arithmetic,
     bitwise,
@@ -13,6 +14,7 @@ from torch_backplane.operators import (
     factories,
     fake_quantize,
     foreach,
+    glu_jvp,
     indexing,
     joining,
     linalg,
@@ -38,6 +40,7 @@ from torch_backplane.operators import (
 
 __all__ = [
     "activations",
+    "add_relu",
     "amp",
     "arithmetic",
     "bitwise",
@@ -49,6 +52,7 @@ __all__ = [
     "factories",
     "fake_quantize",
     "foreach",
+    "glu_jvp",
     "indexing",
     "joining",
     "linalg",

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
 from torch_backplane.kernels import Expression
 from torch_backplane.kernels import functions as f
-from torch_backplane.kernels.dtypes import value_dtype
-from torch_backplane.planning import Call, Number, RunOnCPU, operator, plan_pointwise, pointwise, run_pointwise
+from torch_backplane.planning import Call, operator, pointwise, run_pointwise
 
 # Piecewise linear. Where a comparison with NaN decides, it decides as in PyTorch's CPU kernels.
 
@@ -53,37 +51,6 @@ pointwise("hardshrink", lambda a, lambd: f.where((a >= -lambd) & (a <= lambd), 0
 pointwise("hardshrink_backward", shrink_backward, fitting="stored")
 pointwise("softshrink", softshrink, fitting="stored")
 pointwise("softshrink_backward", shrink_backward, fitting="stored")
-
-
-def add_relu(a: Expression, b: Expression, alpha: Expression) -> Expression:
-    """As in PyTorch, the sum between zero and the greatest number, so never infinite."""
-    total = a + alpha * b
-    if not f.is_float(total):
-        return f.maximum(total, 0)
-    return f.clamp(total, 0.0, torch.finfo(total.dtype).max)
-
-
-def _check_add_relu(*dtypes: torch.dtype) -> None:
-    if any((dtype.itemsize == 2 and dtype.is_floating_point) or dtype == torch.bool for dtype in dtypes):
-        raise RunOnCPU("a dtype that PyTorch refuses")
-
-
-@operator("_add_relu.Tensor")
-def add_relu_tensor(call: Call, self: torch.Tensor, other: torch.Tensor, alpha: Any) -> torch.Tensor:
-    _check_add_relu(torch.result_type(self, other))
-    call.outputs(like=call.meta(call.functional))  # there is no meta kernel of the form with `out=`
-    return plan_pointwise("_add_relu", add_relu, call, (self, other, alpha))
-
-
-@operator("_add_relu.Scalar")
-def add_relu_number(call: Call, self: torch.Tensor, other: Number, alpha: Number) -> torch.Tensor:
-    _check_add_relu(self.dtype)
-    if not self.is_floating_point() and (other.dtype.is_floating_point or alpha.dtype.is_floating_point):
-        raise RunOnCPU("a float among integers")
-    (out,) = call.outputs(like=[torch.empty_like(self, device="meta")])
-    dtype = value_dtype(self.dtype)
-    run_pointwise(add_relu, [out], [self], [(other, dtype), (alpha, dtype)], key="_add_relu", name="add_relu")
-    return out
 
 
 # Of exponentials
@@ -185,7 +152,7 @@ pointwise("gelu_backward", gelu_backward)
 # GLU: the first half of a dimension, gated by the second
 
 
-def _halves(tensor: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+def halves(tensor: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
     first, second = tensor.chunk(2, dim)
     return first, second
 
@@ -198,54 +165,13 @@ def _glu_backward(grad: Expression, a: Expression, gate: Expression) -> tuple[Ex
 @operator("glu")
 def glu(call: Call, self: torch.Tensor, dim: int) -> torch.Tensor:
     (out,) = call.outputs()
-    run_pointwise(lambda a, gate: a * f.sigmoid(gate), [out], _halves(self, dim), key="glu", name="glu")
+    run_pointwise(lambda a, gate: a * f.sigmoid(gate), [out], halves(self, dim), key="glu", name="glu")
     return out
 
 
 @operator("glu_backward")
 def glu_backward(call: Call, grad_output: torch.Tensor, self: torch.Tensor, dim: int) -> torch.Tensor:
     (out,) = call.outputs()
-    inputs = [grad_output, *_halves(self, dim)]
-    run_pointwise(_glu_backward, _halves(out, dim), inputs, key="glu_backward", name="glu_backward")
-    return out
-
-
-def _glu_jvp(result: Expression, gate: Expression, a_step: Expression, gate_step: Expression) -> Expression:
-    open_ = f.sigmoid(gate)
-    return a_step * open_ + result * (1.0 - open_) * gate_step
-
-
-@operator("glu_jvp")
-def glu_jvp(call: Call, glu: torch.Tensor, x: torch.Tensor, dx: torch.Tensor, dim: int) -> torch.Tensor:
-    (out,) = call.outputs(like=[torch.empty_like(glu, device="meta")])
-    inputs = [glu, _halves(x, dim)[1], *_halves(dx, dim)]
-    run_pointwise(_glu_jvp, [out], inputs, key="glu_jvp", name="glu_jvp")
-    return out
-
-
-def _glu_backward_jvp(
-    grad: Expression, a: Expression, gate: Expression, grad_step: Expression, a_step: Expression, gate_step: Expression
-) -> tuple[Expression, Expression]:
-    """The derivative of `_glu_backward` along the steps."""
-    open_ = f.sigmoid(gate)
-    slope = (1.0 - open_) * open_
-    turn = slope * gate_step
-    first = grad_step * open_ + grad * turn
-    second = (grad_step * a + grad * a_step) * slope + grad * a * (1.0 - 2.0 * open_) * turn
-    return first, second
-
-
-@operator("glu_backward_jvp")
-def glu_backward_jvp(
-    call: Call,
-    grad_x: torch.Tensor,
-    grad_glu: torch.Tensor,
-    x: torch.Tensor,
-    dgrad_glu: torch.Tensor,
-    dx: torch.Tensor,
-    dim: int,
-) -> torch.Tensor:
-    (out,) = call.outputs(like=[torch.empty(x.shape, dtype=x.dtype, device="meta")])
-    inputs = [grad_glu, *_halves(x, dim), dgrad_glu, *_halves(dx, dim)]
-    run_pointwise(_glu_backward_jvp, _halves(out, dim), inputs, key="glu_backward_jvp", name="glu_backward_jvp")
+    inputs = [grad_output, *halves(self, dim)]
+    run_pointwise(_glu_backward, halves(out, dim), inputs, key="glu_backward", name="glu_backward")
     return out
