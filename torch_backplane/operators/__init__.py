@@ -2,6 +2,7 @@
 
 from torch_backplane.operators import (
     activations,
+    add_relu,
     amp,
     arithmetic,
     bitwise,
@@ -9,8 +10,11 @@ from torch_backplane.operators import (
     complex_numbers,
     convolution,
     copies,
+    distances,
     factories,
+    fake_quantize,
     foreach,
+    glu_jvp,
     indexing,
     joining,
     linalg,
@@ -40,6 +44,7 @@ from torch_backplane.operators import (
 
 __all__ = [
     "activations",
+    "add_relu",
     "amp",
     "arithmetic",
     "bitwise",
@@ -47,8 +52,11 @@ __all__ = [
     "complex_numbers",
     "convolution",
     "copies",
+    "distances",
     "factories",
+    "fake_quantize",
     "foreach",
+    "glu_jvp",
     "indexing",
     "joining",
     "linalg",

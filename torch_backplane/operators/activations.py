@@ -152,7 +152,7 @@ pointwise("gelu_backward", gelu_backward)
 # GLU: the first half of a dimension, gated by the second
 
 
-def _halves(tensor: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+def halves(tensor: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
     first, second = tensor.chunk(2, dim)
     return first, second
 
@@ -165,13 +165,13 @@ def _glu_backward(grad: Expression, a: Expression, gate: Expression) -> tuple[Ex
 @operator("glu")
 def glu(call: Call, self: torch.Tensor, dim: int) -> torch.Tensor:
     (out,) = call.outputs()
-    run_pointwise(lambda a, gate: a * f.sigmoid(gate), [out], _halves(self, dim), key="glu", name="glu")
+    run_pointwise(lambda a, gate: a * f.sigmoid(gate), [out], halves(self, dim), key="glu", name="glu")
     return out
 
 
 @operator("glu_backward")
 def glu_backward(call: Call, grad_output: torch.Tensor, self: torch.Tensor, dim: int) -> torch.Tensor:
     (out,) = call.outputs()
-    inputs = [grad_output, *_halves(self, dim)]
-    run_pointwise(_glu_backward, _halves(out, dim), inputs, key="glu_backward", name="glu_backward")
+    inputs = [grad_output, *halves(self, dim)]
+    run_pointwise(_glu_backward, halves(out, dim), inputs, key="glu_backward", name="glu_backward")
     return out

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from torch_backplane.kernels import Expression
-from torch_backplane.planning import Call, operator, run_pointwise
+from torch_backplane.planning import Call, RunOnCPU, operator, run_pointwise
 
 
 def cross_product(
@@ -20,3 +22,19 @@ def linalg_cross(call: Call, self: torch.Tensor, other: torch.Tensor, dim: int) 
     a, b = (tensor.expand(out.shape).unbind(dim) for tensor in (self, other))
     run_pointwise(cross_product, out.unbind(dim), [*a, *b], key="cross", name="cross")
     return out
+
+
+@operator("_compute_linear_combination")
+def _compute_linear_combination(call: Call, input: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
+    """The sums of the slices of `input` along its first dimension, times each row of coefficients. PyTorch adds
+    them to `out=`.
+    """
+    if coefficients.dim() != 2 or not input.dim() or coefficients.shape[1] != input.shape[0]:
+        raise RunOnCPU("other than a coefficient for each slice")
+    if input.dtype != coefficients.dtype or not input.numel():
+        raise RunOnCPU("two dtypes, or nothing, which PyTorch refuses")
+    rows = coefficients.shape[0]
+    (out,) = call.outputs(like=[torch.empty((rows, *input.shape[1:]), dtype=input.dtype, device="meta")])
+    slices = input.reshape(input.shape[0], math.prod(input.shape[1:]))
+    result = (coefficients @ slices).view(out.shape)
+    return out.add_(result) if call.written else out.copy_(result)

@@ -9,8 +9,21 @@ from typing import Any
 
 import torch
 
+from torch_backplane.kernels import Expression, Reduction
+from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates.norms import Sets, norm, norm_backward, weight_grads
-from torch_backplane.planning import Call, RunOnCPU, contiguous_result, operator, run_template
+from torch_backplane.operators.reductions import norm as vector_norm
+from torch_backplane.operators.reductions import spread
+from torch_backplane.planning import (
+    Call,
+    RunOnCPU,
+    contiguous_result,
+    operator,
+    run_pointwise,
+    run_reduction,
+    run_template,
+)
+from torch_backplane.planning.call import as_meta
 
 Optional = torch.Tensor | None
 Results = tuple[Optional, ...]
@@ -163,23 +176,89 @@ def _batch_norm(
     training: bool,
     momentum: float,
     eps: float,
+    with_reserve: bool = False,
 ) -> Results:
-    results = list(call.meta(call.functional))
+    # Of the base operator: PyTorch's meta kernels of the others take fewer arguments.
+    given = (self, weight, bias, running_mean, running_var, training, momentum, eps)
+    results = list(torch.ops.aten.native_batch_norm(*(as_meta(value) for value in given)))
+    if with_reserve:
+        results.append(self.new_empty(0, dtype=torch.uint8, device="meta"))
     if not training:
         if running_mean is None or running_var is None:
             raise RunOnCPU("evaluation without running statistics")
         # As the CPU has it: nothing is saved.
-        results[1:] = [saved.new_empty(0) for saved in results[1:]]
-    out, mean, rstd = call.outputs(like=results)
-    given = [] if running_mean is None or running_var is None else [running_mean, running_var]
-    running = [tensor.contiguous() for tensor in given]
+        results[1:3] = [saved.new_empty(0) for saved in results[1:3]]
+    out, mean, rstd, *reserve = call.outputs(like=results)
+    moved = [] if running_mean is None or running_var is None else [running_mean, running_var]
+    running = [tensor.contiguous() for tensor in moved]
     arguments = (_dense(weight), _dense(bias), eps)
     saved = {"mean": mean, "rstd": rstd} if training else {"mean": None, "rstd": None}
     _forward(_batch_sets(self), out, self, *arguments, running=running or None, momentum=momentum, **saved)
-    for tensor, updated in zip(given, running, strict=True):
+    for tensor, updated in zip(moved, running, strict=True):
         if training and not tensor.is_contiguous():
             tensor.copy_(updated)
-    return out, mean, rstd
+    return out, mean, rstd, *reserve
+
+
+@operator("_batch_norm_with_update")
+def _batch_norm_with_update(
+    call: Call,
+    self: torch.Tensor,
+    weight: Optional,
+    bias: Optional,
+    running_mean: torch.Tensor,
+    running_var: torch.Tensor,
+    momentum: float,
+    eps: float,
+) -> Results:
+    return _batch_norm(call, self, weight, bias, running_mean, running_var, True, momentum, eps, with_reserve=True)
+
+
+@operator("_batch_norm_no_update")
+def _batch_norm_no_update(
+    call: Call,
+    self: torch.Tensor,
+    weight: Optional,
+    bias: Optional,
+    running_mean: Optional,
+    running_var: Optional,
+    momentum: float,
+    eps: float,
+) -> Results:
+    return _batch_norm(call, self, weight, bias, running_mean, running_var, False, momentum, eps, with_reserve=True)
+
+
+@operator("batch_norm_update_stats")
+def batch_norm_update_stats(
+    call: Call, self: torch.Tensor, running_mean: Optional, running_var: Optional, momentum: float
+) -> Results:
+    """Mean and variance of each channel; those that run move towards them, the variance to the unbiased one."""
+    if self.dim() < 2 or not self.numel() or not self.is_floating_point():
+        raise RunOnCPU("no numbers of channels")
+    compute = value_dtype(self.dtype)
+    channels = self.shape[1]
+    given = [tensor for tensor in (running_mean, running_var) if tensor is not None]
+    if any(tensor.shape != (channels,) or tensor.dtype not in (self.dtype, compute) for tensor in given):
+        raise RunOnCPU("running statistics of another shape or dtype")
+    result = given[0] if given else self
+    outputs = call.outputs(like=[result.new_empty(channels, device="meta")] * 2)
+    dims = [dim for dim in range(self.dim()) if dim != 1]
+    variance = spread(0.0, root=False, with_mean=True)(compute)
+    key, name = ("var_mean", 0.0, compute), "batch_norm_update_stats"
+    run_reduction(variance, outputs[::-1], [self], dims, key=key, compute=compute, name=name)
+    count = self.numel() // channels
+    # As a number of the kernel's, which has infinity and NaN where the host would have an error.
+    for tensor, value, degrees in ((running_mean, outputs[0], count), (running_var, outputs[1], count - 1)):
+        if tensor is not None:
+            scalars = [(float(number), compute) for number in (momentum, count, degrees)]
+            run_pointwise(_moved, [tensor], [tensor, value], scalars, key=name, compute=compute, name=name)
+    return tuple(outputs)
+
+
+def _moved(
+    running: Expression, value: Expression, momentum: Expression, count: Expression, degrees: Expression
+) -> Expression:
+    return momentum * (value * count / degrees) + (1.0 - momentum) * running
 
 
 @operator("_native_batch_norm_legit.no_stats")
@@ -192,6 +271,43 @@ def _native_batch_norm_legit(
 @operator("native_batch_norm_backward")
 def native_batch_norm_backward(
     call: Call,
+    grad: torch.Tensor,
+    self: torch.Tensor,
+    weight: Optional,
+    running_mean: Optional,
+    running_var: Optional,
+    save_mean: Optional,
+    save_invstd: Optional,
+    train: bool,
+    eps: float,
+    output_mask: list[bool],
+) -> Results:
+    return _batch_norm_backward(
+        grad, self, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask
+    )
+
+
+@operator("batch_norm_backward")
+def batch_norm_backward(
+    call: Call,
+    grad: torch.Tensor,
+    self: torch.Tensor,
+    weight: torch.Tensor,
+    running_mean: Optional,
+    running_var: Optional,
+    save_mean: Optional,
+    save_var: Optional,
+    update: bool,
+    eps: float,
+    output_mask: list[bool],
+    reserve: torch.Tensor,
+) -> Results:
+    return _batch_norm_backward(
+        grad, self, weight, running_mean, running_var, save_mean, save_var, update, eps, output_mask
+    )
+
+
+def _batch_norm_backward(
     grad: torch.Tensor,
     self: torch.Tensor,
     weight: Optional,
@@ -237,8 +353,108 @@ def native_batch_norm_backward(
 
 
 def _new_like(tensors: Sequence[Optional], wanted: Sequence[bool]) -> Results:
-    """An uninitialized tensor like each, or None where it is not wanted."""
+    """An uninitialized tensor like each, or None where it is not wanted. Those of parameters, all but the first, are
+    contiguous, as PyTorch makes them and as kernels write them.
+    """
+    formats = [torch.preserve_format, *[torch.contiguous_format] * (len(tensors) - 1)]
     return tuple(
-        torch.empty_like(tensor) if want and tensor is not None else None
-        for tensor, want in zip(tensors, wanted, strict=True)
+        torch.empty_like(tensor, memory_format=memory_format) if want and tensor is not None else None
+        for tensor, want, memory_format in zip(tensors, wanted, formats, strict=True)
     )
+
+
+# aten::_fused_rms_norm on devices that run kernels (csrc/rms_norm.cpp)
+
+
+@operator("backplane::rms_norm", variants=False)
+def rms_norm(
+    call: Call, self: torch.Tensor, normalized_shape: list[int], weight: Optional, eps: float | None
+) -> Results:
+    """The result, and one over the root of the mean square."""
+    dtype = value_dtype(self.dtype)
+    size, outer = math.prod(normalized_shape), self.shape[: self.dim() - len(normalized_shape)]
+    out = torch.empty_like(self, memory_format=torch.contiguous_format)
+    rstd = torch.empty([*outer, *[1] * len(normalized_shape)], dtype=dtype, device=self.device)
+    if not out.numel():
+        return out, rstd.fill_(math.nan)
+    eps = torch.finfo(dtype).eps if eps is None else eps
+    _forward(Sets.layer(rstd.numel(), size), out, self, _dense(weight), None, eps, mean=None, rstd=rstd)
+    return out, rstd
+
+
+@operator("backplane::rms_norm_backward", variants=False)
+def rms_norm_backward(
+    call: Call,
+    grad: torch.Tensor,
+    self: torch.Tensor,
+    normalized_shape: list[int],
+    rstd: torch.Tensor,
+    weight: Optional,
+    output_mask: list[bool],
+) -> Results:
+    results = _new_like([self, weight], output_mask)
+    _backward(Sets.layer(rstd.numel(), math.prod(normalized_shape)), results, grad, self, None, rstd, weight)
+    return results
+
+
+# Weight norm: the direction of v, with the length g, for each index of its first or last dimension
+
+
+def _check_lengths(v: torch.Tensor, g: torch.Tensor, dim: int) -> list[int]:
+    """The dimensions that lengths are taken over."""
+    if dim not in (0, v.dim() - 1) or g.numel() != v.shape[dim] or g.dtype != v.dtype or not v.is_floating_point():
+        raise RunOnCPU("lengths of another shape or dtype")
+    return [other for other in range(v.dim()) if other != dim]
+
+
+def _along(lengths: torch.Tensor, v: torch.Tensor, dim: int) -> torch.Tensor:
+    """One number for each index of `dim`, as a view that broadcasts to v."""
+    return lengths.reshape(-1).view([-1 if other == dim else 1 for other in range(v.dim())])
+
+
+@operator("_weight_norm_interface")
+def _weight_norm_interface(call: Call, v: torch.Tensor, g: torch.Tensor, dim: int) -> Results:
+    """v * g / |v|, and |v|, of g's shape, in float32 for numbers of 16 bits."""
+    dims, compute = _check_lengths(v, g, dim), value_dtype(v.dtype)
+    out, norms = call.outputs(
+        like=[torch.empty_like(v, device="meta"), torch.empty_like(g, dtype=compute, device="meta")]
+    )
+    found = torch.empty(v.shape[dim], dtype=compute, device=v.device)
+    run_reduction(
+        vector_norm(2.0)(compute), [found], [v], dims, key=("norm", 2.0, compute), compute=compute, name="norm"
+    )
+    inputs = [v, _along(g, v, dim), _along(found, v, dim)]
+    run_pointwise(
+        lambda v, g, norm: v * (g / norm), [out], inputs, key="weight_norm", compute=compute, name="weight_norm"
+    )
+    norms.copy_(found.view(norms.shape))
+    return out, norms
+
+
+def _weight_norm_gradient(
+    grad: Expression, v: Expression, g: Expression, norm: Expression, product: Expression
+) -> Expression:
+    return g / norm * (grad - v * (product / (norm * norm)))
+
+
+@operator("_weight_norm_interface_backward")
+def _weight_norm_interface_backward(
+    call: Call,
+    grad_w: torch.Tensor,
+    saved_v: torch.Tensor,
+    saved_g: torch.Tensor,
+    saved_norms: torch.Tensor,
+    dim: int,
+) -> Results:
+    dims, compute = _check_lengths(saved_v, saved_g, dim), value_dtype(saved_v.dtype)
+    grad_v, grad_g = call.outputs()
+    products = torch.empty(saved_v.shape[dim], dtype=compute, device=saved_v.device)
+    summed = Reduction([compute], [0.0], lambda a, b, _: a * b, lambda a, b: a + b, lambda total, _: total)
+    name = "weight_norm_backward"
+    run_reduction(summed, [products], [grad_w, saved_v], dims, key=(name, compute), compute=compute, name=name)
+    along = [_along(tensor, saved_v, dim) for tensor in (saved_g, saved_norms, products)]
+    inputs = [grad_w, saved_v, *along]
+    run_pointwise(_weight_norm_gradient, [grad_v], inputs, key=name, compute=compute, name=name)
+    lengths = [products.view(saved_norms.shape), saved_norms]
+    run_pointwise(lambda a, b: a / b, [grad_g], lengths, key=f"{name} of g", compute=compute, name=name)
+    return grad_v, grad_g

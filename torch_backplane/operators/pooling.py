@@ -147,5 +147,96 @@ def adaptive_avg_pool_backward(call: Call, grad: torch.Tensor, self: torch.Tenso
     return out
 
 
+@operator("adaptive_avg_pool2d.out", "adaptive_avg_pool3d.out", variants=False)
+def adaptive_avg_pool_out(call: Call, self: torch.Tensor, output_size: list[int]) -> torch.Tensor:
+    """`adaptive_avg_pool2d` itself is composed of what is above."""
+    aten = torch.ops.aten
+    result = (aten._adaptive_avg_pool3d if _rank(call) == 3 else aten._adaptive_avg_pool2d)(self, output_size)
+    (out,) = call.outputs(like=[result])
+    return out.copy_(result)
+
+
+@operator("adaptive_avg_pool3d_backward.grad_input", variants=False)
+def adaptive_avg_pool3d_backward_out(call: Call, grad: torch.Tensor, self: torch.Tensor) -> torch.Tensor:
+    result = torch.ops.aten._adaptive_avg_pool3d_backward(grad, self)
+    (out,) = call.outputs(like=[result])
+    return out.copy_(result)
+
+
+@operator("adaptive_max_pool2d", "adaptive_max_pool3d")
+def adaptive_max_pool(call: Call, self: torch.Tensor, output_size: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    rank = _rank(call)
+    image = _planes(self, rank)
+    out, indices = call.outputs()
+    with contiguous_result(out) as result, contiguous_result(indices) as places:
+        arguments = _planes(result, rank), _planes(places, rank), image
+        _run(pooling.adaptive_max_pool, *arguments, name="adaptive_max_pool")
+    return out, indices
+
+
+@operator("adaptive_max_pool2d_backward", "adaptive_max_pool3d_backward")
+def adaptive_max_pool_backward(
+    call: Call, grad: torch.Tensor, self: torch.Tensor, indices: torch.Tensor
+) -> torch.Tensor:
+    rank = _rank(call)
+    grad, indices = _planes(grad, rank), _planes(indices, rank)
+    (out,) = call.outputs()
+    with contiguous_result(out) as result:
+        arguments = _planes(result, rank), grad, indices
+        _run(pooling.adaptive_max_pool_backward, *arguments, name="adaptive_max_pool_backward")
+    return out
+
+
+@operator("fractional_max_pool2d", "fractional_max_pool3d")
+def fractional_max_pool(
+    call: Call, self: torch.Tensor, window: list[int], output_size: list[int], random_samples: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    rank = _rank(call)
+    image = _planes(self, rank)
+    if random_samples.numel() != image.shape[0] * rank or random_samples.dtype != self.dtype:
+        raise RunOnCPU("other than a sample for each plane and dimension")
+    out, indices = call.outputs()
+    with contiguous_result(out) as result, contiguous_result(indices) as places:
+        values, places = _planes(result, rank), _planes(places, rank)
+        windows = _windows(image, values, window, [1], [0])
+        arguments = values, places, image, random_samples.contiguous(), windows
+        _run(pooling.fractional_max_pool, *arguments, name="fractional_max_pool")
+    return out, indices
+
+
+@operator("fractional_max_pool2d_backward", "fractional_max_pool3d_backward")
+def fractional_max_pool_backward(
+    call: Call,
+    grad: torch.Tensor,
+    self: torch.Tensor,
+    window: list[int],
+    output_size: list[int],
+    indices: torch.Tensor,
+) -> torch.Tensor:
+    rank = _rank(call)
+    if grad.shape != indices.shape or grad.dim() != self.dim():
+        raise RunOnCPU("gradients and indices of two shapes")
+    (out,) = call.outputs(like=[torch.empty(self.shape, dtype=self.dtype, device="meta")])
+    rows = [_planes(tensor, rank).flatten(1) for tensor in (self, indices, grad)]
+    summed = torch.zeros_like(rows[0]).scatter_add_(1, *rows[1:])
+    return out.copy_(summed.view(out.shape))
+
+
+@operator("max_unpool2d", "max_unpool3d")
+def max_unpool(
+    call: Call, self: torch.Tensor, indices: torch.Tensor, output_size: list[int], *others: list[int]
+) -> torch.Tensor:
+    """Zeros with the elements of self at the places that max_pool found them at."""
+    rank = _rank(call)
+    if self.shape != indices.shape or indices.dtype != torch.int64 or len(output_size) != rank or not self.numel():
+        raise RunOnCPU("indices of another shape or dtype")
+    if any(size <= 0 for sizes in (output_size, *others[:1]) for size in sizes):
+        raise RunOnCPU("sizes that are none")
+    values, places = (_planes(tensor, rank).flatten(1) for tensor in (self, indices))
+    (out,) = call.outputs()
+    result = values.new_zeros(values.shape[0], math.prod(output_size)).scatter_(1, places, values)
+    return out.copy_(result.view(out.shape))
+
+
 def _rank(call: Call) -> int:
     return 3 if "3d" in call.name else 2

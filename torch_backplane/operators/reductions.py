@@ -42,8 +42,6 @@ def reduce(
     if tensor.dim() == 0:
         tensor, dims = tensor.view(1), [0]
     if outputs[0].numel() > 0:
-        if tensor.numel() == 0:
-            raise RunOnCPU("it reduces no elements")
         run_reduction(
             definition(compute),
             outputs,
@@ -195,6 +193,21 @@ def equal(call: Call, self: torch.Tensor, other: torch.Tensor) -> bool:
 # --- extremes
 
 
+def leave_nothing(tensor: torch.Tensor, dims: Dims) -> None:
+    """Leaves reductions over no elements to the CPU, whose error they are, where they have no identity."""
+    rank = tensor.dim()
+    if tensor.numel() == 0 and any(not -rank <= dim < rank or not tensor.shape[dim] for dim in list_of(dims, rank)):
+        raise RunOnCPU("the extreme of nothing")
+
+
+def extreme(
+    call: Call, tensor: torch.Tensor, dims: Dims, definition: Callable[[torch.dtype], Reduction], *, key: str
+) -> Any:
+    """As `reduce`, of elements that can be compared."""
+    leave_nothing(tensor, dims)
+    return reduce(call, tensor, dims, definition, key=key, compute=comparable(tensor.dtype))
+
+
 def maximum(dtype: torch.dtype) -> Reduction:
     return Reduction([dtype], [least(dtype)], lambda x, _: x, f.maximum, lambda s, _: s)
 
@@ -235,22 +248,22 @@ def comparable(dtype: torch.dtype) -> torch.dtype:
 
 @operator("amax")
 def amax(call: Call, self: torch.Tensor, dim: Dims, keepdim: bool) -> Any:
-    return reduce(call, self, dim, maximum, key="amax", compute=comparable(self.dtype))
+    return extreme(call, self, dim, maximum, key="amax")
 
 
 @operator("amin")
 def amin(call: Call, self: torch.Tensor, dim: Dims, keepdim: bool) -> Any:
-    return reduce(call, self, dim, minimum, key="amin", compute=comparable(self.dtype))
+    return extreme(call, self, dim, minimum, key="amin")
 
 
 @operator("max")
 def max_whole(call: Call, self: torch.Tensor) -> Any:
-    return reduce(call, self, None, maximum, key="amax", compute=comparable(self.dtype))
+    return extreme(call, self, None, maximum, key="amax")
 
 
 @operator("min")
 def min_whole(call: Call, self: torch.Tensor) -> Any:
-    return reduce(call, self, None, minimum, key="amin", compute=comparable(self.dtype))
+    return extreme(call, self, None, minimum, key="amin")
 
 
 def both_extremes(dtype: torch.dtype) -> Reduction:
@@ -263,29 +276,38 @@ def both_extremes(dtype: torch.dtype) -> Reduction:
 
 @operator("aminmax")
 def aminmax(call: Call, self: torch.Tensor, dim: int | None, keepdim: bool) -> Any:
+    leave_nothing(self, dim)
     if any(out.dtype != self.dtype for out in call.outputs()):
         raise RunOnCPU("results of another dtype")  # refused there
-    return reduce(call, self, dim, both_extremes, key="aminmax", compute=comparable(self.dtype))
+    return extreme(call, self, dim, both_extremes, key="aminmax")
+
+
+@operator("_aminmax", "_aminmax.dim")
+def _aminmax(call: Call, self: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
+    """The same, under an older name."""
+    leave_nothing(self, dim)
+    least, most = call.outputs(like=torch.aminmax(torch.empty_like(self, device="meta"), dim=dim, keepdim=keepdim))
+    return tuple(torch.aminmax(self, dim=dim, keepdim=keepdim, out=(least, most)))
 
 
 @operator("argmax")
 def argmax(call: Call, self: torch.Tensor, dim: int | None, keepdim: bool) -> Any:
-    return reduce(call, self, dim, argument_of(True, False), key="argmax", compute=comparable(self.dtype))
+    return extreme(call, self, dim, argument_of(True, False), key="argmax")
 
 
 @operator("argmin")
 def argmin(call: Call, self: torch.Tensor, dim: int | None, keepdim: bool) -> Any:
-    return reduce(call, self, dim, argument_of(False, False), key="argmin", compute=comparable(self.dtype))
+    return extreme(call, self, dim, argument_of(False, False), key="argmin")
 
 
 @operator("max.dim")
 def max_dim(call: Call, self: torch.Tensor, dim: int, keepdim: bool) -> Any:
-    return reduce(call, self, dim, argument_of(True, True), key="max.dim", compute=comparable(self.dtype))
+    return extreme(call, self, dim, argument_of(True, True), key="max.dim")
 
 
 @operator("min.dim")
 def min_dim(call: Call, self: torch.Tensor, dim: int, keepdim: bool) -> Any:
-    return reduce(call, self, dim, argument_of(False, True), key="min.dim", compute=comparable(self.dtype))
+    return extreme(call, self, dim, argument_of(False, True), key="min.dim")
 
 
 # --- variance, norms, logsumexp
@@ -313,7 +335,7 @@ def spread(correction: float, root: bool, with_mean: bool) -> Callable[[torch.dt
         def finish(mean: Expression, m2: Expression, n: Expression, count: Expression) -> Any:
             variance = m2 / f.maximum(count.to(dtype) - correction, 0.0)
             value = f.sqrt(variance) if root else variance
-            return (value, mean) if with_mean else value
+            return (value, f.where(count == 0, math.nan, mean)) if with_mean else value
 
         return moments(finish, dtype)
 
@@ -380,6 +402,8 @@ def norm(order: float) -> Callable[[torch.dtype], Reduction]:
 
 @operator("linalg_vector_norm", by_value=("ord",), dtypes="complex")
 def vector_norm(call: Call, self: torch.Tensor, ord: float, dim: Dims, keepdim: bool, dtype: torch.dtype | None) -> Any:
+    if ord < 0 or ord == math.inf:
+        leave_nothing(self, dim)
     compute = sum_dtype(call)
     if self.is_complex():
         compute = torch.complex128 if compute == torch.float64 else torch.complex64

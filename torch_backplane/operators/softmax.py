@@ -49,3 +49,43 @@ def _log_softmax_backward_data(
     call: Call, grad_output: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype
 ) -> torch.Tensor:
     return _backward(call, grad_output, output, dim, log=True)
+
+
+# Softmax of what a mask (true: left out) leaves
+
+
+def _whole_mask(self: torch.Tensor, mask: torch.Tensor, dim: int, kind: int) -> torch.Tensor:
+    """A mask of self's shape. kind 0: of each (row, column), 1: of each (batch, column), 2: of that shape already."""
+    shape = {0: self.shape[-2:], 1: (self.shape[0], self.shape[-1]), 2: self.shape} if self.dim() else {2: self.shape}
+    if mask.dtype != torch.bool or mask.shape != shape.get(kind) or (kind == 0 and shape[0][0] != shape[0][1]):
+        raise RunOnCPU("a mask of another shape or dtype")
+    if kind < 2 and self.dim() != 4:
+        raise RunOnCPU("a mask for other than four dimensions")
+    return (mask.view(mask.shape[0], 1, 1, mask.shape[1]) if kind == 1 else mask).expand(self.shape)
+
+
+@operator("_masked_softmax")
+def _masked_softmax(
+    call: Call, self: torch.Tensor, mask: torch.Tensor, dim: int | None, mask_type: int | None
+) -> torch.Tensor:
+    """Zero where the mask is true; NaN in rows that it leaves nothing of."""
+    if not self.is_floating_point() or mask_type not in (0, 1, 2):
+        raise RunOnCPU("a softmax without floats or a kind of mask")
+    dim = self.dim() - 1 if dim is None else dim
+    mask = _whole_mask(self, mask, dim, mask_type)
+    (out,) = call.outputs(like=[self])
+    return torch.ops.aten._softmax.out(self.masked_fill(mask, -torch.inf), dim, False, out=out)
+
+
+@operator("_masked_softmax_backward")
+def _masked_softmax_backward(
+    call: Call, grad_output: torch.Tensor, output: torch.Tensor, mask: torch.Tensor, dim: int | None
+) -> torch.Tensor:
+    grad = grad_output
+    if grad.shape != mask.shape or mask.dtype != torch.bool or output.dtype != grad.dtype:
+        raise RunOnCPU("a mask of another shape or dtype")
+    dim = grad.dim() - 1 if dim is None else dim
+    (out,) = call.outputs(like=[grad.new_empty(grad.shape, device="meta")])
+    left = (tensor.masked_fill(mask, 0.0) for tensor in (grad, output))
+    found = torch.ops.aten._softmax_backward_data(*left, dim, grad.dtype)
+    return out.copy_(found.masked_fill_(mask, 0.0))

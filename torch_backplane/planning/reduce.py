@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
 from torch_backplane.kernels import Reduction, reduction, reduction_geometry
+from torch_backplane.kernels.evaluate import evaluate
+from torch_backplane.kernels.expression import constant, trace
 from torch_backplane.kernels.layouts import Geometry, Layout, ReductionGeometry
 from torch_backplane.kernels.templates.reduce import by_columns, chunk_count, contiguous_strides, reduce_lanes
 from torch_backplane.planning.launch import dialect_of, generated, launch
@@ -24,7 +27,8 @@ def run_reduction(
     compute: torch.dtype | None = None,
     name: str = "reduction",
 ) -> None:
-    """Reduces `inputs`, all of one shape, over `dims`, and writes the results to `outputs`.
+    """Reduces `inputs`, all of one shape, over `dims`, and writes the results to `outputs`. Without elements they are
+    what `finish` makes of the identity.
 
     Args:
         outputs: without the dimensions `dims`, or with size 1 there.
@@ -32,6 +36,10 @@ def run_reduction(
         compute: what `start` sees each input as.
         name: a C identifier, for the kernel.
     """
+    if inputs[0].numel() == 0:
+        for output, value in zip(outputs, _of_nothing(definition), strict=True):
+            output.fill_(value)
+        return
     rank = inputs[0].dim()
     reduced = {dim % rank for dim in dims} if rank else set()
     kept = [dim for dim in range(rank) if dim not in reduced]
@@ -63,6 +71,13 @@ def run_reduction(
         if one.kind not in ("input", "output")
     ]
     launch(kernel, [*outputs, *inputs], numbers, [kernel.work_items(where.kept.count)], name=name)
+
+
+def _of_nothing(definition: Reduction) -> list[Any]:
+    """A Python number for each output."""
+    state = [constant(value, dtype) for value, dtype in zip(definition.identity, definition.state, strict=True)]
+    finished = trace(lambda: definition.finish(*state, constant(0, torch.int64)), [])
+    return [value.item() for value in evaluate(finished, [])]
 
 
 def _run_by_lanes(

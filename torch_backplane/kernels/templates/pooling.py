@@ -17,23 +17,67 @@ from torch_backplane.kernels.templates.unfold import Windows, linear
 def max_pool(dialect: Dialect, out: torch.Tensor, indices: torch.Tensor, image: torch.Tensor, windows: Windows) -> Call:
     """The greatest element of each window, the first NaN if there is one; and its place in the plane."""
     rank = windows.rank
-    is_float = facts(out.dtype).kind == "float"
-    inside = _inside(rank)
-    taken = "value > best || value != value" if is_float else "value > best"
+    loops = f"{_loops(rank)} {_covered(rank)} if (!({_inside(rank)})) continue;"
     body = f"""
   {_places(rank, "out", "places")}
-  value_t best = 0; index_t place = -1;
-  {_loops(rank)}
-    {_covered(rank)}
-    if (!({inside})) continue;
-    const index_t at = {_element(rank)};
+  {_greatest(out.dtype, loops, _element(rank), rank)}
+"""
+    return _call("max_pool", dialect, {"out": out, "indices": indices}, {"image": image}, windows, body, out)
+
+
+def adaptive_max_pool(dialect: Dialect, out: torch.Tensor, indices: torch.Tensor, image: torch.Tensor) -> Call:
+    """The same of windows that divide the image into out's sizes, as `adaptive_avg_pool` has them."""
+    rank = out.dim() - 1
+    loops = " ".join(f"for (index_t i{d} = begin{d}; i{d} < end{d}; ++i{d}) {{" for d in range(rank))
+    body = f"""
+  {_places(rank, "out", "places")}
+  {" ".join(_adaptive(d) for d in range(rank))}
+  {_greatest(out.dtype, loops, _element(rank), rank)}
+"""
+    windows, outputs = _adaptive_windows(image, out), {"out": out, "indices": indices}
+    return _call("adaptive_max_pool", dialect, outputs, {"image": image}, windows, body, out)
+
+
+def fractional_max_pool(
+    dialect: Dialect,
+    out: torch.Tensor,
+    indices: torch.Tensor,
+    image: torch.Tensor,
+    samples: torch.Tensor,
+    windows: Windows,
+) -> Call:
+    """The same of windows whose distances are drawn: `samples` has a number from 0 to 1 for each plane and dimension;
+    of two dimensions, the last one's comes first.
+    """
+    rank = windows.rank
+    starts = [
+        f"""const value_t sample{d} = load_samples(plane * {rank} + {1 - d if rank == 2 else d});
+  const value_t step{d} = places{d} > 1 ? (value_t)(image{d} - window{d}) / (value_t)(places{d} - 1) : 0;
+  const index_t begin{d} = o{d} == places{d} - 1 ? image{d} - window{d}
+    : (index_t)(((value_t)o{d} + sample{d}) * step{d}) - (index_t)(sample{d} * step{d});"""
+        for d in range(rank)
+    ]
+    loops = " ".join(f"for (index_t i{d} = begin{d}; i{d} < begin{d} + window{d}; ++i{d}) {{" for d in range(rank))
+    body = f"""
+  {_places(rank, "out", "places")}
+  {" ".join(starts)}
+  {_greatest(out.dtype, loops, _element(rank), rank)}
+"""
+    outputs, inputs = {"out": out, "indices": indices}, {"image": image, "samples": samples}
+    return _call("fractional_max_pool", dialect, outputs, inputs, windows, body, out)
+
+
+def _greatest(dtype: torch.dtype, loops: str, element: str, rank: int) -> str:
+    """Statements that store the greatest element, or the last NaN, of those that the loops go over, and its place."""
+    taken = "value > best || value != value" if facts(dtype).kind == "float" else "value > best"
+    return f"""value_t best = 0; index_t place = -1;
+  {loops}
+    const index_t at = {element};
     const value_t value = load_image({_plane_at(rank, "image")} + at);
     if (place < 0 || ({taken})) {{ best = value; place = at; }}
   {"}" * rank}
   store_out(item, best);
-  indices[item] = place;
-"""
-    return _call("max_pool", dialect, {"out": out, "indices": indices}, {"image": image}, windows, body, out)
+  indices[item] = place;"""
 
 
 def max_pool_backward(
@@ -117,16 +161,10 @@ def adaptive_avg_pool(dialect: Dialect, out: torch.Tensor, image: torch.Tensor) 
 def adaptive_avg_pool_backward(dialect: Dialect, image_grad: torch.Tensor, grad: torch.Tensor) -> Call:
     """The gradient of each element of the image: its share of that of every window that it is in."""
     rank = grad.dim() - 1
-    loops = " ".join(
-        f"for (index_t o{d} = i{d} * places{d} / image{d}; o{d} < min(places{d}, "
-        f"((i{d} + 1) * places{d} + image{d} - 1) / image{d}); ++o{d}) {{ {_adaptive(d)} "
-        f"if (i{d} < begin{d} || i{d} >= end{d}) continue;"
-        for d in range(rank)
-    )
     body = f"""
   {_places(rank, "i", "image", "i")}
   value_t sum = 0;
-  {loops}
+  {_adaptive_covering_loops(rank)}
     sum += load_grad({_plane_at(rank, "places")} + {_place(rank)})
       / (value_t)({" * ".join(f"(end{d} - begin{d})" for d in range(rank))});
   {"}" * rank}
@@ -135,6 +173,35 @@ def adaptive_avg_pool_backward(dialect: Dialect, image_grad: torch.Tensor, grad:
     windows = _adaptive_windows(image_grad, grad)
     outputs, inputs = {"image_grad": image_grad}, {"grad": grad}
     return _call("adaptive_avg_pool_backward", dialect, outputs, inputs, windows, body, image_grad)
+
+
+def adaptive_max_pool_backward(
+    dialect: Dialect, image_grad: torch.Tensor, grad: torch.Tensor, indices: torch.Tensor
+) -> Call:
+    """The gradient of each element of the image: the sum of those of the windows whose index it is."""
+    rank = grad.dim() - 1
+    body = f"""
+  {_places(rank, "i", "image", "i")}
+  const index_t element = {_element(rank)};
+  value_t sum = 0;
+  {_adaptive_covering_loops(rank)}
+    const index_t at = {_plane_at(rank, "places")} + {_place(rank)};
+    if (indices[at] == element) sum += load_grad(at);
+  {"}" * rank}
+  store_image_grad(item, sum);
+"""
+    windows, inputs = _adaptive_windows(image_grad, grad), {"grad": grad, "indices": indices}
+    return _call("adaptive_max_pool_backward", dialect, {"image_grad": image_grad}, inputs, windows, body, image_grad)
+
+
+def _adaptive_covering_loops(rank: int) -> str:
+    """Loops over the windows o that the element i is in."""
+    return " ".join(
+        f"for (index_t o{d} = i{d} * places{d} / image{d}; o{d} < min(places{d}, "
+        f"((i{d} + 1) * places{d} + image{d} - 1) / image{d}); ++o{d}) {{ {_adaptive(d)} "
+        f"if (i{d} < begin{d} || i{d} >= end{d}) continue;"
+        for d in range(rank)
+    )
 
 
 def _adaptive_windows(image: torch.Tensor, out: torch.Tensor) -> Windows:

@@ -1,0 +1,260 @@
+"""The forms of batch norm that programs seldom call by name, masked softmax, weight norm, RMS norm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from agreement import DEVICE, agrees, on_device
+
+from torch_backplane import plans
+
+aten, F = torch.ops.aten, torch.nn.functional
+SHAPES = [(4, 6, 5, 5), (30, 6), (2, 6, 1), (3, 6, 4, 2, 2)]
+MIXED = [(torch.float32, torch.float32), (torch.float64, torch.float64), (torch.bfloat16, torch.float32)]
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    torch.manual_seed(len(shape) + sum(shape))
+    return torch.randn(shape).to(dtype)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("dtype", "kept"), MIXED, ids=str)
+def test_batch_norm_that_updates(shape: tuple[int, ...], dtype: torch.dtype, kept: torch.dtype) -> None:
+    x, weight, bias = numbers(*shape, dtype=dtype), numbers(6, dtype=kept), numbers(6, dtype=kept) + 1
+    mean, var = numbers(6, dtype=kept), numbers(6, dtype=kept).abs()
+    agrees(lambda *tensors: aten._batch_norm_with_update(*tensors, 0.1, 1e-5), x, weight, bias, mean, var)
+    agrees(lambda x, *tensors: aten._batch_norm_with_update(x, None, None, *tensors, 0.3, 1e-3), x, mean, var)
+    agrees(
+        lambda x, *tensors: aten._batch_norm_with_update(x.transpose(0, -1), None, None, *tensors, 0.3, 1e-3),
+        numbers(5, 6, 4, dtype=dtype),
+        mean,
+        var,
+    )
+    outs = torch.empty_like(x), *(torch.empty(6, dtype=kept) for _ in range(2)), torch.empty(0, dtype=torch.uint8)
+    agrees(
+        lambda x, mean, var, out, a, b, c: aten._batch_norm_with_update.out(
+            x, None, None, mean, var, 0.1, 1e-5, out=out, save_mean=a, save_invstd=b, reserve=c
+        ),
+        x,
+        mean,
+        var,
+        *outs,
+    )
+
+
+@pytest.mark.parametrize("mask", [[True, True, True], [True, False, False], [False, True, True]], ids=str)
+@pytest.mark.parametrize("update", [True, False])
+@pytest.mark.parametrize(("dtype", "kept"), MIXED, ids=str)
+def test_batch_norm_backward(dtype: torch.dtype, kept: torch.dtype, update: bool, mask: list[bool]) -> None:
+    x, grad, weight = numbers(4, 6, 5, 5, dtype=dtype), numbers(4, 6, 5, 5, dtype=dtype) * 2, numbers(6, dtype=kept)
+    mean, var = numbers(6, dtype=kept), numbers(6, dtype=kept).abs() + 0.5
+
+    def backward(grad: torch.Tensor, x: torch.Tensor, *given: torch.Tensor) -> list[torch.Tensor]:
+        reserve = x.new_empty(0, dtype=torch.uint8)
+        results = aten.batch_norm_backward(grad, x, *given, update, 1e-3, mask, reserve)
+        return [result for result in results if result is not None]
+
+    agrees(backward, grad, x, weight, mean, var, mean / 2, 1 / var)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("dtype", "kept"), [*MIXED, (torch.bfloat16, torch.bfloat16)], ids=str)
+def test_statistics_are_updated(shape: tuple[int, ...], dtype: torch.dtype, kept: torch.dtype) -> None:
+    # Positive: PyTorch has a bfloat16 less exact where means cancel.
+    x, mean, var = numbers(*shape).abs().to(dtype), numbers(6, dtype=kept).abs(), numbers(6, dtype=kept).abs()
+    agrees(lambda *tensors: aten.batch_norm_update_stats(*tensors, 0.1), x, mean, var)
+    agrees(lambda x: aten.batch_norm_update_stats(x, None, None, 0.1), x)
+    agrees(lambda x, mean: aten.batch_norm_update_stats(x, mean, None, 0.1), x, mean)
+    agrees(lambda x, var: aten.batch_norm_update_stats(x, None, var, 0.1), x, var)
+    agrees(lambda x, mean: aten.batch_norm_update_stats(x, mean[::2], None, 0.1), x, numbers(12, dtype=kept).abs())
+    agrees(
+        lambda x, a, b: aten.batch_norm_update_stats.out(x, None, None, 0.1, out0=a, out1=b),
+        x,
+        torch.empty(6, dtype=dtype),
+        torch.empty(0, dtype=dtype),
+    )
+
+
+def gradients(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> list[torch.Tensor]:
+    leaves = [tensor.detach().requires_grad_() for tensor in tensors]
+    result = function(*leaves)
+    return [result.detach(), *torch.autograd.grad((result * result.detach()).sum(), leaves)]
+
+
+def test_weights_gradients_where_the_weight_is_transposed() -> None:
+    x, weight = numbers(3, 4, 5), numbers(5, 4).t()
+    agrees(lambda *t: gradients(lambda x, w: F.layer_norm(x, (4, 5), w), *t), x, weight)
+    agrees(lambda *t: gradients(lambda x, w: F.rms_norm(x, (4, 5), w), *t), x, weight)
+
+
+@pytest.mark.parametrize("eps", [None, 1e-2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+def test_rms_norm(dtype: torch.dtype, eps: float | None) -> None:
+    # Halves are rounded once in the result and the gradients; the composition on the CPU rounds them more often.
+    wide = {"rtol": 2e-2, "atol": 2e-2} if dtype.itemsize == 2 else {}
+    x, weight = numbers(4, 6, 40, dtype=dtype), numbers(40, dtype=dtype)
+    agrees(lambda *t: gradients(lambda x: F.rms_norm(x, (40,), eps=eps), *t), x, **wide)
+    agrees(lambda *t: gradients(lambda x, w: F.rms_norm(x, (40,), w, eps), *t), x, weight, **wide)
+    agrees(
+        lambda *t: gradients(lambda x, w: F.rms_norm(x.transpose(0, 2), (6, 4), w, eps), *t),
+        x,
+        weight.new_ones(6, 4),
+        **wide,
+    )
+    agrees(lambda *t: gradients(lambda x, w: F.rms_norm(x, (40,), w, eps), *t), x[0, 0], weight, **wide)
+    agrees(lambda x, w: F.rms_norm(x.requires_grad_(), (40,), w, eps).detach(), x, weight, **wide)
+
+
+def test_rms_norm_of_nothing() -> None:
+    agrees(lambda *t: gradients(lambda x, w: F.rms_norm(x, (5,), w), *t), torch.zeros(0, 5), torch.ones(5))
+    agrees(lambda *t: gradients(lambda x, w: F.rms_norm(x, (0,), w), *t), torch.zeros(3, 0), torch.ones(0))
+
+
+def test_rms_norm_of_what_kernels_do_not_have_is_composed() -> None:
+    agrees(lambda x: F.rms_norm(x, (5,)), torch.randn(3, 5, dtype=torch.complex64))
+    agrees(lambda x, w: F.rms_norm(x, (5,), w), numbers(3, 5, dtype=torch.bfloat16), numbers(5))
+
+
+def test_rms_norm_is_one_launch_and_its_backward_two() -> None:
+    x, rstd, weight = (tensor.to(DEVICE) for tensor in (numbers(4, 40), numbers(4, 1), numbers(40)))
+    for wanted, function in (
+        (1, lambda: F.rms_norm(x, (40,), weight)),
+        (2, lambda: aten._fused_rms_norm_backward(x, x, [40], rstd, weight, [True, True])),
+    ):
+        told = str(plans.explain(function))
+        assert told.count("→ launch") == wanted, told
+
+
+def test_rms_norm_has_second_derivatives_and_directional_ones() -> None:
+    x, weight = numbers(3, 5, dtype=torch.float64), numbers(5, dtype=torch.float64)
+
+    def norm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, (5,), w)
+
+    agrees(lambda x, w: torch.func.jvp(norm, (x, w), (x * 2, w - 1)), x, weight)
+    agrees(lambda x, w: torch.func.hessian(lambda x: norm(x, w).pow(3).sum())(x), x, weight)
+    agrees(lambda x, w: torch.func.vmap(norm, (0, None))(x, w), x, weight)
+
+
+def test_statistics_of_one_number_are_as_pytorch_has_them() -> None:
+    agrees(lambda *tensors: aten.batch_norm_update_stats(*tensors, 0.1), numbers(1, 3), torch.zeros(3), torch.ones(3))
+
+
+def test_batch_norm_that_does_not_update() -> None:
+    x, weight, mean, var = numbers(4, 6, 5), numbers(6), numbers(6), numbers(6).abs()
+    agrees(lambda x, w, *tensors: aten._batch_norm_no_update(x, w, None, *tensors, 0.1, 1e-5), x, weight, mean, var)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_weight_norm(dtype: torch.dtype) -> None:
+    for shape, lengths, dim in (
+        ((3, 4, 5), (3, 1, 1), 0),
+        ((3, 4, 5), (1, 1, 5), 2),
+        ((3, 70), (3, 1), 0),
+        ((7,), (7,), 0),
+    ):
+        v, g, grad = numbers(*shape, dtype=dtype), numbers(*lengths, dtype=dtype), numbers(*shape, dtype=dtype) + 1
+        agrees(lambda v, g: aten._weight_norm_interface(v, g, dim), v, g)  # noqa: B023
+        norms = aten._weight_norm_interface(v, g, dim)[1]
+        agrees(lambda *t: aten._weight_norm_interface_backward(*t, dim), grad, v, g, norms)  # noqa: B023
+
+
+def test_weight_norm_of_a_transposed_tensor() -> None:
+    """PyTorch's CPU kernel takes contiguous ones only, and does not look."""
+    v, g, grad = numbers(3, 4, 5), numbers(5, 1, 1), numbers(5, 4, 3)
+    expected = aten._weight_norm_interface(v.transpose(0, 2).contiguous(), g, 0)
+    found = aten._weight_norm_interface(v.to(DEVICE).transpose(0, 2), g.to(DEVICE), 0)
+    torch.testing.assert_close([one.cpu() for one in found], list(expected))
+    expected = aten._weight_norm_interface_backward(grad, v.transpose(0, 2).contiguous(), g, expected[1], 0)
+    grad, v, g = on_device((grad, v, g))
+    found = aten._weight_norm_interface_backward(grad, v.transpose(0, 2), g, found[1], 0)
+    torch.testing.assert_close([one.cpu() for one in found], list(expected))
+
+
+def test_weight_norm_of_halves_has_norms_in_float32() -> None:
+    v, g = numbers(3, 4).half(), numbers(3, 1).half()
+    agrees(lambda v, g: aten._weight_norm_interface(v, g, 0), v, g)
+
+
+def test_weight_norm_of_a_layer() -> None:
+    def run(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> list[torch.Tensor]:
+        layer = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(6, 4, device=x.device))
+        with torch.no_grad():
+            layer.bias.copy_(bias)
+            layer.weight = weight
+        layer(x).pow(2).sum().backward()
+        return [layer.weight.detach(), *(parameter.grad for parameter in layer.parameters())]
+
+    agrees(run, numbers(5, 6), numbers(4, 6), numbers(4))
+
+
+def test_bad_lengths_have_pytorchs_errors() -> None:
+    for arguments in ((numbers(3, 4, 5), numbers(1, 4, 1), 1), (numbers(3, 4), numbers(3, 1), -1)):
+        with pytest.raises(RuntimeError) as expected:
+            aten._weight_norm_interface(*arguments)
+        with pytest.raises(RuntimeError) as found:
+            aten._weight_norm_interface(*(on_device(one) for one in arguments))
+        assert str(found.value).split("\n")[0] == str(expected.value).split("\n")[0]
+
+
+MASKS = {0: (4, 4), 1: (2, 4), 2: (2, 3, 4, 4)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("kind", MASKS)
+def test_masked_softmax(kind: int, dtype: torch.dtype) -> None:
+    x, mask = numbers(2, 3, 4, 4, dtype=dtype), numbers(*MASKS[kind]) > 0
+    mask.view(-1, 4)[0], mask.view(-1, 4)[1] = True, False
+    for dim in (3, -1, None, 1, 2) if kind == 2 else (3, 2):
+        agrees(lambda x, mask: aten._masked_softmax(x, mask, dim, kind), x, mask)  # noqa: B023
+    agrees(lambda x, mask, out: aten._masked_softmax.out(x, mask, 3, kind, out=out), x, mask, torch.empty_like(x))
+
+
+def test_masked_softmax_of_special_numbers() -> None:
+    x = torch.tensor([[1.0, torch.nan, 2.0], [torch.nan, 1.0, 2.0], [-torch.inf, -torch.inf, 1.0]])
+    for mask in ([False, True, False], [True, False, True], [False, False, True], [False, False, False]):
+        agrees(lambda x, mask: aten._masked_softmax(x, mask, 1, 2), x, torch.tensor([mask] * 3))
+
+
+def test_masked_softmax_of_one_and_of_no_numbers() -> None:
+    for mask in (True, False):
+        agrees(lambda x, mask: aten._masked_softmax(x, mask, 0, 2), torch.tensor(3.0), torch.tensor(mask))
+    agrees(lambda x, mask: aten._masked_softmax(x, mask, 1, 2), torch.zeros(0, 3), torch.zeros(0, 3) > 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dim", [None, 0, 1, -1])
+def test_masked_softmax_backward(dim: int | None, dtype: torch.dtype) -> None:
+    x, grad, mask = numbers(5, 6, 7, dtype=dtype), numbers(5, 6, 7, dtype=dtype) + 1, numbers(5, 6, 7) > 0.5
+    agrees(lambda *t: aten._masked_softmax_backward(*t, dim), grad, x.softmax(-1), mask)
+    output = aten._masked_softmax(x, mask, dim, 2)
+    agrees(lambda *t: aten._masked_softmax_backward(*t, dim), grad, output, mask)
+
+
+def test_masked_softmax_of_bfloat16_is_rounded_once() -> None:
+    """PyTorch's CPU kernels add bfloat16 up as such, so they are no measure."""
+    x, grad, mask = numbers(5, 70).bfloat16(), numbers(5, 70).bfloat16() + 1, numbers(5, 70) > 0.5
+    expected = aten._masked_softmax(x.double(), mask, 1, 2)
+    found = aten._masked_softmax(x.to(DEVICE), mask.to(DEVICE), 1, 2)
+    torch.testing.assert_close(found.cpu().double(), expected, rtol=2**-8, atol=0)
+    backward = aten._masked_softmax_backward(grad.to(DEVICE), found, mask.to(DEVICE), 1)
+    expected = aten._masked_softmax_backward(grad.double(), found.cpu().double(), mask, 1)
+    torch.testing.assert_close(backward.cpu().double(), expected, rtol=2**-8, atol=1e-6)
+
+
+def test_bad_masks_have_pytorchs_errors() -> None:
+    x = numbers(2, 3, 4, 4)
+    for mask, kind in (
+        (numbers(2, 3, 4, 4), 2),
+        (numbers(3, 4) > 0, 2),
+        (numbers(2, 3) > 0, 1),
+        (numbers(2, 4) > 0, 0),
+    ):
+        with pytest.raises(RuntimeError) as expected:
+            aten._masked_softmax(x, mask, 3, kind)
+        with pytest.raises(RuntimeError) as found:
+            aten._masked_softmax(on_device(x), on_device(mask), 3, kind)
+        assert str(found.value).split("\n")[0] == str(expected.value).split("\n")[0]

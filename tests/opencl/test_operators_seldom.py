@@ -1,0 +1,78 @@
+"""Operators that programs seldom call by name: of GLU's directional derivatives, sums with ReLU, older names."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from agreement import DEVICE, agrees, on_device
+
+aten = torch.ops.aten
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    torch.manual_seed(len(shape) + sum(shape))
+    return (torch.randn(shape) * 3).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_glu_along_a_direction(dim: int, dtype: torch.dtype) -> None:
+    x, dx = numbers(4, 6, 8, dtype=dtype), numbers(4, 6, 8, dtype=dtype).flip(0)
+    glu = torch.nn.functional.glu(x, dim)
+    agrees(lambda *t: aten.glu_jvp(*t, dim), glu, x, dx)
+    grad, step = numbers(*glu.shape, dtype=dtype), numbers(*glu.shape, dtype=dtype).flip(0)
+    grad_x = aten.glu_backward(grad, x, dim)
+    agrees(lambda *t: aten.glu_backward_jvp(*t, dim), grad_x, grad, x, step, dx)
+
+
+def test_glu_along_a_direction_by_autograd() -> None:
+    x, dx = numbers(4, 6, dtype=torch.float64), numbers(4, 6, dtype=torch.float64).flip(0)
+
+    def glu(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.glu(x, 1)
+
+    agrees(lambda x, dx: torch.func.jvp(glu, (x,), (dx,)), x, dx)
+    agrees(lambda x, dx: torch.func.jvp(torch.func.grad(lambda x: glu(x).pow(2).sum()), (x,), (dx,)), x, dx)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32, torch.int64], ids=str)
+def test_add_relu(dtype: torch.dtype) -> None:
+    a, b = numbers(5, 33, dtype=dtype), numbers(33, dtype=dtype)
+    agrees(lambda a, b: aten._add_relu(a, b), a, b)
+    agrees(lambda a, b: aten._add_relu(a, b, alpha=2), a, b)
+    agrees(lambda a, b: aten._add_relu_(a, b, alpha=2), a, b)
+    agrees(lambda a, b, out: aten._add_relu(a, b, out=out), a, b, torch.empty_like(a))
+    agrees(lambda a: aten._add_relu(a, 2), a)
+    agrees(lambda a: aten._add_relu(a, -1, 2), a)
+    agrees(lambda a: aten._add_relu_(a, 2), a)
+
+
+def test_add_relu_of_infinities_and_two_dtypes() -> None:
+    agrees(lambda a: aten._add_relu(a, a), torch.tensor([torch.inf, -torch.inf, 3e38, -3e38, 1.0, -1.0]))
+    agrees(lambda a, b: aten._add_relu(a, b), numbers(5).double(), numbers(5))
+    for bad in (numbers(3).bfloat16(), numbers(3).half()):
+        with pytest.raises(RuntimeError, match="Unsupported datatyp"):
+            aten._add_relu(on_device(bad), on_device(bad))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32, torch.bool], ids=str)
+def test_aminmax_by_its_older_name(dtype: torch.dtype) -> None:
+    x = numbers(3, 4, 5, dtype=dtype)
+    agrees(lambda x: aten._aminmax(x), x)
+    agrees(lambda x: aten._aminmax(x, 1), x)
+    agrees(lambda x: aten._aminmax(x, -1, True), x)
+    outs = torch.empty(0, dtype=dtype), torch.empty(0, dtype=dtype)
+    agrees(lambda x, a, b: aten._aminmax(x, 1, out0=a, out1=b), x, *outs)
+    with pytest.raises(RuntimeError, match="cannot compute aminmax over an empty dimension"):
+        aten._aminmax(torch.zeros(0, dtype=dtype, device=DEVICE))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64], ids=str)
+def test_linear_combination(dtype: torch.dtype) -> None:
+    coefficients = numbers(5, 4, dtype=dtype)
+    for shape in ((4,), (4, 3), (4, 3, 2)):
+        agrees(aten._compute_linear_combination, numbers(*shape, dtype=dtype), coefficients)
+    out = torch.ones(5, 3, dtype=dtype)  # to which they are added
+    agrees(
+        lambda x, c, out: aten._compute_linear_combination(x, c, out=out), numbers(4, 3, dtype=dtype), coefficients, out
+    )

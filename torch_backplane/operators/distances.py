@@ -1,0 +1,134 @@
+"""Distances between the rows of matrices: torch.cdist and pdist, with backward."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from torch_backplane.planning import Call, RunOnCPU, contiguous_result, operator, run_kernel
+
+# For each order of the norm: what is added up, by `total = …`, and what the distance is in the end; and the derivative
+# of a distance by a difference, as far as that is not zero.
+_ORDERS = {
+    0.0: ("total + (value_t)(difference != 0)", "total", "0"),
+    1.0: ("total + fabs(difference)", "total", "direction"),
+    2.0: ("total + difference * difference", "sqrt(total)", "difference / distance"),
+    math.inf: ("fmax(total, fabs(difference))", "total", "fabs(difference) == distance ? direction : (value_t)0"),
+}
+_ANY = (
+    "total + pow(fabs(difference), order)",
+    "pow(total, 1 / order)",
+    "direction * pow(fabs(difference), order - 1) / pow(distance, order - 1)",
+)
+
+_FORWARD = """
+const index_t place = item / columns, at_a = place * size, at_b = (place / rows * columns + item % columns) * size;
+value_t total = 0;
+for (index_t i = 0; i < size; ++i) {
+  value_t difference = load_a(at_a + i) - load_b(at_b + i);
+  if (difference != difference) { total = difference; break; }
+  total = $add;
+}
+store_out(item, $finish);
+"""
+
+_BACKWARD = """
+const index_t place = item / size, i = item % size;
+const value_t own = load_a(item);
+value_t sum = 0;
+for (index_t column = 0; column < columns; ++column) {
+  const value_t difference = own - load_b((place / rows * columns + column) * size + i);
+  const value_t distance = load_distances(place * columns + column);
+  if (difference == 0 || distance == 0) continue;
+  const value_t direction = difference > 0 ? 1 : -1;
+  sum += load_grad(place * columns + column) * ($slope);
+}
+store_out(item, sum);
+"""
+
+
+def _check(*tensors: torch.Tensor) -> None:
+    """Leaves to the CPU what PyTorch refuses."""
+    dtype = tensors[0].dtype
+    if dtype not in (torch.float32, torch.float64) or any(tensor.dtype != dtype for tensor in tensors):
+        raise RunOnCPU("numbers other than float32 or float64")
+
+
+def _run(
+    name: str, body: str, p: float, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, **inputs: torch.Tensor
+) -> None:
+    """Args:
+    out: (…, rows, columns) or (…, rows, size). a: (…, rows, size). b: (…, columns, size).
+    """
+    batch = out.shape[:-2]
+    a, b = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])
+    add, finish, slope = _ORDERS.get(p, _ANY)
+    body = body.replace("$add", add).replace("$finish", finish).replace("$slope", slope)
+    known = p in _ORDERS
+    with contiguous_result(out) as result:
+        run_kernel(
+            f"{name}_{'any' if not known else 'inf' if p == math.inf else int(p)}",
+            body,
+            items=result.numel(),
+            outputs={"out": result},
+            inputs={one: tensor.contiguous() for one, tensor in {"a": a, "b": b, **inputs}.items()},
+            integers={"rows": a.shape[-2], "columns": b.shape[-2], "size": a.shape[-1]},
+            numbers=None if known else {"order": (out.dtype, p)},
+            value=out.dtype,
+        )
+
+
+@operator("_cdist_forward")
+def _cdist_forward(call: Call, x1: torch.Tensor, x2: torch.Tensor, p: float, compute_mode: int | None) -> torch.Tensor:
+    _check(x1, x2)
+    if p < 0 or compute_mode not in (None, 0, 1, 2):
+        raise RunOnCPU("a norm or a way of computing that is none")
+    (out,) = call.outputs()
+    _run("cdist", _FORWARD, p, out, x1, x2)
+    return out
+
+
+@operator("_cdist_backward")
+def _cdist_backward(
+    call: Call, grad: torch.Tensor, x1: torch.Tensor, x2: torch.Tensor, p: float, cdist: torch.Tensor
+) -> torch.Tensor:
+    """The gradient of x1, expanded to the batches of both."""
+    _check(grad, x1, x2, cdist)
+    batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
+    shape = (*batch, *x1.shape[-2:])
+    (out,) = call.outputs(like=[torch.empty(shape, dtype=x1.dtype, device="meta")])
+    wide = (*batch, x1.shape[-2], x2.shape[-2])
+    if out.numel():
+        _run("cdist_backward", _BACKWARD, p, out, x1, x2, grad=grad.expand(wide), distances=cdist.expand(wide))
+    return out
+
+
+def _pairs(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows and columns of the distances that pdist keeps, in its order."""
+    rows, columns = torch.triu_indices(len(self), len(self), 1, device=self.device)
+    return rows, columns
+
+
+@operator("_pdist_forward")
+def _pdist_forward(call: Call, self: torch.Tensor, p: float) -> torch.Tensor:
+    _check(self)
+    if self.dim() != 2 or p < 0:
+        raise RunOnCPU("other than a matrix, or a norm that is none")
+    pairs = len(self) * (len(self) - 1) // 2
+    (out,) = call.outputs(like=[torch.empty(pairs, dtype=self.dtype, device="meta")])
+    if out.numel():
+        out.copy_(torch.ops.aten._cdist_forward(self, self, p, None)[_pairs(self)])
+    return out
+
+
+@operator("_pdist_backward")
+def _pdist_backward(call: Call, grad: torch.Tensor, self: torch.Tensor, p: float, pdist: torch.Tensor) -> torch.Tensor:
+    _check(grad, self, pdist)
+    (out,) = call.outputs(like=[torch.empty(self.shape, dtype=self.dtype, device="meta")])
+    if not pdist.numel() or not out.numel():
+        return out.zero_()
+    rows, columns = _pairs(self)
+    whole = [self.new_zeros(len(self), len(self)).index_put_((rows, columns), tensor) for tensor in (grad, pdist)]
+    grads, distances = (half + half.t() for half in whole)
+    return out.copy_(torch.ops.aten._cdist_backward(grads, self, self, p, distances))
