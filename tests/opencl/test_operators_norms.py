@@ -179,6 +179,16 @@ def test_weight_norm_of_halves_has_norms_in_float32() -> None:
     agrees(lambda v, g: aten._weight_norm_interface(v, g, 0), v, g)
 
 
+def test_weight_norm_of_nothing_is_refused() -> None:
+    """It ends the process on the CPU."""
+    for shape in ((0,), (3, 0), (0, 3)):
+        nothing = torch.zeros(shape, device=DEVICE)
+        with pytest.raises(RuntimeError, match="weight norm needs elements, and got a tensor of shape"):
+            aten._weight_norm_interface(nothing, nothing, 0)
+        with pytest.raises(RuntimeError, match="weight norm needs elements"):
+            aten._weight_norm_interface_backward(nothing, nothing, nothing, nothing, 0)
+
+
 def test_weight_norm_of_a_layer() -> None:
     def run(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> list[torch.Tensor]:
         layer = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(6, 4, device=x.device))
@@ -222,7 +232,9 @@ def test_masked_softmax_of_special_numbers() -> None:
 def test_masked_softmax_of_one_and_of_no_numbers() -> None:
     for mask in (True, False):
         agrees(lambda x, mask: aten._masked_softmax(x, mask, 0, 2), torch.tensor(3.0), torch.tensor(mask))
-    agrees(lambda x, mask: aten._masked_softmax(x, mask, 1, 2), torch.zeros(0, 3), torch.zeros(0, 3) > 0)
+    for shape in ((0, 3), (3, 0), (0,)):  # which ends the process on the CPU
+        found = aten._masked_softmax(torch.zeros(shape, device=DEVICE), torch.zeros(shape, device=DEVICE) > 0, 0, 2)
+        assert found.shape == shape
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

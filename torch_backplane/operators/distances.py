@@ -125,6 +125,8 @@ def _pdist_forward(call: Call, self: torch.Tensor, p: float) -> torch.Tensor:
 @operator("_pdist_backward")
 def _pdist_backward(call: Call, grad: torch.Tensor, self: torch.Tensor, p: float, pdist: torch.Tensor) -> torch.Tensor:
     _check(grad, self, pdist)
+    if self.dim() != 2:
+        raise RunOnCPU("other than a matrix")
     (out,) = call.outputs(like=[torch.empty(self.shape, dtype=self.dtype, device="meta")])
     if not pdist.numel() or not out.numel():
         return out.zero_()

@@ -7,7 +7,7 @@ import torch
 from torch_backplane.kernels import Expression
 from torch_backplane.kernels import functions as f
 from torch_backplane.operators.activations import halves
-from torch_backplane.planning import Call, operator, run_pointwise
+from torch_backplane.planning import Call, RunOnCPU, operator, run_pointwise
 
 
 def _glu_jvp(result: Expression, gate: Expression, a_step: Expression, gate_step: Expression) -> Expression:
@@ -45,6 +45,8 @@ def glu_backward_jvp(
     dx: torch.Tensor,
     dim: int,
 ) -> torch.Tensor:
+    if not x.is_floating_point():
+        raise RunOnCPU("integers")
     (out,) = call.outputs(like=[torch.empty(x.shape, dtype=x.dtype, device="meta")])
     inputs = [grad_glu, *halves(x, dim), dgrad_glu, *halves(dx, dim)]
     run_pointwise(_glu_backward_jvp, halves(out, dim), inputs, key="glu_backward_jvp", name="glu_backward_jvp")

@@ -402,6 +402,9 @@ def rms_norm_backward(
 
 def _check_lengths(v: torch.Tensor, g: torch.Tensor, dim: int) -> list[int]:
     """The dimensions that lengths are taken over."""
+    if not v.numel():
+        # The CPU kernel would end the process: it divides by the size.
+        torch._check(False, lambda: f"weight norm needs elements, and got a tensor of shape {list(v.shape)}")
     if dim not in (0, v.dim() - 1) or g.numel() != v.shape[dim] or g.dtype != v.dtype or not v.is_floating_point():
         raise RunOnCPU("lengths of another shape or dtype")
     return [other for other in range(v.dim()) if other != dim]

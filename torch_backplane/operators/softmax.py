@@ -69,10 +69,10 @@ def _masked_softmax(
     call: Call, self: torch.Tensor, mask: torch.Tensor, dim: int | None, mask_type: int | None
 ) -> torch.Tensor:
     """Zero where the mask is true; NaN in rows that it leaves nothing of."""
-    if not self.is_floating_point() or mask_type not in (0, 1, 2):
-        raise RunOnCPU("a softmax without floats or a kind of mask")
+    if not self.is_floating_point():
+        raise RunOnCPU(f"softmax of {self.dtype}".replace("torch.", ""))
     dim = self.dim() - 1 if dim is None else dim
-    mask = _whole_mask(self, mask, dim, mask_type)
+    mask = _whole_mask(self, mask, dim, 2 if mask_type is None else mask_type)
     (out,) = call.outputs(like=[self])
     return torch.ops.aten._softmax.out(self.masked_fill(mask, -torch.inf), dim, False, out=out)
 
@@ -85,7 +85,8 @@ def _masked_softmax_backward(
     if grad.shape != mask.shape or mask.dtype != torch.bool or output.dtype != grad.dtype:
         raise RunOnCPU("a mask of another shape or dtype")
     dim = grad.dim() - 1 if dim is None else dim
-    (out,) = call.outputs(like=[grad.new_empty(grad.shape, device="meta")])
+    shape = grad.shape or (1,)  # as PyTorch's CPU kernel has it
+    (out,) = call.outputs(like=[grad.new_empty(shape, device="meta")])
     left = (tensor.masked_fill(mask, 0.0) for tensor in (grad, output))
     found = torch.ops.aten._softmax_backward_data(*left, dim, grad.dtype)
     return out.copy_(found.masked_fill_(mask, 0.0))
