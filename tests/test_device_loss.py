@@ -134,6 +134,18 @@ else:
     assert run(BEFORE + code + AFTER) == "end\n"
 
 
+def unless_pocl_aborts(call: Callable[[], str]) -> str:
+    """What `call` returns, tried up to five times: of the runs in which an event fails, PoCL 3.1 ends every tenth or so
+    with an error about a lock of its own."""
+    for _ in range(4):
+        try:
+            return call()
+        except AssertionError as error:
+            if "PTHREAD ERROR in pocl_lock_events_inorder" not in str(error):
+                raise
+    return call()
+
+
 @pytest.mark.parametrize("works", [True, False], ids=["device works", "device lost"])
 def test_a_command_that_ended_with_an_error(run: Run, works: bool) -> None:
     code = f"""
@@ -151,7 +163,7 @@ if {works}:
 else:
     check_lost(first, "waiting for a stream", "(-")
 """
-    assert run(BEFORE + code + AFTER) == "end\n"
+    assert unless_pocl_aborts(lambda: run(BEFORE + code + AFTER)) == "end\n"
 
 
 def test_loss_in_backward_and_in_other_threads(run: Run) -> None:
