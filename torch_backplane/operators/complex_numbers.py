@@ -6,15 +6,25 @@ import torch
 
 from torch_backplane.kernels import Expression
 from torch_backplane.kernels import functions as f
-from torch_backplane.planning import Call, operator, pointwise
+from torch_backplane.kernels.expression import Formula
+from torch_backplane.planning import Call, RunOnCPU, operator, plan_pointwise
 
 
 def polar(magnitude: Expression, angle: Expression) -> Expression:
     return f.complex(magnitude * f.cos(angle), magnitude * f.sin(angle))
 
 
-pointwise("complex", f.complex, compute="inputs", dtypes="complex")
-pointwise("polar", polar, compute="inputs", dtypes="complex")
+def made_of_parts(name: str, formula: Formula) -> None:
+    @operator(name, dtypes="complex")
+    def plan(call: Call, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        (result,) = call.meta(call.functional)
+        if any(out.dtype != result.dtype for out in call.written):
+            raise RunOnCPU("a result of another dtype")  # which refuses it
+        return plan_pointwise(name, formula, call, (a, b), "inputs")
+
+
+made_of_parts("complex", f.complex)
+made_of_parts("polar", polar)
 
 
 @operator("_conj_physical", dtypes="complex")

@@ -384,9 +384,7 @@ def norm(order: float) -> Callable[[torch.dtype], Reduction]:
             return Reduction([dtype], [0.0], lambda x, _: start(x), lambda a, b: a + b, lambda s, _: finish(s))
 
         if order == 0:
-            return summed(
-                lambda x: f.where(x != 0.0, f.where(f.isnan(x), math.nan, f.full_like(x.real, 1.0)), 0.0), lambda s: s
-            )
+            return summed(lambda x: f.where(x != 0.0, f.full_like(x.real, 1.0), 0.0), lambda s: s)
         if order == 1:
             return summed(abs, lambda s: s)
         if order == 2:
