@@ -282,43 +282,6 @@ def native_batch_norm_backward(
     eps: float,
     output_mask: list[bool],
 ) -> Results:
-    return _batch_norm_backward(
-        grad, self, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask
-    )
-
-
-@operator("batch_norm_backward")
-def batch_norm_backward(
-    call: Call,
-    grad: torch.Tensor,
-    self: torch.Tensor,
-    weight: torch.Tensor,
-    running_mean: Optional,
-    running_var: Optional,
-    save_mean: Optional,
-    save_var: Optional,
-    update: bool,
-    eps: float,
-    output_mask: list[bool],
-    reserve: torch.Tensor,
-) -> Results:
-    return _batch_norm_backward(
-        grad, self, weight, running_mean, running_var, save_mean, save_var, update, eps, output_mask
-    )
-
-
-def _batch_norm_backward(
-    grad: torch.Tensor,
-    self: torch.Tensor,
-    weight: Optional,
-    running_mean: Optional,
-    running_var: Optional,
-    save_mean: Optional,
-    save_invstd: Optional,
-    train: bool,
-    eps: float,
-    output_mask: list[bool],
-) -> Results:
     mean, rstd = (save_mean, save_invstd) if train else (running_mean, running_var)
     assert mean is not None
     assert rstd is not None
@@ -350,6 +313,26 @@ def _batch_norm_backward(
             name="batch_norm_backward",
         )
     return results
+
+
+@operator("batch_norm_backward")
+def batch_norm_backward(
+    call: Call,
+    grad: torch.Tensor,
+    self: torch.Tensor,
+    weight: torch.Tensor,
+    running_mean: Optional,
+    running_var: Optional,
+    save_mean: Optional,
+    save_var: Optional,
+    update: bool,
+    eps: float,
+    output_mask: list[bool],
+    reserve: torch.Tensor,
+) -> Results:
+    return native_batch_norm_backward(
+        call, grad, self, weight, running_mean, running_var, save_mean, save_var, update, eps, output_mask
+    )
 
 
 def _new_like(tensors: Sequence[Optional], wanted: Sequence[bool]) -> Results:

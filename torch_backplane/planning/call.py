@@ -127,8 +127,8 @@ def check_same_shapes(changed: Sequence[torch.Tensor], results: Sequence[Any]) -
         return
     for given, result in zip(changed, results, strict=True):
         if given.shape != result.shape:
-            shapes = list(given.shape), list(result.shape)
-            raise RuntimeError("output with shape {} doesn't match the broadcast shape {}".format(*shapes))
+            shape, wanted = list(given.shape), list(result.shape)
+            raise RuntimeError(f"output with shape {shape} doesn't match the broadcast shape {wanted}")
 
 
 def check_apart(out: torch.Tensor, inputs: Iterable[Any]) -> None:
