@@ -10,6 +10,7 @@ import gc
 import os
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,9 +25,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--on", choices=["host", "opencl"], default="host", help="the devices to run on (default: host)")
+    parser.addoption("--seed", type=int, default=0, help="other random numbers in every test (default: 0)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if getattr(config.option, "hypothesis_seed", None) is None:
+        config.option.hypothesis_seed = str(config.getoption("--seed"))
     if config.getoption("--on") == "host":
         os.environ.setdefault("TORCH_BACKPLANE_DRIVERS", "host")
         os.environ.setdefault("TORCH_BACKPLANE_HOST_DEVICES", "4")
@@ -35,6 +39,20 @@ def pytest_configure(config: pytest.Config) -> None:
             "No test runs on OpenCL: there is no device (pip install pyopencl, apt-get install pocl-opencl-icd).",
             returncode=0,
         )
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"random numbers: --seed {config.getoption('--seed')}"
+
+
+@pytest.fixture(autouse=True)
+def test_seed(request: pytest.FixtureRequest) -> int:
+    """Seeds PyTorch with a number of the test's own, so that a failure repeats whatever ran before it, and where."""
+    import torch
+
+    seed = zlib.crc32(f"{request.node.nodeid} {request.config.getoption('--seed')}".encode())
+    torch.manual_seed(seed)
+    return seed
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -28,12 +28,13 @@ class Worker:
         self.path = [str(folder) for folder in path]
         self.pool: ProcessPoolExecutor | None = None
 
-    def call(self, module: str, function: str, arguments: dict[str, Any]) -> None:
+    def call(self, module: str, function: str, arguments: dict[str, Any], seed: int) -> None:
+        """Runs a test there, with PyTorch seeded."""
         if self.pool is None:
             context = multiprocessing.get_context("spawn")
             self.pool = ProcessPoolExecutor(1, context, initializer=_start, initargs=(self.settings, self.path))
         try:
-            skipped = self.pool.submit(_call, module, function, arguments).result()
+            skipped = self.pool.submit(_call, module, function, arguments, seed).result()
         except BrokenProcessPool:
             self.pool = None
             pytest.fail("the process crashed: the CPU touched memory that it cannot reach", pytrace=False)
@@ -49,10 +50,13 @@ def _start(settings: dict[str, str], path: list[str]) -> None:
     torch_backplane._C.set_fallback_policy(torch_backplane._C.FallbackPolicy.silent)
 
 
-def _call(module: str, function: str, arguments: dict[str, Any]) -> str | None:
+def _call(module: str, function: str, arguments: dict[str, Any], seed: int) -> str | None:
     """Runs a test; returns why it skipped, if it did."""
+    import torch
+
     from torch_backplane import plans
 
+    torch.manual_seed(seed)
     try:
         getattr(importlib.import_module(module), function)(**arguments)
     except pytest.skip.Exception as reason:

@@ -37,5 +37,6 @@ def _with_worker(worker: Worker) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool:
     arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
-    pyfuncitem.funcargs["worker"].call(pyfuncitem.module.__name__, pyfuncitem.function.__name__, arguments)
+    worker, seed = pyfuncitem.funcargs["worker"], pyfuncitem.funcargs["test_seed"]
+    worker.call(pyfuncitem.module.__name__, pyfuncitem.function.__name__, arguments, seed)
     return True
