@@ -29,6 +29,23 @@ bool is_plain(const at::Tensor& source, const at::Tensor& destination) {
       source.strides() == destination.strides() && source.is_non_overlapping_and_dense();
 }
 
+bool runs_kernels(const Device& device) {
+  return !device.properties().dialect.empty();
+}
+
+// Large memory within a processor, whose own copy is one thread's; a kernel runs on all of them.
+bool is_for_all_threads(const at::Tensor& source, const at::Tensor& destination) {
+  constexpr size_t kLeastBytes = 1 << 20;
+  if (source.nbytes() < kLeastBytes || !is_bp(source) || !is_bp(destination) ||
+      source.is_alias_of(destination)) { // the parts may overlap
+    return false;
+  }
+  const auto dtype = source.scalar_type();
+  const Device& owner = device(source.device().index());
+  return owner.properties().kind == "cpu" && runs_kernels(owner) &&
+      (at::isIntegralType(dtype, /*includeBool=*/true) || at::isFloatingType(dtype) || at::isComplexType(dtype));
+}
+
 // Holds back until the work that the stream has now is done, or records that it uses the pinned memory.
 void settle_host_side(const at::Tensor& host, c10::Stream stream, bool non_blocking) {
   const auto& pointer = host.storage().data_ptr();
@@ -164,11 +181,9 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& destination, bo
       copy_bytes_between(dense, moved);
       destination.copy_(moved);
     }
-  } else if (is_plain(source, destination)) {
+  } else if (is_plain(source, destination) && !is_for_all_threads(source, destination)) {
     copy_bytes(source, destination, non_blocking);
-  } else if (
-      is_bp(source) && is_bp(destination) &&
-      !device(source.device().index()).properties().dialect.empty()) {
+  } else if (is_bp(source) && is_bp(destination) && runs_kernels(device(source.device().index()))) {
     copy_by_kernel(source, destination);
   } else {
     copy_elements(source, destination);

@@ -146,13 +146,15 @@ def run_pointwise(
     wide: bool = False,
     width: int = 4,
     processor: Any = "gpu",
-) -> None:
+    streaming: bool = False,
+) -> Kernel:
     """Fills `outputs` (one shape) with the formula of `inputs`, broadcast to it, by way of an OpenCL C kernel."""
     _, _, float64 = opencl()
     shape = outputs[0].shape
     operands = [*outputs, *(tensor.expand(shape) for tensor in inputs)]
     dialect = OpenCLC(float64=float64, processor=processor)
-    where = geometry(shape, [tensor.stride() for tensor in operands], width=width, limits=dialect.row_limits)
+    strides = [tensor.stride() for tensor in operands]
+    where = geometry(shape, strides, width=width, limits=dialect.row_limits, streaming=streaming)
     layout = replace(where.layout, wide=wide)
     kernel = pointwise(
         "exp",  # which is taken, without our prefix
@@ -166,6 +168,7 @@ def run_pointwise(
     )
     row_group = dialect.row_group(where.sizes[0], where.rows, strided=2 in layout.inner) if layout.rows else None
     launch(kernel, where, where.count, operands, [value for value, _ in scalars], row_group)
+    return kernel
 
 
 def run_reduction(

@@ -34,12 +34,15 @@ class Layout:
     wide: whether indices need 64 bits.
     inner: empty, or, where a launch has one dimension for the innermost dimension and one for the others (`rows`), each
         operand's stride there: 0, 1, or 2 for any other. Compilers make vectors of strides that they know.
+    streaming: whether results are written past the caches, where the dialect and the formula allow it; only where
+        contiguous, and each output begins at a multiple of 16 bytes. `pointwise` says when.
     """
 
     rank: int = 0
     width: int = 4
     wide: bool = False
     inner: tuple[int, ...] = ()
+    streaming: bool = False
 
     @property
     def rows(self) -> bool:
@@ -52,6 +55,8 @@ class Layout:
             raise ValueError(f"width is 1, 2, 4, 8 or 16, and got {self.width}")
         if self.rank and self.width != 1:
             raise ValueError(f"a strided layout has width 1, and got {self.width}")
+        if self.rank and self.streaming:
+            raise ValueError("a strided layout cannot be streaming")
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,7 @@ def geometry(
     width: int = 4,
     aligned: bool = True,
     limits: RowLimits = RowLimits(),  # noqa: B008, it cannot be changed
+    streaming: bool = False,
 ) -> Geometry:
     """The simplest geometry that visits every element once.
 
@@ -88,6 +94,7 @@ def geometry(
         width: what the device prefers where everything is contiguous.
         aligned: whether every operand begins at a multiple of width elements; without it, width is 1.
         limits: which calls that are not contiguous go by rows.
+        streaming: whether to write past the caches where everything is contiguous.
     """
     for operand in strides:
         if len(operand) != len(sizes):
@@ -96,7 +103,8 @@ def geometry(
     count = math.prod(sizes_)
     wide = max(count, *(_furthest(sizes_, operand) for operand in strides_)) > NARROW_LIMIT
     if count <= 1 or (len(sizes_) == 1 and all(operand == (1,) for operand in strides_)):
-        return Geometry(Layout(0, width if aligned else 1, wide), (count,), tuple((1,) for _ in strides_))
+        layout = Layout(0, width if aligned else 1, wide, streaming=streaming)
+        return Geometry(layout, (count,), tuple((1,) for _ in strides_))
     inner: tuple[int, ...] = ()
     if sizes_[0] >= limits.shortest and count // sizes_[0] <= limits.most:
         inner = tuple(min(operand[0], 2) for operand in strides_)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.element import element_function, used_dtypes
-from torch_backplane.kernels.expression import Formula, trace
+from torch_backplane.kernels.expression import Formula, Program, trace
 from torch_backplane.kernels.kernel import Kernel, Parameter, entry_point
 from torch_backplane.kernels.layouts import Layout
 from torch_backplane.kernels.parameters import advance, declarations, pointers
+
+# What costs a processor less than the memory that is read and written for it.
+_CHEAP = {"argument", "constant", "add", "subtract", "multiply", "negative", "absolute", "minimum", "maximum"} | {
+    "where", "isnan", "equal", "not_equal", "less", "less_equal", "greater", "greater_equal"
+}  # fmt: skip
+_STREAMING_WIDTH = 4
 
 _Place = Callable[[str], str]  # of a tensor's name: where its element is
 
@@ -34,7 +42,8 @@ def pointwise(
         name: a C identifier, which the entry point's name ends with.
         formula: takes a traced value for each input, then for each scalar; returns one for each output.
         inputs, outputs: dtypes of the tensors. Results are converted to the outputs' dtypes.
-        layout: from `layouts.geometry`, whose operands are the outputs and then the inputs.
+        layout: from `layouts.geometry`, whose operands are the outputs and then the inputs. Where it is streaming, and
+            all dtypes have 4 or 8 bytes and the formula is cheap arithmetic, results are written past the caches.
         compute: what the formula sees each input as, one dtype for all or one for each; without it the input's own,
             float32 for float16 and bfloat16.
         scalars: dtypes of numbers passed as arguments: another number is the same kernel.
@@ -46,16 +55,26 @@ def pointwise(
     if len(program.results) != len(outputs):
         raise TypeError(f"the formula returned {len(program.results)} values for {len(outputs)} outputs")
 
+    if layout.streaming:
+        if dialect.streaming_bytes is not None and _is_bound_by_memory(program, [*inputs, *outputs]):
+            layout = replace(layout, width=_STREAMING_WIDTH)
+        else:
+            layout = replace(layout, streaming=False)
     body, parameters = _Writer(dialect, inputs, outputs, scalars, layout).write()
     element = element_function("element", program, dialect, inputs, scalars, outputs)
     text = "\n".join(
         [
-            dialect.header(used_dtypes(program, inputs, outputs, scalars), element),
+            dialect.header(used_dtypes(program, inputs, outputs, scalars), "\n".join([element, *body])),
             element,
             dialect.kernel(entry, declarations(dialect, parameters), None, body),
         ]
     )
     return Kernel(entry, text, tuple(parameters), layout.width, None if layout.rows else dialect.group_size)
+
+
+def _is_bound_by_memory(program: Program, dtypes: Sequence[torch.dtype]) -> bool:
+    words = all(dtype.itemsize in (4, 8) and not dtype.is_complex for dtype in dtypes)
+    return words and all(instruction.operation in _CHEAP for instruction in program.instructions)
 
 
 def _seen_as(
@@ -117,6 +136,8 @@ class _Writer:
         body.append(f"  const {self.index} item = {self.dialect.global_index(self.layout.wide)};")
         if rank:
             return body + self._strided(), parameters
+        if self.layout.streaming:
+            return body + self._streaming(), parameters
         return body + (self._vectorised() if self.layout.width > 1 else self._contiguous()), parameters
 
     def _contiguous(self) -> list[str]:
@@ -134,6 +155,28 @@ class _Writer:
             f"      {self._call(lambda name: f'{name}_lanes[lane]')}",
             "    }",
             *(f"    {dialect.store_lanes(f'{n}_lanes', dtype, n, 'item', width)}" for n, dtype in self.outputs),
+            "    return;",
+            "  }",
+            f"  for ({self.index} i = first; i < count; ++i) {{",
+            *self._one_element(lambda name: "i", "    "),
+            "  }",
+        ]
+
+    def _streaming(self) -> list[str]:
+        width = self.layout.width
+        outputs = {name for name, _ in self.outputs}
+
+        def place(name: str, lane: int) -> str:
+            return f"{name}_lanes[{lane}]" if name in outputs else f"{name}[first + {lane}]"
+
+        return [
+            f"  const {self.index} first = item * {width};",
+            "  if (first >= count) return;",
+            f"  if (count - first >= {width}) {{",
+            *(f"    {self.dialect.declare_lanes(f'{n}_lanes', dtype, width)}" for n, dtype in self.outputs),
+            # One by one: with a loop over lanes PoCL's compiler keeps them in memory.
+            *(f"    {self._call(functools.partial(place, lane=lane))}" for lane in range(width)),
+            *(f"    {self.dialect.stream_lanes(f'{n}_lanes', dtype, n, 'first', width)}" for n, dtype in self.outputs),
             "    return;",
             "  }",
             f"  for ({self.index} i = first; i < count; ++i) {{",

@@ -11,6 +11,7 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dty
 from torch_backplane import _C, kernels
 from torch_backplane.kernels import Expression, geometry
 from torch_backplane.kernels import functions as f
+from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import part_dtype, value_dtype
 from torch_backplane.kernels.expression import Formula
 from torch_backplane.planning.call import Call
@@ -181,7 +182,8 @@ def run_pointwise(
     # A complex number is a vector already.
     width = 1 if any(tensor.is_complex() for tensor in operands) else dialect.width
     aligned = all(tensor.data_ptr() % min(16, width * tensor.itemsize) == 0 for tensor in operands)
-    where = geometry(shape, strides, width=width, aligned=aligned, limits=dialect.row_limits)
+    streaming = _past_caches(dialect, outputs, inputs)
+    where = geometry(shape, strides, width=width, aligned=aligned, limits=dialect.row_limits, streaming=streaming)
     dtypes = (
         tuple(tensor.dtype for tensor in inputs),
         tuple(tensor.dtype for tensor in outputs),
@@ -223,6 +225,15 @@ def run_pointwise(
         launch(kernel, operands, numbers, [where.sizes[0], where.rows], group, name=name)
     else:
         launch(kernel, operands, numbers, [kernel.work_items(where.count)], name=name)
+
+
+def _past_caches(dialect: Dialect, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> bool:
+    """Whether results are so large that they should be written past the caches. Not in place: there they are read."""
+    least = dialect.streaming_bytes
+    if least is None or sum(output.nbytes for output in outputs) < least:
+        return False
+    read = {tensor.data_ptr() for tensor in inputs}
+    return all(output.data_ptr() % 16 == 0 and output.data_ptr() not in read for output in outputs)
 
 
 def check_number(number: Any, dtype: torch.dtype) -> None:

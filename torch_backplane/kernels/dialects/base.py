@@ -83,6 +83,15 @@ class Dialect(ABC):
         return 256 if self.processor == "cpu" else 64
 
     @property
+    def streaming_bytes(self) -> int | None:
+        """From which size on the results of cheap formulas are written past the caches; None: never.
+
+        A cache line that is written in parts is read first, and results larger than the caches have left them when
+        they are wanted. C libraries copy large memory in the same way.
+        """
+        return None
+
+    @property
     def row_limits(self) -> RowLimits:
         """For launches in rows. A division for each element costs a CPU more than items that have nothing to do."""
         return RowLimits(shortest=2, most=2**31 - 1) if self.processor == "cpu" else RowLimits()
@@ -379,6 +388,10 @@ class Dialect(ABC):
 
     @abstractmethod
     def store_lanes(self, name: str, dtype: torch.dtype, pointer: str, index: str, width: int) -> str: ...
+
+    def stream_lanes(self, name: str, dtype: torch.dtype, pointer: str, index: str, width: int) -> str:
+        """As `store_lanes`, past the caches, from `index` on; for devices that have `streaming_bytes`."""
+        raise NotImplementedError(f"{self.name} does not write past caches")
 
     @property
     @abstractmethod

@@ -1,0 +1,90 @@
+"""On processors, large results are written past the caches, and large memory is copied by all threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from agreement import DEVICE, agrees, plans_from_the_start
+
+import torch_backplane
+from torch_backplane import plans
+
+LARGE = 32 << 20  # bytes: `streaming_bytes` of OpenCL C on a CPU
+
+
+def needs_a_processor() -> None:
+    if torch_backplane._C.device_properties(0).kind != "cpu":
+        pytest.skip("is about processors")
+
+
+def explained(function: Callable[..., object], *arguments: object, **keywords: object) -> str:
+    with plans_from_the_start():
+        return str(plans.explain(function, *arguments, **keywords))
+
+
+@pytest.mark.parametrize("beyond", [0, 1, 2, 3])
+def test_results_of_all_sizes(beyond: int) -> None:
+    a, b = (torch.rand(LARGE // 4 + beyond) for _ in range(2))
+    agrees(lambda a, b: a + b, a, b)
+    agrees(lambda a, b: a.mul_(b), a, b)
+    agrees(lambda a, out: torch.neg(a, out=out), a, torch.empty_like(a))
+
+
+def test_when_they_are_written_past_the_caches() -> None:
+    needs_a_processor()
+    count = LARGE // 4
+    storage, b = torch.rand(count + 8, device=DEVICE), torch.rand(count, device=DEVICE)
+    a = storage[:count]
+    items, one_by_one = f"on {count // 4}×1×1 items", f"on {count}×1×1 items"
+    assert items in explained(torch.add, a, b)
+    assert items in explained(torch.add, b, b, out=storage[4 : count + 4])
+    assert one_by_one in explained(torch.add, b, b, out=storage[1 : count + 1])  # not aligned to 16 bytes
+    assert one_by_one in explained(b.add_, a)
+    assert one_by_one in explained(torch.exp, a)
+    assert f"on {1 << 20}×1×1 items" in explained(torch.add, a[: 1 << 20], b[: 1 << 20])  # not large
+
+
+def test_a_plan_of_an_aligned_result_does_not_serve_another() -> None:
+    count = LARGE // 4
+    storage, b = torch.zeros(count + 8, device=DEVICE), torch.rand(count, device=DEVICE)
+    for first in (0, 4, 1, 8, 2, 3):
+        storage.zero_()
+        torch.add(b, 1, out=storage[first : first + count])
+        assert torch.equal(storage[first : first + count].cpu(), b.cpu() + 1)
+        assert storage[:first].count_nonzero() == 0
+        assert storage[first + count :].count_nonzero() == 0
+
+
+COPIED = [torch.bool, torch.int8, torch.float16, torch.bfloat16, torch.int32, torch.float32, torch.int64, torch.float64]
+
+
+@pytest.mark.parametrize("dtype", [*COPIED, torch.complex64, torch.complex128, torch.float8_e4m3fn], ids=str)
+def test_copies(dtype: torch.dtype) -> None:
+    bits = torch.randint(0, 2 if dtype == torch.bool else 100, ((1 << 20) + 16 * 7,), dtype=torch.uint8)
+    source = bits.view(dtype).to(DEVICE)
+    for _ in range(2):
+        assert torch.equal(torch.empty_like(source).copy_(source).cpu().view(torch.uint8), bits)
+        assert torch.equal(source.clone().cpu().view(torch.uint8), bits)
+
+
+def test_what_is_copied_by_kernels() -> None:
+    needs_a_processor()
+    large, small = torch.rand(1 << 18, device=DEVICE), torch.rand(1 << 10, device=DEVICE)
+    assert "launch bp_copy" in explained(torch.empty_like(large).copy_, large)
+    assert "no operator with a planner" in explained(torch.empty_like(small).copy_, small)
+
+
+def test_copies_of_lazily_conjugated_and_transposed_memory() -> None:
+    z = torch.randn(512, 300, dtype=torch.complex64)
+    for view in (lambda t: t.conj(), lambda t: t.t(), lambda t: t.t().conj(), lambda t: t.conj().imag):
+        agrees(lambda a, b, view=view: view(a).copy_(view(b)), z, z.roll(1))
+
+
+def test_copies_within_one_storage() -> None:
+    count = 1 << 19
+    values = torch.arange(2 * count, dtype=torch.float32)
+    storage = values.to(DEVICE)
+    storage[count:].copy_(storage[:count])
+    assert torch.equal(storage.cpu(), torch.cat([values[:count], values[:count]]))
