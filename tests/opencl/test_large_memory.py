@@ -24,8 +24,8 @@ def explained(function: Callable[..., object], *arguments: object, **keywords: o
         return str(plans.explain(function, *arguments, **keywords))
 
 
-@pytest.mark.parametrize("beyond", [0, 1, 2, 3])
-def test_results_of_all_sizes(beyond: int) -> None:
+@pytest.mark.parametrize("beyond", [0, 3])
+def test_results_of_whole_and_broken_fours(beyond: int) -> None:
     a, b = (torch.rand(LARGE // 4 + beyond) for _ in range(2))
     agrees(lambda a, b: a + b, a, b)
     agrees(lambda a, b: a.mul_(b), a, b)
