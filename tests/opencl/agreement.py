@@ -60,12 +60,12 @@ def agrees(function: Callable[..., Any], *arguments: Any, fallbacks: int | None 
 
 def refused_alike(function: Callable[..., Any], *arguments: Any) -> None:
     """The CPU refuses the call, and the device twice (planned, and once it is known) with the same error in the same
-    words, of which the first line counts; no tensor is changed."""
+    words; no tensor is changed."""
     with pytest.raises((RuntimeError, IndexError)) as expected:
         function(*arguments)
     given = on_device(arguments)
     for _ in range(2):
         with pytest.raises(expected.type) as found:
             function(*given)
-        assert str(found.value).splitlines()[0] == str(expected.value).splitlines()[0]
+        assert str(found.value) == str(expected.value)
     torch.testing.assert_close(to_cpu(given), arguments, rtol=0, atol=0, equal_nan=True)

@@ -86,7 +86,7 @@ class Dialect(ABC):
     def streaming_bytes(self) -> int | None:
         """From which size on the results of cheap formulas are written past the caches; None: never.
 
-        A cache line that is written in parts is read first, and results larger than the caches have left them when
+        A processor reads a cache line before it writes to it, and results larger than the caches have left them when
         they are wanted. C libraries copy large memory in the same way.
         """
         return None
