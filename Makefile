@@ -19,14 +19,15 @@ python := $(VENV)/bin/python
 # Files of tests side by side, each of them in one process.
 pytest := $(python) -m pytest -q --numprocesses $(WORKERS) --dist loadfile
 ready := $(VENV)/.ready
+oclgrind_log := $(abspath $(VENV))/oclgrind.log
 driver_option := $(if $(DRIVER),--driver $(DRIVER))
 torch_request := $(if $(filter file,$(origin TORCH)),any supported release,$(TORCH))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-digits test test-plans lint bench conformance ops clean FORCE
+.PHONY: help setup demo demo-digits test test-plans test-intel test-rusticl test-oclgrind lint bench conformance ops clean FORCE
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z -]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  DRIVER=name   use only this driver (demo, demo-digits, bench)"
 	@echo "  STEPS=n       training steps (demo)"
@@ -52,6 +53,15 @@ test: lint ## check style and types, then run the tests, on host devices and on 
 test-plans: $(ready) ## run the general tests on OpenCL again, with plans switched off and with plans checked
 	TORCH_BACKPLANE_PLANS=0 $(pytest) --on opencl $(ARGS)
 	TORCH_BACKPLANE_PLANS=check $(pytest) --on opencl $(ARGS)
+
+test-intel test-rusticl: test-%: $(ready) ## run tests/opencl on Intel's and on Mesa's OpenCL for processors
+	tools/opencl.sh $* $(VENV) $(pytest) tests/opencl $(ARGS)
+
+test-oclgrind: $(ready) ## run one small kernel of each kind on a simulator that reports races and bad accesses
+	rm -f $(oclgrind_log)
+	OCLGRIND_DATA_RACES=1 OCLGRIND_LOG=$(oclgrind_log) tools/opencl.sh oclgrind $(VENV) \
+		$(python) -m pytest -q -p no:cacheprovider --timeout 1800 tests/opencl/test_small_kernels.py $(ARGS)
+	@if [ -s $(oclgrind_log) ]; then cat $(oclgrind_log); exit 1; fi
 
 lint: $(ready) ## ruff and mypy
 	$(python) -m ruff check .

@@ -65,7 +65,7 @@ def test_devices_as_json(tmp_path: Path) -> None:
     first = found[0]
     assert set(first) == {
         "index", "driver", "name", "total_memory", "free_memory", "host_accessible", "compute_units", "capability",
-        "dtypes",
+        "dtypes", "software",
     }  # fmt: skip
     assert first["driver"] == "host"
     assert first["host_accessible"] is True

@@ -129,6 +129,71 @@ def test_a_device_that_cannot_run_a_kernel_is_skipped_with_a_warning(run: Run, k
     assert reason in result.stderr
 
 
+def test_what_a_compiler_says_of_a_kernel_that_it_builds_is_no_warning(run: Run) -> None:
+    code = """
+import warnings
+warnings.simplefilter("error")
+from torch_backplane import drivers
+text = "#warning loud\\n__kernel void one(__global int *out) { out[0] = 1; }"
+drivers.device(0).compile(text, "one")
+assert torch.bp.get_device_properties(0).driver == "opencl"
+"""
+    run("import torch\n" + code)
+
+
+def test_a_kernel_that_cannot_be_built_comes_with_the_compilers_words(run: Run) -> None:
+    code = """
+import pyopencl as cl
+from torch_backplane import drivers
+try:
+    drivers.device(0).compile("__kernel void one(__global int *out) { out[0] = nonsense; }", "one")
+except cl.Error as error:
+    assert error.code == cl.status_code.BUILD_PROGRAM_FAILURE, error.code
+    assert "nonsense" in str(error), error
+    print("refused")
+"""
+    assert run(code).stdout == "refused\n"
+
+
+def test_a_stream_is_waited_for_where_clfinish_returns_early(run: Run) -> None:
+    """Mesa 22.3 does that after a clFlush."""
+    code = """
+import threading
+import pyopencl as cl
+from torch_backplane.drivers.opencl import OpenCLDriver
+device = OpenCLDriver().devices()[0]
+
+class Hasty(cl.CommandQueue):
+    def finish(self): pass
+
+stream = device.create_stream(0)
+stream.queue = Hasty(device.context, device.device)
+alarm = cl.UserEvent(device.context)
+stream.submit(cl.enqueue_barrier, wait_for=[alarm])
+threading.Timer(0.3, alarm.set_status, [cl.command_execution_status.COMPLETE]).start()
+stream.synchronize()
+assert alarm.command_execution_status == cl.command_execution_status.COMPLETE
+assert stream.is_done()
+"""
+    run(code)
+
+
+def test_devices_and_info_name_platform_versions_and_settings(run: Run) -> None:
+    code = """
+import pyopencl as cl
+from typer.testing import CliRunner
+from torch_backplane import drivers
+from torch_backplane.cli import app
+device = drivers.device(0).device
+for command in ("devices", "info"):
+    said = CliRunner().invoke(app, [command]).stdout
+    for expected in (device.platform.name, device.platform.version, device.driver_version):
+        assert expected.strip() in said, (command, expected, said)
+assert "- POCL_SOMETHING: `1`" in said and "- CL_CONFIG_SOMETHING: `2`" in said, said
+"""
+    run(code, COLUMNS="600", POCL_SOMETHING="1", CL_CONFIG_SOMETHING="2")
+
+
 def test_kinds_of_devices(run: Run) -> None:
     code = """
 import pyopencl as cl

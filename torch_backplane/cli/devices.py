@@ -27,12 +27,13 @@ def devices(
         write_json([asdict(device) for device in found], json_file)
         return
     console = Console(highlight=False)
-    table = Table("device", "driver", "name", "memory", "free", "dtypes", "host-accessible", "compute units")
+    columns = ("device", "driver", "name", "memory", "free", "dtypes", "host-accessible", "compute units", "software")
+    table = Table(*columns)
     for device in found:
         table.add_row(
             f"bp:{device.index}", device.driver, device.name, bytes_text(device.total_memory),
             bytes_text(device.free_memory), facts.dtype_summary(device.dtypes),
-            "yes" if device.host_accessible else "no", str(device.compute_units),
+            "yes" if device.host_accessible else "no", str(device.compute_units), device.software,
         )  # fmt: skip
     console.print(table if found else "No devices.")
     for name, reason in drivers.failures().items():

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 # Other people's variables that change what happens here; ours all begin with TORCH_BACKPLANE_.
 _VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING", "TORCH_DEVICE_BACKEND_AUTOLOAD",
               "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTORCH_TESTING_DEVICE_ONLY_FOR")  # fmt: skip
+# Those of OpenCL's loader, PyOpenCL, PoCL, Mesa, Intel's runtime and Oclgrind.
+_PREFIXES = ("TORCH_BACKPLANE_", "OCL_", "OPENCL_", "PYOPENCL_", "POCL_", "RUSTICL_", "CL_CONFIG_", "OCLGRIND_")
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,7 @@ class DeviceFacts:
     index: int
     driver: str
     name: str
+    software: str
     total_memory: int
     free_memory: int | None
     host_accessible: bool
@@ -42,7 +45,7 @@ def devices() -> list[DeviceFacts]:
 def _facts_of(index: int) -> DeviceFacts:
     import torch
 
-    from torch_backplane import _C
+    from torch_backplane import _C, drivers
 
     properties = _C.device_properties(index)
     try:
@@ -53,6 +56,7 @@ def _facts_of(index: int) -> DeviceFacts:
         index=index,
         driver=properties.driver,
         name=properties.name,
+        software=drivers.device(index).properties.software,
         total_memory=properties.total_memory,
         free_memory=free,
         host_accessible=properties.host_accessible,
@@ -114,7 +118,7 @@ def environment() -> dict[str, str]:
     return {
         name: value
         for name, value in sorted(os.environ.items())
-        if name.startswith("TORCH_BACKPLANE_") or name in _VARIABLES
+        if name.startswith(_PREFIXES) or name in _VARIABLES
     }
 
 

@@ -33,14 +33,14 @@ def _driver_lines() -> list[str]:
     lines += ["", "### Devices", ""]
     if not devices:
         return [*lines, "none"]
-    lines += ["| device | driver | name | memory | free | dtypes | host-accessible | units | capability |"]
-    lines += ["|---|---|---|---|---|---|---|---|---|"]
+    lines += ["| device | driver | name | memory | free | dtypes | host-accessible | units | capability | software |"]
+    lines += ["|---|---|---|---|---|---|---|---|---|---|"]
     for device in devices:
         cells = [
             f"bp:{device.index}", device.driver, device.name, bytes_text(device.total_memory),
             bytes_text(device.free_memory), facts.dtype_summary(device.dtypes),
             "yes" if device.host_accessible else "no", str(device.compute_units),
-            ".".join(map(str, device.capability)),
+            ".".join(map(str, device.capability)), device.software,
         ]  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")
     return lines

@@ -76,6 +76,7 @@ class DeviceProperties:
     capability: tuple[int, int] = (0, 0)  # (major, minor), as the driver defines it
     dialect: str = ""  # the language that compile() takes, one of DIALECTS; empty: the device runs no kernels
     kind: str = "accelerator"  # one of KINDS: among drivers of one priority, GPUs are numbered first
+    software: str = ""  # what drives the hardware, with versions, for people and their bug reports
 
 
 # The hardware APIs whose queues the socket fills itself, and the functions that it needs of each. Where there is a

@@ -111,4 +111,5 @@ RULES = (
     ("capability", "a pair (major, minor) of whole numbers", _is_capability),
     ("dialect", f"one of {', '.join(DIALECTS)}, or empty", lambda value: value in ("", *DIALECTS)),
     ("kind", f"one of {', '.join(KINDS)}", lambda value: value in KINDS),
+    ("software", "a string", lambda value: isinstance(value, str)),
 )

@@ -69,7 +69,16 @@ class Stream:
     def synchronize(self) -> None:
         """Wait for all commands; the error of one that failed is raised here, once."""
         with self.health.watch():
-            self.queue.finish()
+            with self._lock:
+                latest = self._under_way[-1] if self._under_way else None
+            if latest is None:
+                self.queue.finish()
+            else:
+                # Not clFinish: after a clFlush, Mesa's (22.3) returns while commands run.
+                try:
+                    latest.wait()
+                except cl.Error:  # of a command, whose status says what it was, or of the device
+                    self.queue.finish()
             with self._lock:
                 self._forget_done()
                 failed, self._failed = self._failed, None
@@ -286,6 +295,7 @@ def describe(device: cl.Device) -> DeviceProperties:
     capability = (int(version[1]), int(version[2])) if version else (0, 0)
     if capability < OLDEST_VERSION:
         raise RuntimeError(f"its version is {device.version!r}, and OpenCL 1.2 is the oldest that can be used")
+    platform = device.platform
     return DeviceProperties(
         name=device.name.strip(),
         total_memory=device.global_mem_size,
@@ -294,6 +304,7 @@ def describe(device: cl.Device) -> DeviceProperties:
         capability=capability,
         dialect="OpenCL C",
         kind=kind(device.type),
+        software=f"{platform.name.strip()}, {platform.version.strip()}, driver {device.driver_version.strip()}",
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
+from typing import Any
 
 import pyopencl as cl
 
@@ -15,8 +17,14 @@ from torch_backplane.drivers import builds, kernel_cache
 KEEP_THEIR_OWN = ("Portable Computing Language",)
 
 
+_log = logging.getLogger(__name__)
+
+
 class Programs:
     """Thread-safe; PyOpenCL releases the GIL while the compiler runs.
+
+    What a compiler says of a program that it builds is logged (level DEBUG); PyOpenCL's own way to build makes it a
+    warning, which would be about texts that users never see.
 
     Attributes:
         counts: "built" from text, "loaded" from the disk.
@@ -25,7 +33,7 @@ class Programs:
     def __init__(self, context: cl.Context, device: cl.Device) -> None:
         self._context = context
         self._device = device
-        # All that a binary depends on, besides its text. PyOpenCL adds what PYOPENCL_BUILD_OPTIONS says to every build.
+        # All that a binary depends on, besides its text.
         self._origin = (
             *(device.platform.name, device.platform.version, device.name, device.vendor, device.version),
             *(device.driver_version, os.environ.get("PYOPENCL_BUILD_OPTIONS", "")),
@@ -55,18 +63,35 @@ class Programs:
 
     def build(self, text: str) -> cl.Program:
         """The same, without the disk."""
-        # A program made from a _Program is built as it is. For one made from text, PyOpenCL has a cache of its own, and
-        # writes the text of a program that does not build to a file that nobody deletes.
-        return cl.Program(cl._cl._Program(self._context, text)).build()
+        # A program made from text has a cache of PyOpenCL's, which writes the text of one that does not build to a file
+        # that nobody deletes.
+        return self._built(cl._cl._Program(self._context, text))
 
     def _load(self, name: str) -> cl.Program | None:
         binary = kernel_cache.load(name)
         if binary is None:
             return None
         try:
-            return cl.Program(self._context, [self._device], [binary]).build()
+            return self._built(cl._cl._Program(self._context, [self._device], [binary]))
         except cl.Error:
             return None  # whole, but not for this device: it is built again
+
+    def _built(self, program: Any) -> cl.Program:
+        try:
+            program._build(options=os.environ.get("PYOPENCL_BUILD_OPTIONS", "").encode())
+        except cl.Error as error:
+            raise cl.RuntimeError(
+                cl._cl._ErrorRecord(msg=f"{error}\n{self._said(program)}", code=error.code, routine=error.routine)
+            ) from None
+        if said := self._said(program):
+            _log.debug("the compiler of %s said: %s", self._device.name, said)
+        return cl.Program(program)
+
+    def _said(self, program: Any) -> str:
+        try:
+            return str(program.get_build_info(self._device, cl.program_build_info.LOG) or "").strip()
+        except cl.Error as error:
+            return f"(no log: {error})"
 
     def _keep(self, name: str, program: cl.Program) -> None:
         try:
