@@ -8,10 +8,12 @@
 #include "segment_map.h"
 #include "stream.h"
 
+#include <c10/core/impl/COW.h>
 #include <c10/util/Exception.h>
 
 #include <array>
 #include <optional>
+#include <utility>
 
 namespace backplane {
 
@@ -73,9 +75,16 @@ class Allocator final : public c10::DeviceAllocator {
     return &delete_allocation;
   }
 
+  // c10 calls it where memory was shared lazily (copy on write) and is about to be written.
   void copy_data(void* destination, const void* source, std::size_t bytes) const override {
-    Device& owner = device(device_of_address(destination));
-    StreamHandle stream = stream_handle(current_stream(device_of_address(destination)));
+    note_not_replayable("it writes to memory that is shared lazily");
+    const auto index = device_of_address(destination);
+    const auto from = device_of_address(source);
+    TORCH_CHECK(
+        from < 0 || from == index, "memory of bp:", static_cast<int>(from), " cannot be copied to bp:",
+        static_cast<int>(index), ": make bp:", static_cast<int>(from), " the current device");
+    Device& owner = device(index);
+    StreamHandle stream = stream_handle(current_stream(index));
     DeviceCall call(owner);
     owner.copy(destination, source, bytes, CopyKind::WithinDevice, stream);
   }
@@ -90,12 +99,13 @@ class Allocator final : public c10::DeviceAllocator {
 
   void recordStream(const c10::DataPtr& data, c10::Stream stream) override {
     // Memory that is not ours (from_blob, DLPack) is its owner's business.
-    if (data.get() == nullptr || data.get_deleter() != &delete_allocation) {
+    const bool shared_lazily = c10::impl::cow::is_cow_data_ptr(data);
+    if (data.get() == nullptr || !(data.get_deleter() == &delete_allocation || shared_lazily)) {
       return;
     }
     TORCH_CHECK_VALUE(
         stream.device_type() == c10::kPrivateUse1, "record_stream needs a stream of a bp device, not ", stream);
-    void* pointer = data.get_context();
+    void* pointer = shared_lazily ? data.get() : data.get_context(); // only plain memory of ours is shared so
     Segment* segment = segment_map().find(pointer);
     TORCH_INTERNAL_ASSERT(segment != nullptr);
     segment->allocator.load()->record_stream(segment, pointer, stream);
@@ -125,6 +135,32 @@ Allocator& instance() {
   return *allocator;
 }
 
+// One device's.
+class OneDevice final : public c10::Allocator {
+ public:
+  explicit OneDevice(c10::DeviceIndex index) : index_(index) {}
+
+  c10::DataPtr allocate(size_t bytes) override {
+    return allocate_on(index_, bytes);
+  }
+
+  c10::DeleterFnPtr raw_deleter() const override {
+    return &delete_allocation;
+  }
+
+  void copy_data(void* destination, const void* source, std::size_t bytes) const override {
+    instance().copy_data(destination, source, bytes);
+  }
+
+ private:
+  const c10::DeviceIndex index_;
+};
+
+template <size_t... I>
+auto one_for_each_device(std::index_sequence<I...>) {
+  return new std::array{OneDevice(static_cast<c10::DeviceIndex>(I))...};
+}
+
 struct Registration {
   Registration() {
     register_allocator_options();
@@ -136,6 +172,11 @@ struct Registration {
 
 c10::DeviceAllocator& caching_allocator() {
   return instance();
+}
+
+c10::Allocator& allocator_of(c10::DeviceIndex index) {
+  static auto* all = one_for_each_device(std::make_index_sequence<kMaxDevices>()); // never destroyed, as their memory
+  return (*all)[checked_index(index)];
 }
 
 DeviceCachingAllocator& device_allocator(c10::DeviceIndex index) {

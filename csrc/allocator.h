@@ -14,6 +14,9 @@ struct HistorySettings;
 // The one instance; registered with c10 for PrivateUse1 when the module is loaded.
 c10::DeviceAllocator& caching_allocator();
 
+// What storages of one device have for their allocator: it allocates there, whatever device is current.
+c10::Allocator& allocator_of(c10::DeviceIndex device);
+
 // Memory of `device` for its current stream, as caching_allocator().allocate() gives for the current device.
 c10::DataPtr allocate_on(c10::DeviceIndex device, size_t bytes);
 

@@ -107,6 +107,7 @@ size_t CpuMirror::share(const at::Tensor& tensor, bool written) {
 // A storage that shares its memory lazily (copy on write) gets memory of its own first.
 void CpuMirror::will_write(Shared& shared) {
   shared.written = true;
+  PlannerScope::wrote(shared.original);
   void* data = shared.original.unsafeGetStorageImpl()->mutable_data();
   if (C10_UNLIKELY(!copies_ && data != shared.data)) {
     shared.data = data;
@@ -274,7 +275,7 @@ c10::Storage CpuMirror::adopt(const c10::Storage& storage) {
         static_cast<int64_t>(impl->nbytes()),
         c10::DataPtr(
             impl->data_ptr().get(), keeper, [](void* context) { delete static_cast<c10::Storage*>(context); }, target),
-        &caching_allocator(),
+        &allocator_of(index_),
         /*resizable=*/true));
   } else {
     adopted = make_storage(index_, impl->nbytes());
@@ -310,7 +311,7 @@ at::Tensor CpuMirror::result(at::Tensor tensor) {
   if (!copies_ && tensor.use_count() == 1 && tensor.storage().use_count() == 1 && is_bp_memory(*storage)) {
     const c10::Device target(c10::kPrivateUse1, index_);
     storage->mutable_data_ptr().unsafe_set_device(target);
-    storage->set_allocator(&caching_allocator());
+    storage->set_allocator(&allocator_of(index_));
     move_to_bp(impl, target);
     return tensor;
   }

@@ -67,7 +67,7 @@ at::Tensor empty(
     std::optional<c10::MemoryFormat> memory_format) {
   const FactoryGuard guard(dtype, layout, device, pin_memory);
   return with_deterministic_fill(
-      at::detail::empty_generic(size, &caching_allocator(), kKeys, guard.dtype, memory_format));
+      at::detail::empty_generic(size, &allocator_of(current_device()), kKeys, guard.dtype, memory_format));
 }
 
 at::Tensor empty_strided(
@@ -79,7 +79,7 @@ at::Tensor empty_strided(
     std::optional<bool> pin_memory) {
   const FactoryGuard guard(dtype, layout, device, pin_memory);
   return with_deterministic_fill(
-      at::detail::empty_strided_generic(size, stride, &caching_allocator(), kKeys, guard.dtype));
+      at::detail::empty_strided_generic(size, stride, &allocator_of(current_device()), kKeys, guard.dtype));
 }
 
 // A tensor of zeros that has no memory; autograd's forward mode uses it.

@@ -1,7 +1,10 @@
 #include "fallback.h"
 
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/List.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/flat_hash_map.h>
 #include <torch/library.h>
 
@@ -38,8 +41,7 @@ struct OperatorFacts {
   explicit OperatorFacts(const c10::OperatorHandle& op) : name(toString(op.operator_name())) {
     const auto& arguments = op.schema().arguments();
     for (size_t i = 0; i < arguments.size(); ++i) {
-      const auto* alias = arguments[i].alias_info();
-      written.push_back((alias != nullptr && alias->isWrite()) || is_undeclared_write(op.schema(), arguments[i]));
+      written.push_back(is_written(op.schema(), arguments[i]));
       const auto& type = *arguments[i].type();
       const auto* optional = type.castRaw<c10::OptionalType>();
       const auto kind = optional != nullptr ? optional->getElementType()->kind() : type.kind();
@@ -289,6 +291,60 @@ void run_on_cpu(const c10::OperatorHandle& op, const c10::OperatorHandle& kernel
 
 void cpu_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   run_on_cpu(op, op, stack);
+}
+
+bool is_written(const c10::FunctionSchema& schema, const c10::Argument& argument) {
+  const auto* alias = argument.alias_info();
+  return (alias != nullptr && alias->isWrite()) || is_undeclared_write(schema, argument);
+}
+
+namespace {
+
+// What looks the same on the CPU, with zeros in it.
+at::Tensor zeros_on_cpu(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.device().is_privateuseone()) {
+    return tensor;
+  }
+  const size_t item = tensor.itemsize();
+  const size_t bytes = at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), item);
+  const at::Tensor memory = at::zeros({static_cast<int64_t>(bytes / item)}, tensor.options().device(c10::kCPU));
+  return memory.as_strided(tensor.sizes(), tensor.strides());
+}
+
+c10::IValue zeros_on_cpu(const c10::IValue& value) {
+  if (value.isTensor()) {
+    return zeros_on_cpu(value.toTensor());
+  }
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const at::Tensor& tensor : value.toTensorVector()) {
+      list.push_back(zeros_on_cpu(tensor));
+    }
+    return list;
+  }
+  if (is_optional_tensor_list(value)) {
+    c10::List<std::optional<at::Tensor>> list;
+    for (const c10::IValue& element : value.toListRef()) {
+      list.push_back(element.isTensor() ? std::optional(zeros_on_cpu(element.toTensor())) : std::nullopt);
+    }
+    return list;
+  }
+  return value.isDevice() ? c10::IValue(c10::Device(c10::kCPU)) : value;
+}
+
+} // namespace
+
+void raise_cpu_error(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments) {
+  const OperatorFacts& facts = facts_table().of(op);
+  at::AutoDispatchBelowADInplaceOrView below;
+  torch::jit::Stack stack;
+  for (const c10::IValue& value : arguments) {
+    stack.push_back(zeros_on_cpu(value));
+  }
+  if (facts.generator >= 0) {
+    stack[facts.generator] = at::detail::createCPUGenerator(); // not the default one, which would move on
+  }
+  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
 }
 
 void set_fallback_policy(FallbackPolicy chosen) {

@@ -20,6 +20,13 @@ void register_direct_fallbacks();
 // Runs `kernel`'s CPU kernel on the arguments of `op` (the two take the same), counted as a fallback of `op`.
 void run_on_cpu(const c10::OperatorHandle& op, const c10::OperatorHandle& kernel, torch::jit::Stack* stack);
 
+// Whether the operator writes to the argument: as its schema says, and where PyTorch's schemas are known to leave it out.
+bool is_written(const c10::FunctionSchema& schema, const c10::Argument& argument);
+
+// Throws what the CPU kernel says of such arguments, without their contents: for numbers that it is known to refuse. It is
+// no fallback, and not counted. Returns if the kernel takes them.
+void raise_cpu_error(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
+
 // What to do when an operator falls back on a device where that means copying: say so once per operator (the default),
 // nothing, or raise.
 enum class FallbackPolicy { Warn, Silent, Error };

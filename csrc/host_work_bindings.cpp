@@ -21,7 +21,8 @@ class Gathered {
  public:
   explicit Gathered(const char* what) : what_(what) {}
 
-  void add(const at::Tensor& tensor) {
+  // `written`: nullopt where nobody knows.
+  void add(const at::Tensor& tensor, std::optional<bool> written) {
     TORCH_CHECK_TYPE(
         tensor.device().is_privateuseone(), what_, " takes bp tensors and plain values, and got a tensor on ",
         tensor.device());
@@ -31,6 +32,9 @@ class Gathered {
     TORCH_CHECK_VALUE(
         !tensor.is_conj() && !tensor.is_neg(), what_, " takes no lazily conjugated or negated tensors: resolve them first");
     index_ = tensor.device().index();
+    if (written.value_or(true)) {
+      PlannerScope::wrote(tensor.storage(), /*surely=*/written.has_value());
+    }
     memory_.push_back(const_cast<char*>(static_cast<const char*>(tensor.const_data_ptr())));
     if (recorder_ != nullptr) {
       step_.memory.push_back(recorder_->locate(tensor));
@@ -109,23 +113,24 @@ void call_on_cpu(const std::string& name, const py::sequence& values) {
   const auto& declared = op.schema().arguments();
   TORCH_CHECK_VALUE(
       values.size() == declared.size(), name, " takes ", declared.size(), " arguments, and got ", values.size());
-  const bool writes = std::any_of(declared.begin(), declared.end(), [](const c10::Argument& one) {
+  const auto writes = [](const c10::Argument& one) {
     return one.alias_info() != nullptr && one.alias_info()->isWrite();
-  });
-  TORCH_CHECK_VALUE(writes, name, " writes to none of its arguments: only `out=` and in-place overloads can be called so");
+  };
+  TORCH_CHECK_VALUE(
+      std::any_of(declared.begin(), declared.end(), writes), name, " writes to none of its arguments: only `out=` and in-place overloads can be called so");
   Gathered gathered("call_on_cpu");
   std::vector<CpuOperator::Argument> arguments;
   for (size_t i = 0; i < values.size(); ++i) {
     const py::object value = values[i];
     if (THPVariable_Check(value.ptr())) {
       const at::Tensor& tensor = THPVariable_Unpack(value.ptr());
-      gathered.add(tensor);
+      gathered.add(tensor, writes(declared[i]));
       arguments.emplace_back(described(tensor));
     } else if (is_tensor_list(value)) {
       std::vector<CpuOperator::Memory> list;
       for (const py::handle& element : value) {
         const auto tensor = element.cast<at::Tensor>();
-        gathered.add(tensor);
+        gathered.add(tensor, writes(declared[i]));
         list.push_back(described(tensor));
       }
       arguments.emplace_back(std::move(list));
@@ -163,7 +168,7 @@ void call_library(const std::shared_ptr<LibraryFunction>& function, const py::se
       TORCH_CHECK_TYPE(
           THPVariable_Check(value.ptr()), "argument ", i, " of ", function->name(), " is memory, and got ",
           py::str(py::type::of(value)).cast<std::string>());
-      gathered.add(THPVariable_Unpack(value.ptr()));
+      gathered.add(THPVariable_Unpack(value.ptr()), /*written=*/std::nullopt);
     } else if (py::isinstance<PythonNumber>(value)) {
       gathered.add(value.cast<const PythonNumber&>(), parameters[i].dtype);
     } else {

@@ -13,8 +13,10 @@
 
 namespace backplane {
 
-// The dtype of a number, or nullopt for memory.
-using KernelParameter = std::optional<c10::ScalarType>;
+struct KernelParameter {
+  std::optional<c10::ScalarType> number; // its dtype; nullopt: memory
+  bool written = false; // memory that the kernel writes to
+};
 
 class Kernel {
  public:

@@ -21,9 +21,8 @@ class Replay {
   Replay(const Plan& plan, Call& call)
       : plan_(plan), call_(call), stream_(stream_handle(current_stream(call.device))), storages_(plan.allocations) {
     for (size_t i = 0; i < call.tensors.size(); ++i) {
-      const at::Tensor& tensor = *call.tensors[i];
-      arguments_.push_back(static_cast<char*>(
-          call.written[i] ? tensor.mutable_data_ptr() : const_cast<void*>(tensor.const_data_ptr())));
+      // What is written has memory of its own already: PlannedOperator::run sees to that.
+      arguments_.push_back(static_cast<char*>(const_cast<void*>(call.tensors[i]->const_data_ptr())));
     }
   }
 

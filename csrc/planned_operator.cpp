@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <map>
+#include <utility>
 
 #include "fallback.h"
 #include "recorder.h"
@@ -38,6 +39,20 @@ c10::DeviceIndex device_of(c10::ArrayRef<c10::IValue> arguments) {
     }
   }
   return -1;
+}
+
+// Gives tensors that share memory lazily (copy on write) memory of their own.
+void own_memory(const c10::IValue& value) {
+  if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
+    if (tensor.defined() && tensor.device().is_privateuseone() && tensor.has_storage()) {
+      tensor.storage().unsafeGetStorageImpl()->mutable_data();
+    }
+  } else if (value.isList()) {
+    for (const c10::IValue& element : value.toListRef()) {
+      own_memory(element);
+    }
+  }
 }
 
 void replace(torch::jit::Stack* stack, size_t count, c10::SmallVectorImpl<c10::IValue>& results) {
@@ -100,8 +115,8 @@ PlanMode plan_mode() {
   return mode;
 }
 
-void listen(std::vector<PlanEvent>* events) {
-  listener = events;
+std::vector<PlanEvent>* listen(std::vector<PlanEvent>* events) {
+  return std::exchange(listener, events);
 }
 
 PlannedOperator::PlannedOperator(const c10::OperatorHandle& op) : op_(op), name_(toString(op.operator_name())) {}
@@ -109,12 +124,16 @@ PlannedOperator::PlannedOperator(const c10::OperatorHandle& op) : op_(op), name_
 void PlannedOperator::set_planner(
     std::unique_ptr<Planner> planner,
     const std::vector<std::string>& passed_through,
-    const std::vector<std::string>& by_value) {
+    const std::vector<std::string>& by_value,
+    const std::vector<NumberCheck>& checks) {
   auto declaration = std::make_unique<Declaration>();
   const auto& arguments = op_.schema().arguments();
   for (const auto& argument : arguments) {
     ArgumentFacts facts;
-    facts.written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+    facts.written = is_written(op_.schema(), argument);
+    if (facts.written) {
+      declaration->written.push_back(declaration->facts.size());
+    }
     const auto* optional = argument.type()->castRaw<c10::OptionalType>();
     const auto& type = optional != nullptr ? *optional->getElementType() : *argument.type();
     const auto* list = type.castRaw<c10::ListType>();
@@ -133,6 +152,7 @@ void PlannedOperator::set_planner(
   };
   mark(passed_through, true);
   mark(by_value, false);
+  declaration->checks = NumberChecks(op_.schema(), checks);
   declaration->planner = std::move(planner);
   declaration_ = declaration.release();
 }
@@ -152,9 +172,18 @@ void PlannedOperator::run(torch::jit::Stack* stack) {
     cpu_fallback(op_, stack);
     return;
   }
+  // Before addresses are read: afterwards they are others, also of arguments that share storage with what is written.
+  for (const size_t i : declaration->written) {
+    own_memory(arguments[i]);
+  }
   Call call{index, {}, {}, {}, nullptr};
   Signature signature;
-  if (const char* problem = read_call(arguments, facts, call, signature)) {
+  const char* problem = read_call(arguments, facts, call, signature);
+  if (C10_UNLIKELY(problem == nullptr && !declaration->checks.hold(arguments))) {
+    raise_cpu_error(op_, arguments);
+    problem = "a number that its declaration excludes";
+  }
+  if (C10_UNLIKELY(problem != nullptr)) {
     {
       std::lock_guard<std::mutex> guard(lock_);
       ++counts_.unplannable_calls;

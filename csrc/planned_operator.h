@@ -15,6 +15,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "number_checks.h"
 #include "plan.h"
 #include "signature.h"
 
@@ -60,10 +61,12 @@ class PlannedOperator {
 
   // Numbers of type Scalar are passed through: they become kernel arguments only, and planners do not see their value. Those
   // of the arguments `passed_through` (type int or float) are, too, and those of the arguments `by_value` are not.
+  // `checks` hold in every call that is planned or replayed; where one does not, the CPU has the words for it.
   void set_planner(
       std::unique_ptr<Planner> planner,
       const std::vector<std::string>& passed_through,
-      const std::vector<std::string>& by_value);
+      const std::vector<std::string>& by_value,
+      const std::vector<NumberCheck>& checks);
 
   // Runs the operator on the stack: by its plan, by its planner, or on the CPU.
   void run(torch::jit::Stack* stack);
@@ -87,6 +90,8 @@ class PlannedOperator {
  private:
   struct Declaration {
     std::vector<ArgumentFacts> facts;
+    std::vector<size_t> written; // the arguments that are
+    NumberChecks checks;
     std::unique_ptr<Planner> planner;
   };
   struct Entry {
@@ -124,6 +129,6 @@ struct PlanEvent {
   std::string outcome; // "replayed", "planned", …
   std::string plan;
 };
-void listen(std::vector<PlanEvent>* events); // nullptr: no longer
+std::vector<PlanEvent>* listen(std::vector<PlanEvent>* events); // nullptr: nobody. Returns who listened before
 
 } // namespace backplane

@@ -21,20 +21,6 @@ namespace backplane {
 namespace {
 
 py::object run_on_cpu_error; // torch_backplane._C.RunOnCPU
-thread_local Call* planned_call = nullptr; // the innermost call that a planner is at work on
-
-class PlannedCallScope {
- public:
-  explicit PlannedCallScope(Call& call) : outer_(planned_call) {
-    planned_call = &call;
-  }
-  ~PlannedCallScope() {
-    planned_call = outer_;
-  }
-
- private:
-  Call* outer_;
-};
 
 py::object dtype_object(c10::ScalarType dtype) {
   return py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(torch::getTHPDtype(dtype)));
@@ -106,7 +92,7 @@ class PythonPlanner final : public Planner {
       Call& call,
       std::string& reason) override {
     py::gil_scoped_acquire gil;
-    const PlannedCallScope scope(call);
+    const PlannerScope scope(schema, arguments, call);
     Converter converter(call);
     py::tuple converted(arguments.size());
     for (size_t i = 0; i < arguments.size(); ++i) {
@@ -119,6 +105,9 @@ class PythonPlanner final : public Planner {
         throw;
       }
       reason = py::str(error.value());
+      TORCH_CHECK(
+          !scope.has_effect(), "the planner of ", schema.operator_name(), " leaves the call to the CPU (", reason,
+          ") after it has written to an argument or taken random numbers: it has to decide before");
       return std::nullopt;
     }
   }
@@ -192,12 +181,24 @@ void launch(
   bool reports_errors = false;
   c10::SmallVector<KernelArgument, 24> arguments(values.size());
   c10::SmallVector<uint64_t, 24> numbers(values.size());
+  // First: memory that is shared lazily is another's from here on, also for arguments in the same storage.
   for (size_t i = 0; i < values.size(); ++i) {
     const py::object given = values[i];
-    if (!parameters[i].has_value()) {
-      TORCH_CHECK_TYPE(
-          THPVariable_Check(given.ptr()), "argument ", i, " of kernel ", kernel->entry(), " is memory, and got ",
-          py::str(py::type::of(given)).cast<std::string>());
+    if (parameters[i].number.has_value()) {
+      continue;
+    }
+    TORCH_CHECK_TYPE(
+        THPVariable_Check(given.ptr()), "argument ", i, " of kernel ", kernel->entry(), " is memory, and got ",
+        py::str(py::type::of(given)).cast<std::string>());
+    if (parameters[i].written) {
+      const at::Tensor& tensor = THPVariable_Unpack(given.ptr());
+      PlannerScope::wrote(tensor.storage());
+      tensor.mutable_data_ptr();
+    }
+  }
+  for (size_t i = 0; i < values.size(); ++i) {
+    const py::object given = values[i];
+    if (!parameters[i].number.has_value()) {
       const at::Tensor& tensor = THPVariable_Unpack(given.ptr());
       TORCH_CHECK_VALUE(
           tensor.device() == c10::Device(c10::kPrivateUse1, kernel->device_index()), "argument ", i, " of kernel ",
@@ -215,10 +216,10 @@ void launch(
     uint32_t bytes = 0;
     if (py::isinstance<PythonNumber>(given)) {
       const auto& number = given.cast<const PythonNumber&>();
-      numbers[i] = bits_of(number.passed_value(), *parameters[i], bytes);
+      numbers[i] = bits_of(number.passed_value(), *parameters[i].number, bytes);
       // A number of a call inside the recorded one is the same whenever the outer plan runs.
       if (recorder != nullptr && number.call == &recorder->call()) {
-        recorded.emplace_back(number.passed(*parameters[i]));
+        recorded.emplace_back(number.passed(*parameters[i].number));
       } else if (recorder != nullptr) {
         recorded.emplace_back(Literal{numbers[i], bytes});
       }
@@ -229,7 +230,7 @@ void launch(
           : PyLong_Check(given.ptr())
           ? c10::Scalar(static_cast<int64_t>(PyLong_AsUnsignedLongLongMask(given.ptr())))
           : c10::Scalar(given.cast<double>());
-      numbers[i] = bits_of(value, *parameters[i], bytes);
+      numbers[i] = bits_of(value, *parameters[i].number, bytes);
       if (recorder != nullptr) {
         recorded.emplace_back(Literal{numbers[i], bytes});
       }
@@ -254,20 +255,44 @@ void launch(
 // (seed, offset) for `count` random numbers of the generator of the call that is being planned.
 std::pair<PythonNumber, PythonNumber> take_random(uint64_t count) {
   Recorder* recorder = Recorder::active();
+  PlannerScope* scope = PlannerScope::innermost();
   TORCH_CHECK(
-      recorder != nullptr || planned_call != nullptr, "random numbers are taken by planners, and none is running");
-  const Call* call = recorder != nullptr ? &recorder->call() : planned_call;
+      recorder != nullptr || scope != nullptr, "random numbers are taken by planners, and none is running");
+  PlannerScope::took_random_numbers();
+  const Call* call = recorder != nullptr ? &recorder->call() : &scope->call();
   uint32_t first = 0;
   if (recorder != nullptr) {
     first = recorder->take_random(count);
   } else {
-    first = static_cast<uint32_t>(planned_call->numbers.size());
-    take_random_numbers(*planned_call, count);
+    first = static_cast<uint32_t>(scope->call().numbers.size());
+    take_random_numbers(scope->call(), count);
   }
   return {
       PythonNumber{call->numbers[first], call, first, std::nullopt},
       PythonNumber{call->numbers[first + 1], call, first + 1, std::nullopt}};
 }
+
+// Listens in this thread while it exists. Who listened before listens again afterwards, and hears all of it.
+class Listening {
+ public:
+  Listening() : outer_(listen(&events_)) {}
+  ~Listening() {
+    listen(outer_);
+    if (outer_ != nullptr) {
+      outer_->insert(outer_->end(), events_.begin(), events_.end());
+    }
+  }
+  Listening(const Listening&) = delete;
+  Listening& operator=(const Listening&) = delete;
+
+  const std::vector<PlanEvent>& events() const {
+    return events_;
+  }
+
+ private:
+  std::vector<PlanEvent> events_;
+  std::vector<PlanEvent>* const outer_;
+};
 
 py::dict counts_of(const PlannedOperator& planned) {
   const PlanCounts counts = planned.counts();
@@ -327,14 +352,19 @@ void bind_plans(py::module_& module) {
                       const std::string& operator_name, const std::vector<py::object>& parameters) {
             std::vector<KernelParameter> declared;
             for (const py::object& parameter : parameters) {
-              declared.push_back(
-                  parameter.is_none() ? KernelParameter()
-                                      : reinterpret_cast<THPDtype*>(parameter.ptr())->scalar_type);
+              if (py::isinstance<py::str>(parameter)) {
+                const auto kind = parameter.cast<std::string>();
+                TORCH_CHECK_VALUE(
+                    kind == "input" || kind == "output", "memory is input or output, and got ", kind);
+                declared.push_back({std::nullopt, kind == "output"});
+              } else {
+                declared.push_back({reinterpret_cast<THPDtype*>(parameter.ptr())->scalar_type});
+              }
             }
             return std::make_shared<Kernel>(device, text, std::move(entry), operator_name, std::move(declared));
           }),
           py::arg("device"), py::arg("text"), py::arg("entry"), py::arg("operator_name"), py::arg("parameters"),
-          "`parameters`: the dtype of each number, None for memory.")
+          "`parameters`: the dtype of each number; for memory \"input\", or \"output\" where the kernel writes to it.")
       .def_property_readonly("entry", &Kernel::entry);
 
   module.def("launch", &launch, py::arg("kernel"), py::arg("arguments"), py::arg("items"), py::arg("group"));
@@ -385,12 +415,17 @@ void bind_plans(py::module_& module) {
   module.def(
       "set_planner",
       [](const std::string& name, py::object planner, const std::vector<std::string>& passed_through,
-         const std::vector<std::string>& by_value) {
+         const std::vector<std::string>& by_value, const std::vector<NumberCheck>& checks) {
         planned_operator(name).set_planner(
-            std::make_unique<PythonPlanner>(std::move(planner)), passed_through, by_value);
+            std::make_unique<PythonPlanner>(std::move(planner)), passed_through, by_value, checks);
       },
       py::arg("name"), py::arg("planner"), py::arg("passed_through") = std::vector<std::string>(),
-      py::arg("by_value") = std::vector<std::string>());
+      py::arg("by_value") = std::vector<std::string>(), py::arg("checks") = std::vector<NumberCheck>(),
+      "`checks`: (argument, comparison, number or argument) for each, as number_checks.h has it.");
+  module.def(
+      "address_of", [](const at::Tensor& tensor) { return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()); },
+      py::arg("tensor"),
+      "Of the tensor's first element. Unlike tensor.data_ptr(), it leaves memory that is shared lazily shared.");
   module.def("advance_configuration_epoch", &advance_configuration_epoch);
   module.def("set_plan_mode", [](const std::string& name) {
     TORCH_CHECK_VALUE(name == "0" || name == "1" || name == "check", "plans are 0, 1 or check, and got ", name);
@@ -433,17 +468,10 @@ void bind_plans(py::module_& module) {
     for_each_planned_operator([](PlannedOperator& planned) { planned.clear(); });
   });
   module.def("listen_to_plans", [](const py::function& function) {
-    std::vector<PlanEvent> events;
-    listen(&events);
-    try {
-      function();
-    } catch (...) {
-      listen(nullptr);
-      throw;
-    }
-    listen(nullptr);
+    const Listening listening;
+    function();
     py::list found;
-    for (const PlanEvent& event : events) {
+    for (const PlanEvent& event : listening.events()) {
       found.append(py::make_tuple(event.operator_name, event.arguments, event.outcome, event.plan));
     }
     return found;

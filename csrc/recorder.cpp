@@ -5,6 +5,7 @@
 namespace backplane {
 
 thread_local Recorder* Recorder::active_ = nullptr;
+thread_local PlannerScope* PlannerScope::innermost_ = nullptr;
 
 Recorder::Recorder(Call& call, bool dry) : call_(call), dry_(dry), outer_(active_) {
   plan_.numbers = static_cast<uint32_t>(call.numbers.size());
@@ -146,6 +147,48 @@ Plan Recorder::finish(c10::ArrayRef<c10::IValue> results) {
     return nothing;
   }
   return std::move(plan_);
+}
+
+// An argument of `out=` is only written, and may be written again.
+bool PlannerScope::reads(const c10::StorageImpl* storage) const {
+  const auto is_in = [&](const at::Tensor& tensor) {
+    return tensor.defined() && tensor.has_storage() && tensor.storage().unsafeGetStorageImpl() == storage;
+  };
+  for (size_t i = 0; i < arguments_.size(); ++i) {
+    const auto& declared = schema_.arguments()[i];
+    const bool is_out = declared.kwarg_only() && declared.alias_info() != nullptr && declared.alias_info()->isWrite();
+    if (is_out) {
+      continue;
+    }
+    if (arguments_[i].isTensor() && is_in(arguments_[i].toTensor())) {
+      return true;
+    }
+    if (arguments_[i].isList()) {
+      for (const c10::IValue& element : arguments_[i].toListRef()) {
+        if (element.isTensor() && is_in(element.toTensor())) {
+          return true;
+        }
+      }
+    }
+  }
+  return false;
+}
+
+void PlannerScope::note_write(const c10::StorageImpl* storage, bool surely) {
+  for (auto* scope = this; scope != nullptr; scope = scope->outer_) {
+    bool met = false;
+    bool declared = false;
+    for (size_t i = 0; i < scope->call_.tensors.size(); ++i) {
+      if (scope->call_.tensors[i]->storage().unsafeGetStorageImpl() == storage) {
+        met = true;
+        declared |= scope->call_.written[i];
+      }
+    }
+    TORCH_CHECK(
+        !met || declared || !surely, "the planner of ", scope->schema_.operator_name(),
+        " writes to an argument that the operator's schema does not say is written");
+    scope->has_effect_ |= met && scope->reads(storage);
+  }
 }
 
 } // namespace backplane

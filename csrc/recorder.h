@@ -5,6 +5,7 @@
 // device in copy.cpp. Anything that a replay could not repeat calls `cannot_replay`.
 #pragma once
 
+#include <ATen/core/function_schema.h>
 #include <c10/util/flat_hash_map.h>
 
 #include <string>
@@ -61,6 +62,58 @@ class Recorder {
   Recorder* const outer_;
   Plan plan_;
   ska::flat_hash_map<const void*, uint32_t> living_; // start of an allocation -> its index
+};
+
+// One planner at work. Planners that it calls, by calling operators, are within it.
+class PlannerScope {
+ public:
+  PlannerScope(const c10::FunctionSchema& schema, c10::ArrayRef<c10::IValue> arguments, Call& call)
+      : schema_(schema), arguments_(arguments), call_(call), outer_(innermost_) {
+    innermost_ = this;
+  }
+  ~PlannerScope() {
+    innermost_ = outer_;
+  }
+  PlannerScope(const PlannerScope&) = delete;
+  PlannerScope& operator=(const PlannerScope&) = delete;
+
+  // Of this thread; nullptr: no planner is at work.
+  static PlannerScope* innermost() noexcept {
+    return innermost_;
+  }
+
+  Call& call() const {
+    return call_;
+  }
+  // Whether the generator or arguments that are read are no longer as they were: then nobody else can compute the call.
+  bool has_effect() const {
+    return has_effect_;
+  }
+
+  // Memory is written, or, if not `surely`, given to something that may write to it. Throws where a planner writes to an
+  // argument that its schema does not say is written.
+  static void wrote(const c10::Storage& memory, bool surely = true) {
+    if (innermost_ != nullptr) {
+      innermost_->note_write(memory.unsafeGetStorageImpl(), surely);
+    }
+  }
+  static void took_random_numbers() {
+    for (auto* scope = innermost_; scope != nullptr; scope = scope->outer_) {
+      scope->has_effect_ = true;
+    }
+  }
+
+ private:
+  void note_write(const c10::StorageImpl* storage, bool surely);
+  bool reads(const c10::StorageImpl* storage) const;
+
+  static thread_local PlannerScope* innermost_;
+
+  const c10::FunctionSchema& schema_;
+  const c10::ArrayRef<c10::IValue> arguments_;
+  Call& call_;
+  PlannerScope* const outer_;
+  bool has_effect_ = false;
 };
 
 // To be called by whatever a replay could not repeat; `what` in words.

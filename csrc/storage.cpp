@@ -14,7 +14,7 @@ c10::Storage make_storage(c10::DeviceIndex index, size_t bytes) {
           c10::StorageImpl::use_byte_size_t(),
           static_cast<int64_t>(bytes),
           allocate_on(index, bytes),
-          &caching_allocator(),
+          &allocator_of(index),
           /*resizable=*/true));
 }
 
@@ -32,6 +32,7 @@ at::Tensor make_tensor(
 void resize_storage(c10::StorageImpl* storage, size_t bytes) {
   TORCH_CHECK(storage->resizable(), "Trying to resize storage that is not resizable");
   note_not_replayable("it resizes a tensor that it was given");
+  storage->mutable_data(); // or c10 would take the new memory, too, for shared lazily
   const auto index = storage->device().index();
   c10::DataPtr grown = allocate_on(index, bytes);
   const size_t kept = std::min(bytes, storage->nbytes());

@@ -25,6 +25,19 @@ def test_gradients_are_unscaled_and_looked_through(dtype: torch.dtype, value: fl
         torch.testing.assert_close([one.cpu() for one in on_device], gradients, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+def test_gradients_of_all_strides_are_unscaled_once(dtype: torch.dtype, order: int) -> None:
+    whole = torch.arange(1.0, 9.0, dtype=dtype, device=DEVICE)
+    gradients = [whole[:4].clone(), whole.clone()[::2], whole.view(2, 4).t().clone(), whole.clone()[::4]][::order]
+    expected = [one.cpu() * 0.25 for one in gradients]
+    found, inverse = torch.zeros(1, device=DEVICE), torch.tensor([0.25], device=DEVICE)
+    for _ in range(2):
+        torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, inverse)
+        torch.testing.assert_close([one.cpu() for one in gradients], expected, rtol=0, atol=0)
+        expected = [one * 0.25 for one in expected]
+
+
 def test_an_overflow_found_before_stays_found() -> None:
     found = torch.ones(1, device=DEVICE)
     torch._amp_foreach_non_finite_check_and_unscale_([found.clone()], found, torch.ones(1, device=DEVICE))

@@ -251,3 +251,104 @@ def test_overlapping_memory_is_refused_as_pytorch_does() -> None:
 def test_errors_of_shape_are_pytorchs() -> None:
     with pytest.raises(RuntimeError, match="must match the size of tensor"):
         torch.ones(3, device=DEVICE) + torch.ones(4, device=DEVICE)
+
+
+def test_explanations_nest() -> None:
+    fresh()
+    x = torch.ones(3, device=DEVICE)
+    inner: list[str] = []
+
+    def explained() -> None:
+        x.neg()
+        inner.append(plans.explain(x.exp))
+        with pytest.raises(ZeroDivisionError):
+            plans.explain(lambda: (x.sin(), 1 // 0))
+        x.cos()
+
+    outer = plans.explain(explained)
+    assert [line.partition(":")[0] for line in inner[0].splitlines() if line.startswith("aten")] == ["aten"]
+    assert "aten::exp: planned" in inner[0]
+    assert "neg" not in inner[0]
+    names = [line.split(": ")[0] for line in outer.splitlines() if line.startswith("aten")]
+    assert names == ["aten::neg", "aten::exp", "aten::sin", "aten::cos"]
+    assert "aten" not in plans.explain(lambda: None)
+
+
+# --- what a planner has done cannot be done again
+
+
+@pytest.mark.parametrize("mode", ["0", "1"])
+@pytest.mark.parametrize("effect", ["launch", "nested", "copy", "host", "fallback", "random", "nested random"])
+def test_a_planner_that_has_written_may_not_leave_the_call_to_the_cpu(effect: str, mode: str) -> None:
+    from torch_backplane.planning import (
+        Call,
+        RunOnCPU,
+        call_on_cpu,
+        host_sees_memory,
+        operator,
+        random_numbers,
+        run_pointwise,
+    )
+
+    name = f"late_{effect}_{mode}".replace(" ", "_")
+    LIBRARY.define(f"{name}(Tensor(a!) self, bool hand_over) -> Tensor(a!)")
+    LIBRARY.impl(name, lambda self, hand_over: self.add_(1.0), "CPU")
+    effects = {
+        "launch": lambda x: run_pointwise(lambda a: a + 1.0, [x], [x], key="late", name="late"),
+        "nested": lambda x: x[1:].add_(1.0),
+        "copy": lambda x: x[1:].copy_(torch.ones_like(x[1:])),
+        "host": lambda x: call_on_cpu(torch.ops.aten.add.out, x, torch.ones_like(x), out=x),
+        "fallback": lambda x: x.lgamma_(),
+        "random": lambda x: random_numbers(4),
+        "nested random": lambda x: torch.empty_like(x).normal_(),
+    }
+
+    @operator(f"backplane_plans::{name}", variants=False)
+    def plan(call: Call, self: torch.Tensor, hand_over: bool) -> torch.Tensor:
+        effects[effect](self)
+        if hand_over:
+            raise RunOnCPU("second thoughts")
+        return self
+
+    x = torch.ones(4, device=DEVICE)
+    if effect == "host" and not host_sees_memory(x.device):
+        return
+    late = getattr(torch.ops.backplane_plans, name)
+    plans.set_mode(mode)
+    try:
+        for _ in range(2):
+            late(x, False)
+            with pytest.raises(RuntimeError, match=rf"planner of backplane_plans::{name} leaves .*thoughts.*decide"):
+                late(x, True)
+    finally:
+        plans.set_mode("1")
+
+
+def test_a_planner_that_has_written_to_its_own_memory_may_leave_the_call_to_the_cpu() -> None:
+    from torch_backplane.planning import Call, RunOnCPU, operator
+
+    LIBRARY.define("early(Tensor self) -> Tensor")
+    LIBRARY.impl("early", lambda self: self + 1.0, "CPU")
+
+    @operator("backplane_plans::early", variants=False)
+    def plan(call: Call, self: torch.Tensor) -> torch.Tensor:
+        (self * 2.0).add_(self)
+        raise RunOnCPU("nothing of it is seen")
+
+    x = torch.ones(4, device=DEVICE)
+    for _ in range(3):
+        assert torch.ops.backplane_plans.early(x).tolist() == [2.0] * 4
+
+
+def test_a_planner_writes_only_to_what_the_schema_says() -> None:
+    from torch_backplane.planning import Call, operator
+
+    LIBRARY.define("sly(Tensor self) -> Tensor")
+
+    @operator("backplane_plans::sly", variants=False)
+    def plan(call: Call, self: torch.Tensor) -> torch.Tensor:
+        return self.add_(1.0).clone()
+
+    x = torch.ones(4, device=DEVICE)
+    with pytest.raises(RuntimeError, match=r"backplane_plans::sly writes to an argument that .* does not say"):
+        torch.ops.backplane_plans.sly(x)

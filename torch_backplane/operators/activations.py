@@ -16,13 +16,22 @@ pointwise("relu", lambda a: f.maximum(a, 0))
 pointwise("threshold", lambda a, threshold, value: f.where(a <= threshold, value, a))
 pointwise("threshold_backward", lambda grad, a, threshold: f.where(a <= threshold, 0, grad))
 pointwise("leaky_relu", lambda a, slope: f.where(a > 0.0, a, a * slope))
-pointwise("leaky_relu_backward", lambda grad, a, slope, self_is_result: f.where(a > 0.0, grad, grad * slope))
+pointwise(
+    "leaky_relu_backward",
+    lambda grad, a, slope, self_is_result: f.where(a > 0.0, grad, grad * slope),
+    checks=["negative_slope >= 0 if self_is_result"],  # what was negative cannot be told from the result otherwise
+)
 pointwise("_prelu_kernel", lambda a, weight: f.where(a > 0.0, a, weight * a))
 pointwise(
     "_prelu_kernel_backward",
     lambda grad, a, weight: (f.where(a > 0.0, grad, weight * grad), f.where(a > 0.0, 0.0, a * grad)),
 )
-pointwise("hardtanh", lambda a, least, greatest: f.minimum(f.maximum(a, least), greatest), fitting="stored")
+pointwise(
+    "hardtanh",
+    lambda a, least, greatest: f.minimum(f.maximum(a, least), greatest),
+    fitting="stored",
+    checks=["min_val >= lowest(self)", "max_val >= lowest(self)"],  # no negative limits of unsigned integers
+)
 pointwise("hardtanh_backward", lambda grad, a, least, greatest: f.where((a > least) & (a < greatest), grad, 0.0))
 
 
@@ -49,7 +58,7 @@ def shrink_backward(grad: Expression, a: Expression, lambd: Expression) -> Expre
 
 pointwise("hardshrink", lambda a, lambd: f.where((a >= -lambd) & (a <= lambd), 0.0, a), fitting="stored")
 pointwise("hardshrink_backward", shrink_backward, fitting="stored")
-pointwise("softshrink", softshrink, fitting="stored")
+pointwise("softshrink", softshrink, fitting="stored", checks=["lambd >= 0", "lambd <= finite(self)"])
 pointwise("softshrink_backward", shrink_backward, fitting="stored")
 
 
@@ -113,7 +122,7 @@ pointwise("sigmoid_backward", lambda grad, result: grad * f.conj(1.0 - result) *
 pointwise("tanh", f.tanh, dtypes="complex")
 pointwise("tanh_backward", lambda grad, result: grad * f.conj(1.0 - result * result), dtypes="complex")
 pointwise("elu", elu)
-pointwise("elu_backward", elu_backward)
+pointwise("elu_backward", elu_backward, checks=["alpha >= 0 if is_result"])
 pointwise("softplus", softplus)
 pointwise("softplus_backward", softplus_backward)
 pointwise("log_sigmoid_forward", log_sigmoid)

@@ -32,15 +32,22 @@ def run_sets(
     Sets of one kind (dtypes, and contiguous tensors of one size) share launches; others are computed one by one.
     """
     together: dict[Any, list[int]] = {}
+    alone: list[int] = []
     for position, ((tensors, singles, numbers), written) in enumerate(zip(sets, outputs, strict=True)):
-        if is_plain([*tensors, *written]):
+        compute = value_dtype(written[0].dtype)
+        if is_plain([*tensors, *written]) and all(value_dtype(one.dtype) == compute for one in singles):
             dtypes = tuple(tuple(one.dtype for one in part) for part in (tensors, singles, written))
             together.setdefault((dtypes, len(numbers)), []).append(position)
         else:
-            run_one(name, formula, sets[position], written)
-    for (dtypes, numbers), positions in together.items():
+            alone.append(position)
+    # All kernels before the first launch: what the formula does not take is left to the CPU as it was given.
+    device = outputs[0][0].device
+    found = {(dtypes, count): slots_kernel(name, formula, dtypes, count, device) for dtypes, count in together}
+    for kind, positions in together.items():
         for chunk in chunks(positions, SLOTS):
-            run_chunk(name, formula, dtypes, numbers, [(sets[one], outputs[one]) for one in chunk])
+            run_chunk(name, found[kind], [(sets[one], outputs[one]) for one in chunk])
+    for position in alone:
+        run_one(name, formula, sets[position], outputs[position])
 
 
 def is_plain(tensors: Sequence[torch.Tensor]) -> bool:
@@ -76,15 +83,14 @@ def run_one(name: str, formula: Callable[..., Any], one: Set, written: Sequence[
     )
 
 
-def run_chunk(
+def slots_kernel(
     name: str,
     formula: Callable[..., Any],
     dtypes: tuple[tuple[torch.dtype, ...], ...],
     numbers: int,
-    chunk: Sequence[tuple[Set, Sequence[torch.Tensor]]],
-) -> None:
-    """One launch for up to SLOTS sets; slots that are left over get the first set's memory and no elements."""
-    device = chunk[0][1][0].device
+    device: torch.device,
+) -> kernels.Kernel:
+    """The kernel for SLOTS sets with these dtypes of tensors, tensors of one element and results."""
     compute = value_dtype(dtypes[2][0])
 
     def generate() -> kernels.Kernel:
@@ -101,9 +107,13 @@ def run_chunk(
         )
 
     try:
-        kernel = generated(("multi_tensor", name, dtypes, numbers, device.index), generate)
+        return generated(("multi_tensor", name, dtypes, numbers, device.index), generate)
     except TypeError as error:
         raise RunOnCPU(str(error)) from error
+
+
+def run_chunk(name: str, kernel: kernels.Kernel, chunk: Sequence[tuple[Set, Sequence[torch.Tensor]]]) -> None:
+    """One launch for up to SLOTS sets; slots that are left over get the first set's memory and no elements."""
     slots = [*chunk, *[chunk[0]] * (SLOTS - len(chunk))]
     counts = [written[0].numel() for _, written in chunk] + [0] * (SLOTS - len(chunk))
     tensors = [one for _, written in slots for one in written]
@@ -131,15 +141,24 @@ def foreach(name: str, formula: Callable[..., Any]) -> None:
             continue
         full = f"_foreach_{name}" + ("" if overload == "default" else f".{overload}")
 
+        of_tensors = [str(one.type) == "List[Tensor]" for one in getattr(packet, overload)._schema.arguments]
+
         @operator(full)
-        def plan(call: Call, *arguments: Any, _name: str = f"foreach_{name}_{overload.lower()}") -> Any:
+        def plan(
+            call: Call,
+            *arguments: Any,
+            _name: str = f"foreach_{name}_{overload.lower()}",
+            _of_tensors: list[bool] = of_tensors,
+        ) -> Any:
             lists = [value for value in arguments if isinstance(value, list)]
-            tensors = [one for one in lists if isinstance(one[0], torch.Tensor)]
+            tensors = [value for value, found in zip(arguments, _of_tensors, strict=True) if found]
             singles = [value for value in arguments if isinstance(value, torch.Tensor)]
             check_lists(tensors)
             if any(one.numel() != 1 or one.dtype != value_dtype(tensors[0][0].dtype) for one in singles):
                 raise RunOnCPU("its tensor argument is no number of the lists' dtype")
-            numbers = [one for one in lists if not isinstance(one[0], torch.Tensor)]
+            numbers = [value for value in lists if not any(value is one for one in tensors)]
+            if any(len(one) != len(tensors[0]) for one in numbers):
+                raise RunOnCPU("lists of different lengths")  # which refuses them
             numbers += [[value] * len(tensors[0]) for value in arguments if isinstance(value, Number)]
             schema = call.overload._schema.arguments
             written = [value for value, one in zip(call.arguments, schema, strict=True) if one.is_write]
@@ -153,6 +172,10 @@ def foreach(name: str, formula: Callable[..., Any]) -> None:
 
 def check_lists(lists: Sequence[Sequence[torch.Tensor]]) -> None:
     """Leaves to the CPU what is not a matter of equal shapes and one floating dtype in each set."""
+    if any(len(one) != len(lists[0]) for one in lists):
+        raise RunOnCPU("lists of different lengths")  # which refuses them
+    if any(isinstance(one, Number) for tensors in lists for one in tensors):
+        raise RunOnCPU("a CPU tensor without dimensions in its lists")
     for tensors in zip(*lists, strict=True):
         if not tensors[0].dtype.is_floating_point or any(
             one.dtype != tensors[0].dtype or one.shape != tensors[0].shape for one in tensors
@@ -256,7 +279,7 @@ def _declare_adam(name: str, decoupled: bool) -> None:
         exp_avgs: list[torch.Tensor],
         exp_avg_sqs: list[torch.Tensor],
         max_exp_avg_sqs: list[torch.Tensor],
-        steps: list[Any],
+        steps: list[torch.Tensor],
         lr: Number,
         beta1: Number,
         beta2: Number,
@@ -264,12 +287,12 @@ def _declare_adam(name: str, decoupled: bool) -> None:
         eps: Number,
         amsgrad: bool,
         maximize: bool,
-        grad_scale: Any,
-        found_inf: Any,
+        grad_scale: torch.Tensor | None,
+        found_inf: torch.Tensor | None,
     ) -> None:
         state = [exp_avgs, exp_avg_sqs, *([max_exp_avg_sqs] if amsgrad else [])]
-        if any(not isinstance(step, torch.Tensor) or step.dtype != torch.float32 for step in steps):
-            raise RunOnCPU("its step counts are not float32 tensors of the device")
+        if any(step.dtype != torch.float32 for step in steps):
+            raise RunOnCPU("its step counts are not float32")
         formula = adam(decoupled, amsgrad, maximize)
         numbers = [lr, beta1, beta2, weight_decay, eps]
         named = f"{name[1:-1]}_{amsgrad}_{maximize}"
@@ -294,7 +317,12 @@ def sgd(momentum: bool, nesterov: bool, maximize: bool, first_step: bool) -> Cal
     return formula
 
 
-@operator("_fused_sgd_", passed_through=("weight_decay", "momentum", "lr", "dampening"), variants=False)
+@operator(
+    "_fused_sgd_",
+    passed_through=("weight_decay", "momentum", "lr", "dampening"),
+    checks=["momentum != 0 if momentum_buffer_list", "momentum == 0 if not momentum_buffer_list"],
+    variants=False,
+)
 def fused_sgd(
     call: Call,
     params: list[torch.Tensor],
@@ -307,8 +335,8 @@ def fused_sgd(
     nesterov: bool,
     maximize: bool,
     is_first_step: bool,
-    grad_scale: Any,
-    found_inf: Any,
+    grad_scale: torch.Tensor | None,
+    found_inf: torch.Tensor | None,
 ) -> None:
     formula = sgd(bool(buffers), nesterov, maximize, is_first_step)
     name = f"fused_sgd_{bool(buffers)}_{nesterov}_{maximize}_{is_first_step}"

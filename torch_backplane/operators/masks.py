@@ -28,14 +28,11 @@ from torch_backplane.planning import (
     run_kernel,
     run_pointwise,
     run_template,
+    same_storage,
 )
 
 MASKS = (torch.bool, torch.uint8)
 Indices = Sequence[torch.Tensor | None]
-
-
-def same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 def expands(shape: Sequence[int], wanted: Sequence[int]) -> bool:

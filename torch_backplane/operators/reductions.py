@@ -420,7 +420,7 @@ def norm_of_dims_in(
     return vector_norm(call, self, 2 if p is None else p, dim, keepdim, dtype)
 
 
-@operator("renorm", by_value=("p",), dtypes="complex")
+@operator("renorm", by_value=("p",), checks=["maxnorm >= 0"], dtypes="complex")
 def renorm(call: Call, self: torch.Tensor, p: float, dim: int, maxnorm: Any) -> Any:
     """Each slice along `dim` scaled down to the norm `maxnorm`, if its own is greater."""
     (out,) = call.outputs()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from torch_backplane.kernels.templates.sort import first_runs, merge_runs, merged_runs, sort_runs, take_sorted
-from torch_backplane.planning import Call, RunOnCPU, check_apart, operator, run_template
+from torch_backplane.planning import Call, RunOnCPU, check_apart, operator, run_template, same_storage
 
 _LONGEST_ROW = 2**31 - 1
 
@@ -35,7 +35,7 @@ def _sort(outputs: Pair, self: torch.Tensor, dim: int, k: int, *, descending: bo
         runs = merged
     # The last launch reads rows again, which may be what it would write to.
     results = [
-        place if place.is_contiguous() and not _same_storage(place, rows) else torch.empty_like(place).contiguous()
+        place if place.is_contiguous() and not same_storage(place, rows) else torch.empty_like(place).contiguous()
         for place in places
     ]
     flat = [result.view(-1, count) for result in results]
@@ -44,10 +44,6 @@ def _sort(outputs: Pair, self: torch.Tensor, dim: int, k: int, *, descending: bo
         if place is not result:
             place.copy_(result)
     return outputs
-
-
-def _same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 def _size(self: torch.Tensor, dim: int) -> int:

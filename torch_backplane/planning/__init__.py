@@ -4,7 +4,7 @@ Imported once a device that runs kernels is found; `torch_backplane.operators` h
 """
 
 from torch_backplane._C import Number, RunOnCPU
-from torch_backplane.planning.call import Call, check_apart
+from torch_backplane.planning.call import Call, check_apart, same_storage
 from torch_backplane.planning.declare import operator
 from torch_backplane.planning.host import LibraryFunction, call_on_cpu, host_sees_memory
 from torch_backplane.planning.launch import dialect_of, launch, random_numbers
@@ -42,4 +42,5 @@ __all__ = [
     "run_pointwise",
     "run_reduction",
     "run_template",
+    "same_storage",
 ]

@@ -139,11 +139,16 @@ def check_apart(out: torch.Tensor, inputs: Iterable[Any]) -> None:
     tensors = [value for value in flatten(inputs) if isinstance(value, torch.Tensor) and value.device == out.device]
     _C.check_overlaps([out], tensors)
     for tensor in tensors:
-        if out.numel() and tensor.numel() and out.data_ptr() == tensor.data_ptr():
+        if out.numel() and tensor.numel() and _C.address_of(out) == _C.address_of(tensor):
             raise RuntimeError(
                 "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single "
                 "memory location. Please clone() the tensor before performing the operation."
             )
+
+
+def same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether they are views of one storage. Not by addresses, which lazy clones share, too, until one is written."""
+    return one.untyped_storage()._cdata == other.untyped_storage()._cdata
 
 
 def new_like(meta: Any, device: torch.device) -> torch.Tensor | None:

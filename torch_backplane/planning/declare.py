@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from types import SimpleNamespace
+from typing import Any, Literal, get_args, get_type_hints
 
 import torch
 from torch._ops import OpOverload
@@ -17,12 +19,15 @@ Dtypes = Literal["real", "complex", "any"]
 
 # Every planner that was declared, by the operator's full name, for the tools.
 declared: dict[str, Planner] = {}
+# For each of them the arguments whose numbers are passed through: plans hold for any value.
+passed: dict[str, list[str]] = {}
 
 
 def operator(
     *names: str,
     passed_through: Sequence[str] = (),
     by_value: Sequence[str] = (),
+    checks: Sequence[str] = (),
     variants: bool = True,
     dtypes: Dtypes = "real",
 ) -> Callable[[Planner], Planner]:
@@ -35,6 +40,11 @@ def operator(
         passed_through: arguments of type int or float whose values only become kernel arguments: they arrive as
             `Number`s, and another value is no new plan. Those of type Scalar are treated so anyway.
         by_value: arguments of type Scalar that the planner needs to see.
+        checks: what PyTorch wants of numbers, such as "lambd >= 0", "low <= high", "not p < 0", "lambd <=
+            finite(self)" or "slope >= 0 if is_result": an argument; a comparison; a number, another argument, or of a
+            tensor's dtype the greatest `finite` or the `lowest` number; and perhaps a bool or a list, which `not` may
+            precede. Each call is held against them, also where it is replayed; where one does not hold, PyTorch's CPU
+            kernel has the error.
         variants: also serve the in-place and `out=` overloads.
         dtypes: of tensors for which the planner is called; with others the call is left to the CPU. "real" are bool,
             integers and floating-point, "complex" these and complex numbers, "any" is all that there is, also what
@@ -45,7 +55,7 @@ def operator(
         for name in names:
             functional = find(name)
             for overload in overloads_of(functional) if variants else [functional]:
-                _register(overload, functional, planner, passed_through, by_value, dtypes)
+                _register(overload, functional, planner, passed_through, by_value, checks, dtypes)
         return planner
 
     return decorate
@@ -91,6 +101,7 @@ def _register(
     planner: Planner,
     passed_through: Sequence[str],
     by_value: Sequence[str],
+    checks: Sequence[str],
     dtypes: Dtypes,
 ) -> None:
     name = overload._schema.name + (f".{overload._schema.overload_name}" if overload._schema.overload_name else "")
@@ -100,12 +111,12 @@ def _register(
         # With a kernel of bp's own, autograd would stop differentiating the composition, on host devices, too.
         raise ValueError(f"{name} is composed of other operators, also for autograd; declare those")
 
-    in_memory = takes_tensors(planner)
+    in_memory = in_memory_only(planner, functional)
 
     def planned(*arguments: Any) -> Any:
         call = Call(overload, functional, arguments)
-        for value, tensor in zip(call.inputs, in_memory, strict=False):
-            if tensor and isinstance(value, _C.Number):
+        for value, tensors_only in zip(call.inputs, in_memory, strict=True):
+            if tensors_only and any(isinstance(one, _C.Number) for one in flatten([value])):
                 raise _C.RunOnCPU("a CPU tensor without dimensions, where the kernel reads the device's memory")
         for value in flatten(arguments):
             if isinstance(value, torch.Tensor) and dtypes != "any":
@@ -114,14 +125,62 @@ def _register(
                     raise _C.RunOnCPU(f"its kernel takes no {value.dtype}".replace("torch.", ""))
         return planner(call, *call.inputs)
 
+    _C.set_planner(
+        name,
+        planned,
+        passed_through=list(passed_through),
+        by_value=list(by_value),
+        checks=[_parsed(check) for check in checks],
+    )
     declared[name] = planner
-    _C.set_planner(name, planned, passed_through=list(passed_through), by_value=list(by_value))
+    passed[name] = [
+        one.name
+        for one in overload._schema.arguments
+        if one.name in passed_through or ("number" in str(one.type) and one.name not in by_value)
+    ]
 
 
-def takes_tensors(planner: Planner) -> list[bool]:
-    """For each parameter behind `call`: whether it is declared as a tensor, which a CPU tensor's `Number` is not."""
+def _parsed(check: str) -> tuple[str, str, float | str, str]:
+    """("lambd", ">=", 0.0, "") of "lambd >= 0". ValueError for anything that is no comparison."""
+    found = re.fullmatch(r"(not )?(\w+) (<=?|>=?|==|!=) (\S+)( if (?:not )?\w+)?", check)
+    if found is None:
+        raise ValueError(f"a check is a comparison such as 'lambd >= 0', and got {check!r}")
+    negated, argument, comparison, bound, condition = found.groups()
+    condition = (condition or "").removeprefix(" if ")
+    named = bound.isidentifier() or re.fullmatch(r"(finite|lowest)\(\w+\)", bound)
+    return argument, (negated or "") + comparison, bound if named else float(bound), condition
+
+
+def in_memory_only(planner: Planner, functional: OpOverload) -> list[bool]:
+    """For each argument of the functional form: whether the planner takes tensors there and no `Number`, which is what
+    CPU tensors without dimensions arrive as, alone and in lists. It takes them where it says Any or Number.
+    """
     parameters = list(inspect.signature(planner).parameters.values())[1:]
-    return [one.annotation in ("torch.Tensor", "torch.Tensor | None", torch.Tensor) for one in parameters]
+    found = []
+    for argument in functional._schema.arguments:
+        if argument.is_out:
+            continue
+        if not parameters:
+            raise TypeError(f"the planner of {functional} takes too few arguments: it has none for {argument.name}")
+        parameter = parameters[0] if parameters[0].kind is parameters[0].VAR_POSITIONAL else parameters.pop(0)
+        found.append("Tensor" in str(argument.type) and not admits_number(resolved(planner, parameter)))
+    return found
+
+
+def resolved(planner: Planner, parameter: inspect.Parameter) -> Any:
+    """The annotation itself, also where it is text, or the name of an alias; None where there is none."""
+    if parameter.annotation is parameter.empty:
+        return None
+    holder = SimpleNamespace(__annotations__={"hint": parameter.annotation})
+    try:
+        return get_type_hints(holder, globalns=getattr(inspect.unwrap(planner), "__globals__", None))["hint"]
+    except NameError as error:
+        raise TypeError(f"the annotation of {parameter} in a planner is not known to its module: {error}") from error
+
+
+def admits_number(hint: Any) -> bool:
+    """Whether what is declared so may be a `Number`, or hold one."""
+    return hint in (Any, _C.Number) or any(map(admits_number, get_args(hint)))
 
 
 def check_supported(dtype: torch.dtype) -> None:

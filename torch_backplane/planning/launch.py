@@ -41,7 +41,7 @@ def compiled(index: int, kernel: Kernel, name: str) -> _C.Kernel:
     key = (index, kernel.text)
     found = _compiled.get(key)
     if found is None:
-        parameters = [None if one.kind in ("input", "output") else one.dtype for one in kernel.parameters]
+        parameters = [one.kind if one.kind in ("input", "output") else one.dtype for one in kernel.parameters]
         found = _compiled[key] = _C.Kernel(index, kernel.text, kernel.name, name, parameters)
     return found
 

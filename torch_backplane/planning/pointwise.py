@@ -31,6 +31,7 @@ def pointwise(
     compute: Literal["result", "inputs"] = "result",
     by_value: Sequence[str] = (),
     passed_through: Sequence[str] = (),
+    checks: Sequence[str] = (),
     dtypes: Dtypes = "real",
     fitting: Fitting = "computed",
 ) -> None:
@@ -44,12 +45,13 @@ def pointwise(
             results of type bool, in what PyTorch promotes the arguments to). "inputs" leaves every tensor its dtype.
         by_value: arguments of type Scalar that the formula needs to see as Python numbers.
         passed_through: arguments of type float or int that are traced as those of type Scalar are.
+        checks: what PyTorch wants of numbers, as in `operator`.
         fitting: what arguments of type Scalar must be values of, where others are PyTorch's error: the dtype that is
             "computed" in, the one that the result has in memory ("stored"), or "any".
         dtypes: "complex" where PyTorch has the operator for complex numbers, too, and the formula holds for them.
     """
 
-    @operator(name, by_value=by_value, passed_through=passed_through, dtypes=dtypes)
+    @operator(name, by_value=by_value, passed_through=passed_through, checks=checks, dtypes=dtypes)
     def plan(call: Call, *values: Any) -> Any:
         return plan_pointwise(name, formula, call, values, compute, fitting)
 
@@ -181,7 +183,7 @@ def run_pointwise(
     formula, scalars = _with_parts(formula, len(inputs), scalars)
     # A complex number is a vector already.
     width = 1 if any(tensor.is_complex() for tensor in operands) else dialect.width
-    aligned = all(tensor.data_ptr() % min(16, width * tensor.itemsize) == 0 for tensor in operands)
+    aligned = all(_C.address_of(tensor) % min(16, width * tensor.itemsize) == 0 for tensor in operands)
     streaming = _past_caches(dialect, outputs, inputs)
     where = geometry(shape, strides, width=width, aligned=aligned, limits=dialect.row_limits, streaming=streaming)
     dtypes = (
@@ -232,8 +234,8 @@ def _past_caches(dialect: Dialect, outputs: Sequence[torch.Tensor], inputs: Sequ
     least = dialect.streaming_bytes
     if least is None or sum(output.nbytes for output in outputs) < least:
         return False
-    read = {tensor.data_ptr() for tensor in inputs}
-    return all(output.data_ptr() % 16 == 0 and output.data_ptr() not in read for output in outputs)
+    read = {_C.address_of(tensor) for tensor in inputs}
+    return all(at % 16 == 0 and at not in read for at in map(_C.address_of, outputs))
 
 
 def check_number(number: Any, dtype: torch.dtype) -> None:

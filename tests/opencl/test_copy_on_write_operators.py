@@ -1,0 +1,111 @@
+"""PyTorch's operators on lazy clones: what is shared is read where it is, and what is written is nobody else's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from agreement import DEVICE, on_device
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from torch_backplane import plans
+
+is_shared = torch._C._is_cow_tensor
+
+# Parts of PyTorch's database, one for each test.
+SHARDS = 8
+
+
+def entries(shard: int) -> Iterator[Any]:
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    chosen = [op for op in op_db if torch.float32 in op.dtypes]
+    yield from chosen[shard::SHARDS]
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def first_sample(op: Any) -> Any:
+    sample = next(iter(op.sample_inputs("cpu", torch.float32)), None)
+    inputs = [] if sample is None else tensors((sample.input, sample.args, sample.kwargs))
+    return sample if all(one.layout == torch.strided for one in inputs) else None
+
+
+def lazy(value: Any) -> Any:
+    return tree_map_only(torch.Tensor, lambda tensor: torch._lazy_clone(tensor.detach()), value)
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_operators_leave_what_they_read_shared(shard: int) -> None:
+    wrong = []
+    for op in entries(shard):
+        sample = first_sample(op)
+        if sample is None:
+            continue
+        given = on_device((sample.input, sample.args, sample.kwargs))
+        kept = [tensor.clone() for tensor in tensors(given)]
+        clones = lazy(given)
+        plans.clear()
+        try:
+            for _ in range(2):
+                torch.manual_seed(0)
+                first, args, kwargs = clones
+                op.op(first, *args, **kwargs)
+        except Exception:
+            continue
+        for name, tensor in zip(("clone", "original"), (tensors(clones), tensors(given)), strict=True):
+            if any(one.numel() and not is_shared(one) for one in tensor):
+                wrong.append(f"{op.full_name}: its {name} has memory of its own")
+        if not all(torch.equal(*(one.nan_to_num() for one in pair)) for pair in zip(tensors(given), kept, strict=True)):
+            wrong.append(f"{op.full_name}: it wrote to what was cloned")
+        wrong += [
+            f"{op.full_name}: {name} {reason}"
+            for name, one in plans.stats().items()
+            for reason in one["reasons"]
+            if "shared lazily" in reason
+        ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_operators_in_place_write_to_nobody_elses_memory(shard: int) -> None:
+    wrong = []
+    for op in entries(shard):
+        inplace = op.inplace_variant
+        sample = first_sample(op) if inplace is not None else None
+        if sample is None or sample.broadcasts_input or not isinstance(sample.input, torch.Tensor):
+            continue
+        given = on_device((sample.input, sample.args, sample.kwargs))
+        kept = given[0].clone()
+        try:
+            expected, args, kwargs = on_device((sample.input, sample.args, sample.kwargs))
+            torch.manual_seed(0)
+            torch.bp.manual_seed(0)
+            inplace(expected, *args, **kwargs)
+        except Exception:
+            continue
+        for _ in range(2):
+            clone, args, kwargs = lazy(given)
+            torch.manual_seed(0)
+            torch.bp.manual_seed(0)
+            inplace(clone, *args, **kwargs)
+            if not torch.equal(given[0].nan_to_num(), kept.nan_to_num()):
+                wrong.append(f"{op.full_name}: it wrote to what was cloned")
+            if not torch.equal(clone.nan_to_num(), expected.nan_to_num()):
+                wrong.append(f"{op.full_name}: another result than without sharing")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_running_statistics_that_no_schema_calls_written() -> None:
+    x = torch.randn(5, 3, device=DEVICE)
+    mean, var = torch.zeros(3, device=DEVICE), torch.ones(3, device=DEVICE)
+    for _ in range(2):
+        lazy_mean, lazy_var = torch._lazy_clone(mean), torch._lazy_clone(var)
+        torch.native_batch_norm(x, None, None, lazy_mean, lazy_var, True, 0.5, 1e-5)
+        assert mean.tolist() == [0.0] * 3
+        assert var.tolist() == [1.0] * 3
+        torch.testing.assert_close(lazy_mean, x.mean(0) / 2)

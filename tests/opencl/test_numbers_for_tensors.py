@@ -1,0 +1,117 @@
+"""CPU tensors without dimensions, which are numbers to planners, in every place that the schemas have for a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from agreement import DEVICE, agrees, on_device
+from plain_arguments import by_position, fresh, outcome, plain_arguments
+
+from torch_backplane import _C, plans
+
+NUMBER = torch.tensor(2.0)
+
+
+def places(arguments: list[Any], written: list[bool]) -> Iterator[list[Any]]:
+    """The arguments with a number in the place of one tensor, for each that is only read."""
+    for position, value in enumerate(arguments):
+        if written[position]:
+            continue
+        if isinstance(value, torch.Tensor):
+            yield [*arguments[:position], NUMBER.to(value.dtype), *arguments[position + 1 :]]
+        elif isinstance(value, list) and value and isinstance(value[0], torch.Tensor):
+            for i, element in enumerate(value):
+                changed = [*value[:i], NUMBER.to(element.dtype), *value[i + 1 :]]
+                yield [*arguments[:position], changed, *arguments[position + 1 :]]
+
+
+def on_device_but_numbers(arguments: list[Any]) -> list[Any]:
+    def moved(value: Any) -> Any:
+        if isinstance(value, list):
+            return [moved(element) for element in value]
+        return on_device(value) if isinstance(value, torch.Tensor) and value.dim() else value
+
+    return [moved(value) for value in arguments]
+
+
+@contextmanager
+def without_kernels() -> Iterator[None]:
+    """Planners run at every call, and nothing is built or launched: results are whatever memory held."""
+    from torch_backplane.planning import launch
+
+    kept = plans.mode(), launch.compiled, _C.launch
+    plans.set_mode("0")
+    launch.compiled, _C.launch = (lambda *arguments: None), (lambda *arguments: None)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        plans.set_mode(kept[0])
+        launch.compiled, _C.launch = kept[1:]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_numbers_in_each_tensors_place(dtype: torch.dtype) -> None:
+    """What the CPU computes is not refused, what it refuses is refused alike; nothing speaks of planners' insides."""
+    from torch_backplane.planning import declare
+
+    torch.bp.init()
+    wrong = []
+    calls = 0
+    for name in sorted(declare.declared):
+        overload = declare.find(name.removeprefix("aten::"))
+        schema = overload._schema.arguments
+        call = by_position(overload)
+        arguments = plain_arguments(overload, dtype)
+        if any(one.is_out for one in schema) or outcome(call, fresh(arguments))[0]:
+            continue
+        for given in places(arguments, [one.is_write for one in schema]):
+            if not any(one.dim() for one in declare.flatten(given) if isinstance(one, torch.Tensor)):
+                continue
+            calls += 1
+            expected = outcome(call, fresh(given))
+            there = on_device_but_numbers(fresh(given))
+            with without_kernels():
+                found = outcome(call, there)
+            if found[0] != expected[0] and not (found[0] == "RuntimeError" and "on the same device" in found[1]):
+                wrong.append(f"{name} {dtype}: {expected} on the CPU, {found} on the device")
+    assert not wrong, "\n".join(wrong)
+    assert calls > 300
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "div", "maximum", "minimum"])
+def test_numbers_in_lists_of_tensors(name: str, dtype: torch.dtype) -> None:
+    function = getattr(torch, f"_foreach_{name}")
+
+    def with_number(*tensors: torch.Tensor) -> Any:
+        return function(list(tensors), [tensors[0], torch.tensor(2, dtype=dtype)])
+
+    x = torch.arange(1, 5).to(dtype)
+    agrees(with_number, x, x + 1, fallbacks=None)
+
+
+def test_lists_of_different_lengths_are_refused_in_pytorchs_words() -> None:
+    x = torch.ones(3)
+    for function in (
+        lambda x: torch._foreach_add([x, x], [x]),
+        lambda x: torch._foreach_add([x, x], [1.0]),
+        lambda x: torch._foreach_addcmul([x, x], [x, x], [x]),
+    ):
+        expected, found = outcome(function, [x]), outcome(function, [x.to(DEVICE)])
+        assert found == expected
+        assert found[0] == "RuntimeError"
+
+
+def test_parameters_declared_by_an_alias_take_tensors_only() -> None:
+    from torch_backplane.planning import declare
+    from torch_backplane.planning.declare import in_memory_only
+
+    torch.bp.init()
+    for name in ("native_batch_norm", "native_layer_norm", "index.Tensor"):
+        functional = declare.find(name)
+        tensors = ["Tensor" in str(one.type) for one in functional._schema.arguments]
+        assert in_memory_only(declare.declared[f"aten::{name}"], functional) == tensors
