@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,7 @@ from plain_arguments import by_position, fresh, outcome, plain_arguments
 from torch_backplane import _C, plans
 
 NUMBER = torch.tensor(2.0)
+CRASHES = "batch_norm"  # PyTorch's CPU kernels, where the statistics have not one element for each channel
 
 
 def places(arguments: list[Any], written: list[bool]) -> Iterator[list[Any]]:
@@ -41,11 +43,10 @@ def on_device_but_numbers(arguments: list[Any]) -> list[Any]:
 @contextmanager
 def without_kernels() -> Iterator[None]:
     """Planners run at every call, and nothing is built or launched: results are whatever memory held."""
-    from torch_backplane.planning import launch
-
+    launch: Any = sys.modules["torch_backplane.planning.launch"]
     kept = plans.mode(), launch.compiled, _C.launch
     plans.set_mode("0")
-    launch.compiled, _C.launch = (lambda *arguments: None), (lambda *arguments: None)  # type: ignore[assignment]
+    launch.compiled, _C.launch = (lambda *arguments: None), (lambda *arguments: None)
     try:
         yield
     finally:
@@ -66,7 +67,7 @@ def test_numbers_in_each_tensors_place(dtype: torch.dtype) -> None:
         schema = overload._schema.arguments
         call = by_position(overload)
         arguments = plain_arguments(overload, dtype)
-        if any(one.is_out for one in schema) or outcome(call, fresh(arguments))[0]:
+        if CRASHES in name or any(one.is_out for one in schema) or outcome(call, fresh(arguments))[0]:
             continue
         for given in places(arguments, [one.is_write for one in schema]):
             if not any(one.dim() for one in declare.flatten(given) if isinstance(one, torch.Tensor)):

@@ -91,7 +91,12 @@ class Call:
                 named[argument.name] = as_meta(value)
             else:
                 positional.append(as_meta(value))
-        results = overload(*positional, **named)
+        try:
+            results = overload(*positional, **named)
+        except NotImplementedError as error:
+            if any(isinstance(one, _C.Number) and one.tensor is not None for one in flatten(values)):
+                raise _C.RunOnCPU("a CPU tensor without dimensions, for which there is no meta kernel") from error
+            raise
         return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
     def outputs(self, like: Sequence[Any] | None = None) -> list[Any]:
