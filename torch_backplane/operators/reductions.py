@@ -77,6 +77,8 @@ def greatest(dtype: torch.dtype) -> float | int | bool:
 
 
 def total(dtype: torch.dtype) -> Reduction:
+    if dtype == torch.bool:
+        return Reduction([dtype], [False], lambda x, _: x, lambda a, b: a | b, lambda s, _: s)
     return Reduction([dtype], [0], lambda x, _: x, lambda a, b: a + b, lambda s, _: s)
 
 

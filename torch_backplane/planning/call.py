@@ -17,6 +17,11 @@ _STORED_AS_COMPUTED = (torch.float32, torch.float64, torch.complex64, torch.comp
 # Without an argument for it, PyTorch computes in the dtype of `out=`.
 _COMPUTED_AS_OUT = ("aten::var.correction_out", "aten::std.correction_out", "aten::logsumexp.out")
 
+# PyTorch's kernels refuse an `out=` of another dtype, which no meta function of theirs does.
+_OF_ONE_DTYPE = (
+    "aten::frexp.Tensor_out", "aten::kthvalue.values", "aten::median.dim_values", "aten::nanmedian.dim_values",
+)  # fmt: skip
+
 # Their C++ meta functions try the first slices of meta tensors, which may have none.
 _SELECTS = ("aten::index_add", "aten::index_reduce")
 
@@ -158,6 +163,8 @@ class Call:
         results = list(like or self.meta(self.functional))
         for position, (given, result) in enumerate(zip(written, results, strict=True)):
             converts = given.dtype != result.dtype and self.name not in _COMPUTED_AS_OUT
+            if converts and self.name in _OF_ONE_DTYPE:
+                raise _C.RunOnCPU("a result of another dtype")  # for PyTorch's error
             if elementwise:
                 converts = converts and result.dtype not in _STORED_AS_COMPUTED
             shares = not elementwise and not self.is_in_place and shares_memory(given, self.inputs)
