@@ -48,7 +48,10 @@ for variable in ("CC", "CXX"):
         os.environ[variable] = compiler
 TORCH_VERSION = check_torch()
 
-from torch.utils.cpp_extension import BuildExtension, CppExtension  # noqa: E402
+from torch.utils.cpp_extension import BuildExtension, CppExtension, include_paths  # noqa: E402
+
+sys.path.insert(0, str(ROOT / "tools"))
+from structured_metas import write_table  # noqa: E402
 
 
 class Build(BuildExtension.with_options(use_ninja=True)):  # type: ignore[misc]
@@ -60,6 +63,11 @@ class Build(BuildExtension.with_options(use_ninja=True)):  # type: ignore[misc]
     def finalize_options(self) -> None:
         super().finalize_options()
         self.build_temp = str(ROOT / "build" / f"objects-{sys.implementation.cache_tag}-torch-{TORCH_VERSION}")
+
+    def run(self) -> None:
+        headers = next(path for one in include_paths() if (path := pathlib.Path(one, "ATen", "ops")).exists())
+        write_table(headers, ROOT / "csrc" / "structured_metas.inc")
+        super().run()
 
 
 setup(

@@ -11,5 +11,6 @@ void bind_allocator(pybind11::module_& module);
 void bind_allocator_replay(pybind11::module_& module);
 void bind_plans(pybind11::module_& module);
 void bind_host_work(pybind11::module_& module);
+void bind_structured_meta(pybind11::module_& module);
 
 } // namespace backplane

@@ -1,6 +1,7 @@
 // Copies: between the CPU and bp, within a bp device and between two of them.
 #include <ATen/core/Tensor.h>
 #include <ATen/ExpandUtils.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/alias.h>
 #include <ATen/ops/copy_native.h>
@@ -169,6 +170,9 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& destination, bo
   if (destination.numel() == 0) {
     return destination;
   }
+  // As PyTorch's iterator has it, which is not asked where a device copies by itself.
+  at::assert_no_internal_overlap(destination);
+  at::assert_no_partial_overlap(destination, source);
   if (is_bp(source) && is_bp(destination) && source.device() != destination.device()) {
     // The bytes cross as they are, what else there is to change happens on the destination's side.
     if (is_plain(source, destination)) {

@@ -222,3 +222,24 @@ def test_storages() -> None:
     assert storage.nbytes() == 0
     storage.resize_(16)
     assert x.fill_(3).tolist() == [3, 3, 3, 3]
+
+
+@pytest.mark.parametrize("source_device", ["bp", "cpu"])
+@pytest.mark.parametrize("expand", [(4, 3), (3, 4, 3)])
+def test_a_copy_to_expanded_memory_is_refused(expand: tuple[int, ...], source_device: str) -> None:
+    for device in ("cpu", "bp"):
+        place = torch.zeros(3, device=device)
+        with pytest.raises(RuntimeError, match="more than one element of the written-to tensor refers to a single"):
+            place.expand(expand).copy_(torch.ones(expand, device=source_device))
+        assert place.tolist() == [0, 0, 0]
+
+
+def test_a_copy_over_a_part_of_its_source_is_refused() -> None:
+    for device in ("cpu", "bp"):
+        x = torch.arange(6.0, device=device)
+        for destination, source in ((x[1:], x[:-1]), (x[:-1], x[1:]), (x[1:], x.view(torch.int32)[:-1])):
+            with pytest.raises(RuntimeError, match="some elements of the input tensor and the written-to tensor refer"):
+                destination.copy_(source)
+        x.copy_(x)
+        x[::2].copy_(x[1::2])  # between each other, and apart
+        assert x.tolist() == [1, 1, 3, 3, 5, 5]

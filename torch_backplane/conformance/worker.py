@@ -73,6 +73,7 @@ class Worker:
     def answer(self, request: dict[str, Any]) -> None:
         from torch_backplane.conformance import catalogue
         from torch_backplane.conformance.check import check_entry
+        from torch_backplane.conformance.forms_check import check_forms
 
         if "list" in request:
             self.send(entries=catalogue.entries(self.ops, self.settings))
@@ -80,14 +81,12 @@ class Worker:
         counters = _fallback_counters(self.device.type)
         if counters:
             counters.reset_fallback_counts()
-        result = check_entry(
-            self.ops[request["op"]],
-            catalogue.named_dtype(request["dtype"]),
-            self.settings,
-            self.device,
-            errors=request["errors"],
-            announce=lambda text: self.send(at=text),
-        )
+        op, dtype = self.ops[request["op"]], catalogue.named_dtype(request["dtype"])
+        announce = lambda text: self.send(at=text)  # noqa: E731
+        if self.settings.forms:
+            result = check_forms(op, dtype, self.settings, self.device, announce)
+        else:
+            result = check_entry(op, dtype, self.settings, self.device, errors=request["errors"], announce=announce)
         if counters:
             result.fallbacks = dict(counters.fallback_counts())
         self.send(result=result.to_json())

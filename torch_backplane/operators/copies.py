@@ -13,6 +13,6 @@ def copy(call: Call, source: torch.Tensor, destination: torch.Tensor, conjugate:
     copy_elements(destination, source, conjugate, negate)
 
 
-pointwise("fill.Scalar", lambda self, value: value, dtypes="complex", fitting="stored")
-pointwise("fill.Tensor", lambda self, value: value, dtypes="complex")
-pointwise("zero", lambda self: False if self.dtype == torch.bool else 0, dtypes="complex")
+pointwise("fill.Scalar", lambda self, value: value, dtypes="complex", fitting="stored", idempotent=True)
+pointwise("fill.Tensor", lambda self, value: value, dtypes="complex", idempotent=True)
+pointwise("zero", lambda self: False if self.dtype == torch.bool else 0, dtypes="complex", idempotent=True)

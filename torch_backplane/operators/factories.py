@@ -34,9 +34,19 @@ def arange_by(call: Call, start: float, end: float, step: float, *options: Any) 
     return line(call, start, step)
 
 
+def row(call: Call) -> torch.Tensor:
+    """The output of a range, whose length the meta kernel knows. An `out=` of as many elements keeps its shape."""
+    (like,) = call.meta()
+    for given in call.written:
+        if given.numel() == like.numel():
+            like = given
+    (out,) = call.outputs(like=[like])
+    return out
+
+
 def line(call: Call, start: float, step: float) -> torch.Tensor:
-    """The output of a range, whose length the meta kernel knows."""
-    (out,) = call.outputs()
+    """start, start + step, …: as many numbers as the output has."""
+    out = row(call)
     compute = value_dtype(out.dtype)
     if compute == torch.bool:
         raise RunOnCPU("a range of bools")  # which refuses it
@@ -75,7 +85,7 @@ def logspace(call: Call, start: float, end: float, steps: int, base: float) -> A
 def spaced(call: Call, start: float, end: float, steps: int, base: float | None) -> torch.Tensor:
     """`steps` numbers from start to end, or powers of `base` with these exponents. As the CPU computes them: the first
     half counted from the start, the other from the end."""
-    (out,) = call.outputs()
+    out = row(call)
     if not (out.is_floating_point() or out.is_complex()):
         raise RunOnCPU("it rounds to integers")
     compute = value_dtype(out.dtype)

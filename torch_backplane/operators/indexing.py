@@ -12,6 +12,7 @@ from torch_backplane.kernels.dtypes import integer_range
 from torch_backplane.kernels.templates.indexing import Index, read, write
 from torch_backplane.operators.masks import (
     check_masks,
+    check_same_dtype,
     expands,
     fill,
     has_masks,
@@ -19,13 +20,14 @@ from torch_backplane.operators.masks import (
     positions_of_masks,
     same_storage,
     select,
+    warn_of_expanded,
 )
 from torch_backplane.planning import (
     Call,
     Number,
     RunOnCPU,
-    check_apart,
     check_number,
+    each_once,
     error_words,
     operator,
     run_pointwise,
@@ -46,7 +48,6 @@ def _check(self: torch.Tensor, *indices: torch.Tensor) -> None:
 def _read(
     name: str, out: torch.Tensor, self: torch.Tensor, kept: Sequence[int], indices: Sequence[Index], wraps: bool = False
 ) -> torch.Tensor:
-    check_apart(out, [self, *(index.tensor for index in indices)])
     if out.numel():
         words = error_words(out.device)
         run_template(read, out.device, out, self, kept, indices, words, name, wraps=wraps, name=name)
@@ -158,7 +159,9 @@ def index_select(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor) 
     _check(self, index)
     if index.dim() > 1:
         raise IndexError("index_select(): Index is supposed to be a vector")
+    check_same_dtype(call, self.dtype)
     (out,) = call.outputs()
+    call.check_apart()
     _, kept, indices = _slices(self, dim, index)
     _read("index_select", out if out.dim() else out.view(1), self, kept, indices)
     return out
@@ -192,7 +195,9 @@ def put_(call: Call, self: torch.Tensor, index: torch.Tensor, source: torch.Tens
 @operator("take", dtypes="complex")
 def take(call: Call, self: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     _check(self, index)
+    check_same_dtype(call, self.dtype)
     (out,) = call.outputs()
+    call.check_apart()
     flat = self.reshape(-1)  # a view where the elements are at one distance from each other
     kept, indices = [0] * index.dim(), [Index(index, index.stride(), flat.stride(0), flat.numel())]
     return _read("take", out, flat, kept, indices, wraps=True)
@@ -354,8 +359,13 @@ def index_reduce(
 
 @operator("index_fill.int_Scalar", "index_fill.int_Tensor", dtypes="complex")
 def index_fill(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> torch.Tensor:
-    if isinstance(value, Number) and value.tensor is not None:
-        call.outputs(like=[torch.empty_like(as_meta(self))])  # the meta kernel refuses a number in a CPU tensor
+    of_tensor = isinstance(value, Number) and value.tensor is not None  # which the meta kernel refuses
+    expanded = call.is_in_place and each_once(self) is not self
+    if expanded:
+        warn_of_expanded("index_fill_")
+    if of_tensor or expanded:
+        like = [torch.empty_like(as_meta(self))] if of_tensor else call.meta(call.functional)
+        call.outputs(like=like, expanded=call.is_in_place)
     return _write_slices("index_fill", call, self, dim, index, value, wraps=True)
 
 
@@ -391,6 +401,7 @@ def index(call: Call, self: torch.Tensor, indices: list[torch.Tensor | None]) ->
         call.outputs(like=[torch.ops.aten.index.Tensor(as_meta(self), as_meta(indices))])
     _, kept, found = _advanced(self, indices)
     (out,) = call.outputs()
+    call.check_apart()
     return _read("index", out, self, kept, found, wraps=True)
 
 

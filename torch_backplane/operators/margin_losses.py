@@ -12,7 +12,6 @@ from torch_backplane.operators.losses import MEAN, NONE, SUM, write_loss
 from torch_backplane.planning import (
     Call,
     RunOnCPU,
-    check_apart,
     contiguous_result,
     error_words,
     operator,
@@ -80,7 +79,7 @@ def multi_margin_loss(
     rows, targets, weights = _of_one(call, self, target, p, weight)
     each = reduction == NONE and target.dim() == 1
     (out,) = call.outputs(like=[_meta(rows.size(0) if each else (), self)])
-    check_apart(out, [self, target, weight])
+    call.check_apart()
     of_rows = torch.empty(rows.size(0), dtype=value_dtype(self.dtype), device=self.device)
     if rows.numel():
         name, words = "multi_margin_loss", error_words(out.device)
@@ -104,7 +103,7 @@ def multi_margin_loss_backward(
     rows, targets, weights = _of_one(call, self, target, p, weight)
     _check(grad_output.dtype == self.dtype, "a gradient of another dtype")
     (out,) = call.outputs(like=[_meta(self.shape, self)])
-    check_apart(out, [grad_output, self, target, weight])
+    call.check_apart()
     if not rows.numel():
         return out
     grad = grad_output.expand(rows.size(0))
@@ -131,8 +130,7 @@ def multilabel_margin_loss_forward(
     rows, targets = _of_labels(call, self, target)
     each = reduction == NONE and target.dim() == 2
     out, is_target = call.outputs(like=[_meta(rows.size(0) if each else (), self), _meta(target.shape, self)])
-    check_apart(out, [self, target, is_target])
-    check_apart(is_target, [self, target])
+    call.check_apart()
     of_rows = torch.empty(rows.size(0), dtype=value_dtype(self.dtype), device=self.device)
     if rows.numel():
         name = "multilabel_margin_loss_forward"
@@ -157,7 +155,7 @@ def multilabel_margin_loss_backward(
     _check(is_target.shape == target.shape, "marks of another shape")
     _check(grad_output.dtype == is_target.dtype == self.dtype, "a gradient or marks of another dtype")
     (out,) = call.outputs(like=[_meta(self.shape, self)])
-    check_apart(out, [grad_output, self, target, is_target])
+    call.check_apart()
     if not rows.numel():
         return out
     grad, marks = grad_output.expand(rows.size(0)), is_target.contiguous()

@@ -20,9 +20,9 @@ from torch_backplane.planning import (
     Number,
     RunOnCPU,
     as_bits,
-    check_apart,
     contiguous_result,
     dialect_of,
+    each_once,
     error_words,
     operator,
     run_kernel,
@@ -106,9 +106,8 @@ def sizes(selections: Sequence[Selection]) -> list[int]:
 
 @operator("nonzero", dtypes="complex")
 def nonzero(call: Call, self: torch.Tensor) -> torch.Tensor:
-    _check_dtype(call, torch.int64)
-    for given in call.written:
-        check_apart(given, [self])
+    check_same_dtype(call, torch.int64)
+    call.check_apart()
     size, selection = 0, None
     if self.numel():
         selection = Selection(self)
@@ -121,16 +120,16 @@ def nonzero(call: Call, self: torch.Tensor) -> torch.Tensor:
 
 @operator("nonzero_static", dtypes="complex")
 def nonzero_static(call: Call, self: torch.Tensor, size: int, fill_value: int) -> torch.Tensor:
-    _check_dtype(call, torch.int64)
+    check_same_dtype(call, torch.int64)
     if size < 0:
         raise RunOnCPU("a negative size")
     # PyTorch's meta kernel has other strides than its CPU kernel.
     (out,) = call.outputs(like=[torch.empty(size, self.dim(), dtype=torch.int64, device="meta")])
-    check_apart(out, [self])
+    call.check_apart()
     return Selection(self).coordinates(out, fill_value) if out.numel() else out
 
 
-def _check_dtype(call: Call, dtype: torch.dtype) -> None:
+def check_same_dtype(call: Call, dtype: torch.dtype) -> None:
     """Leaves to the CPU, for PyTorch's error, a tensor for the result that has another dtype."""
     if any(given.dtype != dtype for given in call.written):
         raise RunOnCPU("a result of another dtype")
@@ -145,10 +144,9 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 def masked_select(call: Call, self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     if mask.dtype != torch.bool:
         raise RunOnCPU("a mask that is not of bools")
-    _check_dtype(call, self.dtype)
+    check_same_dtype(call, self.dtype)
     _C.check_broadcast([mask, self])
-    for given in call.written:
-        check_apart(given, [self, mask])
+    call.check_apart()
     shape = torch.broadcast_shapes(self.shape, mask.shape)
     return select(call, self.expand(shape), mask.expand(shape))
 
@@ -260,9 +258,37 @@ def only_mask(self: torch.Tensor, indices: Indices) -> torch.Tensor | None:
     return mask.view([*[1] * dim, *mask.shape, *[1] * (self.dim() - dim - mask.dim())])
 
 
+def of_expanded(
+    self: torch.Tensor, mask: torch.Tensor, name: str = "masked_fill_"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What to fill in place, and where, instead of an expanded tensor: an element in memory that the mask has several
+    times is filled if any of these is set."""
+    once = each_once(self)
+    if once is self:
+        return self, mask
+    warn_of_expanded(name)
+    mask = mask.expand(self.shape)
+    for dim, (size, whole) in enumerate(zip(once.shape, self.shape, strict=True)):
+        if size != whole:
+            mask = mask.any(dim, keepdim=True)
+    return once, mask
+
+
+def warn_of_expanded(name: str) -> None:
+    """PyTorch's word of warning, where an operator writes in place to an expanded tensor."""
+    expanded, nowhere, zero = torch.empty(1).expand(2), torch.zeros(2, dtype=torch.bool), torch.zeros(())
+    if name == "masked_fill_":
+        expanded.masked_fill_(nowhere, zero)
+    elif name == "index_put_":
+        expanded.index_put_((nowhere,), zero)
+    else:
+        expanded.index_fill_(0, torch.empty(0, dtype=torch.int64), zero)
+
+
 def fill(self: torch.Tensor, mask: torch.Tensor, value: Any) -> torch.Tensor:
     """Writes one value, a tensor of one element or a `Number`, to where the mask is not zero."""
-    dtype = value_dtype(self.dtype)
+    given, dtype = self, value_dtype(self.dtype)
+    self, mask = of_expanded(self, mask, "index_put_")
     inputs, numbers = [self, mask], []
     if isinstance(value, Number):
         numbers.append((value, dtype))
@@ -277,4 +303,4 @@ def fill(self: torch.Tensor, mask: torch.Tensor, value: Any) -> torch.Tensor:
         key="masked_fill_index_put",
         name="index_put_",
     )
-    return self
+    return given

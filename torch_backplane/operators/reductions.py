@@ -77,6 +77,8 @@ def greatest(dtype: torch.dtype) -> float | int | bool:
 
 
 def total(dtype: torch.dtype) -> Reduction:
+    if dtype == torch.bool:
+        return Reduction([dtype], [False], lambda x, _: x, lambda a, b: a | b, lambda s, _: s)
     return Reduction([dtype], [0], lambda x, _: x, lambda a, b: a + b, lambda s, _: s)
 
 
@@ -106,6 +108,9 @@ def sum_dims(call: Call, self: torch.Tensor, dim: Dims, keepdim: bool, dtype: to
 
 @operator("mean.dim", dtypes="complex")
 def mean_dims(call: Call, self: torch.Tensor, dim: Dims, keepdim: bool, dtype: torch.dtype | None) -> Any:
+    for given in call.written:
+        if not (given.is_floating_point() or given.is_complex()):
+            raise RunOnCPU("a mean as an integer")  # which it refuses
     return reduce(call, self, dim, average, key="mean", compute=sum_dtype(call))
 
 

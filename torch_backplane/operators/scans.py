@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from torch_backplane import _C
 from torch_backplane.kernels.templates.scan import accumulate, complex_products, extremum
 from torch_backplane.planning import Call, RunOnCPU, contiguous_result, operator, run_template
 
@@ -26,11 +27,13 @@ def _accumulate(out: torch.Tensor, self: torch.Tensor, dim: int, name: str) -> t
 
 @operator("cumsum", dtypes="complex")
 def cumsum(call: Call, self: torch.Tensor, dim: int, dtype: torch.dtype | None) -> torch.Tensor:
+    _C.check_overlaps(call.written, [self])
     return _accumulate(call.outputs()[0], self, dim, "cumsum")
 
 
 @operator("cumprod", dtypes="complex")
 def cumprod(call: Call, self: torch.Tensor, dim: int, dtype: torch.dtype | None) -> torch.Tensor:
+    _C.check_overlaps(call.written, [self])
     return _accumulate(call.outputs()[0], self, dim, "cumprod")
 
 
@@ -38,6 +41,7 @@ def cumprod(call: Call, self: torch.Tensor, dim: int, dtype: torch.dtype | None)
 def logcumsumexp(call: Call, self: torch.Tensor, dim: int) -> torch.Tensor:
     if not self.dtype.is_floating_point:
         raise RunOnCPU(f"logcumsumexp of {self.dtype}".replace("torch.", ""))  # where PyTorch's error is raised
+    _C.check_overlaps(call.written, [self])
     # PyTorch has no meta kernel for it; cumsum has the same result and the same errors.
     like = torch.empty(self.shape, dtype=self.dtype, device="meta").cumsum(dim)
     return _accumulate(call.outputs(like=[like])[0], self, dim, "logcumsumexp")

@@ -11,10 +11,12 @@ from torch_backplane import _C
 from torch_backplane.kernels import Expression
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import part_dtype, value_dtype
+from torch_backplane.operators.masks import of_expanded
 from torch_backplane.planning import (
     Call,
     check_number,
     copy_elements,
+    each_once,
     operator,
     plan_pointwise,
     pointwise,
@@ -37,9 +39,16 @@ def masked_fill(call: Call, self: torch.Tensor, mask: torch.Tensor, value: Any) 
     check_masked_fill(call, self, mask, value)
     check_number(value, self.dtype)
     if isinstance(value, torch.Tensor):
+        if call.is_in_place and self.numel() and each_once(self) is not self:
+            once, mask = of_expanded(self, mask)
+            once.masked_fill_(mask, value)
+            return self
         return plan_pointwise("masked_fill.Tensor", choose_value, call, (self, mask, value))
     result = torch.ops.aten.masked_fill.Scalar(as_meta(self), as_meta(mask), value.example)
-    (out,) = call.outputs(like=(result,))
+    (out,) = call.outputs(like=(result,), expanded=call.is_in_place)
+    if call.is_in_place and self.numel():
+        self, mask = of_expanded(self, mask)
+        out = self
     dtype = value_dtype(self.dtype)
     run_pointwise(
         choose_value,
@@ -50,7 +59,7 @@ def masked_fill(call: Call, self: torch.Tensor, mask: torch.Tensor, value: Any) 
         key="masked_fill",
         name="masked_fill",
     )
-    return out
+    return call.outputs()[0]
 
 
 def check_masked_fill(call: Call, self: torch.Tensor, mask: torch.Tensor, value: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from torch_backplane.kernels.templates.sort import first_runs, merge_runs, merged_runs, sort_runs, take_sorted
-from torch_backplane.planning import Call, RunOnCPU, check_apart, operator, run_template, same_storage
+from torch_backplane.planning import Call, RunOnCPU, operator, run_template, same_storage
 
 _LONGEST_ROW = 2**31 - 1
 
@@ -73,8 +73,7 @@ def topk(call: Call, self: torch.Tensor, k: int, dim: int, largest: bool, in_ord
 def kthvalue(call: Call, self: torch.Tensor, k: int, dim: int, keepdim: bool) -> Pair:
     """Of equal elements that one that a stable sort puts there."""
     values, indices = call.outputs()
-    for out in (values, indices):
-        check_apart(out, [self])
+    call.check_apart()
     _sort(_with_dim([values, indices], self, dim), self, dim, k, first=k - 1 if self.dim() else 0)
     return values, indices
 

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
 from torch_backplane import _C
+
+# Kernels compute in them what PyTorch computes in them, bit by bit: it can be stored as another dtype at once.
+_STORED_AS_COMPUTED = (torch.float32, torch.float64, torch.complex64, torch.complex128, torch.int64, torch.bool)
+
+# Without an argument for it, PyTorch computes in the dtype of `out=`.
+_COMPUTED_AS_OUT = ("aten::var.correction_out", "aten::std.correction_out", "aten::logsumexp.out")
+
+# PyTorch's kernels refuse an `out=` of another dtype, which no meta function of theirs does.
+_OF_ONE_DTYPE = (
+    "aten::frexp.Tensor_out", "aten::kthvalue.values", "aten::median.dim_values", "aten::nanmedian.dim_values",
+)  # fmt: skip
+
+# Their C++ meta functions try the first slices of meta tensors, which may have none.
+_SELECTS = ("aten::index_add", "aten::index_reduce")
 
 
 class Call:
@@ -22,19 +37,26 @@ class Call:
         self.functional = functional
         self.arguments = arguments
         self._outputs: list[Any] | None = None
+        self._stand_ins: list[tuple[torch.Tensor, torch.Tensor]] = []  # (computed to, given)
         self._metas: dict[OpOverload, tuple[Any, ...]] = {}
 
     @property
     def name(self) -> str:
         """Such as "aten::add.Tensor"."""
-        schema = self.overload._schema
-        return f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+        return full_name(self.overload)
 
     @property
     def inputs(self) -> tuple[Any, ...]:
-        """The arguments without those that are only written, `out=` and its like."""
+        """The arguments without those that are only written, `out=` and its like. Sums and the like, whose dtype may be
+        asked for, are asked for that of `out=`, as in PyTorch.
+        """
         schema = self.overload._schema.arguments
-        return tuple(value for value, one in zip(self.arguments, schema, strict=True) if not one.is_out)
+        given = [value for value, one in zip(self.arguments, schema, strict=True) if one.is_out]
+        return tuple(
+            given[0].dtype if value is None and one.name == "dtype" and given else value
+            for value, one in zip(self.arguments, schema, strict=True)
+            if not one.is_out
+        )
 
     @property
     def written(self) -> list[torch.Tensor]:
@@ -83,12 +105,16 @@ class Call:
         return self._metas[overload]
 
     def _ask_meta(self, overload: OpOverload) -> tuple[Any, ...]:
-        values = self.arguments if overload is self.overload else self.inputs
+        values = as_metas(self.arguments if overload is self.overload else self.inputs)
+        name = full_name(overload)
+        if _C.has_structured_meta(name) and not (name.startswith(_SELECTS) and has_empty(values)):
+            # Not through the dispatcher: that leads to Python functions, which take more than PyTorch's kernels do.
+            return tuple(_C.structured_meta(name, *values))
         positional: list[Any] = []
         named: dict[str, Any] = {}
         for value, argument in zip(values, overload._schema.arguments, strict=True):
             if argument.kwarg_only:
-                named[argument.name] = as_meta(value)
+                named[argument.name] = value
             else:
                 positional.append(as_meta(value))
         try:
@@ -97,33 +123,87 @@ class Call:
             if any(isinstance(one, _C.Number) and one.tensor is not None for one in flatten(values)):
                 raise _C.RunOnCPU("a CPU tensor without dimensions, for which there is no meta kernel") from error
             raise
+
+
+                positional.append(value)
+        results = overload(*positional, **named)
         return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
-    def outputs(self, like: Sequence[Any] | None = None) -> list[Any]:
+    def outputs(
+        self, like: Sequence[Any] | None = None, *, elementwise: bool = False, expanded: bool = False
+    ) -> list[Any]:
         """A bp tensor for each tensor that the operator returns: new ones as the meta kernel says, or, for the in-place
         and `out=` forms, those that were given, resized where PyTorch resizes. None where the operator makes none.
+
+        A planner computes what the functional form does: where an `out=` is of another dtype than that one's result, or
+        in memory that is read, there is a temporary tensor in its place, whose elements `finish` puts there.
 
         Args:
             like: tensors of the results' shapes, strides and dtypes, where PyTorch's meta kernel is missing or says
                 something else than its CPU kernel.
+            elementwise: each element is read where it is written, if at all, and dtypes that kernels compute in are
+                converted as they are stored: then temporary tensors are rarely needed.
+            expanded: given tensors may have several elements in one place, which is PyTorch's error otherwise.
         """
         if self._outputs is None:
             written = self.written
-            if self.is_in_place:
+            if self.is_in_place and (like is not None or not _C.has_structured_meta(self.name)):
                 # First: the meta kernels of in-place forms have other words than PyTorch's CPU, or take any shape.
                 check_same_shapes(written, self.meta(self.functional) if like is None else like)
             made = self.meta() if like is None else like
             if written and len(written) == len(made):
                 for given, result in zip(written, made, strict=True):
                     if given.shape != result.shape:
-                        _C.check_overlaps([given], [])
                         _C.not_replayable("it resizes a tensor that it was given")
                         given.resize_(result.shape)
                         given.as_strided_(result.shape, result.stride())
-                self._outputs = written
+                if not expanded:
+                    _C.check_overlaps(written, [])
+                self._outputs = self._with_stand_ins(written, like, elementwise)
             else:
                 self._outputs = [new_like(result, self.device) for result in made]
         return self._outputs
+
+    def _with_stand_ins(
+        self, written: list[torch.Tensor], like: Sequence[Any] | None, elementwise: bool
+    ) -> list[torch.Tensor]:
+        if self.overload is self.functional:
+            return written
+        results = list(like or self.meta(self.functional))
+        for position, (given, result) in enumerate(zip(written, results, strict=True)):
+            converts = given.dtype != result.dtype and self.name not in _COMPUTED_AS_OUT
+            if converts and self.name in _OF_ONE_DTYPE:
+                raise _C.RunOnCPU("a result of another dtype")  # for PyTorch's error
+            if elementwise:
+                converts = converts and result.dtype not in _STORED_AS_COMPUTED
+            shares = not elementwise and not self.is_in_place and shares_memory(given, self.inputs)
+            if converts or shares:
+                self._stand_ins.append((torch.empty_like(given, dtype=result.dtype if converts else None), given))
+                results[position] = self._stand_ins[-1][0]
+            else:
+                results[position] = given
+        return results
+
+    def finish(self, returned: Any) -> Any:
+        """Puts elements where they belong, and returns what the operator returns, given what its planner did."""
+        for computed, given in self._stand_ins:
+            given.copy_(computed)
+        if isinstance(returned, (tuple, list)):
+            return type(returned)(self.finish_one(one) for one in returned)
+        return self.finish_one(returned)
+
+    def finish_one(self, returned: Any) -> Any:
+        return next((given for computed, given in self._stand_ins if computed is returned), returned)
+
+    def check_apart(self) -> None:
+        """Raises PyTorch's error where an `out=` shares memory with an input, or one of its elements with another one.
+
+        For operators whose kernels, in PyTorch, read inputs elsewhere than they write; the meta functions of structured
+        operators and `run_pointwise` check for themselves.
+        """
+        if not self.is_in_place and self.overload is not self.functional:
+            for given in self.written:
+                check_apart(given, self.inputs)
 
 
 def check_same_shapes(changed: Sequence[torch.Tensor], results: Sequence[Any]) -> None:
@@ -156,6 +236,34 @@ def same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.untyped_storage()._cdata == other.untyped_storage()._cdata
 
 
+def has_empty(values: Iterable[Any]) -> bool:
+    """Whether there is a tensor of no elements."""
+    return any(isinstance(value, torch.Tensor) and value.numel() == 0 for value in values)
+
+
+def shares_memory(out: torch.Tensor, inputs: Iterable[Any]) -> bool:
+    """Whether there is an element of `out` between those of a tensor in `inputs`."""
+    begin, end = extent(out)
+    for value in flatten(inputs):
+        if isinstance(value, torch.Tensor) and value.device == out.device and value.numel() and out.numel():
+            first, last = extent(value)
+            if first < end and begin < last and same_storage(value, out):
+                return True
+    return False
+
+
+def extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """Where in its storage a tensor's first byte is, and the one behind its last."""
+    elements = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    first = tensor.storage_offset()
+    return first * tensor.itemsize, (first + elements) * tensor.itemsize
+
+
+def full_name(overload: OpOverload) -> str:
+    schema = overload._schema
+    return f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+
+
 def new_like(meta: Any, device: torch.device) -> torch.Tensor | None:
     """An uninitialized tensor with the sizes, strides and dtype of a meta tensor; None for None."""
     if meta is None:
@@ -163,14 +271,30 @@ def new_like(meta: Any, device: torch.device) -> torch.Tensor | None:
     return torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype, device=device)
 
 
-def as_meta(value: Any) -> Any:
-    """An argument as the meta kernels take it."""
+def as_metas(values: Sequence[Any]) -> list[Any]:
+    """Arguments as the meta kernels take them. Tensors that share a storage go on sharing one."""
+    storages = [value.untyped_storage() for value in flatten(values) if isinstance(value, torch.Tensor)]
+    known = [storage._cdata for storage in storages]
+    shared = {
+        storage._cdata: torch.UntypedStorage(storage.nbytes(), device="meta")
+        for storage in storages
+        if known.count(storage._cdata) > 1
+    }
+    return [as_meta(value, shared) for value in values]
+
+
+def as_meta(value: Any, storages: Mapping[int, torch.UntypedStorage] = MappingProxyType({})) -> Any:
+    """An argument as the meta kernels take it; `storages` are theirs, by the addresses of those that they stand for."""
     if isinstance(value, torch.Tensor):
+        storage = storages.get(value.untyped_storage()._cdata) if storages else None
+        if storage is not None:
+            empty = torch.empty(0, dtype=value.dtype, device="meta")
+            return empty.set_(storage, value.storage_offset(), value.shape, value.stride())
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
     if isinstance(value, _C.Number):
         return example(value)
     if isinstance(value, (list, tuple)):
-        return [as_meta(element) for element in value]
+        return [as_meta(element, storages) for element in value]
     if isinstance(value, torch.device):
         return torch.device("meta")
     if isinstance(value, torch.Generator):

@@ -86,7 +86,9 @@ def overloads_of(functional: OpOverload) -> list[OpOverload]:
         for overload_name in packet.overloads() if packet is not None else ():
             overload = getattr(packet, overload_name)
             writes = any(argument.is_write for argument in overload._schema.arguments)
-            if overload is not functional and writes and _plain_arguments(overload) == wanted:
+            # PyTorch made it of the functional form: that, and a copy to a tensor of just this dtype.
+            composed = torch.Tag.generated in overload.tags and any(one.is_out for one in overload._schema.arguments)
+            if overload is not functional and writes and not composed and _plain_arguments(overload) == wanted:
                 found.append(overload)
     return found
 
@@ -123,7 +125,7 @@ def _register(
                 check_supported(value.dtype)
                 if value.is_complex() and dtypes == "real":
                     raise _C.RunOnCPU(f"its kernel takes no {value.dtype}".replace("torch.", ""))
-        return planner(call, *call.inputs)
+        return call.finish(planner(call, *call.inputs))
 
     _C.set_planner(
         name,

@@ -14,7 +14,7 @@ from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import part_dtype, value_dtype
 from torch_backplane.kernels.expression import Formula
-from torch_backplane.planning.call import Call
+from torch_backplane.planning.call import Call, shares_memory
 from torch_backplane.planning.declare import Dtypes, check_supported, operator
 from torch_backplane.planning.launch import dialect_of, generated, launch
 
@@ -34,6 +34,7 @@ def pointwise(
     checks: Sequence[str] = (),
     dtypes: Dtypes = "real",
     fitting: Fitting = "computed",
+    idempotent: bool = False,
 ) -> None:
     """Declares the operator `name` (such as "add.Tensor") and its in-place and `out=` forms by a formula over scalars.
 
@@ -49,11 +50,13 @@ def pointwise(
         fitting: what arguments of type Scalar must be values of, where others are PyTorch's error: the dtype that is
             "computed" in, the one that the result has in memory ("stored"), or "any".
         dtypes: "complex" where PyTorch has the operator for complex numbers, too, and the formula holds for them.
+        idempotent: what is written does not depend on what was there: in place, PyTorch fills expanded tensors with
+            numbers, and others with elements of their own.
     """
 
     @operator(name, by_value=by_value, passed_through=passed_through, checks=checks, dtypes=dtypes)
     def plan(call: Call, *values: Any) -> Any:
-        return plan_pointwise(name, formula, call, values, compute, fitting)
+        return plan_pointwise(name, formula, call, values, compute, fitting, idempotent)
 
 
 def plan_pointwise(
@@ -63,14 +66,35 @@ def plan_pointwise(
     values: Sequence[Any],
     compute: str = "result",
     fitting: Fitting = "computed",
+    idempotent: bool = False,
 ) -> Any:
     """What the planner of a pointwise operator does: see `pointwise`. Returns what the operator returns."""
     # In PyTorch's words: some of its meta kernels have others.
     _C.check_broadcast([value for value in values if isinstance(value, torch.Tensor)])
     check_cast(call)
-    outputs = call.outputs()
+    outputs = call.outputs(elementwise=True, expanded=idempotent)
+    if idempotent and call.is_in_place:
+        (given,) = outputs
+        if any(isinstance(value, torch.Tensor) and value is not given for value in values):
+            _C.check_overlaps([given], [])  # PyTorch copies then
+        values = [
+            each_once(value) if value is given
+            else value.clone() if isinstance(value, torch.Tensor) and shares_memory(given, [value])
+            else value
+            for value in values
+        ]  # fmt: skip
+        run_formula(name, formula, call, [each_once(given)], values, compute, fitting)
+        return given
     run_formula(name, formula, call, outputs, values, compute, fitting)
     return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+def each_once(tensor: torch.Tensor) -> torch.Tensor:
+    """A view with each element in memory once: dimensions that are expanded have size 1."""
+    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
 
 
 def check_cast(call: Call) -> None:

@@ -1,0 +1,210 @@
+"""Results in other dtypes, shapes and places than the operator would choose, and what PyTorch refuses of that.
+
+A sample; `python -m torch_backplane conformance --forms` goes through all of the operator database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from agreement import DEVICE, agrees, on_device, refused_alike, to_cpu
+
+# Each writes to `out` what it makes of `a` and `b`, in float16.
+OPERATORS: dict[str, Callable[..., Any]] = {
+    "exp": lambda a, b, out: torch.exp(a, out=out),
+    "add": lambda a, b, out: torch.add(a, b, out=out),
+    "addcmul": lambda a, b, out: torch.addcmul(a, a, b, out=out),
+    "lerp": lambda a, b, out: torch.lerp(a, b, 0.3, out=out),
+    "clamp": lambda a, b, out: torch.clamp(a, 0.5, out=out),
+    "neg": lambda a, b, out: torch.neg(a, out=out),
+    "round": lambda a, b, out: torch.round(a, out=out),
+    "maximum": lambda a, b, out: torch.maximum(a, b, out=out),
+    "eq": lambda a, b, out: torch.eq(a, b, out=out),
+    "where": lambda a, b, out: torch.where(a > b, a, b, out=out),
+    "sum": lambda a, b, out: torch.sum(a, 0, keepdim=True, out=out),
+    "prod": lambda a, b, out: torch.prod(a, 0, keepdim=True, out=out),
+    "mean": lambda a, b, out: torch.mean(a, 0, keepdim=True, out=out),
+    "var": lambda a, b, out: torch.var(a, 0, out=out),
+    "amax": lambda a, b, out: torch.amax(a, 0, out=out),
+    "any": lambda a, b, out: torch.any(a, 0, out=out),
+    "argmax": lambda a, b, out: torch.argmax(a, 0, out=out),
+    "logsumexp": lambda a, b, out: torch.logsumexp(a, 0, out=out),
+    "norm": lambda a, b, out: torch.linalg.vector_norm(a, 2, 0, out=out),
+    "cumsum": lambda a, b, out: torch.cumsum(a, 0, out=out),
+    "cumprod": lambda a, b, out: torch.cumprod(a, 0, out=out),
+    "softmax": lambda a, b, out: torch.softmax(a, 0, out=out),
+    "mm": lambda a, b, out: torch.mm(a, b, out=out),
+    "cat": lambda a, b, out: torch.cat([a, b], out=out),
+    "gather": lambda a, b, out: torch.gather(a, 0, torch.zeros_like(a, dtype=torch.int64), out=out),
+    "index_select": lambda a, b, out: torch.index_select(a, 0, a.argmax(0), out=out),
+    "tril": lambda a, b, out: torch.tril(a, out=out),
+    "mse_loss": lambda a, b, out: torch.ops.aten.mse_loss.out(a, b, 0, out=out),
+    "leaky_relu": lambda a, b, out: torch.ops.aten.leaky_relu.out(a, 0.1, out=out),
+    "reflection_pad": lambda a, b, out: torch.ops.aten.reflection_pad1d.out(a, [1, 1], out=out),
+}
+OTHER_DTYPES = [torch.float32, torch.float64, torch.int32, torch.bool]
+
+
+def outcome(function: Callable[..., Any], *arguments: Any) -> tuple[type | None, Any]:
+    """(type of the error, nothing) or (None, the arguments' memory afterwards)."""
+    try:
+        function(*arguments)
+    except (RuntimeError, IndexError, TypeError) as error:
+        return type(error), None
+    return None, to_cpu(arguments)
+
+
+def same_outcome(function: Callable[..., Any], *arguments: Any, **tolerances: float) -> None:
+    """On the device, planned and replayed, as on the CPU: refused, or the same tensors afterwards."""
+    found = [outcome(function, *on_device(arguments)) for _ in range(2)]
+    error, after = outcome(function, *arguments)
+    for one in found:
+        assert one[0] == error, f"{one[0]}, and on the CPU {error}"
+        if error is None:
+            torch.testing.assert_close(one[1], after, equal_nan=True, **tolerances)
+
+
+@pytest.mark.parametrize("dtype", OTHER_DTYPES, ids=str)
+@pytest.mark.parametrize("name", OPERATORS)
+def test_out_of_another_dtype(name: str, dtype: torch.dtype) -> None:
+    """Up to the rounding of float16. What the CPU rounds to float16 on the way, the device does, too."""
+    a, b = torch.rand(4, 4).half() * 4, torch.rand(4, 4).half()
+    operator, shape = OPERATORS[name], SHAPES.get(name)
+    if shape is None:
+        shape = operator(a, b, None).shape
+    same_outcome(operator, a, b, torch.zeros(shape, dtype=dtype), atol=1e-3, rtol=2e-3)
+    out = torch.zeros(shape, dtype=dtype)
+    if outcome(operator, a, b, out)[0] is None and torch.equal(out.half().to(dtype), out):
+        found = torch.zeros(shape, dtype=dtype, device=DEVICE)
+        operator(a.to(DEVICE), b.to(DEVICE), found)
+        assert torch.equal(found.half().to(dtype), found)
+
+
+# Of overloads that have no functional form here.
+SHAPES = {"mse_loss": (4, 4), "leaky_relu": (4, 4), "reflection_pad": (4, 6)}
+
+
+@pytest.mark.parametrize(
+    ("function", "dtype"),
+    [(torch.add, torch.float64), (torch.mul, torch.float32), (torch.add, torch.int64)],
+)
+def test_overflow_is_that_of_the_result(function: Callable[..., Any], dtype: torch.dtype) -> None:
+    """33000 + 33000 is infinite in float16, and 100 + 100 negative in int8, whatever it is written to."""
+    source = torch.tensor([33000.0, 2.0]).half() if dtype.is_floating_point else torch.tensor([100, 2]).to(torch.int8)
+    agrees(lambda a, out: function(a, a, out=out), source, torch.zeros(2, dtype=dtype))
+
+
+RANGES: dict[str, Callable[..., Any]] = {
+    "arange": lambda out: torch.arange(4, out=out),
+    "range": lambda out: torch.ops.aten.range.out(0, 3, out=out),
+    "linspace": lambda out: torch.linspace(0, 1, 4, out=out),
+    "logspace": lambda out: torch.logspace(0, 1, 4, out=out),
+}
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_a_range_in_a_view_stays_there(name: str) -> None:
+    for view in (
+        lambda x: x.narrow(1, 1, 2), lambda x: x[:, ::2], lambda x: x.t()[1:], lambda x: x[0], lambda x: x[:0, 0],
+    ):  # fmt: skip
+        x = torch.full((2, 3), 7.0)
+        given = x.to(DEVICE)
+        for _ in range(2):
+            RANGES[name](view(given))
+        RANGES[name](view(x))
+        torch.testing.assert_close(given.cpu(), x)
+
+
+OVERLAPS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "copy behind": lambda x: x[1:].copy_(x[:-1]),
+    "copy of another dtype behind": lambda x: x[1:].copy_(x.view(torch.int32)[:-1]),
+    "copy to expanded": lambda x: x[:1].expand(4).copy_(x[:4]),
+    "copy to itself": lambda x: x.copy_(x),
+    "cumsum behind": lambda x: torch.cumsum(x[:-1], 0, out=x[1:]),
+    "cumsum to itself": lambda x: torch.cumsum(x, 0, out=x),
+    "flip": lambda x: torch.add(x[::2], x[1::2], out=x[:4]),
+    "add behind": lambda x: x[1:].add_(x[:-1]),
+    "add expanded": lambda x: x[:1].expand(4).add_(1),
+    "index_select to itself": lambda x: torch.index_select(x, 0, torch.arange(7, -1, -1, device=x.device), out=x),
+    "gather behind": lambda x: torch.gather(x[:4], 0, torch.zeros(4, dtype=torch.int64, device=x.device), out=x[1:5]),
+    "take to itself": lambda x: torch.take(x, torch.arange(7, -1, -1, device=x.device), out=x),
+    "cat to itself": lambda x: torch.cat([x[:4], x[4:]], out=x),
+    "sort to itself": lambda x: torch.sort(-x, out=(x, torch.zeros(8, dtype=torch.int64, device=x.device))),
+    "softmax to itself": lambda x: torch.softmax(x, 0, out=x),
+    "scatter into expanded": lambda x: x[:1].expand(4).scatter_(0, torch.arange(4, device=x.device), 1.0),
+    "index_add into expanded": lambda x: x[:1].expand(4).index_add_(0, torch.arange(4, device=x.device), x[4:]),
+    "fill expanded": lambda x: x[2:3].expand(4).fill_(3),
+    "fill with an element": lambda x: x[:4].fill_(x[2]),
+    "fill expanded with an element": lambda x: x[2:3].expand(4).fill_(x[5]),
+    "zero expanded": lambda x: x[2:3].expand(2, 4).zero_(),
+    "masked_fill expanded": lambda x: x[2:3].expand(4).masked_fill_(torch.arange(4, device=x.device) == 1, 9.0),
+    "masked_fill expanded rows": lambda x: x[:2, None].expand(2, 3).masked_fill_(
+        torch.tensor([[True, False, False], [False, False, False]], device=x.device), 9.0),
+    "masked_fill of a tensor": lambda x: x[2:3].expand(4).masked_fill_(
+        torch.arange(4, device=x.device) == 3, torch.tensor(4.0, device=x.device)),
+    "uniform into expanded": lambda x: x[:1].expand(4).uniform_(0, 0.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OVERLAPS)
+@pytest.mark.filterwarnings("ignore:Use of masked_fill_ on expanded")
+def test_what_is_read_where_it_is_written(name: str) -> None:
+    same_outcome(OVERLAPS[name], torch.arange(1.0, 9.0))
+
+
+# PyTorch's CPU kernels read here what they have written already.
+TAKEN_APART: dict[str, tuple[Callable[..., Any], Callable[[torch.Tensor], Any]]] = {
+    "mm": (lambda x, out: torch.mm(x[:4].view(2, 2), x[4:].view(2, 2), out=out), lambda x: x[:4].view(2, 2)),
+    "sum": (lambda x, out: torch.sum(x.view(2, 4), 0, out=out), lambda x: x[:4]),
+    "tril": (lambda x, out: torch.tril(x[:4].view(2, 2).t(), out=out), lambda x: x[:4].view(2, 2)),
+    "pad": (lambda x, out: torch.ops.aten.reflection_pad1d.out(x[:6].view(1, 6), [1, 1], out=out),
+            lambda x: x.view(1, 8)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TAKEN_APART)
+def test_everything_is_read_before_it_is_written(name: str) -> None:
+    function, place = TAKEN_APART[name]
+    x = torch.arange(1.0, 9.0)
+    right = function(x, torch.zeros_like(place(x)))
+    for _ in range(2):
+        given = x.to(DEVICE)
+        torch.testing.assert_close(function(given, place(given)).cpu(), right)
+
+
+REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
+    "alpha of bool": lambda x: torch.add(x, x, alpha=True),
+    "alpha of a fraction": lambda x: torch.add(x.int(), x.int(), alpha=0.5),
+    "sub of bools": lambda x: torch.sub(x > 1, x > 2),
+    "neg to float64": lambda x: torch.neg(x, out=x.double()),
+    "round to float64": lambda x: torch.round(x, out=x.double()),
+    "tanh to int": lambda x: torch.tanh(x, out=x.int()),
+    "argmax to float": lambda x: torch.argmax(x, 0, out=x[0].clone()),
+    "pads of too many dimensions": lambda x: F.pad(x.view(2, 4), (1, 1, 1, 1, 1, 1)),
+    "reflection of too much": lambda x: F.pad(x.view(2, 4), (4, 4), mode="reflect"),
+    "softmax of another dtype": lambda x: torch.softmax(x, 0, out=x.half()),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals_of_structured_operators(name: str) -> None:
+    refused_alike(REFUSED[name], torch.arange(1.0, 9.0))
+
+
+IN_PLACE: dict[str, Callable[[torch.Tensor], Any]] = {
+    "leaky_relu": lambda x: F.leaky_relu_(x, -0.5),
+    "elu": lambda x: F.elu_(x, -0.5),
+    "celu": lambda x: F.celu_(x, -0.5),
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_gradients_of_negative_slopes_in_place_are_refused(name: str) -> None:
+    for device in ("cpu", DEVICE):
+        x = torch.tensor([-1.0, 2.0], device=device, requires_grad=True)
+        with pytest.raises(RuntimeError, match=r"In-place .* backward calculation is triggered with a negative slope"):
+            IN_PLACE[name](x.clone()).sum().backward()

@@ -1,0 +1,70 @@
+"""Writes the table of PyTorch's structured meta functions, which csrc/structured_meta.cpp includes.
+
+A structured operator has C++ functions that check a call and say what its results look like: `at::meta::add_outf`.
+They are found in the headers of the PyTorch that is built against, so that the table is that release's.
+"""
+
+import pathlib
+import re
+
+SCHEMA = re.compile(
+    r'using schema = (.*?);.*?const char\* name = "(.*?)";.*?const char\* overload_name = "(.*?)";', re.DOTALL
+)
+FUNCTION = re.compile(r"TORCH_API (.*?) (\w+)\((.*)\);")
+
+
+def write_table(headers: pathlib.Path, target: pathlib.Path) -> None:
+    """Writes `target` anew if it is not what the `headers` (ATen/ops) say: an #include for each operator, and
+    STRUCTURED_META(type, function, "aten::add.out") for each overload.
+    """
+    # The names of some other headers end so, too.
+    bases = sorted(
+        path.name.removesuffix("_meta.h")
+        for path in headers.glob("*_meta.h")
+        if "struct TORCH_API structured_" in path.read_text(encoding="utf-8")
+    )
+    includes, rows = [], []
+    for base in bases:
+        functions = _functions((headers / f"{base}_meta_dispatch.h").read_text(encoding="utf-8"))
+        includes.append(f"#include <ATen/ops/{base}_meta_dispatch.h>")
+        for kind, name, overload in SCHEMA.findall((headers / f"{base}_ops.h").read_text(encoding="utf-8")):
+            own = name.partition("::")[2]
+            for candidate in (own, f"{own}_symint", f"{own}_outf", f"{own}_symint_outf"):
+                if (candidate, _squeezed(kind)) in functions:
+                    full = f"{name}.{overload}" if overload else name
+                    rows.append(f'STRUCTURED_META(({kind}), {candidate}, "{full}")')
+                    break
+    lines = ["#ifdef STRUCTURED_META", *rows, "#else", *includes, "#endif"]
+    text = "// Written by tools/structured_metas.py.\n" + "\n".join(lines) + "\n"
+    if not target.exists() or target.read_text(encoding="utf-8") != text:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+
+
+def _functions(header: str) -> set[tuple[str, str]]:
+    """(name, type) of the functions that a header declares."""
+    found = set()
+    for result, name, parameters in FUNCTION.findall(header):
+        types = [_type(parameter) for parameter in _split(parameters)]
+        found.add((name, _squeezed(f"{result} ({', '.join(types)})")))
+    return found
+
+
+def _split(parameters: str) -> list[str]:
+    """At the commas that stand outside of brackets."""
+    parts, depth = [""], 0
+    for letter in parameters:
+        depth += (letter in "<({") - (letter in ">)}")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part for part in parts if part.strip()]
+
+
+def _type(parameter: str) -> str:
+    return parameter.partition("=")[0].rstrip().rpartition(" ")[0]
+
+
+def _squeezed(text: str) -> str:
+    return re.sub(r"\s", "", text)
