@@ -221,7 +221,7 @@ def embedding_dense_backward(
         ones = torch.ones_like(flat, dtype=torch.float32)
         counts = ones.new_zeros(num_weights).index_add_(0, flat, ones)
         rows = rows * counts.index_select(0, flat).reciprocal().to(rows.dtype).unsqueeze(1)
-    indices = [Index(flat, (1, 0), out.stride(0), num_weights)]
+    indices = [Index(flat, (flat.stride(0), 0), out.stride(0), num_weights)]
     skip = padding_idx if padding_idx >= 0 else None
     arguments = (rows.shape, (0, out.stride(1)), rows.stride(), indices)
     _write("embedding_dense_backward", out, rows, *arguments, combine="add", skip=skip)
