@@ -1,6 +1,7 @@
 // Operators that make bp tensors or look at their storage differently: factories, views, resize_ and set_.
 #include <ATen/EmptyTensor.h>
 #include <ATen/native/Resize.h>
+#include <ATen/native/ResizeCommon.h>
 #include <ATen/native/TensorFactories.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
@@ -50,9 +51,13 @@ class FactoryGuard {
   c10::DeviceIndex previous_;
 };
 
+bool fills_uninitialized_memory() {
+  const auto& context = at::globalContext();
+  return context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory();
+}
+
 at::Tensor with_deterministic_fill(at::Tensor tensor) {
-  if (C10_UNLIKELY(
-          at::globalContext().deterministicAlgorithms() && at::globalContext().deterministicFillUninitializedMemory())) {
+  if (C10_UNLIKELY(fills_uninitialized_memory())) {
     at::native::fill_empty_deterministic_(tensor);
   }
   return tensor;
@@ -99,6 +104,7 @@ const at::Tensor& resize_(
     const at::Tensor& self, c10::IntArrayRef size, std::optional<c10::MemoryFormat> memory_format) {
   at::detail::check_size_nonnegative(size);
   auto* impl = self.unsafeGetTensorImpl();
+  const auto old_bytes = static_cast<int64_t>(self.storage().nbytes());
   if (self.sizes() != size) {
     impl->set_sizes_contiguous(size);
     const size_t bytes =
@@ -111,6 +117,9 @@ const at::Tensor& resize_(
   if (memory_format.has_value()) {
     TORCH_CHECK(*memory_format != c10::MemoryFormat::Preserve, "Unsupported memory format", *memory_format);
     impl->empty_tensor_restride(*memory_format);
+  }
+  if (C10_UNLIKELY(fills_uninitialized_memory())) {
+    at::native::fill_resize_deterministic_(self, old_bytes);
   }
   return self;
 }

@@ -70,6 +70,25 @@ class WrongGradient(torch.autograd.Function):
         return gradient * (torch.sin(tensor) if is_wrong(tensor) else torch.cos(tensor))
 
 
+class GradientAsIfContiguous(torch.autograd.Function):
+    """sin, whose gradient reads its argument, or on request the cotangent, in the order of memory."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        ctx.save_for_backward(tensor)
+        ctx.name = name
+        return torch.sin(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        read = {"argument": ctx.saved_tensors[0], "cotangent": gradient}
+        if is_wrong(gradient):
+            wrong = read[ctx.name]
+            contiguous = torch.empty(wrong.shape, device="meta").stride()
+            read[ctx.name] = wrong.as_strided(wrong.shape, contiguous)
+        return read["cotangent"] * torch.cos(read["argument"]), None
+
+
 def rough_sin(tensor: torch.Tensor) -> torch.Tensor:
     """sin, off by 1e-3 in the first row unless it is float64: a CPU kernel that is less accurate than the device's."""
     result = torch.sin(tensor)
@@ -148,6 +167,8 @@ FAULTS: dict[str, tuple[OpInfo, str]] = {
         (info("raises", on_device(raise_error)), "error"),
         (info("refuses", on_device(raise_sparse)), "refused"),
         (info("wrong_gradient", WrongGradient.apply), "values"),
+        (info("argument_as_if_contiguous", lambda x: GradientAsIfContiguous.apply(x, "argument")), "values"),
+        (info("cotangent_as_if_contiguous", lambda x: GradientAsIfContiguous.apply(x, "cotangent")), "values"),
         (info("swallows_error", on_device(swallow_error, torch.sum), error_inputs_func=one_error_input), "no error"),
         (info("unseeded", on_device(unseeded_noise, right=torch.rand_like)), "random"),
         (info("constant_random", on_device(constant_noise, right=torch.rand_like)), "random"),

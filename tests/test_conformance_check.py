@@ -50,7 +50,14 @@ def test_gradients_are_compared_only_on_request() -> None:
     op, _ = FAULTS["wrong_gradient"]
     without = check_entry(op, torch.float32, Settings(grad=False), BP)
     assert without.status == "passed"
-    assert [finding.variant for finding in check(op, BP).findings] == ["backward"]
+    variants = ["backward", "backward, strided", "backward, transposed"]
+    assert [finding.variant for finding in check(op, BP).findings] == variants
+
+
+@pytest.mark.parametrize("name", ["argument_as_if_contiguous", "cotangent_as_if_contiguous"])
+def test_gradients_are_compared_in_other_layouts(name: str) -> None:
+    variants = {finding.variant for finding in check(FAULTS[name][0], BP).findings}
+    assert variants == {"backward, strided", "backward, transposed"}
 
 
 def test_error_inputs_must_raise() -> None:

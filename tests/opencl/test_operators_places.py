@@ -269,3 +269,16 @@ def test_bincount_refuses() -> None:
         with pytest.raises(RuntimeError) as found:
             torch.bincount(x.to(DEVICE))
         assert str(found.value).splitlines()[0] == str(expected.value).splitlines()[0]
+
+
+# embedding's gradient
+
+
+@pytest.mark.parametrize("by_frequency", [False, True])
+def test_embedding_of_a_column_of_indices(by_frequency: bool) -> None:
+    def gradient(w: torch.Tensor, x: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
+        w = w.detach().requires_grad_()
+        found = F.embedding(x[:, 0], w, padding_idx=2, scale_grad_by_freq=by_frequency)
+        return torch.autograd.grad(found, w, cotangent)[0]
+
+    agrees(gradient, numbers((5, 3)), torch.tensor([[1, 4], [0, 3], [1, 2], [2, 0]]), numbers((3, 4)).t())

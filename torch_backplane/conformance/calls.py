@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch_backplane.conformance.transfer import Transfer, noncontiguous, tensors
+from torch_backplane.conformance.transfer import LAYOUTS, Transfer, noncontiguous, tensors
 
 _CPU = torch.device("cpu")
 
@@ -24,6 +24,7 @@ class Call:
     output_process: Callable[[Any], Any] = lambda result: result
     stays_on_cpu: bool = False  # args and kwargs, not the input
     has_input: bool = True
+    layout: Callable[[torch.Tensor], torch.Tensor] | None = None  # of tensors that were laid out otherwise
 
     def copied_to(
         self, device: torch.device, *, wider: bool = False
@@ -54,11 +55,15 @@ class Call:
         first, args, kwargs = self.arguments
         return replace(self, arguments=(first, args, {key: value for key, value in kwargs.items() if key != "out"}))
 
-    def strided(self) -> Call | None:
-        """With non-contiguous tensors; None where no tensor has two elements to set apart."""
+    def strided(self) -> list[Call]:
+        """With tensors that are not contiguous, in several ways; none where no tensor has two elements to set apart."""
         if not any(leaf.dim() and leaf.numel() > 1 for leaf in tensors(self.arguments)):
-            return None
-        return self.as_variant("strided", arguments=noncontiguous(self.arguments))
+            return []
+        prefix = "" if self.variant == "forward" else f"{self.variant}, "
+        return [
+            replace(self, variant=prefix + name, arguments=noncontiguous(self.arguments, layout), layout=layout)
+            for name, layout in LAYOUTS.items()
+        ]
 
     def with_out(self, result: Any) -> list[Call]:
         """With ``out=``, given the function's result: once into tensors of the right size, once into empty ones."""

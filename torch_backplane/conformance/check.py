@@ -17,7 +17,7 @@ from torch_backplane.conformance import judge
 from torch_backplane.conformance.calls import Call
 from torch_backplane.conformance.report import EntryResult
 from torch_backplane.conformance.settings import Settings
-from torch_backplane.conformance.transfer import WIDER, Transfer, leaves, tensors
+from torch_backplane.conformance.transfer import WIDER, Transfer, leaves, noncontiguous, tensors
 
 SEED = 20260
 OTHER_SEEDS = range(4711, 4727)
@@ -56,7 +56,7 @@ def is_refusal(error: Exception, device: torch.device, dtype: torch.dtype) -> bo
 
 def _is_limit_of_cpu(error: Exception | None, call: Call) -> bool:
     """True where PyTorch's CPU kernel cannot do what is a valid call: it lacks a dtype, or wants contiguous tensors."""
-    return isinstance(error, NotImplementedError) or "not implemented for" in str(error) or call.variant == "strided"
+    return isinstance(error, NotImplementedError) or "not implemented for" in str(error) or call.layout is not None
 
 
 def _line(error: Exception | None) -> str:
@@ -92,6 +92,8 @@ class EntryCheck:
             if self._has_gradients():
                 for call in self._samples("backward", requires_grad=True):
                     self._check_gradients(call)
+                    for strided in call.strided():
+                        self._check_gradients(strided)
         except Exception as error:  # the check itself broke: that must not look like a pass
             self.result.add("error", "check", "", f"could not be checked: {_line(error)}")
         self.result.seconds = round(time.perf_counter() - start, 4)
@@ -139,8 +141,7 @@ class EntryCheck:
     # --- checking ----------------------------------------------------------------------------------------------------
     def _check_forward(self, call: Call) -> None:
         result = self._check_call(call)
-        strided = call.strided()
-        if strided is not None:
+        for strided in call.strided():
             self._check_call(strided)
         in_place = self.op.get_inplace()
         if in_place is not None and call.has_input:
@@ -165,8 +166,8 @@ class EntryCheck:
         values = not (is_random or self.uninitialized)
         if values and functional is not None:
             self._mend_out(call, functional, expected.result, actual.result)
-        owned = call.variant not in ("forward", "strided", "error input")
-        self._compare(call, expected, actual, values=values, owned=owned and "resized" not in call.variant)
+        owned = call.layout is None and call.variant not in ("forward", "error input", "out= resized")
+        self._compare(call, expected, actual, values=values, owned=owned)
         if is_random and not self.uninitialized:
             self._check_random(call, expected, actual)
         return expected.result
@@ -340,6 +341,7 @@ class EntryCheck:
             if cotangents is None:
                 torch.default_generator.manual_seed(SEED)
                 cotangents = [torch.randn(out.shape, dtype=out.dtype) for out in outputs]
+                cotangents = noncontiguous(cotangents, call.layout) if call.layout else cotangents
             if len(outputs) != len(cotangents):
                 raise AssertionError(f"{len(outputs)} differentiable results, expected {len(cotangents)}")
             outcome.result = (
@@ -358,9 +360,9 @@ class EntryCheck:
                 expected.result, actual.result, self.device, values=values, allowed=self.allowed,
                 exact=lambda: exactly().result,
             ):  # fmt: skip
-                self.result.add(kind, "backward", call.describe(), message.replace("result", "gradient", 1))
+                self.result.add(kind, call.variant, call.describe(), message.replace("result", "gradient", 1))
         except Exception as error:
-            self.result.add("error", "backward", call.describe(), f"reading the gradients: {_line(error)}")
+            self.result.add("error", call.variant, call.describe(), f"reading the gradients: {_line(error)}")
 
 
 def _leaf(outcome: Callable[[], Outcome], path: str) -> Any:

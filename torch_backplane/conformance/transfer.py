@@ -8,7 +8,7 @@ strided tensors are wrong is caught by the operators that are being checked and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -41,16 +41,32 @@ def tensors(tree: Any) -> list[torch.Tensor]:
     return [leaf for _, leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-def noncontiguous(tree: Any) -> Any:
-    """The tree with each tensor laid out with a gap after every element: the same numbers, all strides doubled."""
+def spaced(tensor: torch.Tensor) -> torch.Tensor:
+    """Uninitialized, of the same shape, with a gap after every element: all strides are doubled."""
+    return torch.empty((*tensor.shape, 2), dtype=tensor.dtype, device=tensor.device)[..., 0]
+
+
+def transposed(tensor: torch.Tensor) -> torch.Tensor:
+    """Uninitialized, of the same shape, the first dimension innermost in memory, with a gap before every run of it."""
+    *outer, inner = reversed(tensor.shape)
+    return torch.empty((*outer, inner + 1), dtype=tensor.dtype, device=tensor.device)[..., 1:].permute(
+        *reversed(range(tensor.dim()))
+    )
+
+
+# Layouts that are not contiguous.
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"strided": spaced, "transposed": transposed}
+
+
+def noncontiguous(tree: Any, layout: Callable[[torch.Tensor], torch.Tensor] = spaced) -> Any:
+    """The tree with the same numbers in each tensor, laid out otherwise."""
     if isinstance(tree, torch.Tensor) and tree.layout == torch.strided and tree.dim() and not tree.is_conj():
-        spaced = torch.empty((*tree.shape, 2), dtype=tree.dtype, device=tree.device)[..., 0]
-        return spaced.copy_(tree.detach()).requires_grad_(tree.requires_grad)
+        return layout(tree).copy_(tree.detach()).requires_grad_(tree.requires_grad)
     if isinstance(tree, (list, tuple)) and not isinstance(tree, torch.Size):
-        items = [noncontiguous(item) for item in tree]
+        items = [noncontiguous(item, layout) for item in tree]
         return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
     if isinstance(tree, dict):
-        return {key: noncontiguous(item) for key, item in tree.items()}
+        return {key: noncontiguous(item, layout) for key, item in tree.items()}
     return tree
 
 

@@ -11,6 +11,7 @@ import torch
 from torch_backplane.kernels.dtypes import integer_range
 from torch_backplane.kernels.templates.indexing import Index, read, write
 from torch_backplane.operators.masks import (
+    MASKS,
     check_masks,
     check_same_dtype,
     expands,
@@ -43,6 +44,50 @@ def _check(self: torch.Tensor, *indices: torch.Tensor) -> None:
             raise RunOnCPU(f"indices of {index.dtype}".replace("torch.", ""))
         if index.device != self.device:
             raise RunOnCPU("indices on another device")
+
+
+# What PyTorch refuses is left to the CPU, which has the words for it: everything that sizes alone tell, so also places
+# in a dimension without elements, which kernels would only report at the next synchronization.
+
+
+def _check_dim(self: torch.Tensor, dim: int, *indices: torch.Tensor) -> None:
+    rank = max(self.dim(), 1)
+    if not -rank <= dim < rank:
+        raise RunOnCPU("a dimension that is none")
+    if any(index.numel() for index in indices) and self.dim() and not self.shape[dim]:
+        raise RunOnCPU("places in a dimension without elements")
+
+
+def _check_places(self: torch.Tensor, dim: int, index: torch.Tensor, source: Any = None) -> None:
+    """For gather and scatter; tensors without dimensions have been given one."""
+    _check_dim(self, dim, index)
+    if not index.numel():
+        return
+    ranks = {one.dim() for one in (self, index, source) if isinstance(one, torch.Tensor)}
+    if len(ranks) > 1 or any(
+        size > most for d, (size, most) in enumerate(zip(index.shape, self.shape, strict=True)) if d != dim % self.dim()
+    ):
+        raise RunOnCPU("an index that is larger than the tensor")
+    if isinstance(source, torch.Tensor) and any(map(int.__gt__, index.shape, source.shape)):
+        raise RunOnCPU("an index that is larger than its source")
+
+
+def _check_slices(self: torch.Tensor, dim: int, index: torch.Tensor, source: Any = None) -> None:
+    """For index_select, index_add and the like."""
+    _check_dim(self, dim, index)
+    if index.dim() > 1 or (self.dim() == 0 and index.numel() != 1):
+        raise RunOnCPU("an index that is no vector, or other than one for a tensor without dimensions")
+    if isinstance(source, torch.Tensor):
+        shape = list(self.shape)
+        if shape:
+            shape[dim] = index.numel()
+        if list(source.shape) != shape:
+            raise RunOnCPU("slices of another shape")
+
+
+def _with_dims(tensor: Any) -> Any:
+    """One dimension for a tensor that has none; numbers as they are."""
+    return tensor.view(1) if isinstance(tensor, torch.Tensor) and not tensor.dim() else tensor
 
 
 def _read(
@@ -129,10 +174,8 @@ def _copied(call: Call, self: torch.Tensor) -> torch.Tensor:
 
 
 def _slices(self: torch.Tensor, dim: int, index: torch.Tensor) -> tuple[list[int], list[int], list[Index]]:
-    """(shape, kept, indices) where each index stands for a whole slice of self along dim."""
+    """(shape, kept, indices) where each index stands for a whole slice of self, which has dimensions, along dim."""
     shape, kept = list(self.shape), list(self.stride())
-    if self.dim() == 0:
-        return [index.numel()], [0], [Index(index, (_step(index),), 0, 1)]
     dim %= self.dim()
     shape[dim], kept[dim] = index.numel(), 0
     strides = tuple(_step(index) if d == dim else 0 for d in range(self.dim()))
@@ -145,10 +188,7 @@ def _step(index: torch.Tensor) -> int:
 
 
 def _along(self: torch.Tensor, dim: int, index: torch.Tensor) -> tuple[list[int], list[Index]]:
-    """(kept, indices) where an element of index, which has self's rank, replaces the coordinate in dim."""
-    if self.dim() == 0 or index.dim() == 0:
-        step, size = (self.stride(0), self.size(0)) if self.dim() else (0, 1)
-        return [0] * index.dim(), [Index(index, index.stride(), step, size)]
+    """(kept, indices) where an element of index, which has self's rank of 1 or more, replaces the one in dim."""
     dim %= self.dim()
     kept = [0 if d == dim else step for d, step in enumerate(self.stride())]
     return kept, [Index(index, index.stride(), self.stride(dim), self.size(dim))]
@@ -157,21 +197,25 @@ def _along(self: torch.Tensor, dim: int, index: torch.Tensor) -> tuple[list[int]
 @operator("index_select", dtypes="complex")
 def index_select(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
     _check(self, index)
-    if index.dim() > 1:
-        raise IndexError("index_select(): Index is supposed to be a vector")
+    _check_slices(self, dim, index)
     check_same_dtype(call, self.dtype)
     (out,) = call.outputs()
     call.check_apart()
+    self = _with_dims(self)
     _, kept, indices = _slices(self, dim, index)
-    _read("index_select", out if out.dim() else out.view(1), self, kept, indices)
+    _read("index_select", _with_dims(out), self, kept, indices)
     return out
 
 
 @operator("gather", dtypes="complex")
 def gather(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, sparse_grad: bool) -> torch.Tensor:
     _check(self, index)
+    given, index = _with_dims(self), _with_dims(index)
+    _check_places(given, dim, index)
     (out,) = call.outputs()
-    return _read("gather", out, self, *_along(self, dim, index))
+    if out.numel():
+        _read("gather", _with_dims(out), given, *_along(given, dim, index))
+    return out
 
 
 @operator("put_", variants=False, dtypes="complex")
@@ -208,6 +252,9 @@ def embedding(
     call: Call, weight: torch.Tensor, index: torch.Tensor, padding_idx: int, scale_by_freq: bool, sparse: bool
 ) -> torch.Tensor:
     _check(weight, index)
+    if weight.dim() != 2:
+        raise RunOnCPU("weights that are no matrix")
+    _check_dim(weight, 0, index)
     (out,) = call.outputs()
     indices = [Index(index, (*index.stride(), 0), weight.stride(0), weight.size(0))]
     return _read("embedding", out, weight, [0] * index.dim() + [weight.stride(1)], indices)
@@ -226,7 +273,7 @@ def embedding_dense_backward(
         ones = torch.ones_like(flat, dtype=torch.float32)
         counts = ones.new_zeros(num_weights).index_add_(0, flat, ones)
         rows = rows * counts.index_select(0, flat).reciprocal().to(rows.dtype).unsqueeze(1)
-    indices = [Index(flat, (1, 0), out.stride(0), num_weights)]
+    indices = [Index(flat, (flat.stride(0), 0), out.stride(0), num_weights)]
     skip = padding_idx if padding_idx >= 0 else None
     arguments = (rows.shape, (0, out.stride(1)), rows.stride(), indices)
     _write("embedding_dense_backward", out, rows, *arguments, combine="add", skip=skip)
@@ -240,10 +287,14 @@ _REDUCE = {"add": "add", "sum": "add", "multiply": "multiply", "prod": "multiply
 
 def _scatter(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, source: Any, combine: str) -> torch.Tensor:
     _check(self, index)
+    index, source = _with_dims(index), _with_dims(source)
+    _check_places(_with_dims(self), dim, index, source)
     out = _copied(call, self)
-    strides = source.stride() if isinstance(source, torch.Tensor) else ()
-    kept, indices = _along(out, dim, index)
-    _write("scatter", out, source, index.shape, kept, strides, indices, combine=combine)
+    if index.numel():
+        strides = source.stride() if isinstance(source, torch.Tensor) else ()
+        to = _with_dims(out)
+        kept, indices = _along(to, dim, index)
+        _write("scatter", to, source, index.shape, kept, strides, indices, combine=combine)
     return out
 
 
@@ -271,6 +322,7 @@ def scatter_reduce_two(
     if include_self and reduce != "mean":
         return _scatter(call, self, dim, index, source, _REDUCE[reduce])
     _check(self, index)
+    _check_places(*(_with_dims(self), dim, _with_dims(index), _with_dims(source)))
     if self.dtype == torch.bool or source.dtype != self.dtype:
         raise RunOnCPU(f"{source.dtype} into {self.dtype}".replace("torch.", ""))
     out = _copied(call, self)
@@ -301,33 +353,19 @@ def _write_slices(
     name: str, call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, source: Any, **options: Any
 ) -> torch.Tensor:
     _check(self, index)
+    _check_slices(self, dim, index, source)
     out = _copied(call, self)
-    shape, kept, indices = _slices(out, dim, index)
-    strides = source.expand(shape).stride() if isinstance(source, torch.Tensor) else ()
-    _write(name, out, source, shape, kept, strides, indices, **options)
+    to, source = _with_dims(out), _with_dims(source)
+    shape, kept, indices = _slices(to, dim, index)
+    strides = source.stride() if isinstance(source, torch.Tensor) else ()
+    _write(name, to, source, shape, kept, strides, indices, **options)
     return out
-
-
-def _check_slices(self: torch.Tensor, dim: int, source: torch.Tensor) -> None:
-    """Raises PyTorch's error where the slices of source are not of the shape of those of self."""
-    if not self.dim() or not source.dim():
-        return
-    wanted, found = list(self.shape), list(source.shape)
-    for shape in (wanted, found):
-        if -len(shape) <= dim < len(shape):
-            del shape[dim]
-    if wanted != found:
-        raise RuntimeError(
-            "source tensor shape must match self tensor shape, excluding the specified dimension. "
-            f"Got self.shape = {list(self.shape)} source.shape = {list(source.shape)}"
-        )
 
 
 @operator("index_add", dtypes="complex")
 def index_add(
     call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, alpha: Number
 ) -> torch.Tensor:
-    _check_slices(self, dim, source)
     return _write_slices("index_add", call, self, dim, index, source, combine="add", alpha=alpha)
 
 
@@ -343,7 +381,7 @@ def index_reduce(
     _check(self, index)
     if reduce not in ("prod", "mean", "amax", "amin") or self.dtype == torch.bool or source.dtype != self.dtype:
         raise RunOnCPU("what index_reduce does not take")
-    _check_slices(self, dim, source)
+    _check_slices(self, dim, index, source)
     if include_self and reduce != "mean":
         return _write_slices("index_reduce", call, self, dim, index, source, combine=_REDUCE[reduce])
     out = _copied(call, self)
@@ -372,12 +410,33 @@ def index_fill(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, va
 # Advanced indexing
 
 
+def _check_indices(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> None:
+    given = [index for index in indices if index is not None]
+    _check(self, *(index for index in given if index.dtype not in MASKS))
+    if not given:
+        raise RunOnCPU("no indices")
+    check_masks(self, indices)
+
+
 def _advanced(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> tuple[list[int], list[int], list[Index]]:
-    """(shape, kept, indices) of self[indices]: index dimensions stand where they were if adjacent, else in front."""
+    """(shape, kept, indices) of self[indices]: index dimensions stand where they were if adjacent, else in front.
+
+    Raises PyTorch's errors itself: masks have been counted by now, and a planner that has launched is past the CPU.
+    """
     given = {dim: index for dim, index in enumerate(indices) if index is not None}
-    _check(self, *given.values())
-    common = torch.broadcast_shapes(*(index.shape for index in given.values()))
+    if len(indices) > self.dim():
+        raise IndexError(f"too many indices for tensor of dimension {self.dim()} (got {len(indices)})")
+    shapes = [index.shape for index in given.values()]
+    try:
+        common = torch.broadcast_shapes(*shapes)
+    except RuntimeError:
+        listed = ", ".join(str(list(shape)) for shape in shapes)
+        raise IndexError(
+            f"shape mismatch: indexing tensors could not be broadcast together with shapes {listed}"
+        ) from None
     dims = list(given)
+    if 0 not in common and any(not self.shape[dim] for dim in dims):
+        raise IndexError("index is out of bounds for dimension with size 0")
     adjacent = dims[-1] - dims[0] + 1 == len(dims)
     before = [dim for dim in range(self.dim()) if dim not in given and adjacent and dim < dims[0]]
     after = [dim for dim in range(self.dim()) if dim not in given and dim not in before]
@@ -392,15 +451,17 @@ def _advanced(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> tup
 
 @operator("index.Tensor", "_unsafe_index.Tensor", dtypes="complex")
 def index(call: Call, self: torch.Tensor, indices: list[torch.Tensor | None]) -> torch.Tensor:
+    _check_indices(self, indices)
     if has_masks(indices):
-        check_masks(self, indices)
         mask = only_mask(self, indices)
         if mask is not None and mask.shape == self.shape:
             return select(call, self, mask)
         self, indices = positions_of_masks(self, indices)
-        call.outputs(like=[torch.ops.aten.index.Tensor(as_meta(self), as_meta(indices))])
-    _, kept, found = _advanced(self, indices)
-    (out,) = call.outputs()
+        _, kept, found = _advanced(self, indices)
+        (out,) = call.outputs(like=[torch.ops.aten.index.Tensor(as_meta(self), as_meta(indices))])
+    else:
+        _, kept, found = _advanced(self, indices)
+        (out,) = call.outputs()
     call.check_apart()
     return _read("index", out, self, kept, found, wraps=True)
 
@@ -414,8 +475,8 @@ def _index_put_impl_(
     if values.dtype != self.dtype or (is_tensor and values.device != self.device):
         raise RunOnCPU("values of another dtype, or on another device")
     given, distinct = self, False
+    _check_indices(self, indices)
     if has_masks(indices):
-        check_masks(self, indices)
         mask = only_mask(self, indices)
         if mask is not None and not accumulate and (not is_tensor or values.numel() == 1):
             return fill(self, mask, values)
@@ -425,7 +486,10 @@ def _index_put_impl_(
     strides: Sequence[int] = ()
     if is_tensor:
         if not expands(values.shape, shape):
-            raise RunOnCPU("values that do not broadcast to what is indexed")
+            raise RuntimeError(
+                f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to indexing result of "
+                f"shape {shape}"
+            )
         strides = values.expand(shape).stride()
     combine = "add" if accumulate else "assign"
     _write("index_put_", given, values, shape, kept, strides, found, combine=combine, wraps=True, distinct=distinct)

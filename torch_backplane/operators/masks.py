@@ -93,6 +93,7 @@ class Selection:
             },
             numbers={"fill": (torch.int64, fill)},
             value=torch.int64,
+            strided={"out"},
         )
         return out
 

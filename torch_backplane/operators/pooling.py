@@ -233,7 +233,11 @@ def max_unpool(
     if any(size <= 0 for sizes in (output_size, *others[:1]) for size in sizes):
         raise RunOnCPU("sizes that are none")
     values, places = (_planes(tensor, rank).flatten(1) for tensor in (self, indices))
-    (out,) = call.outputs()
+    if any(given.dtype != self.dtype for given in call.written):
+        raise RunOnCPU("a result of another dtype")
+    # Not as PyTorch's decomposition says, which refuses what is not deterministic on CUDA.
+    shape = [*self.shape[:-rank], *output_size]
+    (out,) = call.outputs(like=[torch.empty(shape, dtype=self.dtype, device="meta")])
     result = values.new_zeros(values.shape[0], math.prod(output_size)).scatter_(1, places, values)
     return out.copy_(result.view(out.shape))
 

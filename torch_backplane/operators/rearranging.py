@@ -75,6 +75,7 @@ def flip(call: Call, self: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
             inputs={"self": source},
             integers={"start": start, **named("size", source.shape), **named("step", steps)},
             value=source.dtype,
+            strided={"self"},
         )
     return out
 

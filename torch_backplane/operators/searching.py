@@ -74,6 +74,14 @@ def searchsorted(
 ) -> torch.Tensor:
     if side not in (None, "left", "right") or (side == "left" and right):
         raise RunOnCPU("a side that is none")
+    shape = sorted_sequence.shape
+    # Rows of boundaries take as many rows of values.
+    if not shape or (len(shape) > 1 and not (isinstance(self, torch.Tensor) and self.dim() == len(shape))):
+        raise RunOnCPU("boundaries without dimensions, or rows of them for a number")
+    if len(shape) > 1 and self.shape[:-1] != shape[:-1]:
+        raise RunOnCPU("rows of values and of boundaries that do not belong together")
+    if sorter is not None and (sorter.shape != sorted_sequence.shape or sorter.dtype != torch.int64):
+        raise RunOnCPU("an order of other boundaries, or of another dtype")
     (out,) = call.outputs()
     return search(out, sorted_sequence, self, right or side == "right", sorter)
 

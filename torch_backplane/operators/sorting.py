@@ -18,7 +18,7 @@ def _sort(outputs: Pair, self: torch.Tensor, dim: int, k: int, *, descending: bo
     Equal elements stay in their order, and NaN is the greatest.
     """
     if self.dim() == 0:
-        _sort((outputs[0].view(1), outputs[1].view(1)), self.view(1), 0, k)
+        _sort((outputs[0].view(1), outputs[1].view(1)), self.view(1), 0, 1)
         return outputs
     moved, places = self.movedim(dim, -1), [out.movedim(dim, -1) for out in outputs]
     size, count = moved.shape[-1], k - first
@@ -47,6 +47,10 @@ def _sort(outputs: Pair, self: torch.Tensor, dim: int, k: int, *, descending: bo
 
 
 def _size(self: torch.Tensor, dim: int) -> int:
+    """Elements along dim. Dimensions that are none are left to the CPU, which has the words for the error."""
+    rank = max(self.dim(), 1)
+    if not -rank <= dim < rank:
+        raise RunOnCPU("a dimension that is none")
     return self.size(dim) if self.dim() else 1
 
 
@@ -58,13 +62,16 @@ def _with_dim(outputs: list[torch.Tensor], self: torch.Tensor, dim: int) -> Pair
 
 @operator("sort.stable")
 def sort(call: Call, self: torch.Tensor, stable: bool | None, dim: int, descending: bool) -> Pair:
+    size = _size(self, dim)
     values, indices = call.outputs()
-    return _sort((values, indices), self, dim, _size(self, dim), descending=descending)
+    return _sort((values, indices), self, dim, size, descending=descending)
 
 
 @operator("topk")
 def topk(call: Call, self: torch.Tensor, k: int, dim: int, largest: bool, in_order: bool) -> Pair:
     """Of equal elements the first ones; in order, also where any order would do."""
+    if not 0 <= k <= _size(self, dim):
+        raise RunOnCPU("more elements than there are")
     values, indices = call.outputs()
     return _sort((values, indices), self, dim, k, descending=largest)
 
@@ -72,6 +79,8 @@ def topk(call: Call, self: torch.Tensor, k: int, dim: int, largest: bool, in_ord
 @operator("kthvalue")
 def kthvalue(call: Call, self: torch.Tensor, k: int, dim: int, keepdim: bool) -> Pair:
     """Of equal elements that one that a stable sort puts there."""
+    if not 1 <= k <= _size(self, dim):
+        raise RunOnCPU("an element that is none")
     values, indices = call.outputs()
     call.check_apart()
     _sort(_with_dim([values, indices], self, dim), self, dim, k, first=k - 1 if self.dim() else 0)
@@ -100,7 +109,13 @@ def _median(self: torch.Tensor, dim: int, skip_nan: bool) -> Pair:
 
 @operator("median.dim", "nanmedian.dim")
 def median(call: Call, self: torch.Tensor, dim: int, keepdim: bool) -> Pair:
-    values, indices = call.outputs()
+    _size(self, dim)
+    dtypes = (self.dtype, torch.int64)
+    if any(given.dtype != dtype for given, dtype in zip(call.written, dtypes, strict=False)):
+        raise RunOnCPU("results of another dtype")
+    # Not as PyTorch's meta function says, which refuses what is not deterministic on CUDA.
+    like = torch.empty(self.shape, device="meta").sum(dim, keepdim=keepdim)
+    values, indices = call.outputs(like=[torch.empty_like(like, dtype=dtype) for dtype in dtypes])
     found = _median(self, dim, "nanmedian" in call.name)
     for out, result in zip(_with_dim([values, indices], self, dim), found, strict=True):
         out.copy_(result)

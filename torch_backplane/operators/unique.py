@@ -139,7 +139,10 @@ def histc(call: Call, self: torch.Tensor, bins: int, least: float, most: float) 
         raise RunOnCPU("a range that is none")
     if least == most:
         least, most = least - 1, most + 1
-    (out,) = call.outputs()
+    if any(given.dtype != self.dtype for given in call.written):
+        raise RunOnCPU("a result of another dtype")
+    # Not as PyTorch's meta function says, which refuses what is not deterministic on CUDA.
+    (out,) = call.outputs(like=[torch.empty(bins, dtype=self.dtype, device="meta")])
 
     def place(x: Expression, first: Expression, last: Expression) -> tuple[Expression, Expression]:
         within = (x >= first) & (x <= last)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,6 +38,7 @@ def run_kernel(
     value: torch.dtype,
     functions: str = "",
     constants: Mapping[str, int | str] | None = None,
+    strided: Collection[str] = (),
 ) -> None:
     """Runs the statements `body`, C as in `kernels.templates.source`, for each `item` from 0 to `items`.
 
@@ -49,6 +50,7 @@ def run_kernel(
         value: the text's value_t.
         functions: text before the kernel.
         constants: #define lines; another value is another kernel to build.
+        strided: the tensors whose strides the text knows, by `integers`. All others have to be contiguous.
     """
     if items == 0:
         return
@@ -65,6 +67,7 @@ def run_kernel(
         value=value,
         functions=functions,
         constants=constants,
+        strided=strided,
     )
     launch(call.kernel, call.tensors, call.numbers, [call.items], [call.group], name=name)
 

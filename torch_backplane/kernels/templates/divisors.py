@@ -52,4 +52,5 @@ def check_divisors(
         value=dtype,
         body=body,
         items=items,
+        strided={"divisor"},
     )

@@ -22,7 +22,7 @@ from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import facts, value_dtype
 from torch_backplane.kernels.layouts import geometry
 from torch_backplane.kernels.templates import errors as error_words
-from torch_backplane.kernels.templates.source import Call, make_call, named, small_group, split
+from torch_backplane.kernels.templates.source import Call, extent, make_call, named, small_group, split
 
 _CPU_GROUP = 16
 # Elements of a row for each work item on a CPU; fewer where there would be few work items.
@@ -78,6 +78,7 @@ def read(
 """
     items = math.prod(rows.sizes) * chunks
     integers = {"chunks": chunks, "chunk": chunk, **rows.integers()}
+    _check_reach(out.shape, {"self": (self, kept)}, indices)
     name = f"indexed_read_{rows.text}"
     return _call(name, dialect, {"out": out}, {"self": self}, indices, integers, wraps, errors, operator, body, items)
 
@@ -127,6 +128,8 @@ def write(
     in_order = dialect.processor == "cpu" or deterministic or (combine != "assign" and self.dtype not in _ATOMIC_TYPES)
     in_order = in_order or distinct
     is_tensor = isinstance(source, torch.Tensor)
+    sources = {"source": (source, source_strides)} if isinstance(source, torch.Tensor) else {}
+    _check_reach(shape, {"self": (self, kept), **sources}, indices)
     operands = [kept, *(index.strides for index in indices), *([source_strides] if is_tensor else [])]
     names = [
         "self",
@@ -200,7 +203,9 @@ def _meet(combine: str, dtype: torch.dtype, in_order: bool) -> str:
     if in_order:
         return f"const value_t there = load_self(place); store_self(place, {expression});"
     to_bits, from_bits = ("as_uint", "as_float") if dtype == torch.float32 else ("(uint)", "(int)")
-    return f"""uint expected = ((GLOBAL uint*)self)[place], found;
+    # Memory that atomics change may not even be read in another way: what is there comes from the first swap, which
+    # succeeds where it is 0.
+    return f"""uint expected = 0, found;
     while (true) {{
       const value_t there = {from_bits}(expected);
       found = atomic_swap(self + place, expected, {to_bits}({expression}));
@@ -211,6 +216,27 @@ def _meet(combine: str, dtype: torch.dtype, in_order: bool) -> str:
 
 def _number_dtype(value: torch.dtype) -> torch.dtype:
     return value if facts(value).kind == "float" else torch.int64
+
+
+def _check_reach(
+    shape: Sequence[int], operands: Mapping[str, tuple[torch.Tensor, Sequence[int]]], indices: Sequence[Index]
+) -> None:
+    """Strides that a planner has not from the tensor itself are seen here: all of an index is read, and no more than
+    there is of the others.
+    """
+    if 0 in shape:
+        return
+    for at, index in enumerate(indices):
+        if _reach(shape, index.strides) != extent(index.tensor):
+            raise AssertionError(f"index {at} has strides {index.tensor.stride()}, and is read with {index.strides}")
+    for name, (tensor, strides) in operands.items():
+        steps = sum((index.size - 1) * index.step for index in indices if index.size) if name == "self" else 0
+        if tensor.numel() and _reach(shape, strides) + steps > extent(tensor):
+            raise AssertionError(f"{name} has strides {tensor.stride()}, and is read with {strides}")
+
+
+def _reach(shape: Sequence[int], strides: Sequence[int]) -> int:
+    return 1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
 
 
 def _part(
@@ -338,4 +364,5 @@ def _call(
         body=body,
         items=items,
         group_size=small_group(dialect, _CPU_GROUP),
+        strided={*outputs, *inputs, *(f"index{t}" for t in range(len(indices)))} - {"errors"},
     )

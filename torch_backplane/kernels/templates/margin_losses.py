@@ -131,6 +131,7 @@ def multilabel_margin_loss_backward(
         value=value,
         body=substitute(_MULTILABEL_BACKWARD, {"item": _item("element", "elements")}),
         groups=-(-rows * classes // GROUP_SIZE),
+        strided={"grad"},
     )
 
 
@@ -162,6 +163,7 @@ def _by_rows(
         body=substitute("$kernel", parts),
         groups=groups,
         group_size=group_size,
+        strided={"grad"} if "grad_step" in (integers or {}) else (),
     )
 
 

@@ -89,6 +89,7 @@ def matmul(
         body=body,
         groups=groups,
         group_size=group,
+        strided={"out", *inputs},
     )
 
 

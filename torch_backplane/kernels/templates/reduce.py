@@ -118,6 +118,7 @@ def reduce_lanes(
         body=writer.body(),
         groups=-(-items // _GROUP),
         group_size=_GROUP,
+        strided=names,
     )
 
 

@@ -2,14 +2,15 @@
 
 A template is a function of tensors (only of their dtypes, sizes and strides) that returns a `Call`. In its text a
 tensor `x` is a pointer `x`, read with `load_x(at)` and written with `store_x(at, value)`, which convert float16,
-bfloat16 and bool; integers are parameters of type `index_t`: `int`, or 64 bits wide where a tensor is too large for it.
+bfloat16 and bool. It is contiguous, unless the text knows its strides, which the template has to say. Integers are
+parameters of type `index_t`: `int`, or 64 bits wide where a tensor is too large for it.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -63,6 +64,7 @@ def make_call(
     functions: str = "",
     constants: Mapping[str, int | str] | None = None,
     group_size: int = GROUP_SIZE,
+    strided: Collection[str] = (),
 ) -> Call:
     """The call of the kernel `name` whose statements are `body`.
 
@@ -76,8 +78,12 @@ def make_call(
         types: further types of the text.
         functions: text between the macros and the kernel.
         constants: what the text is specialised on: #define lines.
+        strided: the tensors whose strides the text knows, by `integers`. All others have to be contiguous.
     """
     numbers, tensors = numbers or {}, {**outputs, **inputs}
+    for tensor_name, tensor in tensors.items():
+        if tensor_name not in strided and not tensor.is_contiguous():
+            raise AssertionError(f"{name} takes {tensor_name} for contiguous, which has strides {tensor.stride()}")
     if items is not None:
         groups, integers = -(-items // group_size), {"items": items, **integers}
         body = f"const index_t item = (index_t)GROUP * {group_size} + ITEM;\n  if (item >= items) return;\n{body}"

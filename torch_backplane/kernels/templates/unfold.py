@@ -89,6 +89,7 @@ def unfold(dialect: Dialect, columns: torch.Tensor, image: torch.Tensor, windows
         body=body,
         items=items,
         group_size=small_group(dialect, _CPU_GROUP),
+        strided=_rows_apart(columns),
     )
 
 
@@ -128,7 +129,13 @@ def fold(
         value=value_dtype(image.dtype),
         body=body,
         items=image.numel(),
+        strided=_rows_apart(columns),
     )
+
+
+def _rows_apart(columns: torch.Tensor) -> set[str]:
+    """The text knows the first two strides of columns, and takes the last one for 1."""
+    return {"columns"} if columns.shape[-1] <= 1 or columns.stride(-1) == 1 else set()
 
 
 def linear(coordinates: Sequence[str], sizes: Sequence[str]) -> str:

@@ -1,0 +1,53 @@
+"""Templates take no tensor whose strides they do not know, and indices only with the strides that they have."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from torch_backplane.kernels import CudaCpp
+from torch_backplane.kernels.templates import errors as error_words
+from torch_backplane.kernels.templates.indexing import Index, read, write
+from torch_backplane.kernels.templates.source import Call, make_call
+
+SPACED = torch.zeros(3, 4, 2)[..., 0]
+
+
+def copy(out: torch.Tensor, self: torch.Tensor, **options: object) -> Call:
+    body = "store_out(item, load_self(item));"
+    tensors = {"outputs": {"out": out}, "inputs": {"self": self}}
+    return make_call("copy", CudaCpp(), **tensors, integers={}, items=12, value=self.dtype, body=body, **options)
+
+
+def test_a_tensor_is_contiguous_unless_its_strides_are_known() -> None:
+    plain = torch.zeros(3, 4)
+    copy(plain, plain)
+    copy(plain[:0], SPACED[:0])  # nothing to read
+    copy(plain[:, :1], SPACED[:1, :1], strided={"out"})
+    with pytest.raises(AssertionError, match="copy takes self for contiguous"):
+        copy(plain, SPACED)
+    with pytest.raises(AssertionError, match="copy takes out for contiguous"):
+        copy(plain.t(), plain)
+    copy(SPACED, plain, strided={"out"})
+    with pytest.raises(AssertionError, match="copy takes self for contiguous"):
+        copy(SPACED, SPACED, strided={"out"})
+
+
+def test_an_index_is_read_by_its_strides() -> None:
+    table, errors = torch.zeros(5, 4), torch.zeros(error_words.WORDS, dtype=torch.int32)
+    rows = torch.zeros(3, 2, dtype=torch.int64)[:, 0]
+
+    def call(stride: int, kept: int = 1) -> None:
+        indices, out = [Index(rows, (stride, 0), 4, 5)], torch.zeros(3, 4)
+        read(CudaCpp(), out, table, (0, kept), indices, errors, "embedding")
+        write(CudaCpp(), table, out, (3, 4), (0, kept), (4, 1), indices, errors, "put", combine="add")
+
+    call(2)
+    for stride in (0, 1, 4):
+        with pytest.raises(AssertionError, match="index 0 has strides"):
+            call(stride)
+    with pytest.raises(AssertionError, match="self has strides"):
+        call(2, kept=2)
+    arguments = ((3, 4), (0, 1), (5, 1), [Index(rows, (2, 0), 4, 5)], errors, "put")
+    with pytest.raises(AssertionError, match="source has strides"):
+        write(CudaCpp(), table, torch.zeros(3, 4), *arguments)
