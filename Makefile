@@ -12,6 +12,7 @@ export MAX_JOBS ?= $(shell nproc)
 # What the targets pass on.
 DRIVER ?=
 STEPS ?=
+DRAWS ?= 10000000
 ARGS ?=
 WORKERS ?= $(shell nproc | awk '{ print ($$1 < 8 ? $$1 : 8) }')
 
@@ -24,13 +25,14 @@ driver_option := $(if $(DRIVER),--driver $(DRIVER))
 torch_request := $(if $(filter file,$(origin TORCH)),any supported release,$(TORCH))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-digits test test-plans test-intel test-rusticl test-oclgrind lint bench conformance ops clean FORCE
+.PHONY: help setup demo demo-digits test test-plans test-random test-intel test-rusticl test-oclgrind lint bench conformance ops clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z -]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  DRIVER=name   use only this driver (demo, demo-digits, bench)"
 	@echo "  STEPS=n       training steps (demo)"
+	@echo "  DRAWS=n       random numbers of each kind (test-random)"
 	@echo "  WORKERS=n     test files that run side by side (test, test-plans; default: as many as cores, up to 8)"
 	@echo "  ARGS=…        further options, passed on as they are (demo, demo-digits, test, test-plans, conformance, ops)"
 	@echo "  TORCH=…       the torch to install, as pip names it (default $(TORCH))"
@@ -62,6 +64,9 @@ test-oclgrind: $(ready) ## run one small kernel of each kind on a simulator that
 	OCLGRIND_DATA_RACES=1 OCLGRIND_LOG=$(oclgrind_log) tools/opencl.sh oclgrind $(VENV) \
 		$(python) -m pytest -q -p no:cacheprovider --timeout 1800 tests/opencl/test_small_kernels.py $(ARGS)
 	@if [ -s $(oclgrind_log) ]; then cat $(oclgrind_log); exit 1; fi
+
+test-random: $(ready) ## test every distribution with DRAWS draws for each dtype, 10 million by default (some minutes)
+	DRAWS=$(DRAWS) $(python) -m pytest -q --timeout 1800 tests/opencl/test_distributions.py $(ARGS)
 
 lint: $(ready) ## ruff and mypy
 	$(python) -m ruff check .

@@ -46,12 +46,12 @@ def test_repeat_interleave_refuses_negative_counts() -> None:
 
 def test_repeat_interleave_of_another_size_or_negative_numbers() -> None:
     torch.repeat_interleave(torch.tensor([3, -1, 1], device=DEVICE), output_size=3)
-    with pytest.raises(IndexError, match="repeat_interleave: index -1 is out of bounds"):
+    with pytest.raises(RuntimeError, match="repeats can not be negative"):
         torch.accelerator.synchronize(DEVICE)
     repeats = torch.tensor([1, 2], device=DEVICE)
     for size in (2, 4):
         torch.repeat_interleave(repeats, output_size=size)
-        with pytest.raises(IndexError, match=rf"repeat_interleave: index {max(size, 3)} is out of bounds"):
+        with pytest.raises(RuntimeError, match="allocated size does not match required size"):
             torch.accelerator.synchronize(DEVICE)
 
 

@@ -29,6 +29,7 @@ def conformance(
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one operator may take.")] = 120.0,
     database: Annotated[str, typer.Option(metavar="MODULE:NAME", help="Another list of OpInfo.")] = "",
     list_only: Annotated[bool, typer.Option("--list", help="Only list what would run.")] = False,
+    numbers: Annotated[bool, typer.Option("--numbers", help="Try numbers in every operator that takes one.")] = False,
 ) -> None:
     """Run PyTorch's operator database on a device, with the CPU as judge.
 
@@ -40,6 +41,8 @@ def conformance(
     from torch_backplane.cli.console import fail, write_json
     from torch_backplane.conformance import ConformanceError, Settings
 
+    if numbers:
+        raise typer.Exit(_try_numbers(device, driver, "" if dtypes == "float32" else dtypes, match, json_file))
     console = Console(stderr=json_file == "-", highlight=False)
     try:
         settings = Settings(
@@ -63,6 +66,17 @@ def conformance(
         write_json(report.to_json(), json_file)
     show(report, console)
     raise typer.Exit(0 if report.ok else 1)
+
+
+def _try_numbers(device: str, driver: str, dtypes: str, match: str, json_file: str) -> int:
+    """In an interpreter of its own, which begins with the driver; all dtypes, unless some are named."""
+    import os
+    import subprocess
+    import sys
+
+    environment = {**os.environ, **({"TORCH_BACKPLANE_DRIVERS": driver} if driver else {})}
+    program = [sys.executable, "-m", "torch_backplane.conformance.numbers", device, dtypes, match, json_file]
+    return subprocess.call(program, env=environment)
 
 
 def _list(settings: Settings) -> None:

@@ -39,5 +39,6 @@ def add_relu_number(call: Call, self: torch.Tensor, other: Number, alpha: Number
         raise RunOnCPU("a float among integers")
     (out,) = call.outputs(like=[torch.empty_like(self, device="meta")])
     dtype = value_dtype(self.dtype)
-    run_pointwise(add_relu, [out], [self], [(other, dtype), (alpha, dtype)], key="_add_relu", name="add_relu")
+    scalars = [(number.fitting(self.dtype), dtype) for number in (other, alpha)]
+    run_pointwise(add_relu, [out], [self], scalars, key="_add_relu", name="add_relu")
     return out

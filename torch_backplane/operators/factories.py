@@ -89,9 +89,11 @@ def spaced(call: Call, start: float, end: float, steps: int, base: float | None)
     if not (out.is_floating_point() or out.is_complex()):
         raise RunOnCPU("it rounds to integers")
     compute = value_dtype(out.dtype)
-    number = complex if out.is_complex() else float
     if steps == 0:
         return out
+    if compute != out.dtype and base is None:
+        return spaced_narrowly(out, float(start), float(end), steps)
+    number = complex if out.is_complex() else float
     step = (number(end) - number(start)) / max(steps - 1, 1)
 
     def formula(i: Any, half: Any, greatest: Any, first: Any, last: Any, by: Any, *of: Any) -> Any:
@@ -99,10 +101,38 @@ def spaced(call: Call, start: float, end: float, steps: int, base: float | None)
         return f.power(of[0], value) if of else value
 
     numbers = [number(start), number(end), step, *([] if base is None else [number(base)])]
-    places = [(number, torch.int64) for number in (max(steps // 2, 1), steps - 1)]
+    places = [(number, torch.int64) for number in halves(steps)]
     scalars = [*places, *((number, compute) for number in numbers)]
     name = "linspace" if base is None else "logspace"
     run_pointwise(formula, [out], [positions(steps, out.device).view(out.shape)], scalars, key=name, name=name)
+    return out
+
+
+def halves(steps: int) -> tuple[int, int]:
+    """(where counting from the end begins, the last position)."""
+    return max(steps // 2, 1), steps - 1
+
+
+def spaced_narrowly(out: torch.Tensor, start: float, end: float, steps: int) -> torch.Tensor:
+    """linspace in float16 and bfloat16: PyTorch's kernels round the ends, their distance, the step, the position, the
+    product of these two and the sum. A kernel rounds where it stores."""
+    first, last = (torch.tensor(one, dtype=out.dtype) for one in (start, end))
+    step = ((last - first) / torch.tensor(max(steps - 1, 1), dtype=out.dtype)).item()
+    half, greatest = ((place, torch.int64) for place in halves(steps))
+    counted, away = (torch.empty(out.shape, dtype=out.dtype, device=out.device) for _ in range(2))
+    compute, places = value_dtype(out.dtype), positions(steps, out.device).view(out.shape)
+    for formula, result, inputs, scalars in (
+        (lambda i, half, most: f.where(i < half, i, most - i).to(compute), counted, [places], [half, greatest]),
+        (lambda n, by: n * by, away, [counted], [(step, compute)]),
+        (
+            lambda i, away, half, first, last: f.where(i < half, first + away, last - away),
+            out,
+            [places, away],
+            [half, (first.item(), compute), (last.item(), compute)],
+        ),
+    ):
+        key = ("linspace", len(inputs), len(scalars))
+        run_pointwise(formula, [result], inputs, scalars, key=key, name="linspace")
     return out
 
 

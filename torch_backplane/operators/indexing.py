@@ -366,6 +366,10 @@ def _write_slices(
 def index_add(
     call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, alpha: Number
 ) -> torch.Tensor:
+    _check(self, index)
+    _check_slices(self, dim, index, source)
+    # Without alpha: the meta kernel refuses fractions, which PyTorch's kernels take to be integers.
+    call.outputs(like=[torch.ops.aten.index_add.default(as_meta(self), dim, as_meta(index), as_meta(source))])
     return _write_slices("index_add", call, self, dim, index, source, combine="add", alpha=alpha)
 
 

@@ -14,7 +14,8 @@ from torch_backplane.kernels import Expression, Reduction
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.expression import Formula
-from torch_backplane.planning import Call, operator, run_pointwise, run_reduction
+from torch_backplane.kernels.templates.values import UNIT_INTERVAL
+from torch_backplane.planning import Call, expect_values, operator, run_pointwise, run_reduction
 
 NONE, MEAN, SUM = range(3)
 
@@ -184,7 +185,12 @@ def _with_logits(a: Expression, target: Expression, weight: Expression) -> Expre
 def binary_cross_entropy(
     call: Call, self: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int
 ) -> torch.Tensor:
-    return loss(call, _weighted(_binary_cross_entropy), self, target, weight, reduction=reduction)
+    result = loss(call, _weighted(_binary_cross_entropy), self, target, weight, reduction=reduction)
+    expect_values(
+        (self, UNIT_INTERVAL, "all elements of input should be between 0 and 1"),
+        (target, UNIT_INTERVAL, "all elements of target should be between 0 and 1"),
+    )
+    return result
 
 
 @operator("binary_cross_entropy_backward")

@@ -25,13 +25,15 @@ from torch_backplane.planning import (
 _MOST_COUNTED = 2**31 - 1
 _CPU_CHUNK = 256  # neighbouring results for each work item, which searches for the first one only
 
-# Of kernels that compute in int64 and report indices out of range.
-_REPORTING: dict[str, Any] = {
-    "numbers": {"operator_number": (torch.int32, errors.operator_number("repeat_interleave"))},
-    "value": torch.int64,
-    "constants": {"int64": "value_t", "WRAPS": 0},
-    "functions": errors.FUNCTIONS,
-}
+
+def _reporting(text: str) -> dict[str, Any]:
+    """What kernels need that compute in int64 and report numbers with `refuse`."""
+    return {
+        "numbers": {"text": (torch.int32, errors.text_number(text))},
+        "value": torch.int64,
+        "constants": {"refuse": f"if (atomic_swap(errors, 0u, {errors.REFUSED_VALUE}u) == 0u) errors[1] = text"},
+    }
+
 
 
 @operator("repeat_interleave.Tensor")
@@ -67,14 +69,13 @@ def repeat_interleave(call: Call, repeats: torch.Tensor, output_size: int | None
     while (low < size && ends[low] <= at) ++low;
     out[at] = low;
   }
-  const int64 total = ends[size - 1], wanted = length;
-  if (item == 0 && total != wanted) checked_index(errors, operator_number, max(total, wanted), min(total, wanted));
+  if (item == 0 && ends[size - 1] != (value_t)length) refuse;
 """,
             items=-(-size // chunk),
             outputs={"out": result, "errors": error_words(out.device)},
             inputs={"ends": ends},
             integers={"size": repeats.numel(), "chunk": chunk, "length": size},
-            **_REPORTING,
+            **_reporting("allocated size does not match required size"),
         )
     return out
 
@@ -82,11 +83,11 @@ def repeat_interleave(call: Call, repeats: torch.Tensor, output_size: int | None
 def _report_negative(repeats: torch.Tensor) -> None:
     run_kernel(
         "repeat_interleave_check",
-        "const int64 times = load_repeats(item); if (times < 0) checked_index(errors, operator_number, times, items);",
+        "if (load_repeats(item) < 0) refuse;",
         items=repeats.numel(),
         outputs={"errors": error_words(repeats.device)},
         inputs={"repeats": repeats.contiguous()},
-        **_REPORTING,
+        **_reporting("repeats can not be negative"),
     )
 
 

@@ -8,19 +8,23 @@ from typing import Any
 import torch
 
 from torch_backplane import _C
-from torch_backplane.kernels import Expression
+from torch_backplane.kernels import Expression, Reduction
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import FACTS, integer_range, value_dtype
 from torch_backplane.kernels.templates.random import WORDS_PER_CALL, dropout, fill, fill_integers
+from torch_backplane.kernels.templates.values import NOT_NEGATIVE, UNIT_INTERVAL
 from torch_backplane.planning import (
     Call,
     RunOnCPU,
     contiguous_result,
+    expect_values,
     operator,
     random_numbers,
     run_pointwise,
+    run_reduction,
     run_template,
 )
+from torch_backplane.planning.call import as_meta
 
 # Every integer up to this one is a number of the dtype.
 EXACT = {torch.float16: 2**11, torch.bfloat16: 2**8, torch.float32: 2**24, torch.float64: 2**53, torch.bool: 1}
@@ -49,7 +53,19 @@ def uniform_(call: Call, self: torch.Tensor, low: float, high: float, generator:
     _check(self.is_floating_point(), "a dtype that is not floating-point")
     least, greatest = -torch.finfo(self.dtype).max, torch.finfo(self.dtype).max
     _check(least <= low <= high <= greatest and high - low <= greatest, "a range that is none, or out of the dtype's")
-    return _fill(self, fill, "uniform", low, high)
+    return _fill(self, fill, "uniform", low, high, third=least_as(high, self.dtype))
+
+
+def least_as(number: float, dtype: torch.dtype) -> float:
+    """The least number, of those that kernels compute with, that is `number` or more in memory of `dtype`."""
+    stored = torch.tensor(number, dtype=dtype)
+    if value_dtype(dtype) == dtype:
+        return stored.item()
+    before = torch.nextafter(stored, torch.tensor(-math.inf, dtype=dtype))
+    middle = (stored.float() + before.float()) / 2
+    if middle.to(dtype) != stored:
+        middle = torch.nextafter(middle, stored.float())
+    return middle.item()
 
 
 @operator("normal_", variants=False, dtypes="complex")
@@ -63,7 +79,7 @@ def normal_(call: Call, self: torch.Tensor, mean: float, std: float, generator: 
 
 
 def _scaled_noise(call: Call, mean: Any, std: Any, generator: Any) -> torch.Tensor:
-    """mean + std * noise, each a tensor or a number. A negative std is not found where it is in a tensor's memory."""
+    """mean + std * noise, each a tensor or a number."""
     shapes = [one.shape for one in (mean, std) if isinstance(one, torch.Tensor)]
     _C.check_broadcast([one for one in (mean, std) if isinstance(one, torch.Tensor)])
     if call.overload is not call.functional:
@@ -71,6 +87,8 @@ def _scaled_noise(call: Call, mean: Any, std: Any, generator: Any) -> torch.Tens
         _check(call.arguments[-1].shape == torch.broadcast_shapes(*shapes), "a result of another shape")
     (out,) = call.outputs()
     _check(out.is_floating_point(), "complex numbers")
+    if isinstance(std, torch.Tensor):
+        expect_values((std, NOT_NEGATIVE, "normal expects all elements of std >= 0.0"))
     dtype = value_dtype(out.dtype)
     noise = torch.empty_like(out).normal_(generator=generator)
     tensors = {name: one for name, one in (("mean", mean), ("std", std)) if isinstance(one, torch.Tensor)}
@@ -111,7 +129,8 @@ def log_normal_(call: Call, self: torch.Tensor, mean: float, std: float, generat
 @operator("exponential_", variants=False)
 def exponential_(call: Call, self: torch.Tensor, rate: float, generator: Any) -> torch.Tensor:
     _check(self.is_floating_point() and rate > 0, "a rate that is not positive")
-    return _fill(self, fill, "exponential", rate)
+    facts = torch.finfo(self.dtype)
+    return _fill(self, fill, "exponential", rate, facts.smallest_normal if facts.bits > 16 else 2.0**-24)
 
 
 @operator("cauchy_", variants=False)
@@ -134,14 +153,23 @@ def bernoulli_float(call: Call, self: torch.Tensor, chance: float, generator: An
 
 @operator("bernoulli_.Tensor", variants=False)
 def bernoulli_tensor(call: Call, self: torch.Tensor, chance: torch.Tensor, generator: Any) -> torch.Tensor:
-    _check(chance.device == self.device and chance.dtype in FACTS, "chances on another device")
+    _check(chance.device == self.device and chance.is_floating_point(), "chances that are none, or on another device")
+    _expect_chances(chance)
     return _fill(self, fill, "bernoulli_each", chance=chance.expand(self.shape).contiguous())
 
 
 @operator("bernoulli")
 def bernoulli(call: Call, self: torch.Tensor, generator: Any) -> torch.Tensor:
-    (out,) = call.outputs()
+    """A result that is given may be of any dtype."""
+    _check(self.is_floating_point(), "chances that are none")
+    (out,) = call.outputs(like=[as_meta(self)])
+    _expect_chances(self)
     return _fill(out, fill, "bernoulli_each", chance=self.contiguous())
+
+
+def _expect_chances(chance: torch.Tensor) -> None:
+    words = "Expected p_in >= 0 && p_in <= 1 to be true, but got false.  (Could this error message be improved?  "
+    expect_values((chance, UNIT_INTERVAL, words + "If so, please report an enhancement request to PyTorch.)"))
 
 
 @operator("random_", variants=False)
@@ -166,10 +194,29 @@ def random_from(call: Call, self: torch.Tensor, start: int, to: int | None, gene
 
 @operator("multinomial", variants=False)
 def multinomial(call: Call, self: torch.Tensor, num_samples: int, replacement: bool, generator: Any) -> torch.Tensor:
-    """One draw, as PyTorch's own kernels make it: the least of exponential variables with these rates comes first."""
-    _check(num_samples == 1 and self.is_floating_point(), "more than one draw")
-    noise = torch.empty_like(self).exponential_(generator=generator)
+    """One draw: the least of exponential variables with these rates comes first. In float32 for narrower dtypes, in
+    which too many quotients are equal."""
+    _check(num_samples == 1 and self.is_floating_point() and self.dim() in (1, 2), "more than one draw")
+    _check(self.numel() > 0, "nothing to draw")
+    dtype = value_dtype(self.dtype)
+    _expect_weights(self, dtype)
+    noise = torch.empty(self.shape, dtype=dtype, device=self.device).exponential_(generator=generator)
     return (self / noise).argmax(-1, keepdim=True)
+
+
+def _expect_weights(self: torch.Tensor, dtype: torch.dtype) -> None:
+    """The most remarkable weight of each row: 2 is one that is none, 1 a positive one; 0 if all are zero."""
+
+    def kind(x: Expression, position: Expression) -> Expression:
+        return f.where((x >= 0.0) & (x < math.inf), (x > 0.0).to(dtype), 2.0)
+
+    kinds = torch.empty(self.shape[:-1], dtype=dtype, device=self.device)
+    found = Reduction([dtype], [0.0], kind, f.maximum, lambda state, count: state)
+    run_reduction(found, [kinds], [self], [-1], key=("multinomial_weights", dtype), compute=dtype, name="weights")
+    expect_values(
+        (kinds, "x < (value_t)2", "probability tensor contains either `inf`, `nan` or element < 0"),
+        (kinds, "x > (value_t)0", "invalid multinomial distribution (sum of probabilities <= 0)"),
+    )
 
 
 @operator("backplane::native_dropout", variants=False, dtypes="any")

@@ -6,8 +6,19 @@ from typing import Any
 
 import torch
 
+from torch_backplane.kernels import Expression
+from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import value_dtype
-from torch_backplane.planning import Call, Number, RunOnCPU, contiguous_result, operator, run_kernel
+from torch_backplane.planning import (
+    Call,
+    Number,
+    RunOnCPU,
+    contiguous_result,
+    expect_values,
+    operator,
+    run_kernel,
+    run_pointwise,
+)
 
 # In the order of NaN: no comparison with it holds.
 _SEARCH = """
@@ -44,7 +55,7 @@ def search(out: torch.Tensor, boundaries: torch.Tensor, values: Any, right: bool
     if is_tensor:
         inputs["values"] = values.contiguous()
     if sorter is not None:
-        inputs["sorter"] = sorter.contiguous()
+        inputs["sorter"] = _checked(sorter, boundaries.shape[-1])
     body = (
         _SEARCH.replace("$value", "const value_t x = load_values(item);" if is_tensor else "const value_t x = number;")
         .replace("$middle", "middle" if sorter is None else "load_sorter(row + middle)")
@@ -66,6 +77,20 @@ def search(out: torch.Tensor, boundaries: torch.Tensor, values: Any, right: bool
             value=value,
         )
     return out
+
+
+def _checked(sorter: torch.Tensor, size: int) -> torch.Tensor:
+    """The order with every place within the row, contiguous; one that is not is reported."""
+    places = torch.empty(sorter.shape, dtype=sorter.dtype, device=sorter.device)
+    within = torch.empty(sorter.shape, dtype=torch.float32, device=sorter.device)
+
+    def formula(place: Expression, last: Expression) -> tuple[Expression, Expression]:
+        bounded = f.maximum(f.minimum(place, last), 0)
+        return bounded, (bounded == place).to(torch.float32)
+
+    run_pointwise(formula, [places, within], [sorter], [(size - 1, torch.int64)], key="sorter", name="sorter")
+    expect_values((within, "x > (value_t)0", "torch.searchsorted(): sorter index out of range"))
+    return places
 
 
 @operator("searchsorted.Tensor", "searchsorted.Scalar")

@@ -18,7 +18,7 @@ from torch_backplane.planning.pointwise import (
     run_pointwise,
 )
 from torch_backplane.planning.reduce import run_reduction
-from torch_backplane.planning.template import contiguous_result, error_words, run_kernel, run_template
+from torch_backplane.planning.template import contiguous_result, error_words, expect_values, run_kernel, run_template
 
 __all__ = [
     "Call",
@@ -34,6 +34,7 @@ __all__ = [
     "dialect_of",
     "each_once",
     "error_words",
+    "expect_values",
     "host_sees_memory",
     "launch",
     "operator",

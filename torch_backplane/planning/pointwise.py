@@ -137,7 +137,8 @@ def run_formula(
         else:
             places.append(("value", value))
             plain.append(repr(value))  # not the value: 0.0 == -0.0, and 1 == True
-    dtype = compute_dtype(call, inputs, scalars)
+    # Numbers that become what is stored do not choose what is computed in.
+    dtype = compute_dtype(call, inputs, [] if fitting == "stored" else scalars)
     if fitting != "any":
         stored = next(one for one in outputs if one is not None).dtype
         wanted = stored if fitting == "stored" and value_dtype(stored) == dtype else dtype

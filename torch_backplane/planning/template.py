@@ -1,4 +1,4 @@
-"""Templates, launched; and the words in which kernels report an index out of range."""
+"""Templates, launched; and the words in which kernels report an index out of range or a refused value."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torch_backplane import _C
 from torch_backplane.kernels.templates import errors
 from torch_backplane.kernels.templates.source import Call, make_call
+from torch_backplane.kernels.templates.values import Check, check_values
 from torch_backplane.planning.launch import dialect_of, launch
 
 _words: dict[int, torch.Tensor] = {}
@@ -90,6 +91,23 @@ def _make_words(device: torch.device) -> None:
     torch.accelerator.synchronize(device)
     _C.watch_error_words(words, errors.message)  # the socket throws what they say at the next synchronization
     _words[device.index] = words
+
+
+def expect_values(*checks: tuple[torch.Tensor, str, str]) -> None:
+    """Has a RuntimeError raised at the next synchronization where the values in memory are not as they must be.
+
+    Args:
+        checks: (tensor, condition of each element x as in `kernels.templates.values`, words of the error).
+    """
+    looked_at = [Check(dense(tensor), holds, text) for tensor, holds, text in checks if tensor.numel()]
+    if looked_at:
+        device = looked_at[0].tensor.device
+        run_template(check_values, device, looked_at, error_words(device), name="check_values")
+
+
+def dense(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself where its elements lie side by side, in any order of the dimensions, else a copy."""
+    return tensor if torch.empty_like(tensor, device="meta").stride() == tensor.stride() else tensor.contiguous()
 
 
 @contextmanager

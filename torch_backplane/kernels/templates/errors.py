@@ -1,8 +1,9 @@
-"""How a kernel reports an index out of range or a division by zero: into four words of device memory, which the host
-reads later.
+"""How a kernel reports an index out of range, a division by zero or a value that an operator refuses: into four words
+of device memory, which the host reads later.
 
-The words are int32: a code (0: nothing has happened), the number of the operator, and of an index out of range the
-index and the size that it is out of. The kernel that finds the code 0 and swaps it writes the rest; later errors are
+The words are int32: a code (0: nothing has happened), the number of the operator, or of the text that says it all, and
+of an index out of range the index and the size that it is out of.
+The kernel that finds the code 0 and swaps it writes the rest; later errors are
 dropped. Whoever synchronizes with the device reads the words, raises `message` (as an IndexError where the code is
 INDEX_OUT_OF_RANGE, else as a RuntimeError), and writes zeros.
 """
@@ -12,16 +13,27 @@ from __future__ import annotations
 INDEX_OUT_OF_RANGE = 1  # csrc/device_errors.cpp knows it
 DIVISION_BY_ZERO = 2
 SOURCE_TOO_SHORT = 3
+REFUSED_VALUE = 4
 WORDS = 4
 
 _operators: list[str] = []
+_texts: list[str] = []
 
 
 def operator_number(name: str) -> int:
     """The number that stands for the operator `name` in this process."""
-    if name not in _operators:
-        _operators.append(name)
-    return _operators.index(name)
+    return _number_of(name, _operators)
+
+
+def text_number(text: str) -> int:
+    """The number that stands for the text of an error, REFUSED_VALUE, in this process."""
+    return _number_of(text, _texts)
+
+
+def _number_of(text: str, known: list[str]) -> int:
+    if text not in known:
+        known.append(text)
+    return known.index(text)
 
 
 def message(words: list[int]) -> str:
@@ -31,6 +43,8 @@ def message(words: list[int]) -> str:
         return f"ZeroDivisionError: {_operators[operator]}: an integer was divided by zero"
     if code == SOURCE_TOO_SHORT:
         return "Number of elements of source < number of ones in mask"
+    if code == REFUSED_VALUE:
+        return _texts[operator]
     if code != INDEX_OUT_OF_RANGE:
         raise ValueError(f"unknown error code {code} of a kernel")
     return f"{_operators[operator]}: index {index} is out of bounds for dimension with size {size}"

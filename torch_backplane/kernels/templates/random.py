@@ -20,6 +20,10 @@ from torch_backplane.kernels.dtypes import facts, value_dtype
 from torch_backplane.kernels.templates.source import Call, make_call, small_group
 from torch_backplane.kernels.templates.spelling import lane_count
 
+# Of integers, an element has one word for ranges up to this one: the remainder makes some of them likelier than others,
+# by the range's share of 2^32 at most.
+NARROW_RANGE = 2**20
+
 # How many words of the generator a call uses up: every element has a counter of its own within this.
 WORDS_PER_CALL = 4
 
@@ -41,27 +45,33 @@ FUNCTION void philox(words_lanes* words, const uint64 seed, const uint64 offset,
 }
 """
 
-# unit(draw): uniform in [0, 1); above_zero(draw): in (0, 1]. With the bits that the type can hold.
+# unit(draw): uniform in [0, 1), in steps of TO_ONE, the distance of the last one to 1; above_zero(draw): in (0, 1],
+# with the bits that the type can hold.
 _NARROW = """
+#define TO_ONE ((value_t)0x1p-24f)
 #define unit(draw) (TO_VALUE((draw) >> 8) * (value_t)0x1p-24f)
 #define above_zero(draw) ((TO_VALUE(draw) + (value_t)1) * (value_t)0x1p-32f)
 """
 _WIDE = """
+#define TO_ONE ((value_t)(1.0 / 9007199254740992.0))
 #define unit(draw) (TO_VALUE((draw) >> 11) * (value_t)(1.0 / 9007199254740992.0))
 #define above_zero(draw) (TO_VALUE(((draw) >> 11) + 1) * (value_t)(1.0 / 9007199254740992.0))
 """
 
 # x, what an element is, of its draw; input_here is what an input has for it. Those of _OF_PAIRS begin with an x.
 DISTRIBUTIONS: Mapping[str, str] = {
-    # Rounding may reach the upper end, which does not belong to it.
-    "uniform": "x = first + unit(draw) * (second - first); x = x >= LANES_OF(second) ? LANES_OF(first) : x;",
+    # Rounding, here and to the dtype in memory, may reach the upper end, which does not belong to it: from `third` on.
+    "uniform": "x = first + unit(draw) * (second - first); x = x >= LANES_OF(third) ? LANES_OF(first) : x;",
     "normal": "x = first + second * x;",
     "log_normal": "x = exp(first + second * x);",
-    "exponential": "x = -log(above_zero(draw)) / first;",
-    "cauchy": "x = first + second * tan((value_t)3.141592653589793 * (unit(draw) - (value_t)0.5));",
+    # Zero does not belong to it: the logarithm of a draw that was rounded to one is that of the number before, and what
+    # the rate makes smaller than `second` is that.
+    "exponential": "x = fmax(fmax(-log(above_zero(draw)), LANES_OF(TO_ONE)) / first, LANES_OF(second));",
+    # As far from either end, where it is infinite.
+    "cauchy": "x = first + second * tan((value_t)3.141592653589793 * (unit(draw) - (value_t)0.5 + TO_ONE / 2));",
     "geometric": "x = fmax(ceil(log(above_zero(draw)) / log1p(-first)), LANES_OF(1));",
-    "bernoulli": "x = unit(draw) < LANES_OF(first) ? LANES_OF(1) : LANES_OF(0);",
-    "bernoulli_each": "x = unit(draw) < chance_here ? LANES_OF(1) : LANES_OF(0);",
+    "bernoulli": "x = above_zero(draw) <= LANES_OF(first) ? LANES_OF(1) : LANES_OF(0);",
+    "bernoulli_each": "x = above_zero(draw) <= chance_here ? LANES_OF(1) : LANES_OF(0);",
 }
 # These are made in pairs, of two neighbours' draws, by Box and Muller.
 _OF_PAIRS = frozenset({"normal", "log_normal"})
@@ -80,18 +90,20 @@ def fill(
     first: Any = 0,
     second: Any = 0,
     chance: torch.Tensor | None = None,
+    third: Any = None,
 ) -> Call:
     """Fills `out` with numbers of a distribution of DISTRIBUTIONS.
 
     Args:
         seed, offset: of the generator, as int64; offset is a multiple of 4 that no other call has.
-        first, second: the distribution's parameters: from and to (uniform), mean and standard deviation, rate
-            (exponential), median and scale (cauchy), chance (geometric, bernoulli).
+        first, second, third: the distribution's parameters: from, to and the least number that is `to` in memory, by
+            itself `to` (uniform), mean and standard deviation, rate and the least result (exponential), median and
+            scale (cauchy), chance (geometric, bernoulli).
         chance: for bernoulli_each, a number for each element, contiguous.
     """
     value = value_dtype(out.dtype) if facts(out.dtype).kind == "float" else torch.float32
     inputs = {} if chance is None else {"chance": chance}
-    numbers = {"first": (value, first), "second": (value, second)}
+    numbers = {"first": (value, first), "second": (value, second), "third": (value, second if third is None else third)}
     element = DISTRIBUTIONS[distribution]
     return _call(distribution, dialect, {"out": (out, "x")}, inputs, element, value, numbers, seed, offset)
 
@@ -114,11 +126,11 @@ def dropout(
 
 
 def fill_integers(dialect: Dialect, out: torch.Tensor, base: int, count: int, seed: Any, offset: Any) -> Call:
-    """Fills `out` with integers from base to base + count - 1; count is at most 2^64."""
+    """Fills `out` with integers from base to base + count - 1; count is at most 2^64, which takes all of a draw."""
     numbers: dict[str, tuple[torch.dtype, Any]] = {"base": (torch.int64, base), "range": (torch.uint64, count % 2**64)}
     element = "x = TO_VALUE(TO_INT64((range == 0 ? TO_UINT64(draw) : TO_UINT64(draw) % range) + (uint64)base));"
     outputs, value = {"out": (out, "x")}, value_dtype(out.dtype)
-    return _call("integers", dialect, outputs, {}, element, value, numbers, seed, offset, wide=count > 2**32)
+    return _call("integers", dialect, outputs, {}, element, value, numbers, seed, offset, wide=count > NARROW_RANGE)
 
 
 def _call(

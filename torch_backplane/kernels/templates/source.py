@@ -105,7 +105,10 @@ def make_call(
         declared += dialect.buffer_parameters(tensor_name, tensor.dtype, tensor_name in outputs)
         pointers += dialect.buffer_pointer(tensor_name, tensor.dtype, tensor_name in outputs)
     declared += [f"const index_t {integer}" for integer in integers]
-    declared += [f"const {dialect.type(dtype)} {number}" for number, (dtype, _) in numbers.items()]
+    # A bool arrives as a byte that is 0 or 1.
+    for number, (dtype, _) in numbers.items():
+        kind = dialect.storage_type(dtype) if dtype == torch.bool else dialect.type(dtype)
+        declared.append(f"const {kind} {number}")
 
     lanes = re.search(r"\bLANES\b|\bvalue_t_lanes\b|\b(load|store)_\w+_lanes\b", body)
     parts = [

@@ -1,0 +1,85 @@
+"""Numbers become the tensor's dtype as in PyTorch: a sample of `conformance --numbers`, and what it has found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from agreement import DEVICE, agrees
+from torch import Tensor
+
+from torch_backplane.conformance.numbers import compare, compare_conversions, overloads
+
+FRACTIONS = [0.5, 1e-50, -0.0, 0.0, math.nan, 1e39, -2, 256, 2**63 - 1, True, 3.5]
+
+# Of a tensor of bools, an index and a number.
+WRITES: dict[str, Callable[[Tensor, Tensor, Any], Tensor]] = {
+    "fill_": lambda x, i, number: x.fill_(number),
+    "full_like": lambda x, i, number: torch.full_like(x, number),
+    "masked_fill": lambda x, i, number: x.masked_fill(~x, number),
+    "index_fill": lambda x, i, number: x.index_fill(0, i, number),
+    "index_fill_": lambda x, i, number: x.index_fill_(0, i, number),
+    "scatter": lambda x, i, number: x.scatter(0, i, number),
+    "scatter_": lambda x, i, number: x.scatter_(0, i, number),
+    "index": lambda x, i, number: x.index_put_((i,), torch.tensor(number != 0)),
+    "a number in a CPU tensor": lambda x, i, number: x.index_fill_(0, i, torch.tensor(number != 0)),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_fractions_are_true(name: str) -> None:
+    given, index = torch.tensor([False, True, False, True, False]), torch.tensor([0, 3])
+    for number in FRACTIONS:
+        expected = WRITES[name](given.clone(), index, number)
+        found = WRITES[name](given.to(DEVICE), index.to(DEVICE), number)
+        assert torch.equal(found.cpu(), expected), number
+
+
+def test_a_factor_of_bools_is_one() -> None:
+    a, b = torch.tensor([True, True, False, False]), torch.tensor([True, False, True, False])
+    for alpha in (1, -1, 2, 0, True, False):
+        agrees(lambda a, b, alpha=alpha: torch.add(a, b, alpha=alpha), a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int8])
+def test_index_add_makes_its_factor_an_integer(dtype: torch.dtype) -> None:
+    for alpha in (2.7, -2.7, 0.5, 3, True):
+        x, index = torch.tensor([1, 2, 3], dtype=dtype), torch.tensor([2, 0])
+        agrees(lambda x, i, alpha=alpha: x.index_add(0, i, x[:2], alpha=alpha), x, index)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_linspace_rounds_each_step(dtype: torch.dtype) -> None:
+    for start, end, steps in [(0.1, 3.3, 50), (-5, 1000, 777), (3, 3, 4), (2, 9, 1), (2, 9, 2), (2, 9, 0)]:
+        expected = torch.linspace(start, end, steps, dtype=dtype)
+        for _ in range(2):
+            assert torch.equal(torch.linspace(start, end, steps, dtype=dtype, device=DEVICE).cpu(), expected)
+        out = torch.empty(2 * steps, dtype=dtype, device=DEVICE)[::2]
+        assert torch.equal(torch.linspace(start, end, steps, out=out).cpu(), expected)
+
+
+def test_add_relu_refuses_a_factor_beyond_the_dtype() -> None:
+    x = torch.ones(3, dtype=torch.int16, device=DEVICE)
+    for _ in range(2):
+        torch.ops.aten._add_relu.Scalar(x, 1, 2)
+        with pytest.raises(RuntimeError, match="value cannot be converted to type int16_t without overflow"):
+            torch.ops.aten._add_relu.Scalar(x, 1, 40_000)
+
+
+def test_conversions_of_tensors() -> None:
+    outcome = compare_conversions(DEVICE, (torch.float32, torch.bool, torch.uint8, torch.int16, torch.float16))
+    assert outcome.calls > 500
+    assert not outcome.findings
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["fill.Scalar", "index_fill.int_Scalar", "scatter.value"])
+def test_a_sample_of_the_sweep(name: str) -> None:
+    (overload,) = (one for one in overloads() if one.name() == f"aten::{name}")
+    outcome = compare(overload, DEVICE, (torch.bool, torch.int16))
+    assert outcome.has_sample
+    assert outcome.calls >= 70
+    assert not [one for one in outcome.findings if one.kind != "words"]

@@ -1,0 +1,79 @@
+"""A look at values in memory that an operator takes only within bounds: others are reported as `errors` says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from torch_backplane.kernels.dialects.base import Dialect
+from torch_backplane.kernels.dtypes import value_dtype
+from torch_backplane.kernels.templates import errors as error_words
+from torch_backplane.kernels.templates.source import Call, make_call, small_group
+
+# Elements that a work item looks at. It says what it found once, behind a loop without branches.
+_CHUNK = 1024
+_CPU_GROUP = 4
+
+UNIT_INTERVAL = "x >= (value_t)0 && x <= (value_t)1"
+NOT_NEGATIVE = "x >= (value_t)0"
+
+
+class Check(NamedTuple):
+    """What has to hold for every element `x` of a tensor, which is dense, in any order; C that also takes vectors."""
+
+    tensor: torch.Tensor
+    holds: str
+    text: str
+
+
+def check_values(dialect: Dialect, checks: Sequence[Check], errors: torch.Tensor) -> Call:
+    """Reports the text of a check that does not hold; of several ones in one place the first.
+
+    Args:
+        checks: of floating-point tensors.
+        errors: the device's four int32 words.
+    """
+    inputs = {f"values{i}": check.tensor for i, check in enumerate(checks)}
+    most = max(tensor.numel() for tensor in inputs.values())
+    items = -(-most // _CHUNK)
+    dtypes = {value_dtype(tensor.dtype) for tensor in inputs.values()}
+    return make_call(
+        "check_values",
+        dialect,
+        outputs={"errors": errors},
+        inputs=inputs,
+        integers={f"count{i}": tensor.numel() for i, tensor in enumerate(inputs.values())},
+        numbers={f"text{i}": (torch.int32, error_words.text_number(check.text)) for i, check in enumerate(checks)},
+        value=torch.float64 if torch.float64 in dtypes else torch.float32,
+        body="".join(_look(dialect, i, check.holds) for i, check in enumerate(checks)),
+        items=items,
+        group_size=small_group(dialect, _CPU_GROUP),
+    )
+
+
+def _look(dialect: Dialect, number: int, holds: str) -> str:
+    # A CPU's item has neighbours, a GPU's every `items`th.
+    if dialect.processor == "cpu":
+        first, step = f"item * {_CHUNK}", "1"
+        end = f"(count{number} - first < {_CHUNK} ? count{number} : first + {_CHUNK})"
+    else:
+        first, step, end = "item", "items", f"count{number}"
+    return f"""
+  {{
+    const index_t first = {first};
+    const index_t end = {end};
+    index_t at = first;
+    value_t_lanes found = LANES_OF((value_t)0);
+    if (LANES > 1) for (; at + LANES <= end; at += LANES) {{
+      const value_t_lanes x = load_values{number}_lanes(at);
+      found = ({holds}) ? found : LANES_OF((value_t)1);
+    }}
+    value_t any_found = lanes_max(found);
+    for (; at < end; at += {step}) {{
+      const value_t x = load_values{number}(at);
+      any_found = ({holds}) ? any_found : (value_t)1;
+    }}
+    if (any_found > 0 && atomic_swap(errors, 0u, {error_words.REFUSED_VALUE}u) == 0u) errors[1] = text{number};
+  }}"""
