@@ -349,7 +349,7 @@ assert torch.bp.current_stream(0).query()
 """)
 
 
-@pytest.mark.parametrize("function", ["enqueue_copy", "finish"])
+@pytest.mark.parametrize("function", ["enqueue_copy", "enqueue_marker"])
 def test_an_index_error_outlives_a_failure_of_the_device(on_opencl: Callable[..., str], function: str) -> None:
     on_opencl(f"""
 held.index_select(0, torch.tensor([5000], device="bp:0"))

@@ -168,7 +168,7 @@ if (child := os.fork()) == 0:
         try:
             result = torch.ones(3, device="bp").sum().item()
         except RuntimeError as error:
-            result = str(error)[:47]
+            result = str(error)
         print(count, refused, result, flush=True)
     finally:
         os._exit(0)
@@ -189,7 +189,7 @@ def test_a_child_may_not_use_devices_of_a_driver_that_its_parent_has_asked(run_p
         TORCH_BACKPLANE_FALLBACK="silent",
     )  # fmt: skip
     first, second = done.stdout.splitlines()
-    assert first == "0 True Cannot re-initialize bp in forked subprocess. To", done.stderr
+    assert first.startswith("0 True Cannot re-initialize bp in forked subprocess. "), done.stderr
     assert second == "3.0 True"
 
 
