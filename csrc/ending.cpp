@@ -43,7 +43,7 @@ void pass_through_all_devices() {
   const NodePointer start = compat::make_node<NodePointer, Passing>(seed);
   start->set_next_edges(std::move(edges));
   torch::autograd::Engine::get_default_engine().execute(
-      {Edge(start, 0)}, {seed}, /*keep_graph=*/false, /*create_graph=*/false, /*accumulate_grad=*/false);
+      {Edge(start, 0)}, {seed}, /*keep_graph=*/false, /*create_graph=*/false, /*accumulate_grad=*/true);
 }
 
 std::atomic<int> running{0}; // host functions

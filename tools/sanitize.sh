@@ -28,10 +28,11 @@ find "$site/torch_backplane" -type l -delete
   ln -sf "$PWD/torch_backplane/$file" "$site/torch_backplane/$file"
 done
 
-# detect_leaks: Python leaves what it has at the end. handle_segv: PoCL's compiler has handlers of its own.
+# detect_leaks: Python leaves what it has at the end. report_mutex_bugs: at the end of the process PyTorch's dispatcher is seen
+# to give up a lock that it was not seen to take; races and the order of locks are reported all the same.
 export ASAN_OPTIONS=detect_leaks=0:halt_on_error=1:allocator_may_return_null=1:suppressions=$PWD/tools/sanitize-address.txt
 export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
-export TSAN_OPTIONS=halt_on_error=0:exitcode=66:report_signal_unsafe=0:second_deadlock_stack=1:suppressions=$PWD/tools/sanitize-thread.txt
+export TSAN_OPTIONS=halt_on_error=0:exitcode=66:report_signal_unsafe=0:report_mutex_bugs=0:second_deadlock_stack=1:suppressions=$PWD/tools/sanitize-thread.txt
 export PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH} PYTHONMALLOC=malloc
 
 if [ $# -eq 0 ]; then

@@ -12,7 +12,6 @@ Others may still compute afterwards: from then on the empty passes follow each p
 from __future__ import annotations
 
 import atexit
-import contextlib
 from typing import Any
 
 import torch
@@ -34,12 +33,7 @@ class _EngineAtTheEnd:
             return self._engine.run_backward(*args, **kwargs)
         finally:
             if torch._C._current_graph_task_id() == -1:  # else a pass inside a pass, whose thread is not free yet
-                _finish_passes()
-
-
-def _finish_passes() -> None:
-    with contextlib.suppress(RuntimeError):  # of a device that fails: there is nobody left to be told
-        _C.finish_autograd_threads()
+                _C.finish_autograd_threads()
 
 
 def _end() -> None:
@@ -47,7 +41,7 @@ def _end() -> None:
         return  # the threads are the parent's
     variable: Any = torch.autograd.Variable
     variable._execution_engine = _EngineAtTheEnd(variable._execution_engine)
-    _finish_passes()
+    _C.finish_autograd_threads()
     _C.finish_host_calls_at_exit()
 
 
