@@ -13,6 +13,7 @@ export MAX_JOBS ?= $(shell nproc)
 DRIVER ?=
 STEPS ?=
 DRAWS ?= 10000000
+RUNS ?= 200
 ARGS ?=
 WORKERS ?= $(shell nproc | awk '{ print ($$1 < 8 ? $$1 : 8) }')
 
@@ -25,16 +26,18 @@ driver_option := $(if $(DRIVER),--driver $(DRIVER))
 torch_request := $(if $(filter file,$(origin TORCH)),any supported release,$(TORCH))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-digits test test-plans test-random test-intel test-rusticl test-oclgrind lint bench conformance ops clean FORCE
+.PHONY: help setup demo demo-digits test test-plans test-exit test-random test-intel test-rusticl test-oclgrind fuzz \
+	asan tsan lint bench conformance ops clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z -]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
-	@echo "  DRIVER=name   use only this driver (demo, demo-digits, bench)"
+	@echo "  DRIVER=name   use only this driver (demo, demo-digits, test-exit, bench)"
 	@echo "  STEPS=n       training steps (demo)"
 	@echo "  DRAWS=n       random numbers of each kind (test-random)"
 	@echo "  WORKERS=n     test files that run side by side (test, test-plans; default: as many as cores, up to 8)"
-	@echo "  ARGS=…        further options, passed on as they are (demo, demo-digits, test, test-plans, conformance, ops)"
+	@echo "  RUNS=n        of each way to end a program (test-exit)"
+	@echo "  ARGS=…        further options, passed on as they are (demo, demo-digits, test…, asan, tsan, conformance, ops)"
 	@echo "  TORCH=…       the torch to install, as pip names it (default $(TORCH))"
 	@echo "  PYTHON=…      the Python to make .venv with (default $(PYTHON))"
 
@@ -67,6 +70,15 @@ test-oclgrind: $(ready) ## run one small kernel of each kind on a simulator that
 
 test-random: $(ready) ## test every distribution with DRAWS draws for each dtype, 10 million by default (some minutes)
 	DRAWS=$(DRAWS) $(python) -m pytest -q --timeout 1800 tests/opencl/test_distributions.py $(ARGS)
+
+test-exit: $(ready) ## end programs in every way, RUNS times each, on a busy machine (hours on 2 cores)
+	$(python) tests/exit_ways.py --runs $(RUNS) $(driver_option) $(ARGS)
+
+asan: $(ready) ## allocator, stream, plan and thread tests, with the socket under AddressSanitizer and UBSan (builds for long)
+	tools/sanitize.sh address $(python) $(ARGS)
+
+tsan: $(ready) ## the same under ThreadSanitizer
+	tools/sanitize.sh thread $(python) $(ARGS)
 
 lint: $(ready) ## ruff and mypy
 	$(python) -m ruff check .

@@ -61,7 +61,7 @@ void delete_allocation(void* pointer) {
   try {
     raw_free(pointer);
   } catch (const std::exception& error) {
-    TORCH_WARN("bp memory could not be freed: ", error.what()); // a destructor calls: there is nobody to catch it
+    TORCH_WARN("bp memory was freed, and meanwhile: ", error.what()); // a destructor calls: nobody could catch it
   }
 }
 

@@ -172,18 +172,22 @@ Block* DeviceCachingAllocator::find_free(const Request& request, bool count) {
 Block* DeviceCachingAllocator::find_or_obtain(Lock& lock, Request& request) {
   // A private pool must outlive this request, which gives up the lock.
   struct Guard {
-    explicit Guard(PrivatePool* pool) : pool(pool) {
+    Guard(Lock& lock, PrivatePool* pool) : lock(lock), pool(pool) {
       if (pool != nullptr) {
         ++pool->allocating;
       }
     }
     ~Guard() {
       if (pool != nullptr) {
+        if (!lock.owns_lock()) {
+          lock.lock(); // out_of_memory has given it up for good
+        }
         --pool->allocating;
       }
     }
+    Lock& lock;
     PrivatePool* pool;
-  } guard(request.pool->owner);
+  } guard(lock, request.pool->owner);
 
   if (request.uncached) {
     Block* block = obtain_segment(lock, request, /*retry=*/false);

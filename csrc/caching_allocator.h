@@ -20,6 +20,7 @@
 #include <c10/core/CachingDeviceAllocator.h>
 
 #include <deque>
+#include <exception>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -147,6 +148,7 @@ class DeviceCachingAllocator {
     Event* event;
     Block* block;
     uint64_t number;
+    bool without_event; // it waits until the stream has nothing to do
   };
 
   // Calls the device with the lock released.
@@ -201,6 +203,7 @@ class DeviceCachingAllocator {
   Block* find_room(const Request& request) const;
   Segment* reserve_segment(Lock& lock, const Request& request);
   void unmap_free_pages(Lock& lock, const std::function<bool(const BlockPool&)>& selected, const Context& context);
+  void unmap(char* page, size_t bytes, std::exception_ptr& failure);
   Segment* return_unmapped(Block* block, const Context& context);
 
   const c10::DeviceIndex index_;
@@ -214,6 +217,7 @@ class DeviceCachingAllocator {
 
   std::vector<Segment*> segments_;
   std::vector<Segment*> spare_segments_;
+  std::vector<Segment*> unreturned_; // detached, and not given back yet: see give_back
   std::vector<Block*> spare_blocks_;
   uint32_t priority_ = 1;
 

@@ -44,7 +44,13 @@ Segment* DeviceCachingAllocator::reserve_segment(Lock& lock, const Request& requ
   if (address == nullptr) {
     return nullptr;
   }
-  Segment* segment = new_segment(request, static_cast<char*>(address), size, page);
+  Segment* segment = nullptr;
+  try {
+    segment = new_segment(request, static_cast<char*>(address), size, page);
+  } catch (const std::exception&) {
+    outside(lock, [&] { device_.unreserve(address, size); });
+    throw;
+  }
   segment->first->mapped = false;
   request.pool->unmapped.insert(segment->first);
   return segment;
@@ -94,20 +100,29 @@ Block* DeviceCachingAllocator::expand(Lock& lock, Request& request) {
   }
 
   reserved_ += added;
+  std::exception_ptr failure;
   bool mapped = outside(lock, [&] {
     std::vector<char*> pages;
-    for (Block* block : to_map) {
-      for (size_t offset = 0; offset < block->size; offset += segment->page) {
-        if (!device_.map(block->address + offset, segment->page)) {
-          for (char* page : pages) {
-            device_.unmap(page, segment->page);
+    try {
+      bool enough = true;
+      for (Block* block : to_map) {
+        for (size_t offset = 0; enough && offset < block->size; offset += segment->page) {
+          enough = device_.map(block->address + offset, segment->page);
+          if (enough) {
+            pages.push_back(block->address + offset);
           }
-          return false;
         }
-        pages.push_back(block->address + offset);
       }
+      if (enough) {
+        return true;
+      }
+    } catch (const std::exception&) {
+      failure = std::current_exception();
     }
-    return true;
+    for (char* page : pages) {
+      unmap(page, segment->page, failure);
+    }
+    return false;
   });
 
   int64_t merged = 0;
@@ -124,6 +139,9 @@ Block* DeviceCachingAllocator::expand(Lock& lock, Request& request) {
       }
     }
     give_back(lock, unused);
+    if (failure != nullptr) {
+      std::rethrow_exception(failure);
+    }
     return nullptr;
   }
   for (Block* block : to_map) {
@@ -145,6 +163,15 @@ Block* DeviceCachingAllocator::expand(Lock& lock, Request& request) {
   }
   whole = merge_if_free(whole, whole->previous, &merged);
   return merge_if_free(whole, whole->next, &merged);
+}
+
+// Keeps the first failure. A page that the device fails to unmap is counted as unmapped: nobody can use it.
+void DeviceCachingAllocator::unmap(char* page, size_t bytes, std::exception_ptr& failure) {
+  try {
+    device_.unmap(page, bytes);
+  } catch (const std::exception&) {
+    failure = failure == nullptr ? std::current_exception() : failure;
+  }
 }
 
 // Puts a block without memory back. Returns its segment if that has no memory at all any more and so has to go.
@@ -210,10 +237,11 @@ void DeviceCachingAllocator::unmap_free_pages(
   if (to_unmap.empty()) {
     return;
   }
+  std::exception_ptr failure;
   outside(lock, [&] {
     for (Block* block : to_unmap) {
       for (size_t offset = 0; offset < block->size; offset += block->segment->page) {
-        device_.unmap(block->address + offset, block->segment->page);
+        unmap(block->address + offset, block->segment->page, failure);
       }
     }
   });
@@ -237,6 +265,9 @@ void DeviceCachingAllocator::unmap_free_pages(
     }
   }
   give_back(lock, unused);
+  if (failure != nullptr) {
+    std::rethrow_exception(failure);
+  }
 }
 
 } // namespace backplane

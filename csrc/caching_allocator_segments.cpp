@@ -3,6 +3,7 @@
 
 #include "allocator_config.h"
 #include "compat.h"
+#include "driver_call.h"
 #include "segment_map.h"
 
 #include <c10/util/Exception.h>
@@ -27,6 +28,7 @@ void DeviceCachingAllocator::decrease_reserved(const BlockPool& pool, size_t amo
 Block* DeviceCachingAllocator::obtain_segment(Lock& lock, Request& request, bool retry) {
   stats_.num_alloc_retries += retry;
   size_t size = request.segment_size;
+  give_back(lock, {}); // what was put off
   if (fraction_.has_value() && reserved_ + size > allowed()) {
     return nullptr;
   }
@@ -41,9 +43,16 @@ Block* DeviceCachingAllocator::obtain_segment(Lock& lock, Request& request, bool
   }
   reserved_ += size; // other threads must not pass the limit meanwhile
   void* address = nullptr;
+  Segment* segment = nullptr;
   try {
     address = outside(lock, [&] { return device_.allocate(size); });
+    if (address != nullptr) {
+      segment = new_segment(request, static_cast<char*>(address), size, /*page=*/0);
+    }
   } catch (...) {
+    if (address != nullptr) {
+      outside(lock, [&] { device_.free(address, size); });
+    }
     reserved_ -= size;
     throw;
   }
@@ -51,7 +60,6 @@ Block* DeviceCachingAllocator::obtain_segment(Lock& lock, Request& request, bool
     reserved_ -= size;
     return nullptr;
   }
-  Segment* segment = new_segment(request, static_cast<char*>(address), size, /*page=*/0);
   increase(stats_.segment, *segment->pool, 1);
   increase_reserved(*segment->pool, size);
   if (size >= allocator_settings().max_split_size) {
@@ -63,7 +71,12 @@ Block* DeviceCachingAllocator::obtain_segment(Lock& lock, Request& request, bool
   return segment->first;
 }
 
+// Changes nothing if it throws.
 Segment* DeviceCachingAllocator::new_segment(const Request& request, char* address, size_t size, size_t page) {
+  const int slot_shift = request.pool->small ? 9 : 20;
+  decltype(Segment::slots) slots(
+      static_cast<Block**>(std::calloc((size >> slot_shift) + 1, sizeof(Block*))), &std::free);
+  TORCH_CHECK(slots != nullptr, "no host memory for the block table of a segment of ", size, " bytes");
   Segment* segment;
   if (spare_segments_.empty()) {
     segment = new Segment;
@@ -79,15 +92,23 @@ Segment* DeviceCachingAllocator::new_segment(const Request& request, char* addre
   segment->page = page;
   segment->uncached = request.uncached;
   segment->context = request.context;
-  segment->slot_shift = request.pool->small ? 9 : 20;
-  segment->slots.reset(static_cast<Block**>(std::calloc((size >> segment->slot_shift) + 1, sizeof(Block*))));
-  TORCH_CHECK(segment->slots != nullptr, "no host memory for the block table of a segment of ", size, " bytes");
+  segment->slot_shift = slot_shift;
+  segment->slots = std::move(slots);
   segment->allocator = this;
+  try {
+    segment_map().add(segment, address, size);
+  } catch (const std::exception&) {
+    segment->allocator = nullptr;
+    segment->context = nullptr;
+    segment->slots.reset();
+    recycle(segment->first);
+    spare_segments_.push_back(segment);
+    throw;
+  }
   segments_.push_back(segment);
   if (request.pool->owner != nullptr) {
     request.pool->owner->segments += 1;
   }
-  segment_map().add(segment, address, size);
   return segment;
 }
 
@@ -123,16 +144,25 @@ Segment* DeviceCachingAllocator::detach(Segment* segment, const Context& context
   return segment;
 }
 
-void DeviceCachingAllocator::give_back(Lock& lock, const std::vector<Segment*>& segments) {
-  if (segments.empty()) {
+// Gives detached segments to the device, these and what was put off before; inside a call of a driver later. What the
+// device fails to take back is counted as given back, since nobody can use it; the first failure is thrown.
+void DeviceCachingAllocator::give_back(Lock& lock, const std::vector<Segment*>& more) {
+  unreturned_.insert(unreturned_.end(), more.begin(), more.end());
+  if (unreturned_.empty() || inside_driver_call()) {
     return;
   }
+  const std::vector<Segment*> segments = std::exchange(unreturned_, {});
+  std::exception_ptr failure;
   outside(lock, [&] {
     for (Segment* segment : segments) {
-      if (segment->is_expandable()) {
-        device_.unreserve(segment->begin(), segment->bytes());
-      } else {
-        device_.free(segment->begin(), segment->bytes());
+      try {
+        if (segment->is_expandable()) {
+          device_.unreserve(segment->begin(), segment->bytes());
+        } else {
+          device_.free(segment->begin(), segment->bytes());
+        }
+      } catch (const std::exception&) {
+        failure = failure == nullptr ? std::current_exception() : failure;
       }
     }
   });
@@ -142,6 +172,9 @@ void DeviceCachingAllocator::give_back(Lock& lock, const std::vector<Segment*>& 
     }
     segment->slots.reset();
     spare_segments_.push_back(segment);
+  }
+  if (failure != nullptr) {
+    std::rethrow_exception(failure);
   }
 }
 

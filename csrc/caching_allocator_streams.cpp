@@ -1,12 +1,34 @@
 // Blocks that several streams use: they become free when every stream has passed the point of the free.
 #include "caching_allocator.h"
 
+#include "driver_call.h"
+
 #include <Python.h>
 #include <c10/util/Exception.h>
 
 namespace backplane {
 
-// Called with the lock held; gives it up while events are recorded.
+namespace {
+
+// Asks `of_stream`, a function that asks the stream's device; a lost device is past everything.
+template <typename Function>
+bool stream_or_lost(c10::Stream stream, const Function& of_stream) {
+  const Device& owner = device(stream.device_index());
+  try {
+    return owner.is_lost() || of_stream();
+  } catch (const std::exception&) {
+    if (!owner.is_lost()) {
+      throw;
+    }
+    return true;
+  }
+}
+
+} // namespace
+
+// Called with the lock held; gives it up while events are recorded. Where a stream has no event, because recording it
+// failed or because a call of a driver is under way in this thread (kept off its locks, see driver_call.h), the block
+// waits for the stream itself.
 void DeviceCachingAllocator::free_after_streams(Lock& lock, Block* block, const Context& context) {
   std::vector<c10::Stream> streams = std::move(block->stream_uses);
   block->stream_uses.clear();
@@ -14,15 +36,29 @@ void DeviceCachingAllocator::free_after_streams(Lock& lock, Block* block, const 
   if (device_.needs_gil() && !Py_IsInitialized()) {
     return; // the process is ending: nothing will ask for this block again
   }
+  std::exception_ptr failure;
   for (c10::Stream stream : streams) {
-    Event* event = nullptr;
-    auto& spare = spare_events_[stream.device_index()];
-    if (!spare.empty()) {
-      event = spare.back();
-      spare.pop_back();
+    PendingFree pending{nullptr, block, ++pending_number_, /*without_event=*/inside_driver_call()};
+    if (!pending.without_event) {
+      auto& spare = spare_events_[stream.device_index()];
+      if (!spare.empty()) {
+        pending.event = spare.back();
+        spare.pop_back();
+      }
+      try {
+        pending.event = outside(lock, [&] { return record_event_unless_lost(pending.event, stream); });
+      } catch (const std::exception&) {
+        failure = std::current_exception();
+        if (pending.event != nullptr) {
+          spare_events_[stream.device_index()].push_back(std::exchange(pending.event, nullptr));
+        }
+        pending.without_event = true;
+      }
     }
-    event = outside(lock, [&] { return record_event_unless_lost(event, stream); });
-    pending_[{stream.device_index(), stream.id()}].push_back({event, block, ++pending_number_});
+    pending_[{stream.device_index(), stream.id()}].push_back(pending);
+  }
+  if (failure != nullptr) {
+    std::rethrow_exception(failure);
   }
 }
 
@@ -40,7 +76,10 @@ void DeviceCachingAllocator::process_events(Lock& lock, const Context& context) 
         break;
       }
       PendingFree front = queue->second.front();
-      if (!outside(lock, [&] { return is_past(front.event); })) {
+      const bool past = outside(lock, [&] {
+        return front.without_event ? stream_or_lost(stream, [&] { return query_stream(stream); }) : is_past(front.event);
+      });
+      if (!past) {
         break;
       }
       complete(lock, stream, front.number, context);
@@ -53,8 +92,19 @@ void DeviceCachingAllocator::synchronize_events(Lock& lock, const Context& conte
   while (!pending_.empty()) {
     auto [device, id] = pending_.begin()->first;
     PendingFree front = pending_.begin()->second.front();
-    outside(lock, [&] { wait_until_past(front.event); });
-    complete(lock, c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kPrivateUse1, device), id), front.number, context);
+    c10::Stream stream(c10::Stream::UNSAFE, c10::Device(c10::kPrivateUse1, device), id);
+    outside(lock, [&] {
+      if (!front.without_event) {
+        wait_until_past(front.event);
+        return;
+      }
+      stream_or_lost(stream, [&] {
+        // Not synchronize_stream, which throws what kernels have reported to those who wait for their results.
+        backplane::device(stream.device_index()).synchronize_stream(stream_handle(stream));
+        return true;
+      });
+    });
+    complete(lock, stream, front.number, context);
   }
 }
 

@@ -2,8 +2,11 @@
 #pragma once
 
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/util/intrusive_ptr.h>
 
 #include <cstddef>
+#include <memory>
+#include <utility>
 
 #if __has_include(<ATen/core/Dimname.h>)
 #include <ATen/core/Dimname.h>
@@ -41,6 +44,16 @@ int64_t num_oom_rejections(const Stats& stats) {
     return stats.num_oom_rejections;
   } else {
     return 0;
+  }
+}
+
+// Nodes of the autograd graph are held by intrusive_ptr since torch 2.13, by shared_ptr before. `Pointer` is what holds one.
+template <typename Pointer, typename Node, typename... Arguments>
+Pointer make_node(Arguments&&... arguments) {
+  if constexpr (requires { typename Pointer::weak_type; }) {
+    return std::make_shared<Node>(std::forward<Arguments>(arguments)...);
+  } else {
+    return c10::make_intrusive<Node>(std::forward<Arguments>(arguments)...);
   }
 }
 

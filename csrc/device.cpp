@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <vector>
@@ -91,8 +92,14 @@ Table& table() {
 
 thread_local c10::DeviceIndex current = 0;
 
+// Devices that have not been used can be used after a fork, in either process, if they are the socket's own. Looking
+// for a Python driver's is using its library, which may have threads by then: a fork leaves them behind.
 void mark_forked() {
-  if (table().ready.load()) {
+  const Table& known = table();
+  const auto is_used = [&](const std::unique_ptr<Device>& device) {
+    return device->needs_gil() || known.initialized.load();
+  };
+  if (known.ready.load() && std::any_of(known.devices.begin(), known.devices.end(), is_used)) {
     table().forked.store(true);
   }
 }

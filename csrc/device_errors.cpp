@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <memory>
 #include <mutex>
 
 #include "device.h"
@@ -34,26 +35,27 @@ void update(Watched& device_words) { // under the lock
       !device_words.streams.empty() || !device_words.reported.empty(), std::memory_order_release);
 }
 
-// Reads the words behind what the stream has to do, and throws what they say.
-void check(Watched& device_words, c10::Stream stream) {
-  const at::Tensor& words = *device_words.words;
+// The words behind what the stream has to do, which are cleared; empty if nothing was written down. It throws only what
+// the device fails with.
+std::vector<int32_t> take_words(const at::Tensor& words, c10::Stream stream) {
   Device& owner = device(stream.device_index());
   const StreamHandle handle = stream_handle(stream);
-  std::vector<int32_t> found(static_cast<size_t>(words.numel()));
+  auto found = std::make_unique<std::vector<int32_t>>(static_cast<size_t>(words.numel()));
   void* memory = words.mutable_data_ptr();
   const size_t bytes = words.nbytes();
-  {
-    DeviceCall call(owner);
-    owner.copy(found.data(), memory, bytes, CopyKind::DeviceToHost, handle);
+  DeviceCall call(owner);
+  try {
+    owner.copy(found->data(), memory, bytes, CopyKind::DeviceToHost, handle);
     owner.synchronize_stream(handle);
-    if (found[0] == 0) {
-      return;
-    }
-    owner.fill(memory, 0, bytes, handle);
+  } catch (const std::exception&) {
+    static_cast<void>(found.release()); // the device may still write there
+    throw;
   }
-  const std::string text = device_words.text(found);
-  TORCH_CHECK_INDEX(found[0] != kIndexOutOfRange, text);
-  TORCH_CHECK(false, text);
+  if (found->at(0) == 0) {
+    return {};
+  }
+  owner.fill(memory, 0, bytes, handle);
+  return std::move(*found);
 }
 
 } // namespace
@@ -91,27 +93,37 @@ namespace {
 
 // Takes what is known of one stream, or of all (nullopt), and throws it. `checked_on`: where the words are read.
 void throw_errors(Watched& device_words, std::optional<c10::StreamId> only, c10::Stream checked_on) {
-  bool launched = false;
-  std::string text;
+  std::vector<c10::StreamId> launched;
+  std::vector<std::pair<c10::StreamId, std::string>> reported;
   {
     std::lock_guard<std::mutex> guard(device_words.lock);
     const auto concerns = [&](c10::StreamId id) { return !only.has_value() || *only == id; };
-    launched = std::erase_if(device_words.streams, concerns) > 0;
+    std::erase_if(device_words.streams, [&](c10::StreamId id) {
+      return concerns(id) && (launched.push_back(id), true);
+    });
     std::erase_if(device_words.reported, [&](auto& one) {
-      if (!concerns(one.first)) {
-        return false;
-      }
-      if (text.empty()) {
-        text = std::move(one.second); // the first: what follows it may be its consequence
-      }
-      return true;
+      return concerns(one.first) && (reported.push_back(std::move(one)), true);
     });
     update(device_words);
   }
-  if (launched) {
-    check(device_words, checked_on);
+  std::vector<int32_t> found;
+  try {
+    if (!launched.empty()) {
+      found = take_words(*device_words.words, checked_on);
+    }
+  } catch (const std::exception&) { // nobody has been told yet
+    std::lock_guard<std::mutex> guard(device_words.lock);
+    device_words.streams.insert(device_words.streams.end(), launched.begin(), launched.end());
+    device_words.reported.insert(device_words.reported.begin(), reported.begin(), reported.end());
+    update(device_words);
+    throw;
   }
-  TORCH_CHECK(text.empty(), text);
+  if (!found.empty()) {
+    const std::string text = device_words.text(found);
+    TORCH_CHECK_INDEX(found[0] != kIndexOutOfRange, text);
+    TORCH_CHECK(false, text);
+  }
+  TORCH_CHECK(reported.empty(), reported.front().second); // the first: what follows may be its consequence
 }
 
 } // namespace

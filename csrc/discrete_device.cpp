@@ -33,7 +33,12 @@ class DiscreteDevice final : public Device {
   // --- memory
   void* allocate(size_t bytes) override {
     void* memory = inner_->allocate(bytes);
-    return memory == nullptr ? nullptr : shadow(memory, bytes);
+    try {
+      return memory == nullptr ? nullptr : shadow(memory, bytes);
+    } catch (const std::exception&) {
+      inner_->free(memory, bytes);
+      throw;
+    }
   }
 
   void free(void* address, size_t bytes) override {
@@ -49,7 +54,13 @@ class DiscreteDevice final : public Device {
   }
 
   void* reserve(size_t bytes) override {
-    return shadow(inner_->reserve(bytes), bytes);
+    void* memory = inner_->reserve(bytes);
+    try {
+      return shadow(memory, bytes);
+    } catch (const std::exception&) {
+      inner_->unreserve(memory, bytes);
+      throw;
+    }
   }
 
   void unreserve(void* address, size_t bytes) override {

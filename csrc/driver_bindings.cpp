@@ -8,6 +8,7 @@
 #include "device.h"
 #include "discovery.h"
 #include "discrete_device.h"
+#include "ending.h"
 #include "host_device.h"
 #include "python_device.h"
 #include "stream.h"
@@ -33,7 +34,7 @@ void destroy_kernel(c10::DeviceIndex index, uintptr_t kernel) {
 
 void launch_kernel(
     c10::DeviceIndex index, uintptr_t kernel, const std::array<size_t, 3>& items, const std::array<size_t, 3>& group,
-    const std::vector<py::object>& arguments, std::optional<c10::StreamId> stream_id, int64_t times) {
+    const std::vector<py::object>& arguments, std::optional<c10::StreamId> stream_id, int64_t times, bool keep_gil) {
   c10::SmallVector<KernelArgument, 24> values;
   for (const py::object& argument : arguments) {
     if (PyBytes_Check(argument.ptr())) {
@@ -46,7 +47,10 @@ void launch_kernel(
   const StreamHandle stream = stream_handle(
       stream_id ? c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kPrivateUse1, index), *stream_id)
                 : current_stream(index));
-  const py::gil_scoped_release released;
+  std::optional<py::gil_scoped_release> released;
+  if (!keep_gil) {
+    released.emplace();
+  }
   for (int64_t i = 0; i < times; ++i) {
     owner.launch(reinterpret_cast<KernelHandle>(kernel), {items, group}, values, stream);
   }
@@ -81,6 +85,12 @@ void bind_drivers(py::module_& module) {
       py::arg("device"), py::arg("properties"), py::arg("discrete") = false,
       "Add a torch_backplane.drivers.base.Device.");
 
+  module.def(
+      "fail_host_call", &fail_host_call, py::arg("method"), py::arg("nth") = 1,
+      "For tests: the nth call from now of this method of a host device (csrc/device.h) fails.");
+  module.def("finish_autograd_threads", &finish_autograd_threads, py::call_guard<py::gil_scoped_release>());
+  module.def("finish_host_calls_at_exit", &finish_host_calls_at_exit);
+
   // Kernels without an operator around them, for tests and measurements.
   module.def(
       "compile_kernel", &compile_kernel, py::arg("device_index"), py::arg("text"), py::arg("entry"),
@@ -88,7 +98,7 @@ void bind_drivers(py::module_& module) {
   module.def("destroy_kernel", &destroy_kernel, py::arg("device_index"), py::arg("handle"));
   module.def(
       "launch_kernel", &launch_kernel, py::arg("device_index"), py::arg("handle"), py::arg("items"), py::arg("group"),
-      py::arg("arguments"), py::arg("stream_id") = py::none(), py::arg("times") = 1,
+      py::arg("arguments"), py::arg("stream_id") = py::none(), py::arg("times") = 1, py::arg("keep_gil") = false,
       "Launch a kernel on a stream, the current one for None. Arguments are tensors, for their memory, and bytes.");
 }
 

@@ -5,10 +5,14 @@
 
 #include <map>
 
+#include "driver_call.h"
+
 namespace py = pybind11;
 
 namespace backplane {
 namespace {
+
+thread_local int driver_calls = 0; // of this thread, under way
 
 bool alive() {
   TORCH_CHECK(Py_IsInitialized(), "a bp device of a Python driver was used after Python has been finalized");
@@ -16,6 +20,18 @@ bool alive() {
 }
 
 } // namespace
+
+bool inside_driver_call() noexcept {
+  return driver_calls > 0;
+}
+
+InsideDriverCall::InsideDriverCall() noexcept {
+  ++driver_calls;
+}
+
+InsideDriverCall::~InsideDriverCall() {
+  --driver_calls;
+}
 
 DriverCall::DriverCall() : gil_(alive()) {}
 
@@ -34,6 +50,7 @@ void DriverDevice::call_quietly(const char* method, py::handle argument) const n
   if (errors_.is_lost()) {
     return;
   }
+  const InsideDriverCall inside;
   PyObject* result = PyObject_CallMethod(object_.ptr(), method, "O", argument.ptr());
   if (result == nullptr) {
     PyErr_WriteUnraisable(object_.ptr());

@@ -52,6 +52,7 @@ void DriverErrors::convert(const NativeError& error, py::handle device, const st
   const std::string call = error.call + error.details;
   TORCH_CHECK(Py_IsInitialized(), name_, " failed while ", doing, ": ", call, " answered ", error.status);
   DeviceCall gil(true);
+  const InsideDriverCall inside;
   try {
     const py::object raised = device.attr("native_error")(call, error.status);
     PyErr_SetObject(py::type::handle_of(raised).ptr(), raised.ptr());

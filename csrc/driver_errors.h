@@ -9,6 +9,7 @@
 #include <string>
 #include <type_traits>
 
+#include "driver_call.h"
 #include "native_launcher.h"
 
 namespace backplane {
@@ -41,6 +42,7 @@ class DriverErrors {
   template <typename Doing, typename Function>
   std::invoke_result_t<Function> watch(const Doing& doing, const Function& function) {
     check();
+    const InsideDriverCall inside;
     try {
       return function();
     } catch (const pybind11::error_already_set& error) {

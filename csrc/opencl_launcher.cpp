@@ -15,6 +15,9 @@
 #include <utility>
 #include <vector>
 
+#include "ending.h"
+#include "kernel_build.h"
+
 namespace backplane {
 namespace {
 
@@ -52,7 +55,8 @@ class OpenCLKernel final : public NativeKernel {
 
   void launch(
       void* queue, const LaunchSize& size, c10::ArrayRef<LaunchArgument> arguments, uint64_t generation) override {
-    std::lock_guard<std::mutex> guard(lock_); // clSetKernelArg is not thread-safe, and a launch takes what was set
+    // clSetKernelArg is not thread-safe, and a launch takes what was set.
+    const std::lock_guard<OpenCLKernel> guard(*this);
     if (generation != generation_) {
       set_.clear(); // a cl_mem of the same value may be another buffer now
       generation_ = generation;
@@ -82,6 +86,19 @@ class OpenCLKernel final : public NativeKernel {
   }
 
  private:
+  friend std::lock_guard<OpenCLKernel>;
+
+  // Who has the lock may be waiting for the device, and for the GIL after that: so nobody waits for it with the GIL.
+  void lock() {
+    if (!lock_.try_lock()) {
+      const GilReleased released;
+      lock_.lock();
+    }
+  }
+  void unlock() {
+    lock_.unlock();
+  }
+
   // What an argument was set to; longer ones are set each time.
   struct Value {
     uint32_t bytes = 0;
@@ -114,6 +131,7 @@ class OpenCLKernel final : public NativeKernel {
     const size_t width = *std::max_element(size.items.begin(), size.items.end());
     size_t& widest = widest_[size.group];
     if (width > widest) {
+      const GilReleased released; // what the queues wait for may be done by a thread of Python's
       for (void* used : queues_) {
         const Status status = functions_.finish(used);
         if (C10_UNLIKELY(status != 0)) {
@@ -201,7 +219,9 @@ class OpenCLLauncher final : public NativeLauncher {
     for (const auto& [address, offset] : call->memory) {
       memory.push_back(address == nullptr ? nullptr : address->load() + offset);
     }
-    call->function(memory.data());
+    if (const backplane::HostCall running; running.may_run()) {
+      call->function(memory.data());
+    }
   }
 
   // Known when the queue is done with what it has been given. A processor's buffers stay where they are, so each is asked

@@ -8,6 +8,7 @@
 #include <shared_mutex>
 
 #include "device.h"
+#include "driver_call.h"
 #include "pinned.h"
 #include "stream.h"
 
@@ -27,10 +28,29 @@ PinnedRanges& pinned_ranges() {
   return *ranges;
 }
 
+// What a freed block waits for: an event, or where there is none, that the stream has nothing to do. There is none where
+// recording it failed, since a block is freed by destructors, and inside a call of a driver (driver_call.h says why).
 struct OwnedEvent {
-  std::unique_ptr<Event, void (*)(Event*)> event;
-  explicit OwnedEvent(c10::Stream stream)
-      : event(record_event_unless_lost(nullptr, stream), [](Event* owned) { destroy_event(owned); }) {}
+  c10::Stream stream;
+  std::unique_ptr<Event, void (*)(Event*)> event{nullptr, [](Event* owned) { destroy_event(owned); }};
+  bool without_event = true;
+
+  explicit OwnedEvent(c10::Stream recorded_on) : stream(recorded_on) {
+    if (inside_driver_call()) {
+      return;
+    }
+    try {
+      event.reset(record_event_unless_lost(nullptr, stream));
+      without_event = false;
+    } catch (const std::exception& error) {
+      TORCH_WARN("pinned memory that ", stream, " uses was freed, and meanwhile: ", error.what());
+    }
+  }
+
+  bool is_past() const {
+    return without_event ? device(stream.device_index()).is_lost() || query_stream(stream)
+                         : backplane::is_past(event.get());
+  }
 };
 
 using Block = at::HostBlock<c10::Stream>;
@@ -57,14 +77,16 @@ struct PinnedAllocatorImpl final : at::CachingHostAllocatorImpl<c10::Stream, Own
   }
 
   void record_stream(std::optional<std::vector<OwnedEvent>>& events, c10::Stream stream) override {
-    if (device(stream.device_index()).needs_gil() && !Py_IsInitialized()) {
-      return; // the process is ending: without an event the block is never used again, which is what the transfer needs
+    // Without an event the block is never used again, which is what a transfer under way needs: where the stream is the
+    // parent process's, and where the process is ending.
+    if (in_bad_fork() || (device(stream.device_index()).needs_gil() && !Py_IsInitialized())) {
+      return;
     }
     events->emplace_back(stream);
   }
 
   bool query_event(OwnedEvent& event) override {
-    return is_past(event.event.get());
+    return event.is_past();
   }
 
   c10::Stream get_current_stream() const override {

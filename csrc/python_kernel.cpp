@@ -76,6 +76,7 @@ void PythonKernel::build() {
   DeviceCall gil(true);
   driver_.errors().check();
   std::string failure;
+  const InsideDriverCall inside;
   try {
     py::object kernel = compile(driver_, source_.text, source_.entry);
     if (driver_.launcher() != nullptr) {

@@ -98,25 +98,33 @@ bool PythonMemory::take(size_t bytes) {
   return true;
 }
 
-// The address of a fresh segment.
-void* PythonMemory::place(py::object handle, size_t bytes) {
-  void* address = nullptr;
-  if (properties_.host_accessible) {
-    const auto value = driver_.attr("address")(handle).cast<uintptr_t>();
-    TORCH_CHECK(
-        value != 0 && value % kAlignment == 0, "driver ", properties_.driver, ": address() returned ", value,
-        ", and segments start at multiples of ", kAlignment);
-    address = reinterpret_cast<void*>(value);
-  } else {
-    address = AddressSpace::reserve(bytes);
+// The address of a fresh segment, which goes back to the driver if something is wrong with it.
+void* PythonMemory::place(const py::object& handle, size_t bytes) {
+  try {
+    auto segment = std::make_unique<Segment>();
+    if (driver_.launcher() != nullptr) {
+      segment->native = as_pointer(driver_.attr("native_segment")(handle));
+    }
+    void* address = address_of(handle, bytes);
+    segment->object = py::object(handle).release().ptr();
+    segments_.insert(address, bytes, segment.release());
+    return address;
+  } catch (const std::exception&) {
+    const py::error_scope kept;
+    driver_.call_quietly("free", handle);
+    throw;
   }
-  auto segment = std::make_unique<Segment>();
-  if (driver_.launcher() != nullptr) {
-    segment->native = as_pointer(driver_.attr("native_segment")(handle));
+}
+
+void* PythonMemory::address_of(const py::object& handle, size_t bytes) const {
+  if (!properties_.host_accessible) {
+    return AddressSpace::reserve(bytes);
   }
-  segment->object = handle.release().ptr();
-  segments_.insert(address, bytes, segment.release());
-  return address;
+  const auto value = driver_.attr("address")(handle).cast<uintptr_t>();
+  TORCH_CHECK(
+      value != 0 && value % kAlignment == 0, "driver ", properties_.driver, ": address() returned ", value,
+      ", and segments start at multiples of ", kAlignment);
+  return reinterpret_cast<void*>(value);
 }
 
 } // namespace backplane

@@ -41,7 +41,8 @@ class PythonMemory {
 
  private:
   bool take(size_t bytes);
-  void* place(pybind11::object handle, size_t bytes);
+  void* place(const pybind11::object& handle, size_t bytes);
+  void* address_of(const pybind11::object& handle, size_t bytes) const;
 
   DriverDevice& driver_;
   const DeviceProperties& properties_;

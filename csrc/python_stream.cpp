@@ -65,8 +65,14 @@ StreamHandle PythonStreams::create_stream(int priority) {
   auto stream = std::make_shared<PythonStream>();
   driver_.ask("making a stream", [&] {
     py::object object = driver_.attr("create_stream")(priority);
-    if (driver_.launcher() != nullptr) {
-      stream->native = as_pointer(driver_.attr("native_stream")(object));
+    try {
+      if (driver_.launcher() != nullptr) {
+        stream->native = as_pointer(driver_.attr("native_stream")(object));
+      }
+    } catch (const std::exception&) {
+      const py::error_scope kept;
+      driver_.call_quietly("destroy_stream", object);
+      throw;
     }
     stream->object = object.release().ptr();
   });
@@ -203,7 +209,7 @@ PythonStream& PythonStreams::known(StreamHandle handle) const {
 
 void PythonStreams::finish_work() {
   for (const StreamPointer& stream : all()) {
-    stream->deferred.submit(nullptr, [this, &stream] { synchronize(*stream); });
+    stream->deferred.submit(nullptr, [this, stream] { synchronize(*stream); });
     stream->deferred.issue_all();
   }
 }
@@ -239,8 +245,9 @@ void PythonStreams::synchronize(PythonStream& stream) {
 // Tells the driver, which counts what is under way, of launches that went past it.
 void PythonStreams::note_launches(PythonStream& stream) {
   const uint64_t launches = stream.launches.load();
-  if (driver_.launcher() != nullptr && stream.noted.exchange(launches) != launches) {
+  if (driver_.launcher() != nullptr && stream.noted.load() != launches) {
     driver_.attr("launched_natively")(py::handle(stream.object));
+    stream.noted.store(launches); // only now: should it fail, the driver still has to be told
   }
 }
 

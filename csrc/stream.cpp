@@ -4,6 +4,7 @@
 
 #include <array>
 #include <atomic>
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -107,7 +108,13 @@ c10::Stream pool_stream(c10::DeviceIndex index, int priority) {
   auto& ids = streams.pools[pool];
   const size_t slot = streams.handed_out[pool]++ % kStreamsPerPool;
   if (ids.size() < kStreamsPerPool) {
-    ids.push_back(append(streams, handle, clamped));
+    try {
+      ids.push_back(append(streams, handle, clamped));
+    } catch (const std::exception&) { // the table is full of external streams
+      guard.unlock();
+      owner.destroy_stream(handle);
+      throw;
+    }
     return make(index, ids.back());
   }
   guard.unlock();
@@ -176,14 +183,17 @@ Event* record_event(Event* event, c10::Stream stream, bool timing) {
   Device& owner = device(stream.device_index());
   const StreamHandle handle = stream_handle(stream);
   DeviceCall call(owner);
+  std::unique_ptr<Event, void (*)(Event*)> fresh(nullptr, [](Event* unused) { destroy_event(unused); });
   if (event == nullptr) {
-    event = new Event{stream.device_index(), owner.create_event(timing), timing};
+    fresh.reset(new Event{stream.device_index(), owner.create_event(timing), timing});
+    event = fresh.get();
   }
   TORCH_CHECK(
       event->device == stream.device_index(),
       "Event device ", static_cast<int>(event->device), " does not match recording stream's device ",
       static_cast<int>(stream.device_index()), ".");
   owner.record_event(event->handle, handle);
+  static_cast<void>(fresh.release());
   return event;
 }
 

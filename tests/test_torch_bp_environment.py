@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
+import driver_packages
 import pytest
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -153,6 +155,42 @@ def test_a_child_may_use_devices_that_its_parent_has_not(run_python: Run) -> Non
         "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), torch.bp.is_initialized())"
     )
     assert done.stdout == "3 False\n", done.stderr
+
+
+FORK_AFTER_ASKING = """
+import os, torch
+assert torch.bp.is_available() and torch.accelerator.is_available()
+before = torch.bp.device_count()
+if (child := os.fork()) == 0:
+    try:
+        count = torch.bp.device_count()
+        refused = torch.bp._is_in_bad_fork()
+        try:
+            result = torch.ones(3, device="bp").sum().item()
+        except RuntimeError as error:
+            result = str(error)
+        print(count, refused, result, flush=True)
+    finally:
+        os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+print(torch.ones(3, device="bp").sum().item(), torch.bp.device_count() == before)
+"""
+
+
+def test_a_child_may_use_host_devices_that_its_parent_has_only_asked_for(run_python: Run) -> None:
+    done = run_python(FORK_AFTER_ASKING, TORCH_BACKPLANE_HOST_DEVICES="2", TORCH_BACKPLANE_DRIVERS="host")
+    assert done.stdout == "2 False 3.0\n3.0 True\n", done.stderr
+
+
+def test_a_child_may_not_use_devices_of_a_driver_that_its_parent_has_asked(run_python: Run, tmp_path: Path) -> None:
+    driver_packages.install_toy(tmp_path)
+    done = run_python(
+        FORK_AFTER_ASKING, TORCH_BACKPLANE_DRIVERS="toy,host", PYTHONPATH=driver_packages.python_path(tmp_path),
+        TORCH_BACKPLANE_FALLBACK="silent",
+    )  # fmt: skip
+    first, second = done.stdout.splitlines()
+    assert first.startswith("0 True Cannot re-initialize bp in forked subprocess. "), done.stderr
+    assert second == "3.0 True"
 
 
 def test_forked_dataloader_workers(run_python: Run) -> None:

@@ -25,9 +25,10 @@ import torch  # noqa: E402
 # PyTorch's name for the device type must be set before the compiled part registers anything under it.
 torch.utils.rename_privateuse1_backend("bp")
 
-from torch_backplane import accelerator, interop, plans, printing, settings  # noqa: E402
+from torch_backplane import accelerator, ending, interop, plans, printing, settings  # noqa: E402
 
 settings.apply()
+ending.install()
 torch._register_device_module("bp", accelerator)
 torch.utils.generate_methods_for_privateuse1_backend(for_packed_sequence=True, for_storage=True)
 printing.install()

@@ -16,7 +16,7 @@ def device_count() -> int:
     """How many bp devices there are, of all drivers.
 
     0, with a warning that says why, where a setting is malformed (`torch.bp.init()` raises the error), and 0 in a child
-    that was forked after its parent had found devices.
+    that was forked after its parent had used devices, or found devices of a driver in Python.
     """
     if not _C.is_discovered():
         try:

@@ -42,7 +42,7 @@ def _is_compiled() -> bool:
 
 
 def _is_in_bad_fork() -> bool:
-    """True in a child that was forked after its parent had found devices."""
+    """True in a child that was forked after its parent had used devices, or found devices of a driver in Python."""
     return _C.in_bad_fork()
 
 
@@ -57,7 +57,7 @@ def init() -> None:
     Nobody needs to call it: every use of a device does. It tells what is wrong where devices cannot be found.
 
     Raises:
-        RuntimeError: there is no device, or this process was forked after devices were found.
+        RuntimeError: there is no device, or this process was forked after its parent had used devices.
         ValueError: an environment variable is malformed.
         DeferredBpCallError: a call that was put off failed.
     """

@@ -1,0 +1,68 @@
+"""Programs end as they should, whatever is under way: a sample of what `make test-exit` runs hundreds of times."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+
+import exit_ways
+import pytest
+import torch
+from test_opencl import platform  # noqa: F401  # a fixture
+
+from torch_backplane import _C, ending
+
+
+@pytest.fixture(scope="module", params=exit_ways.DRIVERS)
+def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[exit_ways.Runner]:
+    if request.param == "opencl":
+        request.getfixturevalue("platform")
+    made = exit_ways.Runner(request.param, tmp_path_factory.mktemp("exit"))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("way", exit_ways.WAYS)
+def test_a_program_ends_as_it_should(runner: exit_ways.Runner, way: str) -> None:
+    times = 8 if way == "end of script, at once" else 1  # the others differ from each other in a few of a hundred runs
+    assert [runner.run(exit_ways.WAYS[way]) for _ in range(times)] == ["good"] * times
+
+
+class Held:
+    """Something of Python's that a backward pass takes over from the thread that asks for it."""
+
+
+def test_the_threads_of_all_devices_let_go_of_their_last_pass() -> None:
+    for _ in range(20):
+        held = Held()
+        gone = weakref.ref(held)
+        torch._C._stash_obj_in_tls("held", held)
+        loss = sum((torch.ones(3, device=f"bp:{i}", requires_grad=True) * 2).sum().cpu() for i in range(2))
+        assert isinstance(loss, torch.Tensor)
+        loss.backward()
+        torch._C._stash_obj_in_tls("held", None)
+        del held
+        _C.finish_autograd_threads()
+        assert gone() is None
+
+
+def test_a_pass_in_a_pass_at_the_end_of_the_program() -> None:
+    """What runs after our own function at the exit: empty passes that follow each pass, but not those in one."""
+    engine = ending._EngineAtTheEnd(torch.autograd.Variable._execution_engine)
+    x = torch.ones(3, device="bp", requires_grad=True)
+    grads = []
+
+    def inner(gradient: torch.Tensor) -> None:
+        y = torch.ones(3, device="bp", requires_grad=True)
+        with torch.enable_grad():
+            loss = (y * 3).sum()
+        loss.backward()
+        grads.append(y.grad)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.autograd.Variable, "_execution_engine", engine)
+        x.register_hook(inner)
+        (x * 2).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [2] * 3
+    assert [grad.tolist() for grad in grads] == [[3] * 3]
