@@ -14,6 +14,7 @@ DRIVER ?=
 STEPS ?=
 DRAWS ?= 10000000
 RUNS ?= 200
+SECONDS ?= 300
 ARGS ?=
 WORKERS ?= $(shell nproc | awk '{ print ($$1 < 8 ? $$1 : 8) }')
 
@@ -32,12 +33,13 @@ torch_request := $(if $(filter file,$(origin TORCH)),any supported release,$(TOR
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z -]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
-	@echo "  DRIVER=name   use only this driver (demo, demo-digits, test-exit, bench)"
+	@echo "  DRIVER=name   use only this driver (demo, demo-digits, test-exit, fuzz, bench)"
 	@echo "  STEPS=n       training steps (demo)"
 	@echo "  DRAWS=n       random numbers of each kind (test-random)"
-	@echo "  WORKERS=n     test files that run side by side (test, test-plans; default: as many as cores, up to 8)"
+	@echo "  SECONDS=n     for how long (fuzz; default 300)"
 	@echo "  RUNS=n        of each way to end a program (test-exit)"
-	@echo "  ARGS=…        further options, passed on as they are (demo, demo-digits, test…, asan, tsan, conformance, ops)"
+	@echo "  WORKERS=n     test files that run side by side (test, test-plans; default: as many as cores, up to 8)"
+	@echo "  ARGS=…        further options, passed on as they are (demo, demo-digits, test…, fuzz, asan, tsan, conformance, ops)"
 	@echo "  TORCH=…       the torch to install, as pip names it (default $(TORCH))"
 	@echo "  PYTHON=…      the Python to make .venv with (default $(PYTHON))"
 
@@ -79,6 +81,9 @@ asan: $(ready) ## allocator, stream, plan and thread tests, with the socket unde
 
 tsan: $(ready) ## the same under ThreadSanitizer
 	tools/sanitize.sh thread $(python) $(ARGS)
+
+fuzz: $(ready) ## run random programs on a device and compare with the CPU; findings come as programs to paste
+	$(python) tests/fuzz --seconds $(SECONDS) $(driver_option) $(ARGS)
 
 lint: $(ready) ## ruff and mypy
 	$(python) -m ruff check .

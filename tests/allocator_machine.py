@@ -1,6 +1,6 @@
 """Random programs run on the real allocator and on its model, which must agree block for block after every step.
 
-    TORCH_BACKPLANE_HOST_MEMORY=80MiB python tests/allocator_machine.py CONFIGURATION [EXAMPLES]
+    TORCH_BACKPLANE_HOST_MEMORY=80MiB python tests/allocator_machine.py CONFIGURATION [EXAMPLES [SEED]]
 
 test_allocator_model.py runs this for every configuration, each in a process of its own: with a small device, and so
 that a crash is one failed test.
@@ -78,6 +78,7 @@ class AllocatorMachine(RuleBasedStateMachine):
     configuration: Configuration
     stream_ids: list[int]
     steps = 0
+    programs = 0  # a checksum of what they did, by which other seeds are told
     reached = dict.fromkeys(("ooms", "retries", "waits"), 0)  # the rare ways, which must be among those taken
 
     @initialize()
@@ -248,6 +249,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         assert real == model, f"\nreal:  {real}\nmodel: {model}"
         statistics = memory.memory_stats()
         expected = self.model.statistics()
+        type(self).programs = zlib.crc32(repr(expected).encode(), type(self).programs)
         assert {key: statistics[key] for key in expected} == expected
 
     def teardown(self) -> None:
@@ -268,12 +270,12 @@ class AllocatorMachine(RuleBasedStateMachine):
         assert memory.memory_reserved() == 0
 
 
-def main(name: str, examples: int) -> None:
+def main(name: str, examples: int = 20, number: int = 0) -> None:
     torch.empty(1, device="bp")  # discovers the devices
     AllocatorMachine.configuration = CONFIGURATIONS[name]
     AllocatorMachine.stream_ids = [0, *(_C.pool_stream(0, 0)[0] for _ in range(3))]
     run_state_machine_as_test(
-        seed(zlib.crc32(name.encode()))(AllocatorMachine),  # the same programs every time
+        seed(zlib.crc32(name.encode()) + number)(AllocatorMachine),  # the same programs every time
         settings=settings(
             max_examples=examples,
             stateful_step_count=STEPS_PER_EXAMPLE,
@@ -282,8 +284,9 @@ def main(name: str, examples: int) -> None:
             suppress_health_check=list(HealthCheck),
         ),
     )
-    print(json.dumps({"configuration": name, "steps": AllocatorMachine.steps, **AllocatorMachine.reached}))
+    done = {"steps": AllocatorMachine.steps, "programs": AllocatorMachine.programs}
+    print(json.dumps({"configuration": name, **done, **AllocatorMachine.reached}))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 20)
+    main(sys.argv[1], *map(int, sys.argv[2:]))

@@ -13,6 +13,7 @@ import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import on_opencl
 import pytest
@@ -36,13 +37,24 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("TORCH_BACKPLANE_HOST_DEVICES", "4")
     elif not on_opencl.choose_devices():
         pytest.exit(
-            "No test runs on OpenCL: there is no device (pip install pyopencl, apt-get install pocl-opencl-icd).",
-            returncode=0,
+            "NO TEST RUNS ON OPENCL: there is no device (pip install pyopencl, apt-get install pocl-opencl-icd).",
+            returncode=1 if on_opencl.required() else 0,
         )
 
 
 def pytest_report_header(config: pytest.Config) -> str:
     return f"random numbers: --seed {config.getoption('--seed')}"
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    skipped = [
+        report for report in terminalreporter.stats.get("skipped", []) if on_opencl.WITHOUT in str(report.longrepr)
+    ]
+    if skipped:
+        terminalreporter.section("WITHOUT OPENCL", red=True, bold=True)
+        terminalreporter.write_line(
+            f"{len(skipped)} tests have not run, as there is no OpenCL device. REQUIRE_OPENCL=1 makes that a failure."
+        )
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import on_opencl
 import pytest
 import torch
 
@@ -46,13 +47,12 @@ NUMPY = {
 @functools.cache
 def opencl() -> Any:
     """(context, queue, whether the device has float64) of a CPU device; skips the test where there is none."""
-    cl = pytest.importorskip("pyopencl", reason="needs PyOpenCL, and a platform such as PoCL")
-    try:
-        devices = [d for p in cl.get_platforms() for d in p.get_devices(device_type=cl.device_type.CPU)]
-    except cl.Error as error:
-        pytest.skip(f"no usable OpenCL platform: {error}")
+    found = on_opencl.require_platform()
+    import pyopencl as cl
+
+    devices = [device for device in found if device.type & cl.device_type.CPU]
     if not devices:
-        pytest.skip("no OpenCL platform with a CPU device, such as PoCL")
+        on_opencl.missing("needs an OpenCL device that is a processor, such as PoCL's")
     context = cl.Context(devices[:1])
     return context, cl.CommandQueue(context), "cl_khr_fp64" in devices[0].extensions
 

@@ -7,6 +7,9 @@ does not see their memory (TORCH_BACKPLANE_DISCRETE=1), so that they are as GPUs
 from __future__ import annotations
 
 import os
+from typing import Any, NoReturn
+
+import pytest
 
 DEVICES = 4  # the tests count on bp:0 to bp:3
 
@@ -52,7 +55,7 @@ FILES = {
     "test_toy_driver.py": _OWN,
 }
 # These folders have processes with devices of their own.
-FOLDERS = ("discrete", "opencl")
+FOLDERS = ("discrete", "fuzz", "opencl")
 
 _CPU_KERNELS = "about the CPU's kernels, which host devices run; here a planner has the operator"
 
@@ -65,6 +68,35 @@ TESTS = {
     "test_fallback.py::test_the_cpus_own_kernel_runs_where_there_is_a_generic_one_too": _CPU_KERNELS,
     "test_fallback.py::test_zero_copy_means_no_warning": "OpenCL devices have no zero-copy: their fallbacks warn",
 }
+
+
+WITHOUT = "without OpenCL: "
+
+
+def missing(what: str) -> NoReturn:
+    """No OpenCL device for a test: it skips, and the run says so at its end; with REQUIRE_OPENCL=1 it fails."""
+    if required():
+        pytest.fail(f"{WITHOUT}{what}, and REQUIRE_OPENCL is set", pytrace=False)
+    pytest.skip(f"{WITHOUT}{what}")
+
+
+def required() -> bool:
+    return os.environ.get("REQUIRE_OPENCL", "0") not in ("", "0")
+
+
+def require_platform() -> list[Any]:
+    """PyOpenCL's devices; `missing` where there are none."""
+    try:
+        import pyopencl as cl
+    except ImportError:
+        missing("needs PyOpenCL (pip install pyopencl)")
+    try:
+        devices = [device for platform in cl.get_platforms() for device in platform.get_devices()]
+    except cl.Error:
+        devices = []
+    if not devices:
+        missing("needs an OpenCL device, such as PoCL's (apt-get install pocl-opencl-icd)")
+    return devices
 
 
 def choose_devices() -> int:

@@ -7,6 +7,7 @@ import os
 import pathlib
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -21,11 +22,12 @@ CONFIGURATIONS = (
     "expandable",
     "expandable_fraction",
 )
+EXAMPLES = 20
 STEPS = 10_000  # in all configurations together
 
 
-@pytest.mark.parametrize("configuration", CONFIGURATIONS)
-def test_agrees_with_the_model(configuration: str) -> None:
+def run_machine(configuration: str, *numbers: int) -> dict[str, Any]:
+    """What allocator_machine.py reports, with so many examples, from this seed."""
     environment = os.environ | {
         "TORCH_BACKPLANE_DRIVERS": "host",
         "TORCH_BACKPLANE_HOST_MEMORY": "80MiB",
@@ -34,14 +36,24 @@ def test_agrees_with_the_model(configuration: str) -> None:
     }
     environment.pop("PYTORCH_ALLOC_CONF", None)
     result = subprocess.run(
-        [sys.executable, str(HERE / "allocator_machine.py"), configuration],
+        [sys.executable, str(HERE / "allocator_machine.py"), configuration, *map(str, numbers)],
         env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    report = json.loads(result.stdout.splitlines()[-1])
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("configuration", CONFIGURATIONS)
+def test_agrees_with_the_model(configuration: str, pytestconfig: pytest.Config) -> None:
+    report = run_machine(configuration, EXAMPLES, pytestconfig.getoption("--seed"))
     assert report["configuration"] == configuration
     assert report["steps"] >= STEPS / len(CONFIGURATIONS)
     assert min(report["ooms"], report["retries"], report["waits"]) > 0
+
+
+def test_the_seed_chooses_the_programs() -> None:
+    first, again, other = (run_machine("default", 3, seed)["programs"] for seed in (0, 0, 1))
+    assert first == again != other

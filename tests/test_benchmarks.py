@@ -1,15 +1,23 @@
-"""The benchmarks run and report what they say they do. What they measure is not judged here."""
+"""The benchmarks run, time what they say they do, and report that: times are judged by a clock of the tests."""
 
 from __future__ import annotations
 
 import json
 import os
-import pathlib
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
-BENCHMARKS = pathlib.Path(__file__).parents[1] / "benchmarks"
+import benchmark_modules
+import pytest
+import torch
+from benchmark_modules import FOLDER as BENCHMARKS
+from benchmark_modules import Clock
+from torch.utils._python_dispatch import TorchDispatchMode
+
+CPU = torch.device("cpu")
 
 
 def run_json(script: str, *options: str) -> dict[str, Any]:
@@ -34,7 +42,75 @@ def test_overhead_compares_bp_with_cpu() -> None:
         "chain of 1,000 operators",
     ]
     for result in report["results"]:
-        assert result["ratio"] == result["device_us"] / result["cpu_us"]
+        assert min(result["device_us"], result["cpu_us"]) > 0
+    assert report["rounds"] == 2
+    assert report["parts_us"] is None  # of devices with kernels
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(benchmark_modules.load("overhead"), "time", clock)
+    return clock
+
+
+def test_a_call_is_over_when_the_device_is_done(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    overhead = benchmark_modules.load("overhead")
+
+    def body(calls: int) -> None:
+        clock.now += calls * 2e-6
+
+    def work_off(device: torch.device) -> None:
+        clock.now += 30e-6
+
+    monkeypatch.setattr(torch.accelerator, "synchronize", work_off)
+    assert overhead.microseconds(body, 10, torch.device("bp")) == pytest.approx(5)
+    assert overhead.microseconds(body, 10, CPU) == pytest.approx(2)
+
+
+def test_both_devices_are_timed_in_turn_and_the_first_round_does_not_count(clock: Clock) -> None:
+    overhead = benchmark_modules.load("overhead")
+    calls: list[tuple[str, int]] = []
+
+    def make(device: torch.device) -> Callable[[int], None]:
+        rounds = iter([1000, 9, 6, 30] if device.type == "bp" else [1000, 2, 4, 3])
+
+        def body(count: int) -> None:
+            calls.append((device.type, count))
+            clock.now += count * next(rounds) * 1e-6
+
+        return body
+
+    result = overhead.run(overhead.Workload("made up", make, 100), torch.device("bp"), rounds=3, scale=0.05)
+    assert calls == [("bp", 5), ("cpu", 5)] * 4
+    assert result.workload == "made up"
+    assert (result.device_us, result.cpu_us, result.ratio) == pytest.approx((9, 3, 3))
+
+
+class Operators(TorchDispatchMode):
+    """Counts the operators that are called, by name, device and number of elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[tuple[str, str, int]] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.counts[func.overloadpacket.__name__, result.device.type, result.numel()] += 1
+        return result
+
+
+@pytest.mark.parametrize(
+    ("workload", "expected"),
+    [(0, {"mul": 3}), (1, {"empty": 3}), (2, {"mul": 1500, "add": 1500})],
+    ids=["multiply", "empty", "chain"],
+)
+@pytest.mark.parametrize("device", ["bp", "cpu"])
+def test_workloads_call_what_their_titles_say(workload: int, expected: dict[str, int], device: str) -> None:
+    body = benchmark_modules.load("overhead").WORKLOADS[workload].make(torch.device(device))
+    with Operators() as operators:
+        body(3)
+    assert operators.counts == {(name, device, 16): count for name, count in expected.items()}
 
 
 def test_overhead_names_an_unknown_device() -> None:
@@ -46,8 +122,39 @@ def test_overhead_names_an_unknown_device() -> None:
     assert "Traceback" not in finished.stderr
 
 
-def test_import_time_measures_both_programs() -> None:
+def test_import_time_runs() -> None:
     report = run_json("import_time.py", "--rounds", "1")
+    assert list(report["medians"]) == ["import torch", "import torch; import torch_backplane"]
+    for row in report["medians"].values():
+        assert row["process_ms"] > row["torch_ms"] + row["backplane_ms"]
+
+
+def test_import_time_is_that_of_the_statement_after_torch() -> None:
+    _, nothing, _ = benchmark_modules.load("import_time").measure("")
+    of_torch, then, whole = benchmark_modules.load("import_time").measure("time.sleep(1)")
+    assert nothing < 500
+    assert 1000 <= then < 1500
+    assert whole >= of_torch + then
+
+
+def test_import_time_reports_medians_of_turns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import_time = benchmark_modules.load("import_time")
+    asked: list[str] = []
+    rows = iter(
+        [(999.0, 999.0, 999.0)] * 2 + [(10, 0, 30), (11, 4, 40), (14, 0, 31), (10, 6, 39), (12, 0, 90), (19, 5, 35)]
+    )
+
+    def measure(then: str) -> tuple[float, float, float]:
+        asked.append(then)
+        return next(rows)
+
+    monkeypatch.setattr(import_time, "measure", measure)
+    import_time.main(rounds=3, as_json=True)
+    assert asked == ["", "import torch_backplane"] * 4
+    report = json.loads(capsys.readouterr().out)
     without, with_backplane = report["medians"].values()
-    assert with_backplane["backplane_ms"] > without["backplane_ms"]  # an import takes longer than nothing
-    assert report["added_process_ms"] == with_backplane["process_ms"] - without["process_ms"]
+    assert without == {"torch_ms": 12, "backplane_ms": 0, "process_ms": 31}
+    assert with_backplane == {"torch_ms": 11, "backplane_ms": 5, "process_ms": 39}
+    assert report["added_process_ms"] == 8

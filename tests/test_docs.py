@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import on_opencl
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -31,13 +32,7 @@ def run(command: list[str], **settings: str) -> str:
 
 @pytest.fixture(autouse=True)
 def _opencl() -> None:
-    cl = pytest.importorskip("pyopencl", reason="needs PyOpenCL (pip install pyopencl)")
-    try:
-        found = any(platform.get_devices() for platform in cl.get_platforms())
-    except cl.Error:
-        found = False
-    if not found:
-        pytest.skip("needs an OpenCL device, such as PoCL's (apt-get install pocl-opencl-icd)")
+    on_opencl.require_platform()
 
 
 def test_all_blocks_are_run() -> None:

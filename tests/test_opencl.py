@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import forked
+import on_opencl
 import pytest
 
 Result = subprocess.CompletedProcess[str]
@@ -24,12 +24,11 @@ print(*(_C.device_properties(i).driver for i in range(torch.accelerator.device_c
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Skips where no OpenCL device can be used."""
-    if importlib.util.find_spec("pyopencl") is None:
-        pytest.skip("PyOpenCL is not installed")
+    on_opencl.require_platform()
     result = forked.run(LIST, tmp_path_factory.mktemp("site"), TORCH_BACKPLANE_DRIVERS="opencl")
     assert result.returncode == 0, result.stderr
     if not result.stdout.strip():
-        pytest.skip(f"there is no OpenCL device that can be used {result.stderr.strip()}")
+        on_opencl.missing(f"there is no device that can be used {result.stderr.strip()}")
 
 
 @pytest.fixture

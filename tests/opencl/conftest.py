@@ -1,10 +1,12 @@
 """Tests in this folder run on the first OpenCL device, in a process that has it as bp:0 and a host device as bp:1.
 
-Without an OpenCL device they skip. `TORCH_BACKPLANE_PLANS=0` or `=check` in the environment runs them that way.
+Without an OpenCL device they skip, and with REQUIRE_OPENCL=1 they fail then. `TORCH_BACKPLANE_PLANS=0` or `=check` in
+the environment runs them that way.
 """
 
 from __future__ import annotations
 
+import on_opencl
 import pytest
 from worker_process import Worker
 
@@ -18,13 +20,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="session")
 def worker() -> Worker:
-    cl = pytest.importorskip("pyopencl", reason="needs PyOpenCL (pip install pyopencl)")
-    try:
-        devices = [device for platform in cl.get_platforms() for device in platform.get_devices()]
-    except cl.Error:
-        devices = []
-    if not devices:
-        pytest.skip("needs an OpenCL device, such as PoCL's (apt-get install pocl-opencl-icd)")
+    on_opencl.require_platform()
     return Worker(SETTINGS)
 
 

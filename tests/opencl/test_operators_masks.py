@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from agreement import DEVICE, agrees, plans_from_the_start
+from agreement import DEVICE, LAYOUTS, agrees, plans_from_the_start
 
 from torch_backplane import plans
 
@@ -192,7 +192,7 @@ def test_a_number_is_written_without_waiting() -> None:
         agrees(assign, X[0], mask_of((5, 6)))
         stats = plans.stats()
         for name in ("aten::_index_put_impl_", "aten::masked_scatter_", "aten::nonzero_static"):
-            assert stats[name]["planner_calls"] <= 2, (name, stats[name])
+            assert stats[name]["planner_calls"] <= 2 * LAYOUTS, (name, stats[name])
             assert not stats[name]["reasons"], (name, stats[name])
 
 

@@ -1,0 +1,187 @@
+"""Are the device's tensors the CPU's?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten
+
+from torch_backplane.conformance.transfer import Transfer
+
+# (relative, absolute), the latter for numbers around 1: of the largest number, since sums cancel.
+TOLERANCES = {
+    torch.float64: (1e-9, 1e-10),
+    torch.complex128: (1e-9, 1e-10),
+    torch.float32: (2e-6, 4e-6),
+    torch.complex64: (1e-5, 1e-5),
+    torch.float16: (2e-3, 1e-3),
+    torch.bfloat16: (1.6e-2, 8e-3),
+}
+WORSE = 20  # how many times the CPU's error is worth telling, where the tolerance is exceeded
+_WIDER = {"float16": "float64", "bfloat16": "float64", "float32": "float64", "complex64": "complex128"}
+_DEVICE = re.compile(r"bp:\d|bp\b|PrivateUse1|privateuseone(:\d)?|\bcpu\b|\bCPU\b")
+
+Difference = tuple[str, str]
+
+
+def plain(text: str) -> str:
+    """An error's text without devices, addresses and stack traces."""
+    first = text.split("\nException raised from")[0].strip()
+    return re.sub(r"0x[0-9a-f]+", "0x", _DEVICE.sub("DEVICE", first))
+
+
+def compare(expected: Any, found: Any, values: bool = True, grad: bool = True) -> Iterator[Difference]:
+    """What differs between what a name stands for on the CPU and on the device. Without `grad`: numbers, dtypes and
+    shapes alone."""
+    wanted, structure = tree_flatten(expected)
+    got, other_structure = tree_flatten(found)
+    if str(structure) != str(other_structure) or [type(leaf) for leaf in wanted] != [type(leaf) for leaf in got]:
+        yield "structure", f"{_brief(found)}, expected {_brief(expected)}"
+        return
+    for want, have in zip(wanted, got, strict=True):
+        if isinstance(want, torch.Tensor):
+            yield from _compare_tensors(want, have, values, grad)
+        elif values and not _same_object(want, have):
+            yield "values", f"{have!r}, expected {want!r}"
+
+
+def _same_object(want: Any, have: Any) -> bool:
+    if isinstance(want, torch.device):
+        return True
+    if isinstance(want, (float, complex)):
+        pair = [torch.tensor(number, dtype=torch.complex128) for number in (want, have)]
+        return bool(torch.allclose(*pair, rtol=1e-4, atol=1e-4, equal_nan=True))
+    return bool(want == have) or want != want
+
+
+def _compare_tensors(want: torch.Tensor, have: torch.Tensor, values: bool, grad: bool) -> Iterator[Difference]:
+    if want.dtype != have.dtype:
+        yield "dtype", f"{have.dtype}, expected {want.dtype}"
+        return
+    if want.shape != have.shape:
+        yield "shape", f"{tuple(have.shape)}, expected {tuple(want.shape)}"
+        return
+    if grad and (want.requires_grad != have.requires_grad or want.is_leaf != have.is_leaf):
+        yield (
+            "grad",
+            f"requires_grad {have.requires_grad}, leaf {have.is_leaf}; expected {want.requires_grad}, {want.is_leaf}",
+        )
+    if want.layout != torch.strided:
+        return
+    if not grad:
+        pass
+    elif want.is_conj() != have.is_conj() or want.is_neg() != have.is_neg():
+        yield "layout", "another lazy conjugate or negative bit"
+    elif _significant(want) != _significant(have):
+        yield "layout", f"strides {have.stride()}, expected {want.stride()} of {tuple(want.shape)}"
+    if values:
+        want, have = want.detach(), have.detach().cpu()
+        message = differ(want, have)
+        if message:
+            yield "values", message
+
+
+def _significant(tensor: torch.Tensor) -> list[int]:
+    sizes = tensor.shape
+    return [] if 0 in sizes else [stride for size, stride in zip(sizes, tensor.stride(), strict=True) if size > 1]
+
+
+def differ(want: torch.Tensor, have: torch.Tensor) -> str | None:
+    """The difference between two CPU tensors of one dtype and shape, in a line, beyond the dtype's tolerance."""
+    want, have = want.resolve_conj().resolve_neg(), have.resolve_conj().resolve_neg()
+    if torch.equal(want, have):
+        return None
+    if want.dtype not in TOLERANCES:
+        apart = want != have
+    else:
+        relative, absolute = TOLERANCES[want.dtype]
+        finite = want[torch.isfinite(want)].abs()
+        largest = min(max(finite.max().item(), 1e-3), 1e4) if finite.numel() else 1.0
+        apart = ~torch.isclose(have, want, rtol=relative, atol=absolute * largest, equal_nan=True)
+    count = int(apart.sum())
+    if not count:
+        return None
+    place = tuple(apart.nonzero()[0].tolist())
+    numbers = f"{have[place].item()!r}, expected {want[place].item()!r} at {place}"
+    return f"{numbers}; {count} of {want.numel()} differ ({want.dtype})"
+
+
+def adopt(want: Any, have: Any) -> bool:
+    """Gives the CPU's tensors the device's numbers, without autograd's knowing; False where they are of other kinds."""
+    for mine, theirs in zip(tree_flatten(want)[0], tree_flatten(have)[0], strict=False):
+        if not isinstance(mine, torch.Tensor):
+            continue
+        if not isinstance(theirs, torch.Tensor) or mine.dtype != theirs.dtype or mine.shape != theirs.shape:
+            return False
+        if mine.layout != torch.strided or not mine.numel():
+            continue
+        numbers = theirs.detach().cpu().resolve_conj().resolve_neg()
+        if torch.equal(mine.detach(), numbers):
+            continue
+        if mine.is_conj() or mine.is_neg():
+            return False
+        sizes = [1 if stride == 0 else size for size, stride in zip(mine.shape, mine.stride(), strict=True)]
+        alias = torch.empty(0, dtype=mine.dtype)
+        alias.set_(mine.untyped_storage(), mine.storage_offset(), sizes, mine.stride())
+        alias.copy_(numbers[tuple(slice(0, size) for size in sizes)])
+    return True
+
+
+def in_float64(names: dict[str, Any], line: str) -> dict[str, Any]:
+    """The names after this line on the CPU, with float64 for everything less; nothing where it cannot be run so."""
+    found = [dtype for dtype in _dtypes(names, line) if dtype.is_floating_point or dtype.is_complex]
+    if len({torch.finfo(dtype).eps for dtype in found}) > 1:
+        return {}  # which precision is meant is what is being asked
+    wide = re.sub(r"torch\.(float16|bfloat16|float32|complex64)\b", lambda m: "torch." + _WIDER[m[1]], line)
+    transfer = Transfer(torch.device("cpu"), wider=True)
+    try:
+        moved = {name: transfer(value) if re.fullmatch(r"t\d+", name) else value for name, value in names.items()}
+        exec(wide, moved)
+    except Exception:
+        return {}
+    return moved
+
+
+def _dtypes(names: dict[str, Any], line: str) -> Iterator[torch.dtype]:
+    for name in re.findall(r"\bt\d+\b", line):
+        for leaf in tree_flatten(names.get(name))[0]:
+            if isinstance(leaf, torch.Tensor):
+                yield leaf.dtype
+
+
+def excused(exact: Any, want: Any, have: Any) -> bool:
+    """Whether float64 says that the device is about as near as the CPU is."""
+    triples = [tree_flatten(tree)[0] for tree in (exact, want, have)]
+    if len({len(leaves) for leaves in triples}) > 1:
+        return False
+    for truth, mine, theirs in zip(*triples, strict=True):
+        if not isinstance(mine, torch.Tensor):
+            continue
+        mine, theirs = mine.detach(), theirs.detach().cpu()
+        message = differ(mine, theirs)
+        if message is None:
+            continue
+        if not isinstance(truth, torch.Tensor) or truth.shape != mine.shape or mine.dtype not in TOLERANCES:
+            return False
+        truth = truth.detach().to(torch.complex128 if truth.dtype.is_complex else torch.float64)
+        rounded = truth.to(mine.dtype).to(truth.dtype)
+        of_cpu, of_bp = (_distance(tensor.to(truth.dtype), truth, rounded) for tensor in (mine, theirs))
+        scale = truth[torch.isfinite(truth)].abs()
+        allowed = TOLERANCES[mine.dtype][1] * (scale.max().item() if scale.numel() else 1.0)
+        if bool((of_bp > WORSE * of_cpu + allowed).any()):
+            return False
+    return True
+
+
+def _distance(numbers: torch.Tensor, truth: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
+    same = (numbers == rounded) | (torch.isnan(numbers) & torch.isnan(truth))
+    distance = (numbers - truth).abs()
+    return torch.where(same, 0.0, torch.where(torch.isfinite(distance), distance, torch.inf))
+
+
+def _brief(value: Any) -> str:
+    leaves = tree_flatten(value)[0]
+    return f"{type(value).__name__} of {[type(leaf).__name__ for leaf in leaves]}"

@@ -1,0 +1,138 @@
+"""Running a program on the CPU and on the device, line by line, and telling what differs after each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_iter, tree_map_only
+
+from fuzz import judging
+from fuzz.programs import Finding, Step, fresh_plans, living, namespace
+
+CPU_LACKS = re.compile(r"not implemented for|not supported on CPU|Could not run|does not support .* on CPU")
+
+
+class Lockstep:
+    """A program under way on two devices, of which the CPU is right.
+
+    After each line the CPU's numbers become the device's, so that a last digit does not grow into a difference of the
+    lines that follow.
+    """
+
+    def __init__(self, device: str, other: str) -> None:
+        fresh_plans()
+        self.cpu = namespace("cpu", "cpu")
+        self.bp = namespace(device, other)
+        self.devices = {torch.device(device), torch.device(other)}
+        self.steps: list[Step] = []
+        self.raised: set[int] = set()
+
+    def run(self, step: Step) -> list[Finding]:
+        """Runs a line on both; what differs then."""
+        self.steps.append(step)
+        code = compile(step.line, "<program>", "exec")
+        self.before = {name: _copied(self.cpu.get(name)) for name in step.used}
+        expected = run_line(code, self.cpu)
+        found = run_line(code, self.bp)
+        late = None
+        for device in self.devices:
+            try:
+                torch.bp.synchronize(device)
+            except Exception as error:
+                late = late or error
+        found = found or late
+        if expected is not None:
+            self.raised.add(len(self.steps) - 1)
+        differences = list(self._errors(expected, found, step))
+        apart = expected is not None or found is not None
+        differences += self._tensors(step, apart)
+        one_refused = (expected is None) != (found is None)
+        if one_refused or (expected is not None and late is not None):
+            # Where one has computed, tensors differ of course; what an error that is found on the device leaves of
+            # written tensors is nobody's promise.
+            differences = [(kind, message) for kind, message in differences if not kind.startswith("after an error")]
+        return [Finding(kind, step.operator, message, list(self.steps)) for kind, message in dict(differences).items()]
+
+    def wider(self, step: Step) -> dict[str, Any]:
+        """What the CPU has in float64 for the line that comes next."""
+        return judging.in_float64(self.cpu, step.line)
+
+    def _errors(self, expected: Exception | None, found: Exception | None, step: Step) -> Iterator[tuple[str, str]]:
+        if found is None and expected is None:
+            return
+        if found is None:
+            if not CPU_LACKS.search(str(expected)):
+                yield "no error", _say(expected)
+        elif expected is None:
+            yield f"error {type(found).__name__}", _say(found)
+        elif type(found) is not type(expected) and not CPU_LACKS.search(str(expected)):
+            yield (
+                f"error {type(found).__name__} for {type(expected).__name__}",
+                f"{_say(found)}; the CPU: {_say(expected)}",
+            )
+        elif judging.plain(str(found)) != judging.plain(str(expected)) and not CPU_LACKS.search(str(expected)):
+            yield "error text", f"{_say(found)}; the CPU: {_say(expected)}"
+
+    def _tensors(self, step: Step, apart: bool) -> list[tuple[str, str]]:
+        """Compares what lives on both sides, and makes it the same again."""
+        differences: list[tuple[str, str]] = []
+        for names, others in ((self.cpu, self.bp), (self.bp, self.cpu)):
+            for name in [name for name, _ in living(names) if name not in others]:
+                del names[name]
+        for name, expected in list(living(self.cpu)):
+            found = self.bp[name]
+            is_result = name == step.assigned
+            as_before = (
+                apart and name in self.before and not list(judging.compare(self.before[name], found, grad=False))
+            )
+            for kind, message in () if as_before else judging.compare(expected, found, values=not step.random):
+                where = "" if is_result else "argument " if name in step.used else "other "
+                after = "after an error, " if apart else ""
+                differences.append((f"{after}{where}{kind}", f"{name}: {message}"))
+            if not judging.adopt(expected, found):
+                del self.cpu[name], self.bp[name]
+        differences += self._aliases()
+        return differences
+
+    def _aliases(self) -> Iterator[tuple[str, str]]:
+        shared = [_sharing(names) for names in (self.cpu, self.bp)]
+        for first, second in shared[0].symmetric_difference(shared[1]):
+            on_cpu = (first, second) in shared[0]
+            yield "aliasing", f"{first} and {second} share memory on {'the CPU' if on_cpu else 'the device'} only"
+            for names in (self.cpu, self.bp):
+                names.pop(second, None)
+
+
+def _sharing(names: dict[str, Any]) -> set[tuple[str, str]]:
+    """Pairs of names whose tensors share memory: each with the first that has it."""
+    first: dict[int, str] = {}
+    pairs = set()
+    for name, value in living(names):
+        for leaf in tree_iter(value):
+            if isinstance(leaf, torch.Tensor) and leaf.numel() and leaf.layout == torch.strided:
+                owner = first.setdefault(leaf.untyped_storage()._cdata, name)
+                if owner != name:
+                    pairs.add((owner, name))
+    return pairs
+
+
+def _copied(value: Any) -> Any:
+    """What a name stands for, as it is now."""
+
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), value)
+
+
+def run_line(code: Any, names: dict[str, Any]) -> Exception | None:
+    try:
+        exec(code, names)
+    except Exception as error:
+        error.__traceback__ = None  # holds tensors
+        return error
+    return None
+
+
+def _say(error: Exception | None) -> str:
+    return f"{type(error).__name__}: {str(error)[:300]}"

@@ -1,0 +1,84 @@
+"""Making a program that shows a finding small."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from fuzz import judging
+from fuzz.lockstep import Lockstep, run_line
+from fuzz.programs import Finding, Step, needed
+
+Shows = Callable[[list[Step]], "Finding | None"]
+
+
+def replayed(steps: list[Step], key: str, device: str, other: str) -> Finding | None:
+    """The finding of this key in the program, from its start; None where it does not show."""
+    run = Lockstep(device, other)
+    for step in steps:
+        for finding in run.run(step):
+            if finding.key == key:
+                return finding
+    return None
+
+
+def raising(steps: list[Step], device: str, other: str) -> set[int]:
+    run = Lockstep(device, other)
+    for step in steps:
+        run.run(step)
+    return run.raised
+
+
+def excused(steps: list[Step], device: str, other: str) -> bool:
+    """Whether float64 says of the last line that the device's numbers are as good as the CPU's."""
+    run = Lockstep(device, other)
+    for step in steps[:-1]:
+        run.run(step)
+    line = steps[-1].line
+    exact = judging.in_float64(run.cpu, line)
+    code = compile(line, "<program>", "exec")
+    if not exact or run_line(code, run.cpu) or run_line(code, run.bp):
+        return False
+    return all(
+        judging.excused(exact.get(name), value, run.bp.get(name))
+        for name, value in run.cpu.items()
+        if re.fullmatch(r"t\d+", name)
+    )
+
+
+def shrink(steps: list[Step], shows: Callable[[list[Step]], bool], budget: int = 300) -> list[Step]:
+    """The fewest of the steps that show it: first what the last one needs, then without any one that can go."""
+    tries = 0
+
+    def holds(candidate: list[Step]) -> bool:
+        nonlocal tries
+        tries += 1
+        return tries <= budget and shows(candidate)
+
+    slice_ = _ancestors(steps)
+    if len(slice_) < len(steps) and holds(slice_):
+        steps = slice_
+    size = max(1, len(steps) // 2)
+    while size:
+        at = len(steps) - 1 - size
+        shorter = False
+        while at > -size:
+            kept = needed([*steps[: max(0, at)], *steps[at + size :]])
+            if kept and kept[-1] == steps[-1] and len(kept) < len(steps) and holds(kept):
+                steps, shorter = kept, True
+                at = min(at, len(steps) - 1)
+            at -= size
+        if not (shorter and size == 1):
+            size //= 2
+    return steps
+
+
+def _ancestors(steps: list[Step]) -> list[Step]:
+    """The last step, what it uses, and all that these use."""
+    wanted = set(steps[-1].used)
+    kept = [steps[-1]]
+    for step in reversed(steps[:-1]):
+        if step.assigned in wanted or (step.assigned is None and step.used <= wanted and "del" not in step.line):
+            kept.append(step)
+            wanted |= step.used
+    return needed(reversed(kept))
