@@ -61,6 +61,13 @@ class Build(BuildExtension.with_options(use_ninja=True)):  # type: ignore[misc]
         super().finalize_options()
         self.build_temp = str(ROOT / "build" / f"objects-{sys.implementation.cache_tag}-torch-{TORCH_VERSION}")
 
+    def run(self) -> None:
+        super().run()
+        # Read before the compiled part is loaded (torch_backplane/_release.py).
+        folder = ROOT if self.inplace else pathlib.Path(self.build_lib)
+        marker = folder / "torch_backplane" / "_built_for.py"
+        marker.write_text(f'"""Written by setup.py."""\n\nTORCH = "{TORCH_VERSION}"\n', encoding="utf-8")
+
 
 setup(
     ext_modules=[

@@ -19,6 +19,7 @@ class Settings:
         samples: at most so many sample inputs per operator and direction; 0 means all.
         timeout: seconds that one operator (in one dtype) may take before its worker is killed.
         database: where the list of ``OpInfo`` is found, as ``module:attribute``.
+        cuda_dtypes: check the dtypes that CUDA serves and the CPU lacks, in place of ``dtypes``.
         driver: value of ``TORCH_BACKPLANE_DRIVERS`` in the workers; None leaves it as it is.
     """
 
@@ -30,6 +31,7 @@ class Settings:
     timeout: float = 120.0
     database: str = OP_DB
     driver: str | None = None
+    cuda_dtypes: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtypes", tuple(self.dtypes))  # JSON brings a list

@@ -72,7 +72,8 @@ class Worker:
 
     def answer(self, request: dict[str, Any]) -> None:
         from torch_backplane.conformance import catalogue
-        from torch_backplane.conformance.check import check_entry
+        from torch_backplane.conformance.check import EntryCheck
+        from torch_backplane.conformance.cuda_dtypes import CudaDtypeCheck
 
         if "list" in request:
             self.send(entries=catalogue.entries(self.ops, self.settings))
@@ -80,14 +81,14 @@ class Worker:
         counters = _fallback_counters(self.device.type)
         if counters:
             counters.reset_fallback_counts()
-        result = check_entry(
+        check = CudaDtypeCheck if self.settings.cuda_dtypes else EntryCheck
+        result = check(
             self.ops[request["op"]],
             catalogue.named_dtype(request["dtype"]),
             self.settings,
             self.device,
-            errors=request["errors"],
             announce=lambda text: self.send(at=text),
-        )
+        ).run(errors=request["errors"] and not self.settings.cuda_dtypes)
         if counters:
             result.fallbacks = dict(counters.fallback_counts())
         self.send(result=result.to_json())
