@@ -91,7 +91,14 @@ class Call:
                 named[argument.name] = as_meta(value)
             else:
                 positional.append(as_meta(value))
-        results = overload(*positional, **named)
+        try:
+            results = overload(*positional, **named)
+        except Exception as error:
+            # Where the meta kernel is a decomposition in Python, it may refuse in words of its own making: assertions,
+            # and a tuple of strings for a message. The CPU's kernel has PyTorch's.
+            if isinstance(error, AssertionError) or str(error).startswith("('"):
+                raise _C.RunOnCPU(f"PyTorch's decomposition refuses it: {error}") from error
+            raise
         return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
     def outputs(self, like: Sequence[Any] | None = None) -> list[Any]:
