@@ -83,6 +83,13 @@ class Build(BuildExtension.with_options(use_ninja=True)):  # type: ignore[misc]
         write_table(headers, ROOT / "csrc" / "structured_metas.inc")
         super().run()
 
+    def run(self) -> None:
+        super().run()
+        # Read before the compiled part is loaded (torch_backplane/_release.py).
+        folder = ROOT if self.inplace else pathlib.Path(self.build_lib)
+        marker = folder / "torch_backplane" / "_built_for.py"
+        marker.write_text(f'"""Written by setup.py."""\n\nTORCH = "{TORCH_VERSION}"\n', encoding="utf-8")
+
 
 setup(
     ext_modules=[

@@ -17,6 +17,7 @@
 #include "cpu_mirror.h"
 #include "generator.h"
 #include "refusals.h"
+#include "wider.h"
 
 namespace backplane {
 namespace {
@@ -34,11 +35,12 @@ struct OperatorFacts {
   std::string name;
   c10::SmallVector<bool, 16> written; // per argument
   int generator = -1; // index of the Generator argument
+  const WiderRule* wider; // dtypes that its CPU kernel lacks
   bool indexes = false; // its list of optional tensors are indices, which may be CPU tensors of any shape
   std::atomic<uint64_t> calls{0};
   std::atomic<bool> warned{false};
 
-  explicit OperatorFacts(const c10::OperatorHandle& op) : name(toString(op.operator_name())) {
+  explicit OperatorFacts(const c10::OperatorHandle& op) : name(toString(op.operator_name())), wider(wider_rule(op)) {
     const auto& arguments = op.schema().arguments();
     for (size_t i = 0; i < arguments.size(); ++i) {
       written.push_back(is_written(op.schema(), arguments[i]));
@@ -280,7 +282,11 @@ void run_on_cpu(const c10::OperatorHandle& op, const c10::OperatorHandle& kernel
     if (!mirror.copies()) {
       scope.emplace(index);
     }
-    kernel.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+    if (C10_UNLIKELY(facts.wider != nullptr)) {
+      run_wider(*facts.wider, kernel, stack);
+    } else {
+      kernel.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+    }
   }
   mirror.finish();
   const size_t results = op.schema().returns().size();

@@ -1,4 +1,5 @@
 // c10's device guard for bp: current device, streams and events.
+#include <c10/core/ScalarType.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include "allocator.h"
@@ -45,8 +46,14 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
   }
 
   c10::DeviceCapability getDeviceCapability(c10::Device at) const override {
+    // By name: c10 numbers these bits otherwise than its dtypes.
+    const auto& properties = device(at.index()).properties();
     c10::DeviceCapability capability;
-    capability.capability_data.capability_bits &= device(at.index()).properties().dtypes;
+#define BACKPLANE_SET(type, name)                                       \
+  capability.capability_data.supported_scalar_types.has_##name =        \
+      properties.supports(c10::ScalarType::name) && !c10::isQIntType(c10::ScalarType::name);
+    AT_FORALL_SCALAR_TYPES_WITH_COMPLEX_AND_QINTS(BACKPLANE_SET)
+#undef BACKPLANE_SET
     return capability;
   }
 

@@ -56,6 +56,12 @@ void refuse_all(torch::Library& library, std::initializer_list<const char*> oper
   }
 }
 
+// nn.TransformerEncoder asks this before it makes a nested tensor of a padded batch for a fast path, which it also takes
+// for PrivateUse1; where the answer is no, it goes on with the padded batch.
+bool no_padding_for_nested(const at::Tensor&, const at::Tensor&) {
+  return false;
+}
+
 // Operators that would make such a tensor out of dense ones, and say so more clearly before they have begun.
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   refuse_all<Sparse>(m, {"_to_sparse", "_to_sparse.sparse_dim", "_sparse_coo_tensor_unsafe"});
@@ -69,6 +75,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   refuse_all<Nested>(
       m, {"_nested_tensor_from_tensor_list", "_nested_tensor_from_mask", "_nested_from_padded",
           "_nested_view_from_buffer"});
+  m.impl("_nested_tensor_from_mask_left_aligned", &no_padding_for_nested);
   refuse_all<Mkldnn>(m, {"to_mkldnn"});
 }
 

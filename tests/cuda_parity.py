@@ -23,10 +23,14 @@ class Verdict(NamedTuple):
     note: str = ""  # renamed: the new name; refused and absent: the reason
 
 
+_LEGACY_DTYPES = ("BFloat16", "Bool", "Byte", "Char", "Double", "Float", "Half", "Int", "Long", "Short")
+
 SAME = """
-    AcceleratorError Event ExternalStream MemPool OutOfMemoryError Stream StreamContext caching_allocator_alloc
-    caching_allocator_delete caching_allocator_disabled caching_allocator_enable can_device_access_peer current_device
-    current_stream default_generators default_stream device device_count device_memory_used device_of empty_cache
+    AcceleratorError ComplexDoubleStorage ComplexFloatStorage Event ExternalStream MemPool OutOfMemoryError Stream
+    StreamContext amp amp.GradScaler amp.amp_definitely_not_available amp.autocast amp.custom_bwd amp.custom_fwd
+    caching_allocator_alloc caching_allocator_delete caching_allocator_disabled caching_allocator_enable
+    can_device_access_peer current_device current_stream default_generators default_stream device device_count
+    device_memory_used device_of empty_cache
     get_allocator_backend get_device_capability get_device_name get_device_properties get_per_process_memory_fraction
     get_rng_state get_rng_state_all get_stream_from_external host_memory_stats host_memory_stats_as_nested_dict init
     initial_seed is_available is_bf16_supported is_initialized is_tf32_supported manual_seed manual_seed_all
@@ -35,7 +39,8 @@ SAME = """
     reset_accumulated_host_memory_stats reset_accumulated_memory_stats reset_max_memory_allocated
     reset_max_memory_cached reset_peak_host_memory_stats reset_peak_memory_stats seed seed_all set_device
     set_per_process_memory_fraction set_rng_state set_rng_state_all set_stream stream streams synchronize use_mem_pool
-""".split()  # noqa: SIM905 - seventy quoted names would be harder to read
+""".split()  # noqa: SIM905 - eighty quoted names would be harder to read
+SAME += [f"{dtype}{kind}" for dtype in _LEGACY_DTYPES for kind in ("Storage", "Tensor")]
 
 RENAMED = {"DeferredCudaCallError": "DeferredBpCallError"}
 
@@ -51,7 +56,7 @@ REFUSED = {
 }
 
 _GRAPHS = "capture and replay of graphs is not there yet"
-_LEGACY = "PyTorch's deprecated typed tensors and storages: torch.empty(..., dtype=..., device='bp')"
+_SPARSE = "bp tensors are strided"
 _ARCHITECTURES = "kernels are compiled for the device at hand, not for a list of architectures"
 _CUDA_TYPES = "an annotation of torch.cuda's own code"
 _CUDA_LIBRARY = "a handle of CUDA's libraries"
@@ -66,8 +71,7 @@ ABSENT = {
     "Device": _CUDA_TYPES,
     "GreenContext": _GREEN_CONTEXTS,
     "PYTORCH_RELEASES_CODE_CC": _ARCHITECTURES,
-    "amp": "deprecated in torch.cuda: torch.autocast('bp') and torch.amp.GradScaler('bp')",
-    "amp.*": "deprecated in torch.cuda: torch.autocast('bp') and torch.amp.GradScaler('bp')",
+    **{f"amp.{name}": "torch.bp.amp is one file" for name in ("autocast_mode", "common", "grad_scaler")},
     "check_error": _CUDA_RUNTIME,
     "comm": "copies between devices for DataParallel, which PyTorch writes for CUDA alone",
     "comm.*": "copies between devices for DataParallel, which PyTorch writes for CUDA alone",
@@ -99,17 +103,10 @@ ABSENT = {
     "profiler": "switches NVIDIA's profilers",
     "profiler.*": "switches NVIDIA's profilers",
     "set_sync_debug_mode": "synchronizing operations are not reported yet",
-    "sparse": _LEGACY,
-    "sparse.*": _LEGACY,
+    "sparse": _SPARSE,
+    "sparse.*": _SPARSE,
     "tunable": "tuned choice among matrix products is not there yet",
     "tunable.*": "tuned choice among matrix products is not there yet",
-    **{
-        f"{dtype}{kind}": _LEGACY
-        for dtype in ("BFloat16", "Bool", "Byte", "Char", "Double", "Float", "Half", "Int", "Long", "Short")
-        for kind in ("Storage", "Tensor")
-    },
-    "ComplexDoubleStorage": _LEGACY,
-    "ComplexFloatStorage": _LEGACY,
 }
 
 TABLE = (

@@ -214,3 +214,50 @@ class TestSetupScript:
         notes = (machine / "notes").read_text()
         assert "install torch==0.mine" in notes
         assert "torch==0.default" not in notes
+
+
+class TestAnotherTorchThanCompiledFor:
+    """`torch_backplane._built_for`, which the build writes, is read before the compiled part is loaded."""
+
+    def run(
+        self, folder: pathlib.Path, program: str, compiled_for: str = "2.12.1", **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        (folder / "sitecustomize.py").write_text(
+            "import sys, types\n"
+            f"sys.modules['torch_backplane._built_for'] = types.SimpleNamespace(TORCH={compiled_for!r})\n"
+        )
+        return python("-c", program, cwd=folder, PYTHONPATH=str(folder), **environment)
+
+    def test_an_import_is_refused_with_the_command_that_mends_it(self, tmp_path: pathlib.Path) -> None:
+        for program in ("import torch_backplane", "import torch; import torch_backplane"):
+            finished = self.run(tmp_path, program, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+            assert finished.returncode == 1
+            assert "ImportError: torch_backplane was compiled for torch 2.12.1, and torch 2." in finished.stderr
+            assert "pip install --no-build-isolation --force-reinstall --no-deps ." in finished.stderr
+
+    def test_nothing_compiled_is_loaded(self, tmp_path: pathlib.Path) -> None:
+        program = (
+            "import sys, torch\n"
+            "try: import torch_backplane\n"
+            "except ImportError: pass\n"
+            "assert 'torch_backplane._C' not in sys.modules\n"
+            "assert torch._C._get_privateuse1_backend_name() == 'privateuseone'"
+        )
+        for autoload in ("0", "1"):
+            assert self.run(tmp_path, program, TORCH_DEVICE_BACKEND_AUTOLOAD=autoload).returncode == 0
+
+    def test_torch_warns_once_and_works(self, tmp_path: pathlib.Path) -> None:
+        program = "import torch; assert (torch.ones(2) + 1).sum() == 4; assert not hasattr(torch, 'bp')"
+        finished = self.run(tmp_path, program)
+        assert finished.returncode == 0, finished.stderr
+        assert finished.stderr.count("compiled for torch 2.12.1") == 1
+        again = self.run(tmp_path, "import torch; import torch_backplane")
+        assert again.returncode == 1
+        assert "ImportError: torch_backplane was compiled for torch 2.12.1" in again.stderr
+
+    def test_another_patch_release_fits(self) -> None:
+        from torch_backplane._release import release
+
+        assert release("2.13.0+cpu") == release("2.13.1") == release("2.13.0+cu128")
+        assert release("2.13.0") != release("2.14.0")
+        assert release("2.15.0a0+git1234567") != release("2.15.0a0+git7654321") != release("2.15.0")

@@ -220,12 +220,14 @@ def test_subclasses_and_python_attributes() -> None:
 
 
 def test_sharing_between_processes_is_refused() -> None:
-    """Memory of a device belongs to its process: every way into another one says so."""
+    """Memory of a device belongs to its process. PyTorch's share_memory_ does nothing to what is not on the CPU."""
     x = torch.ones(2, device="bp")
-    for share in (x.share_memory_, x.untyped_storage().share_memory_, nn.Linear(2, 2).to("bp").share_memory):
+    assert x.share_memory_() is x
+    assert x.untyped_storage().share_memory_().device.type == "bp"
+    nn.Linear(2, 2).to("bp").share_memory()
+    for share in (x.untyped_storage()._share_fd_cpu_, x.untyped_storage()._share_filename_cpu_):
         with pytest.raises(NotImplementedError, match="bp memory belongs to the process that allocated it"):
             share()
-    assert not x.is_shared()
     assert torch.ones(2).share_memory_().is_shared()
 
 

@@ -7,6 +7,7 @@ Importing this package gives PyTorch the device type `bp` and the module `torch.
 from __future__ import annotations
 
 import sys
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,24 +19,23 @@ def _autoload() -> None:
 
     Defined first: where this module is imported before torch, torch asks for it while it is imported here.
     """
+    if _misfit is not None:
+        warnings.warn(f"there is no bp in this process: {_misfit}", stacklevel=2)
+        sys.modules.pop(__name__, None)  # so that whoever imports it gets the error
 
+
+_misfit: str | None = None
 
 import torch  # noqa: E402
 
-# PyTorch's name for the device type must be set before the compiled part registers anything under it.
-torch.utils.rename_privateuse1_backend("bp")
+from torch_backplane import _release  # noqa: E402
 
-from torch_backplane import accelerator, ending, interop, plans, printing, settings  # noqa: E402
-
-settings.apply()
-ending.install()
-torch._register_device_module("bp", accelerator)
-torch.utils.generate_methods_for_privateuse1_backend(for_packed_sequence=True, for_storage=True)
-printing.install()
-interop.install()
-# `import torch.bp.streams` finds the module that is there instead of loading it a second time.
-for _name in ("memory", "random", "streams"):
-    sys.modules[f"torch.bp.{_name}"] = getattr(accelerator, _name)
+_misfit = _release.misfit(torch.__version__)
+_torch_is_importing_us = getattr(torch.__spec__, "_initializing", False)
+if _misfit is not None and not _torch_is_importing_us:
+    raise ImportError(_misfit)
+if _misfit is None:
+    from torch_backplane import _install, plans  # noqa: F401
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "elementwise", "plans"]

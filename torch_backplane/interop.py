@@ -31,14 +31,6 @@ def _refuse_for_bp(storage_method: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-def _never_shared(is_shared: Callable[[torch.UntypedStorage], bool]) -> Callable[[torch.UntypedStorage], bool]:
-    @functools.wraps(is_shared)
-    def method(self: torch.UntypedStorage) -> bool:
-        return self.device.type != "bp" and is_shared(self)
-
-    return method
-
-
 def _extension_device(dlpack_device: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
     """PyTorch knows kDLExtDev for the device type by its original name only, not by the name that it was given."""
 
@@ -79,7 +71,7 @@ def _unscale_without_float64(unscale: Callable[..., None]) -> Callable[..., None
 
     @functools.wraps(unscale)
     def method(self: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
-        scale = self._scale
+        scale = getattr(self, "_scale", None)  # one that is not enabled has none
         if (
             scale is None
             or scale.device.type != "bp"
@@ -98,12 +90,11 @@ def _unscale_without_float64(unscale: Callable[..., None]) -> Callable[..., None
 
 def install() -> None:
     """Put the functions above in front of PyTorch's."""
-    for name in ("share_memory_", "_share_fd_cpu_", "_share_filename_cpu_"):
+    for name in ("_share_fd_cpu_", "_share_filename_cpu_"):
         setattr(torch.UntypedStorage, name, _refuse_for_bp(getattr(torch.UntypedStorage, name)))
     # By name: torch.nn.parallel.data_parallel is the function, not its module.
     data_parallel = importlib.import_module("torch.nn.parallel.data_parallel")
     for owner, name, wrap in (
-        (torch.UntypedStorage, "is_shared", _never_shared),
         (torch.Tensor, "__dlpack_device__", _extension_device),
         (torch.amp.GradScaler, "unscale_", _unscale_without_float64),
         (data_parallel, "_get_available_device_type", _no_data_parallel),

@@ -25,17 +25,17 @@ def _is_bp(tensor: Tensor) -> bool:
 
 def _on_cpu_if_small(render: Callable[..., str]) -> Callable[..., str]:
     @functools.wraps(render)
-    def wrapper(tensor: Tensor, *args: Any) -> str:
-        small = _is_bp(tensor) and tensor.numel() <= _tensor_str.PRINT_OPTS.threshold
-        return render(tensor.cpu() if small else tensor, *args)
+    def wrapper(self: Tensor, *args: Any, **kwargs: Any) -> str:  # named as PyTorch's first parameter is
+        small = _is_bp(self) and self.numel() <= _tensor_str.PRINT_OPTS.threshold
+        return render(self.cpu() if small else self, *args, **kwargs)
 
     return wrapper
 
 
 def _to_cpu(summarize: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     @functools.wraps(summarize)
-    def wrapper(tensor: Tensor) -> Tensor:
-        summary = summarize(tensor)
+    def wrapper(self: Tensor) -> Tensor:
+        summary = summarize(self)
         return summary.cpu() if _is_bp(summary) else summary
 
     return wrapper

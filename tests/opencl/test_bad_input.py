@@ -476,3 +476,14 @@ def test_differences_of_bools_are_pytorchs_error() -> None:
     for call in (lambda: x - 2, lambda: 2 - x, lambda: x - x):
         with pytest.raises(RuntimeError, match="Subtraction, the `-` operator, with"):
             call()
+
+
+def test_errors_are_in_the_words_of_pytorchs_kernels() -> None:
+    """Not in those of its decompositions, nor of ours."""
+    x, classes = torch.randn(3, 4), torch.tensor([0, 1, 2])
+    for weight in (torch.ones(3), torch.ones(4, 1)):
+        refused_alike(lambda x, t, w: torch.nn.functional.nll_loss(x, t, weight=w), x, classes, weight)
+    refused_alike(lambda a: torch.addcdiv(a, a, a), torch.ones(3, dtype=torch.int64))
+    for dtype in (torch.bool, torch.int64):
+        for spread in (torch.var, torch.std, torch.var_mean, torch.std_mean):
+            refused_alike(spread, torch.ones(3, dtype=dtype))

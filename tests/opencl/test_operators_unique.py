@@ -9,6 +9,8 @@ import pytest
 import torch
 from agreement import DEVICE, agrees
 
+from torch_backplane import _C
+
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool]
 ASKED = list(itertools.product([False, True], repeat=2))
 
@@ -97,6 +99,28 @@ def test_histc(dtype: torch.dtype, bins: int) -> None:
     agrees(lambda x: torch.histc(x[:0], bins, 1, 2), x)
     agrees(lambda x: torch.histc(torch.ones_like(x), bins), x)
     agrees(lambda x, out: torch.histc(x, bins, -1, 1, out=out), x, torch.zeros(bins, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64], ids=str)
+def test_histc_of_integers_is_computed_in_integers(dtype: torch.dtype) -> None:
+    """As on CUDA; the CPU has none. The places are exact, where float64 would find another bin at some borders."""
+    experts = torch.tensor([0, 3, 3, 1, 7, 2, 0, 0, 9, 100]).to(dtype)
+    x = experts.to("bp")
+    _C.reset_fallback_counts()
+    for bins, least, most in ((8, 0, 7), (5, 0, 0), (3, 1, 1), (10, 0, 6), (7, 1.9, 3.9)):
+        low, high = int(least), int(most)
+        low, high = (int(experts.min()), int(experts.max())) if low == high else (low, high)
+        low, high = (low - 1, high + 1) if low == high else (low, high)
+        expected = [0] * bins
+        for value in experts.tolist():
+            if low <= value <= high:
+                expected[min((value - low) * bins // (high - low), bins - 1)] += 1
+        for device in (x, x.repeat_interleave(2)[::2]):
+            found = torch.histc(device, bins, least, most)
+            assert (found.dtype, found.tolist()) == (dtype, expected), (bins, least, most)
+        out = torch.zeros(bins, dtype=dtype, device="bp")
+        assert torch.histc(x, bins, least, most, out=out).tolist() == expected
+    assert not _C.fallback_counts()
 
 
 def test_histc_leaves_out_what_is_beyond_and_nan() -> None:

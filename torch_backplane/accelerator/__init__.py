@@ -12,7 +12,7 @@ from typing import Any
 
 from torch._C import AcceleratorError, OutOfMemoryError
 
-from torch_backplane.accelerator import _utils, memory, random, streams
+from torch_backplane.accelerator import _utils, amp, legacy, memory, random, streams
 from torch_backplane.accelerator.devices import (
     _exchange_device,
     _maybe_exchange_device,
@@ -111,6 +111,8 @@ __all__ = [
     "OutOfMemoryError",
     "Stream",
     "StreamContext",
+    *legacy.NAMES,
+    "amp",
     "caching_allocator_alloc",
     "caching_allocator_delete",
     "caching_allocator_disabled",
@@ -191,4 +193,6 @@ def __getattr__(name: str) -> Any:
         return random._generators()
     if name == "_initialized":
         return is_initialized()
+    if name in legacy.NAMES:
+        return globals().setdefault(name, legacy.named(name))
     raise AttributeError(f"module 'torch.bp' has no attribute {name!r}")

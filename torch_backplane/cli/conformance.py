@@ -18,6 +18,9 @@ EXAMPLES = 20  # fallbacks shown
 
 def conformance(
     device: Annotated[str, typer.Option(help="Device under test.")] = "bp",
+    cuda_dtypes: Annotated[
+        bool, typer.Option("--cuda-dtypes", help="Instead of --dtypes: what CUDA serves and the CPU lacks.")
+    ] = False,
     driver: Annotated[str, typer.Option(help="Sets TORCH_BACKPLANE_DRIVERS for the workers.")] = "",
     dtypes: Annotated[str, typer.Option(help="Names of dtypes, with commas between them.")] = "float32",
     match: Annotated[str, typer.Option(metavar="REGEX", help="Only operators whose full name matches.")] = "",
@@ -53,6 +56,7 @@ def conformance(
             samples=samples,
             forms=forms,
             timeout=timeout,
+            cuda_dtypes=cuda_dtypes,
             driver=driver or None,
             **({"database": database} if database else {}),
         )

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from torch_backplane.conformance.cuda_dtypes import lacking_on_cpu
 from torch_backplane.conformance.settings import Settings
 
 # Handed out first, so that none of them is what everybody waits for at the end.
@@ -72,15 +73,19 @@ def entries(ops: dict[str, Any], settings: Settings) -> list[tuple[str, str]]:
         raise ValueError(f"malformed --match {settings.match!r}: {error}") from error
     wanted = [named_dtype(name) for name in settings.dtypes]
     names = [name for name in ops if pattern.search(name)]
-    selected = [
-        (name, str(dtype).removeprefix("torch."))
-        for dtype in dict.fromkeys(wanted)
-        for name in names
-        if dtype in ops[name].supported_dtypes("cpu")
-    ]
+    if settings.cuda_dtypes:
+        selected = [(name, dtype) for name in names for dtype in lacking_on_cpu(ops[name])]
+    else:
+        selected = [
+            (name, dtype) for dtype in dict.fromkeys(wanted) for name in names if _has(ops[name], dtype)
+        ]
     if not selected:
-        raise ValueError(
-            f"no operator of {settings.database} matches {settings.match!r} in {', '.join(settings.dtypes)}"
-        )
+        dtypes = "a dtype that only CUDA serves" if settings.cuda_dtypes else ", ".join(settings.dtypes)
+        raise ValueError(f"no operator of {settings.database} matches {settings.match!r} in {dtypes}")
     order = {name: rank for rank, name in enumerate(_SLOW)}
-    return sorted(selected, key=lambda entry: order.get(entry[0], len(order)))
+    named = [(name, str(dtype).removeprefix("torch.")) for name, dtype in selected]
+    return sorted(named, key=lambda entry: order.get(entry[0], len(order)))
+
+
+def _has(op: Any, dtype: torch.dtype) -> bool:
+    return dtype in op.supported_dtypes("cpu")

@@ -72,7 +72,8 @@ class Worker:
 
     def answer(self, request: dict[str, Any]) -> None:
         from torch_backplane.conformance import catalogue
-        from torch_backplane.conformance.check import check_entry
+        from torch_backplane.conformance.check import EntryCheck
+        from torch_backplane.conformance.cuda_dtypes import CudaDtypeCheck
         from torch_backplane.conformance.forms_check import check_forms
 
         if "list" in request:
@@ -86,7 +87,10 @@ class Worker:
         if self.settings.forms:
             result = check_forms(op, dtype, self.settings, self.device, announce)
         else:
-            result = check_entry(op, dtype, self.settings, self.device, errors=request["errors"], announce=announce)
+            check = CudaDtypeCheck if self.settings.cuda_dtypes else EntryCheck
+            result = check(op, dtype, self.settings, self.device, announce=announce).run(
+                errors=request["errors"] and not self.settings.cuda_dtypes
+            )
         if counters:
             result.fallbacks = dict(counters.fallback_counts())
         self.send(result=result.to_json())

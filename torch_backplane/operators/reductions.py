@@ -350,6 +350,8 @@ def spread(correction: float, root: bool, with_mean: bool) -> Callable[[torch.dt
 def _declare_spread(name: str, root: bool, with_mean: bool) -> None:
     @operator(f"{name}.correction", by_value=("correction",), dtypes="complex")
     def plan(call: Call, self: torch.Tensor, dim: Dims, correction: float | None, keepdim: bool) -> Any:
+        if not (self.is_floating_point() or self.is_complex()):
+            raise RunOnCPU("no variance of integers")  # refused there
         degrees = 1.0 if correction is None else float(correction)
         if self.is_complex():
             return complex_spread(call, self, dim, degrees, keepdim, root, with_mean)

@@ -131,8 +131,11 @@ def _ranks(rows: torch.Tensor) -> torch.Tensor:
 @operator("histc", by_value=["min", "max"])
 def histc(call: Call, self: torch.Tensor, bins: int, least: float, most: float) -> torch.Tensor:
     """Waits for the range, unless it is given."""
-    if self.dtype not in (torch.float32, torch.float64) or bins <= 0:
+    integers = self.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+    if not (integers or self.dtype in (torch.float32, torch.float64)) or bins <= 0:
         raise RunOnCPU("another dtype, or no bins")
+    if integers:  # as on CUDA, where the range is of the same dtype
+        least, most = torch.tensor([least, most]).to(self.dtype).tolist()
     if least == most and self.numel():
         least, most = torch.stack([self.amin(), self.amax()]).tolist()
     if not (math.isfinite(least) and math.isfinite(most) and least <= most):
@@ -146,12 +149,17 @@ def histc(call: Call, self: torch.Tensor, bins: int, least: float, most: float) 
 
     def place(x: Expression, first: Expression, last: Expression) -> tuple[Expression, Expression]:
         within = (x >= first) & (x <= last)
+        if integers:
+            at = f.floor_divide((f.where(within, x, first) - first) * bins, last - first)
+            return f.minimum(at, bins - 1), within.to(torch.int32)
         at = f.minimum((f.where(within, x, first) - first) * float(bins) / (last - first), float(bins - 1))
         return at.to(torch.int64), within.to(torch.int32)
 
     index = torch.empty(self.shape, dtype=torch.int64, device=self.device)
     counted = torch.empty_like(index, dtype=torch.int32)
-    numbers = [(least, self.dtype), (most, self.dtype)]
-    run_pointwise(place, [index, counted], [self], numbers, key=("histc", bins), name="histc")
+    compute = torch.int64 if integers else self.dtype
+    numbers = [(least, compute), (most, compute)]
+    key = ("histc", bins, integers)
+    run_pointwise(place, [index, counted], [self], numbers, key=key, compute=compute, name="histc")
     counts = torch.zeros(bins, dtype=torch.int32, device=self.device)
     return out.copy_(counts.index_add_(0, index.view(-1), counted.view(-1)))

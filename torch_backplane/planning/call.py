@@ -116,17 +116,18 @@ class Call:
             if argument.kwarg_only:
                 named[argument.name] = value
             else:
-                positional.append(as_meta(value))
+                positional.append(value)
         try:
             results = overload(*positional, **named)
-        except NotImplementedError as error:
-            if any(isinstance(one, _C.Number) and one.tensor is not None for one in flatten(values)):
+        except Exception as error:
+            numbers = (one for one in flatten(self.arguments) if isinstance(one, _C.Number))
+            if isinstance(error, NotImplementedError) and any(one.tensor is not None for one in numbers):
                 raise _C.RunOnCPU("a CPU tensor without dimensions, for which there is no meta kernel") from error
+            # Where the meta kernel is a decomposition in Python, it may refuse in words of its own making: assertions,
+            # and a tuple of strings for a message. The CPU's kernel has PyTorch's.
+            if isinstance(error, AssertionError) or str(error).startswith("('"):
+                raise _C.RunOnCPU(f"PyTorch's decomposition refuses it: {error}") from error
             raise
-
-
-                positional.append(value)
-        results = overload(*positional, **named)
         return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
     def outputs(

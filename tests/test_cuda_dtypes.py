@@ -1,0 +1,53 @@
+"""What CUDA serves in a dtype that the CPU lacks: a sample of `conformance --cuda-dtypes`, in this process."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+
+from torch_backplane.conformance import Settings
+from torch_backplane.conformance.catalogue import load
+from torch_backplane.conformance.cuda_dtypes import CudaDtypeCheck, lacking_on_cpu
+
+ENTRIES = [
+    ("histc", torch.int64), ("histc", torch.uint8), ("trace", torch.bool), ("abs", torch.bool),
+    ("nn.functional.multi_margin_loss", torch.float16), ("nn.functional.avg_pool3d", torch.bfloat16),
+    ("nn.functional.rrelu", torch.float16), ("exp", torch.complex32), ("angle", torch.complex32),
+    ("sum", torch.complex32), ("prod", torch.complex32), ("fft.rfft", torch.float16), ("fft.ihfft2", torch.float16),
+    ("fft.hfft", torch.complex32), ("nansum", torch.complex128), ("nanmean", torch.complex64),
+]  # fmt: skip
+
+
+@functools.cache
+def database() -> dict[str, Any]:
+    return load(Settings().database)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "dtype"), ENTRIES, ids=str)
+def test_entry(name: str, dtype: torch.dtype) -> None:
+    op = database()[name]
+    assert dtype in lacking_on_cpu(op)
+    settings = Settings(grad=True, samples=3, cuda_dtypes=True)
+    result = CudaDtypeCheck(op, dtype, settings, torch.device("bp", 0), lambda text: None).run(errors=False)
+    assert result.status == "passed", result.findings
+
+
+def test_results_have_the_dtype_of_promotion() -> None:
+    half = torch.ones(2, dtype=torch.complex32, device="bp")
+    assert torch.exp(half).dtype == torch.complex32
+    assert torch.angle(half).dtype == torch.float16
+    assert torch.div(half, torch.ones(2, device="bp")).dtype == torch.complex64
+    assert torch.sum(half, dtype=torch.complex64).dtype == torch.complex64
+    out = torch.empty(0, dtype=torch.complex64, device="bp")
+    assert torch.exp(half, out=out) is out
+    assert out.shape == (2,)
+    assert half.exp_() is half
+
+
+def test_other_dtypes_are_refused_as_on_the_cpu() -> None:
+    with pytest.raises(NotImplementedError, match="not implemented for 'Half'"):
+        torch.linalg.inv(torch.eye(2, dtype=torch.float16, device="bp"))

@@ -1,0 +1,160 @@
+"""Backplane is installed, and other devices see nothing of it: each name of PyTorch that it replaces gives them
+PyTorch's own behaviour.
+
+`REPLACED` names what is replaced and how other devices are asked; what is replaced in fact is found by comparing
+PyTorch before and after.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+# Run in a process without Backplane, and in one with it: what they print must be the same.
+PREAMBLE = """
+import warnings
+warnings.simplefilter("ignore")
+import json, torch
+from torch import _tensor_str
+import torch.nn.parallel.data_parallel, importlib
+data_parallel = importlib.import_module("torch.nn.parallel.data_parallel")
+
+def told(function, *args, **kwargs):
+    try:
+        return repr(function(*args, **kwargs))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+x = torch.arange(6.0).reshape(2, 3)
+meta = torch.empty(2, 3, device="meta")
+found = []
+"""
+
+SCALERS = """
+import itertools
+for device, enabled, scaled in itertools.product(("cpu", "cuda", "meta"), (True, False), (True, False)):
+    for form in ("unscale_(optimizer)", "unscale_(optimizer=optimizer)", "unscale_()", "step(optimizer)"):
+        parameter = torch.nn.Parameter(torch.ones(2))
+        optimizer = torch.optim.SGD([parameter], lr=0.5)
+        scaler = torch.amp.GradScaler(device, enabled=enabled, init_scale=4.0)
+        if scaled:
+            found.append(told(lambda: scaler.scale(parameter.sum()).backward()))
+        found.append(told(eval, f"scaler.{form}", {"scaler": scaler, "optimizer": optimizer}))
+        found.append(told(lambda: parameter.tolist()))
+        found.append(told(lambda: parameter.grad.tolist()))
+"""
+
+DLPACK = """
+for t in (x, meta, x.to_sparse(), x.requires_grad_()):
+    found += [told(t.__dlpack_device__), told(torch.Tensor.__dlpack_device__, t), told(torch.Tensor.__dlpack_device__)]
+found += [told(torch.Tensor.__dlpack_device__, 3), told(x.__dlpack_device__, 1), told(x.__dlpack_device__, x=1)]
+"""
+
+SHARING = """
+for name in ("_share_fd_cpu_", "_share_filename_cpu_"):
+    for t in (torch.ones(2), torch.empty(0)):
+        storage = t.untyped_storage()
+        found.append(told(lambda: len(getattr(storage, name)())))
+        found.append(told(lambda: (storage.is_shared(), t.tolist())))
+    found.append(told(getattr(meta.untyped_storage(), name)))
+    found.append(told(getattr(torch.ones(1).untyped_storage(), name), 1, 2, 3))
+    found.append(told(getattr(torch.ones(1).untyped_storage(), name), unknown=1))
+"""
+
+PRINTING = """
+for t in (x, meta, x.to(torch.complex64), x.to_sparse(), torch.empty(0), torch.zeros(3000), torch.tensor(1), x > 2,
+          torch.nn.Parameter(x), x.half(), torch.rand(2000, 2) > 3):
+    found += [repr(t), told(t.__repr__, tensor_contents="contents"), told(_tensor_str._str, t)]
+    found += [told(_tensor_str._tensor_str, t, 4), told(_tensor_str._tensor_str, t, indent=4)]
+    found += [told(_tensor_str._tensor_str, self=t, indent=4), told(_tensor_str._tensor_str, t)]
+    found += [told(_tensor_str.get_summarized_data, t), told(_tensor_str.get_summarized_data, self=t)]
+"""
+
+DATA_PARALLEL = """
+found.append(told(data_parallel._get_available_device_type))
+found.append(told(data_parallel._get_available_device_type, 1))
+linear = torch.nn.Linear(3, 1)
+with torch.no_grad():
+    linear.weight.fill_(1.0), linear.bias.fill_(0.0)
+found.append(told(lambda: torch.nn.DataParallel(linear)(x).tolist()))
+"""
+
+REPLACED = {
+    "torch.amp.grad_scaler.GradScaler.unscale_": SCALERS,
+    "torch.Tensor.__dlpack_device__": DLPACK,
+    "torch.storage.UntypedStorage._share_fd_cpu_": SHARING,
+    "torch.storage.UntypedStorage._share_filename_cpu_": SHARING,
+    "torch._tensor_str._tensor_str": PRINTING,
+    "torch._tensor_str.get_summarized_data": PRINTING,
+    "torch.nn.parallel.data_parallel._get_available_device_type": DATA_PARALLEL,
+}
+
+COMPARE = """
+import json, sys, types, warnings
+warnings.simplefilter("ignore")
+import torch, torch.multiprocessing, torch.fx, torch.distributed, torch.utils.dlpack, torch.nn.parallel
+
+def is_code(value):
+    return callable(value) or isinstance(value, (property, staticmethod, classmethod))
+
+def names():
+    found = {}
+    for module_name, module in list(sys.modules.items()):
+        if module_name.partition(".")[0] != "torch" or not isinstance(module, types.ModuleType):
+            continue
+        for key, value in list(vars(module).items()):
+            if is_code(value):
+                found[f"{module_name}.{key}"] = value
+            if isinstance(value, type) and value.__module__.partition(".")[0] == "torch":
+                for inner, member in list(vars(value).items()):
+                    if is_code(member):
+                        found[f"{value.__module__}.{value.__qualname__}.{inner}"] = member
+    return found
+
+before = names()
+import torch_backplane
+after = names()
+# pybind11 makes the members of an enumeration anew each time that one is asked for.
+print(json.dumps(sorted(
+    name for name, value in before.items() if after.get(name, value) is not value and not name.startswith("torch._C.")
+)))
+"""
+
+
+def run(program: str, **environment: str) -> str:
+    finished = subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | environment, capture_output=True, text=True, timeout=240
+    )
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout.strip().splitlines()[-1]
+
+
+def test_each_replaced_name_is_known() -> None:
+    """A new one without a test fails here, and one that is replaced no more."""
+    assert json.loads(run(COMPARE, TORCH_DEVICE_BACKEND_AUTOLOAD="0")) == sorted(REPLACED)
+
+
+@pytest.fixture(scope="module")
+def answers() -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """What PyTorch says without Backplane, and with it."""
+    parts = {SCALERS: "SCALERS", DLPACK: "DLPACK", SHARING: "SHARING", PRINTING: "PRINTING", DATA_PARALLEL: "PARALLEL"}
+    program = PREAMBLE + "all = {}\n"
+    for text, name in parts.items():
+        program += f"found = []\n{text}\nall[{name!r}] = found\n"
+    program += "print(json.dumps(all))"
+    alone = json.loads(run(program, TORCH_DEVICE_BACKEND_AUTOLOAD="0"))
+    together = json.loads(run(program, TORCH_DEVICE_BACKEND_AUTOLOAD="1", TORCH_BACKPLANE_HOST_DEVICES="0"))
+    names = {name: text for text, name in parts.items()}
+    return ({names[key]: said for key, said in alone.items()}, {names[key]: said for key, said in together.items()})
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_other_devices_see_pytorch_itself(name: str, answers: tuple[dict, dict]) -> None:
+    alone, together = answers
+    text = REPLACED[name]
+    assert len(alone[text]) > 2
+    assert together[text] == alone[text]

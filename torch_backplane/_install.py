@@ -1,0 +1,22 @@
+"""What importing torch_backplane does to PyTorch, in this order."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+# PyTorch's name for the device type must be set before the compiled part registers anything under it.
+torch.utils.rename_privateuse1_backend("bp")
+
+from torch_backplane import accelerator, ending, interop, printing, settings  # noqa: E402
+
+settings.apply()
+ending.install()
+torch._register_device_module("bp", accelerator)
+torch.utils.generate_methods_for_privateuse1_backend(for_packed_sequence=True, for_storage=True)
+printing.install()
+interop.install()
+# `import torch.bp.streams` finds the module that is there instead of loading it a second time.
+for _name in ("amp", "memory", "random", "streams"):
+    sys.modules[f"torch.bp.{_name}"] = getattr(accelerator, _name)
