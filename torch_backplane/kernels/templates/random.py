@@ -21,7 +21,7 @@ from torch_backplane.kernels.templates.source import Call, make_call, small_grou
 from torch_backplane.kernels.templates.spelling import lane_count
 
 # Of integers, an element has one word for ranges up to this one: the remainder makes some of them likelier than others,
-# by the range's share of 2^32 at most.
+# by the range's share of 2^32 at most. Powers of two have no such remainder.
 NARROW_RANGE = 2**20
 
 # How many words of the generator a call uses up: every element has a counter of its own within this.
@@ -130,7 +130,8 @@ def fill_integers(dialect: Dialect, out: torch.Tensor, base: int, count: int, se
     numbers: dict[str, tuple[torch.dtype, Any]] = {"base": (torch.int64, base), "range": (torch.uint64, count % 2**64)}
     element = "x = TO_VALUE(TO_INT64((range == 0 ? TO_UINT64(draw) : TO_UINT64(draw) % range) + (uint64)base));"
     outputs, value = {"out": (out, "x")}, value_dtype(out.dtype)
-    return _call("integers", dialect, outputs, {}, element, value, numbers, seed, offset, wide=count > NARROW_RANGE)
+    wide = count > NARROW_RANGE and 2**32 % count != 0
+    return _call("integers", dialect, outputs, {}, element, value, numbers, seed, offset, wide=wide)
 
 
 def _call(
