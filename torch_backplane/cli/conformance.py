@@ -31,6 +31,8 @@ def conformance(
     jobs: Annotated[int, typer.Option(min=0, help="Worker processes; 0 means one per core.")] = 0,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one operator may take.")] = 120.0,
     database: Annotated[str, typer.Option(metavar="MODULE:NAME", help="Another list of OpInfo.")] = "",
+    accuracy: Annotated[bool, typer.Option("--accuracy", help="Measure how exact sums are, instead.")] = False,
+    elements: Annotated[int, typer.Option(min=100, help="With --accuracy: at most so many summands.")] = 10**7,
     list_only: Annotated[bool, typer.Option("--list", help="Only list what would run.")] = False,
     numbers: Annotated[bool, typer.Option("--numbers", help="Try numbers in every operator that takes one.")] = False,
 ) -> None:
@@ -61,8 +63,10 @@ def conformance(
             **({"database": database} if database else {}),
         )
         if list_only:
-            _list(settings)
+            _list(settings, accuracy)
             return
+        if accuracy:
+            raise typer.Exit(0 if _accuracy(settings, elements, json_file, console) else 1)
         report = _run(settings, jobs, console)
     except (ConformanceError, ValueError) as error:
         fail(str(error))
@@ -83,12 +87,59 @@ def _try_numbers(device: str, driver: str, dtypes: str, match: str, json_file: s
     return subprocess.call(program, env=environment)
 
 
-def _list(settings: Settings) -> None:
+def _list(settings: Settings, accuracy: bool) -> None:
+    if accuracy:
+        from torch_backplane.conformance.accuracy import chosen
+
+        print(*(case.name for case in chosen(settings.match)), sep="\n")
+        return
     from torch_backplane.conformance import WorkerPool
 
     with WorkerPool(settings, jobs=1) as pool:
         for op, dtype in pool.entries():
             print(op, dtype)
+
+
+def _accuracy(settings: Settings, elements: int, json_file: str, console: Console) -> bool:
+    """In this process, which has found no devices yet. The table is Markdown; whether all is well."""
+    import os
+
+    import torch
+    from rich.box import MARKDOWN
+    from rich.table import Table
+
+    from torch_backplane.cli.console import write_json
+    from torch_backplane.conformance import ConformanceError
+    from torch_backplane.conformance.accuracy import AccuracyReport, chosen, measure
+    from torch_backplane.conformance.catalogue import named_dtype
+
+    if settings.driver is not None:
+        os.environ["TORCH_BACKPLANE_DRIVERS"] = settings.driver
+    cases, dtypes = chosen(settings.match), [named_dtype(name) for name in settings.dtypes]
+    if not cases:
+        raise ConformanceError(f"no case of --accuracy matches {settings.match!r}")
+    try:
+        report = AccuracyReport(str(torch.empty(0, device=settings.device).device))
+    except RuntimeError as error:
+        raise ConformanceError(str(error)) from error
+    for one in measure(settings.device, dtypes, cases, elements):
+        if isinstance(one, str):
+            report.not_on_cpu.append(one)
+        else:
+            report.measurements.append(one)
+    if json_file:
+        write_json(report.to_json(), json_file)
+    table = Table("case", "dtype", "summands", "of", settings.device, "cpu", "", box=MARKDOWN)
+    for worst in report.worst():
+        errors = f"{worst.device.largest:.1e}", f"{worst.cpu.largest:.1e}"
+        verdict = "" if worst.passed else worst.message.split("\n")[0] or "less exact"
+        table.add_row(worst.case, worst.dtype, f"{worst.elements:.0e}", worst.distribution, *errors, verdict)
+    console.print(table)
+    if report.not_on_cpu:
+        console.print(f"Not on the CPU: {', '.join(dict.fromkeys(report.not_on_cpu))}")
+    failed = sum(not one.passed for one in report.worst())
+    console.print(f"{len(report.measurements)} measurements, {failed} of {len(report.worst())} cases less exact")
+    return report.ok
 
 
 def _run(settings: Settings, jobs: int, console: Console) -> Report:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.element import element_function, used_dtypes
-from torch_backplane.kernels.expression import Formula, Number, Program, constant, trace
+from torch_backplane.kernels.expression import Expression, Formula, Number, Program, constant, trace
 from torch_backplane.kernels.kernel import Kernel, Parameter, entry_point
 from torch_backplane.kernels.layouts import ReductionGeometry
 from torch_backplane.kernels.parameters import advance, declarations, pointers
 
-# A work item reduces this many elements before it combines them with what it has: a sum's rounding error grows with the
-# longest chain of additions.
-_BLOCK = 64
+# A work item reduces this many elements to a block, as many blocks to a part, and the parts: rounding errors grow with
+# the longest chain of combinations.
+BLOCK = 32
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Reduction:
         combine: takes two states, all numbers of the one and then of the other; returns one. Associative, and
             commutative: the order in which states meet is not that of the elements.
         finish: takes a state and the number of elements (int64); returns a value for each output.
+        add: combines the state of at most BLOCK elements with that of one more; without it, `combine` does.
     """
 
     state: Sequence[torch.dtype]
@@ -38,12 +41,54 @@ class Reduction:
     start: Formula
     combine: Formula
     finish: Formula
+    add: Formula | None = None
 
     def __post_init__(self) -> None:
         if not self.state or len(self.state) != len(self.identity):
             raise ValueError(f"{len(self.identity)} numbers of identity for {len(self.state)} dtypes of state")
         for number, dtype in zip(self.identity, self.state, strict=True):
             constant(number, dtype)  # raises where it is none of this dtype
+
+
+def summation(
+    dtype: torch.dtype, start: Formula, finish: Callable[[Expression, Expression], Any] = lambda total, count: total
+) -> Reduction:
+    """The reduction to the sum of what `start` makes of elements.
+
+    Beside a sum of blocks stands what its additions have lost: Knuth's two-sum says what each one does, exactly. So the
+    error is that of a few additions, however many there are. Of integers nothing is lost.
+    """
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return Reduction([dtype], [0], start, lambda a, b: a + b, finish)
+
+    def combine(a: Expression, lost_a: Expression, b: Expression, lost_b: Expression) -> tuple[Expression, Expression]:
+        total, lost = two_sum(a, b)
+        return total, lost_a + (lost + lost_b)
+
+    def add(a: Expression, _: Expression, b: Expression, __: Expression) -> tuple[Expression, float]:
+        return a + b, 0.0
+
+    def with_nothing_lost(*elements: Expression) -> tuple[Any, float]:
+        return start(*elements), 0.0
+
+    def finish_whole(total: Expression, lost: Expression, count: Expression) -> Any:
+        return finish(whole(total, lost), count)
+
+    return Reduction([dtype] * 2, [0.0, 0.0], with_nothing_lost, combine, finish_whole, add)
+
+
+def two_sum(a: Expression, b: Expression) -> tuple[Expression, Expression]:
+    """The sum of a and b, and what it lacks; NaN where the sum is infinite."""
+    total = a + b
+    part = total - a
+    return total, (a - (total - part)) + (b - part)
+
+
+def whole(total: Expression, lost: Expression) -> Expression:
+    """A sum with what it has lost."""
+    if total.is_complex:
+        return f.complex(whole(total.real, lost.real), whole(total.imag, lost.imag))
+    return f.where(f.isnan(lost), total, total + lost)
 
 
 def reduction(
@@ -74,13 +119,15 @@ def reduction(
     seen_as = [compute or value_dtype(dtype) for dtype in inputs]
     start = _program("start", definition.start, [*seen_as, int64], state)
     combine = _program("combine", definition.combine, [*state, *state], state)
+    add = combine if definition.add is None else _program("add", definition.add, [*state, *state], state)
     finish = _program("finish", definition.finish, [*state, int64], outputs)
 
     parameters = _parameters(inputs, outputs, geometry)
-    used = used_dtypes(start, inputs, outputs) | used_dtypes(combine) | used_dtypes(finish)
+    used = used_dtypes(start, inputs, outputs) | used_dtypes(combine) | used_dtypes(add) | used_dtypes(finish)
     elements = [
         element_function("start", start, dialect, inputs, [int64], state),
         element_function("combine", combine, dialect, [*state, *state], [], state),
+        element_function("add", add, dialect, [*state, *state], [], state),
         element_function("finish", finish, dialect, state, [int64], outputs),
     ]
     text = "\n".join(
@@ -157,15 +204,19 @@ def _body(
         *(f"  {types[i]} state{i} = {identity[i]};" for i in numbers),
         f"  {index} position = item;",
         "  while (position < reduced_count) {",
-        *(f"    {types[i]} block{i} = {identity[i]};" for i in numbers),
-        f"    for (int step = 0; step < {_BLOCK} && position < reduced_count; ++step, position += {group_size}) {{",
-        *(f"      {index} in{i}_element = in{i}_at;" for i in range(inputs)),
-        *advance(index, "position", geometry.reduced.layout.rank, elements, "reduced_size", "      "),
-        *(f"      {types[i]} next{i};" for i in numbers),
-        f"      start({element}, {position}, {listed('&next{i}')});",
-        f"      combine({listed('block{i}')}, {listed('next{i}')}, {listed('&block{i}')});",
+        *(f"    {types[i]} part{i} = {identity[i]};" for i in numbers),
+        f"    for (int blocks = 0; blocks < {BLOCK} && position < reduced_count; ++blocks) {{",
+        *(f"      {types[i]} block{i} = {identity[i]};" for i in numbers),
+        f"      for (int step = 0; step < {BLOCK} && position < reduced_count; ++step, position += {group_size}) {{",
+        *(f"        {index} in{i}_element = in{i}_at;" for i in range(inputs)),
+        *advance(index, "position", geometry.reduced.layout.rank, elements, "reduced_size", "        "),
+        *(f"        {types[i]} next{i};" for i in numbers),
+        f"        start({element}, {position}, {listed('&next{i}')});",
+        f"        add({listed('block{i}')}, {listed('next{i}')}, {listed('&block{i}')});",
+        "      }",
+        f"      combine({listed('part{i}')}, {listed('block{i}')}, {listed('&part{i}')});",
         "    }",
-        f"    combine({listed('state{i}')}, {listed('block{i}')}, {listed('&state{i}')});",
+        f"    combine({listed('state{i}')}, {listed('part{i}')}, {listed('&state{i}')});",
         "  }",
         *(f"  shared{i}[item] = state{i};" for i in numbers),
         f"  {dialect.barrier}",

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch._prims_common import suggest_memory_format
 
+from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates.unfold import Windows, fold, unfold
 from torch_backplane.operators.matmul import product
 from torch_backplane.planning import Call, RunOnCPU, operator, run_template
@@ -197,9 +198,16 @@ def _spread(
 
 def _weight_grad(weight_grad: torch.Tensor, values: torch.Tensor, image: torch.Tensor, groups: int, w: Windows) -> None:
     """The sum over the batch of values × patchesᵀ: one product whose depth is all places of all images."""
-    out = _matrix(weight_grad, groups)
-    for position, part in enumerate(_chunks(image, w)):
+    # What the parts of a large batch come to is added up in float32.
+    parts = list(_chunks(image, w))
+    total = weight_grad if len(parts) == 1 else torch.zeros_like(weight_grad, dtype=value_dtype(weight_grad.dtype))
+    of_part = weight_grad if len(parts) == 1 else torch.empty_like(weight_grad)
+    for part in parts:
         left = values[part].transpose(0, 1).contiguous().view(groups, values.shape[1] // groups, -1)
         patches = _patches(image[part], w, rows_first=True).transpose(0, 1)
         right = patches.view(groups, patches.shape[0] // groups, -1).mT
-        product(out, left, right, out if position else None, int(position > 0))
+        product(_matrix(of_part, groups), left, right)
+        if total is not of_part:
+            total.add_(of_part)
+    if total is not weight_grad:
+        weight_grad.copy_(total)

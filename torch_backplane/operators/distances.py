@@ -8,27 +8,31 @@ import torch
 
 from torch_backplane.planning import Call, RunOnCPU, contiguous_result, operator, run_kernel
 
-# For each order of the norm: what is added up, by `total = …`, and what the distance is in the end; and the derivative
-# of a distance by a difference, as far as that is not zero.
+# For each order of the norm: the statement that adds a difference, and what the distance is in the end; and the
+# derivative of a distance by a difference, as far as that is not zero.
 _ORDERS = {
-    0.0: ("total + (value_t)(difference != 0)", "total", "0"),
-    1.0: ("total + fabs(difference)", "total", "direction"),
-    2.0: ("total + difference * difference", "sqrt(total)", "difference / distance"),
-    math.inf: ("fmax(total, fabs(difference))", "total", "fabs(difference) == distance ? direction : (value_t)0"),
+    0.0: ("ADD(total, (value_t)(difference != 0))", "TOTAL(total)", "0"),
+    1.0: ("ADD(total, fabs(difference))", "TOTAL(total)", "direction"),
+    2.0: ("ADD(total, difference * difference)", "sqrt(TOTAL(total))", "difference / distance"),
+    math.inf: (
+        "total = fmax(total, fabs(difference));",
+        "total",
+        "fabs(difference) == distance ? direction : (value_t)0",
+    ),
 }
 _ANY = (
-    "total + pow(fabs(difference), order)",
-    "pow(total, 1 / order)",
+    "ADD(total, pow(fabs(difference), order))",
+    "pow(TOTAL(total), 1 / order)",
     "direction * pow(fabs(difference), order - 1) / pow(distance, order - 1)",
 )
 
 _FORWARD = """
 const index_t place = item / columns, at_a = place * size, at_b = (place / rows * columns + item % columns) * size;
-value_t total = 0;
+SUM(total);
 for (index_t i = 0; i < size; ++i) {
   value_t difference = load_a(at_a + i) - load_b(at_b + i);
-  if (difference != difference) { total = difference; break; }
-  total = $add;
+  if (difference != difference) { total = difference; total_lost = 0; break; }
+  $add
 }
 store_out(item, $finish);
 """
@@ -36,15 +40,15 @@ store_out(item, $finish);
 _BACKWARD = """
 const index_t place = item / size, i = item % size;
 const value_t own = load_a(item);
-value_t sum = 0;
+SUM(sum);
 for (index_t column = 0; column < columns; ++column) {
   const value_t difference = own - load_b((place / rows * columns + column) * size + i);
   const value_t distance = load_distances(place * columns + column);
   if (difference == 0 || distance == 0) continue;
   const value_t direction = difference > 0 ? 1 : -1;
-  sum += load_grad(place * columns + column) * ($slope);
+  ADD(sum, load_grad(place * columns + column) * ($slope))
 }
-store_out(item, sum);
+store_out(item, TOTAL(sum));
 """
 
 

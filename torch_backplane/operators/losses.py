@@ -10,10 +10,11 @@ from collections.abc import Callable, Hashable
 
 import torch
 
-from torch_backplane.kernels import Expression, Reduction
+from torch_backplane.kernels import Expression
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.expression import Formula
+from torch_backplane.kernels.reductions import summation
 from torch_backplane.kernels.templates.values import UNIT_INTERVAL
 from torch_backplane.planning import Call, expect_values, operator, run_pointwise, run_reduction
 
@@ -52,7 +53,7 @@ def write_loss(
     def finish(total: Expression, count: Expression) -> Expression:
         return total / count.to(dtype) if reduction == MEAN else total
 
-    summed = Reduction([dtype], [0.0], lambda *a: formula(*a[:-1]), lambda a, b: a + b, finish)
+    summed = summation(dtype, lambda *a: formula(*a[:-1]), finish)
     flat = [tensor.view(1) if tensor.dim() == 0 else tensor for tensor in tensors]
     run_reduction(summed, [out], flat, range(flat[0].dim()), compute=dtype, key=key, name=name)
 

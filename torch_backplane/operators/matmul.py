@@ -10,7 +10,8 @@ import torch
 from torch_backplane import _C
 from torch_backplane.kernels import Expression
 from torch_backplane.kernels import functions as f
-from torch_backplane.kernels.dtypes import part_dtype
+from torch_backplane.kernels.dtypes import part_dtype, value_dtype
+from torch_backplane.kernels.reductions import summation
 from torch_backplane.kernels.templates.matmul import matmul
 from torch_backplane.planning import (
     Call,
@@ -20,6 +21,7 @@ from torch_backplane.planning import (
     host_sees_memory,
     operator,
     run_pointwise,
+    run_reduction,
     run_template,
 )
 
@@ -83,6 +85,11 @@ def mv(call: Call, self: torch.Tensor, vec: torch.Tensor) -> torch.Tensor:
 @operator("dot", dtypes="complex")
 def dot(call: Call, self: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     (out,) = call.outputs()
+    if self.dtype == tensor.dtype == out.dtype and out.is_floating_point() and self.shape == tensor.shape:
+        compute = value_dtype(out.dtype)
+        summed = summation(compute, lambda a, b, _: a * b)
+        run_reduction(summed, [out], [self, tensor], [0], key=("dot", compute), compute=compute, name="dot")
+        return out
     product(out.view(1, 1), self.unsqueeze(0), tensor.unsqueeze(1))
     return out
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from torch_backplane.kernels import Expression, Reduction
+from torch_backplane.kernels import Expression
 from torch_backplane.kernels.dtypes import value_dtype
+from torch_backplane.kernels.reductions import summation
 from torch_backplane.kernels.templates.norms import Sets, norm, norm_backward, weight_grads
 from torch_backplane.operators.reductions import norm as vector_norm
 from torch_backplane.operators.reductions import spread
@@ -435,7 +436,7 @@ def _weight_norm_interface_backward(
     dims, compute = _check_lengths(saved_v, saved_g, dim), value_dtype(saved_v.dtype)
     grad_v, grad_g = call.outputs()
     products = torch.empty(saved_v.shape[dim], dtype=compute, device=saved_v.device)
-    summed = Reduction([compute], [0.0], lambda a, b, _: a * b, lambda a, b: a + b, lambda total, _: total)
+    summed = summation(compute, lambda a, b, _: a * b)
     name = "weight_norm_backward"
     run_reduction(summed, [products], [grad_w, saved_v], dims, key=(name, compute), compute=compute, name=name)
     along = [_along(tensor, saved_v, dim) for tensor in (saved_g, saved_norms, products)]

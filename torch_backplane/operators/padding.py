@@ -70,11 +70,11 @@ def pad_backward(out: torch.Tensor, grad: torch.Tensor, padding: Sequence[int], 
     loops = "".join(_COPIES[mode].format(d=d) for d in range(rank))
     dims = range(rank)
     coordinates = split("item", ["all", *(f"size{d}" for d in dims)], ["rest", *(f"i{d}" for d in dims)])
-    sums = f"value_t total = 0; {loops} total += load_grad({place}); {'}' * rank}"
+    sums = f"SUM(total); {loops} ADD(total, load_grad({place})) {'}' * rank}"
     with contiguous_result(out) as result:
         run_kernel(
             f"{mode}_pad_backward",
-            f"{coordinates} {sums} store_out(item, total);",
+            f"{coordinates} {sums} store_out(item, TOTAL(total));",
             items=out.numel(),
             outputs={"out": result},
             inputs={"grad": grad.contiguous()},

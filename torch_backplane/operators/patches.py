@@ -122,12 +122,12 @@ def unfold_backward(
             """
   const index_t column = item % inner, at = item / inner % length, row = item / inner / length;
   const index_t first = at < size ? 0 : (at - size) / step + 1, last = min(at / step + 1, windows);
-  value_t sum = 0;
+  SUM(sum);
   for (index_t i = first; i < last; ++i) {
     const index_t window = (row * windows + i) * inner + column;
-    sum += load_grad(window * size + at - i * step);
+    ADD(sum, load_grad(window * size + at - i * step))
   }
-  store_out(item, sum);
+  store_out(item, TOTAL(sum));
 """,
             items=result.numel(),
             outputs={"out": result},

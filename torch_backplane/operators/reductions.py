@@ -11,6 +11,7 @@ import torch
 from torch_backplane.kernels import Expression, Reduction
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import facts, integer_range, part_dtype, value_dtype
+from torch_backplane.kernels.reductions import summation, two_sum, whole
 from torch_backplane.planning import Call, RunOnCPU, operator, run_pointwise, run_reduction
 
 LAST_INDEX = 2**63 - 1
@@ -79,11 +80,11 @@ def greatest(dtype: torch.dtype) -> float | int | bool:
 def total(dtype: torch.dtype) -> Reduction:
     if dtype == torch.bool:
         return Reduction([dtype], [False], lambda x, _: x, lambda a, b: a | b, lambda s, _: s)
-    return Reduction([dtype], [0], lambda x, _: x, lambda a, b: a + b, lambda s, _: s)
+    return summation(dtype, lambda x, _: x)
 
 
 def average(dtype: torch.dtype) -> Reduction:
-    return Reduction([dtype], [0], lambda x, _: x, lambda a, b: a + b, lambda s, count: s / count.to(dtype))
+    return summation(dtype, lambda x, _: x, lambda total, count: total / count.to(dtype))
 
 
 def product(dtype: torch.dtype) -> Reduction:
@@ -93,7 +94,7 @@ def product(dtype: torch.dtype) -> Reduction:
 
 
 def total_without_nan(dtype: torch.dtype) -> Reduction:
-    return Reduction([dtype], [0], lambda x, _: f.where(f.isnan(x), 0.0, x), lambda a, b: a + b, lambda s, _: s)
+    return summation(dtype, lambda x, _: f.where(f.isnan(x), 0.0, x))
 
 
 def sum_dtype(call: Call) -> torch.dtype:
@@ -319,28 +320,33 @@ def min_dim(call: Call, self: torch.Tensor, dim: int, keepdim: bool) -> Any:
 
 
 def moments(finish: Callable[..., Any], dtype: torch.dtype) -> Reduction:
-    """Reductions from (mean, sum of squared differences from it, count), which combine as in Chan, Golub and LeVeque
-    (1979)."""
+    """Reductions from (mean, what it lacks, sum of squared differences from it, count), which combine as in Chan, Golub
+    and LeVeque (1979).
 
-    def combine(
-        mean_a: Expression, m2_a: Expression, n_a: Expression, mean_b: Expression, m2_b: Expression, n_b: Expression
-    ) -> tuple[Expression, Expression, Expression]:
+    A mean in one number is off by more than the deviation allows where it is thousands of times that.
+    """
+
+    def combine(*states: Expression) -> tuple[Expression, ...]:
+        (mean_a, low_a, m2_a, n_a), (mean_b, low_b, m2_b, n_b) = states[:4], states[4:]
         n = n_a + n_b
         share = f.where(n > 0.0, n_b / f.maximum(n, 1.0), 0.0)
-        delta = mean_b - mean_a
-        return mean_a + delta * share, m2_a + m2_b + delta * delta * n_a * share, n
+        delta = (mean_b - mean_a) + (low_b - low_a)
+        mean, lost = two_sum(mean_a, delta * share)
+        none = n_a == 0.0  # then the difference is the whole mean, and would round off what it lacks
+        mean, low = f.where(none, mean_b, mean), f.where(none, low_b, low_a + lost)
+        return mean, low, m2_a + (m2_b + delta * delta * n_a * share), n
 
-    return Reduction([dtype] * 3, [0.0, 0.0, 0.0], lambda x, _: (x, 0.0, 1.0), combine, finish)
+    return Reduction([dtype] * 4, [0.0] * 4, lambda x, _: (x, 0.0, 0.0, 1.0), combine, finish)
 
 
 def spread(correction: float, root: bool, with_mean: bool) -> Callable[[torch.dtype], Reduction]:
     """Variance (or its root) with `correction` degrees of freedom, and the mean if `with_mean`."""
 
     def definition(dtype: torch.dtype) -> Reduction:
-        def finish(mean: Expression, m2: Expression, n: Expression, count: Expression) -> Any:
+        def finish(mean: Expression, low: Expression, m2: Expression, n: Expression, count: Expression) -> Any:
             variance = m2 / f.maximum(count.to(dtype) - correction, 0.0)
             value = f.sqrt(variance) if root else variance
-            return (value, f.where(count == 0, math.nan, mean)) if with_mean else value
+            return (value, f.where(count == 0, math.nan, whole(mean, low))) if with_mean else value
 
         return moments(finish, dtype)
 
@@ -388,7 +394,7 @@ def norm(order: float) -> Callable[[torch.dtype], Reduction]:
         dtype = part_dtype(seen)
 
         def summed(start: Callable[[Expression], Any], finish: Callable[[Expression], Any]) -> Reduction:
-            return Reduction([dtype], [0.0], lambda x, _: start(x), lambda a, b: a + b, lambda s, _: finish(s))
+            return summation(dtype, lambda x, _: start(x), lambda total, _: finish(total))
 
         if order == 0:
             return summed(lambda x: f.where(x != 0.0, f.full_like(x.real, 1.0), 0.0), lambda s: s)

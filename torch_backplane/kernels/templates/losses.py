@@ -16,9 +16,9 @@ from torch_backplane.kernels.templates.source import (
     Call,
     make_call,
     substitute,
-    team_reduce,
     team_shared,
     team_size,
+    team_sum,
 )
 
 REDUCTIONS = ("none", "mean", "sum")  # by PyTorch's numbers
@@ -41,9 +41,9 @@ def nll_loss(
     each = REDUCTIONS[reduction] == "none"
     parts = _parts(weight) | {
         "team_shared": team_shared(dialect),
-        "meet": team_reduce(dialect, "loss") + team_reduce(dialect, "weights"),
+        "meet": team_sum(dialect, "loss") + team_sum(dialect, "weights"),
         "team": str(team_size(dialect)),
-        "scale": " / weights" if REDUCTIONS[reduction] == "mean" else "",
+        "scale": " / TOTAL(weights)" if REDUCTIONS[reduction] == "mean" else "",
     }
     group_size = GROUP_SIZE if each else team_size(dialect)
     return make_call(
@@ -131,20 +131,16 @@ _EACH = """
 _REDUCED = """
   $team_shared
   const int member = ITEM;
-  value_t loss = 0, weights = 0;
-  for (index_t block = 0; block < targets; block += 1024) {
-    value_t block_loss = 0;
-    for (index_t element = block + member; element < min(block + 1024, targets); element += $team) {
-      $choose
-      if (chosen < 0) continue;
-      const value_t weight_of_target = $weight;
-      weights += weight_of_target;
-      block_loss -= weight_of_target * load_self($place);
-    }
-    loss += block_loss;
+  SUM(loss); SUM(weights); SUM_lanes(loss); SUM_lanes(weights);
+  for (index_t element = member; element < targets; element += $team) {
+    $choose
+    if (chosen < 0) continue;
+    const value_t weight_of_target = $weight;
+    ADD(weights, weight_of_target)
+    ADD(loss, -weight_of_target * load_self($place))
   }
   $meet
-  if (member == 0) { store_out(0, loss$scale); store_total_weight(0, weights); }
+  if (member == 0) { store_out(0, TOTAL(loss)$scale); store_total_weight(0, TOTAL(weights)); }
 """
 
 _BACKWARD = """

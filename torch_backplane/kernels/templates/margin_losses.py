@@ -203,8 +203,7 @@ def _others(statement: str) -> str:
     """
     lanes, single = statement.replace("@", "_lanes"), statement.replace("@", "")
     return f"""
-  value_t sum = 0;
-  value_t_lanes sum_lanes = LANES_OF(0);
+  SUM(sum); SUM_lanes(sum);
   for (index_t begin = (index_t)member * LANES; begin < classes; begin += $team * LANES) {{
     if (begin + LANES <= classes && (chosen < begin || chosen >= begin + LANES)) {{
       const index_t i = begin;
@@ -217,7 +216,9 @@ def _others(statement: str) -> str:
         {single}
       }}
   }}
-  total += sum + lanes_sum(sum_lanes);"""
+  MEET(sum);
+  ADD(total, sum)
+  total_lost += sum_lost;"""
 
 
 # OF(x) is x, and OF_lanes(x) has it in every lane.
@@ -229,25 +230,25 @@ _SPREAD = """
 _MULTI = f"""
   $row
   $choose
-  value_t total = 0;
-  {_others("sum@ += z > OF@(0) ? $cost : OF@(0);")}
+  SUM(total); SUM_lanes(total);
+  {_others("ADD@(sum@, z > OF@(0) ? $cost : OF@(0))")}
   $meet
-  if (member == 0) store_out(row, chosen < 0 ? 0 : total * $weight / classes);
+  if (member == 0) store_out(row, chosen < 0 ? 0 : TOTAL(total) * $weight / classes);
 """
 
 _SLOPE = """
       const value_t@ slope = z > OF@(0) ? OF@(each) * $slope : OF@(0);
-      sum@ += slope;
+      ADD@(sum@, slope)
       store_out@(first + i, slope * up);"""
 
 _MULTI_BACKWARD = f"""
   $row
   $choose
   const value_t each = chosen < 0 ? 0 : share * $weight, up = load_grad(row * grad_step);
-  value_t total = 0;
+  SUM(total); SUM_lanes(total);
   {_others(_SLOPE)}
   $meet
-  if (member == 0 && chosen >= 0) store_out(first + chosen, -total * up);
+  if (member == 0 && chosen >= 0) store_out(first + chosen, -TOTAL(total) * up);
 """
 
 _MARK = """
@@ -265,17 +266,17 @@ _MARK = """
 
 _MULTILABEL = f"""
   $row
-  value_t total = 0;
+  SUM(total); SUM_lanes(total);
   for (index_t k = 0; k < classes; ++k) {{
     const int64 label = target[first + k];
     if (label < 0) break;
     if (label >= classes) continue;
     const index_t chosen = (index_t)label;
     const value_t from = 1 - load_self(first + chosen);
-    {_others("sum@ += z > OF@(0) && load_is_target@(first + i) == OF@(0) ? z : OF@(0);")}
+    {_others("ADD@(sum@, z > OF@(0) && load_is_target@(first + i) == OF@(0) ? z : OF@(0))")}
   }}
   $meet
-  if (member == 0) store_out(row, total / classes);
+  if (member == 0) store_out(row, TOTAL(total) / classes);
 """
 
 # A class that is no target is counted once for each target that it comes too near to, and a target, as often as it is

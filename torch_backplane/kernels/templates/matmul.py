@@ -4,8 +4,8 @@ Three forms. On a CPU a work item computes a block of results in registers: `out
 needs no order of a, `inner` has vectors along the summed dimension of both. Elsewhere `tiled`: a group computes 64 × 64
 results from tiles in local memory.
 
-All add up the products of a block of the depth, and then the blocks: a sum's rounding error grows with the longest
-chain of additions.
+All add up the products of a block of the depth, and then the blocks, with what these additions lose: a sum's rounding
+error grows with the longest chain of additions.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _outer(row_contiguous: bool) -> str:
       {lanes}
 {steps}
     }}
-    {" ".join(f"sum{x} += block{x};" for x in rows)}
+    {" ".join(f"ADD_lanes(sum{x}, block{x})" for x in rows)}
   }}"""
 
     gathered = """value_t gathered[LANES];
@@ -143,13 +143,13 @@ def _outer(row_contiguous: bool) -> str:
         contiguous = depth_loop("const value_t_lanes b_lanes = load_b_lanes(b_at + k * b_row + j);")
         loops = f"if (j + LANES <= columns) {contiguous} else {loops}"
     stores = " ".join(
-        f"lanes_get(sum{x}, found); for (int y = 0; y < LANES; ++y) {_store(f'i + {x}', 'j + y', 'found[y]')}"
+        f"lanes_get(TOTAL(sum{x}), found); for (int y = 0; y < LANES; ++y) {_store(f'i + {x}', 'j + y', 'found[y]')}"
         for x in rows
     )
     return f"""{_block(_OUTER_ROWS, "LANES")}
   const index_t a_batch = {_batch("a")}, b_at = {_batch("b")};
   {" ".join(f"const index_t a_at{x} = a_batch + min(i + {x}, rows - 1) * a_row;" for x in rows)}
-  {" ".join(f"value_t_lanes sum{x} = LANES_OF(0);" for x in rows)}
+  {" ".join(f"value_t_lanes sum{x} = LANES_OF(0), sum{x}_lost = LANES_OF(0);" for x in rows)}
   {loops}
   value_t found[LANES];
   {stores}
@@ -173,7 +173,7 @@ def _inner() -> str:
   const index_t a_batch = {_batch("a")}, b_batch = {_batch("b")};
   {" ".join(f"const index_t a_at{x} = a_batch + min(i + {x}, rows - 1) * a_row;" for x in rows)}
   {" ".join(f"const index_t b_at{y} = b_batch + min(j + {y}, columns - 1) * b_column;" for y in columns)}
-  {" ".join(f"value_t_lanes sum{x}_{y} = LANES_OF(0);" for x, y in pairs)}
+  {" ".join(f"SUM(sum{x}_{y}); SUM_lanes(sum{x}_{y});" for x, y in pairs)}
   index_t k = 0;
   while (k + LANES <= depth) {{
     const index_t end = min(k + {_BLOCK} * LANES, depth);
@@ -182,9 +182,9 @@ def _inner() -> str:
       {" ".join(f"const value_t_lanes b_lanes{y} = load_b_lanes(b_at{y} + k);" for y in columns)}
 {steps}
     }}
-    {" ".join(f"sum{x}_{y} += block{x}_{y};" for x, y in pairs)}
+    {" ".join(f"ADD_lanes(sum{x}_{y}_lanes, block{x}_{y})" for x, y in pairs)}
   }}
-  {" ".join(f"value_t total{x}_{y} = lanes_sum(sum{x}_{y});" for x, y in pairs)}
+  {" ".join(f"MEET(sum{x}_{y}); value_t total{x}_{y} = TOTAL(sum{x}_{y});" for x, y in pairs)}
   for (; k < depth; ++k) {{ {last} }}
   {" ".join(_store(f"i + {x}", f"j + {y}", f"total{x}_{y}") for x, y in pairs)}
 """
@@ -202,7 +202,7 @@ def _tiled() -> str:
         "split": split("tile", ["batches", "row_tiles", "column_tiles"], ["batch", "row_tile", "column_tile"]),
         "a_batch": _batch("a"),
         "b_batch": _batch("b"),
-        "store": _store("i", "j", "sum[x][y]"),
+        "store": _store("i", "j", "(lost[x][y] == lost[x][y] ? sum[x][y] + lost[x][y] : sum[x][y])"),
     }
     return substitute(_TILED, parts)
 
@@ -217,9 +217,9 @@ _TILED = """
   const int item_row = ITEM / $side, item_column = ITEM % $side;
   const bool a_along_depth = a_column == 1, b_along_depth = b_column != 1;
   const index_t a_batch = $a_batch, b_batch = $b_batch;
-  value_t sum[$per_item][$per_item], block[$per_item][$per_item];
+  value_t sum[$per_item][$per_item], lost[$per_item][$per_item], block[$per_item][$per_item];
   for (int x = 0; x < $per_item; ++x)
-    for (int y = 0; y < $per_item; ++y) sum[x][y] = block[x][y] = 0;
+    for (int y = 0; y < $per_item; ++y) sum[x][y] = lost[x][y] = block[x][y] = 0;
   for (index_t first = 0; first < depth; first += $depth) {
     for (int e = ITEM; e < $depth * $tile; e += $group) {
       const int a_k = a_along_depth ? e % $depth : e / $tile, a_i = a_along_depth ? e / $depth : e % $tile;
@@ -242,7 +242,10 @@ _TILED = """
     BARRIER;
     if ((first + $depth) % $block == 0 || first + $depth >= depth)
       for (int x = 0; x < $per_item; ++x)
-        for (int y = 0; y < $per_item; ++y) { sum[x][y] += block[x][y]; block[x][y] = 0; }
+        for (int y = 0; y < $per_item; ++y) {
+          ADD_AS(value_t, sum[x][y], lost[x][y], block[x][y])
+          block[x][y] = 0;
+        }
   }
   for (int x = 0; x < $per_item; ++x)
     for (int y = 0; y < $per_item; ++y) {

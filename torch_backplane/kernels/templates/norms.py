@@ -22,8 +22,8 @@ from torch_backplane.kernels.templates.source import (
     row_loop,
     row_start,
     substitute,
-    team_reduce,
     team_shared,
+    team_sum,
 )
 from torch_backplane.kernels.templates.spelling import lane_count
 
@@ -99,9 +99,8 @@ def norm(
     if running is not None:
         (outputs if update else inputs).update(running_mean=running[0], running_var=running[1])
     inputs |= _given(weight=weight, bias=bias)
-    statement = (
-        f"const value_t@ normal@ = (load_self@(at) - mean) * rstd; store_out@(at, {_affine(sets, weight, bias)});"
-    )
+    centred = "(load_self@(at) - mean)" if mean is None else "((load_self@(at) - mean) - mean_low)"
+    statement = f"const value_t@ normal@ = {centred} * rstd; store_out@(at, {_affine(sets, weight, bias)});"
     body = f"""
   {team_shared(dialect)}
   {row_start(dialect)}
@@ -144,9 +143,9 @@ def norm_backward(
     by_number = sets.kind != "batch" and weight is not None
     factor = "" if not by_number else f" * load_weight{'@' if sets.kind == 'layer' else ''}({_WEIGHT_AT[sets.kind]})"
     read = f"const value_t@ g@ = load_grad@(at){factor}; const value_t@ normal@ = (load_self@(at) - mean) * rstd;"
-    sums = f"{read} grads@ += g@; products@ += g@ * normal@;"
-    centre = "grads / count + " if mean is not None else ""
-    formula = f"(g@ - ({centre}normal@ * (products / count)))" if training else "g@"
+    sums = f"{read} ADD@(grads@, g@) ADD@(products@, g@ * normal@)"
+    centre = "TOTAL(grads) / count + " if mean is not None else ""
+    formula = f"(g@ - ({centre}normal@ * (TOTAL(products) / count)))" if training else "g@"
     each = "weight_of_set * " if weight is not None and not by_number else ""
     body = f"""
   {team_shared(dialect)}
@@ -155,14 +154,12 @@ def norm_backward(
   const value_t mean = {"0" if mean is None else "load_mean_of(row)"};
   const value_t rstd = {"1 / sqrt((value_t)load_rstd_of(row) + eps)" if variance else "load_rstd_of(row)"};
   {"const value_t weight_of_set = load_weight(row);" if each else ""}
-  value_t grads = 0, products = 0;
-  value_t_lanes grads_lanes = LANES_OF(0), products_lanes = LANES_OF(0);
+  SUM(grads); SUM(products); SUM_lanes(grads); SUM_lanes(products);
   {_pieces(dialect, sets, sums)}
-  grads += lanes_sum(grads_lanes); products += lanes_sum(products_lanes);
-  {team_reduce(dialect, "grads")}
-  {team_reduce(dialect, "products")}
-  {"if (member == 0) store_weight_grad(row, products);" if weight_grad is not None else ""}
-  {"if (member == 0) store_bias_grad(row, grads);" if bias_grad is not None else ""}
+  {team_sum(dialect, "grads")}
+  {team_sum(dialect, "products")}
+  {"if (member == 0) store_weight_grad(row, TOTAL(products));" if weight_grad is not None else ""}
+  {"if (member == 0) store_bias_grad(row, TOTAL(grads));" if bias_grad is not None else ""}
   const value_t scale = {each}rstd;
   {_pieces(dialect, sets, f"{read} store_out@(at, {formula} * scale);")}
 """
@@ -184,14 +181,15 @@ def weight_grads(
     outputs = _given(weight_grad=weight_grad, bias_grad=bias_grad)
     inputs = {"grad": grad, "self": self, "rstd_of": rstd, **_given(mean_of=mean)}
     names = ("products", "grads")[weight_grad is None : 1 + (bias_grad is not None)]
-    store = {"products": "store_weight_grad@($at, products@);", "grads": "store_bias_grad@($at, grads@);"}
+    store = {"products": "store_weight_grad@($at, TOTAL(products@));", "grads": "store_bias_grad@($at, TOTAL(grads@));"}
     zero_mean = "0" if mean is None else "load_mean_of(set)"
     parts = {
         "team_shared": team_shared(dialect),
         "row_start": row_start(dialect),
         "mean": zero_mean,
         "items": str(ROWS_PER_GROUP if dialect.processor == "cpu" else GROUP_SIZE),
-        "sum": "grads@ += load_grad@(at); products@ += load_grad@(at) * ((load_self@(at) - mean) * load_rstd_of(set));",
+        "sum": "ADD@(grads@, load_grad@(at)) "
+        "ADD@(products@, load_grad@(at) * ((load_self@(at) - mean) * load_rstd_of(set)))",
     }
     if sets.kind == "layer":
         column = substitute(_COLUMN, parts | {"store": " ".join(store[n].replace("$at", "column") for n in names)})
@@ -204,7 +202,7 @@ def weight_grads(
         integers = sets.integers()
     else:
         parts["loop"] = row_loop(dialect, f"const index_t at = (n * rows + row) * length + i; {parts['sum']}", "length")
-        parts["meet"] = " ".join(f"{n} += lanes_sum({n}_lanes); {team_reduce(dialect, n)}" for n in names)
+        parts["meet"] = " ".join(team_sum(dialect, n) for n in names)
         parts["store"] = " ".join(store[n].replace("$at", "row").replace("@", "") for n in names)
         body = substitute(_CHANNELS, parts)
         channels = sets.pieces * sets.groups
@@ -248,18 +246,24 @@ def _pieces(dialect: Dialect, sets: Sets, statement: str) -> str:
 
 
 def _statistics(dialect: Dialect, sets: Sets, centred: bool) -> str:
-    """Mean and variance in two passes: the numbers are in the cache, and nothing cancels."""
+    """Mean and variance in two passes: the numbers are in the cache, and nothing cancels.
+
+    The mean is in two numbers, as its rounding is no small part of the deviation where it is thousands of times that.
+    """
 
     def total(name: str, statement: str) -> str:
-        return f"""value_t {name} = 0; value_t_lanes {name}_lanes = LANES_OF(0);
+        return f"""SUM({name}); SUM_lanes({name});
   {_pieces(dialect, sets, statement)}
-  {name} += lanes_sum({name}_lanes);
-  {team_reduce(dialect, name)}"""
+  {team_sum(dialect, name)}"""
 
-    mean = f"{total('sum', 'sum@ += load_self@(at);')} const value_t mean = sum / count;" if centred else ""
-    return f"""{mean or "const value_t mean = 0;"}
-  {total("squares", "const value_t@ centred@ = load_self@(at) - mean; squares@ += centred@ * centred@;")}
-  const value_t rstd = 1 / sqrt(squares / count + eps);"""
+    mean = f"""{total("sum", "ADD@(sum@, load_self@(at))")}
+  const value_t near_mean = TOTAL(sum) / count, rest = (fma(-near_mean, count, sum) + sum_lost) / count;
+  const value_t mean = near_mean + rest, mean_low = rest - (mean - near_mean);"""
+    distance = "(load_self@(at) - mean) - mean_low" if centred else "load_self@(at)"
+    return f"""{mean if centred else ""}
+  {total("squares", f"const value_t@ centred@ = {distance}; ADD@(squares@, centred@ * centred@)")}
+  const value_t variance = TOTAL(squares) / count, rstd = 1 / sqrt(variance + eps);
+  {"" if centred else "const value_t mean = 0;"}"""
 
 
 _GIVEN_STATISTICS = """const value_t mean = load_running_mean(row);
@@ -267,11 +271,11 @@ _GIVEN_STATISTICS = """const value_t mean = load_running_mean(row);
 
 _UPDATE = """if (member == 0) {
     store_running_mean(row, (1 - momentum) * load_running_mean(row) + momentum * mean);
-    store_running_var(row, (1 - momentum) * load_running_var(row) + momentum * (squares / (count - 1)));
+    store_running_var(row, (1 - momentum) * load_running_var(row) + momentum * (TOTAL(squares) / (count - 1)));
   }"""
 
 # A column's gradients: the sum over all sets, of which each has one number in it.
-_COLUMN = """value_t@ grads@ = OF@(0), products@ = OF@(0);
+_COLUMN = """value_t@ grads@ = OF@(0), products@ = OF@(0), grads@_lost = OF@(0), products@_lost = OF@(0);
     for (index_t set = 0; set < rows; ++set) {
       const index_t at = set * length + column;
       const value_t mean = $mean;
@@ -291,8 +295,7 @@ _COLUMNS = """
 _CHANNELS = """
   $team_shared
   $row_start
-  value_t grads = 0, products = 0;
-  value_t_lanes grads_lanes = LANES_OF(0), products_lanes = LANES_OF(0);
+  SUM(grads); SUM(products); SUM_lanes(grads); SUM_lanes(products);
   for (index_t n = 0; n < batch; ++n) {
     const index_t set = n * groups + row / pieces;
     const value_t mean = $mean;

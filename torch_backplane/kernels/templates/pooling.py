@@ -88,12 +88,12 @@ def max_pool_backward(
     body = f"""
   {_places(rank, "i", "image", "i")}
   const index_t element = {_element(rank)};
-  value_t sum = 0;
+  SUM(sum);
   {_covering_loops(rank)}
     const index_t at = {_plane_at(rank, "places")} + {_place(rank)};
-    if (indices[at] == element) sum += load_grad(at);
+    if (indices[at] == element) ADD(sum, load_grad(at))
   {"}" * rank}
-  store_image_grad(item, sum);
+  store_image_grad(item, TOTAL(sum));
 """
     inputs = {"grad": grad, "indices": indices}
     return _call("max_pool_backward", dialect, {"image_grad": image_grad}, inputs, windows, body, image_grad)
@@ -106,14 +106,14 @@ def avg_pool(
     rank = windows.rank
     body = f"""
   {_places(rank, "out", "places")}
-  value_t sum = 0;
+  SUM(sum);
   {_loops(rank)}
     {_covered(rank)}
     if ({_inside(rank)})
-      sum += load_image({_plane_at(rank, "image")} + {_element(rank)});
+      ADD(sum, load_image({_plane_at(rank, "image")} + {_element(rank)}))
   {"}" * rank}
   {_count(rank, count_padding, divisor)}
-  store_out(item, sum / (value_t)count);
+  store_out(item, TOTAL(sum) / (value_t)count);
 """
     name = f"avg_pool{_suffix(count_padding, divisor)}"
     return _call(name, dialect, {"out": out}, {"image": image}, windows, body, out, divisor)
@@ -131,12 +131,12 @@ def avg_pool_backward(
     rank = windows.rank
     body = f"""
   {_places(rank, "i", "image", "i")}
-  value_t sum = 0;
+  SUM(sum);
   {_covering_loops(rank)}
     {_count(rank, count_padding, divisor)}
-    sum += load_grad({_plane_at(rank, "places")} + {_place(rank)}) / (value_t)count;
+    ADD(sum, load_grad({_plane_at(rank, "places")} + {_place(rank)}) / (value_t)count)
   {"}" * rank}
-  store_image_grad(item, sum);
+  store_image_grad(item, TOTAL(sum));
 """
     name = f"avg_pool_backward{_suffix(count_padding, divisor)}"
     return _call(name, dialect, {"image_grad": image_grad}, {"grad": grad}, windows, body, image_grad, divisor)
@@ -149,11 +149,11 @@ def adaptive_avg_pool(dialect: Dialect, out: torch.Tensor, image: torch.Tensor) 
     body = f"""
   {_places(rank, "out", "places")}
   {" ".join(_adaptive(d) for d in range(rank))}
-  value_t sum = 0;
+  SUM(sum);
   {loops}
-    sum += load_image({_plane_at(rank, "image")} + {_element(rank)});
+    ADD(sum, load_image({_plane_at(rank, "image")} + {_element(rank)}))
   {"}" * rank}
-  store_out(item, sum / (value_t)({" * ".join(f"(end{d} - begin{d})" for d in range(rank))}));
+  store_out(item, TOTAL(sum) / (value_t)({" * ".join(f"(end{d} - begin{d})" for d in range(rank))}));
 """
     return _call("adaptive_avg_pool", dialect, {"out": out}, {"image": image}, _adaptive_windows(image, out), body, out)
 
@@ -163,12 +163,12 @@ def adaptive_avg_pool_backward(dialect: Dialect, image_grad: torch.Tensor, grad:
     rank = grad.dim() - 1
     body = f"""
   {_places(rank, "i", "image", "i")}
-  value_t sum = 0;
+  SUM(sum);
   {_adaptive_covering_loops(rank)}
-    sum += load_grad({_plane_at(rank, "places")} + {_place(rank)})
-      / (value_t)({" * ".join(f"(end{d} - begin{d})" for d in range(rank))});
+    ADD(sum, load_grad({_plane_at(rank, "places")} + {_place(rank)})
+      / (value_t)({" * ".join(f"(end{d} - begin{d})" for d in range(rank))}))
   {"}" * rank}
-  store_image_grad(item, sum);
+  store_image_grad(item, TOTAL(sum));
 """
     windows = _adaptive_windows(image_grad, grad)
     outputs, inputs = {"image_grad": image_grad}, {"grad": grad}
@@ -183,12 +183,12 @@ def adaptive_max_pool_backward(
     body = f"""
   {_places(rank, "i", "image", "i")}
   const index_t element = {_element(rank)};
-  value_t sum = 0;
+  SUM(sum);
   {_adaptive_covering_loops(rank)}
     const index_t at = {_plane_at(rank, "places")} + {_place(rank)};
-    if (indices[at] == element) sum += load_grad(at);
+    if (indices[at] == element) ADD(sum, load_grad(at))
   {"}" * rank}
-  store_image_grad(item, sum);
+  store_image_grad(item, TOTAL(sum));
 """
     windows, inputs = _adaptive_windows(image_grad, grad), {"grad": grad, "indices": indices}
     return _call("adaptive_max_pool_backward", dialect, {"image_grad": image_grad}, inputs, windows, body, image_grad)

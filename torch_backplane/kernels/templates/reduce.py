@@ -17,16 +17,13 @@ from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.element import element_function
 from torch_backplane.kernels.expression import trace
 from torch_backplane.kernels.layouts import ReductionGeometry
-from torch_backplane.kernels.reductions import Reduction
+from torch_backplane.kernels.reductions import BLOCK, Reduction
 from torch_backplane.kernels.templates.source import Call, make_call, named
 
 LANES = 16
 _GROUP = 8
-# A lane reduces this many elements before it combines them with what it has: a sum's rounding error grows with the
-# longest chain of additions.
-_BLOCK = 64
 # With fewer work items than this, the elements of each result are divided among several; each takes at least _CHUNK.
-_ENOUGH_ITEMS, _CHUNK = 64, 4 * LANES * _BLOCK
+_ENOUGH_ITEMS, _CHUNK = 64, 8 * LANES * BLOCK
 
 
 def by_columns(where: ReductionGeometry, outputs: int) -> bool:
@@ -75,7 +72,9 @@ def reduce_lanes(
     seen_as = [compute or value_dtype(dtype) for dtype in input_dtypes]
     start = trace(definition.start, [*seen_as, int64], value_dtype(state[0]))
     combine = trace(definition.combine, [*state, *state], value_dtype(state[0]))
+    add = combine if definition.add is None else trace(definition.add, [*state, *state], value_dtype(state[0]))
     functions = [
+        element_function("add", add, dialect, [*state, *state], [], state),
         element_function("start", start, dialect, input_dtypes, [int64], state),
         element_function("combine", combine, dialect, [*state, *state], [], state),
     ]
@@ -84,7 +83,7 @@ def reduce_lanes(
         functions.append(element_function("finish", finish, dialect, state, [int64], output_dtypes))
     kept, reduced = where.kept, where.reduced
     count, row_size = kept.count, (kept.sizes[0] if columns else 1)
-    chunk = -(-reduced.count // (chunks * LANES * _BLOCK)) * LANES * _BLOCK if chunks > 1 else max(1, reduced.count)
+    chunk = -(-reduced.count // (chunks * LANES * BLOCK)) * LANES * BLOCK if chunks > 1 else max(1, reduced.count)
     blocks = -(-row_size // LANES) if columns else 1
     items = count // row_size * blocks * chunks
     integers = {
@@ -152,10 +151,11 @@ class _Writer:
 """
 
     def _by_rows(self) -> str:
-        declare = " ".join(f"{t} state{i}[{LANES}], block{i}[{LANES}];" for i, t in enumerate(self.types))
         half = LANES // 2
-        return f"""{declare}
-  {self._identity("state")}
+        # What is left of rows is reduced by itself, and counts as a block when it has the elements of one.
+        return f"""{self._declare("state", "part", "block")} {self._declare("rest", lanes="1")}
+  {self._identity("state")} {self._identity("part")} {self._identity("rest", "1")}
+  int whole_blocks = 0, left = 0;
   for (index_t row_first = first; row_first < last;) {{
     {self._reduced_places("row_first", outer_only=True)}
     const index_t row_begin = {"row_first % reduced_size0" if self.reduced_rank else "0"};
@@ -163,46 +163,65 @@ class _Writer:
     index_t position = row_first;
     while (position + {LANES} <= row_last) {{
       {self._identity("block")}
-      for (int step = 0; step < {_BLOCK} && position + {LANES} <= row_last; ++step, position += {LANES})
+      for (int step = 0; step < {BLOCK} && position + {LANES} <= row_last; ++step, position += {LANES})
         for (int lane = 0; lane < {LANES}; ++lane) {{
           const index_t along = row_begin + (position - row_first) + lane;
           {self._step("block", "position + lane", "along")}
         }}
-      for (int lane = 0; lane < {LANES}; ++lane) {{ {self._combine("state", "lane", "block", "lane")} }}
+      {self._add_block()}
     }}
-    for (; position < row_last; ++position) {{
+    for (; position < row_last; ++position, ++left) {{
       const int lane = 0;
       const index_t along = row_begin + (position - row_first);
-      {self._step("state", "position", "along")}
+      {self._step("rest", "position", "along")}
+    }}
+    if (left >= {BLOCK}) {{
+      {self._combine("part", "0", "rest", "0")} {self._identity("rest", "1")}
+      left = 0;
+      {self._add_part(f"++whole_blocks >= {BLOCK}")}
     }}
     row_first = row_last;
   }}
+  {self._add_part("true")}
+  {self._combine("state", "0", "rest", "0")}
   for (int half_size = {half}; half_size > 0; half_size /= 2)
     for (int lane = 0; lane < half_size; ++lane) {{ {self._combine("state", "lane", "state", "lane + half_size")} }}
   {self._finish("0", "first_result", "")}
 """
 
-    def _by_columns(self) -> str:
-        declare = " ".join(f"{t} state{i}[{LANES}], block{i}[{LANES}];" for i, t in enumerate(self.types))
+    def _add_block(self, lanes: str = str(LANES)) -> str:
+        """Statements that add the lanes of a block to a part, and after BLOCK of them the part to the state."""
+        return f"""for (int lane = 0; lane < {lanes}; ++lane) {{ {self._combine("part", "lane", "block", "lane")} }}
+      {self._add_part(f"++whole_blocks >= {BLOCK}", lanes)}"""
 
+    def _add_part(self, when: str, lanes: str = str(LANES)) -> str:
+        return f"""if ({when}) {{
+        for (int lane = 0; lane < {lanes}; ++lane) {{ {self._combine("state", "lane", "part", "lane")} }}
+        {self._identity("part")}
+        whole_blocks = 0;
+      }}"""
+
+    def _by_columns(self) -> str:
         def loop(lanes: str) -> str:
             return f"""for (index_t position = first; position < last;) {{
       {self._identity("block")}
-      for (int step = 0; step < {_BLOCK} && position < last; ++step, ++position) {{
+      for (int step = 0; step < {BLOCK} && position < last; ++step, ++position) {{
         {self._reduced_places("position")}
         for (int lane = 0; lane < {lanes}; ++lane) {{
           const index_t along = lane;
           {self._step("block", "position", None)}
         }}
       }}
-      for (int lane = 0; lane < {lanes}; ++lane) {{ {self._combine("state", "lane", "block", "lane")} }}
-    }}"""
+      {self._add_block(lanes)}
+    }}
+    {self._add_part("true", lanes)}"""
 
         finish = self._finish("lane", "first_result + lane", " + lane * {name}_stride0")
-        return f"""{declare}
+        return f"""{self._declare("state", "part", "block")}
   const index_t left = row_size - item / chunks % blocks * {LANES};
   const int columns = left < {LANES} ? (int)left : {LANES};
-  {self._identity("state")}
+  {self._identity("state")} {self._identity("part")}
+  int whole_blocks = 0;
   if (columns == {LANES}) {{ {loop(str(LANES))} }} else {{ {loop("columns")} }}
   for (int lane = 0; lane < columns; ++lane) {{ {finish} }}
 """
@@ -233,12 +252,16 @@ class _Writer:
                 lines += [f"{name}_from += {at} * {name}_reduced_stride{d};" for name in names]
         return " ".join(lines)
 
-    def _identity(self, name: str) -> str:
+    def _declare(self, *names: str, lanes: str = str(LANES)) -> str:
+        arrays = (", ".join(f"{name}{i}[{lanes}]" for name in names) for i in range(len(self.types)))
+        return " ".join(f"{t} {array};" for t, array in zip(self.types, arrays, strict=True))
+
+    def _identity(self, name: str, lanes: str = str(LANES)) -> str:
         sets = " ".join(f"{name}{i}[lane] = {value};" for i, value in enumerate(self.identity))
-        return f"for (int lane = 0; lane < {LANES}; ++lane) {{ {sets} }}"
+        return f"for (int lane = 0; lane < {lanes}; ++lane) {{ {sets} }}"
 
     def _step(self, name: str, position: str, along: str | None) -> str:
-        """Combines the lane of `name` with the element; `along` is where it is in its row, or None for columns."""
+        """Adds the element to the lane of `name`; `along` is where it is in its row, or None for columns."""
         step = "in{i}_reduced_stride0" if self.reduced_rank else "0"
         offset = f"{along} * {step}" if along else "lane"
         elements = ", ".join(f"in{i}[in{i}_from + {offset.format(i=i)}]" for i in range(self.inputs))
@@ -247,7 +270,7 @@ class _Writer:
         own = ", ".join(f"{name}{i}[lane]" for i in range(len(self.types)))
         others = ", ".join(f"next{i}" for i in range(len(self.types)))
         results = ", ".join(f"&{name}{i}[lane]" for i in range(len(self.types)))
-        return f"{declared} start({elements}, (int64)({position}), {pointers}); combine({own}, {others}, {results});"
+        return f"{declared} start({elements}, (int64)({position}), {pointers}); add({own}, {others}, {results});"
 
     def _combine(self, to: str, lane: str, name: str, other: str) -> str:
         numbers = range(len(self.types))

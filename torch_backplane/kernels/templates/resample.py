@@ -84,12 +84,12 @@ def resample(dialect: Dialect, out: torch.Tensor, image: torch.Tensor, how: Resa
   {" ".join(f"{_taps(d)} taps(o{d}, scale{d}, image{d}, at{d}, weight{d});" for d in range(last))}
   for (index_t o{last} = begin; o{last} < end; ++o{last}) {{
     {_taps(last)} taps(o{last}, scale{last}, image{last}, at{last}, weight{last});
-    value_t sum = 0;
+    SUM(sum);
     {loops}
       const index_t row = ({row}) * image{last};
-      for (int k = 0; k < TAPS; ++k) sum += {weight} * load_image(row + at{last}[k]);
+      for (int k = 0; k < TAPS; ++k) ADD(sum, {weight} * load_image(row + at{last}[k]))
     {"}" * last}
-    store_out(out_row + o{last}, sum);
+    store_out(out_row + o{last}, TOTAL(sum));
   }}
 """
     return _call("resample", dialect, {"out": out}, {"image": image}, out, image, out, how, body)
@@ -116,11 +116,11 @@ def resample_backward(dialect: Dialect, image_grad: torch.Tensor, grad: torch.Te
   {" ".join(ranges[:-1])}
   for (index_t i{last} = begin; i{last} < end; ++i{last}) {{
     {ranges[-1]}
-    value_t sum = 0;
+    SUM(sum);
     {loops}
-      sum += weight{last} * load_grad({place});
+      ADD(sum, weight{last} * load_grad({place}))
     {"}" * rank}
-    store_image_grad(image_row + i{last}, sum);
+    store_image_grad(image_row + i{last}, TOTAL(sum));
   }}
 """
     tensors = {"image_grad": image_grad}, {"grad": grad}

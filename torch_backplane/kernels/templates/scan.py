@@ -21,21 +21,31 @@ _CPU_COLUMNS, _CPU_GROUP = 16, 8
 class Accumulation(NamedTuple):
     """Args:
     identity: of the state, before the first element.
-    step: statements that add `x` to `state`.
+    step: statements that add `x` to `state`; of floats, what the state lacks is `state_lost`.
+    integers: the same of integers.
     """
 
     identity: str
     step: str
+    integers: str = ""
 
 
 ACCUMULATIONS: Mapping[str, Accumulation] = {
-    "cumsum": Accumulation("0", "state += x;"),
-    "cumprod": Accumulation("1", "state *= x;"),
+    "cumsum": Accumulation("0", "ADD(state, x)", "state += x;"),
+    # Dekker's product, without its splitting: fma says what is rounded off.
+    "cumprod": Accumulation(
+        "1",
+        "const value_t product = state * x; state_lost = fma(state_lost, x, fma(state, x, -product)); state = product;",
+        "state *= x;",
+    ),
     # From the greater of both, so that nothing overflows. Equal infinities have no difference.
     "logcumsumexp": Accumulation(
         "-{infinity}",
-        "const value_t most = x > state || x != x ? x : state, least = x > state || x != x ? state : x; "
-        "state = least == most && fabs(most) == {infinity} ? most : most + log1p(exp(least - most));",
+        "const bool greater = x > state || x != x; "
+        "const value_t difference = greater ? (state - x) + state_lost : (x - state) - state_lost; "
+        "const value_t more = state == x && fabs(x) == {infinity} ? 0 : log1p(exp(difference)); "
+        "if (greater) {{ state = x; state_lost = 0; }} "
+        "ADD(state, more) if (state_lost - state_lost != 0) state_lost = 0;",
     ),
 }
 _BETTER = {"cummax": ">=", "cummin": "<="}
@@ -44,17 +54,20 @@ _BETTER = {"cummax": ">=", "cummin": "<="}
 def accumulate(dialect: Dialect, out: torch.Tensor, self: torch.Tensor, dim: int, name: str) -> Call:
     """out[k] = what ACCUMULATIONS[name] makes of self[0] to self[k], along dim. Both of one shape and dtype.
 
-    float32 is accumulated in float64 on CPUs, which costs nothing there, and integers modulo 2^64.
+    Numbers are accumulated in two of their dtype, float32 in float64 on CPUs, which costs nothing there; integers
+    modulo 2^64.
     """
     value = value_dtype(out.dtype)
+    accumulation = ACCUMULATIONS[name]
     if facts(value).kind != "float":
-        value = torch.uint64
-    elif dialect.processor == "cpu" and dialect.float64 and out.dtype == torch.float32:
-        value = torch.float64
-    identity, step = (
-        text.format(infinity=dialect.infinity(facts(value).bits)) if facts(value).kind == "float" else text
-        for text in ACCUMULATIONS[name]
-    )
+        value, identity, step, result = torch.uint64, accumulation.identity, accumulation.integers, "state"
+    else:
+        if dialect.processor == "cpu" and dialect.float64 and out.dtype == torch.float32:
+            value = torch.float64
+        infinity = dialect.infinity(facts(value).bits)
+        identity, step = (text.format(infinity=infinity) for text in (accumulation.identity, accumulation.step))
+        # What a state that is infinite, or no number, lacks is neither.
+        result = "(state_lost - state_lost == 0 ? state + state_lost : state)"
     return _scan(
         name,
         dialect,
@@ -62,10 +75,11 @@ def accumulate(dialect: Dialect, out: torch.Tensor, self: torch.Tensor, dim: int
         self,
         dim,
         value,
-        declare="value_t states[WIDTH];",
-        begin=f"states[lane] = {identity};",
-        step=f"value_t state = states[lane]; const value_t x = (value_t)load_self(at + lane); {step} "
-        "states[lane] = state; store_out(at + lane, state);",
+        declare="value_t states[WIDTH], lost[WIDTH];",
+        begin=f"states[lane] = {identity}; lost[lane] = 0;",
+        step="value_t state = states[lane], state_lost = lost[lane]; "
+        f"const value_t x = (value_t)load_self(at + lane); {step} "
+        f"states[lane] = state; lost[lane] = state_lost; store_out(at + lane, {result});",
     )
 
 

@@ -23,6 +23,7 @@ from torch_backplane.kernels.templates.source import (
     split,
     team_reduce,
     team_shared,
+    team_sum,
 )
 from torch_backplane.kernels.templates.spelling import lane_count
 
@@ -34,7 +35,7 @@ def softmax(dialect: Dialect, out: torch.Tensor, self: torch.Tensor, dim: int, l
     passes = {
         # One instruction, where fmax is several. A NaN is not the greatest, and makes the total NaN.
         "greatest": "const value_t@ value@ = load_self@(at); greatest@ = value@ > greatest@ ? value@ : greatest@;",
-        "total": "total@ += exp(load_self@(at) - greatest);",
+        "total": "ADD@(total@, exp(load_self@(at) - greatest))",
         "store": "store_out@(at, exp(load_self@(at) - greatest) * scale);",
     }
     if log:
@@ -42,24 +43,24 @@ def softmax(dialect: Dialect, out: torch.Tensor, self: torch.Tensor, dim: int, l
     elif dialect.processor == "cpu" and out.dtype == value:
         # The exponential is what takes the time, and a row stays in the cache. In halves it would be rounded twice.
         passes["total"] = (
-            "const value_t@ power@ = exp(load_self@(at) - greatest); total@ += power@; store_out@(at, power@);"
+            "const value_t@ power@ = exp(load_self@(at) - greatest); ADD@(total@, power@) store_out@(at, power@);"
         )
         passes["store"] = "store_out@(at, load_out@(at) * scale);"
-    before_store = "const {t} logarithm = log(total);" if log else "const {t} scale = (value_t)1 / total;"
+    before_store = "const {t} logarithm = log(TOTAL(total));" if log else "const {t} scale = (value_t)1 / TOTAL(total);"
     name = ("log_" if log else "") + "softmax"
     if rows_and_columns(self.shape, dim)[2] == 1:
         body = f"""
   {team_shared(dialect)}
   {row_start(dialect)}
-  value_t greatest = -{infinity}, total = 0;
-  value_t_lanes greatest_lanes = LANES_OF(-{infinity}), total_lanes = LANES_OF(0);
+  value_t greatest = -{infinity};
+  value_t_lanes greatest_lanes = LANES_OF(-{infinity});
+  SUM(total); SUM_lanes(total);
   const index_t row_at = row * size;
   {_along_row(dialect, passes["greatest"])}
   greatest = fmax(greatest, lanes_max(greatest_lanes));
   {team_reduce(dialect, "greatest", "fmax({0}, {1})")}
   {_along_row(dialect, passes["total"])}
-  total += lanes_sum(total_lanes);
-  {team_reduce(dialect, "total")}
+  {team_sum(dialect, "total")}
   {before_store.format(t="value_t")}
   {_along_row(dialect, passes["store"])}
 """
@@ -67,7 +68,7 @@ def softmax(dialect: Dialect, out: torch.Tensor, self: torch.Tensor, dim: int, l
     body = _down_columns(
         _in_each_lane(
             f"""
-  value_t@ greatest = OF@(-{infinity}), total = OF@(0);
+  value_t@ greatest = OF@(-{infinity}), total = OF@(0), total@_lost = OF@(0);
   DOWN {{ {passes["greatest"]} }}
   DOWN {{ {passes["total"]} }}
   {before_store.format(t="value_t@")}
@@ -83,7 +84,7 @@ def softmax_backward(
 ) -> Call:
     """The gradient of what `softmax` was given, from that of its result. All contiguous, of one shape; not empty."""
     value = value_dtype(grad.dtype)
-    total = "total@ += load_grad@(at);" if log else "total@ += load_grad@(at) * load_result@(at);"
+    total = f"ADD@(total@, load_grad@(at){'' if log else ' * load_result@(at)'})"
     name = ("log_" if log else "") + "softmax_backward"
     tensors = {"grad": grad, "result": result}
 
@@ -96,16 +97,16 @@ def softmax_backward(
         body = f"""
   {team_shared(dialect)}
   {row_start(dialect)}
-  value_t total = 0;
-  value_t_lanes total_lanes = LANES_OF(0);
+  SUM(total); SUM_lanes(total);
   const index_t row_at = row * size;
   {_along_row(dialect, total)}
-  total += lanes_sum(total_lanes);
-  {team_reduce(dialect, "total")}
-  {_along_row(dialect, store("total"))}
+  {team_sum(dialect, "total")}
+  {_along_row(dialect, store("TOTAL(total)"))}
 """
         return _rows_call(name, dialect, {"out": out}, tensors, dim, value, body)
-    body = _down_columns(f"value_t@ total@ = OF@(0); DOWN {{ {total} }} DOWN {{ {store('total@')} }}")
+    body = _down_columns(
+        f"value_t@ total@ = OF@(0), total@_lost = OF@(0); DOWN {{ {total} }} DOWN {{ {store('TOTAL(total@)')} }}"
+    )
     return _columns_call(name, dialect, {"out": out}, tensors, dim, value, body)
 
 

@@ -110,7 +110,7 @@ def make_call(
         kind = dialect.storage_type(dtype) if dtype == torch.bool else dialect.type(dtype)
         declared.append(f"const {kind} {number}")
 
-    lanes = re.search(r"\bLANES\b|\bvalue_t_lanes\b|\b(load|store)_\w+_lanes\b", body)
+    lanes = re.search(r"\bLANES\b|\bvalue_t_lanes\b|\bSUM_lanes\b|\b(load|store)_\w+_lanes\b", body)
     parts = [
         dialect.header(frozenset(used), functions + body),
         spelling.macros(dialect),
@@ -179,8 +179,8 @@ def row_loop(dialect: Dialect, statement: str, size: str = "size") -> str:
 
 
 def team_shared(dialect: Dialect) -> str:
-    """The declaration that team_reduce needs, at the beginning of the body."""
-    return f"LOCAL value_t team_shared[{GROUP_SIZE}];" if team_size(dialect) > 1 else ""
+    """The declaration that team_reduce and team_sum need, at the beginning of the body."""
+    return f"LOCAL value_t team_shared[{GROUP_SIZE}], team_lost[{GROUP_SIZE}];" if team_size(dialect) > 1 else ""
 
 
 def team_reduce(dialect: Dialect, variable: str, combine: str = "{0} + {1}") -> str:
@@ -196,6 +196,26 @@ def team_reduce(dialect: Dialect, variable: str, combine: str = "{0} + {1}") -> 
     BARRIER;
   }}
   {variable} = team_shared[0];
+  BARRIER;"""
+
+
+def team_sum(dialect: Dialect, name: str) -> str:
+    """Statements after which the sum `name`, of SUM and SUM_lanes, is in every member that of all lanes and members."""
+    if team_size(dialect) == 1:
+        return f"MEET({name});"
+    return f"""
+  MEET({name});
+  team_shared[member] = {name}; team_lost[member] = {name}_lost;
+  BARRIER;
+  for (int half_size = {GROUP_SIZE // 2}; half_size > 0; half_size >>= 1) {{
+    if (member < half_size) {{
+      ADD({name}, team_shared[member + half_size]);
+      {name}_lost += team_lost[member + half_size];
+      team_shared[member] = {name}; team_lost[member] = {name}_lost;
+    }}
+    BARRIER;
+  }}
+  {name} = team_shared[0]; {name}_lost = team_lost[0];
   BARRIER;"""
 
 

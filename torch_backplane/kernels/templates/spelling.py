@@ -5,6 +5,10 @@ Text of templates is C with these words: GLOBAL, LOCAL, ITEM, GROUP, BARRIER, FU
 Lanes: on a CPU, `value_t_lanes` is a vector of LANES numbers, so that one work item uses all of a vector register; on
 a GPU LANES is 1 and a `value_t_lanes` is a `value_t`, as its work items are the lanes. Operators and fmax, exp, fma, …
 take both; LANES_OF(x) has x in every lane, lanes_sum and lanes_max make one number of them.
+
+Sums: SUM(total) declares a sum, ADD(total, x) adds to it, TOTAL(total) is what it comes to. What each addition loses,
+which Knuth's two-sum says exactly, is added up in total_lost, so that the error does not grow with the number of
+additions. SUM_lanes(total) declares total_lanes, for ADD_lanes; MEET(total) adds its lanes to total.
 """
 
 from __future__ import annotations
@@ -36,13 +40,25 @@ _CUDA = """\
 #define multiply_high(a, b) __umulhi(a, b)
 """
 
+# Where a sum is infinite, what it has lost is NaN.
+_SUMS = """\
+#define SUM(sum) value_t sum = 0, sum##_lost = 0
+#define SUM_lanes(sum) value_t_lanes sum##_lanes = LANES_OF(0), sum##_lanes_lost = LANES_OF(0)
+#define ADD_AS(type, sum, lost, x) { const type added_ = (x), next_ = sum + added_, part_ = next_ - sum; \
+  lost += (sum - (next_ - part_)) + (added_ - part_); sum = next_; }
+#define ADD(sum, x) ADD_AS(value_t, sum, sum##_lost, x)
+#define ADD_lanes(sum, x) ADD_AS(value_t_lanes, sum, sum##_lost, x)
+#define TOTAL(sum) (sum##_lost == sum##_lost ? sum + sum##_lost : sum)
+#define MEET(sum) lanes_meet(sum##_lanes, sum##_lanes_lost, &sum, &sum##_lost)
+"""
+
 _MACROS: Mapping[str, str] = {"OpenCL C": _OPENCL, "CUDA C++": _CUDA}
 
 
 def macros(dialect: Dialect) -> str:
     """What every template's text begins with; TypeError for a dialect that has no spelling here."""
     try:
-        return _MACROS[dialect.name]
+        return _MACROS[dialect.name] + _SUMS
     except KeyError:
         raise TypeError(f"templates are spelled for {', '.join(_MACROS)}, not for {dialect.name}") from None
 
@@ -68,6 +84,9 @@ typedef value_t value_t_lanes;
 #define lanes_max(x) (x)
 #define lanes_get(x, array) (array)[0] = (x)
 #define lanes_put(array) (array)[0]
+FUNCTION void lanes_meet(const value_t x, const value_t lost, value_t* sum, value_t* sum_lost) {
+  ADD_AS(value_t, *sum, *sum_lost, x) *sum_lost += lost;
+}
 """
     name = dialect.type(value)
     lines = [
@@ -83,6 +102,16 @@ typedef value_t value_t_lanes;
             steps.append(f"const {name}{half if half > 1 else ''} x{half} = {combine.format(at)};")
             at, half = f"x{half}", half // 2
         lines.append(f"FUNCTION {name} lanes_{function}(const value_t_lanes x) {{ {' '.join(steps)} return x1; }}")
+    lines.append(
+        f"FUNCTION void lanes_meet(const value_t_lanes x, const value_t_lanes lost, {name}* sum, {name}* sum_lost) {{"
+    )
+    at, lost, half = "x", "lost", width // 2
+    while half:
+        kind = f"{name}{half if half > 1 else ''}"
+        lines.append(f"  {kind} x{half} = {at}.lo, lost{half} = {lost}.lo + {lost}.hi;")
+        lines.append(f"  ADD_AS({kind}, x{half}, lost{half}, {at}.hi)")
+        at, lost, half = f"x{half}", f"lost{half}", half // 2
+    lines.append("  ADD_AS(value_t, *sum, *sum_lost, x1) *sum_lost += lost1;\n}")
     return "\n".join(lines) + "\n"
 
 

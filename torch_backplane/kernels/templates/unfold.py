@@ -112,11 +112,12 @@ def fold(
     names = ["n", "channel", *(f"i{d}" for d in range(rank))]
     body = f"""
   {split("item", ["batch", "channels", *(f"image{d}" for d in range(rank))], names)}
-  value_t sum = {"0" if bias is None else "load_bias(channel)"};
+  SUM(sum);
+  {"" if bias is None else "ADD(sum, load_bias(channel))"}
   {" ".join(loops)}
-    sum += load_columns(n * columns_batch + ({row}) * columns_row + {column});
+    ADD(sum, load_columns(n * columns_batch + ({row}) * columns_row + {column}))
   {"}" * rank}
-  store_image(item, sum);
+  store_image(item, TOTAL(sum));
 """
     integers = {"batch": batch, "channels": channels}
     integers |= {"columns_batch": columns.stride(0), "columns_row": columns.stride(1), **windows.integers()}

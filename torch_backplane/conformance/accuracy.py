@@ -1,0 +1,219 @@
+"""How exact sums are: every accumulating operator beside the CPU's, for 10² to 10⁷ summands, with float64 as judge.
+
+The operator database has few elements for each result, so its samples say little about what rounding adds up to. Here
+each case is run with more and more of them, drawn so that sums grow, cancel, or have means that are much larger than
+their deviation. See accuracy_cases.py for the cases.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+SIZES = tuple(10**power for power in range(2, 8))
+# An error may be this many times the CPU's, or this many times the dtype's epsilon, whichever is more: two sums of the
+# same numbers in two orders err by chance. The largest of many errors is that of a large number, so it may be greater.
+TIMES, EPSILONS, EPSILONS_OF_LARGEST = 2.0, 4.0, 8.0
+
+DISTRIBUTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "normal": lambda normal: normal,
+    "offset": lambda normal: normal + 1e4,
+    "positive": lambda normal: torch.special.ndtr(normal.double()).float(),
+}
+
+
+class Draw:
+    """Makes the inputs of a case on the CPU: `draw(*shape)` of the distribution, `draw.normal` of the standard normal
+    one, `draw.positive` from 0 to 1, `draw.indices(below, *shape)`."""
+
+    def __init__(self, seed: int, distribution: str, dtype: torch.dtype) -> None:
+        self._generator = torch.Generator("cpu").manual_seed(seed)
+        self._distribution, self._dtype = DISTRIBUTIONS[distribution], dtype
+
+    def __call__(self, *shape: int) -> torch.Tensor:
+        return self._distribution(self._normal(shape)).to(self._dtype)
+
+    def normal(self, *shape: int) -> torch.Tensor:
+        return self._normal(shape).to(self._dtype)
+
+    def positive(self, *shape: int) -> torch.Tensor:
+        return DISTRIBUTIONS["positive"](self._normal(shape)).to(self._dtype)
+
+    def indices(self, below: int, *shape: int) -> torch.Tensor:
+        return torch.randint(0, below, shape, generator=self._generator, device="cpu")
+
+    def _normal(self, shape: Sequence[int]) -> torch.Tensor:
+        return torch.randn(shape, generator=self._generator, device="cpu")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call with about `n` summands for each result.
+
+    Attributes:
+        make: the inputs for n, from a `Draw`.
+        function: of these inputs; one tensor or several.
+        most: the largest n, where a result needs more than n numbers.
+        distributions: those of the numbers that are summed.
+    """
+
+    name: str
+    make: Callable[[int, Draw], tuple[Any, ...]]
+    function: Callable[..., Any]
+    most: int = SIZES[-1]
+    distributions: tuple[str, ...] = tuple(DISTRIBUTIONS)
+
+
+def gradients(function: Callable[..., Any]) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """The gradients of all floating-point inputs of `function`, for a fixed cotangent.
+
+    Its numbers are bfloat16's, so that they are the same in every dtype.
+    """
+
+    def run(*inputs: Any) -> tuple[torch.Tensor, ...]:
+        given = [
+            one.detach().requires_grad_() if isinstance(one, torch.Tensor) and one.is_floating_point() else one
+            for one in inputs
+        ]
+        leaves = [one for one in given if isinstance(one, torch.Tensor) and one.requires_grad]
+        out = function(*given)
+        generator = torch.Generator("cpu").manual_seed(1)
+        cotangent = torch.randn(out.shape, generator=generator, device="cpu").to(torch.bfloat16)
+        return torch.autograd.grad(out, leaves, cotangent.to(out.device, out.dtype))
+
+    return run
+
+
+@dataclass(frozen=True)
+class Error:
+    """Of one result, relative to the root mean square of what is right."""
+
+    largest: float
+    mean: float  # the root of the mean square
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One call of a case, judged. `device`, `cpu` and `allowed` are the errors of the result that is worst."""
+
+    case: str
+    dtype: str
+    elements: int
+    distribution: str
+    device: Error
+    cpu: Error
+    allowed: Error
+    message: str = ""
+
+    @property
+    def ratio(self) -> float:
+        """Of the error to the one that is allowed."""
+        return max(self.device.largest / self.allowed.largest, self.device.mean / self.allowed.mean)
+
+    @property
+    def passed(self) -> bool:
+        return not self.message and self.ratio <= 1
+
+
+@dataclass
+class AccuracyReport:
+    device: str
+    measurements: list[Measurement] = field(default_factory=list)
+    not_on_cpu: list[str] = field(default_factory=list)  # what PyTorch's CPU has no kernel for
+
+    @property
+    def ok(self) -> bool:
+        return bool(self.measurements) and all(one.passed for one in self.measurements)
+
+    def worst(self) -> list[Measurement]:
+        """One measurement for each case and dtype: the one whose error is largest beside what is allowed."""
+        found: dict[tuple[str, str], Measurement] = {}
+        for one in self.measurements:
+            key = (one.case, one.dtype)
+            if key not in found or (not one.passed, one.ratio) > (not found[key].passed, found[key].ratio):
+                found[key] = one
+        return list(found.values())
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "device": self.device,
+            "not_on_cpu": self.not_on_cpu,
+            "measurements": [asdict(one) | {"passed": one.passed} for one in self.measurements],
+        }
+
+
+def chosen(match: str) -> list[Case]:
+    """The cases whose name has the regular expression `match` in it."""
+    from torch_backplane.conformance.accuracy_cases import CASES
+
+    return [case for case in CASES if re.search(match, case.name)]
+
+
+def measure(
+    device: torch.device | str, dtypes: Sequence[torch.dtype], cases: Sequence[Case], most: int = SIZES[-1]
+) -> Iterator[Measurement | str]:
+    """Runs the cases with up to `most` summands; yields what was measured, or the name of what the CPU cannot run."""
+    for case in cases:
+        for dtype in dtypes:
+            for elements in (size for size in SIZES if size <= min(most, case.most)):
+                for distribution in case.distributions:
+                    yield measure_one(torch.device(device), dtype, case, elements, distribution)
+
+
+def measure_one(
+    device: torch.device, dtype: torch.dtype, case: Case, elements: int, distribution: str
+) -> Measurement | str:
+    seed = zlib.crc32(f"{case.name} {elements} {distribution}".encode())
+    inputs = case.make(elements, Draw(seed, distribution, dtype))
+    name = str(dtype).replace("torch.", "")
+    try:
+        cpu = _results(case.function(*_each(inputs, lambda tensor: tensor.clone())))
+    except (RuntimeError, NotImplementedError):
+        return f"{case.name} ({name})"
+    exact = _results(case.function(*_each(inputs, _widened)))
+    nothing = Error(math.inf, math.inf)
+    try:
+        found = [one.cpu() for one in _results(case.function(*_each(inputs, lambda tensor: tensor.to(device))))]
+    except Exception as error:  # a case is not worth the others
+        message = f"{type(error).__name__}: {error}"
+        return Measurement(case.name, name, elements, distribution, nothing, nothing, Error(1.0, 1.0), message)
+    judged = []
+    for ours, theirs, right in zip(found, cpu, exact, strict=True):
+        own, other = _error(ours, right), _error(theirs, right)
+        epsilon = torch.finfo(theirs.dtype).eps
+        allowed = Error(
+            max(TIMES * other.largest, EPSILONS_OF_LARGEST * epsilon), max(TIMES * other.mean, EPSILONS * epsilon)
+        )
+        judged.append(Measurement(case.name, name, elements, distribution, own, other, allowed))
+    return max(judged, key=lambda one: one.ratio)
+
+
+def _each(inputs: tuple[Any, ...], change: Callable[[torch.Tensor], torch.Tensor]) -> list[Any]:
+    return [change(one) if isinstance(one, torch.Tensor) else one for one in inputs]
+
+
+def _widened(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _results(returned: Any) -> list[torch.Tensor]:
+    tensors = [returned] if isinstance(returned, torch.Tensor) else list(returned)
+    return [one.detach() for one in tensors]
+
+
+def _error(found: torch.Tensor, exact: torch.Tensor) -> Error:
+    found, exact = found.double(), exact.double()
+    difference = (found - exact).abs()
+    # Where both are the same infinity, or both are no number, there is no error; where one is, it is infinite.
+    same = (found == exact) | (found.isnan() & exact.isnan())
+    difference = torch.where(same, 0.0, difference.nan_to_num(math.inf, math.inf))
+    finite = exact[exact.isfinite()]
+    scale = finite.square().mean().sqrt().item() if finite.numel() else 1.0
+    scale = scale or 1.0
+    return Error(difference.max().item() / scale, difference.square().mean().sqrt().item() / scale)
