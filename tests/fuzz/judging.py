@@ -48,6 +48,10 @@ def compare(expected: Any, found: Any, values: bool = True, grad: bool = True) -
             yield "values", f"{have!r}, expected {want!r}"
 
 
+def shapes(value: Any) -> list[torch.Size]:
+    return [leaf.shape for leaf in tree_flatten(value)[0] if isinstance(leaf, torch.Tensor)]
+
+
 def _same_object(want: Any, have: Any) -> bool:
     if isinstance(want, torch.device):
         return True
