@@ -146,6 +146,7 @@ OVERLAPS: dict[str, Callable[[torch.Tensor], Any]] = {
         torch.tensor([[True, False, False], [False, False, False]], device=x.device), 9.0),
     "masked_fill of a tensor": lambda x: x[2:3].expand(4).masked_fill_(
         torch.arange(4, device=x.device) == 3, torch.tensor(4.0, device=x.device)),
+    "masked_fill with an element": lambda x: x[:4].masked_fill_(torch.arange(4, device=x.device) == 3, x[1]),
     "uniform into expanded": lambda x: x[:1].expand(4).uniform_(0, 0.0),
 }  # fmt: skip
 
@@ -186,6 +187,7 @@ REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
     "argmax to float": lambda x: torch.argmax(x, 0, out=x[0].clone()),
     "pads of too many dimensions": lambda x: F.pad(x.view(2, 4), (1, 1, 1, 1, 1, 1)),
     "reflection of too much": lambda x: F.pad(x.view(2, 4), (4, 4), mode="reflect"),
+    "kthvalue of another dtype": lambda x: torch.kthvalue(x, 2, out=(x[0].double(), torch.zeros_like(x[0]).long())),
     "softmax of another dtype": lambda x: torch.softmax(x, 0, out=x.half()),
 }
 

@@ -22,7 +22,7 @@ from torch_backplane.planning import (
     pointwise,
     run_pointwise,
 )
-from torch_backplane.planning.call import as_meta
+from torch_backplane.planning.call import as_meta, shares_memory
 
 
 def choose_value(a: Expression, mask: Expression, value: Expression) -> Expression:
@@ -39,6 +39,8 @@ def masked_fill(call: Call, self: torch.Tensor, mask: torch.Tensor, value: Any) 
     check_masked_fill(call, self, mask, value)
     check_number(value, self.dtype)
     if isinstance(value, torch.Tensor):
+        if call.is_in_place and shares_memory(self, [value]):
+            value = value.clone()
         if call.is_in_place and self.numel() and each_once(self) is not self:
             once, mask = of_expanded(self, mask)
             once.masked_fill_(mask, value)
