@@ -69,11 +69,28 @@ def agrees(function: Callable[..., Any], *arguments: Any, fallbacks: int | None 
     for given in (other_numbers(arguments), elsewhere(arguments)):
         error = _raised(function, copied(given))
         if error is None:
-            _agrees_once(function, given, None, tolerances)
+            try:
+                _agrees_once(function, given, None, tolerances)
+            except AssertionError:
+                # Some of the CPU's kernels are wrong about strides; then it has itself against it.
+                if not _same_numbers(given, arguments):
+                    raise
+                _agrees_once(function, given, None, tolerances, reference=copied(arguments))
         else:
             found = _raised(function, on_device(given))
-            assert type(found) is type(error), f"{found!r}; the CPU: {error!r}"
+            found_late = isinstance(found, IndexError) and "out of bounds" in str(
+                error
+            )  # by the kernel, in its own type
+            assert type(found) is type(error) or found_late, f"{found!r}; the CPU: {error!r}"
     _agrees_once(function, arguments, fallbacks, tolerances)
+
+
+def _same_numbers(first: Any, second: Any) -> bool:
+    try:
+        torch.testing.assert_close(first, second, rtol=0, atol=0, equal_nan=True)
+    except AssertionError:
+        return False
+    return True
 
 
 def _raised(function: Callable[..., Any], arguments: Any) -> Exception | None:
@@ -86,9 +103,14 @@ def _raised(function: Callable[..., Any], arguments: Any) -> Exception | None:
 
 
 def _agrees_once(
-    function: Callable[..., Any], arguments: Any, fallbacks: int | None, tolerances: dict[str, float]
+    function: Callable[..., Any],
+    arguments: Any,
+    fallbacks: int | None,
+    tolerances: dict[str, float],
+    reference: Any = None,
 ) -> None:
-    reference = copied(arguments)
+    """One call on both; on the CPU with `reference`, or else the same arguments."""
+    reference = copied(arguments) if reference is None else reference
     expected = function(*reference)
     given = on_device(arguments)
     torch_backplane._C.reset_fallback_counts()
