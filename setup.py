@@ -82,9 +82,6 @@ class Build(BuildExtension.with_options(use_ninja=True)):  # type: ignore[misc]
         headers = next(path for one in include_paths() if (path := pathlib.Path(one, "ATen", "ops")).exists())
         write_table(headers, ROOT / "csrc" / "structured_metas.inc")
         super().run()
-
-    def run(self) -> None:
-        super().run()
         # Read before the compiled part is loaded (torch_backplane/_release.py).
         folder = ROOT if self.inplace else pathlib.Path(self.build_lib)
         marker = folder / "torch_backplane" / "_built_for.py"

@@ -256,8 +256,8 @@ def shares_memory(out: torch.Tensor, inputs: Iterable[Any]) -> bool:
 def extent(tensor: torch.Tensor) -> tuple[int, int]:
     """Where in its storage a tensor's first byte is, and the one behind its last."""
     elements = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
-    first = tensor.storage_offset()
-    return first * tensor.itemsize, (first + elements) * tensor.itemsize
+    first = int(tensor.storage_offset())
+    return first * tensor.itemsize, (first + int(elements)) * tensor.itemsize
 
 
 def full_name(overload: OpOverload) -> str:
