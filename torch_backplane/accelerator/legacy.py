@@ -87,4 +87,5 @@ def named(name: str) -> Any:
         return _TensorType(whole, (), body)
     dtype = STORAGES[name.removesuffix("Storage")]
     body = {"dtype": _ClassProperty(dtype, True), "_dtype": _ClassProperty(dtype, False), "__module__": "torch.bp"}
-    return type(_StorageOfBp)(name, (_StorageOfBp,), body)
+    metaclass: Any = type(_StorageOfBp)
+    return metaclass(name, (_StorageOfBp,), body)

@@ -210,7 +210,7 @@ def is_internal(overload: OpOverload) -> bool:
 def _storage(tensor: torch.Tensor) -> torch.Tensor:
     whole = torch.empty(0, dtype=tensor.dtype)
     storage = tensor.untyped_storage()
-    return whole.set_(storage, 0, (storage.nbytes() // tensor.itemsize,))
+    return whole.set_(storage, 0, (storage.nbytes() // tensor.itemsize,), (1,))
 
 
 def check_forms(
