@@ -126,8 +126,7 @@ def lane_access(dialect: Dialect, name: str, dtype: torch.dtype, value: torch.dt
     loaded, stored = f"vload{width}(0, {name} + (at))", f"vstore{width}({{}}, 0, {name} + (at))"
     target = f"convert_{dialect.type(value)}{width}"
     if dtype == torch.float16:
-        load = f"vload_half{width}(0, (GLOBAL const half*){name} + (at))"
-        store = f"vstore_half{width}_rte(convert_float{width}(x), 0, (GLOBAL half*){name} + (at))"
+        load, store = f"half_to_lanes({loaded})", stored.format(f"lanes_to_half(convert_float{width}(x))")
     elif dtype == torch.bfloat16:
         load = f"as_float{width}(convert_uint{width}({loaded}) << 16)"
         store = stored.format(f"bfloat16_lanes(as_uint{width}(convert_float{width}(x)))")
@@ -141,13 +140,29 @@ def lane_access(dialect: Dialect, name: str, dtype: torch.dtype, value: torch.dt
 
 
 def lane_functions(dialect: Dialect, dtypes: frozenset[torch.dtype], value: torch.dtype) -> str:
-    """What lane_access needs: rounding to bfloat16, to nearest even, NaN kept."""
+    """What lane_access needs: halves from and to their bits, and rounding to bfloat16, to nearest even, NaN kept."""
     width = lane_count(dialect, value)
-    if width == 1 or torch.bfloat16 not in dtypes:
+    if width == 1:
         return ""
-    return f"""\
+    return "".join(text for dtype, text in _lane_functions(width).items() if dtype in dtypes)
+
+
+def _lane_functions(width: int) -> dict[torch.dtype, str]:
+    # Halves are converted in a variable: of memory PoCL 3.1 takes for granted that it is aligned as the vector is, where
+    # the standard wants it to be as a half is.
+    return {
+        torch.float16: f"""\
+FUNCTION float{width} half_to_lanes(const ushort{width} bits) {{ return vload_half{width}(0, (const half*)&bits); }}
+FUNCTION ushort{width} lanes_to_half(const float{width} x) {{
+  ushort{width} bits;
+  vstore_half{width}_rte(x, 0, (half*)&bits);
+  return bits;
+}}
+""",
+        torch.bfloat16: f"""\
 FUNCTION ushort{width} bfloat16_lanes(const uint{width} bits) {{
   const uint{width} rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
   return convert_ushort{width}((bits & 0x7fffffffu) > 0x7f800000u ? bits >> 16 | 0x40u : rounded);
 }}
-"""
+""",
+    }
