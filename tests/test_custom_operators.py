@@ -163,12 +163,14 @@ def test_tensor_subclasses_and_modes_see_bp_operators() -> None:
 
 
 @pytest.fixture(scope="module")
-def cpp(request: pytest.FixtureRequest) -> SimpleNamespace:
-    """The operators of custom_op/scale_shift.cpp; compiled once, and kept in pytest's cache directory."""
+def cpp(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """The operators of custom_op/scale_shift.cpp; compiled once, and kept in pytest's cache directory if it has one."""
     from torch.utils import cpp_extension
 
     # ninja lies beside the interpreter, which need not be on the path.
-    build = request.config.cache.mkdir(f"custom-op-torch-{torch.__version__}")
+    name = f"custom-op-torch-{torch.__version__}"
+    cache = getattr(request.config, "cache", None)  # there is none with `-p no:cacheprovider`
+    build = tmp_path_factory.mktemp(name) if cache is None else cache.mkdir(name)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}")
         cpp_extension.load(

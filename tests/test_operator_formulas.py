@@ -119,7 +119,7 @@ DIVISIONS = {"div.Tensor_mode", "floor_divide", "remainder.Tensor", "remainder.S
 ZEROS_OF_ANY_SIGN = {
     *("maximum", "minimum", "fmin", "fmax", "clamp", "clamp.Tensor", "clamp_min", "clamp_max", "clamp_min.Tensor"),
     *("clamp_max.Tensor", "native_dropout_backward", "relu"),
-    *("log_sigmoid_backward", "gelu_backward", "hardtanh", "hardswish"),
+    *("log_sigmoid_backward", "gelu", "gelu_backward", "hardtanh", "hardswish"),
 }
 
 

@@ -34,7 +34,7 @@ def test_derivatives(dtype: torch.dtype, shape: list[int], weighted: bool) -> No
 @pytest.mark.parametrize("wanted", [0, 1], ids=["input", "weight"])
 def test_only_the_gradient_that_is_wanted(wanted: int) -> None:
     def leaves(device: str) -> list[torch.Tensor]:
-        tensors = [x.to(device), weight.to(device)]
+        tensors = [x.to(device, copy=True), weight.to(device, copy=True)]
         tensors[wanted].requires_grad_()
         rms_norm(tensors[0], (4,), tensors[1]).pow(3).sum().backward()
         return tensors

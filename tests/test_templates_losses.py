@@ -47,5 +47,6 @@ def test_forward_and_backward(processor, dtype, reduction, weighted, shape):
 @pytest.mark.parametrize("reduction", [0, 1, 2])
 def test_cuda_compiles(reduction):
     x, target, errors = torch.randn(4, 5, 1), torch.zeros(4, 1, dtype=torch.int64), torch.zeros(4, dtype=torch.int32)
-    check_cuda(nll_loss, x[:, 0], x[0, 0], x, target, x[0], reduction, -100, errors, "nll_loss")
-    check_cuda(nll_loss_backward, x, x[:, 0], x[0, 0], target, None, reduction, -100, errors, "nll_loss")
+    each, total, weight = torch.empty(4, 1), torch.empty(1), torch.randn(5)
+    check_cuda(nll_loss, each, total, x, target, weight, reduction, -100, errors, "nll_loss")
+    check_cuda(nll_loss_backward, x, each, total, target, None, reduction, -100, errors, "nll_loss")

@@ -76,10 +76,11 @@ def test_of_a_set_of_labels(processor, dtype, shape):
 @pytest.mark.parametrize("p", [1, 2])
 def test_cuda_compiles(dtype, p):
     x, errors = torch.randn(4, 5).to(dtype), torch.zeros(4, dtype=torch.int32)
-    target = torch.zeros(4, 5, dtype=torch.int64)
+    target, targets = torch.zeros(4, dtype=torch.int64), torch.zeros(4, 5, dtype=torch.int64)
+    out = torch.empty(4, dtype=dtype)
     for weight in (x[0], None):
-        check_cuda(multi_margin_loss, x[:, 0], x, target[:, 0], weight, p, 1.0, errors, "loss")
-        check_cuda(multi_margin_loss_backward, x, x[:, 0], x, target[:, 0], weight, p, 1.0, 0.1, errors, "loss")
-    check_cuda(mark_targets, x, target, errors, "loss")
-    check_cuda(multilabel_margin_loss, x[:, 0], x, target, x)
-    check_cuda(multilabel_margin_loss_backward, x, x[:, 0], x, target, x, 0.1, errors, "loss")
+        check_cuda(multi_margin_loss, out, x, target, weight, p, 1.0, errors, "loss")
+        check_cuda(multi_margin_loss_backward, x, x[:, 0], x, target, weight, p, 1.0, 0.1, errors, "loss")
+    check_cuda(mark_targets, x, targets, errors, "loss")
+    check_cuda(multilabel_margin_loss, out, x, targets, x)
+    check_cuda(multilabel_margin_loss_backward, x, x[:, 0], x, targets, x, 0.1, errors, "loss")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from agreement import DEVICE, agrees
+from agreement import DEVICE, agrees, on_device
 
 ORDERS = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, torch.inf]
 
@@ -25,7 +25,10 @@ def test_cdist(p: float, dtype: torch.dtype) -> None:
     a, b = numbers(2, 3, 4, dtype=dtype), numbers(2, 5, 4, dtype=dtype)
     b[1, 2] = a[1, 0]  # whose distance is zero
     b[0, 1, 2] = a[0, 1, 2]  # one difference is
-    close = {"rtol": 1e-4, "atol": 1e-5}
+    # The CPU's own gradients are that far from those of its doubles where differences have great derivatives.
+    close = {"rtol": 1e-4, "atol": 1e-4 if p == 0.5 and dtype == torch.float32 else 1e-5}
+    found = [tensor.cpu().double() for tensor in run(*on_device((a, b)))]
+    torch.testing.assert_close(found, run(a.double(), b.double()), rtol=1e-5, atol=2e-5)
     agrees(run, a, b, **close)
     agrees(run, a[0], b, **close)
     agrees(run, a[:, None], b[:1], **close)

@@ -167,7 +167,7 @@ def test_without_plans_planners_run_each_time() -> None:
     plans.set_mode("0")
     try:
         agrees(lambda a, b: a * b + a.sum(), torch.randn(7), torch.randn(7))
-        assert counts("aten::mul.Tensor")["planner_calls"] == 3
+        assert counts("aten::mul.Tensor")["planner_calls"] == 4  # as often as `agrees` calls it
         assert counts("aten::mul.Tensor")["plans"] == 0
     finally:
         plans.set_mode("1")

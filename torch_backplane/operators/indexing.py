@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from torch_backplane import _C
 from torch_backplane.kernels.dtypes import integer_range
 from torch_backplane.kernels.templates.indexing import Index, read, write
 from torch_backplane.operators.masks import (
@@ -484,6 +485,8 @@ def _index_put_impl_(
         mask = only_mask(self, indices)
         if mask is not None and not accumulate and (not is_tensor or values.numel() == 1):
             return fill(self, mask, values)
+        if is_tensor and each_once(self) is self:
+            _C.check_overlaps([self], [values])
         distinct = mask is not None
         given, indices = positions_of_masks(self, indices)
     shape, kept, found = _advanced(given, indices)

@@ -34,6 +34,12 @@ def _rows(call: Call, self: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return (self if self.dim() == 2 else self.view(1, -1)).contiguous()
 
 
+def _check_last(call: Call, like: torch.Tensor) -> None:
+    """Leaves a given last result that is not contiguous to the CPU; one of another shape is resized, and then it is."""
+    given = [one for one in call.written[-1:] if one.shape == like.shape]
+    _check(all(one.is_contiguous() for one in given), "a result that is not contiguous")
+
+
 def _meta(shape: Any, self: torch.Tensor) -> torch.Tensor:
     return torch.empty(shape, dtype=self.dtype, device="meta")
 
@@ -102,6 +108,7 @@ def multi_margin_loss_backward(
 ) -> torch.Tensor:
     rows, targets, weights = _of_one(call, self, target, p, weight)
     _check(grad_output.dtype == self.dtype, "a gradient of another dtype")
+    _check_last(call, self)
     (out,) = call.outputs(like=[_meta(self.shape, self)])
     call.check_apart()
     if not rows.numel():
@@ -128,6 +135,7 @@ def multilabel_margin_loss_forward(
     call: Call, self: torch.Tensor, target: torch.Tensor, reduction: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     rows, targets = _of_labels(call, self, target)
+    _check_last(call, target)
     each = reduction == NONE and target.dim() == 2
     out, is_target = call.outputs(like=[_meta(rows.size(0) if each else (), self), _meta(target.shape, self)])
     call.check_apart()
@@ -154,6 +162,7 @@ def multilabel_margin_loss_backward(
     rows, targets = _of_labels(call, self, target)
     _check(is_target.shape == target.shape, "marks of another shape")
     _check(grad_output.dtype == is_target.dtype == self.dtype, "a gradient or marks of another dtype")
+    _check_last(call, self)
     (out,) = call.outputs(like=[_meta(self.shape, self)])
     call.check_apart()
     if not rows.numel():

@@ -40,14 +40,12 @@ BLAS_DTYPES = (
 
 @operator("mm", "bmm", dtypes="complex")
 def mm(call: Call, self: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
-    check_matrices(self, mat2)
     (out,) = call.outputs()
     return product(out, self, mat2)
 
 
 @operator("addmm", "baddbmm", by_value=["beta"], dtypes="complex")
 def addmm(call: Call, self: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta: Any, alpha: Any) -> torch.Tensor:
-    check_matrices(a, b)
     (out,) = call.outputs()
     return product(out, a, b, self.expand(out.shape), beta, alpha)
 
@@ -97,13 +95,6 @@ def dot(call: Call, self: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 @operator("vdot", dtypes="complex")
 def vdot(call: Call, self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return dot(call, self.conj(), other)
-
-
-def check_matrices(a: torch.Tensor, b: torch.Tensor) -> None:
-    """Raises PyTorch's error where two matrices do not fit: its meta kernels say it in other words than its others."""
-    if a.dim() == b.dim() == 2 and a.size(1) != b.size(0):
-        shapes = f"{a.size(0)}x{a.size(1)} and {b.size(0)}x{b.size(1)}"
-        raise RuntimeError(f"mat1 and mat2 shapes cannot be multiplied ({shapes})")
 
 
 def on_host(out: torch.Tensor) -> bool:

@@ -434,6 +434,8 @@ def _weight_norm_interface_backward(
     dim: int,
 ) -> Results:
     dims, compute = _check_lengths(saved_v, saved_g, dim), value_dtype(saved_v.dtype)
+    if not all(tensor.is_contiguous() for tensor in (saved_v, saved_g, saved_norms)):
+        raise RunOnCPU("saved tensors that are not contiguous")  # for PyTorch's error
     grad_v, grad_g = call.outputs()
     products = torch.empty(saved_v.shape[dim], dtype=compute, device=saved_v.device)
     summed = summation(compute, lambda a, b, _: a * b)

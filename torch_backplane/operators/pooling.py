@@ -130,6 +130,8 @@ def avg_pool_backward(
 
 @operator("_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
 def adaptive_avg_pool(call: Call, self: torch.Tensor, output_size: list[int]) -> torch.Tensor:
+    if 0 in self.shape[1:]:
+        raise RunOnCPU("images without elements")  # where PyTorch's error is raised
     (out,) = call.outputs()
     rank = _rank(call)
     with contiguous_result(out) as result:

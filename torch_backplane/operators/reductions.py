@@ -135,6 +135,8 @@ def prod(call: Call, self: torch.Tensor, dtype: torch.dtype | None) -> Any:
 
 @operator("trace", dtypes="complex")
 def trace(call: Call, self: torch.Tensor) -> Any:
+    if self.dim() != 2:
+        raise RunOnCPU("the trace of no matrix")  # refused there
     return reduce(call, self.diagonal(), None, total, key="sum", compute=sum_dtype(call))
 
 

@@ -81,8 +81,8 @@ def kthvalue(call: Call, self: torch.Tensor, k: int, dim: int, keepdim: bool) ->
     """Of equal elements that one that a stable sort puts there."""
     if not 1 <= k <= _size(self, dim):
         raise RunOnCPU("an element that is none")
-    values, indices = call.outputs()
     call.check_apart()
+    values, indices = call.outputs()
     _sort(_with_dim([values, indices], self, dim), self, dim, k, first=k - 1 if self.dim() else 0)
     return values, indices
 

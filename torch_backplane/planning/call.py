@@ -109,7 +109,13 @@ class Call:
         name = full_name(overload)
         if _C.has_structured_meta(name) and not (name.startswith(_SELECTS) and has_empty(values)):
             # Not through the dispatcher: that leads to Python functions, which take more than PyTorch's kernels do.
-            return tuple(_C.structured_meta(name, *values))
+            try:
+                return tuple(_C.structured_meta(name, *values))
+            except RuntimeError as error:
+                if "on the same device" not in str(error):
+                    raise
+                # PyTorch's clamp takes no CPU tensor without dimensions beside another device's tensors.
+                return tuple(_C.structured_meta(name, *(without_device(value) for value in values)))
         positional: list[Any] = []
         named: dict[str, Any] = {}
         for value, argument in zip(values, overload._schema.arguments, strict=True):
@@ -123,10 +129,10 @@ class Call:
             numbers = (one for one in flatten(self.arguments) if isinstance(one, _C.Number))
             if isinstance(error, NotImplementedError) and any(one.tensor is not None for one in numbers):
                 raise _C.RunOnCPU("a CPU tensor without dimensions, for which there is no meta kernel") from error
-            # Where the meta kernel is a decomposition in Python, it may refuse in words of its own making: assertions,
-            # and a tuple of strings for a message. The CPU's kernel has PyTorch's.
-            if isinstance(error, AssertionError) or str(error).startswith("('"):
-                raise _C.RunOnCPU(f"PyTorch's decomposition refuses it: {error}") from error
+            # PyTorch's meta kernels that are written in Python refuse in words of their own making, and at times what
+            # its other kernels take. The CPU's kernel has PyTorch's.
+            if name.startswith("aten::") and not isinstance(error, (NotImplementedError, _C.RunOnCPU)):
+                raise _C.RunOnCPU(f"PyTorch's meta kernel refuses it: {error}") from error
             raise
         return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
@@ -306,6 +312,11 @@ def as_meta(value: Any, storages: Mapping[int, torch.UntypedStorage] = MappingPr
 def example(number: _C.Number) -> Any:
     """What takes the number's part in type promotion: its value in this call, or the CPU tensor that it came in."""
     return number.example if number.tensor is None else number.tensor
+
+
+def without_device(value: Any) -> Any:
+    """A meta tensor in place of a CPU tensor without dimensions."""
+    return value.to("meta") if isinstance(value, torch.Tensor) and not value.dim() else value
 
 
 def flatten(values: Any) -> Iterator[Any]:

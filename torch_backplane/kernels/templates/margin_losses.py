@@ -280,22 +280,23 @@ _MULTILABEL = f"""
 """
 
 # A class that is no target is counted once for each target that it comes too near to, and a target, as often as it is
-# given, once for each class that comes too near to it.
+# given, once for each class that comes too near to it. Marks may say otherwise than the targets: then it is both.
 _MULTILABEL_BACKWARD = """
   $item
   const index_t row = element / classes, own = element % classes, first = row * classes;
   const value_t x = load_self(element);
   const int above = load_is_target(element) == 0;
-  index_t times = 0, near = 0;
+  index_t times = 0, chosen_times = 0, near = 0;
   for (index_t k = 0; k < classes; ++k) {
     const int64 label = target[first + k];
     if (label == -1) break;
     const index_t chosen = checked_index(errors, operator_number, label, classes);
     if (chosen < 0) continue;
-    times += above ? 1 - load_self(first + chosen) + x > 0 : chosen == own;
+    times += above && 1 - load_self(first + chosen) + x > 0;
+    chosen_times += chosen == own;
   }
-  if (!above && times > 0)
+  if (chosen_times > 0)
     for (index_t i = 0; i < classes; ++i) near += load_is_target(first + i) == 0 && 1 - x + load_self(first + i) > 0;
-  const value_t count = above ? (value_t)times : -(value_t)times * (value_t)near;
+  const value_t count = (value_t)times - (value_t)chosen_times * (value_t)near;
   store_out(element, count * share * load_grad(row * grad_step));
 """

@@ -118,11 +118,22 @@ def dropout(
     seed: Any,
     offset: Any,
 ) -> Call:
-    """mask = true with the chance `kept`; out = self * scale where it is, else self * 0. All contiguous."""
+    """mask = true with the chance `kept`; out = self * scale where it is, else self * 0. All dense, in one order."""
     value = value_dtype(out.dtype)
     outputs = {"out": (out, "self_here * (x * scale)"), "mask": (mask, "x")}
     numbers = {"first": (value, kept), "scale": (value, scale)}
-    return _call("dropout", dialect, outputs, {"self": self}, DISTRIBUTIONS["bernoulli"], value, numbers, seed, offset)
+    return _call(
+        "dropout",
+        dialect,
+        outputs,
+        {"self": self},
+        DISTRIBUTIONS["bernoulli"],
+        value,
+        numbers,
+        seed,
+        offset,
+        dense=True,
+    )
 
 
 def fill_integers(dialect: Dialect, out: torch.Tensor, base: int, count: int, seed: Any, offset: Any) -> Call:
@@ -146,10 +157,12 @@ def _call(
     offset: Any,
     *,
     wide: bool | None = None,
+    dense: bool = False,
 ) -> Call:
     """Args:
     outputs: tensors, and what is stored there after `element`, the statements for a vector of neighbours.
     wide: whether an element needs 64 bits; without it, whether value has them.
+    dense: the tensors are dense in any order, the same for all, and gone through as they lie in memory.
     """
     wide = facts(value).bits == 64 if wide is None else wide
     lanes, draws = lane_count(dialect, value), 2 if wide else 4
@@ -188,6 +201,7 @@ def _call(
         body=body,
         items=-(-count // (draws * lanes)),
         group_size=small_group(dialect, _CPU_GROUP),
+        strided=[*outputs, *inputs] if dense else (),
     )
 
 

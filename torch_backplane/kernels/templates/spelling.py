@@ -148,8 +148,8 @@ def lane_functions(dialect: Dialect, dtypes: frozenset[torch.dtype], value: torc
 
 
 def _lane_functions(width: int) -> dict[torch.dtype, str]:
-    # Halves are converted in a variable: of memory PoCL 3.1 takes for granted that it is aligned as the vector is, where
-    # the standard wants it to be as a half is.
+    # Halves are converted in a variable: of memory PoCL 3.1 takes for granted that it is aligned as the vector is,
+    # where the standard wants it to be as a half is.
     return {
         torch.float16: f"""\
 FUNCTION float{width} half_to_lanes(const ushort{width} bits) {{ return vload_half{width}(0, (const half*)&bits); }}

@@ -50,6 +50,7 @@ def check_values(dialect: Dialect, checks: Sequence[Check], errors: torch.Tensor
         body="".join(_look(dialect, i, check.holds) for i, check in enumerate(checks)),
         items=items,
         group_size=small_group(dialect, _CPU_GROUP),
+        strided=inputs,  # looked at in the order of memory
     )
 
 
