@@ -137,7 +137,7 @@ text = "#warning loud\\n__kernel void one(__global int *out) { out[0] = 1; }"
 drivers.device(0).compile(text, "one")
 assert torch.bp.get_device_properties(0).driver == "opencl"
 """
-    run("import torch\n" + code)
+    assert run("import torch\n" + code).stderr == ""
 
 
 def test_a_kernel_that_cannot_be_built_comes_with_the_compilers_words(run: Run) -> None:

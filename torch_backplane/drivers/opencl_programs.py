@@ -16,6 +16,9 @@ from torch_backplane.drivers import builds, kernel_cache
 # lib/CL/devices/common.c). It keeps what it compiles on the disk by itself.
 KEEP_THEIR_OWN = ("Portable Computing Language",)
 
+# For every build, before the user's own (PYOPENCL_BUILD_OPTIONS): PoCL's compiler writes to stderr how many warnings it
+# has had, of texts that users never see.
+_QUIET = "-w"
 
 _log = logging.getLogger(__name__)
 
@@ -24,7 +27,7 @@ class Programs:
     """Thread-safe; PyOpenCL releases the GIL while the compiler runs.
 
     What a compiler says of a program that it builds is logged (level DEBUG); PyOpenCL's own way to build makes it a
-    warning, which would be about texts that users never see.
+    warning.
 
     Attributes:
         counts: "built" from text, "loaded" from the disk.
@@ -36,7 +39,7 @@ class Programs:
         # All that a binary depends on, besides its text.
         self._origin = (
             *(device.platform.name, device.platform.version, device.name, device.vendor, device.version),
-            *(device.driver_version, os.environ.get("PYOPENCL_BUILD_OPTIONS", "")),
+            *(device.driver_version, _options()),
         )
         self._lock = threading.Lock()
         self.counts = {"built": 0, "loaded": 0}
@@ -78,7 +81,7 @@ class Programs:
 
     def _built(self, program: Any) -> cl.Program:
         try:
-            program._build(options=os.environ.get("PYOPENCL_BUILD_OPTIONS", "").encode())
+            program._build(options=_options().encode())
         except cl.Error as error:
             raise cl.RuntimeError(
                 cl._cl._ErrorRecord(msg=f"{error}\n{self._said(program)}", code=error.code, routine=error.routine)
@@ -104,3 +107,7 @@ class Programs:
     def _count(self, what: str) -> None:
         with self._lock:
             self.counts[what] += 1
+
+
+def _options() -> str:
+    return f"{_QUIET} {os.environ.get('PYOPENCL_BUILD_OPTIONS', '')}"
