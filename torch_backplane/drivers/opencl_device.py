@@ -5,6 +5,7 @@ Imported by the driver (opencl.py) once it has found PyOpenCL.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import re
@@ -71,14 +72,11 @@ class Stream:
         with self.health.watch():
             with self._lock:
                 latest = self._under_way[-1] if self._under_way else None
-            if latest is None:
-                self.queue.finish()
-            else:
-                # Not clFinish: after a clFlush, Mesa's (22.3) returns while commands run.
-                try:
+            self.queue.finish()
+            if latest is not None:
+                # After a clFlush, Mesa's (22.3) clFinish returns while commands run.
+                with contextlib.suppress(cl.Error):  # of the command: its status is looked at below
                     latest.wait()
-                except cl.Error:  # of a command, whose status says what it was, or of the device
-                    self.queue.finish()
             with self._lock:
                 self._forget_done()
                 failed, self._failed = self._failed, None
