@@ -147,7 +147,8 @@ def answers() -> tuple[dict[str, list[str]], dict[str, list[str]]]:
         program += f"found = []\n{text}\nall[{name!r}] = found\n"
     program += "print(json.dumps(all))"
     alone = json.loads(run(program, TORCH_DEVICE_BACKEND_AUTOLOAD="0"))
-    together = json.loads(run(program, TORCH_DEVICE_BACKEND_AUTOLOAD="1", TORCH_BACKPLANE_HOST_DEVICES="0"))
+    no_devices = {"TORCH_BACKPLANE_DRIVERS": "host", "TORCH_BACKPLANE_HOST_DEVICES": "0"}
+    together = json.loads(run(program, TORCH_DEVICE_BACKEND_AUTOLOAD="1", **no_devices))
     names = {name: text for text, name in parts.items()}
     return ({names[key]: said for key, said in alone.items()}, {names[key]: said for key, said in together.items()})
 

@@ -182,10 +182,12 @@ class _Writer:
     }}
     row_first = row_last;
   }}
-  {self._add_part("true")}
+  if (last - first >= {LANES}) {{
+    {self._add_part("true")}
+    for (int half_size = {half}; half_size > 0; half_size /= 2)
+      for (int lane = 0; lane < half_size; ++lane) {{ {self._combine("state", "lane", "state", "lane + half_size")} }}
+  }}
   {self._combine("state", "0", "rest", "0")}
-  for (int half_size = {half}; half_size > 0; half_size /= 2)
-    for (int lane = 0; lane < half_size; ++lane) {{ {self._combine("state", "lane", "state", "lane + half_size")} }}
   {self._finish("0", "first_result", "")}
 """
 
