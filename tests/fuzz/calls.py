@@ -227,8 +227,14 @@ def sane(draw: Drawer, made: Made, text: str) -> bool:
             tensor = draw.get(name) if name.startswith("t") else None
             if isinstance(tensor, torch.Tensor) and not whole_in(tensor, torch.int8):
                 return False
-        return not any(word in text for word in ("nan", "inf", "1e30", "2**40", "300", "-1"))
+        return not any(word in text for word in _NO_BYTES)
+    if "polynomial" in made.row.name:  # degrees
+        degree = made.arguments[1]
+        return whole_in(draw.get(degree), torch.int8) if degree.startswith("t") else degree not in _NO_BYTES
     return True
+
+
+_NO_BYTES = ("nan", "inf", "1e30", "2**40", "300", "-1")
 
 
 def whole_in(tensor: torch.Tensor, dtype: torch.dtype) -> bool:

@@ -15,6 +15,7 @@ from fuzz.programs import Finding, Step, living
 DTYPES = {
     torch.float32: 10, torch.int64: 4, torch.bool: 3, torch.float16: 3, torch.bfloat16: 2, torch.int32: 2,
     torch.float64: 2, torch.uint8: 2, torch.int8: 1, torch.int16: 1, torch.complex64: 2,
+    torch.complex128: 0.5, torch.uint16: 0.3, torch.uint32: 0.3,
 }  # fmt: skip
 FLOATING = [dtype for dtype in DTYPES if dtype.is_floating_point]
 WHOLE = [torch.int64, torch.int32, torch.uint8, torch.int8, torch.int16]
@@ -50,7 +51,7 @@ class Drawer:
         self.data = 0
         # A program is about few dtypes, so that its tensors meet.
         self.palette = {torch.float32, *numbers.choices(list(DTYPES), list(DTYPES.values()), k=2)}
-        self.bad = 0.02  # how often an argument is one that is likely to be refused
+        self.bad = numbers.choice([0.01, 0.02, 0.02, 0.1])  # how often an argument is one that is likely to be refused
 
     # --- lines -------------------------------------------------------------------------------------------------------
     def line(self, text: str, operator: str, random: bool = False) -> None:
@@ -225,6 +226,8 @@ class Drawer:
         if wrong and places:
             places[self.random.randrange(len(places))] = self.one([size, -size - 1, 10**6])
         dtype = "torch.int64" if not self.chance(0.1) else "torch.int32"
+        if self.chance(self.bad):
+            dtype = self.one(["torch.int16", "torch.int8", "torch.uint8", "torch.float32", "torch.bool"])
         shaped = f".view({tuple(shape)})" if shape is not None else ""
         name = self.assign(f"torch.tensor({places}, dtype={dtype}, device=d){shaped}", "tensor")
         if self.chance(0.3) and self.get(name).dim():

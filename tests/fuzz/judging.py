@@ -30,6 +30,7 @@ Difference = tuple[str, str]
 def plain(text: str) -> str:
     """An error's text without devices, addresses and stack traces."""
     first = text.split("\nException raised from")[0].strip()
+    first = re.sub(r"\b(?:torch\.(\w+)Tensor|bp(\w+)Type)\b", r"\1\2", first)
     return re.sub(r"0x[0-9a-f]+", "0x", _DEVICE.sub("DEVICE", first))
 
 
@@ -114,7 +115,7 @@ def differ(want: torch.Tensor, have: torch.Tensor) -> str | None:
 
 
 def adopt(want: Any, have: Any) -> bool:
-    """Gives the CPU's tensors the device's numbers, without autograd's knowing; False where they are of other kinds."""
+    """Gives the CPU's tensors the device's numbers, without autograd's knowing; False where they cannot be the same."""
     for mine, theirs in zip(tree_flatten(want)[0], tree_flatten(have)[0], strict=False):
         if not isinstance(mine, torch.Tensor):
             continue
@@ -122,6 +123,8 @@ def adopt(want: Any, have: Any) -> bool:
             return False
         if mine.layout != torch.strided or not mine.numel():
             continue
+        if _significant(mine) != _significant(theirs):
+            return False
         numbers = theirs.detach().cpu().resolve_conj().resolve_neg()
         if torch.equal(mine.detach(), numbers):
             continue
@@ -130,7 +133,10 @@ def adopt(want: Any, have: Any) -> bool:
         sizes = [1 if stride == 0 else size for size, stride in zip(mine.shape, mine.stride(), strict=True)]
         alias = torch.empty(0, dtype=mine.dtype)
         alias.set_(mine.untyped_storage(), mine.storage_offset(), sizes, mine.stride())
-        alias.copy_(numbers[tuple(slice(0, size) for size in sizes)])
+        try:
+            alias.copy_(numbers[tuple(slice(0, size) for size in sizes)])
+        except RuntimeError:  # PyTorch's own, of a lazy clone that out= has resized
+            return False
     return True
 
 

@@ -34,7 +34,7 @@ class Lockstep:
         """Runs a line on both; what differs then."""
         self.steps.append(step)
         code = compile(step.line, "<program>", "exec")
-        self.before = {name: _copied(self.cpu.get(name)) for name in step.used}
+        self.before = {name: _copied(self.cpu[name]) for name in _touched(self.cpu, step.used)}
         expected = run_line(code, self.cpu)
         found = run_line(code, self.bp)
         late = None
@@ -115,11 +115,26 @@ def _sharing(names: dict[str, Any]) -> set[tuple[str, str]]:
     pairs = set()
     for name, value in living(names):
         for leaf in tree_iter(value):
-            if isinstance(leaf, torch.Tensor) and leaf.numel() and leaf.layout == torch.strided:
-                owner = first.setdefault(leaf.untyped_storage()._cdata, name)
+            if _has_memory(leaf) and leaf.numel():
+                owner = first.setdefault(_memory(leaf), name)
                 if owner != name:
                     pairs.add((owner, name))
     return pairs
+
+
+def _touched(names: dict[str, Any], used: set[str]) -> list[str]:
+    """The names that are used, and those whose tensors share memory with theirs."""
+    memory = {name: {_memory(leaf) for leaf in tree_iter(value) if _has_memory(leaf)} for name, value in living(names)}
+    written = set().union(*(memory.get(name, set()) for name in used))
+    return [name for name, found in memory.items() if name in used or found & written]
+
+
+def _has_memory(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
 
 
 def _copied(value: Any) -> Any:

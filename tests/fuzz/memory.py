@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fuzz.calls import convertible
+from fuzz.calls import attempt, convertible
 from fuzz.drawing import Drawer
 from fuzz.moves import move
 
@@ -46,6 +46,8 @@ def view(draw: Drawer) -> None:
             (f"{name}.mT", "mT"),
             (f"{name}.flatten(0, 1)", "flatten"),
         ]
+    if rank == 4:
+        options += [(f"{name}.contiguous(memory_format=torch.channels_last)", "contiguous")] * 2
     if tensor.dtype.is_complex:
         options += [(f"{name}.{word}", word) for word in ("real", "imag", "conj()", "resolve_conj()")] * 2
     if tensor.dtype in (torch.float32, torch.int32, torch.int16, torch.uint8, torch.int64):
@@ -74,6 +76,50 @@ def fill(draw: Drawer) -> None:
 
 
 @move
+def shape_of_itself(draw: Drawer) -> None:
+    """Changes a tensor's sizes and strides in place, or which memory it is in."""
+    name = draw.tensor()
+    tensor = draw.get(name)
+    dim = draw.dim(name)
+    other = draw.tensor(lambda one: one.dtype == tensor.dtype)
+    rows, step = draw.one([1, 2, 3]), draw.one([0, 1, 2])
+    form = draw.one([
+            "{0}.transpose_({1}, -1)", "{0}.squeeze_()", "{0}.squeeze_({1})", "{0}.unsqueeze_({1})",
+            "{0}.swapaxes_(0, {1})", "{0}.resize_({3}).zero_()", "{0}.resize_as_({2}).zero_()", "{0}.set_({2})",
+            "{0}.data = {2}.detach()", "{0}.as_strided_(({4},), ({5},))", "{0}.detach_()",
+            "{0}.requires_grad_({6})", "{0}.set_()",
+        ])  # fmt: skip
+    if "as_strided" in form and (rows - 1) * step >= tensor.numel():
+        return
+    shape = draw.one([tuple(tensor.shape), draw.shape(), (tensor.numel(),), (0,), ()])
+    text = form.format(name, dim, other, shape, rows, step, draw.one([True, False]))
+    draw.line(text, "in place: " + form.format("x", 0, "y", "s", 1, 1, True).split("(")[0])
+
+
+@move
+def in_part(draw: Drawer) -> None:
+    """Views, and what is written into them, as new tensors."""
+    name = draw.tensor(lambda tensor: tensor.dim() > 0)
+    tensor = draw.get(name)
+    dim = draw.dim(name)
+    size = draw.size_of(name, dim)
+    place = draw.whole(-size, max(0, size - 1))
+    views = {
+        "select": (f"{name}.select({dim}, {place})", f"{dim}, {place}"),
+        "slice": (f"{name}.narrow({dim}, 0, {size // 2})", f"{dim}, 0, {size // 2}"),
+        "diagonal": (f"{name}.diagonal(0, {dim}, 0)", f"0, {dim}, 0"),
+        "as_strided": (f"{name}.reshape(-1)[:1]", "(1,), (1,)"),
+    }
+    kind = draw.one(list(views))
+    view, where = views[kind]
+    found = attempt(draw, view)
+    shape = tuple(found.shape) if isinstance(found, torch.Tensor) and not draw.chance(draw.bad) else draw.shape()
+    source = draw.new(shape, tensor.dtype if draw.chance(0.8) else draw.dtype())
+    if convertible(draw, source, tensor.dtype):
+        draw.assign(f"torch.{kind}_scatter({name}, {source}, {where})", f"{kind}_scatter")
+
+
+@move
 def copy(draw: Drawer) -> None:
     name = draw.tensor()
     source = draw.like(name, same_dtype=0.5)
@@ -83,7 +129,8 @@ def copy(draw: Drawer) -> None:
 
 @move
 def overlapping(draw: Drawer) -> None:
-    """Reads and writes memory that is the same in part."""
+    """Reads and writes memory that is the same in part. PyTorch does not look for it in sums, and of tensors that are
+    not dense, and computes what it happens to: there errors alone are compared."""
     name = draw.tensor(lambda tensor: tensor.dim() > 0 and tensor.shape[0] > 1)
     form = draw.one([
             "{0}[1:].copy_({0}[:-1])", "{0}[:-1].add_({0}[1:])", "torch.mul({0}[1:], 2, out={0}[:-1])",
@@ -95,7 +142,8 @@ def overlapping(draw: Drawer) -> None:
         ])  # fmt: skip
     if "t0" in form and "t0" not in draw.run.cpu:
         return
-    draw.line(form.format(name), "overlap " + form.format("x").split("(")[0])
+    checked = draw.get(name).is_contiguous() and "torch.sum" not in form
+    draw.line(form.format(name), "overlap " + form.format("x").split("(")[0], random=not checked)
 
 
 @move

@@ -17,6 +17,6 @@ def move(function: Callable[[Drawer], None]) -> Callable[[Drawer], None]:
 
 def moves() -> dict[str, Callable[[Drawer], None]]:
     """All of them."""
-    for file in ("memory", "places", "networks", "database"):
+    for file in ("memory", "places", "networks", "graphs", "lists", "database"):
         importlib.import_module(f"fuzz.{file}")
     return {**_MOVES, "sample_again": _MOVES["sample"]}  # which comes twice as often

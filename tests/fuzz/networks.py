@@ -23,7 +23,7 @@ def gradient(draw: Drawer) -> None:
         like = draw.like(value, same_dtype=1.0)
         dim = draw.dim(value)
         index = draw.index(3, draw.size_of(value, dim))
-        form, operator = draw.one(_DIFFERENTIABLE)
+        form, operator = draw.one(DIFFERENTIABLE)
         value = draw.assign(form.format(value, like, dim, index), operator)
         if value not in draw.run.cpu:
             return
@@ -45,13 +45,14 @@ torch.logsumexp({0}, {2}) | {0}.norm() | {0} @ {0}.mT | F.layer_norm({0}, {0}.sh
 F.leaky_relu({0}, 0.2) | F.softplus({0}) | F.pad({0}, (1, 1)) | {0}.expand(2, *{0}.shape)
 F.embedding({3}, {0}) | {0}[{3}] | {0}.masked_fill({1} > 0, 0) | torch.maximum({0}, {1})
 F.mse_loss({0}, {1}) | {0}.sort({2}, stable=True).values | {0}.std({2}) | {0}.prod()
-torch.addcmul({1}, {0}, {1}) | torch.lerp({0}, {1}, 0.3) | torch.cdist({0}, {0}) | F.normalize({0}, dim={2})
+torch.addcmul({1}, {0}, {1}) | torch.lerp({0}, {1}, 0.3) | F.normalize({0}, dim={2})
+torch.cdist({0}, {0}, 2, 'donot_use_mm_for_euclid_dist')
 {0}.cumprod({2}) | F.glu({0}, {2}) | {0}.scatter_add({2}, {3}, {1}) | torch.atan2({0}, {1})
 F.huber_loss({0}, {1}) | F.smooth_l1_loss({0}, {1}, reduction='none') | F.elu({0})
 torch.renorm({0}, 2, {2}, 1.5) | {0}.to(torch.float32) | {0}.unfold({2}, 2, 1) | {0}.squeeze()
 {0}.diagonal() | {0}.tril() | {0}.repeat_interleave(2, {2})
 """
-_DIFFERENTIABLE = [
+DIFFERENTIABLE = [
     (form.strip(), form.strip().format("x", "y", 0, "i").split("(")[0].replace("torch.", "").replace("x.", ""))
     for line in _FORMS.strip().splitlines()
     for form in line.split("|")
@@ -141,6 +142,8 @@ def modules(draw: Drawer) -> None:
     dtype = draw.dtype(FLOATING)
     x = draw.new((batch, channels, size), dtype)
     image = draw.new((batch, channels, size, size), dtype)
+    if draw.chance(0.3):
+        image = draw.assign(f"{image}.contiguous(memory_format=torch.channels_last)", "contiguous")
     weight = draw.new((channels,), dtype)
     kernel = draw.new((3, channels, 3, 3), dtype)
     form = draw.one([

@@ -487,3 +487,33 @@ def test_errors_are_in_the_words_of_pytorchs_kernels() -> None:
     for dtype in (torch.bool, torch.int64):
         for spread in (torch.var, torch.std, torch.var_mean, torch.std_mean):
             refused_alike(spread, torch.ones(3, dtype=dtype))
+    refused_alike(torch.rsub, torch.ones(5), torch.ones(7))
+    losses = torch.nn.functional.huber_loss, torch.nn.functional.smooth_l1_loss, torch.nn.functional.soft_margin_loss
+    for loss in losses:
+        for reduction in ("none", "mean", "sum"):
+            refused_alike(lambda a, b: loss(a, b, reduction=reduction), x > 0, torch.ones(3, 4, dtype=torch.int8))  # noqa: B023
+
+
+def test_of_several_errors_the_first_one_is_pytorchs() -> None:
+    """Memory, then shapes, then dtypes."""
+    refused_alike(lambda a, out: torch.sign(a, out=out), torch.ones(3), torch.ones(3, dtype=torch.int32))
+    refused_alike(lambda a: torch.exp(a[:-1], out=a[1:]), torch.ones(4, dtype=torch.bool))
+    refused_alike(lambda a, b: torch.div(a, b, out=a[:1].expand(3)), torch.ones(3, dtype=torch.int32), torch.ones(2))
+    refused_alike(lambda a, b: torch.atan2(a, b, out=a), torch.ones(3, dtype=torch.int32), torch.ones(2))
+
+
+@pytest.mark.parametrize("shape", [(0,), (3,)])
+def test_dtypes_are_refused_without_elements_too(shape: tuple[int, ...]) -> None:
+    bools, floats = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape)
+    refused_alike(torch.relu, bools)
+    for bitwise in (torch.bitwise_not, torch.bitwise_and, torch.bitwise_left_shift):
+        refused_alike(lambda a: bitwise(*[a] * (1 + (bitwise is not torch.bitwise_not))), floats)  # noqa: B023
+    refused_alike(lambda a: torch.bitwise_right_shift(a, a), bools)
+
+
+def test_triangles_of_expanded_tensors() -> None:
+    """Which PyTorch writes in place, element by element."""
+    for keep in (torch.Tensor.tril_, torch.Tensor.triu_):
+        for x in (torch.arange(1.0, 4).expand(3, 3), torch.arange(1.0, 4).view(3, 1).expand(3, 3)):
+            for diagonal in (-1, 0, 1):
+                agrees(keep, x, diagonal, fallbacks=None)

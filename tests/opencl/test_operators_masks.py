@@ -120,6 +120,8 @@ INDEXED = {
     "no dimensions": lambda x, m: (x[0, 0, 0][m[0, 0, 0]], x[m[0, 0, 0]], x[~m[0, 0, 0]]),
     "strided": lambda x, m: x.transpose(0, 2)[m.transpose(0, 2)],
     "strided rows": lambda x, m: x.transpose(0, 1)[m[:, :, 0].t()],
+    "strided beside a new dimension": lambda x, m: x.permute(2, 0, 1)[None, m[0, 0]],
+    "all beside a new dimension": lambda x, m: (x[:, 0, 0][None, m[:, 0, 0]], x[0, 0][m[0, 0], None]),
     "every second": lambda x, m: x[:, ::2, ::2][m[:, ::2, ::2]],
 }
 
@@ -127,6 +129,12 @@ INDEXED = {
 @pytest.mark.parametrize("name", INDEXED)
 def test_masks_as_indices(name: str) -> None:
     agrees(INDEXED[name], X, mask_of((4, 5, 6)))
+
+
+def test_strides_are_those_of_pytorchs_kernels() -> None:
+    x, mask = torch.empty(3, 3, 3, 2).permute(1, 3, 2, 0), torch.ones(3, dtype=torch.bool)
+    for read in (lambda x, m: x[None, m], lambda x, m: x[:, :, m], lambda x, m: x[m, :, None]):
+        assert read(x.to(DEVICE), mask.to(DEVICE)).stride() == read(x, mask).stride()
 
 
 def test_bytes_as_masks() -> None:

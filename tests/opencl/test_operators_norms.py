@@ -144,6 +144,18 @@ def test_statistics_of_one_number_are_as_pytorch_has_them() -> None:
     agrees(lambda *tensors: aten.batch_norm_update_stats(*tensors, 0.1), numbers(1, 3), torch.zeros(3), torch.ones(3))
 
 
+def test_batch_norm_has_the_strides_of_pytorchs_kernel() -> None:
+    channels_last = torch.randn(2, 4, 3, 6).contiguous(memory_format=torch.channels_last)
+    turned, expanded = torch.randn(5, 2, 4).permute(1, 2, 0), torch.randn(1, 4, 3).expand(2, 4, 3)
+    for x in (turned, expanded, torch.randn(4, 3).t(), channels_last, channels_last[..., ::2]):
+        for training in (True, False):
+            statistics = torch.zeros(x.shape[1]), torch.ones(x.shape[1])
+            expected = torch.nn.functional.batch_norm(x, *statistics, training=training)
+            found = torch.nn.functional.batch_norm(on_device(x), *on_device(statistics), training=training)
+            assert found.stride() == expected.stride()
+            torch.testing.assert_close(found.cpu(), expected)
+
+
 def test_batch_norm_that_does_not_update() -> None:
     x, weight, mean, var = numbers(4, 6, 5), numbers(6), numbers(6), numbers(6).abs()
     agrees(lambda x, w, *tensors: aten._batch_norm_no_update(x, w, None, *tensors, 0.1, 1e-5), x, weight, mean, var)

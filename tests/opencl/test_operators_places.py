@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from agreement import DEVICE, agrees
+from agreement import DEVICE, agrees, refused_alike
 from torch.nn import functional as F
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8]
@@ -201,6 +201,14 @@ def test_isin_of_nan() -> None:
 def test_isin_of_two_dtypes() -> None:
     agrees(lambda x, t: torch.isin(x, t), torch.arange(9), torch.tensor([1.0, 2.5, 3.0]))
     agrees(lambda x, t: torch.isin(x, t), torch.arange(9.0), torch.tensor([1, 300]).repeat(300))
+
+
+def test_isin_refuses_bools() -> None:
+    for size in (0, 3):
+        bools = torch.zeros(size, dtype=torch.bool)
+        for elements in (2, True, 0.5, torch.ones(2), torch.ones(2, dtype=torch.int64), bools):
+            refused_alike(torch.isin, elements, bools)
+        refused_alike(torch.isin, bools, torch.ones(2, dtype=torch.int64))
 
 
 # randperm

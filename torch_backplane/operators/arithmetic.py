@@ -47,16 +47,20 @@ pointwise("lerp.Scalar", lerp, dtypes="complex")
 pointwise("lerp.Tensor", lerp, dtypes="complex")
 
 
-def difference(name: str, formula: Formula) -> None:
-    @operator(name, dtypes="complex")
-    def plan(call: Call, a: Any, b: Any, alpha: Any) -> torch.Tensor:
-        if any(one.dtype == torch.bool for one in (a, b)):
-            raise RunOnCPU("differences of bools")  # which refuses them
-        return plan_pointwise(name, formula, call, (a, b, alpha), fitting="stored")
+def difference(call: Call, a: Any, b: Any, alpha: Any) -> torch.Tensor:
+    if any(one.dtype == torch.bool for one in (a, b)):
+        raise RunOnCPU("differences of bools")  # which refuses them
+    return plan_pointwise("sub", lambda a, b, alpha: a - alpha * b, call, (a, b, alpha), fitting="stored")
 
 
-difference("sub.Tensor", lambda a, b, alpha: a - alpha * b)
-difference("rsub.Tensor", lambda a, b, alpha: b - alpha * a)
+@operator("sub.Tensor", dtypes="complex")
+def sub(call: Call, self: Any, other: Any, alpha: Any) -> torch.Tensor:
+    return difference(call, self, other, alpha)
+
+
+@operator("rsub.Tensor", dtypes="complex")
+def rsub(call: Call, self: Any, other: Any, alpha: Any) -> torch.Tensor:
+    return difference(call, other, self, alpha)
 
 
 # Quotients and remainders

@@ -8,7 +8,7 @@ import torch
 
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import value_dtype
-from torch_backplane.planning import Call, RunOnCPU, operator, run_kernel, run_pointwise
+from torch_backplane.planning import Call, RunOnCPU, each_once, operator, run_kernel, run_pointwise
 
 
 def positions(count: int, device: torch.device) -> torch.Tensor:
@@ -205,6 +205,8 @@ def triu(call: Call, self: torch.Tensor, diagonal: int) -> Any:
 
 def triangle(call: Call, self: torch.Tensor, keeps: Any, key: Any) -> Any:
     """The elements that `keeps(column - row)` keeps, and zeros."""
+    if call.is_in_place and each_once(self) is not self:
+        raise RunOnCPU("a tensor whose elements share memory, which PyTorch takes here")
     (out,) = call.outputs()
     zero = False if self.dtype == torch.bool else 0
     run_pointwise(

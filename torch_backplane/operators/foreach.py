@@ -13,7 +13,7 @@ from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.multi_tensor import WIDTH, multi_tensor
 from torch_backplane.planning import Call, Number, RunOnCPU, dialect_of, launch, operator, run_pointwise
-from torch_backplane.planning.launch import generated
+from torch_backplane.planning.launch import generated, tracing
 
 SLOTS = 8  # tensors of each list that one launch takes
 MOST_ELEMENTS = 2**31 - 1  # of one tensor: kernels count in 32 bits
@@ -106,10 +106,8 @@ def slots_kernel(
             compute=compute,
         )
 
-    try:
+    with tracing():
         return generated(("multi_tensor", name, dtypes, numbers, device.index), generate)
-    except TypeError as error:
-        raise RunOnCPU(str(error)) from error
 
 
 def run_chunk(name: str, kernel: kernels.Kernel, chunk: Sequence[tuple[Set, Sequence[torch.Tensor]]]) -> None:

@@ -458,12 +458,12 @@ def _advanced(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> tup
 def index(call: Call, self: torch.Tensor, indices: list[torch.Tensor | None]) -> torch.Tensor:
     _check_indices(self, indices)
     if has_masks(indices):
-        mask = only_mask(self, indices)
-        if mask is not None and mask.shape == self.shape:
-            return select(call, self, mask)
+        first = indices[0]
+        if first is not None and first.dtype in MASKS and first.shape == self.shape:
+            return select(call, self, first)
         self, indices = positions_of_masks(self, indices)
         _, kept, found = _advanced(self, indices)
-        (out,) = call.outputs(like=[torch.ops.aten.index.Tensor(as_meta(self), as_meta(indices))])
+        (out,) = call.outputs(like=_C.structured_meta("aten::index.Tensor", as_meta(self), as_meta(indices)))
     else:
         _, kept, found = _advanced(self, indices)
         (out,) = call.outputs()

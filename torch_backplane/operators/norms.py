@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
+from torch._prims_common import suggest_memory_format
 
 from torch_backplane.kernels import Expression
 from torch_backplane.kernels.dtypes import value_dtype
@@ -182,6 +183,7 @@ def _batch_norm(
     # Of the base operator: PyTorch's meta kernels of the others take fewer arguments.
     given = (self, weight, bias, running_mean, running_var, training, momentum, eps)
     results = list(torch.ops.aten.native_batch_norm(*(as_meta(value) for value in given)))
+    results[0] = torch.empty_like(results[0], memory_format=suggest_memory_format(self))  # not its meta kernel's
     if with_reserve:
         results.append(self.new_empty(0, dtype=torch.uint8, device="meta"))
     if not training:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -34,6 +35,15 @@ def generated(key: Hashable, generate: Any) -> Kernel:
     if kernel is None:
         kernel = _generated[key] = generate()
     return kernel
+
+
+@contextmanager
+def tracing() -> Iterator[None]:
+    """Leaves to the CPU what a formula does not take: it computes that, or says in PyTorch's words that it does not."""
+    try:
+        yield
+    except TypeError as error:
+        raise _C.RunOnCPU(str(error)) from error
 
 
 def compiled(index: int, kernel: Kernel, name: str) -> _C.Kernel:

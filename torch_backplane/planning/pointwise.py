@@ -16,7 +16,7 @@ from torch_backplane.kernels.dtypes import part_dtype, value_dtype
 from torch_backplane.kernels.expression import Formula
 from torch_backplane.planning.call import Call, shares_memory
 from torch_backplane.planning.declare import Dtypes, check_supported, operator
-from torch_backplane.planning.launch import dialect_of, generated, launch
+from torch_backplane.planning.launch import dialect_of, generated, launch, tracing
 
 Fitting = Literal["computed", "stored", "any"]
 
@@ -69,9 +69,12 @@ def plan_pointwise(
     idempotent: bool = False,
 ) -> Any:
     """What the planner of a pointwise operator does: see `pointwise`. Returns what the operator returns."""
-    # In PyTorch's words: some of its meta kernels have others.
-    _C.check_broadcast([value for value in values if isinstance(value, torch.Tensor)])
-    check_cast(call)
+    if _C.has_structured_meta(call.name):
+        call.meta()  # has PyTorch's errors, and which comes first
+    else:
+        # In PyTorch's words: some of its meta kernels have others.
+        _C.check_broadcast([value for value in values if isinstance(value, torch.Tensor)])
+        check_cast(call)
     outputs = call.outputs(elementwise=True, expanded=idempotent)
     if idempotent and call.is_in_place:
         (given,) = outputs
@@ -198,11 +201,12 @@ def run_pointwise(
     if any(output.shape != shape for output in outputs):
         raise ValueError(f"outputs of one shape are needed, and got {[list(output.shape) for output in outputs]}")
     check_shape(shape, inputs)
-    if outputs[0].numel() == 0:
-        return
-    _C.check_overlaps(list(outputs), list(inputs))
     operands = [*outputs, *inputs]
-    strides = [broadcast_strides(tensor, shape) for tensor in operands]
+    if empty := outputs[0].numel() == 0:  # the formula says nevertheless whether it takes these dtypes
+        shape, strides = torch.Size([1]), [[1]] * len(operands)
+    else:
+        _C.check_overlaps(list(outputs), list(inputs))
+        strides = [broadcast_strides(tensor, shape) for tensor in operands]
     device = outputs[0].device
     dialect = dialect_of(device)
     formula, scalars = _with_parts(formula, len(inputs), scalars)
@@ -230,11 +234,10 @@ def run_pointwise(
             compute=seen,
         )
 
-    try:
+    with tracing():
         kernel = generated(("pointwise", key, dtypes, where.layout, seen, device.index), generate)
-    except TypeError as error:
-        # The formula does not take these dtypes. The CPU computes it, or says so in PyTorch's words.
-        raise _C.RunOnCPU(str(error)) from error
+    if empty:
+        return
     numbers: list[Any] = []
     for one in kernel.parameters:
         if one.kind == "scalar":

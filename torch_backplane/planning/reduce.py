@@ -13,7 +13,7 @@ from torch_backplane.kernels.evaluate import evaluate
 from torch_backplane.kernels.expression import constant, trace
 from torch_backplane.kernels.layouts import Geometry, Layout, ReductionGeometry
 from torch_backplane.kernels.templates.reduce import by_columns, chunk_count, contiguous_strides, reduce_lanes
-from torch_backplane.planning.launch import dialect_of, generated, launch
+from torch_backplane.planning.launch import dialect_of, generated, launch, tracing
 from torch_backplane.planning.template import run_template
 
 
@@ -37,7 +37,9 @@ def run_reduction(
         name: a C identifier, for the kernel.
     """
     if inputs[0].numel() == 0:
-        for output, value in zip(outputs, _of_nothing(definition), strict=True):
+        with tracing():
+            values = _of_nothing(definition)
+        for output, value in zip(outputs, values, strict=True):
             output.fill_(value)
         return
     rank = inputs[0].dim()
@@ -51,20 +53,22 @@ def run_reduction(
     ranks = (where.kept.layout.rank, where.reduced.layout.rank, where.wide)
     device = inputs[0].device
     if dialect_of(device).processor == "cpu":
-        _run_by_lanes(definition, outputs, inputs, where, compute, name)
+        with tracing():
+            _run_by_lanes(definition, outputs, inputs, where, compute, name)
         return
-    kernel = generated(
-        ("reduction", key, dtypes, ranks, compute, device.index),
-        lambda: reduction(
-            name,
-            definition,
-            inputs=dtypes[0],
-            outputs=dtypes[1],
-            geometry=where,
-            dialect=dialect_of(device),
-            compute=compute,
-        ),
-    )
+    with tracing():
+        kernel = generated(
+            ("reduction", key, dtypes, ranks, compute, device.index),
+            lambda: reduction(
+                name,
+                definition,
+                inputs=dtypes[0],
+                outputs=dtypes[1],
+                geometry=where,
+                dialect=dialect_of(device),
+                compute=compute,
+            ),
+        )
     numbers = [
         _number(where.kept, where.reduced, one.kind, one.operand, one.dimension)
         for one in kernel.parameters
