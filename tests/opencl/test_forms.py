@@ -84,6 +84,18 @@ def test_out_of_another_dtype(name: str, dtype: torch.dtype) -> None:
         assert torch.equal(found.half().to(dtype), found)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.complex128], ids=str)
+@pytest.mark.parametrize("name", OPERATORS)
+def test_out_of_complex_numbers(name: str, dtype: torch.dtype) -> None:
+    """A norm is real, and is asked for in no other dtype by its `out=`, as a sum is."""
+    a, b = torch.randn(4, 4, dtype=torch.complex64), torch.randn(4, 4, dtype=torch.complex64)
+    shape = SHAPES.get(name)
+    if shape is None:
+        reference = outcome(OPERATORS[name], a, b, torch.zeros(0, dtype=torch.complex64))[1]
+        shape = reference[2].shape if reference else (4,)
+    same_outcome(OPERATORS[name], a, b, torch.zeros(shape, dtype=dtype), rtol=1e-4, atol=1e-5)
+
+
 # Of overloads that have no functional form here.
 SHAPES = {"mse_loss": (4, 4), "leaky_relu": (4, 4), "reflection_pad": (4, 6)}
 

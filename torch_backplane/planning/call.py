@@ -17,6 +17,9 @@ _STORED_AS_COMPUTED = (torch.float32, torch.float64, torch.complex64, torch.comp
 # Without an argument for it, PyTorch computes in the dtype of `out=`.
 _COMPUTED_AS_OUT = ("aten::var.correction_out", "aten::std.correction_out", "aten::logsumexp.out")
 
+# With an argument for it, PyTorch takes the dtype of `out=` where none is given, but here.
+_ASKED_BY_ARGUMENT = ("aten::linalg_vector_norm.out",)
+
 # PyTorch's kernels refuse an `out=` of another dtype, which no meta function of theirs does.
 _OF_ONE_DTYPE = (
     "aten::frexp.Tensor_out", "aten::kthvalue.values", "aten::median.dim_values", "aten::nanmedian.dim_values",
@@ -51,9 +54,10 @@ class Call:
         asked for, are asked for that of `out=`, as in PyTorch.
         """
         schema = self.overload._schema.arguments
-        given = [value for value, one in zip(self.arguments, schema, strict=True) if one.is_out]
+        outs = [value for value, one in zip(self.arguments, schema, strict=True) if one.is_out]
+        asked = outs[0].dtype if outs and self.name not in _ASKED_BY_ARGUMENT else None
         return tuple(
-            given[0].dtype if value is None and one.name == "dtype" and given else value
+            asked if value is None and one.name == "dtype" else value
             for value, one in zip(self.arguments, schema, strict=True)
             if not one.is_out
         )
