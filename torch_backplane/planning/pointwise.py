@@ -74,7 +74,7 @@ def plan_pointwise(
     else:
         # In PyTorch's words: some of its meta kernels have others.
         _C.check_broadcast([value for value in values if isinstance(value, torch.Tensor)])
-        check_cast(call)
+    check_cast(call)
     outputs = call.outputs(elementwise=True, expanded=idempotent)
     if idempotent and call.is_in_place:
         (given,) = outputs
