@@ -127,6 +127,11 @@ def test_norms_count_nan_as_a_number_that_is_not_zero() -> None:
     agrees(lambda x: torch.linalg.vector_norm(x, 0), torch.complex(x, x.flip(0)))
 
 
+def test_norms_are_real_where_they_are_given_a_tensor_to_be_in() -> None:
+    x = torch.tensor([3 + 4j, 1 - 1j, 0.5j])
+    agrees(lambda x, out: (torch.norm(x, out=out), torch.linalg.vector_norm(x, 1, out=out)), x, torch.zeros(()))
+
+
 def test_parts_of_another_precision_than_out_are_pytorchs_error() -> None:
     for device in ("cpu", DEVICE):
         x, out = torch.ones(3, dtype=torch.float64, device=device), torch.empty(3, dtype=C64, device=device)

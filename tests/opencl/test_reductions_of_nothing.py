@@ -93,3 +93,9 @@ def test_losses_of_nothing(reduction: str) -> None:
     functional = torch.nn.functional
     for loss in (functional.mse_loss, functional.l1_loss, functional.smooth_l1_loss, functional.soft_margin_loss):
         agrees(lambda a, b: loss(a, b, reduction=reduction), torch.zeros(0, 3), torch.ones(0, 3))  # noqa: B023
+
+
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_a_list_of_no_dimensions_is_all_of_them(keepdim: bool) -> None:
+    for x in (torch.tensor([[1, 2], [3, 4]], dtype=torch.int32), torch.tensor([1.0, torch.nan, 3.0])):
+        agrees(lambda x: (x.sum([], keepdim), x.nansum([], keepdim)), x)

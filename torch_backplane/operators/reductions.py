@@ -118,6 +118,9 @@ def mean_dims(call: Call, self: torch.Tensor, dim: Dims, keepdim: bool, dtype: t
 @operator("nansum")
 def nansum(call: Call, self: torch.Tensor, dim: Dims, keepdim: bool, dtype: torch.dtype | None) -> Any:
     compute = sum_dtype(call)
+    if dim is not None and not dim:  # is all, which PyTorch's meta kernel does not know
+        (result,) = call.meta(call.functional)
+        call.outputs(like=[result.new_empty([1] * self.dim() if keepdim else [])])
     return reduce(
         call, self, dim, total_without_nan if compute.is_floating_point else total, key="nansum", compute=compute
     )
