@@ -5,6 +5,7 @@
 #
 # Only csrc is instrumented: PyTorch, Python and PoCL are not, so what they do with our memory and locks is only seen where
 # it goes through a function that the sanitizer's library replaces. What is theirs is in tools/sanitize-KIND.txt, with reasons.
+# Reports of all processes, those that tests start too, are collected and shown at the end: any fails the run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -28,17 +29,49 @@ find "$site/torch_backplane" -type l -delete
   ln -sf "$PWD/torch_backplane/$file" "$site/torch_backplane/$file"
 done
 
-# detect_leaks: Python leaves what it has at the end. report_mutex_bugs: at the end of the process PyTorch's dispatcher is seen
-# to give up a lock that it was not seen to take; races and the order of locks are reported all the same.
-export ASAN_OPTIONS=detect_leaks=0:halt_on_error=1:allocator_may_return_null=1:suppressions=$PWD/tools/sanitize-address.txt
-export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
-export TSAN_OPTIONS=halt_on_error=0:exitcode=66:report_signal_unsafe=0:report_mutex_bugs=0:second_deadlock_stack=1:suppressions=$PWD/tools/sanitize-thread.txt
+# To files, since pytest and tests keep what processes write.
+reports=$PWD/build/reports-$kind
+rm -rf "$reports"
+mkdir -p "$reports"
+common=log_path=$reports/report:suppressions=$PWD/tools/sanitize-$kind.txt
+
+# detect_leaks: Python leaves what it has at the end.
+export ASAN_OPTIONS=$common:detect_leaks=0:allocator_may_return_null=1
+export UBSAN_OPTIONS=log_path=$reports/report-undefined:print_stacktrace=1
+# ignore_interceptors_accesses: what others do to memory by memcpy() and free() is not looked at, because their atomics are not
+# seen that order it; their locks are seen. report_signal_unsafe: Python's and LLVM's handlers.
+export TSAN_OPTIONS=$common:ignore_interceptors_accesses=1:second_deadlock_stack=1:report_signal_unsafe=0:exitcode=66
 export PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH} PYTHONMALLOC=malloc
 
-if [ $# -eq 0 ]; then
-  set -- tests/test_allocator.py tests/test_allocator_model.py tests/test_streams.py tests/test_threads.py \
-    tests/test_memory.py tests/test_device_faults.py tests/test_device_loss.py tests/test_kernel_launch.py \
-    tests/opencl/test_plans.py tests/opencl/test_host_work.py
-fi
+# The folder that Python is started in comes before PYTHONPATH, so it is this one; and what is given is named from here.
+root=$PWD
+cd "$site"
+loaded=$("$python" -c 'import importlib.util; print(importlib.util.find_spec("torch_backplane").origin)')
+[ "$loaded" = "$site/torch_backplane/__init__.py" ] || { echo "sanitize: $loaded would be tested" >&2; exit 1; }
+
 # setarch: ThreadSanitizer needs to know where things are. The options of faulthandler would hide the reports.
-exec setarch -R env LD_PRELOAD="$runtime" "$python" -m pytest -q -p no:faulthandler --timeout 1200 "$@"
+status=0
+run() {
+  setarch -R env LD_PRELOAD="$runtime" "$python" -m pytest -q -c "$root/pyproject.toml" --rootdir "$root" \
+    -p no:faulthandler -p no:cacheprovider --timeout 1200 "$@" || status=$?
+}
+if [ $# -eq 0 ]; then
+  run "$root"/tests/test_{allocator,allocator_model,streams,threads,memory,device_faults,device_loss,kernel_launch}.py \
+    "$root"/tests/opencl/test_{plans,host_work}.py
+  run --on opencl "$root"/tests/test_{streams,threads,memory}.py
+else
+  given=()
+  for one in "$@"; do
+    [ ! -e "$root/${one%%::*}" ] || one=$root/$one
+    given+=("$one")
+  done
+  run "${given[@]}"
+fi
+
+found=$(find "$reports" -type f | sort)
+if [ -n "$found" ]; then
+  cat $found
+  echo "sanitize: $(cat $found | grep -cE 'WARNING: ThreadSanitizer|ERROR: AddressSanitizer|runtime error:') reports, in $reports" >&2
+  exit 1
+fi
+exit $status
