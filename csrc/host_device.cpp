@@ -126,6 +126,11 @@ struct HostEventState {
     std::unique_lock<std::mutex> guard(lock);
     changed.wait(guard, [&] { return reached >= version; });
   }
+
+  Clock::time_point reached_at() {
+    std::lock_guard<std::mutex> guard(lock); // it may be recorded again, and reached, at this moment
+    return time;
+  }
 };
 
 using HostEvent = std::shared_ptr<HostEventState>;
@@ -304,7 +309,7 @@ class HostDevice final : public Device {
   }
 
   double elapsed_ms(EventHandle start, EventHandle end) override {
-    return std::chrono::duration<double, std::milli>(state(end)->time - state(start)->time).count();
+    return std::chrono::duration<double, std::milli>(state(end)->reached_at() - state(start)->reached_at()).count();
   }
 
   // --- transfers
