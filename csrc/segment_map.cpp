@@ -27,9 +27,10 @@ void SegmentMap::add(Segment* segment, char* address, size_t size) {
       static_cast<void*>(address),
       "; addresses must be below 2^48");
   std::lock_guard<std::mutex> guard(mutex_);
-  segment->version.fetch_add(1, std::memory_order_acq_rel);
-  segment->address.store(address, std::memory_order_relaxed);
-  segment->size.store(size, std::memory_order_relaxed);
+  segment->version.fetch_add(1, std::memory_order_relaxed);
+  // Released, so that who reads one of these sees the odd version, too.
+  segment->address.store(address, std::memory_order_release);
+  segment->size.store(size, std::memory_order_release);
   segment->version.fetch_add(1, std::memory_order_release);
   for (uintptr_t number = begin >> kPageBits; number <= (begin + size - 1) >> kPageBits; ++number) {
     Page& page = page_at(number);
