@@ -517,3 +517,53 @@ def test_triangles_of_expanded_tensors() -> None:
         for x in (torch.arange(1.0, 4).expand(3, 3), torch.arange(1.0, 4).view(3, 1).expand(3, 3)):
             for diagonal in (-1, 0, 1):
                 agrees(keep, x, diagonal, fallbacks=None)
+
+
+UNKNOWN_WORDS = {
+    "gelu": lambda x, i: torch.nn.functional.gelu(x, approximate="erf"),
+    "gelu_backward": lambda x, i: torch.ops.aten.gelu_backward(x, x, approximate=""),
+    "div": lambda x, i: torch.div(x, x, rounding_mode="round"),
+    "scatter_ of add": lambda x, i: x.scatter_(0, i, x.clone(), reduce="sum"),
+    "scatter_ of a number": lambda x, i: x.scatter_(0, i, 2.0, reduce="subtract"),
+    "scatter_reduce": lambda x, i: x.scatter_reduce(0, i, x, "add"),
+    "scatter_reduce without self": lambda x, i: x.scatter_reduce(0, i, x, "median", include_self=False),
+    "index_reduce": lambda x, i: x.index_reduce(0, i[:, 0], x, "sum"),
+    "searchsorted": lambda x, i: torch.searchsorted(x, x, side="middle"),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN_WORDS)
+def test_words_that_an_operator_does_not_know_are_refused(name: str) -> None:
+    refused_alike(UNKNOWN_WORDS[name], torch.rand(3, 4), torch.tensor([[0, 1, 2, 0], [1, 2, 0, 1], [2, 0, 1, 2]]))
+
+
+RESIZED_AND_EXPANDED = {
+    "index_select": lambda x, i, out: torch.index_select(x, 0, i, out=out),
+    "take": lambda x, i, out: torch.take(x, i, out=out),
+    "gather": lambda x, i, out: torch.gather(x[0], 0, i, out=out),
+    "where": lambda x, i, out: torch.where(x > 0.5, x, -x, out=out),
+    "nan_to_num": lambda x, i, out: torch.nan_to_num(x, out=out),
+    "conj_physical": lambda x, i, out: torch.conj_physical(x, out=out),
+    "exp": lambda x, i, out: torch.exp(x, out=out),
+    "masked_select": lambda x, i, out: torch.masked_select(x, x > 0.5, out=out),
+    "sum": lambda x, i, out: torch.sum(x, 0, out=out),
+    "mm": lambda x, i, out: torch.mm(x, x.t(), out=out),
+    "tril": lambda x, i, out: torch.tril(x, out=out),
+}
+
+
+@pytest.mark.parametrize("name", RESIZED_AND_EXPANDED)
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_out_whose_elements_share_memory_is_refused_before_it_is_resized_where_pytorch_does(name: str) -> None:
+    function, x, i = RESIZED_AND_EXPANDED[name], torch.rand(3, 4), torch.tensor([2, 0])
+
+    def refused(device: str) -> str | None:
+        out = torch.zeros(1, 1, device=device).expand(2, 6)
+        try:
+            function(x.to(device), i.to(device), out)
+        except RuntimeError as error:
+            return str(error)
+        return None
+
+    expected = refused("cpu")
+    assert [refused(DEVICE) for _ in range(2)] == [expected] * 2

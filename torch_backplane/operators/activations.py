@@ -8,7 +8,7 @@ import torch
 
 from torch_backplane.kernels import Expression
 from torch_backplane.kernels import functions as f
-from torch_backplane.planning import Call, operator, pointwise, run_pointwise
+from torch_backplane.planning import Call, RunOnCPU, operator, pointwise, run_pointwise
 
 # Piecewise linear. Where a comparison with NaN decides, it decides as in PyTorch's CPU kernels.
 
@@ -139,13 +139,20 @@ _TANH_SCALE = math.sqrt(2.0 / math.pi)
 _TANH_CUBIC = 0.044715
 
 
+def _check_approximation(approximate: str) -> None:
+    if approximate not in ("none", "tanh"):
+        raise RunOnCPU("an unknown approximation")  # for PyTorch's error
+
+
 def gelu(a: Expression, approximate: str) -> Expression:
+    _check_approximation(approximate)
     if approximate == "tanh":
         return 0.5 * a * (1.0 + f.tanh(_TANH_SCALE * (a + _TANH_CUBIC * a * a * a)))
     return a * 0.5 * (1.0 + f.erf(a * math.sqrt(0.5)))
 
 
 def gelu_backward(grad: Expression, a: Expression, approximate: str) -> Expression:
+    _check_approximation(approximate)
     if approximate == "tanh":
         tanh = f.tanh(_TANH_SCALE * (a + _TANH_CUBIC * a * a * a))
         slope = _TANH_SCALE * (1.0 + 3.0 * _TANH_CUBIC * a * a)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from torch_backplane import _C
 from torch_backplane.kernels import Expression
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.expression import Formula
@@ -31,5 +32,6 @@ made_of_parts("polar", polar)
 @operator("conj_physical.out", "conj_physical_", variants=False, dtypes="complex")  # the functional form is composed
 def conj_physical(call: Call, self: torch.Tensor) -> torch.Tensor:
     """Also of a tensor that is conjugated lazily, which PyTorch passes on to this operator."""
+    _C.check_overlaps(call.written, [])  # before they are resized
     (out,) = call.outputs()
     return out.copy_(self.conj())

@@ -200,8 +200,8 @@ def index_select(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor) 
     _check(self, index)
     _check_slices(self, dim, index)
     check_same_dtype(call, self.dtype)
-    (out,) = call.outputs()
     call.check_apart()
+    (out,) = call.outputs()
     self = _with_dims(self)
     _, kept, indices = _slices(self, dim, index)
     _read("index_select", _with_dims(out), self, kept, indices)
@@ -241,8 +241,8 @@ def put_(call: Call, self: torch.Tensor, index: torch.Tensor, source: torch.Tens
 def take(call: Call, self: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     _check(self, index)
     check_same_dtype(call, self.dtype)
-    (out,) = call.outputs()
     call.check_apart()
+    (out,) = call.outputs()
     flat = self.reshape(-1)  # a view where the elements are at one distance from each other
     kept, indices = [0] * index.dim(), [Index(index, index.stride(), flat.stride(0), flat.numel())]
     return _read("take", out, flat, kept, indices, wraps=True)
@@ -286,6 +286,11 @@ def embedding_dense_backward(
 _REDUCE = {"add": "add", "sum": "add", "multiply": "multiply", "prod": "multiply", "amin": "amin", "amax": "amax"}
 
 
+def _check_reduction(reduce: str, known: Sequence[str]) -> None:
+    if reduce not in known:
+        raise RunOnCPU("an unknown reduction")  # for PyTorch's error
+
+
 def _scatter(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, source: Any, combine: str) -> torch.Tensor:
     _check(self, index)
     index, source = _with_dims(index), _with_dims(source)
@@ -313,6 +318,7 @@ def scatter_add(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, s
 def scatter_reduce(
     call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, source: Any, reduce: str
 ) -> torch.Tensor:
+    _check_reduction(reduce, ("add", "multiply"))
     return _scatter(call, self, dim, index, source, _REDUCE[reduce])
 
 
@@ -320,6 +326,7 @@ def scatter_reduce(
 def scatter_reduce_two(
     call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, reduce: str, include_self: bool
 ) -> torch.Tensor:
+    _check_reduction(reduce, ("sum", "prod", "mean", "amin", "amax"))
     if include_self and reduce != "mean":
         return _scatter(call, self, dim, index, source, _REDUCE[reduce])
     _check(self, index)

@@ -87,6 +87,7 @@ def nan_to_num(
     call: Call, self: torch.Tensor, nan: float | None, posinf: float | None, neginf: float | None
 ) -> torch.Tensor:
     """Infinities become the greatest and least numbers of the stored dtype, which a formula does not see."""
+    _C.check_overlaps(call.written, [])  # before they are resized
     (out,) = call.outputs()
     if not (self.is_floating_point() or self.is_complex()):
         copy_elements(out, self)

@@ -74,6 +74,8 @@ def plan_pointwise(
     else:
         # In PyTorch's words: some of its meta kernels have others.
         _C.check_broadcast([value for value in values if isinstance(value, torch.Tensor)])
+        if not idempotent:
+            _C.check_overlaps(call.written, [])  # before they are resized
     check_cast(call)
     outputs = call.outputs(elementwise=True, expanded=idempotent)
     if idempotent and call.is_in_place:
