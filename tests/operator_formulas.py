@@ -39,6 +39,7 @@ class Call:
 
     device = torch.device("cpu")
     is_in_place = False
+    written: Sequence[torch.Tensor] = ()
 
     def __init__(self, name: str, expected: Sequence[torch.Tensor]) -> None:
         self.functional = overload(name)
