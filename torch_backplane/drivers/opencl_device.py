@@ -73,8 +73,8 @@ class Stream:
             with self._lock:
                 latest = self._under_way[-1] if self._under_way else None
             self.queue.finish()
-            if latest is not None:
-                # After a clFlush, Mesa's (22.3) clFinish returns while commands run.
+            # After a clFlush, Mesa's (22.3) clFinish returns while commands run.
+            if latest is not None and latest.command_execution_status > cl.command_execution_status.COMPLETE:
                 with contextlib.suppress(cl.Error):  # of the command: its status is looked at below
                     latest.wait()
             with self._lock:
