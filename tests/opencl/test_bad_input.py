@@ -14,6 +14,8 @@ from torch._ops import OpOverload
 from torch.utils._pytree import tree_map_only
 
 from torch_backplane import _C
+from torch_backplane.kernels.reductions import Reduction
+from torch_backplane.planning import reduce, template
 
 F = torch.nn.functional
 
@@ -476,6 +478,22 @@ def test_differences_of_bools_are_pytorchs_error() -> None:
     for call in (lambda: x - 2, lambda: 2 - x, lambda: x - x):
         with pytest.raises(RuntimeError, match="Subtraction, the `-` operator, with"):
             call()
+
+
+@pytest.mark.parametrize("count", [3, 300_000])  # which takes two launches on a processor
+def test_a_reduction_is_left_to_the_cpu_before_anything_is_launched(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(total: Any, elements: Any) -> Any:
+        raise TypeError("no such dtype")
+
+    definition = Reduction([torch.float32], [0.0], lambda x, _: x, lambda a, b: a + b, refuses)
+    launched: list[Any] = []
+    for module in (reduce, template):
+        monkeypatch.setattr(module, "launch", lambda *given, **named: launched.append(given))
+    with pytest.raises(_C.RunOnCPU, match="no such dtype"):
+        reduce.run_reduction(definition, [bp(0.0)], [torch.ones(count, device=DEVICE)], [0], key="refuses", name="sum")
+    assert not launched
 
 
 def test_errors_are_in_the_words_of_pytorchs_kernels() -> None:

@@ -13,8 +13,8 @@ from torch_backplane.kernels.evaluate import evaluate
 from torch_backplane.kernels.expression import constant, trace
 from torch_backplane.kernels.layouts import Geometry, Layout, ReductionGeometry
 from torch_backplane.kernels.templates.reduce import by_columns, chunk_count, contiguous_strides, reduce_lanes
+from torch_backplane.kernels.templates.source import Call
 from torch_backplane.planning.launch import dialect_of, generated, launch, tracing
-from torch_backplane.planning.template import run_template
 
 
 def run_reduction(
@@ -53,8 +53,10 @@ def run_reduction(
     ranks = (where.kept.layout.rank, where.reduced.layout.rank, where.wide)
     device = inputs[0].device
     if dialect_of(device).processor == "cpu":
-        with tracing():
-            _run_by_lanes(definition, outputs, inputs, where, compute, name)
+        with tracing():  # all of them before the first is launched: after that nothing may be left to the CPU
+            calls = _calls_by_lanes(definition, outputs, inputs, where, compute, name)
+        for call in calls:
+            launch(call.kernel, call.tensors, call.numbers, [call.items], [call.group], name=name)
         return
     with tracing():
         kernel = generated(
@@ -84,26 +86,23 @@ def _of_nothing(definition: Reduction) -> list[Any]:
     return [value.item() for value in evaluate(finished, [])]
 
 
-def _run_by_lanes(
+def _calls_by_lanes(
     definition: Reduction,
     outputs: Sequence[torch.Tensor],
     inputs: Sequence[torch.Tensor],
     where: ReductionGeometry,
     compute: torch.dtype | None,
     name: str,
-) -> None:
+) -> list[Call]:
     """On a CPU: one launch, or two where there are few results of many elements."""
     device = inputs[0].device
     columns = by_columns(where, len(outputs))
     chunks = chunk_count(where, columns)
+    lanes = partial(reduce_lanes, dialect_of(device), name)
     if chunks == 1:
-        only = partial(run_template, reduce_lanes, device, name, definition, outputs, inputs, where, name=name)
-        only(columns=columns, compute=compute)
-        return
+        return [lanes(definition, outputs, inputs, where, columns=columns, compute=compute)]
     results = where.kept.count
     states = [torch.empty(results, chunks, dtype=dtype, device=device) for dtype in definition.state]
-    first = partial(run_template, reduce_lanes, device, name, definition, states, inputs, where, name=name)
-    first(columns=columns, chunks=chunks, compute=compute)
     again = Reduction(
         definition.state, definition.identity, lambda *state: state[:-1], definition.combine, definition.finish
     )
@@ -112,9 +111,10 @@ def _run_by_lanes(
         where.kept.layout, where.kept.sizes, (*where.kept.strides[: len(outputs)], *(strides for _ in states))
     )
     reduced = Geometry(Layout(1, 1, where.wide), (chunks,), tuple((1,) for _ in states))
-    left = ReductionGeometry(kept, reduced)
-    total = where.reduced.count
-    run_template(reduce_lanes, device, name, again, outputs, states, left, name=name, total=total)
+    return [
+        lanes(definition, states, inputs, where, columns=columns, chunks=chunks, compute=compute),
+        lanes(again, outputs, states, ReductionGeometry(kept, reduced), total=where.reduced.count),
+    ]
 
 
 def _number(kept: Geometry, reduced: Geometry, kind: str, operand: int, dimension: int) -> int:
