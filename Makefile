@@ -54,10 +54,10 @@ demo-digits: $(ready) ## train a convolutional network on handwritten digits (un
 test: lint ## check style and types, then run the tests, on host devices and on OpenCL (40 to 60 minutes on 2 cores)
 	$(pytest) $(ARGS)
 	$(pytest) --on opencl $(ARGS)
-	TORCH_BACKPLANE_PLANS=0 TORCH_BACKPLANE_DISCRETE=1 $(pytest) tests/opencl
-	TORCH_BACKPLANE_PLANS=check $(pytest) tests/opencl
+	TORCH_BACKPLANE_PLANS=check TORCH_BACKPLANE_DISCRETE=1 $(pytest) tests/opencl
 
-test-plans: $(ready) ## run the general tests on OpenCL again, with plans switched off and with plans checked
+test-plans: $(ready) ## run the tests on OpenCL again, with plans switched off and with plans checked
+	TORCH_BACKPLANE_PLANS=0 $(pytest) tests/opencl $(ARGS)
 	TORCH_BACKPLANE_PLANS=0 $(pytest) --on opencl $(ARGS)
 	TORCH_BACKPLANE_PLANS=check $(pytest) --on opencl $(ARGS)
 

@@ -118,3 +118,27 @@ def test_parameters_declared_by_an_alias_take_tensors_only() -> None:
         functional = declare.find(name)
         tensors = ["Tensor" in str(one.type) for one in functional._schema.arguments]
         assert in_memory_only(declare.declared[f"aten::{name}"], functional) == tensors
+
+
+@pytest.mark.parametrize(
+    ("dtype", "numbers_dtype"),
+    [(torch.float32, torch.float64), (torch.float32, torch.int64), (torch.int64, torch.float32)],
+)
+def test_clamp_between_numbers(dtype: torch.dtype, numbers_dtype: torch.dtype) -> None:
+    """Its meta function takes no CPU tensor beside another device's; with changing numbers, and ends out of order."""
+    x = torch.arange(-6, 6).to(dtype)
+    for low, high in ((-2, 3), (-4, 1), (3, -2), (0, 0)):
+        for ends in (
+            [torch.tensor(low), torch.tensor(high)],
+            [torch.full((1,), low), torch.tensor(high)],
+            [torch.tensor(low), None],
+        ):
+            given = [end if end is None else end.to(numbers_dtype) for end in ends]
+            expected = torch.clamp(x, *given)
+            there = [end.to(DEVICE) if end is not None and end.dim() else end for end in given]
+            found = torch.clamp(x.to(DEVICE), *there)
+            assert found.dtype == expected.dtype
+            torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=0)
+            assert outcome(lambda *ends: x.to(DEVICE).clamp_(*ends), there) == outcome(
+                lambda *ends: x.clone().clamp_(*ends), given
+            )
