@@ -13,6 +13,11 @@ import torch
 import torch.nn.functional as F
 from agreement import DEVICE, agrees, on_device, refused_alike, to_cpu
 
+
+def places_for(values: torch.Tensor) -> torch.Tensor:
+    return torch.empty(values.shape[1:], dtype=torch.int64, device=values.device)
+
+
 # Each writes to `out` what it makes of `a` and `b`, in float16.
 OPERATORS: dict[str, Callable[..., Any]] = {
     "exp": lambda a, b, out: torch.exp(a, out=out),
@@ -36,6 +41,8 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "norm": lambda a, b, out: torch.linalg.vector_norm(a, 2, 0, out=out),
     "cumsum": lambda a, b, out: torch.cumsum(a, 0, out=out),
     "cumprod": lambda a, b, out: torch.cumprod(a, 0, out=out),
+    "logcumsumexp": lambda a, b, out: torch.logcumsumexp(a, 0, out=out),
+    "kthvalue": lambda a, b, out: torch.kthvalue(a, 1, 0, out=out if out is None else (out, places_for(a)))[0],
     "softmax": lambda a, b, out: torch.softmax(a, 0, out=out),
     "mm": lambda a, b, out: torch.mm(a, b, out=out),
     "cat": lambda a, b, out: torch.cat([a, b], out=out),
@@ -82,6 +89,16 @@ def test_out_of_another_dtype(name: str, dtype: torch.dtype) -> None:
         found = torch.zeros(shape, dtype=dtype, device=DEVICE)
         operator(a.to(DEVICE), b.to(DEVICE), found)
         assert torch.equal(found.half().to(dtype), found)
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize("name", OPERATORS)
+def test_an_expanded_out_of_another_shape(name: str) -> None:
+    """It has memory of its own once it is resized; index_select and others refuse it before."""
+    a, b = torch.rand(4, 4).half() * 4, torch.rand(4, 4).half()
+    for shape in ((3, 5), (1,), (0,), (2, 2, 2)):
+        out = torch.ones((1,) * len(shape), dtype=torch.float16).expand(shape)
+        same_outcome(OPERATORS[name], a, b, out, atol=1e-3, rtol=2e-3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.complex128], ids=str)

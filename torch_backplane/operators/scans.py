@@ -27,24 +27,27 @@ def _accumulate(out: torch.Tensor, self: torch.Tensor, dim: int, name: str) -> t
 
 @operator("cumsum", dtypes="complex")
 def cumsum(call: Call, self: torch.Tensor, dim: int, dtype: torch.dtype | None) -> torch.Tensor:
+    (out,) = call.outputs()
     _C.check_overlaps(call.written, [self])
-    return _accumulate(call.outputs()[0], self, dim, "cumsum")
+    return _accumulate(out, self, dim, "cumsum")
 
 
 @operator("cumprod", dtypes="complex")
 def cumprod(call: Call, self: torch.Tensor, dim: int, dtype: torch.dtype | None) -> torch.Tensor:
+    (out,) = call.outputs()
     _C.check_overlaps(call.written, [self])
-    return _accumulate(call.outputs()[0], self, dim, "cumprod")
+    return _accumulate(out, self, dim, "cumprod")
 
 
 @operator("_logcumsumexp")
 def logcumsumexp(call: Call, self: torch.Tensor, dim: int) -> torch.Tensor:
     if not self.dtype.is_floating_point:
         raise RunOnCPU(f"logcumsumexp of {self.dtype}".replace("torch.", ""))  # where PyTorch's error is raised
-    _C.check_overlaps(call.written, [self])
     # PyTorch has no meta kernel for it; cumsum has the same result and the same errors.
     like = torch.empty(self.shape, dtype=self.dtype, device="meta").cumsum(dim)
-    return _accumulate(call.outputs(like=[like])[0], self, dim, "logcumsumexp")
+    (out,) = call.outputs(like=[like])
+    _C.check_overlaps(call.written, [self])
+    return _accumulate(out, self, dim, "logcumsumexp")
 
 
 @operator("_cummax_helper", "_cummin_helper", variants=False)

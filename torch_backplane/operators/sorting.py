@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from torch_backplane.kernels.templates.sort import first_runs, merge_runs, merged_runs, sort_runs, take_sorted
-from torch_backplane.planning import Call, RunOnCPU, operator, run_template, same_storage
+from torch_backplane.planning import Call, RunOnCPU, check_apart, each_once, operator, run_template, same_storage
 
 _LONGEST_ROW = 2**31 - 1
 
@@ -81,7 +81,8 @@ def kthvalue(call: Call, self: torch.Tensor, k: int, dim: int, keepdim: bool) ->
     """Of equal elements that one that a stable sort puts there."""
     if not 1 <= k <= _size(self, dim):
         raise RunOnCPU("an element that is none")
-    call.check_apart()
+    for given in call.written:
+        check_apart(each_once(given), [self])  # what is expanded may be resized
     values, indices = call.outputs()
     _sort(_with_dim([values, indices], self, dim), self, dim, k, first=k - 1 if self.dim() else 0)
     return values, indices
