@@ -91,6 +91,7 @@ def test_wrong_environment_is_an_error_that_names_it() -> None:
 # --- info --------------------------------------------------------------------------------------------------------
 def test_info_has_what_a_bug_report_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "garbage_collection_threshold:0.8")
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "")  # its older name, which counts where the other is not set
     monkeypatch.setenv("TORCH_BACKPLANE_SOMETHING", "else")
     result = backplane("info")
     assert result.exit_code == 0
@@ -98,6 +99,7 @@ def test_info_has_what_a_bug_report_needs(monkeypatch: pytest.MonkeyPatch) -> No
         f"- torch: {torch.__version__}",
         "- python: 3.",
         "- PYTORCH_ALLOC_CONF: `garbage_collection_threshold:0.8`",
+        "- PYTORCH_CUDA_ALLOC_CONF: ``",
         "- TORCH_BACKPLANE_SOMETHING: `else`",
         "- host: `torch_backplane.drivers.host:HostDriver`",
         "| bp:0 | host |",

@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 
 # Other people's variables that change what happens here; ours all begin with TORCH_BACKPLANE_.
-_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING", "TORCH_DEVICE_BACKEND_AUTOLOAD",
+_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "TORCH_DEVICE_BACKEND_AUTOLOAD", "XDG_CACHE_HOME",
               "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTORCH_TESTING_DEVICE_ONLY_FOR")  # fmt: skip
 # Those of OpenCL's loader, PyOpenCL, PoCL, Mesa, Intel's runtime and Oclgrind.
 _PREFIXES = ("TORCH_BACKPLANE_", "OCL_", "OPENCL_", "PYOPENCL_", "POCL_", "RUSTICL_", "CL_CONFIG_", "OCLGRIND_")
