@@ -344,6 +344,12 @@ def test_every_name_of_torch_accelerator_is_used() -> None:
     assert set(torch.accelerator.__all__) <= set().union(*USES.values()) | NOT_YET
 
 
+@pytest.mark.skipif(not hasattr(torch.accelerator, "Graph"), reason="this torch.accelerator has no Graph")
+def test_a_graph_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="Graph is not supported on device type: bp"):
+        torch.accelerator.Graph()
+
+
 # --- what PyTorch's generic code asks of a device module -------------------------------------------------------------
 
 

@@ -44,7 +44,7 @@ class Stream(torch.Stream):
 
     @property
     def bp_stream(self) -> int:
-        """The driver's queue as an integer, which ExternalStream takes."""
+        """An integer for the socket's queue, which ExternalStream takes; not a handle of the hardware's API."""
         return _C.stream_handle(self.device_index, self.stream_id)
 
     @property
@@ -101,10 +101,11 @@ class Stream(torch.Stream):
 
 
 class ExternalStream(Stream):
-    """A stream around a queue that another library made and keeps alive.
+    """A stream around a queue of the socket's that is kept alive elsewhere.
 
     Args:
-        stream_ptr: the driver's queue as an integer.
+        stream_ptr: the queue as an integer, such as a Stream's `bp_stream`. Drivers in Python make all of theirs: with
+            any other number, each use of the stream is a RuntimeError.
         device: where the queue was made.
     """
 
@@ -244,5 +245,5 @@ def default_stream(device: DeviceLike = None) -> Stream:
 
 
 def get_stream_from_external(data_ptr: int, device: DeviceLike = None) -> Stream:
-    """A stream around a queue that another library made and keeps alive; see ExternalStream."""
+    """A stream around a queue that is kept alive elsewhere; see ExternalStream."""
     return _wrap(_C.external_stream(_get_device_index(device, optional=True), data_ptr))
