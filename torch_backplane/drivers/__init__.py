@@ -7,6 +7,7 @@ driver of devices in host memory. `docs/write-a-driver.md` shows how to write on
 from __future__ import annotations
 
 from torch_backplane.drivers.base import (
+    NATIVE_APIS,
     Device,
     DeviceError,
     DeviceProperties,
@@ -26,6 +27,7 @@ from torch_backplane.drivers.discovery import (
 
 __all__ = [
     "ENTRY_POINT_GROUP",
+    "NATIVE_APIS",
     "Device",
     "DeviceError",
     "DeviceProperties",

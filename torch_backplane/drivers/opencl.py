@@ -1,4 +1,4 @@
-"""OpenCL devices of all platforms, through PyOpenCL (`pip install torch-backplane[opencl]`); see `docs/opencl.md`."""
+"""OpenCL devices of all platforms, through PyOpenCL (`pip install pyopencl`); see `docs/opencl.md`."""
 
 from __future__ import annotations
 
