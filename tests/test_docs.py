@@ -1,23 +1,38 @@
-"""The guides' code runs as it stands: all Python of a page in one program, then its shell commands, on OpenCL."""
+"""The guides' code runs as it stands, and what they name is there: files, links, make's targets, options, variables."""
 
 from __future__ import annotations
 
+import ast
+import inspect
 import os
 import re
 import subprocess
 import sys
+import textwrap
+from dataclasses import fields
 from pathlib import Path
 
 import on_opencl
 import pytest
+import torch
+import typer
+
+from torch_backplane import cli, drivers
+from torch_backplane.drivers.checks import ASYNCHRONOUS_METHODS
 
 ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TEXTS = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
 
 
 def blocks(page: str, language: str) -> list[str]:
-    found = re.findall(rf"```{language}\n(.*?)```", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.DOTALL)
+    found = re.findall(rf"```{language}\n(.*?)```", TEXTS[page], re.DOTALL)
     assert found, f"{page} has no {language} left"
     return found
+
+
+def prose(page: str) -> str:
+    return re.sub(r"```.*?```", "", TEXTS[page], flags=re.DOTALL)
 
 
 def run(command: list[str], **settings: str) -> str:
@@ -30,16 +45,25 @@ def run(command: list[str], **settings: str) -> str:
     return finished.stdout
 
 
-@pytest.fixture(autouse=True)
-def _opencl() -> None:
+@pytest.fixture
+def opencl() -> None:
     on_opencl.require_platform()
 
 
-def test_all_blocks_are_run() -> None:
-    text = (ROOT / "docs" / "write-an-operator.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"^```(\w+)$", text, re.MULTILINE)) == {"python", "sh"}
+# --- code --------------------------------------------------------------------------------------------------------
 
 
+def test_every_block_of_code_has_a_test() -> None:
+    languages = {page: set(re.findall(r"^```(\w+)$", text, re.MULTILINE)) for page, text in TEXTS.items()}
+    assert {page: found for page, found in languages.items() if found} == {
+        "README.md": {"python"},  # test_packaging.py
+        "kernels.md": {"python"},
+        "write-a-driver.md": {"python", "toml"},  # the driver itself: test_drivers_contract.py
+        "write-an-operator.md": {"python", "sh"},
+    }
+
+
+@pytest.mark.usefixtures("opencl")
 def test_the_python_of_write_an_operator_runs() -> None:
     program = "\n".join(blocks("write-an-operator.md", "python"))
     printed = run([sys.executable, "-c", program], TORCH_BACKPLANE_DRIVERS="opencl")
@@ -47,6 +71,143 @@ def test_the_python_of_write_an_operator_runs() -> None:
         assert told in printed
 
 
+@pytest.mark.usefixtures("opencl")
 @pytest.mark.parametrize("command", "".join(blocks("write-an-operator.md", "sh")).splitlines())
 def test_the_commands_of_write_an_operator_run(command: str) -> None:
     run(["bash", "-c", command])
+
+
+@pytest.mark.usefixtures("opencl")
+def test_the_python_of_kernels_runs() -> None:
+    program = "\n".join(blocks("kernels.md", "python"))
+    on_devices = 'for device in ("cpu", "bp:0", f"bp:{torch.bp.device_count() - 1}"):\n'
+    on_devices += '    print(leaky(torch.tensor([-1.0, 2.0], device=device), 1, slope=0.5).tolist())'
+    printed = run([sys.executable, "-c", f"{program}\n{on_devices}"], TORCH_BACKPLANE_DRIVERS="opencl,host")
+    assert printed.startswith("tensor([0.5000, 3.0000])\n")
+    assert "gelu_times(" in printed
+    assert printed.endswith("[0.5, 3.0]\n" * 3)
+
+
+def test_the_parts_of_drivers_fit_the_contract() -> None:
+    """The blocks of write-a-driver.md that are no whole program: methods, and a class with a native launcher."""
+    whole, session, *parts = blocks("write-a-driver.md", "python")
+    assert whole.startswith("# my_driver.py")
+    assert session.startswith(">>> ")
+    assert len(parts) == 2
+    for part in parts:
+        for node in ast.walk(ast.parse(textwrap.dedent(part))):
+            if isinstance(node, ast.FunctionDef) and node.name != "__init__":
+                expected = list(inspect.signature(getattr(drivers.Device, node.name)).parameters)
+                assert [argument.arg for argument in node.args.args] == expected
+            elif isinstance(node, ast.ImportFrom):
+                assert node.module == "torch_backplane.drivers"
+                assert {alias.name for alias in node.names} <= set(drivers.__all__)
+    (toml,) = blocks("write-a-driver.md", "toml")
+    assert f'[project.entry-points."{drivers.ENTRY_POINT_GROUP}"]' in toml
+
+
+# --- what is named -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_links_lead_somewhere(page: str) -> None:
+    folder = next(path for path in PAGES if path.name == page).parent
+    for link in re.findall(r"\]\(([^)]+)\)", TEXTS[page]):
+        if link.startswith("https://"):
+            continue
+        file, _, anchor = link.partition("#")
+        target = folder / file if file else folder / page
+        assert target.exists(), link
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}, link
+
+
+SKIPPED = {"__pycache__", ".git", ".venv", "build", "dist", "out"}
+FOLDERS = [
+    str(path.relative_to(ROOT))
+    for top in ROOT.iterdir()
+    if top.is_dir() and top.name not in SKIPPED and not top.name.startswith(".")
+    for path in (top, *top.rglob("*"))
+    if path.is_dir() and not SKIPPED & set(path.parts)
+]
+# Other people's.
+ELSEWHERE = {"test/test_torch.py", "test/"}
+# A name with an ending, or a folder; neither is the end of a longer path, such as ~/.cache/pocl.
+FILE = r"(?<![\w/.~-])(?:[\w.*…-]+/)*(?:[\w*…-]+\.(?:py|cpp|c|h|md|sh|txt|toml)\b|(?<=/)$)"
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_files_are_there(page: str) -> None:
+    """Names of files in the text, whole or as the ends of paths; `…` and `*` stand for anything."""
+    files = [str(path.relative_to(ROOT)) for folder in ("", *FOLDERS) for path in (ROOT / folder).glob("*")]
+    folders = {f"{folder}/" for folder in FOLDERS}
+    for name in [name for code in re.findall(r"`([^`\n]+)`", prose(page)) for name in re.findall(FILE, code)]:
+        pattern = re.escape(name).replace(r"\*", ".*").replace("…", ".*")
+        candidates = folders if name.endswith("/") else files
+        assert name in ELSEWHERE or any(re.search(rf"(^|/){pattern}$", file) for file in candidates), name
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_targets_and_variables_of_make_are_there(page: str) -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(" ".join(re.findall(r"^([a-z][a-z -]*):", makefile, re.MULTILINE)).split())
+    variables = set(re.findall(r"^([A-Z]+) \?=", makefile, re.MULTILINE))
+    for target, settings in re.findall(r"(?:`|^    )make ([a-z][a-z-]*)((?: [A-Z]+=\S+)*)", prose(page), re.MULTILINE):
+        assert target in targets
+        assert set(re.findall(r"([A-Z]+)=", settings)) <= variables
+
+
+def options_of(command: str) -> set[str]:
+    parameters = typer.main.get_command(cli.app).commands[command].params  # type: ignore[attr-defined]
+    return {option for parameter in parameters for option in (*parameter.opts, *parameter.secondary_opts)}
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_options_of_commands_are_there(page: str) -> None:
+    for command, rest in re.findall(r"python -m torch_backplane (\w+)([^`\n]*)", TEXTS[page]):
+        assert set(re.findall(r"(?<!\S)--[a-z-]+", rest.partition("#")[0])) <= options_of(command)
+
+
+def test_conformance_has_every_option() -> None:
+    named = set(re.findall(r"^\| `(--[a-z-]+)", TEXTS["conformance.md"], re.MULTILINE))
+    assert named == options_of("conformance") - {"--no-grad"}
+
+
+def variables_in(*patterns: str) -> set[str]:
+    text = "".join(path.read_text(encoding="utf-8") for pattern in patterns for path in ROOT.glob(pattern))
+    return set(re.findall(r"TORCH_BACKPLANE_[A-Z]+(?:_[A-Z]+)*", text))
+
+
+def test_the_guides_name_the_variables_that_are_read_and_no_others() -> None:
+    read = variables_in("torch_backplane/**/*.py", "csrc/*.*", "tools/*.*", "setup.py")
+    assert variables_in("README.md", "docs/*.md") == read
+    # test_cli.py has one that nobody reads.
+    assert variables_in("tests/**/*.py", "examples/**/*.py", "benchmarks/*.py", "Makefile") <= read | {
+        "TORCH_BACKPLANE_SOMETHING"
+    }
+    users = set(re.findall(r"^\| `(TORCH_BACKPLANE_\w+)`", TEXTS["torch-bp.md"], re.MULTILINE))
+    assert users == read - {"TORCH_BACKPLANE_SANITIZE"}
+
+
+def test_memory_has_every_option_of_the_allocator() -> None:
+    with pytest.raises(ValueError, match="known are") as caught:
+        torch.bp.memory._set_allocator_settings("no_such_option:1")
+    known = str(caught.value).partition("known are ")[2].splitlines()[0].split(", ")
+    rows = re.findall(r"^\| (`.*?) \|", TEXTS["memory.md"], re.MULTILINE)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(known)
+
+
+def test_write_a_driver_names_the_whole_contract() -> None:
+    page = TEXTS["write-a-driver.md"]
+    methods = {name for name in vars(drivers.Device) if not name.startswith("_")}
+    named = methods | {field.name for field in fields(drivers.DeviceProperties)}
+    assert {name for name in named if not re.search(rf"`[^`\n]*\b{name}\b|\bdef {name}\b", page)} == set()
+    (asynchronous,) = re.findall(r"overrides all of (.*?); with only some", page, re.DOTALL)
+    assert set(re.findall(r"`(\w+)`", asynchronous)) == set(ASYNCHRONOUS_METHODS)
+
+
+def test_torch_bp_names_every_property_of_a_device() -> None:
+    (sentence,) = re.findall(r"^`get_device_properties` gives .*?\.$", TEXTS["torch-bp.md"], re.DOTALL | re.MULTILINE)
+    found = {name for name in dir(torch.bp.get_device_properties(0)) if not name.startswith("_")}
+    assert found <= set(re.findall(r"`(\w+)`", sentence))

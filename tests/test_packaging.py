@@ -71,11 +71,6 @@ class TestReadme:
         listed = set(re.findall(r"^\| `(TORCH_BACKPLANE_[A-Z_]+)`", self.readme, re.MULTILINE))
         assert listed == used
 
-    def test_links_lead_somewhere(self) -> None:
-        links = re.findall(r"\]\(([^)#:]+)\)", self.readme)
-        assert links
-        assert [link for link in links if not (ROOT / link).exists()] == []
-
     def test_first_program_runs(self, tmp_path: pathlib.Path) -> None:
         (program,) = re.findall(r"```python\n(.*?)```", self.readme, re.DOTALL)
         printed = evaluate(program, cwd=tmp_path)
