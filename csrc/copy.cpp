@@ -159,8 +159,21 @@ void copy_elements(const at::Tensor& source, const at::Tensor& destination) {
   mirror.finish();
 }
 
+// Two tensors of the same elements: nothing to do, also where these are expanded, as PyTorch has it.
+bool is_same_data(const at::Tensor& one, const at::Tensor& other) {
+  return one.is_alias_of(other) && one.storage_offset() == other.storage_offset() && one.sizes() == other.sizes() &&
+      one.strides() == other.strides() && one.scalar_type() == other.scalar_type() &&
+      one.is_conj() == other.is_conj() && one.is_neg() == other.is_neg();
+}
+
 at::Tensor copy_from(const at::Tensor& source, const at::Tensor& destination, bool non_blocking) {
   TORCH_CHECK(source.defined() && destination.defined(), "copying needs two defined tensors");
+  if (is_same_data(source, destination)) {
+    return destination;
+  }
+  // As PyTorch's iterator has it, which is not asked where a device copies by itself.
+  at::assert_no_internal_overlap(destination);
+  at::assert_no_partial_overlap(destination, source);
   if (source.sizes() != destination.sizes()) { // PyTorch leaves the check to the kernel
     const auto shape = at::infer_size_dimvector(destination.sizes(), source.sizes());
     TORCH_CHECK(
@@ -170,9 +183,6 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& destination, bo
   if (destination.numel() == 0) {
     return destination;
   }
-  // As PyTorch's iterator has it, which is not asked where a device copies by itself.
-  at::assert_no_internal_overlap(destination);
-  at::assert_no_partial_overlap(destination, source);
   if (is_bp(source) && is_bp(destination) && source.device() != destination.device()) {
     // The bytes cross as they are, what else there is to change happens on the destination's side.
     if (is_plain(source, destination)) {

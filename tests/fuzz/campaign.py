@@ -139,8 +139,8 @@ class Campaign:
             raise RuntimeError(f"no program could be run (status {status}):\n" + "".join(words[-30:]))
         kind = "hang" if status == -9 else f"crash (status {status})"
         item = {
-            "finding": f"{kind}: {steps[-1]['operator']}", "message": "".join(words[-12:]), "seed": self.next,
-            "verdict": "repeats", "steps": steps, "program": "",
+            "finding": f"{kind}: {steps[-1]['operator']}", "message": "".join([*words[-1:], *words[-12:-1]]),
+            "seed": self.next, "verdict": "repeats", "steps": steps, "program": "",
         }  # fmt: skip
         if kind != "hang":
             self._shrink_crash(item)

@@ -26,8 +26,8 @@ MEANT: list[Known] = [
         "PyTorch resizes out= of the CPU and CUDA directly, and of other devices by resize_, which refuses this",
     ),
     Known(
-        r"^error text: ",
-        r"index -?\d+ is out of bounds for dimension with size \d+; the CPU: IndexError: .*out of (bounds|range)",
+        r"^error (text|IndexError for RuntimeError): ",
+        r"index -?\d+ is out of bounds for dimension with size \d+; the CPU: (Index|Runtime)Error: .*out of ",
         "found by a kernel, which tells operator and index, and does not know the call's dimension",
     ),
     Known(
@@ -35,8 +35,50 @@ MEANT: list[Known] = [
         r"value cannot be converted to type u?int(8_t|16_t|64_t)? without overflow",
         "integers, of which the CPU has no histc: it refuses some ranges before it says so",
     ),
+    Known(r"^error text: ", r"ZeroDivisionError: \w+: an integer was divided by zero", "the operator is named, too"),
     Known(
-        r"^no error: ",
+        r"^no error: index_select$",
+        r"INDICES element is out of DATA bounds",
+        "of nothing, where torch.cuda looks at no index",
+    ),
+    Known(
+        r"^no error: logsumexp( out=)?$",
+        r"output with shape \[.*\] doesn't match the broadcast shape \[1",
+        "over no dimensions named, which is over all; PyTorch then keeps them all",
+    ),
+    Known(
+        r"^error RuntimeError: [\w.]+ out=$",
+        r"more than one element of the written-to tensor refers to a single memory location",
+        "PyTorch writes to an expanded tensor of the right shape as often as it has elements: which is last is open",
+    ),
+    Known(
+        r"^error text: (ldexp_?|frexp|where|histc)( out=)?$",
+        r"(can't be cast|more than one element|the same dtype)",
+        "two things are wrong, and the other one is named, or the operator's name is in the text",
+    ),
+    Known(
+        r"^layout: (nn\.functional\.(max_pool1d|logsigmoid)|pad)$",
+        r"",
+        "the CPU has a kernel of its own, and torch.cuda's result is laid out as bp's",
+    ),
+    Known(
+        r"^((argument|other) )?values: special\.\w+_polynomial_\w+( out=)?$",
+        r"nan, expected",
+        "of NaN the CPU returns a number that it has not set",
+    ),
+    Known(r"^values: unique$", r"nan.* at \(\d+, \d", "rows with NaN have no order"),
+    Known(
+        r"^values: interpolate$",
+        r"(nan|inf)",
+        "where the weight of an infinite neighbour is 0: as torch.cuda's formula",
+    ),
+    Known(
+        r"^dtype: native_batch_norm$",
+        r"torch.float32, expected torch.(b?float16)",
+        "empty statistics, in the dtype that sums are taken in, as torch.cuda's",
+    ),
+    Known(
+        r"^(no error|error text|error NotImplementedError for RuntimeError): ",
         r"ctx != nullptr INTERNAL ASSERT FAILED",
         "PyTorch, of a lazy clone that out= has resized",
     ),

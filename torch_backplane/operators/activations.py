@@ -21,10 +21,11 @@ pointwise(
     lambda grad, a, slope, self_is_result: f.where(a > 0.0, grad, grad * slope),
     checks=["negative_slope >= 0 if self_is_result"],  # what was negative cannot be told from the result otherwise
 )
-pointwise("_prelu_kernel", lambda a, weight: f.where(a > 0.0, a, weight * a))
+pointwise("_prelu_kernel", lambda a, weight: f.where(a > 0.0, a, weight * a), one_dtype=["self", "weight"])
 pointwise(
     "_prelu_kernel_backward",
     lambda grad, a, weight: (f.where(a > 0.0, grad, weight * grad), f.where(a > 0.0, 0.0, a * grad)),
+    one_dtype=["grad_output", "self", "weight"],
 )
 pointwise(
     "hardtanh",
@@ -126,11 +127,11 @@ pointwise("elu_backward", elu_backward, checks=["alpha >= 0 if is_result"])
 pointwise("softplus", softplus)
 pointwise("softplus_backward", softplus_backward)
 pointwise("log_sigmoid_forward", log_sigmoid)
-pointwise("log_sigmoid_backward", log_sigmoid_backward)
+pointwise("log_sigmoid_backward", log_sigmoid_backward, one_dtype=["grad_output", "self", "buffer"])
 pointwise("silu", lambda a: a / (1.0 + f.exp(-a)), dtypes="complex")
 pointwise("silu_backward", lambda grad, a: grad * f.sigmoid(a) * (1.0 + a * (1.0 - f.sigmoid(a))))
 pointwise("mish", lambda a: a * _mish_gate(a)[0])
-pointwise("mish_backward", mish_backward)
+pointwise("mish_backward", mish_backward, one_dtype=["grad_output", "self"])
 
 
 # GELU

@@ -60,6 +60,8 @@ def sub(call: Call, self: Any, other: Any, alpha: Any) -> torch.Tensor:
 
 @operator("rsub.Tensor", dtypes="complex")
 def rsub(call: Call, self: Any, other: Any, alpha: Any) -> torch.Tensor:
+    if alpha.dtype == torch.bool:
+        raise RunOnCPU("a bool for alpha")  # which refuses it; sub's meta function does, too
     return difference(call, other, self, alpha)
 
 
@@ -82,6 +84,9 @@ def quotient(name: str, formula: Formula) -> None:
     def plan(call: Call, a: Any, b: Any, *options: Any) -> torch.Tensor:
         _C.check_broadcast([value for value in (a, b) if isinstance(value, torch.Tensor)])
         (result,) = call.meta(call.functional)
+        if name == "floor_divide" and call.overload is call.functional:
+            # Its meta function is composed of others, which lay a result out otherwise than the iterator does.
+            call.outputs(like=call.meta(torch.ops.aten.remainder.Tensor), elementwise=True)
         if not result.dtype.is_floating_point and result.numel():
             # Before the result is written, which may be where the divisor is.
             called, words = name.partition(".")[0], error_words(call.device)

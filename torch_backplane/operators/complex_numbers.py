@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from torch_backplane import _C
@@ -15,8 +17,8 @@ def polar(magnitude: Expression, angle: Expression) -> Expression:
     return f.complex(magnitude * f.cos(angle), magnitude * f.sin(angle))
 
 
-def made_of_parts(name: str, formula: Formula) -> None:
-    @operator(name, dtypes="complex")
+def made_of_parts(name: str, formula: Formula, parts: Sequence[str]) -> None:
+    @operator(name, dtypes="complex", one_dtype=parts)
     def plan(call: Call, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         (result,) = call.meta(call.functional)
         if any(out.dtype != result.dtype for out in call.written):
@@ -24,8 +26,8 @@ def made_of_parts(name: str, formula: Formula) -> None:
         return plan_pointwise(name, formula, call, (a, b), "inputs")
 
 
-made_of_parts("complex", f.complex)
-made_of_parts("polar", polar)
+made_of_parts("complex", f.complex, ["real", "imag"])
+made_of_parts("polar", polar, ["abs", "angle"])
 
 
 @operator("_conj_physical", dtypes="complex")
@@ -33,5 +35,7 @@ made_of_parts("polar", polar)
 def conj_physical(call: Call, self: torch.Tensor) -> torch.Tensor:
     """Also of a tensor that is conjugated lazily, which PyTorch passes on to this operator."""
     _C.check_overlaps(call.written, [])  # before they are resized
+    if not self.is_complex() and any(given.dtype != self.dtype for given in call.written):
+        raise RunOnCPU("a result of another dtype")  # which refuses it
     (out,) = call.outputs()
     return out.copy_(self.conj())

@@ -226,6 +226,7 @@ def put_(call: Call, self: torch.Tensor, index: torch.Tensor, source: torch.Tens
         raise RunOnCPU("indices that are not int64, or another dtype or number of elements")
     if source.device != self.device or (self.numel() == 0 and index.numel()):
         raise RunOnCPU("elements on another device, or no places for them")
+    _C.check_overlaps([self], [])
     if index.numel() == 0:
         return self
     values = (source.clone() if same_storage(self, source) else source).reshape(-1)
@@ -375,6 +376,7 @@ def index_add(
     call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, alpha: Number
 ) -> torch.Tensor:
     _check(self, index)
+    check_same_dtype(call, self.dtype)
     _check_slices(self, dim, index, source)
     # Without alpha: the meta kernel refuses fractions, which PyTorch's kernels take to be integers.
     call.outputs(like=[torch.ops.aten.index_add.default(as_meta(self), dim, as_meta(index), as_meta(source))])
@@ -410,6 +412,8 @@ def index_reduce(
 @operator("index_fill.int_Scalar", "index_fill.int_Tensor", dtypes="complex")
 def index_fill(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> torch.Tensor:
     of_tensor = isinstance(value, Number) and value.tensor is not None  # which the meta kernel refuses
+    if index.dtype != torch.int64:
+        raise RunOnCPU(f"an index of {index.dtype}".replace("torch.", ""))  # which refuses it
     expanded = call.is_in_place and each_once(self) is not self
     if expanded:
         warn_of_expanded("index_fill_")

@@ -16,7 +16,7 @@ def cross_product(
     return b * z - c * y, c * x - a * z, a * y - b * x
 
 
-@operator("linalg_cross", dtypes="complex")
+@operator("linalg_cross", dtypes="complex", one_dtype=["self", "other"])
 def linalg_cross(call: Call, self: torch.Tensor, other: torch.Tensor, dim: int) -> torch.Tensor:
     (out,) = call.outputs()
     a, b = (tensor.expand(out.shape).unbind(dim) for tensor in (self, other))

@@ -10,13 +10,14 @@ from collections.abc import Callable, Hashable
 
 import torch
 
+from torch_backplane import _C
 from torch_backplane.kernels import Expression
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.expression import Formula
 from torch_backplane.kernels.reductions import summation
 from torch_backplane.kernels.templates.values import UNIT_INTERVAL
-from torch_backplane.planning import Call, expect_values, operator, run_pointwise, run_reduction
+from torch_backplane.planning import Call, RunOnCPU, expect_values, operator, run_pointwise, run_reduction
 
 NONE, MEAN, SUM = range(3)
 
@@ -67,6 +68,8 @@ def loss_backward(
     key: Hashable = None,
 ) -> torch.Tensor:
     """`grad` times what `formula` gives, times the share of an element in a mean."""
+    if any(one is not None and one.dtype == torch.bool for one in inputs):
+        raise RunOnCPU("gradients of bools")  # which refuses them
     (out,) = call.outputs()
     name, dtype = call.functional._schema.name.partition("::")[2], value_dtype(out.dtype)
     run_pointwise(
@@ -146,10 +149,15 @@ def smooth_l1_loss_backward(
 
 @operator("huber_loss")
 def huber_loss(call: Call, self: torch.Tensor, target: torch.Tensor, reduction: int, delta: float) -> torch.Tensor:
+    """Of self's dtype."""
+    if not torch.can_cast(torch.result_type(self, target), self.dtype):
+        raise RunOnCPU("a difference that is none of self's dtype")  # which refuses it
+    shape = torch.broadcast_shapes(self.shape, target.shape) if reduction == NONE else ()
+    call.outputs(like=[torch.empty(shape, dtype=self.dtype, device="meta")])
     return loss(call, _huber(delta), self, target, reduction=reduction, key=delta)
 
 
-@operator("huber_loss_backward")
+@operator("huber_loss_backward", one_dtype=["grad_output", "self", "target"])
 def huber_loss_backward(
     call: Call, grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int, delta: float
 ) -> torch.Tensor:
@@ -182,7 +190,7 @@ def _with_logits(a: Expression, target: Expression, weight: Expression) -> Expre
     return (1.0 - target) * a - ((weight - 1.0) * target + 1.0) * log_sigmoid
 
 
-@operator("binary_cross_entropy")
+@operator("binary_cross_entropy", one_dtype=["self", "target", "weight"])
 def binary_cross_entropy(
     call: Call, self: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int
 ) -> torch.Tensor:
@@ -194,7 +202,7 @@ def binary_cross_entropy(
     return result
 
 
-@operator("binary_cross_entropy_backward")
+@operator("binary_cross_entropy_backward", one_dtype=["grad_output", "self", "target", "weight"])
 def binary_cross_entropy_backward(
     call: Call,
     grad_output: torch.Tensor,
@@ -222,11 +230,26 @@ def binary_cross_entropy_with_logits(
         value = _with_logits(a, target, next(given) if pos_weight is not None else f.full_like(a, 1.0))
         return value if each is None else value * each
 
+    check_not_broadcast(target, self)
     return loss(call, formula, self, target, weight, pos_weight, reduction=reduction)
+
+
+def check_not_broadcast(changed: torch.Tensor, *others: torch.Tensor) -> None:
+    """Raises PyTorch's error where its kernel changes what has `changed`'s shape in place: it cannot grow."""
+    _C.check_broadcast([changed, *others])
+    shape = torch.broadcast_shapes(changed.shape, *(other.shape for other in others))
+    if shape != changed.shape:
+        given = list(changed.shape)
+        raise RuntimeError(f"output with shape {given} doesn't match the broadcast shape {list(shape)}")
 
 
 @operator("soft_margin_loss")
 def soft_margin_loss(call: Call, self: torch.Tensor, target: torch.Tensor, reduction: int) -> torch.Tensor:
+    """Of self's dtype."""
+    if self.dtype == torch.bool or not torch.can_cast(torch.result_type(self, target), self.dtype):
+        raise RunOnCPU("a product that is none of self's dtype")  # which refuses it
+    check_not_broadcast(self, target)
+    call.outputs(like=[torch.empty(self.shape if reduction == NONE else (), dtype=self.dtype, device="meta")])
     return loss(call, lambda a, b: f.log1p(f.exp(-a * b)), self, target, reduction=reduction)
 
 
@@ -234,6 +257,8 @@ def soft_margin_loss(call: Call, self: torch.Tensor, target: torch.Tensor, reduc
 def soft_margin_loss_backward(
     call: Call, grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int
 ) -> torch.Tensor:
+    check_not_broadcast(torch.empty(torch.broadcast_shapes(self.shape, target.shape), device="meta"), grad_output)
+
     def slope(a: Expression, b: Expression) -> Expression:
         power = f.exp(-b * a)
         return -b * power / (power + 1.0)

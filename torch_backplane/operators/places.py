@@ -8,6 +8,7 @@ import torch
 
 from torch_backplane.kernels.dtypes import FACTS, integer_range, value_dtype
 from torch_backplane.kernels.templates import errors
+from torch_backplane.operators.masks import check_same_dtype
 from torch_backplane.operators.random import EXACT
 from torch_backplane.planning import (
     Call,
@@ -120,6 +121,7 @@ def isin(call: Call, elements: Any, test_elements: torch.Tensor, assume_unique: 
     dtype = torch.result_type(example, test_elements)
     if torch.bool in (elements.dtype, test_elements.dtype):
         raise RunOnCPU("isin of bools")
+    check_same_dtype(call, torch.bool)
     if isinstance(elements, Number):
         number, elements = elements, torch.empty((), dtype=dtype, device=test_elements.device)
         run_pointwise(lambda x: x, [elements], [], [(number, value_dtype(dtype))], key="value", name="value")

@@ -24,7 +24,6 @@ from torch_backplane.planning import (
     run_reduction,
     run_template,
 )
-from torch_backplane.planning.call import as_meta
 
 # Every integer up to this one is a number of the dtype.
 EXACT = {torch.float16: 2**11, torch.bfloat16: 2**8, torch.float32: 2**24, torch.float64: 2**53, torch.bool: 1}
@@ -162,7 +161,7 @@ def bernoulli_tensor(call: Call, self: torch.Tensor, chance: torch.Tensor, gener
 def bernoulli(call: Call, self: torch.Tensor, generator: Any) -> torch.Tensor:
     """A result that is given may be of any dtype."""
     _check(self.is_floating_point(), "chances that are none")
-    (out,) = call.outputs(like=[as_meta(self)])
+    (out,) = call.outputs(like=[torch.empty(self.shape, dtype=self.dtype, device="meta")])
     _expect_chances(self)
     return _fill(out, fill, "bernoulli_each", chance=self.contiguous())
 

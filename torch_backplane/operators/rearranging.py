@@ -22,6 +22,8 @@ from torch_backplane.planning import (
 @operator("roll", dtypes="any")
 def roll(call: Call, self: torch.Tensor, shifts: Sequence[int], dims: Sequence[int]) -> torch.Tensor:
     """A strided copy for each block that stays together: two for each dimension that is rolled."""
+    if len(shifts) != (len(dims) or 1):
+        raise RunOnCPU("another number of shifts than of dimensions")  # which refuses it
     if self.numel() == 0:
         return torch.empty_like(self)  # PyTorch's meta kernel divides by the size
     (out,) = call.outputs()

@@ -349,7 +349,7 @@ def spread(correction: float, root: bool, with_mean: bool) -> Callable[[torch.dt
 
     def definition(dtype: torch.dtype) -> Reduction:
         def finish(mean: Expression, low: Expression, m2: Expression, n: Expression, count: Expression) -> Any:
-            variance = m2 / f.maximum(count.to(dtype) - correction, 0.0)
+            variance = f.where(count == 0, math.nan, m2 / f.maximum(count.to(dtype) - correction, 0.0))
             value = f.sqrt(variance) if root else variance
             return (value, f.where(count == 0, math.nan, whole(mean, low))) if with_mean else value
 
@@ -441,6 +441,8 @@ def norm_of_dims_in(
 @operator("renorm", by_value=("p",), checks=["maxnorm >= 0"], dtypes="complex")
 def renorm(call: Call, self: torch.Tensor, p: float, dim: int, maxnorm: Any) -> Any:
     """Each slice along `dim` scaled down to the norm `maxnorm`, if its own is greater."""
+    if not -self.dim() <= dim < self.dim():
+        raise RunOnCPU("a dimension that it has not")  # for PyTorch's error, which its meta function does not make
     (out,) = call.outputs()
     others = [d for d in range(self.dim()) if d != dim % self.dim()]
     norms = torch.linalg.vector_norm(self, p, others, keepdim=True)

@@ -9,6 +9,7 @@ import torch
 from torch_backplane.kernels import Expression
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import value_dtype
+from torch_backplane.operators.masks import check_same_dtype
 from torch_backplane.planning import (
     Call,
     Number,
@@ -107,6 +108,7 @@ def searchsorted(
         raise RunOnCPU("rows of values and of boundaries that do not belong together")
     if sorter is not None and (sorter.shape != sorted_sequence.shape or sorter.dtype != torch.int64):
         raise RunOnCPU("an order of other boundaries, or of another dtype")
+    check_same_dtype(call, torch.int32 if out_int32 else torch.int64)
     (out,) = call.outputs()
     return search(out, sorted_sequence, self, right or side == "right", sorter)
 
@@ -115,5 +117,6 @@ def searchsorted(
 def bucketize(call: Call, self: Any, boundaries: torch.Tensor, out_int32: bool, right: bool) -> torch.Tensor:
     if boundaries.dim() != 1:
         raise RunOnCPU("boundaries that are no vector")
+    check_same_dtype(call, torch.int32 if out_int32 else torch.int64)
     (out,) = call.outputs()
     return search(out, boundaries, self, right)

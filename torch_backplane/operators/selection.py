@@ -11,7 +11,7 @@ from torch_backplane import _C
 from torch_backplane.kernels import Expression
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import part_dtype, value_dtype
-from torch_backplane.operators.masks import of_expanded
+from torch_backplane.operators.masks import check_same_dtype, of_expanded
 from torch_backplane.planning import (
     Call,
     check_number,
@@ -87,6 +87,7 @@ def nan_to_num(
     call: Call, self: torch.Tensor, nan: float | None, posinf: float | None, neginf: float | None
 ) -> torch.Tensor:
     """Infinities become the greatest and least numbers of the stored dtype, which a formula does not see."""
+    check_same_dtype(call, self.dtype)
     _C.check_overlaps(call.written, [])  # before they are resized
     (out,) = call.outputs()
     if not (self.is_floating_point() or self.is_complex()):

@@ -8,10 +8,12 @@ from torch_backplane.kernels.templates.softmax import softmax, softmax_backward
 from torch_backplane.planning import Call, RunOnCPU, contiguous_result, operator, run_template
 
 
-def _forward(call: Call, self: torch.Tensor, dim: int, log: bool) -> torch.Tensor:
-    (out,) = call.outputs()
+def _forward(call: Call, self: torch.Tensor, dim: int, half_to_float: bool, log: bool) -> torch.Tensor:
     if not self.dtype.is_floating_point:
         raise RunOnCPU(f"softmax of {self.dtype}".replace("torch.", ""))
+    if half_to_float and self.dtype != torch.float16:
+        raise RunOnCPU("half to float of another dtype")  # PyTorch refuses it
+    (out,) = call.outputs()
     if out.numel():
         with contiguous_result(out) as result:
             run_template(softmax, out.device, result, self.contiguous(), dim, log, name="softmax")
@@ -20,12 +22,12 @@ def _forward(call: Call, self: torch.Tensor, dim: int, log: bool) -> torch.Tenso
 
 @operator("_softmax")
 def _softmax(call: Call, self: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
-    return _forward(call, self, dim, log=False)
+    return _forward(call, self, dim, half_to_float, log=False)
 
 
 @operator("_log_softmax")
 def _log_softmax(call: Call, self: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
-    return _forward(call, self, dim, log=True)
+    return _forward(call, self, dim, half_to_float, log=True)
 
 
 def _backward(call: Call, grad: torch.Tensor, output: torch.Tensor, dim: int, log: bool) -> torch.Tensor:
@@ -37,14 +39,14 @@ def _backward(call: Call, grad: torch.Tensor, output: torch.Tensor, dim: int, lo
     return out
 
 
-@operator("_softmax_backward_data")
+@operator("_softmax_backward_data", one_dtype=["grad_output", "output"])
 def _softmax_backward_data(
     call: Call, grad_output: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype
 ) -> torch.Tensor:
     return _backward(call, grad_output, output, dim, log=False)
 
 
-@operator("_log_softmax_backward_data")
+@operator("_log_softmax_backward_data", one_dtype=["grad_output", "output"])
 def _log_softmax_backward_data(
     call: Call, grad_output: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype
 ) -> torch.Tensor:
@@ -73,7 +75,7 @@ def _masked_softmax(
         raise RunOnCPU(f"softmax of {self.dtype}".replace("torch.", ""))
     dim = self.dim() - 1 if dim is None else dim
     mask = _whole_mask(self, mask, dim, 2 if mask_type is None else mask_type)
-    (out,) = call.outputs(like=[self])
+    (out,) = call.outputs(like=[torch.empty(self.shape, dtype=self.dtype, device="meta")])
     return torch.ops.aten._softmax.out(self.masked_fill(mask, -torch.inf), dim, False, out=out)
 
 

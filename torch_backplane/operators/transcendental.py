@@ -8,7 +8,7 @@ import torch
 
 from torch_backplane.kernels import Expression, special
 from torch_backplane.kernels import functions as f
-from torch_backplane.planning import Call, operator, pointwise, run_pointwise
+from torch_backplane.planning import Call, RunOnCPU, operator, plan_pointwise, pointwise, run_pointwise
 
 for function in (
     *(f.exp, f.exp2, f.expm1, f.log, f.log2, f.log10, f.log1p),
@@ -82,10 +82,16 @@ pointwise("special_ndtri", special.ndtri)
 pointwise("special_log_ndtr", special.log_ndtr)
 pointwise("digamma", special.digamma)
 pointwise("polygamma", special.polygamma)
-pointwise("mvlgamma", special.mvlgamma)
 pointwise("special_zeta", special.zeta)
 pointwise("igamma", special.gammainc)
 pointwise("igammac", special.gammaincc)
+
+
+@operator("mvlgamma", checks=["p >= 1"])
+def mvlgamma(call: Call, self: torch.Tensor, p: int) -> torch.Tensor:
+    if self.dtype == torch.bool:
+        raise RunOnCPU("mvlgamma of bools")  # which refuses it
+    return plan_pointwise("mvlgamma", special.mvlgamma, call, (self, p))
 
 
 # Of the bits of floats

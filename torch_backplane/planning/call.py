@@ -235,7 +235,7 @@ def check_apart(out: torch.Tensor, inputs: Iterable[Any]) -> None:
     tensors = [value for value in flatten(inputs) if isinstance(value, torch.Tensor) and value.device == out.device]
     _C.check_overlaps([out], tensors)
     for tensor in tensors:
-        if out.numel() and tensor.numel() and _C.address_of(out) == _C.address_of(tensor):
+        if tensor is out or (out.numel() and tensor.numel() and _C.address_of(out) == _C.address_of(tensor)):
             raise RuntimeError(
                 "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single "
                 "memory location. Please clone() the tensor before performing the operation."

@@ -30,6 +30,7 @@ def operator(
     checks: Sequence[str] = (),
     variants: bool = True,
     dtypes: Dtypes = "real",
+    one_dtype: Sequence[str] = (),
 ) -> Callable[[Planner], Planner]:
     """Decorates the planner of the operators `names`, such as "add.Tensor" (of aten; others as "namespace::name").
 
@@ -49,13 +50,15 @@ def operator(
         dtypes: of tensors for which the planner is called; with others the call is left to the CPU. "real" are bool,
             integers and floating-point, "complex" these and complex numbers, "any" is all that there is, also what
             kernels do not compute with.
+        one_dtype: arguments that PyTorch wants to be tensors of one dtype, which its meta function does not look at:
+            where they are not, its CPU kernel has the error.
     """
 
     def decorate(planner: Planner) -> Planner:
         for name in names:
             functional = find(name)
             for overload in overloads_of(functional) if variants else [functional]:
-                _register(overload, functional, planner, passed_through, by_value, checks, dtypes)
+                _register(overload, functional, planner, passed_through, by_value, checks, dtypes, one_dtype)
         return planner
 
     return decorate
@@ -105,6 +108,7 @@ def _register(
     by_value: Sequence[str],
     checks: Sequence[str],
     dtypes: Dtypes,
+    one_dtype: Sequence[str],
 ) -> None:
     name = overload._schema.name + (f".{overload._schema.overload_name}" if overload._schema.overload_name else "")
 
@@ -114,6 +118,8 @@ def _register(
         raise ValueError(f"{name} is composed of other operators, also for autograd; declare those")
 
     in_memory = in_memory_only(planner, functional)
+    names = [one.name for one in functional._schema.arguments if not one.is_out]
+    alike = [names.index(one) for one in one_dtype]
 
     def planned(*arguments: Any) -> Any:
         call = Call(overload, functional, arguments)
@@ -125,6 +131,9 @@ def _register(
                 check_supported(value.dtype)
                 if value.is_complex() and dtypes == "real":
                     raise _C.RunOnCPU(f"its kernel takes no {value.dtype}".replace("torch.", ""))
+        given = [call.inputs[position] for position in alike]
+        if len({one.dtype for one in given if isinstance(one, (torch.Tensor, _C.Number))}) > 1:
+            raise _C.RunOnCPU("tensors of different dtypes")
         return call.finish(planner(call, *call.inputs))
 
     _C.set_planner(

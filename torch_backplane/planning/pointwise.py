@@ -35,6 +35,7 @@ def pointwise(
     dtypes: Dtypes = "real",
     fitting: Fitting = "computed",
     idempotent: bool = False,
+    one_dtype: Sequence[str] = (),
 ) -> None:
     """Declares the operator `name` (such as "add.Tensor") and its in-place and `out=` forms by a formula over scalars.
 
@@ -50,11 +51,12 @@ def pointwise(
         fitting: what arguments of type Scalar must be values of, where others are PyTorch's error: the dtype that is
             "computed" in, the one that the result has in memory ("stored"), or "any".
         dtypes: "complex" where PyTorch has the operator for complex numbers, too, and the formula holds for them.
+        one_dtype: arguments that PyTorch wants to be of one dtype, as in `operator`.
         idempotent: what is written does not depend on what was there: in place, PyTorch fills expanded tensors with
             numbers, and others with elements of their own.
     """
 
-    @operator(name, by_value=by_value, passed_through=passed_through, checks=checks, dtypes=dtypes)
+    @operator(name, by_value=by_value, passed_through=passed_through, checks=checks, dtypes=dtypes, one_dtype=one_dtype)
     def plan(call: Call, *values: Any) -> Any:
         return plan_pointwise(name, formula, call, values, compute, fitting, idempotent)
 
