@@ -52,6 +52,11 @@ MEANT: list[Known] = [
         "PyTorch writes to an expanded tensor of the right shape as often as it has elements: which is last is open",
     ),
     Known(
+        r"^error text: nn.functional.binary_cross_entropy$",
+        r"all elements of (input|target) should be",
+        "of both, and the CPU comes to one of them first",
+    ),
+    Known(
         r"^error text: (ldexp_?|frexp|where|histc)( out=)?$",
         r"(can't be cast|more than one element|the same dtype)",
         "two things are wrong, and the other one is named, or the operator's name is in the text",

@@ -147,7 +147,7 @@ def smooth_l1_loss_backward(
     return loss_backward(call, _smooth_l1_slope(beta), grad_output, self, target, reduction=reduction, key=beta)
 
 
-@operator("huber_loss")
+@operator("huber_loss", checks=["delta > 0"])
 def huber_loss(call: Call, self: torch.Tensor, target: torch.Tensor, reduction: int, delta: float) -> torch.Tensor:
     """Of self's dtype."""
     if not torch.can_cast(torch.result_type(self, target), self.dtype):

@@ -84,6 +84,7 @@ def _scaled_noise(call: Call, mean: Any, std: Any, generator: Any) -> torch.Tens
     if call.overload is not call.functional:
         # The CPU refuses it.
         _check(call.arguments[-1].shape == torch.broadcast_shapes(*shapes), "a result of another shape")
+    _check(not (isinstance(mean, torch.Tensor) and mean.dtype == torch.bool), "means that are bool")
     (out,) = call.outputs()
     _check(out.is_floating_point(), "complex numbers")
     if isinstance(std, torch.Tensor):

@@ -1,0 +1,79 @@
+"""Each argument of each operator in turn as another one, which may be wrong: refused where the CPU refuses, and only there.
+
+Nothing is built or launched: `python -m torch_backplane conformance --forms` compares values, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from agreement import on_device
+from plain_arguments import by_position, fresh, outcome, plain_arguments
+from test_bad_input import DEADLY, LACKING
+from test_numbers_for_tensors import without_kernels
+
+from torch_backplane.conformance.forms import others
+
+# PyTorch's CPU kernels of these end the process, or read beyond memory, where tensors do not belong together.
+CRASHES = (*DEADLY, "batch_norm", "_fused_", "_masked_softmax_backward", "_pad", "dist_backward", "grid_sampler")
+# What is refused is found in memory, which nothing writes here, or sizes depend on that.
+READS = ("nonzero", "masked_select", "masked_scatter", "unique", "repeat_interleave", "bincount", "histc")
+# Called by PyTorch's own code alone, which gives what fits: shapes may be refused here that PyTorch takes.
+INTERNAL = ("_backward", "_jvp", "_foreach_norm")
+MEANT = {
+    "aten::nansum": "torch.cuda takes complex numbers, the CPU does not",
+    "aten::logsumexp": "over no dimensions: PyTorch reduces over all, and cannot make the result smaller then",
+    "aten::bernoulli_.Tensor": "chances of more elements than there are",
+    "aten::_add_relu.Tensor": "the CPU's assertion that it has no such dtype",
+    "aten::_add_relu_.Tensor": "the same",
+}
+ONEDNN = ("itensor_view_from_dense", "could not create a primitive", "mkldnn")  # the CPU's library, not PyTorch
+
+
+def operators() -> Iterator[tuple[str, Any]]:
+    from torch_backplane.planning import declare
+
+    torch.bp.init()
+    for name in sorted(declare.declared):
+        skipped = any(word in name for word in (*CRASHES, *READS)) or name in MEANT
+        overload = declare.find(name.removeprefix("aten::"))
+        if name.startswith("aten::") and not skipped and not any(one.is_out for one in overload._schema.arguments):
+            yield name, overload
+
+
+def of_shape(arguments: list[Any], shape: tuple[int, ...]) -> list[Any]:
+    def made(value: Any) -> Any:
+        if isinstance(value, list):
+            return [made(element) for element in value]
+        return value.new_ones(shape) if isinstance(value, torch.Tensor) else value
+
+    return [made(value) for value in arguments]
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (0, 3)], ids=str)
+def test_refused_alike(shape: tuple[int, ...]) -> None:
+    calls, wrong = 0, []
+    for name, overload in operators():
+        schema, call = overload._schema.arguments, by_position(overload)
+        arguments = of_shape(plain_arguments(overload, torch.float32), shape)
+        if outcome(call, fresh(arguments))[0]:
+            continue
+        for position, value in enumerate(arguments):
+            for kind, other in others(schema[position], value):
+                if schema[position].name == "input_dtype":
+                    continue
+                given = [*arguments[:position], other, *arguments[position + 1 :]]
+                expected = outcome(call, fresh(given))
+                if any(text in expected[1] for text in (*LACKING, *ONEDNN)):
+                    continue
+                calls += 1
+                with without_kernels():
+                    found = outcome(call, on_device(fresh(given)))
+                internal = any(word in name for word in INTERNAL)
+                if bool(found[0]) != bool(expected[0]) and (expected[0] or not internal):
+                    wrong.append(f"{name}, {schema[position].name} {kind}: {found}; on the CPU {expected}")
+    assert not wrong, "\n".join(wrong)
+    assert calls > 3000
