@@ -1,4 +1,4 @@
-"""Each argument of each operator in turn as another one, which may be wrong: refused where the CPU refuses, and only there.
+"""Each argument of each operator in turn as another one: refused where the CPU refuses, and only there.
 
 Nothing is built or launched: `python -m torch_backplane conformance --forms` compares values, too.
 """
