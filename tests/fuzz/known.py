@@ -52,6 +52,11 @@ MEANT: list[Known] = [
         "PyTorch writes to an expanded tensor of the right shape as often as it has elements: which is last is open",
     ),
     Known(
+        r"^no error: [\w.]+ out=$",
+        r"some elements of the input tensor and the written-to tensor refer to a single memory location",
+        "everything is read before it is written, or there is nothing: computed as without out=",
+    ),
+    Known(
         r"^error text: nn.functional.binary_cross_entropy$",
         r"all elements of (input|target) should be",
         "of both, and the CPU comes to one of them first",

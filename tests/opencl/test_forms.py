@@ -218,6 +218,31 @@ REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
     "reflection of too much": lambda x: F.pad(x.view(2, 4), (4, 4), mode="reflect"),
     "kthvalue of another dtype": lambda x: torch.kthvalue(x, 2, out=(x[0].double(), torch.zeros_like(x[0]).long())),
     "softmax of another dtype": lambda x: torch.softmax(x, 0, out=x.half()),
+    "isin to float": lambda x: torch.isin(x, x, out=x.clone()),
+    "bucketize to float": lambda x: torch.bucketize(x, x.view(-1), out=x.clone()),
+    "bucketize of nothing to float": lambda x: torch.bucketize(x[:0], x.view(-1), out=x[:0].clone()),
+    "nan_to_num to float64": lambda x: torch.nan_to_num(x, out=x.double()),
+    "conj_physical to float": lambda x: torch.conj_physical(x.int(), out=x.clone()),
+    "index_add to float16": lambda x: torch.index_add(x, 0, x.argmax(0), x, out=x.half()),
+    "index_add of a number to float16": lambda x: torch.index_add(x[0], 0, x[:1].int(), x[0], out=x[0].half()),
+    "index_fill by int32": lambda x: x.index_fill(0, x[:2].int(), 0.5),
+    "index_fill by nothing of int32": lambda x: x.index_fill(0, x[:0].int(), 0.5),
+    "renorm of another dimension": lambda x: torch.renorm(x.view(2, 4), 2, -3, 1.5),
+    "roll of other dimensions": lambda x: torch.roll(x.view(2, 4), 2, [0, 1]),
+    "roll of nothing in other dimensions": lambda x: torch.roll(x[:0], 2, [0, 1]),
+    "put_ of nothing to an expanded one": lambda x: x[:1].expand(3).put_(x[:0].long(), x[:0]),
+    "polar of two dtypes": lambda x: torch.polar(x, x.double()),
+    "complex of two dtypes": lambda x: torch.complex(x, x.half()),
+    "cross of two dtypes": lambda x: torch.linalg.cross(x[:3], x[:3].half()),
+    "binary_cross_entropy of two dtypes": lambda x: F.binary_cross_entropy(x / 9, x.double() / 9),
+    "binary_cross_entropy of nothing of two dtypes": lambda x: F.binary_cross_entropy(x[:0], x[:0].bool()),
+    "soft_margin_loss of integers": lambda x: F.soft_margin_loss(x.int(), x),
+    "soft_margin_loss of a row": lambda x: F.soft_margin_loss(x, x.expand(2, 8)),
+    "huber_loss of bools": lambda x: F.huber_loss(x > 2, x),
+    "huber_loss with no delta": lambda x: F.huber_loss(x, x, delta=0.0),
+    "mvlgamma of no dimensions": lambda x: torch.mvlgamma(x + 9, 0),
+    "rsub of bool alpha": lambda x: torch.rsub(x, x, alpha=True),
+    "addr_ of a row": lambda x: x.addr_(x[:2].clone(), x.clone()),
 }
 
 
@@ -239,3 +264,72 @@ def test_gradients_of_negative_slopes_in_place_are_refused(name: str) -> None:
         x = torch.tensor([-1.0, 2.0], device=device, requires_grad=True)
         with pytest.raises(RuntimeError, match=r"In-place .* backward calculation is triggered with a negative slope"):
             IN_PLACE[name](x.clone()).sum().backward()
+
+
+SELVES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "expanded": lambda x: (x.expand(3, *x.shape), x.expand(3, *x.shape)),
+    "shifted by no step": lambda x: (x.expand(3, *x.shape)[1:], x.expand(3, *x.shape)[:-1]),
+    "transposed": lambda x: (x.mT, x.mT),
+}
+
+
+@pytest.mark.parametrize("name", SELVES)
+def test_a_tensor_is_copied_to_itself(name: str) -> None:
+    """Which does nothing, also where elements lie in one place."""
+    x = torch.randn(2, 5, device=DEVICE)
+    before = x.clone()
+    destination, source = SELVES[name](x)
+    for _ in range(2):
+        destination.copy_(source)
+    assert torch.equal(x, before)
+    with pytest.raises(RuntimeError, match="more than one element of the written-to tensor"):
+        x[:1].expand(3, 5).copy_(torch.ones(3, 5, device=DEVICE))
+
+
+def test_bernoulli_of_expanded_chances() -> None:
+    chances = torch.tensor([0.0, 1.0, 1.0])
+    for given in (chances.expand(4, 3), chances.repeat(2)[::2].expand(2, 3), chances):
+        there = given.to(DEVICE).expand(given.shape) if 0 not in given.stride() else chances.to(DEVICE).expand(4, 3)
+        found = torch.bernoulli(there)
+        assert found.is_contiguous()
+        assert torch.equal(found.cpu() > 0, there.cpu() > 0)
+        assert torch.equal(torch.bernoulli(there.clone().requires_grad_()).cpu() > 0, there.cpu() > 0)
+
+
+@pytest.mark.parametrize("correction", [-3, -1, 0, 1, 2])
+@pytest.mark.parametrize("name", ["var", "std", "var_mean", "std_mean"])
+def test_spread_of_nothing_is_nan(name: str, correction: int) -> None:
+    function = getattr(torch, name)
+    for dim in (0, (0, 1), None):
+        agrees(lambda x, dim=dim: function(x, dim=dim, correction=correction), torch.zeros(0, 2))
+
+
+def test_losses_of_the_dtype_of_the_input() -> None:
+    half, number = torch.randn(3).bfloat16(), torch.tensor(2.0)
+    for function in (F.huber_loss, F.soft_margin_loss):
+        for reduction in ("none", "mean", "sum"):
+            for first, second in ((half, number), (half, half.float()), (half.float(), half)):
+                expected = function(first, second, reduction=reduction)
+                found = function(first.to(DEVICE), second.to(DEVICE), reduction=reduction)
+                assert found.dtype == expected.dtype
+                torch.testing.assert_close(found.cpu(), expected, atol=0.05, rtol=0.05)
+
+
+def test_quotients_are_laid_out_as_the_iterator_does() -> None:
+    a, b = torch.rand(5, 2, 3).mT, torch.rand(5, 3, 2) + 1
+    for function in (torch.floor_divide, torch.fmod, torch.remainder, torch.true_divide, torch.atan2):
+        for first, second in ((a, b), (b, a)):
+            there = [on_device(first), on_device(second)]
+            assert function(*there).stride() == function(first, second).stride()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64], ids=str)
+def test_addr(dtype: torch.dtype) -> None:
+    x, v, w = torch.randn(3, 4).to(dtype), torch.randn(3).to(dtype), torch.randn(4).to(dtype)
+    rounding = {"atol": 0.05, "rtol": 0.02} if dtype == torch.bfloat16 else {}
+    for beta, alpha in ((1, 1), (0.5, -2), (0, 3)):
+        scales = {"beta": beta, "alpha": alpha}
+        agrees(lambda x, v, w, scales=scales: torch.addr(x, v, w, **scales), x, v, w, **rounding)
+        agrees(lambda x, v, w, scales=scales: torch.addr(x[0], v, w, **scales), x, v, w, **rounding)
+        agrees(lambda x, v, w, scales=scales: x.addr_(v, w, **scales), x, v, w, **rounding)
+    agrees(lambda x, v, w: torch.addr(x, v, w, beta=0), torch.full_like(x, torch.nan), v, w, **rounding)

@@ -66,6 +66,31 @@ def addbmm(
     return torch.addmm(self, left, right, beta=beta, alpha=alpha, out=out)
 
 
+@operator("addr", by_value=["beta", "alpha"], dtypes="complex", one_dtype=["self", "vec1", "vec2"])
+def addr(call: Call, self: torch.Tensor, vec1: torch.Tensor, vec2: torch.Tensor, beta: Any, alpha: Any) -> torch.Tensor:
+    """The outer product of two vectors, added to `self`, of which nothing is read where beta is 0."""
+    shape = torch.Size([*vec1.shape, *vec2.shape])
+    if vec1.dim() != 1 or vec2.dim() != 1 or not (self.is_floating_point() or self.is_complex()):
+        raise RunOnCPU("other than vectors, or of integers")
+    if call.is_in_place and self.shape != shape:
+        raise RunOnCPU("a matrix of another shape in place")  # which refuses it
+    if any(isinstance(number, complex) for number in (beta, alpha)) and not self.is_complex():
+        raise RunOnCPU("a complex number among real ones")
+    added = self.expand(shape)
+    (out,) = call.outputs(like=[torch.empty(shape, dtype=self.dtype, device="meta")])
+    dtype = value_dtype(self.dtype)
+
+    def formula(a: Expression, x: Expression, y: Expression, beta: Expression, alpha: Expression) -> Expression:
+        return alpha * (x * y) if ignores else beta * a + alpha * (x * y)
+
+    ignores = beta == 0
+    factors = [(beta, dtype), (alpha, dtype)]
+    run_pointwise(
+        formula, [out], [added, vec1[:, None], vec2[None]], factors, compute=dtype, key=("addr", ignores), name="addr"
+    )
+    return out
+
+
 @operator("addmv", by_value=["beta"], dtypes="complex")
 def addmv(call: Call, self: torch.Tensor, mat: torch.Tensor, vec: torch.Tensor, beta: Any, alpha: Any) -> torch.Tensor:
     (out,) = call.outputs()
