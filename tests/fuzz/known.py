@@ -57,6 +57,11 @@ MEANT: list[Known] = [
         "everything is read before it is written, or there is nothing: computed as without out=",
     ),
     Known(
+        r"^error RuntimeError: \w+ out=$",
+        r"shapes cannot be multiplied|size mismatch",
+        "out= is an operand, which is resized before it is read",
+    ),
+    Known(
         r"^error text: nn.functional.binary_cross_entropy$",
         r"all elements of (input|target) should be",
         "of both, and the CPU comes to one of them first",

@@ -72,11 +72,15 @@ class Lockstep:
         return [Finding(kind, step.operator, message, list(self.steps)) for kind, message in dict(differences).items()]
 
     def _as_without_out(self, step: Step) -> bool:
-        """Whether the device has written to `out=` what the CPU computes without it."""
+        """Whether the device has written to `out=` what the CPU computes without it, or that is an operand which was
+        resized, and nobody knows what was computed."""
         parts = judging.without_out(step.line)
         if parts is None:
             return False
         computed, written = parts
+        for name in set(re.findall(r"\bt\d+\b", written)) & set(re.findall(r"\bt\d+\b", computed)):
+            if judging.shapes(self.before[name]) != judging.shapes(self.cpu[name]):
+                return True
         try:
             with torch.no_grad():
                 return judging.as_computed(eval(computed, self.cpu | self.before), eval(written, self.bp))

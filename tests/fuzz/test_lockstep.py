@@ -30,7 +30,7 @@ def kinds(line: str, right: Callable[..., Any], wrong: Callable[..., Any], befor
 
 
 def refuse(error: Exception) -> Callable[..., Any]:
-    def raising(*arguments: Any) -> None:
+    def raising(*arguments: Any, **named: Any) -> None:
         raise error
 
     return raising
@@ -42,6 +42,40 @@ def changed_first(error: Exception) -> Callable[..., Any]:
         raise error
 
     return raising
+
+
+def test_out_is_judged_by_what_is_computed_without_it() -> None:
+    """The CPU's reductions set an `out=` to their start before they read what lies there, too."""
+
+    def start_first(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return x.sum(0) if out is None else out.copy_(x.sum(0)).zero_()
+
+    def right(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return out.copy_(x.sum(0))
+
+    def wrong(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return out.copy_(x.sum(0) + 1)
+
+    assert kinds("f(t0, out=t2)", start_first, right) == []
+    assert kinds("f(t0, out=t2)", start_first, wrong) == ["argument values: f"]
+
+    def of_half(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return torch.exp(x) if out is None else out.copy_(torch.exp(x))
+
+    def of_float(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return torch.exp(x.float()) if out is None else out.copy_(torch.exp(x.float()))
+
+    half = ("t3 = t0.half()", "t4 = torch.zeros_like(t0)")
+    assert kinds("f(t3, out=t4)", of_half, of_float, half) == ["argument values: f"]
+
+
+def test_out_that_was_resized_before_an_error_is_not_looked_at() -> None:
+    def resized(x: torch.Tensor, out: torch.Tensor) -> None:
+        out.resize_(7)
+        raise ValueError("no")
+
+    assert kinds("f(t0, out=t1)", refuse(ValueError("no")), resized) == []
+    assert kinds("f(t0, t1)", refuse(ValueError("no")), resized) == ["after an error, argument shape: f"]
 
 
 FAULTS = {
