@@ -97,6 +97,30 @@ class Silence final : public c10::WarningHandler {
   c10::WarningUtils::WarningHandlerGuard guard_;
 };
 
+// Operators on lists: PyTorch composes them of others on every device but CUDA's, going through the lists in order.
+bool is_composed(const c10::OperatorHandle& op) {
+  return op.schema().name().starts_with("aten::_foreach_") && !op.hasKernelForDispatchKey(c10::DispatchKey::CPU) &&
+      op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd);
+}
+
+// What a planner does not do: PyTorch's composition does it on the device, else the CPU.
+void leave(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  if (!is_composed(op)) {
+    cpu_fallback(op, stack);
+    return;
+  }
+  at::AutoDispatchBelowADInplaceOrView below;
+  op.callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd, *stack);
+}
+
+const char* outcome_of_leaving(const c10::OperatorHandle& op) {
+  return is_composed(op) ? "composed of other operators" : "ran on the CPU";
+}
+
+std::string describe_leaving(const c10::OperatorHandle& op, const Plan& plan) {
+  return is_composed(op) ? c10::str("composed of other operators: ", plan.unplannable) : describe(plan);
+}
+
 // What a kernel below autograd sees is what planners see: no autograd, no autocast, no Python modes.
 struct BelowEverything {
   at::AutoDispatchBelowADInplaceOrView autograd;
@@ -189,9 +213,9 @@ void PlannedOperator::run(torch::jit::Stack* stack) {
       ++counts_.unplannable_calls;
     }
     if (listener != nullptr) {
-      listener->push_back({name_, describe(arguments, facts), c10::str("ran on the CPU: ", problem), ""});
+      listener->push_back({name_, describe(arguments, facts), c10::str(outcome_of_leaving(op_), ": ", problem), ""});
     }
-    cpu_fallback(op_, stack);
+    leave(op_, stack);
     return;
   }
   if (Recorder::active() != nullptr || mode.load(std::memory_order_relaxed) == PlanMode::Off) {
@@ -211,9 +235,9 @@ void PlannedOperator::run(torch::jit::Stack* stack) {
     }
     if (known->falls_back) {
       if (listener != nullptr) {
-        listener->push_back({name_, describe(arguments, facts), "ran on the CPU", describe(*known)});
+        listener->push_back({name_, describe(arguments, facts), outcome_of_leaving(op_), describe_leaving(op_, *known)});
       }
-      cpu_fallback(op_, stack);
+      leave(op_, stack);
     } else {
       plan(*declaration, stack, call, /*record=*/false);
     }
@@ -263,14 +287,16 @@ std::shared_ptr<const Plan> PlannedOperator::plan(
     }
   }
   if (listener != nullptr) {
-    const char* outcome = !results.has_value() ? "ran on the CPU" : record ? "planned" : "ran without recording";
-    listener->push_back({name_, std::move(described), outcome, record || !results.has_value() ? describe(*recorded) : ""});
+    const char* outcome = !results.has_value() ? outcome_of_leaving(op_) : record ? "planned" : "ran without recording";
+    listener->push_back(
+        {name_, std::move(described), outcome,
+         !results.has_value() ? describe_leaving(op_, *recorded) : record ? describe(*recorded) : ""});
   }
   if (results.has_value()) {
     c10::SmallVector<c10::IValue, 2> values(results->begin(), results->end());
     replace(stack, count, values);
   } else {
-    cpu_fallback(op_, stack);
+    leave(op_, stack);
   }
   return recorded;
 }

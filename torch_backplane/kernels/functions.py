@@ -61,6 +61,14 @@ def where(condition: Expression, a: Operand, b: Operand) -> Expression:
     return Expression("where", a.dtype, (condition, a, b))
 
 
+def lerp(start: Operand, end: Operand, weight: Operand) -> Operand:
+    """From the nearer end, so that a weight of 1 gives `end` exactly."""
+    from_start, from_end = start + weight * (end - start), end - (end - start) * (1.0 - weight)
+    if not isinstance(weight, Expression):
+        return from_start if abs(weight) < 0.5 else from_end
+    return where(absolute(weight) < 0.5, from_start, from_end)
+
+
 def real(a: Expression) -> Expression:
     """The real part; of a real number itself."""
     return a.real

@@ -50,7 +50,6 @@ _OTHERWISE: dict[str, Callable[..., Expression]] = {
     "relu": lambda a: functions.maximum(a, 0),
     "square": lambda a: a * a,
     "reciprocal": lambda a: 1.0 / a,
-    "lerp": lambda start, end, weight: start + weight * (end - start),
     "logical_and": lambda a, b: a.to(torch.bool) & b.to(torch.bool),
     "logical_or": lambda a, b: a.to(torch.bool) | b.to(torch.bool),
     "logical_not": lambda a: ~a.to(torch.bool),

@@ -38,13 +38,8 @@ pointwise(
 )
 
 
-def lerp(start: Expression, end: Expression, weight: Expression) -> Expression:
-    """From the nearer end, so that a weight of 1 gives `end` exactly."""
-    return f.where(f.absolute(weight) < 0.5, start + weight * (end - start), end - (end - start) * (1.0 - weight))
-
-
-pointwise("lerp.Scalar", lerp, dtypes="complex")
-pointwise("lerp.Tensor", lerp, dtypes="complex")
+pointwise("lerp.Scalar", f.lerp, dtypes="complex")
+pointwise("lerp.Tensor", f.lerp, dtypes="complex")
 
 
 def difference(call: Call, a: Any, b: Any, alpha: Any) -> torch.Tensor:

@@ -1,23 +1,33 @@
-"""Lists of tensors in few launches: torch._foreach_* and fused optimizers."""
+"""Lists of tensors in few launches: torch._foreach_* and fused optimizers.
+
+PyTorch goes through the lists of torch._foreach_* in order, and composes each set's result of other operators. A launch
+computes many sets at once, so it is for calls where nobody can tell: what a set writes is no other set's, and there is
+nothing to refuse. Planners leave all other calls (`RunOnCPU`) to PyTorch's composition, which runs on the device.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from operator import itemgetter
 from typing import Any
 
 import torch
+from torch._prims_common import compute_elementwise_output_strides
 
 from torch_backplane import kernels
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.multi_tensor import WIDTH, multi_tensor
 from torch_backplane.planning import Call, Number, RunOnCPU, dialect_of, launch, operator, run_pointwise
+from torch_backplane.planning.call import extent
 from torch_backplane.planning.launch import generated, tracing
+from torch_backplane.planning.pointwise import Fitting
 
 SLOTS = 8  # tensors of each list that one launch takes
 MOST_ELEMENTS = 2**31 - 1  # of one tensor: kernels count in 32 bits
 
+Place = tuple[int, int, int, bool, torch.Tensor]  # where it begins and ends, its set, whether it is written
 Set = tuple[list[torch.Tensor], list[torch.Tensor], list[Any]]  # one tensor of each list; one-element tensors; numbers
 
 
@@ -130,48 +140,73 @@ def chunks(values: Sequence[int], size: int) -> Iterator[list[int]]:
 # --- torch._foreach_*
 
 
-def foreach(name: str, formula: Callable[..., Any]) -> None:
-    """Declares torch._foreach_NAME in all its overloads, in place and not: `formula` takes an element of each list of
-    tensors, then each number, in the order of the schema."""
+def foreach(name: str, formula: Callable[..., Any], **fitting: Fitting) -> None:
+    """Declares torch._foreach_NAME in all its overloads, in place and not.
+
+    Args:
+        formula: takes an element of each list of tensors, then each number, in the order of the schema.
+        fitting: what numbers must be values of, as in `pointwise`, by the argument's name. "any" without: PyTorch makes
+            tensors of what it adds, subtracts, multiplies and divides.
+    """
     packet = getattr(torch.ops.aten, f"_foreach_{name}")
     for overload in packet.overloads():
-        if overload.endswith("out"):
+        names, types = zip(
+            *((one.name, str(one.type)) for one in getattr(packet, overload)._schema.arguments), strict=True
+        )
+        # A tensor of several numbers is on the CPU, on every device: PyTorch makes a list of it.
+        if overload.endswith("out") or ("scalars", "Tensor") in zip(names, types, strict=True):
             continue
         full = f"_foreach_{name}" + ("" if overload == "default" else f".{overload}")
-
-        of_tensors = [str(one.type) == "List[Tensor]" for one in getattr(packet, overload)._schema.arguments]
+        of_tensors = [one == "List[Tensor]" for one in types]
 
         @operator(full)
         def plan(
             call: Call,
             *arguments: Any,
             _name: str = f"foreach_{name}_{overload.lower()}",
+            _names: tuple[str, ...] = names,
             _of_tensors: list[bool] = of_tensors,
         ) -> Any:
-            lists = [value for value in arguments if isinstance(value, list)]
             tensors = [value for value, found in zip(arguments, _of_tensors, strict=True) if found]
-            singles = [value for value in arguments if isinstance(value, torch.Tensor)]
+            others = [
+                one for one, found in zip(zip(_names, arguments, strict=True), _of_tensors, strict=True) if not found
+            ]
+            singles = [value for _, value in others if isinstance(value, torch.Tensor)]
+            numbers = [(name, value) for name, value in others if isinstance(value, list)]
+            numbers += [(name, [value] * len(tensors[0])) for name, value in others if isinstance(value, Number)]
             check_lists(tensors)
-            if any(one.numel() != 1 or one.dtype != value_dtype(tensors[0][0].dtype) for one in singles):
-                raise RunOnCPU("its tensor argument is no number of the lists' dtype")
-            numbers = [value for value in lists if not any(value is one for one in tensors)]
-            if any(len(one) != len(tensors[0]) for one in numbers):
-                raise RunOnCPU("lists of different lengths")  # which refuses them
-            numbers += [[value] * len(tensors[0]) for value in arguments if isinstance(value, Number)]
+            check_others(tensors[0], singles, [values for _, values in numbers])
             schema = call.overload._schema.arguments
             written = [value for value, one in zip(call.arguments, schema, strict=True) if one.is_write]
-            outputs = written[0] if written else [torch.empty_like(one) for one in tensors[0]]
-            sets: list[Set] = [
-                ([one[i] for one in tensors], singles, [one[i] for one in numbers]) for i in range(len(tensors[0]))
-            ]
+            if written:
+                check_order(tensors, singles)
+            outputs = written[0] if written else [result_of(one) for one in zip(*tensors, strict=True)]
+            sets: list[Set] = []
+            for i, result in enumerate(outputs):
+                passed = [fitted(values[i], fitting.get(name, "any"), result.dtype) for name, values in numbers]
+                sets.append(([one[i] for one in tensors], singles, passed))
             run_sets(_name, formula, sets, [[one] for one in outputs])
             return None if written else outputs
 
 
+def result_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """An uninitialized tensor with the strides that PyTorch gives the result of an elementwise operator."""
+    first = tensors[0]
+    if is_plain(tensors):
+        return torch.empty_like(first)
+    strides = compute_elementwise_output_strides(*tensors)
+    return torch.empty_strided(first.shape, strides, dtype=first.dtype, device=first.device)
+
+
+def fitted(number: Number, fitting: Fitting, dtype: torch.dtype) -> Number:
+    """The number, which is checked to be a value of what `dtype` is computed or stored in."""
+    return number if fitting == "any" else number.fitting(dtype if fitting == "stored" else value_dtype(dtype))
+
+
 def check_lists(lists: Sequence[Sequence[torch.Tensor]]) -> None:
-    """Leaves to the CPU what is not a matter of equal shapes and one floating dtype in each set."""
+    """Leaves calls that are not a matter of equal shapes and one floating dtype in each set."""
     if any(len(one) != len(lists[0]) for one in lists):
-        raise RunOnCPU("lists of different lengths")  # which refuses them
+        raise RunOnCPU("lists of different lengths")  # which are refused
     if any(isinstance(one, Number) for tensors in lists for one in tensors):
         raise RunOnCPU("a CPU tensor without dimensions in its lists")
     for tensors in zip(*lists, strict=True):
@@ -181,15 +216,53 @@ def check_lists(lists: Sequence[Sequence[torch.Tensor]]) -> None:
             raise RunOnCPU("its lists differ in dtype or shape, or are not floating-point")
 
 
-foreach("add", lambda a, b, alpha=1.0: a + b * alpha)
-foreach("sub", lambda a, b, alpha=1.0: a - b * alpha)
+def check_others(
+    tensors: Sequence[torch.Tensor], singles: Sequence[torch.Tensor], numbers: Sequence[Sequence[Number]]
+) -> None:
+    """Leaves calls with nothing to compute, and those whose numbers do not fit the list `tensors`."""
+    if not any(one.numel() for one in tensors):
+        raise RunOnCPU("there are no elements")  # of which no kernel says what is refused
+    if any(one.dim() or {value_dtype(each.dtype) for each in tensors} != {one.dtype} for one in singles):
+        raise RunOnCPU("its tensor argument is no number of the lists' dtype")
+    if any(len(one) != len(tensors) for one in numbers):
+        raise RunOnCPU("lists of different lengths")  # which are refused
+    if any(one.dtype == torch.bool or one.dtype.is_complex for values in numbers for one in values):
+        raise RunOnCPU("a number that is a bool or complex")  # which some refuse
+
+
+def check_order(lists: Sequence[Sequence[torch.Tensor]], singles: Sequence[torch.Tensor]) -> None:
+    """Leaves calls where the order of sets can be told, or where one of the first list, which is written, is refused:
+    it has several elements in one place, or shares memory with a tensor that is not its like in the same set.
+    """
+    if any(torch._debug_has_internal_overlap(one) == 1 for one in lists[0]):
+        raise RunOnCPU("it writes to a tensor with several elements in one place")
+    places: dict[int, list[Place]] = {}  # by storage
+    for position, tensors in enumerate([singles, *zip(*lists, strict=True)]):
+        for at, one in enumerate(tensors):
+            if one.numel():
+                begin, end = extent(one)
+                found = (begin, end, position, position > 0 and at == 0, one)
+                places.setdefault(one.untyped_storage()._cdata, []).append(found)
+    for inhabitants in places.values():
+        overlapping: list[Place] = []  # those that go on behind where the next begins
+        for begin, end, position, written, one in sorted(inhabitants, key=itemgetter(0)):
+            overlapping = [other for other in overlapping if other[1] > begin]
+            for first, _, elsewhere, too, other in overlapping:
+                alike = position == elsewhere and first == begin and one.stride() == other.stride()
+                if (written or too) and not alike:
+                    raise RunOnCPU("it writes to memory that another set has, too")
+            overlapping.append((begin, end, position, written, one))
+
+
+foreach("add", lambda a, b, alpha=1.0: a + b * alpha, alpha="stored")
+foreach("sub", lambda a, b, alpha=1.0: a - b * alpha, alpha="stored")
 foreach("mul", lambda a, b: a * b)
 foreach("div", lambda a, b: a / b)
-foreach("maximum", f.maximum)
-foreach("minimum", f.minimum)
-foreach("addcmul", lambda a, b, c, value: a + value * b * c)
-foreach("addcdiv", lambda a, b, c, value: a + value * (b / c))
-foreach("lerp", lambda a, b, weight: a + weight * (b - a))
+foreach("maximum", f.maximum, scalar="stored", scalars="stored")
+foreach("minimum", f.minimum, scalar="stored", scalars="stored")
+foreach("addcmul", lambda a, b, c, value: a + value * b * c, value="computed", scalars="computed")
+foreach("addcdiv", lambda a, b, c, value: a + value * b / c, value="computed", scalars="computed")
+foreach("lerp", f.lerp, weight="computed")
 foreach("neg", lambda a: -a)
 foreach("abs", abs)
 foreach("sqrt", f.sqrt)
@@ -199,7 +272,11 @@ foreach("zero", lambda a: 0.0)
 
 
 @operator("_foreach_norm.Scalar", by_value=("ord",), variants=False)
-def foreach_norm(call: Call, tensors: list[torch.Tensor], ord: float, dtype: torch.dtype | None) -> list[torch.Tensor]:
+def foreach_norm(call: Call, tensors: list[torch.Tensor], ord: Any, dtype: torch.dtype | None) -> list[torch.Tensor]:
+    if not tensors or isinstance(ord, bool) or not isinstance(ord, (int, float)):
+        raise RunOnCPU("an empty list, or an order that is no real number")  # which are refused
+    if ord == float("inf") and not all(one.numel() for one in tensors):
+        raise RunOnCPU("infinity norms of no elements")  # which are refused
     return [torch.linalg.vector_norm(one, ord, dtype=dtype) for one in tensors]
 
 
