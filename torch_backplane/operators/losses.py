@@ -10,7 +10,6 @@ from collections.abc import Callable, Hashable
 
 import torch
 
-from torch_backplane import _C
 from torch_backplane.kernels import Expression
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import value_dtype
@@ -18,6 +17,7 @@ from torch_backplane.kernels.expression import Formula
 from torch_backplane.kernels.reductions import summation
 from torch_backplane.kernels.templates.values import UNIT_INTERVAL
 from torch_backplane.planning import Call, RunOnCPU, expect_values, operator, run_pointwise, run_reduction
+from torch_backplane.planning.pointwise import check_shape
 
 NONE, MEAN, SUM = range(3)
 
@@ -230,17 +230,8 @@ def binary_cross_entropy_with_logits(
         value = _with_logits(a, target, next(given) if pos_weight is not None else f.full_like(a, 1.0))
         return value if each is None else value * each
 
-    check_not_broadcast(target, self)
+    check_shape(target.shape, [self])
     return loss(call, formula, self, target, weight, pos_weight, reduction=reduction)
-
-
-def check_not_broadcast(changed: torch.Tensor, *others: torch.Tensor) -> None:
-    """Raises PyTorch's error where its kernel changes what has `changed`'s shape in place: it cannot grow."""
-    _C.check_broadcast([changed, *others])
-    shape = torch.broadcast_shapes(changed.shape, *(other.shape for other in others))
-    if shape != changed.shape:
-        given = list(changed.shape)
-        raise RuntimeError(f"output with shape {given} doesn't match the broadcast shape {list(shape)}")
 
 
 @operator("soft_margin_loss")
@@ -248,7 +239,7 @@ def soft_margin_loss(call: Call, self: torch.Tensor, target: torch.Tensor, reduc
     """Of self's dtype."""
     if self.dtype == torch.bool or not torch.can_cast(torch.result_type(self, target), self.dtype):
         raise RunOnCPU("a product that is none of self's dtype")  # which refuses it
-    check_not_broadcast(self, target)
+    check_shape(self.shape, [target])
     call.outputs(like=[torch.empty(self.shape if reduction == NONE else (), dtype=self.dtype, device="meta")])
     return loss(call, lambda a, b: f.log1p(f.exp(-a * b)), self, target, reduction=reduction)
 
@@ -257,7 +248,7 @@ def soft_margin_loss(call: Call, self: torch.Tensor, target: torch.Tensor, reduc
 def soft_margin_loss_backward(
     call: Call, grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int
 ) -> torch.Tensor:
-    check_not_broadcast(torch.empty(torch.broadcast_shapes(self.shape, target.shape), device="meta"), grad_output)
+    check_shape(torch.broadcast_shapes(self.shape, target.shape), [grad_output])
 
     def slope(a: Expression, b: Expression) -> Expression:
         power = f.exp(-b * a)
