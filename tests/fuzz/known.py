@@ -62,13 +62,18 @@ MEANT: list[Known] = [
         "out= is an operand, which is resized before it is read",
     ),
     Known(
+        r"^values: nn.functional.binary_cross_entropy_with_logits$",
+        r"torch.float32",
+        "of logits in half precision and targets in float32, whose log_sigmoid the CPU rounds to half precision",
+    ),
+    Known(
         r"^error text: nn.functional.binary_cross_entropy$",
         r"all elements of (input|target) should be",
         "of both, and the CPU comes to one of them first",
     ),
     Known(
-        r"^error text: (ldexp_?|frexp|where|histc)( out=)?$",
-        r"(can't be cast|more than one element|the same dtype)",
+        r"^error text: (ldexp_?|frexp|where|histc|fmod|abs)( out=)?$",
+        r"(can't be cast|more than one element|the same dtype|but expected Float)",
         "two things are wrong, and the other one is named, or the operator's name is in the text",
     ),
     Known(

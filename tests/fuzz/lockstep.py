@@ -15,6 +15,7 @@ from fuzz.programs import Finding, Step, fresh_plans, living, namespace
 GRADIENTS = re.compile(r"backward\(|autograd\.grad\(|\.grad\b")
 CPU_LACKS = re.compile(
     r"not implemented for|not supported on CPU|Could not run|does not support .* on CPU|on CPU does not support"
+    r"|Unsupported dtype"
 )
 
 

@@ -104,6 +104,7 @@ def test_index_reduce(reduce: str, include_self: bool, dtype: torch.dtype) -> No
     options = {"include_self": include_self}
     for dim, source in ((0, numbers((7, 6), dtype)), (1, numbers((5, 7), dtype)), (-1, numbers((7, 5), dtype).t())):
         agrees(lambda x, i, s, dim=dim: x.index_reduce(dim, i, s, reduce, **options), x, index, source)
+        agrees(lambda x, i, s, dim=dim: x.index_reduce(dim, i.int(), s, reduce, **options), x, index, source)
         agrees(lambda x, i, s, dim=dim: x.index_reduce_(dim, i, s, reduce, **options), x, index, source)
     agrees(lambda x, i, s: x.index_reduce(0, i[:0], s[:0], reduce, **options), x, index, numbers((7, 6), dtype))
 

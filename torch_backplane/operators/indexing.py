@@ -400,7 +400,7 @@ def index_reduce(
         return _write_slices("index_reduce", call, self, dim, index, source, combine=_REDUCE[reduce])
     out = _copied(call, self)
     if not include_self:
-        out.index_fill_(dim, index, _identity(reduce, self.dtype))
+        out.index_fill_(dim, index.long(), _identity(reduce, self.dtype))
     if reduce != "mean":
         return out.index_reduce_(dim, index, source, reduce)
     out.index_add_(dim, index, source)
