@@ -18,6 +18,8 @@ case $kind in
 esac
 runtime=$(${CXX:-g++} -print-file-name=$library)
 [ -e "$runtime" ] || { echo "sanitize: ${CXX:-g++} has no $library" >&2; exit 2; }
+# Python does without C++'s library, in which AddressSanitizer looks for what throws exceptions when it starts.
+preload="$runtime $(${CXX:-g++} -print-file-name=libstdc++.so.6)"
 
 # The package as it is, with another compiled part: links to our files beside the library that is built there.
 site=$PWD/build/sanitize-$kind
@@ -52,7 +54,7 @@ loaded=$("$python" -c 'import importlib.util; print(importlib.util.find_spec("to
 # setarch: ThreadSanitizer needs to know where things are. The options of faulthandler would hide the reports.
 status=0
 run() {
-  setarch -R env LD_PRELOAD="$runtime" "$python" -m pytest -q -c "$root/pyproject.toml" --rootdir "$root" \
+  setarch -R env LD_PRELOAD="$preload" "$python" -m pytest -q -c "$root/pyproject.toml" --rootdir "$root" \
     -p no:faulthandler -p no:cacheprovider --timeout 1200 "$@" || status=$?
 }
 if [ $# -eq 0 ]; then
@@ -71,7 +73,7 @@ fi
 found=$(find "$reports" -type f | sort)
 if [ -n "$found" ]; then
   cat $found
-  echo "sanitize: $(cat $found | grep -cE 'WARNING: ThreadSanitizer|ERROR: AddressSanitizer|runtime error:') reports, in $reports" >&2
+  echo "sanitize: $(cat $found | grep -cE 'WARNING: ThreadSanitizer|AddressSanitizer: |runtime error:') reports, in $reports" >&2
   exit 1
 fi
 exit $status
