@@ -73,14 +73,16 @@ class Lockstep:
         return [Finding(kind, step.operator, message, list(self.steps)) for kind, message in dict(differences).items()]
 
     def _as_without_out(self, step: Step) -> bool:
-        """Whether the device has written to `out=` what the CPU computes without it, or that is an operand which was
-        resized, and nobody knows what was computed."""
+        """Whether the device has written to `out=` what the CPU computes without it, or that has an operand's memory
+        and was resized, so that nobody knows what was computed."""
         parts = judging.without_out(step.line)
         if parts is None:
             return False
         computed, written = parts
-        for name in set(re.findall(r"\bt\d+\b", written)) & set(re.findall(r"\bt\d+\b", computed)):
-            if judging.shapes(self.before[name]) != judging.shapes(self.cpu[name]):
+        operands = {memory for name in re.findall(r"\bt\d+\b", computed) for memory in _memories(self.cpu.get(name))}
+        for name in re.findall(r"\bt\d+\b", written):
+            resized = judging.shapes(self.before[name]) != judging.shapes(self.cpu[name])
+            if resized and operands & _memories(self.cpu[name]):
                 return True
         try:
             with torch.no_grad():
@@ -158,9 +160,13 @@ def _sharing(names: dict[str, Any]) -> set[tuple[str, str]]:
 
 def _touched(names: dict[str, Any], used: set[str]) -> list[str]:
     """The names that are used, and those whose tensors share memory with theirs."""
-    memory = {name: {_memory(leaf) for leaf in tree_iter(value) if _has_memory(leaf)} for name, value in living(names)}
+    memory = {name: _memories(value) for name, value in living(names)}
     written = set().union(*(memory.get(name, set()) for name in used))
     return [name for name, found in memory.items() if name in used or found & written]
+
+
+def _memories(value: Any) -> set[int]:
+    return {_memory(leaf) for leaf in tree_iter(value) if _has_memory(leaf)}
 
 
 def _has_memory(leaf: Any) -> bool:

@@ -69,6 +69,17 @@ def test_out_is_judged_by_what_is_computed_without_it() -> None:
     assert kinds("f(t3, out=t4)", of_half, of_float, half) == ["argument values: f"]
 
 
+def test_an_operand_that_out_resizes_is_not_looked_at() -> None:
+    def resized(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return out.resize_(2, 6)
+
+    def another(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return out.resize_(2, 6).fill_(7)
+
+    assert kinds("f(t2, out=t0)", resized, another) == []
+    assert kinds("f(t1, out=t0)", resized, another) == ["argument values: f"]
+
+
 def test_out_that_was_resized_before_an_error_is_not_looked_at() -> None:
     def resized(x: torch.Tensor, out: torch.Tensor) -> None:
         out.resize_(7)
