@@ -42,13 +42,13 @@ class Call:
     written: Sequence[torch.Tensor] = ()
 
     def __init__(self, name: str, expected: Sequence[torch.Tensor]) -> None:
-        self.functional = overload(name)
+        self.functional = self.overload = overload(name)
         self.made = tuple(torch.empty_like(tensor) for tensor in expected)
 
     def meta(self, overload: Any) -> tuple[torch.Tensor, ...]:
         return self.made
 
-    def outputs(self) -> tuple[torch.Tensor, ...]:
+    def outputs(self, like: Any = None, *, elementwise: bool = False) -> tuple[torch.Tensor, ...]:
         return self.made
 
 
@@ -66,6 +66,7 @@ def read(*files: str) -> Tables:
         checks: Sequence[str] = (),
         dtypes: str = "real",
         fitting: str = "computed",
+        one_dtype: Sequence[str] = (),
     ) -> None:
         assert name not in tables.formulas, f"{name} is declared twice"
         tables.formulas[name] = formula

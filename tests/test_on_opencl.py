@@ -27,7 +27,7 @@ def test_the_list_names_files_folders_and_tests_that_exist() -> None:
     ("options", "said"),
     [
         (["--on", "opencl", "test_seeds.py"], "NO TEST RUNS ON OPENCL: there is no device"),
-        (["test_docs.py", "-k", "all_blocks"], "without OpenCL: needs an OpenCL device"),
+        (["test_docs.py", "-k", "python_of_kernels"], "without OpenCL: needs an OpenCL device"),
     ],
     ids=["--on opencl", "one test"],
 )

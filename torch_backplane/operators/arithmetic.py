@@ -55,7 +55,7 @@ def sub(call: Call, self: Any, other: Any, alpha: Any) -> torch.Tensor:
 
 @operator("rsub.Tensor", dtypes="complex")
 def rsub(call: Call, self: Any, other: Any, alpha: Any) -> torch.Tensor:
-    if alpha.dtype == torch.bool:
+    if isinstance(alpha, _C.Number) and alpha.dtype == torch.bool:
         raise RunOnCPU("a bool for alpha")  # which refuses it; sub's meta function does, too
     return difference(call, other, self, alpha)
 
