@@ -72,3 +72,18 @@ def test_a_nan_is_a_distance_of_nan(p: float) -> None:
 def test_other_dtypes_are_refused_as_pytorch_does() -> None:
     with pytest.raises(NotImplementedError, match="not implemented for 'BFloat16'"):
         torch.cdist(numbers(3, 4).bfloat16().to(DEVICE), numbers(3, 4).bfloat16().to(DEVICE))
+
+
+@pytest.mark.parametrize("p", [0.5, 1.5, 2.0, 3.0])
+def test_gradients_among_infinite_and_equal_numbers(p: float) -> None:
+    """NaN wherever a distance or a cotangent is none, also where the difference is 0."""
+
+    def gradient(x: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_()
+        distances = torch.cdist(x, x.detach().clone(), p, "donot_use_mm_for_euclid_dist")
+        return torch.autograd.grad(distances, x, cotangent)[0]
+
+    special = torch.tensor([[torch.inf, 1, 2], [0, 1, 5], [torch.nan, 1, 2], [1, 1, 2]])
+    for x in (special, torch.tensor([[1.0, 1, 2], [1, 1, 2], [0, 5, 2], [1, 5, 2]])):
+        for cotangent in (torch.ones(4, 4), torch.randn(4, 4), special.repeat(1, 2)[:, :4]):
+            agrees(gradient, x, cotangent)

@@ -11,19 +11,21 @@ from torch_backplane.planning import Call, RunOnCPU, contiguous_result, operator
 # For each order of the norm: the statement that adds a difference, and what the distance is in the end; and the
 # derivative of a distance by a difference, as far as that is not zero.
 _ORDERS = {
-    0.0: ("ADD(total, (value_t)(difference != 0))", "TOTAL(total)", "0"),
-    1.0: ("ADD(total, fabs(difference))", "TOTAL(total)", "direction"),
-    2.0: ("ADD(total, difference * difference)", "sqrt(TOTAL(total))", "difference / distance"),
+    0.0: ("ADD(total, (value_t)(difference != 0))", "TOTAL(total)", "0", "1"),
+    1.0: ("ADD(total, fabs(difference))", "TOTAL(total)", "direction", "0"),
+    2.0: ("ADD(total, difference * difference)", "sqrt(TOTAL(total))", "difference / distance", "distance == 0"),
     math.inf: (
         "total = fmax(total, fabs(difference));",
         "total",
         "fabs(difference) == distance ? direction : (value_t)0",
+        "0",
     ),
 }
 _ANY = (
     "ADD(total, pow(fabs(difference), order))",
     "pow(TOTAL(total), 1 / order)",
     "direction * pow(fabs(difference), order - 1) / pow(distance, order - 1)",
+    "distance == 0 || (difference == 0 && order < 1)",
 )
 
 _FORWARD = """
@@ -44,8 +46,8 @@ SUM(sum);
 for (index_t column = 0; column < columns; ++column) {
   const value_t difference = own - load_b((place / rows * columns + column) * size + i);
   const value_t distance = load_distances(place * columns + column);
-  if (difference == 0 || distance == 0) continue;
-  const value_t direction = difference > 0 ? 1 : -1;
+  if ($none) continue;
+  const value_t direction = difference > 0 ? 1 : difference < 0 ? -1 : 0;
   ADD(sum, load_grad(place * columns + column) * ($slope))
 }
 store_out(item, TOTAL(sum));
@@ -67,8 +69,8 @@ def _run(
     """
     batch = out.shape[:-2]
     a, b = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])
-    add, finish, slope = _ORDERS.get(p, _ANY)
-    body = body.replace("$add", add).replace("$finish", finish).replace("$slope", slope)
+    add, finish, slope, none = _ORDERS.get(p, _ANY)
+    body = body.replace("$add", add).replace("$finish", finish).replace("$slope", slope).replace("$none", none)
     known = p in _ORDERS
     with contiguous_result(out) as result:
         run_kernel(
