@@ -232,6 +232,8 @@ REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
     "roll of nothing in other dimensions": lambda x: torch.roll(x[:0], 2, [0, 1]),
     "put_ of nothing to an expanded one": lambda x: x[:1].expand(3).put_(x[:0].long(), x[:0]),
     "polar of two dtypes": lambda x: torch.polar(x, x.double()),
+    "complex of bfloat16": lambda x: torch.complex(x.bfloat16(), x.bfloat16()),
+    "polar of bfloat16": lambda x: torch.polar(x.bfloat16(), x.bfloat16()),
     "complex of two dtypes": lambda x: torch.complex(x, x.half()),
     "cross of two dtypes": lambda x: torch.linalg.cross(x[:3], x[:3].half()),
     "binary_cross_entropy of two dtypes": lambda x: F.binary_cross_entropy(x / 9, x.double() / 9),

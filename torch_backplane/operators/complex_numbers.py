@@ -20,6 +20,8 @@ def polar(magnitude: Expression, angle: Expression) -> Expression:
 def made_of_parts(name: str, formula: Formula, parts: Sequence[str]) -> None:
     @operator(name, dtypes="complex", one_dtype=parts)
     def plan(call: Call, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        if a.dtype not in (torch.float16, torch.float32, torch.float64):
+            raise RunOnCPU(f"parts of {a.dtype}".replace("torch.", ""))  # which refuses them
         (result,) = call.meta(call.functional)
         if any(out.dtype != result.dtype for out in call.written):
             raise RunOnCPU("a result of another dtype")  # which refuses it
