@@ -37,8 +37,9 @@ rm -rf "$reports"
 mkdir -p "$reports"
 common=log_path=$reports/report:suppressions=$PWD/tools/sanitize-$kind.txt
 
-# detect_leaks: Python leaves what it has at the end.
-export ASAN_OPTIONS=$common:detect_leaks=0:allocator_may_return_null=1
+# detect_leaks: Python leaves what it has at the end. use_sigaltstack: LLVM gives threads that compile another stack for
+# signals, and at their end AddressSanitizer would unmap that for its own.
+export ASAN_OPTIONS=$common:detect_leaks=0:allocator_may_return_null=1:use_sigaltstack=0
 export UBSAN_OPTIONS=log_path=$reports/report-undefined:print_stacktrace=1
 # ignore_interceptors_accesses: what others do to memory by memcpy() and free() is not looked at, because their atomics are not
 # seen that order it; their locks are seen. report_signal_unsafe: Python's and LLVM's handlers.
