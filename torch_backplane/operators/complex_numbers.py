@@ -10,6 +10,7 @@ from torch_backplane import _C
 from torch_backplane.kernels import Expression
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.expression import Formula
+from torch_backplane.operators.masks import check_same_dtype
 from torch_backplane.planning import Call, RunOnCPU, operator, plan_pointwise
 
 
@@ -23,8 +24,7 @@ def made_of_parts(name: str, formula: Formula, parts: Sequence[str]) -> None:
         if a.dtype not in (torch.float16, torch.float32, torch.float64):
             raise RunOnCPU(f"parts of {a.dtype}".replace("torch.", ""))  # which refuses them
         (result,) = call.meta(call.functional)
-        if any(out.dtype != result.dtype for out in call.written):
-            raise RunOnCPU("a result of another dtype")  # which refuses it
+        check_same_dtype(call, result.dtype)
         return plan_pointwise(name, formula, call, (a, b), "inputs")
 
 
@@ -37,7 +37,7 @@ made_of_parts("polar", polar, ["abs", "angle"])
 def conj_physical(call: Call, self: torch.Tensor) -> torch.Tensor:
     """Also of a tensor that is conjugated lazily, which PyTorch passes on to this operator."""
     _C.check_overlaps(call.written, [])  # before they are resized
-    if not self.is_complex() and any(given.dtype != self.dtype for given in call.written):
-        raise RunOnCPU("a result of another dtype")  # which refuses it
+    if not self.is_complex():
+        check_same_dtype(call, self.dtype)
     (out,) = call.outputs()
     return out.copy_(self.conj())

@@ -8,8 +8,8 @@ import torch
 
 from torch_backplane.planning import Call, RunOnCPU, contiguous_result, operator, run_kernel
 
-# For each order of the norm: the statement that adds a difference, and what the distance is in the end; and the
-# derivative of a distance by a difference, as far as that is not zero.
+# For each order of the norm: the statement that adds a difference, and what the distance is in the end; the derivative
+# of a distance by a difference; and when that is zero whatever it is multiplied with.
 _ORDERS = {
     0.0: ("ADD(total, (value_t)(difference != 0))", "TOTAL(total)", "0", "1"),
     1.0: ("ADD(total, fabs(difference))", "TOTAL(total)", "direction", "0"),
