@@ -81,6 +81,10 @@ class Replay {
     device(call_.device).fill(resolve(step.address), step.value, step.bytes, stream_);
   }
 
+  void run(const CheckStep& step) {
+    check_fits(call_.numbers[step.number.index], step.number.fits);
+  }
+
   at::Tensor result(const ResultTensor& result) {
     switch (result.kind) {
       case ResultTensor::Kind::Undefined:

@@ -91,7 +91,12 @@ struct FillStep {
 
   bool operator==(const FillStep&) const = default;
 };
-using Step = std::variant<AllocateStep, FreeStep, LaunchStep, HostStep, CopyStep, FillStep>;
+struct CheckStep { // a number that nothing is computed of, and that must fit all the same
+  PassedNumber number;
+
+  bool operator==(const CheckStep&) const = default;
+};
+using Step = std::variant<AllocateStep, FreeStep, LaunchStep, HostStep, CopyStep, FillStep, CheckStep>;
 
 // Takes `count` random numbers from the call's generator; seed and offset become the call's numbers `first_number` and
 // `first_number + 1`.

@@ -67,6 +67,10 @@ std::string text(const FillStep& step) {
       "fill ", step.bytes, " bytes from ", text(step.address), " on with ", static_cast<int>(step.value));
 }
 
+std::string text(const CheckStep& step) {
+  return "check " + text(step.number);
+}
+
 std::string text(const Step& step) {
   return std::visit([](const auto& one) { return text(one); }, step);
 }

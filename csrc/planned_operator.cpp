@@ -55,6 +55,23 @@ void own_memory(const c10::IValue& value) {
   }
 }
 
+bool is_foreach(const c10::FunctionSchema& schema) {
+  return schema.name().starts_with("aten::_foreach_");
+}
+
+// The lists that torch._foreach_*_ changes. Their kernels count the versions that autograd compares; where an operator changes
+// one tensor, and where fused optimizers change lists, somebody above does.
+std::vector<size_t> written_lists(const c10::FunctionSchema& schema) {
+  std::vector<size_t> found;
+  for (size_t i = 0; is_foreach(schema) && i < schema.arguments().size(); ++i) {
+    const auto& argument = schema.arguments()[i];
+    if (argument.type()->castRaw<c10::ListType>() != nullptr && is_written(schema, argument)) {
+      found.push_back(i);
+    }
+  }
+  return found;
+}
+
 void replace(torch::jit::Stack* stack, size_t count, c10::SmallVectorImpl<c10::IValue>& results) {
   torch::jit::drop(*stack, count);
   for (c10::IValue& result : results) {
@@ -99,7 +116,7 @@ class Silence final : public c10::WarningHandler {
 
 // Operators on lists: PyTorch composes them of others on every device but CUDA's, going through the lists in order.
 bool is_composed(const c10::OperatorHandle& op) {
-  return op.schema().name().starts_with("aten::_foreach_") && !op.hasKernelForDispatchKey(c10::DispatchKey::CPU) &&
+  return is_foreach(op.schema()) && !op.hasKernelForDispatchKey(c10::DispatchKey::CPU) &&
       op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd);
 }
 
@@ -143,7 +160,8 @@ std::vector<PlanEvent>* listen(std::vector<PlanEvent>* events) {
   return std::exchange(listener, events);
 }
 
-PlannedOperator::PlannedOperator(const c10::OperatorHandle& op) : op_(op), name_(toString(op.operator_name())) {}
+PlannedOperator::PlannedOperator(const c10::OperatorHandle& op)
+    : op_(op), name_(toString(op.operator_name())), written_lists_(written_lists(op.schema())) {}
 
 void PlannedOperator::set_planner(
     std::unique_ptr<Planner> planner,
@@ -182,6 +200,20 @@ void PlannedOperator::set_planner(
 }
 
 void PlannedOperator::run(torch::jit::Stack* stack) {
+  c10::SmallVector<at::Tensor, 4> changed;
+  const auto arguments = torch::jit::last(*stack, op_.schema().arguments().size());
+  for (const size_t i : written_lists_) {
+    for (const c10::IValue& element : arguments[i].toListRef()) {
+      changed.push_back(element.toTensor());
+    }
+  }
+  answer(stack);
+  for (const at::Tensor& tensor : changed) {
+    tensor.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
+void PlannedOperator::answer(torch::jit::Stack* stack) {
   const Declaration* declaration = declaration_.load(std::memory_order_acquire);
   if (C10_UNLIKELY(declaration == nullptr)) {
     cpu_fallback(op_, stack);

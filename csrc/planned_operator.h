@@ -98,6 +98,7 @@ class PlannedOperator {
     Signature signature;
     std::shared_ptr<const Plan> plan;
   };
+  void answer(torch::jit::Stack* stack);
   std::shared_ptr<const Plan> find(const Signature& signature);
   void insert(Signature signature, std::shared_ptr<const Plan> plan);
   // Runs the planner and leaves its results on the stack; returns what was recorded.
@@ -108,6 +109,7 @@ class PlannedOperator {
 
   const c10::OperatorHandle op_;
   const std::string name_;
+  const std::vector<size_t> written_lists_;
   std::atomic<const Declaration*> declaration_{nullptr}; // lives as long as the process, for calls under way
 
   mutable std::mutex lock_; // of what follows

@@ -340,6 +340,16 @@ void bind_plans(py::module_& module) {
           },
           py::arg("dtype"),
           "The number, checked whenever it is passed on: PyTorch's RuntimeError where it is beyond the dtype.")
+      .def(
+          "check",
+          [](const PythonNumber& self) {
+            static_cast<void>(self.passed_value());
+            auto* recorder = Recorder::active();
+            if (recorder != nullptr && self.call == &recorder->call()) {
+              recorder->checked({self.passed(self.fits)});
+            }
+          },
+          "Checks a number that is `fitting` and not passed on, where there are no elements to compute, in each call.")
       .def_property_readonly("imag", [](const PythonNumber& self) { return self.of_part(NumberPart::Imaginary); })
       .def_property_readonly(
           "example",

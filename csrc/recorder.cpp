@@ -42,6 +42,10 @@ void Recorder::copied(const at::Tensor& destination, const at::Tensor& source, s
   plan_.steps.emplace_back(CopyStep{to, locate(source), bytes});
 }
 
+void Recorder::checked(CheckStep step) {
+  plan_.steps.emplace_back(step);
+}
+
 uint32_t Recorder::take_random(uint64_t count) {
   const auto first = static_cast<uint32_t>(call_.numbers.size());
   plan_.random.push_back({count, first});

@@ -42,6 +42,7 @@ class Recorder {
   void freed(void* memory);
   void launched(LaunchStep step);
   void given_to_host(HostStep step);
+  void checked(CheckStep step);
   void copied(const at::Tensor& destination, const at::Tensor& source, size_t bytes);
   // Takes random numbers; their seed and offset are the call's numbers with this index and the next.
   uint32_t take_random(uint64_t count);

@@ -101,10 +101,6 @@ class Lockstep:
             for names in (self.cpu, self.bp)
         )
 
-    def wider(self, step: Step) -> dict[str, Any]:
-        """What the CPU has in float64 for the line that comes next."""
-        return judging.in_float64(self.cpu, step.line)
-
     def _errors(self, expected: Exception | None, found: Exception | None, step: Step) -> Iterator[tuple[str, str]]:
         if found is None and expected is None:
             return

@@ -35,12 +35,12 @@ def excused(steps: list[Step], device: str, other: str) -> bool:
     for step in steps[:-1]:
         run.run(step)
     line = steps[-1].line
-    exact = judging.in_float64(run.cpu, line)
+    exact, shaken = (judging.in_float64(run.cpu, line, shaken) for shaken in (False, True))
     code = compile(line, "<program>", "exec")
     if not exact or run_line(code, run.cpu) or run_line(code, run.bp):
         return False
     return all(
-        judging.excused(exact.get(name), value, run.bp.get(name))
+        judging.excused(exact.get(name), value, run.bp.get(name), shaken.get(name))
         for name, value in run.cpu.items()
         if re.fullmatch(r"t\d+", name)
     )

@@ -150,6 +150,17 @@ def test_float64_excuses_what_is_as_near_as_the_cpu() -> None:
     assert not judging.excused(exact["t0"], cpu, torch.tensor([1e-3, torch.nan]))
 
 
+def test_float64_excuses_what_the_operands_precision_leaves_open() -> None:
+    """1 - 0.99999 has few digits; integers become float64 for float64 to judge."""
+    names = {"t0": torch.tensor([0.99999, 0.5]), "t1": torch.tensor([3]), "torch": torch}
+    exact, shaken = (judging.in_float64(names, "t2 = 1 - t0", moved)["t2"] for moved in (False, True))
+    cpu, off = (1 - names["t0"]), (1 - names["t0"]) * torch.tensor([1.01, 1.0])
+    assert judging.excused(exact, cpu, off, shaken)
+    assert not judging.excused(exact, cpu, off * torch.tensor([1.0, 1.001]), shaken)
+    assert judging.in_float64(names, "t2 = t1.sqrt()")["t2"].dtype == torch.float64
+    assert torch.get_default_dtype() == torch.float32
+
+
 def test_two_precisions_are_not_for_float64_to_judge() -> None:
     """torch.exp(float16, out=float32) has float16's digits, and float32 would be nearer."""
     names = {"t0": torch.ones(2, dtype=torch.float16), "t1": torch.zeros(2)}

@@ -335,3 +335,23 @@ def test_addr(dtype: torch.dtype) -> None:
         agrees(lambda x, v, w, scales=scales: torch.addr(x[0], v, w, **scales), x, v, w, **rounding)
         agrees(lambda x, v, w, scales=scales: x.addr_(v, w, **scales), x, v, w, **rounding)
     agrees(lambda x, v, w: torch.addr(x, v, w, beta=0), torch.full_like(x, torch.nan), v, w, **rounding)
+
+
+OPERANDS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "add": lambda a, b: torch.add(a, b, out=a),
+    "lerp": lambda a, b: torch.lerp(b, a, 0.5, out=a),
+    "where": lambda a, b: torch.where(b > 0, a, b, out=a),
+    "ldexp": lambda a, b: torch.ldexp(a, b, out=a),
+    "clamp": lambda a, b: torch.clamp(a, b, out=a),
+    "eq": lambda a, b: torch.eq(a, b, out=a),
+    "addcmul": lambda a, b: torch.addcmul(b, a, b, out=a),
+    "floor_divide": lambda a, b: torch.floor_divide(b, a, out=a),
+    "cross": lambda a, b: torch.linalg.cross(a, b, out=a),
+    "nextafter": lambda a, b: torch.nextafter(a, b, out=a),
+}
+
+
+@pytest.mark.parametrize("name", OPERANDS)
+def test_an_operand_is_not_resized(name: str) -> None:
+    for rows in (1, 4, 1):
+        same_outcome(OPERANDS[name], torch.rand(rows, 3), torch.rand(4, 3))

@@ -83,3 +83,29 @@ def test_a_sample_of_the_sweep(name: str) -> None:
     assert outcome.has_sample
     assert outcome.calls >= 70
     assert not [one for one in outcome.findings if one.kind != "words"]
+
+
+NUMBERS_OF_NOTHING: dict[str, Callable[[Tensor, Any], Tensor]] = {
+    "add": lambda x, number: torch.add(x, x, alpha=number),
+    "masked_fill_": lambda x, number: x.masked_fill_(x > 0, number),
+    "threshold": lambda x, number: torch.nn.functional.threshold(x, number, 0),
+    "clamp": lambda x, number: x.clamp(number),
+    "fill_": lambda x, number: x.fill_(number),
+    "softplus": lambda x, number: torch.nn.functional.softplus(x, number),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS_OF_NOTHING)
+def test_numbers_beyond_the_dtype_are_refused_without_elements_too(name: str) -> None:
+    """When planning and when replaying, after numbers that fit and before others."""
+    for dtype in (torch.int16, torch.float16, torch.float32):
+        for number in (1, 40_000, 1, 1e39, 2, math.inf, 1e300, 1):
+            answers = []
+            for device in ("cpu", DEVICE):
+                try:
+                    NUMBERS_OF_NOTHING[name](torch.empty(0, dtype=dtype, device=device), number)
+                    answers.append("")
+                except RuntimeError as error:
+                    answers.append(str(error))
+            if "not implemented for" not in answers[0]:
+                assert answers[1] == answers[0], (dtype, number)

@@ -224,3 +224,17 @@ def test_overlapping_memory_is_an_error() -> None:
     for noise in (x[1:5], x[:1].expand(4)):
         with pytest.raises(RuntimeError, match="single memory location"):
             aten.rrelu_with_noise(x[:4], noise, 0.1, 0.3, True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ["elu", "celu", "selu", "relu6", "hardtanh", "hardswish", "hardshrink", "softshrink"])
+def test_gradients_where_the_input_is_no_number(name: str, dtype: torch.dtype) -> None:
+    """NaN is on neither side of a limit: PyTorch passes the gradient on; its CPU does so of less than a vector."""
+    function = getattr(torch.nn.functional, name)
+    given = torch.tensor([torch.nan, -1.0, 6.0], dtype=dtype)
+    found = []
+    for device in ("cpu", "bp"):
+        x = given.clone().to(device).requires_grad_()
+        function(x).backward(torch.full_like(x, -0.75))
+        found.append(x.grad.cpu())
+    torch.testing.assert_close(found[1], found[0], equal_nan=True)

@@ -83,3 +83,24 @@ def test_linear_combination(dtype: torch.dtype) -> None:
         agrees(combine, numbers(*shape, dtype=dtype), coefficients)
     out = torch.ones(5, 3, dtype=dtype)  # to which they are added
     agrees(lambda x, c, out: combine(x, c, out=out), numbers(4, 3, dtype=dtype), coefficients, out)
+
+
+def test_a_norm_of_one_number_is_its_absolute_value() -> None:
+    """Without the powers and roots of others, as in PyTorch."""
+    x = torch.tensor([[2.0], [-3.0], [0.0]])
+    for order in (0, 0.001, 1, 2, torch.inf, -torch.inf, -1):
+        for dtype in (torch.float32, torch.complex64, torch.float16):
+            agrees(lambda a, order=order: torch.linalg.vector_norm(a, order, dim=[-1]), x.to(dtype))
+            agrees(lambda a, order=order: torch.linalg.vector_norm(a, order, keepdim=True), x[:1].to(dtype))
+
+
+def test_renorm_of_what_is_not_finite() -> None:
+    x = torch.complex(torch.tensor([[1.0, -torch.inf], [0.3, 2.0]]), torch.tensor([[1.0, 0.5], [torch.nan, 0.5]]))
+    agrees(lambda a: torch.view_as_real(torch.renorm(a, 2, 0, 1.0)), x)
+
+
+def test_the_sign_of_a_product_that_is_zero() -> None:
+    x = torch.tensor([[-1.0], [0.0], [-3.0], [2.0], [-1.0]])
+    for dtype in (torch.float32, torch.float64, torch.float16):
+        expected, found = (x.to(device, dtype).cumprod(0).cpu() for device in ("cpu", "bp"))
+        assert torch.equal(torch.signbit(found), torch.signbit(expected))

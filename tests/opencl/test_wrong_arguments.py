@@ -5,6 +5,7 @@ Nothing is built or launched: `python -m torch_backplane conformance --forms` co
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,14 +34,15 @@ MEANT = {
 ONEDNN = ("itensor_view_from_dense", "could not create a primitive", "mkldnn")  # the CPU's library, not PyTorch
 
 
-def operators() -> Iterator[tuple[str, Any]]:
+def operators(out: bool = False) -> Iterator[tuple[str, Any]]:
+    """Those that have `out=`, or those that have none."""
     from torch_backplane.planning import declare
 
     torch.bp.init()
     for name in sorted(declare.declared):
         skipped = any(word in name for word in (*CRASHES, *READS)) or name in MEANT
         overload = declare.find(name.removeprefix("aten::"))
-        if name.startswith("aten::") and not skipped and not any(one.is_out for one in overload._schema.arguments):
+        if name.startswith("aten::") and not skipped and any(one.is_out for one in overload._schema.arguments) == out:
             yield name, overload
 
 
@@ -77,3 +79,32 @@ def test_refused_alike(shape: tuple[int, ...]) -> None:
                     wrong.append(f"{name}, {schema[position].name} {kind}: {found}; on the CPU {expected}")
     assert not wrong, "\n".join(wrong)
     assert calls > 3000
+
+
+def with_operand(arguments: list[Any], operand: int, position: int) -> list[Any]:
+    """The arguments with one of their tensors, the `operand`th, at another position, too."""
+    tensor = [value for value in arguments if isinstance(value, torch.Tensor)][operand]
+    return [*arguments[:position], tensor, *arguments[position + 1 :]]
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_out_that_is_an_operand() -> None:
+    """Refused where the CPU refuses it; and where the CPU resizes it, before it reads it, if it does not look."""
+    calls, wrong = 0, []
+    for name, overload in operators(out=True):
+        schema, call = overload._schema.arguments, by_position(overload)
+        arguments = of_shape(plain_arguments(overload, torch.float32), (3, 3))
+        outs = [position for position, one in enumerate(schema) if one.is_out]
+        operands = [value for value in arguments if isinstance(value, torch.Tensor)][: -len(outs)]
+        for operand, position in itertools.product(range(len(operands)), outs):
+            given = with_operand(fresh(arguments), operand, position)
+            expected, resized = outcome(call, given), given[position].shape != (3, 3)
+            if any(text in expected[1] for text in (*LACKING, *ONEDNN)):
+                continue
+            calls += 1
+            with without_kernels():
+                found = outcome(call, with_operand(on_device(fresh(arguments)), operand, position))
+            if bool(found[0]) != (bool(expected[0]) or resized):
+                wrong.append(f"{name}, {operand} at {position}: {found}; on the CPU {expected}")
+    assert not wrong, "\n".join(wrong)
+    assert calls > 200

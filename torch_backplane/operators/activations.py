@@ -13,7 +13,8 @@ from torch_backplane.planning import Call, RunOnCPU, operator, pointwise, run_po
 # Piecewise linear. Where a comparison with NaN decides, it decides as in PyTorch's CPU kernels.
 
 pointwise("relu", lambda a: f.maximum(a, 0))
-pointwise("threshold", lambda a, threshold, value: f.where(a <= threshold, value, a))
+# PyTorch takes it to expanded tensors, too: once it is done, doing it again changes nothing.
+pointwise("threshold", lambda a, threshold, value: f.where(a <= threshold, value, a), idempotent=True)
 pointwise("threshold_backward", lambda grad, a, threshold: f.where(a <= threshold, 0, grad))
 pointwise("leaky_relu", lambda a, slope: f.where(a > 0.0, a, a * slope))
 pointwise(
@@ -33,7 +34,7 @@ pointwise(
     fitting="stored",
     checks=["min_val >= lowest(self)", "max_val >= lowest(self)"],  # no negative limits of unsigned integers
 )
-pointwise("hardtanh_backward", lambda grad, a, least, greatest: f.where((a > least) & (a < greatest), grad, 0.0))
+pointwise("hardtanh_backward", lambda grad, a, least, greatest: f.where((a <= least) | (a >= greatest), 0.0, grad))
 
 
 def _relu6_of_shifted(a: Expression) -> Expression:
@@ -45,7 +46,7 @@ pointwise("hardsigmoid_backward", lambda grad, a: f.where((a > -3.0) & (a < 3.0)
 pointwise("hardswish", lambda a: a * _relu6_of_shifted(a) / 6.0)
 pointwise(
     "hardswish_backward",
-    lambda grad, a: f.where(a <= -3.0, 0.0, f.where(a >= 3.0, grad, grad * (a / 3.0 + 0.5))),
+    lambda grad, a: f.where(a <= -3.0, 0.0, f.where(a < 3.0, grad * (a / 3.0 + 0.5), grad)),
 )
 
 
@@ -54,7 +55,7 @@ def softshrink(a: Expression, lambd: Expression) -> Expression:
 
 
 def shrink_backward(grad: Expression, a: Expression, lambd: Expression) -> Expression:
-    return f.where((a < -lambd) | (a > lambd), grad, 0.0)
+    return f.where((a >= -lambd) & (a <= lambd), 0.0, grad)
 
 
 pointwise("hardshrink", lambda a, lambd: f.where((a >= -lambd) & (a <= lambd), 0.0, a), fitting="stored")
@@ -82,7 +83,7 @@ def elu_backward(
         falling = grad * input_scale * (a + alpha * scale)
     else:
         falling = grad * input_scale * (alpha * scale) * f.exp(a * input_scale)
-    return f.where(a > 0.0, grad * scale, falling)
+    return f.where(a <= 0.0, falling, grad * scale)
 
 
 def softplus(a: Expression, beta: Expression, threshold: Expression) -> Expression:

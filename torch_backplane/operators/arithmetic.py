@@ -193,7 +193,15 @@ pointwise("abs", absolute, dtypes="complex")
 pointwise("sign", f.sign)
 pointwise("sgn", f.sign, dtypes="complex")
 pointwise("heaviside", heaviside)
-pointwise("angle", f.angle, dtypes="complex")
+
+
+@operator("angle", dtypes="complex")
+def angle(call: Call, self: torch.Tensor) -> torch.Tensor:
+    """The real angles of complex numbers are contiguous, in PyTorch."""
+    if self.is_complex() and not any(given.is_complex() for given in call.written):
+        (result,) = call.meta(call.functional)
+        call.outputs(like=[result.new_empty(result.shape)], elementwise=True)
+    return plan_pointwise("angle", f.angle, call, (self,))
 
 
 @operator("copysign.Tensor")

@@ -36,8 +36,10 @@ made_of_parts("polar", polar, ["abs", "angle"])
 @operator("conj_physical.out", "conj_physical_", variants=False, dtypes="complex")  # the functional form is composed
 def conj_physical(call: Call, self: torch.Tensor) -> torch.Tensor:
     """Also of a tensor that is conjugated lazily, which PyTorch passes on to this operator."""
+    if call.name == "aten::conj_physical_" and not self.is_complex():
+        return self
     _C.check_overlaps(call.written, [])  # before they are resized
     if not self.is_complex():
         check_same_dtype(call, self.dtype)
-    (out,) = call.outputs()
+    (out,) = call.outputs(elementwise=True)
     return out.copy_(self.conj())

@@ -18,6 +18,7 @@ def cross_product(
 
 @operator("linalg_cross", dtypes="complex", one_dtype=["self", "other"])
 def linalg_cross(call: Call, self: torch.Tensor, other: torch.Tensor, dim: int) -> torch.Tensor:
+    call.check_apart()
     (out,) = call.outputs()
     a, b = (tensor.expand(out.shape).unbind(dim) for tensor in (self, other))
     run_pointwise(cross_product, out.unbind(dim), [*a, *b], key="cross", name="cross")

@@ -17,6 +17,7 @@ from torch_backplane.kernels.expression import Formula
 from torch_backplane.kernels.reductions import summation
 from torch_backplane.kernels.templates.values import UNIT_INTERVAL
 from torch_backplane.planning import Call, RunOnCPU, expect_values, operator, run_pointwise, run_reduction
+from torch_backplane.planning.call import elementwise_result
 from torch_backplane.planning.pointwise import check_shape
 
 NONE, MEAN, SUM = range(3)
@@ -66,11 +67,17 @@ def loss_backward(
     *inputs: torch.Tensor | None,
     reduction: int,
     key: Hashable = None,
+    contiguous: bool = False,
 ) -> torch.Tensor:
-    """`grad` times what `formula` gives, times the share of an element in a mean."""
+    """`grad` times what `formula` gives, times the share of an element in a mean.
+
+    Args:
+        contiguous: a new tensor is, whatever the inputs are.
+    """
     if any(one is not None and one.dtype == torch.bool for one in inputs):
         raise RunOnCPU("gradients of bools")  # which refuses them
-    (out,) = call.outputs()
+    like = [result.new_empty(result.shape) for result in call.meta()] if contiguous and not call.written else None
+    (out,) = call.outputs(like=like, elementwise=True)
     name, dtype = call.functional._schema.name.partition("::")[2], value_dtype(out.dtype)
     run_pointwise(
         lambda grad, *a: grad * formula(*a[:-1]) * a[-1],
@@ -132,7 +139,9 @@ def mse_loss(call: Call, self: torch.Tensor, target: torch.Tensor, reduction: in
 def mse_loss_backward(
     call: Call, grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int
 ) -> torch.Tensor:
-    return loss_backward(call, lambda a, b: 2.0 * (a - b), grad_output, self, target, reduction=reduction)
+    return loss_backward(
+        call, lambda a, b: 2.0 * (a - b), grad_output, self, target, reduction=reduction, contiguous=True
+    )
 
 
 @operator("smooth_l1_loss")
@@ -144,7 +153,8 @@ def smooth_l1_loss(call: Call, self: torch.Tensor, target: torch.Tensor, reducti
 def smooth_l1_loss_backward(
     call: Call, grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int, beta: float
 ) -> torch.Tensor:
-    return loss_backward(call, _smooth_l1_slope(beta), grad_output, self, target, reduction=reduction, key=beta)
+    slope = _smooth_l1_slope(beta)
+    return loss_backward(call, slope, grad_output, self, target, reduction=reduction, key=beta, contiguous=True)
 
 
 @operator("huber_loss", checks=["delta > 0"])
@@ -152,8 +162,8 @@ def huber_loss(call: Call, self: torch.Tensor, target: torch.Tensor, reduction: 
     """Of self's dtype."""
     if not torch.can_cast(torch.result_type(self, target), self.dtype):
         raise RunOnCPU("a difference that is none of self's dtype")  # which refuses it
-    shape = torch.broadcast_shapes(self.shape, target.shape) if reduction == NONE else ()
-    call.outputs(like=[torch.empty(shape, dtype=self.dtype, device="meta")])
+    result = elementwise_result([self, target], self.dtype)
+    call.outputs(like=[result if reduction == NONE else result.new_empty(())])
     return loss(call, _huber(delta), self, target, reduction=reduction, key=delta)
 
 
@@ -161,7 +171,8 @@ def huber_loss(call: Call, self: torch.Tensor, target: torch.Tensor, reduction: 
 def huber_loss_backward(
     call: Call, grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int, delta: float
 ) -> torch.Tensor:
-    return loss_backward(call, _huber_slope(delta), grad_output, self, target, reduction=reduction, key=delta)
+    slope = _huber_slope(delta)
+    return loss_backward(call, slope, grad_output, self, target, reduction=reduction, key=delta, contiguous=True)
 
 
 # Of labels: target is a probability, or -1 and 1

@@ -69,11 +69,12 @@ def least_as(number: float, dtype: torch.dtype) -> float:
 
 @operator("normal_", variants=False, dtypes="complex")
 def normal_(call: Call, self: torch.Tensor, mean: float, std: float, generator: Any) -> torch.Tensor:
+    _check(std >= 0, "a negative standard deviation")
     if self.is_complex():
         # Each part has half of the variance, and the mean is a real number.
         torch.view_as_real(self).normal_(0.0, std / math.sqrt(2), generator=generator)
         return self.add_(mean) if mean else self
-    _check(self.is_floating_point() and std >= 0, "a negative standard deviation")
+    _check(self.is_floating_point(), "integers")
     return _fill(self, fill, "normal", mean, std)
 
 
@@ -85,7 +86,7 @@ def _scaled_noise(call: Call, mean: Any, std: Any, generator: Any) -> torch.Tens
         # The CPU refuses it.
         _check(call.arguments[-1].shape == torch.broadcast_shapes(*shapes), "a result of another shape")
     _check(not (isinstance(mean, torch.Tensor) and mean.dtype == torch.bool), "means that are bool")
-    (out,) = call.outputs()
+    (out,) = call.outputs(like=[result.new_empty(result.shape) for result in call.meta(call.functional)])  # contiguous
     _check(out.is_floating_point(), "complex numbers")
     if isinstance(std, torch.Tensor):
         expect_values((std, NOT_NEGATIVE, "normal expects all elements of std >= 0.0"))

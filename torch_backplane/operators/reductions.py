@@ -423,6 +423,11 @@ def vector_norm(call: Call, self: torch.Tensor, ord: float, dim: Dims, keepdim: 
     compute = sum_dtype(call)
     if self.is_complex():
         compute = torch.complex128 if compute == torch.float64 else torch.complex64
+    if ord and self.numel() and (self.dim() == 0 or all(self.shape[one] == 1 for one in list_of(dim, self.dim()))):
+        (out,) = call.outputs()
+        alone = self.reshape(out.shape)
+        run_pointwise(f.absolute, [out], [alone], compute=compute, key="norm of one", name="norm_of_one")
+        return out
     return reduce(call, self, dim, norm(float(ord)), key=("norm", float(ord)), compute=compute)
 
 
@@ -449,7 +454,7 @@ def renorm(call: Call, self: torch.Tensor, p: float, dim: int, maxnorm: Any) -> 
     dtype = value_dtype(self.dtype)
 
     def shrink(x: Expression, size: Expression, most: Expression) -> Expression:
-        return f.where(size > most, x * (most / (size + 1e-7)).to(dtype), x)
+        return x * f.where(size > most, most / (size + 1e-7), 1.0).to(dtype)
 
     compute, part = [dtype, value_dtype(norms.dtype)], part_dtype(dtype)
     run_pointwise(shrink, [out], [self, norms], [(maxnorm, part)], compute=compute, key="renorm", name="renorm")

@@ -46,7 +46,7 @@ def masked_fill(call: Call, self: torch.Tensor, mask: torch.Tensor, value: Any) 
             once.masked_fill_(mask, value)
             return self
         return plan_pointwise("masked_fill.Tensor", choose_value, call, (self, mask, value))
-    result = torch.ops.aten.masked_fill.Scalar(as_meta(self), as_meta(mask), value.example)
+    result = torch.ops.aten.masked_fill.Scalar(as_meta(self), as_meta(mask), 0)  # of any number, which `fitting` checks
     (out,) = call.outputs(like=(result,), expanded=call.is_in_place)
     if call.is_in_place and self.numel():
         self, mask = of_expanded(self, mask)
@@ -89,7 +89,7 @@ def nan_to_num(
     """Infinities become the greatest and least numbers of the stored dtype, which a formula does not see."""
     check_same_dtype(call, self.dtype)
     _C.check_overlaps(call.written, [])  # before they are resized
-    (out,) = call.outputs()
+    (out,) = call.outputs(elementwise=True)
     if not (self.is_floating_point() or self.is_complex()):
         copy_elements(out, self)
         return out

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch._ops import OpOverload
+from torch._prims_common import compute_elementwise_output_strides
 
 from torch_backplane import _C
 
@@ -27,6 +28,11 @@ _OF_ONE_DTYPE = (
 
 # Their C++ meta functions try the first slices of meta tensors, which may have none.
 _SELECTS = ("aten::index_add", "aten::index_reduce")
+
+_OVERLAP = (
+    "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single "
+    "memory location. Please clone() the tensor before performing the operation."
+)
 
 
 class Call:
@@ -162,9 +168,15 @@ class Call:
                 # First: the meta kernels of in-place forms have other words than PyTorch's CPU, or take any shape.
                 check_same_shapes(written, self.meta(self.functional) if like is None else like)
             made = self.meta() if like is None else like
+            if elementwise and like is None and not self.is_in_place and not _C.has_structured_meta(self.name):
+                # Not all of PyTorch's meta functions choose its strides.
+                tensors = [value for value in flatten(self.inputs) if isinstance(value, torch.Tensor)]
+                made = [elementwise_result(tensors, one.dtype) if one is not None else None for one in made]
             if written and len(written) == len(made):
                 for given, result in zip(written, made, strict=True):
                     if given.shape != result.shape:
+                        if any(given is value for value in flatten(self.inputs)):
+                            _refuse_to_resize(given, result, elementwise)
                         _C.not_replayable("it resizes a tensor that it was given")
                         given.resize_(result.shape)
                         given.as_strided_(result.shape, result.stride())
@@ -223,8 +235,15 @@ def check_same_shapes(changed: Sequence[torch.Tensor], results: Sequence[Any]) -
         return
     for given, result in zip(changed, results, strict=True):
         if given.shape != result.shape:
-            shape, wanted = list(given.shape), list(result.shape)
-            raise RuntimeError(f"output with shape {shape} doesn't match the broadcast shape {wanted}")
+            _refuse_to_resize(given, result, elementwise=True)
+
+
+def _refuse_to_resize(operand: torch.Tensor, result: Any, elementwise: bool) -> NoReturn:
+    """Raises PyTorch's error for a result that would have to be put into an operand of another shape."""
+    if elementwise:
+        shape, wanted = list(operand.shape), list(result.shape)
+        raise RuntimeError(f"output with shape {shape} doesn't match the broadcast shape {wanted}")
+    raise RuntimeError(_OVERLAP)
 
 
 def check_apart(out: torch.Tensor, inputs: Iterable[Any]) -> None:
@@ -236,10 +255,7 @@ def check_apart(out: torch.Tensor, inputs: Iterable[Any]) -> None:
     _C.check_overlaps([out], tensors)
     for tensor in tensors:
         if tensor is out or (out.numel() and tensor.numel() and _C.address_of(out) == _C.address_of(tensor)):
-            raise RuntimeError(
-                "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single "
-                "memory location. Please clone() the tensor before performing the operation."
-            )
+            raise RuntimeError(_OVERLAP)
 
 
 def same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -282,16 +298,35 @@ def new_like(meta: Any, device: torch.device) -> torch.Tensor | None:
     return torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype, device=device)
 
 
+def elementwise_result(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    """A meta tensor of the shape that `tensors` are broadcast to, with the strides that TensorIterator gives it."""
+    shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
+    strides = compute_elementwise_output_strides(*(as_meta(tensor).expand(shape) for tensor in tensors))
+    return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+
+
 def as_metas(values: Sequence[Any]) -> list[Any]:
-    """Arguments as the meta kernels take them. Tensors that share a storage go on sharing one."""
-    storages = [value.untyped_storage() for value in flatten(values) if isinstance(value, torch.Tensor)]
+    """Arguments as the meta kernels take them. Tensors that share a storage go on sharing one, and a tensor that is
+    given twice is one tensor there, too: PyTorch refuses to resize an `out=` that is an operand.
+    """
+    tensors = {id(value): value for value in flatten(values) if isinstance(value, torch.Tensor)}
+    storages = [tensor.untyped_storage() for tensor in tensors.values()]
     known = [storage._cdata for storage in storages]
     shared = {
         storage._cdata: torch.UntypedStorage(storage.nbytes(), device="meta")
         for storage in storages
         if known.count(storage._cdata) > 1
     }
-    return [as_meta(value, shared) for value in values]
+    metas = {key: as_meta(tensor, shared) for key, tensor in tensors.items()}
+    return [_with_metas(value, metas) for value in values]
+
+
+def _with_metas(value: Any, metas: Mapping[int, torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return metas[id(value)]
+    if isinstance(value, (list, tuple)):
+        return [_with_metas(element, metas) for element in value]
+    return as_meta(value)
 
 
 def as_meta(value: Any, storages: Mapping[int, torch.UntypedStorage] = MappingProxyType({})) -> Any:

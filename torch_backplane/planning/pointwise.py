@@ -241,6 +241,9 @@ def run_pointwise(
     with tracing():
         kernel = generated(("pointwise", key, dtypes, where.layout, seen, device.index), generate)
     if empty:
+        for number, _ in scalars:
+            if isinstance(number, _C.Number):
+                number.check()
         return
     numbers: list[Any] = []
     for one in kernel.parameters:

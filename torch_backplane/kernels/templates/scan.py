@@ -67,7 +67,7 @@ def accumulate(dialect: Dialect, out: torch.Tensor, self: torch.Tensor, dim: int
         infinity = dialect.infinity(facts(value).bits)
         identity, step = (text.format(infinity=infinity) for text in (accumulation.identity, accumulation.step))
         # What a state that is infinite, or no number, lacks is neither.
-        result = "(state_lost - state_lost == 0 ? state + state_lost : state)"
+        result = "(state_lost - state_lost == 0 && state_lost != 0 ? state + state_lost : state)"  # -0 + 0 is 0
     return _scan(
         name,
         dialect,

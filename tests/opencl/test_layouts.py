@@ -1,0 +1,93 @@
+"""The strides of each operator's results, of inputs of many layouts, as on the CPU. Nothing is built or launched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from agreement import on_device
+from plain_arguments import by_position, plain_arguments
+from test_bad_input import DEADLY
+from test_numbers_for_tensors import without_kernels
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+LAYOUTS: dict[str, Callable[[], Tensor]] = {
+    "transposed": lambda: torch.ones(3, 2).t(),
+    "permuted": lambda: torch.ones(4, 3, 2).permute(2, 0, 1),
+    "channels last": lambda: torch.ones(2, 4, 3, 5).to(memory_format=torch.channels_last),
+    "of rows of one": lambda: torch.ones(1, 5, 2).mT,
+    "expanded": lambda: torch.ones(3, 1).expand(3, 4),
+    "with gaps": lambda: torch.ones(4, 6)[:, ::2].t(),
+}
+# Crash where arguments do not belong together, read sizes from memory that nothing writes here, or draw from it.
+LEFT_OUT = (
+    *DEADLY, "batch_norm", "_fused_", "_pad", "dist_backward", "grid_sampler", "nonzero", "masked_select",
+    "masked_scatter", "unique", "repeat_interleave", "bincount", "histc", "embedding_bag", "_foreach",
+)  # fmt: skip
+# CPU kernels that lay results out as no other device does; and one that does not resize its `out=`.
+OF_THE_CPU = {
+    "aten::log_sigmoid_forward": "torch.cuda keeps the layout",
+    "aten::log_sigmoid_forward.output": "the same",
+    "aten::channel_shuffle": "torch.cuda's is contiguous",
+    "aten::pixel_shuffle": "torch.cuda's is contiguous",
+    "aten::rrelu_with_noise.out": "the functional form, which it has in common with bp, is contiguous",
+    "aten::binary_cross_entropy_backward.grad_input": "the CPU returns a tensor of no elements",
+}
+
+
+def operators() -> Iterator[tuple[str, Any]]:
+    from torch_backplane.planning import declare
+
+    torch.bp.init()
+    for name in sorted(declare.declared):
+        left_out = name in OF_THE_CPU or any(word in name for word in LEFT_OUT)
+        if name.startswith("aten::") and not left_out:
+            yield name, declare.find(name.removeprefix("aten::"))
+
+
+def results(call: Callable[..., Any], arguments: list[Any]) -> list[tuple[Any, ...]] | None:
+    """(dtype, shape, strides of dimensions that have any) of each tensor that is returned."""
+    try:
+        returned = call(*arguments)
+    except Exception:
+        return None
+    return [
+        (one.dtype, one.shape, [stride for size, stride in zip(one.shape, one.stride(), strict=True) if size > 1])
+        for one in tree_leaves(returned)
+        if isinstance(one, Tensor)
+    ]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64], ids=str)
+def test_strides_of_results(dtype: torch.dtype, layout: str) -> None:
+    calls, wrong = 0, []
+    for name, overload in operators():
+        call, schema = by_position(overload), overload._schema.arguments
+        try:
+            plain = plain_arguments(overload, dtype)
+        except NotImplementedError:  # a mask of complex numbers
+            continue
+
+        def arguments(schema: Any = schema, plain: list[Any] = plain) -> list[Any]:
+            return [
+                torch.empty(0, dtype=dtype)
+                if one.is_out
+                else tree_map_only(Tensor, lambda given: LAYOUTS[layout]().to(given.dtype), value)
+                for one, value in zip(schema, plain, strict=True)
+            ]
+
+        expected = results(call, arguments())
+        if expected is None:
+            continue
+        calls += 1
+        with without_kernels():
+            found = results(call, on_device(arguments()))
+        if found != expected:
+            wrong.append(f"{name}: {found}, expected {expected}")
+    assert not wrong, "\n".join(wrong)
+    assert calls > 100

@@ -1,0 +1,77 @@
+"""Whoever is written counts it: autograd refuses a gradient of what was saved and has changed since."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from agreement import DEVICE, on_device
+from plain_arguments import by_position, fresh, plain_arguments
+from test_bad_input import DEADLY
+from test_layouts import LEFT_OUT
+from test_numbers_for_tensors import without_kernels
+from torch.utils._pytree import tree_leaves
+
+from torch_backplane.planning import declare
+
+
+def written_counts(overload: Any, arguments: list[Any]) -> list[bool] | None:
+    """For each tensor that the schema says is written, whether its version is another one afterwards."""
+    schema = overload._schema.arguments
+    written = [
+        tensor
+        for argument, value in zip(schema, arguments, strict=True)
+        if argument.is_write
+        for tensor in tree_leaves(value)
+        if isinstance(tensor, torch.Tensor)
+    ]
+    before = [tensor._version for tensor in written]
+    try:
+        by_position(overload)(*arguments)
+    except Exception:
+        return None
+    return [tensor._version > version for tensor, version in zip(written, before, strict=True)]
+
+
+def operators() -> Iterator[tuple[str, Any]]:
+    torch.bp.init()
+    left_out = [one for one in (*LEFT_OUT, *DEADLY) if one not in ("_foreach", "_fused_")]
+    for name in sorted(declare.declared):
+        overload = declare.find(name.removeprefix("aten::"))
+        writes = any(argument.is_write for argument in overload._schema.arguments)
+        if name.startswith("aten::") and writes and not any(one in name for one in left_out):
+            yield name, overload
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kernels", [False, True], ids=["planned", "replayed"])
+def test_what_is_written_has_a_new_version(kernels: bool) -> None:
+    calls, wrong = 0, []
+    for name, overload in operators():
+        if kernels and "_foreach" not in name:
+            continue
+        arguments = plain_arguments(overload, torch.float32)
+        expected = written_counts(overload, fresh(arguments))
+        if expected is None:
+            continue
+        calls += 1
+        if kernels:
+            found = [written_counts(overload, on_device(fresh(arguments))) for _ in range(3)]
+        else:
+            with without_kernels():
+                found = [written_counts(overload, on_device(fresh(arguments)))]
+        if any(one != expected for one in found):
+            wrong.append(f"{name}: {found}, expected {expected}")
+    assert not wrong, "\n".join(wrong)
+    assert calls > 30
+
+
+def test_a_gradient_of_what_a_list_operator_has_changed_is_refused() -> None:
+    for device in ("cpu", DEVICE):
+        x = torch.rand(3, device=device, requires_grad=True)
+        y = x.exp()
+        torch._foreach_mul_([y.detach()], 2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
