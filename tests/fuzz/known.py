@@ -184,6 +184,26 @@ MEANT: list[Known] = [
         "the same",
     ),
     Known(
+        r"^error text: \w+ out=$",
+        r"^.*RuntimeError: unsupported operation: some elements of the input tensor.*; the CPU",
+        "an operand that would have to be resized is refused in other words",
+    ),
+    Known(
+        r"^no error: ",
+        r"Trying to resize storage that is not resizable",
+        "memory that NumPy knows, which is the CPU's alone",
+    ),
+    Known(
+        r"^values: view_dtype$",
+        r"\b0, expected -(128|32768|2147483648|9223372036854775808) |-(128|32768|2147483648|9223372036854775808), expected 0 ",
+        "of the sign of a zero, which maximum, minimum and relu leave open",
+    ),
+    Known(
+        r"^error text: abs out=$",
+        r"Found dtype Float but expected (Byte|Bool)",
+        "bools are numbers of one byte to a mirror on the CPU",
+    ),
+    Known(
         r"^no error: isin$",
         r"view size is not compatible with input tensor's size and stride",
         "the CPU takes no test elements that have gaps",
