@@ -184,7 +184,7 @@ MEANT: list[Known] = [
         "the same",
     ),
     Known(
-        r"^error text: \w+ out=$",
+        r"^error (text|RuntimeError for \w+): [\w.]+ out=$",
         r"^.*RuntimeError: unsupported operation: some elements of the input tensor.*; the CPU",
         "an operand that would have to be resized is refused in other words",
     ),
