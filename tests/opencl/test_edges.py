@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from agreement import DEVICE, on_device, to_cpu
+from agreement import DEVICE, agrees, on_device, to_cpu
 from torch.nn import functional as F
 
 SHAPES = [(), (0,), (3,), (0, 3), (2, 0), (2, 3)]
@@ -231,3 +231,13 @@ def test_pooling(name: str) -> None:
 def test_products(name: str) -> None:
     shapes = [(), (0,), (3,), (0, 3), (3, 0), (3, 3), (2, 0, 3), (2, 3, 0), (0, 3, 3)]
     compare(getattr(torch, name), ((numbers(*a), numbers(*b)) for a, b in itertools.product(shapes, shapes)))
+
+
+@pytest.mark.parametrize(("columns", "count"), [(0, 3), (3, 0), (0, 0)])
+def test_gradients_of_embeddings_without_elements(columns: int, count: int) -> None:
+    def gradient(weight: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        weight = weight.clone().requires_grad_()
+        (found,) = torch.autograd.grad(torch.nn.functional.embedding(index, weight).sum(), weight)
+        return found
+
+    agrees(gradient, torch.zeros(2, columns), torch.ones(count, dtype=torch.int64))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,13 +15,17 @@ from test_numbers_for_tensors import without_kernels
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-LAYOUTS: dict[str, Callable[[], Tensor]] = {
-    "transposed": lambda: torch.ones(3, 2).t(),
-    "permuted": lambda: torch.ones(4, 3, 2).permute(2, 0, 1),
-    "channels last": lambda: torch.ones(2, 4, 3, 5).to(memory_format=torch.channels_last),
-    "of rows of one": lambda: torch.ones(1, 5, 2).mT,
-    "expanded": lambda: torch.ones(3, 1).expand(3, 4),
-    "with gaps": lambda: torch.ones(4, 6)[:, ::2].t(),
+# Of an operator's tensors, the first, second, …
+LAYOUTS: dict[str, Callable[[int], Tensor]] = {
+    "transposed": lambda i: torch.ones(3, 2).t(),
+    "permuted": lambda i: torch.ones(4, 3, 2).permute(2, 0, 1),
+    "channels last": lambda i: torch.ones(2, 4, 3, 5).to(memory_format=torch.channels_last),
+    "of rows of one": lambda i: torch.ones(1, 5, 2).mT,
+    "expanded": lambda i: torch.ones(3, 1).expand(3, 4),
+    "with gaps": lambda i: torch.ones(4, 6)[:, ::2].t(),
+    "first transposed": lambda i: torch.ones(3, 2).t() if i == 0 else torch.ones(2, 6)[:, ::2],
+    "second transposed": lambda i: torch.ones(3, 2).t() if i == 1 else torch.ones(2, 3),
+    "broadcast": lambda i: torch.ones(3, 2).t() if i == 1 else torch.ones(1, 3),
 }
 # Crash where arguments do not belong together, read sizes from memory that nothing writes here, or draw from it.
 LEFT_OUT = (
@@ -36,6 +41,8 @@ OF_THE_CPU = {
     "aten::rrelu_with_noise.out": "the functional form, which it has in common with bp, is contiguous",
     "aten::binary_cross_entropy_backward.grad_input": "the CPU returns a tensor of no elements",
 }
+# Composed of several operators in PyTorch, each with a layout of its own: another one of two operands' decides here.
+OF_TWO_LAYOUTS = ("aten::ldexp", "aten::log_sigmoid_backward", "aten::soft_margin_loss_backward")
 
 
 def operators() -> Iterator[tuple[str, Any]]:
@@ -74,10 +81,11 @@ def test_strides_of_results(dtype: torch.dtype, layout: str) -> None:
             continue
 
         def arguments(schema: Any = schema, plain: list[Any] = plain) -> list[Any]:
+            count = itertools.count()
             return [
                 torch.empty(0, dtype=dtype)
                 if one.is_out
-                else tree_map_only(Tensor, lambda given: LAYOUTS[layout]().to(given.dtype), value)
+                else tree_map_only(Tensor, lambda given: LAYOUTS[layout](next(count)).to(given.dtype), value)
                 for one, value in zip(schema, plain, strict=True)
             ]
 
@@ -87,7 +95,8 @@ def test_strides_of_results(dtype: torch.dtype, layout: str) -> None:
         calls += 1
         with without_kernels():
             found = results(call, on_device(arguments()))
-        if found != expected:
+        of_two = "second" in layout or "first" in layout or layout == "broadcast"
+        if found != expected and not (of_two and name.startswith(OF_TWO_LAYOUTS)):
             wrong.append(f"{name}: {found}, expected {expected}")
     assert not wrong, "\n".join(wrong)
     assert calls > 100

@@ -22,6 +22,7 @@ from torch_backplane.planning import (
     run_pointwise,
     run_template,
 )
+from torch_backplane.planning.call import elementwise_result
 
 # Sums and products
 
@@ -57,6 +58,9 @@ def sub(call: Call, self: Any, other: Any, alpha: Any) -> torch.Tensor:
 def rsub(call: Call, self: Any, other: Any, alpha: Any) -> torch.Tensor:
     if isinstance(alpha, _C.Number) and alpha.dtype == torch.bool:
         raise RunOnCPU("a bool for alpha")  # which refuses it; sub's meta function does, too
+    tensors = [one for one in (other, self) if isinstance(one, torch.Tensor)]  # in the order of the difference
+    (result,) = call.meta(call.functional)
+    call.outputs(like=[elementwise_result(tensors, result.dtype)], elementwise=True)
     return difference(call, other, self, alpha)
 
 

@@ -269,8 +269,9 @@ def embedding_dense_backward(
     _check(grad, index)
     (out,) = call.outputs()
     out.zero_()
-    size = out.shape[-1]
-    rows, flat = grad.reshape(-1, size), index.reshape(-1)
+    if not out.numel():
+        return out
+    rows, flat = grad.reshape(index.numel(), out.shape[-1]), index.reshape(-1)
     if scale_by_freq:
         ones = torch.ones_like(flat, dtype=torch.float32)
         counts = ones.new_zeros(num_weights).index_add_(0, flat, ones)

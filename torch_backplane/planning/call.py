@@ -26,6 +26,12 @@ _OF_ONE_DTYPE = (
     "aten::frexp.Tensor_out", "aten::kthvalue.values", "aten::median.dim_values", "aten::nanmedian.dim_values",
 )  # fmt: skip
 
+# PyTorch looks at the gradient's strides last, where it chooses those of the result.
+_GRADIENT_LAST = (
+    "aten::_prelu_kernel_backward", "aten::binary_cross_entropy_backward", "aten::huber_loss_backward",
+    "aten::mse_loss_backward", "aten::smooth_l1_loss_backward",
+)  # fmt: skip
+
 # Their C++ meta functions try the first slices of meta tensors, which may have none.
 _SELECTS = ("aten::index_add", "aten::index_reduce")
 
@@ -171,6 +177,8 @@ class Call:
             if elementwise and like is None and not self.is_in_place and not _C.has_structured_meta(self.name):
                 # Not all of PyTorch's meta functions choose its strides.
                 tensors = [value for value in flatten(self.inputs) if isinstance(value, torch.Tensor)]
+                if full_name(self.functional) in _GRADIENT_LAST:
+                    tensors = [*tensors[1:], tensors[0]]
                 made = [elementwise_result(tensors, one.dtype) if one is not None else None for one in made]
             if written and len(written) == len(made):
                 for given, result in zip(written, made, strict=True):
