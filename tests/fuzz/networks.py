@@ -65,7 +65,8 @@ def read(draw: Drawer) -> None:
     name = draw.tensor()
     form = draw.one([
             "{0}.tolist()", "{0}.sum().item()", "bool(({0} == {0}).all())",
-            "{0}.numel() and {0}.flatten()[0].item()", "torch.equal({0}, {0}.clone())", "{0}.clone().cpu().numpy().shape",
+            "{0}.numel() and {0}.flatten()[0].item()", "torch.equal({0}, {0}.clone())",
+            "{0}.clone().cpu().numpy().shape",
             "{0}.is_contiguous()", "{0}.stride()", "len({0})", "{0}.nonzero().shape",
         ])  # fmt: skip
     draw.assign(form.format(name), form.format("x"))
