@@ -185,7 +185,7 @@ MEANT: list[Known] = [
     ),
     Known(
         r"^error text: ",
-        r"; the CPU: RuntimeError: unsupported operation: (more than one element|some elements) of",
+        r"RuntimeError: unsupported operation: (more than one element|some elements) of",
         "two things are wrong, and the other one is named",
     ),
     Known(
