@@ -100,3 +100,14 @@ def test_strides_of_results(dtype: torch.dtype, layout: str) -> None:
             wrong.append(f"{name}: {found}, expected {expected}")
     assert not wrong, "\n".join(wrong)
     assert calls > 100
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_one_of_two_results_is_laid_out_as_the_one_that_fits() -> None:
+    for shapes in (((3, 2), (0,)), ((0,), (3, 2)), ((0,), (0,)), ((3, 2), (3, 2))):
+        strides = []
+        for device in ("cpu", "bp"):
+            x = torch.rand(2, 3, device=device).t()
+            out = torch.empty(shapes[0], device=device), torch.empty(shapes[1], dtype=torch.int32, device=device)
+            strides.append([one.stride() for one in torch.frexp(x, out=out)])
+        assert strides[1] == strides[0]

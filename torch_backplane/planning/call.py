@@ -179,6 +179,9 @@ class Call:
                 tensors = [value for value in flatten(self.inputs) if isinstance(value, torch.Tensor)]
                 if full_name(self.functional) in _GRADIENT_LAST:
                     tensors = [*tensors[1:], tensors[0]]
+                # Of two results, one that is given fits the other one.
+                fitting = [given for given, one in zip(written, made, strict=False) if given.shape == one.shape]
+                tensors = [*fitting, *tensors] if len(written) > 1 else tensors
                 made = [elementwise_result(tensors, one.dtype) if one is not None else None for one in made]
             if written and len(written) == len(made):
                 for given, result in zip(written, made, strict=True):
