@@ -390,3 +390,14 @@ def test_lists_without_shared_memory_take_few_launches() -> None:
             assert plans.explain(function).count("launch") == 1
         torch._foreach_neg_([lists[0][0], lists[0][0]])
         assert "another set has" in plans.explain(lambda: torch._foreach_neg_([lists[0][0], lists[0][0]]))
+
+
+def test_a_tensor_without_dimensions_counts_as_much_as_one_in_the_list() -> None:
+    """Of two dtypes the wider one is the result's; beside a tensor with dimensions the list's is."""
+    lists = [torch.tensor(0.5).half(), torch.ones(3).half(), torch.ones(2)]
+    for other in (torch.tensor(-1.5), torch.tensor(-1.5).half(), torch.tensor(-1.5, dtype=torch.float64)):
+        expected = torch._foreach_add(lists, other)
+        found = torch._foreach_add([one.to("bp") for one in lists], other.to("bp"))
+        for one, wanted in zip(found, expected, strict=True):
+            assert one.dtype == wanted.dtype
+            torch.testing.assert_close(one.cpu(), wanted)

@@ -92,6 +92,7 @@ NUMBERS_OF_NOTHING: dict[str, Callable[[Tensor, Any], Tensor]] = {
     "clamp": lambda x, number: x.clamp(number),
     "fill_": lambda x, number: x.fill_(number),
     "softplus": lambda x, number: torch.nn.functional.softplus(x, number),
+    "index_fill": lambda x, number: x.index_fill(0, torch.empty(0, dtype=torch.int64, device=x.device), number),
 }
 
 

@@ -14,7 +14,7 @@ from torch_backplane.planning import Call, RunOnCPU, operator, pointwise, run_po
 
 pointwise("relu", lambda a: f.maximum(a, 0))
 # PyTorch takes it to expanded tensors, too: once it is done, doing it again changes nothing.
-pointwise("threshold", lambda a, threshold, value: f.where(a <= threshold, value, a), idempotent=True)
+pointwise("threshold", lambda a, threshold, value: f.where(a <= threshold, value, a), fitting="stored", idempotent=True)
 pointwise("threshold_backward", lambda grad, a, threshold: f.where(a <= threshold, 0, grad))
 pointwise("leaky_relu", lambda a, slope: f.where(a > 0.0, a, a * slope))
 pointwise(

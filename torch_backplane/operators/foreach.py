@@ -224,6 +224,8 @@ def check_others(
         raise RunOnCPU("there are no elements")  # of which no kernel says what is refused
     if any(one.dim() or {value_dtype(each.dtype) for each in tensors} != {one.dtype} for one in singles):
         raise RunOnCPU("its tensor argument is no number of the lists' dtype")
+    if any(one.dtype != each.dtype and not each.dim() for one in singles for each in tensors):
+        raise RunOnCPU("its tensor argument is as good as a tensor of the list without dimensions, of another dtype")
     if any(len(one) != len(tensors) for one in numbers):
         raise RunOnCPU("lists of different lengths")  # which are refused
     if any(one.dtype == torch.bool or one.dtype.is_complex for values in numbers for one in values):

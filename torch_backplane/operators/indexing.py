@@ -415,6 +415,10 @@ def index_fill(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, va
     of_tensor = isinstance(value, Number) and value.tensor is not None  # which the meta kernel refuses
     if index.dtype != torch.int64:
         raise RunOnCPU(f"an index of {index.dtype}".replace("torch.", ""))  # which refuses it
+    if isinstance(value, Number) and not of_tensor:
+        check_number(value, self.dtype)
+        if not self.numel() or not index.numel():
+            value.fitting(self.dtype).check()
     expanded = call.is_in_place and each_once(self) is not self
     if expanded:
         warn_of_expanded("index_fill_")
