@@ -65,8 +65,9 @@ def read(*files: str) -> Tables:
         passed_through: Sequence[str] = (),
         checks: Sequence[str] = (),
         dtypes: str = "real",
-        fitting: str = "computed",
+        fitting: Any = "computed",
         one_dtype: Sequence[str] = (),
+        idempotent: bool = False,
     ) -> None:
         assert name not in tables.formulas, f"{name} is declared twice"
         tables.formulas[name] = formula

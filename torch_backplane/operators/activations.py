@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
 from torch_backplane.kernels import Expression
 from torch_backplane.kernels import functions as f
-from torch_backplane.kernels.dtypes import value_dtype
-from torch_backplane.planning import Call, RunOnCPU, operator, plan_pointwise, pointwise, run_pointwise
+from torch_backplane.planning import Call, RunOnCPU, operator, pointwise, run_pointwise
 
-# Piecewise linear. Where a comparison with NaN decides, it decides as in PyTorch's CPU kernels.
+# Piecewise linear. Where a comparison with NaN decides, it decides as in PyTorch's CUDA kernels.
 
 pointwise("relu", lambda a: f.maximum(a, 0))
-
-
-@operator("threshold")
-def threshold(call: Call, self: torch.Tensor, threshold: Any, value: Any) -> torch.Tensor:
-    """PyTorch takes it to expanded tensors, too: done again, it changes nothing. Compares half precision in float32."""
-    numbers = threshold.fitting(value_dtype(self.dtype)), value.fitting(self.dtype)
-    return plan_pointwise("threshold", below, call, (self, *numbers), fitting="any", idempotent=True)
-
-
-def below(a: Expression, threshold: Expression, value: Expression) -> Expression:
-    return f.where(a <= threshold, value, a)
-
-
+# PyTorch takes it to expanded tensors, too: done again, it changes nothing.
+pointwise(
+    "threshold",
+    lambda a, threshold, value: f.where(a <= threshold, value, a),
+    fitting={"threshold": "computed", "value": "stored"},
+    idempotent=True,
+)
 pointwise("threshold_backward", lambda grad, a, threshold: f.where(a <= threshold, 0, grad))
 pointwise("leaky_relu", lambda a, slope: f.where(a > 0.0, a, a * slope))
 pointwise(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -33,7 +33,7 @@ def pointwise(
     passed_through: Sequence[str] = (),
     checks: Sequence[str] = (),
     dtypes: Dtypes = "real",
-    fitting: Fitting = "computed",
+    fitting: Fitting | Mapping[str, Fitting] = "computed",
     idempotent: bool = False,
     one_dtype: Sequence[str] = (),
 ) -> None:
@@ -49,7 +49,7 @@ def pointwise(
         passed_through: arguments of type float or int that are traced as those of type Scalar are.
         checks: what PyTorch wants of numbers, as in `operator`.
         fitting: what arguments of type Scalar must be values of, where others are PyTorch's error: the dtype that is
-            "computed" in, the one that the result has in memory ("stored"), or "any".
+            "computed" in, the one that the result has in memory ("stored"), or "any". By their names where they differ.
         dtypes: "complex" where PyTorch has the operator for complex numbers, too, and the formula holds for them.
         one_dtype: arguments that PyTorch wants to be of one dtype, as in `operator`.
         idempotent: what is written does not depend on what was there: in place, PyTorch fills expanded tensors with
@@ -67,7 +67,7 @@ def plan_pointwise(
     call: Call,
     values: Sequence[Any],
     compute: str = "result",
-    fitting: Fitting = "computed",
+    fitting: Fitting | Mapping[str, Fitting] = "computed",
     idempotent: bool = False,
 ) -> Any:
     """What the planner of a pointwise operator does: see `pointwise`. Returns what the operator returns."""
@@ -126,7 +126,7 @@ def run_formula(
     outputs: list[Any],
     values: Sequence[Any],
     compute: str,
-    fitting: Fitting,
+    fitting: Fitting | Mapping[str, Fitting],
 ) -> None:
     """Computes `formula` of the operator's arguments `values`, as `pointwise` describes."""
     names = [one.name for one in call.functional._schema.arguments]
@@ -144,12 +144,14 @@ def run_formula(
         else:
             places.append(("value", value))
             plain.append(repr(value))  # not the value: 0.0 == -0.0, and 1 == True
+    named = [names[position] for position, value in enumerate(values) if isinstance(value, _C.Number)]
+    fits = [fitting if isinstance(fitting, str) else fitting[name] for name in named]
     # Numbers that become what is stored do not choose what is computed in.
-    dtype = compute_dtype(call, inputs, [] if fitting == "stored" else scalars)
-    if fitting != "any":
-        stored = next(one for one in outputs if one is not None).dtype
-        wanted = stored if fitting == "stored" and value_dtype(stored) == dtype else dtype
-        scalars = [number.fitting(wanted) if number.tensor is None else number for number in scalars]
+    dtype = compute_dtype(call, inputs, [one for one, fit in zip(scalars, fits, strict=True) if fit != "stored"])
+    stored = next(one for one in outputs if one is not None).dtype
+    for position, (number, fit) in enumerate(zip(scalars, fits, strict=True)):
+        if fit != "any" and number.tensor is None:
+            scalars[position] = number.fitting(stored if fit == "stored" and value_dtype(stored) == dtype else dtype)
     seen = [
         torch.bool if names[position] in CONDITIONS else None if compute == "inputs" else dtype
         for position, value in enumerate(values)
