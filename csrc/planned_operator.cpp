@@ -200,6 +200,10 @@ void PlannedOperator::set_planner(
 }
 
 void PlannedOperator::run(torch::jit::Stack* stack) {
+  if (written_lists_.empty()) {
+    answer(stack);
+    return;
+  }
   c10::SmallVector<at::Tensor, 4> changed;
   const auto arguments = torch::jit::last(*stack, op_.schema().arguments().size());
   for (const size_t i : written_lists_) {

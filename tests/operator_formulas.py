@@ -48,7 +48,7 @@ class Call:
     def meta(self, overload: Any) -> tuple[torch.Tensor, ...]:
         return self.made
 
-    def outputs(self, like: Any = None, *, elementwise: bool = False) -> tuple[torch.Tensor, ...]:
+    def outputs(self, like: Any = None, **_: bool) -> tuple[torch.Tensor, ...]:
         return self.made
 
 

@@ -13,14 +13,13 @@ from operator import itemgetter
 from typing import Any
 
 import torch
-from torch._prims_common import compute_elementwise_output_strides
 
 from torch_backplane import kernels
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.multi_tensor import WIDTH, multi_tensor
 from torch_backplane.planning import Call, Number, RunOnCPU, dialect_of, launch, operator, run_pointwise
-from torch_backplane.planning.call import extent
+from torch_backplane.planning.call import elementwise_result, extent
 from torch_backplane.planning.launch import generated, tracing
 from torch_backplane.planning.pointwise import Fitting
 
@@ -194,8 +193,8 @@ def result_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     first = tensors[0]
     if is_plain(tensors):
         return torch.empty_like(first)
-    strides = compute_elementwise_output_strides(*tensors)
-    return torch.empty_strided(first.shape, strides, dtype=first.dtype, device=first.device)
+    made = elementwise_result(tensors, first.dtype)
+    return torch.empty_strided(first.shape, made.stride(), dtype=first.dtype, device=first.device)
 
 
 def fitted(number: Number, fitting: Fitting, dtype: torch.dtype) -> Number:

@@ -76,10 +76,7 @@ def loss_backward(
     """
     if any(one is not None and one.dtype == torch.bool for one in inputs):
         raise RunOnCPU("gradients of bools")  # which refuses them
-    like = None
-    if contiguous and not call.written:
-        like = [result.new_empty(result.shape) for result in call.meta(call.functional)]
-    (out,) = call.outputs(like=like, elementwise=True)
+    (out,) = call.outputs(elementwise=True, contiguous=contiguous and not call.written)
     name, dtype = call.functional._schema.name.partition("::")[2], value_dtype(out.dtype)
     run_pointwise(
         lambda grad, *a: grad * formula(*a[:-1]) * a[-1],

@@ -26,7 +26,7 @@ def nll_loss_forward(
     reduction: int,
     ignore_index: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    out, total_weight = call.outputs(like=[result.new_empty(result.shape) for result in call.meta()])  # contiguous
+    out, total_weight = call.outputs(contiguous=True)
     if not self.numel():
         raise RunOnCPU("an empty input")
     values, targets = _by_positions(self, target)

@@ -86,7 +86,7 @@ def _scaled_noise(call: Call, mean: Any, std: Any, generator: Any) -> torch.Tens
         # The CPU refuses it.
         _check(call.arguments[-1].shape == torch.broadcast_shapes(*shapes), "a result of another shape")
     _check(not (isinstance(mean, torch.Tensor) and mean.dtype == torch.bool), "means that are bool")
-    (out,) = call.outputs(like=[result.new_empty(result.shape) for result in call.meta(call.functional)])  # contiguous
+    (out,) = call.outputs(contiguous=True)
     _check(out.is_floating_point(), "complex numbers")
     if isinstance(std, torch.Tensor):
         expect_values((std, NOT_NEGATIVE, "normal expects all elements of std >= 0.0"))

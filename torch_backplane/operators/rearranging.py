@@ -85,7 +85,7 @@ def flip(call: Call, self: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
 @operator("channel_shuffle", dtypes="any")
 def channel_shuffle(call: Call, self: torch.Tensor, groups: int) -> torch.Tensor:
     """The channels (dimension 1) of each group, dealt out one by one: a copy in another order of dimensions."""
-    (out,) = call.outputs(like=[result.new_empty(result.shape) for result in call.meta()])  # contiguous
+    (out,) = call.outputs(contiguous=True)
     if self.numel():
         dealt = self.unflatten(1, (groups, -1)).transpose(1, 2)
         copy_elements(out.unflatten(1, (-1, groups)), dealt)

@@ -91,8 +91,7 @@ pointwise("igammac", special.gammaincc)
 def mvlgamma(call: Call, self: torch.Tensor, p: int) -> torch.Tensor:
     if self.dtype == torch.bool:
         raise RunOnCPU("mvlgamma of bools")  # which refuses it
-    (result,) = call.meta(call.functional)
-    call.outputs(like=[result.new_empty(result.shape)], elementwise=True)  # contiguous
+    call.outputs(elementwise=True, contiguous=True)
     return plan_pointwise("mvlgamma", special.mvlgamma, call, (self, p))
 
 

@@ -153,7 +153,12 @@ class Call:
         return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
     def outputs(
-        self, like: Sequence[Any] | None = None, *, elementwise: bool = False, expanded: bool = False
+        self,
+        like: Sequence[Any] | None = None,
+        *,
+        elementwise: bool = False,
+        expanded: bool = False,
+        contiguous: bool = False,
     ) -> list[Any]:
         """A bp tensor for each tensor that the operator returns: new ones as the meta kernel says, or, for the in-place
         and `out=` forms, those that were given, resized where PyTorch resizes. None where the operator makes none.
@@ -167,8 +172,11 @@ class Call:
             elementwise: each element is read where it is written, if at all, and dtypes that kernels compute in are
                 converted as they are stored: then temporary tensors are rarely needed.
             expanded: given tensors may have several elements in one place, which is PyTorch's error otherwise.
+            contiguous: what is made or resized is, where PyTorch's meta kernel follows the inputs' layout.
         """
         if self._outputs is None:
+            if contiguous:
+                like = [result.new_empty(result.shape) for result in self.meta(self.functional)]
             written = self.written
             if self.is_in_place and (like is not None or not _C.has_structured_meta(self.name)):
                 # First: the meta kernels of in-place forms have other words than PyTorch's CPU, or take any shape.
