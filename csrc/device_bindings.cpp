@@ -120,8 +120,14 @@ void bind_streams(py::module_& module) {
   module.def("pool_stream", [triple](int64_t index, int64_t priority) {
     return triple(pool_stream(as_index(index), priority < kLeastPriority ? kGreatestPriority : kLeastPriority));
   });
-  module.def("external_stream", [triple](int64_t index, uintptr_t handle) {
-    return triple(external_stream(as_index(index), reinterpret_cast<StreamHandle>(handle)));
+  module.def("external_stream", [triple](int64_t index, const py::int_& number) {
+    void* const handle = PyLong_AsVoidPtr(number.ptr()); // nullptr for numbers that are no address
+    PyErr_Clear();
+    const auto found = handle == nullptr ? std::nullopt : stream_of(as_index(index), handle);
+    TORCH_CHECK(
+        found.has_value(), "an external stream is made from the bp_stream of a stream of bp:", index, ", and ", std::string(py::str(number)),
+        " is none");
+    return triple(*found);
   });
   module.def(
       "set_stream",

@@ -356,6 +356,19 @@ void bind_plans(py::module_& module) {
           [](const PythonNumber& self) { return self.value; },
           "Its value in the call that is being planned. Another call may have another one: for PyTorch's meta kernels only.");
 
+  module.def(
+      "fits",
+      [](const py::object& number, const py::object& dtype) {
+        const c10::Scalar value = torch::jit::toIValue(number, c10::NumberType::get()).toScalar();
+        try {
+          check_fits(value, reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type);
+        } catch (const std::runtime_error&) { // what PyTorch raises of an overflow
+          return false;
+        }
+        return true;
+      },
+      py::arg("number"), py::arg("dtype"), "Whether PyTorch takes a number as a dtype, as `Number.fitting` has it.");
+
   py::class_<Kernel, std::shared_ptr<Kernel>>(module, "Kernel", "A compiled kernel.")
       .def(
           py::init([](c10::DeviceIndex device, const std::string& text, std::string entry,

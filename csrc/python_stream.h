@@ -50,7 +50,7 @@ class PythonStreams {
   void synchronize_event(EventHandle event);
   double elapsed_ms(EventHandle start, EventHandle end);
 
-  // The stream of a handle. torch.bp.ExternalStream takes any number; a wrong one must not be followed: it throws.
+  // The stream of a handle; throws where there is none.
   PythonStream& known(StreamHandle handle) const;
   // Waits for the work of all streams. What one fails with is left for those who wait for it.
   void finish_work();

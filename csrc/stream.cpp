@@ -14,7 +14,7 @@
 namespace backplane {
 namespace {
 
-constexpr c10::StreamId kMostStreams = 1024; // per device, external ones included
+constexpr c10::StreamId kMostStreams = 1 + 2 * kStreamsPerPool; // per device: the default one, and both pools
 
 struct Entry {
   StreamHandle handle;
@@ -45,7 +45,6 @@ c10::Stream make(c10::DeviceIndex index, c10::StreamId id) {
 
 c10::StreamId append(Streams& streams, StreamHandle handle, int priority) {
   const auto id = streams.size.load();
-  TORCH_CHECK(id < kMostStreams, "more than ", kMostStreams, " streams on one bp device");
   streams.entries[id].store(new Entry{handle, priority}, std::memory_order_release);
   streams.size.store(id + 1);
   return id;
@@ -108,13 +107,7 @@ c10::Stream pool_stream(c10::DeviceIndex index, int priority) {
   auto& ids = streams.pools[pool];
   const size_t slot = streams.handed_out[pool]++ % kStreamsPerPool;
   if (ids.size() < kStreamsPerPool) {
-    try {
-      ids.push_back(append(streams, handle, clamped));
-    } catch (const std::exception&) { // the table is full of external streams
-      guard.unlock();
-      owner.destroy_stream(handle);
-      throw;
-    }
+    ids.push_back(append(streams, handle, clamped));
     return make(index, ids.back());
   }
   guard.unlock();
@@ -122,18 +115,16 @@ c10::Stream pool_stream(c10::DeviceIndex index, int priority) {
   return make(index, ids[slot]);
 }
 
-c10::Stream external_stream(c10::DeviceIndex index, StreamHandle handle) {
+std::optional<c10::Stream> stream_of(c10::DeviceIndex index, StreamHandle handle) {
   index = checked_index(index);
-  TORCH_CHECK(handle != nullptr, "an external stream needs the driver's queue handle, and got 0");
   Streams& streams = streams_of(index);
-  std::lock_guard<std::mutex> guard(streams.lock);
   for (c10::StreamId id = 0; id < streams.size.load(); ++id) {
-    const Entry* entry = streams.entries[id].load();
+    const Entry* entry = streams.entries[id].load(std::memory_order_acquire);
     if (entry != nullptr && entry->handle == handle) {
       return make(index, id);
     }
   }
-  return make(index, append(streams, handle, kLeastPriority));
+  return std::nullopt;
 }
 
 StreamHandle stream_handle(c10::Stream stream) {

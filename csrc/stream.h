@@ -6,6 +6,8 @@
 
 #include <c10/core/Stream.h>
 
+#include <optional>
+
 #include "device.h"
 
 namespace backplane {
@@ -21,8 +23,8 @@ c10::Stream current_stream(c10::DeviceIndex index);
 c10::Stream exchange_current_stream(c10::Stream stream);
 // The next stream of the device's pool, round robin.
 c10::Stream pool_stream(c10::DeviceIndex index, int priority);
-// A stream around a queue that somebody else made and keeps (torch.cuda.ExternalStream).
-c10::Stream external_stream(c10::DeviceIndex index, StreamHandle handle);
+// The stream that a queue belongs to. All queues are made here, so another handle is none, and must not be followed.
+std::optional<c10::Stream> stream_of(c10::DeviceIndex index, StreamHandle handle);
 
 StreamHandle stream_handle(c10::Stream stream); // throws for an unknown id
 int stream_priority(c10::Stream stream);

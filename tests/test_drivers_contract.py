@@ -352,14 +352,13 @@ def test_wrong_numbers_are_no_streams(run: Run) -> None:
     code = """
 import torch
 from torch_backplane import _C
-_C.set_stream(*_C.external_stream(0, 12345))
 try:
-    torch.ones(3).to("bp")
+    _C.external_stream(0, 12345)
 except RuntimeError as error:
     print(str(error).splitlines()[0])
 """
     message = succeeds(run(code))
-    assert "is not a stream of Minimal: streams of a Python driver are made by torch.bp.Stream only" in message
+    assert "an external stream is made from the bp_stream of a stream of bp:0, and 12345 is none" in message
 
 
 @pytest.mark.parametrize(

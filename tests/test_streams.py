@@ -239,10 +239,23 @@ def test_external_streams_know_the_queue_that_they_are_made_from() -> None:
     with external:
         torch.bp._sleep(100 * MILLISECOND)
     assert not stream.query()
-    with pytest.raises(RuntimeError, match="needs the driver's queue handle, and got 0"):
-        torch.bp.ExternalStream(0)
     with pytest.raises(TypeError, match="takes stream_ptr and device"):
         torch.bp.ExternalStream(stream.bp_stream, name="x")
+
+
+def test_other_numbers_are_no_streams() -> None:
+    stream, current = torch.bp.Stream(1), torch.bp.current_stream()
+    for number in (0, 1, 12345, -1, 2**64, stream.bp_stream + 8, stream.bp_stream):
+        for made in (torch.bp.ExternalStream, torch.bp.get_stream_from_external):
+            text = f"an external stream is made from the bp_stream of a stream of bp:0, and {number} is none"
+            with pytest.raises(RuntimeError, match=f"^{text}"):
+                made(number, device=0)
+    with pytest.raises(TypeError):
+        torch.bp.ExternalStream("12345")
+    assert torch.bp.current_stream() == current
+    torch.bp.synchronize()
+    assert torch.bp.ExternalStream(current.bp_stream) == current
+    assert (torch.ones(2, device="bp") + 1).tolist() == [2, 2]
 
 
 @pytest.mark.skipif(not hasattr(torch.Stream, "native_handle"), reason="this torch has no torch.Stream.native_handle")

@@ -30,11 +30,6 @@ MEANT: list[Known] = [
         r"index -?\d+ is out of bounds for dimension with size \d+; the CPU: (Index|Runtime)Error: .*out of ",
         "found by a kernel, which tells operator and index, and does not know the call's dimension",
     ),
-    Known(
-        r"^no error: histc$",
-        r"value cannot be converted to type u?int(8_t|16_t|64_t)? without overflow",
-        "integers, of which the CPU has no histc: it refuses some ranges before it says so",
-    ),
     Known(r"^error text: ", r"ZeroDivisionError: \w+: an integer was divided by zero", "the operator is named, too"),
     Known(
         r"^no error: native_group_norm$",

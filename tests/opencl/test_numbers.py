@@ -85,6 +85,38 @@ def test_a_sample_of_the_sweep(name: str) -> None:
     assert not [one for one in outcome.findings if one.kind != "words"]
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "name",
+    ["pow.Tensor_Scalar", "pow.Scalar", "remainder.Scalar_Tensor", "remainder.Scalar", "fmod.Scalar", "var.correction",
+     "norm.ScalarOpt_dim_dtype", "linspace", "histc"],
+)  # fmt: skip
+def test_numbers_beyond_the_dtype_and_between_its_values(name: str) -> None:
+    (overload,) = (one for one in overloads() if one.name() == f"aten::{name}")
+    numbers = (2.7, 40_000, 1e39, 1e300, math.nan, 1 + 0j, 0.5j)
+    outcome = compare(overload, DEVICE, (torch.float16, torch.float32), numbers)
+    assert outcome.has_sample
+    assert not [one for one in outcome.findings if one.kind != "words"]
+
+
+# Of no elements, where PyTorch's CPU kernels are no judges: one returns memory that nothing was written to, and one
+# makes infinities of what torch.cuda refuses.
+NOT_AS_THE_CPU = ("multi_margin_loss", "multi_margin_loss.out", "scalar_tensor", "scalar_tensor.out")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_every_number_of_no_elements() -> None:
+    numbers = (1, 40_000, 1e39, 1e300, 2**40, math.inf, math.nan, 0.5j)
+    differences, calls = [], 0
+    for overload in overloads():
+        if overload.name().removeprefix("aten::") not in NOT_AS_THE_CPU:
+            outcome = compare(overload, DEVICE, (torch.int16, torch.float16, torch.float32), numbers, empty=True)
+            differences += [one for one in outcome.findings if one.kind != "words"]
+            calls += outcome.calls
+    assert not differences
+    assert calls > 8_000
+
+
 NUMBERS_OF_NOTHING: dict[str, Callable[[Tensor, Any], Tensor]] = {
     "add": lambda x, number: torch.add(x, x, alpha=number),
     "masked_fill_": lambda x, number: x.masked_fill_(x > 0, number),

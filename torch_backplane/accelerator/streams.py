@@ -104,8 +104,8 @@ class ExternalStream(Stream):
     """A stream around a queue of the socket's that is kept alive elsewhere.
 
     Args:
-        stream_ptr: the queue as an integer, such as a Stream's `bp_stream`. Drivers in Python make all of theirs: with
-            any other number, each use of the stream is a RuntimeError.
+        stream_ptr: the queue as an integer: a Stream's `bp_stream`. The socket makes all queues, so any other number
+            is a RuntimeError.
         device: where the queue was made.
     """
 

@@ -1,8 +1,8 @@
 """Numbers in every operator: does one become the tensor's dtype as on the CPU, or raise the same error?
 
 Each ATen operator with a parameter of type Scalar is called with tensors of each dtype and each of NUMBERS, on the
-device and on the CPU; the other arguments are made of the schema. Then tensors of every dtype are converted to every
-other one.
+device and on the CPU; the other arguments are made of the schema, of some elements and of none. Then tensors of every
+dtype are converted to every other one.
 
 Not compared is what C leaves open: a float that is no value of the integer type it is made, which is another number on
 each processor. Nor is what the CPU merely lacks a kernel for.
@@ -87,8 +87,11 @@ _BY_TYPE: dict[str, Argument] = {
     "List[Tensor]": lambda dtype: [values(dtype), values(dtype, (4,))],
 }  # fmt: skip
 
-# Their numbers are none of a dtype, or they are refused on every device but another one.
-_LEFT_OUT = re.compile(r"_?assert|_functional|sym_|_?sparse|cudnn|miopen|_?segment|_addmm_activation|item|native_norm")
+# Their numbers are none of a dtype, or they are refused on every device but another one. A step of range that is made 0
+# ends the process.
+_LEFT_OUT = re.compile(
+    r"_?assert|_functional|sym_|_?sparse|cudnn|miopen|_?segment|_addmm_activation|item|native_norm|range$"
+)
 
 
 class Finding(NamedTuple):
@@ -149,6 +152,19 @@ def sample(overload: OpOverload, dtype: torch.dtype) -> tuple[dict[str, Any], li
     return arguments, numbers
 
 
+def without_elements(overload: OpOverload, arguments: dict[str, Any]) -> dict[str, Any] | None:
+    """The arguments with 0 for the first size of each tensor, or the last one, whichever the CPU takes."""
+    for at in (0, -1):
+
+        def cut(one: torch.Tensor, at: int = at) -> torch.Tensor:
+            return one.narrow(at, 0, 0) if one.dim() else one
+
+        given = tree_map_only(torch.Tensor, cut, arguments)
+        if not isinstance(answer(overload, given, "cpu"), Raised):
+            return given
+    return None
+
+
 class Raised(NamedTuple):
     kind: str
     words: str
@@ -193,14 +209,22 @@ def is_open(number: Any, dtype: torch.dtype, kind: str) -> bool:
 
 
 def compare(
-    overload: OpOverload, device: str, dtypes: Sequence[torch.dtype] = DTYPES, numbers: Sequence[Any] = NUMBERS
+    overload: OpOverload,
+    device: str,
+    dtypes: Sequence[torch.dtype] = DTYPES,
+    numbers: Sequence[Any] = NUMBERS,
+    empty: bool = False,
 ) -> Outcome:
-    """Calls one overload with every dtype and number."""
+    """Calls one overload with every dtype and number; `empty`: with tensors of no elements."""
     counts: Counter[str] = Counter()
     findings: list[Finding] = []
     name = overload.name().removeprefix("aten::")
     for dtype in dtypes:
         arguments, parameters = sample(overload, dtype)
+        if empty:
+            if (found := without_elements(overload, arguments)) is None:
+                continue
+            arguments = found
         counts["samples"] += not isinstance(answer(overload, arguments, "cpu"), Raised)
         for parameter, number in itertools.product(parameters, numbers):
             given = {**arguments, parameter: [number, 1] if isinstance(arguments[parameter], list) else number}
@@ -285,10 +309,12 @@ def main(device: str, dtypes: str, match: str, json_file: str) -> int:
         name = overload.name().removeprefix("aten::")
         if re.search(match, name):
             outcomes[name] = compare(overload, device, chosen)
-            for kind, count in Counter(one.kind for one in outcomes[name].findings).items():
-                example = next(one for one in outcomes[name].findings if one.kind == kind)
-                print(f"{name}: {kind}, {count}, such as {example.dtype} {example.parameter}={example.number}")
-                print(f"    CPU    {example.expected}\n    device {example.found}", flush=True)
+            outcomes[of_none := f"{name} of no elements"] = compare(overload, device, chosen, empty=True)
+            for called in (name, of_none):
+                for kind, count in Counter(one.kind for one in outcomes[called].findings).items():
+                    example = next(one for one in outcomes[called].findings if one.kind == kind)
+                    print(f"{called}: {kind}, {count}, such as {example.dtype} {example.parameter}={example.number}")
+                    print(f"    CPU    {example.expected}\n    device {example.found}", flush=True)
     findings = [one for outcome in outcomes.values() for one in outcome.findings]
     kinds = Counter(one.kind for one in findings)
     calls = sum(one.calls for one in outcomes.values())

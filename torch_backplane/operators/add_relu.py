@@ -39,6 +39,6 @@ def add_relu_number(call: Call, self: torch.Tensor, other: Number, alpha: Number
         raise RunOnCPU("a float among integers")
     (out,) = call.outputs(like=[torch.empty_like(self, device="meta")])
     dtype = value_dtype(self.dtype)
-    scalars = [(number.fitting(self.dtype), dtype) for number in (other, alpha)]
+    scalars = [(other, dtype), (alpha.fitting(self.dtype), dtype)]  # PyTorch makes a tensor of `other`
     run_pointwise(add_relu, [out], [self], scalars, key="_add_relu", name="add_relu")
     return out

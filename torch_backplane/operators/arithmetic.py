@@ -14,7 +14,9 @@ from torch_backplane.kernels.expression import Formula, Operand, same_dtype
 from torch_backplane.kernels.templates.divisors import check_divisors
 from torch_backplane.planning import (
     Call,
+    Number,
     RunOnCPU,
+    check_fits,
     error_words,
     operator,
     plan_pointwise,
@@ -23,6 +25,8 @@ from torch_backplane.planning import (
     run_template,
 )
 from torch_backplane.planning.call import elementwise_result
+from torch_backplane.planning.declare import check_supported
+from torch_backplane.planning.pointwise import Fitting
 
 # Sums and products
 
@@ -67,6 +71,15 @@ def rsub(call: Call, self: Any, other: Any, alpha: Any) -> torch.Tensor:
 # Quotients and remainders
 
 
+def rounded(number: Any, dtype: torch.dtype, device: torch.device) -> Any:
+    """A number as a tensor of float16 or bfloat16, for operators in which PyTorch makes it one before it computes."""
+    if not isinstance(number, Number) or dtype not in (torch.float16, torch.bfloat16):
+        return number
+    tensor = torch.empty((), dtype=dtype, device=device)
+    run_pointwise(lambda x: x, [tensor], [], [(number, value_dtype(dtype))], key="value", name="value")
+    return tensor
+
+
 def divide(a: Expression, b: Expression, rounding_mode: str | None) -> Expression:
     if rounding_mode is None:
         return a / b
@@ -76,7 +89,7 @@ def divide(a: Expression, b: Expression, rounding_mode: str | None) -> Expressio
 pointwise("div.Tensor", lambda a, b: a / b, dtypes="complex")
 
 
-def quotient(name: str, formula: Formula) -> None:
+def quotient(name: str, formula: Formula, fitting: Fitting = "computed") -> None:
     """A pointwise operator whose second argument divides; of integers, zeros among the divisors are an error."""
 
     @operator(name)
@@ -90,13 +103,15 @@ def quotient(name: str, formula: Formula) -> None:
             # Before the result is written, which may be where the divisor is.
             called, words = name.partition(".")[0], error_words(call.device)
             run_template(check_divisors, call.device, b, result.dtype, words, called, name=called)
-        return plan_pointwise(name, formula, call, (a, b, *options))
+        if name in ("remainder.Tensor", "remainder.Scalar_Tensor", "fmod.Tensor"):
+            a, b = (rounded(one, result.dtype, call.device) for one in (a, b))
+        return plan_pointwise(name, formula, call, (a, b, *options), fitting=fitting)
 
 
 quotient("div.Tensor_mode", divide)
 quotient("floor_divide", f.floor_divide)
 quotient("remainder.Tensor", f.remainder)
-quotient("remainder.Scalar_Tensor", f.remainder)
+quotient("remainder.Scalar_Tensor", f.remainder, fitting="any")  # PyTorch makes a tensor of the number
 quotient("fmod.Tensor", f.fmod)
 
 
@@ -143,7 +158,12 @@ def power_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
 @operator("pow.Tensor_Scalar", by_value=["exponent"], dtypes="complex")
 def power_of_number(call: Call, self: torch.Tensor, exponent: float) -> torch.Tensor:
     (out,) = call.outputs()
-    dtype = value_dtype(call.meta(call.functional)[0].dtype)
+    result = call.meta(call.functional)[0].dtype
+    check_supported(result)
+    check_fits(result, exponent)
+    if result in (torch.float16, torch.bfloat16):
+        exponent = torch.tensor(exponent, dtype=result).item()
+    dtype = value_dtype(result)
     formula = _POWERS.get(exponent) if dtype.is_floating_point or dtype.is_complex else None
     if formula is None:
         dtype = power_dtype(dtype, out.device)
@@ -162,6 +182,10 @@ def power(call: Call, base: Any, exponent: Any) -> torch.Tensor:
         dtype = power_dtype(a.dtype, call.device)
         return f.power(a.to(dtype), b.to(dtype))
 
+    (result,) = call.meta(call.functional)
+    if isinstance(base, Number) and not all(torch.can_cast(result.dtype, given.dtype) for given in call.written):
+        raise RunOnCPU("a result of another dtype")  # which is filled where the base is 1, and refused otherwise
+    base, exponent = (rounded(one, result.dtype, call.device) for one in (base, exponent))
     return plan_pointwise("pow", formula, call, (base, exponent), fitting="any")
 
 

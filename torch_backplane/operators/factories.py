@@ -8,7 +8,7 @@ import torch
 
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import value_dtype
-from torch_backplane.planning import Call, RunOnCPU, each_once, operator, run_kernel, run_pointwise
+from torch_backplane.planning import Call, RunOnCPU, check_fits, each_once, operator, run_kernel, run_pointwise
 
 
 def positions(count: int, device: torch.device) -> torch.Tensor:
@@ -34,6 +34,13 @@ def arange_by(call: Call, start: float, end: float, step: float, *options: Any) 
     return line(call, start, step)
 
 
+# What PyTorch makes the ends of a range, and refuses those that are beyond it; of integers, int64.
+_COUNTED_IN = {
+    torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64,
+    torch.float64: torch.float64,
+}  # fmt: skip
+
+
 def row(call: Call) -> torch.Tensor:
     """The output of a range, whose length the meta kernel knows. An `out=` of as many elements keeps its shape."""
     (like,) = call.meta()
@@ -50,6 +57,7 @@ def line(call: Call, start: float, step: float) -> torch.Tensor:
     compute = value_dtype(out.dtype)
     if compute == torch.bool:
         raise RunOnCPU("a range of bools")  # which refuses it
+    check_fits(_COUNTED_IN.get(out.dtype, torch.int64), start, step)
     number = float if compute.is_floating_point else int
     write_line(out, number(start), number(step), compute)
     return out
@@ -91,6 +99,7 @@ def spaced(call: Call, start: float, end: float, steps: int, base: float | None)
     compute = value_dtype(out.dtype)
     if steps == 0:
         return out
+    check_fits(out.dtype, start, end)
     if compute != out.dtype and base is None:
         return spaced_narrowly(out, float(start), float(end), steps)
     number = complex if out.is_complex() else float

@@ -119,8 +119,8 @@ def isin(call: Call, elements: Any, test_elements: torch.Tensor, assume_unique: 
     """Looks for each element in those that it is tested for, which are sorted."""
     example = elements.example if isinstance(elements, Number) else elements
     dtype = torch.result_type(example, test_elements)
-    if torch.bool in (elements.dtype, test_elements.dtype):
-        raise RunOnCPU("isin of bools")
+    if torch.bool in (elements.dtype, test_elements.dtype) or elements.dtype.is_complex:
+        raise RunOnCPU("isin of bools, or of a complex number")
     check_same_dtype(call, torch.bool)
     if isinstance(elements, Number):
         number, elements = elements, torch.empty((), dtype=dtype, device=test_elements.device)

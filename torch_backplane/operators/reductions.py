@@ -12,7 +12,7 @@ from torch_backplane.kernels import Expression, Reduction
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import facts, integer_range, part_dtype, value_dtype
 from torch_backplane.kernels.reductions import summation, two_sum, whole
-from torch_backplane.planning import Call, RunOnCPU, operator, run_pointwise, run_reduction
+from torch_backplane.planning import Call, RunOnCPU, check_fits, operator, run_pointwise, run_reduction
 
 LAST_INDEX = 2**63 - 1
 
@@ -349,7 +349,8 @@ def spread(correction: float, root: bool, with_mean: bool) -> Callable[[torch.dt
 
     def definition(dtype: torch.dtype) -> Reduction:
         def finish(mean: Expression, low: Expression, m2: Expression, n: Expression, count: Expression) -> Any:
-            variance = f.where(count == 0, math.nan, m2 / f.maximum(count.to(dtype) - correction, 0.0))
+            divisor = f.where(count.to(dtype) > correction, count.to(dtype) - correction, 0.0)
+            variance = f.where(count == 0, math.nan, m2 / divisor)
             value = f.sqrt(variance) if root else variance
             return (value, f.where(count == 0, math.nan, whole(mean, low))) if with_mean else value
 
@@ -363,7 +364,9 @@ def _declare_spread(name: str, root: bool, with_mean: bool) -> None:
     def plan(call: Call, self: torch.Tensor, dim: Dims, correction: float | None, keepdim: bool) -> Any:
         if not (self.is_floating_point() or self.is_complex()):
             raise RunOnCPU("no variance of integers")  # refused there
-        degrees = 1.0 if correction is None else float(correction)
+        correction = 1 if correction is None else correction
+        check_fits(torch.float64, correction)
+        degrees = float(correction.real)
         if self.is_complex():
             return complex_spread(call, self, dim, degrees, keepdim, root, with_mean)
         return reduce(call, self, dim, spread(degrees, root, with_mean), key=(name, degrees))
@@ -411,13 +414,17 @@ def norm(order: float) -> Callable[[torch.dtype], Reduction]:
             return Reduction([dtype], [0.0], lambda x, _: abs(x), f.maximum, lambda s, _: s)
         if order == -math.inf:
             return Reduction([dtype], [math.inf], lambda x, _: abs(x), f.minimum, lambda s, _: s)
-        return summed(lambda x: f.power(abs(x), order), lambda s: f.power(s, 1.0 / order))
+        exponent = torch.tensor(order, dtype=dtype).item()  # which may be infinite, or 0
+        root = 1.0 / exponent if exponent else math.inf
+        return summed(lambda x: f.power(abs(x), exponent), lambda s: f.power(s, root))
 
     return definition
 
 
 @operator("linalg_vector_norm", by_value=("ord",), dtypes="complex")
 def vector_norm(call: Call, self: torch.Tensor, ord: float, dim: Dims, keepdim: bool, dtype: torch.dtype | None) -> Any:
+    if isinstance(ord, complex) or not (self.is_floating_point() or self.is_complex()):
+        raise RunOnCPU("an order that is complex, or a norm of integers")  # which are refused
     if ord < 0 or ord == math.inf:
         leave_nothing(self, dim)
     compute = sum_dtype(call)
@@ -428,7 +435,8 @@ def vector_norm(call: Call, self: torch.Tensor, ord: float, dim: Dims, keepdim: 
         alone = self.reshape(out.shape)
         run_pointwise(f.absolute, [out], [alone], compute=compute, key="norm of one", name="norm_of_one")
         return out
-    return reduce(call, self, dim, norm(float(ord)), key=("norm", float(ord)), compute=compute)
+    order = float(ord) if self.numel() else 1.0  # of nothing, any norm is 0
+    return reduce(call, self, dim, norm(order), key=("norm", order), compute=compute)
 
 
 @operator("norm.ScalarOpt_dim", by_value=("p",), dtypes="complex")

@@ -9,7 +9,7 @@ import torch
 from torch_backplane.kernels import Expression
 from torch_backplane.kernels import functions as f
 from torch_backplane.operators.masks import Selection, sizes
-from torch_backplane.planning import Call, RunOnCPU, operator, run_pointwise
+from torch_backplane.planning import Call, RunOnCPU, check_fits, operator, run_pointwise
 
 Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -134,6 +134,8 @@ def histc(call: Call, self: torch.Tensor, bins: int, least: float, most: float) 
     integers = self.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
     if not (integers or self.dtype in (torch.float32, torch.float64)) or bins <= 0:
         raise RunOnCPU("another dtype, or no bins")
+    check_fits(self.dtype, least, most)
+    least, most = least.real, most.real
     if integers:  # as on CUDA, where the range is of the same dtype
         least, most = torch.tensor([least, most]).to(self.dtype).tolist()
     if least == most and self.numel():

@@ -10,6 +10,7 @@ from torch_backplane.planning.host import LibraryFunction, call_on_cpu, host_see
 from torch_backplane.planning.launch import dialect_of, launch, random_numbers
 from torch_backplane.planning.pointwise import (
     as_bits,
+    check_fits,
     check_number,
     copy_elements,
     each_once,
@@ -28,6 +29,7 @@ __all__ = [
     "as_bits",
     "call_on_cpu",
     "check_apart",
+    "check_fits",
     "check_number",
     "contiguous_result",
     "copy_elements",

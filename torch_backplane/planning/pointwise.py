@@ -281,6 +281,13 @@ def check_number(number: Any, dtype: torch.dtype) -> None:
         raise _C.RunOnCPU(f"a complex number as {dtype}".replace("torch.", ""))
 
 
+def check_fits(dtype: torch.dtype, *numbers: complex) -> None:
+    """Leaves to the CPU, for PyTorch's error, numbers taken by value that PyTorch refuses to make `dtype`."""
+    for number in numbers:
+        if not _C.fits(number, dtype):
+            raise _C.RunOnCPU(f"{number} as {dtype}".replace("torch.", ""))
+
+
 def _with_parts(
     formula: Formula, inputs: int, scalars: Sequence[tuple[Any, torch.dtype]]
 ) -> tuple[Formula, Sequence[tuple[Any, torch.dtype]]]:
