@@ -9,7 +9,9 @@ from functools import partial
 import torch
 
 from fuzz.drawing import DTYPES, FLOATING, Drawer
+from fuzz.lockstep import copied
 from fuzz.operators import Row
+from fuzz.programs import NAME
 
 
 @dataclass
@@ -35,7 +37,9 @@ def suits(row: Row, tensor: torch.Tensor) -> bool:
     if "n" in only and tensor.dtype == torch.bool:
         return False
     if "w" in only and (
-        tensor.dtype.is_floating_point or tensor.dtype.is_complex or (tensor.numel() and int(tensor.min()) < 0)
+        tensor.dtype.is_floating_point
+        or tensor.dtype.is_complex
+        or (tensor.dtype.is_signed and tensor.numel() and int(tensor.min()) < 0)
     ):
         return False
     if "v" in only and tensor.dim() != 1:
@@ -209,6 +213,7 @@ _FACTORIES = {"arange", "linspace", "logspace", "eye", "full"}
 def attempt(draw: Drawer, text: str) -> object:
     """What the CPU returns for this, without effect on the program; None where it raises."""
     names = dict(draw.run.cpu)
+    names |= {name: copied(names[name]) for name in set(NAME.findall(text)) & set(names)}
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")

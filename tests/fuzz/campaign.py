@@ -24,8 +24,9 @@ CRASH_TRIES = 25  # processes, to shrink a program that ends its own
 
 @dataclass
 class Report:
-    """What a campaign did and found, by key."""
+    """What a campaign on devices of a driver did and found, by key."""
 
+    on: str
     programs: int = 0
     steps: int = 0
     findings: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -40,7 +41,7 @@ class Report:
         if item["verdict"] == "excused":
             self.rounding += 1
             return False
-        reason = reason_for(key, item["message"])
+        reason = reason_for(key, item["message"], [step["line"] for step in item["steps"]], self.on)
         if reason is not None:
             self.meant[reason] = self.meant.get(reason, 0) + 1
             return False
@@ -93,7 +94,7 @@ class Campaign:
         self.last = first + programs
         self.end = time.monotonic() + seconds
         self.tell = tell
-        self.report = Report()
+        self.report = Report(on)
 
     def run(self) -> Report:
         with tempfile.TemporaryDirectory() as folder:

@@ -167,7 +167,8 @@ def adopt(want: Any, have: Any) -> bool:
         if _significant(mine) != _significant(theirs):
             return False
         numbers = theirs.detach().cpu().resolve_conj().resolve_neg()
-        if torch.equal(_computable(mine.detach()), _computable(numbers)):
+        mine_now, numbers_now = _computable(mine.detach()), _computable(numbers)
+        if torch.equal(mine_now, numbers_now) and _same_zeros(mine_now, numbers_now):
             continue
         if mine.is_conj() or mine.is_neg():
             return False
@@ -179,6 +180,14 @@ def adopt(want: Any, have: Any) -> bool:
         except RuntimeError:  # PyTorch's own, of a lazy clone that out= has resized
             return False
     return True
+
+
+def _same_zeros(want: torch.Tensor, have: torch.Tensor) -> bool:
+    """Whether equal numbers are it in the sign of zeros, too, which some functions leave open and others ask for."""
+    if not want.is_floating_point() and not want.is_complex():
+        return True
+    parts = [torch.view_as_real(one.resolve_conj()) if one.is_complex() else one for one in (want, have)]
+    return torch.equal(*(part.resolve_neg().signbit() for part in parts))
 
 
 def in_float64(names: dict[str, Any], line: str, shaken: bool = False) -> dict[str, Any]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
 from fuzz import judging
+from fuzz.calls import attempt
 from fuzz.campaign import Report
+from fuzz.drawing import Drawer
+from fuzz.known import reason_for
 from fuzz.lockstep import Lockstep
 from fuzz.programs import Finding, Step, as_program, needed
 from fuzz.shrinking import shrink
@@ -218,12 +222,110 @@ def test_a_program_to_paste_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_findings_are_told_by_their_key() -> None:
-    report = Report()
-    item = {"finding": "values: exp", "message": "", "verdict": "repeats", "steps": [1, 2, 3]}
+    report = Report("host")
+    item = {"finding": "values: exp", "message": "", "verdict": "repeats", "steps": [{"line": "t0"}] * 3}
     assert report.add(item)
-    assert not report.add({**item, "steps": [1]})
+    assert not report.add({**item, "steps": [{"line": "t0"}]})
     assert not report.add({**item, "verdict": "excused", "finding": "values: other"})
     assert not report.add({**item, "verdict": "does not repeat", "finding": "values: once"})
     assert report.counts == {"values: exp": 2}
-    assert report.findings["values: exp"]["steps"] == [1]
+    assert report.findings["values: exp"]["steps"] == [{"line": "t0"}]
     assert (report.rounding, len(report.unrepeated)) == (1, 1)
+
+
+# --- what is meant of some operands alone
+
+
+NORM = "t9 = torch.native_group_norm(t0, t1, t1, 1, 2, 3, 1, 0.5)"
+OUT = "t0 = torch.ones(3, dtype=torch.int64).to(d)"
+MEANT_OF: dict[str, tuple[str, str, list[str], list[str]]] = {  # key, message, a program, one of which it is not
+    "one tensor": (
+        "argument layout: max out=", "t0: strides (2,), expected (1,) of (3,)",
+        [OUT, "torch.max(t0, 0, out=(t0, t0,))"], [OUT, "t1 = t0 + 1", "torch.max(t0, 0, out=(t0, t1,))"],
+    ),
+    "overlap": (
+        "other values: softmax out=", "t0: 1.0, expected 2.0 at (0,); 1 of 3 differ (torch.float32)",
+        ["t0 = torch.ones(4).to(d)", "t1 = t0.unfold(0, 3, 1)", "torch.softmax(t1, 0, out=t1)"],
+        ["t0 = torch.ones(4, 3).to(d)", "t1 = t0.t()", "torch.softmax(t1, 0, out=t1)"],
+    ),
+    "one element": (
+        "error RuntimeError: fill_", "RuntimeError: value cannot be converted to type c10::Half without overflow",
+        ["t0 = torch.ones(1, 1).half().to(d)", "t0.fill_(1e30)"], ["t0 = torch.ones(2).half().to(d)", "t0.fill_(1e30)"],
+    ),
+    "NaN": (
+        "values: unique", "t1: 1, expected 2 at (0,); 1 of 3 differ (torch.int64)",
+        ["t0 = torch.tensor([nan, nan, 1.0]).to(d)", "t1 = torch.unique(t0, return_inverse=True)"],
+        ["t0 = torch.tensor([nan, 2.0, 1.0]).to(d)", "t1 = torch.unique(t0, return_inverse=True)"],
+    ),
+    "batches": (
+        "crash (status -11): triu out=", "",
+        ["t0 = torch.ones(3, 4, 2, 2).to(d)", "t1 = t0.permute(3, 2, 0, 1)", "torch.triu(t1, out=t1)"],
+        ["t0 = torch.ones(3, 4, 2, 2).to(d)", "t1 = t0.mT", "torch.triu(t1, out=t1)"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MEANT_OF)
+def test_what_is_meant_is_meant_of_these_operands(name: str) -> None:
+    key, message, meant, other = MEANT_OF[name]
+    assert reason_for(key, message, meant, "host") is not None
+    assert reason_for(key, message, other, "host") is None
+    assert (reason_for(key, message, meant, "opencl") is None) == (name == "batches")
+
+
+@pytest.mark.parametrize("key", ["values: native_group_norm", "values: signbit", "values: atan2", "values: view_dtype"])
+def test_nothing_is_meant_of_these(key: str) -> None:
+    assert reason_for(key, "t9: 0, expected -128 at (0,)", [NORM], "opencl") is None
+
+
+def test_the_sign_of_a_zero_is_the_devices() -> None:
+    def right(x: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(x, 0.0)
+
+    def wrong(x: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(x, -0.0)
+
+    run = Lockstep("bp:0", "bp:1")
+    run.cpu["f"], run.bp["f"] = right, wrong
+    for line in ("t0 = torch.ones(3).to(d)", "t1 = f(t0)", "t2 = torch.signbit(t1)", "t3 = torch.atan2(t1, t1)"):
+        assert run.run(Step(line, "f")) == []
+
+
+def test_group_norm_is_judged_by_weights_without_strides() -> None:
+    def right(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *sizes: Any) -> Any:
+        return torch.native_group_norm(x, weight.contiguous(), bias.contiguous(), *sizes)
+
+    def wrong(*arguments: Any) -> Any:
+        return tuple(one + 1 for one in right(*arguments))
+
+    for on_device, expected in ((right, []), (wrong, ["values: native_group_norm"])):
+        run = Lockstep("bp:0", "bp:1")
+        for line in ("t0 = make((1, 2, 3), torch.float32, 1).to(d)", "t2 = make((4,), torch.float32, 2).to(d)",
+                     "t1 = t2[::2]"):  # fmt: skip
+            assert run.run(Step(line, "made")) == []
+        run.bp["torch"] = SimpleNamespace(native_group_norm=on_device)
+        assert [finding.key for finding in run.run(Step(NORM, "native_group_norm"))] == expected
+
+
+def test_triangles_of_batches_that_are_apart() -> None:
+    """PyTorch's CPU kernel writes outside of these; here the device's is another function."""
+    run = Lockstep("bp:0", "bp:1")
+    for line in ("t0 = make((4, 3, 2, 2), torch.float32, 1).to(d)", "t1 = t0.permute(3, 2, 1, 0)",
+                 "t2 = make((2, 2, 3, 4), torch.float32, 2).to(d)"):  # fmt: skip
+        assert run.run(Step(line, "made")) == []
+
+    def right(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return torch.triu(x) if out is None else out.copy_(torch.triu(x))
+
+    run.bp["torch"] = SimpleNamespace(triu=right)
+    assert run.run(Step("torch.triu(t2, out=t1)", "triu out=")) == []
+    run.bp["torch"] = SimpleNamespace(triu=lambda x, out: out.zero_())
+    assert [one.key for one in run.run(Step("torch.triu(t2, out=t1)", "triu out="))] == ["other values: triu out="]
+
+
+def test_trying_a_call_changes_nothing() -> None:
+    run = Lockstep("bp:0", "bp:1")
+    assert run.run(Step("t0 = torch.ones(2, 2).to(d)", "made")) == []
+    draw = cast(Drawer, SimpleNamespace(run=run))
+    assert torch.equal(cast(torch.Tensor, attempt(draw, "t0.mul_(2)")), torch.full((2, 2), 2.0))
+    assert torch.equal(run.cpu["t0"], torch.ones(2, 2))

@@ -14,6 +14,38 @@ def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return (torch.randn(shape) * 3).to(dtype)
 
 
+@pytest.mark.parametrize("kind", "tuvw")
+@pytest.mark.parametrize("shifted", ["", "shifted_"])
+def test_chebyshev_polynomials_of_few_degrees_are_the_recurrence(shifted: str, kind: str) -> None:
+    """Which is exact where x is: at zeros a closed form is off by as much as the cosine of a rounded angle."""
+    function = getattr(torch.special, f"{shifted}chebyshev_polynomial_{kind}")
+    x = torch.tensor([0.0, -0.0, 0.5, -0.5, 0.25, 0.75, 1.0, -1.0, 2.0])
+    for degree in range(4 if shifted else 6):
+        agrees(lambda x, n=degree: function(x, n), x, rtol=0, atol=0)
+    for degree in (7, 8):
+        agrees(lambda x, n=degree: function(x, n), x, rtol=1e-4, atol=1e-7 if kind in "uvw" and not shifted else 1e-4)
+
+
+def test_the_power_of_ldexp_has_a_dtype_of_its_own() -> None:
+    floats = (torch.float16, torch.float32, torch.float64, torch.complex64)
+    for x in (*(numbers(5, dtype=dtype) for dtype in floats), torch.arange(5), torch.tensor(True)):
+        for exponent in (
+            numbers(5, dtype=torch.float32 if x.is_complex() else torch.float16), numbers(5),
+            torch.tensor([3, -2, 100, 0, 1]), torch.tensor([1.5, -0.3], dtype=torch.float64)[0],
+        ):  # fmt: skip
+            agrees(torch.ldexp, x, exponent, rtol=1e-3 if x.dtype == torch.float16 else 1e-5, atol=1e-6)
+        agrees(lambda x, e: x.ldexp_(e), numbers(5, dtype=torch.float64), torch.tensor([3, -2, 200, 0, 1]))
+        small = torch.tensor([1e-30, 1e-38, 1.0, -3.0, 1e30])
+        agrees(torch.ldexp, small, torch.tensor([150, 200, 127, -140, -200]), rtol=1e-6, atol=0)
+
+
+def test_numbers_of_integers_stay_where_they_are() -> None:
+    """Where there is nothing to replace, PyTorch copies a tensor to itself: any strides are right."""
+    for dtype in (torch.bool, torch.int32):
+        agrees(lambda x: x.expand(7).nan_to_num_(nan=5), torch.ones(1, dtype=dtype))
+        agrees(lambda x: x.nan_to_num_(), torch.ones(4, 3, dtype=dtype).t())
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("dim", [0, 1, -1])
 def test_glu_along_a_direction(dim: int, dtype: torch.dtype) -> None:

@@ -194,11 +194,25 @@ pointwise("rsqrt", f.rsqrt, dtypes="complex")
 pointwise("hypot", f.hypot)
 
 
-def ldexp(a: Expression, exponent: Expression) -> Expression:
-    return a * f.exp2(exponent)
+def scaled(a: Expression, exponent: Expression) -> Expression:
+    """By half of the exponent twice: a power may be beyond the dtype where the result is not."""
+    half = f.trunc(exponent / 2.0)
+    return a * f.exp2(half) * f.exp2(exponent - half)
 
 
-pointwise("ldexp.Tensor", ldexp, dtypes="complex")
+@operator("ldexp.Tensor", dtypes="complex")
+def ldexp(call: Call, self: Any, other: torch.Tensor) -> torch.Tensor:
+    """Exact by whole exponents; by others as PyTorch composes it of operators, where the power has its own dtype."""
+    if self.dtype.is_floating_point and not (other.is_floating_point() or other.is_complex()):
+        return plan_pointwise("ldexp", scaled, call, (self, other))
+    if self.dtype == torch.float64 or self.dtype.is_complex:  # a tensor without dimensions of this dtype is the base
+        other = other.to(torch.result_type(torch.empty((), dtype=self.dtype, device="meta"), other))
+        check_supported(other.dtype)
+    power = torch.pow(2.0, other)
+    tensors = [one for one in (self, power) if isinstance(one, torch.Tensor)]
+    dtype = torch.result_type(self.example if isinstance(self, Number) else self, power)
+    call.outputs(like=[elementwise_result(tensors, dtype)], elementwise=True)
+    return plan_pointwise("ldexp by a power", lambda a, b: a * b, call, (self, power))
 
 
 # Sign and magnitude

@@ -204,6 +204,8 @@ def _with_logits(a: Expression, target: Expression, weight: Expression) -> Expre
 def binary_cross_entropy(
     call: Call, self: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int
 ) -> torch.Tensor:
+    if reduction == NONE and self.shape == target.shape and call.overload is call.functional:
+        call.outputs(like=[torch.empty_like(self, device="meta")])
     result = loss(call, _weighted(_binary_cross_entropy), self, target, weight, reduction=reduction)
     expect_values(
         (self, UNIT_INTERVAL, "all elements of input should be between 0 and 1"),
@@ -250,7 +252,8 @@ def soft_margin_loss(call: Call, self: torch.Tensor, target: torch.Tensor, reduc
     if self.dtype == torch.bool or not torch.can_cast(torch.result_type(self, target), self.dtype):
         raise RunOnCPU("a product that is none of self's dtype")  # which refuses it
     check_shape(self.shape, [target])
-    call.outputs(like=[torch.empty(self.shape if reduction == NONE else (), dtype=self.dtype, device="meta")])
+    scalar = torch.empty((), dtype=self.dtype, device="meta")
+    call.outputs(like=[elementwise_result([self], self.dtype) if reduction == NONE else scalar])
     return loss(call, lambda a, b: f.log1p(f.exp(-a * b)), self, target, reduction=reduction)
 
 

@@ -88,9 +88,12 @@ def nan_to_num(
 ) -> torch.Tensor:
     """Infinities become the greatest and least numbers of the stored dtype, which a formula does not see."""
     check_same_dtype(call, self.dtype)
+    of_integers = not (self.is_floating_point() or self.is_complex())
+    if of_integers and call.is_in_place:
+        return call.written[0]  # of any strides: PyTorch copies it to itself, which is nothing
     _C.check_overlaps(call.written, [])  # before they are resized
     (out,) = call.outputs(elementwise=True)
-    if not (self.is_floating_point() or self.is_complex()):
+    if of_integers:
         copy_elements(out, self)
         return out
     dtype, limits = part_dtype(value_dtype(self.dtype)), torch.finfo(self.dtype)

@@ -22,16 +22,16 @@ pointwise("special_bessel_y1", special.y1)
 pointwise("special_spherical_bessel_j0", special.spherical_j0)
 pointwise("special_airy_ai", special.airy_ai)
 
-for kind, polynomial in {
-    "t": special.chebyshev_t,
-    "u": special.chebyshev_u,
-    "v": special.chebyshev_v,
-    "w": special.chebyshev_w,
+for kind, (polynomial, steps) in {
+    "t": (special.chebyshev_t, 6),
+    "u": (special.chebyshev_u, 6),
+    "v": (special.chebyshev_v, 6),
+    "w": (special.chebyshev_w, 4),
 }.items():
     pointwise(f"special_chebyshev_polynomial_{kind}", polynomial)
     pointwise(
         f"special_shifted_chebyshev_polynomial_{kind}",
-        lambda x, n, polynomial=polynomial: polynomial(2.0 * x - 1.0, n),
+        lambda x, n, polynomial=polynomial, steps=steps: polynomial(2.0 * x - 1.0, n, steps=steps),
     )
 
 pointwise("special_hermite_polynomial_h", special.hermite_h)

@@ -46,14 +46,17 @@ def _chebyshev(
     closed: Callable[[Expression, Expression], Expression],
     at_one: tuple[int, int],
     at_minus_one: tuple[int, int],
-) -> Callable[[Expression, Expression], Expression]:
-    """Of one kind. `closed` is the value at cos(angle); at 1 and -1 it is a + b n, at -1 with the sign of (-1)^n."""
+    steps: int = 8,
+) -> Callable[..., Expression]:
+    """Of one kind. `closed` is the value at cos(angle); at 1 and -1 it is a + b n, at -1 with the sign of (-1)^n. Up
+    to degree `steps` PyTorch takes the recurrence, which is nearer; for shifted polynomials that is another number.
+    """
 
-    def value(x: Expression, n: Expression) -> Expression:
+    def value(x: Expression, n: Expression, steps: int = steps) -> Expression:
         degree = f.trunc(n)
         angle = f.acos(x)
         # The recurrence would take n steps; where there is a closed form it takes none.
-        by_angle = (degree > 6.0) & (f.absolute(x) < 1.0)
+        by_angle = (degree > float(steps)) & (f.absolute(x) < 1.0)
         stepped = _recurrence(x, f.where(by_angle | (f.absolute(x) == 1.0), 0.0, n), first(x), _chebyshev_step)
         sign = 1.0 - 2.0 * f.absolute(f.fmod(degree, 2.0))
         edge = f.where(x > 0.0, at_one[0] + at_one[1] * degree, sign * (at_minus_one[0] + at_minus_one[1] * degree))
@@ -63,7 +66,7 @@ def _chebyshev(
     return value
 
 
-chebyshev_t = _chebyshev(lambda x: x, lambda angle, n: f.cos(n * angle), (1, 0), (1, 0))
+chebyshev_t = _chebyshev(lambda x: x, lambda angle, n: f.cos(n * angle), (1, 0), (1, 0), steps=6)
 chebyshev_u = _chebyshev(lambda x: 2.0 * x, lambda angle, n: f.sin((n + 1.0) * angle) / f.sin(angle), (1, 1), (1, 1))
 chebyshev_v = _chebyshev(
     lambda x: 2.0 * x - 1.0, lambda angle, n: f.cos((n + 0.5) * angle) / f.cos(0.5 * angle), (1, 0), (1, 2)

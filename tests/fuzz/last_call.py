@@ -1,0 +1,112 @@
+"""The last line of a program, and what it was given: some differences are meant of some operands alone."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from fuzz.programs import NAME, namespace
+
+
+class LastCall:
+    """The call in the last of a program's lines.
+
+    Args:
+        lines: the program.
+        on: the driver of its devices.
+    """
+
+    def __init__(self, lines: Sequence[str], on: str) -> None:
+        self.lines = lines
+        self.on = on
+        self._names: dict[str, Any] | None = None
+
+    @property
+    def written(self) -> list[Any]:
+        """What `out=` was given: a tensor's name, or names."""
+        found = [word.value for word in self._call.keywords if word.arg == "out"]
+        places = found[0].elts if found and isinstance(found[0], (ast.Tuple, ast.List)) else found
+        return [ast.unparse(place) for place in places]
+
+    def operands(self) -> list[Any]:
+        """The positional arguments as they are on the CPU before the call; of methods the tensor first."""
+        call = self._call
+        called = call.func
+        of_tensor = isinstance(called, ast.Attribute) and NAME.search(ast.unparse(called.value))
+        return [self.value(ast.unparse(one)) for one in [*([called.value] if of_tensor else []), *call.args]]
+
+    def value(self, expression: str) -> Any:
+        """What an expression is on the CPU before the call; None where it is nothing there."""
+        try:
+            return eval(expression, dict(self._before()))
+        except Exception:
+            return None
+
+    @property
+    def _call(self) -> ast.Call:
+        (statement,) = ast.parse(self.lines[-1].strip()).body
+        value = getattr(statement, "value", None)
+        return value if isinstance(value, ast.Call) else ast.Call(ast.Name("none"), [], [])
+
+    def _before(self) -> dict[str, Any]:
+        if self._names is None:
+            self._names = namespace("cpu", "cpu")
+            for line in self.lines[:-1]:
+                try:
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("ignore")
+                        exec(line, self._names)
+                except Exception:
+                    continue  # it raises on the device, too
+        return self._names
+
+
+# What the reasons ask
+
+
+def one_tensor_for_all_results(call: LastCall) -> bool:
+    return len(set(call.written)) < len(call.written)
+
+
+def of_one_element(call: LastCall) -> bool:
+    """Written to is one element, or one for each dimension: a diagonal of one."""
+    (tensor, *_) = call.operands() or [None]
+    return isinstance(tensor, torch.Tensor) and (tensor.numel() == 1 or (tensor.dim() > 1 and 1 in tensor.shape))
+
+
+def several_nans(call: LastCall) -> bool:
+    (tensor, *_) = call.operands() or [None]
+    return isinstance(tensor, torch.Tensor) and int((tensor != tensor).sum()) > 1
+
+
+def written_overlaps_itself(call: LastCall) -> bool:
+    return any(overlaps_itself(call.value(name)) for name in call.written)
+
+
+def writes_batches_with_gaps_on_the_host(call: LastCall) -> bool:
+    return call.on == "host" and any(has_batches_apart(call.value(name)) for name in call.written)
+
+
+def overlaps_itself(tensor: Any) -> bool:
+    """Whether two elements are at one address."""
+    if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
+        return False
+    at = torch.zeros((), dtype=torch.int64)
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        at = at.unsqueeze(-1) + stride * torch.arange(size)
+    return at.unique().numel() < at.numel()
+
+
+def has_batches_apart(tensor: Any) -> bool:
+    """Whether the matrices of a tensor are not one step apart: PyTorch's triu and tril for the CPU take them to be."""
+    if not isinstance(tensor, torch.Tensor) or tensor.dim() < 4:
+        return False
+    try:
+        tensor.view(-1, *tensor.shape[-2:])
+    except RuntimeError:
+        return True
+    return False
