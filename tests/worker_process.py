@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import multiprocessing
 import os
@@ -51,7 +52,9 @@ def _start(settings: dict[str, str], path: list[str]) -> None:
 
 
 def _call(module: str, function: str, arguments: dict[str, Any], seed: int) -> str | None:
-    """Runs a test; returns why it skipped, if it did."""
+    """Runs a test; returns why it skipped, if it did. Errors that devices have yet to report are this test's own, not
+    of the one that happens to be next in this process.
+    """
     import torch
 
     from torch_backplane import plans
@@ -59,10 +62,21 @@ def _call(module: str, function: str, arguments: dict[str, Any], seed: int) -> s
     torch.manual_seed(seed)
     try:
         getattr(importlib.import_module(module), function)(**arguments)
+        _report_late_errors()
     except pytest.skip.Exception as reason:
         return str(reason)
     except pytest.fail.Exception as failure:  # such as pytest.raises: it cannot be sent to the other process
         raise AssertionError(str(failure)) from None
     finally:
+        with contextlib.suppress(Exception):
+            _report_late_errors()
         plans.set_mode(os.environ.get("TORCH_BACKPLANE_PLANS", "1"))  # what the test may have changed
     return None
+
+
+def _report_late_errors() -> None:
+    import torch
+
+    if torch.bp.is_initialized():
+        for index in range(torch.bp.device_count()):
+            torch.bp.synchronize(index)
