@@ -176,6 +176,7 @@ def run_reduction(
     inputs: Sequence[torch.Tensor],
     dims: Sequence[int],
     outputs: Sequence[torch.Tensor],
+    scalars: Sequence[float] = (),
     *,
     compute: torch.dtype | None = None,
     group_size: int = 64,
@@ -195,7 +196,7 @@ def run_reduction(
         compute=compute,
         group_size=group_size,
     )
-    launch(kernel, where, where.kept.count, [*outputs, *inputs], [])
+    launch(kernel, where, where.kept.count, [*outputs, *inputs], scalars)
 
 
 def _nvrtc_library() -> Path | None:

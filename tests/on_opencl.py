@@ -37,6 +37,7 @@ FILES = {
     "test_kernels_reductions.py": _TEXT,
     "test_missing_dtypes.py": _OWN,
     "test_mixed_devices_with_planners.py": _OWN,
+    "test_numbers_in_kernels.py": _OWN,
     "test_opencl.py": _OWN,
     "test_opencl_staging.py": _OWN,
     "test_operator_formulas.py": _TEXT,

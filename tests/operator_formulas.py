@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import types
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,7 +45,7 @@ class Call:
         self.functional = self.overload = overload(name)
         self.made = tuple(torch.empty_like(tensor) for tensor in expected)
 
-    def meta(self, overload: Any) -> tuple[torch.Tensor, ...]:
+    def meta(self, overload: Any = None) -> tuple[torch.Tensor, ...]:
         return self.made
 
     def outputs(self, like: Any = None, **_: bool) -> tuple[torch.Tensor, ...]:
@@ -63,6 +63,7 @@ def read(*files: str) -> Tables:
         *,
         by_value: Sequence[str] = (),
         passed_through: Sequence[str] = (),
+        static: Mapping[str, Collection[float]] | None = None,
         checks: Sequence[str] = (),
         dtypes: str = "real",
         fitting: Any = "computed",
@@ -73,6 +74,7 @@ def read(*files: str) -> Tables:
         tables.formulas[name] = formula
         tables.passed_through[name] = passed_through
         assert not by_value
+        assert not static
 
     def operator(*names: str, **_: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def declare(planner: Callable[..., Any]) -> Callable[..., Any]:
@@ -124,16 +126,27 @@ def _instead_of_planning(recorder: types.ModuleType) -> Iterator[None]:
 
 
 def plan_pointwise(name: str, formula: Any, call: Call, values: Sequence[Any], **_: Any) -> torch.Tensor:
-    """Of tensors and plain values, computed in the dtype of the result."""
+    """Of tensors, numbers and plain values, computed in the dtype of the result."""
+    dtype = value_dtype(call.made[0].dtype)
     inputs = [value for value in values if isinstance(value, torch.Tensor)]
-    plain = tuple(repr(value) for value in values if not isinstance(value, torch.Tensor))
+    of_floats = dtype if dtype.is_floating_point else torch.float32
+    scalars = [(one, of_floats if isinstance(one, float) else dtype) for one in values if _is_number(one)]
 
     def arranged(*traced: Any) -> Any:
-        rest = iter(traced)
-        return formula(*(next(rest) if isinstance(value, torch.Tensor) else value for value in values))
+        tensors, numbers = iter(traced[: len(inputs)]), iter(traced[len(inputs) :])
+        return formula(
+            *(
+                next(tensors) if isinstance(value, torch.Tensor) else next(numbers) if _is_number(value) else value
+                for value in values
+            )
+        )
 
-    run_pointwise(arranged, call.made, inputs, key=(name, plain), compute=value_dtype(call.made[0].dtype))
+    run_pointwise(arranged, call.made, inputs, scalars, key=name, compute=dtype)
     return call.made[0]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def run_pointwise(
@@ -154,12 +167,13 @@ def run_reduction(
     outputs: Sequence[torch.Tensor],
     inputs: Sequence[torch.Tensor],
     dims: Sequence[int],
+    scalars: Sequence[float] = (),
     *,
     key: Hashable,
     compute: torch.dtype | None = None,
     name: str = "reduction",
 ) -> None:
-    kernel_runners.run_reduction(definition, inputs, dims, outputs, compute=compute)
+    kernel_runners.run_reduction(definition, inputs, dims, outputs, scalars, compute=compute)
 
 
 @dataclass

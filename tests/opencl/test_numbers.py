@@ -8,10 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from agreement import DEVICE, agrees
+from agreement import DEVICE, agrees, plans_from_the_start, refused_alike
 from torch import Tensor
+from torch.nn import functional as F
 
+from torch_backplane import plans
 from torch_backplane.conformance.numbers import compare, compare_conversions, overloads
+from torch_backplane.planning import pointwise
+
+LIBRARY = torch.library.Library("backplane_numbers", "FRAGMENT")  # kept: planners are declared for good
 
 FRACTIONS = [0.5, 1e-50, -0.0, 0.0, math.nan, 1e39, -2, 256, 2**63 - 1, True, 3.5]
 
@@ -142,3 +147,83 @@ def test_numbers_beyond_the_dtype_are_refused_without_elements_too(name: str) ->
                     answers.append(str(error))
             if "not implemented for" not in answers[0]:
                 assert answers[1] == answers[0], (dtype, number)
+
+
+# What formulas use of numbers, which are arguments of their kernels. Of extreme ones, too.
+_X = torch.linspace(-3, 3, 60).view(5, 12)
+NUMBERS_OF: dict[str, tuple[Callable[..., Any], list[Any]]] = {
+    "tril": (lambda x, k: (x.tril(k), x.triu(k)), [0, 1, -4, 11, -(2**63), 2**63 - 1]),
+    "huber_loss": (
+        lambda x, delta: [F.huber_loss(x, x.square(), delta=delta, reduction=how) for how in REDUCTIONS],
+        [0.3, 1.0, 1e-30, 1e30],
+    ),
+    "smooth_l1_loss": (
+        lambda x, beta: [F.smooth_l1_loss(x, x.square(), beta=beta, reduction=how) for how in REDUCTIONS],
+        [0.0, 0.3, 1.0, 1e30],
+    ),
+    "var": (lambda x, n: (x.var(1, correction=n), torch.std_mean(x, correction=n)), [0, 1, 2.5, 12, 1000]),
+    "var of nothing": (lambda x, n: x[:0].var(0, correction=n), [0, 2.5]),
+    "norm": (
+        lambda x, p: (torch.linalg.vector_norm(x, p, 1), x.renorm(abs(p) or 1, 0, 1.5)),
+        [0, 1, 2, 2.7, 0.5, 3, -1.3, math.inf],
+    ),
+    "logit": (lambda x, eps: (x / 6 + 0.5).logit(eps), [None, 0.0, 1e-6, 0.3]),
+    "round": (lambda x, n: x.round(decimals=n), [0, 2, -1, 39, -39]),
+    "polygamma": (lambda x, n: torch.polygamma(n, x.abs() + 0.5), [0, 1, 2, 5, 10]),
+    "mvlgamma": (lambda x, p: torch.mvlgamma(x + 8, p), [1, 2, 7]),
+    "histc": (lambda x, bins: x.histc(bins, -2, 2), [1, 2, 100]),
+}
+REDUCTIONS = ("none", "mean", "sum")
+
+
+@pytest.mark.parametrize("name", NUMBERS_OF)
+def test_numbers_of_formulas(name: str) -> None:
+    function, numbers = NUMBERS_OF[name]
+    for dtype in (torch.float32, torch.float64):
+        for number in numbers:
+            agrees(lambda x, number=number: function(x, number), _X.to(dtype), rtol=2e-6, atol=1e-5)
+
+
+def test_numbers_that_are_refused() -> None:
+    refused_alike(lambda x: torch.polygamma(-1, x), _X.clone())
+    whole = torch.arange(6).view(2, 3)
+    for loss in (F.huber_loss, F.smooth_l1_loss):
+        for reduction in REDUCTIONS:
+            refused_alike(lambda x, loss=loss, how=reduction: loss(x, x + 1, reduction=how), whole.clone())
+    refused_alike(lambda x: torch.ops.aten.huber_loss_backward(x, x, x + 1, 0, 0.3), whole.clone())
+
+
+def test_diagonals_and_intervals_are_no_new_plans() -> None:
+    x = torch.ones(4, 6, device=DEVICE)
+    scale, found = torch.ones((), device=DEVICE), torch.zeros((), device=DEVICE)
+    with plans_from_the_start():
+        for number in (0, 1, -2, 2**40):
+            assert torch.equal(x.tril(number).cpu(), torch.ones(4, 6).tril(number))
+            tracker = torch.ones((), dtype=torch.int32, device=DEVICE)
+            torch._amp_update_scale_(scale, tracker, found, 2.0, 0.5, number)
+            assert tracker.item() == 2  # an interval of 1 has passed already, 2**40 does not in 32 bits
+        counts = plans.stats()
+    assert counts["aten::tril"]["planner_calls"] == 1
+    assert counts["aten::_amp_update_scale_"]["planner_calls"] == 1
+
+
+def test_static_numbers_reach_formulas_as_they_are() -> None:
+    seen: list[Any] = []
+
+    def formula(a: Any, n: Any, by: Any) -> Any:
+        seen.append(n)
+        return a if isinstance(n, int) else a * by + n
+
+    LIBRARY.define("scaled(Tensor a, int n, float by) -> Tensor")
+    LIBRARY.impl("scaled", lambda a, n, by: a.clone() if n == 0 else a * by + n, "CPU")
+    LIBRARY.impl("scaled", lambda a, n, by: torch.empty_like(a), "Meta")
+    with pytest.raises(ValueError, match="has no argument m"):
+        pointwise("backplane_numbers::scaled", formula, static={"m": (0,)})
+    pointwise("backplane_numbers::scaled", formula, static={"n": (0,)})
+    x = torch.arange(6.0, device=DEVICE)
+    for n in (0, 3, 4, 0, 5):
+        found = torch.ops.backplane_numbers.scaled(x, n, 0.5)
+        assert torch.equal(found.cpu(), torch.ops.backplane_numbers.scaled(x.cpu(), n, 0.5))
+    assert [one if isinstance(one, int) else "traced" for one in seen] == [0, "traced"]
+    with pytest.raises(OverflowError):
+        torch.ops.backplane_numbers.scaled(x.to(torch.int8), 300, 0.5)

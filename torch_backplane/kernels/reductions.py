@@ -29,11 +29,14 @@ class Reduction:
     Args:
         state: dtypes of the state.
         identity: the state of no elements; combining with it changes nothing.
-        start: takes an element of each input and its position (int64) in the reduced dimensions; returns a state.
+        start: takes an element of each input, its position (int64) in the reduced dimensions, and the numbers of
+            `scalars`; returns a state.
         combine: takes two states, all numbers of the one and then of the other; returns one. Associative, and
             commutative: the order in which states meet is not that of the elements.
-        finish: takes a state and the number of elements (int64); returns a value for each output.
+        finish: takes a state, the number of elements (int64), and the numbers of `scalars`; returns a value for each
+            output.
         add: combines the state of at most BLOCK elements with that of one more; without it, `combine` does.
+        scalars: dtypes of numbers that are arguments of the kernel: another number is the same kernel.
     """
 
     state: Sequence[torch.dtype]
@@ -42,6 +45,7 @@ class Reduction:
     combine: Formula
     finish: Formula
     add: Formula | None = None
+    scalars: Sequence[torch.dtype] = ()
 
     def __post_init__(self) -> None:
         if not self.state or len(self.state) != len(self.identity):
@@ -51,15 +55,18 @@ class Reduction:
 
 
 def summation(
-    dtype: torch.dtype, start: Formula, finish: Callable[[Expression, Expression], Any] = lambda total, count: total
+    dtype: torch.dtype,
+    start: Formula,
+    finish: Callable[..., Any] = lambda total, count, *scalars: total,
+    scalars: Sequence[torch.dtype] = (),
 ) -> Reduction:
-    """The reduction to the sum of what `start` makes of elements.
+    """The reduction to the sum of what `start` makes of elements; `finish` and `scalars` as in `Reduction`.
 
     Beside a sum of blocks stands what its additions have lost: Knuth's two-sum says what each one does, exactly. So the
     error is that of a few additions, however many there are. Of integers nothing is lost.
     """
     if not (dtype.is_floating_point or dtype.is_complex):
-        return Reduction([dtype], [0], start, lambda a, b: a + b, finish)
+        return Reduction([dtype], [0], start, lambda a, b: a + b, finish, scalars=scalars)
 
     def combine(a: Expression, lost_a: Expression, b: Expression, lost_b: Expression) -> tuple[Expression, Expression]:
         total, lost = two_sum(a, b)
@@ -71,10 +78,10 @@ def summation(
     def with_nothing_lost(*elements: Expression) -> tuple[Any, float]:
         return start(*elements), 0.0
 
-    def finish_whole(total: Expression, lost: Expression, count: Expression) -> Any:
-        return finish(whole(total, lost), count)
+    def finish_whole(total: Expression, lost: Expression, *count_and_scalars: Expression) -> Any:
+        return finish(whole(total, lost), *count_and_scalars)
 
-    return Reduction([dtype] * 2, [0.0, 0.0], with_nothing_lost, combine, finish_whole, add)
+    return Reduction([dtype] * 2, [0.0, 0.0], with_nothing_lost, combine, finish_whole, add, scalars)
 
 
 def two_sum(a: Expression, b: Expression) -> tuple[Expression, Expression]:
@@ -115,20 +122,20 @@ def reduction(
     entry = entry_point(name)
     if group_size < 1 or group_size & (group_size - 1):
         raise ValueError(f"group_size is a power of two, and got {group_size}")
-    state, int64 = list(definition.state), torch.int64
+    state, numbers = list(definition.state), [torch.int64, *definition.scalars]
     seen_as = [compute or value_dtype(dtype) for dtype in inputs]
-    start = _program("start", definition.start, [*seen_as, int64], state)
+    start = _program("start", definition.start, [*seen_as, *numbers], state)
     combine = _program("combine", definition.combine, [*state, *state], state)
     add = combine if definition.add is None else _program("add", definition.add, [*state, *state], state)
-    finish = _program("finish", definition.finish, [*state, int64], outputs)
+    finish = _program("finish", definition.finish, [*state, *numbers], outputs)
 
-    parameters = _parameters(inputs, outputs, geometry)
+    parameters = _parameters(inputs, outputs, definition.scalars, geometry)
     used = used_dtypes(start, inputs, outputs) | used_dtypes(combine) | used_dtypes(add) | used_dtypes(finish)
     elements = [
-        element_function("start", start, dialect, inputs, [int64], state),
+        element_function("start", start, dialect, inputs, numbers, state),
         element_function("combine", combine, dialect, [*state, *state], [], state),
         element_function("add", add, dialect, [*state, *state], [], state),
-        element_function("finish", finish, dialect, state, [int64], outputs),
+        element_function("finish", finish, dialect, state, numbers, outputs),
     ]
     text = "\n".join(
         [
@@ -153,7 +160,10 @@ def _program(part: str, formula: Formula, arguments: list[torch.dtype], results:
 
 
 def _parameters(
-    inputs: Sequence[torch.dtype], outputs: Sequence[torch.dtype], geometry: ReductionGeometry
+    inputs: Sequence[torch.dtype],
+    outputs: Sequence[torch.dtype],
+    scalars: Sequence[torch.dtype],
+    geometry: ReductionGeometry,
 ) -> list[Parameter]:
     index = torch.uint64 if geometry.wide else torch.uint32
     kept, reduced = geometry.kept.layout.rank, geometry.reduced.layout.rank
@@ -161,6 +171,7 @@ def _parameters(
     return [
         *(Parameter("output", dtype, i) for i, dtype in enumerate(outputs)),
         *(Parameter("input", dtype, i) for i, dtype in enumerate(inputs)),
+        *(Parameter("scalar", dtype, i) for i, dtype in enumerate(scalars)),
         Parameter("reduced_count", index),
         *(Parameter("size", index, dimension=d) for d in range(kept - 1)),
         *(Parameter("reduced_size", index, dimension=d) for d in range(reduced - 1)),
@@ -193,7 +204,11 @@ def _body(
 
     element = ", ".join(f"in{i}[in{i}_element]" for i in range(inputs))
     results = ", ".join(f"&out{i}_value" for i in range(len(outputs)))
-    position, count = (f"({dialect.type(torch.int64)}){name}" for name in ("position", "reduced_count"))
+    # With the numbers that are arguments of the kernel.
+    position, count = (
+        ", ".join([f"({dialect.type(torch.int64)}){name}", *(f"scalar{i}" for i in range(len(definition.scalars)))])
+        for name in ("position", "reduced_count")
+    )
     return [
         *(f"  {dialect.local_array(f'shared{i}', definition.state[i], group_size)}" for i in numbers),
         *pointers(dialect, parameters),

@@ -37,7 +37,11 @@ def check_and_unscale(
     run_sets("amp_unscale", unscaled, sets, [[one] for one in gradients])
 
 
-@operator("_amp_update_scale_", passed_through=("scale_growth_factor", "scale_backoff_factor"), variants=False)
+@operator(
+    "_amp_update_scale_",
+    passed_through=("scale_growth_factor", "scale_backoff_factor", "growth_interval"),
+    variants=False,
+)
 def update_scale(
     call: Call,
     self: torch.Tensor,
@@ -45,13 +49,13 @@ def update_scale(
     found_inf: torch.Tensor,
     scale_growth_factor: Any,
     scale_backoff_factor: Any,
-    growth_interval: int,
+    growth_interval: Any,
 ) -> torch.Tensor:
     """The rule of torch.amp.GradScaler's documentation: back off after an overflow, grow after some steps without."""
 
-    def step(scale: Any, tracker: Any, found: Any, growth: Any, backoff: Any) -> tuple[Any, Any]:
+    def step(scale: Any, tracker: Any, found: Any, growth: Any, backoff: Any, interval: Any) -> tuple[Any, Any]:
         overflow, steps = found != 0.0, tracker + 1
-        grows = steps == growth_interval
+        grows = steps.to(torch.int64) == interval
         grown = f.where(f.isfinite(scale * growth), scale * growth, scale)
         after = f.where(overflow, scale * backoff, f.where(grows, grown, scale))
         return after, f.where(f.where(overflow, True, grows), 0, steps)
@@ -61,8 +65,8 @@ def update_scale(
         step,
         [self, growth_tracker],
         [self, growth_tracker, found_inf],
-        numbers,
-        key=("amp_update_scale", growth_interval),
+        [*numbers, (growth_interval, torch.int64)],
+        key="amp_update_scale",
         name="amp_update_scale",
     )
     return self

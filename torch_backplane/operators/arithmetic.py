@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -155,7 +156,7 @@ def power_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     return value_dtype(dtype)
 
 
-@operator("pow.Tensor_Scalar", by_value=["exponent"], dtypes="complex")
+@operator("pow.Tensor_Scalar", by_value=["exponent"], static={"exponent": _POWERS}, dtypes="complex")
 def power_of_number(call: Call, self: torch.Tensor, exponent: float) -> torch.Tensor:
     (out,) = call.outputs()
     result = call.meta(call.functional)[0].dtype
@@ -258,18 +259,22 @@ def _of_floats(function: Formula) -> Formula:
     return lambda a: function(a) if f.is_float(a) else a
 
 
-def round_decimals(a: Expression, decimals: int) -> Expression:
+def _round_decimals(a: Expression, scale: Expression, before_point: bool) -> Expression:
     if not f.is_float(a):
         return a
-    scale = 10.0 ** abs(decimals)
-    return f.round(a * scale) / scale if decimals >= 0 else f.round(a / scale) * scale
+    return f.round(a / scale) * scale if before_point else f.round(a * scale) / scale
+
+
+@operator("round.decimals")
+def round_decimals(call: Call, self: torch.Tensor, decimals: int) -> torch.Tensor:
+    scale = 10.0 ** abs(decimals) if abs(decimals) < 309 else math.inf
+    return plan_pointwise("round.decimals", _round_decimals, call, (self, scale, decimals < 0))
 
 
 pointwise("floor", _of_floats(f.floor))
 pointwise("ceil", _of_floats(f.ceil))
 pointwise("trunc", _of_floats(f.trunc))
 pointwise("round", _of_floats(f.round))
-pointwise("round.decimals", round_decimals)
 pointwise("frac", lambda a: a - f.trunc(a))
 
 

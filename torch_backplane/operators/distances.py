@@ -85,7 +85,7 @@ def _run(
         )
 
 
-@operator("_cdist_forward")
+@operator("_cdist_forward", static={"p": _ORDERS})
 def _cdist_forward(call: Call, x1: torch.Tensor, x2: torch.Tensor, p: float, compute_mode: int | None) -> torch.Tensor:
     _check(x1, x2)
     if p < 0 or compute_mode not in (None, 0, 1, 2):
@@ -95,7 +95,7 @@ def _cdist_forward(call: Call, x1: torch.Tensor, x2: torch.Tensor, p: float, com
     return out
 
 
-@operator("_cdist_backward")
+@operator("_cdist_backward", static={"p": _ORDERS})
 def _cdist_backward(
     call: Call, grad: torch.Tensor, x1: torch.Tensor, x2: torch.Tensor, p: float, cdist: torch.Tensor
 ) -> torch.Tensor:
@@ -116,7 +116,7 @@ def _pairs(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return rows, columns
 
 
-@operator("_pdist_forward")
+@operator("_pdist_forward", static={"p": _ORDERS})
 def _pdist_forward(call: Call, self: torch.Tensor, p: float) -> torch.Tensor:
     _check(self)
     if self.dim() != 2 or p < 0:
@@ -128,7 +128,7 @@ def _pdist_forward(call: Call, self: torch.Tensor, p: float) -> torch.Tensor:
     return out
 
 
-@operator("_pdist_backward")
+@operator("_pdist_backward", static={"p": _ORDERS})
 def _pdist_backward(call: Call, grad: torch.Tensor, self: torch.Tensor, p: float, pdist: torch.Tensor) -> torch.Tensor:
     _check(grad, self, pdist)
     if self.dim() != 2:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator as compare
 from typing import Any
 
 import torch
@@ -202,23 +203,28 @@ def rows_and_columns(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return positions(height, matrix.device).view(height, 1), positions(width, matrix.device)
 
 
-@operator("tril", dtypes="complex")
-def tril(call: Call, self: torch.Tensor, diagonal: int) -> Any:
-    return triangle(call, self, lambda j_minus_i: j_minus_i <= diagonal, ("tril", diagonal))
+@operator("tril", passed_through=["diagonal"], dtypes="complex")
+def tril(call: Call, self: torch.Tensor, diagonal: Any) -> Any:
+    return triangle(call, self, diagonal, compare.le, "tril")
 
 
-@operator("triu", dtypes="complex")
-def triu(call: Call, self: torch.Tensor, diagonal: int) -> Any:
-    return triangle(call, self, lambda j_minus_i: j_minus_i >= diagonal, ("triu", diagonal))
+@operator("triu", passed_through=["diagonal"], dtypes="complex")
+def triu(call: Call, self: torch.Tensor, diagonal: Any) -> Any:
+    return triangle(call, self, diagonal, compare.ge, "triu")
 
 
-def triangle(call: Call, self: torch.Tensor, keeps: Any, key: Any) -> Any:
-    """The elements that `keeps(column - row)` keeps, and zeros."""
+def triangle(call: Call, self: torch.Tensor, diagonal: Any, keeps: Any, key: str) -> Any:
+    """The elements whose `keeps(column - row, diagonal)` is true, and zeros."""
     if call.is_in_place and each_once(self) is not self:
         raise RunOnCPU("a tensor whose elements share memory, which PyTorch takes here")
     (out,) = call.outputs()
     zero = False if self.dtype == torch.bool else 0
     run_pointwise(
-        lambda x, i, j: f.where(keeps(j - i), x, zero), [out], [self, *rows_and_columns(self)], key=key, name="triangle"
+        lambda x, i, j, diagonal: f.where(keeps(j - i, diagonal), x, zero),
+        [out],
+        [self, *rows_and_columns(self)],
+        [(diagonal, torch.int64)],
+        key=key,
+        name="triangle",
     )
     return out

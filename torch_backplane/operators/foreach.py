@@ -18,6 +18,7 @@ from torch_backplane import kernels
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.multi_tensor import WIDTH, multi_tensor
+from torch_backplane.operators.reductions import NORMS
 from torch_backplane.planning import Call, Number, RunOnCPU, dialect_of, launch, operator, run_pointwise
 from torch_backplane.planning.call import elementwise_result, extent
 from torch_backplane.planning.launch import generated, tracing
@@ -272,7 +273,7 @@ foreach("reciprocal", lambda a: 1.0 / a)
 foreach("zero", lambda a: 0.0)
 
 
-@operator("_foreach_norm.Scalar", by_value=("ord",), variants=False)
+@operator("_foreach_norm.Scalar", by_value=("ord",), static={"ord": NORMS}, variants=False)
 def foreach_norm(call: Call, tensors: list[torch.Tensor], ord: Any, dtype: torch.dtype | None) -> list[torch.Tensor]:
     if not tensors or isinstance(ord, bool) or not isinstance(ord, (int, float)):
         raise RunOnCPU("an empty list, or an order that is no real number")  # which are refused

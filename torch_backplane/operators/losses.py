@@ -6,7 +6,8 @@ in the same kernel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -24,15 +25,11 @@ NONE, MEAN, SUM = range(3)
 
 
 def loss(
-    call: Call, formula: Formula, *inputs: torch.Tensor | None, reduction: int, key: Hashable = None
+    call: Call, formula: Formula, *inputs: torch.Tensor | None, reduction: int, numbers: Sequence[float] = ()
 ) -> torch.Tensor:
-    """The result of `formula`, which takes an element of each input that is not None, reduced.
-
-    Args:
-        key: what of the operator's numbers the formula depends on.
-    """
+    """The result of `formula`, which takes an element of each input that is not None and the `numbers`, reduced."""
     (out,) = call.outputs()
-    write_loss(call, out, formula, *inputs, reduction=reduction, key=key)
+    write_loss(call, out, formula, *inputs, reduction=reduction, numbers=numbers)
     return out
 
 
@@ -42,22 +39,33 @@ def write_loss(
     formula: Formula,
     *inputs: torch.Tensor | None,
     reduction: int,
-    key: Hashable = None,
+    numbers: Sequence[float] = (),
 ) -> None:
     """The same into `out`, for operators of several results."""
     tensors = torch.broadcast_tensors(*(tensor for tensor in inputs if tensor is not None))
     name, dtype = call.functional._schema.name.partition("::")[2], value_dtype(out.dtype)
-    key = (name, reduction, tuple(tensor is None for tensor in inputs), key)
+    _check_numbers(numbers, dtype)
+    key = (name, reduction, tuple(tensor is None for tensor in inputs))
     if reduction == NONE:
-        run_pointwise(formula, [out], tensors, compute=dtype, key=key, name=name)
+        scalars = [(number, dtype) for number in numbers]
+        run_pointwise(formula, [out], tensors, scalars, compute=dtype, key=key, name=name)
         return
+    count = len(tensors)
 
-    def finish(total: Expression, count: Expression) -> Expression:
+    def start(*values: Expression) -> Any:
+        return formula(*values[:count], *values[count + 1 :])  # without the position
+
+    def finish(total: Expression, count: Expression, *_: Expression) -> Expression:
         return total / count.to(dtype) if reduction == MEAN else total
 
-    summed = summation(dtype, lambda *a: formula(*a[:-1]), finish)
+    summed = summation(dtype, start, finish, [dtype] * len(numbers))
     flat = [tensor.view(1) if tensor.dim() == 0 else tensor for tensor in tensors]
-    run_reduction(summed, [out], flat, range(flat[0].dim()), compute=dtype, key=key, name=name)
+    run_reduction(summed, [out], flat, range(flat[0].dim()), numbers, compute=dtype, key=key, name=name)
+
+
+def _check_numbers(numbers: Sequence[float], dtype: torch.dtype) -> None:
+    if numbers and not dtype.is_floating_point:
+        raise RunOnCPU("a fraction among integers")  # which refuses them
 
 
 def loss_backward(
@@ -66,10 +74,11 @@ def loss_backward(
     grad: torch.Tensor,
     *inputs: torch.Tensor | None,
     reduction: int,
-    key: Hashable = None,
+    numbers: Sequence[float] = (),
     contiguous: bool = False,
 ) -> torch.Tensor:
-    """`grad` times what `formula` gives, times the share of an element in a mean.
+    """`grad` times what `formula` gives of an element of each input and the `numbers`, times the share of an element in
+    a mean.
 
     Args:
         contiguous: a new tensor is, whatever the inputs are.
@@ -78,13 +87,15 @@ def loss_backward(
         raise RunOnCPU("gradients of bools")  # which refuses them
     (out,) = call.outputs(elementwise=True, contiguous=contiguous and not call.written)
     name, dtype = call.functional._schema.name.partition("::")[2], value_dtype(out.dtype)
+    _check_numbers(numbers, dtype)
+    share = 1.0 / max(1, out.numel()) if reduction == MEAN else 1.0
     run_pointwise(
         lambda grad, *a: grad * formula(*a[:-1]) * a[-1],
         [out],
         [grad, *(tensor for tensor in inputs if tensor is not None)],
-        [(1.0 / max(1, out.numel()) if reduction == MEAN else 1.0, dtype)],
+        [(number, dtype) for number in (*numbers, share)],
         compute=dtype,
-        key=(name, tuple(tensor is None for tensor in inputs), key),
+        key=(name, tuple(tensor is None for tensor in inputs)),
         name=name,
     )
     return out
@@ -97,36 +108,25 @@ def _squared(a: Expression, b: Expression) -> Expression:
     return (a - b) * (a - b)
 
 
-def _smooth_l1(beta: float) -> Formula:
-    def formula(a: Expression, b: Expression) -> Expression:
-        z = f.absolute(a - b)
-        return f.where(z < beta, 0.5 * z * z / (beta or 1.0), z - 0.5 * beta)
-
-    return formula
+def _smooth_l1(a: Expression, b: Expression, beta: Expression, divisor: Expression) -> Expression:
+    """`divisor` is beta, or 1 where that is 0."""
+    z = f.absolute(a - b)
+    return f.where(z < beta, 0.5 * z * z / divisor, z - 0.5 * beta)
 
 
-def _smooth_l1_slope(beta: float) -> Formula:
-    def formula(a: Expression, b: Expression) -> Expression:
-        x = a - b
-        return f.where(x <= -beta, -1.0, f.where(x >= beta, 1.0, x / (beta or 1.0)))
-
-    return formula
+def _smooth_l1_slope(a: Expression, b: Expression, beta: Expression, divisor: Expression) -> Expression:
+    x = a - b
+    return f.where(x <= -beta, -1.0, f.where(x >= beta, 1.0, x / divisor))
 
 
-def _huber(delta: float) -> Formula:
-    def formula(a: Expression, b: Expression) -> Expression:
-        z = f.absolute(a - b)
-        return f.where(z <= delta, 0.5 * z * z, delta * (z - 0.5 * delta))
-
-    return formula
+def _huber(a: Expression, b: Expression, delta: Expression) -> Expression:
+    z = f.absolute(a - b)
+    return f.where(z <= delta, 0.5 * z * z, delta * (z - 0.5 * delta))
 
 
-def _huber_slope(delta: float) -> Formula:
-    def formula(a: Expression, b: Expression) -> Expression:
-        x = a - b
-        return f.where(x <= -delta, -delta, f.where(x >= delta, delta, x))
-
-    return formula
+def _huber_slope(a: Expression, b: Expression, delta: Expression) -> Expression:
+    x = a - b
+    return f.where(x <= -delta, -delta, f.where(x >= delta, delta, x))
 
 
 @operator("mse_loss")
@@ -145,15 +145,15 @@ def mse_loss_backward(
 
 @operator("smooth_l1_loss")
 def smooth_l1_loss(call: Call, self: torch.Tensor, target: torch.Tensor, reduction: int, beta: float) -> torch.Tensor:
-    return loss(call, _smooth_l1(beta), self, target, reduction=reduction, key=beta)
+    return loss(call, _smooth_l1, self, target, reduction=reduction, numbers=(beta, beta or 1.0))
 
 
 @operator("smooth_l1_loss_backward")
 def smooth_l1_loss_backward(
     call: Call, grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int, beta: float
 ) -> torch.Tensor:
-    slope = _smooth_l1_slope(beta)
-    return loss_backward(call, slope, grad_output, self, target, reduction=reduction, key=beta, contiguous=True)
+    slope, numbers = _smooth_l1_slope, (beta, beta or 1.0)
+    return loss_backward(call, slope, grad_output, self, target, reduction=reduction, numbers=numbers, contiguous=True)
 
 
 @operator("huber_loss", checks=["delta > 0"])
@@ -163,15 +163,15 @@ def huber_loss(call: Call, self: torch.Tensor, target: torch.Tensor, reduction: 
         raise RunOnCPU("a difference that is none of self's dtype")  # which refuses it
     result = elementwise_result([self, target], self.dtype)
     call.outputs(like=[result if reduction == NONE else result.new_empty(())])
-    return loss(call, _huber(delta), self, target, reduction=reduction, key=delta)
+    return loss(call, _huber, self, target, reduction=reduction, numbers=(delta,))
 
 
 @operator("huber_loss_backward", one_dtype=["grad_output", "self", "target"])
 def huber_loss_backward(
     call: Call, grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int, delta: float
 ) -> torch.Tensor:
-    slope = _huber_slope(delta)
-    return loss_backward(call, slope, grad_output, self, target, reduction=reduction, key=delta, contiguous=True)
+    slope, numbers = _huber_slope, (delta,)
+    return loss_backward(call, slope, grad_output, self, target, reduction=reduction, numbers=numbers, contiguous=True)
 
 
 # Of labels: target is a probability, or -1 and 1

@@ -72,7 +72,7 @@ def _of_one(
     return rows, target.contiguous(), weight.contiguous()
 
 
-@operator("multi_margin_loss", by_value=["p"])
+@operator("multi_margin_loss", by_value=["p"], static={"p": (1, 2)})
 def multi_margin_loss(
     call: Call,
     self: torch.Tensor,
@@ -95,7 +95,7 @@ def multi_margin_loss(
     return out
 
 
-@operator("multi_margin_loss_backward", by_value=["p"])
+@operator("multi_margin_loss_backward", by_value=["p"], static={"p": (1, 2)})
 def multi_margin_loss_backward(
     call: Call,
     grad_output: torch.Tensor,

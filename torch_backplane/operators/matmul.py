@@ -44,13 +44,13 @@ def mm(call: Call, self: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
     return product(out, self, mat2)
 
 
-@operator("addmm", "baddbmm", by_value=["beta"], dtypes="complex")
+@operator("addmm", "baddbmm", by_value=["beta"], static={"beta": (0,)}, dtypes="complex")
 def addmm(call: Call, self: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta: Any, alpha: Any) -> torch.Tensor:
     (out,) = call.outputs()
     return product(out, a, b, self.expand(out.shape), beta, alpha)
 
 
-@operator("addbmm", by_value=["beta", "alpha"], dtypes="complex")
+@operator("addbmm", by_value=["beta", "alpha"], static={"beta": (0,)}, dtypes="complex")
 def addbmm(
     call: Call, self: torch.Tensor, batch1: torch.Tensor, batch2: torch.Tensor, beta: Any, alpha: Any
 ) -> torch.Tensor:
@@ -66,7 +66,9 @@ def addbmm(
     return torch.addmm(self, left, right, beta=beta, alpha=alpha, out=out)
 
 
-@operator("addr", by_value=["beta", "alpha"], dtypes="complex", one_dtype=["self", "vec1", "vec2"])
+@operator(
+    "addr", by_value=["beta", "alpha"], static={"beta": (0,)}, dtypes="complex", one_dtype=["self", "vec1", "vec2"]
+)
 def addr(call: Call, self: torch.Tensor, vec1: torch.Tensor, vec2: torch.Tensor, beta: Any, alpha: Any) -> torch.Tensor:
     """The outer product of two vectors, added to `self`, of which nothing is read where beta is 0."""
     shape = torch.Size([*vec1.shape, *vec2.shape])
@@ -91,7 +93,7 @@ def addr(call: Call, self: torch.Tensor, vec1: torch.Tensor, vec2: torch.Tensor,
     return out
 
 
-@operator("addmv", by_value=["beta"], dtypes="complex")
+@operator("addmv", by_value=["beta"], static={"beta": (0,)}, dtypes="complex")
 def addmv(call: Call, self: torch.Tensor, mat: torch.Tensor, vec: torch.Tensor, beta: Any, alpha: Any) -> torch.Tensor:
     (out,) = call.outputs()
     product(out.unsqueeze(1), mat, vec.unsqueeze(1), self.expand(out.shape).unsqueeze(1), beta, alpha)

@@ -14,8 +14,7 @@ from torch_backplane.kernels import Expression
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.reductions import summation
 from torch_backplane.kernels.templates.norms import Sets, norm, norm_backward, weight_grads
-from torch_backplane.operators.reductions import norm as vector_norm
-from torch_backplane.operators.reductions import spread
+from torch_backplane.operators.reductions import NORMS, spread
 from torch_backplane.planning import (
     Call,
     RunOnCPU,
@@ -246,9 +245,9 @@ def batch_norm_update_stats(
     result = given[0] if given else self
     outputs = call.outputs(like=[result.new_empty(channels, device="meta")] * 2)
     dims = [dim for dim in range(self.dim()) if dim != 1]
-    variance = spread(0.0, root=False, with_mean=True)(compute)
-    key, name = ("var_mean", 0.0, compute), "batch_norm_update_stats"
-    run_reduction(variance, outputs[::-1], [self], dims, key=key, compute=compute, name=name)
+    variance = spread(root=False, with_mean=True)(compute)
+    key, name = ("var_mean", compute), "batch_norm_update_stats"
+    run_reduction(variance, outputs[::-1], [self], dims, [0.0], key=key, compute=compute, name=name)
     count = self.numel() // channels
     # As a number of the kernel's, which has infinity and NaN where the host would have an error.
     for tensor, value, degrees in ((running_mean, outputs[0], count), (running_var, outputs[1], count - 1)):
@@ -410,7 +409,7 @@ def _weight_norm_interface(call: Call, v: torch.Tensor, g: torch.Tensor, dim: in
     )
     found = torch.empty(v.shape[dim], dtype=compute, device=v.device)
     run_reduction(
-        vector_norm(2.0)(compute), [found], [v], dims, key=("norm", 2.0, compute), compute=compute, name="norm"
+        NORMS[2](compute), [found], [v], dims, key=("norm", 2.0, compute), compute=compute, name="norm"
     )
     inputs = [v, _along(g, v, dim), _along(found, v, dim)]
     run_pointwise(

@@ -24,6 +24,7 @@ def reduce(
     tensor: torch.Tensor,
     dims: Dims,
     definition: Callable[[torch.dtype], Reduction],
+    scalars: Sequence[float] = (),
     *,
     key: Any,
     compute: torch.dtype | None = None,
@@ -34,6 +35,7 @@ def reduce(
     Args:
         dims: of the tensor; None: all, and so is an empty list with `whole_if_empty`.
         definition: makes the reduction for the dtype that `start` sees.
+        scalars: the reduction's numbers.
         compute: that dtype; by default the tensor's own, float32 for float16 and bfloat16.
     """
     outputs = call.outputs()
@@ -48,6 +50,7 @@ def reduce(
             outputs,
             [tensor],
             dims,
+            scalars,
             key=(key, compute),
             compute=compute,
             name=call.functional._schema.name.partition("::")[2],
@@ -326,7 +329,7 @@ def min_dim(call: Call, self: torch.Tensor, dim: int, keepdim: bool) -> Any:
 
 def moments(finish: Callable[..., Any], dtype: torch.dtype) -> Reduction:
     """Reductions from (mean, what it lacks, sum of squared differences from it, count), which combine as in Chan, Golub
-    and LeVeque (1979).
+    and LeVeque (1979), and a number for `finish`.
 
     A mean in one number is off by more than the deviation allows where it is thousands of times that.
     """
@@ -341,14 +344,18 @@ def moments(finish: Callable[..., Any], dtype: torch.dtype) -> Reduction:
         mean, low = f.where(none, mean_b, mean), f.where(none, low_b, low_a + lost)
         return mean, low, m2_a + (m2_b + delta * delta * n_a * share), n
 
-    return Reduction([dtype] * 4, [0.0] * 4, lambda x, _: (x, 0.0, 0.0, 1.0), combine, finish)
+    return Reduction([dtype] * 4, [0.0] * 4, lambda x, *_: (x, 0.0, 0.0, 1.0), combine, finish, scalars=[dtype])
 
 
-def spread(correction: float, root: bool, with_mean: bool) -> Callable[[torch.dtype], Reduction]:
-    """Variance (or its root) with `correction` degrees of freedom, and the mean if `with_mean`."""
+def spread(root: bool, with_mean: bool) -> Callable[[torch.dtype], Reduction]:
+    """Variance (or its root), and the mean if `with_mean`; of a number, by which the degrees of freedom are fewer than
+    the elements.
+    """
 
     def definition(dtype: torch.dtype) -> Reduction:
-        def finish(mean: Expression, low: Expression, m2: Expression, n: Expression, count: Expression) -> Any:
+        def finish(
+            mean: Expression, low: Expression, m2: Expression, n: Expression, count: Expression, correction: Expression
+        ) -> Any:
             divisor = f.where(count.to(dtype) > correction, count.to(dtype) - correction, 0.0)
             variance = f.where(count == 0, math.nan, m2 / divisor)
             value = f.sqrt(variance) if root else variance
@@ -369,7 +376,7 @@ def _declare_spread(name: str, root: bool, with_mean: bool) -> None:
         degrees = float(correction.real)
         if self.is_complex():
             return complex_spread(call, self, dim, degrees, keepdim, root, with_mean)
-        return reduce(call, self, dim, spread(degrees, root, with_mean), key=(name, degrees))
+        return reduce(call, self, dim, spread(root, with_mean), [degrees], key=name)
 
 
 def complex_spread(
@@ -395,33 +402,45 @@ _declare_spread("var_mean", root=False, with_mean=True)
 _declare_spread("std_mean", root=True, with_mean=True)
 
 
-def norm(order: float) -> Callable[[torch.dtype], Reduction]:
-    """The vector norm of an order, as torch.linalg.vector_norm defines it; of complex numbers by their magnitudes."""
-
-    def definition(seen: torch.dtype) -> Reduction:
-        dtype = part_dtype(seen)
-
-        def summed(start: Callable[[Expression], Any], finish: Callable[[Expression], Any]) -> Reduction:
-            return summation(dtype, lambda x, _: start(x), lambda total, _: finish(total))
-
-        if order == 0:
-            return summed(lambda x: f.where(x != 0.0, f.full_like(x.real, 1.0), 0.0), lambda s: s)
-        if order == 1:
-            return summed(abs, lambda s: s)
-        if order == 2:
-            return summed(lambda x: x.real * x.real + x.imag * x.imag if x.is_complex else x * x, f.sqrt)
-        if order == math.inf:
-            return Reduction([dtype], [0.0], lambda x, _: abs(x), f.maximum, lambda s, _: s)
-        if order == -math.inf:
-            return Reduction([dtype], [math.inf], lambda x, _: abs(x), f.minimum, lambda s, _: s)
-        exponent = torch.tensor(order, dtype=dtype).item()  # which may be infinite, or 0
-        root = 1.0 / exponent if exponent else math.inf
-        return summed(lambda x: f.power(abs(x), exponent), lambda s: f.power(s, root))
-
-    return definition
+def _summed(
+    start: Callable[[Expression], Any], finish: Callable[[Expression], Any] = lambda total: total
+) -> Callable[[torch.dtype], Reduction]:
+    return lambda dtype: summation(dtype, lambda x, _: start(x), lambda total, _: finish(total))
 
 
-@operator("linalg_vector_norm", by_value=("ord",), dtypes="complex")
+def _square(x: Expression) -> Expression:
+    return x.real * x.real + x.imag * x.imag if x.is_complex else x * x
+
+
+# The orders of norms that have a formula of their own, for the dtype of magnitudes.
+NORMS: dict[float, Callable[[torch.dtype], Reduction]] = {
+    0: _summed(lambda x: f.where(x != 0.0, f.full_like(x.real, 1.0), 0.0)),
+    1: _summed(abs),
+    2: _summed(_square, f.sqrt),
+    math.inf: lambda dtype: Reduction([dtype], [0.0], lambda x, _: abs(x), f.maximum, lambda s, _: s),
+    -math.inf: lambda dtype: Reduction([dtype], [math.inf], lambda x, _: abs(x), f.minimum, lambda s, _: s),
+}
+
+
+def _norm_of_order(dtype: torch.dtype) -> Reduction:
+    """Of two numbers: the order, and one over it."""
+    return summation(
+        dtype,
+        lambda x, _, order, inverse: f.power(abs(x), order),
+        lambda total, _, order, inverse: f.power(total, inverse),
+        scalars=[dtype] * 2,
+    )
+
+
+def norm(order: float) -> tuple[Callable[[torch.dtype], Reduction], list[float]]:
+    """The vector norm of an order, as torch.linalg.vector_norm defines it, and the reduction's numbers; of complex
+    numbers by their magnitudes.
+    """
+    definition, scalars = (NORMS[order], []) if order in NORMS else (_norm_of_order, [order, 1.0 / order])
+    return lambda seen: definition(part_dtype(seen)), scalars
+
+
+@operator("linalg_vector_norm", by_value=("ord",), static={"ord": NORMS}, dtypes="complex")
 def vector_norm(call: Call, self: torch.Tensor, ord: float, dim: Dims, keepdim: bool, dtype: torch.dtype | None) -> Any:
     if isinstance(ord, complex) or not (self.is_floating_point() or self.is_complex()):
         raise RunOnCPU("an order that is complex, or a norm of integers")  # which are refused
@@ -436,22 +455,25 @@ def vector_norm(call: Call, self: torch.Tensor, ord: float, dim: Dims, keepdim: 
         run_pointwise(f.absolute, [out], [alone], compute=compute, key="norm of one", name="norm_of_one")
         return out
     order = float(ord) if self.numel() else 1.0  # of nothing, any norm is 0
-    return reduce(call, self, dim, norm(order), key=("norm", order), compute=compute)
+    key = ("norm", order if order in NORMS else "any")
+    return reduce(call, self, dim, *norm(order), key=key, compute=compute)
 
 
-@operator("norm.ScalarOpt_dim", by_value=("p",), dtypes="complex")
+@operator("norm.ScalarOpt_dim", by_value=("p",), static={"p": NORMS}, dtypes="complex")
 def norm_of_dims(call: Call, self: torch.Tensor, p: float | None, dim: Dims, keepdim: bool) -> Any:
     return vector_norm(call, self, 2 if p is None else p, dim, keepdim, None)
 
 
-@operator("norm.ScalarOpt_dim_dtype", by_value=("p",), dtypes="complex")
+@operator("norm.ScalarOpt_dim_dtype", by_value=("p",), static={"p": NORMS}, dtypes="complex")
 def norm_of_dims_in(
     call: Call, self: torch.Tensor, p: float | None, dim: Dims, keepdim: bool, dtype: torch.dtype | None
 ) -> Any:
     return vector_norm(call, self, 2 if p is None else p, dim, keepdim, dtype)
 
 
-@operator("renorm", by_value=("p",), checks=["maxnorm >= 0"], dtypes="complex")
+@operator(
+    "renorm", by_value=("p",), static={"p": [p for p in NORMS if p > 0]}, checks=["maxnorm >= 0"], dtypes="complex"
+)
 def renorm(call: Call, self: torch.Tensor, p: float, dim: int, maxnorm: Any) -> Any:
     """Each slice along `dim` scaled down to the norm `maxnorm`, if its own is greater."""
     if not -self.dim() <= dim < self.dim():

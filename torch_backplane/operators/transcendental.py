@@ -8,6 +8,7 @@ import torch
 
 from torch_backplane.kernels import Expression, special
 from torch_backplane.kernels import functions as f
+from torch_backplane.kernels.expression import Formula
 from torch_backplane.planning import Call, RunOnCPU, operator, plan_pointwise, pointwise, run_pointwise
 
 for function in (
@@ -57,21 +58,34 @@ pointwise("special_entr", entr)
 # The logit, with its argument held eps away from 0 and 1 where eps is given
 
 
-def logit(a: Expression, eps: float | None) -> Expression:
-    if eps is not None:
-        a = f.where(a < eps, eps, f.where(a > 1.0 - eps, 1.0 - eps, a))
+def _logit(a: Expression, *ends: Expression) -> Expression:
+    if ends:
+        first, last = ends
+        a = f.where(a < first, first, f.where(a > last, last, a))
     return f.log(a / (1.0 - a))
 
 
-def logit_backward(grad: Expression, a: Expression, eps: float | None) -> Expression:
+def _logit_backward(grad: Expression, a: Expression, *ends: Expression) -> Expression:
     slope = grad / (a * (1.0 - a))
-    if eps is not None:
-        return f.where((a >= eps) & (a <= 1.0 - eps), slope, 0.0)
+    if ends:
+        first, last = ends
+        return f.where((a >= first) & (a <= last), slope, 0.0)
     return f.where((a < 0.0) | (a > 1.0), math.nan, slope)
 
 
-pointwise("logit", logit)
-pointwise("logit_backward", logit_backward)
+def _ends(eps: float | None) -> tuple[float, ...]:
+    """What an argument is held between."""
+    return () if eps is None else (eps, 1.0 - eps)
+
+
+@operator("logit")
+def logit(call: Call, self: torch.Tensor, eps: float | None) -> torch.Tensor:
+    return plan_pointwise("logit", _logit, call, (self, *_ends(eps)))
+
+
+@operator("logit_backward")
+def logit_backward(call: Call, grad_output: torch.Tensor, self: torch.Tensor, eps: float | None) -> torch.Tensor:
+    return plan_pointwise("logit_backward", _logit_backward, call, (grad_output, self, *_ends(eps)))
 
 
 # Error and gamma functions
@@ -81,10 +95,26 @@ pointwise("special_erfcx", special.erfcx)
 pointwise("special_ndtri", special.ndtri)
 pointwise("special_log_ndtr", special.log_ndtr)
 pointwise("digamma", special.digamma)
-pointwise("polygamma", special.polygamma)
 pointwise("special_zeta", special.zeta)
 pointwise("igamma", special.gammainc)
 pointwise("igammac", special.gammaincc)
+
+
+# Those that gradients of lgamma and digamma are made of: zeta of a number in the text takes two thirds of the time.
+_DERIVATIVES: dict[int, Formula] = {
+    0: special.digamma,
+    1: special.trigamma,
+    **{n: lambda x, n=n: special.polygamma_factor(n) * special.zeta(f.full_like(x, n + 1.0), x) for n in (2, 3, 4, 5)},
+}
+
+
+@operator("polygamma", static={"n": _DERIVATIVES})
+def polygamma(call: Call, n: int, self: torch.Tensor) -> torch.Tensor:
+    call.meta()  # refuses negative n
+    if n in _DERIVATIVES:
+        return plan_pointwise(f"polygamma{n}", _DERIVATIVES[n], call, (self,))
+    numbers = (special.polygamma_factor(n), float(n + 1))
+    return plan_pointwise("polygamma", lambda x, factor, s: factor * special.zeta(s, x), call, (self, *numbers))
 
 
 @operator("mvlgamma", checks=["p >= 1"])
@@ -92,7 +122,8 @@ def mvlgamma(call: Call, self: torch.Tensor, p: int) -> torch.Tensor:
     if self.dtype == torch.bool:
         raise RunOnCPU("mvlgamma of bools")  # which refuses it
     call.outputs(elementwise=True, contiguous=True)
-    return plan_pointwise("mvlgamma", special.mvlgamma, call, (self, p))
+    numbers = (p, special.mvlgamma_constant(p))
+    return plan_pointwise("mvlgamma", special.mvlgamma, call, (self, *numbers))
 
 
 # Of the bits of floats

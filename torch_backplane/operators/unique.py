@@ -149,19 +149,19 @@ def histc(call: Call, self: torch.Tensor, bins: int, least: float, most: float) 
     # Not as PyTorch's meta function says, which refuses what is not deterministic on CUDA.
     (out,) = call.outputs(like=[torch.empty(bins, dtype=self.dtype, device="meta")])
 
-    def place(x: Expression, first: Expression, last: Expression) -> tuple[Expression, Expression]:
+    def place(
+        x: Expression, first: Expression, last: Expression, bins: Expression, last_bin: Expression
+    ) -> tuple[Expression, Expression]:
         within = (x >= first) & (x <= last)
-        if integers:
-            at = f.floor_divide((f.where(within, x, first) - first) * bins, last - first)
-            return f.minimum(at, bins - 1), within.to(torch.int32)
-        at = f.minimum((f.where(within, x, first) - first) * float(bins) / (last - first), float(bins - 1))
-        return at.to(torch.int64), within.to(torch.int32)
+        scaled = (f.where(within, x, first) - first) * bins
+        at = f.floor_divide(scaled, last - first) if integers else scaled / (last - first)
+        return f.minimum(at, last_bin).to(torch.int64), within.to(torch.int32)
 
     index = torch.empty(self.shape, dtype=torch.int64, device=self.device)
     counted = torch.empty_like(index, dtype=torch.int32)
     compute = torch.int64 if integers else self.dtype
-    numbers = [(least, compute), (most, compute)]
-    key = ("histc", bins, integers)
+    numbers = [(number, compute) for number in (least, most, bins, bins - 1)]
+    key = ("histc", integers)
     run_pointwise(place, [index, counted], [self], numbers, key=key, compute=compute, name="histc")
     counts = torch.zeros(bins, dtype=torch.int32, device=self.device)
     return out.copy_(counts.index_add_(0, index.view(-1), counted.view(-1)))

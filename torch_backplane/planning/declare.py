@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -16,17 +16,22 @@ from torch_backplane.planning.call import Call, flatten
 
 Planner = Callable[..., Any]
 Dtypes = Literal["real", "complex", "any"]
+# Numbers by whose value a kernel is chosen, by their names: the values that have kernels of their own.
+Static = Mapping[str, Collection[float]]
 
 # Every planner that was declared, by the operator's full name, for the tools.
 declared: dict[str, Planner] = {}
 # For each of them the arguments whose numbers are passed through: plans hold for any value.
 passed: dict[str, list[str]] = {}
+# For each of them the numbers that choose among kernels. All others are arguments of kernels.
+static_numbers: dict[str, Static] = {}
 
 
 def operator(
     *names: str,
     passed_through: Sequence[str] = (),
     by_value: Sequence[str] = (),
+    static: Static | None = None,
     checks: Sequence[str] = (),
     variants: bool = True,
     dtypes: Dtypes = "real",
@@ -41,6 +46,9 @@ def operator(
         passed_through: arguments of type int or float whose values only become kernel arguments: they arrive as
             `Number`s, and another value is no new plan. Those of type Scalar are treated so anyway.
         by_value: arguments of type Scalar that the planner needs to see.
+        static: the values of numbers for which there are kernels of their own, such as exponents that have a formula
+            (`{"exponent": (0.5, 2)}`), by the numbers' names. Any other number is an argument of the kernel, whether
+            the planner sees it or not: another value is no kernel to build.
         checks: what PyTorch wants of numbers, such as "lambd >= 0", "low <= high", "not p < 0", "lambd <=
             finite(self)" or "slope >= 0 if is_result": an argument; a comparison; a number, another argument, or of a
             tensor's dtype the greatest `finite` or the `lowest` number; and perhaps a bool or a list, which `not` may
@@ -58,7 +66,7 @@ def operator(
         for name in names:
             functional = find(name)
             for overload in overloads_of(functional) if variants else [functional]:
-                _register(overload, functional, planner, passed_through, by_value, checks, dtypes, one_dtype)
+                _register(overload, functional, planner, passed_through, by_value, static, checks, dtypes, one_dtype)
         return planner
 
     return decorate
@@ -106,6 +114,7 @@ def _register(
     planner: Planner,
     passed_through: Sequence[str],
     by_value: Sequence[str],
+    static: Static | None,
     checks: Sequence[str],
     dtypes: Dtypes,
     one_dtype: Sequence[str],
@@ -119,6 +128,8 @@ def _register(
 
     in_memory = in_memory_only(planner, functional)
     names = [one.name for one in functional._schema.arguments if not one.is_out]
+    if unknown := set(static or ()) - set(names):
+        raise ValueError(f"{name} has no argument {', '.join(sorted(unknown))}")
     alike = [names.index(one) for one in one_dtype]
 
     def planned(*arguments: Any) -> Any:
@@ -144,6 +155,7 @@ def _register(
         checks=[_parsed(check) for check in checks],
     )
     declared[name] = planner
+    static_numbers[name] = dict(static or {})
     passed[name] = [
         one.name
         for one in overload._schema.arguments

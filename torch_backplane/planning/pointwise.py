@@ -13,9 +13,9 @@ from torch_backplane.kernels import Expression, geometry
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import part_dtype, value_dtype
-from torch_backplane.kernels.expression import Formula
+from torch_backplane.kernels.expression import Formula, constant
 from torch_backplane.planning.call import Call, shares_memory
-from torch_backplane.planning.declare import Dtypes, check_supported, operator
+from torch_backplane.planning.declare import Dtypes, Static, check_supported, operator
 from torch_backplane.planning.launch import dialect_of, generated, launch, tracing
 
 Fitting = Literal["computed", "stored", "any"]
@@ -31,6 +31,7 @@ def pointwise(
     compute: Literal["result", "inputs"] = "result",
     by_value: Sequence[str] = (),
     passed_through: Sequence[str] = (),
+    static: Static | None = None,
     checks: Sequence[str] = (),
     dtypes: Dtypes = "real",
     fitting: Fitting | Mapping[str, Fitting] = "computed",
@@ -40,13 +41,14 @@ def pointwise(
     """Declares the operator `name` (such as "add.Tensor") and its in-place and `out=` forms by a formula over scalars.
 
     Args:
-        formula: takes the arguments of the functional form, by position: tensors and numbers of type Scalar as traced
-            values of the dtype to compute in; anything else (bool, str, int, float, None) as it is. Returns a value for
-            each result. It runs once for each combination of dtypes and plain values, not at each call.
+        formula: takes the arguments of the functional form, by position: tensors and numbers as traced values of the
+            dtype to compute in; anything else (bool, str, None) as it is. Returns a value for each result. It runs once
+            for each combination of dtypes and plain values, not at each call.
         compute: "result" computes in the dtype that PyTorch gives the result (float32 for float16 and bfloat16; for
             results of type bool, in what PyTorch promotes the arguments to). "inputs" leaves every tensor its dtype.
-        by_value: arguments of type Scalar that the formula needs to see as Python numbers.
-        passed_through: arguments of type float or int that are traced as those of type Scalar are.
+        by_value: arguments of type Scalar of which another value is another plan.
+        passed_through: arguments of type float or int of which another value is the same plan, as with type Scalar.
+        static: as in `operator`. The formula gets these values, of int, float and what is `by_value`, as they are.
         checks: what PyTorch wants of numbers, as in `operator`.
         fitting: what arguments of type Scalar must be values of, where others are PyTorch's error: the dtype that is
             "computed" in, the one that the result has in memory ("stored"), or "any". By their names where they differ.
@@ -56,9 +58,17 @@ def pointwise(
             numbers, and others with elements of their own.
     """
 
-    @operator(name, by_value=by_value, passed_through=passed_through, checks=checks, dtypes=dtypes, one_dtype=one_dtype)
+    @operator(
+        name,
+        by_value=by_value,
+        passed_through=passed_through,
+        static=static,
+        checks=checks,
+        dtypes=dtypes,
+        one_dtype=one_dtype,
+    )
     def plan(call: Call, *values: Any) -> Any:
-        return plan_pointwise(name, formula, call, values, compute, fitting, idempotent)
+        return plan_pointwise(name, formula, call, values, compute, fitting, idempotent, static)
 
 
 def plan_pointwise(
@@ -69,6 +79,7 @@ def plan_pointwise(
     compute: str = "result",
     fitting: Fitting | Mapping[str, Fitting] = "computed",
     idempotent: bool = False,
+    static: Static | None = None,
 ) -> Any:
     """What the planner of a pointwise operator does: see `pointwise`. Returns what the operator returns."""
     if _C.has_structured_meta(call.name):
@@ -90,9 +101,9 @@ def plan_pointwise(
             else value
             for value in values
         ]  # fmt: skip
-        run_formula(name, formula, call, [each_once(given)], values, compute, fitting)
+        run_formula(name, formula, call, [each_once(given)], values, compute, fitting, static)
         return given
-    run_formula(name, formula, call, outputs, values, compute, fitting)
+    run_formula(name, formula, call, outputs, values, compute, fitting, static)
     return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
@@ -127,20 +138,25 @@ def run_formula(
     values: Sequence[Any],
     compute: str,
     fitting: Fitting | Mapping[str, Fitting],
+    static: Static | None = None,
 ) -> None:
     """Computes `formula` of the operator's arguments `values`, as `pointwise` describes."""
     names = [one.name for one in call.functional._schema.arguments]
     inputs: list[torch.Tensor] = []
     scalars: list[_C.Number] = []
+    numbers: list[complex] = []
     places: list[tuple[str, Any]] = []  # for each argument of the formula: where it comes from
     plain: list[Hashable] = []
-    for value in values:
+    for position, value in enumerate(values):
         if isinstance(value, torch.Tensor):
             places.append(("input", len(inputs)))
             inputs.append(value)
         elif isinstance(value, _C.Number):
             places.append(("scalar", len(scalars)))
             scalars.append(value)
+        elif is_number(value) and not (static and value in static.get(names[position], ())):
+            places.append(("number", len(numbers)))
+            numbers.append(value)
         else:
             places.append(("value", value))
             plain.append(repr(value))  # not the value: 0.0 == -0.0, and 1 == True
@@ -158,19 +174,42 @@ def run_formula(
         if isinstance(value, torch.Tensor)
     ]
 
+    with tracing():
+        number_dtypes = [number_dtype(number, dtype) for number in numbers]
+
     def arranged(*traced: Expression) -> Any:
-        given = {"input": traced[: len(inputs)], "scalar": traced[len(inputs) :]}
+        first = len(inputs) + len(scalars)
+        given = {"input": traced[: len(inputs)], "scalar": traced[len(inputs) : first], "number": traced[first:]}
         return formula(*(where if kind == "value" else given[kind][where] for kind, where in places))
 
     run_pointwise(
         arranged,
         outputs,
         inputs,
-        [(number, dtype) for number in scalars],
+        [*((number, dtype) for number in scalars), *zip(numbers, number_dtypes, strict=True)],
         compute=[one or value_dtype(tensor.dtype) for one, tensor in zip(seen, inputs, strict=True)],
         key=(name, tuple(kind for kind, _ in places), tuple(plain)),
         name=call.functional._schema.name.partition("::")[2],
     )
+
+
+def is_number(value: Any) -> bool:
+    """Of Python's, other than a bool."""
+    return isinstance(value, (int, float, complex)) and not isinstance(value, bool)
+
+
+def number_dtype(number: complex, dtype: torch.dtype) -> torch.dtype:
+    """What a formula that computes in `dtype` sees a Python number as.
+
+    Raises:
+        TypeError, OverflowError: it is none of this dtype.
+    """
+    if dtype == torch.bool and isinstance(number, int):
+        dtype = torch.int64
+    elif isinstance(number, float) and not (dtype.is_floating_point or dtype.is_complex):
+        dtype = torch.float32
+    constant(number, dtype)
+    return dtype
 
 
 def compute_dtype(call: Call, inputs: Sequence[torch.Tensor], scalars: Sequence[_C.Number]) -> torch.dtype:
@@ -276,8 +315,9 @@ def _past_caches(dialect: Dialect, outputs: Sequence[torch.Tensor], inputs: Sequ
 
 
 def check_number(number: Any, dtype: torch.dtype) -> None:
-    """Leaves to the CPU, for PyTorch's error, a complex `Number` where one of a real dtype is needed."""
-    if isinstance(number, _C.Number) and number.dtype.is_complex and not dtype.is_complex:
+    """Leaves to the CPU, for PyTorch's error, a complex number where one of a real dtype is needed."""
+    is_complex = number.dtype.is_complex if isinstance(number, _C.Number) else isinstance(number, complex)
+    if is_complex and not dtype.is_complex:
         raise _C.RunOnCPU(f"a complex number as {dtype}".replace("torch.", ""))
 
 

@@ -22,6 +22,7 @@ def run_reduction(
     outputs: Sequence[torch.Tensor],
     inputs: Sequence[torch.Tensor],
     dims: Sequence[int],
+    scalars: Sequence[int | float] = (),
     *,
     key: Hashable,
     compute: torch.dtype | None = None,
@@ -32,13 +33,14 @@ def run_reduction(
 
     Args:
         outputs: without the dimensions `dims`, or with size 1 there.
+        scalars: the definition's numbers; others are the same kernel.
         key: what tells this definition from others: equal keys share kernels.
         compute: what `start` sees each input as.
         name: a C identifier, for the kernel.
     """
     if inputs[0].numel() == 0:
         with tracing():
-            values = _of_nothing(definition)
+            values = _of_nothing(definition, scalars)
         for output, value in zip(outputs, values, strict=True):
             output.fill_(value)
         return
@@ -54,7 +56,7 @@ def run_reduction(
     device = inputs[0].device
     if dialect_of(device).processor == "cpu":
         with tracing():  # all of them before the first is launched: after that nothing may be left to the CPU
-            calls = _calls_by_lanes(definition, outputs, inputs, where, compute, name)
+            calls = _calls_by_lanes(definition, outputs, inputs, scalars, where, compute, name)
         for call in calls:
             launch(call.kernel, call.tensors, call.numbers, [call.items], [call.group], name=name)
         return
@@ -72,17 +74,20 @@ def run_reduction(
             ),
         )
     numbers = [
-        _number(where.kept, where.reduced, one.kind, one.operand, one.dimension)
+        scalars[one.operand]
+        if one.kind == "scalar"
+        else _number(where.kept, where.reduced, one.kind, one.operand, one.dimension)
         for one in kernel.parameters
         if one.kind not in ("input", "output")
     ]
     launch(kernel, [*outputs, *inputs], numbers, [kernel.work_items(where.kept.count)], name=name)
 
 
-def _of_nothing(definition: Reduction) -> list[Any]:
+def _of_nothing(definition: Reduction, scalars: Sequence[int | float]) -> list[Any]:
     """A Python number for each output."""
     state = [constant(value, dtype) for value, dtype in zip(definition.identity, definition.state, strict=True)]
-    finished = trace(lambda: definition.finish(*state, constant(0, torch.int64)), [])
+    numbers = [constant(value, dtype) for value, dtype in zip(scalars, definition.scalars, strict=True)]
+    finished = trace(lambda: definition.finish(*state, constant(0, torch.int64), *numbers), [])
     return [value.item() for value in evaluate(finished, [])]
 
 
@@ -90,6 +95,7 @@ def _calls_by_lanes(
     definition: Reduction,
     outputs: Sequence[torch.Tensor],
     inputs: Sequence[torch.Tensor],
+    scalars: Sequence[int | float],
     where: ReductionGeometry,
     compute: torch.dtype | None,
     name: str,
@@ -98,13 +104,19 @@ def _calls_by_lanes(
     device = inputs[0].device
     columns = by_columns(where, len(outputs))
     chunks = chunk_count(where, columns)
-    lanes = partial(reduce_lanes, dialect_of(device), name)
+    lanes = partial(reduce_lanes, dialect_of(device), name, scalars=scalars)
     if chunks == 1:
         return [lanes(definition, outputs, inputs, where, columns=columns, compute=compute)]
     results = where.kept.count
     states = [torch.empty(results, chunks, dtype=dtype, device=device) for dtype in definition.state]
+    count = len(states)
     again = Reduction(
-        definition.state, definition.identity, lambda *state: state[:-1], definition.combine, definition.finish
+        definition.state,
+        definition.identity,
+        lambda *state: state[:count],
+        definition.combine,
+        definition.finish,
+        scalars=definition.scalars,
     )
     strides = contiguous_strides(where.kept.sizes, chunks)
     kept = Geometry(

@@ -22,7 +22,16 @@ from torch_backplane.kernels.special.bessel import (
     y1,
 )
 from torch_backplane.kernels.special.errors import erfcx, erfinv, log_ndtr, ndtri
-from torch_backplane.kernels.special.gamma import digamma, gammainc, gammaincc, mvlgamma, polygamma, trigamma, zeta
+from torch_backplane.kernels.special.gamma import (
+    digamma,
+    gammainc,
+    gammaincc,
+    mvlgamma,
+    mvlgamma_constant,
+    polygamma_factor,
+    trigamma,
+    zeta,
+)
 from torch_backplane.kernels.special.polynomials import (
     chebyshev_t,
     chebyshev_u,
@@ -61,8 +70,9 @@ __all__ = [
     "legendre_p",
     "log_ndtr",
     "mvlgamma",
+    "mvlgamma_constant",
     "ndtri",
-    "polygamma",
+    "polygamma_factor",
     "spherical_j0",
     "trigamma",
     "y0",

@@ -77,24 +77,25 @@ def trigamma(x: Expression) -> Expression:
     return f.where(x == _INF, 0.0, value)
 
 
-def polygamma(n: int, x: Expression) -> Expression:
-    """The n-th derivative of digamma (DLMF 25.11.12)."""
-    if n == 0:
-        return digamma(x)
-    if n == 1:
-        return trigamma(x)
-    try:
-        factorial = float(math.factorial(n))
-    except OverflowError:
-        factorial = _INF
-    return (factorial if n % 2 else -factorial) * zeta(f.full_like(x, n + 1.0), x)
+def polygamma_factor(n: int) -> float:
+    """The n-th derivative of digamma is this times zeta(n + 1, x) (DLMF 25.11.12), for n of 1 and more."""
+    factorial = float(math.factorial(n)) if n <= 170 else _INF
+    return factorial if n % 2 else -factorial
 
 
-def mvlgamma(x: Expression, p: int) -> Expression:
-    """The logarithm of the gamma function of p dimensions."""
-    value = f.full_like(x, p * (p - 1) / 4.0 * math.log(math.pi))
-    for j in range(p):
-        value = value + f.lgamma(x - 0.5 * j)
+def mvlgamma_constant(p: int) -> float:
+    return p * (p - 1) / 4.0 * math.log(math.pi)
+
+
+def mvlgamma(x: Expression, p: Expression, constant: Expression) -> Expression:
+    """The logarithm of the gamma function of p dimensions; `constant` is `mvlgamma_constant` of p."""
+
+    def add(value: Expression, j: Expression, x: Expression, last: Expression) -> tuple[Expression, ...]:
+        return value + f.lgamma(x - 0.5 * j.to(x.dtype)), j + 1, x, last
+
+    # Counted in integers, as p may be.
+    last = p.to(torch.int64)
+    value, *_ = f.while_loop(lambda value, j, x, last: j < last, add, (constant, f.full_like(last, 0), x, last))
     return value
 
 

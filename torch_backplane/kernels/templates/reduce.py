@@ -53,6 +53,7 @@ def reduce_lanes(
     inputs: Sequence[torch.Tensor],
     where: ReductionGeometry,
     *,
+    scalars: Sequence[int | float] = (),
     columns: bool = False,
     chunks: int = 1,
     total: int | None = None,
@@ -61,26 +62,27 @@ def reduce_lanes(
     """Reduces `inputs` to `outputs`.
 
     Args:
+        scalars: the definition's numbers.
         columns: which form.
         chunks: into how many parts each result's elements are divided. With more than one, outputs are the states,
             contiguous tensors of (results, chunks).
         total: the number of elements that `finish` is told, if it is not that of these inputs.
         compute: what `start` sees the inputs as.
     """
-    state, int64 = list(definition.state), torch.int64
+    state, numbers = list(definition.state), [torch.int64, *definition.scalars]
     input_dtypes, output_dtypes = [t.dtype for t in inputs], [t.dtype for t in outputs]
     seen_as = [compute or value_dtype(dtype) for dtype in input_dtypes]
-    start = trace(definition.start, [*seen_as, int64], value_dtype(state[0]))
+    start = trace(definition.start, [*seen_as, *numbers], value_dtype(state[0]))
     combine = trace(definition.combine, [*state, *state], value_dtype(state[0]))
     add = combine if definition.add is None else trace(definition.add, [*state, *state], value_dtype(state[0]))
     functions = [
         element_function("add", add, dialect, [*state, *state], [], state),
-        element_function("start", start, dialect, input_dtypes, [int64], state),
+        element_function("start", start, dialect, input_dtypes, numbers, state),
         element_function("combine", combine, dialect, [*state, *state], [], state),
     ]
     if chunks == 1:
-        finish = trace(definition.finish, [*state, int64], value_dtype(output_dtypes[0]))
-        functions.append(element_function("finish", finish, dialect, state, [int64], output_dtypes))
+        finish = trace(definition.finish, [*state, *numbers], value_dtype(output_dtypes[0]))
+        functions.append(element_function("finish", finish, dialect, state, numbers, output_dtypes))
     kept, reduced = where.kept, where.reduced
     count, row_size = kept.count, (kept.sizes[0] if columns else 1)
     chunk = -(-reduced.count // (chunks * LANES * BLOCK)) * LANES * BLOCK if chunks > 1 else max(1, reduced.count)
@@ -111,6 +113,7 @@ def reduce_lanes(
         outputs={f"out{i}": t for i, t in enumerate(outputs)},
         inputs={f"in{i}": t for i, t in enumerate(inputs)},
         integers=integers,
+        numbers={f"scalar{i}": one for i, one in enumerate(zip(definition.scalars, scalars, strict=True))},
         value=value_dtype(state[0]),
         types={"int64": torch.int64},
         functions="\n".join(functions),
@@ -135,6 +138,7 @@ class _Writer:
     ) -> None:
         self.inputs, self.columns, self.partial, self.names = inputs, columns, partial, names
         self.kept_rank, self.reduced_rank = len(where.kept.sizes), len(where.reduced.sizes)
+        self.scalars = "".join(f", scalar{i}" for i in range(len(definition.scalars)))
         self.types = [dialect.storage_type(dtype) for dtype in definition.state]
         self.output_types = [dialect.storage_type(dtype) for dtype in outputs]
         self.identity = [dialect.constant(n, d) for n, d in zip(definition.identity, definition.state, strict=True)]
@@ -272,7 +276,8 @@ class _Writer:
         own = ", ".join(f"{name}{i}[lane]" for i in range(len(self.types)))
         others = ", ".join(f"next{i}" for i in range(len(self.types)))
         results = ", ".join(f"&{name}{i}[lane]" for i in range(len(self.types)))
-        return f"{declared} start({elements}, (int64)({position}), {pointers}); add({own}, {others}, {results});"
+        start = f"start({elements}, (int64)({position}){self.scalars}, {pointers});"
+        return f"{declared} {start} add({own}, {others}, {results});"
 
     def _combine(self, to: str, lane: str, name: str, other: str) -> str:
         numbers = range(len(self.types))
@@ -289,7 +294,7 @@ class _Writer:
         stores = " ".join(
             f"out{i}[out{i}_at{offset.format(name=f'out{i}')}] = out{i}_value;" for i in range(len(self.output_types))
         )
-        return f"{declared} finish({states}, (int64)total, {pointers}); {stores}"
+        return f"{declared} finish({states}, (int64)total{self.scalars}, {pointers}); {stores}"
 
 
 def contiguous_strides(sizes: Sequence[int], step: int) -> tuple[int, ...]:
