@@ -2,6 +2,7 @@
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <memory>
 #include <vector>
 
 #include "bindings.h"
@@ -10,6 +11,7 @@
 #include "discrete_device.h"
 #include "ending.h"
 #include "host_device.h"
+#include "kernel.h"
 #include "python_device.h"
 #include "stream.h"
 
@@ -90,6 +92,12 @@ void bind_drivers(py::module_& module) {
       "For tests: the nth call from now of this method of a host device (csrc/device.h) fails.");
   module.def("finish_autograd_threads", &finish_autograd_threads, py::call_guard<py::gil_scoped_release>());
   module.def("finish_host_calls_at_exit", &finish_host_calls_at_exit);
+
+  module.def(
+      "is_planned",
+      // One is the Python object's, one the argument's.
+      [](const std::shared_ptr<Kernel>& kernel) { return kernel.use_count() > 2; }, py::arg("kernel"),
+      "Whether a kernel is held by a plan, or by what is going on now, beside its Python object.");
 
   // Kernels without an operator around them, for tests and measurements.
   module.def(

@@ -1,5 +1,7 @@
 #include "opencl_launcher.h"
 
+#include <Python.h>
+
 #include <c10/util/Exception.h>
 #include <c10/util/SmallVector.h>
 #include <c10/util/StringUtil.h>
@@ -52,6 +54,13 @@ struct Functions {
 class OpenCLKernel final : public NativeKernel {
  public:
   OpenCLKernel(const Functions& functions, void* kernel) : functions_(functions), kernel_(kernel) {}
+
+  // A later kernel of the same text shares PoCL's binaries with this one, and knows nothing of its launches.
+  ~OpenCLKernel() override {
+    if (functions_.finish != nullptr && Py_IsInitialized()) {
+      finish_queues();
+    }
+  }
 
   void launch(
       void* queue, const LaunchSize& size, c10::ArrayRef<LaunchArgument> arguments, uint64_t generation) override {
@@ -131,18 +140,24 @@ class OpenCLKernel final : public NativeKernel {
     const size_t width = *std::max_element(size.items.begin(), size.items.end());
     size_t& widest = widest_[size.group];
     if (width > widest) {
-      const GilReleased released; // what the queues wait for may be done by a thread of Python's
-      for (void* used : queues_) {
-        const Status status = functions_.finish(used);
-        if (C10_UNLIKELY(status != 0)) {
-          throw NativeError{"clFinish", status, ""};
-        }
+      if (const Status status = finish_queues(); C10_UNLIKELY(status != 0)) {
+        throw NativeError{"clFinish", status, ""};
       }
       widest = width;
     }
     if (std::find(queues_.begin(), queues_.end(), queue) == queues_.end()) {
       queues_.push_back(queue); // streams of a pool are never destroyed
     }
+  }
+
+  // The first error, after which no queue is waited for.
+  Status finish_queues() {
+    const GilReleased released; // what the queues wait for may be done by a thread of Python's
+    Status status = 0;
+    for (size_t i = 0; i < queues_.size() && status == 0; ++i) {
+      status = functions_.finish(queues_[i]);
+    }
+    return status;
   }
 
   const Functions functions_;

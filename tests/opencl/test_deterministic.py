@@ -26,7 +26,7 @@ Function = Callable[..., Any]
 def kernels_for_gpus() -> Iterator[list[str]]:
     """The names of the kernels that are asked for, in the forms for GPUs."""
     index = torch.device(DEVICE).index
-    own, generated, compiled = launch.dialect_of(index), dict(launch._generated), launch.compiled
+    own, compiled = launch.dialect_of(index), launch.compiled
     names: list[str] = []
 
     def noted(index: int, kernel: Any, name: str) -> Any:
@@ -41,7 +41,6 @@ def kernels_for_gpus() -> Iterator[list[str]]:
             yield names
     finally:
         launch._generated.clear()
-        launch._generated.update(generated)
         launch._dialects[index], launch.compiled = own, compiled
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sized
 from typing import Any
 
 import pytest
@@ -84,7 +85,7 @@ def test_another_number_is_neither_a_new_plan_nor_a_new_kernel() -> None:
     assert len(_kernels()) == before
 
 
-def _kernels() -> dict[Any, Any]:
+def _kernels() -> Sized:
     from torch_backplane.planning.launch import _compiled
 
     return _compiled

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,12 +10,15 @@ import torch
 
 from torch_backplane import _C
 from torch_backplane.kernels import CudaCpp, Dialect, Kernel, OpenCLC
+from torch_backplane.planning.recent import Recent
 
 DEFAULT_GROUP = 64  # work items; few different sizes, because some compilers build a kernel again for each
 
+MOST_KERNELS = 4096  # of all devices, built ones and texts: beyond that, those that were used the longest time ago go
+
 _dialects: dict[int, Dialect] = {}
-_compiled: dict[tuple[int, str], _C.Kernel] = {}
-_generated: dict[Hashable, Kernel] = {}
+_compiled: Recent[tuple[int, str], _C.Kernel] = Recent(MOST_KERNELS, _C.is_planned)
+_generated: Recent[Hashable, Kernel] = Recent(MOST_KERNELS)
 
 
 def dialect_of(device: torch.device | int) -> Dialect:
@@ -29,12 +32,9 @@ def dialect_of(device: torch.device | int) -> Dialect:
     return _dialects[index]
 
 
-def generated(key: Hashable, generate: Any) -> Kernel:
-    """The kernel that `generate()` makes, made once for each key."""
-    kernel = _generated.get(key)
-    if kernel is None:
-        kernel = _generated[key] = generate()
-    return kernel
+def generated(key: Hashable, generate: Callable[[], Kernel]) -> Kernel:
+    """The kernel that `generate()` makes, made once for each key, as long as it is among those that were used last."""
+    return _generated.get(key, generate)
 
 
 @contextmanager
@@ -47,13 +47,15 @@ def tracing() -> Iterator[None]:
 
 
 def compiled(index: int, kernel: Kernel, name: str) -> _C.Kernel:
-    """The kernel built for bp:`index`, once for each text. `name` is the operator's, for the compiler's errors."""
-    key = (index, kernel.text)
-    found = _compiled.get(key)
-    if found is None:
+    """The kernel built for bp:`index`, once for each text, as long as a plan has it or it is among those that were used
+    last. `name` is the operator's, for the compiler's errors.
+    """
+
+    def build() -> _C.Kernel:
         parameters = [one.kind if one.kind in ("input", "output") else one.dtype for one in kernel.parameters]
-        found = _compiled[key] = _C.Kernel(index, kernel.text, kernel.name, name, parameters)
-    return found
+        return _C.Kernel(index, kernel.text, kernel.name, name, parameters)
+
+    return _compiled.get((index, kernel.text), build)
 
 
 def launch(
