@@ -161,7 +161,10 @@ class Elementwise:
         """The formula, computed in `dtype`."""
         if dtype not in self._programs:
             count = len(self._required) + len(self._defaults)
-            self._programs[dtype] = trace(self._formula, [dtype] * count, dtype)
+            program = trace(self._formula, [dtype] * count, dtype)
+            if program.indices:
+                raise TypeError("the position of an element is none of its values")
+            self._programs[dtype] = program
         return self._programs[dtype]
 
     def dtypes(self, values: Sequence[Value]) -> tuple[torch.dtype, list[torch.dtype]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 
@@ -12,13 +13,18 @@ from torch_backplane.kernels.expression import Loop, Program
 
 
 def statements(
-    program: Program, dialect: Dialect, arguments: Sequence[str], prefix: str = "t"
+    program: Program,
+    dialect: Dialect,
+    arguments: Sequence[str],
+    prefix: str = "t",
+    indices: Mapping[int | None, str] = MappingProxyType({}),
 ) -> tuple[list[str], list[Value]]:
     """The program as declarations of t0, t1, …, and the variables (or constants) of its results.
 
     Args:
         arguments: names of the variables that hold them.
         prefix: what the names of declared variables begin with.
+        indices: the variables that hold positions, by their dimensions.
     """
     lines: list[str] = []
     values: list[Value] = []
@@ -26,6 +32,11 @@ def statements(
         if instruction.operation == "argument":
             assert isinstance(instruction.value, int)
             name = arguments[instruction.value]
+        elif instruction.operation == "index":
+            assert not isinstance(instruction.value, (Loop, float, complex))
+            if instruction.value not in indices:
+                raise TypeError("the position of an element is known in pointwise kernels only, and not in a loop")
+            name = indices[instruction.value]
         elif instruction.operation == "constant":
             assert instruction.value is not None
             assert not isinstance(instruction.value, Loop)
@@ -96,17 +107,23 @@ def element_function(
     inputs: Sequence[torch.dtype],
     scalars: Sequence[torch.dtype],
     outputs: Sequence[torch.dtype],
+    indexed: bool = False,
 ) -> str:
-    """`name(in0, …, scalar0, …, &out0, …)`: inputs converted to the program's arguments, results to the outputs."""
+    """`name(in0, …, scalar0, …, index0, …, &out0, …)`: inputs converted to the program's arguments, results to the
+    outputs. With `indexed`, there is an index, int64, for each of the program's.
+    """
+    indices = {dim: f"index{i}" for i, dim in enumerate(program.indices)} if indexed else {}
     parameters = [f"const {dialect.storage_type(dtype)} in{i}" for i, dtype in enumerate(inputs)]
     parameters += [f"const {dialect.storage_type(dtype)} scalar{i}" for i, dtype in enumerate(scalars)]
+    parameters += [f"const {dialect.type(torch.int64)} {index}" for index in indices.values()]
     parameters += [f"{dialect.storage_type(dtype)}* out{i}" for i, dtype in enumerate(outputs)]
     stored = [(f"in{i}", dtype) for i, dtype in enumerate(inputs)]
     stored += [(f"scalar{i}", dtype) for i, dtype in enumerate(scalars)]
     lines: list[str] = []
     for position, ((text, source), target) in enumerate(zip(stored, program.arguments, strict=True)):
         lines += load(dialect, position, text, source, target)
-    body, results = statements(program, dialect, [f"a{position}" for position in range(len(stored))])
+    arguments = [f"a{position}" for position in range(len(stored))]
+    body, results = statements(program, dialect, arguments, indices=indices)
     lines += body
     for i, (result, target) in enumerate(zip(results, outputs, strict=True)):
         lines += store(dialect, f"*out{i}", result, target, f"r{i}")

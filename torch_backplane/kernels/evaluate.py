@@ -27,6 +27,8 @@ def evaluate(program: Program, arguments: Sequence[Tensor]) -> list[Tensor]:
         if instruction.operation == "argument":
             assert isinstance(instruction.value, int)
             values.append(arguments[instruction.value])
+        elif instruction.operation == "index":
+            raise TypeError("the position of an element is known in pointwise kernels only")
         elif instruction.operation == "constant":
             values.append(torch.full((), instruction.value, dtype=instruction.dtype, device=device))  # type: ignore[arg-type]
         elif instruction.operation == "loop":

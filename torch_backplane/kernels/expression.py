@@ -13,6 +13,7 @@ Complex numbers are taken apart here: an operation on them becomes operations on
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -71,12 +72,12 @@ OPERATIONS: dict[str, Operation] = {
 class Expression:
     """One value of a formula. Use Python's operators on it, and `torch_backplane.kernels.functions`."""
 
-    # a key of OPERATIONS, or "argument", "constant", "where", "cast", "bits", "loop", "loop_result"; or, from and to
-    # complex numbers, "real", "imaginary", "complex"
+    # a key of OPERATIONS, or "argument", "constant", "index", "where", "cast", "bits", "loop", "loop_result"; or, from
+    # and to complex numbers, "real", "imaginary", "complex"
     operation: str
     dtype: torch.dtype
     operands: tuple[Expression, ...] = ()
-    value: Number | Loop | None = None  # of a constant or a loop; the position of an argument or a loop's result
+    value: Number | Loop | None = None  # of a constant or a loop; position of an argument or a loop's result; dimension
 
     def to(self, dtype: torch.dtype) -> Expression:
         """This value converted: float to integer drops the fraction, anything to bool is `!= 0`, integers wrap.
@@ -324,6 +325,11 @@ class Program:
     @property
     def result_dtypes(self) -> tuple[torch.dtype, ...]:
         return tuple(self.instructions[number].dtype for number in self.results)
+
+    @functools.cached_property
+    def indices(self) -> tuple[int | None, ...]:
+        """The dimensions along which it asks for an element's position; None: the number of the element."""
+        return tuple(one.value for one in self.instructions if one.operation == "index")  # type: ignore[misc]
 
 
 @dataclass(frozen=True, eq=False)

@@ -69,6 +69,13 @@ def lerp(start: Operand, end: Operand, weight: Operand) -> Operand:
     return where(absolute(weight) < 0.5, from_start, from_end)
 
 
+def index(dim: int | None = None) -> Expression:
+    """The position of the element along dimension `dim` of the results, int64; without it, the number of the element,
+    row by row. In pointwise kernels only, and not in a loop.
+    """
+    return Expression("index", torch.int64, value=dim)
+
+
 def real(a: Expression) -> Expression:
     """The real part; of a real number itself."""
     return a.real

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -18,7 +19,7 @@ from torch_backplane.kernels.parameters import advance, declarations, pointers
 
 # What costs a processor less than the memory that is read and written for it.
 _CHEAP = {"argument", "constant", "add", "subtract", "multiply", "negative", "absolute", "minimum", "maximum"} | {
-    "where", "isnan", "equal", "not_equal", "less", "less_equal", "greater", "greater_equal"
+    "index", "where", "isnan", "equal", "not_equal", "less", "less_equal", "greater", "greater_equal"
 }  # fmt: skip
 _STREAMING_WIDTH = 4
 
@@ -27,7 +28,7 @@ _Place = Callable[[str], str]  # of a tensor's name: where its element is
 
 def pointwise(
     name: str,
-    formula: Formula,
+    formula: Formula | Program,
     *,
     inputs: Sequence[torch.dtype],
     outputs: Sequence[torch.dtype],
@@ -40,10 +41,12 @@ def pointwise(
 
     Args:
         name: a C identifier, which the entry point's name ends with.
-        formula: takes a traced value for each input, then for each scalar; returns one for each output.
+        formula: takes a traced value for each input, then for each scalar; returns one for each output. Or what
+            `pointwise_program` made of it.
         inputs, outputs: dtypes of the tensors. Results are converted to the outputs' dtypes.
-        layout: from `layouts.geometry`, whose operands are the outputs and then the inputs. Where it is streaming, and
-            all dtypes have 4 or 8 bytes and the formula is cheap arithmetic, results are written past the caches.
+        layout: from `layouts.geometry`, whose operands are the outputs, the inputs, and the program's indices, with
+            `index_strides`. Where it is streaming, and all dtypes have 4 or 8 bytes and the formula is cheap
+            arithmetic, results are written past the caches.
         compute: what the formula sees each input as, one dtype for all or one for each; without it the input's own,
             float32 for float16 and bfloat16.
         scalars: dtypes of numbers passed as arguments: another number is the same kernel.
@@ -51,17 +54,14 @@ def pointwise(
     Raises TypeError where the dialect's device lacks a dtype, or the formula returns another number of results.
     """
     entry = entry_point(name)
-    program = trace(formula, [*_seen_as(inputs, compute), *map(value_dtype, scalars)], _number_dtype(outputs))
-    if len(program.results) != len(outputs):
-        raise TypeError(f"the formula returned {len(program.results)} values for {len(outputs)} outputs")
-
+    program = formula if isinstance(formula, Program) else pointwise_program(formula, inputs, outputs, compute, scalars)
     if layout.streaming:
         if dialect.streaming_bytes is not None and _is_bound_by_memory(program, [*inputs, *outputs]):
             layout = replace(layout, width=_STREAMING_WIDTH)
         else:
             layout = replace(layout, streaming=False)
-    body, parameters = _Writer(dialect, inputs, outputs, scalars, layout).write()
-    element = element_function("element", program, dialect, inputs, scalars, outputs)
+    body, parameters = _Writer(dialect, inputs, outputs, scalars, len(program.indices), layout).write()
+    element = element_function("element", program, dialect, inputs, scalars, outputs, indexed=True)
     text = "\n".join(
         [
             dialect.header(used_dtypes(program, inputs, outputs, scalars), "\n".join([element, *body])),
@@ -70,6 +70,31 @@ def pointwise(
         ]
     )
     return Kernel(entry, text, tuple(parameters), layout.width, None if layout.rows else dialect.group_size)
+
+
+def pointwise_program(
+    formula: Formula,
+    inputs: Sequence[torch.dtype],
+    outputs: Sequence[torch.dtype],
+    compute: torch.dtype | Sequence[torch.dtype] | None = None,
+    scalars: Sequence[torch.dtype] = (),
+) -> Program:
+    """The formula, traced as `pointwise` describes."""
+    program = trace(formula, [*_seen_as(inputs, compute), *map(value_dtype, scalars)], _number_dtype(outputs))
+    if len(program.results) != len(outputs):
+        raise TypeError(f"the formula returned {len(program.results)} values for {len(outputs)} outputs")
+    return program
+
+
+def index_strides(dim: int | None, sizes: Sequence[int]) -> list[int]:
+    """The strides with which positions along `dim` of `sizes` are gone through, as if they were in memory. IndexError
+    where there is no such dimension.
+    """
+    if dim is None:
+        return [math.prod(sizes[at + 1 :]) for at in range(len(sizes))]
+    if not -len(sizes) <= dim < len(sizes):
+        raise IndexError(f"the position in dimension {dim} of {len(sizes)}")
+    return [int(at == dim % len(sizes)) for at in range(len(sizes))]
 
 
 def _is_bound_by_memory(program: Program, dtypes: Sequence[torch.dtype]) -> bool:
@@ -105,12 +130,14 @@ class _Writer:
         inputs: Sequence[torch.dtype],
         outputs: Sequence[torch.dtype],
         scalars: Sequence[torch.dtype],
+        indices: int,
         layout: Layout,
     ) -> None:
         self.dialect, self.layout = dialect, layout
         self.inputs = [(f"in{i}", dtype) for i, dtype in enumerate(inputs)]
         self.outputs = [(f"out{i}", dtype) for i, dtype in enumerate(outputs)]
         self.scalars = [(f"scalar{i}", dtype) for i, dtype in enumerate(scalars)]
+        self.indices = [f"index{i}" for i in range(indices)]  # operands without memory: where they are is what they are
         self.index = dialect.index_type(layout.wide)
 
     def write(self) -> tuple[list[str], list[Parameter]]:
@@ -119,7 +146,7 @@ class _Writer:
         parameters = [Parameter("output", dtype, i) for i, (_, dtype) in enumerate(self.outputs)]
         parameters += [Parameter("input", dtype, i) for i, (_, dtype) in enumerate(self.inputs)]
         parameters += [Parameter("scalar", dtype, i) for i, (_, dtype) in enumerate(self.scalars)]
-        rank, operands = self.layout.rank, len(self.outputs) + len(self.inputs)
+        rank, operands = self.layout.rank, len(self.outputs) + len(self.inputs) + len(self.indices)
         parameters.append(Parameter("rows" if self.layout.rows else "count", index_dtype))
         # The outermost index is what remains, so its size is not needed, unless it is the length of a row.
         sizes = max(rank - 1, 1) if self.layout.rows else rank - 1
@@ -152,7 +179,7 @@ class _Writer:
             *(f"    {dialect.load_lanes(f'{n}_lanes', dtype, n, 'item', width)}" for n, dtype in self.inputs),
             *(f"    {dialect.declare_lanes(f'{n}_lanes', dtype, width)}" for n, dtype in self.outputs),
             f"    for (int lane = 0; lane < {width}; ++lane) {{",
-            f"      {self._call(lambda name: f'{name}_lanes[lane]')}",
+            f"      {self._call(lambda name: f'{name}_lanes[lane]', lambda name: 'first + lane')}",
             "    }",
             *(f"    {dialect.store_lanes(f'{n}_lanes', dtype, n, 'item', width)}" for n, dtype in self.outputs),
             "    return;",
@@ -169,13 +196,19 @@ class _Writer:
         def place(name: str, lane: int) -> str:
             return f"{name}_lanes[{lane}]" if name in outputs else f"{name}[first + {lane}]"
 
+        def position(name: str, lane: int) -> str:
+            return f"first + {lane}"
+
         return [
             f"  const {self.index} first = item * {width};",
             "  if (first >= count) return;",
             f"  if (count - first >= {width}) {{",
             *(f"    {self.dialect.declare_lanes(f'{n}_lanes', dtype, width)}" for n, dtype in self.outputs),
             # One by one: with a loop over lanes PoCL's compiler keeps them in memory.
-            *(f"    {self._call(functools.partial(place, lane=lane))}" for lane in range(width)),
+            *(
+                f"    {self._call(functools.partial(place, lane=lane), functools.partial(position, lane=lane))}"
+                for lane in range(width)
+            ),
             *(f"    {self.dialect.stream_lanes(f'{n}_lanes', dtype, n, 'first', width)}" for n, dtype in self.outputs),
             "    return;",
             "  }",
@@ -185,7 +218,7 @@ class _Writer:
         ]
 
     def _strided(self) -> list[str]:
-        names = [name for name, _ in (*self.outputs, *self.inputs)]
+        names = [*(name for name, _ in (*self.outputs, *self.inputs)), *self.indices]
         places = {f"{name}_at": f"stride{operand}_" for operand, name in enumerate(names)}
         return [
             f"  if ({self.dialect.beyond('item', 'count')}) return;",
@@ -195,7 +228,8 @@ class _Writer:
         ]
 
     def _in_rows(self) -> list[str]:
-        names = [name for name, _ in (*self.outputs, *self.inputs)]
+        in_memory = [name for name, _ in (*self.outputs, *self.inputs)]
+        names = [*in_memory, *self.indices]
         steps = {0: "0", 1: "item", 2: "item * stride{}_0"}
         places = {
             name: steps[step].format(operand)
@@ -209,22 +243,23 @@ class _Writer:
             *(f"  {self.index} {place} = 0;" for place in strides),
             # Before the test: a compiler may move a division out of a loop over items only where every item has it.
             *advance(self.index, "row", self.layout.rank, strides, first=1),
-            *(f"  {name} += {name}_at;" for name in names),
+            *(f"  {name} += {name}_at;" for name in in_memory),
             f"  if ({self.dialect.beyond('item', 'size0')} || {self.dialect.beyond('row', 'rows', 1)}) return;",
-            *self._one_element(lambda name: places[name], "  "),
+            *self._one_element(lambda name: places[name] + (f" + {name}_at" if name in self.indices else ""), "  "),
         ]
 
     def _one_element(self, at: _Place, indent: str) -> list[str]:
         # OpenCL C's `element` writes to private memory only, hence the variables.
         inputs = {name for name, _ in self.inputs}
-        call = self._call(lambda name: f"{name}[{at(name)}]" if name in inputs else f"{name}_value")
+        call = self._call(lambda name: f"{name}[{at(name)}]" if name in inputs else f"{name}_value", at)
         return [
             *(f"{indent}{self.dialect.storage_type(dtype)} {name}_value;" for name, dtype in self.outputs),
             indent + call,
             *(f"{indent}{name}[{at(name)}] = {name}_value;" for name, _ in self.outputs),
         ]
 
-    def _call(self, place: _Place) -> str:
+    def _call(self, place: _Place, position: _Place) -> str:
         arguments = [place(name) for name, _ in self.inputs] + [name for name, _ in self.scalars]
+        arguments += [f"({self.dialect.type(torch.int64)})({position(name)})" for name in self.indices]
         arguments += [f"&{place(name)}" for name, _ in self.outputs]
         return f"element({', '.join(arguments)});"

@@ -12,13 +12,6 @@ from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.planning import Call, RunOnCPU, check_fits, each_once, operator, run_kernel, run_pointwise
 
 
-def positions(count: int, device: torch.device) -> torch.Tensor:
-    """The numbers 0, 1, … count - 1 as int64; shape (count,)."""
-    out = torch.empty(count, dtype=torch.int64, device=device)
-    run_kernel("positions", "store_out(item, item);", items=count, outputs={"out": out}, value=torch.int64)
-    return out
-
-
 @operator("arange", by_value=("end",), variants=False)
 def arange(call: Call, end: float, *options: Any) -> Any:
     return line(call, 0, 1)
@@ -65,11 +58,11 @@ def line(call: Call, start: float, step: float) -> torch.Tensor:
 
 
 def write_line(out: torch.Tensor, start: float, step: float, compute: torch.dtype) -> None:
-    """start + i * step for every position i of `out`, which has one dimension."""
+    """start + i * step for the i-th element of `out`."""
     run_pointwise(
-        lambda i, first, by: first + i.to(compute) * by,
+        lambda first, by: first + f.index().to(compute) * by,
         [out],
-        [positions(out.numel(), out.device).view(out.shape)],
+        [],
         [(start, compute), (step, compute)],
         key="line",
         name="line",
@@ -106,7 +99,8 @@ def spaced(call: Call, start: float, end: float, steps: int, base: float | None)
     number = complex if out.is_complex() else float
     step = (number(end) - number(start)) / max(steps - 1, 1)
 
-    def formula(i: Any, half: Any, greatest: Any, first: Any, last: Any, by: Any, *of: Any) -> Any:
+    def formula(half: Any, greatest: Any, first: Any, last: Any, by: Any, *of: Any) -> Any:
+        i = f.index()
         value = f.where(i < half, first + i.to(compute) * by, last - (greatest - i).to(compute) * by)
         return f.power(of[0], value) if of else value
 
@@ -114,7 +108,7 @@ def spaced(call: Call, start: float, end: float, steps: int, base: float | None)
     places = [(number, torch.int64) for number in halves(steps)]
     scalars = [*places, *((number, compute) for number in numbers)]
     name = "linspace" if base is None else "logspace"
-    run_pointwise(formula, [out], [positions(steps, out.device).view(out.shape)], scalars, key=name, name=name)
+    run_pointwise(formula, [out], [], scalars, key=name, name=name)
     return out
 
 
@@ -130,14 +124,14 @@ def spaced_narrowly(out: torch.Tensor, start: float, end: float, steps: int) -> 
     step = ((last - first) / torch.tensor(max(steps - 1, 1), dtype=out.dtype)).item()
     half, greatest = ((place, torch.int64) for place in halves(steps))
     counted, away = (torch.empty(out.shape, dtype=out.dtype, device=out.device) for _ in range(2))
-    compute, places = value_dtype(out.dtype), positions(steps, out.device).view(out.shape)
+    compute, i = value_dtype(out.dtype), f.index()
     for formula, result, inputs, scalars in (
-        (lambda i, half, most: f.where(i < half, i, most - i).to(compute), counted, [places], [half, greatest]),
+        (lambda half, most: f.where(i < half, i, most - i).to(compute), counted, [], [half, greatest]),
         (lambda n, by: n * by, away, [counted], [(step, compute)]),
         (
-            lambda i, away, half, first, last: f.where(i < half, first + away, last - away),
+            lambda away, half, first, last: f.where(i < half, first + away, last - away),
             out,
-            [places, away],
+            [away],
             [half, (first.item(), compute), (last.item(), compute)],
         ),
     ):
@@ -192,15 +186,8 @@ def triu_indices(call: Call, row: int, col: int, offset: int, *options: Any) -> 
 @operator("eye", "eye.out", "eye.m", "eye.m_out", variants=False, dtypes="complex")
 def eye(call: Call, *sizes: Any) -> Any:
     (out,) = call.outputs()
-    rows, columns = rows_and_columns(out)
-    run_pointwise(lambda i, j: i == j, [out], [rows, columns], key="eye", name="eye")
+    run_pointwise(lambda: f.index(-2) == f.index(-1), [out], [], key="eye", name="eye")
     return out
-
-
-def rows_and_columns(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The row's and the column's number of each element of a matrix or a batch of them, to be broadcast."""
-    *_, height, width = matrix.shape
-    return positions(height, matrix.device).view(height, 1), positions(width, matrix.device)
 
 
 @operator("tril", passed_through=["diagonal"], dtypes="complex")
@@ -220,9 +207,9 @@ def triangle(call: Call, self: torch.Tensor, diagonal: Any, keeps: Any, key: str
     (out,) = call.outputs()
     zero = False if self.dtype == torch.bool else 0
     run_pointwise(
-        lambda x, i, j, diagonal: f.where(keeps(j - i, diagonal), x, zero),
+        lambda x, diagonal: f.where(keeps(f.index(-1) - f.index(-2), diagonal), x, zero),
         [out],
-        [self, *rows_and_columns(self)],
+        [self],
         [(diagonal, torch.int64)],
         key=key,
         name="triangle",

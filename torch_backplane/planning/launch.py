@@ -10,6 +10,7 @@ import torch
 
 from torch_backplane import _C
 from torch_backplane.kernels import CudaCpp, Dialect, Kernel, OpenCLC
+from torch_backplane.kernels.expression import Program
 from torch_backplane.planning.recent import Recent
 
 DEFAULT_GROUP = 64  # work items; few different sizes, because some compilers build a kernel again for each
@@ -19,6 +20,7 @@ MOST_KERNELS = 4096  # of all devices, built ones and texts: beyond that, those 
 _dialects: dict[int, Dialect] = {}
 _compiled: Recent[tuple[int, str], _C.Kernel] = Recent(MOST_KERNELS, _C.is_planned)
 _generated: Recent[Hashable, Kernel] = Recent(MOST_KERNELS)
+_traced: Recent[Hashable, Program] = Recent(MOST_KERNELS)
 
 
 def dialect_of(device: torch.device | int) -> Dialect:
@@ -35,6 +37,11 @@ def dialect_of(device: torch.device | int) -> Dialect:
 def generated(key: Hashable, generate: Callable[[], Kernel]) -> Kernel:
     """The kernel that `generate()` makes, made once for each key, as long as it is among those that were used last."""
     return _generated.get(key, generate)
+
+
+def traced(key: Hashable, trace: Callable[[], Program]) -> Program:
+    """The same of traced formulas."""
+    return _traced.get(key, trace)
 
 
 @contextmanager

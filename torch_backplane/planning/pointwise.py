@@ -14,9 +14,10 @@ from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import part_dtype, value_dtype
 from torch_backplane.kernels.expression import Formula, constant
+from torch_backplane.kernels.pointwise import index_strides, pointwise_program
 from torch_backplane.planning.call import Call, shares_memory
 from torch_backplane.planning.declare import Dtypes, Static, check_supported, operator
-from torch_backplane.planning.launch import dialect_of, generated, launch, tracing
+from torch_backplane.planning.launch import dialect_of, generated, launch, traced, tracing
 
 Fitting = Literal["computed", "stored", "any"]
 
@@ -247,30 +248,38 @@ def run_pointwise(
         raise ValueError(f"outputs of one shape are needed, and got {[list(output.shape) for output in outputs]}")
     check_shape(shape, inputs)
     operands = [*outputs, *inputs]
-    if empty := outputs[0].numel() == 0:  # the formula says nevertheless whether it takes these dtypes
-        shape, strides = torch.Size([1]), [[1]] * len(operands)
-    else:
+    empty = outputs[0].numel() == 0
+    if not empty:
         _C.check_overlaps(list(outputs), list(inputs))
-        strides = [broadcast_strides(tensor, shape) for tensor in operands]
     device = outputs[0].device
-    dialect = dialect_of(device)
     formula, scalars = _with_parts(formula, len(inputs), scalars)
-    # A complex number is a vector already.
-    width = 1 if any(tensor.is_complex() for tensor in operands) else dialect.width
-    aligned = all(_C.address_of(tensor) % min(16, width * tensor.itemsize) == 0 for tensor in operands)
-    streaming = _past_caches(dialect, outputs, inputs)
-    where = geometry(shape, strides, width=width, aligned=aligned, limits=dialect.row_limits, streaming=streaming)
     dtypes = (
         tuple(tensor.dtype for tensor in inputs),
         tuple(tensor.dtype for tensor in outputs),
         tuple(dtype for _, dtype in scalars),
     )
     seen = tuple(compute) if isinstance(compute, (list, tuple)) else compute
+    with tracing():
+        program = traced(
+            (key, dtypes, seen, device.index),
+            lambda: pointwise_program(formula, *dtypes[:2], seen, dtypes[2]),
+        )
+    if empty:  # the formula says nevertheless whether it takes these dtypes
+        shape, strides = torch.Size([1]), [[1]] * (len(operands) + len(program.indices))
+    else:
+        strides = [broadcast_strides(tensor, shape) for tensor in operands]
+        strides += [index_strides(dim, shape) for dim in program.indices]
+    dialect = dialect_of(device)
+    # A complex number is a vector already.
+    width = 1 if any(tensor.is_complex() for tensor in operands) else dialect.width
+    aligned = all(_C.address_of(tensor) % min(16, width * tensor.itemsize) == 0 for tensor in operands)
+    streaming = _past_caches(dialect, outputs, inputs)
+    where = geometry(shape, strides, width=width, aligned=aligned, limits=dialect.row_limits, streaming=streaming)
 
     def generate() -> kernels.Kernel:
         return kernels.pointwise(
             name,
-            formula,
+            program,
             inputs=dtypes[0],
             outputs=dtypes[1],
             scalars=dtypes[2],
