@@ -1,0 +1,456 @@
+"""What a call costs whose shape was never met before, beside one whose shape was, and beside the CPU; in microseconds.
+
+    python benchmarks/dynamic.py --driver opencl
+    python benchmarks/dynamic.py --driver opencl --match "softmax|layer_norm" --json
+
+Each workload is called with a few shapes at first, so that its kernels are built and its class of calls is known. Then
+come rounds: a handful of shapes that were never met, one call after the other; the same again, seen now; then the first
+shape of all, over and over, which may have a plan of its own; and all that on the CPU. Timed is what the caller waits
+for: operands are made before, the device is held up meanwhile, and it is waited for afterwards. The figures are medians
+over all calls, since a call of a new shape cannot be repeated. «seen» is the better of the same again and the first.
+
+A new shape should cost at most 5 µs more than a seen one, and at most 3 times as much.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import random
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import torch
+import torch.nn.functional as F
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+WIDTH = 32  # of what does not change: features, channels …
+SMALLEST = 24  # of the sizes that change
+MORE = 5.0  # µs that a new shape may cost more than a seen one
+TIMES = 3.0  # that it may cost as much
+HELD = 20  # ms for which the device is held up
+WARM_UP = 4  # calls of a known shape before those that are timed: the first ones after a wait are slow everywhere
+
+Operands = tuple[Any, ...]
+
+
+@dataclasses.dataclass
+class Workload:
+    """One line of the table.
+
+    Args:
+        operands: of a size, on the CPU; they are moved to the device before the time counts.
+        call: what is timed, given the operands.
+        is_program: several operators, judged by the factor alone.
+    """
+
+    title: str
+    operands: Callable[[int], Operands]
+    call: Callable[..., object]
+    is_program: bool = False
+
+
+def rows(size: int) -> Operands:
+    return (torch.randn(size, WIDTH),)
+
+
+def vector(size: int) -> Operands:
+    return (torch.randn(size),)
+
+
+def two_of(make: Callable[[int], Operands]) -> Callable[[int], Operands]:
+    return lambda size: make(size) + make(size)
+
+
+def and_size(make: Callable[[int], Operands]) -> Callable[[int], Operands]:
+    """Of the largest size there is, and the size: for what cuts them itself."""
+    return lambda size: (*make(4096), size)
+
+
+def heads(size: int) -> Operands:
+    """Query, key and value, batch 1, 2 heads."""
+    return tuple(torch.randn(1, 2, size, WIDTH) for _ in range(3))
+
+
+def one_query(size: int) -> Operands:
+    """A token's query over a cache that grows."""
+    return (torch.randn(1, 2, 1, WIDTH), *(torch.randn(1, 2, size, WIDTH) for _ in range(2)))
+
+
+def images(size: int) -> Operands:
+    """Of any height and width."""
+    return (torch.randn(1, 4, size, size + 3),)
+
+
+def parameters(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
+
+
+def with_parameters(make: Callable[[int], Operands], *shapes: Sequence[int]) -> Callable[[int], Operands]:
+    return lambda size: (*make(size), *(parameters(*shape) for shape in shapes))
+
+
+def indices(size: int) -> torch.Tensor:
+    return torch.arange(size) * 7 % WIDTH
+
+
+def masked(size: int) -> Operands:
+    x = torch.randn(size, WIDTH)
+    return x, x > 0
+
+
+def backward(x: torch.Tensor, w: torch.Tensor, size: int) -> None:
+    loss = torch.softmax(x[:size] @ w, -1).sum(0)
+    torch.autograd.grad(loss, (x, w), torch.ones_like(loss))
+
+
+def trained(size: int) -> Operands:
+    return torch.randn(1024, WIDTH).requires_grad_(), torch.randn(WIDTH, WIDTH).requires_grad_(), size
+
+
+def block(x: torch.Tensor, w: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
+    """Half a layer of a transformer, without its attention."""
+    normed = F.layer_norm(x, (WIDTH,), norm, norm)
+    return x + F.gelu(F.linear(normed, w))
+
+
+SQUARE = (WIDTH, WIDTH)
+
+WORKLOADS = [
+    Workload("x[:n] + 1", and_size(vector), lambda x, n: x[:n] + 1),
+    Workload("x[:n].sum(0)", and_size(rows), lambda x, n: x[:n].sum(0)),
+    Workload("layer_norm", with_parameters(rows, (WIDTH,), (WIDTH,)), lambda x, w, b: F.layer_norm(x, (WIDTH,), w, b)),
+    Workload("cat", two_of(rows), lambda x, y: torch.cat([x, y])),
+    Workload("cat of a cache and a token", lambda n: (heads(n)[0], heads(1)[0]), lambda x, y: torch.cat([x, y], -2)),
+    Workload("index_select", lambda n: (torch.randn(WIDTH, WIDTH), indices(n)), lambda x, i: x.index_select(0, i)),
+    Workload("softmax", rows, lambda x: torch.softmax(x, -1)),
+    Workload("softmax over n", lambda n: (torch.randn(WIDTH, n),), lambda x: torch.softmax(x, -1)),
+    Workload("log_softmax", rows, lambda x: torch.log_softmax(x, -1)),
+    Workload("x * y", two_of(rows), torch.mul),
+    Workload("x + bias", with_parameters(rows, (WIDTH,)), torch.add),
+    Workload("x * column", lambda n: (torch.randn(n, WIDTH), torch.randn(n, 1)), torch.mul),
+    Workload("x.add_(y)", two_of(rows), lambda x, y: x.add_(y)),
+    Workload("x.T + y", lambda n: (torch.randn(n, WIDTH), torch.randn(WIDTH, n)), lambda x, y: x.T + y),
+    Workload("gelu", rows, F.gelu),
+    Workload("silu", rows, F.silu),
+    Workload("relu", rows, torch.relu),
+    Workload("tanh", rows, torch.tanh),
+    Workload("rsqrt", lambda n: (torch.rand(n, 1) + 1,), torch.rsqrt),
+    Workload("pow 2", rows, lambda x: x.pow(2)),
+    Workload("neg", rows, torch.neg),
+    Workload("to float16", rows, lambda x: x.half()),
+    Workload("where", lambda n: (*masked(n), torch.randn(n, WIDTH)), lambda x, mask, y: torch.where(mask, x, y)),
+    Workload("masked_fill", masked, lambda x, mask: x.masked_fill(mask, float("-inf"))),
+    Workload("mean over the last", rows, lambda x: x.mean(-1, keepdim=True)),
+    Workload("mean over n", rows, lambda x: x.mean(0)),
+    Workload("sum of all", rows, torch.sum),
+    Workload("max over the last", rows, lambda x: x.max(-1)),
+    Workload("max over n", rows, lambda x: x.max(0)),
+    Workload("argmax", rows, lambda x: x.argmax(-1)),
+    Workload("var", rows, lambda x: x.var(-1)),
+    Workload("rms_norm", with_parameters(rows, (WIDTH,)), lambda x, w: F.rms_norm(x, (WIDTH,), w)),
+    Workload("group_norm", images, lambda x: F.group_norm(x, 2)),
+    Workload("batch_norm", with_parameters(images, (4,)), lambda x, m: F.batch_norm(x, m, m * m + 1)),
+    Workload("batch_norm, training", images, lambda x: F.batch_norm(x, None, None, training=True)),
+    Workload("mm", with_parameters(rows, SQUARE), torch.mm),
+    Workload("mm over n", lambda n: (torch.randn(WIDTH, n), torch.randn(n, WIDTH)), torch.mm),
+    Workload("bmm", lambda n: (torch.randn(2, n, WIDTH), torch.randn(2, WIDTH, n)), torch.bmm),
+    Workload("addmm", with_parameters(rows, SQUARE, (WIDTH,)), lambda x, w, b: torch.addmm(b, x, w)),
+    Workload("linear", with_parameters(rows, SQUARE, (WIDTH,)), F.linear),
+    Workload("linear, batched", with_parameters(lambda n: (torch.randn(2, n, WIDTH),), SQUARE, (WIDTH,)), F.linear),
+    Workload("matmul, 4 dimensions", lambda n: heads(n)[:2], lambda q, k: q @ k.transpose(-2, -1)),
+    Workload("attention", heads, F.scaled_dot_product_attention),
+    Workload("attention, causal", heads, lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)),
+    Workload("attention of one query", one_query, F.scaled_dot_product_attention),
+    Workload("embedding", lambda n: (indices(n)[None], torch.randn(WIDTH, WIDTH)), F.embedding),
+    Workload("conv2d", with_parameters(images, (8, 4, 3, 3), (8,)), lambda x, w, b: F.conv2d(x, w, b, padding=1)),
+    Workload("conv2d, 1x1", with_parameters(images, (8, 4, 1, 1)), F.conv2d),
+    Workload("conv2d, stride 2", with_parameters(images, (8, 4, 3, 3)), lambda x, w: F.conv2d(x, w, stride=2)),
+    Workload("max_pool2d", images, lambda x: F.max_pool2d(x, 3, 2, 1)),
+    Workload("avg_pool2d", images, lambda x: F.avg_pool2d(x, 2)),
+    Workload("adaptive_avg_pool2d", images, lambda x: F.adaptive_avg_pool2d(x, 1)),
+    Workload("interpolate", images, lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear", align_corners=False)),
+    Workload("pad", images, lambda x: F.pad(x, (1, 1, 1, 1))),
+    Workload("topk", rows, lambda x: x.topk(4)),
+    Workload("topk over n", lambda n: (torch.randn(2, n),), lambda x: x.topk(4)),
+    Workload("sort", rows, lambda x: x.sort(-1)),
+    Workload("arange", lambda n: (torch.zeros(1), n), lambda x, n: torch.arange(n, device=x.device)),
+    Workload("zeros", lambda n: (torch.zeros(1), n), lambda x, n: torch.zeros(n, WIDTH, device=x.device)),
+    Workload("ones_like", rows, torch.ones_like),
+    Workload("gather", lambda n: (torch.randn(n, WIDTH), indices(n)[:, None]), lambda x, i: x.gather(1, i)),
+    Workload("x[indices]", lambda n: (torch.randn(WIDTH, WIDTH), indices(n)), lambda x, i: x[i]),
+    Workload(
+        "index_add",
+        lambda n: (torch.randn(*SQUARE), indices(n), torch.randn(n, WIDTH)),
+        lambda x, i, y: x.index_add(0, i, y),
+    ),
+    Workload("x[:n] = 1", and_size(rows), lambda x, n: x[:n].fill_(1)),
+    Workload("expand + contiguous", lambda n: (torch.randn(1, n, 8),), lambda x: x.expand(4, -1, -1).contiguous()),
+    Workload("transpose + contiguous", lambda n: (torch.randn(n, WIDTH),), lambda x: x.T.contiguous()),
+    Workload("heads made contiguous", heads, lambda q, k, v: q.transpose(1, 2).reshape(1, -1, 2 * WIDTH)),
+    Workload("clone", rows, torch.clone),
+    Workload("stack", two_of(rows), lambda x, y: torch.stack([x, y])),
+    Workload("cumsum", rows, lambda x: x.cumsum(-1)),
+    Workload("cumsum over n", rows, lambda x: x.cumsum(0)),
+    Workload("triu", lambda n: (torch.randn(n, n),), lambda x: x.triu(1)),
+    Workload("tril", lambda n: (torch.randn(n, n),), torch.tril),
+    Workload("eq", two_of(rows), torch.eq),
+    Workload("any", masked, lambda x, mask: mask.any()),
+    Workload("nll_loss", lambda n: (torch.randn(n, WIDTH), indices(n)), F.nll_loss),
+    Workload("cross_entropy", lambda n: (torch.randn(n, WIDTH), indices(n)), F.cross_entropy),
+    Workload("mse_loss", two_of(rows), F.mse_loss),
+    Workload("dropout", rows, F.dropout),
+    Workload("randn", lambda n: (torch.zeros(1), n), lambda x, n: torch.randn(n, WIDTH, device=x.device)),
+    Workload(
+        "lstm_cell",
+        with_parameters(
+            lambda n: tuple(torch.randn(n, WIDTH) for _ in range(3)), (4 * WIDTH, WIDTH), (4 * WIDTH, WIDTH)
+        ),
+        lambda x, h, c, w, u: torch.lstm_cell(x, (h, c), w, u),
+        is_program=True,
+    ),
+    Workload("layer_norm, gelu of linear, sum", with_parameters(rows, SQUARE, (WIDTH,)), block, is_program=True),
+    Workload("softmax(x[:n] @ w, -1).sum(0) and its gradients", trained, backward, is_program=True),
+]
+
+
+@dataclasses.dataclass
+class Served:
+    """What the operators with planners did for new shapes."""
+
+    replays_for_any_shape: int = 0
+    planner_calls: int = 0
+    traces: int = 0
+    exact: dict[str, list[str]] = dataclasses.field(default_factory=dict)  # by name: why, of those whose planner ran
+
+    def add(self, before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> None:
+        """What happened between the two `stats`."""
+        for name, now in after.items():
+
+            def risen(count: str, name: str = name, now: dict[str, Any] = now) -> int:
+                return int(now.get(count, 0) - before.get(name, {}).get(count, 0))
+
+            self.replays_for_any_shape += risen("any_shape_replays")
+            self.traces += risen("traces")
+            planned = risen("planner_calls") + risen("unplannable_calls")
+            self.planner_calls += planned
+            if planned:
+                self.exact[name] = sorted({*now["reasons"], *now.get("reasons_for_exact", [])})
+
+    def share(self) -> str:
+        calls = self.replays_for_any_shape + self.planner_calls
+        return f"{int(100 * self.replays_for_any_shape / calls)} %" if calls else "no planner"
+
+
+@dataclasses.dataclass
+class Result:
+    """Medians over the calls, in microseconds, of the shapes that are «new», those «again», and the «first» one of all;
+    and how the new ones were served."""
+
+    workload: str
+    device_us: dict[str, float]
+    cpu_us: dict[str, float]
+    is_program: bool
+    held: bool  # whether the device was held up meanwhile; not if the call waits for it
+    served: Served
+
+    @property
+    def seen_us(self) -> float:
+        return min(self.device_us["again"], self.device_us["first"])
+
+    def costs_little_more(self) -> bool:
+        return self.device_us["new"] - self.seen_us <= MORE
+
+    def is_no_multiple(self) -> bool:
+        return self.device_us["new"] <= TIMES * self.seen_us
+
+    def is_good(self) -> bool:
+        return self.is_no_multiple() and (self.is_program or self.costs_little_more())
+
+
+def stats(device: torch.device) -> dict[str, dict[str, Any]]:
+    if device.type != "bp":
+        return {}
+    from torch_backplane import plans
+
+    return plans.stats(used=False)
+
+
+def forget(device: torch.device) -> None:
+    """What workloads before met: plans, not kernels."""
+    if device.type == "bp":
+        from torch_backplane import plans
+
+        plans.clear()
+
+
+def wait(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def moved(operands: Operands, device: torch.device) -> Operands:
+    """Fresh memory for each: on the CPU, too."""
+    found = []
+    for one in operands:
+        if isinstance(one, torch.Tensor):
+            there = one.detach().to(device, copy=True)
+            one = there.requires_grad_(one.requires_grad)
+        found.append(one)
+    return tuple(found)
+
+
+def hold(device: torch.device) -> None:
+    """Keeps the device from beginning what it is given next: where it is the processor, its work would take the cores
+    from the program that is measured."""
+    if device.type == "bp" and torch.get_device_module(device).get_device_properties(device).dialect:
+        torch.get_device_module(device)._sleep(HELD * 1_000_000)
+
+
+def timed(call: Callable[..., object], given: Sequence[Operands]) -> list[float]:
+    """Microseconds until each of the calls returned."""
+    times = []
+    for operands in given:
+        start = time.perf_counter()
+        call(*operands)
+        times.append((time.perf_counter() - start) * 1e6)
+    return times
+
+
+def waits(call: Callable[..., object], operands: Operands, device: torch.device) -> bool:
+    """Whether the call returns only when the device has done what it was given."""
+    hold(device)
+    (took,) = timed(call, [operands])
+    wait(device)
+    return took > HELD * 1000 / 2
+
+
+def sizes(count: int) -> list[int]:
+    """Each once, in no order, the largest first: launches that are wider than all before may wait for those."""
+    found = list(range(SMALLEST, SMALLEST + count - 1))
+    random.Random(count).shuffle(found)
+    return [SMALLEST + count - 1, *found]
+
+
+def run(workload: Workload, device: torch.device, rounds: int, calls: int, known: int) -> Result:
+    """The workload with shapes that are new to it and then seen, on `device` and on the CPU in turn.
+
+    Args:
+        rounds: each with `calls` new shapes.
+        known: how many shapes are met before.
+    """
+    places = [device, torch.device("cpu")]
+    forget(device)
+    ahead = iter(sizes(known + rounds * calls))
+    met = [[moved(made, place) for place in places] for made in (workload.operands(next(ahead)) for _ in range(known))]
+    for each in met:
+        for place, operands in zip(places, each, strict=True):
+            timed(workload.call, [operands] * 2)
+            wait(place)
+    first = met[0]
+    held = not waits(workload.call, first[0], device)
+    how = Served()
+    times: list[dict[str, list[float]]] = [{"new": [], "again": [], "first": []} for _ in places]
+    for _ in range(rounds):
+        several = [workload.operands(next(ahead)) for _ in range(calls)]
+        for place, familiar, found in zip(places, first, times, strict=True):
+            given = [moved(made, place) for made in several]
+            wait(place)
+            if held:
+                hold(place)
+            timed(workload.call, [familiar] * WARM_UP)
+            before = stats(place)
+            found["new"] += timed(workload.call, given)
+            how.add(before, stats(place))
+            timed(workload.call, [familiar] * WARM_UP)
+            found["again"] += timed(workload.call, given)
+            found["first"] += timed(workload.call, [familiar] * calls)
+            wait(place)
+    medians = [{name: statistics.median(values) for name, values in found.items()} for found in times]
+    return Result(workload.title, medians[0], medians[1], workload.is_program, held, how)
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:199]}…"
+
+
+def main(
+    device: Annotated[str, typer.Option(help="the device to compare with cpu")] = "bp",
+    driver: Annotated[str | None, typer.Option(help="only these Backplane drivers, comma-separated")] = None,
+    match: Annotated[str, typer.Option(help="only workloads whose titles have this regular expression")] = "",
+    rounds: Annotated[int, typer.Option(min=1, help="of new shapes, then seen, on each device")] = 8,
+    calls: Annotated[int, typer.Option(min=1, help="new shapes per round")] = 8,
+    known: Annotated[int, typer.Option(min=1, help="shapes that are met before")] = 3,
+    threads: Annotated[int, typer.Option(min=1, help="PyTorch's CPU threads")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
+) -> None:
+    """Measures microseconds per call of a new shape, of a seen one, and on the CPU."""
+    if driver:
+        os.environ["TORCH_BACKPLANE_DRIVERS"] = driver  # read when the devices are first needed
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    try:
+        place = torch.empty(1, device=device).device
+    except RuntimeError as error:
+        sys.exit(f"--device {device}: {str(error).splitlines()[0]}")
+    chosen = [workload for workload in WORKLOADS if re.search(match, workload.title)]
+    if not chosen:
+        sys.exit(f"--match {match}: none of the {len(WORKLOADS)} workloads")
+    results = [run(workload, place, rounds, calls, known) for workload in chosen]
+    environment = {
+        "device": str(place),
+        "name": "CPU" if place.type == "cpu" else torch.get_device_module(place).get_device_name(place),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "threads": threads,
+        "new shapes": rounds * calls,
+        "known before": known,
+    }
+    operators = [result for result in results if not result.is_program]
+    summary = {
+        "operators": len(operators),
+        f"at most {MORE:g} µs more than seen": sum(result.costs_little_more() for result in operators),
+        f"at most {TIMES:g} times seen": sum(result.is_no_multiple() for result in operators),
+        "planners ran for new shapes": sum(result.served.planner_calls > 0 for result in operators),
+    }
+    if as_json:
+        rows = [dataclasses.asdict(result) for result in results]
+        print(json.dumps(environment | {"summary": summary, "results": rows}, indent=2))
+        return
+    caption = ", ".join(f"{key} {value}" for key, value in environment.items())
+    table = Table(title="microseconds until a call returns", caption=caption)
+    table.add_column("")
+    for heading in ("new", "again", "first", "new/seen", "cpu new", "cpu first", "new/cpu", "any shape"):
+        table.add_column(heading, justify="right")
+    for result in results:
+        here, cpu = result.device_us, result.cpu_us
+        figures = [here["new"], here["again"], here["first"]]
+        table.add_row(
+            escape(result.workload),
+            *(f"{figure:.1f}" for figure in figures),
+            f"{'' if result.is_good() else '! '}{here['new'] / result.seen_us:.2f}",
+            f"{cpu['new']:.1f}",
+            f"{cpu['first']:.1f}",
+            f"{here['new'] / cpu['new']:.2f}",
+            result.served.share(),
+        )
+    Console().print(table)
+    for result in results:
+        for name, reasons in result.served.exact.items():
+            print(f"{result.workload}: {name} ran its planner: {shortened('; '.join(reasons)) or 'no guards held'}")
+        if not result.held:
+            print(f"{result.workload}: the call waits for the device, which was not held up")
+    print(", ".join(f"{name}: {value}" for name, value in summary.items()))
+
+
+if __name__ == "__main__":
+    typer.run(main)
