@@ -330,3 +330,31 @@ def test_a_label_out_of_range_behind_the_end_of_the_labels_is_an_error_too() -> 
         F.multilabel_margin_loss(x.to(DEVICE), target.to(DEVICE))
         with pytest.raises(IndexError, match=rf"multilabel_margin_loss_forward: index {index} is out of bounds"):
             torch.accelerator.synchronize(torch.device(DEVICE))
+
+
+@pytest.mark.parametrize("target", [(2, 2, 2), (2, 0, 2), (2, 1, 2), (0, 2, 2), (2, 2), (2, 2, 2, 1)], ids=str)
+@pytest.mark.parametrize("weight", [None, (3,), (2,), (3, 1), (0,)], ids=str)
+@pytest.mark.parametrize("reduction", [0, 1, 2])
+def test_shapes_of_nll_loss2d_are_refused_as_on_the_cpu(
+    target: tuple[int, ...], weight: tuple[int, ...] | None, reduction: int
+) -> None:
+    """PyTorch's meta functions of it look at few of them, and kernels would read what is not there."""
+
+    def outcomes(device: str) -> list[Any]:
+        x, targets = torch.rand(2, 3, 2, 2).to(device), torch.zeros(target, dtype=torch.long, device=device)
+        weights = None if weight is None else torch.ones(weight, device=device)
+        found: list[Any] = []
+        total = torch.ones((), device=device)
+        for shape in (None, (), (1,), (2, 2), (2, 1, 2), (2, 2, 2)):
+            try:
+                if shape is None:
+                    result = torch.ops.aten.nll_loss2d_forward(x, targets, weights, reduction, -100)[0]
+                else:
+                    grad = torch.ones(shape, device=device)
+                    result = torch.ops.aten.nll_loss2d_backward(grad, x, targets, weights, reduction, -100, total)
+                found.append(result.shape)
+            except RuntimeError as error:
+                found.append(str(error))
+        return found
+
+    assert outcomes(DEVICE) == outcomes("cpu")

@@ -17,6 +17,14 @@ def _by_positions(self: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tenso
     return self.contiguous().view(batch, classes, -1 if self.numel() else 1), target.contiguous()
 
 
+def _check_images(call: Call, self: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None) -> None:
+    """Leaves to the CPU what it refuses of images. PyTorch's meta functions in Python, the only ones, do not look."""
+    if self.dim() != 4 or target.dim() != 3 or target.shape != (self.shape[0], *self.shape[2:]):
+        raise RunOnCPU("targets of another shape")
+    if weight is not None and (weight.dim() != 1 or weight.shape[0] != self.shape[1]):
+        raise RunOnCPU("weights of another number of classes")
+
+
 @operator("nll_loss_forward", "nll_loss2d_forward")
 def nll_loss_forward(
     call: Call,
@@ -26,6 +34,8 @@ def nll_loss_forward(
     reduction: int,
     ignore_index: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    if "nll_loss2d" in call.name:
+        _check_images(call, self, target, weight)
     out, total_weight = call.outputs(contiguous=True)
     if not self.numel():
         raise RunOnCPU("an empty input")
@@ -51,6 +61,10 @@ def nll_loss_backward_(
     ignore_index: int,
     total_weight: torch.Tensor,
 ) -> torch.Tensor:
+    if "nll_loss2d" in call.name:
+        _check_images(call, self, target, weight)
+        if grad.shape != target.shape if reduction == 0 else grad.dim() > 1 or grad.numel() != 1:
+            raise RunOnCPU("gradients of another shape")
     (out,) = call.outputs()
     if not self.numel():
         raise RunOnCPU("an empty input")
