@@ -27,8 +27,8 @@ driver_option := $(if $(DRIVER),--driver $(DRIVER))
 torch_request := $(if $(filter file,$(origin TORCH)),any supported release,$(TORCH))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-digits test test-plans test-exit test-random test-intel test-rusticl test-oclgrind fuzz \
-	asan tsan lint bench conformance ops clean FORCE
+.PHONY: help setup demo demo-digits test test-plans test-shapes test-exit test-random test-intel test-rusticl test-oclgrind \
+	fuzz asan tsan lint bench conformance ops clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z -]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,6 +55,13 @@ test: lint ## check style and types, then run the tests, on host devices and on 
 	$(pytest) $(ARGS)
 	$(pytest) --on opencl $(ARGS)
 	TORCH_BACKPLANE_PLANS=check TORCH_BACKPLANE_DISCRETE=1 $(pytest) tests/opencl
+
+test-shapes: $(ready) ## hold plans for any shape against planners, over PyTorch's operator database (half an hour on 2 cores)
+	@for part in $$(seq $(WORKERS)); do \
+		TORCH_BACKPLANE_DRIVERS=opencl $(python) -W ignore tests/any_shape_sweep.py --part $$part/$(WORKERS) $(ARGS) & \
+		parts="$$parts $$!"; \
+	done; \
+	failed=0; for part in $$parts; do wait $$part || failed=1; done; exit $$failed
 
 test-plans: $(ready) ## run the tests on OpenCL again, with plans switched off and with plans checked
 	TORCH_BACKPLANE_PLANS=0 $(pytest) tests/opencl $(ARGS)
@@ -89,11 +96,14 @@ lint: $(ready) ## ruff and mypy
 	$(python) -m ruff check .
 	$(python) -m mypy
 
-bench: $(ready) ## time an import, an operator, kernels and the allocator
+bench: $(ready) ## time an import, an operator, new shapes, kernels, the allocator and a model that writes text
 	$(python) benchmarks/import_time.py
 	$(python) benchmarks/overhead.py $(driver_option)
+	$(python) benchmarks/dynamic.py $(driver_option)
 	$(python) benchmarks/kernels.py $(driver_option)
 	$(python) benchmarks/allocator.py $(driver_option)
+	$(python) -m pip install -q transformers
+	$(python) benchmarks/generate.py $(driver_option)
 
 conformance: $(ready) ## run PyTorch's operator database on bp
 	$(python) -m torch_backplane conformance --device bp $(ARGS)

@@ -12,6 +12,8 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
+#include <string>
 
 #include "cpu_memory.h"
 #include "cpu_mirror.h"
@@ -396,6 +398,7 @@ class DirectFallbacks {
 
  private:
   void fall_back(const char* name) {
+    names.insert(name);
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&cpu_fallback>());
   }
 
@@ -412,13 +415,25 @@ class DirectFallbacks {
   }
 
   torch::Library library{torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__};
+
+ public:
+  std::set<std::string> names; // without the namespace
 };
+
+const DirectFallbacks& direct_fallbacks() {
+  static const auto* registrations = new DirectFallbacks;
+  return *registrations;
+}
 
 } // namespace
 
 void register_direct_fallbacks() {
-  static auto* registrations = new DirectFallbacks;
-  (void)registrations;
+  direct_fallbacks();
+}
+
+bool has_direct_fallback(const c10::OperatorHandle& op) {
+  const std::string name = toString(op.operator_name());
+  return name.starts_with("aten::") && direct_fallbacks().names.contains(name.substr(sizeof("aten::") - 1));
 }
 
 } // namespace backplane

@@ -16,6 +16,7 @@ void cpu_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
 // Registers the boxed kernel where PyTorch would prefer a composite one. To be called once, after all other registrations.
 void register_direct_fallbacks();
+bool has_direct_fallback(const c10::OperatorHandle& op);
 
 // Runs `kernel`'s CPU kernel on the arguments of `op` (the two take the same), counted as a fallback of `op`.
 void run_on_cpu(const c10::OperatorHandle& op, const c10::OperatorHandle& kernel, torch::jit::Stack* stack);

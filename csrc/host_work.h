@@ -44,6 +44,13 @@ class CpuOperator final : public HostWork {
   void run(char* const* memory, const uint64_t* numbers) const override;
   std::string text() const override;
 
+  const c10::OperatorHandle& op() const {
+    return op_;
+  }
+  const std::vector<Argument>& arguments() const {
+    return arguments_;
+  }
+
  private:
   const c10::OperatorHandle op_;
   const std::vector<Argument> arguments_;

@@ -3,6 +3,7 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/List.h>
 
+#include <algorithm>
 #include <array>
 #include <mutex>
 
@@ -14,6 +15,12 @@
 
 namespace backplane {
 namespace {
+
+uint32_t store_passed(const Call& call, const PassedNumber& passed, uint64_t* bits) {
+  const c10::Scalar& number = call.numbers[passed.index];
+  check_fits(number, passed.fits);
+  return store_number(part_of(number, passed.part), passed.dtype, bits);
+}
 
 // The memory of one replay.
 class Replay {
@@ -45,7 +52,7 @@ class Replay {
         arguments[i] = {&literal->bits, literal->bytes};
       } else {
         const auto& passed = std::get<PassedNumber>(argument);
-        arguments[i] = {&numbers[i], store_passed(passed, &numbers[i])};
+        arguments[i] = {&numbers[i], store_passed(call_, passed, &numbers[i])};
       }
     }
     step.kernel->launch(step.size, arguments, stream_);
@@ -65,7 +72,7 @@ class Replay {
         numbers.push_back(literal->bits);
       } else {
         uint64_t bits = 0;
-        store_passed(std::get<PassedNumber>(number), &bits);
+        store_passed(call_, std::get<PassedNumber>(number), &bits);
         numbers.push_back(bits);
       }
     }
@@ -120,12 +127,6 @@ class Replay {
     return static_cast<char*>(plan_.kept[address.index].mutable_data_ptr()) + address.offset;
   }
 
-  uint32_t store_passed(const PassedNumber& passed, uint64_t* bits) const {
-    const c10::Scalar& number = call_.numbers[passed.index];
-    check_fits(number, passed.fits);
-    return store_number(part_of(number, passed.part), passed.dtype, bits);
-  }
-
   const Plan& plan_;
   Call& call_;
   const StreamHandle stream_;
@@ -153,6 +154,24 @@ void take_random_numbers(Call& call, uint64_t count) {
   const auto state = generator.get<PhiloxGenerator>()->advance(count);
   call.numbers.push_back(static_cast<int64_t>(state.seed));
   call.numbers.push_back(static_cast<int64_t>(state.offset));
+}
+
+void check_numbers(const Plan& plan, const Call& call) {
+  const auto check = [&](const auto& argument) {
+    if (const auto* passed = std::get_if<PassedNumber>(&argument); passed != nullptr && passed->index < plan.numbers) {
+      uint64_t bits = 0;
+      store_passed(call, *passed, &bits);
+    }
+  };
+  for (const Step& step : plan.steps) {
+    if (const auto* launch = std::get_if<LaunchStep>(&step)) {
+      std::for_each(launch->arguments.begin(), launch->arguments.end(), check);
+    } else if (const auto* work = std::get_if<HostStep>(&step)) {
+      std::for_each(work->numbers.begin(), work->numbers.end(), check);
+    } else if (const auto* one = std::get_if<CheckStep>(&step)) {
+      check_fits(call.numbers[one->number.index], one->number.fits);
+    }
+  }
 }
 
 c10::SmallVector<c10::IValue, 2> replay(const Plan& plan, Call& call) {

@@ -153,6 +153,9 @@ c10::SmallVector<c10::IValue, 2> replay(const Plan& plan, Call& call);
 // call's numbers.
 void take_random_numbers(Call& call, uint64_t count);
 
+// Throws what a replay would throw of numbers that are passed through and fit nowhere.
+void check_numbers(const Plan& plan, const Call& call);
+
 // The first difference between two plans of one call in words; empty if there is none.
 std::string difference(const Plan& one, const Plan& other);
 // Several lines: each step and result.

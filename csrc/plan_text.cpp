@@ -104,7 +104,7 @@ std::string text(const Result& result) {
 
 std::vector<std::string> lines(const Plan& plan) {
   if (!plan.unplannable.empty()) {
-    return {c10::str(plan.falls_back ? "runs on the CPU: " : "planned at each call: ", plan.unplannable)};
+    return {c10::str(plan.falls_back ? "no planner does it: " : "planned at each call: ", plan.unplannable)};
   }
   std::vector<std::string> found;
   for (const RandomUse& use : plan.random) {

@@ -17,6 +17,10 @@ namespace backplane {
 namespace {
 
 constexpr size_t kMostPlans = 1024; // of one operator; the least recently used go
+constexpr size_t kMostClasses = 1024; // likewise
+constexpr size_t kMostAnyShapePlans = 8; // of one class: for what planners decide otherwise
+constexpr uint32_t kMostTraces = 16; // of one class, those that gave no plan included
+constexpr uint32_t kMostFutileTraces = 2; // of one class without a plan for any shape
 
 std::atomic<PlanMode> mode{PlanMode::On};
 thread_local std::vector<PlanEvent>* listener = nullptr;
@@ -72,6 +76,18 @@ std::vector<size_t> written_lists(const c10::FunctionSchema& schema) {
   return found;
 }
 
+// Whether the schema says SymInt, alone or in a list.
+bool is_size(const c10::Argument& argument) {
+  const c10::Type* type = argument.real_type().get();
+  if (const auto* optional = type->castRaw<c10::OptionalType>()) {
+    type = optional->getElementType().get();
+  }
+  if (const auto* list = type->castRaw<c10::ListType>()) {
+    type = list->getElementType().get();
+  }
+  return type->kind() == c10::TypeKind::SymIntType;
+}
+
 void replace(torch::jit::Stack* stack, size_t count, c10::SmallVectorImpl<c10::IValue>& results) {
   torch::jit::drop(*stack, count);
   for (c10::IValue& result : results) {
@@ -114,30 +130,6 @@ class Silence final : public c10::WarningHandler {
   c10::WarningUtils::WarningHandlerGuard guard_;
 };
 
-// Operators on lists: PyTorch composes them of others on every device but CUDA's, going through the lists in order.
-bool is_composed(const c10::OperatorHandle& op) {
-  return is_foreach(op.schema()) && !op.hasKernelForDispatchKey(c10::DispatchKey::CPU) &&
-      op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd);
-}
-
-// What a planner does not do: PyTorch's composition does it on the device, else the CPU.
-void leave(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  if (!is_composed(op)) {
-    cpu_fallback(op, stack);
-    return;
-  }
-  at::AutoDispatchBelowADInplaceOrView below;
-  op.callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd, *stack);
-}
-
-const char* outcome_of_leaving(const c10::OperatorHandle& op) {
-  return is_composed(op) ? "composed of other operators" : "ran on the CPU";
-}
-
-std::string describe_leaving(const c10::OperatorHandle& op, const Plan& plan) {
-  return is_composed(op) ? c10::str("composed of other operators: ", plan.unplannable) : describe(plan);
-}
-
 // What a kernel below autograd sees is what planners see: no autograd, no autocast, no Python modes.
 struct BelowEverything {
   at::AutoDispatchBelowADInplaceOrView autograd;
@@ -161,12 +153,26 @@ std::vector<PlanEvent>* listen(std::vector<PlanEvent>* events) {
 }
 
 PlannedOperator::PlannedOperator(const c10::OperatorHandle& op)
-    : op_(op), name_(toString(op.operator_name())), written_lists_(written_lists(op.schema())) {}
+    : op_(op),
+      name_(toString(op.operator_name())),
+      written_lists_(written_lists(op.schema())),
+      otherwise_(op.getComputedKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) {
+  const bool ours = op.hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1) && !has_direct_fallback(op);
+  const bool composed = !ours && !op.hasKernelForDispatchKey(c10::DispatchKey::CPU) &&
+      op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd);
+  outcome_otherwise_ = ours ? "ran without kernels of the device" : composed ? "composed of other operators" : "ran on the CPU";
+}
+
+void PlannedOperator::run_otherwise(torch::jit::Stack* stack) {
+  at::AutoDispatchBelowADInplaceOrView below;
+  otherwise_.callBoxed(op_, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), stack);
+}
 
 void PlannedOperator::set_planner(
     std::unique_ptr<Planner> planner,
     const std::vector<std::string>& passed_through,
     const std::vector<std::string>& by_value,
+    const std::vector<std::string>& sizes,
     const std::vector<NumberCheck>& checks) {
   auto declaration = std::make_unique<Declaration>();
   const auto& arguments = op_.schema().arguments();
@@ -182,18 +188,20 @@ void PlannedOperator::set_planner(
     const auto kind = list != nullptr ? list->getElementType()->kind() : type.kind();
     facts.passed_through = kind == c10::TypeKind::NumberType;
     facts.is_generator = kind == c10::TypeKind::GeneratorType;
+    facts.is_size = is_size(argument);
     declaration->facts.push_back(facts);
   }
-  const auto mark = [&](const std::vector<std::string>& names, bool passed) {
+  const auto mark = [&](const std::vector<std::string>& names, bool ArgumentFacts::* fact, bool holds) {
     for (const std::string& name : names) {
       const auto found =
           std::find_if(arguments.begin(), arguments.end(), [&](const auto& one) { return one.name() == name; });
       TORCH_CHECK_VALUE(found != arguments.end(), name_, " has no argument ", name);
-      declaration->facts[found - arguments.begin()].passed_through = passed;
+      declaration->facts[found - arguments.begin()].*fact = holds;
     }
   };
-  mark(passed_through, true);
-  mark(by_value, false);
+  mark(passed_through, &ArgumentFacts::passed_through, true);
+  mark(by_value, &ArgumentFacts::passed_through, false);
+  mark(sizes, &ArgumentFacts::is_size, true);
   declaration->checks = NumberChecks(op_.schema(), checks);
   declaration->planner = std::move(planner);
   declaration_ = declaration.release();
@@ -220,7 +228,7 @@ void PlannedOperator::run(torch::jit::Stack* stack) {
 void PlannedOperator::answer(torch::jit::Stack* stack) {
   const Declaration* declaration = declaration_.load(std::memory_order_acquire);
   if (C10_UNLIKELY(declaration == nullptr)) {
-    cpu_fallback(op_, stack);
+    run_otherwise(stack);
     return;
   }
   const auto& facts = declaration->facts;
@@ -229,7 +237,7 @@ void PlannedOperator::answer(torch::jit::Stack* stack) {
   auto index = device_of(arguments);
   index = index >= 0 ? index : current_device();
   if (device(index).properties().dialect.empty()) {
-    cpu_fallback(op_, stack);
+    run_otherwise(stack);
     return;
   }
   // Before addresses are read: afterwards they are others, also of arguments that share storage with what is written.
@@ -249,9 +257,9 @@ void PlannedOperator::answer(torch::jit::Stack* stack) {
       ++counts_.unplannable_calls;
     }
     if (listener != nullptr) {
-      listener->push_back({name_, describe(arguments, facts), c10::str(outcome_of_leaving(op_), ": ", problem), ""});
+      listener->push_back({name_, describe(arguments, facts), c10::str(outcome_otherwise_, ": ", problem), ""});
     }
-    leave(op_, stack);
+    run_otherwise(stack);
     return;
   }
   if (Recorder::active() != nullptr || mode.load(std::memory_order_relaxed) == PlanMode::Off) {
@@ -260,7 +268,25 @@ void PlannedOperator::answer(torch::jit::Stack* stack) {
   }
   const auto known = find(signature);
   if (known == nullptr) {
+    if (const auto made = find_any_shape(signature)) {
+      if (C10_UNLIKELY(mode.load(std::memory_order_relaxed) == PlanMode::Check)) {
+        check(*declaration, arguments, call, *made);
+      }
+      if (C10_UNLIKELY(listener != nullptr)) {
+        listener->push_back({name_, describe(arguments, facts), "replayed for any shape", describe(*made)});
+      }
+      auto results = replay(*made, call);
+      replace(stack, count, results);
+      return;
+    }
+    const bool another = is_to_be_traced(signature);
+    std::optional<AnyShapePlan> traced;
+    std::string reason;
+    if (another) { // first: a planner may change what it is given
+      traced = trace(*declaration, arguments, call.device, reason);
+    }
     auto fresh = plan(*declaration, stack, call, /*record=*/true);
+    insert_into_class(signature, fresh, std::move(traced), std::move(reason));
     insert(std::move(signature), std::move(fresh));
     return;
   }
@@ -271,9 +297,9 @@ void PlannedOperator::answer(torch::jit::Stack* stack) {
     }
     if (known->falls_back) {
       if (listener != nullptr) {
-        listener->push_back({name_, describe(arguments, facts), outcome_of_leaving(op_), describe_leaving(op_, *known)});
+        listener->push_back({name_, describe(arguments, facts), outcome_otherwise_, describe(*known)});
       }
-      leave(op_, stack);
+      run_otherwise(stack);
     } else {
       plan(*declaration, stack, call, /*record=*/false);
     }
@@ -323,23 +349,35 @@ std::shared_ptr<const Plan> PlannedOperator::plan(
     }
   }
   if (listener != nullptr) {
-    const char* outcome = !results.has_value() ? outcome_of_leaving(op_) : record ? "planned" : "ran without recording";
+    const char* outcome = !results.has_value() ? outcome_otherwise_ : record ? "planned" : "ran without recording";
     listener->push_back(
         {name_, std::move(described), outcome,
-         !results.has_value() ? describe_leaving(op_, *recorded) : record ? describe(*recorded) : ""});
+         !results.has_value() || record ? describe(*recorded) : ""});
   }
   if (results.has_value()) {
     c10::SmallVector<c10::IValue, 2> values(results->begin(), results->end());
     replace(stack, count, values);
   } else {
-    leave(op_, stack);
+    run_otherwise(stack);
   }
   return recorded;
+}
+
+std::optional<AnyShapePlan> PlannedOperator::trace(
+    const Declaration& declaration, c10::ArrayRef<c10::IValue> arguments, c10::DeviceIndex device, std::string& reason) {
+  const auto& facts = declaration.facts;
+  Call call{device, {}, {}, {}, nullptr};
+  Signature signature;
+  read_call(arguments, facts, call, signature);
+  at::AutoDispatchBelowADInplaceOrView autograd;
+  c10::impl::ExcludeDispatchKeyGuard autocast{c10::autocast_dispatch_keyset};
+  return declaration.planner->trace(op_.schema(), arguments, facts, call, reason);
 }
 
 void PlannedOperator::check(
     const Declaration& declaration, c10::ArrayRef<c10::IValue> arguments, const Call& call, const Plan& known) {
   const auto& facts = declaration.facts;
+  check_numbers(known, call);
   Call again{call.device, {}, {}, {}, nullptr};
   Signature signature;
   read_call(arguments, facts, again, signature);
@@ -348,8 +386,17 @@ void PlannedOperator::check(
   {
     BelowEverything guard;
     Recorder recorder(again, /*dry=*/true);
-    const auto results = declaration.planner->call(op_.schema(), arguments, facts, again, reason);
-    TORCH_CHECK(results.has_value(), name_, " has a plan, and its planner now leaves the call to the CPU: ", reason);
+    PlannerResult results;
+    try {
+      results = declaration.planner->call(op_.schema(), arguments, facts, again, reason);
+    } catch (const std::exception& error) {
+      TORCH_CHECK(
+          false, name_, " has a plan, and its planner now refuses the call: ", error.what(), "\n",
+          describe(arguments, facts));
+    }
+    TORCH_CHECK(
+        results.has_value(), name_, " has a plan, and its planner now leaves the call to the CPU: ", reason, "\n",
+        describe(arguments, facts));
     fresh = recorder.finish(*results);
   }
   const std::string found = difference(known, fresh);
@@ -369,6 +416,98 @@ std::shared_ptr<const Plan> PlannedOperator::find(const Signature& signature) {
     }
   }
   return nullptr;
+}
+
+std::list<PlannedOperator::Class>::iterator PlannedOperator::class_of(
+    const Signature& signature, std::list<Class>& evicted) {
+  const auto hash = hash_of_class(signature);
+  const auto [first, last] = classes_by_hash_.equal_range(hash);
+  for (auto found = first; found != last; ++found) {
+    if (found->second->words == signature.words) {
+      classes_.splice(classes_.begin(), classes_, found->second);
+      return found->second;
+    }
+  }
+  classes_.push_front({signature.words, {}, 0, 0, "", {}, nullptr});
+  classes_by_hash_.emplace(hash, classes_.begin());
+  if (classes_.size() > kMostClasses) {
+    const auto oldest = std::prev(classes_.end());
+    std::erase_if(classes_by_hash_, [&](const auto& one) { return one.second == oldest; });
+    evicted.splice(evicted.begin(), classes_, oldest);
+  }
+  return classes_.begin();
+}
+
+std::shared_ptr<const Plan> PlannedOperator::find_any_shape(const Signature& signature) {
+  c10::SmallVector<std::shared_ptr<const AnyShapePlan>, kMostAnyShapePlans> plans;
+  {
+    std::list<Class> evicted; // freed after the lock
+    std::lock_guard<std::mutex> guard(lock_);
+    const auto& known = class_of(signature, evicted)->plans;
+    plans.append(known.begin(), known.end());
+  }
+  auto made = std::make_shared<Plan>();
+  for (const auto& plan : plans) {
+    if (!plan->instantiate(signature.sizes, *made)) {
+      continue;
+    }
+    bool again = false;
+    {
+      std::lock_guard<std::mutex> guard(lock_);
+      ++counts_.any_shape_replays;
+      uint64_t& met = lately_[signature.hash % lately_.size()];
+      again = std::exchange(met, signature.hash) == signature.hash;
+    }
+    if (again) {
+      insert(signature, made);
+    }
+    return made;
+  }
+  return nullptr;
+}
+
+bool PlannedOperator::is_to_be_traced(const Signature& signature) {
+  std::list<Class> evicted; // freed after the lock
+  std::lock_guard<std::mutex> guard(lock_);
+  const Class& known = *class_of(signature, evicted);
+  const uint32_t most = known.plans.empty() ? kMostFutileTraces : kMostTraces;
+  if (known.shapes == 0 || known.plans.size() >= kMostAnyShapePlans || known.traces >= most) {
+    return false;
+  }
+  ++counts_.traces;
+  return true;
+}
+
+void PlannedOperator::insert_into_class(
+    const Signature& signature, const std::shared_ptr<const Plan>& fresh, std::optional<AnyShapePlan> traced,
+    std::string reason) {
+  std::list<Class> evicted; // freed after the lock, as is the plan before
+  std::shared_ptr<const Plan> last = fresh;
+  std::lock_guard<std::mutex> guard(lock_);
+  Class& known = *class_of(signature, evicted);
+  known.traces += traced.has_value() || !reason.empty(); // here, so that calls which are refused use none up
+  if (traced.has_value()) {
+    const auto held_against = [&](const auto& sizes, const Plan& plan, bool has_to_hold) {
+      Plan made;
+      if (!reason.empty() || (!traced->instantiate(sizes, made) && !has_to_hold)) {
+        return;
+      }
+      reason = plan.unplannable.empty() ? difference(made, plan) : plan.unplannable;
+    };
+    held_against(signature.sizes, *fresh, /*has_to_hold=*/true);
+    if (known.last_plan != nullptr) {
+      held_against(known.last_sizes, *known.last_plan, /*has_to_hold=*/false);
+    }
+    if (reason.empty()) {
+      known.plans.push_back(std::make_shared<const AnyShapePlan>(std::move(*traced)));
+    }
+  }
+  if (!reason.empty()) {
+    known.reason = std::move(reason);
+  }
+  ++known.shapes;
+  known.last_sizes.assign(signature.sizes.begin(), signature.sizes.end());
+  known.last_plan.swap(last);
 }
 
 void PlannedOperator::insert(Signature signature, std::shared_ptr<const Plan> plan) {
@@ -434,7 +573,22 @@ PlanCounts PlannedOperator::counts() const {
   std::lock_guard<std::mutex> guard(lock_);
   PlanCounts counts = counts_;
   counts.plans = entries_.size();
+  for (const Class& one : classes_) {
+    counts.classes += one.shapes > 1;
+    counts.any_shape_classes += !one.plans.empty();
+  }
   return counts;
+}
+
+std::vector<std::string> PlannedOperator::reasons_for_exact() const {
+  std::lock_guard<std::mutex> guard(lock_);
+  std::vector<std::string> found;
+  for (const Class& one : classes_) {
+    if (one.shapes > 1 && one.plans.empty()) {
+      found.push_back(one.reason);
+    }
+  }
+  return found;
 }
 
 std::vector<std::string> PlannedOperator::reasons() const {
@@ -444,9 +598,13 @@ std::vector<std::string> PlannedOperator::reasons() const {
 
 void PlannedOperator::clear() {
   std::list<Entry> gone; // freed after the lock: kernels may call the device
+  std::list<Class> forgotten;
   std::lock_guard<std::mutex> guard(lock_);
   gone.swap(entries_);
   by_hash_.clear();
+  forgotten.swap(classes_);
+  classes_by_hash_.clear();
+  lately_ = {};
   counts_ = {};
   reasons_.clear();
 }

@@ -10,6 +10,7 @@
 
 #include "bindings.h"
 #include "device_errors.h"
+#include "plan_builder.h"
 #include "planned_operator.h"
 #include "python_number.h"
 #include "recorder.h"
@@ -21,6 +22,7 @@ namespace backplane {
 namespace {
 
 py::object run_on_cpu_error; // torch_backplane._C.RunOnCPU
+py::object tracer; // torch_backplane.planning.tracing.trace
 
 py::object dtype_object(c10::ScalarType dtype) {
   return py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(torch::getTHPDtype(dtype)));
@@ -110,6 +112,31 @@ class PythonPlanner final : public Planner {
           ") after it has written to an argument or taken random numbers: it has to decide before");
       return std::nullopt;
     }
+  }
+
+  std::optional<AnyShapePlan> trace(
+      const c10::FunctionSchema& schema,
+      c10::ArrayRef<c10::IValue> arguments,
+      const std::vector<ArgumentFacts>& facts,
+      Call& call,
+      std::string& reason) override {
+    py::gil_scoped_acquire gil;
+    Converter converter(call);
+    py::list converted;
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      converted.append(py::make_tuple(converter.convert(arguments[i], schema.arguments()[i], facts[i]), facts[i].is_size));
+    }
+    py::object builder = new_plan_builder(call);
+    try {
+      reason = tracer(py::reinterpret_borrow<py::object>(function_), converted, builder, schema.returns().size())
+                   .cast<std::string>();
+    } catch (py::error_already_set& error) {
+      reason = error.what();
+    }
+    if (!reason.empty()) {
+      return std::nullopt;
+    }
+    return finished_plan(builder);
   }
 
  private:
@@ -303,6 +330,11 @@ py::dict counts_of(const PlannedOperator& planned) {
   found["unplannable_calls"] = counts.unplannable_calls;
   found["evictions"] = counts.evictions;
   found["reasons"] = planned.reasons();
+  found["any_shape_replays"] = counts.any_shape_replays;
+  found["traces"] = counts.traces;
+  found["classes"] = counts.classes;
+  found["any_shape_classes"] = counts.any_shape_classes;
+  found["reasons_for_exact"] = planned.reasons_for_exact();
   return found;
 }
 
@@ -438,12 +470,13 @@ void bind_plans(py::module_& module) {
   module.def(
       "set_planner",
       [](const std::string& name, py::object planner, const std::vector<std::string>& passed_through,
-         const std::vector<std::string>& by_value, const std::vector<NumberCheck>& checks) {
+         const std::vector<std::string>& by_value, const std::vector<std::string>& sizes,
+         const std::vector<NumberCheck>& checks) {
         planned_operator(name).set_planner(
-            std::make_unique<PythonPlanner>(std::move(planner)), passed_through, by_value, checks);
+            std::make_unique<PythonPlanner>(std::move(planner)), passed_through, by_value, sizes, checks);
       },
       py::arg("name"), py::arg("planner"), py::arg("passed_through") = std::vector<std::string>(),
-      py::arg("by_value") = std::vector<std::string>(), py::arg("checks") = std::vector<NumberCheck>(),
+      py::arg("by_value") = std::vector<std::string>(), py::arg("sizes") = std::vector<std::string>(), py::arg("checks") = std::vector<NumberCheck>(),
       "`checks`: (argument, comparison, number or argument) for each, as number_checks.h has it.");
   module.def(
       "address_of", [](const at::Tensor& tensor) { return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()); },
@@ -487,6 +520,7 @@ void bind_plans(py::module_& module) {
         return seconds;
       },
       py::arg("name"), py::kw_only(), py::arg("times"));
+  module.def("set_tracer", [](py::object function) { tracer = std::move(function); tracer.inc_ref(); });
   module.def("clear_plans", [] {
     for_each_planned_operator([](PlannedOperator& planned) { planned.clear(); });
   });

@@ -20,7 +20,7 @@ enum class Tag : uint64_t { None, Tensor, Number, Int, Double, Complex, Bool, St
 
 class Reader {
  public:
-  Reader(Call& call, Signature& signature) : call_(call), words_(signature.words) {}
+  Reader(Call& call, Signature& signature) : call_(call), words_(signature.words), sizes_(signature.sizes) {}
 
   const char* problem() const {
     return problem_;
@@ -36,7 +36,11 @@ class Reader {
         pass(value.toInt());
       } else {
         tag(Tag::Int);
-        words_.push_back(static_cast<uint64_t>(value.toInt()));
+        if (facts.is_size) {
+          sizes_.push_back(value.toInt());
+        } else {
+          words_.push_back(static_cast<uint64_t>(value.toInt()));
+        }
       }
     } else if (value.isDouble()) {
       if (facts.passed_through) {
@@ -125,8 +129,8 @@ class Reader {
         static_cast<uint64_t>(tensor.scalar_type()) | sizes.size() << 8 | data % kAlignmentClass << 24 |
             uint64_t{tensor.is_conj()} << 32 | uint64_t{tensor.is_neg()} << 33 |
             uint64_t{impl->is_wrapped_number()} << 34);
-    words_.append(sizes.begin(), sizes.end());
-    words_.append(strides.begin(), strides.end());
+    sizes_.append(sizes.begin(), sizes.end());
+    sizes_.append(strides.begin(), strides.end());
     read_sharing(tensor, data);
     call_.tensors.push_back(&tensor);
     call_.written.push_back(facts.written);
@@ -159,22 +163,24 @@ class Reader {
 
   void share(size_t earlier, uintptr_t data) {
     words_.push_back(~uint64_t{0} - earlier); // no tag looks like this
-    words_.push_back(data - storages_[earlier].second);
+    sizes_.push_back(static_cast<int64_t>(data - storages_[earlier].second));
   }
 
   static constexpr size_t kLinear = 8; // tensors, up to which looking through all is fastest
 
   Call& call_;
   c10::SmallVectorImpl<uint64_t>& words_;
+  c10::SmallVectorImpl<int64_t>& sizes_;
   c10::SmallVector<std::pair<const void*, uintptr_t>, 8> storages_;
   ska::flat_hash_map<const void*, size_t> by_storage_;
   const char* problem_ = nullptr;
 };
 
-uint64_t hash_of(c10::ArrayRef<uint64_t> words) {
-  uint64_t hash = 0x9e3779b97f4a7c15u ^ words.size();
-  for (const uint64_t word : words) {
-    const auto product = static_cast<unsigned __int128>(hash ^ word) * 0xa0761d6478bd642fu;
+template <typename Word>
+uint64_t hash_of(c10::ArrayRef<Word> words, uint64_t seed = 0x9e3779b97f4a7c15u) {
+  uint64_t hash = seed ^ words.size();
+  for (const Word word : words) {
+    const auto product = static_cast<unsigned __int128>(hash ^ static_cast<uint64_t>(word)) * 0xa0761d6478bd642fu;
     hash = static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
     hash += 0x9e3779b97f4a7c15u;
   }
@@ -182,6 +188,10 @@ uint64_t hash_of(c10::ArrayRef<uint64_t> words) {
 }
 
 } // namespace
+
+uint64_t hash_of_class(const Signature& signature) {
+  return hash_of<uint64_t>(signature.words);
+}
 
 c10::Scalar cpu_value(const at::Tensor& tensor) {
   return at::native::_local_scalar_dense_cpu(tensor);
@@ -208,7 +218,7 @@ const char* read_call(
       call.generator = &arguments[i];
     }
   }
-  signature.hash = hash_of(signature.words);
+  signature.hash = hash_of<int64_t>(signature.sizes, hash_of_class(signature));
   return reader.problem();
 }
 

@@ -21,16 +21,21 @@ struct ArgumentFacts {
   bool written = false;
   bool passed_through = false; // numbers that only become kernel arguments: their type is in the signature, not their value
   bool is_generator = false;
+  bool is_size = false; // integers are left open in plans for any shape
 };
 
+// A class of calls, and which one of it.
 struct Signature {
-  c10::SmallVector<uint64_t, 64> words;
-  uint64_t hash = 0;
+  c10::SmallVector<uint64_t, 32> words; // what plans are structured by: the class
+  c10::SmallVector<int64_t, 48> sizes; // sizes, strides, distances between tensors in one storage, arguments of type SymInt
+  uint64_t hash = 0; // of both
 
   bool operator==(const Signature& other) const {
-    return hash == other.hash && words == other.words;
+    return hash == other.hash && words == other.words && sizes == other.sizes;
   }
 };
+
+uint64_t hash_of_class(const Signature& signature);
 
 // Reads a call off its arguments: its signature, and the tensors and numbers that a replay needs. `call.device` is set
 // already. Returns what makes the call impossible to sign, or nullptr.

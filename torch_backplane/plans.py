@@ -11,26 +11,35 @@ from typing import Any
 
 from torch_backplane import _C
 
+_COUNTS = (
+    "plans", "replays", "any_shape_replays", "planner_calls", "unplannable_calls", "evictions", "traces", "classes",
+    "any_shape_classes",
+)  # fmt: skip
+
 
 def stats(*, used: bool = True) -> dict[str, dict[str, Any]]:
     """For each operator, such as "aten::add.Tensor":
 
     plans: how many are held;
-    replays: calls that ran by a plan;
+    replays: calls that ran by a plan of their own shape;
+    any_shape_replays: calls that ran by a plan for any shape;
     planner_calls: calls that ran a planner;
     unplannable_calls: calls that no plan can repeat, and `reasons` why;
-    evictions: plans that were dropped for newer ones.
+    evictions: plans that were dropped for newer ones;
+    traces: how often a planner was asked for a plan for any shape;
+    classes: of calls that differ in sizes only, those that met a second shape and needed a planner for it;
+    any_shape_classes: those of them that have a plan for any shape, and `reasons_for_exact` why others have none.
 
     Args:
         used: leave out operators that were not called since the last `clear()`.
     """
-    counts = ("replays", "planner_calls", "unplannable_calls")
+    counts = ("replays", "any_shape_replays", "planner_calls", "unplannable_calls")
     return {name: one for name, one in _C.plan_counts().items() if not used or any(one[count] for count in counts)}
 
 
 def total() -> dict[str, int]:
     """The numbers of `stats()`, summed over all operators."""
-    summed = dict.fromkeys(("plans", "replays", "planner_calls", "unplannable_calls", "evictions"), 0)
+    summed = dict.fromkeys(_COUNTS, 0)
     for one in _C.plan_counts().values():
         for count in summed:
             summed[count] += one[count]
@@ -54,7 +63,8 @@ def set_mode(mode: str) -> None:
 
 def explain(function: Callable[..., Any], *arguments: Any, **options: Any) -> str:
     """Call `function(*arguments, **options)` and tell, for each operator with a planner that this thread calls: its
-    arguments as the signature holds them, whether it was planned, replayed or left to the CPU, and the plan's steps."""
+    arguments as the signature holds them, whether it was planned, replayed (by a plan of its own shape, or for any) or
+    left to the CPU, and the plan's steps."""
     events = _C.listen_to_plans(lambda: function(*arguments, **options))
     parts = []
     for name, described, outcome, plan in events:

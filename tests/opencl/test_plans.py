@@ -219,14 +219,15 @@ def test_explain_tells_signature_steps_and_reasons() -> None:
     assert "launch bp_add" in second
     assert "return argument 0" in second
     complex_ = torch.ones(3, dtype=torch.complex32, device=DEVICE)
-    assert "runs on the CPU: kernels have no complex32" in plans.explain(lambda: complex_ + complex_)
+    assert "no planner does it: kernels have no complex32" in plans.explain(lambda: complex_ + complex_)
 
 
 def test_plans_are_bounded_and_the_oldest_go() -> None:
     fresh()
     x = torch.ones(3000, device=DEVICE)
     for size in range(1, 1100):
-        x[:size].abs()
+        for _ in range(3):  # a plan for any shape serves it, until it has one of its own
+            x[:size].abs()
     assert counts("aten::abs")["plans"] <= 1024
     assert counts("aten::abs")["evictions"] >= 1099 - 1024
 

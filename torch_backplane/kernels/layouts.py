@@ -101,13 +101,13 @@ def geometry(
             raise ValueError(f"{len(operand)} strides for {len(sizes)} sizes; broadcast operands have stride 0")
     sizes_, strides_ = _collapse(sizes, strides)
     count = math.prod(sizes_)
-    wide = max(count, *(_furthest(sizes_, operand) for operand in strides_)) > NARROW_LIMIT
+    wide = is_wide(count, *(_furthest(sizes_, operand) for operand in strides_))
     if count <= 1 or (len(sizes_) == 1 and all(operand == (1,) for operand in strides_)):
         layout = Layout(0, width if aligned else 1, wide, streaming=streaming)
         return Geometry(layout, (count,), tuple((1,) for _ in strides_))
     inner: tuple[int, ...] = ()
     if sizes_[0] >= limits.shortest and count // sizes_[0] <= limits.most:
-        inner = tuple(min(operand[0], 2) for operand in strides_)
+        inner = tuple(int(min(operand[0], 2)) for operand in strides_)
     return Geometry(Layout(len(sizes_), 1, wide, inner), sizes_, strides_)
 
 
@@ -148,8 +148,15 @@ def reduction_geometry(
         for kept_strides, reduced_strides in zip(kept[1][len(outputs) :], reduced[1], strict=True)
     ]
     reach += [_furthest(kept[0], strides) for strides in kept[1][: len(outputs)]]
-    wide = max(math.prod(sizes), *reach) > NARROW_LIMIT
+    wide = is_wide(math.prod(sizes), *reach)
     return ReductionGeometry(*(Geometry(Layout(len(part[0]), 1, wide), *part) for part in (kept, reduced)))
+
+
+def is_wide(*reached: int) -> bool:
+    """Whether one of the numbers takes more than 32 bits. Each is asked by itself: a plan for any shape holds for calls
+    in which the answers are the same, and need not know which number is the greatest.
+    """
+    return any(number > NARROW_LIMIT for number in reached)
 
 
 def _furthest(sizes: Sequence[int], strides: Sequence[int]) -> int:

@@ -24,6 +24,7 @@ from torch_backplane.planning import (
     pointwise,
     run_pointwise,
     run_template,
+    socket,
 )
 from torch_backplane.planning.call import elementwise_result
 from torch_backplane.planning.declare import check_supported
@@ -95,7 +96,7 @@ def quotient(name: str, formula: Formula, fitting: Fitting = "computed") -> None
 
     @operator(name)
     def plan(call: Call, a: Any, b: Any, *options: Any) -> torch.Tensor:
-        _C.check_broadcast([value for value in (a, b) if isinstance(value, torch.Tensor)])
+        socket.check_broadcast([value for value in (a, b) if isinstance(value, torch.Tensor)])
         (result,) = call.meta(call.functional)
         if name == "floor_divide" and call.overload is call.functional:
             # Its meta function is composed of others, which lay a result out otherwise than the iterator does.

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
-from torch_backplane import _C
 from torch_backplane.kernels import Expression
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.expression import Formula
 from torch_backplane.operators.masks import check_same_dtype
-from torch_backplane.planning import Call, RunOnCPU, operator, plan_pointwise
+from torch_backplane.planning import Call, RunOnCPU, operator, plan_pointwise, socket
 
 
 def polar(magnitude: Expression, angle: Expression) -> Expression:
@@ -38,7 +37,7 @@ def conj_physical(call: Call, self: torch.Tensor) -> torch.Tensor:
     """Also of a tensor that is conjugated lazily, which PyTorch passes on to this operator."""
     if call.name == "aten::conj_physical_" and not self.is_complex():
         return self
-    _C.check_overlaps(call.written, [])  # before they are resized
+    socket.check_overlaps(call.written, [])  # before they are resized
     if not self.is_complex():
         check_same_dtype(call, self.dtype)
     (out,) = call.outputs(elementwise=True)

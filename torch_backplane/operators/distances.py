@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from torch_backplane.planning import Call, RunOnCPU, contiguous_result, operator, run_kernel
+from torch_backplane.planning import Call, RunOnCPU, contiguous_result, operator, run_kernel, socket
 
 # For each order of the norm: the statement that adds a difference, and what the distance is in the end; the derivative
 # of a distance by a difference; and when that is zero whatever it is multiplied with.
@@ -101,7 +101,7 @@ def _cdist_backward(
 ) -> torch.Tensor:
     """The gradient of x1, expanded to the batches of both."""
     _check(grad, x1, x2, cdist)
-    batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
+    batch = socket.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
     shape = (*batch, *x1.shape[-2:])
     (out,) = call.outputs(like=[torch.empty(shape, dtype=x1.dtype, device="meta")])
     wide = (*batch, x1.shape[-2], x2.shape[-2])

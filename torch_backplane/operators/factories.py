@@ -12,18 +12,18 @@ from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.planning import Call, RunOnCPU, check_fits, each_once, operator, run_kernel, run_pointwise
 
 
-@operator("arange", by_value=("end",), variants=False)
+@operator("arange", sizes=("end",), variants=False)
 def arange(call: Call, end: float, *options: Any) -> Any:
     return line(call, 0, 1)
 
 
-@operator("arange.start", by_value=("start", "end"), variants=False)
+@operator("arange.start", sizes=("start", "end"), variants=False)
 def arange_from(call: Call, start: float, end: float, *options: Any) -> Any:
     return line(call, start, 1)
 
 
-@operator("arange.start_step", by_value=("start", "end", "step"), variants=False)
-@operator("arange.start_out", by_value=("start", "end", "step"), variants=False)
+@operator("arange.start_step", sizes=("start", "end", "step"), variants=False)
+@operator("arange.start_out", sizes=("start", "end", "step"), variants=False)
 def arange_by(call: Call, start: float, end: float, step: float, *options: Any) -> Any:
     return line(call, start, step)
 
@@ -52,7 +52,7 @@ def line(call: Call, start: float, step: float) -> torch.Tensor:
     if compute == torch.bool:
         raise RunOnCPU("a range of bools")  # which refuses it
     check_fits(_COUNTED_IN.get(out.dtype, torch.int64), start, step)
-    number = float if compute.is_floating_point else int
+    number = torch.sym_float if compute.is_floating_point else torch.sym_int
     write_line(out, number(start), number(step), compute)
     return out
 
@@ -69,7 +69,7 @@ def write_line(out: torch.Tensor, start: float, step: float, compute: torch.dtyp
     )
 
 
-@operator("range.out", by_value=("start", "end", "step"), variants=False)
+@operator("range.out", sizes=("start", "end", "step"), variants=False)
 def range_by(call: Call, start: float, end: float, step: float) -> Any:
     return line(call, start, step)
 

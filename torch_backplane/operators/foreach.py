@@ -7,7 +7,7 @@ nothing to refuse. Planners leave all other calls (`RunOnCPU`) to PyTorch's comp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import islice
 from operator import itemgetter
 from typing import Any
@@ -19,7 +19,7 @@ from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.multi_tensor import WIDTH, multi_tensor
 from torch_backplane.operators.reductions import NORMS
-from torch_backplane.planning import Call, Number, RunOnCPU, dialect_of, launch, operator, run_pointwise
+from torch_backplane.planning import Call, Number, RunOnCPU, dialect_of, launch, operator, run_pointwise, socket
 from torch_backplane.planning.call import elementwise_result, extent
 from torch_backplane.planning.launch import generated, tracing
 from torch_backplane.planning.pointwise import Fitting
@@ -238,13 +238,13 @@ def check_order(lists: Sequence[Sequence[torch.Tensor]], singles: Sequence[torch
     """
     if any(torch._debug_has_internal_overlap(one) == 1 for one in lists[0]):
         raise RunOnCPU("it writes to a tensor with several elements in one place")
-    places: dict[int, list[Place]] = {}  # by storage
+    places: dict[Hashable, list[Place]] = {}  # by storage
     for position, tensors in enumerate([singles, *zip(*lists, strict=True)]):
         for at, one in enumerate(tensors):
             if one.numel():
                 begin, end = extent(one)
                 found = (begin, end, position, position > 0 and at == 0, one)
-                places.setdefault(one.untyped_storage()._cdata, []).append(found)
+                places.setdefault(socket.storage_of(one), []).append(found)
     for inhabitants in places.values():
         overlapping: list[Place] = []  # those that go on behind where the next begins
         for begin, end, position, written, one in sorted(inhabitants, key=itemgetter(0)):

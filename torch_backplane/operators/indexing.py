@@ -34,6 +34,7 @@ from torch_backplane.planning import (
     operator,
     run_pointwise,
     run_template,
+    socket,
 )
 from torch_backplane.planning.call import as_meta
 
@@ -226,7 +227,7 @@ def put_(call: Call, self: torch.Tensor, index: torch.Tensor, source: torch.Tens
         raise RunOnCPU("indices that are not int64, or another dtype or number of elements")
     if source.device != self.device or (self.numel() == 0 and index.numel()):
         raise RunOnCPU("elements on another device, or no places for them")
-    _C.check_overlaps([self], [])
+    socket.check_overlaps([self], [])
     if index.numel() == 0:
         return self
     values = (source.clone() if same_storage(self, source) else source).reshape(-1)
@@ -449,7 +450,7 @@ def _advanced(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> tup
         raise IndexError(f"too many indices for tensor of dimension {self.dim()} (got {len(indices)})")
     shapes = [index.shape for index in given.values()]
     try:
-        common = torch.broadcast_shapes(*shapes)
+        common = socket.broadcast_shapes(*shapes)
     except RuntimeError:
         listed = ", ".join(str(list(shape)) for shape in shapes)
         raise IndexError(
@@ -502,7 +503,7 @@ def _index_put_impl_(
         if mask is not None and not accumulate and (not is_tensor or values.numel() == 1):
             return fill(self, mask, values)
         if is_tensor and each_once(self) is self:
-            _C.check_overlaps([self], [values])
+            socket.check_overlaps([self], [values])
         distinct = mask is not None
         given, indices = positions_of_masks(self, indices)
     shape, kept, found = _advanced(given, indices)

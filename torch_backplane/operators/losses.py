@@ -17,7 +17,7 @@ from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.expression import Formula
 from torch_backplane.kernels.reductions import summation
 from torch_backplane.kernels.templates.values import UNIT_INTERVAL
-from torch_backplane.planning import Call, RunOnCPU, expect_values, operator, run_pointwise, run_reduction
+from torch_backplane.planning import Call, RunOnCPU, expect_values, operator, run_pointwise, run_reduction, socket
 from torch_backplane.planning.call import elementwise_result
 from torch_backplane.planning.pointwise import check_shape
 
@@ -261,7 +261,7 @@ def soft_margin_loss(call: Call, self: torch.Tensor, target: torch.Tensor, reduc
 def soft_margin_loss_backward(
     call: Call, grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int
 ) -> torch.Tensor:
-    check_shape(torch.broadcast_shapes(self.shape, target.shape), [grad_output])
+    check_shape(socket.broadcast_shapes(self.shape, target.shape), [grad_output])
 
     def slope(a: Expression, b: Expression) -> Expression:
         power = f.exp(-b * a)

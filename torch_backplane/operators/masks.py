@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from torch_backplane import _C
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates import compact
@@ -29,6 +28,7 @@ from torch_backplane.planning import (
     run_pointwise,
     run_template,
     same_storage,
+    socket,
 )
 
 MASKS = (torch.bool, torch.uint8)
@@ -146,9 +146,9 @@ def masked_select(call: Call, self: torch.Tensor, mask: torch.Tensor) -> torch.T
     if mask.dtype != torch.bool:
         raise RunOnCPU("a mask that is not of bools")
     check_same_dtype(call, self.dtype)
-    _C.check_broadcast([mask, self])
+    socket.check_broadcast([mask, self])
     call.check_apart()
-    shape = torch.broadcast_shapes(self.shape, mask.shape)
+    shape = socket.broadcast_shapes(self.shape, mask.shape)
     return select(call, self.expand(shape), mask.expand(shape))
 
 
@@ -172,7 +172,7 @@ def masked_scatter_(call: Call, self: torch.Tensor, mask: torch.Tensor, source: 
         raise RunOnCPU("a mask that is not of bools, or two dtypes")
     if not expands(mask.shape, self.shape):
         raise RunOnCPU("a mask that does not broadcast to the tensor")
-    _C.check_overlaps([self], [])
+    socket.check_overlaps([self], [])
     if self.numel() == 0:
         return self
     selection = Selection(mask.expand(self.shape))

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from torch_backplane import _C
 from torch_backplane.kernels import Expression
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import part_dtype, value_dtype
@@ -23,6 +22,7 @@ from torch_backplane.planning import (
     run_pointwise,
     run_reduction,
     run_template,
+    socket,
 )
 
 aten = torch.ops.aten
@@ -55,7 +55,7 @@ def addbmm(
     call: Call, self: torch.Tensor, batch1: torch.Tensor, batch2: torch.Tensor, beta: Any, alpha: Any
 ) -> torch.Tensor:
     """One product of the batches side by side, which sums over them."""
-    _C.check_overlaps(call.written, [self])
+    socket.check_overlaps(call.written, [self])
     (out,) = call.outputs()
     if on_host(out) and self.dtype == batch1.dtype == batch2.dtype == out.dtype and out.numel():
         call_on_cpu(aten.addbmm.out, self, batch1, batch2, beta=beta, alpha=alpha, out=out)

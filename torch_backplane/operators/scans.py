@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from torch_backplane import _C
 from torch_backplane.kernels.templates.scan import accumulate, complex_products, extremum
-from torch_backplane.planning import Call, RunOnCPU, contiguous_result, operator, run_template
+from torch_backplane.planning import Call, RunOnCPU, contiguous_result, operator, run_template, socket
 
 
 def _accumulate(out: torch.Tensor, self: torch.Tensor, dim: int, name: str) -> torch.Tensor:
@@ -28,14 +27,14 @@ def _accumulate(out: torch.Tensor, self: torch.Tensor, dim: int, name: str) -> t
 @operator("cumsum", dtypes="complex")
 def cumsum(call: Call, self: torch.Tensor, dim: int, dtype: torch.dtype | None) -> torch.Tensor:
     (out,) = call.outputs()
-    _C.check_overlaps(call.written, [self])
+    socket.check_overlaps(call.written, [self])
     return _accumulate(out, self, dim, "cumsum")
 
 
 @operator("cumprod", dtypes="complex")
 def cumprod(call: Call, self: torch.Tensor, dim: int, dtype: torch.dtype | None) -> torch.Tensor:
     (out,) = call.outputs()
-    _C.check_overlaps(call.written, [self])
+    socket.check_overlaps(call.written, [self])
     return _accumulate(out, self, dim, "cumprod")
 
 
@@ -46,7 +45,7 @@ def logcumsumexp(call: Call, self: torch.Tensor, dim: int) -> torch.Tensor:
     # PyTorch has no meta kernel for it; cumsum has the same result and the same errors.
     like = torch.empty(self.shape, dtype=self.dtype, device="meta").cumsum(dim)
     (out,) = call.outputs(like=[like])
-    _C.check_overlaps(call.written, [self])
+    socket.check_overlaps(call.written, [self])
     return _accumulate(out, self, dim, "logcumsumexp")
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from torch_backplane import _C
 from torch_backplane.kernels import Expression
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import part_dtype, value_dtype
@@ -21,6 +20,7 @@ from torch_backplane.planning import (
     plan_pointwise,
     pointwise,
     run_pointwise,
+    socket,
 )
 from torch_backplane.planning.call import as_meta, shares_memory
 
@@ -67,12 +67,12 @@ def masked_fill(call: Call, self: torch.Tensor, mask: torch.Tensor, value: Any) 
 def check_masked_fill(call: Call, self: torch.Tensor, mask: torch.Tensor, value: Any) -> None:
     """Raises PyTorch's errors, in the order and the words of its CPU kernels."""
     if not call.is_in_place:
-        _C.check_broadcast([mask, self])
+        socket.check_broadcast([mask, self])
     dims = value.dim() if isinstance(value, torch.Tensor) else 0
     if dims > 0 or mask.dtype != torch.bool:
         nothing = torch.empty(0)
         nothing.masked_fill_(torch.empty(0, dtype=mask.dtype), torch.empty([1] * dims))
-    _C.check_broadcast([self, mask])
+    socket.check_broadcast([self, mask])
 
 
 def replace_nonfinite(a: Expression, nan: Expression, posinf: Expression, neginf: Expression) -> Expression:
@@ -91,7 +91,7 @@ def nan_to_num(
     of_integers = not (self.is_floating_point() or self.is_complex())
     if of_integers and call.is_in_place:
         return call.written[0]  # of any strides: PyTorch copies it to itself, which is nothing
-    _C.check_overlaps(call.written, [])  # before they are resized
+    socket.check_overlaps(call.written, [])  # before they are resized
     (out,) = call.outputs(elementwise=True)
     if of_integers:
         copy_elements(out, self)

@@ -3,6 +3,7 @@
 Imported once a device that runs kernels is found; `torch_backplane.operators` holds the declarations themselves.
 """
 
+from torch_backplane import _C
 from torch_backplane._C import Number, RunOnCPU
 from torch_backplane.planning.call import Call, check_apart, same_storage
 from torch_backplane.planning.declare import operator
@@ -20,6 +21,7 @@ from torch_backplane.planning.pointwise import (
 )
 from torch_backplane.planning.reduce import run_reduction
 from torch_backplane.planning.template import contiguous_result, error_words, expect_values, run_kernel, run_template
+from torch_backplane.planning.tracing import trace
 
 __all__ = [
     "Call",
@@ -49,3 +51,5 @@ __all__ = [
     "run_template",
     "same_storage",
 ]
+
+_C.set_tracer(trace)

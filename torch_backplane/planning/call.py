@@ -11,6 +11,8 @@ from torch._ops import OpOverload
 from torch._prims_common import compute_elementwise_output_strides
 
 from torch_backplane import _C
+from torch_backplane.planning import metas, socket, tracing
+from torch_backplane.planning.symbols import Untraceable
 
 # Kernels compute in them what PyTorch computes in them, bit by bit: it can be stored as another dtype at once.
 _STORED_AS_COMPUTED = (torch.float32, torch.float64, torch.complex64, torch.complex128, torch.int64, torch.bool)
@@ -121,7 +123,23 @@ class Call:
         return self._metas[overload]
 
     def _ask_meta(self, overload: OpOverload) -> tuple[Any, ...]:
-        values = as_metas(self.arguments if overload is self.overload else self.inputs)
+        tracer = tracing.current()
+        if tracer is None:
+            return self._meta_of(overload, as_metas(self.arguments if overload is self.overload else self.inputs))
+        if overload is self.overload and _C.has_structured_meta(self.name):
+            self._check_memory(tracer)
+        values = as_meta(self.arguments if overload is self.overload else self.inputs)
+        return metas.results(tracer, overload, values, lambda given: self._meta_of(overload, given))
+
+    def _check_memory(self, tracer: tracing.Tracer) -> None:
+        """Leaves whatever PyTorch's meta kernel looks for in the memory that is written."""
+        tensors = [value for value in flatten(self.inputs) if isinstance(value, torch.Tensor)]
+        tracer.check_overlaps(self.written, tensors)
+        apart = torch.Tag.pointwise not in self.functional.tags and not self.is_in_place
+        if apart and any(same_storage(given, tensor) for given in self.written for tensor in tensors):
+            raise Untraceable("results that share no memory with operands")
+
+    def _meta_of(self, overload: OpOverload, values: Sequence[Any]) -> tuple[Any, ...]:
         name = full_name(overload)
         if _C.has_structured_meta(name) and not (name.startswith(_SELECTS) and has_empty(values)):
             # Not through the dispatcher: that leads to Python functions, which take more than PyTorch's kernels do.
@@ -196,11 +214,11 @@ class Call:
                     if given.shape != result.shape:
                         if any(given is value for value in flatten(self.inputs)):
                             _refuse_to_resize(given, result, elementwise)
-                        _C.not_replayable("it resizes a tensor that it was given")
+                        socket.not_replayable("it resizes a tensor that it was given")
                         given.resize_(result.shape)
                         given.as_strided_(result.shape, result.stride())
                 if not expanded:
-                    _C.check_overlaps(written, [])
+                    socket.check_overlaps(written, [])
                 self._outputs = self._with_stand_ins(written, like, elementwise)
             else:
                 self._outputs = [new_like(result, self.device) for result in made]
@@ -271,15 +289,15 @@ def check_apart(out: torch.Tensor, inputs: Iterable[Any]) -> None:
     For operators that read inputs elsewhere than they write; `run_pointwise` checks for itself.
     """
     tensors = [value for value in flatten(inputs) if isinstance(value, torch.Tensor) and value.device == out.device]
-    _C.check_overlaps([out], tensors)
+    socket.check_overlaps([out], tensors)
     for tensor in tensors:
-        if tensor is out or (out.numel() and tensor.numel() and _C.address_of(out) == _C.address_of(tensor)):
+        if tensor is out or (out.numel() and tensor.numel() and socket.same_start(out, tensor)):
             raise RuntimeError(_OVERLAP)
 
 
 def same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether they are views of one storage. Not by addresses, which lazy clones share, too, until one is written."""
-    return one.untyped_storage()._cdata == other.untyped_storage()._cdata
+    """Whether they are views of one storage."""
+    return socket.storage_of(one) == socket.storage_of(other)
 
 
 def has_empty(values: Iterable[Any]) -> bool:
@@ -289,20 +307,19 @@ def has_empty(values: Iterable[Any]) -> bool:
 
 def shares_memory(out: torch.Tensor, inputs: Iterable[Any]) -> bool:
     """Whether there is an element of `out` between those of a tensor in `inputs`."""
-    begin, end = extent(out)
     for value in flatten(inputs):
-        if isinstance(value, torch.Tensor) and value.device == out.device and value.numel() and out.numel():
-            first, last = extent(value)
-            if first < end and begin < last and same_storage(value, out):
+        if isinstance(value, torch.Tensor) and value.device == out.device and same_storage(value, out):
+            (begin, end), (first, last) = extent(out), extent(value)
+            if value.numel() and out.numel() and first < end and begin < last:
                 return True
     return False
 
 
-def extent(tensor: torch.Tensor) -> tuple[int, int]:
+def extent(tensor: torch.Tensor) -> tuple[Any, Any]:
     """Where in its storage a tensor's first byte is, and the one behind its last."""
     elements = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
-    first = int(tensor.storage_offset())
-    return first * tensor.itemsize, (first + int(elements)) * tensor.itemsize
+    first = tensor.storage_offset()
+    return first * tensor.itemsize, (first + elements) * tensor.itemsize
 
 
 def full_name(overload: OpOverload) -> str:
@@ -319,7 +336,7 @@ def new_like(meta: Any, device: torch.device) -> torch.Tensor | None:
 
 def elementwise_result(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
     """A meta tensor of the shape that `tensors` are broadcast to, with the strides that TensorIterator gives it."""
-    shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
+    shape = socket.broadcast_shapes(*(tensor.shape for tensor in tensors))
     strides = compute_elementwise_output_strides(*(as_meta(tensor).expand(shape) for tensor in tensors))
     return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
 

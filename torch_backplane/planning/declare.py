@@ -21,6 +21,8 @@ Static = Mapping[str, Collection[float]]
 
 # Every planner that was declared, by the operator's full name, for the tools.
 declared: dict[str, Planner] = {}
+# What the socket calls for them.
+planned: dict[str, Callable[..., Any]] = {}
 # For each of them the arguments whose numbers are passed through: plans hold for any value.
 passed: dict[str, list[str]] = {}
 # For each of them the numbers that choose among kernels. All others are arguments of kernels.
@@ -31,6 +33,7 @@ def operator(
     *names: str,
     passed_through: Sequence[str] = (),
     by_value: Sequence[str] = (),
+    sizes: Sequence[str] = (),
     static: Static | None = None,
     checks: Sequence[str] = (),
     variants: bool = True,
@@ -46,6 +49,7 @@ def operator(
         passed_through: arguments of type int or float whose values only become kernel arguments: they arrive as
             `Number`s, and another value is no new plan. Those of type Scalar are treated so anyway.
         by_value: arguments of type Scalar that the planner needs to see.
+        sizes: likewise, where it computes sizes of them: a plan for any shape serves other integers, too.
         static: the values of numbers for which there are kernels of their own, such as exponents that have a formula
             (`{"exponent": (0.5, 2)}`), by the numbers' names. Any other number is an argument of the kernel, whether
             the planner sees it or not: another value is no kernel to build.
@@ -66,7 +70,8 @@ def operator(
         for name in names:
             functional = find(name)
             for overload in overloads_of(functional) if variants else [functional]:
-                _register(overload, functional, planner, passed_through, by_value, static, checks, dtypes, one_dtype)
+                numbers = (passed_through, by_value, sizes, static)
+                _register(overload, functional, planner, *numbers, checks, dtypes, one_dtype)
         return planner
 
     return decorate
@@ -114,6 +119,7 @@ def _register(
     planner: Planner,
     passed_through: Sequence[str],
     by_value: Sequence[str],
+    sizes: Sequence[str],
     static: Static | None,
     checks: Sequence[str],
     dtypes: Dtypes,
@@ -122,7 +128,8 @@ def _register(
     name = overload._schema.name + (f".{overload._schema.overload_name}" if overload._schema.overload_name else "")
 
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    if has_kernel(name, "CompositeImplicitAutograd") and not has_kernel(name, "CPU"):
+    known = ("CPU", "PrivateUse1")
+    if has_kernel(name, "CompositeImplicitAutograd") and not any(has_kernel(name, key) for key in known):
         # With a kernel of bp's own, autograd would stop differentiating the composition, on host devices, too.
         raise ValueError(f"{name} is composed of other operators, also for autograd; declare those")
 
@@ -132,7 +139,7 @@ def _register(
         raise ValueError(f"{name} has no argument {', '.join(sorted(unknown))}")
     alike = [names.index(one) for one in one_dtype]
 
-    def planned(*arguments: Any) -> Any:
+    def run(*arguments: Any) -> Any:
         call = Call(overload, functional, arguments)
         for value, tensors_only in zip(call.inputs, in_memory, strict=True):
             if tensors_only and any(isinstance(one, _C.Number) for one in flatten([value])):
@@ -149,17 +156,19 @@ def _register(
 
     _C.set_planner(
         name,
-        planned,
+        run,
         passed_through=list(passed_through),
-        by_value=list(by_value),
+        by_value=[*by_value, *sizes],
+        sizes=list(sizes),
         checks=[_parsed(check) for check in checks],
     )
     declared[name] = planner
+    planned[name] = run
     static_numbers[name] = dict(static or {})
     passed[name] = [
         one.name
         for one in overload._schema.arguments
-        if one.name in passed_through or ("number" in str(one.type) and one.name not in by_value)
+        if one.name in passed_through or ("number" in str(one.type) and one.name not in (*by_value, *sizes))
     ]
 
 

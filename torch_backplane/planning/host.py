@@ -13,6 +13,7 @@ import torch
 from torch._ops import OpOverload
 
 from torch_backplane import _C
+from torch_backplane.planning import socket
 
 
 def host_sees_memory(device: torch.device) -> bool:
@@ -48,7 +49,7 @@ def call_on_cpu(overload: OpOverload, *arguments: Any, **named: Any) -> None:
             raise TypeError(f"{overload} needs the argument {argument.name!r}")
     if given or named:
         raise TypeError(f"{overload} takes no {', '.join(named) or f'{len(given)} more positional arguments'}")
-    _C.call_on_cpu(schema.name + (f".{schema.overload_name}" if schema.overload_name else ""), values)
+    socket.call_on_cpu(schema.name + (f".{schema.overload_name}" if schema.overload_name else ""), values)
 
 
 class LibraryFunction:
@@ -81,7 +82,7 @@ class LibraryFunction:
             ValueError: another number of arguments, or tensors of several devices.
             RuntimeError: the host does not see the memory of the device.
         """
-        _C.call_library(self._function, arguments)
+        socket.call_library(self._function, arguments)
 
 
 def _parameter(name: str, described: Any) -> tuple[str, torch.dtype | None]:

@@ -11,6 +11,7 @@ import torch
 from torch_backplane import _C
 from torch_backplane.kernels import CudaCpp, Dialect, Kernel, OpenCLC
 from torch_backplane.kernels.expression import Program
+from torch_backplane.planning import socket
 from torch_backplane.planning.recent import Recent
 
 DEFAULT_GROUP = 64  # work items; few different sizes, because some compilers build a kernel again for each
@@ -36,12 +37,12 @@ def dialect_of(device: torch.device | int) -> Dialect:
 
 def generated(key: Hashable, generate: Callable[[], Kernel]) -> Kernel:
     """The kernel that `generate()` makes, made once for each key, as long as it is among those that were used last."""
-    return _generated.get(key, generate)
+    return _generated.get(socket.settled(key), generate)
 
 
 def traced(key: Hashable, trace: Callable[[], Program]) -> Program:
     """The same of traced formulas."""
-    return _traced.get(key, trace)
+    return _traced.get(socket.settled(key), trace)
 
 
 @contextmanager
@@ -90,9 +91,9 @@ def launch(
         return
     memory, others = iter(tensors), iter(numbers)
     arguments = [next(memory) if one.kind in ("input", "output") else next(others) for one in kernel.parameters]
-    _C.launch(compiled(tensors[0].device.index, kernel, name or kernel.name), arguments, rounded, list(group))
+    socket.launch(compiled(tensors[0].device.index, kernel, name or kernel.name), arguments, rounded, list(group))
 
 
 def random_numbers(count: int) -> tuple[_C.Number, _C.Number]:
     """(seed, offset) of the next `count` 32-bit random numbers per element of the call's generator; both int64."""
-    return _C.take_random(count)
+    return socket.take_random(count)

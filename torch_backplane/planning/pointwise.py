@@ -15,6 +15,7 @@ from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import part_dtype, value_dtype
 from torch_backplane.kernels.expression import Formula, constant
 from torch_backplane.kernels.pointwise import index_strides, pointwise_program
+from torch_backplane.planning import socket
 from torch_backplane.planning.call import Call, shares_memory
 from torch_backplane.planning.declare import Dtypes, Static, check_supported, operator
 from torch_backplane.planning.launch import dialect_of, generated, launch, traced, tracing
@@ -87,15 +88,15 @@ def plan_pointwise(
         call.meta()  # has PyTorch's errors, and which comes first
     else:
         # In PyTorch's words: some of its meta kernels have others.
-        _C.check_broadcast([value for value in values if isinstance(value, torch.Tensor)])
+        socket.check_broadcast([value for value in values if isinstance(value, torch.Tensor)])
         if not idempotent:
-            _C.check_overlaps(call.written, [])  # before they are resized
+            socket.check_overlaps(call.written, [])  # before they are resized
     check_cast(call)
     outputs = call.outputs(elementwise=True, expanded=idempotent)
     if idempotent and call.is_in_place:
         (given,) = outputs
         if any(isinstance(value, torch.Tensor) and value is not given for value in values):
-            _C.check_overlaps([given], [])  # PyTorch copies then
+            socket.check_overlaps([given], [])  # PyTorch copies then
         values = [
             each_once(value) if value is given
             else value.clone() if isinstance(value, torch.Tensor) and shares_memory(given, [value])
@@ -250,7 +251,7 @@ def run_pointwise(
     operands = [*outputs, *inputs]
     empty = outputs[0].numel() == 0
     if not empty:
-        _C.check_overlaps(list(outputs), list(inputs))
+        socket.check_overlaps(list(outputs), list(inputs))
     device = outputs[0].device
     formula, scalars = _with_parts(formula, len(inputs), scalars)
     dtypes = (
@@ -272,7 +273,7 @@ def run_pointwise(
     dialect = dialect_of(device)
     # A complex number is a vector already.
     width = 1 if any(tensor.is_complex() for tensor in operands) else dialect.width
-    aligned = all(_C.address_of(tensor) % min(16, width * tensor.itemsize) == 0 for tensor in operands)
+    aligned = all(socket.is_aligned(tensor, min(16, width * tensor.itemsize)) for tensor in operands)
     streaming = _past_caches(dialect, outputs, inputs)
     where = geometry(shape, strides, width=width, aligned=aligned, limits=dialect.row_limits, streaming=streaming)
 
@@ -317,10 +318,12 @@ def run_pointwise(
 def _past_caches(dialect: Dialect, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> bool:
     """Whether results are so large that they should be written past the caches. Not in place: there they are read."""
     least = dialect.streaming_bytes
-    if least is None or sum(output.nbytes for output in outputs) < least:
+    if least is None or sum(output.numel() * output.itemsize for output in outputs) < least:
         return False
-    read = {_C.address_of(tensor) for tensor in inputs}
-    return all(at % 16 == 0 and at not in read for at in map(_C.address_of, outputs))
+    return all(
+        socket.is_aligned(output, 16) and not any(socket.same_start(output, tensor) for tensor in inputs)
+        for output in outputs
+    )
 
 
 def check_number(number: Any, dtype: torch.dtype) -> None:
@@ -333,7 +336,7 @@ def check_number(number: Any, dtype: torch.dtype) -> None:
 def check_fits(dtype: torch.dtype, *numbers: complex) -> None:
     """Leaves to the CPU, for PyTorch's error, numbers taken by value that PyTorch refuses to make `dtype`."""
     for number in numbers:
-        if not _C.fits(number, dtype):
+        if not socket.fits(number, dtype):
             raise _C.RunOnCPU(f"{number} as {dtype}".replace("torch.", ""))
 
 
@@ -366,9 +369,10 @@ def _with_parts(
 
 def check_shape(shape: torch.Size, inputs: Sequence[torch.Tensor]) -> None:
     """Raises PyTorch's error where `inputs` do not broadcast to `shape`, which would be read beyond their ends."""
-    wanted = torch.empty(shape, device="meta")
-    _C.check_broadcast([wanted, *inputs])
-    broadcast = torch.broadcast_shapes(shape, *(tensor.shape for tensor in inputs))
+    if all(tensor.shape == shape for tensor in inputs):
+        return
+    socket.check_broadcast([torch.empty(shape, device="meta"), *inputs])
+    broadcast = socket.broadcast_shapes(shape, *(tensor.shape for tensor in inputs))
     if broadcast != shape:
         raise RuntimeError(f"output with shape {list(shape)} doesn't match the broadcast shape {list(broadcast)}")
 

@@ -13,6 +13,7 @@ from torch_backplane import _C
 from torch_backplane.kernels.templates import errors
 from torch_backplane.kernels.templates.source import Call, make_call
 from torch_backplane.kernels.templates.values import Check, check_values
+from torch_backplane.planning import socket
 from torch_backplane.planning.launch import dialect_of, launch
 
 _words: dict[int, torch.Tensor] = {}
@@ -82,7 +83,7 @@ def error_words(device: torch.device) -> torch.Tensor:
             thread = threading.Thread(target=_make_words, args=(device,))
             thread.start()
             thread.join()
-    _C.keep_in_plan(_words[device.index])
+    socket.keep_in_plan(_words[device.index])
     return _words[device.index]
 
 

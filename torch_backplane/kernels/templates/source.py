@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ import torch
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.kernel import Kernel, Parameter, entry_point
-from torch_backplane.kernels.layouts import NARROW_LIMIT
+from torch_backplane.kernels.layouts import is_wide
 from torch_backplane.kernels.templates import spelling
 
 GROUP_SIZE = 64
@@ -89,24 +90,53 @@ def make_call(
         body = f"const index_t item = (index_t)GROUP * {group_size} + ITEM;\n  if (item >= items) return;\n{body}"
     if groups is None:
         raise TypeError(f"{name} needs groups or items")
-    used = {value, *(t.dtype for t in tensors.values()), *(dtype for dtype, _ in numbers.values())}
-    wide = max(groups * group_size, *integers.values(), *(extent(t) for t in tensors.values())) > NARROW_LIMIT
-    index = torch.int64 if wide else torch.int32
-    typedefs = {"index_t": index, "value_t": value, **(types or {})}
-    used |= set(typedefs.values())
+    wide = is_wide(groups * group_size, *integers.values(), *(extent(t) for t in tensors.values()))
+    kernel = _kernel(
+        name,
+        dialect,
+        tuple((one, tensor.dtype, one in outputs) for one, tensor in tensors.items()),
+        tuple(integers),
+        tuple((one, dtype) for one, (dtype, _) in numbers.items()),
+        (("index_t", torch.int64 if wide else torch.int32), ("value_t", value), *(types or {}).items()),
+        functions,
+        tuple((constant, str(text)) for constant, text in (constants or {}).items()),
+        body,
+        group_size,
+    )
+    arguments = (*integers.values(), *(number for _, number in numbers.values()))
+    return Call(kernel, tuple(tensors.values()), arguments, groups * group_size, group_size)
 
-    parameters = [Parameter("output", t.dtype, i) for i, t in enumerate(outputs.values())]
-    parameters += [Parameter("input", t.dtype, i) for i, t in enumerate(inputs.values())]
-    parameters += [Parameter("scalar", index, i) for i in range(len(integers))]
-    parameters += [Parameter("scalar", dtype, len(integers) + i) for i, (dtype, _) in enumerate(numbers.values())]
+
+@lru_cache(maxsize=1024)
+def _kernel(
+    name: str,
+    dialect: Dialect,
+    tensors: tuple[tuple[str, torch.dtype, bool], ...],
+    integers: tuple[str, ...],
+    numbers: tuple[tuple[str, torch.dtype], ...],
+    types: tuple[tuple[str, torch.dtype], ...],
+    functions: str,
+    constants: tuple[tuple[str, str], ...],
+    body: str,
+    group_size: int,
+) -> Kernel:
+    """What `make_call` describes; tensors are (name, dtype, whether it is written)."""
+    aliases = dict(types)
+    used = {*(dtype for _, dtype, _ in tensors), *(dtype for _, dtype in numbers), *aliases.values()}
+    outputs = [dtype for _, dtype, written in tensors if written]
+    inputs = [dtype for _, dtype, written in tensors if not written]
+    parameters = [Parameter("output", dtype, i) for i, dtype in enumerate(outputs)]
+    parameters += [Parameter("input", dtype, i) for i, dtype in enumerate(inputs)]
+    parameters += [Parameter("scalar", aliases["index_t"], i) for i in range(len(integers))]
+    parameters += [Parameter("scalar", dtype, len(integers) + i) for i, (_, dtype) in enumerate(numbers)]
     declared: list[str] = []
     pointers: list[str] = []
-    for tensor_name, tensor in tensors.items():
-        declared += dialect.buffer_parameters(tensor_name, tensor.dtype, tensor_name in outputs)
-        pointers += dialect.buffer_pointer(tensor_name, tensor.dtype, tensor_name in outputs)
+    for tensor, dtype, written in tensors:
+        declared += dialect.buffer_parameters(tensor, dtype, written)
+        pointers += dialect.buffer_pointer(tensor, dtype, written)
     declared += [f"const index_t {integer}" for integer in integers]
     # A bool arrives as a byte that is 0 or 1.
-    for number, (dtype, _) in numbers.items():
+    for number, dtype in numbers:
         kind = dialect.storage_type(dtype) if dtype == torch.bool else dialect.type(dtype)
         declared.append(f"const {kind} {number}")
 
@@ -114,19 +144,18 @@ def make_call(
     parts = [
         dialect.header(frozenset(used), functions + body),
         spelling.macros(dialect),
-        *(f"typedef {dialect.type(dtype)} {alias};" for alias, dtype in typedefs.items()),
-        *(f"#define {constant} {text}" for constant, text in (constants or {}).items()),
-        *(_access(dialect, tensor_name, tensor.dtype) for tensor_name, tensor in tensors.items()),
+        *(f"typedef {dialect.type(dtype)} {alias};" for alias, dtype in types),
+        *(f"#define {constant} {text}" for constant, text in constants),
+        *(_access(dialect, tensor, dtype) for tensor, dtype, _ in tensors),
     ]
     if lanes:
+        value = aliases["value_t"]
         parts.append(spelling.lanes(dialect, value))
         parts.append(spelling.lane_functions(dialect, frozenset(used), value))
-        parts += [spelling.lane_access(dialect, n, t.dtype, value) for n, t in tensors.items()]
+        parts += [spelling.lane_access(dialect, tensor, dtype, value) for tensor, dtype, _ in tensors]
     entry = entry_point(name)
     parts += [functions, dialect.kernel(entry, declared, group_size, [*pointers, body])]
-    kernel = Kernel(entry, "\n".join(parts), tuple(parameters), None, group_size)
-    arguments = (*integers.values(), *(number for _, number in numbers.values()))
-    return Call(kernel, tuple(tensors.values()), arguments, groups * group_size, group_size)
+    return Kernel(entry, "\n".join(parts), tuple(parameters), None, group_size)
 
 
 def _access(dialect: Dialect, name: str, dtype: torch.dtype) -> str:

@@ -1,0 +1,300 @@
+"""Plans for any shape: what real models call, with ever other shapes, layouts, places and numbers, beside the CPU; and
+that the planners, which such plans stand in for, do not run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from agreement import DEVICE, on_device, placed, plans_from_the_start, to_cpu
+from torch.nn import functional as F
+
+from torch_backplane import _C
+
+Function = Callable[..., Any]
+Arguments = tuple[Any, ...]
+
+
+def randn(*shape: int) -> torch.Tensor:
+    return torch.randn(shape)
+
+
+def whole(high: int, *shape: int) -> torch.Tensor:
+    return torch.randint(high, shape)
+
+
+def gradients(function: Function) -> Function:
+    """What a function returns, and the gradients of all that it is given and that can have one."""
+
+    def both(*given: Any) -> Any:
+        leaves = [one.detach().requires_grad_() if _is_float(one) else one for one in given]
+        found = function(*leaves)
+        wanted = [one for one in leaves if _is_float(one)]
+        return found.detach(), *torch.autograd.grad(found, wanted, found.detach() * 0.5)
+
+    return both
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return (q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).softmax(-1) @ v
+
+
+def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
+
+
+def rms(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * weight
+
+
+def cell(gates: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    i, f, g, o = gates.chunk(4, -1)
+    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    return o.sigmoid() * c.tanh()
+
+
+def stepped(optimizer: Callable[..., Any], **options: Any) -> Function:
+    """Two steps of an optimizer on a parameter, for whose gradient there are two tensors."""
+
+    def steps(parameter: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        leaf = parameter.detach().clone().requires_grad_()
+        running = optimizer([leaf], lr=0.1, **options)
+        for gradient in (one, other):
+            leaf.grad = gradient.clone()
+            running.step()
+        return leaf.detach()
+
+    return steps
+
+
+# What a function is given at sizes n and m.
+CASES: dict[str, tuple[Function, Callable[[int, int], Arguments]]] = {
+    # everywhere
+    "add": (torch.add, lambda n, m: (randn(n, m), randn(n, m))),
+    "add of a row": (torch.add, lambda n, m: (randn(n, m), randn(m))),
+    "mul of a column": (torch.mul, lambda n, m: (randn(n, m), randn(n, 1))),
+    "outer sum": (torch.add, lambda n, m: (randn(n, 1), randn(m))),
+    "scaled": (lambda x: x * 2.5 + 1, lambda n, m: (randn(n, m),)),
+    "in place": (lambda x, y: x.mul_(y).add_(1), lambda n, m: (randn(n, m), randn(n, m))),
+    "out": (lambda x, y, out: torch.sub(x, y, out=out), lambda n, m: (randn(n, m), randn(n, m), randn(n, m))),
+    "where": (torch.where, lambda n, m: (randn(n, m) > 0, randn(n, m), randn(m))),
+    "masked_fill": (lambda x, mask: x.masked_fill(mask, -1.0), lambda n, m: (randn(n, m), randn(n, m) > 0)),
+    "sum": (torch.sum, lambda n, m: (randn(n, m),)),
+    "sum of rows": (lambda x: x.sum(-1), lambda n, m: (randn(n, m),)),
+    "sum of columns": (lambda x: x.sum(0), lambda n, m: (randn(n, m),)),
+    "mean, kept": (lambda x: x.mean((0, 2), keepdim=True), lambda n, m: (randn(n, 3, m),)),
+    "amax": (lambda x: x.amax(-1), lambda n, m: (randn(n, m),)),
+    "argmax": (lambda x: x.argmax(-1), lambda n, m: (randn(n, m),)),
+    "max of rows": (lambda x: tuple(x.max(-1)), lambda n, m: (randn(n, m),)),
+    "all": (lambda x: (x > -9).all(), lambda n, m: (randn(n, m),)),
+    "cat": (lambda x, y: torch.cat((x, y)), lambda n, m: (randn(n, m), randn(n + 3, m))),
+    "cat of columns": (lambda x, y: torch.cat((x, y), -1), lambda n, m: (randn(n, m), randn(n, 4))),
+    "stack": (lambda x, y: torch.stack((x, y), 1), lambda n, m: (randn(n, m), randn(n, m))),
+    "clone": (torch.clone, lambda n, m: (randn(n, m),)),
+    "contiguous": (lambda x: x.transpose(0, 1).contiguous(), lambda n, m: (randn(n, m),)),
+    "to half": (lambda x: x.half(), lambda n, m: (randn(n, m),)),
+    "arange": (lambda x: torch.arange(x.shape[0], device=x.device) + 1, lambda n, m: (randn(n),)),
+    "full": (lambda x: torch.full((x.shape[0], 4), 2.5, device=x.device), lambda n, m: (randn(n),)),
+    "zeros_like": (torch.zeros_like, lambda n, m: (randn(n, m),)),
+    "fill": (lambda x: x.fill_(3), lambda n, m: (randn(n, m),)),
+    # language models
+    "embedding": (F.embedding, lambda n, m: (whole(7, n, m), randn(7, 6))),
+    "embedding, gradient": (
+        lambda i, w, g: torch.ops.aten.embedding_dense_backward(g, i, 7, -1, False),
+        lambda n, m: (whole(7, n, m), randn(7, 6), randn(n, m, 6)),
+    ),
+    "linear": (F.linear, lambda n, m: (randn(2, n, 6), randn(m, 6), randn(m))),
+    "linear, gradient": (gradients(F.linear), lambda n, m: (randn(n, 6), randn(m, 6), randn(m))),
+    "mm": (torch.mm, lambda n, m: (randn(n, 5), randn(5, m))),
+    "bmm": (torch.bmm, lambda n, m: (randn(3, n, 5), randn(3, 5, m))),
+    "mv": (torch.mv, lambda n, m: (randn(n, m), randn(m))),
+    "attention": (attention, lambda n, m: (randn(2, 3, n, 4), randn(2, 3, m, 4), randn(2, 3, m, 4))),
+    "attention, gradient": (gradients(attention), lambda n, m: (randn(2, n, 4), randn(2, m, 4), randn(2, m, 4))),
+    "sdpa": (F.scaled_dot_product_attention, lambda n, m: (randn(2, 3, n, 4), randn(2, 3, m, 4), randn(2, 3, m, 4))),
+    "softmax": (lambda x: x.softmax(-1), lambda n, m: (randn(n, m),)),
+    "log_softmax, gradient": (gradients(lambda x: x.log_softmax(-1)), lambda n, m: (randn(n, m),)),
+    "layer_norm": (lambda x, w, b: F.layer_norm(x, w.shape, w, b), lambda n, m: (randn(n, m), randn(m), randn(m))),
+    "layer_norm, gradient": (
+        gradients(lambda x, w, b: F.layer_norm(x, w.shape, w, b)), lambda n, m: (randn(n, m), randn(m), randn(m)),
+    ),
+    "rms": (rms, lambda n, m: (randn(n, m), randn(m))),
+    "rms_norm, gradient": (gradients(lambda x, w: F.rms_norm(x, w.shape, w)), lambda n, m: (randn(n, m, 6), randn(6))),
+    "rotated": (rotated, lambda n, m: (randn(n, 2 * m), randn(n, 2 * m), randn(n, 2 * m))),
+    "gelu, gradient": (gradients(F.gelu), lambda n, m: (randn(n, m),)),
+    "silu, gradient": (gradients(F.silu), lambda n, m: (randn(n, m),)),
+    "causal mask": (lambda x: x.tril(), lambda n, m: (randn(n, m),)),
+    "triu": (lambda x: x.triu(1), lambda n, m: (randn(n, m),)),
+    "cache": (lambda x, at, new: x.index_copy_(0, at, new), lambda n, m: (randn(n, m), whole(n, 1), randn(1, m))),
+    "cross_entropy": (F.cross_entropy, lambda n, m: (randn(n, m), whole(m, n))),
+    "cross_entropy, gradient": (gradients(F.cross_entropy), lambda n, m: (randn(n, m), whole(m, n))),
+    "cumsum": (lambda x: x.cumsum(0), lambda n, m: (randn(n, m),)),
+    "topk": (lambda x: tuple(x.topk(2)), lambda n, m: (randn(n, m),)),
+    "sort": (lambda x: tuple(x.sort(-1)), lambda n, m: (randn(n, m),)),
+    "gather": (lambda x, at: x.gather(-1, at), lambda n, m: (randn(n, m), whole(m, n, 3))),
+    "index": (lambda x, at: x[at], lambda n, m: (randn(n, m), whole(n, 4))),
+    "index_select": (lambda x, at: x.index_select(0, at), lambda n, m: (randn(n, m), whole(n, m))),
+    "index_put": (lambda x, at, new: x.index_put_((at,), new), lambda n, m: (randn(n, m), torch.arange(2), randn(m))),
+    "one position": (lambda x: x[:, -1].argmax(-1), lambda n, m: (randn(2, n, m),)),
+    "eq": (lambda x: (x == 3).any(), lambda n, m: (whole(5, n, m),)),
+    # vision
+    "conv2d": (
+        lambda x, w, b: F.conv2d(x, w, b, padding=1), lambda n, m: (randn(2, 3, n, m), randn(4, 3, 3, 3), randn(4)),
+    ),
+    "conv2d, gradient": (
+        gradients(lambda x, w, b: F.conv2d(x, w, b, stride=2, padding=1)),
+        lambda n, m: (randn(2, 3, n, m), randn(4, 3, 3, 3), randn(4)),
+    ),
+    "patches": (
+        lambda x, w, b: F.conv2d(x, w, b, stride=2),
+        lambda n, m: (randn(n, 3, 4, 2 * m), randn(4, 3, 2, 2), randn(4)),
+    ),
+    "batch_norm": (
+        lambda x, w, b, mean, var: (F.batch_norm(x, mean, var, w, b, True), mean, var),
+        lambda n, m: (randn(n, 3, m, 4), randn(3), randn(3), randn(3), randn(3).abs()),
+    ),
+    "batch_norm, used": (
+        lambda x, w, b, mean, var: F.batch_norm(x, mean, var, w, b),
+        lambda n, m: (randn(n, 3, m, 4), randn(3), randn(3), randn(3), randn(3).abs()),
+    ),
+    "batch_norm, gradient": (
+        gradients(lambda x, w, b: F.batch_norm(x, None, None, w, b, True)),
+        lambda n, m: (randn(n, 3, m, 4), randn(3), randn(3)),
+    ),
+    "group_norm": (lambda x, w, b: F.group_norm(x, 2, w, b), lambda n, m: (randn(2, 4, n, m), randn(4), randn(4))),
+    "relu, gradient": (gradients(F.relu), lambda n, m: (randn(n, m),)),
+    "max_pool2d, gradient": (gradients(lambda x: F.max_pool2d(x, 3, 2, 1)), lambda n, m: (randn(2, 3, n + 4, m + 4),)),
+    "avg_pool2d": (lambda x: F.avg_pool2d(x, 2), lambda n, m: (randn(2, 3, n + 4, m + 4),)),
+    "adaptive_avg_pool2d": (lambda x: F.adaptive_avg_pool2d(x, 1), lambda n, m: (randn(2, 3, n, m),)),
+    "flatten": (lambda x: x.flatten(1) + 1, lambda n, m: (randn(n, 3, m),)),
+    "interpolate": (lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear"), lambda n, m: (randn(1, 2, n, m),)),
+    "pad": (lambda x: F.pad(x, (1, 2)), lambda n, m: (randn(n, m),)),
+    # recurrent
+    "cell, gradient": (gradients(cell), lambda n, m: (randn(n, 4 * m), randn(n, m))),
+    "addmm": (torch.addmm, lambda n, m: (randn(m), randn(n, 6), randn(6, m))),
+    "mse_loss, gradient": (gradients(F.mse_loss), lambda n, m: (randn(n, m), randn(n, m))),
+    # optimizers
+    "sgd": (stepped(torch.optim.SGD, momentum=0.9), lambda n, m: (randn(n, m), randn(n, m), randn(n, m))),
+    "adam": (stepped(torch.optim.Adam), lambda n, m: (randn(n, m), randn(n, m), randn(n, m))),
+    "adamw, one by one": (
+        stepped(torch.optim.AdamW, foreach=False), lambda n, m: (randn(n, m), randn(n, m), randn(n, m)),
+    ),
+    "adam, fused": (stepped(torch.optim.Adam, fused=True), lambda n, m: (randn(n, m), randn(n, m), randn(n, m))),
+    "clipping": (
+        lambda x, y: torch._foreach_norm([x, y]), lambda n, m: (randn(n, m), randn(m)),
+    ),
+}  # fmt: skip
+
+# Planners of theirs run for shapes that are new.
+EXACT = {
+    "conv2d, gradient": "it is computed in more ways, by layouts and sizes of parts, than a class has plans",
+}
+
+SEEN = [(5, 7), (6, 9), (8, 12), (12, 20), (20, 9), (7, 8), (9, 6), (18, 22)]
+NEW = [(11, 13), (16, 20), (10, 14), (13, 24), (24, 11)]
+
+
+# --- layouts
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    return placed(tensor, "cpu", torch.empty(tensor.shape).stride(), 0)
+
+
+def turned(tensor: torch.Tensor) -> torch.Tensor:
+    """The last two dimensions transposed in memory."""
+    if tensor.dim() < 2:
+        return plain(tensor)
+    return placed(tensor, "cpu", torch.empty(tensor.transpose(-1, -2).shape).transpose(-1, -2).stride(), 0)
+
+
+def spaced(tensor: torch.Tensor) -> torch.Tensor:
+    """Part of something wider."""
+    if not tensor.dim():
+        return plain(tensor)
+    return placed(tensor, "cpu", torch.empty(*tensor.shape[:-1], tensor.shape[-1] + 5).stride(), 0)
+
+
+def shifted(tensor: torch.Tensor) -> torch.Tensor:
+    """One element behind a multiple of 16 bytes."""
+    return placed(tensor, "cpu", torch.empty(tensor.shape).stride(), 1)
+
+
+def channels_last(tensor: torch.Tensor) -> torch.Tensor:
+    return plain(tensor).contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else plain(tensor)
+
+
+LAYOUTS = (plain, turned, spaced, shifted, channels_last)
+
+
+def calls(make: Callable[[int, int], Arguments], sizes: list[tuple[int, int]]) -> Iterator[Arguments]:
+    """At each of the sizes, in each layout."""
+    for n, m in sizes:
+        given = make(n, m)
+        for layout in LAYOUTS:
+            yield tuple(layout(one) if isinstance(one, torch.Tensor) else one for one in given)
+
+
+def outcome(function: Function, given: Arguments) -> Any:
+    """What a call returned, with its arguments afterwards; or its error."""
+    try:
+        found = function(*given)
+        torch.accelerator.synchronize(DEVICE)
+    except Exception as error:
+        return type(error), str(error)
+    return to_cpu((found, given))
+
+
+def compare(function: Function, given: Arguments, what: str) -> None:
+    arguments = on_device(given)
+    expected, found = outcome(function, given), outcome(function, arguments)
+    if isinstance(expected[0], type):
+        if expected[0] is IndexError and found[0] is IndexError and "out of bounds" in found[1]:
+            return  # by the kernel, in its own words
+        assert found == expected, f"{what}: {found}, and the CPU: {expected}"
+        return
+    assert not isinstance(found[0], type), f"{what}: {found[1]}"
+    torch.testing.assert_close(
+        found, expected, equal_nan=True, atol=2e-5, rtol=2e-4, msg=lambda text: f"{what}: {text}"
+    )
+
+
+def planner_calls() -> dict[str, int]:
+    return {name: one["planner_calls"] for name, one in _C.plan_counts().items() if one["planner_calls"]}
+
+
+def refused(given: Arguments) -> Arguments:
+    """Arguments whose sizes do not fit, for most functions of several."""
+    first, *rest = given
+    more = torch.randn(*first.shape[:-1], 1).to(first.dtype) if _is_float(first) else first[..., :1]
+    return (torch.cat((first, more), -1), *rest)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_shapes_that_are_new_are_served_by_plans(name: str) -> None:
+    function, make = CASES[name]
+    with plans_from_the_start():
+        for position, given in enumerate(calls(make, SEEN)):
+            compare(function, given, f"{name} {[tuple(one.shape) for one in given]}")
+            if position % 7 == 3:
+                compare(function, refused(given), f"{name}, which does not fit")
+        before = planner_calls()
+        again = set()
+        for given in calls(make, NEW):
+            compare(function, given, f"{name} {[tuple(one.shape) for one in given]}")
+        after = planner_calls()
+        again = {one for one in after if after[one] != before.get(one)}
+        reasons = {one: _C.plan_counts()[one]["reasons_for_exact"] for one in again}
+        if name in EXACT:
+            assert again, f"the planners of {name} do not run again: it belongs into the table no more"
+        else:
+            assert not again, (
+                f"{name} ran planners again: {[(one, after[one] - before.get(one, 0)) for one in again]} {reasons}"
+            )

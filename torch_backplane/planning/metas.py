@@ -1,0 +1,186 @@
+"""The shapes of results, in symbols: what PyTorch's meta kernels compute in C++, for plans of any shape.
+
+Each answer is held against the meta kernel's own for this call. What a meta kernel refuses must be a guard here, too: a
+plan serves calls that were never shown to the meta kernel.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._decomp import global_decomposition_table
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+from torch_backplane.planning import strides as layouts
+from torch_backplane.planning.symbols import Untraceable, number_now
+
+Shape = Sequence[Any]
+
+# Elementwise operators that PyTorch does not tag so.
+_ELEMENTWISE = {"_to_copy", "where"}
+_REDUCTIONS = {
+    "all", "amax", "amin", "aminmax", "any", "argmax", "argmin", "count_nonzero", "linalg_vector_norm", "logsumexp",
+    "mean", "nansum", "norm", "prod", "std", "std_mean", "sum", "var", "var_mean",
+}  # fmt: skip
+
+
+def results(tracer: Any, overload: Any, values: Sequence[Any], ask: Callable[[Sequence[Any]], tuple[Any, ...]]) -> Any:
+    """Meta tensors of symbolic sizes, one for each result, None for one that is not made.
+
+    Args:
+        ask: PyTorch's meta kernel, for `values` without symbols.
+
+    Raises:
+        Untraceable: the shapes are not known for other sizes.
+    """
+    with _disable_current_modes():
+        expected = ask([concrete(value) for value in values])
+    shapes = _shapes(overload, values, expected)
+    if len(shapes) != len(expected):
+        raise Untraceable(f"the shapes of {overload}")
+    found: list[Any] = []
+    for shape, one in zip(shapes, expected, strict=True):
+        if shape is None or one is None:
+            if shape is not one:
+                raise Untraceable(f"the shapes of {overload}")
+            found.append(None)
+            continue
+        sizes, strides = shape
+        now = [number_now(size) for size in sizes], [number_now(stride) for stride in strides]
+        if now != (list(one.shape), list(one.stride())):
+            raise Untraceable(f"the shapes of {overload}, which are {tuple(one.shape)} {one.stride()} and not {now}")
+        found.append(tracer.empty(sizes, strides, one.dtype, "meta"))
+    return tuple(found)
+
+
+def concrete(value: Any) -> Any:
+    """The same with the numbers of this call in the place of symbols, and tensors on the meta device."""
+    if isinstance(value, torch.Tensor) and value.device.type == "cpu":  # a number, of which the tensor tells the kind
+        return value
+    if isinstance(value, torch.Tensor):
+        sizes, strides = ([number_now(one) for one in numbers] for numbers in (value.shape, value.stride()))
+        return torch.empty_strided(sizes, strides, dtype=value.dtype, device="meta")
+    if isinstance(value, (list, tuple)):
+        return [concrete(element) for element in value]
+    return number_now(value)
+
+
+def by_name(overload: Any, values: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Values in the order of the schema, as Python passes them."""
+    schema = overload._schema.arguments
+    positional = [value for one, value in zip(schema, values, strict=True) if not one.kwarg_only]
+    return positional, {one.name: value for one, value in zip(schema, values, strict=True) if one.kwarg_only}
+
+
+def _shapes(overload: Any, values: Sequence[Any], expected: Sequence[Any]) -> list[tuple[Shape, Shape] | None]:
+    """(sizes, strides) of each result."""
+    schema = overload._schema.arguments
+    inputs = {one.name: value for one, value in zip(schema, values, strict=True) if not one.is_out}
+    tensors = [value for value in tree_leaves(list(inputs.values())) if isinstance(value, torch.Tensor)]
+    written = [value for one, value in zip(schema, values, strict=True) if one.is_out] or [
+        value for one, value in zip(schema, values, strict=True) if one.is_write
+    ]
+    name = overload._schema.name.removeprefix("aten::").removesuffix("_")
+    if (torch.Tag.pointwise in overload.tags or name in _ELEMENTWISE) and name not in _FAMILIES:
+        shape: Shape = layouts.broadcast_shapes([tensor.shape for tensor in tensors])
+        if len(written) == len(expected):  # those are the results, where they are of the shape
+            return [_result(shape, one) for one in written]
+        strides = layouts.iterator(shape, [(tensor.shape, tensor.stride()) for tensor in tensors])
+        return [(shape, strides) if one is not None else None for one in expected]
+    family = _reduced if name in _REDUCTIONS else _FAMILIES.get(name)
+    if "upsample_" in name:
+        family = _resampled_from if name.endswith("_backward") else _resampled
+    if family is not None:
+        shape = family(tensors, inputs)
+        if len(written) == len(expected):
+            return [_result(shape, one) for one in written]
+        follows = name == "cat" or "upsample_" in name
+        formats = {layouts.suggested(tensor.shape, tensor.stride()) for tensor in tensors} if follows else set()
+        chosen = formats.pop() if len(formats) == 1 else torch.contiguous_format
+        return [(shape, layouts.laid_out(shape, chosen)) for _ in expected]
+    # PyTorch's functions for compilers, in Python, which compute with symbols and check what they are given.
+    importlib.import_module("torch._meta_registrations")
+    for table in ("meta", "post_autograd"):
+        function = global_decomposition_table[table].get(overload)
+        if function is not None:
+            break
+    else:
+        raise Untraceable(f"the shapes of {overload}")
+    positional, named = by_name(overload, values)
+    returned = function(*positional, **named)
+    return [
+        (tuple(one.shape), tuple(one.stride())) if one is not None else None
+        for one in (returned if isinstance(returned, (tuple, list)) else [returned])
+    ]
+
+
+def _result(shape: Shape, given: torch.Tensor) -> tuple[Shape, Shape]:
+    if len(shape) != given.dim() or any(one != other for one, other in zip(shape, given.shape, strict=True)):
+        raise Untraceable("results that were given in their shape")
+    return tuple(given.shape), tuple(given.stride())
+
+
+def _reduced(tensors: Sequence[Any], inputs: dict[str, Any]) -> Shape:
+    (self,) = tensors
+    dims, keepdim = inputs.get("dim"), bool(inputs.get("keepdim", False))
+    every = dims is None or (isinstance(dims, (list, tuple)) and not dims)
+    dims = range(self.dim()) if every else dims if isinstance(dims, (list, tuple)) else [dims]
+    chosen = {dim % max(1, self.dim()) for dim in dims}
+    return [1 if dim in chosen else size for dim, size in enumerate(self.shape) if keepdim or dim not in chosen]
+
+
+def _kept(tensors: Sequence[Any], inputs: dict[str, Any]) -> Shape:
+    return list(tensors[0].shape)
+
+
+def _broadcast(tensors: Sequence[Any], inputs: dict[str, Any]) -> Shape:
+    return layouts.broadcast_shapes([tensor.shape for tensor in tensors])
+
+
+def _resampled(tensors: Sequence[Any], inputs: dict[str, Any]) -> Shape:
+    shape = [*tensors[0].shape[:2], *inputs["output_size"]]
+    if any(size <= 0 for size in shape):
+        raise RuntimeError("an image without elements")
+    return shape
+
+
+def _resampled_from(tensors: Sequence[Any], inputs: dict[str, Any]) -> Shape:
+    (gradient,), shape = tensors, inputs["input_size"]
+    resampled = [*shape[:2], *inputs["output_size"]]
+    fits = all(one == other for one, other in zip(gradient.shape, resampled, strict=True))
+    if not fits or any(size <= 0 for size in shape):
+        raise RuntimeError("a gradient of another shape")
+    return list(shape)
+
+
+def _arranged(tensors: Sequence[Any], inputs: dict[str, Any]) -> Shape:
+    start, end, step = inputs.get("start", 0), inputs["end"], inputs.get("step", 1)
+    if any(isinstance(number_now(one), float) for one in (start, end, step)):
+        raise Untraceable("a range of integers")
+    if (step > 0 and end < start) or (step < 0 and end > start):
+        raise RuntimeError("bounds that do not fit the sign of the step")
+    return [(end - start + step - (1 if step > 0 else -1)) // step]
+
+
+def _joined(tensors: Sequence[Any], inputs: dict[str, Any]) -> Shape:
+    first, dim = tensors[0], inputs["dim"]
+    dim %= max(1, first.dim())
+    shape = list(first.shape)
+    for other in tensors[1:]:
+        if other.dim() != first.dim():
+            raise Untraceable("to join tensors of one number of dimensions")
+        if any(at != dim and size != shape[at] for at, size in enumerate(other.shape)):
+            raise RuntimeError("sizes that do not match")
+        shape[dim] = shape[dim] + other.shape[dim]
+    return shape
+
+
+# Their results are contiguous.
+_FAMILIES: dict[str, Callable[[Sequence[Any], dict[str, Any]], Shape]] = {
+    "arange": _arranged, "cat": _joined, "cumprod": _kept, "cumsum": _kept, "tril": _kept, "triu": _kept,
+    "masked_fill": _broadcast,
+}  # fmt: skip

@@ -1,0 +1,194 @@
+"""What PyTorch computes of sizes and strides in C++, of integers and of symbols alike (symbols.py).
+
+Of symbols each decision leaves a guard, so that what is said of one call holds in all that meet the guards.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torch_backplane.planning.symbols import Untraceable, number_now
+
+# The dimensions from the innermost one on.
+CHANNELS_LAST = {4: (1, 3, 2, 0), 5: (1, 4, 3, 2, 0)}
+
+
+def contiguous(sizes: Sequence[Any]) -> list[Any]:
+    """The strides of a new tensor. A size of 0 counts as 1."""
+    return in_order(sizes, range(len(sizes) - 1, -1, -1))
+
+
+def laid_out(sizes: Sequence[Any], memory_format: torch.memory_format) -> list[Any]:
+    """The strides of a new tensor in this memory format, for which it has the number of dimensions."""
+    if memory_format == torch.contiguous_format:
+        return contiguous(sizes)
+    if any(size == 0 for size in sizes):
+        raise Untraceable("a tensor with elements in a memory format")
+    return in_order(sizes, CHANNELS_LAST[len(sizes)])
+
+
+def suggested(sizes: Sequence[Any], strides: Sequence[Any]) -> torch.memory_format:
+    """Tensor.suggest_memory_format in C++."""
+    if len(sizes) in CHANNELS_LAST and has_channels_last_strides(sizes, strides):
+        return torch.channels_last if len(sizes) == 4 else torch.channels_last_3d
+    return torch.contiguous_format
+
+
+def in_order(sizes: Sequence[Any], order: Sequence[int]) -> list[Any]:
+    """The strides of elements side by side, `order` being the dimensions from the innermost one on."""
+    strides: list[Any] = [1] * len(sizes)
+    step: Any = 1
+    for dim in order:
+        strides[dim] = step
+        if not (isinstance(sizes[dim], int) and sizes[dim] == 1):
+            step = step * (sizes[dim] if sizes[dim] != 0 else 1)
+    return strides
+
+
+def lie_side_by_side(sizes: Sequence[Any], strides: Sequence[Any], order: Sequence[int]) -> bool:
+    """Whether elements do, in this order; dimensions of size 1 have any stride."""
+    expected: Any = 1
+    for dim in order:
+        if sizes[dim] != 1:
+            if strides[dim] != expected:
+                return False
+            expected = expected * sizes[dim]
+    return True
+
+
+def is_contiguous(sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
+    """As Tensor.is_contiguous: so is whatever has no elements."""
+    return lie_side_by_side(sizes, strides, range(len(sizes) - 1, -1, -1)) or any(size == 0 for size in sizes)
+
+
+def is_channels_last(sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
+    """As Tensor.is_contiguous(memory_format=torch.channels_last), or channels_last_3d."""
+    return len(sizes) in CHANNELS_LAST and lie_side_by_side(sizes, strides, CHANNELS_LAST[len(sizes)])
+
+
+def has_channels_last_strides(sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
+    """What Tensor.suggest_memory_format goes by: the order of the strides (c10/core/MemoryFormat.h)."""
+    if strides[1] == 0:
+        return False
+    least: Any = 0
+    for dim in CHANNELS_LAST[len(sizes)]:
+        if sizes[dim] == 0 or strides[dim] < least or (dim == 0 and least == strides[1]):
+            return False
+        least = strides[dim] * sizes[dim] if sizes[dim] > 1 else strides[dim]
+    return True
+
+
+def is_dense(sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
+    """As Tensor.is_non_overlapping_and_dense: in some order, elements lie side by side without gaps."""
+    if any(size == 0 for size in sizes):  # PyTorch goes through the larger dimensions first, and rarely finds it dense
+        raise Untraceable("the layout of a tensor without elements")
+    counted = sorted((dim for dim in range(len(sizes)) if sizes[dim] > 1), key=lambda dim: number_now(strides[dim]))
+    if lie_side_by_side(sizes, strides, counted):
+        return True
+    # In this order they do not. Whether they would in another depends on the order.
+    for one, other in itertools.pairwise(counted):
+        if not strides[one] <= strides[other]:
+            raise AssertionError("an order that does not hold")
+    return False
+
+
+def like(sizes: Sequence[Any], strides: Sequence[Any]) -> list[Any]:
+    """The strides that torch.empty_like gives: the same where there are no gaps, else in their order."""
+    return list(strides) if is_dense(sizes, strides) else iterator_order(sizes, [strides])
+
+
+def broadcast_shapes(shapes: Sequence[Sequence[Any]]) -> list[Any]:
+    """Raises RuntimeError where they do not broadcast to one shape."""
+    found: list[Any] = [1] * max(map(len, shapes), default=0)
+    for shape in shapes:
+        for dim in range(-len(shape), 0):
+            one, other = found[dim], shape[dim]
+            if one is other:
+                continue
+            if isinstance(one, int) and one == 1:
+                found[dim] = other
+            elif one != other and other != 1:
+                if one != 1:
+                    raise RuntimeError("shapes that do not broadcast")
+                found[dim] = other
+    return found
+
+
+def iterator(shape: Sequence[Any], operands: Sequence[tuple[Sequence[Any], Sequence[Any]]]) -> list[Any]:
+    """The strides that TensorIterator gives a result of this shape, of operands of (sizes, strides)."""
+    same = all(len(sizes) == len(shape) and all(map(_equal, sizes, shape)) for sizes, _ in operands)
+    if same:
+        for is_laid_out, order in ((is_contiguous, range(len(shape) - 1, -1, -1)),
+                                   (is_channels_last, CHANNELS_LAST.get(len(shape), ()))):  # fmt: skip
+            if all(is_laid_out(sizes, strides) for sizes, strides in operands):
+                return in_order(shape, order)
+        first = operands[0][1]
+        if all(all(map(_equal, strides, first)) for _, strides in operands) and is_dense(shape, first):
+            return list(first)
+    broadcast = []
+    for sizes, strides in operands:
+        missing = len(shape) - len(sizes)
+        own = zip(sizes, strides, shape[missing:], strict=True)
+        broadcast.append([0] * missing + [0 if size == 1 and wanted != 1 else stride for size, stride, wanted in own])
+    return iterator_order(shape, broadcast)
+
+
+def iterator_order(shape: Sequence[Any], operands: Sequence[Sequence[Any]]) -> list[Any]:
+    """Strides without gaps, of dimensions in the order of the operands' strides: the first that tell two apart."""
+
+    def compare(one: int, other: int) -> int:
+        for strides in operands:
+            if strides[one] == 0 or strides[other] == 0:
+                continue
+            if strides[one] != strides[other]:
+                return -1 if strides[one] < strides[other] else 1
+            if shape[one] > shape[other]:
+                return 1
+        return 0
+
+    order = list(range(len(shape)))[::-1]
+    for last in range(1, len(order)):  # by insertion, as comparisons may say nothing
+        at = last
+        for before in range(last - 1, -1, -1):
+            comparison = compare(order[before], order[at])
+            if comparison > 0:
+                order[before], order[at] = order[at], order[before]
+                at = before
+            elif comparison < 0:
+                break
+    return in_order(shape, order)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return one is other or bool(one == other)
+
+
+def viewed(sizes: Sequence[Any], strides: Sequence[Any], wanted: Sequence[Any]) -> list[Any] | None:
+    """The strides of a view in other sizes; None where there is none without a copy (at::detail::computeStride)."""
+    if any(size == 0 for size in sizes):
+        alike = len(sizes) == len(wanted) and all(map(_equal, sizes, wanted))
+        return list(strides) if alike else contiguous(wanted)
+    if (not strides or strides[-1] == 1) and is_contiguous(sizes, strides):
+        return contiguous(wanted)
+    made: list[Any] = [0] * len(wanted)
+    at = len(wanted) - 1
+    count: Any = 1
+    placed: Any = 1
+    base: Any = strides[-1] if strides else 1
+    for dim in range(len(sizes) - 1, -1, -1):
+        count = count * sizes[dim]
+        if dim == 0 or (sizes[dim - 1] != 1 and strides[dim - 1] != count * base):  # a run ends here
+            while at >= 0 and (placed < count or wanted[at] == 1):
+                made[at] = placed * base
+                placed = placed * wanted[at]
+                at -= 1
+            if placed != count:
+                return None
+            if dim > 0:
+                base = strides[dim - 1]
+                count = placed = 1
+    return made if at == -1 else None

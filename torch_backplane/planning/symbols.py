@@ -1,0 +1,284 @@
+"""Integers that planners compute with while they are traced: a value, and where the tape of the plan has it.
+
+PyTorch's `SymInt`, `SymFloat` and `SymBool` are shells around a node. These are nodes of ours: arithmetic writes
+instructions, and whatever wants to know a number (`int()`, a truth value, an index) gets that of this call and leaves a
+guard: the plan holds for calls in which the number is the same.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+Value = int | float | bool
+Text = str  # of which nodes have a method
+SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+class Untraceable(Exception):
+    """What a planner did that a plan for any shape cannot repeat."""
+
+
+class Tape:
+    """The instructions of one plan, each once."""
+
+    def __init__(self, builder: Any) -> None:
+        self.builder = builder
+        self.slots: dict[tuple[Any, ...], int] = {}
+        self.guarded: set[int] = set()
+
+    def size(self, index: int, value: int) -> torch.SymInt:
+        """The word `index` of the call's sizes."""
+        return torch.SymInt(Node(self, value, self._instruction("size", index, 0, 0)))
+
+    def slot_of(self, node: Node) -> int:
+        if node.slot is None:
+            node.slot = self._instruction("constant", 0, 0, _bits(node.value))
+        return node.slot
+
+    def compute(self, name: Text, *nodes: Node) -> int:
+        slots = [self.slot_of(node) for node in nodes]
+        return self._instruction(name, slots[0], slots[-1], 0)
+
+    def guard(self, node: Node) -> Value:
+        if node.slot is not None and node.slot not in self.guarded:
+            self.guarded.add(node.slot)
+            self.builder.instruction("guard", node.slot, node.slot, _bits(node.value))
+        return node.value
+
+    def _instruction(self, name: Text, a: int, b: int, constant: int) -> int:
+        key = (name, a, b, constant)
+        if key not in self.slots:
+            self.slots[key] = self.builder.instruction(name, a, b, constant)
+        return self.slots[key]
+
+
+def _bits(value: Value) -> int:
+    if isinstance(value, float):
+        return int(torch.tensor(value, dtype=torch.float64).view(torch.int64))
+    return int(value)
+
+
+class Node:
+    """What PyTorch asks of a SymInt's node. `slot` is None where the number is a constant."""
+
+    __slots__ = ("slot", "tape", "value")
+
+    def __init__(self, tape: Tape, value: Value, slot: int | None = None) -> None:
+        self.tape = tape
+        self.value = value
+        self.slot = slot
+
+    def is_int(self) -> bool:
+        return type(self.value) is int
+
+    def is_float(self) -> bool:
+        return type(self.value) is float
+
+    def is_bool(self) -> bool:
+        return type(self.value) is bool
+
+    def is_nested_int(self) -> bool:
+        return False
+
+    def is_constant(self) -> bool:
+        return self.slot is None
+
+    def is_symbolic(self) -> bool:
+        return True
+
+    def has_hint(self) -> bool:
+        return True
+
+    def maybe_as_int(self) -> int | None:
+        return None
+
+    def nested_int(self) -> None:
+        return None
+
+    constant_int = constant_bool = nested_int
+
+    def wrap_int(self, number: int) -> Node:
+        return Node(self.tape, int(number))
+
+    def wrap_float(self, number: float) -> Node:
+        return Node(self.tape, float(number))
+
+    def wrap_bool(self, truth: bool) -> Node:
+        return Node(self.tape, bool(truth))
+
+    def clone(self) -> Node:
+        return self
+
+    def guard_int(self, file: Text = "", line: int = 0) -> int:
+        return int(self.tape.guard(self))
+
+    def guard_bool(self, file: Text = "", line: int = 0) -> bool:
+        return bool(self.tape.guard(self))
+
+    def guard_float(self, file: Text = "", line: int = 0) -> float:
+        return float(self.tape.guard(self))
+
+    guard_size_oblivious = guard_or_false = guard_or_true = expect_true = expect_size = statically_known_true = (
+        guard_bool
+    )
+    int_ = guard_int
+
+    def bool_(self) -> bool:
+        """Of a number, too: then the guard is whether it is 0."""
+        return self.guard_bool() if self.is_bool() else self.ne(self.wrap_int(0)).guard_bool()
+
+    def str(self) -> Text:
+        """Whoever writes it down, in the text of a kernel say, has seen it."""
+        return repr(self.tape.guard(self))
+
+    _graph_repr = __str__ = str
+
+    def _float(self) -> Node:
+        if self.is_float():
+            return self
+        slot = None if self.slot is None else self.tape.compute("to_float", self)
+        return Node(self.tape, float(self.value), slot)
+
+    def sym_float(self) -> Node:
+        return self._float()
+
+    def neg(self) -> Node:
+        return self.wrap_int(0).sub(self) if not self.is_float() else self.wrap_float(0.0).sub(self)
+
+    def _made(self, name: Text, value: Value, *nodes: Node) -> Node:
+        if all(node.slot is None for node in nodes):
+            return Node(self.tape, value)
+        return Node(self.tape, value, self.tape.compute(name, *nodes))
+
+    def _arithmetic(self, name: Text, function: Callable[[Any, Any], Any], other: Node) -> Node:
+        if self.is_float() or other.is_float():
+            one, two = self._float(), other._float()
+            return self._made(f"float_{name}", function(one.value, two.value), one, two)
+        return self._made(name, function(self.value, other.value), self, other)
+
+    def add(self, other: Node) -> Node:
+        if self.slot is None and self.value == 0 and other.is_int():
+            return other
+        if other.slot is None and other.value == 0 and self.is_int():
+            return self
+        return self._arithmetic("add", operator.add, other)
+
+    def sub(self, other: Node) -> Node:
+        return self._arithmetic("sub", operator.sub, other)
+
+    def mul(self, other: Node) -> Node:
+        if self.slot is None and self.value == 1 and other.is_int():
+            return other
+        if other.slot is None and other.value == 1 and self.is_int():
+            return self
+        return self._arithmetic("mul", operator.mul, other)
+
+    def _of_integers(self, name: Text, function: Callable[[Any, Any], Any], other: Node) -> Node:
+        """Of fractions, with which tapes cannot do it, only as in this call."""
+        if self.is_float() or other.is_float():
+            return Node(self.tape, function(self.tape.guard(self), self.tape.guard(other)))
+        return self._made(name, function(self.value, other.value), self, other)
+
+    def floordiv(self, other: Node) -> Node:
+        return self._of_integers("floordiv", operator.floordiv, other)
+
+    def mod(self, other: Node) -> Node:
+        return self._of_integers("mod", operator.mod, other)
+
+    int_floordiv, python_mod = floordiv, mod
+
+    def truediv(self, other: Node) -> Node:
+        if self.is_float() or other.is_float():
+            return self._arithmetic("truediv", operator.truediv, other)
+        return self._made("truediv", self.value / other.value, self, other)
+
+    int_truediv = float_truediv = truediv
+
+    def sym_min(self, other: Node) -> Node:
+        return self._of_integers("min", min, other)
+
+    def sym_max(self, other: Node) -> Node:
+        return self._of_integers("max", max, other)
+
+    def _compared(self, name: Text, function: Callable[[Any, Any], bool], other: Node) -> Node:
+        """A guard at once: truth values are known, and may be kept beyond the trace, as in the key of a cache."""
+        return self.wrap_bool(bool(self.tape.guard(self._of_integers(name, function, other))))
+
+    def eq(self, other: Node) -> Node:
+        return self._compared("eq", operator.eq, other)
+
+    def ne(self, other: Node) -> Node:
+        return self._compared("ne", operator.ne, other)
+
+    def lt(self, other: Node) -> Node:
+        return self._compared("lt", operator.lt, other)
+
+    def le(self, other: Node) -> Node:
+        return self._compared("le", operator.le, other)
+
+    def gt(self, other: Node) -> Node:
+        return other.lt(self)
+
+    def ge(self, other: Node) -> Node:
+        return other.le(self)
+
+    def and_(self, other: Node) -> Node:
+        return self.wrap_bool(bool(self.value and other.value))
+
+    def or_(self, other: Node) -> Node:
+        return self.wrap_bool(bool(self.value or other.value))
+
+    def sym_not(self) -> Node:
+        return self.wrap_bool(not self.value)
+
+    sym_and, sym_or = and_, or_
+
+    # Of tensors, which know their layout by symbols, too.
+
+    def is_contiguous(self, sizes: Sequence[Node], strides: Sequence[Node]) -> Node:
+        return self._asked("is_contiguous", sizes, strides)
+
+    def is_channels_last_contiguous_2d(self, sizes: Sequence[Node], strides: Sequence[Node]) -> Node:
+        return self._asked("is_channels_last", sizes, strides)
+
+    is_channels_last_contiguous_3d = is_channels_last_contiguous_2d
+
+    def is_channels_last_strides_2d(self, sizes: Sequence[Node], strides: Sequence[Node]) -> Node:
+        return self._asked("has_channels_last_strides", sizes, strides)
+
+    is_channels_last_strides_3d = is_channels_last_strides_2d
+
+    def is_non_overlapping_and_dense(self, sizes: Sequence[Node], strides: Sequence[Node]) -> Node:
+        return self._asked("is_dense", sizes, strides)
+
+    def _asked(self, question: Text, *numbers: Sequence[Node]) -> Node:
+        """The answer is known, for it leaves guards."""
+        from torch_backplane.planning import strides  # which is made for symbols, too
+
+        return self.wrap_bool(getattr(strides, question)(*([_shell(one) for one in each] for each in numbers)))
+
+
+def _shell(node: Node) -> Any:
+    return node.value if node.slot is None else torch.SymInt(node)
+
+
+def guarded(number: Any) -> Any:
+    """The value in this call, with a guard."""
+    return number.node.tape.guard(number.node)
+
+
+def number_now(number: Any) -> Any:
+    """The value in this call, of which nothing may be decided."""
+    return number.node.value if isinstance(number, SYMBOLS) else number
+
+
+def quantity(number: Any) -> Any:
+    """As `_C.PlanBuilder` takes it."""
+    if not isinstance(number, SYMBOLS):
+        return number
+    node = number.node
+    return node.value if node.slot is None else (node.value, node.slot)

@@ -1,0 +1,343 @@
+"""Planners, traced: run once on tensors whose sizes are symbols, they write a plan for any shape.
+
+A planner is ordinary Python and does not know which of the two it is given. What it does with tensors is answered here:
+views and new tensors by the table in `views`, other operators by their planners, PyTorch's meta kernels by `metas`, the
+device by `_C.PlanBuilder`. What none of them knows is `Untraceable`: calls of the class then have plans for their own
+shapes only, and `plans.stats()` says why.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from torch_backplane import _C
+from torch_backplane.planning import strides as layouts
+from torch_backplane.planning.symbols import Tape, Untraceable, number_now, quantity
+
+_ALIGNMENT = 16  # bytes: what signatures tell addresses apart by (csrc/signature.h)
+
+_here = threading.local()  # the trace of each thread
+
+
+def current() -> Tracer | None:
+    """The trace that this thread is in."""
+    return getattr(_here, "tracer", None)
+
+
+class Memory:
+    """Where tensors lie: ("argument" | "allocation" | "kept" | "meta" | "nothing", index)."""
+
+    def __init__(self, tracer: Tracer, base: str, index: int, alignment: int = 0) -> None:
+        self.tracer, self.base, self.index, self.alignment = tracer, base, index, alignment
+
+    def __del__(self) -> None:
+        if self.base == "allocation":
+            self.tracer.freed(self.index)
+
+
+class Traced(torch.Tensor):
+    """A tensor of symbolic sizes. Its offset counts from the argument's first element, or the start of the memory."""
+
+    memory: Memory
+    position: int | None = None  # of an argument
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, overload: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        raise Untraceable(f"{overload} outside of a trace")
+
+    def untyped_storage(self) -> Any:
+        raise Untraceable("the storage of a tensor")
+
+    def data_ptr(self) -> Any:
+        raise Untraceable("the address of a tensor")
+
+
+class Tracer(TorchDispatchMode):
+    def __init__(self, builder: Any) -> None:
+        super().__init__()
+        self.builder = builder
+        self.tape = Tape(builder)
+        self.sizes = 0
+        self.is_writing = True
+        self.arguments: list[tuple[torch.Tensor, Traced]] = []
+        self.kept: dict[int, int] = {}
+
+    # Operands
+
+    def argument(self, value: Any, is_size: bool) -> Any:
+        """In the order in which csrc/signature.cpp reads them."""
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value)
+        if isinstance(value, (list, tuple)):
+            return [self.argument(element, is_size) for element in value]
+        return self._size(value) if is_size and type(value) is int else value
+
+    def _size(self, value: int) -> Any:
+        self.sizes += 1
+        return self.tape.size(self.sizes - 1, value)
+
+    def _tensor(self, tensor: torch.Tensor) -> Traced:
+        if tensor.is_conj() or tensor.is_neg():
+            raise Untraceable("an argument that is lazily conjugated or negated")
+        sizes = [self._size(size) for size in tensor.shape]
+        strides = [self._size(stride) for stride in tensor.stride()]
+        address, storage = _C.address_of(tensor), tensor.untyped_storage()._cdata
+        offset: Any = 0
+        memory = None
+        for other, traced in self.arguments:
+            if other.untyped_storage()._cdata == storage:
+                distance = self._size(address - _C.address_of(other))
+                if distance % tensor.itemsize != 0:
+                    raise Untraceable("tensors in one storage whose distance is no whole number of elements")
+                memory, offset = traced.memory, distance // tensor.itemsize
+                break
+        if memory is None:
+            memory = Memory(self, "argument", len(self.arguments), address % _ALIGNMENT)
+        found = self.make(memory, sizes, strides, offset, tensor.dtype, tensor.device)
+        found.position = len(self.arguments)
+        for other, traced in self.arguments:
+            if other is tensor:
+                if not (_is_alike(traced, found) and self.same_start(traced, found)):  # a guard for each number
+                    raise AssertionError("a tensor that differs from itself")
+                found = traced
+                break
+        self.arguments.append((tensor, found))
+        if found.numel() == 0:
+            raise Untraceable("tensors with elements")  # what PyTorch refuses of others depends on more than shapes
+        return found
+
+    def make(
+        self, memory: Memory, sizes: Sequence[Any], strides: Sequence[Any], offset: Any, dtype: Any, device: Any
+    ) -> Traced:
+        with torch._C._DisableTorchDispatch():
+            made: Traced = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+                Traced, tuple(sizes), strides=tuple(strides), storage_offset=offset, dtype=dtype, device=device
+            )
+        made.memory = memory
+        return made
+
+    def empty(self, sizes: Sequence[Any], strides: Sequence[Any] | None, dtype: Any, device: Any) -> Traced:
+        device = torch.device(device if device is not None else "cpu")
+        strides = layouts.contiguous(sizes) if strides is None else strides
+        if device.type == "meta":
+            return self.make(Memory(self, "meta", 0), sizes, strides, 0, dtype, device)
+        if device.type != "bp":
+            raise Untraceable(f"a tensor on {device}")
+        last: Any = 0
+        for size, stride in zip(sizes, strides, strict=True):
+            if size == 0:
+                return self.make(Memory(self, "nothing", -1), sizes, strides, 0, dtype, device)
+            last = last + (size - 1) * stride
+        memory = Memory(self, "allocation", self.builder.allocate(quantity((last + 1) * dtype.itemsize)))
+        return self.make(memory, sizes, strides, 0, dtype, device)
+
+    def freed(self, index: int) -> None:
+        if self.is_writing:
+            self.builder.free(index)
+
+    # What planners ask of memory (`socket` has the contracts)
+
+    def storage_of(self, tensor: Any) -> Any:
+        return tensor.memory
+
+    def same_start(self, one: Any, other: Any) -> bool:
+        return one.memory is other.memory and bool(
+            one.storage_offset() * one.itemsize == other.storage_offset() * other.itemsize
+        )
+
+    def is_aligned(self, tensor: Any, size: int) -> bool:
+        address = tensor.memory.alignment + tensor.storage_offset() * tensor.itemsize
+        return bool(address % size == 0)
+
+    def check_overlaps(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
+        """Where tensors lie apart or are the same; whatever else there may be is left to the checks of a call."""
+        for output in outputs:
+            ordered = sorted(zip(output.stride(), output.shape, strict=True), key=lambda pair: number_now(pair[0]))
+            reach: Any = 0
+            for stride, size in ordered:
+                if size > 1:
+                    if not stride > reach:
+                        raise Untraceable("results whose elements lie apart")
+                    reach = reach + (size - 1) * stride
+            for given in inputs:
+                if (
+                    given is not output
+                    and given.memory is output.memory
+                    and not (_is_alike(given, output) and self.same_start(given, output))
+                ):
+                    raise Untraceable("results that share no memory with operands")
+
+    # What planners do to the device
+
+    def keep_in_plan(self, tensor: torch.Tensor) -> None:
+        if id(tensor) not in self.kept:
+            self.kept[id(tensor)] = self.builder.keep(tensor)
+
+    def place(self, tensor: torch.Tensor) -> tuple[str, int, Any]:
+        """As `_C.PlanBuilder` takes it."""
+        if not isinstance(tensor, Traced):
+            if id(tensor) not in self.kept:
+                raise Untraceable("memory that is no argument")
+            return "kept", self.kept[id(tensor)], 0
+        if tensor.memory.base not in ("argument", "allocation"):
+            raise Untraceable("the place of a tensor that has none")
+        return tensor.memory.base, tensor.memory.index, quantity(tensor.storage_offset() * tensor.itemsize)
+
+    def launch(self, kernel: Any, arguments: Sequence[Any], items: Sequence[Any], group: Sequence[int]) -> None:
+        self.builder.launch(
+            kernel, self._given(arguments), [quantity(one) for one in items], [int(one) for one in group]
+        )
+
+    def call_library(self, function: Any, arguments: Sequence[Any]) -> None:
+        self.builder.call_library(function, self._given(arguments))
+
+    def _given(self, arguments: Sequence[Any]) -> list[Any]:
+        return [self.place(one) if isinstance(one, torch.Tensor) else quantity(one) for one in arguments]
+
+    def call_on_cpu(self, name: str, values: Sequence[Any]) -> None:
+        def described(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                place = self.place(value)
+                sizes, strides = ([quantity(one) for one in numbers] for numbers in (value.shape, value.stride()))
+                return place, value.dtype, sizes, strides
+            if isinstance(value, (list, tuple)):
+                return [described(element) for element in value]
+            return int(value) if isinstance(value, torch.SymInt) else value
+
+        self.builder.call_on_cpu(name, [described(value) for value in values])
+
+    # Operators
+
+    def __torch_dispatch__(
+        self, overload: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        from torch_backplane.planning import views
+
+        kwargs = kwargs or {}
+        leaves = tree_leaves((list(args), kwargs))
+        if not any(_is_traced(value) for value in leaves):
+            return overload(*args, **kwargs)  # such as of a table on the CPU
+        with self:
+            handler = views.HANDLERS.get(overload)
+            if handler is not None:
+                return handler(self, *args, **kwargs)
+            composed = overload.decompose(*args, **kwargs)
+            if composed is not NotImplemented:
+                return composed
+            tensors = [value for value in leaves if isinstance(value, Traced)]
+            if tensors and all(tensor.memory.base == "meta" for tensor in tensors):
+                return self._meta(overload, args, kwargs)
+            return self._planned(overload, args, kwargs)
+
+    def _meta(self, overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        from torch_backplane.planning import metas
+
+        def ask(given: Sequence[Any]) -> tuple[Any, ...]:
+            positional, named = metas.by_name(overload, given)
+            returned = overload(*positional, **named)
+            return tuple(returned) if isinstance(returned, (tuple, list)) else (returned,)
+
+        found = metas.results(self, overload, _in_order(overload, args, kwargs), ask)
+        return found[0] if len(overload._schema.returns) == 1 and len(found) == 1 else found
+
+    def _planned(self, overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        from torch_backplane.planning import declare
+        from torch_backplane.planning.call import full_name
+
+        name = full_name(overload)
+        if name not in declare.planned:
+            raise Untraceable(f"{name} within a planner")
+        values = _in_order(overload, args, kwargs)
+        for position, argument in enumerate(overload._schema.arguments):
+            value = values[position]
+            if isinstance(value, (int, float)) and isinstance(argument.type, torch.TensorType):
+                values[position] = self.builder.number(value, for_tensor=True)
+            if argument.name in declare.passed[name] and isinstance(value, (int, float, complex, torch.SymInt)):
+                values[position] = self.builder.number(int(value) if isinstance(value, torch.SymInt) else value)
+        return declare.planned[name](*values)
+
+
+def _is_traced(value: Any) -> bool:
+    """Whether it is part of a trace, or has a tensor made where traces have theirs."""
+    if isinstance(value, torch.device):
+        return value.type in ("bp", "meta")
+    return isinstance(value, (Traced, torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def _in_order(overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """The arguments in the order of the schema."""
+    return [
+        args[position] if position < len(args) else kwargs.get(argument.name, argument.default_value)
+        for position, argument in enumerate(overload._schema.arguments)
+    ]
+
+
+def _is_alike(one: Any, other: Any) -> bool:
+    """In sizes and strides."""
+    return one.dim() == other.dim() and all(
+        bool(a == b) for a, b in zip((*one.shape, *one.stride()), (*other.shape, *other.stride()), strict=True)
+    )
+
+
+def trace(planner: Callable[..., Any], arguments: Sequence[tuple[Any, bool]], builder: Any, results: int) -> str:
+    """Writes the plan of `planner` for any sizes.
+
+    Args:
+        arguments: each with whether the schema says that it is a size.
+        builder: a `_C.PlanBuilder` of the call.
+        results: how many the schema says that there are.
+
+    Returns:
+        Why there is no such plan; "" where there is one.
+    """
+    tracer = Tracer(builder)
+    outer, _here.tracer = current(), tracer
+    try:
+        given = [tracer.argument(value, is_size) for value, is_size in arguments]
+        with tracer:
+            returned = planner(*given)
+        tracer.is_writing = False  # what is freed now outlives the call
+        if results:
+            _write_results(tracer, tuple(returned) if results > 1 else (returned,))
+        del given, returned
+    except Untraceable as reason:
+        return f"it needs {reason}"
+    except _C.RunOnCPU as reason:
+        return f"it is left to the CPU: {reason}"
+    except Exception as error:  # whatever it is, calls are served without the trace
+        return f"{type(error).__name__} while it was traced: {str(error).partition(chr(10))[0]}"
+    finally:
+        tracer.is_writing = False
+        _here.tracer = outer
+    return ""
+
+
+def _write_results(tracer: Tracer, returned: Any) -> None:
+    for one in returned:
+        if isinstance(one, list):
+            tracer.builder.result([_described(element) for element in one], "list")
+        elif one is None or isinstance(one, torch.Tensor):
+            tracer.builder.result(_described(one), "tensor")
+        else:
+            raise Untraceable(f"to return {type(one).__name__}")
+
+
+def _described(tensor: Any) -> Any:
+    """As `_C.PlanBuilder.result` takes it."""
+    if tensor is None:
+        return None
+    if not isinstance(tensor, Traced) or tensor.memory.base not in ("argument", "allocation", "nothing"):
+        raise Untraceable("to return memory that is no argument")
+    if tensor.position is not None:
+        return tensor.position
+    base = "argument" if tensor.memory.base == "argument" else "allocation"
+    sizes, strides = ([quantity(one) for one in numbers] for numbers in (tensor.shape, tensor.stride()))
+    return base, tensor.memory.index, tensor.dtype, sizes, strides, quantity(tensor.storage_offset())

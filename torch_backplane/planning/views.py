@@ -1,0 +1,235 @@
+"""Views, new tensors and copies while a planner is traced: what PyTorch's C++ makes of them, in symbols."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torch_backplane import _C
+from torch_backplane.planning import strides as layouts
+from torch_backplane.planning.symbols import Untraceable, quantity
+
+aten = torch.ops.aten
+
+_FOR_ALL_THREADS = 1 << 20  # bytes, from which a processor copies by a kernel (csrc/copy.cpp)
+
+
+def _empty(tracer: Any, sizes: Any, *, dtype: Any = None, layout: Any = None, device: Any = None,
+           pin_memory: Any = None, memory_format: Any = None) -> Any:  # fmt: skip
+    strides = None if memory_format is None else layouts.laid_out(sizes, memory_format)
+    return tracer.empty(sizes, strides, dtype or torch.get_default_dtype(), device)
+
+
+def _empty_strided(tracer: Any, sizes: Any, strides: Any, *, dtype: Any = None, layout: Any = None, device: Any = None,
+                   pin_memory: Any = None) -> Any:  # fmt: skip
+    return tracer.empty(sizes, strides, dtype or torch.get_default_dtype(), device)
+
+
+def _empty_like(tracer: Any, tensor: Any, *, dtype: Any = None, layout: Any = None, device: Any = None,
+                pin_memory: Any = None, memory_format: Any = None) -> Any:  # fmt: skip
+    if memory_format in (None, torch.preserve_format):
+        strides = layouts.like(tensor.shape, tensor.stride())
+    else:
+        strides = layouts.laid_out(tensor.shape, memory_format)
+    return tracer.empty(tensor.shape, strides, dtype or tensor.dtype, device or tensor.device)
+
+
+def _new_empty(tracer: Any, tensor: Any, sizes: Any, *, dtype: Any = None, layout: Any = None, device: Any = None,
+               pin_memory: Any = None) -> Any:  # fmt: skip
+    return tracer.empty(sizes, None, dtype or tensor.dtype, device or tensor.device)
+
+
+def _scalar_tensor(tracer: Any, number: Any, *, dtype: Any = None, layout: Any = None, device: Any = None,
+                   pin_memory: Any = None) -> Any:  # fmt: skip
+    if device.type != "meta":
+        raise Untraceable("a tensor of a number")
+    return tracer.empty((), None, dtype or torch.get_default_dtype(), device)
+
+
+def _viewed(tracer: Any, tensor: Any, sizes: Any, strides: Any, offset: Any = None, dtype: Any = None) -> Any:
+    offset = tensor.storage_offset() if offset is None else offset
+    return tracer.make(tensor.memory, sizes, strides, offset, dtype or tensor.dtype, tensor.device)
+
+
+def _is_left_open(size: Any) -> bool:
+    return bool(size == -1)  # an argument may be, so that of a symbol this is a guard
+
+
+def _view(tracer: Any, tensor: Any, sizes: Sequence[Any]) -> Any:
+    sizes = list(sizes)
+    for position, size in enumerate(sizes):
+        if _is_left_open(size):
+            sizes[position] = tensor.numel() // math.prod(sizes[:position] + sizes[position + 1 :])
+    if tensor.numel() != math.prod(sizes):
+        raise RuntimeError("a view of another number of elements")
+    strides = layouts.viewed(tensor.shape, tensor.stride(), sizes)
+    if strides is None:
+        raise RuntimeError("a view that needs another layout")
+    return _viewed(tracer, tensor, sizes, strides)
+
+
+def _reshape_alias(tracer: Any, tensor: Any, sizes: Any, strides: Any) -> Any:
+    return _viewed(tracer, tensor, sizes, strides)
+
+
+def _expand(tracer: Any, tensor: Any, sizes: Sequence[Any], implicit: bool = False) -> Any:
+    missing = len(sizes) - tensor.dim()
+    if missing < 0 or (tensor.dim() == 0 and any(size < 0 for size in sizes)):
+        raise RuntimeError("sizes that do not match")
+    if tensor.dim() == 0:
+        return _viewed(tracer, tensor, sizes, [0] * len(sizes))
+    made: list[tuple[Any, Any]] = []  # from the innermost one on
+    for dim in range(len(sizes) - 1, -1, -1):
+        if dim >= missing:
+            size, step = tensor.shape[dim - missing], tensor.stride(dim - missing)
+        else:
+            size, step = 1, made[-1][0] * made[-1][1] if made else 1
+        is_left_open = _is_left_open(sizes[dim])
+        if is_left_open and dim < missing:
+            raise RuntimeError("a size left open of a dimension that there was not")
+        wanted = size if is_left_open else sizes[dim]
+        if wanted != size:
+            if size != 1:
+                raise RuntimeError("sizes that do not match")
+            size, step = wanted, 0
+        made.append((size, step))
+    return _viewed(tracer, tensor, [size for size, _ in reversed(made)], [step for _, step in reversed(made)])
+
+
+def _permute(tracer: Any, tensor: Any, dims: Sequence[int]) -> Any:
+    return _viewed(tracer, tensor, [tensor.shape[dim] for dim in dims], [tensor.stride(dim) for dim in dims])
+
+
+def _transpose(tracer: Any, tensor: Any, one: int, other: int) -> Any:
+    dims = list(range(tensor.dim()))
+    if dims:
+        dims[one], dims[other] = dims[other], dims[one]
+    return _permute(tracer, tensor, dims)
+
+
+def _t(tracer: Any, tensor: Any) -> Any:
+    return _transpose(tracer, tensor, 0, 1) if tensor.dim() == 2 else tensor
+
+
+def _select(tracer: Any, tensor: Any, dim: int, index: Any) -> Any:
+    dim %= tensor.dim()
+    sizes, strides = list(tensor.shape), list(tensor.stride())
+    size, step = sizes.pop(dim), strides.pop(dim)
+    if not (index < size and index >= -size):
+        raise IndexError("an index out of range")
+    index = index if index >= 0 else index + size
+    return _viewed(tracer, tensor, sizes, strides, tensor.storage_offset() + index * step)
+
+
+def _slice(tracer: Any, tensor: Any, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Any:
+    dim %= tensor.dim()
+    size = tensor.shape[dim]
+
+    def within(position: Any, least: Any) -> Any:
+        if isinstance(position, int) and position == 2**63 - 1:
+            return size
+        position = position if position >= 0 else position + size
+        if position < least:
+            return least
+        return position if position < size else size
+
+    if step <= 0:
+        raise ValueError("a step that is not positive")
+    start = 0 if start is None else within(start, 0)
+    end = size if end is None else within(end, start)
+    sizes, strides = list(tensor.shape), list(tensor.stride())
+    sizes[dim] = (end - start + (step - 1)) // step
+    offset = tensor.storage_offset() + start * strides[dim]
+    strides[dim] = strides[dim] * step
+    return _viewed(tracer, tensor, sizes, strides, offset)
+
+
+def _unsqueeze(tracer: Any, tensor: Any, dim: int) -> Any:
+    dim %= tensor.dim() + 1
+    sizes, strides = list(tensor.shape), list(tensor.stride())
+    step = sizes[dim] * strides[dim] if dim < tensor.dim() else 1
+    sizes.insert(dim, 1)
+    strides.insert(dim, step)
+    return _viewed(tracer, tensor, sizes, strides)
+
+
+def _squeeze(tracer: Any, tensor: Any, dims: Any = None) -> Any:
+    chosen = range(tensor.dim()) if dims is None else [dims] if isinstance(dims, int) else dims
+    gone = {dim % tensor.dim() for dim in chosen if tensor.shape[dim] == 1} if tensor.dim() else set()
+    return _permute(tracer, tensor, [dim for dim in range(tensor.dim()) if dim not in gone])
+
+
+def _alias(tracer: Any, tensor: Any) -> Any:
+    return _viewed(tracer, tensor, tensor.shape, tensor.stride())
+
+
+def _as_strided(tracer: Any, tensor: Any, sizes: Any, strides: Any, offset: Any = None) -> Any:
+    return _viewed(tracer, tensor, sizes, strides, offset)
+
+
+def _unbind(tracer: Any, tensor: Any, dim: int = 0) -> list[Any]:
+    return [_select(tracer, tensor, dim, index) for index in range(tensor.shape[dim])]
+
+
+def _split(tracer: Any, tensor: Any, sizes: Sequence[Any], dim: int = 0) -> list[Any]:
+    if sum(sizes) != tensor.shape[dim]:
+        raise RuntimeError("parts that are not the whole")
+    found, start = [], 0
+    for size in sizes:
+        found.append(_slice(tracer, tensor, dim, start, start + size))
+        start = start + size
+    return found
+
+
+def _view_dtype(tracer: Any, tensor: Any, dtype: torch.dtype) -> Any:
+    if dtype.itemsize != tensor.itemsize:
+        raise Untraceable("a view of numbers of another size")
+    return _viewed(tracer, tensor, tensor.shape, tensor.stride(), None, dtype)
+
+
+def _clone(tracer: Any, tensor: Any, *, memory_format: Any = None) -> Any:
+    made = _empty_like(tracer, tensor, memory_format=memory_format)
+    made.copy_(tensor)
+    return made
+
+
+def _copy(tracer: Any, to: Any, source: Any, non_blocking: bool = False) -> Any:
+    """As csrc/copy.cpp: one run of bytes where both lie in memory alike, else a kernel."""
+    from torch_backplane.planning import declare
+
+    if not hasattr(source, "memory"):
+        raise Untraceable("to copy memory that is no argument")
+    if to is source or to.memory.base == "meta":
+        return to
+    tracer.check_overlaps([to], [source])
+    if to.numel() == 0:
+        return to
+    shape = [*to.shape]
+    alike = to.dtype == source.dtype and shape == [*source.shape] and [*to.stride()] == [*source.stride()]
+    if alike and to.memory is source.memory and to.storage_offset() == source.storage_offset():
+        return to
+    if alike and layouts.is_dense(shape, to.stride()):
+        count = to.numel() * to.itemsize
+        by_all = to.memory is not source.memory and _C.device_properties(to.device.index).kind == "cpu"
+        if not (by_all and count >= _FOR_ALL_THREADS):
+            tracer.builder.copy(tracer.place(to), tracer.place(source), quantity(count))
+            return to
+    declare.planned["backplane::copy_elements"](source, to, False, False)
+    return to
+
+
+HANDLERS: dict[Any, Callable[..., Any]] = {
+    aten.alias.default: _alias, aten.as_strided.default: _as_strided, aten.clone.default: _clone,
+    aten.copy_.default: _copy, aten.detach.default: _alias, aten.empty.memory_format: _empty,
+    aten.empty_like.default: _empty_like, aten.empty_strided.default: _empty_strided, aten.expand.default: _expand,
+    aten.new_empty.default: _new_empty, aten.permute.default: _permute, aten._reshape_alias.default: _reshape_alias,
+    aten.scalar_tensor.default: _scalar_tensor, aten.select.int: _select, aten.slice.Tensor: _slice,
+    aten.split_with_sizes.default: _split, aten.squeeze.default: _squeeze, aten.squeeze.dim: _squeeze,
+    aten.squeeze.dims: _squeeze, aten.t.default: _t, aten.transpose.int: _transpose, aten.unbind.int: _unbind,
+    aten._unsafe_view.default: _view, aten.unsqueeze.default: _unsqueeze, aten.view.default: _view,
+    aten.view.dtype: _view_dtype,
+}  # fmt: skip
+"""By overload: functions of the trace and the overload's arguments."""
