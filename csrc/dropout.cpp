@@ -1,13 +1,11 @@
-// Dropout's fused form. The CPU kernel draws from the CPU's generator; this one draws from the bp device's.
+// Dropout's fused form, where no planner does it. The CPU kernel draws from the CPU's generator; this one draws from the
+// bp device's.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
-
-#include "device.h"
 
 namespace backplane {
 namespace {
@@ -15,12 +13,6 @@ namespace {
 // Returns the result and the mask (true: kept).
 std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor& input, double p, std::optional<bool> train) {
   TORCH_CHECK(p >= 0 && p <= 1, "dropout probability has to be between 0 and 1, but got ", p);
-  if (!device(input.device().index()).properties().dialect.empty()) {
-    static const auto planned = c10::Dispatcher::singleton()
-                                    .findSchemaOrThrow("backplane::native_dropout", "")
-                                    .typed<decltype(native_dropout)>();
-    return planned.call(input, p, train);
-  }
   const auto mask_options = input.options().dtype(at::kBool);
   if (input.numel() == 0 || !train.value_or(true)) {
     return {input.clone(), at::ones_like(input, mask_options)};
@@ -30,11 +22,6 @@ std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor& input, doubl
   }
   const at::Tensor mask = at::empty_like(input, mask_options).bernoulli_(1 - p);
   return {input * mask * (1 / (1 - p)), mask};
-}
-
-// One launch, on devices that run kernels (torch_backplane/operators/random.py).
-TORCH_LIBRARY_FRAGMENT(backplane, m) {
-  m.def("native_dropout(Tensor input, float p, bool? train) -> (Tensor, Tensor)");
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {

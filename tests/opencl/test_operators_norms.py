@@ -281,3 +281,25 @@ def test_bad_masks_have_pytorchs_errors() -> None:
         with pytest.raises(RuntimeError) as found:
             aten._masked_softmax(on_device(x), on_device(mask), 3, kind)
         assert str(found.value).split("\n")[0] == str(expected.value).split("\n")[0]
+
+
+@pytest.mark.parametrize("which", ["weight", "bias", "running_mean", "running_var"])
+@pytest.mark.parametrize("count", [0, 1, 6, 13])
+def test_batch_norm_refuses_other_numbers_of_channels(which: str, count: int) -> None:
+    """The operators under F.batch_norm, which checks it itself. PyTorch's CPU kernels read what is not there."""
+    sizes = {name: count if name == which else 5 for name in ("weight", "bias", "running_mean", "running_var")}
+    given = [torch.ones(size, device=DEVICE) for size in sizes.values()]
+    x = torch.rand(3, 5, 4, device=DEVICE)
+    for training in (True, False):
+        torch.ops.aten.native_batch_norm(x, *(torch.ones(5, device=DEVICE) for _ in given), training, 0.1, 1e-5)
+        with pytest.raises(RuntimeError, match=f"{which} should contain 5 elements not {count}"):
+            torch.ops.aten.native_batch_norm(x, *given, training, 0.1, 1e-5)
+
+
+def test_group_norm_refuses_numbers_that_do_not_fit() -> None:
+    x = torch.rand(2, 6, 3, device=DEVICE)
+    good = (2, 6, 3, 2)
+    for weight, numbers in [(1, good), (5, good), (6, (2, 6, 4, 2)), (6, (3, 6, 3, 2)), (6, (2, 6, 3, 4))]:
+        torch.ops.aten.native_group_norm(x, torch.ones(6, device=DEVICE), None, *good, 1e-5)
+        with pytest.raises(RuntimeError):
+            torch.ops.aten.native_group_norm(x, torch.ones(weight, device=DEVICE), None, *numbers, 1e-5)

@@ -20,7 +20,7 @@ from torch_backplane.planning import Call, RunOnCPU, operator, run_template
 _MOST_PATCHES = 64 << 20  # bytes
 
 
-@operator("backplane::convolution", variants=False)
+@operator("convolution_overrideable", variants=False)
 def convolution(
     call: Call,
     self: torch.Tensor,
@@ -36,6 +36,8 @@ def convolution(
     _check(self, weight)
     settings = (stride, padding, dilation, transposed, output_padding, groups)
     meta = torch.ops.aten.convolution(_meta(self), _meta(weight), None if bias is None else _meta(bias), *settings)
+    if transposed and any(size == 0 for size in meta.shape[2:]):
+        raise RunOnCPU("a result without places")
     out = self.new_empty(meta.shape)
     layout = _layout(self, weight)
     if not out.numel():
@@ -55,7 +57,7 @@ def convolution(
     return out.contiguous(memory_format=layout)
 
 
-@operator("backplane::convolution_backward", variants=False)
+@operator("convolution_backward_overrideable", variants=False)
 def convolution_backward(
     call: Call,
     grad: torch.Tensor,
@@ -144,7 +146,7 @@ def _chunks(image: torch.Tensor, windows: Windows) -> Iterator[slice]:
     batch, channels = image.shape[:2]
     of_one = channels * math.prod(windows.window) * math.prod(windows.places) * image.itemsize
     step = batch if windows.trivial else max(1, min(batch, _MOST_PATCHES // max(1, of_one)))
-    return (slice(first, min(first + step, batch)) for first in range(0, batch, step))
+    return (slice(part * step, min(part * step + step, batch)) for part in range(-(-batch // step)))
 
 
 def _patches(image: torch.Tensor, windows: Windows, *, rows_first: bool = False) -> torch.Tensor:

@@ -110,6 +110,23 @@ def native_layer_norm_backward(
     return results
 
 
+def _check_groups(self: torch.Tensor, batch: int, channels: int, length: int, groups: int) -> None:
+    """Kernels would read what is not there; the CPU's does."""
+    whole = batch * channels * length
+    torch._check(self.numel() == whole, lambda: f"expected {whole} elements in groups, and got {list(self.shape)}")
+    torch._check(
+        groups > 0 and channels % groups == 0, lambda: f"expected {groups} groups to divide {channels} channels evenly"
+    )
+
+
+def _check_channels(channels: int, **tensors: Optional) -> None:
+    """Raises PyTorch's error for a tensor that has not one number for each channel. Its kernels do not look."""
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.numel() != channels:
+            count = tensor.numel()
+            torch._check(False, lambda: f"{name} should contain {channels} elements not {count}")  # noqa: B023, at once
+
+
 @operator("native_group_norm")
 def native_group_norm(
     call: Call,
@@ -122,6 +139,9 @@ def native_group_norm(
     groups: int,
     eps: float,
 ) -> Results:
+    if any(one is not None and one.shape != (channels,) for one in (weight, bias)):
+        raise RunOnCPU("a weight or bias of another shape")
+    _check_groups(self, batch, channels, length, groups)
     out, mean, rstd = call.outputs()
     sets = Sets.group(batch, channels, length, groups)
     _forward(sets, out, self, _dense(weight), _dense(bias), eps, mean=mean, rstd=rstd)
@@ -142,6 +162,10 @@ def native_group_norm_backward(
     groups: int,
     output_mask: list[bool],
 ) -> Results:
+    _check_groups(self, batch, channels, length, groups)
+    _check_groups(grad, batch, channels, length, groups)
+    _check_channels(channels, weight=weight)
+    _check_channels(batch * groups, mean=mean, rstd=rstd)
     channel = self.new_empty(channels) if weight is None else weight
     results = _new_like([self, channel, channel], output_mask)
     _backward(Sets.group(batch, channels, length, groups), results, grad, self, mean, rstd, weight)
@@ -179,6 +203,7 @@ def _batch_norm(
     eps: float,
     with_reserve: bool = False,
 ) -> Results:
+    _check_channels(self.shape[1], running_mean=running_mean, running_var=running_var, weight=weight, bias=bias)
     # Of the base operator: PyTorch's meta kernels of the others take fewer arguments.
     given = (self, weight, bias, running_mean, running_var, training, momentum, eps)
     results = list(torch.ops.aten.native_batch_norm(*(as_meta(value) for value in given)))
@@ -287,6 +312,7 @@ def native_batch_norm_backward(
     mean, rstd = (save_mean, save_invstd) if train else (running_mean, running_var)
     assert mean is not None
     assert rstd is not None
+    _check_channels(self.shape[1], weight=weight, mean=mean, rstd=rstd)
     channel = mean if weight is None else weight
     results = _new_like([self, channel, channel], output_mask)
     if not self.numel():
@@ -348,14 +374,20 @@ def _new_like(tensors: Sequence[Optional], wanted: Sequence[bool]) -> Results:
     )
 
 
-# aten::_fused_rms_norm on devices that run kernels (csrc/rms_norm.cpp)
+# RMS norm. What these leave is composed of other operators (csrc/rms_norm.cpp).
 
 
-@operator("backplane::rms_norm", variants=False)
+def _check_real(self: torch.Tensor, weight: Optional) -> None:
+    if not self.is_floating_point() or (weight is not None and weight.dtype != self.dtype):
+        raise RunOnCPU("an input that is not real, or a weight of another dtype")
+
+
+@operator("_fused_rms_norm", variants=False)
 def rms_norm(
     call: Call, self: torch.Tensor, normalized_shape: list[int], weight: Optional, eps: float | None
 ) -> Results:
     """The result, and one over the root of the mean square."""
+    _check_real(self, weight)
     dtype = value_dtype(self.dtype)
     size, outer = math.prod(normalized_shape), self.shape[: self.dim() - len(normalized_shape)]
     out = torch.empty_like(self, memory_format=torch.contiguous_format)
@@ -367,7 +399,7 @@ def rms_norm(
     return out, rstd
 
 
-@operator("backplane::rms_norm_backward", variants=False)
+@operator("_fused_rms_norm_backward", variants=False)
 def rms_norm_backward(
     call: Call,
     grad: torch.Tensor,
@@ -377,6 +409,7 @@ def rms_norm_backward(
     weight: Optional,
     output_mask: list[bool],
 ) -> Results:
+    _check_real(self, weight)
     results = _new_like([self, weight], output_mask)
     _backward(Sets.layer(rstd.numel(), math.prod(normalized_shape)), results, grad, self, None, rstd, weight)
     return results

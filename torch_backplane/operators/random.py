@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from torch_backplane import _C
 from torch_backplane.kernels import Expression, Reduction
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import FACTS, integer_range, value_dtype
@@ -23,6 +22,7 @@ from torch_backplane.planning import (
     run_pointwise,
     run_reduction,
     run_template,
+    socket,
 )
 
 # Every integer up to this one is a number of the dtype.
@@ -81,10 +81,10 @@ def normal_(call: Call, self: torch.Tensor, mean: float, std: float, generator: 
 def _scaled_noise(call: Call, mean: Any, std: Any, generator: Any) -> torch.Tensor:
     """mean + std * noise, each a tensor or a number."""
     shapes = [one.shape for one in (mean, std) if isinstance(one, torch.Tensor)]
-    _C.check_broadcast([one for one in (mean, std) if isinstance(one, torch.Tensor)])
+    socket.check_broadcast([one for one in (mean, std) if isinstance(one, torch.Tensor)])
     if call.overload is not call.functional:
         # The CPU refuses it.
-        _check(call.arguments[-1].shape == torch.broadcast_shapes(*shapes), "a result of another shape")
+        _check(call.arguments[-1].shape == socket.broadcast_shapes(*shapes), "a result of another shape")
     _check(not (isinstance(mean, torch.Tensor) and mean.dtype == torch.bool), "means that are bool")
     (out,) = call.outputs(contiguous=True)
     _check(out.is_floating_point(), "complex numbers")
@@ -220,7 +220,7 @@ def _expect_weights(self: torch.Tensor, dtype: torch.dtype) -> None:
     )
 
 
-@operator("backplane::native_dropout", variants=False, dtypes="any")
+@operator("native_dropout", variants=False, dtypes="any")
 def native_dropout(call: Call, self: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
     """The result and its mask (true: kept). What csrc/dropout.cpp does in several steps is one launch here."""
     torch._check(0 <= p <= 1, lambda: f"dropout probability has to be between 0 and 1, but got {p}")
