@@ -81,11 +81,30 @@ def _backward(
         run_template(weight_grads, self.device, *arguments, name=name)
 
 
+def _normalized(
+    self: torch.Tensor, normalized_shape: Sequence[int], weight: Optional, bias: Optional
+) -> list[torch.Tensor] | None:
+    """The result, means and deviations, on the meta device; None for dtypes of which PyTorch's meta function decides.
+
+    Raises:
+        RunOnCPU: shapes that it refuses.
+    """
+    shape, outer = tuple(normalized_shape), self.dim() - len(normalized_shape)
+    fits = shape and outer >= 0 and tuple(self.shape[outer:]) == shape
+    if not fits or any(one is not None and tuple(one.shape) != shape for one in (weight, bias)):
+        raise RunOnCPU("another shape than is normalized over")
+    if not self.is_floating_point() or any(one is not None and one.dtype != self.dtype for one in (weight, bias)):
+        return None
+    kept = [*self.shape[:outer], *[1] * len(shape)]
+    statistics = [torch.empty(kept, dtype=value_dtype(self.dtype), device="meta") for _ in range(2)]
+    return [torch.empty(self.shape, dtype=self.dtype, device="meta"), *statistics]
+
+
 @operator("native_layer_norm")
 def native_layer_norm(
     call: Call, self: torch.Tensor, normalized_shape: list[int], weight: Optional, bias: Optional, eps: float
 ) -> Results:
-    out, mean, rstd = call.outputs()
+    out, mean, rstd = call.outputs(like=_normalized(self, normalized_shape, weight, bias))
     size = math.prod(normalized_shape)
     sets = Sets.layer(self.numel() // max(1, size), size)
     _forward(sets, out, self, _dense(weight), _dense(bias), eps, mean=mean, rstd=rstd)

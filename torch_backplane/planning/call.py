@@ -8,10 +8,10 @@ from typing import Any, NoReturn
 
 import torch
 from torch._ops import OpOverload
-from torch._prims_common import compute_elementwise_output_strides
 
 from torch_backplane import _C
 from torch_backplane.planning import metas, socket, tracing
+from torch_backplane.planning import strides as layouts
 from torch_backplane.planning.symbols import Untraceable
 
 # Kernels compute in them what PyTorch computes in them, bit by bit: it can be stored as another dtype at once.
@@ -150,6 +150,8 @@ class Call:
                     raise
                 # PyTorch's clamp takes no CPU tensor without dimensions beside another device's tensors.
                 return tuple(_C.structured_meta(name, *(without_device(value) for value in values)))
+        if (known := _of_one_dtype(name, values)) is not None:
+            return (known,)
         positional: list[Any] = []
         named: dict[str, Any] = {}
         for value, argument in zip(values, overload._schema.arguments, strict=True):
@@ -337,8 +339,27 @@ def new_like(meta: Any, device: torch.device) -> torch.Tensor | None:
 def elementwise_result(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
     """A meta tensor of the shape that `tensors` are broadcast to, with the strides that TensorIterator gives it."""
     shape = socket.broadcast_shapes(*(tensor.shape for tensor in tensors))
-    strides = compute_elementwise_output_strides(*(as_meta(tensor).expand(shape) for tensor in tensors))
+    strides = layouts.iterator(shape, [(tensor.shape, tensor.stride()) for tensor in tensors])
     return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+
+
+def _of_one_dtype(name: str, values: Sequence[Any]) -> torch.Tensor | None:
+    """The result of common elementwise operators for which PyTorch has functions in Python only: of the tensors' dtype,
+    where they have one. None where those functions have to be asked.
+    """
+    if name == "aten::where.self":
+        plain, computed = values[0].dtype == torch.bool, values[1:]
+    elif name == "aten::relu":
+        plain, computed = values[0].is_floating_point(), values
+    else:
+        return None
+    of_device = all(tensor.device.type == "meta" for tensor in values)
+    if not plain or not of_device or len({tensor.dtype for tensor in computed}) > 1:
+        return None
+    try:
+        return elementwise_result(values, computed[0].dtype)
+    except RuntimeError:  # for which the function has the words
+        return None
 
 
 def as_metas(values: Sequence[Any]) -> list[Any]:

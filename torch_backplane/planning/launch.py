@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from torch_backplane import _C
 from torch_backplane.kernels import CudaCpp, Dialect, Kernel, OpenCLC
-from torch_backplane.kernels.expression import Program
 from torch_backplane.planning import socket
 from torch_backplane.planning.recent import Recent
+
+Traced = TypeVar("Traced")
 
 DEFAULT_GROUP = 64  # work items; few different sizes, because some compilers build a kernel again for each
 
@@ -21,7 +22,7 @@ MOST_KERNELS = 4096  # of all devices, built ones and texts: beyond that, those 
 _dialects: dict[int, Dialect] = {}
 _compiled: Recent[tuple[int, str], _C.Kernel] = Recent(MOST_KERNELS, _C.is_planned)
 _generated: Recent[Hashable, Kernel] = Recent(MOST_KERNELS)
-_traced: Recent[Hashable, Program] = Recent(MOST_KERNELS)
+_traced: Recent[Hashable, Any] = Recent(MOST_KERNELS)
 
 
 def dialect_of(device: torch.device | int) -> Dialect:
@@ -40,8 +41,8 @@ def generated(key: Hashable, generate: Callable[[], Kernel]) -> Kernel:
     return _generated.get(socket.settled(key), generate)
 
 
-def traced(key: Hashable, trace: Callable[[], Program]) -> Program:
-    """The same of traced formulas."""
+def traced(key: Hashable, trace: Callable[[], Traced]) -> Traced:
+    """The same of traced formulas, as programs or text."""
     return _traced.get(socket.settled(key), trace)
 
 

@@ -12,9 +12,15 @@ from torch_backplane.kernels import Reduction, reduction, reduction_geometry
 from torch_backplane.kernels.evaluate import evaluate
 from torch_backplane.kernels.expression import constant, trace
 from torch_backplane.kernels.layouts import Geometry, Layout, ReductionGeometry
-from torch_backplane.kernels.templates.reduce import by_columns, chunk_count, contiguous_strides, reduce_lanes
+from torch_backplane.kernels.templates.reduce import (
+    by_columns,
+    chunk_count,
+    contiguous_strides,
+    lane_functions,
+    reduce_lanes,
+)
 from torch_backplane.kernels.templates.source import Call
-from torch_backplane.planning.launch import dialect_of, generated, launch, tracing
+from torch_backplane.planning.launch import dialect_of, generated, launch, traced, tracing
 
 
 def run_reduction(
@@ -56,7 +62,7 @@ def run_reduction(
     device = inputs[0].device
     if dialect_of(device).processor == "cpu":
         with tracing():  # all of them before the first is launched: after that nothing may be left to the CPU
-            calls = _calls_by_lanes(definition, outputs, inputs, scalars, where, compute, name)
+            calls = _calls_by_lanes(definition, outputs, inputs, scalars, where, compute, name, key)
         for call in calls:
             launch(call.kernel, call.tensors, call.numbers, [call.items], [call.group], name=name)
         return
@@ -99,14 +105,30 @@ def _calls_by_lanes(
     where: ReductionGeometry,
     compute: torch.dtype | None,
     name: str,
+    key: Hashable,
 ) -> list[Call]:
     """On a CPU: one launch, or two where there are few results of many elements."""
     device = inputs[0].device
     columns = by_columns(where, len(outputs))
     chunks = chunk_count(where, columns)
-    lanes = partial(reduce_lanes, dialect_of(device), name, scalars=scalars)
+    dialect = dialect_of(device)
+    lanes = partial(reduce_lanes, dialect, name, scalars=scalars)
+
+    def functions(
+        part: str,
+        definition: Reduction,
+        inputs: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor] | None,
+        compute: torch.dtype | None = None,
+    ) -> str:
+        read = tuple(tensor.dtype for tensor in inputs)
+        written = None if outputs is None else tuple(tensor.dtype for tensor in outputs)
+        text = partial(lane_functions, dialect, definition, read, written, compute)
+        return traced((part, key, read, written, compute, device.index), text)
+
     if chunks == 1:
-        return [lanes(definition, outputs, inputs, where, columns=columns, compute=compute)]
+        once = functions("reduction", definition, inputs, outputs, compute)
+        return [lanes(definition, outputs, inputs, where, columns=columns, functions=once)]
     results = where.kept.count
     states = [torch.empty(results, chunks, dtype=dtype, device=device) for dtype in definition.state]
     count = len(states)
@@ -123,9 +145,10 @@ def _calls_by_lanes(
         where.kept.layout, where.kept.sizes, (*where.kept.strides[: len(outputs)], *(strides for _ in states))
     )
     reduced = Geometry(Layout(1, 1, where.wide), (chunks,), tuple((1,) for _ in states))
+    first, second = functions("parts", definition, inputs, None, compute), functions("again", again, states, outputs)
     return [
-        lanes(definition, states, inputs, where, columns=columns, chunks=chunks, compute=compute),
-        lanes(again, outputs, states, ReductionGeometry(kept, reduced), total=where.reduced.count),
+        lanes(definition, states, inputs, where, columns=columns, chunks=chunks, functions=first),
+        lanes(again, outputs, states, ReductionGeometry(kept, reduced), total=where.reduced.count, functions=second),
     ]
 
 

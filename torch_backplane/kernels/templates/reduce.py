@@ -45,6 +45,36 @@ def chunk_count(where: ReductionGeometry, columns: bool) -> int:
     return max(1, min(_ENOUGH_ITEMS // items, where.reduced.count // smallest))
 
 
+def lane_functions(
+    dialect: Dialect,
+    definition: Reduction,
+    inputs: Sequence[torch.dtype],
+    outputs: Sequence[torch.dtype] | None,
+    compute: torch.dtype | None = None,
+) -> str:
+    """The definition's functions as text.
+
+    Args:
+        inputs: dtypes.
+        outputs: dtypes; None where there is nothing to finish, as results are reduced again.
+        compute: what `start` sees the inputs as.
+    """
+    state, numbers = list(definition.state), [torch.int64, *definition.scalars]
+    seen_as = [compute or value_dtype(dtype) for dtype in inputs]
+    start = trace(definition.start, [*seen_as, *numbers], value_dtype(state[0]))
+    combine = trace(definition.combine, [*state, *state], value_dtype(state[0]))
+    add = combine if definition.add is None else trace(definition.add, [*state, *state], value_dtype(state[0]))
+    functions = [
+        element_function("add", add, dialect, [*state, *state], [], state),
+        element_function("start", start, dialect, inputs, numbers, state),
+        element_function("combine", combine, dialect, [*state, *state], [], state),
+    ]
+    if outputs is not None:
+        finish = trace(definition.finish, [*state, *numbers], value_dtype(outputs[0]))
+        functions.append(element_function("finish", finish, dialect, state, numbers, outputs))
+    return "\n".join(functions)
+
+
 def reduce_lanes(
     dialect: Dialect,
     name: str,
@@ -58,6 +88,7 @@ def reduce_lanes(
     chunks: int = 1,
     total: int | None = None,
     compute: torch.dtype | None = None,
+    functions: str | None = None,
 ) -> Call:
     """Reduces `inputs` to `outputs`.
 
@@ -68,21 +99,12 @@ def reduce_lanes(
             contiguous tensors of (results, chunks).
         total: the number of elements that `finish` is told, if it is not that of these inputs.
         compute: what `start` sees the inputs as.
+        functions: what `lane_functions` says of this definition, where that is known.
     """
-    state, numbers = list(definition.state), [torch.int64, *definition.scalars]
-    input_dtypes, output_dtypes = [t.dtype for t in inputs], [t.dtype for t in outputs]
-    seen_as = [compute or value_dtype(dtype) for dtype in input_dtypes]
-    start = trace(definition.start, [*seen_as, *numbers], value_dtype(state[0]))
-    combine = trace(definition.combine, [*state, *state], value_dtype(state[0]))
-    add = combine if definition.add is None else trace(definition.add, [*state, *state], value_dtype(state[0]))
-    functions = [
-        element_function("add", add, dialect, [*state, *state], [], state),
-        element_function("start", start, dialect, input_dtypes, numbers, state),
-        element_function("combine", combine, dialect, [*state, *state], [], state),
-    ]
-    if chunks == 1:
-        finish = trace(definition.finish, [*state, *numbers], value_dtype(output_dtypes[0]))
-        functions.append(element_function("finish", finish, dialect, state, numbers, output_dtypes))
+    output_dtypes = [t.dtype for t in outputs]
+    if functions is None:
+        finished = output_dtypes if chunks == 1 else None
+        functions = lane_functions(dialect, definition, [t.dtype for t in inputs], finished, compute)
     kept, reduced = where.kept, where.reduced
     count, row_size = kept.count, (kept.sizes[0] if columns else 1)
     chunk = -(-reduced.count // (chunks * LANES * BLOCK)) * LANES * BLOCK if chunks > 1 else max(1, reduced.count)
@@ -114,9 +136,9 @@ def reduce_lanes(
         inputs={f"in{i}": t for i, t in enumerate(inputs)},
         integers=integers,
         numbers={f"scalar{i}": one for i, one in enumerate(zip(definition.scalars, scalars, strict=True))},
-        value=value_dtype(state[0]),
+        value=value_dtype(definition.state[0]),
         types={"int64": torch.int64},
-        functions="\n".join(functions),
+        functions=functions,
         body=writer.body(),
         groups=-(-items // _GROUP),
         group_size=_GROUP,
