@@ -12,16 +12,16 @@ namespace {
 
 // Returns the result and the mask (true: kept).
 std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor& input, double p, std::optional<bool> train) {
-  TORCH_CHECK(p >= 0 && p <= 1, "dropout probability has to be between 0 and 1, but got ", p);
   const auto mask_options = input.options().dtype(at::kBool);
   if (input.numel() == 0 || !train.value_or(true)) {
     return {input.clone(), at::ones_like(input, mask_options)};
   }
+  TORCH_CHECK(p >= 0 && p <= 1, "dropout probability has to be between 0 and 1, but got ", p);
   if (p == 1) {
     return {at::zeros_like(input), at::zeros_like(input, mask_options)};
   }
   const at::Tensor mask = at::empty_like(input, mask_options).bernoulli_(1 - p);
-  return {input * mask * (1 / (1 - p)), mask};
+  return {(input * mask).mul_(1 / (1 - p)), mask};
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {

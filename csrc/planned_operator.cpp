@@ -157,13 +157,22 @@ PlannedOperator::PlannedOperator(const c10::OperatorHandle& op)
       name_(toString(op.operator_name())),
       written_lists_(written_lists(op.schema())),
       otherwise_(op.getComputedKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) {
-  const bool ours = op.hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1) && !has_direct_fallback(op);
-  const bool composed = !ours && !op.hasKernelForDispatchKey(c10::DispatchKey::CPU) &&
+  // Operators on lists: PyTorch composes them of others on every device but CUDA's, going through the lists in order.
+  // Compositions of others have other words and roundings than the CPU's kernels.
+  const bool composed = is_foreach(op.schema()) && !op.hasKernelForDispatchKey(c10::DispatchKey::CPU) &&
       op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd);
-  outcome_otherwise_ = ours ? "ran without kernels of the device" : composed ? "composed of other operators" : "ran on the CPU";
+  const bool ours = op.hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1) && !has_direct_fallback(op);
+  falls_back_ = !composed && !ours;
+  outcome_otherwise_ = composed ? "composed of other operators"
+      : ours                    ? "ran without kernels of the device"
+                                : "ran on the CPU";
 }
 
 void PlannedOperator::run_otherwise(torch::jit::Stack* stack) {
+  if (falls_back_) {
+    cpu_fallback(op_, stack);
+    return;
+  }
   at::AutoDispatchBelowADInplaceOrView below;
   otherwise_.callBoxed(op_, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), stack);
 }

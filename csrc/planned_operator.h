@@ -116,7 +116,7 @@ class PlannedOperator {
     std::shared_ptr<const Plan> plan;
   };
   void answer(torch::jit::Stack* stack);
-  // What no planner does: the kernel that there was before planners, one of ours, PyTorch's composition, or the CPU's.
+  // What no planner does: by the kernel of ours that there was before planners, by PyTorch's composition, or on the CPU.
   void run_otherwise(torch::jit::Stack* stack);
   // Calls that differ in sizes only.
   struct Class {
@@ -153,6 +153,7 @@ class PlannedOperator {
   const std::string name_;
   const std::vector<size_t> written_lists_;
   const c10::SafeKernelFunction otherwise_;
+  bool falls_back_ = false; // instead
   const char* outcome_otherwise_ = ""; // in words
   std::atomic<const Declaration*> declaration_{nullptr}; // lives as long as the process, for calls under way
 

@@ -19,6 +19,7 @@ import kernel_runners
 import torch
 
 import torch_backplane.operators
+from torch_backplane import _C
 from torch_backplane.kernels.dtypes import value_dtype
 
 # Whose planners ask more of a call than its outputs, so that they are tried in tests/opencl only.
@@ -97,9 +98,11 @@ def read(*files: str) -> Tables:
         "expect_values": lambda *expected: None,
         "run_template": lambda *arguments, **options: None,
         "check_number": lambda number, dtype: None,
+        "check_fits": lambda dtype, *numbers: None,
         "each_once": lambda tensor: tensor,
         "copy_elements": lambda destination, source: destination.copy_(source),
         "Call": Call,
+        "Number": _C.Number,
         "RunOnCPU": NotImplementedError,
     }.items():
         setattr(recorder, name, value)

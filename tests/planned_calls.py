@@ -180,9 +180,9 @@ call(
     "batch_norm_backward",
     lambda d: (_images(d), _images(d), *(F(d, 4) for _ in range(5)), True, 1e-5, [True] * 3, F(d, 0)),
 )
-call("backplane::rms_norm", lambda d: (F(d, 8, 12), [12], F(d, 12), 1e-5), normalized_shape=None)
+call("_fused_rms_norm", lambda d: (F(d, 8, 12), [12], F(d, 12), 1e-5), normalized_shape=None)
 call(
-    "backplane::rms_norm_backward",
+    "_fused_rms_norm_backward",
     lambda d: (F(d, 8, 12), F(d, 8, 12), [12], F(d, 8, 1), F(d, 12), [True, True]),
     normalized_shape=None,
 )
@@ -260,7 +260,7 @@ call("normal.Tensor_float", lambda d: (F(d, 8, 12), 0.25))
 call("normal.float_Tensor", lambda d: (0.25, F(d, 8, 12)))
 call("random_.from", lambda d: (F(d, 8, 12), 2, 10))
 call("random_.to", lambda d: (F(d, 8, 12), 10))
-call("backplane::native_dropout", lambda d: (F(d, 8, 12), 0.25, True))
+call("native_dropout", lambda d: (F(d, 8, 12), 0.25, True))
 call("rrelu_with_noise", lambda d: (F(d, 8, 12), F(d, 8, 12), 0.125, 0.25, True), lower=0.0625)
 
 # --- images
@@ -371,13 +371,13 @@ call(
     together="output_size kernel_size dilation padding stride",
 )
 call(
-    "backplane::convolution",
+    "convolution_overrideable",
     lambda d: (_image(d, 2, 12), F(d, 6, 3, 3, 3), F(d, 6), [2, 2], [1, 1], [1, 1], False, [0, 0], 1),
     lambda d: (F(d, 2, 6, 12, 13), F(d, 6, 3, 4, 2), F(d, 6), [1, 2], [0, 1], [2, 1], False, [0, 0], 2),
     together="groups output_padding",
 )
 call(
-    "backplane::convolution_backward",
+    "convolution_backward_overrideable",
     lambda d: (
         *(F(d, 2, 6, 6, 7), _image(d, 2, 12), F(d, 6, 3, 3, 3)),
         *([2, 2], [1, 1], [1, 1], False, [0, 0], 1, [True] * 3),

@@ -84,11 +84,18 @@ def test_edges_of_the_chance() -> None:
         torch.native_dropout(x, 1.5, True)
 
 
-def test_numbers_that_are_not_real() -> None:
-    for x in (torch.ones(200, dtype=torch.int64), torch.ones(200, dtype=torch.complex64)):
-        torch.manual_seed(3)
-        first, mask = torch.native_dropout(x.to(DEVICE), 0.5, True)
-        torch.manual_seed(3)
-        again, _ = torch.native_dropout(x.to(DEVICE), 0.5, True)
-        assert torch.equal(first.cpu(), again.cpu())
-        assert torch.equal(first.cpu(), x * mask.cpu() * 2.0)
+def test_complex_numbers() -> None:
+    x = torch.ones(200, dtype=torch.complex64)
+    torch.manual_seed(3)
+    first, mask = torch.native_dropout(x.to(DEVICE), 0.5, True)
+    torch.manual_seed(3)
+    again, _ = torch.native_dropout(x.to(DEVICE), 0.5, True)
+    assert torch.equal(first.cpu(), again.cpu())
+    assert torch.equal(first.cpu(), x * mask.cpu() * 2.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool], ids=str)
+def test_integers_are_refused_as_on_the_cpu(dtype: torch.dtype) -> None:
+    for device in ("cpu", DEVICE):
+        with pytest.raises(RuntimeError, match="result type Float can't be cast to the desired output type"):
+            torch.native_dropout(torch.ones(200, dtype=dtype, device=device), 0.5, True)

@@ -223,21 +223,21 @@ def _expect_weights(self: torch.Tensor, dtype: torch.dtype) -> None:
 @operator("native_dropout", variants=False, dtypes="any")
 def native_dropout(call: Call, self: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
     """The result and its mask (true: kept). What csrc/dropout.cpp does in several steps is one launch here."""
-    torch._check(0 <= p <= 1, lambda: f"dropout probability has to be between 0 and 1, but got {p}")
-    if train is False:
+    if train is False or not self.numel():
         return self.clone(), torch.ones_like(self, dtype=torch.bool)
+    torch._check(0 <= p <= 1, lambda: f"dropout probability has to be between 0 and 1, but got {p}")
     if p == 1:
         return torch.zeros_like(self), torch.zeros_like(self, dtype=torch.bool)
     scale = 1 / (1 - p)
     if not self.is_floating_point() or self.dtype not in FACTS:
         mask = torch.empty_like(self, dtype=torch.bool).bernoulli_(1 - p)
-        return self * mask * scale, mask
-    # Dense in any order: the elements in memory are gone through as they lie.
-    self = self if torch.empty_like(self).stride() == self.stride() else self.contiguous()
+        return (self * mask).mul_(scale), mask  # which integers are refused for
     out, mask = torch.empty_like(self), torch.empty_like(self, dtype=torch.bool)
+    # Dense in any order: the elements in memory are gone through as they lie.
+    if out.stride() != self.stride():
+        self = torch.empty_like(self).copy_(self)
     chances = (1 - p, scale)
-    if self.numel():
-        run_template(dropout, self.device, out, mask, self, *chances, *random_numbers(WORDS_PER_CALL), name="dropout")
+    run_template(dropout, self.device, out, mask, self, *chances, *random_numbers(WORDS_PER_CALL), name="dropout")
     return out, mask
 
 

@@ -432,11 +432,14 @@ def _norm_of_order(dtype: torch.dtype) -> Reduction:
     )
 
 
-def norm(order: float) -> tuple[Callable[[torch.dtype], Reduction], list[float]]:
+def norm(order: float, dtype: torch.dtype) -> tuple[Callable[[torch.dtype], Reduction], list[float]]:
     """The vector norm of an order, as torch.linalg.vector_norm defines it, and the reduction's numbers; of complex
-    numbers by their magnitudes.
+    numbers by their magnitudes, which are computed in `dtype`.
     """
-    definition, scalars = (NORMS[order], []) if order in NORMS else (_norm_of_order, [order, 1.0 / order])
+    definition, scalars = NORMS.get(order), []
+    if definition is None:
+        exponent = torch.tensor(order, dtype=dtype).item()  # which may be infinite, or 0
+        definition, scalars = _norm_of_order, [exponent, 1.0 / exponent if exponent else math.inf]
     return lambda seen: definition(part_dtype(seen)), scalars
 
 
@@ -456,7 +459,7 @@ def vector_norm(call: Call, self: torch.Tensor, ord: float, dim: Dims, keepdim: 
         return out
     order = float(ord) if self.numel() else 1.0  # of nothing, any norm is 0
     key = ("norm", order if order in NORMS else "any")
-    return reduce(call, self, dim, *norm(order), key=key, compute=compute)
+    return reduce(call, self, dim, *norm(order, part_dtype(compute)), key=key, compute=compute)
 
 
 @operator("norm.ScalarOpt_dim", by_value=("p",), static={"p": NORMS}, dtypes="complex")
@@ -468,6 +471,8 @@ def norm_of_dims(call: Call, self: torch.Tensor, p: float | None, dim: Dims, kee
 def norm_of_dims_in(
     call: Call, self: torch.Tensor, p: float | None, dim: Dims, keepdim: bool, dtype: torch.dtype | None
 ) -> Any:
+    if dtype is not None and torch.promote_types(self.dtype, dtype) != dtype:
+        raise RunOnCPU("a narrower dtype")  # which is refused
     return vector_norm(call, self, 2 if p is None else p, dim, keepdim, dtype)
 
 

@@ -179,7 +179,7 @@ def _joined(tensors: Sequence[Any], inputs: dict[str, Any]) -> Shape:
     return shape
 
 
-# Their results are contiguous.
+# Their results are contiguous, where nothing else is said above.
 _FAMILIES: dict[str, Callable[[Sequence[Any], dict[str, Any]], Shape]] = {
     "arange": _arranged, "cat": _joined, "cumprod": _kept, "cumsum": _kept, "tril": _kept, "triu": _kept,
     "masked_fill": _broadcast,
