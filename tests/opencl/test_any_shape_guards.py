@@ -4,6 +4,7 @@ something else, between calls that the plan does serve.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import random
 import threading
@@ -403,6 +404,23 @@ def test_threads_call_one_operator_with_ever_new_shapes() -> None:
         for thread in threads:
             thread.join()
     assert not wrong
+
+
+@pytest.mark.parametrize("name", ["add", "raises"])
+def test_traces_hold_no_memory_of_the_device(name: str) -> None:
+    """Whether they come to a plan or not, and without help of the garbage collector."""
+    functions = {"add": lambda x: x + x, "raises": lambda x: x.unique()}
+    with plans_from_the_start():
+        functions[name](torch.ones(3, device=DEVICE))
+        gc.collect()
+        gc.disable()
+        try:
+            before = torch.bp.memory_allocated()
+            for size in (1000, 1001, 1002):
+                functions[name](torch.ones(size, device=DEVICE))
+            assert torch.bp.memory_allocated() == before
+        finally:
+            gc.enable()
 
 
 def test_explain_tells_that_a_plan_is_for_any_shape() -> None:

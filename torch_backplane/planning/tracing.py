@@ -287,11 +287,11 @@ def _is_alike(one: Any, other: Any) -> bool:
     )
 
 
-def trace(planner: Callable[..., Any], arguments: Sequence[tuple[Any, bool]], builder: Any, results: int) -> str:
+def trace(planner: Callable[..., Any], arguments: list[tuple[Any, bool]], builder: Any, results: int) -> str:
     """Writes the plan of `planner` for any sizes.
 
     Args:
-        arguments: each with whether the schema says that it is a size.
+        arguments: each with whether the schema says that it is a size. The list is emptied.
         builder: a `_C.PlanBuilder` of the call.
         results: how many the schema says that there are.
 
@@ -316,6 +316,9 @@ def trace(planner: Callable[..., Any], arguments: Sequence[tuple[Any, bool]], bu
         return f"{type(error).__name__} while it was traced: {str(error).partition(chr(10))[0]}"
     finally:
         tracer.is_writing = False
+        # Trace and tensors know each other, and what looks at frames may keep this one: the call's tensors must not wait.
+        tracer.arguments.clear()
+        arguments.clear()
         _here.tracer = outer
     return ""
 
