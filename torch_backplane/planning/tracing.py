@@ -316,7 +316,8 @@ def trace(planner: Callable[..., Any], arguments: list[tuple[Any, bool]], builde
         return f"{type(error).__name__} while it was traced: {str(error).partition(chr(10))[0]}"
     finally:
         tracer.is_writing = False
-        # Trace and tensors know each other, and what looks at frames may keep this one: the call's tensors must not wait.
+        # Trace and tensors know each other, and what looks at frames may keep this one. The call's tensors must not
+        # wait for either.
         tracer.arguments.clear()
         arguments.clear()
         _here.tracer = outer
