@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import platform
 import random
 import re
 import statistics
@@ -26,6 +24,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
+import machine
 import torch
 import torch.nn.functional as F
 import typer
@@ -394,24 +393,13 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
 ) -> None:
     """Measures microseconds per call of a new shape, of a seen one, and on the CPU."""
-    if driver:
-        os.environ["TORCH_BACKPLANE_DRIVERS"] = driver  # read when the devices are first needed
-    torch.set_num_threads(threads)
     torch.manual_seed(0)
-    try:
-        place = torch.empty(1, device=device).device
-    except RuntimeError as error:
-        sys.exit(f"--device {device}: {str(error).splitlines()[0]}")
+    place = machine.place(device, driver, threads)
     chosen = [workload for workload in WORKLOADS if re.search(match, workload.title)]
     if not chosen:
         sys.exit(f"--match {match}: none of the {len(WORKLOADS)} workloads")
     results = [run(workload, place, rounds, calls, known) for workload in chosen]
-    environment = {
-        "device": str(place),
-        "name": "CPU" if place.type == "cpu" else torch.get_device_module(place).get_device_name(place),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "threads": threads,
+    environment = machine.environment(place, threads) | {
         "new shapes": rounds * calls,
         "known before": known,
     }

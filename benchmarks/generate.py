@@ -17,14 +17,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-import os
-import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from typing import Annotated, Any
 
+import machine
 import torch
 import typer
 from rich.console import Console
@@ -210,13 +209,7 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
 ) -> None:
     """Measures tokens per second of a small Llama on a device and on the CPU."""
-    if driver:
-        os.environ["TORCH_BACKPLANE_DRIVERS"] = driver  # read when the devices are first needed
-    torch.set_num_threads(threads)
-    try:
-        place = torch.empty(1, device=device).device
-    except RuntimeError as error:
-        sys.exit(f"--device {device}: {str(error).splitlines()[0]}")
+    place = machine.place(device, driver, threads)
     longest = max(PROMPTS) + max(tokens, long)
     model = small_llama(layers, longest)
     generate, gap = generator(model, place), gaps(model)
@@ -231,12 +224,7 @@ def main(
         here, cpu = (generate(each, prompt_of(PROMPTS[0]), long) for each in (place, torch.device("cpu")))
         check_equal(here, cpu, gap)
         text = parts(here, cpu, long)
-    environment = {
-        "device": str(place),
-        "name": "CPU" if place.type == "cpu" else torch.get_device_module(place).get_device_name(place),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "threads": threads,
+    environment = machine.environment(place, threads) | {
         "layers": layers,
         "tokens": tokens,
         "repeats": repeats,

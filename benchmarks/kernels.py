@@ -13,14 +13,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated
 
+import machine
 import numpy as np
 import torch
 import typer
@@ -149,24 +148,13 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
 ) -> None:
     """Measures the memory throughput of kernels on a device and on the CPU."""
-    if driver:
-        os.environ["TORCH_BACKPLANE_DRIVERS"] = driver  # read when the devices are first needed
     threads = threads or os.cpu_count() or 1
-    torch.set_num_threads(threads)
-    try:
-        place = torch.empty(1, device=device).device
-    except RuntimeError as error:
-        sys.exit(f"--device {device}: {str(error).splitlines()[0]}")
+    place = machine.place(device, driver, threads)
     elements = mebibytes * 2**20 // 4
     results = [run(workload, place, elements, rounds) for workload in WORKLOADS]
-    environment = {
-        "device": str(place),
-        "name": "CPU" if place.type == "cpu" else torch.get_device_module(place).get_device_name(place),
+    environment = machine.environment(place, threads) | {
         "MiB per operand": mebibytes,
         "memory copy, GB/s": round(memory_copy(elements, threads, rounds), 1),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "threads": threads,
         "rounds": rounds,
     }
     if as_json:

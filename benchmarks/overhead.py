@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from typing import Annotated
 
+import machine
 import torch
 import typer
 from rich.console import Console
@@ -164,20 +162,9 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
 ) -> None:
     """Measures microseconds per operator on a device and on the CPU."""
-    if driver:
-        os.environ["TORCH_BACKPLANE_DRIVERS"] = driver  # read when the devices are first needed
-    torch.set_num_threads(threads)
-    try:
-        place = torch.empty(1, device=device).device
-    except RuntimeError as error:
-        sys.exit(f"--device {device}: {str(error).splitlines()[0]}")
+    place = machine.place(device, driver, threads)
     results = [run(workload, place, rounds, scale) for workload in WORKLOADS]
-    environment = {
-        "device": str(place),
-        "name": "CPU" if place.type == "cpu" else torch.get_device_module(place).get_device_name(place),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "threads": threads,
+    environment = machine.environment(place, threads) | {
         "rounds": rounds,
     }
     calls = max(1, int(2000 * scale))

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
+sys.path.insert(0, str(FOLDER))  # as for a program there: they share modules
 
 
 def load(name: str) -> ModuleType:

@@ -258,6 +258,7 @@ def test_generate_compares_bp_with_cpu() -> None:
 def test_generate_says_what_it_needs() -> None:
     program = (
         "import runpy, sys; sys.modules['transformers'] = None; sys.argv = ['generate.py']\n"
+        f"sys.path.insert(0, {str(BENCHMARKS)!r})\n"
         f"runpy.run_path({str(BENCHMARKS / 'generate.py')!r}, run_name='__main__')"
     )
     finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
