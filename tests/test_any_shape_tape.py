@@ -146,6 +146,16 @@ def at_other_sizes(function: Callable[..., Any], made_of: list[int], others: lis
     return now, [then(one) for one in found], function(*others)
 
 
+def test_zero_has_its_sign_when_it_is_negated() -> None:
+    def negated(size: Any) -> list[Any]:
+        return [math.copysign(1.0, number_now(one)) for one in (-torch.sym_float(size), -(torch.sym_float(size) * 0.5))]
+
+    assert at_other_sizes(negated, [0], [0])[0] == negated(0) == [-1.0, -1.0]
+    now, then, expected = at_other_sizes(lambda size: [-torch.sym_float(size)], [3], [0])
+    assert now == [-3.0]
+    assert [math.copysign(1.0, one) for one in then] == [math.copysign(1.0, one) for one in expected] == [-1.0]
+
+
 BINARY = ("+", "-", "*", "//", "%", "/", "<", "<=", "==", "!=", ">", ">=", "min", "max", "divmod")
 
 

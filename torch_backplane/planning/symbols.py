@@ -147,7 +147,7 @@ class Node:
         return self._float()
 
     def neg(self) -> Node:
-        return self.wrap_int(0).sub(self) if not self.is_float() else self.wrap_float(0.0).sub(self)
+        return self.mul(self.wrap_float(-1.0)) if self.is_float() else self.wrap_int(0).sub(self)  # of 0.0, -0.0
 
     def _made(self, name: Text, value: Value, *nodes: Node) -> Node:
         if all(node.slot is None for node in nodes):
