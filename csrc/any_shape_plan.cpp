@@ -37,19 +37,15 @@ Address& address_of(Step& step, uint32_t index) {
   if (auto* work = std::get_if<HostStep>(&step)) {
     return work->memory[index];
   }
-  if (auto* copy = std::get_if<CopyStep>(&step)) {
-    return index == 0 ? copy->destination : copy->source;
-  }
-  return std::get<FillStep>(step).address;
+  auto& copy = std::get<CopyStep>(step);
+  return index == 0 ? copy.destination : copy.source;
 }
 
 void set_bytes(Step& step, size_t bytes) {
   if (auto* allocate = std::get_if<AllocateStep>(&step)) {
     allocate->bytes = bytes;
-  } else if (auto* copy = std::get_if<CopyStep>(&step)) {
-    copy->bytes = bytes;
   } else {
-    std::get<FillStep>(step).bytes = bytes;
+    std::get<CopyStep>(step).bytes = bytes;
   }
 }
 

@@ -12,8 +12,8 @@ namespace backplane {
 // A number of a plan that a slot of the tape holds.
 struct Patch {
   enum class Field : uint8_t {
-    Bytes, // of an AllocateStep, CopyStep or FillStep
-    Offset, // of the address of argument or memory `index`; of a copy's destination (0) or source (1), or a fill's address
+    Bytes, // of an AllocateStep or CopyStep
+    Offset, // of the address of argument or memory `index`; of a copy's destination (0) or source (1)
     Number, // of argument `index` of a launch, or number `index` of host work, as the dtype
     HostSize, // of host work, argument `index`, tensor `element` if that is a list: dimension `dimension`
     HostStride,

@@ -180,18 +180,16 @@ class PlanBuilder {
     return static_cast<uint32_t>(made_.plan.kept.size() - 1);
   }
 
-  // One result of the schema: a tensor's description, a list of them, or another value.
+  // One result of the schema: a tensor's description, or a list of them.
   void result(const py::object& described, const std::string& kind) {
     if (kind == "tensor") {
       made_.plan.results.emplace_back(tensor(described, 0));
-    } else if (kind == "list") {
+    } else {
       std::vector<ResultTensor> list;
       for (const py::handle& one : described) {
         list.push_back(tensor(one, static_cast<uint32_t>(list.size())));
       }
       made_.plan.results.emplace_back(std::move(list));
-    } else {
-      made_.plan.results.emplace_back(c10::IValue(described.cast<int64_t>()));
     }
   }
 

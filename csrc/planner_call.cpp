@@ -33,6 +33,17 @@ class Converter {
  public:
   explicit Converter(const Call& call) : call_(call) {}
 
+  // All arguments of the call.
+  py::tuple convert(
+      const c10::FunctionSchema& schema, c10::ArrayRef<c10::IValue> arguments, const std::vector<ArgumentFacts>& facts) {
+    py::tuple converted(arguments.size());
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      converted[i] = convert(arguments[i], schema.arguments()[i], facts[i]);
+    }
+    return converted;
+  }
+
+ private:
   py::object convert(const c10::IValue& value, const c10::Argument& argument, const ArgumentFacts& facts) {
     if (value.isInt()) {
       const auto* optional = argument.real_type()->castRaw<c10::OptionalType>();
@@ -52,7 +63,6 @@ class Converter {
     return convert(value, facts);
   }
 
- private:
   py::object convert(const c10::IValue& value, const ArgumentFacts& facts) {
     if (value.isTensor()) {
       const at::Tensor& tensor = value.toTensor();
@@ -95,11 +105,7 @@ class PythonPlanner final : public Planner {
       std::string& reason) override {
     py::gil_scoped_acquire gil;
     const PlannerScope scope(schema, arguments, call);
-    Converter converter(call);
-    py::tuple converted(arguments.size());
-    for (size_t i = 0; i < arguments.size(); ++i) {
-      converted[i] = converter.convert(arguments[i], schema.arguments()[i], facts[i]);
-    }
+    const py::tuple converted = Converter(call).convert(schema, arguments, facts);
     try {
       return results(schema, py::reinterpret_borrow<py::object>(function_)(*converted));
     } catch (py::error_already_set& error) {
@@ -121,14 +127,14 @@ class PythonPlanner final : public Planner {
       Call& call,
       std::string& reason) override {
     py::gil_scoped_acquire gil;
-    Converter converter(call);
-    py::list converted;
-    for (size_t i = 0; i < arguments.size(); ++i) {
-      converted.append(py::make_tuple(converter.convert(arguments[i], schema.arguments()[i], facts[i]), facts[i].is_size));
+    const py::tuple converted = Converter(call).convert(schema, arguments, facts);
+    py::list given; // each argument with whether it is a size
+    for (const py::handle& one : converted) {
+      given.append(py::make_tuple(one, facts[given.size()].is_size));
     }
     py::object builder = new_plan_builder(call);
     try {
-      reason = tracer(py::reinterpret_borrow<py::object>(function_), converted, builder, schema.returns().size())
+      reason = tracer(py::reinterpret_borrow<py::object>(function_), given, builder, schema.returns().size())
                    .cast<std::string>();
     } catch (py::error_already_set& error) {
       reason = error.what();

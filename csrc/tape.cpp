@@ -49,10 +49,6 @@ uint32_t Tape::append(Instruction instruction) {
   return static_cast<uint32_t>(code_.size() - 1);
 }
 
-size_t Tape::guards() const {
-  return std::count_if(code_.begin(), code_.end(), [](const auto& one) { return one.operation == Operation::Guard; });
-}
-
 bool Tape::run(c10::ArrayRef<int64_t> sizes, Slots& slots) const {
   slots.resize(code_.size());
   for (size_t i = 0; i < code_.size(); ++i) {

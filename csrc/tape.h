@@ -36,11 +36,6 @@ class Tape {
   // Fills the slots, one for each instruction. False where a guard does not hold, or a number is too large.
   bool run(c10::ArrayRef<int64_t> sizes, Slots& slots) const;
 
-  size_t length() const {
-    return code_.size();
-  }
-  size_t guards() const;
-
  private:
   std::vector<Instruction> code_;
 };
