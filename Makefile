@@ -114,8 +114,8 @@ ops: $(ready) ## tell where each of PyTorch's operators comes from
 clean: ## remove .venv and everything that was built
 	rm -rf .venv build dist out *.egg-info torch_backplane/*.so torch_backplane/_built_for.py .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-# The folder csrc is a prerequisite too: its time changes when a file comes or goes.
-$(ready): tools/setup.sh setup.py pyproject.toml csrc $(wildcard csrc/*) $(VENV)/.torch-request
+# The folders of csrc are prerequisites too: their times change when a file comes or goes.
+$(ready): tools/setup.sh setup.py pyproject.toml csrc $(wildcard csrc/* csrc/*/*) $(VENV)/.torch-request
 	tools/setup.sh "$(PYTHON)" "$(VENV)" "$(if $(filter file,$(origin TORCH)),,$(TORCH))" "$(TORCH)"
 	@touch $@
 

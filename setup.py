@@ -80,7 +80,7 @@ class Build(BuildExtension.with_options(use_ninja=True)):  # type: ignore[misc]
 
     def run(self) -> None:
         headers = next(path for one in include_paths() if (path := pathlib.Path(one, "ATen", "ops")).exists())
-        write_table(headers, ROOT / "csrc" / "structured_metas.inc")
+        write_table(headers, ROOT / "csrc" / "plans" / "structured_metas.inc")
         super().run()
         # Read before the compiled part is loaded (torch_backplane/_release.py).
         folder = ROOT if self.inplace else pathlib.Path(self.build_lib)
@@ -92,7 +92,7 @@ setup(
     ext_modules=[
         CppExtension(
             "torch_backplane._C",
-            sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/*.cpp")),
+            sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/**/*.cpp")),
             include_dirs=[str(ROOT / "csrc")],
             extra_compile_args=[
                 "-std=c++20", *OPTIMIZE, "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter",

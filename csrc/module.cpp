@@ -2,7 +2,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "bindings.h"
-#include "fallback.h"
+#include "fallback/fallback.h"
 
 PYBIND11_MODULE(_C, module) {
   module.doc() = "Backplane's socket: what PyTorch accepts only from C++, and the hot path.";

@@ -65,7 +65,7 @@ class TestReadme:
         assert f"PyTorch {SUPPORTED}" in self.readme
 
     def test_lists_every_environment_variable(self) -> None:
-        files = [*ROOT.glob("torch_backplane/**/*.py"), *ROOT.glob("csrc/*.*")]
+        files = [*ROOT.glob("torch_backplane/**/*.py"), *ROOT.glob("csrc/**/*.*")]
         text = "".join(path.read_text(encoding="utf-8") for path in files)
         used = set(re.findall(r"TORCH_BACKPLANE_[A-Z_]+", text))
         listed = set(re.findall(r"^\| `(TORCH_BACKPLANE_[A-Z_]+)`", self.readme, re.MULTILINE))

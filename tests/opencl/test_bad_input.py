@@ -297,7 +297,7 @@ def test_a_kernel_with_a_dtype_that_the_device_lacks_is_a_type_error_before_it_i
 def test_kernel_text_that_does_not_compile_is_an_error_with_the_operator_and_the_compilers_words() -> None:
     text = "kernel void broken(global float* a, const ulong offset) { this is not C }"
     x = torch.ones(4, device=DEVICE)
-    kernel = _C.Kernel(0, text, "broken", "my::operator", ["output"])
+    kernel = _C.CompiledKernel(0, text, "broken", "my::operator", ["output"])
 
     def run() -> None:
         _C.launch(kernel, [x], [4], [4])  # builds are in the background: the launch may know already, or not yet

@@ -322,7 +322,7 @@ class SynchronousEvent:
 
 
 class NativeDevice(ABC):
-    """A device that the socket implements in C++ (csrc/host_device.cpp); Python only adds it."""
+    """A device that the socket implements in C++ (csrc/devices/host_device.cpp); Python only adds it."""
 
     properties: DeviceProperties
 

@@ -108,7 +108,7 @@ def discover() -> None:
                 if isinstance(device, NativeDevice):
                     device.add(properties, discrete)
                 else:
-                    _C.add_python_device(device, properties, discrete)
+                    _C.add_driver_device(device, properties, discrete)
                 _devices.append(device)
             _runs_kernels = any(properties.dialect for _, properties, _ in chosen)
             _C.finish_discovery()

@@ -19,7 +19,7 @@ MOST_DEVICES = 64
 
 
 class HostDevice(NativeDevice):
-    """A device in host memory; the socket implements it (csrc/host_device.cpp)."""
+    """A device in host memory; the socket implements it (csrc/devices/host_device.cpp)."""
 
     def __init__(self, total_memory: int) -> None:
         self.properties = DeviceProperties(

@@ -393,7 +393,7 @@ def _new_like(tensors: Sequence[Optional], wanted: Sequence[bool]) -> Results:
     )
 
 
-# RMS norm. What these leave is composed of other operators (csrc/rms_norm.cpp).
+# RMS norm. What these leave is composed of other operators (csrc/aten/rms_norm.cpp).
 
 
 def _check_real(self: torch.Tensor, weight: Optional) -> None:

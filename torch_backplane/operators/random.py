@@ -222,7 +222,7 @@ def _expect_weights(self: torch.Tensor, dtype: torch.dtype) -> None:
 
 @operator("native_dropout", variants=False, dtypes="any")
 def native_dropout(call: Call, self: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """The result and its mask (true: kept). What csrc/dropout.cpp does in several steps is one launch here."""
+    """The result and its mask (true: kept). What csrc/aten/dropout.cpp does in several steps is one launch here."""
     if train is False or not self.numel():
         return self.clone(), torch.ones_like(self, dtype=torch.bool)
     torch._check(0 <= p <= 1, lambda: f"dropout probability has to be between 0 and 1, but got {p}")

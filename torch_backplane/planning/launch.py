@@ -20,7 +20,7 @@ DEFAULT_GROUP = 64  # work items; few different sizes, because some compilers bu
 MOST_KERNELS = 4096  # of all devices, built ones and texts: beyond that, those that were used the longest time ago go
 
 _dialects: dict[int, Dialect] = {}
-_compiled: Recent[tuple[int, str], _C.Kernel] = Recent(MOST_KERNELS, _C.is_planned)
+_compiled: Recent[tuple[int, str], _C.CompiledKernel] = Recent(MOST_KERNELS, _C.is_planned)
 _generated: Recent[Hashable, Kernel] = Recent(MOST_KERNELS)
 _traced: Recent[Hashable, Any] = Recent(MOST_KERNELS)
 
@@ -55,14 +55,14 @@ def tracing() -> Iterator[None]:
         raise _C.RunOnCPU(str(error)) from error
 
 
-def compiled(index: int, kernel: Kernel, name: str) -> _C.Kernel:
+def compiled(index: int, kernel: Kernel, name: str) -> _C.CompiledKernel:
     """The kernel built for bp:`index`, once for each text, as long as a plan has it or it is among those that were used
     last. `name` is the operator's, for the compiler's errors.
     """
 
-    def build() -> _C.Kernel:
+    def build() -> _C.CompiledKernel:
         parameters = [one.kind if one.kind in ("input", "output") else one.dtype for one in kernel.parameters]
-        return _C.Kernel(index, kernel.text, kernel.name, name, parameters)
+        return _C.CompiledKernel(index, kernel.text, kernel.name, name, parameters)
 
     return _compiled.get((index, kernel.text), build)
 

@@ -20,7 +20,7 @@ from torch_backplane import _C
 from torch_backplane.planning import strides as layouts
 from torch_backplane.planning.symbols import Tape, Untraceable, number_now, quantity
 
-_ALIGNMENT = 16  # bytes: what signatures tell addresses apart by (csrc/signature.h)
+_ALIGNMENT = 16  # bytes: what signatures tell addresses apart by (csrc/plans/signature.h)
 
 _here = threading.local()  # the trace of each thread
 
@@ -73,7 +73,7 @@ class Tracer(TorchDispatchMode):
     # Operands
 
     def argument(self, value: Any, is_size: bool) -> Any:
-        """In the order in which csrc/signature.cpp reads them."""
+        """In the order in which csrc/plans/signature.cpp reads them."""
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
         if isinstance(value, (list, tuple)):

@@ -14,7 +14,7 @@ from torch_backplane.planning.symbols import Untraceable, quantity
 
 aten = torch.ops.aten
 
-_FOR_ALL_THREADS = 1 << 20  # bytes, from which a processor copies by a kernel (csrc/copy.cpp)
+_FOR_ALL_THREADS = 1 << 20  # bytes, from which a processor copies by a kernel (csrc/aten/copy.cpp)
 
 
 def _empty(tracer: Any, sizes: Any, *, dtype: Any = None, layout: Any = None, device: Any = None,
@@ -197,7 +197,7 @@ def _clone(tracer: Any, tensor: Any, *, memory_format: Any = None) -> Any:
 
 
 def _copy(tracer: Any, to: Any, source: Any, non_blocking: bool = False) -> Any:
-    """As csrc/copy.cpp: one run of bytes where both lie in memory alike, else a kernel."""
+    """As csrc/aten/copy.cpp: one run of bytes where both lie in memory alike, else a kernel."""
     from torch_backplane.planning import declare
 
     if not hasattr(source, "memory"):

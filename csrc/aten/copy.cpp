@@ -1,0 +1,249 @@
+// Copies: between the CPU and bp, within a bp device and between two of them.
+#include <ATen/core/Tensor.h>
+#include <ATen/ExpandUtils.h>
+#include <ATen/MemoryOverlap.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/alias.h>
+#include <ATen/ops/copy_native.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/_local_scalar_dense_native.h>
+#include <torch/library.h>
+
+#include "memory/allocator.h"
+#include "fallback/cpu_mirror.h"
+#include "memory/pinned.h"
+#include "plans/recorder.h"
+#include "c10/storage.h"
+#include "streams/stream.h"
+
+namespace backplane {
+namespace {
+
+bool is_bp(const at::Tensor& tensor) {
+  return tensor.device().is_privateuseone();
+}
+
+// Both sides lie in memory the same way, so that one run of bytes does it.
+bool is_plain(const at::Tensor& source, const at::Tensor& destination) {
+  return source.scalar_type() == destination.scalar_type() && source.is_conj() == destination.is_conj() &&
+      source.is_neg() == destination.is_neg() && source.sizes() == destination.sizes() &&
+      source.strides() == destination.strides() && source.is_non_overlapping_and_dense();
+}
+
+bool runs_kernels(const Device& device) {
+  return !device.properties().dialect.empty();
+}
+
+// Large memory within a processor, whose own copy is one thread's; a kernel runs on all of them.
+bool is_for_all_threads(const at::Tensor& source, const at::Tensor& destination) {
+  constexpr size_t kLeastBytes = 1 << 20;
+  if (source.nbytes() < kLeastBytes || !is_bp(source) || !is_bp(destination) ||
+      source.is_alias_of(destination)) { // the parts may overlap
+    return false;
+  }
+  const auto dtype = source.scalar_type();
+  const Device& owner = device(source.device().index());
+  return owner.properties().kind == "cpu" && runs_kernels(owner) &&
+      (at::isIntegralType(dtype, /*includeBool=*/true) || at::isFloatingType(dtype) || at::isComplexType(dtype));
+}
+
+// Holds back until the work that the stream has now is done, or records that it uses the pinned memory.
+void settle_host_side(const at::Tensor& host, c10::Stream stream, bool non_blocking) {
+  const auto& pointer = host.storage().data_ptr();
+  if (non_blocking && is_pinned(pointer.get()) &&
+      pinned_allocator().record_event(pointer.get(), pointer.get_context(), stream)) {
+    return;
+  }
+  synchronize_stream(stream);
+}
+
+void copy_bytes(const at::Tensor& source, const at::Tensor& destination, bool non_blocking) {
+  const size_t bytes = source.nbytes();
+  PlannerScope::wrote(destination.storage());
+  void* to = destination.mutable_data_ptr(); // first: the source may share its storage
+  const void* from = source.const_data_ptr();
+  if (to == from) {
+    return;
+  }
+  const bool both = is_bp(source) && is_bp(destination);
+  const auto index = is_bp(destination) ? destination.device().index() : source.device().index();
+  Device& owner = device(index);
+  const auto stream = current_stream(index);
+  const auto kind = both         ? CopyKind::WithinDevice
+      : is_bp(destination) ? CopyKind::HostToDevice
+                           : CopyKind::DeviceToHost;
+  if (auto* recorder = Recorder::active()) {
+    if (both) {
+      recorder->copied(destination, source, bytes);
+      if (recorder->is_dry()) {
+        return;
+      }
+    } else {
+      recorder->cannot_replay("it copies between the device and the CPU");
+    }
+  }
+  {
+    const auto handle = stream_handle(stream);
+    DeviceCall call(owner);
+    owner.copy(to, from, bytes, kind, handle);
+  }
+  if (!both) {
+    settle_host_side(is_bp(destination) ? source : destination, stream, non_blocking);
+  }
+}
+
+// Between two devices: the destination's stream waits for the source's work, and the source's stream for the copy, so that
+// neither memory is reused too early.
+void copy_bytes_between(const at::Tensor& source, const at::Tensor& destination) {
+  note_not_replayable("it copies between two devices");
+  PlannerScope::wrote(destination.storage());
+  const auto from_index = source.device().index();
+  const auto to_index = destination.device().index();
+  Device& from = device(from_index);
+  Device& to = device(to_index);
+  const auto from_stream = current_stream(from_index);
+  const auto to_stream = current_stream(to_index);
+  const auto order = [](c10::Stream first, c10::Stream second) {
+    Event* event = record_event(nullptr, first, /*timing=*/false);
+    block_stream(event, second);
+    destroy_event(event);
+  };
+  order(from_stream, to_stream);
+  bool done = false;
+  {
+    const auto handle = stream_handle(to_stream);
+    DeviceCall call(from.needs_gil() || to.needs_gil());
+    done = to.copy_from_peer(
+        destination.mutable_data_ptr(), from, source.const_data_ptr(), source.nbytes(), handle);
+  }
+  if (done) {
+    order(to_stream, from_stream);
+    return;
+  }
+  const at::Tensor host = at::empty_like(source, source.options().device(at::kCPU));
+  copy_bytes(source, host, /*non_blocking=*/false);
+  copy_bytes(host, destination, /*non_blocking=*/false);
+}
+
+// The elements as they are in memory.
+at::Tensor without_lazy_bits(const at::Tensor& tensor) {
+  if (!tensor.is_conj() && !tensor.is_neg()) {
+    return tensor;
+  }
+  const at::Tensor stored = at::alias(tensor);
+  stored._set_conj(false);
+  stored._set_neg(false);
+  return stored;
+}
+
+// Within a device that runs kernels: any dtypes and strides, by a planner (torch_backplane/operators/copies.py).
+void copy_by_kernel(const at::Tensor& source, const at::Tensor& destination) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("backplane::copy_elements", "")
+                             .typed<void(const at::Tensor&, const at::Tensor&, bool, bool)>();
+  op.call(
+      without_lazy_bits(source), without_lazy_bits(destination), source.is_conj() != destination.is_conj(),
+      source.is_neg() != destination.is_neg());
+}
+
+// One device at most, any dtypes, strides and conjugate bits: by the CPU's copy kernel on stand-ins.
+void copy_elements(const at::Tensor& source, const at::Tensor& destination) {
+  CpuMirror mirror(is_bp(destination) ? destination.device().index() : source.device().index());
+  at::Tensor from = is_bp(source) ? mirror.stand_in(source, false) : source;
+  at::Tensor to = is_bp(destination) ? mirror.stand_in(destination, true) : destination;
+  mirror.load();
+  {
+    at::AutoDispatchBelowADInplaceOrView below;
+    to.copy_(from);
+  }
+  mirror.finish();
+}
+
+// Two tensors of the same elements: nothing to do, also where these are expanded, as PyTorch has it.
+bool is_same_data(const at::Tensor& one, const at::Tensor& other) {
+  return one.is_alias_of(other) && one.storage_offset() == other.storage_offset() && one.sizes() == other.sizes() &&
+      one.strides() == other.strides() && one.scalar_type() == other.scalar_type() &&
+      one.is_conj() == other.is_conj() && one.is_neg() == other.is_neg();
+}
+
+at::Tensor copy_from(const at::Tensor& source, const at::Tensor& destination, bool non_blocking) {
+  TORCH_CHECK(source.defined() && destination.defined(), "copying needs two defined tensors");
+  if (is_same_data(source, destination)) {
+    return destination;
+  }
+  // As PyTorch's iterator has it, which is not asked where a device copies by itself.
+  at::assert_no_internal_overlap(destination);
+  at::assert_no_partial_overlap(destination, source);
+  if (source.sizes() != destination.sizes()) { // PyTorch leaves the check to the kernel
+    const auto shape = at::infer_size_dimvector(destination.sizes(), source.sizes());
+    TORCH_CHECK(
+        destination.sizes() == shape, "output with shape ", destination.sizes(), " doesn't match the broadcast shape ",
+        at::IntArrayRef(shape));
+  }
+  if (destination.numel() == 0) {
+    return destination;
+  }
+  if (is_bp(source) && is_bp(destination) && source.device() != destination.device()) {
+    // The bytes cross as they are, what else there is to change happens on the destination's side.
+    if (is_plain(source, destination)) {
+      copy_bytes_between(source, destination);
+    } else if (!device(destination.device().index()).properties().supports(source.scalar_type())) {
+      destination.copy_(source.to(at::kCPU)); // the destination cannot hold the elements before they are converted
+    } else {
+      const at::Tensor dense = source.is_non_overlapping_and_dense() ? source : source.contiguous();
+      at::Tensor moved = at::empty_like(dense, dense.options().device(destination.device()));
+      moved._set_conj(dense.is_conj());
+      moved._set_neg(dense.is_neg());
+      copy_bytes_between(dense, moved);
+      destination.copy_(moved);
+    }
+  } else if (is_plain(source, destination) && !is_for_all_threads(source, destination)) {
+    copy_bytes(source, destination, non_blocking);
+  } else if (is_bp(source) && is_bp(destination) && runs_kernels(device(source.device().index()))) {
+    copy_by_kernel(source, destination);
+  } else {
+    copy_elements(source, destination);
+  }
+  return destination;
+}
+
+at::Tensor copy_from_and_resize(const at::Tensor& source, const at::Tensor& destination) {
+  destination.resize_(source.sizes());
+  return copy_from(source, destination, /*non_blocking=*/false);
+}
+
+at::Scalar local_scalar_dense(const at::Tensor& self) {
+  CpuMirror mirror(self.device().index());
+  const at::Tensor host = mirror.stand_in(self, false);
+  mirror.load();
+  return at::native::_local_scalar_dense_cpu(host);
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("_copy_from", &copy_from);
+  m.impl("_copy_from_and_resize", &copy_from_and_resize);
+  m.impl("_local_scalar_dense", &local_scalar_dense);
+}
+
+// For calls that the planner leaves to the CPU. What is in `source` goes to `destination`, conjugated and negated if asked.
+void copy_elements_on_cpu(const at::Tensor& source, const at::Tensor& destination, bool conjugate, bool negate) {
+  const at::Tensor conjugated = conjugate ? source.conj() : source;
+  destination.copy_(negate ? conjugated._neg_view() : conjugated);
+}
+
+TORCH_LIBRARY_FRAGMENT(backplane, m) {
+  m.def("copy_elements(Tensor source, Tensor(a!) destination, bool conjugate, bool negate) -> ()");
+  m.impl("copy_elements", c10::DispatchKey::CPU, &copy_elements_on_cpu);
+}
+
+// The kernels above handle these bits themselves; the generic fallbacks would call _copy_from again, without end.
+TORCH_LIBRARY_IMPL(aten, Conjugate, m) {
+  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
+}
+
+TORCH_LIBRARY_IMPL(aten, Negative, m) {
+  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
+}
+
+} // namespace
+} // namespace backplane

@@ -1,0 +1,55 @@
+// The random generator of one bp device: Philox, as on GPUs. Its whole state is a seed and an offset.
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <c10/core/GeneratorImpl.h>
+
+#include <memory>
+
+#include "devices/device.h"
+
+namespace backplane {
+
+class PhiloxGenerator final : public c10::GeneratorImpl {
+ public:
+  struct State {
+    uint64_t seed = c10::default_rng_seed_val;
+    uint64_t offset = 0; // counts 32-bit numbers; a multiple of 4
+  };
+
+  explicit PhiloxGenerator(c10::DeviceIndex index);
+
+  void set_current_seed(uint64_t seed) override;
+  uint64_t current_seed() const override;
+  uint64_t seed() override;
+  void set_offset(uint64_t offset) override;
+  uint64_t get_offset() const override;
+  // 16 bytes: seed, then offset, both 64-bit little-endian, as torch.cuda's.
+  void set_state(const c10::TensorImpl& state) override;
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override;
+  void graphsafe_set_state(const c10::intrusive_ptr<c10::GeneratorImpl>& other) override;
+  c10::intrusive_ptr<c10::GeneratorImpl> graphsafe_get_state() const override;
+
+  // Takes the numbers for one random operator: the state before the call; the offset moves on by `count` numbers,
+  // rounded up to 4. The caller holds mutex_.
+  State advance(uint64_t count);
+
+  static c10::DeviceType device_type() {
+    return c10::kPrivateUse1;
+  }
+
+ private:
+  PhiloxGenerator(c10::DeviceIndex index, std::shared_ptr<State> state);
+  PhiloxGenerator* clone_impl() const override;
+
+  std::shared_ptr<State> state_; // shared with the handles that graphsafe_get_state gave out
+};
+
+// The generator that bp:`index` uses when none is given (-1: the current device).
+const at::Generator& default_generator(c10::DeviceIndex index);
+
+// A CPU generator with the state that Philox gives for the next `generator` step (nullopt: the device's default one), for
+// running a CPU kernel in the name of a bp device. Valid until the calling thread asks for the next one.
+at::Generator cpu_generator_for(const std::optional<at::Generator>& generator, c10::DeviceIndex index);
+
+} // namespace backplane

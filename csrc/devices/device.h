@@ -1,0 +1,192 @@
+// One device, as the socket sees it, and the table of all devices.
+//
+// A `Device` is either native (csrc/devices/host_device.cpp) or the adapter around a Python driver
+// (csrc/drivers/driver_device.cpp). Everything above this header (allocator, streams, copies, fallback) talks to
+// hardware through it and through nothing else.
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/ArrayRef.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+namespace backplane {
+
+// A driver's queue, event and compiled kernel. Opaque: only the device that made one may look inside.
+using StreamHandle = void*;
+using EventHandle = void*;
+using KernelHandle = void*;
+
+struct DeviceProperties {
+  std::string driver; // short driver name: "host", "opencl", …
+  std::string name; // what the hardware calls itself
+  uint64_t total_memory = 0; // bytes
+  bool host_accessible = false; // the CPU may dereference device addresses
+  int compute_units = 1; // torch.cuda's multi_processor_count
+  int major = 0; // capability, as the driver defines it
+  int minor = 0;
+  uint64_t dtypes = ~uint64_t{0}; // bit i: c10::ScalarType(i) is supported
+  std::string dialect; // which kernel language compile() takes: "OpenCL C", …; empty: it runs no kernels
+  std::string kind = "accelerator"; // what hardware it is: "gpu", "accelerator", "cpu" or "host"
+
+  bool supports(c10::ScalarType dtype) const {
+    return (dtypes >> static_cast<int>(dtype)) & 1;
+  }
+};
+
+// The kinds of transfer that a driver may treat differently.
+enum class CopyKind { HostToDevice, DeviceToHost, WithinDevice };
+
+// One argument of a kernel launch, in the order of the kernel's parameters.
+struct KernelArgument {
+  const void* data; // memory: the device address; a number: where its bytes are, during the call
+  uint32_t bytes; // of a number, in the kernel's own representation; 0 for memory
+};
+
+// Work items in each dimension, the fastest first, and how many of them form a group; `items` is a multiple of `group`.
+struct LaunchSize {
+  std::array<size_t, 3> items{1, 1, 1};
+  std::array<size_t, 3> group{1, 1, 1};
+};
+
+// Contract of every method: thread-safe; errors are thrown as exceptions (c10::Error or a Python error), except where
+// a return value is named. Device addresses are what `allocate` or `reserve` returned plus any offset inside.
+class Device {
+ public:
+  explicit Device(DeviceProperties properties) : properties_(std::move(properties)) {}
+  virtual ~Device() = default;
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  const DeviceProperties& properties() const {
+    return properties_;
+  }
+
+  // True where the methods below run Python code, which may hand the GIL to another thread at any time. So no lock of
+  // ours may be held around a call: a thread with the GIL could be waiting for the lock, and the two would deadlock.
+  virtual bool needs_gil() const {
+    return false;
+  }
+
+  // --- loss ----------------------------------------------------------------------------------------------------------
+  // True once the hardware has stopped working for the rest of the process. Then every method throws why, except those
+  // that give something back.
+  virtual bool is_lost() const noexcept {
+    return false;
+  }
+  // Throws why, if it is lost.
+  virtual void check_not_lost() const {}
+
+  // --- memory ------------------------------------------------------------------------------------------------------
+  // A new range of `bytes` bytes, at least 512-byte aligned; nullptr when the device has not enough memory.
+  virtual void* allocate(size_t bytes) = 0;
+  virtual void free(void* address, size_t bytes) = 0;
+  // {free, total} in bytes.
+  virtual std::pair<size_t, size_t> memory_info() = 0;
+
+  // Expandable segments: address space that is reserved first and backed by memory piecewise.
+  virtual bool can_reserve() const {
+    return false;
+  }
+  virtual void* reserve(size_t bytes); // throws when !can_reserve()
+  virtual void unreserve(void* address, size_t bytes);
+  virtual bool map(void* address, size_t bytes); // false: not enough memory
+  virtual void unmap(void* address, size_t bytes);
+
+  // --- streams -----------------------------------------------------------------------------------------------------
+  virtual StreamHandle create_stream(int priority) = 0;
+  virtual void destroy_stream(StreamHandle stream) noexcept = 0;
+  virtual bool query_stream(StreamHandle stream) = 0; // true: all work done
+  virtual void synchronize_stream(StreamHandle stream) = 0;
+
+  // --- events ------------------------------------------------------------------------------------------------------
+  virtual EventHandle create_event(bool timing) = 0;
+  virtual void destroy_event(EventHandle event) noexcept = 0;
+  virtual void record_event(EventHandle event, StreamHandle stream) = 0; // again and again allowed
+  virtual void wait_event(EventHandle event, StreamHandle stream) = 0; // stream waits; the host does not
+  virtual bool query_event(EventHandle event) = 0; // true: reached, or never recorded
+  virtual void synchronize_event(EventHandle event) = 0;
+  virtual double elapsed_ms(EventHandle start, EventHandle end) = 0; // both recorded with timing, both reached
+
+  // --- transfers, in stream order ----------------------------------------------------------------------------------
+  // Host ranges must stay valid until the stream has passed the copy. The call may return before the copy is done.
+  virtual void copy(void* destination, const void* source, size_t bytes, CopyKind kind, StreamHandle stream) = 0;
+  virtual void fill(void* address, uint8_t value, size_t bytes, StreamHandle stream) = 0;
+  // Copies from another device's memory into this one's without passing through the host; false: not possible.
+  virtual bool copy_from_peer(
+      void* destination, Device& peer, const void* source, size_t bytes, StreamHandle stream);
+  virtual bool can_access_peer(const Device& peer) const;
+
+  // --- kernels, on devices with a dialect ------------------------------------------------------------------------------
+  // A kernel from its text. May return before it is built: then launches wait for it in stream order, and an error of the
+  // compiler's is thrown by the stream's next synchronization, naming `operator_name`.
+  virtual KernelHandle compile(const std::string& text, const std::string& entry, const std::string& operator_name);
+  virtual void destroy_kernel(KernelHandle kernel) noexcept;
+  virtual void launch(
+      KernelHandle kernel, const LaunchSize& size, c10::ArrayRef<KernelArgument> arguments, StreamHandle stream);
+
+  // --- the host's part in a stream's work, as optional as `sleep` ------------------------------------------------------
+  // True where the host can read and write the device's memory in the stream's order: call_host takes memory then.
+  virtual bool host_sees_memory() const {
+    return false;
+  }
+  // Calls a host function, which does not throw, when the stream gets there, in any thread; what comes after waits for it.
+  // Like cudaLaunchHostFunc, except that the function is told where the host sees each address in `memory`.
+  using HostFunction = std::function<void(char* const* memory)>;
+  virtual void call_host(HostFunction function, c10::ArrayRef<char*> memory, StreamHandle stream);
+
+  // Keeps the stream busy for about `milliseconds` (for tests and demonstrations, like torch.cuda._sleep).
+  virtual void sleep(double milliseconds, StreamHandle stream);
+
+ private:
+  DeviceProperties properties_;
+};
+
+// Holds the GIL while it lives if the device's methods run Python; costs nothing otherwise. A device takes it for itself
+// in each call; several calls in a row are cheaper inside one of these. Not to be taken while a lock of ours is held.
+class DeviceCall {
+ public:
+  explicit DeviceCall(const Device& device) : DeviceCall(device.needs_gil()) {}
+  explicit DeviceCall(bool needs_gil);
+  ~DeviceCall();
+  DeviceCall(const DeviceCall&) = delete;
+  DeviceCall& operator=(const DeviceCall&) = delete;
+
+ private:
+  int gil_state_ = -1;
+};
+
+// --- the table of devices ----------------------------------------------------------------------------------------------
+// Filled once, at first use, by the Python side (torch_backplane.drivers.discover), and never changed afterwards.
+
+void add_device(std::unique_ptr<Device> device);
+// The index that add_device() gives to the next one.
+c10::DeviceIndex next_device_index() noexcept;
+// Called by the Python side when discovery is over.
+void finish_discovery();
+// True once the devices are known. Starts nothing.
+bool is_discovered() noexcept;
+// The number of devices; discovers them if that has not happened. 0 on failure and in a forked child.
+c10::DeviceIndex device_count() noexcept;
+// Device `index` (-1: the current one). Throws for an index out of range, and after a fork.
+Device& device(c10::DeviceIndex index);
+// The index as given, or the current device's for -1; throws as `device` does.
+c10::DeviceIndex checked_index(c10::DeviceIndex index);
+
+c10::DeviceIndex current_device();
+void set_current_device(c10::DeviceIndex index); // checks the range
+void set_current_device_unchecked(c10::DeviceIndex index) noexcept;
+c10::DeviceIndex exchange_current_device(c10::DeviceIndex index);
+
+// True in a child that was forked after the parent had initialized its devices.
+bool in_bad_fork() noexcept;
+void check_not_forked();
+
+} // namespace backplane

@@ -1,0 +1,145 @@
+#include "devices/device_errors.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <memory>
+#include <mutex>
+
+#include "devices/device.h"
+#include "streams/stream.h"
+
+namespace backplane {
+namespace {
+
+constexpr int32_t kIndexOutOfRange = 1; // INDEX_OUT_OF_RANGE of the Python side; any other code is a RuntimeError
+
+struct Watched {
+  std::mutex lock; // of `streams`; not held while the device is called
+  std::vector<c10::StreamId> streams; // with launches that were not checked yet
+  std::vector<std::pair<c10::StreamId, std::string>> reported; // by the host, see report_error
+  std::atomic<bool> any{false}; // one of the two is not empty
+  std::optional<at::Tensor> words; // set once
+  ErrorText text;
+};
+
+Watched& watched(c10::DeviceIndex index) {
+  static auto* all = new std::array<Watched, 64>;
+  return (*all)[index];
+}
+
+void update(Watched& device_words) { // under the lock
+  device_words.any.store(
+      !device_words.streams.empty() || !device_words.reported.empty(), std::memory_order_release);
+}
+
+// The words behind what the stream has to do, which are cleared; empty if nothing was written down. It throws only what
+// the device fails with.
+std::vector<int32_t> take_words(const at::Tensor& words, c10::Stream stream) {
+  Device& owner = device(stream.device_index());
+  const StreamHandle handle = stream_handle(stream);
+  auto found = std::make_unique<std::vector<int32_t>>(static_cast<size_t>(words.numel()));
+  void* memory = words.mutable_data_ptr();
+  const size_t bytes = words.nbytes();
+  DeviceCall call(owner);
+  try {
+    owner.copy(found->data(), memory, bytes, CopyKind::DeviceToHost, handle);
+    owner.synchronize_stream(handle);
+  } catch (const std::exception&) {
+    static_cast<void>(found.release()); // the device may still write there
+    throw;
+  }
+  if (found->at(0) == 0) {
+    return {};
+  }
+  owner.fill(memory, 0, bytes, handle);
+  return std::move(*found);
+}
+
+} // namespace
+
+void watch_error_words(const at::Tensor& words, ErrorText text) {
+  Watched& device_words = watched(words.device().index());
+  TORCH_CHECK(!device_words.words.has_value(), "the error words of ", words.device(), " are set already");
+  device_words.text = std::move(text);
+  device_words.words = words;
+}
+
+bool are_error_words(const at::Tensor& tensor) {
+  const auto& words = watched(tensor.device().index()).words;
+  return words.has_value() && words->storage().is_alias_of(tensor.storage());
+}
+
+void note_reporting_launch(c10::Stream stream) {
+  Watched& device_words = watched(stream.device_index());
+  std::lock_guard<std::mutex> guard(device_words.lock);
+  auto& streams = device_words.streams;
+  if (std::find(streams.begin(), streams.end(), stream.id()) == streams.end()) {
+    streams.push_back(stream.id());
+  }
+  update(device_words);
+}
+
+void report_error(c10::Stream stream, std::string text) {
+  Watched& device_words = watched(stream.device_index());
+  std::lock_guard<std::mutex> guard(device_words.lock);
+  device_words.reported.emplace_back(stream.id(), std::move(text));
+  update(device_words);
+}
+
+namespace {
+
+// Takes what is known of one stream, or of all (nullopt), and throws it. `checked_on`: where the words are read.
+void throw_errors(Watched& device_words, std::optional<c10::StreamId> only, c10::Stream checked_on) {
+  std::vector<c10::StreamId> launched;
+  std::vector<std::pair<c10::StreamId, std::string>> reported;
+  {
+    std::lock_guard<std::mutex> guard(device_words.lock);
+    const auto concerns = [&](c10::StreamId id) { return !only.has_value() || *only == id; };
+    std::erase_if(device_words.streams, [&](c10::StreamId id) {
+      return concerns(id) && (launched.push_back(id), true);
+    });
+    std::erase_if(device_words.reported, [&](auto& one) {
+      return concerns(one.first) && (reported.push_back(std::move(one)), true);
+    });
+    update(device_words);
+  }
+  std::vector<int32_t> found;
+  try {
+    if (!launched.empty()) {
+      found = take_words(*device_words.words, checked_on);
+    }
+  } catch (const std::exception&) { // nobody has been told yet
+    std::lock_guard<std::mutex> guard(device_words.lock);
+    device_words.streams.insert(device_words.streams.end(), launched.begin(), launched.end());
+    device_words.reported.insert(device_words.reported.begin(), reported.begin(), reported.end());
+    update(device_words);
+    throw;
+  }
+  if (!found.empty()) {
+    const std::string text = device_words.text(found);
+    TORCH_CHECK_INDEX(found[0] != kIndexOutOfRange, text);
+    TORCH_CHECK(false, text);
+  }
+  TORCH_CHECK(reported.empty(), reported.front().second); // the first: what follows may be its consequence
+}
+
+} // namespace
+
+void throw_reported_errors(c10::Stream stream) {
+  Watched& device_words = watched(stream.device_index());
+  if (C10_UNLIKELY(device_words.any.load(std::memory_order_acquire))) {
+    throw_errors(device_words, stream.id(), stream);
+  }
+}
+
+void throw_reported_errors(c10::DeviceIndex index) {
+  Watched& device_words = watched(index);
+  if (C10_UNLIKELY(device_words.any.load(std::memory_order_acquire))) {
+    throw_errors(device_words, std::nullopt, current_stream(index));
+  }
+}
+
+} // namespace backplane

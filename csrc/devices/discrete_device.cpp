@@ -1,0 +1,208 @@
+#include "devices/discrete_device.h"
+
+#include <c10/util/Exception.h>
+#include <c10/util/SmallVector.h>
+
+#include "memory/address_space.h"
+
+namespace backplane {
+namespace {
+
+DeviceProperties without_host_access(DeviceProperties properties) {
+  properties.host_accessible = false;
+  return properties;
+}
+
+class DiscreteDevice final : public Device {
+ public:
+  explicit DiscreteDevice(std::unique_ptr<Device> inner)
+      : Device(without_host_access(inner->properties())), inner_(std::move(inner)) {}
+
+  bool needs_gil() const override {
+    return inner_->needs_gil();
+  }
+
+  bool is_lost() const noexcept override {
+    return inner_->is_lost();
+  }
+
+  void check_not_lost() const override {
+    inner_->check_not_lost();
+  }
+
+  // --- memory
+  void* allocate(size_t bytes) override {
+    void* memory = inner_->allocate(bytes);
+    try {
+      return memory == nullptr ? nullptr : shadow(memory, bytes);
+    } catch (const std::exception&) {
+      inner_->free(memory, bytes);
+      throw;
+    }
+  }
+
+  void free(void* address, size_t bytes) override {
+    inner_->free(unshadow(address, bytes), bytes);
+  }
+
+  std::pair<size_t, size_t> memory_info() override {
+    return inner_->memory_info();
+  }
+
+  bool can_reserve() const override {
+    return inner_->can_reserve();
+  }
+
+  void* reserve(size_t bytes) override {
+    void* memory = inner_->reserve(bytes);
+    try {
+      return shadow(memory, bytes);
+    } catch (const std::exception&) {
+      inner_->unreserve(memory, bytes);
+      throw;
+    }
+  }
+
+  void unreserve(void* address, size_t bytes) override {
+    inner_->unreserve(unshadow(address, bytes), bytes);
+  }
+
+  bool map(void* address, size_t bytes) override {
+    return inner_->map(real(address, bytes), bytes);
+  }
+
+  void unmap(void* address, size_t bytes) override {
+    inner_->unmap(real(address, bytes), bytes);
+  }
+
+  // --- streams and events
+  StreamHandle create_stream(int priority) override {
+    return inner_->create_stream(priority);
+  }
+
+  void destroy_stream(StreamHandle stream) noexcept override {
+    inner_->destroy_stream(stream);
+  }
+
+  bool query_stream(StreamHandle stream) override {
+    return inner_->query_stream(stream);
+  }
+
+  void synchronize_stream(StreamHandle stream) override {
+    inner_->synchronize_stream(stream);
+  }
+
+  EventHandle create_event(bool timing) override {
+    return inner_->create_event(timing);
+  }
+
+  void destroy_event(EventHandle event) noexcept override {
+    inner_->destroy_event(event);
+  }
+
+  void record_event(EventHandle event, StreamHandle stream) override {
+    inner_->record_event(event, stream);
+  }
+
+  void wait_event(EventHandle event, StreamHandle stream) override {
+    inner_->wait_event(event, stream);
+  }
+
+  bool query_event(EventHandle event) override {
+    return inner_->query_event(event);
+  }
+
+  void synchronize_event(EventHandle event) override {
+    inner_->synchronize_event(event);
+  }
+
+  double elapsed_ms(EventHandle start, EventHandle end) override {
+    return inner_->elapsed_ms(start, end);
+  }
+
+  // --- transfers
+  void copy(void* destination, const void* source, size_t bytes, CopyKind kind, StreamHandle stream) override {
+    if (bytes == 0) {
+      return;
+    }
+    void* to = kind == CopyKind::DeviceToHost ? destination : real(destination, bytes);
+    const void* from = kind == CopyKind::HostToDevice ? source : real(source, bytes);
+    inner_->copy(to, from, bytes, kind, stream);
+  }
+
+  void fill(void* address, uint8_t value, size_t bytes, StreamHandle stream) override {
+    if (bytes > 0) {
+      inner_->fill(real(address, bytes), value, bytes, stream);
+    }
+  }
+
+  bool copy_from_peer(void* destination, Device& peer, const void* source, size_t bytes, StreamHandle stream) override {
+    auto* other = dynamic_cast<DiscreteDevice*>(&peer);
+    return other != nullptr &&
+        inner_->copy_from_peer(
+            real(destination, bytes), *other->inner_, other->real(source, bytes), bytes, stream);
+  }
+
+  bool can_access_peer(const Device& peer) const override {
+    const auto* other = dynamic_cast<const DiscreteDevice*>(&peer);
+    return other != nullptr && inner_->can_access_peer(*other->inner_);
+  }
+
+  KernelHandle compile(const std::string& text, const std::string& entry, const std::string& operator_name) override {
+    return inner_->compile(text, entry, operator_name);
+  }
+
+  void destroy_kernel(KernelHandle kernel) noexcept override {
+    inner_->destroy_kernel(kernel);
+  }
+
+  void launch(
+      KernelHandle kernel, const LaunchSize& size, c10::ArrayRef<KernelArgument> arguments,
+      StreamHandle stream) override {
+    c10::SmallVector<KernelArgument, 24> real_arguments;
+    for (const KernelArgument& argument : arguments) {
+      const bool is_memory = argument.bytes == 0 && argument.data != nullptr;
+      real_arguments.push_back({is_memory ? real(argument.data, 1) : argument.data, argument.bytes});
+    }
+    inner_->launch(kernel, size, real_arguments, stream);
+  }
+
+  void call_host(HostFunction function, c10::ArrayRef<char*> memory, StreamHandle stream) override {
+    TORCH_CHECK(memory.empty(), "the host does not see the memory of ", properties().name);
+    inner_->call_host(std::move(function), {}, stream);
+  }
+
+  void sleep(double milliseconds, StreamHandle stream) override {
+    inner_->sleep(milliseconds, stream);
+  }
+
+ private:
+  void* shadow(void* memory, size_t bytes) {
+    void* address = AddressSpace::reserve(bytes);
+    shadows_.insert(address, bytes, memory);
+    return address;
+  }
+
+  void* unshadow(void* address, size_t bytes) {
+    void* memory = shadows_.remove(address);
+    AddressSpace::release(address, bytes);
+    return memory;
+  }
+
+  char* real(const void* address, size_t bytes) const {
+    const auto [memory, offset] = shadows_.resolve(address, bytes, properties().name.c_str());
+    return static_cast<char*>(memory) + offset;
+  }
+
+  const std::unique_ptr<Device> inner_;
+  AddressSpace shadows_; // the address a tensor has → the memory it means
+};
+
+} // namespace
+
+std::unique_ptr<Device> make_discrete(std::unique_ptr<Device> inner) {
+  TORCH_CHECK(inner->properties().host_accessible, inner->properties().name, " has no host-accessible memory to hide");
+  return std::make_unique<DiscreteDevice>(std::move(inner));
+}
+
+} // namespace backplane

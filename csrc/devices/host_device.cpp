@@ -1,0 +1,392 @@
+#include "devices/host_device.h"
+
+#include <c10/util/Exception.h>
+#include <sys/mman.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "streams/ending.h"
+
+namespace backplane {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// An in-order queue. Work that finds the queue empty runs at once in the calling thread, which is what nearly all work
+// does; only what comes behind something slow goes to the queue's own thread, started when it is first needed.
+class HostQueue {
+ public:
+  void run(std::function<void()> work) {
+    if (idle()) {
+      work();
+    } else {
+      enqueue(std::move(work));
+    }
+  }
+
+  // As run(), for what tells others that the queue has got there: whoever sees that finds it counted as done.
+  void signal(std::function<void()> tell) {
+    if (idle()) {
+      tell();
+    } else {
+      enqueue(std::move(tell), true);
+    }
+  }
+
+  void enqueue(std::function<void()> work, bool signals = false) {
+    std::lock_guard<std::mutex> guard(lock_);
+    if (!started_) {
+      std::thread([this] { serve(); }).detach(); // lives as long as the process, like the queue
+      started_ = true;
+    }
+    pending_.fetch_add(1, std::memory_order_acq_rel);
+    work_.push_back({std::move(work), signals});
+    changed_.notify_all();
+  }
+
+  bool idle() const {
+    return pending_.load(std::memory_order_acquire) == 0;
+  }
+
+  bool query() {
+    if (idle()) {
+      return true;
+    }
+    std::lock_guard<std::mutex> guard(lock_); // after a signal that is being given
+    return idle();
+  }
+
+  void drain() {
+    if (idle()) {
+      return;
+    }
+    std::unique_lock<std::mutex> guard(lock_);
+    changed_.wait(guard, [this] { return idle(); });
+  }
+
+ private:
+  struct Work {
+    std::function<void()> call;
+    bool signals; // called with the lock, and takes no time
+  };
+
+  void serve() {
+    std::unique_lock<std::mutex> guard(lock_);
+    while (true) {
+      changed_.wait(guard, [this] { return !work_.empty(); });
+      Work work = std::move(work_.front());
+      work_.pop_front();
+      if (work.signals) {
+        work.call();
+      } else {
+        guard.unlock();
+        work.call();
+        work.call = nullptr;
+        guard.lock();
+      }
+      pending_.fetch_sub(1, std::memory_order_acq_rel);
+      changed_.notify_all();
+    }
+  }
+
+  std::mutex lock_;
+  std::condition_variable changed_;
+  std::deque<Work> work_;
+  std::atomic<int64_t> pending_{0};
+  bool started_ = false;
+};
+
+// One event; each recording is a version, and waiting is for the version that was current when the wait was issued.
+struct HostEventState {
+  std::mutex lock;
+  std::condition_variable changed;
+  uint64_t recorded = 0;
+  uint64_t reached = 0;
+  Clock::time_point time;
+
+  void reach(uint64_t version) {
+    std::lock_guard<std::mutex> guard(lock);
+    if (version > reached) {
+      reached = version;
+      time = Clock::now();
+    }
+    changed.notify_all();
+  }
+
+  void wait_for(uint64_t version) {
+    std::unique_lock<std::mutex> guard(lock);
+    changed.wait(guard, [&] { return reached >= version; });
+  }
+
+  Clock::time_point reached_at() {
+    std::lock_guard<std::mutex> guard(lock); // it may be recorded again, and reached, at this moment
+    return time;
+  }
+};
+
+using HostEvent = std::shared_ptr<HostEventState>;
+
+HostQueue& queue(StreamHandle stream) {
+  return *static_cast<HostQueue*>(stream);
+}
+
+const HostEvent& state(EventHandle event) {
+  return *static_cast<HostEvent*>(event);
+}
+
+// The failures that tests have asked for.
+struct Faults {
+  std::mutex lock;
+  std::map<std::string, int> calls_until; // 1: the next one
+  std::atomic<bool> any{false};
+
+  void meet(const char* method) {
+    if (C10_LIKELY(!any.load(std::memory_order_relaxed))) {
+      return;
+    }
+    std::lock_guard<std::mutex> guard(lock);
+    const auto found = calls_until.find(method);
+    if (found != calls_until.end() && --found->second == 0) {
+      calls_until.erase(found);
+      any.store(!calls_until.empty());
+      TORCH_CHECK(false, "the host device was told to fail at ", method);
+    }
+  }
+};
+
+Faults faults;
+
+void* map_pages(size_t bytes, int protection) {
+  void* address = mmap(nullptr, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return address == MAP_FAILED ? nullptr : address;
+}
+
+class HostDevice final : public Device {
+ public:
+  HostDevice(DeviceProperties properties, size_t memory_limit)
+      : Device(std::move(properties)), limit_(memory_limit) {}
+
+  // --- memory
+  void* allocate(size_t bytes) override {
+    faults.meet("allocate");
+    if (!take(bytes)) {
+      return nullptr;
+    }
+    void* address = map_pages(bytes, PROT_READ | PROT_WRITE);
+    if (address == nullptr) {
+      give_back(bytes);
+    } else {
+      prefer_huge_pages(address, bytes);
+    }
+    return address;
+  }
+
+  void free(void* address, size_t bytes) override {
+    faults.meet("free");
+    munmap(address, bytes);
+    give_back(bytes);
+  }
+
+  std::pair<size_t, size_t> memory_info() override {
+    faults.meet("memory_info");
+    const size_t used = used_.load();
+    return {limit_ - std::min(used, limit_), limit_};
+  }
+
+  bool can_reserve() const override {
+    return true;
+  }
+
+  void* reserve(size_t bytes) override {
+    faults.meet("reserve");
+    void* address = map_pages(bytes, PROT_NONE);
+    TORCH_CHECK(address != nullptr, "cannot reserve ", bytes, " bytes of address space");
+    return address;
+  }
+
+  void unreserve(void* address, size_t bytes) override {
+    faults.meet("unreserve");
+    munmap(address, bytes);
+  }
+
+  bool map(void* address, size_t bytes) override {
+    faults.meet("map");
+    if (!take(bytes)) {
+      return false;
+    }
+    if (mprotect(address, bytes, PROT_READ | PROT_WRITE) != 0) {
+      give_back(bytes);
+      return false;
+    }
+    prefer_huge_pages(address, bytes);
+    return true;
+  }
+
+  void unmap(void* address, size_t bytes) override {
+    faults.meet("unmap");
+    madvise(address, bytes, MADV_DONTNEED);
+    mprotect(address, bytes, PROT_NONE);
+    give_back(bytes);
+  }
+
+  // --- streams
+  StreamHandle create_stream(int) override {
+    faults.meet("create_stream");
+    return new HostQueue;
+  }
+
+  void destroy_stream(StreamHandle) noexcept override {} // a queue's thread may still run: queues are kept
+
+  bool query_stream(StreamHandle stream) override {
+    faults.meet("query_stream");
+    return queue(stream).query();
+  }
+
+  void synchronize_stream(StreamHandle stream) override {
+    faults.meet("synchronize_stream");
+    queue(stream).drain();
+  }
+
+  // --- events
+  EventHandle create_event(bool) override {
+    faults.meet("create_event");
+    return new HostEvent(std::make_shared<HostEventState>());
+  }
+
+  void destroy_event(EventHandle event) noexcept override {
+    delete static_cast<HostEvent*>(event); // waiting queues share the state
+  }
+
+  void record_event(EventHandle event, StreamHandle stream) override {
+    faults.meet("record_event");
+    HostEvent shared = state(event);
+    uint64_t version = 0;
+    {
+      std::lock_guard<std::mutex> guard(shared->lock);
+      version = ++shared->recorded;
+    }
+    queue(stream).signal([shared, version] { shared->reach(version); });
+  }
+
+  void wait_event(EventHandle event, StreamHandle stream) override {
+    HostEvent shared = state(event);
+    uint64_t version = 0;
+    {
+      std::lock_guard<std::mutex> guard(shared->lock);
+      version = shared->recorded;
+      if (shared->reached >= version) {
+        return;
+      }
+    }
+    queue(stream).enqueue([shared, version] { shared->wait_for(version); });
+  }
+
+  bool query_event(EventHandle event) override {
+    faults.meet("query_event");
+    const HostEvent& shared = state(event);
+    std::lock_guard<std::mutex> guard(shared->lock);
+    return shared->reached >= shared->recorded;
+  }
+
+  void synchronize_event(EventHandle event) override {
+    faults.meet("synchronize_event");
+    HostEvent shared = state(event);
+    uint64_t version = 0;
+    {
+      std::lock_guard<std::mutex> guard(shared->lock);
+      version = shared->recorded;
+    }
+    shared->wait_for(version);
+  }
+
+  double elapsed_ms(EventHandle start, EventHandle end) override {
+    return std::chrono::duration<double, std::milli>(state(end)->reached_at() - state(start)->reached_at()).count();
+  }
+
+  // --- transfers
+  void copy(void* destination, const void* source, size_t bytes, CopyKind, StreamHandle stream) override {
+    faults.meet("copy");
+    queue(stream).run([=] { std::memmove(destination, source, bytes); });
+  }
+
+  void fill(void* address, uint8_t value, size_t bytes, StreamHandle stream) override {
+    faults.meet("fill");
+    queue(stream).run([=] { std::memset(address, value, bytes); });
+  }
+
+  bool copy_from_peer(void* destination, Device& peer, const void* source, size_t bytes, StreamHandle stream) override {
+    if (!can_access_peer(peer)) {
+      return false;
+    }
+    copy(destination, source, bytes, CopyKind::WithinDevice, stream);
+    return true;
+  }
+
+  bool can_access_peer(const Device& peer) const override {
+    return peer.properties().host_accessible;
+  }
+
+  bool host_sees_memory() const override {
+    return true;
+  }
+
+  void call_host(HostFunction function, c10::ArrayRef<char*> memory, StreamHandle stream) override {
+    queue(stream).enqueue([function = std::move(function), memory = memory.vec()] {
+      if (const HostCall call; call.may_run()) {
+        function(memory.data());
+      }
+    });
+  }
+
+  void sleep(double milliseconds, StreamHandle stream) override {
+    const auto duration = std::chrono::duration<double, std::milli>(milliseconds);
+    queue(stream).enqueue([duration] { std::this_thread::sleep_for(duration); });
+  }
+
+ private:
+  bool take(size_t bytes) {
+    size_t used = used_.load();
+    do {
+      if (bytes > limit_ - std::min(used, limit_)) {
+        return false;
+      }
+    } while (!used_.compare_exchange_weak(used, used + bytes));
+    return true;
+  }
+
+  void give_back(size_t bytes) {
+    used_.fetch_sub(bytes);
+  }
+
+  static void prefer_huge_pages(void* address, size_t bytes) {
+#ifdef MADV_HUGEPAGE
+    madvise(address, bytes, MADV_HUGEPAGE); // fewer page faults on fresh segments; a refusal does no harm
+#endif
+  }
+
+  const size_t limit_;
+  std::atomic<size_t> used_{0};
+};
+
+} // namespace
+
+void fail_host_call(const std::string& method, int nth) {
+  std::lock_guard<std::mutex> guard(faults.lock);
+  faults.calls_until[method] = nth;
+  faults.any.store(true);
+}
+
+std::unique_ptr<Device> make_host_device(DeviceProperties properties, size_t memory_limit) {
+  return std::make_unique<HostDevice>(std::move(properties), memory_limit);
+}
+
+} // namespace backplane

@@ -1,0 +1,17 @@
+// Devices in host memory: each has a memory limit of its own and real, in-order streams.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "devices/device.h"
+
+namespace backplane {
+
+// `memory_limit` in bytes; allocations beyond it fail as they would on a card of that size.
+std::unique_ptr<Device> make_host_device(DeviceProperties properties, size_t memory_limit);
+
+// For tests: the `nth` call from now of the method of Device that is called `method`, of any host device, throws.
+void fail_host_call(const std::string& method, int nth);
+
+} // namespace backplane

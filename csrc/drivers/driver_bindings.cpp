@@ -1,0 +1,113 @@
+// How drivers add devices to the socket's table.
+#include <c10/util/SmallVector.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <memory>
+#include <vector>
+
+#include "bindings.h"
+#include "devices/device.h"
+#include "drivers/discovery.h"
+#include "devices/discrete_device.h"
+#include "streams/ending.h"
+#include "devices/host_device.h"
+#include "devices/compiled_kernel.h"
+#include "drivers/driver_device.h"
+#include "streams/stream.h"
+
+namespace py = pybind11;
+
+namespace backplane {
+namespace {
+
+void add(std::unique_ptr<Device> device, bool discrete) {
+  const bool hide = discrete && device->properties().host_accessible;
+  add_device(hide ? make_discrete(std::move(device)) : std::move(device));
+}
+
+uintptr_t compile_kernel(
+    c10::DeviceIndex index, const std::string& text, const std::string& entry, const std::string& operator_name) {
+  return reinterpret_cast<uintptr_t>(device(index).compile(text, entry, operator_name));
+}
+
+void destroy_kernel(c10::DeviceIndex index, uintptr_t kernel) {
+  device(index).destroy_kernel(reinterpret_cast<KernelHandle>(kernel));
+}
+
+void launch_kernel(
+    c10::DeviceIndex index, uintptr_t kernel, const std::array<size_t, 3>& items, const std::array<size_t, 3>& group,
+    const std::vector<py::object>& arguments, std::optional<c10::StreamId> stream_id, int64_t times, bool keep_gil) {
+  c10::SmallVector<KernelArgument, 24> values;
+  for (const py::object& argument : arguments) {
+    if (PyBytes_Check(argument.ptr())) {
+      values.push_back({PyBytes_AS_STRING(argument.ptr()), static_cast<uint32_t>(PyBytes_GET_SIZE(argument.ptr()))});
+    } else {
+      values.push_back({argument.cast<at::Tensor>().const_data_ptr(), 0});
+    }
+  }
+  Device& owner = device(index);
+  const StreamHandle stream = stream_handle(
+      stream_id ? c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kPrivateUse1, index), *stream_id)
+                : current_stream(index));
+  std::optional<py::gil_scoped_release> released;
+  if (!keep_gil) {
+    released.emplace();
+  }
+  for (int64_t i = 0; i < times; ++i) {
+    owner.launch(reinterpret_cast<KernelHandle>(kernel), {items, group}, values, stream);
+  }
+}
+
+} // namespace
+
+void bind_drivers(py::module_& module) {
+  module.def(
+      "set_discovery_functions",
+      [](const py::function& discover, const py::function& initialize) {
+        set_discovery_functions(discover.ptr(), initialize.ptr());
+      },
+      py::arg("discover"), py::arg("initialize"));
+  module.def("finish_discovery", &finish_discovery);
+  module.def("is_discovered", &is_discovered);
+  module.def("finish_initialization", &finish_initialization);
+  module.def("is_initialized", &is_initialized);
+  module.def(
+      "add_host_device",
+      [](DeviceProperties properties, bool discrete) {
+        const size_t limit = properties.total_memory;
+        add(make_host_device(std::move(properties), limit), discrete);
+      },
+      py::arg("properties"), py::arg("discrete") = false,
+      "Add a device in host memory; total_memory is its limit. `discrete`: with addresses that the CPU cannot touch.");
+  module.def(
+      "add_driver_device",
+      [](py::object device, DeviceProperties properties, bool discrete) {
+        add(make_driver_device(next_device_index(), std::move(properties), std::move(device), discrete), discrete);
+      },
+      py::arg("device"), py::arg("properties"), py::arg("discrete") = false,
+      "Add a torch_backplane.drivers.base.Device.");
+
+  module.def(
+      "fail_host_call", &fail_host_call, py::arg("method"), py::arg("nth") = 1,
+      "For tests: the nth call from now of this method of a host device (csrc/devices/device.h) fails.");
+  module.def("finish_autograd_threads", &finish_autograd_threads, py::call_guard<py::gil_scoped_release>());
+  module.def("finish_host_calls_at_exit", &finish_host_calls_at_exit);
+
+  module.def(
+      "is_planned",
+      // One is the Python object's, one the argument's.
+      [](const std::shared_ptr<CompiledKernel>& kernel) { return kernel.use_count() > 2; }, py::arg("kernel"),
+      "Whether a kernel is held by a plan, or by what is going on now, beside its Python object.");
+
+  // Kernels without an operator around them, for tests and measurements.
+  module.def(
+      "compile_kernel", &compile_kernel, py::arg("device_index"), py::arg("text"), py::arg("entry"),
+      py::arg("operator_name"), "A handle for launch_kernel and destroy_kernel; the build goes on in the background.");
+  module.def("destroy_kernel", &destroy_kernel, py::arg("device_index"), py::arg("handle"));
+  module.def(
+      "launch_kernel", &launch_kernel, py::arg("device_index"), py::arg("handle"), py::arg("items"), py::arg("group"),
+      py::arg("arguments"), py::arg("stream_id") = py::none(), py::arg("times") = 1, py::arg("keep_gil") = false,
+      "Launch a kernel on a stream, the current one for None. Arguments are tensors, for their memory, and bytes.");
+}
+
+} // namespace backplane

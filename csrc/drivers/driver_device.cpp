@@ -1,0 +1,360 @@
+#include "drivers/driver_device.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/util/Exception.h>
+
+#include <vector>
+
+#include "drivers/driver_object.h"
+#include "drivers/driver_kernel.h"
+#include "drivers/driver_memory.h"
+#include "drivers/driver_stream.h"
+
+namespace py = pybind11;
+
+namespace backplane {
+namespace {
+
+py::memoryview read_only(const void* memory, size_t bytes) {
+  return py::memoryview::from_memory(memory, static_cast<py::ssize_t>(bytes));
+}
+
+py::memoryview writable(void* memory, size_t bytes) {
+  return py::memoryview::from_memory(memory, static_cast<py::ssize_t>(bytes), /*readonly=*/false);
+}
+
+bool overlap(const void* one, const void* other, size_t bytes) {
+  const auto* first = std::min(static_cast<const char*>(one), static_cast<const char*>(other));
+  const auto* second = std::max(static_cast<const char*>(one), static_cast<const char*>(other));
+  return static_cast<size_t>(second - first) < bytes;
+}
+
+DriverKernel& kernel_of(KernelHandle kernel) {
+  return *static_cast<DriverKernel*>(kernel);
+}
+
+// A copy of a launch's arguments, the numbers included.
+class DeferredArguments {
+ public:
+  explicit DeferredArguments(c10::ArrayRef<LaunchArgument> arguments) : arguments_(arguments.vec()) {
+    for (const LaunchArgument& argument : arguments_) {
+      const auto* data = static_cast<const char*>(argument.data);
+      numbers_.insert(numbers_.end(), data, data + argument.bytes);
+    }
+  }
+
+  c10::ArrayRef<LaunchArgument> values() {
+    const char* data = numbers_.data();
+    for (LaunchArgument& argument : arguments_) {
+      argument.data = data;
+      data += argument.bytes;
+    }
+    return arguments_;
+  }
+
+ private:
+  std::vector<LaunchArgument> arguments_;
+  std::vector<char> numbers_;
+};
+
+constexpr size_t kParallelCopy = 1 << 20; // bytes
+
+class DriverDevice final : public Device {
+ public:
+  DriverDevice(c10::DeviceIndex index, DeviceProperties given, py::object device, bool discrete)
+      : Device(std::move(given)),
+        driver_(index, properties().name, std::move(device)),
+        memory_(driver_, properties()),
+        streams_(driver_),
+        discrete_(discrete) {}
+
+  bool needs_gil() const override {
+    return true;
+  }
+
+  bool is_lost() const noexcept override {
+    return driver_.errors().is_lost();
+  }
+
+  void check_not_lost() const override {
+    driver_.errors().check();
+  }
+
+  // --- memory
+  void* allocate(size_t bytes) override {
+    return memory_.allocate(bytes);
+  }
+
+  void free(void* address, size_t bytes) override {
+    if (!Py_IsInitialized()) {
+      return; // the process is going, and its memory with it
+    }
+    DriverCall call;
+    const py::error_scope kept; // the caller may be a destructor that runs while an exception is on its way
+    // The driver is promised that no work uses the segment; the allocator only knows that no later work will.
+    streams_.finish_work();
+    memory_.free(address, bytes);
+  }
+
+  std::pair<size_t, size_t> memory_info() override {
+    return memory_.info();
+  }
+
+  // --- streams and events
+  StreamHandle create_stream(int priority) override {
+    return streams_.create_stream(priority);
+  }
+
+  void destroy_stream(StreamHandle stream) noexcept override {
+    streams_.destroy_stream(stream);
+  }
+
+  bool query_stream(StreamHandle stream) override {
+    return streams_.query_stream(stream);
+  }
+
+  void synchronize_stream(StreamHandle stream) override {
+    streams_.synchronize_stream(stream);
+  }
+
+  EventHandle create_event(bool timing) override {
+    return streams_.create_event(timing);
+  }
+
+  void destroy_event(EventHandle event) noexcept override {
+    streams_.destroy_event(event);
+  }
+
+  void record_event(EventHandle event, StreamHandle stream) override {
+    streams_.record_event(event, stream);
+  }
+
+  void wait_event(EventHandle event, StreamHandle stream) override {
+    streams_.wait_event(event, stream);
+  }
+
+  bool query_event(EventHandle event) override {
+    return streams_.query_event(event);
+  }
+
+  void synchronize_event(EventHandle event) override {
+    streams_.synchronize_event(event);
+  }
+
+  double elapsed_ms(EventHandle start, EventHandle end) override {
+    return streams_.elapsed_ms(start, end);
+  }
+
+  // --- transfers
+  void copy(void* destination, const void* source, size_t bytes, CopyKind kind, StreamHandle handle) override {
+    if (bytes == 0) {
+      return;
+    }
+    DriverStream& stream = streams_.known(handle);
+    const py::handle queue = stream.object;
+    if (kind == CopyKind::HostToDevice) {
+      const auto to = memory_.place_of(destination, bytes);
+      streams_.in_order(stream, {"copying ", bytes, " bytes to it"}, [this, to, source, bytes, queue] {
+        driver_.attr("copy_in")(to.segment, to.offset, read_only(source, bytes), queue);
+      });
+    } else if (kind == CopyKind::DeviceToHost) {
+      const auto from = memory_.place_of(source, bytes);
+      streams_.in_order(stream, {"copying ", bytes, " bytes from it"}, [this, from, destination, bytes, queue] {
+        driver_.attr("copy_out")(from.segment, from.offset, writable(destination, bytes), queue);
+      });
+    } else if (driver_.launcher() != nullptr && !overlap(destination, source, bytes)) {
+      copy_natively(destination, source, bytes, stream);
+    } else {
+      const auto to = memory_.place_of(destination, bytes);
+      const auto from = memory_.place_of(source, bytes);
+      streams_.in_order(stream, {"copying ", bytes, " bytes within it"}, [this, to, from, bytes, queue] {
+        driver_.attr("copy")(to.segment, to.offset, from.segment, from.offset, bytes, queue);
+      });
+    }
+  }
+
+  void fill(void* address, uint8_t value, size_t bytes, StreamHandle handle) override {
+    if (bytes == 0) {
+      return;
+    }
+    DriverStream& stream = streams_.known(handle);
+    const auto to = memory_.place_of(address, bytes);
+    if (driver_.launcher() != nullptr) {
+      streams_.natively_in_order(
+          stream, {"filling ", bytes, " bytes"}, [this, &stream, to = memory_.resolve({address, 0}), value, bytes] {
+            driver_.launcher()->fill(stream.native, to, value, bytes);
+          });
+      return;
+    }
+    streams_.in_order(
+        stream, {"filling ", bytes, " bytes"}, [this, to, bytes, value, queue = py::handle(stream.object)] {
+          driver_.attr("fill")(to.segment, to.offset, bytes, value, queue);
+        });
+  }
+
+  bool copy_from_peer(void* destination, Device& peer, const void* source, size_t bytes, StreamHandle handle) override {
+    auto* other = dynamic_cast<DriverDevice*>(&peer);
+    if (other == nullptr) {
+      return false;
+    }
+    if (bytes == 0) {
+      return true;
+    }
+    DriverStream& stream = streams_.known(handle);
+    stream.deferred.issue_all();
+    stream.throw_failure();
+    const auto to = memory_.place_of(destination, bytes);
+    const auto from = other->memory_.place_of(source, bytes);
+    return driver_.ask("copying from another device", [&] {
+      const py::handle peer_device = other->driver_.object(), queue = stream.object;
+      return driver_
+          .attr("copy_from_peer")(to.segment, to.offset, peer_device, from.segment, from.offset, bytes, queue)
+          .cast<bool>();
+    });
+  }
+
+  bool can_access_peer(const Device& peer) const override {
+    const auto* other = dynamic_cast<const DriverDevice*>(&peer);
+    if (other == nullptr) {
+      return false;
+    }
+    DriverCall call;
+    return driver_.attr("can_access_peer")(other->driver_.object()).cast<bool>();
+  }
+
+  // --- the host's part
+  bool host_sees_memory() const override {
+    return properties().host_accessible || (runs_host_functions() && !discrete_);
+  }
+
+  void call_host(HostFunction function, c10::ArrayRef<char*> memory, StreamHandle handle) override {
+    TORCH_CHECK(memory.empty() || host_sees_memory(), "the host does not see the memory of ", properties().name);
+    DriverStream& stream = streams_.known(handle);
+    if (!runs_host_functions()) {
+      synchronize_stream(handle);
+      function(memory.data());
+      return;
+    }
+    std::vector<LaunchArgument> resolved;
+    for (const char* address : memory) {
+      resolved.push_back(memory_.resolve({address, 0}));
+    }
+    streams_.natively_in_order(
+        stream, {"calling a function of the host"},
+        [this, &stream, function = std::move(function), resolved = std::move(resolved)] {
+          driver_.launcher()->call_host(stream.native, function, resolved, memory_.generation());
+        });
+  }
+
+  void sleep(double milliseconds, StreamHandle handle) override {
+    DriverStream& stream = streams_.known(handle);
+    streams_.in_order(stream, {"keeping a stream busy"}, [this, milliseconds, queue = py::handle(stream.object)] {
+      driver_.attr("sleep")(milliseconds, queue);
+    });
+  }
+
+  // --- kernels
+  KernelHandle compile(const std::string& text, const std::string& entry, const std::string& operator_name) override {
+    if (properties().dialect.empty()) {
+      return Device::compile(text, entry, operator_name); // refuses
+    }
+    driver_.errors().check();
+    DriverCall call;
+    auto kernel = c10::make_intrusive<DriverKernel>(
+        DriverKernel::Source{text, entry, operator_name}, driver_, [this] { streams_.issue_ready(); });
+    const py::cpp_function run([kernel] {
+      const GilReleased released;
+      kernel->run();
+    });
+    py::module_::import("torch_backplane.drivers.builds").attr("submit")(run);
+    return kernel.release();
+  }
+
+  void destroy_kernel(KernelHandle kernel) noexcept override {
+    c10::intrusive_ptr<DriverKernel>::reclaim(&kernel_of(kernel)); // deferred launches keep theirs
+  }
+
+  void launch(
+      KernelHandle handle, const LaunchSize& size, c10::ArrayRef<KernelArgument> arguments,
+      StreamHandle stream_handle) override {
+    if (size.items[0] == 0 || size.items[1] == 0 || size.items[2] == 0) {
+      return;
+    }
+    driver_.errors().check();
+    DriverStream& stream = streams_.known(stream_handle);
+    DriverKernel& kernel = kernel_of(handle);
+    c10::SmallVector<LaunchArgument, 24> resolved;
+    for (const KernelArgument& argument : arguments) {
+      resolved.push_back(memory_.resolve(argument));
+    }
+    if (C10_LIKELY(kernel.is_built() && !stream.deferred.any())) {
+      launch_now(kernel, size, resolved, stream);
+      return;
+    }
+    if (kernel.is_over()) {
+      kernel.check();
+    }
+    stream.throw_failure();
+    stream.deferred.submit(
+        c10::intrusive_ptr<KernelBuild>::reclaim_copy(&kernel),
+        [this, &kernel, &stream, size, kept = DeferredArguments(resolved)]() mutable {
+          launch_now(kernel, size, kept.values(), stream);
+        });
+  }
+
+ private:
+  // True where the queue does, in its order.
+  bool runs_host_functions() const {
+    return driver_.launcher() != nullptr && driver_.launcher()->host_sees_memory();
+  }
+
+  void launch_now(
+      DriverKernel& kernel, const LaunchSize& size, c10::ArrayRef<LaunchArgument> arguments, DriverStream& stream) {
+    const auto doing = [&] { return c10::str("launching ", kernel.name()); };
+    if (driver_.launcher() == nullptr) {
+      const DeviceCall gil(true); // around what catches errors, too
+      driver_.errors().watch(doing, [&] { kernel.launch(stream.object, size, arguments, 0); });
+      return;
+    }
+    streams_.natively(stream, doing, [&] { kernel.launch(stream.native, size, arguments, memory_.generation()); });
+  }
+
+  void copy_natively(void* destination, const void* source, size_t bytes, DriverStream& stream) {
+    memory_.place_of(destination, bytes); // checks the ranges
+    memory_.place_of(source, bytes);
+    const LaunchArgument to = memory_.resolve({destination, 0});
+    const LaunchArgument from = memory_.resolve({source, 0});
+    const Doing doing{"copying ", bytes, " bytes within it"};
+    if (bytes >= kParallelCopy && host_sees_memory()) {
+      // One thread of an OpenCL processor copies, where all of the host's can.
+      streams_.natively_in_order(stream, doing, [this, &stream, to, from, bytes] {
+        const HostFunction work = [bytes](char* const* memory) {
+          const at::AutoDispatchBelowADInplaceOrView guard;
+          const auto tensor = [&](char* start) { return at::from_blob(start, static_cast<int64_t>(bytes), at::kByte); };
+          tensor(memory[0]).copy_(tensor(memory[1]));
+        };
+        driver_.launcher()->call_host(stream.native, work, {to, from}, memory_.generation());
+      });
+      return;
+    }
+    streams_.natively_in_order(stream, doing, [this, &stream, to, from, bytes] {
+      driver_.launcher()->copy(stream.native, to, from, bytes);
+    });
+  }
+
+  DriverObject driver_;
+  DriverMemory memory_;
+  DriverStreams streams_;
+  const bool discrete_; // the user wants it so: the host must not see the memory
+};
+
+} // namespace
+
+std::unique_ptr<Device> make_driver_device(
+    c10::DeviceIndex index, DeviceProperties properties, py::object device, bool discrete) {
+  return std::make_unique<DriverDevice>(index, std::move(properties), std::move(device), discrete);
+}
+
+} // namespace backplane

@@ -1,0 +1,117 @@
+#include "drivers/driver_kernel.h"
+
+#include <c10/util/Exception.h>
+#include <pybind11/stl.h>
+
+#include <sstream>
+
+namespace py = pybind11;
+
+namespace backplane {
+namespace {
+
+std::string numbered(const std::string& text) {
+  std::istringstream lines(text);
+  std::ostringstream result;
+  std::string line;
+  for (int number = 1; std::getline(lines, line); ++number) {
+    result << (number > 1 ? "\n" : "") << number << "\t" << line;
+  }
+  return result.str();
+}
+
+// «RuntimeError: …», without the traceback.
+std::string described(const py::error_already_set& error) {
+  return c10::str(
+      py::str(error.type().attr("__name__")).cast<std::string>(), ": ", py::str(error.value()).cast<std::string>());
+}
+
+// The driver's compile(). Ctrl-C does not stop it, which would leave a kernel that cannot be launched, but comes later.
+py::object compile(const DriverObject& driver, const std::string& text, const std::string& entry) {
+  for (bool interrupted = false;;) {
+    try {
+      py::object kernel = driver.attr("compile")(text, entry);
+      if (interrupted) {
+        PyErr_SetInterrupt();
+      }
+      return kernel;
+    } catch (const py::error_already_set& error) {
+      if (interrupted || !error.matches(PyExc_KeyboardInterrupt)) {
+        throw;
+      }
+      interrupted = true;
+    }
+  }
+}
+
+} // namespace
+
+DriverKernel::DriverKernel(Source source, DriverObject& driver, std::function<void()> finished)
+    : source_(std::move(source)), driver_(driver), finished_(std::move(finished)) {}
+
+DriverKernel::~DriverKernel() {
+  native_.reset();
+  if (object_ != nullptr && Py_IsInitialized()) {
+    DeviceCall gil(true);
+    const py::error_scope kept;
+    Py_DECREF(object_);
+  }
+}
+
+std::string DriverKernel::name() const {
+  return c10::str("the kernel ", source_.entry, " of ", source_.operator_name);
+}
+
+void DriverKernel::launch(
+    void* queue, const LaunchSize& size, c10::ArrayRef<LaunchArgument> arguments, uint64_t generation) {
+  if (native_ != nullptr) {
+    native_->launch(queue, size, arguments, generation);
+  } else {
+    call_driver(queue, size, arguments);
+  }
+}
+
+void DriverKernel::build() {
+  TORCH_CHECK(Py_IsInitialized(), "kernel ", source_.entry, " cannot be built after Python has been finalized");
+  DeviceCall gil(true);
+  driver_.errors().check();
+  std::string failure;
+  const InsideDriverCall inside;
+  try {
+    py::object kernel = compile(driver_, source_.text, source_.entry);
+    if (driver_.launcher() != nullptr) {
+      const auto native = driver_.attr("native_kernel")(kernel).cast<uintptr_t>();
+      native_ = driver_.launcher()->kernel(reinterpret_cast<void*>(native));
+    }
+    object_ = kernel.release().ptr();
+  } catch (const py::error_already_set& error) {
+    driver_.errors().convert(error, c10::str("building ", name()));
+    failure = described(error);
+  }
+  TORCH_CHECK(
+      failure.empty(), name(), " could not be built for ",
+      driver_.name(), ": ", failure, "\nThe kernel:\n", numbered(source_.text));
+}
+
+void DriverKernel::finished() noexcept {
+  finished_();
+}
+
+void DriverKernel::call_driver(void* stream, const LaunchSize& size, c10::ArrayRef<LaunchArgument> arguments) {
+  TORCH_CHECK(Py_IsInitialized(), "kernel ", source_.entry, " was launched after Python has been finalized");
+  DeviceCall gil(true);
+  py::list values;
+  for (const LaunchArgument& argument : arguments) {
+    if (argument.bytes > 0) {
+      values.append(py::bytes(static_cast<const char*>(argument.data), argument.bytes));
+    } else {
+      const py::handle memory = argument.memory == nullptr ? Py_None : static_cast<PyObject*>(argument.memory);
+      values.append(py::make_tuple(memory, argument.offset));
+    }
+  }
+  driver_.attr("launch")(
+      py::handle(object_), py::tuple(py::cast(size.items)), py::tuple(py::cast(size.group)), values,
+      py::handle(static_cast<PyObject*>(stream)));
+}
+
+} // namespace backplane

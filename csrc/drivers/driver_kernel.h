@@ -1,0 +1,45 @@
+// A kernel of a device that a Python driver brought.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <memory>
+#include <string>
+
+#include "drivers/driver_object.h"
+#include "drivers/kernel_build.h"
+#include "drivers/native_launcher.h"
+
+namespace backplane {
+
+class DriverKernel final : public KernelBuild {
+ public:
+  struct Source {
+    std::string text;
+    std::string entry;
+    std::string operator_name; // for messages
+  };
+
+  // `driver` lives as long as the process. `finished` is called by the thread that did the build.
+  DriverKernel(Source source, DriverObject& driver, std::function<void()> finished);
+  ~DriverKernel() override;
+
+  // Its entry and operator, for messages.
+  std::string name() const;
+  // Only when it is built. `queue` is the native queue where there is a native launcher, else the driver's object for the
+  // stream; the memory of arguments accordingly.
+  void launch(void* queue, const LaunchSize& size, c10::ArrayRef<LaunchArgument> arguments, uint64_t generation);
+
+ private:
+  void build() override;
+  void finished() noexcept override;
+  void call_driver(void* stream, const LaunchSize& size, c10::ArrayRef<LaunchArgument> arguments);
+
+  const Source source_;
+  DriverObject& driver_;
+  const std::function<void()> finished_;
+  PyObject* object_ = nullptr; // what the driver's compile() returned
+  std::unique_ptr<NativeKernel> native_;
+};
+
+} // namespace backplane

@@ -1,0 +1,130 @@
+#include "drivers/driver_memory.h"
+
+#include <c10/util/Exception.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <memory>
+
+namespace py = pybind11;
+
+namespace backplane {
+namespace {
+
+constexpr size_t kAlignment = 512; // of device addresses, see Device::allocate
+
+// What the driver calls a segment, and what its hardware API does; the latter only with a native launcher.
+struct Segment {
+  PyObject* object;
+  void* native = nullptr;
+};
+
+} // namespace
+
+void* DriverMemory::allocate(size_t bytes) {
+  DriverCall call;
+  if (!take(bytes)) {
+    return nullptr;
+  }
+  try {
+    return driver_.errors().watch(
+        [&] { return c10::str("allocating ", bytes, " bytes"); },
+        [&] { return place(driver_.attr("allocate")(bytes), bytes); });
+  } catch (py::error_already_set& error) {
+    allocated_ -= bytes;
+    if (error.matches(PyExc_MemoryError)) {
+      return nullptr;
+    }
+    throw;
+  } catch (...) {
+    allocated_ -= bytes;
+    throw;
+  }
+}
+
+void DriverMemory::free(void* address, size_t bytes) {
+  const std::unique_ptr<Segment> segment(static_cast<Segment*>(segments_.remove(address)));
+  const auto handle = py::reinterpret_steal<py::object>(segment->object);
+  if (!properties_.host_accessible) {
+    AddressSpace::release(address, bytes);
+  }
+  allocated_ -= bytes;
+  const DriverErrors& errors = driver_.errors();
+  if (errors.is_lost()) {
+    return;
+  }
+  try {
+    driver_.ask("freeing memory", [&] { driver_.attr("free")(handle); });
+  } catch (const c10::AcceleratorError&) {
+    if (!errors.is_lost()) {
+      throw;
+    }
+  }
+}
+
+std::pair<size_t, size_t> DriverMemory::info() {
+  return driver_.ask("asked for its free memory", [&]() -> std::pair<size_t, size_t> {
+    const py::object info = driver_.attr("memory_info")();
+    if (!info.is_none()) {
+      return info.cast<std::pair<size_t, size_t>>();
+    }
+    const size_t total = properties_.total_memory;
+    return {total - std::min<size_t>(allocated_, total), total};
+  });
+}
+
+DriverMemory::Place DriverMemory::place_of(const void* address, size_t bytes) const {
+  const auto [segment, offset] = segments_.resolve(address, bytes, properties_.name.c_str());
+  return {static_cast<Segment*>(segment)->object, offset};
+}
+
+LaunchArgument DriverMemory::resolve(const KernelArgument& argument) const {
+  if (argument.bytes > 0 || argument.data == nullptr) {
+    return {nullptr, 0, argument.data, argument.bytes};
+  }
+  const auto [segment, offset] = segments_.resolve(argument.data, 1, properties_.name.c_str());
+  const auto* memory = static_cast<Segment*>(segment);
+  return {driver_.launcher() != nullptr ? memory->native : memory->object, offset, nullptr, 0};
+}
+
+// No driver is asked for more than the device has.
+bool DriverMemory::take(size_t bytes) {
+  size_t used = allocated_;
+  do {
+    if (bytes > properties_.total_memory - std::min<size_t>(used, properties_.total_memory)) {
+      return false;
+    }
+  } while (!allocated_.compare_exchange_weak(used, used + bytes));
+  return true;
+}
+
+// The address of a fresh segment, which goes back to the driver if something is wrong with it.
+void* DriverMemory::place(const py::object& handle, size_t bytes) {
+  try {
+    auto segment = std::make_unique<Segment>();
+    if (driver_.launcher() != nullptr) {
+      segment->native = as_pointer(driver_.attr("native_segment")(handle));
+    }
+    void* address = address_of(handle, bytes);
+    segment->object = py::object(handle).release().ptr();
+    segments_.insert(address, bytes, segment.release());
+    return address;
+  } catch (const std::exception&) {
+    const py::error_scope kept;
+    driver_.call_quietly("free", handle);
+    throw;
+  }
+}
+
+void* DriverMemory::address_of(const py::object& handle, size_t bytes) const {
+  if (!properties_.host_accessible) {
+    return AddressSpace::reserve(bytes);
+  }
+  const auto value = driver_.attr("address")(handle).cast<uintptr_t>();
+  TORCH_CHECK(
+      value != 0 && value % kAlignment == 0, "driver ", properties_.driver, ": address() returned ", value,
+      ", and segments start at multiples of ", kAlignment);
+  return reinterpret_cast<void*>(value);
+}
+
+} // namespace backplane

@@ -1,0 +1,53 @@
+// The memory of a device that a Python driver brought: its segments, and where they are.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <atomic>
+#include <utility>
+
+#include "memory/address_space.h"
+#include "devices/device.h"
+#include "drivers/driver_object.h"
+#include "drivers/native_launcher.h"
+
+namespace backplane {
+
+// Of each handle that the driver gives for a segment, a Python object, one reference is kept.
+class DriverMemory {
+ public:
+  // Both live as long as this.
+  DriverMemory(DriverObject& driver, const DeviceProperties& properties) : driver_(driver), properties_(properties) {}
+
+  // As Device::allocate and Device::memory_info.
+  void* allocate(size_t bytes);
+  std::pair<size_t, size_t> info();
+  // As Device::free, of memory that no work uses. The caller has the GIL.
+  void free(void* address, size_t bytes);
+
+  struct Place {
+    pybind11::handle segment; // what the driver calls it
+    size_t offset; // bytes from its start
+  };
+  // Where [address, address + bytes) lies; throws unless one segment holds all of it.
+  Place place_of(const void* address, size_t bytes) const;
+  // An argument as launches take it: memory becomes a handle of the hardware API's, without a native launcher of the
+  // driver's.
+  LaunchArgument resolve(const KernelArgument& argument) const;
+  // Another number when what was resolved before may be gone.
+  uint64_t generation() const noexcept {
+    return segments_.generation();
+  }
+
+ private:
+  bool take(size_t bytes);
+  void* place(const pybind11::object& handle, size_t bytes);
+  void* address_of(const pybind11::object& handle, size_t bytes) const;
+
+  DriverObject& driver_;
+  const DeviceProperties& properties_;
+  AddressSpace segments_; // where each Segment is
+  std::atomic<size_t> allocated_{0}; // bytes
+};
+
+} // namespace backplane

@@ -1,0 +1,261 @@
+#include "drivers/driver_stream.h"
+
+#include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
+
+#include <mutex>
+
+namespace py = pybind11;
+
+namespace backplane {
+
+// An event, and its recordings that are still deferred. Kept by those, so that it may be destroyed before.
+class DriverStreams::Event : public c10::intrusive_ptr_target {
+ public:
+  Event(const DriverObject& driver, py::object event) : driver_(driver), object_(event.release().ptr()) {}
+
+  ~Event() override {
+    if (!Py_IsInitialized()) {
+      return;
+    }
+    DeviceCall gil(true);
+    const py::error_scope kept;
+    driver_.call_quietly("destroy_event", object_);
+    Py_DECREF(object_);
+  }
+
+  py::handle object() const {
+    return object_;
+  }
+
+  // The stream of the latest recording that was deferred; null if there has been none.
+  StreamPointer stream() const {
+    std::lock_guard<std::mutex> guard(lock_);
+    return stream_;
+  }
+
+  bool is_deferred() const {
+    return deferred_.load() > 0;
+  }
+
+  void defer(StreamPointer stream) {
+    std::lock_guard<std::mutex> guard(lock_);
+    stream_ = std::move(stream);
+    ++deferred_;
+  }
+
+  void recorded() {
+    --deferred_;
+  }
+
+ private:
+  const DriverObject& driver_;
+  PyObject* const object_; // what the driver calls it
+  mutable std::mutex lock_;
+  StreamPointer stream_;
+  std::atomic<int> deferred_{0}; // recordings
+};
+
+DriverStreams::Event& DriverStreams::event_of(EventHandle event) {
+  return *static_cast<Event*>(event);
+}
+
+// --- streams
+StreamHandle DriverStreams::create_stream(int priority) {
+  auto stream = std::make_shared<DriverStream>();
+  driver_.ask("making a stream", [&] {
+    py::object object = driver_.attr("create_stream")(priority);
+    try {
+      if (driver_.launcher() != nullptr) {
+        stream->native = as_pointer(driver_.attr("native_stream")(object));
+      }
+    } catch (const std::exception&) {
+      const py::error_scope kept;
+      driver_.call_quietly("destroy_stream", object);
+      throw;
+    }
+    stream->object = object.release().ptr();
+  });
+  std::unique_lock<std::shared_mutex> guard(lock_);
+  return streams_.emplace(stream.get(), stream).first->first;
+}
+
+void DriverStreams::destroy_stream(StreamHandle handle) noexcept {
+  if (!Py_IsInitialized()) {
+    return;
+  }
+  DeviceCall gil(true);
+  const py::error_scope kept;
+  StreamPointer stream = shared(handle);
+  stream->deferred.issue_all();
+  {
+    std::unique_lock<std::shared_mutex> guard(lock_);
+    streams_.erase(handle);
+    ++removed_;
+  }
+  driver_.call_quietly("destroy_stream", stream->object);
+  Py_DECREF(stream->object);
+}
+
+bool DriverStreams::query_stream(StreamHandle handle) {
+  DriverStream& stream = known(handle);
+  if (stream.deferred.any()) {
+    stream.deferred.issue_ready();
+    stream.deferred.rethrow();
+    if (stream.deferred.is_waiting()) {
+      return false;
+    }
+  }
+  return driver_.ask("asked whether a stream is done", [&] {
+    note_launches(stream);
+    return driver_.attr("query_stream")(py::handle(stream.object)).cast<bool>();
+  });
+}
+
+void DriverStreams::synchronize_stream(StreamHandle handle) {
+  DriverStream& stream = known(handle);
+  stream.deferred.issue_all();
+  synchronize(stream);
+  stream.throw_failure();
+}
+
+// --- events
+EventHandle DriverStreams::create_event(bool timing) {
+  return driver_.ask("making an event", [&]() -> EventHandle {
+    return c10::make_intrusive<Event>(driver_, driver_.attr("create_event")(timing)).release();
+  });
+}
+
+void DriverStreams::destroy_event(EventHandle event) noexcept {
+  c10::intrusive_ptr<Event>::reclaim(&event_of(event));
+}
+
+void DriverStreams::record_event(EventHandle handle, StreamHandle stream_handle) {
+  DriverStream& stream = known(stream_handle);
+  Event& event = event_of(handle);
+  const auto record = [this, &stream](Event& recorded) {
+    driver_.ask(
+        "recording an event", [&] { driver_.attr("record_event")(recorded.object(), py::handle(stream.object)); });
+  };
+  if (!stream.deferred.any()) {
+    record(event);
+    return;
+  }
+  event.defer(shared(stream_handle));
+  stream.deferred.submit(nullptr, [record, kept = c10::intrusive_ptr<Event>::reclaim_copy(&event)] {
+    const auto done = c10::make_scope_exit([&] { kept->recorded(); });
+    record(*kept);
+  });
+}
+
+void DriverStreams::wait_event(EventHandle event, StreamHandle handle) {
+  DriverStream& stream = known(handle);
+  issue_recording(event);
+  stream.deferred.issue_all(); // the event may be recorded again, and this means the recording of now
+  stream.throw_failure();
+  driver_.ask("making a stream wait for an event", [&] {
+    driver_.attr("wait_event")(event_of(event).object(), py::handle(stream.object));
+  });
+}
+
+bool DriverStreams::query_event(EventHandle event) {
+  driver_.errors().check();
+  if (event_of(event).is_deferred()) {
+    event_of(event).stream()->deferred.issue_ready();
+    if (event_of(event).is_deferred()) {
+      return false;
+    }
+  }
+  return driver_.ask("asked for an event", [&] {
+    return driver_.attr("query_event")(event_of(event).object()).cast<bool>();
+  });
+}
+
+void DriverStreams::synchronize_event(EventHandle event) {
+  issue_recording(event);
+  driver_.ask("waiting for an event", [&] { driver_.attr("synchronize_event")(event_of(event).object()); });
+  if (const StreamPointer stream = event_of(event).stream()) {
+    stream->throw_failure();
+  }
+}
+
+double DriverStreams::elapsed_ms(EventHandle start, EventHandle end) {
+  issue_recording(start);
+  issue_recording(end);
+  return driver_.ask("asked for the time between events", [&] {
+    return driver_.attr("elapsed_ms")(event_of(start).object(), event_of(end).object()).cast<double>();
+  });
+}
+
+// --- their order
+// Each thread remembers the last good handle.
+DriverStream& DriverStreams::known(StreamHandle handle) const {
+  struct Last {
+    const DriverStreams* streams;
+    StreamHandle handle;
+    uint64_t removed;
+  };
+  thread_local Last last{};
+  const Last now{this, handle, removed_.load(std::memory_order_acquire)};
+  if (C10_UNLIKELY(last.handle != handle || last.streams != this || last.removed != now.removed)) {
+    std::shared_lock<std::shared_mutex> guard(lock_);
+    TORCH_CHECK(
+        streams_.count(handle) != 0, handle, " is not a stream of ", driver_.name(),
+        ": streams of a Python driver are made by torch.bp.Stream only");
+    last = now;
+  }
+  return *static_cast<DriverStream*>(handle);
+}
+
+void DriverStreams::finish_work() {
+  for (const StreamPointer& stream : all()) {
+    stream->deferred.submit(nullptr, [this, stream] { synchronize(*stream); });
+    stream->deferred.issue_all();
+  }
+}
+
+void DriverStreams::issue_ready() noexcept {
+  for (const StreamPointer& stream : all()) {
+    stream->deferred.issue_ready();
+  }
+}
+
+DriverStreams::StreamPointer DriverStreams::shared(StreamHandle handle) const {
+  std::shared_lock<std::shared_mutex> guard(lock_);
+  return streams_.at(handle);
+}
+
+std::vector<DriverStreams::StreamPointer> DriverStreams::all() const {
+  std::shared_lock<std::shared_mutex> guard(lock_);
+  std::vector<StreamPointer> found;
+  for (const auto& [handle, stream] : streams_) {
+    found.push_back(stream);
+  }
+  return found;
+}
+
+// Waits for what the driver was given.
+void DriverStreams::synchronize(DriverStream& stream) {
+  driver_.ask("waiting for a stream", [&] {
+    note_launches(stream);
+    driver_.attr("synchronize_stream")(py::handle(stream.object));
+  });
+}
+
+// Tells the driver, which counts what is under way, of launches that went past it.
+void DriverStreams::note_launches(DriverStream& stream) {
+  const uint64_t launches = stream.launches.load();
+  if (driver_.launcher() != nullptr && stream.noted.load() != launches) {
+    driver_.attr("launched_natively")(py::handle(stream.object));
+    stream.noted.store(launches); // only now: should it fail, the driver still has to be told
+  }
+}
+
+// Makes sure that the driver has got the event's latest recording.
+void DriverStreams::issue_recording(EventHandle event) {
+  if (event_of(event).is_deferred()) {
+    event_of(event).stream()->deferred.issue_all();
+  }
+}
+
+} // namespace backplane

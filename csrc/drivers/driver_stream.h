@@ -1,0 +1,116 @@
+// Streams and events of a device that a Python driver brought, and the order of what they are given.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <atomic>
+#include <memory>
+#include <shared_mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "devices/device.h"
+#include "drivers/driver_object.h"
+#include "drivers/kernel_build.h"
+
+namespace backplane {
+
+struct DriverStream {
+  PyObject* object; // what the driver calls it, with one reference to it
+  void* native = nullptr; // what its hardware API does; only with a native launcher
+  DeferredCommands deferred;
+  std::atomic<uint64_t> launches{0}; // native ones, which the driver does not see
+  std::atomic<uint64_t> noted{0}; // how many of them it was told of
+
+  // Throws what a deferred command has failed with.
+  void throw_failure() {
+    if (C10_UNLIKELY(deferred.any())) {
+      deferred.rethrow();
+    }
+  }
+};
+
+// While a stream has commands that wait for a kernel to be built (kernel_build.h), what comes after is deferred too, if
+// it returns nothing; the other calls wait.
+class DriverStreams {
+ public:
+  // `driver` lives as long as this.
+  explicit DriverStreams(DriverObject& driver) : driver_(driver) {}
+
+  // As the methods of Device.
+  StreamHandle create_stream(int priority);
+  void destroy_stream(StreamHandle handle) noexcept;
+  bool query_stream(StreamHandle handle);
+  void synchronize_stream(StreamHandle handle);
+  EventHandle create_event(bool timing);
+  void destroy_event(EventHandle event) noexcept;
+  void record_event(EventHandle event, StreamHandle stream);
+  void wait_event(EventHandle event, StreamHandle stream);
+  bool query_event(EventHandle event);
+  void synchronize_event(EventHandle event);
+  double elapsed_ms(EventHandle start, EventHandle end);
+
+  // The stream of a handle; throws where there is none.
+  DriverStream& known(StreamHandle handle) const;
+  // Waits for the work of all streams. What one fails with is left for those who wait for it.
+  void finish_work();
+  // A build is over: gives the driver what waited for it.
+  void issue_ready() noexcept;
+
+  // Calls the driver now, or when the commands in front have been given to it.
+  template <typename Command>
+  void in_order(DriverStream& stream, const Doing& doing, Command command) {
+    if (stream.deferred.any()) {
+      stream.throw_failure();
+      stream.deferred.submit(nullptr, [this, doing, command] { driver_.ask(doing, command); });
+      return;
+    }
+    driver_.ask(doing, command);
+  }
+
+  // As in_order, for commands that go past the driver.
+  template <typename Command>
+  void natively_in_order(DriverStream& stream, const Doing& doing, Command command) {
+    const auto go = [this, &stream, doing, command = std::move(command)] { natively(stream, doing, command); };
+    if (C10_LIKELY(!stream.deferred.any())) {
+      go();
+      return;
+    }
+    stream.throw_failure();
+    stream.deferred.submit(nullptr, go);
+  }
+
+  // Gives the queue something that the driver does not see; `doing` says what, for errors.
+  template <typename Text, typename Command>
+  void natively(DriverStream& stream, const Text& doing, const Command& command) {
+    driver_.errors().check();
+    try {
+      command();
+      if (stream.launches.fetch_add(1, std::memory_order_relaxed) % kFlushEvery == 0) {
+        driver_.launcher()->flush(stream.native);
+      }
+    } catch (const NativeError& error) {
+      driver_.errors().convert(error, driver_.object(), doing());
+    }
+  }
+
+ private:
+  using StreamPointer = std::shared_ptr<DriverStream>;
+  class Event;
+
+  static constexpr uint64_t kFlushEvery = 16; // native launches: the device should not idle because nobody synchronizes
+
+  static Event& event_of(EventHandle event);
+  StreamPointer shared(StreamHandle handle) const;
+  std::vector<StreamPointer> all() const;
+  void synchronize(DriverStream& stream);
+  void note_launches(DriverStream& stream);
+  void issue_recording(EventHandle event);
+
+  DriverObject& driver_;
+  mutable std::shared_mutex lock_; // never held while the driver is called
+  std::unordered_map<void*, StreamPointer> streams_;
+  std::atomic<uint64_t> removed_{0};
+};
+
+} // namespace backplane

@@ -1,0 +1,146 @@
+#include "drivers/kernel_build.h"
+
+#include <Python.h>
+
+#include <utility>
+
+namespace backplane {
+
+GilReleased::GilReleased() {
+  if (Py_IsInitialized() && PyGILState_Check()) {
+    saved_ = PyEval_SaveThread();
+  }
+}
+
+GilReleased::~GilReleased() {
+  if (saved_ != nullptr) {
+    PyEval_RestoreThread(static_cast<PyThreadState*>(saved_));
+  }
+}
+
+// --- one build -------------------------------------------------------------------------------------------------------
+
+void KernelBuild::check() const {
+  if (failure_ != nullptr) {
+    std::rethrow_exception(failure_);
+  }
+}
+
+void KernelBuild::run() noexcept {
+  auto expected = State::Asked;
+  if (!state_.compare_exchange_strong(expected, State::Running)) {
+    return;
+  }
+  try {
+    build();
+  } catch (...) {
+    failure_ = std::current_exception();
+  }
+  {
+    std::lock_guard<std::mutex> guard(lock_);
+    state_.store(failure_ == nullptr ? State::Built : State::Failed, std::memory_order_release);
+  }
+  changed_.notify_all();
+  finished();
+}
+
+void KernelBuild::wait() noexcept {
+  run();
+  std::unique_lock<std::mutex> guard(lock_);
+  changed_.wait(guard, [this] { return is_over(); });
+}
+
+// --- the commands of one stream --------------------------------------------------------------------------------------
+
+bool DeferredCommands::is_waiting() const {
+  std::lock_guard<std::mutex> guard(lock_);
+  return issuing_ || !commands_.empty();
+}
+
+void DeferredCommands::submit(c10::intrusive_ptr<KernelBuild> kernel, std::function<void()> command) {
+  {
+    std::lock_guard<std::mutex> guard(lock_);
+    commands_.push_back(Command{std::move(kernel), std::move(command)});
+    update();
+  }
+  issue_ready();
+}
+
+void DeferredCommands::issue_ready() noexcept {
+  std::unique_lock<std::mutex> guard(lock_);
+  if (issuing_) {
+    return; // another thread is at it and will see what is ready; or this one, further up
+  }
+  issuing_ = true;
+  issuer_ = std::this_thread::get_id();
+  while (!commands_.empty() && (!commands_.front().kernel || commands_.front().kernel->is_over())) {
+    Command command = std::move(commands_.front());
+    commands_.pop_front();
+    guard.unlock();
+    issue(std::move(command));
+    guard.lock();
+  }
+  issuing_ = false;
+  issuer_ = {};
+  update();
+  guard.unlock();
+  changed_.notify_all();
+}
+
+void DeferredCommands::issue_all() noexcept {
+  if (!any()) {
+    return;
+  }
+  const GilReleased released;
+  for (;;) {
+    issue_ready();
+    std::unique_lock<std::mutex> guard(lock_);
+    if (issuing_) {
+      if (issuer_ == std::this_thread::get_id()) {
+        return; // called out of a command: what is behind it has to come later
+      }
+      changed_.wait(guard, [this] { return !issuing_; });
+      continue;
+    }
+    if (commands_.empty()) {
+      return;
+    }
+    const auto kernel = commands_.front().kernel;
+    guard.unlock();
+    if (kernel) {
+      kernel->wait();
+    }
+  }
+}
+
+void DeferredCommands::rethrow() {
+  std::exception_ptr failure;
+  {
+    std::lock_guard<std::mutex> guard(lock_);
+    failure = std::exchange(failure_, nullptr);
+    update();
+  }
+  if (failure != nullptr) {
+    std::rethrow_exception(failure);
+  }
+}
+
+void DeferredCommands::issue(Command command) noexcept {
+  try {
+    if (command.kernel) {
+      command.kernel->check();
+    }
+    command.call();
+  } catch (...) {
+    std::lock_guard<std::mutex> guard(lock_);
+    if (failure_ == nullptr) {
+      failure_ = std::current_exception();
+    }
+  }
+}
+
+void DeferredCommands::update() noexcept {
+  any_.store(issuing_ || !commands_.empty() || failure_ != nullptr, std::memory_order_release);
+}
+
+} // namespace backplane

@@ -1,0 +1,66 @@
+// Kernel launches, copies and fills without Python, for drivers whose hardware API the socket knows.
+//
+// The driver loads the API's library with its Python binding and hands over the addresses of a few functions in it
+// (torch_backplane.drivers.base.NativeLauncher); the socket links no such library.
+#pragma once
+
+#include <c10/util/ArrayRef.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "devices/device.h"
+
+namespace backplane {
+
+// One argument of a launch: memory where `bytes` is 0, otherwise that many bytes at `data`.
+struct LaunchArgument {
+  void* memory; // the driver's handle of the segment; nullptr for no memory
+  uint64_t offset; // bytes from its start
+  const void* data;
+  uint32_t bytes;
+};
+
+// Thrown where a function of the hardware API answers with an error.
+struct NativeError {
+  const char* call; // the function
+  int status; // what it answered
+  std::string details; // «… with 3 work items»: what it was called with; may be empty
+};
+
+// A compiled kernel. Thread-safe; needs no GIL.
+class NativeKernel {
+ public:
+  virtual ~NativeKernel() = default;
+  // `generation` changes whenever a handle may have come to mean other memory. Throws NativeError.
+  virtual void launch(
+      void* queue, const LaunchSize& size, c10::ArrayRef<LaunchArgument> arguments, uint64_t generation) = 0;
+};
+
+class NativeLauncher {
+ public:
+  virtual ~NativeLauncher() = default;
+  // `kernel` stays valid as long as what is returned lives.
+  virtual std::unique_ptr<NativeKernel> kernel(void* kernel) const = 0;
+  // Within the device's memory; the ranges do not overlap.
+  virtual void copy(
+      void* queue, const LaunchArgument& destination, const LaunchArgument& source, size_t bytes) const = 0;
+  virtual void fill(void* queue, const LaunchArgument& memory, uint8_t value, size_t bytes) const = 0;
+  // Makes sure that what the queue was given gets to the device without another call. Throws NativeError.
+  virtual void flush(void* queue) const = 0;
+
+  // As Device::host_sees_memory and Device::call_host; `generation` as in NativeKernel::launch.
+  virtual bool host_sees_memory() const {
+    return false;
+  }
+  virtual void call_host(
+      void* queue, Device::HostFunction function, c10::ArrayRef<LaunchArgument> memory, uint64_t generation) const = 0;
+};
+
+// The launcher of an API; throws for one that the socket does not know, and where a function is missing.
+std::unique_ptr<NativeLauncher> make_native_launcher(
+    const std::string& api, const std::map<std::string, uintptr_t>& functions);
+
+} // namespace backplane

@@ -1,0 +1,319 @@
+#include "drivers/opencl_launcher.h"
+
+#include <Python.h>
+
+#include <c10/util/Exception.h>
+#include <c10/util/SmallVector.h>
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "streams/ending.h"
+#include "drivers/kernel_build.h"
+
+namespace backplane {
+namespace {
+
+// The parts of OpenCL's interface that are used here; cl_mem, cl_kernel, cl_command_queue and cl_event are pointers.
+using Status = int32_t; // cl_int
+using SetKernelArg = Status (*)(void* kernel, uint32_t index, size_t bytes, const void* value);
+using EnqueueNDRangeKernel = Status (*)(
+    void* queue, void* kernel, uint32_t dimensions, const size_t* offset, const size_t* items, const size_t* group,
+    uint32_t waits, void* const* wait_list, void** event);
+using EnqueueCopyBuffer = Status (*)(
+    void* queue, void* source, void* destination, size_t source_offset, size_t destination_offset, size_t bytes,
+    uint32_t waits, void* const* wait_list, void** event);
+using EnqueueFillBuffer = Status (*)(
+    void* queue, void* buffer, const void* pattern, size_t pattern_bytes, size_t offset, size_t bytes, uint32_t waits,
+    void* const* wait_list, void** event);
+using EnqueueNativeKernel = Status (*)(
+    void* queue, void (*function)(void* arguments), void* arguments, size_t bytes, uint32_t buffers,
+    void* const* buffer_list, const void** where_in_arguments, uint32_t waits, void* const* wait_list, void** event);
+using Flush = Status (*)(void* queue);
+using Finish = Status (*)(void* queue);
+
+struct Functions {
+  SetKernelArg set_kernel_arg;
+  EnqueueNDRangeKernel enqueue;
+  EnqueueCopyBuffer copy;
+  EnqueueFillBuffer fill;
+  Flush flush;
+  Finish finish; // nullptr, unless wider launches must wait: see OpenCLKernel::wait_for_narrower
+  EnqueueNativeKernel enqueue_native; // nullptr, unless the device is a processor that calls functions
+};
+
+class OpenCLKernel final : public NativeKernel {
+ public:
+  OpenCLKernel(const Functions& functions, void* kernel) : functions_(functions), kernel_(kernel) {}
+
+  // A later kernel of the same text shares PoCL's binaries with this one, and knows nothing of its launches.
+  ~OpenCLKernel() override {
+    if (functions_.finish != nullptr && Py_IsInitialized()) {
+      finish_queues();
+    }
+  }
+
+  void launch(
+      void* queue, const LaunchSize& size, c10::ArrayRef<LaunchArgument> arguments, uint64_t generation) override {
+    // clSetKernelArg is not thread-safe, and a launch takes what was set.
+    const std::lock_guard<OpenCLKernel> guard(*this);
+    if (generation != generation_) {
+      set_.clear(); // a cl_mem of the same value may be another buffer now
+      generation_ = generation;
+    }
+    uint32_t index = 0;
+    for (const LaunchArgument& argument : arguments) {
+      if (argument.bytes == 0) {
+        set(index++, sizeof argument.memory, &argument.memory);
+        set(index++, sizeof argument.offset, &argument.offset);
+      } else {
+        set(index++, argument.bytes, argument.data);
+      }
+    }
+    if (functions_.finish != nullptr) {
+      wait_for_narrower(queue, size);
+    }
+    const auto dimensions = size.items[2] > 1 ? 3 : size.items[1] > 1 ? 2 : 1;
+    const Status status = functions_.enqueue(
+        queue, kernel_, dimensions, nullptr, size.items.data(), size.group.data(), 0, nullptr, nullptr);
+    if (C10_UNLIKELY(status != 0)) {
+      throw NativeError{
+          "clEnqueueNDRangeKernel", status,
+          c10::str(
+              " of ", c10::ArrayRef<size_t>(size.items), " work items in groups of ",
+              c10::ArrayRef<size_t>(size.group))};
+    }
+  }
+
+ private:
+  friend std::lock_guard<OpenCLKernel>;
+
+  // Who has the lock may be waiting for the device, and for the GIL after that: so nobody waits for it with the GIL.
+  void lock() {
+    if (!lock_.try_lock()) {
+      const GilReleased released;
+      lock_.lock();
+    }
+  }
+  void unlock() {
+    lock_.unlock();
+  }
+
+  // What an argument was set to; longer ones are set each time.
+  struct Value {
+    uint32_t bytes = 0;
+    char data[12]; // with `bytes`, 16 bytes: a handle or a number of up to 8 bytes, and some more
+  };
+
+  void set(uint32_t index, uint32_t bytes, const void* data) {
+    if (index >= set_.size()) {
+      set_.resize(index + 1);
+    }
+    Value& known = set_[index];
+    if (bytes == known.bytes && std::memcmp(known.data, data, bytes) == 0) {
+      return;
+    }
+    known.bytes = 0; // unknown, should it fail
+    const Status status = functions_.set_kernel_arg(kernel_, index, bytes, data);
+    if (C10_UNLIKELY(status != 0)) {
+      throw NativeError{"clSetKernelArg", status, c10::str(" of argument ", index, " with ", bytes, " bytes")};
+    }
+    if (bytes <= sizeof known.data) {
+      known.bytes = bytes;
+      std::memcpy(known.data, data, bytes);
+    }
+  }
+
+  // PoCL 3.1 keeps a binary for each group size and for the widest launch so far. When it makes the one for a wider
+  // launch, while a narrower one of the same kernel runs, it confuses their reference counts and aborts the process
+  // (pocl_release_dlhandle_cache in lib/CL/devices/common.c). So a launch that is wider than all before waits for those.
+  void wait_for_narrower(void* queue, const LaunchSize& size) {
+    const size_t width = *std::max_element(size.items.begin(), size.items.end());
+    size_t& widest = widest_[size.group];
+    if (width > widest) {
+      if (const Status status = finish_queues(); C10_UNLIKELY(status != 0)) {
+        throw NativeError{"clFinish", status, ""};
+      }
+      widest = width;
+    }
+    if (std::find(queues_.begin(), queues_.end(), queue) == queues_.end()) {
+      queues_.push_back(queue); // streams of a pool are never destroyed
+    }
+  }
+
+  // The first error, after which no queue is waited for.
+  Status finish_queues() {
+    const GilReleased released; // what the queues wait for may be done by a thread of Python's
+    Status status = 0;
+    for (size_t i = 0; i < queues_.size() && status == 0; ++i) {
+      status = functions_.finish(queues_[i]);
+    }
+    return status;
+  }
+
+  const Functions functions_;
+  void* const kernel_;
+  std::mutex lock_;
+  std::vector<Value> set_;
+  uint64_t generation_ = 0;
+  std::map<std::array<size_t, 3>, size_t> widest_; // work items of the widest launch, by group
+  std::vector<void*> queues_; // with launches
+};
+
+class OpenCLLauncher final : public NativeLauncher {
+ public:
+  explicit OpenCLLauncher(const Functions& functions) : functions_(functions) {}
+
+  std::unique_ptr<NativeKernel> kernel(void* kernel) const override {
+    return std::make_unique<OpenCLKernel>(functions_, kernel);
+  }
+
+  void copy(
+      void* queue, const LaunchArgument& destination, const LaunchArgument& source, size_t bytes) const override {
+    const Status status = functions_.copy(
+        queue, source.memory, destination.memory, source.offset, destination.offset, bytes, 0, nullptr, nullptr);
+    if (C10_UNLIKELY(status != 0)) {
+      throw NativeError{"clEnqueueCopyBuffer", status, ""};
+    }
+  }
+
+  void fill(void* queue, const LaunchArgument& memory, uint8_t value, size_t bytes) const override {
+    const Status status =
+        functions_.fill(queue, memory.memory, &value, sizeof value, memory.offset, bytes, 0, nullptr, nullptr);
+    if (C10_UNLIKELY(status != 0)) {
+      throw NativeError{"clEnqueueFillBuffer", status, ""};
+    }
+  }
+
+  void flush(void* queue) const override {
+    const Status status = functions_.flush(queue);
+    if (C10_UNLIKELY(status != 0)) {
+      throw NativeError{"clFlush", status, ""};
+    }
+  }
+
+  bool host_sees_memory() const override {
+    return functions_.enqueue_native != nullptr;
+  }
+
+  void call_host(
+      void* queue, Device::HostFunction function, c10::ArrayRef<LaunchArgument> memory,
+      uint64_t generation) const override {
+    TORCH_CHECK(host_sees_memory(), "the OpenCL device calls no functions of the host");
+    auto call = std::make_unique<HostCall>();
+    call->function = std::move(function);
+    for (const LaunchArgument& one : memory) {
+      call->memory.emplace_back(one.memory == nullptr ? nullptr : learn(queue, one.memory, generation), one.offset);
+    }
+    void* words[] = {call.get()};
+    enqueue_native(queue, &call_now, words, sizeof words, 0, nullptr, nullptr);
+    call.release(); // call_now has it
+  }
+
+ private:
+  // Where a buffer is, for the host. Written by the device's threads.
+  using HostAddress = std::atomic<char*>;
+
+  struct HostCall {
+    Device::HostFunction function;
+    std::vector<std::pair<std::shared_ptr<HostAddress>, size_t>> memory; // null: of no bytes; and the offset
+  };
+
+  static void call_now(void* words) {
+    const std::unique_ptr<HostCall> call(*static_cast<HostCall**>(words));
+    c10::SmallVector<char*, 8> memory;
+    for (const auto& [address, offset] : call->memory) {
+      memory.push_back(address == nullptr ? nullptr : address->load() + offset);
+    }
+    if (const backplane::HostCall running; running.may_run()) {
+      call->function(memory.data());
+    }
+  }
+
+  // Known when the queue is done with what it has been given. A processor's buffers stay where they are, so each is asked
+  // for once; and each by itself, because PoCL 3.1 mixes up the addresses of several.
+  std::shared_ptr<HostAddress> learn(void* queue, void* buffer, uint64_t generation) const {
+    std::shared_ptr<HostAddress> address;
+    {
+      std::lock_guard<std::mutex> guard(lock_);
+      if (generation != generation_) {
+        addresses_.clear(); // a cl_mem of the same value may be another buffer now
+        generation_ = generation;
+      }
+      auto& known = addresses_[buffer];
+      if (known == nullptr) {
+        known = std::make_shared<HostAddress>(nullptr);
+      }
+      address = known;
+    }
+    if (address->load() == nullptr) {
+      auto kept = std::make_unique<std::shared_ptr<HostAddress>>(address);
+      void* words[] = {kept.get(), buffer};
+      const void* place = &words[1];
+      enqueue_native(queue, &learn_now, words, sizeof words, 1, &buffer, &place);
+      kept.release(); // learn_now has it
+    }
+    return address;
+  }
+
+  static void learn_now(void* words) {
+    auto* const* given = static_cast<void* const*>(words);
+    const std::unique_ptr<std::shared_ptr<HostAddress>> address(static_cast<std::shared_ptr<HostAddress>*>(given[0]));
+    (*address)->store(static_cast<char*>(given[1]));
+  }
+
+  // OpenCL copies the words, and replaces the buffers in them by their addresses.
+  void enqueue_native(
+      void* queue, void (*function)(void* words), void* words, size_t bytes, uint32_t count, void* const* buffers,
+      const void** places) const {
+    const Status status =
+        functions_.enqueue_native(queue, function, words, bytes, count, buffers, places, 0, nullptr, nullptr);
+    if (C10_UNLIKELY(status != 0)) {
+      throw NativeError{"clEnqueueNativeKernel", status, ""};
+    }
+  }
+
+  mutable std::mutex lock_;
+  mutable std::unordered_map<void*, std::shared_ptr<HostAddress>> addresses_; // by buffer
+  mutable uint64_t generation_ = 0;
+  const Functions functions_;
+};
+
+template <typename Function>
+Function find(const std::map<std::string, uintptr_t>& functions, const char* name) {
+  const auto found = functions.find(name);
+  TORCH_CHECK_VALUE(
+      found != functions.end() && found->second != 0, "a native launcher for opencl needs the address of ", name);
+  return reinterpret_cast<Function>(found->second);
+}
+
+} // namespace
+
+std::unique_ptr<NativeLauncher> make_opencl_launcher(const std::map<std::string, uintptr_t>& functions) {
+  return std::make_unique<OpenCLLauncher>(Functions{
+      find<SetKernelArg>(functions, "clSetKernelArg"),
+      find<EnqueueNDRangeKernel>(functions, "clEnqueueNDRangeKernel"),
+      find<EnqueueCopyBuffer>(functions, "clEnqueueCopyBuffer"),
+      find<EnqueueFillBuffer>(functions, "clEnqueueFillBuffer"),
+      find<Flush>(functions, "clFlush"),
+      functions.count("clFinish") != 0 ? find<Finish>(functions, "clFinish") : nullptr,
+      functions.count("clEnqueueNativeKernel") != 0 ? find<EnqueueNativeKernel>(functions, "clEnqueueNativeKernel")
+                                                    : nullptr});
+}
+
+std::unique_ptr<NativeLauncher> make_native_launcher(
+    const std::string& api, const std::map<std::string, uintptr_t>& functions) {
+  TORCH_CHECK_VALUE(api == "opencl", "a native launcher's api must be 'opencl', and got '", api, "'");
+  return make_opencl_launcher(functions);
+}
+
+} // namespace backplane

@@ -1,0 +1,10 @@
+// Kernel launches through OpenCL's C interface, version 1.2 and up.
+#pragma once
+
+#include "drivers/native_launcher.h"
+
+namespace backplane {
+
+std::unique_ptr<NativeLauncher> make_opencl_launcher(const std::map<std::string, uintptr_t>& functions);
+
+} // namespace backplane

@@ -1,0 +1,69 @@
+#include "fallback/cpu_memory.h"
+
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+
+#include <cstring>
+
+#include "memory/allocator.h"
+
+namespace backplane {
+namespace {
+
+thread_local c10::DeviceIndex scope_device = -1;
+
+c10::Allocator* wrapped = nullptr; // PyTorch's own
+
+void release(void* address) {
+  auto& owner = device_of_address(address) >= 0 ? static_cast<c10::Allocator&>(caching_allocator()) : *wrapped;
+  owner.raw_deallocate(address);
+}
+
+struct ScopedCpuAllocator final : c10::Allocator {
+
+  c10::DataPtr allocate(size_t bytes) override {
+    if (C10_LIKELY(scope_device < 0)) {
+      return wrapped->allocate(bytes);
+    }
+    c10::DataPtr pointer = allocate_on(scope_device, bytes);
+    pointer.unsafe_set_device(c10::Device(c10::kCPU));
+    return pointer;
+  }
+
+  bool is_simple_data_ptr(const c10::DataPtr& pointer) const override {
+    return wrapped->is_simple_data_ptr(pointer);
+  }
+
+  // A raw allocation (oneDNN makes some) does not carry its deleter, so the address must tell where it came from.
+  c10::DeleterFnPtr raw_deleter() const override {
+    return &release;
+  }
+
+  void copy_data(void* destination, const void* source, std::size_t bytes) const override {
+    std::memcpy(destination, source, bytes);
+  }
+};
+
+struct Registration {
+  Registration() {
+    constexpr uint8_t kPriority = 1; // above PyTorch's own, which is 0
+    wrapped = c10::GetCPUAllocator();
+    c10::SetCPUAllocator(new ScopedCpuAllocator, kPriority);
+  }
+} registration;
+
+} // namespace
+
+CpuMemoryScope::CpuMemoryScope(c10::DeviceIndex index) : previous_(scope_device) {
+  scope_device = index;
+}
+
+CpuMemoryScope::~CpuMemoryScope() {
+  scope_device = previous_;
+}
+
+bool is_bp_memory(const c10::StorageImpl& storage) {
+  return storage.data_ptr().get_deleter() == caching_allocator().raw_deleter();
+}
+
+} // namespace backplane

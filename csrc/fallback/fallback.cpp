@@ -1,0 +1,439 @@
+#include "fallback/fallback.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/List.h>
+#include <ATen/ops/zeros.h>
+#include <c10/util/flat_hash_map.h>
+#include <torch/library.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+
+#include "fallback/cpu_memory.h"
+#include "fallback/cpu_mirror.h"
+#include "c10/generator.h"
+#include "c10/refusals.h"
+#include "fallback/wider.h"
+
+namespace backplane {
+namespace {
+
+std::atomic<FallbackPolicy> policy{FallbackPolicy::Warn};
+
+// Training batch normalization updates its running statistics, and these schemas do not say so.
+bool is_undeclared_write(const c10::FunctionSchema& schema, const c10::Argument& argument) {
+  return (schema.name() == "aten::native_batch_norm" || schema.name() == "aten::batch_norm_update_stats") &&
+      (argument.name() == "running_mean" || argument.name() == "running_var");
+}
+
+// What the fallback needs to know of an operator's schema, worked out at its first call.
+struct OperatorFacts {
+  std::string name;
+  c10::SmallVector<bool, 16> written; // per argument
+  int generator = -1; // index of the Generator argument
+  const WiderRule* wider; // dtypes that its CPU kernel lacks
+  bool indexes = false; // its list of optional tensors are indices, which may be CPU tensors of any shape
+  std::atomic<uint64_t> calls{0};
+  std::atomic<bool> warned{false};
+
+  explicit OperatorFacts(const c10::OperatorHandle& op) : name(toString(op.operator_name())), wider(wider_rule(op)) {
+    const auto& arguments = op.schema().arguments();
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      written.push_back(is_written(op.schema(), arguments[i]));
+      const auto& type = *arguments[i].type();
+      const auto* optional = type.castRaw<c10::OptionalType>();
+      const auto kind = optional != nullptr ? optional->getElementType()->kind() : type.kind();
+      if (kind == c10::TypeKind::GeneratorType) {
+        generator = static_cast<int>(i);
+      }
+    }
+    // As on GPUs, an index may come from the CPU.
+    static constexpr std::string_view kIndexing[] = {
+        "aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl", "aten::_index_put_impl_",
+        "aten::_unsafe_index", "aten::_unsafe_index_put"};
+    for (const auto& indexing : kIndexing) {
+      indexes |= op.schema().name() == indexing;
+    }
+  }
+};
+
+class FactsTable {
+ public:
+  // Facts live as long as the process. Each thread has a map of its own in front, so that the hot path takes no lock.
+  OperatorFacts& of(const c10::OperatorHandle& op) {
+    static thread_local ska::flat_hash_map<const void*, OperatorFacts*> cache;
+    const void* key = &op.schema();
+    auto found = cache.find(key);
+    if (C10_LIKELY(found != cache.end())) {
+      return *found->second;
+    }
+    std::lock_guard<std::mutex> guard(lock_);
+    auto& facts = facts_[key];
+    if (facts == nullptr) {
+      facts = std::make_unique<OperatorFacts>(op);
+    }
+    cache[key] = facts.get();
+    return *facts;
+  }
+
+  template <typename Function>
+  void for_each(const Function& function) {
+    std::lock_guard<std::mutex> guard(lock_);
+    for (auto& [key, facts] : facts_) {
+      function(*facts);
+    }
+  }
+
+ private:
+  std::mutex lock_;
+  ska::flat_hash_map<const void*, std::unique_ptr<OperatorFacts>> facts_;
+};
+
+FactsTable& facts_table() {
+  static auto* table = new FactsTable;
+  return *table;
+}
+
+// The one bp device among the arguments; -1 when there is none.
+class CommonDevice {
+ public:
+  void see(const at::Tensor& tensor, bool is_index) {
+    if (!tensor.defined()) {
+      return;
+    }
+    seen_ = true;
+    const auto device = tensor.device();
+    if (device.is_privateuseone()) {
+      if (index_ < 0) {
+        index_ = device.index();
+      } else if (index_ != device.index()) {
+        refuse(c10::Device(c10::kPrivateUse1, index_), device);
+      }
+    } else if (tensor.dim() > 0 && !is_index && !foreign_.has_value()) {
+      foreign_ = device;
+    }
+  }
+
+  void see(c10::Device device) {
+    if (device.is_privateuseone() && index_ < 0) {
+      index_ = checked_index(device.index());
+    }
+  }
+
+  // Only CPU tensors were seen: it was the generator alone that brought the call here.
+  bool is_cpu() const {
+    return index_ < 0 && seen_;
+  }
+
+  c10::DeviceIndex index() const {
+    if (index_ >= 0 && foreign_.has_value()) {
+      refuse(c10::Device(c10::kPrivateUse1, index_), *foreign_);
+    }
+    return index_;
+  }
+
+ private:
+  [[noreturn]] static void refuse(c10::Device one, c10::Device other) {
+    TORCH_CHECK(
+        false, "Expected all tensors to be on the same device, but found at least two devices, ", one, " and ", other,
+        "!");
+  }
+
+  bool seen_ = false;
+  c10::DeviceIndex index_ = -1;
+  std::optional<c10::Device> foreign_; // a CPU tensor that is no scalar
+};
+
+bool is_optional_tensor_list(const c10::IValue& value) {
+  if (!value.isList() || value.isTensorList()) {
+    return false;
+  }
+  const auto elements = value.toListRef();
+  return !elements.empty() && (elements[0].isTensor() || elements[0].isNone());
+}
+
+template <typename Function>
+void for_each_tensor(const c10::IValue& value, const Function& function) {
+  if (value.isTensor()) {
+    function(value.toTensor());
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorVector()) {
+      function(tensor);
+    }
+  } else if (is_optional_tensor_list(value)) {
+    for (const c10::IValue& element : value.toListRef()) {
+      if (element.isTensor()) {
+        function(element.toTensor());
+      }
+    }
+  }
+}
+
+at::Tensor stand_in(CpuMirror& mirror, const at::Tensor& tensor, bool written) {
+  if (!tensor.defined() || !tensor.device().is_privateuseone()) {
+    return tensor;
+  }
+  return mirror.stand_in(tensor, written);
+}
+
+void replace_argument(CpuMirror& mirror, c10::IValue& value, bool written) {
+  if (value.isTensor()) {
+    value = stand_in(mirror, value.toTensor(), written);
+  } else if (value.isTensorList()) {
+    c10::List<at::Tensor> replaced;
+    for (const at::Tensor& tensor : value.toTensorVector()) {
+      replaced.push_back(stand_in(mirror, tensor, written));
+    }
+    value = std::move(replaced);
+  } else if (is_optional_tensor_list(value)) {
+    c10::List<std::optional<at::Tensor>> replaced;
+    for (const c10::IValue& element : value.toListRef()) {
+      replaced.push_back(
+          element.isTensor() ? std::optional<at::Tensor>(stand_in(mirror, element.toTensor(), written)) : std::nullopt);
+    }
+    value = std::move(replaced);
+  } else if (value.isDevice() && value.toDevice().is_privateuseone()) {
+    value = c10::Device(c10::kCPU);
+  }
+}
+
+at::Tensor bp_result(CpuMirror& mirror, const OperatorFacts& facts, at::Tensor tensor) {
+  if (tensor.defined()) {
+    if (const char* kind = unsupported_kind(tensor)) {
+      refuse_kind(facts.name, kind);
+    }
+  }
+  return mirror.result(std::move(tensor));
+}
+
+void replace_result(CpuMirror& mirror, const OperatorFacts& facts, c10::IValue& value) {
+  if (value.isTensor()) {
+    value = bp_result(mirror, facts, std::move(value).toTensor());
+  } else if (value.isTensorList()) {
+    c10::List<at::Tensor> replaced;
+    for (at::Tensor& tensor : std::move(value).toTensorVector()) {
+      replaced.push_back(bp_result(mirror, facts, std::move(tensor)));
+    }
+    value = std::move(replaced);
+  }
+}
+
+void apply_policy(OperatorFacts& facts, const CpuMirror& mirror) {
+  if (!mirror.copies() || policy.load(std::memory_order_relaxed) == FallbackPolicy::Silent) {
+    return;
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      policy.load() != FallbackPolicy::Error,
+      facts.name, " has no kernel for bp:", static_cast<int>(mirror.index()), " (",
+      device(mirror.index()).properties().name, "), and TORCH_BACKPLANE_FALLBACK=error forbids running it on the CPU");
+  if (!facts.warned.exchange(true)) {
+    TORCH_WARN(
+        facts.name, " has no kernel for bp:", static_cast<int>(mirror.index()), " (",
+        device(mirror.index()).properties().name,
+        ") and runs on the CPU, with copies there and back. TORCH_BACKPLANE_FALLBACK=silent hides this, =error raises.");
+  }
+}
+
+} // namespace
+
+void run_on_cpu(const c10::OperatorHandle& op, const c10::OperatorHandle& kernel, torch::jit::Stack* stack) {
+  OperatorFacts& facts = facts_table().of(op);
+  const size_t count = facts.written.size();
+  auto arguments = torch::jit::last(*stack, count);
+
+  CommonDevice common;
+  for (const c10::IValue& value : arguments) {
+    const bool indices = facts.indexes && is_optional_tensor_list(value);
+    for_each_tensor(value, [&](const at::Tensor& tensor) { common.see(tensor, indices); });
+  }
+  for (const c10::IValue& value : arguments) {
+    if (value.isDevice()) {
+      common.see(value.toDevice());
+    }
+  }
+  const auto index = common.index() >= 0 ? common.index() : current_device();
+
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      kernel.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU),
+      "bp has no kernel for ", facts.name, ", and neither has the CPU, so it cannot fall back");
+  CpuMirror mirror(index);
+  apply_policy(facts, mirror);
+  facts.calls.fetch_add(1, std::memory_order_relaxed);
+
+  const size_t base = stack->size() - count;
+  for (size_t i = 0; i < count; ++i) {
+    replace_argument(mirror, (*stack)[base + i], facts.written[i]);
+  }
+  if (facts.generator >= 0) {
+    c10::IValue& value = (*stack)[base + facts.generator];
+    TORCH_CHECK(
+        !common.is_cpu(), "Expected a 'cpu' device type for generator but found '",
+        c10::Device(c10::kPrivateUse1).type(), "'");
+    value = cpu_generator_for(value.isNone() ? std::nullopt : std::optional(value.toGenerator()), index);
+  }
+  mirror.load();
+  {
+    at::AutoDispatchBelowADInplaceOrView below;
+    std::optional<CpuMemoryScope> scope;
+    if (!mirror.copies()) {
+      scope.emplace(index);
+    }
+    if (C10_UNLIKELY(facts.wider != nullptr)) {
+      run_wider(*facts.wider, kernel, stack);
+    } else {
+      kernel.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+    }
+  }
+  mirror.finish();
+  const size_t results = op.schema().returns().size();
+  for (size_t i = stack->size() - results; i < stack->size(); ++i) {
+    replace_result(mirror, facts, (*stack)[i]);
+  }
+}
+
+void cpu_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  run_on_cpu(op, op, stack);
+}
+
+bool is_written(const c10::FunctionSchema& schema, const c10::Argument& argument) {
+  const auto* alias = argument.alias_info();
+  return (alias != nullptr && alias->isWrite()) || is_undeclared_write(schema, argument);
+}
+
+namespace {
+
+// What looks the same on the CPU, with zeros in it.
+at::Tensor zeros_on_cpu(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.device().is_privateuseone()) {
+    return tensor;
+  }
+  const size_t item = tensor.itemsize();
+  const size_t bytes = at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), item);
+  const at::Tensor memory = at::zeros({static_cast<int64_t>(bytes / item)}, tensor.options().device(c10::kCPU));
+  return memory.as_strided(tensor.sizes(), tensor.strides());
+}
+
+c10::IValue zeros_on_cpu(const c10::IValue& value) {
+  if (value.isTensor()) {
+    return zeros_on_cpu(value.toTensor());
+  }
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const at::Tensor& tensor : value.toTensorVector()) {
+      list.push_back(zeros_on_cpu(tensor));
+    }
+    return list;
+  }
+  if (is_optional_tensor_list(value)) {
+    c10::List<std::optional<at::Tensor>> list;
+    for (const c10::IValue& element : value.toListRef()) {
+      list.push_back(element.isTensor() ? std::optional(zeros_on_cpu(element.toTensor())) : std::nullopt);
+    }
+    return list;
+  }
+  return value.isDevice() ? c10::IValue(c10::Device(c10::kCPU)) : value;
+}
+
+} // namespace
+
+void raise_cpu_error(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments) {
+  const OperatorFacts& facts = facts_table().of(op);
+  at::AutoDispatchBelowADInplaceOrView below;
+  torch::jit::Stack stack;
+  for (const c10::IValue& value : arguments) {
+    stack.push_back(zeros_on_cpu(value));
+  }
+  if (facts.generator >= 0) {
+    stack[facts.generator] = at::detail::createCPUGenerator(); // not the default one, which would move on
+  }
+  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
+}
+
+void set_fallback_policy(FallbackPolicy chosen) {
+  policy.store(chosen);
+}
+
+FallbackPolicy fallback_policy() {
+  return policy.load();
+}
+
+std::vector<std::pair<std::string, uint64_t>> fallback_counts() {
+  std::vector<std::pair<std::string, uint64_t>> counts;
+  facts_table().for_each([&](const OperatorFacts& facts) {
+    if (const auto calls = facts.calls.load()) {
+      counts.emplace_back(facts.name, calls);
+    }
+  });
+  return counts;
+}
+
+void reset_fallback_counts() {
+  facts_table().for_each([](OperatorFacts& facts) { facts.calls.store(0); });
+}
+
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&cpu_fallback>());
+}
+
+namespace {
+
+// Operators whose composite kernel would be used instead of the fallback, and should not be.
+class DirectFallbacks {
+ public:
+  DirectFallbacks() {
+    // These would only allocate the result and call the `out=` form: this saves two passes through the dispatcher.
+    fall_back_instead_of(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
+    // Layer norm, group norm, addr and others, with other roundings than the CPU's own kernels.
+    fall_back_instead_of(c10::DispatchKey::CompositeExplicitAutograd);
+    // These composite kernels call CPU code for whatever device they are given, or ask for a device that they know.
+    fall_back("conj_physical_");
+    fall_back("mode.values");
+  }
+
+ private:
+  void fall_back(const char* name) {
+    names.insert(name);
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&cpu_fallback>());
+  }
+
+  // Every operator that has both a kernel under this composite key and one for the CPU, and none for bp yet.
+  void fall_back_instead_of(c10::DispatchKey composite) {
+    auto& dispatcher = c10::Dispatcher::singleton();
+    for (const auto& name : dispatcher.getRegistrationsForDispatchKey(composite)) {
+      const auto op = dispatcher.findOp(name);
+      if (name.getNamespace() == "aten" && op.has_value() && op->hasKernelForDispatchKey(c10::DispatchKey::CPU) &&
+          !op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) {
+        fall_back(toString(name).substr(sizeof("aten::") - 1).c_str());
+      }
+    }
+  }
+
+  torch::Library library{torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__};
+
+ public:
+  std::set<std::string> names; // without the namespace
+};
+
+const DirectFallbacks& direct_fallbacks() {
+  static const auto* registrations = new DirectFallbacks;
+  return *registrations;
+}
+
+} // namespace
+
+void register_direct_fallbacks() {
+  direct_fallbacks();
+}
+
+bool has_direct_fallback(const c10::OperatorHandle& op) {
+  const std::string name = toString(op.operator_name());
+  return name.starts_with("aten::") && direct_fallbacks().names.contains(name.substr(sizeof("aten::") - 1));
+}
+
+} // namespace backplane

@@ -1,0 +1,329 @@
+#include "fallback/wider.h"
+
+#include <ATen/MemoryOverlap.h>
+#include <ATen/native/Resize.h>
+#include <ATen/native/TypeProperties.h>
+#include <ATen/ops/bincount.h>
+#include <ATen/ops/div.h>
+#include <ATen/ops/isnan.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+#include <torch/library.h>
+
+#include <optional>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "fallback/fallback.h"
+
+namespace backplane {
+
+using c10::ScalarType;
+
+namespace {
+
+// `name` computed some other way, where no wider dtype helps: puts the result in the place of the arguments.
+using Composed = void (*)(torch::jit::Stack* stack);
+
+void histogram(torch::jit::Stack* stack);
+void sum_without_nan(torch::jit::Stack* stack);
+
+constexpr uint64_t bit(ScalarType dtype) {
+  return uint64_t{1} << static_cast<unsigned>(dtype);
+}
+
+constexpr uint64_t kComplexHalf = bit(ScalarType::ComplexHalf);
+constexpr uint64_t kHalf = bit(ScalarType::Half);
+constexpr uint64_t kHalves = kHalf | bit(ScalarType::BFloat16);
+constexpr uint64_t kBool = bit(ScalarType::Bool);
+constexpr uint64_t kIntegers = bit(ScalarType::Byte) | bit(ScalarType::Char) | bit(ScalarType::Short) |
+    bit(ScalarType::Int) | bit(ScalarType::Long);
+constexpr uint64_t kComplex = kComplexHalf | bit(ScalarType::ComplexFloat) | bit(ScalarType::ComplexDouble);
+
+} // namespace
+
+struct WiderRule {
+  uint64_t lacking; // bits of dtypes
+  Composed composed;
+};
+
+namespace {
+
+struct Row {
+  uint64_t lacking;
+  std::vector<const char*> names; // all overloads of these
+  Composed composed = nullptr;
+};
+
+const std::vector<Row>& rows() {
+  static const auto* table = new std::vector<Row>{
+      {kComplexHalf,
+       {"acos", "acosh", "angle", "asin", "asinh", "atan", "atanh", "cos", "cosh", "div", "exp", "lerp", "log",
+        "logaddexp", "pow", "prod", "rsqrt", "sigmoid", "sigmoid_backward", "sin", "sinh", "sqrt", "sum", "tan", "tanh",
+        "tanh_backward", "_fft_c2c", "_fft_c2r", "cumprod",
+        "flip"}},
+      {kComplexHalf | kHalf, {"_fft_r2c"}},
+      {kHalf, {"rrelu_with_noise"}},
+      {kHalves,
+       {"avg_pool3d", "avg_pool3d_backward", "_upsample_bilinear2d_aa", "_upsample_bilinear2d_aa_backward",
+        "multi_margin_loss", "multi_margin_loss_backward", "multilabel_margin_loss_forward",
+        "multilabel_margin_loss_backward"}},
+      {kBool, {"abs"}},
+      {kBool | kComplexHalf, {"trace"}},
+      {kIntegers, {"histc"}, &histogram},
+      {kComplex, {"nansum"}, &sum_without_nan},
+  };
+  return *table;
+}
+
+ScalarType wider(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::ComplexHalf:
+      return ScalarType::ComplexFloat;
+    case ScalarType::Half:
+    case ScalarType::BFloat16:
+      return ScalarType::Float;
+    case ScalarType::Bool:
+      return ScalarType::Byte;
+    default:
+      return dtype;
+  }
+}
+
+bool is_dtype(const c10::Argument& argument) {
+  const auto* optional = argument.real_type()->castRaw<c10::OptionalType>();
+  return (optional != nullptr ? optional->getElementType()->kind() : argument.real_type()->kind()) ==
+      c10::TypeKind::ScalarTypeType;
+}
+
+// One call: which dtype is lacking, what its results have, and the tensors that were given for them.
+class WiderCall {
+ public:
+  WiderCall(const c10::OperatorHandle& op, uint64_t lacking, torch::jit::Stack* stack)
+      : schema_(op.schema()), arguments_(stack->data() + stack->size() - schema_.arguments().size(), schema_.arguments().size()) {
+    at::native::ResultTypeState state;
+    for (size_t i = 0; i < arguments_.size(); ++i) {
+      const auto& argument = schema_.arguments()[i];
+      if (arguments_[i].isTensor() && arguments_[i].toTensor().defined()) {
+        const at::Tensor& tensor = arguments_[i].toTensor();
+        see(tensor.scalar_type(), lacking);
+        if (!argument.is_out()) {
+          state = at::native::update_result_type_state(tensor, state);
+        }
+      } else if (arguments_[i].isInt() && is_dtype(argument)) {
+        asked_ = static_cast<ScalarType>(arguments_[i].toInt());
+        see(*asked_, lacking);
+      }
+    }
+    computed_ = asked_.value_or(at::native::result_type(state));
+  }
+
+  // Undefined where nothing is lacking.
+  ScalarType lacking() const {
+    return lacking_;
+  }
+
+  void widen() {
+    for (size_t i = 0; i < arguments_.size(); ++i) {
+      c10::IValue& value = arguments_[i];
+      const auto& argument = schema_.arguments()[i];
+      if (value.isTensor() && value.toTensor().defined() && value.toTensor().scalar_type() == lacking_) {
+        const at::Tensor narrow = value.toTensor();
+        const bool written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+        const at::Tensor wide = argument.is_out() ? at::empty({0}, narrow.options().dtype(wider(lacking_)))
+                                                  : narrow.to(wider(lacking_));
+        if (written) {
+          at::assert_no_internal_overlap(narrow);
+          given_.push_back({narrow, wide});
+        }
+        value = wide;
+      } else if (value.isInt() && is_dtype(argument) && static_cast<ScalarType>(value.toInt()) == lacking_) {
+        value = static_cast<int64_t>(wider(lacking_));
+      }
+    }
+  }
+
+  void narrow(torch::jit::Stack* stack) const {
+    for (const auto& [original, wide] : given_) {
+      at::native::resize_output(original, wide.sizes());
+      original.copy_(wide);
+    }
+    for (size_t i = stack->size() - schema_.returns().size(); i < stack->size(); ++i) {
+      c10::IValue& value = (*stack)[i];
+      if (value.isTensor() && value.toTensor().defined()) {
+        value = narrow(value.toTensor());
+      }
+    }
+  }
+
+ private:
+  void see(ScalarType dtype, uint64_t lacking) {
+    if ((lacking & bit(dtype)) != 0) {
+      lacking_ = dtype;
+    }
+  }
+
+  at::Tensor narrow(const at::Tensor& result) const {
+    for (const auto& [original, wide] : given_) {
+      if (result.is_same(wide)) {
+        return original;
+      }
+    }
+    if (computed_ != lacking_) {
+      return result; // promoted, or asked for
+    }
+    const ScalarType wide = wider(lacking_);
+    if (result.scalar_type() == wide) {
+      return result.to(lacking_);
+    }
+    if (c10::isComplexType(wide) && result.scalar_type() == c10::toRealValueType(wide)) {
+      return result.to(c10::toRealValueType(lacking_));
+    }
+    return result;
+  }
+
+  const c10::FunctionSchema& schema_;
+  const std::span<c10::IValue> arguments_; // on the stack
+  ScalarType lacking_ = ScalarType::Undefined;
+  ScalarType computed_ = ScalarType::Undefined; // what PyTorch would compute in
+  std::optional<ScalarType> asked_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> given_; // written arguments, and what was written in their place
+};
+
+// The call of `name.overload` or, with one argument more, of `name.out` on what is on the stack.
+void call_cpu(const char* name, const char* overload, torch::jit::Stack* stack) {
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
+  if (const auto* rule = wider_rule(op)) {
+    run_wider(*rule, op, stack);
+  } else {
+    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  }
+}
+
+// CUDA's histograms of integers are computed in integers: of float64 another bin may come out at its border.
+void histogram(torch::jit::Stack* stack) {
+  const bool has_out = stack->back().isTensor();
+  const at::Tensor out = has_out ? torch::jit::pop(*stack).toTensor() : at::Tensor();
+  auto most = torch::jit::pop(*stack).toScalar();
+  auto least = torch::jit::pop(*stack).toScalar();
+  const int64_t bins = torch::jit::pop(*stack).toInt();
+  const at::Tensor self = torch::jit::pop(*stack).toTensor();
+  TORCH_CHECK(bins > 0, "bins must be > 0");
+  const ScalarType dtype = self.scalar_type();
+  const auto integer = [&](const c10::Scalar& number) { return at::scalar_tensor(number, dtype).item<int64_t>(); };
+  const at::Tensor numbers = self.reshape({-1}).to(at::kLong);
+  int64_t first = integer(least);
+  int64_t last = integer(most);
+  if (first == last && numbers.numel() > 0) {
+    first = numbers.min().item<int64_t>();
+    last = numbers.max().item<int64_t>();
+  }
+  if (first == last) {
+    --first;
+    ++last;
+  }
+  TORCH_CHECK(first < last, "max must be larger than min");
+  const at::Tensor within = numbers.masked_select(numbers.ge(first).logical_and_(numbers.le(last)));
+  const at::Tensor bin = at::div(within.sub(first).mul_(bins), last - first, "floor").clamp_max_(bins - 1);
+  const at::Tensor counts = at::bincount(bin, {}, bins).to(dtype);
+  if (has_out) {
+    TORCH_CHECK(
+        out.scalar_type() == dtype, "torch.histogram: input tensor and hist tensor should have the same dtype, but got ",
+        "input ", dtype, " and hist ", out.scalar_type());
+    at::native::resize_output(out, counts.sizes());
+    out.copy_(counts);
+  }
+  torch::jit::push(*stack, has_out ? out : counts);
+}
+
+void sum_without_nan(torch::jit::Stack* stack) {
+  const bool has_out = stack->back().isTensor();
+  c10::IValue& self = (*stack)[stack->size() - (has_out ? 5 : 4)];
+  const at::Tensor numbers = self.toTensor();
+  const at::Tensor nan = numbers.scalar_type() == ScalarType::ComplexHalf
+      ? at::isnan(at::view_as_real(numbers.resolve_conj())).any(-1)
+      : at::isnan(numbers);
+  self = numbers.masked_fill(nan, 0);
+  call_cpu("aten::sum", has_out ? "IntList_out" : "dim_IntList", stack);
+}
+
+} // namespace
+
+const WiderRule* wider_rule(const c10::OperatorHandle& op) {
+  static const auto* table = [] {
+    auto* made = new std::unordered_map<std::string, WiderRule>;
+    for (const Row& row : rows()) {
+      for (const char* name : row.names) {
+        for (const char* in_place : {"", "_"}) {
+          made->emplace(c10::str("aten::", name, in_place), WiderRule{row.lacking, row.composed});
+        }
+      }
+    }
+    return made;
+  }();
+  const auto found = table->find(op.schema().name());
+  return found == table->end() ? nullptr : &found->second;
+}
+
+void run_wider(const WiderRule& rule, const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  WiderCall call(op, rule.lacking, stack);
+  if (call.lacking() == ScalarType::Undefined) {
+    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  } else if (rule.composed != nullptr) {
+    rule.composed(stack);
+  } else {
+    call.widen();
+    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+    call.narrow(stack);
+  }
+}
+
+namespace {
+
+// torch.fft of float16. The functions are composed of others, and refuse it at once on all devices but CUDA's.
+void transform(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const c10::DispatchKeySet composition(c10::DispatchKey::CPU); // a backend without a kernel of its own for these
+  const size_t base = stack->size() - op.schema().arguments().size();
+  const at::Tensor self = (*stack)[base].toTensor();
+  if (self.scalar_type() != ScalarType::Half) {
+    op.redispatchBoxed(composition, stack);
+    return;
+  }
+  (*stack)[base] = self.to(ScalarType::Float);
+  if (!op.schema().arguments().back().is_out()) {
+    op.redispatchBoxed(composition, stack);
+    const at::Tensor result = torch::jit::pop(*stack).toTensor();
+    torch::jit::push(*stack, result.to(result.is_complex() ? ScalarType::ComplexHalf : ScalarType::Half));
+    return;
+  }
+  const at::Tensor out = torch::jit::pop(*stack).toTensor();
+  c10::Dispatcher::singleton().findSchemaOrThrow(op.schema().name().c_str(), "").redispatchBoxed(composition, stack);
+  const at::Tensor result = torch::jit::pop(*stack).toTensor();
+  at::native::resize_output(out, result.sizes());
+  out.copy_(result);
+  torch::jit::push(*stack, out);
+}
+
+void register_transforms(torch::Library& library) {
+  for (const char* name :
+       {"fft_fft", "fft_ifft", "fft_rfft", "fft_irfft", "fft_hfft", "fft_ihfft", "fft_fft2", "fft_ifft2", "fft_rfft2",
+        "fft_irfft2", "fft_hfft2", "fft_ihfft2", "fft_fftn", "fft_ifftn", "fft_rfftn", "fft_irfftn", "fft_hfftn",
+        "fft_ihfftn"}) {
+    for (const char* overload : {"", ".out"}) {
+      library.impl(c10::str(name, overload).c_str(), torch::CppFunction::makeFromBoxedFunction<&transform>());
+    }
+  }
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  register_transforms(m);
+}
+
+// Differentiable, since it calls nothing but differentiable functions.
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
+  register_transforms(m);
+}
+
+} // namespace
+} // namespace backplane

@@ -1,0 +1,73 @@
+// Private pools: torch.bp.MemPool, and memory that a graph keeps for itself.
+#include "memory/caching_allocator.h"
+
+#include <c10/util/Exception.h>
+
+namespace backplane {
+
+namespace {
+
+std::string name_of(c10::MempoolId_t id) {
+  return c10::str("(", id.first, ", ", id.second, ")");
+}
+
+} // namespace
+
+void DeviceCachingAllocator::create_or_retain_pool(c10::MempoolId_t id) {
+  Lock lock(mutex_);
+  auto& pool = private_pools_[id];
+  if (pool == nullptr) {
+    pool = std::make_unique<PrivatePool>(id);
+  }
+  pool->use_count += 1;
+}
+
+void DeviceCachingAllocator::release_pool(c10::MempoolId_t id) {
+  Lock lock(mutex_);
+  auto entry = private_pools_.find(id);
+  TORCH_CHECK(
+      entry != private_pools_.end() && entry->second->use_count > 0,
+      "memory pool ",
+      name_of(id),
+      " is not in use on bp:",
+      static_cast<int>(index_));
+  // Tensors may still live in it. At 0 its memory may go back to the device piece by piece as it becomes free.
+  entry->second->use_count -= 1;
+}
+
+void DeviceCachingAllocator::set_pool_options(c10::MempoolId_t id, bool use_on_oom, bool no_split) {
+  Lock lock(mutex_);
+  auto entry = private_pools_.find(id);
+  TORCH_CHECK(entry != private_pools_.end(), "no memory pool ", name_of(id), " on bp:", static_cast<int>(index_));
+  entry->second->use_on_oom = use_on_oom;
+  entry->second->no_split = no_split;
+}
+
+int DeviceCachingAllocator::pool_use_count(c10::MempoolId_t id) {
+  Lock lock(mutex_);
+  auto entry = private_pools_.find(id);
+  return entry != private_pools_.end() ? entry->second->use_count : 0;
+}
+
+void DeviceCachingAllocator::begin_allocate_to_pool(
+    c10::MempoolId_t id,
+    std::function<bool(c10::StreamId)> filter) {
+  create_or_retain_pool(id);
+  Lock lock(mutex_);
+  active_pools_.emplace_back(id, std::move(filter));
+}
+
+void DeviceCachingAllocator::end_allocate_to_pool(c10::MempoolId_t id) {
+  Lock lock(mutex_);
+  auto entry = std::find_if(
+      active_pools_.rbegin(), active_pools_.rend(), [&](const auto& active) { return active.first == id; });
+  TORCH_CHECK(
+      entry != active_pools_.rend(),
+      "memory pool ",
+      name_of(id),
+      " is not being allocated to on bp:",
+      static_cast<int>(index_));
+  active_pools_.erase(std::next(entry).base());
+}
+
+} // namespace backplane

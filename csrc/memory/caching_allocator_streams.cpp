@@ -1,0 +1,133 @@
+// Blocks that several streams use: they become free when every stream has passed the point of the free.
+#include "memory/caching_allocator.h"
+
+#include "drivers/driver_call.h"
+
+#include <Python.h>
+#include <c10/util/Exception.h>
+
+namespace backplane {
+
+namespace {
+
+// Asks `of_stream`, a function that asks the stream's device; a lost device is past everything.
+template <typename Function>
+bool stream_or_lost(c10::Stream stream, const Function& of_stream) {
+  const Device& owner = device(stream.device_index());
+  try {
+    return owner.is_lost() || of_stream();
+  } catch (const std::exception&) {
+    if (!owner.is_lost()) {
+      throw;
+    }
+    return true;
+  }
+}
+
+} // namespace
+
+// Called with the lock held; gives it up while events are recorded. Where a stream has no event, because recording it
+// failed or because a call of a driver is under way in this thread (kept off its locks, see driver_call.h), the block
+// waits for the stream itself.
+void DeviceCachingAllocator::free_after_streams(Lock& lock, Block* block, const Context& context) {
+  std::vector<c10::Stream> streams = std::move(block->stream_uses);
+  block->stream_uses.clear();
+  block->events = static_cast<int>(streams.size()); // keeps others from taking it meanwhile
+  if (device_.needs_gil() && !Py_IsInitialized()) {
+    return; // the process is ending: nothing will ask for this block again
+  }
+  std::exception_ptr failure;
+  for (c10::Stream stream : streams) {
+    PendingFree pending{nullptr, block, ++pending_number_, /*without_event=*/inside_driver_call()};
+    if (!pending.without_event) {
+      auto& spare = spare_events_[stream.device_index()];
+      if (!spare.empty()) {
+        pending.event = spare.back();
+        spare.pop_back();
+      }
+      try {
+        pending.event = outside(lock, [&] { return record_event_unless_lost(pending.event, stream); });
+      } catch (const std::exception&) {
+        failure = std::current_exception();
+        if (pending.event != nullptr) {
+          spare_events_[stream.device_index()].push_back(std::exchange(pending.event, nullptr));
+        }
+        pending.without_event = true;
+      }
+    }
+    pending_[{stream.device_index(), stream.id()}].push_back(pending);
+  }
+  if (failure != nullptr) {
+    std::rethrow_exception(failure);
+  }
+}
+
+// Frees blocks whose events have been reached, in the order of each stream.
+void DeviceCachingAllocator::process_events(Lock& lock, const Context& context) {
+  std::vector<std::pair<c10::DeviceIndex, c10::StreamId>> streams;
+  for (const auto& entry : pending_) {
+    streams.push_back(entry.first);
+  }
+  for (auto [device, id] : streams) {
+    c10::Stream stream(c10::Stream::UNSAFE, c10::Device(c10::kPrivateUse1, device), id);
+    while (true) {
+      auto queue = pending_.find({device, id});
+      if (queue == pending_.end()) {
+        break;
+      }
+      PendingFree front = queue->second.front();
+      const bool past = outside(lock, [&] {
+        return front.without_event ? stream_or_lost(stream, [&] { return query_stream(stream); }) : is_past(front.event);
+      });
+      if (!past) {
+        break;
+      }
+      complete(lock, stream, front.number, context);
+    }
+  }
+}
+
+void DeviceCachingAllocator::synchronize_events(Lock& lock, const Context& context) {
+  stats_.num_sync_all_streams += 1;
+  while (!pending_.empty()) {
+    auto [device, id] = pending_.begin()->first;
+    PendingFree front = pending_.begin()->second.front();
+    c10::Stream stream(c10::Stream::UNSAFE, c10::Device(c10::kPrivateUse1, device), id);
+    outside(lock, [&] {
+      if (!front.without_event) {
+        wait_until_past(front.event);
+        return;
+      }
+      stream_or_lost(stream, [&] {
+        // Not synchronize_stream, which throws what kernels have reported to those who wait for their results.
+        backplane::device(stream.device_index()).synchronize_stream(stream_handle(stream));
+        return true;
+      });
+    });
+    complete(lock, stream, front.number, context);
+  }
+}
+
+// The stream has passed its first pending free, if that still has this number: while the lock was released another
+// thread may have noticed too, and the event may have been recorded anew.
+void DeviceCachingAllocator::complete(Lock& lock, c10::Stream stream, uint64_t number, const Context& context) {
+  auto queue = pending_.find({stream.device_index(), stream.id()});
+  if (queue == pending_.end() || queue->second.front().number != number) {
+    return;
+  }
+  PendingFree done = queue->second.front();
+  queue->second.pop_front();
+  if (queue->second.empty()) {
+    pending_.erase(queue);
+  }
+  if (done.event != nullptr) {
+    spare_events_[stream.device_index()].push_back(done.event);
+  }
+  if (--done.block->events == 0) {
+    if (Segment* unused = make_free(done.block, context)) {
+      give_back(lock, {unused});
+    }
+  }
+}
+
+} // namespace backplane

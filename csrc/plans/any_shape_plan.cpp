@@ -1,0 +1,133 @@
+#include "plans/any_shape_plan.h"
+
+#include <c10/util/bit_cast.h>
+
+#include <limits>
+
+namespace backplane {
+namespace {
+
+bool is_within(int64_t value, c10::ScalarType dtype) {
+  switch (dtype) {
+    case c10::kInt:
+      return value >= std::numeric_limits<int32_t>::min() && value <= std::numeric_limits<int32_t>::max();
+    case c10::kUInt32:
+      return value >= 0 && value <= std::numeric_limits<uint32_t>::max();
+    case c10::kUInt64:
+      return value >= 0;
+    default:
+      return true;
+  }
+}
+
+bool store(const Patch& patch, int64_t bits, Literal& literal) {
+  if (!patch.is_float && !is_within(bits, patch.dtype)) {
+    return false;
+  }
+  const auto number = patch.is_float ? c10::Scalar(c10::bit_cast<double>(bits)) : c10::Scalar(bits);
+  literal.bits = 0;
+  literal.bytes = store_number(number, patch.dtype, &literal.bits);
+  return true;
+}
+
+Address& address_of(Step& step, uint32_t index) {
+  if (auto* launch = std::get_if<LaunchStep>(&step)) {
+    return std::get<Address>(launch->arguments[index]);
+  }
+  if (auto* work = std::get_if<HostStep>(&step)) {
+    return work->memory[index];
+  }
+  auto& copy = std::get<CopyStep>(step);
+  return index == 0 ? copy.destination : copy.source;
+}
+
+void set_bytes(Step& step, size_t bytes) {
+  if (auto* allocate = std::get_if<AllocateStep>(&step)) {
+    allocate->bytes = bytes;
+  } else {
+    std::get<CopyStep>(step).bytes = bytes;
+  }
+}
+
+ResultTensor& tensor_of(Result& result, uint32_t element) {
+  auto* one = std::get_if<ResultTensor>(&result);
+  return one != nullptr ? *one : std::get<std::vector<ResultTensor>>(result)[element];
+}
+
+} // namespace
+
+bool AnyShapePlan::instantiate(c10::ArrayRef<int64_t> sizes, Plan& made) const {
+  Tape::Slots slots;
+  if (!tape.run(sizes, slots)) {
+    return false;
+  }
+  made = plan;
+  std::vector<std::pair<uint32_t, std::vector<CpuOperator::Argument>>> hosted; // in the order of the steps
+  for (const Patch& patch : patches) {
+    const int64_t value = slots[patch.slot];
+    switch (patch.field) {
+      case Patch::Field::Bytes:
+        if (value < 1) {
+          return false;
+        }
+        set_bytes(made.steps[patch.step], static_cast<size_t>(value));
+        break;
+      case Patch::Field::Offset:
+        address_of(made.steps[patch.step], patch.index).offset = value;
+        break;
+      case Patch::Field::Number: {
+        Step& step = made.steps[patch.step];
+        auto* launch = std::get_if<LaunchStep>(&step);
+        Literal& literal = launch != nullptr ? std::get<Literal>(launch->arguments[patch.index])
+                                             : std::get<Literal>(std::get<HostStep>(step).numbers[patch.index]);
+        if (!store(patch, value, literal)) {
+          return false;
+        }
+        break;
+      }
+      case Patch::Field::HostSize:
+      case Patch::Field::HostStride: {
+        auto& step = std::get<HostStep>(made.steps[patch.step]);
+        if (hosted.empty() || hosted.back().first != patch.step) {
+          hosted.emplace_back(patch.step, static_cast<const CpuOperator&>(*step.work).arguments());
+        }
+        auto& argument = hosted.back().second[patch.index];
+        auto* one = std::get_if<CpuOperator::Memory>(&argument);
+        auto& memory = one != nullptr ? *one : std::get<std::vector<CpuOperator::Memory>>(argument)[patch.element];
+        (patch.field == Patch::Field::HostSize ? memory.sizes : memory.strides)[patch.dimension] = value;
+        break;
+      }
+      case Patch::Field::Items:
+        if (value < 1) {
+          return false;
+        }
+        std::get<LaunchStep>(made.steps[patch.step]).size.items[patch.index] = static_cast<size_t>(value);
+        break;
+      case Patch::Field::Random:
+        if (value < 1) {
+          return false;
+        }
+        made.random[patch.step].count = static_cast<uint64_t>(value);
+        break;
+      case Patch::Field::Size:
+        if (value < 0) {
+          return false;
+        }
+        tensor_of(made.results[patch.step], patch.element).sizes[patch.index] = value;
+        break;
+      case Patch::Field::Stride:
+        tensor_of(made.results[patch.step], patch.element).strides[patch.index] = value;
+        break;
+      case Patch::Field::Start:
+        tensor_of(made.results[patch.step], patch.element).offset = value;
+        break;
+    }
+  }
+  for (auto& [step, arguments] : hosted) {
+    auto& work = std::get<HostStep>(made.steps[step]).work;
+    work = std::make_shared<CpuOperator>(static_cast<const CpuOperator&>(*work).op(), std::move(arguments));
+  }
+  return true;
+}
+
+} // namespace backplane

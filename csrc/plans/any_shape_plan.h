@@ -1,0 +1,46 @@
+// A plan that serves every shape of a class of calls: an exact plan in which numbers are computed by a tape.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "plans/plan.h"
+#include "plans/tape.h"
+
+namespace backplane {
+
+// A number of a plan that a slot of the tape holds.
+struct Patch {
+  enum class Field : uint8_t {
+    Bytes, // of an AllocateStep or CopyStep
+    Offset, // of the address of argument or memory `index`; of a copy's destination (0) or source (1)
+    Number, // of argument `index` of a launch, or number `index` of host work, as the dtype
+    HostSize, // of host work, argument `index`, tensor `element` if that is a list: dimension `dimension`
+    HostStride,
+    Items, // of a launch, in dimension `index`
+    Random, // how many random numbers the use `step` takes
+    Size, // of result `step`, dimension `index`
+    Stride,
+    Start // the result's offset
+  };
+  Field field;
+  uint32_t step; // or result, or use of random numbers
+  uint32_t index;
+  uint32_t slot;
+  c10::ScalarType dtype = c10::ScalarType::Undefined; // of a Number: what the parameter has
+  bool is_float = false; // of a Number: the slot holds a double
+  uint32_t element = 0; // of a result that is a list: which tensor
+  uint32_t dimension = 0; // of host work
+};
+
+class AnyShapePlan {
+ public:
+  Plan plan; // for the sizes that it was made of
+  Tape tape;
+  std::vector<Patch> patches;
+
+  // The plan for these sizes; false where a guard does not hold or a number fits nowhere.
+  bool instantiate(c10::ArrayRef<int64_t> sizes, Plan& made) const;
+};
+
+} // namespace backplane

@@ -1,0 +1,164 @@
+// What a planner did, in a form that runs again without Python: allocate, launch, return.
+//
+// Nothing in a plan is an address. Memory is named by where it comes from: an argument of the call, an allocation of the
+// plan, or memory that the plan keeps. So a plan fits every call with the same signature (signature.h).
+#pragma once
+
+#include <ATen/core/ivalue.h>
+#include <c10/util/SmallVector.h>
+
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "plans/host_work.h"
+#include "devices/compiled_kernel.h"
+
+namespace backplane {
+
+struct Address {
+  enum class Base : uint8_t { Argument, Allocation, Kept };
+  Base base;
+  uint32_t index;
+  int64_t offset; // bytes from the argument's first element, or from the start of the memory
+
+  bool operator==(const Address&) const = default;
+};
+
+// What a launch passes for one parameter: memory, a number that was known when the call was planned, or one that comes with
+// each call.
+enum class NumberPart : uint8_t { Whole, Real, Imaginary }; // kernels take complex numbers in parts
+struct PassedNumber {
+  uint32_t index; // into PlannedCall::numbers
+  c10::ScalarType dtype;
+  NumberPart part = NumberPart::Whole;
+  c10::ScalarType fits = c10::ScalarType::Undefined; // the dtype that it must be a value of, if that is to be checked
+
+  bool operator==(const PassedNumber&) const = default;
+};
+struct Literal {
+  uint64_t bits;
+  uint32_t bytes;
+
+  bool operator==(const Literal&) const = default;
+};
+using PlannedArgument = std::variant<Address, Literal, PassedNumber>;
+using PlannedNumber = std::variant<Literal, PassedNumber>;
+
+struct AllocateStep {
+  uint32_t index;
+  size_t bytes;
+
+  bool operator==(const AllocateStep&) const = default;
+};
+struct FreeStep {
+  uint32_t index;
+
+  bool operator==(const FreeStep&) const = default;
+};
+struct LaunchStep {
+  std::shared_ptr<const CompiledKernel> kernel;
+  LaunchSize size;
+  std::vector<PlannedArgument> arguments;
+  bool reports_errors; // see device_errors.h
+
+  bool operator==(const LaunchStep& other) const {
+    return kernel == other.kernel && size.items == other.size.items && size.group == other.size.group &&
+        arguments == other.arguments;
+  }
+};
+struct HostStep {
+  std::shared_ptr<const HostWork> work;
+  std::vector<Address> memory;
+  std::vector<PlannedNumber> numbers;
+
+  bool operator==(const HostStep& other) const {
+    return work->text() == other.work->text() && memory == other.memory && numbers == other.numbers;
+  }
+};
+struct CopyStep { // within the device
+  Address destination;
+  Address source;
+  size_t bytes;
+
+  bool operator==(const CopyStep&) const = default;
+};
+struct FillStep {
+  Address address;
+  uint8_t value;
+  size_t bytes;
+
+  bool operator==(const FillStep&) const = default;
+};
+struct CheckStep { // a number that nothing is computed of, and that must fit all the same
+  PassedNumber number;
+
+  bool operator==(const CheckStep&) const = default;
+};
+using Step = std::variant<AllocateStep, FreeStep, LaunchStep, HostStep, CopyStep, FillStep, CheckStep>;
+
+// Takes `count` random numbers from the call's generator; seed and offset become the call's numbers `first_number` and
+// `first_number + 1`.
+struct RandomUse {
+  uint64_t count;
+  uint32_t first_number;
+
+  bool operator==(const RandomUse&) const = default;
+};
+
+// A tensor that the call returns: the argument itself, or a view of an argument's or of an allocation's memory.
+struct ResultTensor {
+  enum class Kind : uint8_t { Undefined, Argument, View, New };
+  Kind kind = Kind::Undefined;
+  int32_t index = 0; // of the argument or the allocation; -1: memory of no bytes
+  c10::ScalarType dtype = c10::kFloat;
+  c10::SmallVector<int64_t, 4> sizes;
+  c10::SmallVector<int64_t, 4> strides;
+  int64_t offset = 0; // elements, from the start of the storage (New) or the argument's first element (View)
+
+  bool operator==(const ResultTensor&) const = default;
+};
+using Result = std::variant<ResultTensor, std::vector<ResultTensor>, c10::IValue>; // IValue: a number, not a tensor
+
+// One call, as a plan sees it.
+struct PlannedCall {
+  c10::DeviceIndex device;
+  c10::SmallVector<const at::Tensor*, 8> tensors; // bp tensors among the arguments, in order, lists flattened
+  c10::SmallVector<bool, 8> written; // for each tensor
+  c10::SmallVector<c10::Scalar, 4> numbers; // those that are passed through, and those of the generator
+  const c10::IValue* generator = nullptr; // the Generator argument, if the operator has one
+};
+
+struct Plan {
+  std::vector<Step> steps;
+  std::vector<RandomUse> random;
+  std::vector<at::Tensor> kept; // memory that is neither an argument nor allocated
+  std::vector<Result> results;
+  uint32_t allocations = 0;
+  uint32_t numbers = 0; // that are passed through, before those of the generator
+
+  // Empty, or why calls like this are not planned. What else there is says whether the planner runs each time or the CPU.
+  std::string unplannable;
+  bool falls_back = false;
+};
+
+// The part of a number; the imaginary part of a real one is 0.
+c10::Scalar part_of(const c10::Scalar& number, NumberPart part);
+
+// Runs the plan and returns what the operator returns, in order. Takes no GIL unless the device does.
+c10::SmallVector<c10::IValue, 2> replay(const Plan& plan, PlannedCall& call);
+
+// Takes `count` numbers from the call's generator, or from the device's default one, and appends seed and offset to the
+// call's numbers.
+void take_random_numbers(PlannedCall& call, uint64_t count);
+
+// Throws what a replay would throw of numbers that are passed through and fit nowhere.
+void check_numbers(const Plan& plan, const PlannedCall& call);
+
+// The first difference between two plans of one call in words; empty if there is none.
+std::string difference(const Plan& one, const Plan& other);
+// Several lines: each step and result.
+std::string describe(const Plan& plan);
+
+} // namespace backplane

@@ -1,0 +1,152 @@
+// Plans in words: for torch_backplane.plans.explain, and for the check mode's errors.
+#include <c10/util/StringUtil.h>
+
+#include "plans/plan.h"
+
+namespace backplane {
+namespace {
+
+std::string text(const Address& address) {
+  static constexpr const char* kNames[] = {"argument ", "allocation ", "kept "};
+  std::string named = c10::str(kNames[static_cast<int>(address.base)], address.index);
+  return address.offset == 0 ? named : c10::str(named, " + ", address.offset);
+}
+
+std::string text(const Literal& literal) {
+  return c10::str(literal.bits);
+}
+
+std::string text(const PassedNumber& number) {
+  static constexpr const char* kParts[] = {"", "real part of ", "imaginary part of "};
+  const std::string named = c10::str(kParts[static_cast<int>(number.part)], "number ", number.index, " as ", number.dtype);
+  return number.fits == c10::ScalarType::Undefined ? named : c10::str(named, ", if it fits ", number.fits);
+}
+
+std::string text(const AllocateStep& step) {
+  return c10::str("allocate ", step.index, ": ", step.bytes, " bytes");
+}
+
+std::string text(const FreeStep& step) {
+  return c10::str("free ", step.index);
+}
+
+std::string text(const LaunchStep& step) {
+  const auto& items = step.size.items;
+  const auto& group = step.size.group;
+  std::string line = c10::str(
+      "launch ", step.kernel->entry(), " on ", items[0], "×", items[1], "×", items[2], " items in groups of ", group[0],
+      "×", group[1], "×", group[2], ": ");
+  const char* separator = "";
+  for (const PlannedArgument& argument : step.arguments) {
+    line += separator + std::visit([](const auto& one) { return text(one); }, argument);
+    separator = ", ";
+  }
+  return line;
+}
+
+std::string text(const HostStep& step) {
+  std::string line = c10::str("on the host ", step.work->text(), " with ");
+  const char* separator = "";
+  for (const Address& address : step.memory) {
+    line += separator + text(address);
+    separator = ", ";
+  }
+  for (const PlannedNumber& number : step.numbers) {
+    line += separator + std::visit([](const auto& one) { return text(one); }, number);
+    separator = ", ";
+  }
+  return line;
+}
+
+std::string text(const CopyStep& step) {
+  return c10::str("copy ", step.bytes, " bytes from ", text(step.source), " to ", text(step.destination));
+}
+
+std::string text(const FillStep& step) {
+  return c10::str(
+      "fill ", step.bytes, " bytes from ", text(step.address), " on with ", static_cast<int>(step.value));
+}
+
+std::string text(const CheckStep& step) {
+  return "check " + text(step.number);
+}
+
+std::string text(const Step& step) {
+  return std::visit([](const auto& one) { return text(one); }, step);
+}
+
+std::string text(const ResultTensor& result) {
+  if (result.kind == ResultTensor::Kind::Undefined) {
+    return "undefined";
+  }
+  if (result.kind == ResultTensor::Kind::Argument) {
+    return c10::str("argument ", result.index);
+  }
+  const char* of = result.kind == ResultTensor::Kind::View ? "view of argument " : "tensor in allocation ";
+  return c10::str(
+      of, result.index, ", ", result.dtype, ", sizes ", c10::IntArrayRef(result.sizes), ", strides ",
+      c10::IntArrayRef(result.strides), ", offset ", result.offset);
+}
+
+std::string text(const Result& result) {
+  if (const auto* tensor = std::get_if<ResultTensor>(&result)) {
+    return text(*tensor);
+  }
+  if (const auto* list = std::get_if<std::vector<ResultTensor>>(&result)) {
+    std::string line = "list of:";
+    for (const ResultTensor& tensor : *list) {
+      line += c10::str(" (", text(tensor), ")");
+    }
+    return line;
+  }
+  return c10::str(std::get<c10::IValue>(result));
+}
+
+std::vector<std::string> lines(const Plan& plan) {
+  if (!plan.unplannable.empty()) {
+    return {c10::str(plan.falls_back ? "no planner does it: " : "planned at each call: ", plan.unplannable)};
+  }
+  std::vector<std::string> found;
+  for (const RandomUse& use : plan.random) {
+    found.push_back(
+        c10::str("take ", use.count, " random numbers: number ", use.first_number, " and the next are seed and offset"));
+  }
+  for (const Step& step : plan.steps) {
+    found.push_back(text(step));
+  }
+  for (const Result& result : plan.results) {
+    found.push_back("return " + text(result));
+  }
+  return found;
+}
+
+} // namespace
+
+std::string describe(const Plan& plan) {
+  std::string whole;
+  for (const std::string& line : lines(plan)) {
+    whole += line + "\n";
+  }
+  return whole;
+}
+
+std::string difference(const Plan& one, const Plan& other) {
+  // The text holds every number of a plan except which of two kernels with one name it is.
+  const auto ours = lines(one);
+  const auto theirs = lines(other);
+  for (size_t i = 0; i < std::max(ours.size(), theirs.size()); ++i) {
+    const std::string& left = i < ours.size() ? ours[i] : "nothing";
+    const std::string& right = i < theirs.size() ? theirs[i] : "nothing";
+    if (left != right) {
+      return c10::str("«", left, "» and now «", right, "»");
+    }
+  }
+  for (size_t i = 0; i < one.steps.size(); ++i) {
+    if (one.steps[i] != other.steps[i]) {
+      return c10::str("«", ours[one.random.size() + i], "», with another kernel of that name");
+    }
+  }
+  return {};
+}
+
+} // namespace backplane

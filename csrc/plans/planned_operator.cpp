@@ -1,0 +1,652 @@
+#include "plans/planned_operator.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <utility>
+
+#include "fallback/fallback.h"
+#include "plans/recorder.h"
+#include "streams/stream.h"
+
+namespace backplane {
+namespace {
+
+constexpr size_t kMostPlans = 1024; // of one operator; the least recently used go
+constexpr size_t kMostClasses = 1024; // likewise
+constexpr size_t kMostAnyShapePlans = 8; // of one class: for what planners decide otherwise
+constexpr uint32_t kMostTraces = 16; // of one class, those that gave no plan included
+constexpr uint32_t kMostFutileTraces = 2; // of one class without a plan for any shape
+
+std::atomic<PlanMode> mode{PlanMode::On};
+thread_local std::vector<PlanEvent>* listener = nullptr;
+
+// The bp device that the arguments name; -1: none.
+c10::DeviceIndex device_of(c10::ArrayRef<c10::IValue> arguments) {
+  for (const c10::IValue& value : arguments) {
+    if (value.isTensor()) {
+      const at::Tensor& tensor = value.toTensor();
+      if (tensor.defined() && tensor.device().is_privateuseone()) {
+        return tensor.device().index();
+      }
+    } else if (value.isList()) {
+      const auto index = device_of(value.toListRef());
+      if (index >= 0) {
+        return index;
+      }
+    } else if (value.isDevice() && value.toDevice().is_privateuseone()) {
+      return checked_index(value.toDevice().index());
+    }
+  }
+  return -1;
+}
+
+// Gives tensors that share memory lazily (copy on write) memory of their own.
+void own_memory(const c10::IValue& value) {
+  if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
+    if (tensor.defined() && tensor.device().is_privateuseone() && tensor.has_storage()) {
+      tensor.storage().unsafeGetStorageImpl()->mutable_data();
+    }
+  } else if (value.isList()) {
+    for (const c10::IValue& element : value.toListRef()) {
+      own_memory(element);
+    }
+  }
+}
+
+bool is_foreach(const c10::FunctionSchema& schema) {
+  return schema.name().starts_with("aten::_foreach_");
+}
+
+// The lists that torch._foreach_*_ changes. Their kernels count the versions that autograd compares; where an operator changes
+// one tensor, and where fused optimizers change lists, somebody above does.
+std::vector<size_t> written_lists(const c10::FunctionSchema& schema) {
+  std::vector<size_t> found;
+  for (size_t i = 0; is_foreach(schema) && i < schema.arguments().size(); ++i) {
+    const auto& argument = schema.arguments()[i];
+    if (argument.type()->castRaw<c10::ListType>() != nullptr && is_written(schema, argument)) {
+      found.push_back(i);
+    }
+  }
+  return found;
+}
+
+// Whether the schema says SymInt, alone or in a list.
+bool is_size(const c10::Argument& argument) {
+  const c10::Type* type = argument.real_type().get();
+  if (const auto* optional = type->castRaw<c10::OptionalType>()) {
+    type = optional->getElementType().get();
+  }
+  if (const auto* list = type->castRaw<c10::ListType>()) {
+    type = list->getElementType().get();
+  }
+  return type->kind() == c10::TypeKind::SymIntType;
+}
+
+void replace(torch::jit::Stack* stack, size_t count, c10::SmallVectorImpl<c10::IValue>& results) {
+  torch::jit::drop(*stack, count);
+  for (c10::IValue& result : results) {
+    stack->push_back(std::move(result));
+  }
+}
+
+// The boxed kernel that PyTorch keeps: a reference to the record, which lives as long as the process.
+class Registered final : public c10::OperatorKernel {
+ public:
+  explicit Registered(PlannedOperator& planned) : planned_(planned) {}
+
+  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    planned_.run(stack);
+  }
+
+ private:
+  PlannedOperator& planned_;
+};
+
+struct Table {
+  std::mutex lock;
+  std::map<std::string, std::unique_ptr<PlannedOperator>> operators;
+  std::map<std::string, torch::Library> libraries; // by namespace
+};
+
+Table& table() {
+  static auto* instance = new Table;
+  return *instance;
+}
+
+// PyTorch warns where a kernel takes the place of another. Here that is meant: a planner of one of our own C++ kernels, which
+// it calls on devices without kernels.
+class Silence final : public c10::WarningHandler {
+ public:
+  Silence() : guard_(this) {}
+  void process(const c10::Warning&) override {}
+
+ private:
+  c10::WarningUtils::WarningHandlerGuard guard_;
+};
+
+// What a kernel below autograd sees is what planners see: no autograd, no autocast, no Python modes.
+struct BelowEverything {
+  at::AutoDispatchBelowADInplaceOrView autograd;
+  c10::impl::ExcludeDispatchKeyGuard others{
+      c10::autocast_dispatch_keyset | c10::DispatchKeySet(c10::DispatchKey::Python) |
+      c10::DispatchKeySet(c10::DispatchKey::PythonTLSSnapshot)};
+};
+
+} // namespace
+
+void set_plan_mode(PlanMode chosen) {
+  mode = chosen;
+}
+
+PlanMode plan_mode() {
+  return mode;
+}
+
+std::vector<PlanEvent>* listen(std::vector<PlanEvent>* events) {
+  return std::exchange(listener, events);
+}
+
+PlannedOperator::PlannedOperator(const c10::OperatorHandle& op)
+    : op_(op),
+      name_(toString(op.operator_name())),
+      written_lists_(written_lists(op.schema())),
+      otherwise_(op.getComputedKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) {
+  // Operators on lists: PyTorch composes them of others on every device but CUDA's, going through the lists in order.
+  // Compositions of others have other words and roundings than the CPU's kernels.
+  const bool composed = is_foreach(op.schema()) && !op.hasKernelForDispatchKey(c10::DispatchKey::CPU) &&
+      op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd);
+  const bool ours = op.hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1) && !has_direct_fallback(op);
+  falls_back_ = !composed && !ours;
+  outcome_otherwise_ = composed ? "composed of other operators"
+      : ours                    ? "ran without kernels of the device"
+                                : "ran on the CPU";
+}
+
+void PlannedOperator::run_otherwise(torch::jit::Stack* stack) {
+  if (falls_back_) {
+    cpu_fallback(op_, stack);
+    return;
+  }
+  at::AutoDispatchBelowADInplaceOrView below;
+  otherwise_.callBoxed(op_, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), stack);
+}
+
+void PlannedOperator::set_planner(
+    std::unique_ptr<Planner> planner,
+    const std::vector<std::string>& passed_through,
+    const std::vector<std::string>& by_value,
+    const std::vector<std::string>& sizes,
+    const std::vector<NumberCheck>& checks) {
+  auto declaration = std::make_unique<Declaration>();
+  const auto& arguments = op_.schema().arguments();
+  for (const auto& argument : arguments) {
+    ArgumentFacts facts;
+    facts.written = is_written(op_.schema(), argument);
+    if (facts.written) {
+      declaration->written.push_back(declaration->facts.size());
+    }
+    const auto* optional = argument.type()->castRaw<c10::OptionalType>();
+    const auto& type = optional != nullptr ? *optional->getElementType() : *argument.type();
+    const auto* list = type.castRaw<c10::ListType>();
+    const auto kind = list != nullptr ? list->getElementType()->kind() : type.kind();
+    facts.passed_through = kind == c10::TypeKind::NumberType;
+    facts.is_generator = kind == c10::TypeKind::GeneratorType;
+    facts.is_size = is_size(argument);
+    declaration->facts.push_back(facts);
+  }
+  const auto mark = [&](const std::vector<std::string>& names, bool ArgumentFacts::* fact, bool holds) {
+    for (const std::string& name : names) {
+      const auto found =
+          std::find_if(arguments.begin(), arguments.end(), [&](const auto& one) { return one.name() == name; });
+      TORCH_CHECK_VALUE(found != arguments.end(), name_, " has no argument ", name);
+      declaration->facts[found - arguments.begin()].*fact = holds;
+    }
+  };
+  mark(passed_through, &ArgumentFacts::passed_through, true);
+  mark(by_value, &ArgumentFacts::passed_through, false);
+  mark(sizes, &ArgumentFacts::is_size, true);
+  declaration->checks = NumberChecks(op_.schema(), checks);
+  declaration->planner = std::move(planner);
+  declaration_ = declaration.release();
+}
+
+void PlannedOperator::run(torch::jit::Stack* stack) {
+  if (written_lists_.empty()) {
+    answer(stack);
+    return;
+  }
+  c10::SmallVector<at::Tensor, 4> changed;
+  const auto arguments = torch::jit::last(*stack, op_.schema().arguments().size());
+  for (const size_t i : written_lists_) {
+    for (const c10::IValue& element : arguments[i].toListRef()) {
+      changed.push_back(element.toTensor());
+    }
+  }
+  answer(stack);
+  for (const at::Tensor& tensor : changed) {
+    tensor.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
+void PlannedOperator::answer(torch::jit::Stack* stack) {
+  const Declaration* declaration = declaration_.load(std::memory_order_acquire);
+  if (C10_UNLIKELY(declaration == nullptr)) {
+    run_otherwise(stack);
+    return;
+  }
+  const auto& facts = declaration->facts;
+  const size_t count = facts.size();
+  const auto arguments = torch::jit::last(*stack, count);
+  auto index = device_of(arguments);
+  index = index >= 0 ? index : current_device();
+  if (device(index).properties().dialect.empty()) {
+    run_otherwise(stack);
+    return;
+  }
+  // Before addresses are read: afterwards they are others, also of arguments that share storage with what is written.
+  for (const size_t i : declaration->written) {
+    own_memory(arguments[i]);
+  }
+  PlannedCall call{index, {}, {}, {}, nullptr};
+  Signature signature;
+  const char* problem = read_call(arguments, facts, call, signature);
+  if (C10_UNLIKELY(problem == nullptr && !declaration->checks.hold(arguments))) {
+    raise_cpu_error(op_, arguments);
+    problem = "a number that its declaration excludes";
+  }
+  if (C10_UNLIKELY(problem != nullptr)) {
+    {
+      std::lock_guard<std::mutex> guard(lock_);
+      ++counts_.unplannable_calls;
+    }
+    if (listener != nullptr) {
+      listener->push_back({name_, describe(arguments, facts), c10::str(outcome_otherwise_, ": ", problem), ""});
+    }
+    run_otherwise(stack);
+    return;
+  }
+  if (Recorder::active() != nullptr || mode.load(std::memory_order_relaxed) == PlanMode::Off) {
+    plan(*declaration, stack, call, /*record=*/false);
+    return;
+  }
+  const auto known = find(signature);
+  if (known == nullptr) {
+    if (const auto made = find_any_shape(signature)) {
+      if (C10_UNLIKELY(mode.load(std::memory_order_relaxed) == PlanMode::Check)) {
+        check(*declaration, arguments, call, *made);
+      }
+      if (C10_UNLIKELY(listener != nullptr)) {
+        listener->push_back({name_, describe(arguments, facts), "replayed for any shape", describe(*made)});
+      }
+      auto results = replay(*made, call);
+      replace(stack, count, results);
+      return;
+    }
+    const bool another = is_to_be_traced(signature);
+    std::optional<AnyShapePlan> traced;
+    std::string reason;
+    if (another) { // first: a planner may change what it is given
+      traced = trace(*declaration, arguments, call.device, reason);
+    }
+    auto fresh = plan(*declaration, stack, call, /*record=*/true);
+    insert_into_class(signature, fresh, std::move(traced), std::move(reason));
+    insert(std::move(signature), std::move(fresh));
+    return;
+  }
+  if (C10_UNLIKELY(!known->unplannable.empty())) {
+    {
+      std::lock_guard<std::mutex> guard(lock_);
+      ++counts_.unplannable_calls;
+    }
+    if (known->falls_back) {
+      if (listener != nullptr) {
+        listener->push_back({name_, describe(arguments, facts), outcome_otherwise_, describe(*known)});
+      }
+      run_otherwise(stack);
+    } else {
+      plan(*declaration, stack, call, /*record=*/false);
+    }
+    return;
+  }
+  if (C10_UNLIKELY(mode.load(std::memory_order_relaxed) == PlanMode::Check)) {
+    check(*declaration, arguments, call, *known);
+  }
+  if (C10_UNLIKELY(listener != nullptr)) {
+    listener->push_back({name_, describe(arguments, facts), "replayed", describe(*known)});
+  }
+  auto results = replay(*known, call);
+  replace(stack, count, results);
+}
+
+std::shared_ptr<const Plan> PlannedOperator::plan(
+    const Declaration& declaration, torch::jit::Stack* stack, PlannedCall& call, bool record) {
+  const auto& facts = declaration.facts;
+  const size_t count = facts.size();
+  const auto arguments = torch::jit::last(*stack, count);
+  std::string reason;
+  std::string described = listener != nullptr ? describe(arguments, facts) : "";
+  auto recorded = std::make_shared<Plan>();
+  PlannerResult results;
+  {
+    BelowEverything guard;
+    std::optional<Recorder> recorder;
+    if (record) {
+      recorder.emplace(call, /*dry=*/false);
+    }
+    results = declaration.planner->call(op_.schema(), arguments, facts, call, reason);
+    if (results.has_value() && record) {
+      *recorded = recorder->finish(*results);
+    }
+  }
+  if (!results.has_value()) {
+    recorded->unplannable = reason;
+    recorded->falls_back = true;
+  }
+  {
+    std::lock_guard<std::mutex> guard(lock_);
+    counts_.planner_calls += results.has_value();
+    counts_.unplannable_calls += !recorded->unplannable.empty();
+    const std::string& why = recorded->unplannable;
+    if (!why.empty() && std::find(reasons_.begin(), reasons_.end(), why) == reasons_.end()) {
+      reasons_.push_back(why);
+    }
+  }
+  if (listener != nullptr) {
+    const char* outcome = !results.has_value() ? outcome_otherwise_ : record ? "planned" : "ran without recording";
+    listener->push_back(
+        {name_, std::move(described), outcome,
+         !results.has_value() || record ? describe(*recorded) : ""});
+  }
+  if (results.has_value()) {
+    c10::SmallVector<c10::IValue, 2> values(results->begin(), results->end());
+    replace(stack, count, values);
+  } else {
+    run_otherwise(stack);
+  }
+  return recorded;
+}
+
+std::optional<AnyShapePlan> PlannedOperator::trace(
+    const Declaration& declaration, c10::ArrayRef<c10::IValue> arguments, c10::DeviceIndex device, std::string& reason) {
+  const auto& facts = declaration.facts;
+  PlannedCall call{device, {}, {}, {}, nullptr};
+  Signature signature;
+  read_call(arguments, facts, call, signature);
+  at::AutoDispatchBelowADInplaceOrView autograd;
+  c10::impl::ExcludeDispatchKeyGuard autocast{c10::autocast_dispatch_keyset};
+  return declaration.planner->trace(op_.schema(), arguments, facts, call, reason);
+}
+
+void PlannedOperator::check(
+    const Declaration& declaration, c10::ArrayRef<c10::IValue> arguments, const PlannedCall& call, const Plan& known) {
+  const auto& facts = declaration.facts;
+  check_numbers(known, call);
+  PlannedCall again{call.device, {}, {}, {}, nullptr};
+  Signature signature;
+  read_call(arguments, facts, again, signature);
+  std::string reason;
+  Plan fresh;
+  {
+    BelowEverything guard;
+    Recorder recorder(again, /*dry=*/true);
+    PlannerResult results;
+    try {
+      results = declaration.planner->call(op_.schema(), arguments, facts, again, reason);
+    } catch (const std::exception& error) {
+      TORCH_CHECK(
+          false, name_, " has a plan, and its planner now refuses the call: ", error.what(), "\n",
+          describe(arguments, facts));
+    }
+    TORCH_CHECK(
+        results.has_value(), name_, " has a plan, and its planner now leaves the call to the CPU: ", reason, "\n",
+        describe(arguments, facts));
+    fresh = recorder.finish(*results);
+  }
+  const std::string found = difference(known, fresh);
+  TORCH_CHECK(
+      found.empty(), "the plan of ", name_, " is not what its planner does for another call of the same signature: ",
+      found, "\n", describe(arguments, facts));
+}
+
+std::shared_ptr<const Plan> PlannedOperator::find(const Signature& signature) {
+  std::lock_guard<std::mutex> guard(lock_);
+  const auto [first, last] = by_hash_.equal_range(signature.hash);
+  for (auto found = first; found != last; ++found) {
+    if (found->second->signature == signature) {
+      entries_.splice(entries_.begin(), entries_, found->second);
+      counts_.replays += found->second->plan->unplannable.empty();
+      return found->second->plan;
+    }
+  }
+  return nullptr;
+}
+
+std::list<PlannedOperator::Class>::iterator PlannedOperator::class_of(
+    const Signature& signature, std::list<Class>& evicted) {
+  const auto hash = hash_of_class(signature);
+  const auto [first, last] = classes_by_hash_.equal_range(hash);
+  for (auto found = first; found != last; ++found) {
+    if (found->second->words == signature.words) {
+      classes_.splice(classes_.begin(), classes_, found->second);
+      return found->second;
+    }
+  }
+  classes_.push_front({signature.words, {}, 0, 0, "", {}, nullptr});
+  classes_by_hash_.emplace(hash, classes_.begin());
+  if (classes_.size() > kMostClasses) {
+    const auto oldest = std::prev(classes_.end());
+    std::erase_if(classes_by_hash_, [&](const auto& one) { return one.second == oldest; });
+    evicted.splice(evicted.begin(), classes_, oldest);
+  }
+  return classes_.begin();
+}
+
+std::shared_ptr<const Plan> PlannedOperator::find_any_shape(const Signature& signature) {
+  c10::SmallVector<std::shared_ptr<const AnyShapePlan>, kMostAnyShapePlans> plans;
+  {
+    std::list<Class> evicted; // freed after the lock
+    std::lock_guard<std::mutex> guard(lock_);
+    const auto& known = class_of(signature, evicted)->plans;
+    plans.append(known.begin(), known.end());
+  }
+  auto made = std::make_shared<Plan>();
+  for (const auto& plan : plans) {
+    if (!plan->instantiate(signature.sizes, *made)) {
+      continue;
+    }
+    bool again = false;
+    {
+      std::lock_guard<std::mutex> guard(lock_);
+      ++counts_.any_shape_replays;
+      uint64_t& met = lately_[signature.hash % lately_.size()];
+      again = std::exchange(met, signature.hash) == signature.hash;
+    }
+    if (again) {
+      insert(signature, made);
+    }
+    return made;
+  }
+  return nullptr;
+}
+
+bool PlannedOperator::is_to_be_traced(const Signature& signature) {
+  std::list<Class> evicted; // freed after the lock
+  std::lock_guard<std::mutex> guard(lock_);
+  const Class& known = *class_of(signature, evicted);
+  const uint32_t most = known.plans.empty() ? kMostFutileTraces : kMostTraces;
+  if (known.shapes == 0 || known.plans.size() >= kMostAnyShapePlans || known.traces >= most) {
+    return false;
+  }
+  ++counts_.traces;
+  return true;
+}
+
+void PlannedOperator::insert_into_class(
+    const Signature& signature, const std::shared_ptr<const Plan>& fresh, std::optional<AnyShapePlan> traced,
+    std::string reason) {
+  std::list<Class> evicted; // freed after the lock, as is the plan before
+  std::shared_ptr<const Plan> last = fresh;
+  std::lock_guard<std::mutex> guard(lock_);
+  Class& known = *class_of(signature, evicted);
+  known.traces += traced.has_value() || !reason.empty(); // here, so that calls which are refused use none up
+  if (traced.has_value()) {
+    const auto held_against = [&](const auto& sizes, const Plan& plan, bool has_to_hold) {
+      Plan made;
+      if (!reason.empty() || (!traced->instantiate(sizes, made) && !has_to_hold)) {
+        return;
+      }
+      reason = plan.unplannable.empty() ? difference(made, plan) : plan.unplannable;
+    };
+    held_against(signature.sizes, *fresh, /*has_to_hold=*/true);
+    if (known.last_plan != nullptr) {
+      held_against(known.last_sizes, *known.last_plan, /*has_to_hold=*/false);
+    }
+    if (reason.empty()) {
+      known.plans.push_back(std::make_shared<const AnyShapePlan>(std::move(*traced)));
+    }
+  }
+  if (!reason.empty()) {
+    known.reason = std::move(reason);
+  }
+  ++known.shapes;
+  known.last_sizes.assign(signature.sizes.begin(), signature.sizes.end());
+  known.last_plan.swap(last);
+}
+
+void PlannedOperator::insert(Signature signature, std::shared_ptr<const Plan> plan) {
+  std::shared_ptr<const Plan> evicted; // freed after the lock
+  std::lock_guard<std::mutex> guard(lock_);
+  const auto hash = signature.hash;
+  entries_.push_front({std::move(signature), std::move(plan)});
+  by_hash_.emplace(hash, entries_.begin());
+  if (entries_.size() > kMostPlans) {
+    const auto oldest = std::prev(entries_.end());
+    const auto [first, last] = by_hash_.equal_range(oldest->signature.hash);
+    by_hash_.erase(std::find_if(first, last, [&](const auto& one) { return one.second == oldest; }));
+    evicted = std::move(oldest->plan);
+    entries_.pop_back();
+    ++counts_.evictions;
+  }
+}
+
+PlannedOperator::Times PlannedOperator::time(c10::ArrayRef<c10::IValue> arguments, size_t times) {
+  const auto index = device_of(arguments);
+  TORCH_CHECK_VALUE(index >= 0, "none of the arguments is on bp");
+  const auto seconds = [&](const auto& action) {
+    action(); // warms up
+    synchronize_stream(current_stream(index));
+    device(index).sleep(std::max(10.0, 0.05 * static_cast<double>(times)), stream_handle(current_stream(index)));
+    const auto start = std::chrono::steady_clock::now();
+    for (size_t i = 0; i < times; ++i) {
+      action();
+    }
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
+  const Declaration* declaration = declaration_.load();
+  TORCH_CHECK_VALUE(declaration != nullptr, name_, " has no planner");
+  std::shared_ptr<const Plan> plan;
+  std::optional<PlannedCall> call;
+  Times found;
+  found.signature = seconds([&] {
+    call.emplace(PlannedCall{index, {}, {}, {}, nullptr});
+    Signature signature;
+    read_call(arguments, declaration->facts, *call, signature);
+    plan = find(signature);
+  });
+  TORCH_CHECK_VALUE(plan != nullptr && plan->unplannable.empty(), name_, " has no plan for these arguments");
+  // The plan with fewer and fewer of its steps.
+  Plan without_results = *plan;
+  without_results.results.clear();
+  Plan only_allocations = without_results;
+  std::erase_if(only_allocations.steps, [](const Step& step) { return std::holds_alternative<LaunchStep>(step); });
+  const double whole = seconds([&] { replay(*plan, *call); });
+  const double unreturned = seconds([&] { replay(without_results, *call); });
+  found.allocation = seconds([&] { replay(only_allocations, *call); });
+  found.launch = unreturned - found.allocation;
+  found.results = whole - unreturned;
+  torch::jit::Stack stack;
+  found.call = seconds([&] {
+    stack.assign(arguments.begin(), arguments.end());
+    op_.callBoxed(stack);
+  });
+  return found;
+}
+
+PlanCounts PlannedOperator::counts() const {
+  std::lock_guard<std::mutex> guard(lock_);
+  PlanCounts counts = counts_;
+  counts.plans = entries_.size();
+  for (const Class& one : classes_) {
+    counts.classes += one.shapes > 1;
+    counts.any_shape_classes += !one.plans.empty();
+  }
+  return counts;
+}
+
+std::vector<std::string> PlannedOperator::reasons_for_exact() const {
+  std::lock_guard<std::mutex> guard(lock_);
+  std::vector<std::string> found;
+  for (const Class& one : classes_) {
+    if (one.shapes > 1 && one.plans.empty()) {
+      found.push_back(one.reason);
+    }
+  }
+  return found;
+}
+
+std::vector<std::string> PlannedOperator::reasons() const {
+  std::lock_guard<std::mutex> guard(lock_);
+  return reasons_;
+}
+
+void PlannedOperator::clear() {
+  std::list<Entry> gone; // freed after the lock: kernels may call the device
+  std::list<Class> forgotten;
+  std::lock_guard<std::mutex> guard(lock_);
+  gone.swap(entries_);
+  by_hash_.clear();
+  forgotten.swap(classes_);
+  classes_by_hash_.clear();
+  lately_ = {};
+  counts_ = {};
+  reasons_.clear();
+}
+
+PlannedOperator& planned_operator(const std::string& name) {
+  Table& all = table();
+  std::lock_guard<std::mutex> guard(all.lock);
+  auto& slot = all.operators[name];
+  if (slot == nullptr) {
+    const auto dot = name.find('.');
+    const std::string base = name.substr(0, dot);
+    const std::string overload = dot == std::string::npos ? "" : name.substr(dot + 1);
+    const auto op = c10::Dispatcher::singleton().findSchema({base, overload});
+    if (!op.has_value()) {
+      all.operators.erase(name);
+      TORCH_CHECK_VALUE(false, "PyTorch has no operator ", name);
+    }
+    slot = std::make_unique<PlannedOperator>(*op);
+    const std::string space = base.substr(0, base.find(':'));
+    const auto library = all.libraries.try_emplace(
+        space, torch::Library::IMPL, space, c10::DispatchKey::PrivateUse1, __FILE__, __LINE__).first;
+    const Silence silence;
+    library->second.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Registered>(*slot)));
+  }
+  return *slot;
+}
+
+void for_each_planned_operator(const std::function<void(PlannedOperator&)>& visit) {
+  Table& all = table();
+  std::lock_guard<std::mutex> guard(all.lock);
+  for (auto& [name, planned] : all.operators) {
+    visit(*planned);
+  }
+}
+
+} // namespace backplane

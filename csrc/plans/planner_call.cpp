@@ -1,0 +1,544 @@
+// Planners in Python: how they are called, and what they may ask of the socket meanwhile (torch_backplane.planning).
+#include <ATen/ExpandUtils.h>
+#include <ATen/MemoryOverlap.h>
+#include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/utils/tensor_dtypes.h>
+#include <torch/csrc/utils/tensor_layouts.h>
+#include <torch/csrc/utils/tensor_memoryformats.h>
+
+#include "bindings.h"
+#include "devices/device_errors.h"
+#include "plans/plan_builder.h"
+#include "plans/planned_operator.h"
+#include "plans/python_number.h"
+#include "plans/recorder.h"
+#include "streams/stream.h"
+
+namespace py = pybind11;
+
+namespace backplane {
+namespace {
+
+py::object run_on_cpu_error; // torch_backplane._C.RunOnCPU
+py::object tracer; // torch_backplane.planning.tracing.trace
+
+py::object dtype_object(c10::ScalarType dtype) {
+  return py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(torch::getTHPDtype(dtype)));
+}
+
+// Arguments as Python objects; counts the numbers as read_call (signature.cpp) does.
+class Converter {
+ public:
+  explicit Converter(const PlannedCall& call) : call_(call) {}
+
+  // All arguments of the call.
+  py::tuple convert(
+      const c10::FunctionSchema& schema, c10::ArrayRef<c10::IValue> arguments, const std::vector<ArgumentFacts>& facts) {
+    py::tuple converted(arguments.size());
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      converted[i] = convert(arguments[i], schema.arguments()[i], facts[i]);
+    }
+    return converted;
+  }
+
+ private:
+  py::object convert(const c10::IValue& value, const c10::Argument& argument, const ArgumentFacts& facts) {
+    if (value.isInt()) {
+      const auto* optional = argument.real_type()->castRaw<c10::OptionalType>();
+      const auto kind = (optional != nullptr ? *optional->getElementType() : *argument.real_type()).kind();
+      if (kind == c10::TypeKind::ScalarTypeType) {
+        return dtype_object(static_cast<c10::ScalarType>(value.toInt()));
+      }
+      if (kind == c10::TypeKind::LayoutType) {
+        return py::reinterpret_borrow<py::object>(
+            reinterpret_cast<PyObject*>(torch::getTHPLayout(static_cast<c10::Layout>(value.toInt()))));
+      }
+      if (kind == c10::TypeKind::MemoryFormatType) {
+        return py::reinterpret_steal<py::object>(
+            torch::utils::getTHPMemoryFormat(static_cast<c10::MemoryFormat>(value.toInt())));
+      }
+    }
+    return convert(value, facts);
+  }
+
+  py::object convert(const c10::IValue& value, const ArgumentFacts& facts) {
+    if (value.isTensor()) {
+      const at::Tensor& tensor = value.toTensor();
+      if (!tensor.defined()) {
+        return py::none();
+      }
+      return tensor.device().is_privateuseone() ? py::cast(tensor) : number(tensor);
+    }
+    if (value.isList()) {
+      py::list list;
+      for (const c10::IValue& element : value.toListRef()) {
+        list.append(convert(element, facts));
+      }
+      return list;
+    }
+    if (facts.passed_through && value.isScalar()) {
+      return number(std::nullopt);
+    }
+    return torch::jit::toPyObject(value);
+  }
+
+  py::object number(std::optional<at::Tensor> tensor) {
+    const uint32_t index = next_++;
+    return py::cast(PythonNumber{call_.numbers[index], &call_, index, std::move(tensor)});
+  }
+
+  const PlannedCall& call_;
+  uint32_t next_ = 0;
+};
+
+class PythonPlanner final : public Planner {
+ public:
+  explicit PythonPlanner(py::object function) : function_(function.release().ptr()) {} // kept as long as the process
+
+  PlannerResult call(
+      const c10::FunctionSchema& schema,
+      c10::ArrayRef<c10::IValue> arguments,
+      const std::vector<ArgumentFacts>& facts,
+      PlannedCall& call,
+      std::string& reason) override {
+    py::gil_scoped_acquire gil;
+    const PlannerScope scope(schema, arguments, call);
+    const py::tuple converted = Converter(call).convert(schema, arguments, facts);
+    try {
+      return results(schema, py::reinterpret_borrow<py::object>(function_)(*converted));
+    } catch (py::error_already_set& error) {
+      if (!error.matches(run_on_cpu_error)) {
+        throw;
+      }
+      reason = py::str(error.value());
+      TORCH_CHECK(
+          !scope.has_effect(), "the planner of ", schema.operator_name(), " leaves the call to the CPU (", reason,
+          ") after it has written to an argument or taken random numbers: it has to decide before");
+      return std::nullopt;
+    }
+  }
+
+  std::optional<AnyShapePlan> trace(
+      const c10::FunctionSchema& schema,
+      c10::ArrayRef<c10::IValue> arguments,
+      const std::vector<ArgumentFacts>& facts,
+      PlannedCall& call,
+      std::string& reason) override {
+    py::gil_scoped_acquire gil;
+    const py::tuple converted = Converter(call).convert(schema, arguments, facts);
+    py::list given; // each argument with whether it is a size
+    for (const py::handle& one : converted) {
+      given.append(py::make_tuple(one, facts[given.size()].is_size));
+    }
+    py::object builder = new_plan_builder(call);
+    try {
+      reason = tracer(py::reinterpret_borrow<py::object>(function_), given, builder, schema.returns().size())
+                   .cast<std::string>();
+    } catch (py::error_already_set& error) {
+      reason = error.what();
+    }
+    if (!reason.empty()) {
+      return std::nullopt;
+    }
+    return finished_plan(builder);
+  }
+
+ private:
+  static std::vector<c10::IValue> results(const c10::FunctionSchema& schema, const py::object& returned) {
+    const auto& returns = schema.returns();
+    if (returns.empty()) {
+      return {};
+    }
+    if (returns.size() == 1) {
+      return {value(returned, returns[0])};
+    }
+    std::vector<c10::IValue> values;
+    const auto sequence = returned.cast<py::sequence>();
+    TORCH_CHECK_TYPE(
+        sequence.size() == returns.size(), "the planner of ", schema.name(), " returned ", sequence.size(),
+        " values, and ", returns.size(), " are needed");
+    for (size_t i = 0; i < returns.size(); ++i) {
+      values.push_back(value(sequence[i], returns[i]));
+    }
+    return values;
+  }
+
+  static c10::IValue value(const py::handle& object, const c10::Argument& declared) {
+    if (object.is_none() && declared.type()->kind() == c10::TypeKind::TensorType) {
+      return at::Tensor();
+    }
+    return torch::jit::toIValue(object, declared.type());
+  }
+
+  PyObject* const function_;
+};
+
+// --- launches
+
+uint64_t bits_of(const c10::Scalar& number, c10::ScalarType dtype, uint32_t& bytes) {
+  uint64_t bits = 0;
+  bytes = store_number(number, dtype, &bits);
+  return bits;
+}
+
+LaunchSize launch_size(const std::vector<size_t>& items, const std::vector<size_t>& group) {
+  TORCH_CHECK_VALUE(
+      !items.empty() && items.size() <= 3 && items.size() == group.size(),
+      "a launch has 1 to 3 dimensions of items and as many of groups, and got ", items.size(), " and ", group.size());
+  LaunchSize size;
+  for (size_t i = 0; i < items.size(); ++i) {
+    TORCH_CHECK_VALUE(
+        group[i] > 0 && items[i] > 0 && items[i] % group[i] == 0, "a launch of ", items[i],
+        " work items cannot be made of groups of ", group[i]);
+    size.items[i] = items[i];
+    size.group[i] = group[i];
+  }
+  return size;
+}
+
+// Launches on the current stream of the kernel's device, and has it recorded.
+void launch(
+    const std::shared_ptr<CompiledKernel>& kernel,
+    const py::sequence& values,
+    const std::vector<size_t>& items,
+    const std::vector<size_t>& group) {
+  const auto& parameters = kernel->parameters();
+  TORCH_CHECK_VALUE(
+      values.size() == parameters.size(), "kernel ", kernel->entry(), " takes ", parameters.size(),
+      " arguments, and got ", values.size());
+  const LaunchSize size = launch_size(items, group);
+  Recorder* recorder = Recorder::active();
+  std::vector<PlannedArgument> recorded;
+  bool reports_errors = false;
+  c10::SmallVector<KernelArgument, 24> arguments(values.size());
+  c10::SmallVector<uint64_t, 24> numbers(values.size());
+  // First: memory that is shared lazily is another's from here on, also for arguments in the same storage.
+  for (size_t i = 0; i < values.size(); ++i) {
+    const py::object given = values[i];
+    if (parameters[i].number.has_value()) {
+      continue;
+    }
+    TORCH_CHECK_TYPE(
+        THPVariable_Check(given.ptr()), "argument ", i, " of kernel ", kernel->entry(), " is memory, and got ",
+        py::str(py::type::of(given)).cast<std::string>());
+    if (parameters[i].written) {
+      const at::Tensor& tensor = THPVariable_Unpack(given.ptr());
+      PlannerScope::wrote(tensor.storage());
+      tensor.mutable_data_ptr();
+    }
+  }
+  for (size_t i = 0; i < values.size(); ++i) {
+    const py::object given = values[i];
+    if (!parameters[i].number.has_value()) {
+      const at::Tensor& tensor = THPVariable_Unpack(given.ptr());
+      TORCH_CHECK_VALUE(
+          tensor.device() == c10::Device(c10::kPrivateUse1, kernel->device_index()), "argument ", i, " of kernel ",
+          kernel->entry(), " is on ", tensor.device(), ", and the kernel on bp:", kernel->device_index());
+      TORCH_CHECK_VALUE(
+          !tensor.is_conj() && !tensor.is_neg(), "argument ", i, " of kernel ", kernel->entry(),
+          " is lazily conjugated or negated: resolve it first");
+      arguments[i] = {tensor.const_data_ptr(), 0};
+      reports_errors |= are_error_words(tensor);
+      if (recorder != nullptr) {
+        recorded.emplace_back(recorder->locate(tensor));
+      }
+      continue;
+    }
+    uint32_t bytes = 0;
+    if (py::isinstance<PythonNumber>(given)) {
+      const auto& number = given.cast<const PythonNumber&>();
+      numbers[i] = bits_of(number.passed_value(), *parameters[i].number, bytes);
+      // A number of a call inside the recorded one is the same whenever the outer plan runs.
+      if (recorder != nullptr && number.call == &recorder->call()) {
+        recorded.emplace_back(number.passed(*parameters[i].number));
+      } else if (recorder != nullptr) {
+        recorded.emplace_back(Literal{numbers[i], bytes});
+      }
+    } else {
+      // Not c10::Scalar's conversion: a uint64 may have its highest bit set.
+      const c10::Scalar value = py::isinstance<py::float_>(given) ? c10::Scalar(given.cast<double>())
+          : py::isinstance<py::bool_>(given)                      ? c10::Scalar(given.cast<bool>())
+          : PyLong_Check(given.ptr())
+          ? c10::Scalar(static_cast<int64_t>(PyLong_AsUnsignedLongLongMask(given.ptr())))
+          : c10::Scalar(given.cast<double>());
+      numbers[i] = bits_of(value, *parameters[i].number, bytes);
+      if (recorder != nullptr) {
+        recorded.emplace_back(Literal{numbers[i], bytes});
+      }
+    }
+    arguments[i] = {&numbers[i], bytes};
+  }
+  if (recorder != nullptr) {
+    recorder->launched({kernel, size, std::move(recorded), reports_errors});
+    if (recorder->is_dry()) {
+      return;
+    }
+  }
+  const c10::Stream stream = current_stream(kernel->device_index());
+  const StreamHandle handle = stream_handle(stream);
+  py::gil_scoped_release released; // the device may have to wait
+  kernel->launch(size, arguments, handle);
+  if (reports_errors) {
+    note_reporting_launch(stream);
+  }
+}
+
+// (seed, offset) for `count` random numbers of the generator of the call that is being planned.
+std::pair<PythonNumber, PythonNumber> take_random(uint64_t count) {
+  Recorder* recorder = Recorder::active();
+  PlannerScope* scope = PlannerScope::innermost();
+  TORCH_CHECK(
+      recorder != nullptr || scope != nullptr, "random numbers are taken by planners, and none is running");
+  PlannerScope::took_random_numbers();
+  const PlannedCall* call = recorder != nullptr ? &recorder->call() : &scope->call();
+  uint32_t first = 0;
+  if (recorder != nullptr) {
+    first = recorder->take_random(count);
+  } else {
+    first = static_cast<uint32_t>(scope->call().numbers.size());
+    take_random_numbers(scope->call(), count);
+  }
+  return {
+      PythonNumber{call->numbers[first], call, first, std::nullopt},
+      PythonNumber{call->numbers[first + 1], call, first + 1, std::nullopt}};
+}
+
+// Listens in this thread while it exists. Who listened before listens again afterwards, and hears all of it.
+class Listening {
+ public:
+  Listening() : outer_(listen(&events_)) {}
+  ~Listening() {
+    listen(outer_);
+    if (outer_ != nullptr) {
+      outer_->insert(outer_->end(), events_.begin(), events_.end());
+    }
+  }
+  Listening(const Listening&) = delete;
+  Listening& operator=(const Listening&) = delete;
+
+  const std::vector<PlanEvent>& events() const {
+    return events_;
+  }
+
+ private:
+  std::vector<PlanEvent> events_;
+  std::vector<PlanEvent>* const outer_;
+};
+
+py::dict counts_of(const PlannedOperator& planned) {
+  const PlanCounts counts = planned.counts();
+  py::dict found;
+  found["plans"] = counts.plans;
+  found["replays"] = counts.replays;
+  found["planner_calls"] = counts.planner_calls;
+  found["unplannable_calls"] = counts.unplannable_calls;
+  found["evictions"] = counts.evictions;
+  found["reasons"] = planned.reasons();
+  found["any_shape_replays"] = counts.any_shape_replays;
+  found["traces"] = counts.traces;
+  found["classes"] = counts.classes;
+  found["any_shape_classes"] = counts.any_shape_classes;
+  found["reasons_for_exact"] = planned.reasons_for_exact();
+  return found;
+}
+
+} // namespace
+
+void bind_plans(py::module_& module) {
+  run_on_cpu_error = py::reinterpret_steal<py::object>(PyErr_NewExceptionWithDoc(
+      "torch_backplane._C.RunOnCPU", "Raised by a planner that leaves a call to the CPU; the argument is the reason.",
+      PyExc_Exception, nullptr));
+  module.attr("RunOnCPU") = run_on_cpu_error;
+  run_on_cpu_error.inc_ref(); // outlives the interpreter, like the registrations that use it
+
+  py::class_<PythonNumber>(module, "Number", "A number that plans pass through: its value is not known when planning.")
+      .def_property_readonly(
+          "dtype",
+          [](const PythonNumber& self) {
+            return dtype_object(self.tensor.has_value() ? self.tensor->scalar_type() : self.value.type());
+          })
+      .def_property_readonly(
+          "is_dimensioned",
+          [](const PythonNumber& self) {
+            return self.tensor.has_value() && !self.tensor->unsafeGetTensorImpl()->is_wrapped_number();
+          },
+          "It came in a tensor that the user made, which takes part in type promotion as one.")
+      .def_property_readonly("tensor", [](const PythonNumber& self) { return self.tensor; })
+      .def_property_readonly(
+          "real", [](const PythonNumber& self) { return self.of_part(NumberPart::Real); },
+          "What kernels take of it where they compute in complex numbers, together with `imag`.")
+      .def(
+          "fitting",
+          [](const PythonNumber& self, const py::object& dtype) {
+            PythonNumber copy = self;
+            copy.fits = reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
+            return copy;
+          },
+          py::arg("dtype"),
+          "The number, checked whenever it is passed on: PyTorch's RuntimeError where it is beyond the dtype.")
+      .def(
+          "check",
+          [](const PythonNumber& self) {
+            static_cast<void>(self.passed_value());
+            auto* recorder = Recorder::active();
+            if (recorder != nullptr && self.call == &recorder->call()) {
+              recorder->checked({self.passed(self.fits)});
+            }
+          },
+          "Checks a number that is `fitting` and not passed on, where there are no elements to compute, in each call.")
+      .def_property_readonly("imag", [](const PythonNumber& self) { return self.of_part(NumberPart::Imaginary); })
+      .def_property_readonly(
+          "example",
+          [](const PythonNumber& self) { return self.value; },
+          "Its value in the call that is being planned. Another call may have another one: for PyTorch's meta kernels only.");
+
+  module.def(
+      "fits",
+      [](const py::object& number, const py::object& dtype) {
+        const c10::Scalar value = torch::jit::toIValue(number, c10::NumberType::get()).toScalar();
+        try {
+          check_fits(value, reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type);
+        } catch (const std::runtime_error&) { // what PyTorch raises of an overflow
+          return false;
+        }
+        return true;
+      },
+      py::arg("number"), py::arg("dtype"), "Whether PyTorch takes a number as a dtype, as `Number.fitting` has it.");
+
+  py::class_<CompiledKernel, std::shared_ptr<CompiledKernel>>(module, "CompiledKernel", "A compiled kernel.")
+      .def(
+          py::init([](c10::DeviceIndex device, const std::string& text, std::string entry,
+                      const std::string& operator_name, const std::vector<py::object>& parameters) {
+            std::vector<KernelParameter> declared;
+            for (const py::object& parameter : parameters) {
+              if (py::isinstance<py::str>(parameter)) {
+                const auto kind = parameter.cast<std::string>();
+                TORCH_CHECK_VALUE(
+                    kind == "input" || kind == "output", "memory is input or output, and got ", kind);
+                declared.push_back({std::nullopt, kind == "output"});
+              } else {
+                declared.push_back({reinterpret_cast<THPDtype*>(parameter.ptr())->scalar_type});
+              }
+            }
+            return std::make_shared<CompiledKernel>(device, text, std::move(entry), operator_name, std::move(declared));
+          }),
+          py::arg("device"), py::arg("text"), py::arg("entry"), py::arg("operator_name"), py::arg("parameters"),
+          "`parameters`: the dtype of each number; for memory \"input\", or \"output\" where the kernel writes to it.")
+      .def_property_readonly("entry", &CompiledKernel::entry);
+
+  module.def("launch", &launch, py::arg("kernel"), py::arg("arguments"), py::arg("items"), py::arg("group"));
+  module.def(
+      "check_overlaps",
+      [](const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) {
+        for (const at::Tensor& output : outputs) {
+          at::assert_no_internal_overlap(output);
+          for (const at::Tensor& input : inputs) {
+            if (!output.is_same(input)) {
+              at::assert_no_partial_overlap(output, input);
+            }
+          }
+        }
+      },
+      py::arg("outputs"), py::arg("inputs"), "Throws PyTorch's error where memory is both read and written elsewhere.");
+  module.def(
+      "check_broadcast",
+      [](const std::vector<at::Tensor>& tensors) {
+        c10::DimVector shape;
+        for (const at::Tensor& tensor : tensors) {
+          shape = at::infer_size_dimvector(shape, tensor.sizes());
+        }
+      },
+      py::arg("tensors"), "Throws PyTorch's error where the tensors do not broadcast to one shape.");
+  module.def("take_random", &take_random, py::arg("count"));
+  module.def(
+      "watch_error_words",
+      [](const at::Tensor& words, py::function text) {
+        PyObject* function = text.release().ptr(); // lives as long as the process
+        watch_error_words(words, [function](const std::vector<int32_t>& found) {
+          py::gil_scoped_acquire gil;
+          return py::reinterpret_borrow<py::object>(function)(found).cast<std::string>();
+        });
+      },
+      py::arg("words"), py::arg("text"));
+  module.def("keep_in_plan", [](const at::Tensor& tensor) {
+    if (auto* recorder = Recorder::active()) {
+      recorder->keep(tensor);
+    }
+  });
+  module.def("not_replayable", [](std::string reason) {
+    if (auto* recorder = Recorder::active()) {
+      recorder->cannot_replay(std::move(reason));
+    }
+  });
+
+  module.def(
+      "set_planner",
+      [](const std::string& name, py::object planner, const std::vector<std::string>& passed_through,
+         const std::vector<std::string>& by_value, const std::vector<std::string>& sizes,
+         const std::vector<NumberCheck>& checks) {
+        planned_operator(name).set_planner(
+            std::make_unique<PythonPlanner>(std::move(planner)), passed_through, by_value, sizes, checks);
+      },
+      py::arg("name"), py::arg("planner"), py::arg("passed_through") = std::vector<std::string>(),
+      py::arg("by_value") = std::vector<std::string>(), py::arg("sizes") = std::vector<std::string>(), py::arg("checks") = std::vector<NumberCheck>(),
+      "`checks`: (argument, comparison, number or argument) for each, as number_checks.h has it.");
+  module.def(
+      "address_of", [](const at::Tensor& tensor) { return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()); },
+      py::arg("tensor"),
+      "Of the tensor's first element. Unlike tensor.data_ptr(), it leaves memory that is shared lazily shared.");
+  module.def("advance_configuration_epoch", &advance_configuration_epoch);
+  module.def("set_plan_mode", [](const std::string& name) {
+    TORCH_CHECK_VALUE(name == "0" || name == "1" || name == "check", "plans are 0, 1 or check, and got ", name);
+    set_plan_mode(name == "0" ? PlanMode::Off : name == "1" ? PlanMode::On : PlanMode::Check);
+  });
+  module.def("plan_mode", [] {
+    const auto mode = plan_mode();
+    return mode == PlanMode::Off ? "0" : mode == PlanMode::On ? "1" : "check";
+  });
+  module.def("plan_counts", [] {
+    py::dict all;
+    for_each_planned_operator([&](PlannedOperator& planned) { all[py::str(planned.name())] = counts_of(planned); });
+    return all;
+  });
+  module.def(
+      "time_plan",
+      [](const std::string& name, const py::args& given, size_t times) {
+        const auto dot = name.find('.');
+        const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(
+            name.substr(0, dot).c_str(), dot == std::string::npos ? "" : name.substr(dot + 1).c_str());
+        std::vector<c10::IValue> arguments;
+        for (size_t i = 0; i < given.size(); ++i) {
+          arguments.push_back(torch::jit::toIValue(given[i], op.schema().arguments()[i].type()));
+        }
+        PlannedOperator::Times found;
+        {
+          py::gil_scoped_release released;
+          found = planned_operator(name).time(arguments, times);
+        }
+        py::dict seconds;
+        seconds["call"] = found.call;
+        seconds["signature"] = found.signature;
+        seconds["allocation"] = found.allocation;
+        seconds["launch"] = found.launch;
+        seconds["results"] = found.results;
+        return seconds;
+      },
+      py::arg("name"), py::kw_only(), py::arg("times"));
+  module.def("set_tracer", [](py::object function) { tracer = std::move(function); tracer.inc_ref(); });
+  module.def("clear_plans", [] {
+    for_each_planned_operator([](PlannedOperator& planned) { planned.clear(); });
+  });
+  module.def("listen_to_plans", [](const py::function& function) {
+    const Listening listening;
+    function();
+    py::list found;
+    for (const PlanEvent& event : listening.events()) {
+      found.append(py::make_tuple(event.operator_name, event.arguments, event.outcome, event.plan));
+    }
+    return found;
+  });
+}
+
+} // namespace backplane

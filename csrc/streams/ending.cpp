@@ -1,0 +1,91 @@
+#include "streams/ending.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <thread>
+
+#include "compat.h"
+#include "devices/device.h"
+#include "drivers/discovery.h"
+
+namespace backplane {
+namespace {
+
+using torch::autograd::Edge;
+using torch::autograd::variable_list;
+using NodePointer = decltype(Edge::function);
+
+// Computes nothing, in the thread of the device that its input is on.
+struct Passing final : torch::autograd::Node {
+  explicit Passing(const at::Tensor& input) {
+    add_input_metadata(input);
+  }
+
+  variable_list apply(variable_list&&) override {
+    return variable_list(num_outputs());
+  }
+};
+
+// A pass through the thread of every device, asked for by a thread without any state that passes take over.
+void pass_through_all_devices() {
+  torch::autograd::edge_list edges;
+  for (c10::DeviceIndex index = 0; index < device_count(); ++index) {
+    const auto device = c10::Device(c10::kPrivateUse1, index);
+    edges.emplace_back(compat::make_node<NodePointer, Passing>(at::empty({0}, device)), 0);
+  }
+  const at::Tensor seed = at::zeros({});
+  const NodePointer start = compat::make_node<NodePointer, Passing>(seed);
+  start->set_next_edges(std::move(edges));
+  torch::autograd::Engine::get_default_engine().execute(
+      {Edge(start, 0)}, {seed}, /*keep_graph=*/false, /*create_graph=*/false, /*accumulate_grad=*/true);
+}
+
+std::atomic<int> running{0}; // host functions
+std::atomic<bool> ending{false};
+
+void finish_host_calls() {
+  ending.store(true);
+  while (running.load() > 0) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+} // namespace
+
+void finish_autograd_threads() {
+  if (!is_initialized() || in_bad_fork()) {
+    return;
+  }
+  std::exception_ptr failure;
+  std::thread([&] {
+    try {
+      pass_through_all_devices();
+    } catch (const std::exception&) {
+      failure = std::current_exception();
+    }
+  }).join();
+  if (failure != nullptr) {
+    std::rethrow_exception(failure);
+  }
+}
+
+void finish_host_calls_at_exit() {
+  std::atexit(finish_host_calls);
+}
+
+HostCall::HostCall() noexcept {
+  running.fetch_add(1);
+  may_run_ = !ending.load();
+}
+
+HostCall::~HostCall() {
+  running.fetch_sub(1);
+}
+
+} // namespace backplane

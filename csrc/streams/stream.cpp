@@ -1,0 +1,293 @@
+#include "streams/stream.h"
+
+#include <c10/util/Exception.h>
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "devices/device_errors.h"
+#include "plans/recorder.h"
+
+namespace backplane {
+namespace {
+
+constexpr c10::StreamId kMostStreams = 1 + 2 * kStreamsPerPool; // per device: the default one, and both pools
+
+struct Entry {
+  StreamHandle handle;
+  int priority;
+};
+
+// The streams of one device. Entries are added under the lock and read without it; none is ever removed. The lock is
+// never held while the device is called: that may run Python, and a thread with the GIL may be waiting for the lock.
+struct Streams {
+  std::mutex lock;
+  std::array<std::atomic<const Entry*>, kMostStreams> entries{};
+  std::atomic<c10::StreamId> size{1}; // id 0, the default stream, always exists
+  // Per priority (least, greatest): the ids made so far, and how many have been handed out.
+  std::array<std::vector<c10::StreamId>, 2> pools;
+  std::array<size_t, 2> handed_out{};
+};
+
+Streams& streams_of(c10::DeviceIndex index) {
+  static auto* all = new std::array<Streams, 64>; // never destroyed; pages of unused devices are never touched
+  return (*all)[index];
+}
+
+thread_local std::array<c10::StreamId, 64> current_ids{};
+
+c10::Stream make(c10::DeviceIndex index, c10::StreamId id) {
+  return c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kPrivateUse1, index), id);
+}
+
+c10::StreamId append(Streams& streams, StreamHandle handle, int priority) {
+  const auto id = streams.size.load();
+  streams.entries[id].store(new Entry{handle, priority}, std::memory_order_release);
+  streams.size.store(id + 1);
+  return id;
+}
+
+const Entry& entry_of(c10::Stream stream) {
+  TORCH_CHECK(stream.device_type() == c10::kPrivateUse1, "expected a stream of a bp device, and got ", stream);
+  const auto index = checked_index(stream.device_index());
+  Streams& streams = streams_of(index);
+  const auto id = stream.id();
+  TORCH_CHECK(id >= 0 && id < streams.size.load(), "bp:", static_cast<int>(index), " has no stream with id ", id);
+  const Entry* entry = streams.entries[id].load(std::memory_order_acquire);
+  if (C10_UNLIKELY(entry == nullptr)) { // the default stream, at its first use
+    const auto fresh = new Entry{device(index).create_stream(kLeastPriority), kLeastPriority};
+    if (streams.entries[id].compare_exchange_strong(entry, fresh)) {
+      entry = fresh;
+    } else { // another thread was faster
+      device(index).destroy_stream(fresh->handle);
+      delete fresh;
+    }
+  }
+  return *entry;
+}
+
+} // namespace
+
+c10::Stream default_stream(c10::DeviceIndex index) {
+  return make(checked_index(index), 0);
+}
+
+c10::Stream current_stream(c10::DeviceIndex index) {
+  index = checked_index(index);
+  return make(index, current_ids[index]);
+}
+
+c10::Stream exchange_current_stream(c10::Stream stream) {
+  entry_of(stream); // throws for a foreign or unknown stream
+  auto& id = current_ids[stream.device_index()];
+  const auto previous = make(stream.device_index(), id);
+  id = stream.id();
+  return previous;
+}
+
+c10::Stream pool_stream(c10::DeviceIndex index, int priority) {
+  index = checked_index(index);
+  const size_t pool = priority < kLeastPriority ? 1 : 0; // out-of-range priorities are clamped, as torch.cuda does
+  Streams& streams = streams_of(index);
+  {
+    std::lock_guard<std::mutex> guard(streams.lock);
+    auto& ids = streams.pools[pool];
+    if (ids.size() == kStreamsPerPool) {
+      return make(index, ids[streams.handed_out[pool]++ % kStreamsPerPool]);
+    }
+  }
+  // The pool is still growing.
+  Device& owner = device(index);
+  const int clamped = pool == 1 ? kGreatestPriority : kLeastPriority;
+  const StreamHandle handle = owner.create_stream(clamped);
+  std::unique_lock<std::mutex> guard(streams.lock);
+  auto& ids = streams.pools[pool];
+  const size_t slot = streams.handed_out[pool]++ % kStreamsPerPool;
+  if (ids.size() < kStreamsPerPool) {
+    ids.push_back(append(streams, handle, clamped));
+    return make(index, ids.back());
+  }
+  guard.unlock();
+  owner.destroy_stream(handle); // other threads filled it meanwhile
+  return make(index, ids[slot]);
+}
+
+std::optional<c10::Stream> stream_of(c10::DeviceIndex index, StreamHandle handle) {
+  index = checked_index(index);
+  Streams& streams = streams_of(index);
+  for (c10::StreamId id = 0; id < streams.size.load(); ++id) {
+    const Entry* entry = streams.entries[id].load(std::memory_order_acquire);
+    if (entry != nullptr && entry->handle == handle) {
+      return make(index, id);
+    }
+  }
+  return std::nullopt;
+}
+
+StreamHandle stream_handle(c10::Stream stream) {
+  return entry_of(stream).handle;
+}
+
+int stream_priority(c10::Stream stream) {
+  return entry_of(stream).priority;
+}
+
+bool query_stream(c10::Stream stream) {
+  Device& owner = device(stream.device_index());
+  DeviceCall call(owner);
+  return owner.query_stream(stream_handle(stream));
+}
+
+void synchronize_stream(c10::Stream stream) {
+  note_not_replayable("it uses streams or events");
+  Device& owner = device(stream.device_index());
+  {
+    DeviceCall call(owner);
+    owner.synchronize_stream(stream_handle(stream));
+  }
+  throw_reported_errors(stream);
+}
+
+void synchronize_device(c10::DeviceIndex index) {
+  note_not_replayable("it uses streams or events");
+  index = checked_index(index);
+  Device& owner = device(index);
+  Streams& streams = streams_of(index);
+  {
+    DeviceCall call(owner);
+    for (c10::StreamId id = 0; id < streams.size.load(); ++id) {
+      if (const Entry* entry = streams.entries[id].load(std::memory_order_acquire)) {
+        owner.synchronize_stream(entry->handle);
+      }
+    }
+  }
+  throw_reported_errors(index);
+}
+
+// --- events ----------------------------------------------------------------------------------------------------------
+
+Event* record_event(Event* event, c10::Stream stream, bool timing) {
+  note_not_replayable("it uses streams or events");
+  Device& owner = device(stream.device_index());
+  const StreamHandle handle = stream_handle(stream);
+  DeviceCall call(owner);
+  std::unique_ptr<Event, void (*)(Event*)> fresh(nullptr, [](Event* unused) { destroy_event(unused); });
+  if (event == nullptr) {
+    fresh.reset(new Event{stream.device_index(), owner.create_event(timing), timing});
+    event = fresh.get();
+  }
+  TORCH_CHECK(
+      event->device == stream.device_index(),
+      "Event device ", static_cast<int>(event->device), " does not match recording stream's device ",
+      static_cast<int>(stream.device_index()), ".");
+  owner.record_event(event->handle, handle);
+  static_cast<void>(fresh.release());
+  return event;
+}
+
+void block_stream(const Event* event, c10::Stream stream) {
+  note_not_replayable("it uses streams or events");
+  if (event == nullptr) {
+    return;
+  }
+  const StreamHandle handle = stream_handle(stream);
+  Device& owner = device(event->device);
+  DeviceCall call(owner);
+  if (event->device == stream.device_index()) {
+    owner.wait_event(event->handle, handle);
+  } else {
+    owner.synchronize_event(event->handle); // no driver can queue a wait for another driver's event
+  }
+}
+
+bool query_event(const Event* event) {
+  if (event == nullptr) {
+    return true;
+  }
+  Device& owner = device(event->device);
+  DeviceCall call(owner);
+  return owner.query_event(event->handle);
+}
+
+void synchronize_event(const Event* event) {
+  if (event != nullptr) {
+    Device& owner = device(event->device);
+    DeviceCall call(owner);
+    owner.synchronize_event(event->handle);
+  }
+}
+
+namespace {
+
+// What `function` returns; `otherwise` where the device is lost, or found to be.
+template <typename Function, typename Result>
+Result unless_lost(const Device& device, const Function& function, Result otherwise) {
+  try {
+    return device.is_lost() ? otherwise : function();
+  } catch (const std::exception&) {
+    if (!device.is_lost()) {
+      throw;
+    }
+    return otherwise;
+  }
+}
+
+} // namespace
+
+bool is_past(const Event* event) {
+  return event == nullptr || unless_lost(device(event->device), [&] { return query_event(event); }, true);
+}
+
+void wait_until_past(const Event* event) {
+  if (event != nullptr) {
+    unless_lost(
+        device(event->device),
+        [&] {
+          synchronize_event(event);
+          return true;
+        },
+        true);
+  }
+}
+
+Event* record_event_unless_lost(Event* event, c10::Stream stream) {
+  return unless_lost(
+      device(stream.device_index()), [&] { return record_event(event, stream, /*timing=*/false); }, event);
+}
+
+double elapsed_ms(const Event* start, const Event* end) {
+  TORCH_CHECK(start != nullptr && end != nullptr, "Both events must be recorded before calculating elapsed time.");
+  TORCH_CHECK(
+      start->timing && end->timing, "Both events must be created with argument 'enable_timing=True'.");
+  TORCH_CHECK(
+      start->device == end->device,
+      "Event device_index ", static_cast<int>(start->device), " does not match other's device_index ",
+      static_cast<int>(end->device), ".");
+  Device& owner = device(start->device);
+  DeviceCall call(owner);
+  TORCH_CHECK(
+      owner.query_event(start->handle) && owner.query_event(end->handle),
+      "Both events must be completed before calculating elapsed time.");
+  return owner.elapsed_ms(start->handle, end->handle);
+}
+
+void destroy_event(Event* event) noexcept {
+  if (event == nullptr) {
+    return;
+  }
+  if (!in_bad_fork()) {
+    try {
+      Device& owner = device(event->device);
+      DeviceCall call(owner);
+      owner.destroy_event(event->handle);
+    } catch (const std::exception&) {
+      // A destructor cannot report it; the driver's own error state will at its next call.
+    }
+  }
+  delete event;
+}
+
+} // namespace backplane
