@@ -9,11 +9,11 @@
 #include <ATen/ops/_local_scalar_dense_native.h>
 #include <torch/library.h>
 
-#include "memory/allocator.h"
+#include "c10/storage.h"
 #include "fallback/cpu_mirror.h"
+#include "memory/allocator.h"
 #include "memory/pinned.h"
 #include "plans/recorder.h"
-#include "c10/storage.h"
 #include "streams/stream.h"
 
 namespace backplane {
@@ -59,7 +59,7 @@ void settle_host_side(const at::Tensor& host, c10::Stream stream, bool non_block
 
 void copy_bytes(const at::Tensor& source, const at::Tensor& destination, bool non_blocking) {
   const size_t bytes = source.nbytes();
-  PlannerScope::wrote(destination.storage());
+  WriteWatch::wrote(destination.storage());
   void* to = destination.mutable_data_ptr(); // first: the source may share its storage
   const void* from = source.const_data_ptr();
   if (to == from) {
@@ -96,7 +96,7 @@ void copy_bytes(const at::Tensor& source, const at::Tensor& destination, bool no
 // neither memory is reused too early.
 void copy_bytes_between(const at::Tensor& source, const at::Tensor& destination) {
   note_not_replayable("it copies between two devices");
-  PlannerScope::wrote(destination.storage());
+  WriteWatch::wrote(destination.storage());
   const auto from_index = source.device().index();
   const auto to_index = destination.device().index();
   Device& from = device(from_index);

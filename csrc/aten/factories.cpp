@@ -12,9 +12,9 @@
 #include <ATen/ops/view_native.h>
 #include <torch/library.h>
 
-#include "memory/allocator.h"
-#include "devices/device.h"
 #include "c10/storage.h"
+#include "devices/device.h"
+#include "memory/allocator.h"
 #include "streams/stream.h"
 
 namespace backplane {

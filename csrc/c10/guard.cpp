@@ -2,8 +2,8 @@
 #include <c10/core/ScalarType.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
-#include "memory/allocator.h"
 #include "devices/device.h"
+#include "memory/allocator.h"
 #include "streams/stream.h"
 
 namespace backplane {

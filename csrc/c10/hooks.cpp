@@ -1,12 +1,12 @@
 // What ATen asks of an accelerator as a whole, and the registrations of allocator and hooks.
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 
-#include "memory/allocator.h"
-#include "devices/device.h"
-#include "drivers/discovery.h"
 #include "c10/generator.h"
-#include "memory/pinned.h"
 #include "c10/storage.h"
+#include "devices/device.h"
+#include "devices/discovery.h"
+#include "memory/allocator.h"
+#include "memory/pinned.h"
 
 namespace backplane {
 namespace {

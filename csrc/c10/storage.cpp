@@ -1,8 +1,8 @@
 #include "c10/storage.h"
 
-#include "memory/allocator.h"
 #include "devices/device.h"
-#include "plans/recorder.h"
+#include "devices/recording.h"
+#include "memory/allocator.h"
 #include "streams/stream.h"
 
 namespace backplane {

@@ -9,7 +9,7 @@
 #include <mutex>
 #include <vector>
 
-#include "drivers/discovery.h"
+#include "devices/discovery.h"
 
 namespace backplane {
 

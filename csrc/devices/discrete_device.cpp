@@ -3,7 +3,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/SmallVector.h>
 
-#include "memory/address_space.h"
+#include "devices/address_space.h"
 
 namespace backplane {
 namespace {

@@ -14,7 +14,7 @@
 #include <string>
 #include <thread>
 
-#include "streams/ending.h"
+#include "devices/ending.h"
 
 namespace backplane {
 namespace {

@@ -7,9 +7,9 @@
 
 #include <vector>
 
-#include "drivers/driver_object.h"
 #include "drivers/driver_kernel.h"
 #include "drivers/driver_memory.h"
+#include "drivers/driver_object.h"
 #include "drivers/driver_stream.h"
 
 namespace py = pybind11;

@@ -9,7 +9,7 @@
 #include <string>
 #include <type_traits>
 
-#include "drivers/driver_call.h"
+#include "devices/driver_call.h"
 #include "drivers/native_launcher.h"
 
 namespace backplane {

@@ -6,7 +6,7 @@
 #include <atomic>
 #include <utility>
 
-#include "memory/address_space.h"
+#include "devices/address_space.h"
 #include "devices/device.h"
 #include "drivers/driver_object.h"
 #include "drivers/native_launcher.h"

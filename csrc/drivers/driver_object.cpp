@@ -5,7 +5,7 @@
 
 #include <map>
 
-#include "drivers/driver_call.h"
+#include "devices/driver_call.h"
 
 namespace py = pybind11;
 

@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "streams/ending.h"
+#include "devices/ending.h"
 #include "drivers/kernel_build.h"
 
 namespace backplane {

@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <tuple>
 
-#include "memory/allocator.h"
-#include "fallback/cpu_memory.h"
-#include "plans/recorder.h"
 #include "c10/storage.h"
+#include "devices/recording.h"
+#include "fallback/cpu_memory.h"
+#include "memory/allocator.h"
 #include "streams/stream.h"
 
 namespace backplane {
@@ -107,7 +107,7 @@ size_t CpuMirror::share(const at::Tensor& tensor, bool written) {
 // A storage that shares its memory lazily (copy on write) gets memory of its own first.
 void CpuMirror::will_write(Shared& shared) {
   shared.written = true;
-  PlannerScope::wrote(shared.original);
+  WriteWatch::wrote(shared.original);
   void* data = shared.original.unsafeGetStorageImpl()->mutable_data();
   if (C10_UNLIKELY(!copies_ && data != shared.data)) {
     shared.data = data;

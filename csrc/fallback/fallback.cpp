@@ -15,10 +15,10 @@
 #include <set>
 #include <string>
 
-#include "fallback/cpu_memory.h"
-#include "fallback/cpu_mirror.h"
 #include "c10/generator.h"
 #include "c10/refusals.h"
+#include "fallback/cpu_memory.h"
+#include "fallback/cpu_mirror.h"
 #include "fallback/wider.h"
 
 namespace backplane {

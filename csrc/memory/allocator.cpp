@@ -1,10 +1,10 @@
 #include "memory/allocator.h"
 
+#include "devices/device.h"
+#include "devices/discovery.h"
+#include "devices/recording.h"
 #include "memory/allocator_config.h"
 #include "memory/caching_allocator.h"
-#include "devices/device.h"
-#include "drivers/discovery.h"
-#include "plans/recorder.h"
 #include "memory/segment_map.h"
 #include "streams/stream.h"
 
@@ -55,8 +55,8 @@ void delete_allocation(void* pointer) {
   if (pointer == nullptr || in_bad_fork()) {
     return; // the parent's memory, and perhaps a lock that a thread of the parent held at the fork
   }
-  if (C10_UNLIKELY(Recorder::active() != nullptr)) {
-    Recorder::active()->freed(pointer);
+  if (C10_UNLIKELY(Recording::active() != nullptr)) {
+    Recording::active()->freed(pointer);
   }
   try {
     raw_free(pointer);
@@ -209,8 +209,8 @@ c10::DataPtr allocate_on(c10::DeviceIndex index, size_t bytes) {
   c10::Stream stream = current_stream(index);
   void* pointer = device_allocator(index).allocate(
       bytes, stream.id(), !all_allocators.caching.load(std::memory_order_relaxed));
-  if (C10_UNLIKELY(Recorder::active() != nullptr)) {
-    Recorder::active()->allocated(pointer, bytes);
+  if (C10_UNLIKELY(Recording::active() != nullptr)) {
+    Recording::active()->allocated(pointer, bytes);
   }
   return {pointer, pointer, &delete_allocation, stream.device()};
 }

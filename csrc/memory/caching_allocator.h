@@ -11,8 +11,8 @@
 // was looked up before has to be looked up again.
 #pragma once
 
-#include "memory/allocator_blocks.h"
 #include "devices/device.h"
+#include "memory/allocator_blocks.h"
 #include "memory/free_blocks.h"
 #include "memory/memory_history.h"
 #include "streams/stream.h"

@@ -1,9 +1,9 @@
 // Getting segments from the device and giving them back: the slow path.
 #include "memory/caching_allocator.h"
 
-#include "memory/allocator_config.h"
 #include "compat.h"
-#include "drivers/driver_call.h"
+#include "devices/driver_call.h"
+#include "memory/allocator_config.h"
 #include "memory/segment_map.h"
 
 #include <c10/util/Exception.h>

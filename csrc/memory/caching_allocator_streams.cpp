@@ -1,7 +1,7 @@
 // Blocks that several streams use: they become free when every stream has passed the point of the free.
 #include "memory/caching_allocator.h"
 
-#include "drivers/driver_call.h"
+#include "devices/driver_call.h"
 
 #include <Python.h>
 #include <c10/util/Exception.h>

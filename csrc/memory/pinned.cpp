@@ -8,7 +8,7 @@
 #include <shared_mutex>
 
 #include "devices/device.h"
-#include "drivers/driver_call.h"
+#include "devices/driver_call.h"
 #include "memory/pinned.h"
 #include "streams/stream.h"
 

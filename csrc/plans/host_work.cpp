@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "devices/device.h"
-#include "devices/device_errors.h"
+#include "streams/device_errors.h"
 #include "streams/stream.h"
 
 namespace backplane {

@@ -7,10 +7,10 @@
 #include <array>
 #include <mutex>
 
-#include "memory/allocator.h"
-#include "devices/device_errors.h"
 #include "c10/generator.h"
 #include "c10/storage.h"
+#include "memory/allocator.h"
+#include "streams/device_errors.h"
 #include "streams/stream.h"
 
 namespace backplane {

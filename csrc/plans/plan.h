@@ -12,8 +12,8 @@
 #include <variant>
 #include <vector>
 
-#include "plans/host_work.h"
 #include "devices/compiled_kernel.h"
+#include "plans/host_work.h"
 
 namespace backplane {
 

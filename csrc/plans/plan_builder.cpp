@@ -4,11 +4,11 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "bindings.h"
-#include "devices/device_errors.h"
 #include "plans/plan_builder.h"
 #include "plans/planned_operator.h"
 #include "plans/python_number.h"
+#include "bindings.h"
+#include "streams/device_errors.h"
 
 namespace py = pybind11;
 

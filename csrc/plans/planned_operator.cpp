@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <map>
+#include <mutex>
 #include <utility>
 
 #include "fallback/fallback.h"
@@ -15,12 +16,6 @@
 
 namespace backplane {
 namespace {
-
-constexpr size_t kMostPlans = 1024; // of one operator; the least recently used go
-constexpr size_t kMostClasses = 1024; // likewise
-constexpr size_t kMostAnyShapePlans = 8; // of one class: for what planners decide otherwise
-constexpr uint32_t kMostTraces = 16; // of one class, those that gave no plan included
-constexpr uint32_t kMostFutileTraces = 2; // of one class without a plan for any shape
 
 std::atomic<PlanMode> mode{PlanMode::On};
 thread_local std::vector<PlanEvent>* listener = nullptr;
@@ -261,10 +256,7 @@ void PlannedOperator::answer(torch::jit::Stack* stack) {
     problem = "a number that its declaration excludes";
   }
   if (C10_UNLIKELY(problem != nullptr)) {
-    {
-      std::lock_guard<std::mutex> guard(lock_);
-      ++counts_.unplannable_calls;
-    }
+    cache_.count_unplannable();
     if (listener != nullptr) {
       listener->push_back({name_, describe(arguments, facts), c10::str(outcome_otherwise_, ": ", problem), ""});
     }
@@ -275,9 +267,9 @@ void PlannedOperator::answer(torch::jit::Stack* stack) {
     plan(*declaration, stack, call, /*record=*/false);
     return;
   }
-  const auto known = find(signature);
+  const auto known = cache_.find(signature);
   if (known == nullptr) {
-    if (const auto made = find_any_shape(signature)) {
+    if (const auto made = cache_.find_any_shape(signature)) {
       if (C10_UNLIKELY(mode.load(std::memory_order_relaxed) == PlanMode::Check)) {
         check(*declaration, arguments, call, *made);
       }
@@ -288,22 +280,19 @@ void PlannedOperator::answer(torch::jit::Stack* stack) {
       replace(stack, count, results);
       return;
     }
-    const bool another = is_to_be_traced(signature);
+    const bool another = cache_.is_to_be_traced(signature);
     std::optional<AnyShapePlan> traced;
     std::string reason;
     if (another) { // first: a planner may change what it is given
       traced = trace(*declaration, arguments, call.device, reason);
     }
     auto fresh = plan(*declaration, stack, call, /*record=*/true);
-    insert_into_class(signature, fresh, std::move(traced), std::move(reason));
-    insert(std::move(signature), std::move(fresh));
+    cache_.insert_into_class(signature, fresh, std::move(traced), std::move(reason));
+    cache_.insert(std::move(signature), std::move(fresh));
     return;
   }
   if (C10_UNLIKELY(!known->unplannable.empty())) {
-    {
-      std::lock_guard<std::mutex> guard(lock_);
-      ++counts_.unplannable_calls;
-    }
+    cache_.count_unplannable();
     if (known->falls_back) {
       if (listener != nullptr) {
         listener->push_back({name_, describe(arguments, facts), outcome_otherwise_, describe(*known)});
@@ -348,15 +337,7 @@ std::shared_ptr<const Plan> PlannedOperator::plan(
     recorded->unplannable = reason;
     recorded->falls_back = true;
   }
-  {
-    std::lock_guard<std::mutex> guard(lock_);
-    counts_.planner_calls += results.has_value();
-    counts_.unplannable_calls += !recorded->unplannable.empty();
-    const std::string& why = recorded->unplannable;
-    if (!why.empty() && std::find(reasons_.begin(), reasons_.end(), why) == reasons_.end()) {
-      reasons_.push_back(why);
-    }
-  }
+  cache_.count_planned(*recorded);
   if (listener != nullptr) {
     const char* outcome = !results.has_value() ? outcome_otherwise_ : record ? "planned" : "ran without recording";
     listener->push_back(
@@ -414,127 +395,6 @@ void PlannedOperator::check(
       found, "\n", describe(arguments, facts));
 }
 
-std::shared_ptr<const Plan> PlannedOperator::find(const Signature& signature) {
-  std::lock_guard<std::mutex> guard(lock_);
-  const auto [first, last] = by_hash_.equal_range(signature.hash);
-  for (auto found = first; found != last; ++found) {
-    if (found->second->signature == signature) {
-      entries_.splice(entries_.begin(), entries_, found->second);
-      counts_.replays += found->second->plan->unplannable.empty();
-      return found->second->plan;
-    }
-  }
-  return nullptr;
-}
-
-std::list<PlannedOperator::Class>::iterator PlannedOperator::class_of(
-    const Signature& signature, std::list<Class>& evicted) {
-  const auto hash = hash_of_class(signature);
-  const auto [first, last] = classes_by_hash_.equal_range(hash);
-  for (auto found = first; found != last; ++found) {
-    if (found->second->words == signature.words) {
-      classes_.splice(classes_.begin(), classes_, found->second);
-      return found->second;
-    }
-  }
-  classes_.push_front({signature.words, {}, 0, 0, "", {}, nullptr});
-  classes_by_hash_.emplace(hash, classes_.begin());
-  if (classes_.size() > kMostClasses) {
-    const auto oldest = std::prev(classes_.end());
-    std::erase_if(classes_by_hash_, [&](const auto& one) { return one.second == oldest; });
-    evicted.splice(evicted.begin(), classes_, oldest);
-  }
-  return classes_.begin();
-}
-
-std::shared_ptr<const Plan> PlannedOperator::find_any_shape(const Signature& signature) {
-  c10::SmallVector<std::shared_ptr<const AnyShapePlan>, kMostAnyShapePlans> plans;
-  {
-    std::list<Class> evicted; // freed after the lock
-    std::lock_guard<std::mutex> guard(lock_);
-    const auto& known = class_of(signature, evicted)->plans;
-    plans.append(known.begin(), known.end());
-  }
-  auto made = std::make_shared<Plan>();
-  for (const auto& plan : plans) {
-    if (!plan->instantiate(signature.sizes, *made)) {
-      continue;
-    }
-    bool again = false;
-    {
-      std::lock_guard<std::mutex> guard(lock_);
-      ++counts_.any_shape_replays;
-      uint64_t& met = lately_[signature.hash % lately_.size()];
-      again = std::exchange(met, signature.hash) == signature.hash;
-    }
-    if (again) {
-      insert(signature, made);
-    }
-    return made;
-  }
-  return nullptr;
-}
-
-bool PlannedOperator::is_to_be_traced(const Signature& signature) {
-  std::list<Class> evicted; // freed after the lock
-  std::lock_guard<std::mutex> guard(lock_);
-  const Class& known = *class_of(signature, evicted);
-  const uint32_t most = known.plans.empty() ? kMostFutileTraces : kMostTraces;
-  if (known.shapes == 0 || known.plans.size() >= kMostAnyShapePlans || known.traces >= most) {
-    return false;
-  }
-  ++counts_.traces;
-  return true;
-}
-
-void PlannedOperator::insert_into_class(
-    const Signature& signature, const std::shared_ptr<const Plan>& fresh, std::optional<AnyShapePlan> traced,
-    std::string reason) {
-  std::list<Class> evicted; // freed after the lock, as is the plan before
-  std::shared_ptr<const Plan> last = fresh;
-  std::lock_guard<std::mutex> guard(lock_);
-  Class& known = *class_of(signature, evicted);
-  known.traces += traced.has_value() || !reason.empty(); // here, so that calls which are refused use none up
-  if (traced.has_value()) {
-    const auto held_against = [&](const auto& sizes, const Plan& plan, bool has_to_hold) {
-      Plan made;
-      if (!reason.empty() || (!traced->instantiate(sizes, made) && !has_to_hold)) {
-        return;
-      }
-      reason = plan.unplannable.empty() ? difference(made, plan) : plan.unplannable;
-    };
-    held_against(signature.sizes, *fresh, /*has_to_hold=*/true);
-    if (known.last_plan != nullptr) {
-      held_against(known.last_sizes, *known.last_plan, /*has_to_hold=*/false);
-    }
-    if (reason.empty()) {
-      known.plans.push_back(std::make_shared<const AnyShapePlan>(std::move(*traced)));
-    }
-  }
-  if (!reason.empty()) {
-    known.reason = std::move(reason);
-  }
-  ++known.shapes;
-  known.last_sizes.assign(signature.sizes.begin(), signature.sizes.end());
-  known.last_plan.swap(last);
-}
-
-void PlannedOperator::insert(Signature signature, std::shared_ptr<const Plan> plan) {
-  std::shared_ptr<const Plan> evicted; // freed after the lock
-  std::lock_guard<std::mutex> guard(lock_);
-  const auto hash = signature.hash;
-  entries_.push_front({std::move(signature), std::move(plan)});
-  by_hash_.emplace(hash, entries_.begin());
-  if (entries_.size() > kMostPlans) {
-    const auto oldest = std::prev(entries_.end());
-    const auto [first, last] = by_hash_.equal_range(oldest->signature.hash);
-    by_hash_.erase(std::find_if(first, last, [&](const auto& one) { return one.second == oldest; }));
-    evicted = std::move(oldest->plan);
-    entries_.pop_back();
-    ++counts_.evictions;
-  }
-}
-
 PlannedOperator::Times PlannedOperator::time(c10::ArrayRef<c10::IValue> arguments, size_t times) {
   const auto index = device_of(arguments);
   TORCH_CHECK_VALUE(index >= 0, "none of the arguments is on bp");
@@ -557,7 +417,7 @@ PlannedOperator::Times PlannedOperator::time(c10::ArrayRef<c10::IValue> argument
     call.emplace(PlannedCall{index, {}, {}, {}, nullptr});
     Signature signature;
     read_call(arguments, declaration->facts, *call, signature);
-    plan = find(signature);
+    plan = cache_.find(signature);
   });
   TORCH_CHECK_VALUE(plan != nullptr && plan->unplannable.empty(), name_, " has no plan for these arguments");
   // The plan with fewer and fewer of its steps.
@@ -576,46 +436,6 @@ PlannedOperator::Times PlannedOperator::time(c10::ArrayRef<c10::IValue> argument
     op_.callBoxed(stack);
   });
   return found;
-}
-
-PlanCounts PlannedOperator::counts() const {
-  std::lock_guard<std::mutex> guard(lock_);
-  PlanCounts counts = counts_;
-  counts.plans = entries_.size();
-  for (const Class& one : classes_) {
-    counts.classes += one.shapes > 1;
-    counts.any_shape_classes += !one.plans.empty();
-  }
-  return counts;
-}
-
-std::vector<std::string> PlannedOperator::reasons_for_exact() const {
-  std::lock_guard<std::mutex> guard(lock_);
-  std::vector<std::string> found;
-  for (const Class& one : classes_) {
-    if (one.shapes > 1 && one.plans.empty()) {
-      found.push_back(one.reason);
-    }
-  }
-  return found;
-}
-
-std::vector<std::string> PlannedOperator::reasons() const {
-  std::lock_guard<std::mutex> guard(lock_);
-  return reasons_;
-}
-
-void PlannedOperator::clear() {
-  std::list<Entry> gone; // freed after the lock: kernels may call the device
-  std::list<Class> forgotten;
-  std::lock_guard<std::mutex> guard(lock_);
-  gone.swap(entries_);
-  by_hash_.clear();
-  forgotten.swap(classes_);
-  classes_by_hash_.clear();
-  lately_ = {};
-  counts_ = {};
-  reasons_.clear();
 }
 
 PlannedOperator& planned_operator(const std::string& name) {

@@ -5,20 +5,17 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
-#include <array>
 #include <atomic>
 #include <functional>
-#include <list>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "plans/any_shape_plan.h"
 #include "plans/number_checks.h"
 #include "plans/plan.h"
+#include "plans/plan_cache.h"
 #include "plans/signature.h"
 
 namespace backplane {
@@ -51,18 +48,6 @@ enum class PlanMode {
 };
 void set_plan_mode(PlanMode mode);
 PlanMode plan_mode();
-
-struct PlanCounts {
-  uint64_t replays = 0;
-  uint64_t planner_calls = 0;
-  uint64_t unplannable_calls = 0; // of planner_calls, and of fallbacks that a planner asked for
-  uint64_t evictions = 0;
-  uint64_t any_shape_replays = 0; // beside replays
-  uint64_t traces = 0; // attempts to make a plan for any shape
-  size_t classes = 0; // of calls that met a second shape
-  size_t any_shape_classes = 0; // of these that have a plan for any shape
-  size_t plans = 0; // held now
-};
 
 class PlannedOperator {
  public:
@@ -97,12 +82,9 @@ class PlannedOperator {
   };
   Times time(c10::ArrayRef<c10::IValue> arguments, size_t times);
 
-  PlanCounts counts() const;
-  // Each reason why calls could not be planned.
-  std::vector<std::string> reasons() const;
-  // Of each class that met a second shape and has no plan for any shape.
-  std::vector<std::string> reasons_for_exact() const;
-  void clear(); // forgets plans, and sets the counts to 0
+  PlanCache& cache() {
+    return cache_;
+  }
 
  private:
   struct Declaration {
@@ -111,36 +93,9 @@ class PlannedOperator {
     NumberChecks checks;
     std::unique_ptr<Planner> planner;
   };
-  struct Entry {
-    Signature signature;
-    std::shared_ptr<const Plan> plan;
-  };
   void answer(torch::jit::Stack* stack);
   // What no planner does: by the kernel of ours that there was before planners, by PyTorch's composition, or on the CPU.
   void run_otherwise(torch::jit::Stack* stack);
-  // Calls that differ in sizes only.
-  struct Class {
-    c10::SmallVector<uint64_t, 32> words;
-    std::vector<std::shared_ptr<const AnyShapePlan>> plans;
-    uint32_t shapes = 0; // that were planned
-    uint32_t traces = 0;
-    std::string reason; // why the last trace gave no plan
-    c10::SmallVector<int64_t, 48> last_sizes; // of the last call that was planned, and its plan
-    std::shared_ptr<const Plan> last_plan;
-  };
-  std::shared_ptr<const Plan> find(const Signature& signature);
-  // The plan of the class that holds for these sizes, made for them; nullptr where there is none.
-  std::shared_ptr<const Plan> find_any_shape(const Signature& signature);
-  // Whether the class has met another shape and may be traced once more.
-  bool is_to_be_traced(const Signature& signature);
-  // Notes what came of a trace, if there was one, beside the plan of the same call: the two have to say the same, for this
-  // call and for the last one of the class, as far as the traced plan holds for it.
-  void insert_into_class(
-      const Signature& signature, const std::shared_ptr<const Plan>& fresh, std::optional<AnyShapePlan> traced,
-      std::string reason);
-  // Made where there is none, for which another one may be evicted; with the lock held.
-  std::list<Class>::iterator class_of(const Signature& signature, std::list<Class>& evicted);
-  void insert(Signature signature, std::shared_ptr<const Plan> plan);
   // Runs the planner and leaves its results on the stack; returns what was recorded.
   std::shared_ptr<const Plan> plan(
       const Declaration& declaration, torch::jit::Stack* stack, PlannedCall& call, bool record);
@@ -156,16 +111,7 @@ class PlannedOperator {
   bool falls_back_ = false; // instead
   const char* outcome_otherwise_ = ""; // in words
   std::atomic<const Declaration*> declaration_{nullptr}; // lives as long as the process, for calls under way
-
-  mutable std::mutex lock_; // of what follows
-  std::list<Entry> entries_; // the latest used first
-  std::unordered_multimap<uint64_t, std::list<Entry>::iterator> by_hash_;
-  std::list<Class> classes_; // the latest used first
-  std::unordered_multimap<uint64_t, std::list<Class>::iterator> classes_by_hash_;
-  // Hashes of signatures that plans for any shape served; the second time they get plans of their own.
-  std::array<uint64_t, 256> lately_{};
-  PlanCounts counts_;
-  std::vector<std::string> reasons_;
+  PlanCache cache_;
 };
 
 // The record of an operator, made and registered for PrivateUse1 at the first call. Throws for an unknown name.

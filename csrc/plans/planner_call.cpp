@@ -8,12 +8,12 @@
 #include <torch/csrc/utils/tensor_layouts.h>
 #include <torch/csrc/utils/tensor_memoryformats.h>
 
-#include "bindings.h"
-#include "devices/device_errors.h"
 #include "plans/plan_builder.h"
 #include "plans/planned_operator.h"
 #include "plans/python_number.h"
 #include "plans/recorder.h"
+#include "bindings.h"
+#include "streams/device_errors.h"
 #include "streams/stream.h"
 
 namespace py = pybind11;
@@ -225,7 +225,7 @@ void launch(
         py::str(py::type::of(given)).cast<std::string>());
     if (parameters[i].written) {
       const at::Tensor& tensor = THPVariable_Unpack(given.ptr());
-      PlannerScope::wrote(tensor.storage());
+      WriteWatch::wrote(tensor.storage());
       tensor.mutable_data_ptr();
     }
   }
@@ -327,20 +327,20 @@ class Listening {
   std::vector<PlanEvent>* const outer_;
 };
 
-py::dict counts_of(const PlannedOperator& planned) {
-  const PlanCounts counts = planned.counts();
+py::dict counts_of(const PlanCache& cache) {
+  const PlanCounts counts = cache.counts();
   py::dict found;
   found["plans"] = counts.plans;
   found["replays"] = counts.replays;
   found["planner_calls"] = counts.planner_calls;
   found["unplannable_calls"] = counts.unplannable_calls;
   found["evictions"] = counts.evictions;
-  found["reasons"] = planned.reasons();
+  found["reasons"] = cache.reasons();
   found["any_shape_replays"] = counts.any_shape_replays;
   found["traces"] = counts.traces;
   found["classes"] = counts.classes;
   found["any_shape_classes"] = counts.any_shape_classes;
-  found["reasons_for_exact"] = planned.reasons_for_exact();
+  found["reasons_for_exact"] = cache.reasons_for_exact();
   return found;
 }
 
@@ -499,7 +499,7 @@ void bind_plans(py::module_& module) {
   });
   module.def("plan_counts", [] {
     py::dict all;
-    for_each_planned_operator([&](PlannedOperator& planned) { all[py::str(planned.name())] = counts_of(planned); });
+    for_each_planned_operator([&](PlannedOperator& planned) { all[py::str(planned.name())] = counts_of(planned.cache()); });
     return all;
   });
   module.def(
@@ -528,7 +528,7 @@ void bind_plans(py::module_& module) {
       py::arg("name"), py::kw_only(), py::arg("times"));
   module.def("set_tracer", [](py::object function) { tracer = std::move(function); tracer.inc_ref(); });
   module.def("clear_plans", [] {
-    for_each_planned_operator([](PlannedOperator& planned) { planned.clear(); });
+    for_each_planned_operator([](PlannedOperator& planned) { planned.cache().clear(); });
   });
   module.def("listen_to_plans", [](const py::function& function) {
     const Listening listening;

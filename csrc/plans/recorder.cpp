@@ -4,9 +4,6 @@
 
 namespace backplane {
 
-thread_local Recorder* Recorder::active_ = nullptr;
-thread_local PlannerScope* PlannerScope::innermost_ = nullptr;
-
 Recorder::Recorder(PlannedCall& call, bool dry) : call_(call), dry_(dry), outer_(active_) {
   plan_.numbers = static_cast<uint32_t>(call.numbers.size());
   active_ = this;

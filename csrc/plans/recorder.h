@@ -11,21 +11,22 @@
 #include <string>
 #include <utility>
 
+#include "devices/recording.h"
 #include "plans/plan.h"
 
 namespace backplane {
 
-class Recorder {
+class Recorder final : public Recording {
  public:
   // `dry`: launches and copies are taken down and not done.
   Recorder(PlannedCall& call, bool dry);
-  ~Recorder();
+  ~Recorder() override;
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
 
   // Of this thread; nullptr: nobody is recording.
   static Recorder* active() noexcept {
-    return active_;
+    return static_cast<Recorder*>(active_);
   }
 
   // What was recorded, and what the operator returned. The recorder stops being active.
@@ -38,8 +39,8 @@ class Recorder {
     return call_;
   }
 
-  void allocated(void* memory, size_t bytes);
-  void freed(void* memory);
+  void allocated(void* memory, size_t bytes) override;
+  void freed(void* memory) override;
   void launched(LaunchStep step);
   void given_to_host(HostStep step);
   void checked(CheckStep step);
@@ -48,7 +49,7 @@ class Recorder {
   uint32_t take_random(uint64_t count);
   // Memory that outlives the call and that launches may use, such as a table of constants.
   void keep(const at::Tensor& tensor);
-  void cannot_replay(std::string reason);
+  void cannot_replay(std::string reason) override;
 
   // Where a tensor's first element is, in the plan's terms. Calls cannot_replay where it is none of the plan's memory.
   Address locate(const at::Tensor& tensor);
@@ -56,23 +57,21 @@ class Recorder {
  private:
   ResultTensor result(const at::Tensor& tensor);
 
-  static thread_local Recorder* active_;
-
   PlannedCall& call_;
   const bool dry_;
-  Recorder* const outer_;
+  Recording* const outer_;
   Plan plan_;
   ska::flat_hash_map<const void*, uint32_t> living_; // start of an allocation -> its index
 };
 
 // One planner at work. Planners that it calls, by calling operators, are within it.
-class PlannerScope {
+class PlannerScope final : public WriteWatch {
  public:
   PlannerScope(const c10::FunctionSchema& schema, c10::ArrayRef<c10::IValue> arguments, PlannedCall& call)
-      : schema_(schema), arguments_(arguments), call_(call), outer_(innermost_) {
+      : schema_(schema), arguments_(arguments), call_(call), outer_(innermost()) {
     innermost_ = this;
   }
-  ~PlannerScope() {
+  ~PlannerScope() override {
     innermost_ = outer_;
   }
   PlannerScope(const PlannerScope&) = delete;
@@ -80,7 +79,7 @@ class PlannerScope {
 
   // Of this thread; nullptr: no planner is at work.
   static PlannerScope* innermost() noexcept {
-    return innermost_;
+    return static_cast<PlannerScope*>(innermost_);
   }
 
   PlannedCall& call() const {
@@ -91,24 +90,15 @@ class PlannerScope {
     return has_effect_;
   }
 
-  // Memory is written, or, if not `surely`, given to something that may write to it. Throws where a planner writes to an
-  // argument that its schema does not say is written.
-  static void wrote(const c10::Storage& memory, bool surely = true) {
-    if (innermost_ != nullptr) {
-      innermost_->note_write(memory.unsafeGetStorageImpl(), surely);
-    }
-  }
   static void took_random_numbers() {
-    for (auto* scope = innermost_; scope != nullptr; scope = scope->outer_) {
+    for (auto* scope = innermost(); scope != nullptr; scope = scope->outer_) {
       scope->has_effect_ = true;
     }
   }
 
  private:
-  void note_write(const c10::StorageImpl* storage, bool surely);
+  void note_write(const c10::StorageImpl* storage, bool surely) override;
   bool reads(const c10::StorageImpl* storage) const;
-
-  static thread_local PlannerScope* innermost_;
 
   const c10::FunctionSchema& schema_;
   const c10::ArrayRef<c10::IValue> arguments_;
@@ -116,12 +106,5 @@ class PlannerScope {
   PlannerScope* const outer_;
   bool has_effect_ = false;
 };
-
-// To be called by whatever a replay could not repeat; `what` in words.
-inline void note_not_replayable(const char* what) {
-  if (auto* recorder = Recorder::active()) {
-    recorder->cannot_replay(what);
-  }
-}
 
 } // namespace backplane

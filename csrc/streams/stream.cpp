@@ -8,8 +8,8 @@
 #include <mutex>
 #include <vector>
 
-#include "devices/device_errors.h"
-#include "plans/recorder.h"
+#include "devices/recording.h"
+#include "streams/device_errors.h"
 
 namespace backplane {
 namespace {

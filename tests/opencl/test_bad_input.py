@@ -162,6 +162,28 @@ def test_a_result_that_its_tensor_cannot_hold_is_pytorchs_error(name: str) -> No
         getattr(bp([1, 2], torch.int32), name)(*arguments)
 
 
+@pytest.mark.parametrize("name", ["addr", "logaddexp", "hypot", "ldexp", "mm", "lerp", "logsumexp", "where"])
+def test_an_out_that_cannot_hold_the_result_is_pytorchs_error(name: str) -> None:
+    calls: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+        "addr": lambda a, out: torch.addr(a[0, 0], a[0], a[0], out=out),
+        "lerp": lambda a, out: torch.lerp(a, a, 0.5, out=out),
+        "logsumexp": lambda a, out: torch.logsumexp(a, 0, out=out),
+        "where": lambda a, out: torch.where(a > 0, a, a, out=out),
+    }
+    call = calls.get(name, lambda a, out: getattr(torch, name)(a, a, out=out))
+    good = call(torch.ones(3, 3), torch.empty(0))
+    for _ in range(2):
+        refused_alike(call, torch.ones(3, 3), torch.zeros(good.shape, dtype=torch.int32))
+        torch.testing.assert_close(call(bp(torch.ones(3, 3)), bp(torch.empty(0))).cpu(), good)
+
+
+@pytest.mark.parametrize("name", ["add", "ldexp", "logaddexp", "hypot", "atan2", "bitwise_and"])
+def test_shapes_that_do_not_broadcast_are_told_in_pytorchs_words(name: str) -> None:
+    dtype = torch.int32 if name == "bitwise_and" else torch.float32
+    for shape, other in (((7,), (8,)), ((2, 3, 4), (5, 1)), ((4, 1, 3), (2, 2))):
+        refused_alike(getattr(torch, name), torch.ones(shape, dtype=dtype), torch.ones(other, dtype=dtype))
+
+
 # Integer division by zero
 
 DIVISIONS: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {

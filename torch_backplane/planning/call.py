@@ -24,8 +24,9 @@ _COMPUTED_AS_OUT = ("aten::var.correction_out", "aten::std.correction_out", "ate
 _ASKED_BY_ARGUMENT = ("aten::linalg_vector_norm.out",)
 
 # PyTorch's kernels refuse an `out=` of another dtype, which no meta function of theirs does.
-_OF_ONE_DTYPE = (
+OF_ONE_DTYPE = (
     "aten::frexp.Tensor_out", "aten::kthvalue.values", "aten::median.dim_values", "aten::nanmedian.dim_values",
+    "aten::where.self_out",
 )  # fmt: skip
 
 # PyTorch looks at the gradient's strides last, where it chooses those of the result.
@@ -234,7 +235,7 @@ class Call:
         results = list(like or self.meta(self.functional))
         for position, (given, result) in enumerate(zip(written, results, strict=True)):
             converts = given.dtype != result.dtype and self.name not in _COMPUTED_AS_OUT
-            if converts and self.name in _OF_ONE_DTYPE:
+            if converts and (self.name in OF_ONE_DTYPE or not torch.can_cast(result.dtype, given.dtype)):
                 raise _C.RunOnCPU("a result of another dtype")  # for PyTorch's error
             if elementwise:
                 converts = converts and result.dtype not in _STORED_AS_COMPUTED

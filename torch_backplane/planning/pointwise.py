@@ -16,7 +16,7 @@ from torch_backplane.kernels.dtypes import part_dtype, value_dtype
 from torch_backplane.kernels.expression import Formula, constant
 from torch_backplane.kernels.pointwise import index_strides, pointwise_program
 from torch_backplane.planning import socket
-from torch_backplane.planning.call import Call, shares_memory
+from torch_backplane.planning.call import OF_ONE_DTYPE, Call, shares_memory
 from torch_backplane.planning.declare import Dtypes, Static, check_supported, operator
 from torch_backplane.planning.launch import dialect_of, generated, launch, traced, tracing
 
@@ -122,6 +122,8 @@ def check_cast(call: Call) -> None:
     if call.overload is call.functional:
         return
     for given, result in zip(call.written, call.meta(call.functional), strict=True):
+        if given.dtype != result.dtype and call.name in OF_ONE_DTYPE:
+            raise _C.RunOnCPU("a result of another dtype")  # for PyTorch's error
         if not torch.can_cast(result.dtype, given.dtype):
             found, wanted = (type_name(dtype) for dtype in (result.dtype, given.dtype))
             raise RuntimeError(f"result type {found} can't be cast to the desired output type {wanted}")

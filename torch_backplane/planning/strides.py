@@ -102,7 +102,7 @@ def like(sizes: Sequence[Any], strides: Sequence[Any]) -> list[Any]:
 
 
 def broadcast_shapes(shapes: Sequence[Sequence[Any]]) -> list[Any]:
-    """Raises RuntimeError where they do not broadcast to one shape."""
+    """Raises RuntimeError, in PyTorch's words, where they do not broadcast to one shape."""
     found: list[Any] = [1] * max(map(len, shapes), default=0)
     for shape in shapes:
         for dim in range(-len(shape), 0):
@@ -113,7 +113,10 @@ def broadcast_shapes(shapes: Sequence[Sequence[Any]]) -> list[Any]:
                 found[dim] = other
             elif one != other and other != 1:
                 if one != 1:
-                    raise RuntimeError("shapes that do not broadcast")
+                    raise RuntimeError(
+                        f"The size of tensor a ({one}) must match the size of tensor b ({other}) at non-singleton "
+                        f"dimension {len(found) + dim}"
+                    )
                 found[dim] = other
     return found
 

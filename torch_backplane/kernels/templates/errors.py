@@ -10,7 +10,7 @@ INDEX_OUT_OF_RANGE, else as a RuntimeError), and writes zeros.
 
 from __future__ import annotations
 
-INDEX_OUT_OF_RANGE = 1  # csrc/devices/device_errors.cpp knows it
+INDEX_OUT_OF_RANGE = 1  # csrc/streams/device_errors.cpp knows it
 DIVISION_BY_ZERO = 2
 SOURCE_TOO_SHORT = 3
 REFUSED_VALUE = 4

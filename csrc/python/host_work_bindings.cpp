@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <map>
 
-#include "bindings.h"
 #include "plans/python_number.h"
 #include "plans/recorder.h"
+#include "bindings.h"
 #include "streams/stream.h"
 
 namespace py = pybind11;
@@ -33,7 +33,7 @@ class Gathered {
         !tensor.is_conj() && !tensor.is_neg(), what_, " takes no lazily conjugated or negated tensors: resolve them first");
     index_ = tensor.device().index();
     if (written.value_or(true)) {
-      PlannerScope::wrote(tensor.storage(), /*surely=*/written.has_value());
+      WriteWatch::wrote(tensor.storage(), /*surely=*/written.has_value());
     }
     memory_.push_back(const_cast<char*>(static_cast<const char*>(tensor.const_data_ptr())));
     if (recorder_ != nullptr) {

@@ -1,4 +1,4 @@
-#include "devices/device_errors.h"
+#include "streams/device_errors.h"
 
 #include <c10/util/Exception.h>
 

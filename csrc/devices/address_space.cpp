@@ -1,4 +1,4 @@
-#include "memory/address_space.h"
+#include "devices/address_space.h"
 
 #include <c10/util/Exception.h>
 #include <sys/mman.h>

@@ -1,7 +1,7 @@
 // Runs a recorded sequence of allocations and frees at full speed, for benchmarks/allocator.py.
 #include "memory/allocator.h"
-#include "bindings.h"
 #include "memory/caching_allocator.h"
+#include "bindings.h"
 #include "streams/stream.h"
 
 #include <torch/csrc/Exceptions.h>

@@ -3,12 +3,12 @@
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "bindings.h"
-#include "devices/device.h"
-#include "drivers/discovery.h"
-#include "fallback/fallback.h"
 #include "c10/generator.h"
+#include "devices/device.h"
+#include "devices/discovery.h"
+#include "fallback/fallback.h"
 #include "memory/pinned.h"
+#include "bindings.h"
 #include "streams/stream.h"
 
 namespace py = pybind11;

@@ -1,12 +1,12 @@
 // torch_backplane._C._memory_*: what torch.bp.memory is made of.
+#include "compat.h"
 #include "memory/allocator.h"
 #include "memory/allocator_config.h"
-#include "bindings.h"
 #include "memory/caching_allocator.h"
-#include "compat.h"
 #include "memory/memory_snapshot.h"
 #include "memory/pinned.h"
 #include "memory/segment_map.h"
+#include "bindings.h"
 
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>

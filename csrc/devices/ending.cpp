@@ -1,4 +1,4 @@
-#include "streams/ending.h"
+#include "devices/ending.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -12,7 +12,7 @@
 
 #include "compat.h"
 #include "devices/device.h"
-#include "drivers/discovery.h"
+#include "devices/discovery.h"
 
 namespace backplane {
 namespace {

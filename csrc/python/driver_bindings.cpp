@@ -5,14 +5,14 @@
 #include <memory>
 #include <vector>
 
-#include "bindings.h"
-#include "devices/device.h"
-#include "drivers/discovery.h"
-#include "devices/discrete_device.h"
-#include "streams/ending.h"
-#include "devices/host_device.h"
 #include "devices/compiled_kernel.h"
+#include "devices/device.h"
+#include "devices/discovery.h"
+#include "devices/discrete_device.h"
+#include "devices/ending.h"
+#include "devices/host_device.h"
 #include "drivers/driver_device.h"
+#include "bindings.h"
 #include "streams/stream.h"
 
 namespace py = pybind11;

@@ -1,0 +1,195 @@
+#include "plans/plan_cache.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace backplane {
+namespace {
+
+constexpr size_t kMostPlans = 1024; // of one operator; the least recently used go
+constexpr size_t kMostClasses = 1024; // likewise
+constexpr size_t kMostAnyShapePlans = 8; // of one class: for what planners decide otherwise
+constexpr uint32_t kMostTraces = 16; // of one class, those that gave no plan included
+constexpr uint32_t kMostFutileTraces = 2; // of one class without a plan for any shape
+
+} // namespace
+
+std::shared_ptr<const Plan> PlanCache::find(const Signature& signature) {
+  std::lock_guard<std::mutex> guard(lock_);
+  const auto [first, last] = by_hash_.equal_range(signature.hash);
+  for (auto found = first; found != last; ++found) {
+    if (found->second->signature == signature) {
+      entries_.splice(entries_.begin(), entries_, found->second);
+      counts_.replays += found->second->plan->unplannable.empty();
+      return found->second->plan;
+    }
+  }
+  return nullptr;
+}
+
+std::list<PlanCache::Class>::iterator PlanCache::class_of(
+    const Signature& signature, std::list<Class>& evicted) {
+  const auto hash = hash_of_class(signature);
+  const auto [first, last] = classes_by_hash_.equal_range(hash);
+  for (auto found = first; found != last; ++found) {
+    if (found->second->words == signature.words) {
+      classes_.splice(classes_.begin(), classes_, found->second);
+      return found->second;
+    }
+  }
+  classes_.push_front({signature.words, {}, 0, 0, "", {}, nullptr});
+  classes_by_hash_.emplace(hash, classes_.begin());
+  if (classes_.size() > kMostClasses) {
+    const auto oldest = std::prev(classes_.end());
+    std::erase_if(classes_by_hash_, [&](const auto& one) { return one.second == oldest; });
+    evicted.splice(evicted.begin(), classes_, oldest);
+  }
+  return classes_.begin();
+}
+
+std::shared_ptr<const Plan> PlanCache::find_any_shape(const Signature& signature) {
+  c10::SmallVector<std::shared_ptr<const AnyShapePlan>, kMostAnyShapePlans> plans;
+  {
+    std::list<Class> evicted; // freed after the lock
+    std::lock_guard<std::mutex> guard(lock_);
+    const auto& known = class_of(signature, evicted)->plans;
+    plans.append(known.begin(), known.end());
+  }
+  auto made = std::make_shared<Plan>();
+  for (const auto& plan : plans) {
+    if (!plan->instantiate(signature.sizes, *made)) {
+      continue;
+    }
+    bool again = false;
+    {
+      std::lock_guard<std::mutex> guard(lock_);
+      ++counts_.any_shape_replays;
+      uint64_t& met = lately_[signature.hash % lately_.size()];
+      again = std::exchange(met, signature.hash) == signature.hash;
+    }
+    if (again) {
+      insert(signature, made);
+    }
+    return made;
+  }
+  return nullptr;
+}
+
+bool PlanCache::is_to_be_traced(const Signature& signature) {
+  std::list<Class> evicted; // freed after the lock
+  std::lock_guard<std::mutex> guard(lock_);
+  const Class& known = *class_of(signature, evicted);
+  const uint32_t most = known.plans.empty() ? kMostFutileTraces : kMostTraces;
+  if (known.shapes == 0 || known.plans.size() >= kMostAnyShapePlans || known.traces >= most) {
+    return false;
+  }
+  ++counts_.traces;
+  return true;
+}
+
+void PlanCache::insert_into_class(
+    const Signature& signature, const std::shared_ptr<const Plan>& fresh, std::optional<AnyShapePlan> traced,
+    std::string reason) {
+  std::list<Class> evicted; // freed after the lock, as is the plan before
+  std::shared_ptr<const Plan> last = fresh;
+  std::lock_guard<std::mutex> guard(lock_);
+  Class& known = *class_of(signature, evicted);
+  known.traces += traced.has_value() || !reason.empty(); // here, so that calls which are refused use none up
+  if (traced.has_value()) {
+    const auto held_against = [&](const auto& sizes, const Plan& plan, bool has_to_hold) {
+      Plan made;
+      if (!reason.empty() || (!traced->instantiate(sizes, made) && !has_to_hold)) {
+        return;
+      }
+      reason = plan.unplannable.empty() ? difference(made, plan) : plan.unplannable;
+    };
+    held_against(signature.sizes, *fresh, /*has_to_hold=*/true);
+    if (known.last_plan != nullptr) {
+      held_against(known.last_sizes, *known.last_plan, /*has_to_hold=*/false);
+    }
+    if (reason.empty()) {
+      known.plans.push_back(std::make_shared<const AnyShapePlan>(std::move(*traced)));
+    }
+  }
+  if (!reason.empty()) {
+    known.reason = std::move(reason);
+  }
+  ++known.shapes;
+  known.last_sizes.assign(signature.sizes.begin(), signature.sizes.end());
+  known.last_plan.swap(last);
+}
+
+void PlanCache::insert(Signature signature, std::shared_ptr<const Plan> plan) {
+  std::shared_ptr<const Plan> evicted; // freed after the lock
+  std::lock_guard<std::mutex> guard(lock_);
+  const auto hash = signature.hash;
+  entries_.push_front({std::move(signature), std::move(plan)});
+  by_hash_.emplace(hash, entries_.begin());
+  if (entries_.size() > kMostPlans) {
+    const auto oldest = std::prev(entries_.end());
+    const auto [first, last] = by_hash_.equal_range(oldest->signature.hash);
+    by_hash_.erase(std::find_if(first, last, [&](const auto& one) { return one.second == oldest; }));
+    evicted = std::move(oldest->plan);
+    entries_.pop_back();
+    ++counts_.evictions;
+  }
+}
+
+PlanCounts PlanCache::counts() const {
+  std::lock_guard<std::mutex> guard(lock_);
+  PlanCounts counts = counts_;
+  counts.plans = entries_.size();
+  for (const Class& one : classes_) {
+    counts.classes += one.shapes > 1;
+    counts.any_shape_classes += !one.plans.empty();
+  }
+  return counts;
+}
+
+std::vector<std::string> PlanCache::reasons_for_exact() const {
+  std::lock_guard<std::mutex> guard(lock_);
+  std::vector<std::string> found;
+  for (const Class& one : classes_) {
+    if (one.shapes > 1 && one.plans.empty()) {
+      found.push_back(one.reason);
+    }
+  }
+  return found;
+}
+
+std::vector<std::string> PlanCache::reasons() const {
+  std::lock_guard<std::mutex> guard(lock_);
+  return reasons_;
+}
+
+void PlanCache::clear() {
+  std::list<Entry> gone; // freed after the lock: kernels may call the device
+  std::list<Class> forgotten;
+  std::lock_guard<std::mutex> guard(lock_);
+  gone.swap(entries_);
+  by_hash_.clear();
+  forgotten.swap(classes_);
+  classes_by_hash_.clear();
+  lately_ = {};
+  counts_ = {};
+  reasons_.clear();
+}
+
+void PlanCache::count_planned(const Plan& recorded) {
+  std::lock_guard<std::mutex> guard(lock_);
+  counts_.planner_calls += !recorded.falls_back;
+  if (recorded.unplannable.empty()) {
+    return;
+  }
+  ++counts_.unplannable_calls;
+  if (std::find(reasons_.begin(), reasons_.end(), recorded.unplannable) == reasons_.end()) {
+    reasons_.push_back(recorded.unplannable);
+  }
+}
+
+void PlanCache::count_unplannable() {
+  std::lock_guard<std::mutex> guard(lock_);
+  ++counts_.unplannable_calls;
+}
+
+} // namespace backplane

@@ -1,0 +1,58 @@
+"""The picture in docs/architecture.md holds: includes and imports point downwards only."""
+
+import ast
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+# From the lowest to the highest. A folder may include its own files and those of the folders before it.
+CSRC = ("devices", "drivers", "streams", "memory", "c10", "fallback", "plans", "aten", "python")
+# What each part of the package may import besides itself.
+PACKAGE = {
+    "drivers": {"_C"},
+    "kernels": set(),
+    "planning": {"_C", "kernels"},
+    "operators": {"_C", "kernels", "planning"},
+    "accelerator": {"_C", "drivers", "operators"},
+    "conformance": {"_C"},
+    "cli": {"_C", "conformance", "drivers"},
+}
+
+
+def test_the_folders_of_csrc_are_these() -> None:
+    assert {path.name for path in (ROOT / "csrc").iterdir() if path.is_dir()} == set(CSRC)
+    assert {path.name for path in (ROOT / "csrc").iterdir() if path.is_file()} == {"bindings.h", "compat.h"}
+
+
+@pytest.mark.parametrize("folder", CSRC)
+def test_includes_point_downwards(folder: str) -> None:
+    allowed = CSRC[: CSRC.index(folder) + 1]
+    upwards = [
+        f"{path.name} includes {name}"
+        for path in (ROOT / "csrc" / folder).iterdir()
+        if path.suffix in (".cpp", ".h")
+        for name in re.findall(r'^#include "([\w./]+)"', path.read_text(encoding="utf-8"), re.MULTILINE)
+        if "/" in name and name.partition("/")[0] not in allowed
+    ]
+    assert not upwards
+
+
+def imported(path: pathlib.Path) -> set[str]:
+    """The parts of the package that a file imports, at its top or within its functions."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch_backplane":
+            parts = str(node.module).split(".")[1:]
+            found |= {parts[0]} if parts else {alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("torch_backplane.")}
+    return found
+
+
+@pytest.mark.parametrize("part", PACKAGE)
+def test_imports_point_downwards(part: str) -> None:
+    for path in (ROOT / "torch_backplane" / part).rglob("*.py"):
+        assert imported(path) <= PACKAGE[part] | {part}, path
