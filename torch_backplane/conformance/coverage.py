@@ -6,8 +6,8 @@ their own (those that PyTorch generates from another overload have a composite k
 are the quantized recurrent cells, whose parameters are CPU objects and no tensors.
 
 The sources: a kernel of ours, or a planner where a device runs kernels (native); a composite kernel of PyTorch's, which
-runs other operators (decomposition); the CPU's kernel (fallback), for everything else and for what csrc/fallback/fallback.cpp
-sends there past a composite kernel.
+runs other operators (decomposition); the CPU's kernel (fallback), for everything else and for what
+csrc/fallback/fallback.cpp sends there past a composite kernel.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def native_launcher(platform: str, calls_functions: bool) -> NativeLauncher:
     library = ctypes.CDLL(cl._cl.__file__)  # looks in what it was linked with, too
     names = list(NATIVE_APIS["opencl"])
     if platform == POCL:
-        names.append("clFinish")  # makes wider launches wait for narrower ones: csrc/drivers/opencl_launcher.cpp says why
+        names.append("clFinish")  # wider launches wait for narrower ones: csrc/drivers/opencl_launcher.cpp says why
     if calls_functions:
         names.append("clEnqueueNativeKernel")
     return NativeLauncher(

@@ -9,7 +9,7 @@ from torch_backplane.planning import Call, copy_elements, operator, pointwise
 
 @operator("backplane::copy_elements", variants=False, dtypes="any")
 def copy(call: Call, source: torch.Tensor, destination: torch.Tensor, conjugate: bool, negate: bool) -> None:
-    """What Tensor.copy_ comes to within a device, where it is more than moving one run of bytes (csrc/aten/copy.cpp)."""
+    """What Tensor.copy_ comes to within a device, where it is more than to move a run of bytes (csrc/aten/copy.cpp)."""
     copy_elements(destination, source, conjugate, negate)
 
 
