@@ -21,6 +21,10 @@ constexpr size_t kMostClasses = 1024; // likewise
 constexpr size_t kMostAnyShapePlans = 8; // of one class: for what planners decide otherwise
 constexpr uint32_t kMostTraces = 16; // of one class, those that gave no plan included
 constexpr uint32_t kMostFutileTraces = 2; // of one class without a plan for any shape
+// Where this many calls of a class in a row were such as no plan can repeat, the next are not recorded: operators within them
+// have plans of their own then. But one in a while, as that may depend on sizes.
+constexpr uint32_t kMostUnplannable = 2;
+constexpr uint32_t kUnplannableAgain = 64;
 
 std::atomic<PlanMode> mode{PlanMode::On};
 thread_local std::vector<PlanEvent>* listener = nullptr;
@@ -288,6 +292,10 @@ void PlannedOperator::answer(torch::jit::Stack* stack) {
       replace(stack, count, results);
       return;
     }
+    if (!is_to_be_recorded(signature)) {
+      plan(*declaration, stack, call, /*record=*/false);
+      return;
+    }
     const bool another = is_to_be_traced(signature);
     std::optional<AnyShapePlan> traced;
     std::string reason;
@@ -379,7 +387,11 @@ std::optional<AnyShapePlan> PlannedOperator::trace(
   Signature signature;
   read_call(arguments, facts, call, signature);
   at::AutoDispatchBelowADInplaceOrView autograd;
-  c10::impl::ExcludeDispatchKeyGuard autocast{c10::autocast_dispatch_keyset};
+  // Traces are modes of Python's, which are left out where the call is made by another planner.
+  const auto local = c10::impl::tls_local_dispatch_key_set();
+  const c10::DispatchKeySet modes{c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot};
+  const c10::impl::ForceDispatchKeyGuard keys{
+      local.included_, (local.excluded_ - modes) | c10::autocast_dispatch_keyset};
   return declaration.planner->trace(op_.schema(), arguments, facts, call, reason);
 }
 
@@ -437,7 +449,7 @@ std::list<PlannedOperator::Class>::iterator PlannedOperator::class_of(
       return found->second;
     }
   }
-  classes_.push_front({signature.words, {}, 0, 0, "", {}, nullptr});
+  classes_.push_front({signature.words, {}, 0, 0, 0, "", {}, nullptr});
   classes_by_hash_.emplace(hash, classes_.begin());
   if (classes_.size() > kMostClasses) {
     const auto oldest = std::prev(classes_.end());
@@ -480,11 +492,23 @@ bool PlannedOperator::is_to_be_traced(const Signature& signature) {
   std::lock_guard<std::mutex> guard(lock_);
   const Class& known = *class_of(signature, evicted);
   const uint32_t most = known.plans.empty() ? kMostFutileTraces : kMostTraces;
-  if (known.shapes == 0 || known.plans.size() >= kMostAnyShapePlans || known.traces >= most) {
+  const bool is_repeated = known.last_plan != nullptr && known.last_plan->unplannable.empty();
+  if (known.shapes == 0 || !is_repeated || known.plans.size() >= kMostAnyShapePlans || known.traces >= most) {
     return false;
   }
   ++counts_.traces;
   return true;
+}
+
+bool PlannedOperator::is_to_be_recorded(const Signature& signature) {
+  std::list<Class> evicted; // freed after the lock
+  std::lock_guard<std::mutex> guard(lock_);
+  Class& known = *class_of(signature, evicted);
+  if (known.unplannable < kMostUnplannable || ++known.unplannable % kUnplannableAgain == 0) {
+    return true;
+  }
+  ++counts_.unplannable_calls;
+  return false;
 }
 
 void PlannedOperator::insert_into_class(
@@ -511,9 +535,13 @@ void PlannedOperator::insert_into_class(
       known.plans.push_back(std::make_shared<const AnyShapePlan>(std::move(*traced)));
     }
   }
+  if (reason.empty()) {
+    reason = fresh->unplannable;
+  }
   if (!reason.empty()) {
     known.reason = std::move(reason);
   }
+  known.unplannable = fresh->unplannable.empty() || fresh->falls_back ? 0 : known.unplannable + 1;
   ++known.shapes;
   known.last_sizes.assign(signature.sizes.begin(), signature.sizes.end());
   known.last_plan.swap(last);
