@@ -228,8 +228,8 @@ def _batch_norm(
             self.numel() > 0,
             lambda: f"input tensor must have at least one element, but got input_sizes = {list(self.shape)}",
         )
-    # Of the base operator: PyTorch's meta kernels of the others take fewer arguments. Without what it would update, as it
-    # divides by zero for that where there is one number in a channel.
+    # Of the base operator: PyTorch's meta kernels of the others take fewer arguments. Without what it would update, as
+    # updating divides by zero where there is one number in a channel.
     running_stats = (None, None) if training else (running_mean, running_var)
     given = (self, weight, bias, *running_stats, training, momentum, eps)
     results = list(torch.ops.aten.native_batch_norm(*(as_meta(value) for value in given)))
