@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -243,3 +246,32 @@ def test_a_copy_over_a_part_of_its_source_is_refused() -> None:
         x.copy_(x)
         x[::2].copy_(x[1::2])  # between each other, and apart
         assert x.tolist() == [1, 1, 3, 3, 5, 5]
+
+
+GAPS = """
+import resource, torch
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+memory = torch.empty(2**28, device="bp")
+views = [memory.as_strided((2, 3), (2**28 - 8, 1), 1), memory.as_strided((64, 50), (2**22 - 3, 2), 5)]
+torch.zeros(3, device="bp").add_(1).cpu()
+before = peak()
+for view in views:
+    for dtype in (torch.float32, torch.float64):
+        values = torch.rand(view.shape, dtype=dtype)
+        view.copy_(values)
+        assert torch.equal(view.cpu(), values.float())
+        assert torch.equal(torch.zeros(view.shape, dtype=dtype).copy_(view), values.float().to(dtype))
+    assert view[-1, -1].item() == values[-1, -1].float()
+    linalg = torch.linalg.lu_factor_ex  # runs on the CPU
+    assert torch.equal(linalg(view).LU.cpu(), linalg(values.float()).LU)
+    view.normal_()
+print(peak() - before)
+"""
+
+
+def test_gaps_between_elements_are_not_copied(run_python: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    """Of a GiB, where the CPU does not reach the device's memory: what is touched would be counted as the process's."""
+    done = run_python(GAPS, TORCH_BACKPLANE_DISCRETE="1", TORCH_BACKPLANE_HOST_DEVICES="1", PYTHONWARNINGS="ignore")
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 500

@@ -4,6 +4,7 @@
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/alias.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/copy_native.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/_local_scalar_dense_native.h>
@@ -159,6 +160,37 @@ void copy_elements(const at::Tensor& source, const at::Tensor& destination) {
   mirror.finish();
 }
 
+// Whether a tensor's elements lie so far apart that a copy of their memory would mostly be of the gaps between them.
+bool is_spread(const at::Tensor& tensor) {
+  constexpr int64_t kLeastElements = 1 << 14; // fewer are copied sooner than a kernel begins
+  int64_t reach = 1;
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    reach += (tensor.size(dim) - 1) * tensor.stride(dim);
+  }
+  return reach >= kLeastElements && reach / 2 >= tensor.numel();
+}
+
+// Between the CPU and a device that runs kernels on memory of its own.
+bool is_to_be_packed(const at::Tensor& source, const at::Tensor& destination) {
+  const at::Tensor& there = is_bp(source) ? source : destination;
+  const Device& owner = device(there.device().index());
+  return is_bp(source) != is_bp(destination) && !owner.properties().host_accessible && runs_kernels(owner) &&
+      is_spread(there);
+}
+
+// The elements cross side by side; a kernel takes them from where they lie, or puts them there.
+void copy_packed(const at::Tensor& source, const at::Tensor& destination, bool non_blocking) {
+  if (is_bp(source)) {
+    const at::Tensor packed = at::empty(source.sizes(), source.options());
+    copy_by_kernel(source, packed);
+    destination.copy_(packed, non_blocking);
+  } else {
+    const at::Tensor packed = at::empty(destination.sizes(), destination.options());
+    packed.copy_(source, non_blocking);
+    copy_by_kernel(packed, destination);
+  }
+}
+
 // Two tensors of the same elements: nothing to do, also where these are expanded, as PyTorch has it.
 bool is_same_data(const at::Tensor& one, const at::Tensor& other) {
   return one.is_alias_of(other) && one.storage_offset() == other.storage_offset() && one.sizes() == other.sizes() &&
@@ -201,6 +233,8 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& destination, bo
     copy_bytes(source, destination, non_blocking);
   } else if (is_bp(source) && is_bp(destination) && runs_kernels(device(source.device().index()))) {
     copy_by_kernel(source, destination);
+  } else if (is_to_be_packed(source, destination)) {
+    copy_packed(source, destination, non_blocking);
   } else {
     copy_elements(source, destination);
   }

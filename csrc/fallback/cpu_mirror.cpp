@@ -12,6 +12,15 @@
 #include "streams/stream.h"
 
 namespace backplane {
+
+// Where a tensor's elements lie side by side in its storage, and how such runs follow each other.
+struct Runs {
+  size_t first; // byte of the first one
+  size_t bytes; // of each
+  size_t count = 1;
+  c10::DimVector sizes, strides; // of the others, strides in bytes
+};
+
 namespace {
 
 // Members of TensorImpl that a tensor changing its device has to change. c10 offers no setter: every other way makes a
@@ -51,6 +60,60 @@ std::pair<size_t, size_t> reach(const at::Tensor& tensor) {
     span += (tensor.size(dim) - 1) * tensor.stride(dim);
   }
   return {first, first + span * item};
+}
+
+Runs runs_of(const at::Tensor& tensor) {
+  const size_t item = tensor.dtype().itemsize();
+  Runs runs{tensor.storage_offset() * item, item};
+  c10::SmallVector<std::pair<int64_t, int64_t>, 6> dims; // (stride in bytes, size)
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    if (tensor.size(dim) != 1 && tensor.stride(dim) != 0) {
+      dims.emplace_back(tensor.stride(dim) * item, tensor.size(dim));
+    }
+  }
+  std::sort(dims.begin(), dims.end());
+  for (const auto& [stride, size] : dims) {
+    if (runs.sizes.empty() && static_cast<size_t>(stride) <= runs.bytes) {
+      runs.bytes += (size - 1) * stride;
+    } else {
+      runs.sizes.push_back(size);
+      runs.strides.push_back(stride);
+      runs.count *= size;
+    }
+  }
+  return runs;
+}
+
+// What a transfer costs, in bytes that could be transferred meanwhile.
+constexpr size_t kTransferBytes = 1 << 16;
+
+// Calls transfer(first, bytes) for each run, where these are far apart, else for all memory between `first` and `last`.
+template <typename Transfer>
+void transfer_each(
+    c10::ArrayRef<Runs> all, size_t first, size_t last, const Transfer& transfer) {
+  size_t count = 0;
+  for (const Runs& runs : all) {
+    count += runs.count;
+  }
+  if (count >= (last - first) / kTransferBytes) {
+    transfer(first, last - first);
+    return;
+  }
+  for (const Runs& runs : all) {
+    c10::DimVector at(runs.sizes.size(), 0);
+    for (size_t run = 0; run < runs.count; ++run) {
+      size_t from = runs.first;
+      for (size_t dim = 0; dim < at.size(); ++dim) {
+        from += at[dim] * runs.strides[dim];
+      }
+      if (from < last) {
+        transfer(from, std::min(runs.bytes, last - from));
+      }
+      for (size_t dim = 0; dim < at.size() && ++at[dim] == runs.sizes[dim]; ++dim) {
+        at[dim] = 0;
+      }
+    }
+  }
 }
 
 // Gives `target` the lazy conjugate and negative bits of `source`.
@@ -143,6 +206,18 @@ void CpuMirror::transfer(void* destination, const void* source, size_t bytes, Co
   }
 }
 
+// Of the stand-ins that have elements in this storage's.
+c10::SmallVector<Runs, 2> CpuMirror::runs_in(const Shared& shared, bool written) const {
+  c10::SmallVector<Runs, 2> all;
+  for (const auto& entry : entries_) {
+    if (&shared_[entry.shared] == &shared && (entry.written || !written) && entry.stand_in.numel() > 0 &&
+        entry.stand_in.storage().unsafeGetStorageImpl() == shared.stand_in.unsafeGetStorageImpl()) {
+      all.push_back(runs_of(entry.stand_in));
+    }
+  }
+  return all;
+}
+
 void CpuMirror::settle() {
   if (in_flight_) {
     synchronize_stream(current_stream(index_));
@@ -172,9 +247,10 @@ void CpuMirror::load() {
     shared.stand_in.unsafeGetStorageImpl()->set_data_ptr_noswap(std::move(copy));
     const size_t last = std::min(shared.last, bytes);
     if (shared.first < last) {
-      transfer(
-          data + shared.first, static_cast<const char*>(shared.original.data()) + shared.first, last - shared.first,
-          CopyKind::DeviceToHost);
+      const auto* original = static_cast<const char*>(shared.original.data());
+      transfer_each(runs_in(shared, /*written=*/false), shared.first, last, [&](size_t first, size_t count) {
+        transfer(data + first, original + first, count, CopyKind::DeviceToHost);
+      });
     }
   }
   settle();
@@ -219,10 +295,11 @@ void CpuMirror::write_back() {
       resize_storage(original, shared.stand_in.nbytes());
     }
     if (shared.first < shared.last) {
-      transfer(
-          static_cast<char*>(original->mutable_data_ptr().get()) + shared.first,
-          static_cast<const char*>(shared.stand_in.data()) + shared.first, shared.last - shared.first,
-          CopyKind::HostToDevice);
+      auto* data = static_cast<char*>(original->mutable_data_ptr().get());
+      const auto* written = static_cast<const char*>(shared.stand_in.data());
+      transfer_each(runs_in(shared, /*written=*/true), shared.first, shared.last, [&](size_t first, size_t count) {
+        transfer(data + first, written + first, count, CopyKind::HostToDevice);
+      });
     }
   }
 }

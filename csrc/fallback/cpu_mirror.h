@@ -12,6 +12,8 @@
 
 namespace backplane {
 
+struct Runs; // cpu_mirror.cpp
+
 class CpuMirror {
  public:
   // Kernels run between construction and finish(). Work that the device's current stream still has is waited for.
@@ -61,6 +63,7 @@ class CpuMirror {
 
   size_t share(const at::Tensor& tensor, bool written);
   void transfer(void* destination, const void* source, size_t bytes, CopyKind kind);
+  c10::SmallVector<Runs, 2> runs_in(const Shared& shared, bool written) const;
   void settle();
   void will_write(Shared& shared);
   void take_over(Shared& shared);

@@ -454,14 +454,15 @@ void bind_plans(py::module_& module) {
   module.def("take_random", &take_random, py::arg("count"));
   module.def(
       "watch_error_words",
-      [](const at::Tensor& words, py::function text) {
-        PyObject* function = text.release().ptr(); // lives as long as the process
+      [](const at::Tensor& words, py::function read) {
+        PyObject* function = read.release().ptr(); // lives as long as the process
         watch_error_words(words, [function](const std::vector<int32_t>& found) {
           py::gil_scoped_acquire gil;
-          return py::reinterpret_borrow<py::object>(function)(found).cast<std::string>();
+          const auto error = py::reinterpret_borrow<py::object>(function)(found);
+          return ReportedError{py::isinstance(error, PyExc_IndexError), py::str(error)};
         });
       },
-      py::arg("words"), py::arg("text"));
+      py::arg("words"), py::arg("read"));
   module.def("keep_in_plan", [](const at::Tensor& tensor) {
     if (auto* recorder = Recorder::active()) {
       recorder->keep(tensor);

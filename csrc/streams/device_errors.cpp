@@ -14,15 +14,13 @@
 namespace backplane {
 namespace {
 
-constexpr int32_t kIndexOutOfRange = 1; // INDEX_OUT_OF_RANGE of the Python side; any other code is a RuntimeError
-
 struct Watched {
   std::mutex lock; // of `streams`; not held while the device is called
   std::vector<c10::StreamId> streams; // with launches that were not checked yet
   std::vector<std::pair<c10::StreamId, std::string>> reported; // by the host, see report_error
   std::atomic<bool> any{false}; // one of the two is not empty
   std::optional<at::Tensor> words; // set once
-  ErrorText text;
+  ReadWords read;
 };
 
 Watched& watched(c10::DeviceIndex index) {
@@ -60,10 +58,10 @@ std::vector<int32_t> take_words(const at::Tensor& words, c10::Stream stream) {
 
 } // namespace
 
-void watch_error_words(const at::Tensor& words, ErrorText text) {
+void watch_error_words(const at::Tensor& words, ReadWords read) {
   Watched& device_words = watched(words.device().index());
   TORCH_CHECK(!device_words.words.has_value(), "the error words of ", words.device(), " are set already");
-  device_words.text = std::move(text);
+  device_words.read = std::move(read);
   device_words.words = words;
 }
 
@@ -119,9 +117,9 @@ void throw_errors(Watched& device_words, std::optional<c10::StreamId> only, c10:
     throw;
   }
   if (!found.empty()) {
-    const std::string text = device_words.text(found);
-    TORCH_CHECK_INDEX(found[0] != kIndexOutOfRange, text);
-    TORCH_CHECK(false, text);
+    const ReportedError error = device_words.read(found);
+    TORCH_CHECK_INDEX(!error.is_index_error, error.text);
+    TORCH_CHECK(false, error.text);
   }
   TORCH_CHECK(reported.empty(), reported.front().second); // the first: what follows may be its consequence
 }

@@ -16,11 +16,15 @@
 
 namespace backplane {
 
+struct ReportedError {
+  bool is_index_error; // else a RuntimeError
+  std::string text;
+};
 // What the words of an error say.
-using ErrorText = std::function<std::string(const std::vector<int32_t>&)>;
+using ReadWords = std::function<ReportedError(const std::vector<int32_t>&)>;
 
 // Sets a device's words: a tensor of int32 on it, all zero. They are the device's as long as the process lives.
-void watch_error_words(const at::Tensor& words, ErrorText text);
+void watch_error_words(const at::Tensor& words, ReadWords read);
 // True for the memory of a device's words.
 bool are_error_words(const at::Tensor& tensor);
 // A kernel that may report an error was given to the stream.
@@ -30,8 +34,8 @@ void note_reporting_launch(c10::Stream stream);
 // thread, without the GIL.
 void report_error(c10::Stream stream, std::string text);
 
-// Throws if a kernel on the stream (or on any stream of the device) has reported an error: IndexError for an index out of
-// range, else RuntimeError. The words are zero afterwards. To be called when the stream is synchronized. Costs nothing where no such kernel was launched.
+// Throws what a kernel on the stream (or on any stream of the device) has reported. The words are zero afterwards. To be
+// called when the stream is synchronized. Costs nothing where no such kernel was launched.
 void throw_reported_errors(c10::Stream stream);
 void throw_reported_errors(c10::DeviceIndex device);
 

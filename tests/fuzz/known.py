@@ -31,7 +31,7 @@ MEANT: list[Known] = [
         "PyTorch resizes out= of the CPU and CUDA directly, and of other devices by resize_, which refuses this",
     ),
     Known(
-        r"^error (text|IndexError for RuntimeError): ",
+        r"^error text: |^error IndexError for RuntimeError: (index_add|index_select|index_put)",
         r"index -?\d+ is out of bounds for dimension with size \d+; the CPU: (Index|Runtime)Error: .*out of ",
         "found by a kernel, which tells operator and index, and does not know the call's dimension",
     ),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import pytest
@@ -65,3 +67,72 @@ def test_one_value_everywhere(dtype: torch.dtype) -> None:
     same(lambda **options: torch.zeros(3, 5, **options), dtype=dtype)
     same(lambda **options: torch.ones(3, 5, **options), dtype=dtype)
     same(lambda **options: torch.full((3, 5), 1, **options), dtype=dtype)
+
+
+INTEGERS = [0, 1, -1, 3, -7, 2**31 - 1, -(2**31), 2**53, 2**53 + 1, 2**62, 2**63 - 1, 2**63 - 2, -(2**63), -(2**63) + 1]
+NUMBERS = [0.0, -0.0, 0.5, 1.0, -1.5, 7.1, 1e-30, 1e30, 3.4e38, 1e300, 1e-300, math.inf, -math.inf, math.nan, 9.3e18]
+DTYPES = [None, torch.int64, torch.int32, torch.uint8, *FLOATS]
+
+
+def drawn(random: Random) -> Callable[..., torch.Tensor]:
+    """A range with extreme ends, steps and dtypes, of few elements, or of so many that there is no memory for them."""
+    numbers = random.choice([INTEGERS, NUMBERS, [*INTEGERS, *NUMBERS]])
+    name = random.choice(["arange", "arange", "range", "linspace", "logspace"])
+    options: dict[str, Any] = {"dtype": random.choice(DTYPES)}
+    if name in ("linspace", "logspace"):
+        given = [random.choice(numbers), random.choice(numbers), random.choice([0, 1, 2, 3, -1])]
+        if name == "logspace":
+            options["base"] = random.choice([2, 10.0, 0.5, 0, -2.0])
+    else:
+        start, step = random.choice(numbers), random.choice(numbers)
+        end = start + random.choice([-1, 1]) * random.choice([0, 1, 2, 3]) * random.choice([step, 1])
+        given = [start, max(min(end, 2**63 - 1), -(2**63)) if isinstance(end, int) else end, step]
+        if name == "range" and -1 < step < 1:
+            given[2] = 2  # in integers the CPU's process ends at it
+    return lambda **where: getattr(torch, name)(*given, **options, **where)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_ranges_at_the_ends_of_numbers() -> None:
+    """As many elements as the CPU has, and refused alike, with numbers that overflow, round, or are none."""
+    random, made = Random(torch.initial_seed()), 0
+    for _ in range(300):
+        make = drawn(random)
+        try:
+            expected = make(device="cpu")
+        except (RuntimeError, ValueError, TypeError) as error:
+            if "memory" not in str(error):
+                with pytest.raises(type(error)):
+                    make(device=DEVICE)
+            continue
+        found = make(device=DEVICE)
+        assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+        if expected.numel() < 100:
+            made += 1
+            rounding = {"rtol": 2e-2, "atol": 0} if found.dtype.itemsize == 2 else {"rtol": 1e-5, "atol": 0}
+            torch.testing.assert_close(found.cpu(), expected, equal_nan=True, **rounding)
+    assert made > 100
+
+
+RANGES: dict[str, Callable[..., torch.Tensor]] = {
+    "a distance beyond int64": lambda **where: torch.arange(0, 2**63 - 1, 2**63 - 1, **where),
+    "a distance that float64 rounds": lambda **where: torch.arange(2**62, 2**62 - 1, -1, dtype=torch.float32, **where),
+    "a distance that becomes a power of two": lambda **where: torch.arange(-1, 2**53, 2**53, dtype=torch.half, **where),
+    "a step beyond float32": lambda **where: torch.arange(1.0, 3.0, 1e300, **where),
+    "one of infinity": lambda **where: torch.linspace(torch.inf, 5, 1, **where),
+    "one of infinity in float16": lambda **where: torch.linspace(-torch.inf, 5, 1, dtype=torch.half, **where),
+    "a power of infinity": lambda **where: torch.logspace(torch.inf, 5, 1, 0.5, **where),
+}
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_ranges_whose_length_or_step_is_not_exact(name: str) -> None:
+    torch.testing.assert_close(RANGES[name](device=DEVICE).cpu(), RANGES[name](device="cpu"))
+
+
+@pytest.mark.filterwarnings("ignore:torch.range is deprecated")
+def test_a_range_in_steps_of_less_than_an_integer() -> None:
+    """Division by zero, which ends the CPU's process."""
+    for dtype in (torch.uint8, torch.int64):
+        with pytest.raises(RuntimeError, match="step must be nonzero"):
+            torch.range(1.0, 2.0, 0.5, dtype=dtype, device=DEVICE)

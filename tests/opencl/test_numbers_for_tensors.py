@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 import torch
 from agreement import DEVICE, agrees, on_device
-from plain_arguments import by_position, fresh, outcome, plain_arguments
+from plain_arguments import CRASHES, by_position, fresh, outcome, plain_arguments
 
 from torch_backplane import _C, plans
 
 NUMBER = torch.tensor(2.0)
-CRASHES = "batch_norm"  # PyTorch's CPU kernels, where the statistics have not one element for each channel
 
 
 def places(arguments: list[Any], written: list[bool]) -> Iterator[list[Any]]:
@@ -67,7 +66,9 @@ def test_numbers_in_each_tensors_place(dtype: torch.dtype) -> None:
         schema = overload._schema.arguments
         call = by_position(overload)
         arguments = plain_arguments(overload, dtype)
-        if CRASHES in name or any(one.is_out for one in schema) or outcome(call, fresh(arguments))[0]:
+        if any(word in name for word in CRASHES) or any(one.is_out for one in schema):
+            continue
+        if outcome(call, fresh(arguments))[0]:
             continue
         for given in places(arguments, [one.is_write for one in schema]):
             if not any(one.dim() for one in declare.flatten(given) if isinstance(one, torch.Tensor)):

@@ -316,7 +316,8 @@ def test_a_target_out_of_range_is_an_error_and_touches_no_memory(name: str, inde
     torch.accelerator.synchronize(torch.device(DEVICE))
     for _ in range(2):
         OUT_OF_RANGE[name](x, target)
-        with pytest.raises(IndexError, match=rf"{name}: index -?[0-9]+ is out of bounds for dimension with size 4"):
+        error = IndexError if name.startswith("nll") else RuntimeError  # as the CPU has it
+        with pytest.raises(error, match=rf"{name}: index -?[0-9]+ is out of bounds for dimension with size 4"):
             torch.accelerator.synchronize(torch.device(DEVICE))
     assert x.flatten().tolist() == list(map(float, range(12)))
 
@@ -328,7 +329,7 @@ def test_a_label_out_of_range_behind_the_end_of_the_labels_is_an_error_too() -> 
         with pytest.raises(RuntimeError, match="out of range"):
             F.multilabel_margin_loss(x, target)
         F.multilabel_margin_loss(x.to(DEVICE), target.to(DEVICE))
-        with pytest.raises(IndexError, match=rf"multilabel_margin_loss_forward: index {index} is out of bounds"):
+        with pytest.raises(RuntimeError, match=rf"multilabel_margin_loss_forward: index {index} is out of bounds"):
             torch.accelerator.synchronize(torch.device(DEVICE))
 
 

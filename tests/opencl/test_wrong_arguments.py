@@ -11,15 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from agreement import on_device
-from plain_arguments import by_position, fresh, outcome, plain_arguments
-from test_bad_input import DEADLY, LACKING
+from agreement import DEVICE, agrees, on_device
+from plain_arguments import CRASHES, by_position, fresh, outcome, plain_arguments
+from test_bad_input import LACKING
 from test_numbers_for_tensors import without_kernels
 
 from torch_backplane.conformance.forms import others
 
-# PyTorch's CPU kernels of these end the process, or read beyond memory, where tensors do not belong together.
-CRASHES = (*DEADLY, "batch_norm", "_fused_", "_masked_softmax_backward", "_pad", "dist_backward", "grid_sampler")
 # What is refused is found in memory, which nothing writes here, or sizes depend on that.
 READS = ("nonzero", "masked_select", "masked_scatter", "unique", "repeat_interleave", "bincount", "histc")
 # Called by PyTorch's own code alone, which gives what fits: shapes may be refused here that PyTorch takes.
@@ -79,6 +77,17 @@ def test_refused_alike(shape: tuple[int, ...]) -> None:
                     wrong.append(f"{name}, {schema[position].name} {kind}: {found}; on the CPU {expected}")
     assert not wrong, "\n".join(wrong)
     assert calls > 3000
+
+
+def test_what_the_cpu_reads_beyond_memory() -> None:
+    aten, given = torch.ops.aten, torch.ones(2, 3, device=DEVICE)
+    for other in (given[:1], given[:, :2], given[0], given[0, 0]):
+        for pair in ((given, other), (other, given)):
+            with pytest.raises((RuntimeError, IndexError), match=r"same size|out of range"):
+                aten._log_softmax_backward_data(*pair, -1, torch.float32)
+    with pytest.raises(RuntimeError, match="expected 3 slices"):
+        aten._compute_linear_combination(given, given)
+    agrees(aten._compute_linear_combination, torch.rand(4, 2, 3), torch.rand(5, 3))
 
 
 def with_operand(arguments: list[Any], operand: int, position: int) -> list[Any]:

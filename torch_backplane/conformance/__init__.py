@@ -4,6 +4,7 @@
     pool.py       crash-isolated workers worker.py     the loop inside one of them
     check.py      one operator           calls.py      the ways to call it with one sample
     transfer.py   one tensor, two places judge.py      are these the same?
+    forms.py, forms_check.py  the forms that a call can take   sizes.py  sizes that do not fit
     report.py     what was found         coverage.py   where each ATen operator comes from
 
 The parent process of a run imports only settings, pool and report: whatever an operator does, a worker does.

@@ -19,6 +19,7 @@ KINDS: dict[str, bool] = {
     "hang": True,  # the operator ran into the time limit
     "error": True,  # the device raised where the CPU did not
     "no error": True,  # the CPU raised where the device did not
+    "error type": True,  # both raised, another type of exception each (`--sizes`)
     "structure": True,  # another number or type of results
     "device": True,  # a result on the wrong device
     "dtype": True,

@@ -20,6 +20,7 @@ class Settings:
         timeout: seconds that one operator (in one dtype) may take before its worker is killed.
         database: where the list of ``OpInfo`` is found, as ``module:attribute``.
         forms: instead, check the forms of the ATen calls that the operators make (forms.py).
+        sizes: instead, call the operators with sizes that do not fit (sizes.py).
         cuda_dtypes: check the dtypes that CUDA serves and the CPU lacks, in place of ``dtypes``.
         driver: value of ``TORCH_BACKPLANE_DRIVERS`` in the workers; None leaves it as it is.
     """
@@ -33,6 +34,7 @@ class Settings:
     database: str = OP_DB
     driver: str | None = None
     forms: bool = False
+    sizes: bool = False
     cuda_dtypes: bool = False
 
     def __post_init__(self) -> None:

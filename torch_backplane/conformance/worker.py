@@ -75,6 +75,7 @@ class Worker:
         from torch_backplane.conformance.check import EntryCheck
         from torch_backplane.conformance.cuda_dtypes import CudaDtypeCheck
         from torch_backplane.conformance.forms_check import check_forms
+        from torch_backplane.conformance.sizes import check_sizes
 
         if "list" in request:
             self.send(entries=catalogue.entries(self.ops, self.settings))
@@ -86,6 +87,8 @@ class Worker:
         announce = lambda text: self.send(at=text)  # noqa: E731
         if self.settings.forms:
             result = check_forms(op, dtype, self.settings, self.device, announce)
+        elif self.settings.sizes:
+            result = check_sizes(op, dtype, self.settings, self.device, announce)
         else:
             check = CudaDtypeCheck if self.settings.cuda_dtypes else EntryCheck
             result = check(op, dtype, self.settings, self.device, announce=announce).run(

@@ -36,8 +36,8 @@ def convolution(
     _check(self, weight)
     settings = (stride, padding, dilation, transposed, output_padding, groups)
     meta = torch.ops.aten.convolution(_meta(self), _meta(weight), None if bias is None else _meta(bias), *settings)
-    if transposed and any(size == 0 for size in meta.shape[2:]):
-        raise RunOnCPU("a result without places")
+    if transposed and (0 in meta.shape[2:] or (self.numel() and not weight.numel())):
+        raise RunOnCPU("a result without places or channels")
     out = self.new_empty(meta.shape)
     layout = _layout(self, weight)
     if not out.numel():

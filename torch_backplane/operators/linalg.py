@@ -28,14 +28,15 @@ def linalg_cross(call: Call, self: torch.Tensor, other: torch.Tensor, dim: int) 
 @operator("_compute_linear_combination")
 def _compute_linear_combination(call: Call, input: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
     """The sums of the slices of `input` along its first dimension, times each row of coefficients. PyTorch adds
-    them to `out=`.
+    them to `out=`, and reads beyond memory where there are fewer slices than coefficients.
     """
-    if coefficients.dim() != 2 or not input.dim() or coefficients.shape[1] != input.shape[0]:
+    if coefficients.dim() != 2 or not input.dim():
         raise RunOnCPU("other than a coefficient for each slice")
+    rows, count = coefficients.shape
+    torch._check(count <= input.shape[0], lambda: f"expected {count} slices, and got {list(input.shape)}")
     if input.dtype != coefficients.dtype or not input.numel():
         raise RunOnCPU("two dtypes, or nothing, which PyTorch refuses")
-    rows = coefficients.shape[0]
     (out,) = call.outputs(like=[torch.empty((rows, *input.shape[1:]), dtype=input.dtype, device="meta")])
     slices = input.reshape(input.shape[0], math.prod(input.shape[1:]))
-    result = (coefficients @ slices).view(out.shape)
+    result = (coefficients @ slices[:count]).view(out.shape)
     return out.add_(result) if call.written else out.copy_(result)

@@ -95,6 +95,8 @@ def addr(call: Call, self: torch.Tensor, vec1: torch.Tensor, vec2: torch.Tensor,
 
 @operator("addmv", by_value=["beta"], static={"beta": (0,)}, dtypes="complex")
 def addmv(call: Call, self: torch.Tensor, mat: torch.Tensor, vec: torch.Tensor, beta: Any, alpha: Any) -> torch.Tensor:
+    if mat.dim() == 2 and not mat.numel() and self.shape != mat.shape[:1]:
+        raise RunOnCPU("an empty product with a number")  # PyTorch does not expand that
     (out,) = call.outputs()
     product(out.unsqueeze(1), mat, vec.unsqueeze(1), self.expand(out.shape).unsqueeze(1), beta, alpha)
     return out

@@ -223,8 +223,15 @@ def _batch_norm(
     with_reserve: bool = False,
 ) -> Results:
     _check_channels(self.shape[1], running_mean=running_mean, running_var=running_var, weight=weight, bias=bias)
-    # Of the base operator: PyTorch's meta kernels of the others take fewer arguments.
-    given = (self, weight, bias, running_mean, running_var, training, momentum, eps)
+    if training:
+        torch._check(
+            self.numel() > 0,
+            lambda: f"input tensor must have at least one element, but got input_sizes = {list(self.shape)}",
+        )
+    # Of the base operator: PyTorch's meta kernels of the others take fewer arguments. Without what it would update, as
+    # updating divides by zero where there is one number in a channel.
+    running_stats = (None, None) if training else (running_mean, running_var)
+    given = (self, weight, bias, *running_stats, training, momentum, eps)
     results = list(torch.ops.aten.native_batch_norm(*(as_meta(value) for value in given)))
     results[0] = torch.empty_like(results[0], memory_format=suggest_memory_format(self))  # not its meta kernel's
     if with_reserve:

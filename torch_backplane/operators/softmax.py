@@ -32,6 +32,12 @@ def _log_softmax(call: Call, self: torch.Tensor, dim: int, half_to_float: bool) 
 
 def _backward(call: Call, grad: torch.Tensor, output: torch.Tensor, dim: int, log: bool) -> torch.Tensor:
     (out,) = call.outputs()
+    # In PyTorch's words of softmax. Of log_softmax it does not look, and reads beyond memory.
+    torch._check(
+        grad.shape == output.shape,
+        lambda: "Expected tensor for argument #1 'grad' to have same size as tensor for argument #2 'output'; but "
+        f"{list(grad.shape)} does not equal {list(output.shape)} (while checking arguments for log_softmax_backward)",
+    )
     if out.numel():
         with contiguous_result(out) as result:
             arguments = (result, grad.contiguous(), output.contiguous(), dim, log)

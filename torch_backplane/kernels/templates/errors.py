@@ -4,17 +4,22 @@ of device memory, which the host reads later.
 The words are int32: a code (0: nothing has happened), the number of the operator, or of the text that says it all, and
 of an index out of range the index and the size that it is out of.
 The kernel that finds the code 0 and swaps it writes the rest; later errors are
-dropped. Whoever synchronizes with the device reads the words, raises `message` (as an IndexError where the code is
-INDEX_OUT_OF_RANGE, else as a RuntimeError), and writes zeros.
+dropped. Whoever synchronizes with the device reads the words, raises `error`, and writes zeros.
 """
 
 from __future__ import annotations
 
-INDEX_OUT_OF_RANGE = 1  # csrc/streams/device_errors.cpp knows it
+INDEX_OUT_OF_RANGE = 1
 DIVISION_BY_ZERO = 2
 SOURCE_TOO_SHORT = 3
 REFUSED_VALUE = 4
 WORDS = 4
+
+# Operators whose indices out of range are a RuntimeError in PyTorch; of all others they are an IndexError.
+RUNTIME_ERRORS = frozenset({
+    "gather", "scatter", "multi_margin_loss", "multi_margin_loss_backward", "multilabel_margin_loss_forward",
+    "multilabel_margin_loss_backward",
+})  # fmt: skip
 
 _operators: list[str] = []
 _texts: list[str] = []
@@ -34,6 +39,12 @@ def _number_of(text: str, known: list[str]) -> int:
     if text not in known:
         known.append(text)
     return known.index(text)
+
+
+def error(words: list[int]) -> Exception:
+    """The error that the words stand for."""
+    is_index = words[0] == INDEX_OUT_OF_RANGE and _operators[words[1]] not in RUNTIME_ERRORS
+    return (IndexError if is_index else RuntimeError)(message(words))
 
 
 def message(words: list[int]) -> str:

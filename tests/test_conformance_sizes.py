@@ -1,0 +1,94 @@
+"""`conformance --sizes`: what it makes of a call, and that it finds what is wrong."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from torch_backplane.conformance import EntryResult, Settings
+from torch_backplane.conformance.catalogue import load
+from torch_backplane.conformance.settings import OP_DB
+from torch_backplane.conformance.sizes import check_sizes, misfits
+
+CPU, BP = torch.device("cpu"), torch.device("bp", 0)
+
+
+@dataclass
+class Sample:
+    input: torch.Tensor
+    args: tuple[Any, ...] = ()
+    kwargs: Any = ()
+
+    def __post_init__(self) -> None:
+        self.kwargs = dict(self.kwargs)
+
+
+@dataclass
+class Operator:
+    """As an `OpInfo`."""
+
+    op: Callable[..., Any]
+    name: str = "op"
+    full_name: str = "op"
+
+    def sample_inputs(self, device: str, dtype: torch.dtype) -> Iterator[Sample]:
+        yield Sample(torch.rand(3, 4, dtype=dtype), (torch.rand(3, 4, dtype=dtype),))
+
+
+def check(op: Any, device: torch.device) -> EntryResult:
+    return check_sizes(op, torch.float32, Settings(sizes=True), device, lambda text: None)
+
+
+def kinds(function: Callable[..., Any]) -> set[str]:
+    return {finding.kind for finding in check(Operator(function), BP).findings}
+
+
+def test_one_size_of_one_tensor_is_another_one() -> None:
+    given = ((torch.rand(3, 4), [torch.zeros(2, dtype=torch.int64)]), {"weight": torch.rand(5)})
+    for which, ((first, (second,)), named) in misfits(given, random.Random(0)):
+        sizes = [*first.shape, *second.shape, *named["weight"].shape]
+        assert sum(one != other for one, other in zip(sizes, [3, 4, 2, 5], strict=True)) == 1
+        assert second.dtype == torch.int64
+        assert which.startswith("tensor ")
+
+
+@pytest.mark.parametrize("name", ["add", "mm", "nn.functional.mse_loss", "index_copy"])
+def test_the_cpu_against_itself(name: str) -> None:
+    result = check(load(OP_DB)[name], CPU)
+    assert result.findings == []
+    assert result.both_raised > 3
+
+
+def test_what_is_not_refused_is_found() -> None:
+    assert kinds(lambda x, y: x + 1 if x.device.type == "bp" else x + y) == {"no error", "shape"}
+
+
+def test_what_is_refused_is_found() -> None:
+    assert kinds(lambda x, y: x + y if x.device.type == "bp" else x) == {"error", "shape"}
+
+
+def test_another_type_is_found() -> None:
+    def wrong(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if x.device.type == "bp" and x.shape[0] != y.shape[0]:
+            raise IndexError
+        return x.mT @ y
+
+    assert kinds(wrong) == {"error type"}
+
+
+def test_calls_that_end_the_cpus_process() -> None:
+    def deadly(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if x.device == CPU and x.shape != y.shape:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x.new_zeros(2)
+
+    result = check(Operator(deadly), BP)
+    assert result.findings == []
+    assert (result.compared, result.both_raised) == (0, 8)
