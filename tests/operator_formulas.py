@@ -19,11 +19,15 @@ import kernel_runners
 import torch
 
 import torch_backplane.operators
-from torch_backplane import _C
+from torch_backplane import _C, planning
 from torch_backplane.kernels.dtypes import value_dtype
 
 # Whose planners ask more of a call than its outputs, so that they are tried in tests/opencl only.
-NEEDS_THE_ENGINE = {"masked_fill.Scalar"}
+NEEDS_THE_ENGINE = {
+    *("masked_fill.Scalar", "masked_select", "masked_scatter_", "isin.Tensor_Tensor", "isin.Scalar_Tensor"),
+    *("_add_relu.Scalar", "aminmax", "_aminmax", "_aminmax.dim", "max.dim", "min.dim", "rrelu_with_noise"),
+    *("_conj_physical", "conj_physical.out", "conj_physical_", "glu_jvp", "glu_backward_jvp"),
+}
 FOLDER = Path(torch_backplane.operators.__path__[0])
 
 
@@ -32,7 +36,6 @@ class Tables:
     formulas: dict[str, Callable[..., Any]] = field(default_factory=dict)
     passed_through: dict[str, Sequence[str]] = field(default_factory=dict)
     planners: dict[str, Callable[..., Any]] = field(default_factory=dict)
-    computes_in_floats: bool = False
 
 
 class Call:
@@ -88,6 +91,7 @@ def read(*files: str) -> Tables:
         return declare
 
     for name, value in {
+        **vars(planning),  # for planners that are not called here
         "pointwise": pointwise,
         "operator": operator,
         "run_pointwise": run_pointwise,

@@ -1,4 +1,4 @@
-"""Patches and pooling: the text in both forms. What they compute is tested as operators (test_operators_templates)."""
+"""Patches and pooling: the text in both forms. What they compute is tested as operators, in tests/opencl."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ at::Tensor without_lazy_bits(const at::Tensor& tensor) {
   return stored;
 }
 
-// Within a device that runs kernels: any dtypes and strides, by a planner (torch_backplane/operators/copies.py).
+// Within a device that runs kernels: any dtypes and strides, by a planner (torch_backplane/operators/tensor_shape.py).
 void copy_by_kernel(const at::Tensor& source, const at::Tensor& destination) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("backplane::copy_elements", "")

@@ -345,7 +345,7 @@ def test_kernel_text_that_does_not_compile_is_an_error_with_the_operator_and_the
 LACKING = ("not implemented for", "result type Float can't be cast to the desired output type Long")
 
 
-# PyTorch's CPU kernels end the process where there are no elements (they divide by the size). test_operators_norms.py
+# PyTorch's CPU kernels end the process where there are no elements (they divide by the size). test_normalization.py
 # has what they do on the device.
 DEADLY = ("aten::_masked_softmax", "aten::_weight_norm_interface", "aten::_weight_norm_interface_backward")
 

@@ -14,7 +14,7 @@ from torch._prims_common import suggest_memory_format
 
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates.unfold import Windows, fold, unfold
-from torch_backplane.operators.matmul import product
+from torch_backplane.operators.linear_algebra import product
 from torch_backplane.planning import Call, RunOnCPU, operator, run_template
 
 _MOST_PATCHES = 64 << 20  # bytes

@@ -1,6 +1,6 @@
-"""What a mask selects: nonzero, masked_select, masked_scatter, and masks as indices of tensors.
+"""What a mask selects: masked_select, masked_scatter, masked_fill, and masks as indices of tensors.
 
-The size of most results is in memory. So their planners wait for one number, and run at every call.
+The size of what is selected is in memory. So planners that need it wait for one number, and run at every call.
 """
 
 from __future__ import annotations
@@ -10,26 +10,29 @@ from typing import Any
 
 import torch
 
+from torch_backplane.kernels import Expression
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates import compact
-from torch_backplane.kernels.templates.source import named, split
+from torch_backplane.operators.nonzero import Selection, sizes
 from torch_backplane.planning import (
     Call,
     Number,
     RunOnCPU,
     as_bits,
+    check_number,
+    check_same_dtype,
     contiguous_result,
-    dialect_of,
     each_once,
     error_words,
     operator,
-    run_kernel,
+    plan_pointwise,
     run_pointwise,
     run_template,
     same_storage,
     socket,
 )
+from torch_backplane.planning.call import as_meta, shares_memory
 
 MASKS = (torch.bool, torch.uint8)
 Indices = Sequence[torch.Tensor | None]
@@ -39,101 +42,6 @@ def expands(shape: Sequence[int], wanted: Sequence[int]) -> bool:
     """Whether a tensor of `shape` broadcasts to `wanted`."""
     pairs = zip(reversed(shape), reversed(wanted), strict=False)
     return len(shape) <= len(wanted) and all(size in (1, other) for size, other in pairs)
-
-
-class Selection:
-    """The elements of a tensor that are not zero, counted, in memory."""
-
-    def __init__(self, mask: torch.Tensor) -> None:
-        self.mask = mask.contiguous()
-        self.starts = torch.empty(
-            compact.block_count(dialect_of(mask.device), mask) + 1, dtype=torch.int64, device=mask.device
-        )
-        run_template(compact.count, mask.device, self.starts, self.mask, name="nonzero")
-        run_template(compact.sum_up, mask.device, self.starts, name="nonzero")
-
-    @property
-    def count(self) -> torch.Tensor:
-        """How many there are, on the device."""
-        return self.starts[-1]
-
-    def positions(self, size: int) -> torch.Tensor:
-        """The places of the first `size` of them, counted through all dimensions, int64."""
-        out = torch.empty(size, dtype=torch.int64, device=self.mask.device)
-        if size:
-            run_template(compact.positions, out.device, out, self.mask, self.starts, name="nonzero")
-        return out
-
-    def coordinates(self, out: torch.Tensor, fill: int = 0) -> torch.Tensor:
-        """out[i] = the coordinates of the i-th one, `fill` if there is none. out: (any size, dimensions), int64."""
-        if out.numel() == 0:
-            return out
-        shape = self.mask.shape
-        names = [f"c{d}" for d in range(len(shape))]
-        stores = " ".join(
-            f"store_out(item * out_step + {d} * out_column, there ? {name} : fill);" for d, name in enumerate(names)
-        )
-        run_kernel(
-            "nonzero",
-            f"""
-  const bool there = item < load_total(0);
-  const index_t at = there ? load_positions(item) : 0;
-  {split("at", [f"size{d}" for d in range(len(shape))], names)}
-  {stores}
-""",
-            items=out.shape[0],
-            outputs={"out": out},
-            inputs={"positions": self.positions(out.shape[0]), "total": self.starts[-1:]},
-            # The number of elements tells how wide positions are.
-            integers={
-                "elements": self.mask.numel(),
-                "out_step": out.stride(0),
-                "out_column": out.stride(1),
-                **named("size", shape),
-            },
-            numbers={"fill": (torch.int64, fill)},
-            value=torch.int64,
-            strided={"out"},
-        )
-        return out
-
-
-def sizes(selections: Sequence[Selection]) -> list[int]:
-    """How many elements each of them has, on the host: the one time that a call waits."""
-    if len(selections) == 1:
-        return [int(selections[0].count.item())]
-    return torch.stack([one.count for one in selections]).tolist()
-
-
-@operator("nonzero", dtypes="complex")
-def nonzero(call: Call, self: torch.Tensor) -> torch.Tensor:
-    check_same_dtype(call, torch.int64)
-    call.check_apart()
-    size, selection = 0, None
-    if self.numel():
-        selection = Selection(self)
-        (size,) = sizes([selection])
-    # Its columns are contiguous, as PyTorch makes them.
-    like = torch.empty(self.dim(), size, dtype=torch.int64, device="meta").t()
-    (out,) = call.outputs(like=[like])
-    return out if selection is None else selection.coordinates(out)
-
-
-@operator("nonzero_static", dtypes="complex")
-def nonzero_static(call: Call, self: torch.Tensor, size: int, fill_value: int) -> torch.Tensor:
-    check_same_dtype(call, torch.int64)
-    if size < 0:
-        raise RunOnCPU("a negative size")
-    # PyTorch's meta kernel has other strides than its CPU kernel.
-    (out,) = call.outputs(like=[torch.empty(size, self.dim(), dtype=torch.int64, device="meta")])
-    call.check_apart()
-    return Selection(self).coordinates(out, fill_value) if out.numel() else out
-
-
-def check_same_dtype(call: Call, dtype: torch.dtype) -> None:
-    """Leaves to the CPU, for PyTorch's error, a tensor for the result that has another dtype."""
-    if any(given.dtype != dtype for given in call.written):
-        raise RunOnCPU("a result of another dtype")
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -190,6 +98,52 @@ def masked_scatter_(call: Call, self: torch.Tensor, mask: torch.Tensor, source: 
         name="masked_scatter",
     )
     return self if result is self else self.copy_(result)
+
+
+def choose_value(a: Expression, mask: Expression, value: Expression) -> Expression:
+    return f.where(mask.to(torch.bool), value, a)
+
+
+@operator("masked_fill.Scalar", "masked_fill.Tensor", dtypes="complex")
+def masked_fill(call: Call, self: torch.Tensor, mask: torch.Tensor, value: Any) -> torch.Tensor:
+    """A value in a CPU tensor, a number, is refused by its overload's meta kernel: the one for numbers is asked."""
+    check_masked_fill(call, self, mask, value)
+    check_number(value, self.dtype)
+    if isinstance(value, torch.Tensor):
+        if call.is_in_place and shares_memory(self, [value]):
+            value = value.clone()
+        if call.is_in_place and self.numel() and each_once(self) is not self:
+            once, mask = of_expanded(self, mask)
+            once.masked_fill_(mask, value)
+            return self
+        return plan_pointwise("masked_fill.Tensor", choose_value, call, (self, mask, value))
+    result = torch.ops.aten.masked_fill.Scalar(as_meta(self), as_meta(mask), 0)  # of any number, which `fitting` checks
+    (out,) = call.outputs(like=(result,), expanded=call.is_in_place)
+    if call.is_in_place and self.numel():
+        self, mask = of_expanded(self, mask)
+        out = self
+    dtype = value_dtype(self.dtype)
+    run_pointwise(
+        choose_value,
+        [out],
+        [self, mask],
+        [(value.fitting(self.dtype), dtype)],
+        compute=[dtype, torch.bool],
+        key="masked_fill",
+        name="masked_fill",
+    )
+    return call.outputs()[0]
+
+
+def check_masked_fill(call: Call, self: torch.Tensor, mask: torch.Tensor, value: Any) -> None:
+    """Raises PyTorch's errors, in the order and the words of its CPU kernels."""
+    if not call.is_in_place:
+        socket.check_broadcast([mask, self])
+    dims = value.dim() if isinstance(value, torch.Tensor) else 0
+    if dims > 0 or mask.dtype != torch.bool:
+        nothing = torch.empty(0)
+        nothing.masked_fill_(torch.empty(0, dtype=mask.dtype), torch.empty([1] * dims))
+    socket.check_broadcast([self, mask])
 
 
 # Masks as indices

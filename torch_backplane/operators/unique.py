@@ -1,15 +1,11 @@
-"""Sorted, compared with the one before, and compacted: unique and unique_consecutive; and histc."""
+"""Sorted, compared with the one before, and compacted: unique and unique_consecutive."""
 
 from __future__ import annotations
 
-import math
-
 import torch
 
-from torch_backplane.kernels import Expression
-from torch_backplane.kernels import functions as f
-from torch_backplane.operators.masks import Selection, sizes
-from torch_backplane.planning import Call, RunOnCPU, check_fits, operator, run_pointwise
+from torch_backplane.operators.nonzero import Selection, sizes
+from torch_backplane.planning import Call, RunOnCPU, operator
 
 Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -126,42 +122,3 @@ def _ranks(rows: torch.Tensor) -> torch.Tensor:
         rows = ranks[:, 0 : 2 * pairs : 2] * count + ranks[:, 1 : 2 * pairs : 2]
         if ranks.shape[1] % 2:
             rows = torch.cat([rows, ranks[:, -1:]], dim=1)
-
-
-@operator("histc", by_value=["min", "max"])
-def histc(call: Call, self: torch.Tensor, bins: int, least: float, most: float) -> torch.Tensor:
-    """Waits for the range, unless it is given."""
-    integers = self.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-    if not (integers or self.dtype in (torch.float32, torch.float64)) or bins <= 0:
-        raise RunOnCPU("another dtype, or no bins")
-    check_fits(self.dtype, least, most)
-    least, most = least.real, most.real
-    if integers:  # as on CUDA, where the range is of the same dtype
-        least, most = torch.tensor([least, most]).to(self.dtype).tolist()
-    if least == most and self.numel():
-        least, most = torch.stack([self.amin(), self.amax()]).tolist()
-    if not (math.isfinite(least) and math.isfinite(most) and least <= most):
-        raise RunOnCPU("a range that is none")
-    if least == most:
-        least, most = least - 1, most + 1
-    if any(given.dtype != self.dtype for given in call.written):
-        raise RunOnCPU("a result of another dtype")
-    # Not as PyTorch's meta function says, which refuses what is not deterministic on CUDA.
-    (out,) = call.outputs(like=[torch.empty(bins, dtype=self.dtype, device="meta")])
-
-    def place(
-        x: Expression, first: Expression, last: Expression, bins: Expression, last_bin: Expression
-    ) -> tuple[Expression, Expression]:
-        within = (x >= first) & (x <= last)
-        scaled = (f.where(within, x, first) - first) * bins
-        at = f.floor_divide(scaled, last - first) if integers else scaled / (last - first)
-        return f.minimum(at, last_bin).to(torch.int64), within.to(torch.int32)
-
-    index = torch.empty(self.shape, dtype=torch.int64, device=self.device)
-    counted = torch.empty_like(index, dtype=torch.int32)
-    compute = torch.int64 if integers else self.dtype
-    numbers = [(number, compute) for number in (least, most, bins, bins - 1)]
-    key = ("histc", integers)
-    run_pointwise(place, [index, counted], [self], numbers, key=key, compute=compute, name="histc")
-    counts = torch.zeros(bins, dtype=torch.int32, device=self.device)
-    return out.copy_(counts.index_add_(0, index.view(-1), counted.view(-1)))

@@ -5,7 +5,7 @@ Imported once a device that runs kernels is found; `torch_backplane.operators` h
 
 from torch_backplane import _C
 from torch_backplane._C import Number, RunOnCPU
-from torch_backplane.planning.call import Call, check_apart, same_storage
+from torch_backplane.planning.call import Call, check_apart, check_same_dtype, same_storage
 from torch_backplane.planning.declare import operator
 from torch_backplane.planning.host import LibraryFunction, call_on_cpu, host_sees_memory
 from torch_backplane.planning.launch import dialect_of, launch, random_numbers
@@ -33,6 +33,7 @@ __all__ = [
     "check_apart",
     "check_fits",
     "check_number",
+    "check_same_dtype",
     "contiguous_result",
     "copy_elements",
     "dialect_of",

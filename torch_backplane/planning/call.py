@@ -406,6 +406,12 @@ def as_meta(value: Any, storages: Mapping[int, torch.UntypedStorage] = MappingPr
     return value
 
 
+def check_same_dtype(call: Call, dtype: torch.dtype) -> None:
+    """Leaves to the CPU, for PyTorch's error, a tensor for the result that has another dtype."""
+    if any(given.dtype != dtype for given in call.written):
+        raise _C.RunOnCPU("a result of another dtype")
+
+
 def example(number: _C.Number) -> Any:
     """What takes the number's part in type promotion: its value in this call, or the CPU tensor that it came in."""
     return number.example if number.tensor is None else number.tensor

@@ -1,0 +1,351 @@
+"""Element by element of two tensors: arithmetic, bits, comparisons, extrema, special functions; and of three."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from torch_backplane import _C
+from torch_backplane.kernels import Expression, special
+from torch_backplane.kernels import functions as f
+from torch_backplane.kernels.dtypes import value_dtype
+from torch_backplane.kernels.expression import Formula
+from torch_backplane.kernels.templates.divisors import check_divisors
+from torch_backplane.operators.unary_ops import ends
+from torch_backplane.planning import (
+    Call,
+    Number,
+    RunOnCPU,
+    error_words,
+    operator,
+    plan_pointwise,
+    pointwise,
+    run_pointwise,
+    run_template,
+    socket,
+)
+from torch_backplane.planning.call import elementwise_result
+from torch_backplane.planning.declare import check_supported
+from torch_backplane.planning.pointwise import Fitting
+
+# Sums and products
+
+pointwise("add.Tensor", lambda a, b, alpha: a + alpha * b, dtypes="complex", fitting="stored")
+pointwise("mul.Tensor", lambda a, b: a * b, dtypes="complex")
+
+
+def difference(call: Call, a: Any, b: Any, alpha: Any) -> torch.Tensor:
+    if any(one.dtype == torch.bool for one in (a, b)):
+        raise RunOnCPU("differences of bools")  # which refuses them
+    return plan_pointwise("sub", lambda a, b, alpha: a - alpha * b, call, (a, b, alpha), fitting="stored")
+
+
+@operator("sub.Tensor", dtypes="complex")
+def sub(call: Call, self: Any, other: Any, alpha: Any) -> torch.Tensor:
+    return difference(call, self, other, alpha)
+
+
+@operator("rsub.Tensor", dtypes="complex")
+def rsub(call: Call, self: Any, other: Any, alpha: Any) -> torch.Tensor:
+    if isinstance(alpha, _C.Number) and alpha.dtype == torch.bool:
+        raise RunOnCPU("a bool for alpha")  # which refuses it; sub's meta function does, too
+    tensors = [one for one in (other, self) if isinstance(one, torch.Tensor)]  # in the order of the difference
+    (result,) = call.meta(call.functional)
+    call.outputs(like=[elementwise_result(tensors, result.dtype)], elementwise=True)
+    return difference(call, other, self, alpha)
+
+
+def add_relu(a: Expression, b: Expression, alpha: Expression) -> Expression:
+    """As in PyTorch, the sum between zero and the greatest number, so never infinite."""
+    total = a + alpha * b
+    if not f.is_float(total):
+        return f.maximum(total, 0)
+    return f.clamp(total, 0.0, torch.finfo(total.dtype).max)
+
+
+def _check_add_relu(*dtypes: torch.dtype) -> None:
+    if any((dtype.itemsize == 2 and dtype.is_floating_point) or dtype == torch.bool for dtype in dtypes):
+        raise RunOnCPU("a dtype that PyTorch refuses")
+
+
+@operator("_add_relu.Tensor")
+def add_relu_tensor(call: Call, self: torch.Tensor, other: torch.Tensor, alpha: Any) -> torch.Tensor:
+    _check_add_relu(torch.result_type(self, other))
+    call.outputs(like=call.meta(call.functional))  # there is no meta kernel of the form with `out=`
+    return plan_pointwise("_add_relu", add_relu, call, (self, other, alpha))
+
+
+@operator("_add_relu.Scalar")
+def add_relu_number(call: Call, self: torch.Tensor, other: Number, alpha: Number) -> torch.Tensor:
+    _check_add_relu(self.dtype)
+    if not self.is_floating_point() and (other.dtype.is_floating_point or alpha.dtype.is_floating_point):
+        raise RunOnCPU("a float among integers")
+    (out,) = call.outputs(like=[torch.empty_like(self, device="meta")])
+    dtype = value_dtype(self.dtype)
+    scalars = [(other, dtype), (alpha.fitting(self.dtype), dtype)]  # PyTorch makes a tensor of `other`
+    run_pointwise(add_relu, [out], [self], scalars, key="_add_relu", name="add_relu")
+    return out
+
+
+# Quotients and remainders
+
+
+def rounded(number: Any, dtype: torch.dtype, device: torch.device) -> Any:
+    """A number as a tensor of float16 or bfloat16, for operators in which PyTorch makes it one before it computes."""
+    if not isinstance(number, Number) or dtype not in (torch.float16, torch.bfloat16):
+        return number
+    tensor = torch.empty((), dtype=dtype, device=device)
+    run_pointwise(lambda x: x, [tensor], [], [(number, value_dtype(dtype))], key="value", name="value")
+    return tensor
+
+
+def divide(a: Expression, b: Expression, rounding_mode: str | None) -> Expression:
+    if rounding_mode is None:
+        return a / b
+    return f.trunc_divide(a, b) if rounding_mode == "trunc" else f.floor_divide(a, b)
+
+
+pointwise("div.Tensor", lambda a, b: a / b, dtypes="complex")
+
+
+def quotient(name: str, formula: Formula, fitting: Fitting = "computed") -> None:
+    """A pointwise operator whose second argument divides; of integers, zeros among the divisors are an error."""
+
+    @operator(name)
+    def plan(call: Call, a: Any, b: Any, *options: Any) -> torch.Tensor:
+        socket.check_broadcast([value for value in (a, b) if isinstance(value, torch.Tensor)])
+        (result,) = call.meta(call.functional)
+        if name == "floor_divide" and call.overload is call.functional:
+            # Its meta function is composed of others, which lay a result out otherwise than the iterator does.
+            call.outputs(like=call.meta(torch.ops.aten.remainder.Tensor), elementwise=True)
+        if not result.dtype.is_floating_point and result.numel():
+            # Before the result is written, which may be where the divisor is.
+            called, words = name.partition(".")[0], error_words(call.device)
+            run_template(check_divisors, call.device, b, result.dtype, words, called, name=called)
+        if name in ("remainder.Tensor", "remainder.Scalar_Tensor", "fmod.Tensor"):
+            a, b = (rounded(one, result.dtype, call.device) for one in (a, b))
+        return plan_pointwise(name, formula, call, (a, b, *options), fitting=fitting)
+
+
+quotient("div.Tensor_mode", divide)
+quotient("floor_divide", f.floor_divide)
+quotient("remainder.Tensor", f.remainder)
+quotient("remainder.Scalar_Tensor", f.remainder, fitting="any")  # PyTorch makes a tensor of the number
+quotient("fmod.Tensor", f.fmod)
+
+
+def gcd(a: Expression, b: Expression) -> Expression:
+    """Of integers only, as PyTorch's."""
+    if a.dtype == torch.bool or a.dtype.is_floating_point:
+        raise TypeError(f"gcd of {a.dtype}".replace("torch.", ""))
+    return f.gcd(a, b)
+
+
+def lcm(a: Expression, b: Expression) -> Expression:
+    divisor = gcd(a, b)
+    return f.absolute(f.trunc_divide(a, divisor) * b)
+
+
+pointwise("gcd", gcd)
+pointwise("lcm", lcm)
+
+
+# Signs, exponents and neighbours
+
+
+def heaviside(a: Expression, at_zero: Expression) -> Expression:
+    return f.where(a == full(a, 0), at_zero, (a > full(a, 0)).to(a.dtype))
+
+
+def full(a: Expression, value: int) -> Expression:
+    """A number as a's dtype, which may be bool."""
+    return f.full_like(a, bool(value) if a.dtype == torch.bool else value)
+
+
+pointwise("heaviside", heaviside)
+
+
+@operator("copysign.Tensor")
+def copysign(call: Call, self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Of tensors of the device alone, other than pointwise operators: its meta kernel refuses those of the CPU."""
+    return plan_pointwise("copysign.Tensor", f.copysign, call, (self, other))
+
+
+pointwise("hypot", f.hypot)
+
+
+def scaled(a: Expression, exponent: Expression) -> Expression:
+    """By half of the exponent twice: a power may be beyond the dtype where the result is not."""
+    half = f.trunc(exponent / 2.0)
+    return a * f.exp2(half) * f.exp2(exponent - half)
+
+
+@operator("ldexp.Tensor", dtypes="complex")
+def ldexp(call: Call, self: Any, other: torch.Tensor) -> torch.Tensor:
+    """Exact by whole exponents; by others as PyTorch composes it of operators, where the power has its own dtype."""
+    if self.dtype.is_floating_point and not (other.is_floating_point() or other.is_complex()):
+        return plan_pointwise("ldexp", scaled, call, (self, other))
+    if self.dtype == torch.float64 or self.dtype.is_complex:  # a tensor without dimensions of this dtype is the base
+        other = other.to(torch.result_type(torch.empty((), dtype=self.dtype, device="meta"), other))
+        check_supported(other.dtype)
+    power = torch.pow(2.0, other)
+    tensors = [one for one in (self, power) if isinstance(one, torch.Tensor)]
+    dtype = torch.result_type(self.example if isinstance(self, Number) else self, power)
+    call.outputs(like=[elementwise_result(tensors, dtype)], elementwise=True)
+    return plan_pointwise("ldexp by a power", lambda a, b: a * b, call, (self, power))
+
+
+def _next_bits(bits: Expression, towards: Expression, infinity: int) -> Expression:
+    """nextafter of floats of 16 bits, as int32 of their bits, the greatest finite one below `infinity`."""
+
+    def ordered(bits: Expression) -> Expression:
+        magnitude = bits & 0x7FFF
+        return f.where((bits & 0x8000) != 0, -magnitude, magnitude)
+
+    a, b = ordered(bits), ordered(towards)
+    moved = a + f.where(b > a, f.full_like(a, 1), -1)
+    # Between the zeros there is no step: from zero the sign is that of the direction.
+    result = f.where(moved < 0, -moved | 0x8000, f.where((moved == 0) & (a < 0), f.full_like(a, 0x8000), moved))
+    result = f.where(a == b, towards, result)
+    nan_a, nan_b = (bits & 0x7FFF) > infinity, (towards & 0x7FFF) > infinity
+    return f.where(nan_a, bits, f.where(nan_b, towards, result))
+
+
+@operator("nextafter")
+def nextafter(call: Call, self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Of the stored dtype, which formulas do not see: float16 and bfloat16 are taken as their bits."""
+    (out,) = call.outputs()
+    if out.dtype not in (torch.float16, torch.bfloat16):
+        run_pointwise(f.nextafter, [out], [self, other], compute=out.dtype, key="nextafter", name="nextafter")
+        return out
+    infinity = 0x7C00 if out.dtype == torch.float16 else 0x7F80
+    inputs = [tensor.to(out.dtype).view(torch.int16) for tensor in (self, other)]
+
+    def formula(a: Expression, b: Expression) -> Expression:
+        return _next_bits(a & 0xFFFF, b & 0xFFFF, infinity)
+
+    key = ("nextafter", out.dtype)
+    run_pointwise(formula, [out.view(torch.int16)], inputs, compute=torch.int32, key=key, name="nextafter")
+    return out
+
+
+# Extrema
+
+
+def fmin(a: Expression, b: Expression) -> Expression:
+    return f.fmin(a, b) if f.is_float(a) else f.minimum(a, b)
+
+
+def fmax(a: Expression, b: Expression) -> Expression:
+    return f.fmax(a, b) if f.is_float(a) else f.maximum(a, b)
+
+
+pointwise("minimum", f.minimum)
+pointwise("maximum", f.maximum)
+pointwise("fmin", fmin)
+pointwise("fmax", fmax)
+
+
+# Bits
+
+pointwise("bitwise_and.Tensor", lambda a, b: a & b)
+pointwise("bitwise_or.Tensor", lambda a, b: a | b)
+pointwise("bitwise_xor.Tensor", lambda a, b: a ^ b)
+pointwise("bitwise_left_shift.Tensor", lambda a, b: a << b)
+pointwise("bitwise_right_shift.Tensor", lambda a, b: a >> b)
+
+# Python's << and >>, and <<= and >>=.
+for overload in ("Tensor", "Scalar"):
+    for name in ("__lshift__", "__ilshift__"):
+        pointwise(f"{name}.{overload}", lambda a, b: a << b, fitting="any")
+    for name in ("__rshift__", "__irshift__"):
+        pointwise(f"{name}.{overload}", lambda a, b: a >> b, fitting="any")
+
+
+# Comparisons and logic
+
+for overload in ("Tensor", "Scalar"):
+    pointwise(f"eq.{overload}", lambda a, b: a == b, dtypes="complex", fitting="any")
+    pointwise(f"ne.{overload}", lambda a, b: a != b, dtypes="complex", fitting="any")
+    pointwise(f"lt.{overload}", lambda a, b: a < b, fitting="any")
+    pointwise(f"le.{overload}", lambda a, b: a <= b, fitting="any")
+    pointwise(f"gt.{overload}", lambda a, b: a > b, fitting="any")
+    pointwise(f"ge.{overload}", lambda a, b: a >= b, fitting="any")
+
+pointwise("logical_and", lambda a, b: a.to(torch.bool) & b.to(torch.bool), dtypes="complex")
+pointwise("logical_or", lambda a, b: a.to(torch.bool) | b.to(torch.bool), dtypes="complex")
+pointwise("logical_xor", lambda a, b: a.to(torch.bool) ^ b.to(torch.bool), dtypes="complex")
+
+
+# Logarithms and special functions
+
+pointwise("atan2", f.atan2)
+
+
+def logaddexp(a: Expression, b: Expression) -> Expression:
+    same = f.isinf(a) & (a == b)
+    return f.where(same, a, f.maximum(a, b) + f.log1p(f.exp(-f.absolute(a - b))))
+
+
+def logaddexp2(a: Expression, b: Expression) -> Expression:
+    same = f.isinf(a) & (a == b)
+    return f.where(same, a, f.maximum(a, b) + f.log1p(f.exp2(-f.absolute(a - b))) * (1.0 / math.log(2.0)))
+
+
+def _zero_unless_nan(a: Expression, b: Expression, product: Expression) -> Expression:
+    return f.where(f.isnan(b), b, f.where(a == 0.0, 0.0, product))
+
+
+pointwise("logaddexp", logaddexp)
+pointwise("logaddexp2", logaddexp2)
+pointwise("xlogy.Tensor", lambda a, b: _zero_unless_nan(a, b, a * f.log(b)))
+pointwise("special_xlog1py", lambda a, b: _zero_unless_nan(a, b, a * f.log1p(b)))
+pointwise("special_zeta", special.zeta)
+pointwise("igamma", special.gammainc)
+pointwise("igammac", special.gammaincc)
+
+for kind, (polynomial, steps) in {
+    "t": (special.chebyshev_t, 6),
+    "u": (special.chebyshev_u, 6),
+    "v": (special.chebyshev_v, 6),
+    "w": (special.chebyshev_w, 4),
+}.items():
+    pointwise(f"special_chebyshev_polynomial_{kind}", polynomial)
+    pointwise(
+        f"special_shifted_chebyshev_polynomial_{kind}",
+        lambda x, n, polynomial=polynomial, steps=steps: polynomial(2.0 * x - 1.0, n, steps=steps),
+    )
+
+pointwise("special_hermite_polynomial_h", special.hermite_h)
+pointwise("special_hermite_polynomial_he", special.hermite_he)
+pointwise("special_laguerre_polynomial_l", special.laguerre_l)
+pointwise("special_legendre_polynomial_p", special.legendre_p)
+
+
+# Gradients of unary functions
+
+pointwise("sigmoid_backward", lambda grad, result: grad * f.conj(1.0 - result) * f.conj(result), dtypes="complex")
+pointwise("tanh_backward", lambda grad, result: grad * f.conj(1.0 - result * result), dtypes="complex")
+
+
+def _logit_backward(grad: Expression, a: Expression, *ends: Expression) -> Expression:
+    slope = grad / (a * (1.0 - a))
+    if ends:
+        first, last = ends
+        return f.where((a >= first) & (a <= last), slope, 0.0)
+    return f.where((a < 0.0) | (a > 1.0), math.nan, slope)
+
+
+@operator("logit_backward")
+def logit_backward(call: Call, grad_output: torch.Tensor, self: torch.Tensor, eps: float | None) -> torch.Tensor:
+    return plan_pointwise("logit_backward", _logit_backward, call, (grad_output, self, *ends(eps)))
+
+
+# Of three tensors
+
+pointwise("addcmul", lambda a, b, c, value: a + value * b * c, dtypes="complex")
+pointwise("addcdiv", lambda a, b, c, value: a + value * b / c, dtypes="complex")
+pointwise("lerp.Scalar", f.lerp, dtypes="complex")
+pointwise("lerp.Tensor", f.lerp, dtypes="complex")

@@ -1,0 +1,220 @@
+"""Random numbers: fills, of which PyTorch makes rand, randn, randint and the like, normal, bernoulli, multinomial."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from torch_backplane.kernels import Expression, Reduction
+from torch_backplane.kernels import functions as f
+from torch_backplane.kernels.dtypes import integer_range, value_dtype
+from torch_backplane.kernels.templates.random import WORDS_PER_CALL, fill, fill_integers
+from torch_backplane.kernels.templates.values import NOT_NEGATIVE, UNIT_INTERVAL
+from torch_backplane.planning import (
+    Call,
+    RunOnCPU,
+    contiguous_result,
+    expect_values,
+    operator,
+    random_numbers,
+    run_pointwise,
+    run_reduction,
+    run_template,
+    socket,
+)
+
+# Every integer up to this one is a number of the dtype.
+EXACT = {torch.float16: 2**11, torch.bfloat16: 2**8, torch.float32: 2**24, torch.float64: 2**53, torch.bool: 1}
+
+
+def _fill(self: torch.Tensor, template: Any, *arguments: Any, **options: Any) -> torch.Tensor:
+    if self.numel():
+        name = str(arguments[0]) if template is fill else "random"
+        with contiguous_result(self) as result:
+            if template is fill:
+                arguments = (arguments[0], *random_numbers(WORDS_PER_CALL), *arguments[1:])
+            else:
+                arguments = (*arguments, *random_numbers(WORDS_PER_CALL))
+            run_template(template, self.device, result, *arguments, name=name, **options)
+    return self
+
+
+def _check(condition: bool, reason: str) -> None:
+    """Leaves bad arguments to the CPU's kernel, which has PyTorch's words for them."""
+    if not condition:
+        raise RunOnCPU(reason)
+
+
+@operator("uniform_", variants=False)
+def uniform_(call: Call, self: torch.Tensor, low: float, high: float, generator: Any) -> torch.Tensor:
+    _check(self.is_floating_point(), "a dtype that is not floating-point")
+    least, greatest = -torch.finfo(self.dtype).max, torch.finfo(self.dtype).max
+    _check(least <= low <= high <= greatest and high - low <= greatest, "a range that is none, or out of the dtype's")
+    return _fill(self, fill, "uniform", low, high, third=least_as(high, self.dtype))
+
+
+def least_as(number: float, dtype: torch.dtype) -> float:
+    """The least number, of those that kernels compute with, that is `number` or more in memory of `dtype`."""
+    stored = torch.tensor(number, dtype=dtype)
+    if value_dtype(dtype) == dtype:
+        return stored.item()
+    before = torch.nextafter(stored, torch.tensor(-math.inf, dtype=dtype))
+    middle = (stored.float() + before.float()) / 2
+    if middle.to(dtype) != stored:
+        middle = torch.nextafter(middle, stored.float())
+    return middle.item()
+
+
+@operator("normal_", variants=False, dtypes="complex")
+def normal_(call: Call, self: torch.Tensor, mean: float, std: float, generator: Any) -> torch.Tensor:
+    _check(std >= 0, "a negative standard deviation")
+    if self.is_complex():
+        # Each part has half of the variance, and the mean is a real number.
+        torch.view_as_real(self).normal_(0.0, std / math.sqrt(2), generator=generator)
+        return self.add_(mean) if mean else self
+    _check(self.is_floating_point(), "integers")
+    return _fill(self, fill, "normal", mean, std)
+
+
+def _scaled_noise(call: Call, mean: Any, std: Any, generator: Any) -> torch.Tensor:
+    """mean + std * noise, each a tensor or a number."""
+    shapes = [one.shape for one in (mean, std) if isinstance(one, torch.Tensor)]
+    socket.check_broadcast([one for one in (mean, std) if isinstance(one, torch.Tensor)])
+    if call.overload is not call.functional:
+        # The CPU refuses it.
+        _check(call.arguments[-1].shape == socket.broadcast_shapes(*shapes), "a result of another shape")
+    _check(not (isinstance(mean, torch.Tensor) and mean.dtype == torch.bool), "means that are bool")
+    (out,) = call.outputs(contiguous=True)
+    _check(out.is_floating_point(), "complex numbers")
+    if isinstance(std, torch.Tensor):
+        expect_values((std, NOT_NEGATIVE, "normal expects all elements of std >= 0.0"))
+    dtype = value_dtype(out.dtype)
+    noise = torch.empty_like(out).normal_(generator=generator)
+    tensors = {name: one for name, one in (("mean", mean), ("std", std)) if isinstance(one, torch.Tensor)}
+    numbers = {name: one for name, one in (("mean", mean), ("std", std)) if name not in tensors}
+
+    def formula(x: Expression, *values: Expression) -> Expression:
+        given = dict(zip((*tensors, *numbers), values, strict=True))
+        return given["mean"] + given["std"] * x
+
+    scalars = [(number, dtype) for number in numbers.values()]
+    key = ("normal", *tensors)
+    run_pointwise(formula, [out], [noise, *tensors.values()], scalars, compute=dtype, key=key, name="normal")
+    return out
+
+
+@operator("normal.Tensor_Tensor")
+def normal(call: Call, mean: torch.Tensor, std: torch.Tensor, generator: Any) -> torch.Tensor:
+    return _scaled_noise(call, mean, std, generator)
+
+
+@operator("normal.Tensor_float")
+def normal_of_means(call: Call, mean: torch.Tensor, std: float, generator: Any) -> torch.Tensor:
+    _check(std >= 0, "a negative standard deviation")
+    return _scaled_noise(call, mean, std, generator)
+
+
+@operator("normal.float_Tensor", passed_through=["mean"])
+def normal_of_deviations(call: Call, mean: Any, std: torch.Tensor, generator: Any) -> torch.Tensor:
+    return _scaled_noise(call, mean, std, generator)
+
+
+@operator("log_normal_", variants=False)
+def log_normal_(call: Call, self: torch.Tensor, mean: float, std: float, generator: Any) -> torch.Tensor:
+    _check(self.is_floating_point() and std > 0, "a standard deviation that is not positive")
+    return _fill(self, fill, "log_normal", mean, std)
+
+
+@operator("exponential_", variants=False)
+def exponential_(call: Call, self: torch.Tensor, rate: float, generator: Any) -> torch.Tensor:
+    _check(self.is_floating_point() and rate > 0, "a rate that is not positive")
+    facts = torch.finfo(self.dtype)
+    return _fill(self, fill, "exponential", rate, facts.smallest_normal if facts.bits > 16 else 2.0**-24)
+
+
+@operator("cauchy_", variants=False)
+def cauchy_(call: Call, self: torch.Tensor, median: float, scale: float, generator: Any) -> torch.Tensor:
+    _check(self.is_floating_point() and scale > 0, "a scale that is not positive")
+    return _fill(self, fill, "cauchy", median, scale)
+
+
+@operator("geometric_", variants=False)
+def geometric_(call: Call, self: torch.Tensor, chance: float, generator: Any) -> torch.Tensor:
+    _check(0 < chance < 1, "a chance out of (0, 1)")
+    return _fill(self, fill, "geometric", chance)
+
+
+@operator("bernoulli_.float", variants=False)
+def bernoulli_float(call: Call, self: torch.Tensor, chance: float, generator: Any) -> torch.Tensor:
+    _check(0 <= chance <= 1, "a chance out of [0, 1]")
+    return _fill(self, fill, "bernoulli", chance)
+
+
+@operator("bernoulli_.Tensor", variants=False)
+def bernoulli_tensor(call: Call, self: torch.Tensor, chance: torch.Tensor, generator: Any) -> torch.Tensor:
+    _check(chance.device == self.device and chance.is_floating_point(), "chances that are none, or on another device")
+    _expect_chances(chance)
+    return _fill(self, fill, "bernoulli_each", chance=chance.expand(self.shape).contiguous())
+
+
+@operator("bernoulli")
+def bernoulli(call: Call, self: torch.Tensor, generator: Any) -> torch.Tensor:
+    """A result that is given may be of any dtype."""
+    _check(self.is_floating_point(), "chances that are none")
+    (out,) = call.outputs(like=[torch.empty(self.shape, dtype=self.dtype, device="meta")])
+    _expect_chances(self)
+    return _fill(out, fill, "bernoulli_each", chance=self.contiguous())
+
+
+def _expect_chances(chance: torch.Tensor) -> None:
+    words = "Expected p_in >= 0 && p_in <= 1 to be true, but got false.  (Could this error message be improved?  "
+    expect_values((chance, UNIT_INTERVAL, words + "If so, please report an enhancement request to PyTorch.)"))
+
+
+@operator("random_", variants=False)
+def random_(call: Call, self: torch.Tensor, generator: Any) -> torch.Tensor:
+    greatest = EXACT[self.dtype] if self.dtype in EXACT else integer_range(self.dtype)[1]
+    return _fill(self, fill_integers, 0, greatest + 1)
+
+
+@operator("random_.to", variants=False)
+def random_to(call: Call, self: torch.Tensor, to: int, generator: Any) -> torch.Tensor:
+    return random_from(call, self, 0, to, generator)
+
+
+@operator("random_.from", variants=False)
+def random_from(call: Call, self: torch.Tensor, start: int, to: int | None, generator: Any) -> torch.Tensor:
+    if to is None:
+        to = (EXACT[self.dtype] if self.dtype in EXACT else integer_range(self.dtype)[1]) + 1
+    least, greatest = (-EXACT[self.dtype], EXACT[self.dtype]) if self.dtype in EXACT else integer_range(self.dtype)
+    _check(start < to and least <= start and to - 1 <= greatest, "a range that is none, or out of the dtype's")
+    return _fill(self, fill_integers, start, to - start)
+
+
+@operator("multinomial", variants=False)
+def multinomial(call: Call, self: torch.Tensor, num_samples: int, replacement: bool, generator: Any) -> torch.Tensor:
+    """One draw: the least of exponential variables with these rates comes first. In float32 for narrower dtypes, in
+    which too many quotients are equal."""
+    _check(num_samples == 1 and self.is_floating_point() and self.dim() in (1, 2), "more than one draw")
+    _check(self.numel() > 0, "nothing to draw")
+    dtype = value_dtype(self.dtype)
+    _expect_weights(self, dtype)
+    noise = torch.empty(self.shape, dtype=dtype, device=self.device).exponential_(generator=generator)
+    return (self / noise).argmax(-1, keepdim=True)
+
+
+def _expect_weights(self: torch.Tensor, dtype: torch.dtype) -> None:
+    """The most remarkable weight of each row: 2 is one that is none, 1 a positive one; 0 if all are zero."""
+
+    def kind(x: Expression, position: Expression) -> Expression:
+        return f.where((x >= 0.0) & (x < math.inf), (x > 0.0).to(dtype), 2.0)
+
+    kinds = torch.empty(self.shape[:-1], dtype=dtype, device=self.device)
+    found = Reduction([dtype], [0.0], kind, f.maximum, lambda state, count: state)
+    run_reduction(found, [kinds], [self], [-1], key=("multinomial_weights", dtype), compute=dtype, name="weights")
+    expect_values(
+        (kinds, "x < (value_t)2", "probability tensor contains either `inf`, `nan` or element < 0"),
+        (kinds, "x > (value_t)0", "invalid multinomial distribution (sum of probabilities <= 0)"),
+    )

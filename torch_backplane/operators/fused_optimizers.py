@@ -1,0 +1,148 @@
+"""Steps of optimizers for lists of parameters, in few launches: torch._fused_adam_ and its like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torch_backplane.kernels import functions as f
+from torch_backplane.operators.foreach import Set, check_lists, run_sets
+from torch_backplane.planning import Call, Number, RunOnCPU, operator
+
+FLOATS = ("lr", "beta1", "beta2", "weight_decay", "eps")
+
+
+def run_step(
+    name: str,
+    formula: Callable[..., Any],
+    params: list[torch.Tensor],
+    grads: list[torch.Tensor],
+    state: Sequence[list[torch.Tensor]],
+    steps: list[torch.Tensor],
+    numbers: list[Any],
+    grad_scale: torch.Tensor | None,
+    found_inf: torch.Tensor | None,
+) -> None:
+    """Changes `params` and `state` as `formula` says of (parameter, gradient, *state, *step, *numbers).
+
+    With GradScaler's tensors gradients are divided by `grad_scale`, in place; and nothing changes where `found_inf` is
+    not 0.
+    """
+    check_lists([params, grads, *state])
+    scaler = [one for one in (grad_scale, found_inf) if one is not None]
+    scales, may_skip = grad_scale is not None, found_inf is not None
+    count = 2 + len(state)
+
+    def under_scaler(*values: Any) -> tuple[Any, ...]:
+        old, rest = list(values[:count]), list(values[count:])
+        gradient = old[1] / rest.pop(0) if scales else old[1]
+        overflow = rest.pop(0) != 0.0 if may_skip else None
+        changed = formula(old[0], gradient, *old[2:], *rest)
+        first, *others = changed if isinstance(changed, tuple) else (changed,)
+        new = [first, gradient, *others]
+        return tuple(new if overflow is None else [f.where(overflow, a, b) for a, b in zip(old, new, strict=True)])
+
+    sets: list[Set] = []
+    outputs = []
+    for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
+        states = [one[i] for one in state]
+        sets.append(([param, grad, *states], [*scaler, *steps[i : i + 1]], numbers))
+        outputs.append([param, grad, *states] if scaler else [param, *states])
+    run_sets(f"{name}_{scales}_{may_skip}", under_scaler if scaler else formula, sets, outputs)
+
+
+def adam(decoupled: bool, amsgrad: bool, maximize: bool) -> Callable[..., Any]:
+    """A step of Adam, or of AdamW if `decoupled`, as torch.optim's documentation gives it."""
+
+    def formula(p: Any, g: Any, m: Any, v: Any, *rest: Any) -> tuple[Any, ...]:
+        top, (step, lr, beta1, beta2, decay, eps) = (rest[0], rest[1:]) if amsgrad else (None, rest)
+        g = -g if maximize else g
+        if decoupled:
+            p = p * (1.0 - lr * decay)
+        else:
+            g = g + decay * p
+        m = m + (1.0 - beta1) * (g - m)
+        v = beta2 * v + (1.0 - beta2) * g * g
+        top = f.maximum(top, v) if amsgrad else None
+        root = f.sqrt(1.0 - f.power(beta2, step))
+        denominator = f.sqrt(top if amsgrad else v) / root + eps
+        p = p - lr / (1.0 - f.power(beta1, step)) * (m / denominator)
+        return (p, m, v, top) if amsgrad else (p, m, v)
+
+    return formula
+
+
+def _declare_adam(name: str, decoupled: bool) -> None:
+    @operator(name, passed_through=FLOATS, variants=False)
+    def plan(
+        call: Call,
+        params: list[torch.Tensor],
+        grads: list[torch.Tensor],
+        exp_avgs: list[torch.Tensor],
+        exp_avg_sqs: list[torch.Tensor],
+        max_exp_avg_sqs: list[torch.Tensor],
+        steps: list[torch.Tensor],
+        lr: Number,
+        beta1: Number,
+        beta2: Number,
+        weight_decay: Number,
+        eps: Number,
+        amsgrad: bool,
+        maximize: bool,
+        grad_scale: torch.Tensor | None,
+        found_inf: torch.Tensor | None,
+    ) -> None:
+        state = [exp_avgs, exp_avg_sqs, *([max_exp_avg_sqs] if amsgrad else [])]
+        if any(step.dtype != torch.float32 for step in steps):
+            raise RunOnCPU("its step counts are not float32")
+        formula = adam(decoupled, amsgrad, maximize)
+        numbers = [lr, beta1, beta2, weight_decay, eps]
+        named = f"{name[1:-1]}_{amsgrad}_{maximize}"
+        run_step(named, formula, params, grads, state, steps, numbers, grad_scale, found_inf)
+
+
+_declare_adam("_fused_adam_", decoupled=False)
+_declare_adam("_fused_adamw_", decoupled=True)
+
+
+def sgd(momentum: bool, nesterov: bool, maximize: bool, first_step: bool) -> Callable[..., Any]:
+    """A step of stochastic gradient descent, as torch.optim's documentation gives it."""
+
+    def formula(p: Any, g: Any, *rest: Any) -> Any:
+        buffer, (decay, mass, lr, dampening) = (rest[0], rest[1:]) if momentum else (None, rest)
+        g = (-g if maximize else g) + decay * p
+        if not momentum:
+            return p - lr * g
+        buffer = g if first_step else mass * buffer + (1.0 - dampening) * g
+        return p - lr * (g + mass * buffer if nesterov else buffer), buffer
+
+    return formula
+
+
+@operator(
+    "_fused_sgd_",
+    passed_through=("weight_decay", "momentum", "lr", "dampening"),
+    checks=["momentum != 0 if momentum_buffer_list", "momentum == 0 if not momentum_buffer_list"],
+    variants=False,
+)
+def fused_sgd(
+    call: Call,
+    params: list[torch.Tensor],
+    grads: list[torch.Tensor],
+    buffers: list[torch.Tensor],
+    weight_decay: Number,
+    momentum: Number,
+    lr: Number,
+    dampening: Number,
+    nesterov: bool,
+    maximize: bool,
+    is_first_step: bool,
+    grad_scale: torch.Tensor | None,
+    found_inf: torch.Tensor | None,
+) -> None:
+    formula = sgd(bool(buffers), nesterov, maximize, is_first_step)
+    name = f"fused_sgd_{bool(buffers)}_{nesterov}_{maximize}_{is_first_step}"
+    numbers = [weight_decay, momentum, lr, dampening]
+    run_step(name, formula, params, grads, [buffers] if buffers else [], [], numbers, grad_scale, found_inf)

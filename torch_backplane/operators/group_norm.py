@@ -1,0 +1,71 @@
+"""Group norm, with backward."""
+
+from __future__ import annotations
+
+import torch
+
+from torch_backplane.kernels.templates.norms import Sets
+from torch_backplane.operators.normalization import (
+    Optional,
+    Results,
+    check_channels,
+    dense,
+    new_like,
+    run_norm,
+    run_norm_backward,
+)
+from torch_backplane.planning import Call, RunOnCPU, operator
+
+
+def _check_groups(self: torch.Tensor, batch: int, channels: int, length: int, groups: int) -> None:
+    """Kernels would read what is not there; the CPU's does."""
+    whole = batch * channels * length
+    torch._check(self.numel() == whole, lambda: f"expected {whole} elements in groups, and got {list(self.shape)}")
+    torch._check(
+        groups > 0 and channels % groups == 0, lambda: f"expected {groups} groups to divide {channels} channels evenly"
+    )
+
+
+@operator("native_group_norm")
+def native_group_norm(
+    call: Call,
+    self: torch.Tensor,
+    weight: Optional,
+    bias: Optional,
+    batch: int,
+    channels: int,
+    length: int,
+    groups: int,
+    eps: float,
+) -> Results:
+    if any(one is not None and one.shape != (channels,) for one in (weight, bias)):
+        raise RunOnCPU("a weight or bias of another shape")
+    _check_groups(self, batch, channels, length, groups)
+    out, mean, rstd = call.outputs()
+    sets = Sets.group(batch, channels, length, groups)
+    run_norm(sets, out, self, dense(weight), dense(bias), eps, mean=mean, rstd=rstd)
+    return out, mean, rstd
+
+
+@operator("native_group_norm_backward")
+def native_group_norm_backward(
+    call: Call,
+    grad: torch.Tensor,
+    self: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    weight: Optional,
+    batch: int,
+    channels: int,
+    length: int,
+    groups: int,
+    output_mask: list[bool],
+) -> Results:
+    _check_groups(self, batch, channels, length, groups)
+    _check_groups(grad, batch, channels, length, groups)
+    check_channels(channels, weight=weight)
+    check_channels(batch * groups, mean=mean, rstd=rstd)
+    channel = self.new_empty(channels) if weight is None else weight
+    results = new_like([self, channel, channel], output_mask)
+    run_norm_backward(Sets.group(batch, channels, length, groups), results, grad, self, mean, rstd, weight)
+    return results

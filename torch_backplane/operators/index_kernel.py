@@ -1,0 +1,187 @@
+"""Reading and writing by index: what indexing, scatter and gather, and embeddings are made of."""
+
+from __future__ import annotations
+
+import math
+import operator as compare
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torch_backplane.kernels.dtypes import integer_range
+from torch_backplane.kernels.templates.indexing import Index, read, write
+from torch_backplane.planning import Call, Number, RunOnCPU, check_number, error_words, run_pointwise, run_template
+
+
+def check_index(self: torch.Tensor, *indices: torch.Tensor) -> None:
+    """Leaves to the CPU what the kernels do not take."""
+    for index in indices:
+        if index.dtype not in (torch.int64, torch.int32):
+            raise RunOnCPU(f"indices of {index.dtype}".replace("torch.", ""))
+        if index.device != self.device:
+            raise RunOnCPU("indices on another device")
+
+
+# What PyTorch refuses is left to the CPU, which has the words for it: everything that sizes alone tell, so also places
+# in a dimension without elements, which kernels would only report at the next synchronization.
+
+
+def check_dim(self: torch.Tensor, dim: int, *indices: torch.Tensor) -> None:
+    rank = max(self.dim(), 1)
+    if not -rank <= dim < rank:
+        raise RunOnCPU("a dimension that is none")
+    if any(index.numel() for index in indices) and self.dim() and not self.shape[dim]:
+        raise RunOnCPU("places in a dimension without elements")
+
+
+def check_places(self: torch.Tensor, dim: int, index: torch.Tensor, source: Any = None) -> None:
+    """For gather and scatter; tensors without dimensions have been given one."""
+    check_dim(self, dim, index)
+    if not index.numel():
+        return
+    ranks = {one.dim() for one in (self, index, source) if isinstance(one, torch.Tensor)}
+    if len(ranks) > 1 or any(
+        size > most for d, (size, most) in enumerate(zip(index.shape, self.shape, strict=True)) if d != dim % self.dim()
+    ):
+        raise RunOnCPU("an index that is larger than the tensor")
+    if isinstance(source, torch.Tensor) and any(map(compare.gt, index.shape, source.shape)):
+        raise RunOnCPU("an index that is larger than its source")
+
+
+def check_slices(self: torch.Tensor, dim: int, index: torch.Tensor, source: Any = None) -> None:
+    """For index_select, index_add and the like."""
+    check_dim(self, dim, index)
+    if index.dim() > 1 or (self.dim() == 0 and index.numel() != 1):
+        raise RunOnCPU("an index that is no vector, or other than one for a tensor without dimensions")
+    if isinstance(source, torch.Tensor):
+        shape = list(self.shape)
+        if shape:
+            shape[dim] = index.numel()
+        if list(source.shape) != shape:
+            raise RunOnCPU("slices of another shape")
+
+
+def with_dims(tensor: Any) -> Any:
+    """One dimension for a tensor that has none; numbers as they are."""
+    return tensor.view(1) if isinstance(tensor, torch.Tensor) and not tensor.dim() else tensor
+
+
+def run_read(
+    name: str, out: torch.Tensor, self: torch.Tensor, kept: Sequence[int], indices: Sequence[Index], wraps: bool = False
+) -> torch.Tensor:
+    if out.numel():
+        words = error_words(out.device)
+        run_template(read, out.device, out, self, kept, indices, words, name, wraps=wraps, name=name)
+    return out
+
+
+def run_write(
+    name: str, self: torch.Tensor, source: Any, shape: Sequence[int], *arguments: Any, **options: Any
+) -> None:
+    if 0 in shape:
+        return
+    check_number(source, self.dtype)
+    if isinstance(source, torch.Tensor) and source.dtype != self.dtype:
+        raise RunOnCPU(f"{source.dtype} into {self.dtype}".replace("torch.", ""))
+    source = source.fitting(self.dtype) if isinstance(source, Number) else source
+    kept, strides, indices = arguments
+    if isinstance(options.get("alpha"), Number):
+        options["alpha"] = options["alpha"].fitting(self.dtype)
+    if self.is_complex():
+        _write_parts(name, self, source, shape, kept, strides, indices, **options)
+        return
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    run_template(
+        write,
+        self.device,
+        self,
+        source,
+        shape,
+        kept,
+        strides,
+        indices,
+        error_words(self.device),
+        name,
+        name=name,
+        deterministic=deterministic,
+        **options,
+    )
+
+
+def _write_parts(
+    name: str,
+    self: torch.Tensor,
+    source: Any,
+    shape: Sequence[int],
+    kept: Sequence[int],
+    strides: Sequence[int],
+    indices: Sequence[Index],
+    combine: str = "assign",
+    alpha: Any = None,
+    **options: Any,
+) -> None:
+    """Complex numbers, as pairs of real ones in a last dimension."""
+    if combine not in ("assign", "add"):
+        raise RunOnCPU(f"{combine} of complex numbers")
+    if not isinstance(source, torch.Tensor):
+        number, source, strides = source, torch.empty((), dtype=self.dtype, device=self.device), [0] * len(shape)
+        run_pointwise(lambda value: value, [source], [], [(number, self.dtype)], key="value", name="value")
+    if alpha is not None:
+        scaled = torch.empty_like(source)
+        run_pointwise(lambda x, by: x * by, [scaled], [source], [(alpha, self.dtype)], key="scaled", name="scaled")
+        source, strides = scaled, scaled.expand(shape).stride()
+    run_write(
+        name,
+        torch.view_as_real(self),
+        torch.view_as_real(source),
+        [*shape, 2],
+        [*(2 * step for step in kept), 1],
+        [*(2 * step for step in strides), 1],
+        [Index(one.tensor, (*one.strides, 0), 2 * one.step, one.size) for one in indices],
+        combine=combine,
+        **options,
+    )
+
+
+def copied(call: Call, self: torch.Tensor) -> torch.Tensor:
+    """The result of an operator that changes some elements of self: holding self's elements."""
+    (out,) = call.outputs()
+    if out is not self:
+        out.copy_(self)
+    return out
+
+
+def slices(self: torch.Tensor, dim: int, index: torch.Tensor) -> tuple[list[int], list[int], list[Index]]:
+    """(shape, kept, indices) where each index stands for a whole slice of self, which has dimensions, along dim."""
+    shape, kept = list(self.shape), list(self.stride())
+    dim %= self.dim()
+    shape[dim], kept[dim] = index.numel(), 0
+    strides = tuple(_step(index) if d == dim else 0 for d in range(self.dim()))
+    return shape, kept, [Index(index, strides, self.stride(dim), self.size(dim))]
+
+
+def _step(index: torch.Tensor) -> int:
+    """The stride of an index of one dimension or none."""
+    return index.stride(0) if index.dim() else 0
+
+
+def along(self: torch.Tensor, dim: int, index: torch.Tensor) -> tuple[list[int], list[Index]]:
+    """(kept, indices) where an element of index, which has self's rank of 1 or more, replaces the one in dim."""
+    dim %= self.dim()
+    kept = [0 if d == dim else step for d, step in enumerate(self.stride())]
+    return kept, [Index(index, index.stride(), self.stride(dim), self.size(dim))]
+
+
+# What the reductions of scatter_reduce and index_reduce do with an element that is there.
+COMBINE = {"add": "add", "sum": "add", "multiply": "multiply", "prod": "multiply", "amin": "amin", "amax": "amax"}
+
+
+def identity_of(reduce: str, dtype: torch.dtype) -> int | float:
+    """What a reduction begins with that leaves out what was there."""
+    if reduce in ("amin", "amax"):
+        if dtype.is_floating_point:
+            return math.inf if reduce == "amin" else -math.inf
+        least, greatest = integer_range(dtype)
+        return greatest if reduce == "amin" else least
+    return 1 if reduce == "prod" else 0

@@ -1,0 +1,102 @@
+"""Layer norm and RMS norm, with backward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from torch_backplane.kernels.dtypes import value_dtype
+from torch_backplane.kernels.templates.norms import Sets
+from torch_backplane.operators.normalization import Optional, Results, dense, new_like, run_norm, run_norm_backward
+from torch_backplane.planning import Call, RunOnCPU, operator
+
+
+def _normalized(
+    self: torch.Tensor, normalized_shape: Sequence[int], weight: Optional, bias: Optional
+) -> list[torch.Tensor] | None:
+    """The result, means and deviations, on the meta device; None for dtypes of which PyTorch's meta function decides.
+
+    Raises:
+        RunOnCPU: shapes that it refuses.
+    """
+    shape, outer = tuple(normalized_shape), self.dim() - len(normalized_shape)
+    fits = shape and outer >= 0 and tuple(self.shape[outer:]) == shape
+    if not fits or any(one is not None and tuple(one.shape) != shape for one in (weight, bias)):
+        raise RunOnCPU("another shape than is normalized over")
+    if not self.is_floating_point() or any(one is not None and one.dtype != self.dtype for one in (weight, bias)):
+        return None
+    kept = [*self.shape[:outer], *[1] * len(shape)]
+    statistics = [torch.empty(kept, dtype=value_dtype(self.dtype), device="meta") for _ in range(2)]
+    return [torch.empty(self.shape, dtype=self.dtype, device="meta"), *statistics]
+
+
+@operator("native_layer_norm")
+def native_layer_norm(
+    call: Call, self: torch.Tensor, normalized_shape: list[int], weight: Optional, bias: Optional, eps: float
+) -> Results:
+    out, mean, rstd = call.outputs(like=_normalized(self, normalized_shape, weight, bias))
+    size = math.prod(normalized_shape)
+    sets = Sets.layer(self.numel() // max(1, size), size)
+    run_norm(sets, out, self, dense(weight), dense(bias), eps, mean=mean, rstd=rstd)
+    return out, mean, rstd
+
+
+@operator("native_layer_norm_backward")
+def native_layer_norm_backward(
+    call: Call,
+    grad: torch.Tensor,
+    self: torch.Tensor,
+    normalized_shape: list[int],
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    weight: Optional,
+    bias: Optional,
+    output_mask: list[bool],
+) -> Results:
+    size = math.prod(normalized_shape)
+    results = new_like([self, weight, bias], output_mask)
+    run_norm_backward(Sets.layer(self.numel() // max(1, size), size), results, grad, self, mean, rstd, weight)
+    return results
+
+
+# RMS norm. What these leave is composed of other operators (csrc/aten/rms_norm.cpp).
+
+
+def _check_real(self: torch.Tensor, weight: Optional) -> None:
+    if not self.is_floating_point() or (weight is not None and weight.dtype != self.dtype):
+        raise RunOnCPU("an input that is not real, or a weight of another dtype")
+
+
+@operator("_fused_rms_norm", variants=False)
+def rms_norm(
+    call: Call, self: torch.Tensor, normalized_shape: list[int], weight: Optional, eps: float | None
+) -> Results:
+    """The result, and one over the root of the mean square."""
+    _check_real(self, weight)
+    dtype = value_dtype(self.dtype)
+    size, outer = math.prod(normalized_shape), self.shape[: self.dim() - len(normalized_shape)]
+    out = torch.empty_like(self, memory_format=torch.contiguous_format)
+    rstd = torch.empty([*outer, *[1] * len(normalized_shape)], dtype=dtype, device=self.device)
+    if not out.numel():
+        return out, rstd.fill_(math.nan)
+    eps = torch.finfo(dtype).eps if eps is None else eps
+    run_norm(Sets.layer(rstd.numel(), size), out, self, dense(weight), None, eps, mean=None, rstd=rstd)
+    return out, rstd
+
+
+@operator("_fused_rms_norm_backward", variants=False)
+def rms_norm_backward(
+    call: Call,
+    grad: torch.Tensor,
+    self: torch.Tensor,
+    normalized_shape: list[int],
+    rstd: torch.Tensor,
+    weight: Optional,
+    output_mask: list[bool],
+) -> Results:
+    _check_real(self, weight)
+    results = new_like([self, weight], output_mask)
+    run_norm_backward(Sets.layer(rstd.numel(), math.prod(normalized_shape)), results, grad, self, None, rstd, weight)
+    return results

@@ -1,0 +1,312 @@
+"""Matrix products, vector norms, cross products."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from torch_backplane.kernels import Expression, Reduction
+from torch_backplane.kernels import functions as f
+from torch_backplane.kernels.dtypes import part_dtype, value_dtype
+from torch_backplane.kernels.reductions import summation
+from torch_backplane.kernels.templates.matmul import matmul
+from torch_backplane.operators.reduce_ops import Dims, leave_nothing, list_of, reduce, sum_dtype
+from torch_backplane.planning import (
+    Call,
+    Number,
+    RunOnCPU,
+    call_on_cpu,
+    host_sees_memory,
+    operator,
+    run_pointwise,
+    run_reduction,
+    run_template,
+    socket,
+)
+
+aten = torch.ops.aten
+
+# Products of these are PyTorch's own, of the host's BLAS, where the host sees the device's memory.
+BLAS_DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.complex64,
+    torch.complex128,
+)
+
+
+@operator("mm", "bmm", dtypes="complex")
+def mm(call: Call, self: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
+    (out,) = call.outputs()
+    return product(out, self, mat2)
+
+
+@operator("addmm", "baddbmm", by_value=["beta"], static={"beta": (0,)}, dtypes="complex")
+def addmm(call: Call, self: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta: Any, alpha: Any) -> torch.Tensor:
+    (out,) = call.outputs()
+    return product(out, a, b, self.expand(out.shape), beta, alpha)
+
+
+@operator("addbmm", by_value=["beta", "alpha"], static={"beta": (0,)}, dtypes="complex")
+def addbmm(
+    call: Call, self: torch.Tensor, batch1: torch.Tensor, batch2: torch.Tensor, beta: Any, alpha: Any
+) -> torch.Tensor:
+    """One product of the batches side by side, which sums over them."""
+    socket.check_overlaps(call.written, [self])
+    (out,) = call.outputs()
+    if on_host(out) and self.dtype == batch1.dtype == batch2.dtype == out.dtype and out.numel():
+        call_on_cpu(aten.addbmm.out, self, batch1, batch2, beta=beta, alpha=alpha, out=out)
+        return out
+    count, rows, inner = batch1.shape
+    left = batch1.permute(1, 0, 2).reshape(rows, count * inner)
+    right = batch2.reshape(count * inner, batch2.shape[2])
+    return torch.addmm(self, left, right, beta=beta, alpha=alpha, out=out)
+
+
+@operator(
+    "addr", by_value=["beta", "alpha"], static={"beta": (0,)}, dtypes="complex", one_dtype=["self", "vec1", "vec2"]
+)
+def addr(call: Call, self: torch.Tensor, vec1: torch.Tensor, vec2: torch.Tensor, beta: Any, alpha: Any) -> torch.Tensor:
+    """The outer product of two vectors, added to `self`, of which nothing is read where beta is 0."""
+    shape = torch.Size([*vec1.shape, *vec2.shape])
+    if vec1.dim() != 1 or vec2.dim() != 1 or not (self.is_floating_point() or self.is_complex()):
+        raise RunOnCPU("other than vectors, or of integers")
+    if call.is_in_place and self.shape != shape:
+        raise RunOnCPU("a matrix of another shape in place")  # which refuses it
+    if any(isinstance(number, complex) for number in (beta, alpha)) and not self.is_complex():
+        raise RunOnCPU("a complex number among real ones")
+    added = self.expand(shape)
+    (out,) = call.outputs(like=[torch.empty(shape, dtype=self.dtype, device="meta")])
+    dtype = value_dtype(self.dtype)
+
+    def formula(a: Expression, x: Expression, y: Expression, beta: Expression, alpha: Expression) -> Expression:
+        return alpha * (x * y) if ignores else beta * a + alpha * (x * y)
+
+    ignores = beta == 0
+    factors = [(beta, dtype), (alpha, dtype)]
+    run_pointwise(
+        formula, [out], [added, vec1[:, None], vec2[None]], factors, compute=dtype, key=("addr", ignores), name="addr"
+    )
+    return out
+
+
+@operator("addmv", by_value=["beta"], static={"beta": (0,)}, dtypes="complex")
+def addmv(call: Call, self: torch.Tensor, mat: torch.Tensor, vec: torch.Tensor, beta: Any, alpha: Any) -> torch.Tensor:
+    if mat.dim() == 2 and not mat.numel() and self.shape != mat.shape[:1]:
+        raise RunOnCPU("an empty product with a number")  # PyTorch does not expand that
+    (out,) = call.outputs()
+    product(out.unsqueeze(1), mat, vec.unsqueeze(1), self.expand(out.shape).unsqueeze(1), beta, alpha)
+    return out
+
+
+@operator("mv", dtypes="complex")
+def mv(call: Call, self: torch.Tensor, vec: torch.Tensor) -> torch.Tensor:
+    (out,) = call.outputs()
+    product(out.unsqueeze(1), self, vec.unsqueeze(1))
+    return out
+
+
+@operator("dot", dtypes="complex")
+def dot(call: Call, self: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    (out,) = call.outputs()
+    if self.dtype == tensor.dtype == out.dtype and out.is_floating_point() and self.shape == tensor.shape:
+        compute = value_dtype(out.dtype)
+        summed = summation(compute, lambda a, b, _: a * b)
+        run_reduction(summed, [out], [self, tensor], [0], key=("dot", compute), compute=compute, name="dot")
+        return out
+    product(out.view(1, 1), self.unsqueeze(0), tensor.unsqueeze(1))
+    return out
+
+
+@operator("vdot", dtypes="complex")
+def vdot(call: Call, self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return dot(call, self.conj(), other)
+
+
+def on_host(out: torch.Tensor) -> bool:
+    """Whether products of this result's dtype are computed by the host, in place."""
+    return host_sees_memory(out.device) and out.dtype in BLAS_DTYPES
+
+
+def product(
+    out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None = None, beta: Any = 0, alpha: Any = 1
+) -> torch.Tensor:
+    """out = beta * c + alpha * a @ b; c is not read where beta is 0."""
+    dtypes = {out.dtype, a.dtype, b.dtype, *(() if c is None else (c.dtype,))}
+    if len(dtypes) > 1 or out.dtype == torch.bool:
+        raise RunOnCPU(f"a matrix product of {' and '.join(sorted(map(str, dtypes)))}")
+    if not out.numel():
+        return out
+    if isinstance(alpha, Number) and not (out.is_floating_point() or out.is_complex()):
+        alpha = alpha.fitting(out.dtype)
+    # PyTorch's Conjugate key lets products see tensors that are conjugated lazily.
+    a, b, c = a.resolve_conj(), b.resolve_conj(), None if c is None else c.resolve_conj()
+    if on_host(out) and out.dim() <= 3:
+        multiply_on_host(out, a, b, c, beta, alpha)
+    elif out.is_complex():
+        multiply_parts(out, a, b, None if beta == 0 else c, beta, alpha)
+    else:
+        run_template(matmul, out.device, out, a, b, None if beta == 0 else c, alpha, beta, name="matmul")
+    return out
+
+
+def multiply_parts(
+    out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, beta: Any, alpha: Any
+) -> None:
+    """A product of complex matrices, by four of real ones."""
+    left, right = ([part.contiguous() for part in torch.view_as_real(one).unbind(-1)] for one in (a, b))
+    real, imaginary = (torch.empty(out.shape, dtype=left[0].dtype, device=out.device) for _ in range(2))
+    run = partial(run_template, matmul, out.device, name="matmul")
+    run(real, left[1], right[1])
+    run(real, left[0], right[0], real, 1, -1)
+    run(imaginary, left[0], right[1])
+    run(imaginary, left[1], right[0], imaginary)
+
+    def formula(x: Expression, y: Expression, *rest: Expression) -> Expression:
+        product = times(rest[-1], f.complex(x, y))
+        return product if c is None else times(rest[1], rest[0]) + product
+
+    added = [] if c is None else [c]
+    numbers = [(one, number_dtype(one, out.dtype)) for one in ([alpha] if c is None else [beta, alpha])]
+    key = ("matmul", c is None, *(dtype for _, dtype in numbers))
+    run_pointwise(formula, [out], [real, imaginary, *added], numbers, key=key, name="matmul")
+
+
+def number_dtype(number: Any, dtype: torch.dtype) -> torch.dtype:
+    """What kernels see a number as, beside tensors of a complex dtype."""
+    is_complex = number.dtype.is_complex if isinstance(number, Number) else isinstance(number, complex)
+    return dtype if is_complex else part_dtype(dtype)
+
+
+def times(number: Expression, a: Expression) -> Expression:
+    """The product with a number which is complex or, unlike in products of complex numbers, real."""
+    return number * a if number.is_complex else f.complex(number * a.real, number * a.imag)
+
+
+def multiply_on_host(
+    out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, beta: Any, alpha: Any
+) -> None:
+    """As `product`, by PyTorch's CPU kernels in the order of the stream."""
+    batched = out.dim() == 3
+    if c is None:
+        call_on_cpu(aten.bmm.out if batched else aten.mm.out, a, b, out=out)
+    else:
+        call_on_cpu(aten.baddbmm.out if batched else aten.addmm.out, c, a, b, beta=beta, alpha=alpha, out=out)
+
+
+@operator("_compute_linear_combination")
+def _compute_linear_combination(call: Call, input: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
+    """The sums of the slices of `input` along its first dimension, times each row of coefficients. PyTorch adds
+    them to `out=`, and reads beyond memory where there are fewer slices than coefficients.
+    """
+    if coefficients.dim() != 2 or not input.dim():
+        raise RunOnCPU("other than a coefficient for each slice")
+    rows, count = coefficients.shape
+    torch._check(count <= input.shape[0], lambda: f"expected {count} slices, and got {list(input.shape)}")
+    if input.dtype != coefficients.dtype or not input.numel():
+        raise RunOnCPU("two dtypes, or nothing, which PyTorch refuses")
+    (out,) = call.outputs(like=[torch.empty((rows, *input.shape[1:]), dtype=input.dtype, device="meta")])
+    slices = input.reshape(input.shape[0], math.prod(input.shape[1:]))
+    result = (coefficients @ slices[:count]).view(out.shape)
+    return out.add_(result) if call.written else out.copy_(result)
+
+
+# Norms
+
+
+def _summed(
+    start: Callable[[Expression], Any], finish: Callable[[Expression], Any] = lambda total: total
+) -> Callable[[torch.dtype], Reduction]:
+    return lambda dtype: summation(dtype, lambda x, _: start(x), lambda total, _: finish(total))
+
+
+def _square(x: Expression) -> Expression:
+    return x.real * x.real + x.imag * x.imag if x.is_complex else x * x
+
+
+# The orders of norms that have a formula of their own, for the dtype of magnitudes.
+NORMS: dict[float, Callable[[torch.dtype], Reduction]] = {
+    0: _summed(lambda x: f.where(x != 0.0, f.full_like(x.real, 1.0), 0.0)),
+    1: _summed(abs),
+    2: _summed(_square, f.sqrt),
+    math.inf: lambda dtype: Reduction([dtype], [0.0], lambda x, _: abs(x), f.maximum, lambda s, _: s),
+    -math.inf: lambda dtype: Reduction([dtype], [math.inf], lambda x, _: abs(x), f.minimum, lambda s, _: s),
+}
+
+
+def _norm_of_order(dtype: torch.dtype) -> Reduction:
+    """Of two numbers: the order, and one over it."""
+    return summation(
+        dtype,
+        lambda x, _, order, inverse: f.power(abs(x), order),
+        lambda total, _, order, inverse: f.power(total, inverse),
+        scalars=[dtype] * 2,
+    )
+
+
+def norm(order: float, dtype: torch.dtype) -> tuple[Callable[[torch.dtype], Reduction], list[float]]:
+    """The vector norm of an order, as torch.linalg.vector_norm defines it, and the reduction's numbers; of complex
+    numbers by their magnitudes, which are computed in `dtype`.
+    """
+    definition, scalars = NORMS.get(order), []
+    if definition is None:
+        exponent = torch.tensor(order, dtype=dtype).item()  # which may be infinite, or 0
+        definition, scalars = _norm_of_order, [exponent, 1.0 / exponent if exponent else math.inf]
+    return lambda seen: definition(part_dtype(seen)), scalars
+
+
+@operator("linalg_vector_norm", by_value=("ord",), static={"ord": NORMS}, dtypes="complex")
+def vector_norm(call: Call, self: torch.Tensor, ord: float, dim: Dims, keepdim: bool, dtype: torch.dtype | None) -> Any:
+    if isinstance(ord, complex) or not (self.is_floating_point() or self.is_complex()):
+        raise RunOnCPU("an order that is complex, or a norm of integers")  # which are refused
+    if ord < 0 or ord == math.inf:
+        leave_nothing(self, dim)
+    compute = sum_dtype(call)
+    if self.is_complex():
+        compute = torch.complex128 if compute == torch.float64 else torch.complex64
+    if ord and self.numel() and (self.dim() == 0 or all(self.shape[one] == 1 for one in list_of(dim, self.dim()))):
+        (out,) = call.outputs()
+        alone = self.reshape(out.shape)
+        run_pointwise(f.absolute, [out], [alone], compute=compute, key="norm of one", name="norm_of_one")
+        return out
+    order = float(ord) if self.numel() else 1.0  # of nothing, any norm is 0
+    key = ("norm", order if order in NORMS else "any")
+    return reduce(call, self, dim, *norm(order, part_dtype(compute)), key=key, compute=compute)
+
+
+@operator("norm.ScalarOpt_dim", by_value=("p",), static={"p": NORMS}, dtypes="complex")
+def norm_of_dims(call: Call, self: torch.Tensor, p: float | None, dim: Dims, keepdim: bool) -> Any:
+    return vector_norm(call, self, 2 if p is None else p, dim, keepdim, None)
+
+
+@operator("norm.ScalarOpt_dim_dtype", by_value=("p",), static={"p": NORMS}, dtypes="complex")
+def norm_of_dims_in(
+    call: Call, self: torch.Tensor, p: float | None, dim: Dims, keepdim: bool, dtype: torch.dtype | None
+) -> Any:
+    if dtype is not None and torch.promote_types(self.dtype, dtype) != dtype:
+        raise RunOnCPU("a narrower dtype")  # which is refused
+    return vector_norm(call, self, 2 if p is None else p, dim, keepdim, dtype)
+
+
+# Cross products
+
+
+def cross_product(
+    a: Expression, b: Expression, c: Expression, x: Expression, y: Expression, z: Expression
+) -> tuple[Expression, ...]:
+    return b * z - c * y, c * x - a * z, a * y - b * x
+
+
+@operator("linalg_cross", dtypes="complex", one_dtype=["self", "other"])
+def linalg_cross(call: Call, self: torch.Tensor, other: torch.Tensor, dim: int) -> torch.Tensor:
+    call.check_apart()
+    (out,) = call.outputs()
+    a, b = (tensor.expand(out.shape).unbind(dim) for tensor in (self, other))
+    run_pointwise(cross_product, out.unbind(dim), [*a, *b], key="cross", name="cross")
+    return out

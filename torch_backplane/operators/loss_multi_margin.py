@@ -1,0 +1,168 @@
+"""Margin losses of rows of classes, with backward: of one target for each row, and of a set of labels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch_backplane.kernels.dtypes import value_dtype
+from torch_backplane.kernels.templates import margin_losses as kernels
+from torch_backplane.operators.loss import MEAN, NONE, SUM, write_loss
+from torch_backplane.planning import Call, RunOnCPU, contiguous_result, error_words, operator, run_template
+
+
+def _check(condition: bool, reason: str) -> None:
+    """Leaves bad arguments to the CPU's kernel, which has PyTorch's words for them."""
+    if not condition:
+        raise RunOnCPU(reason)
+
+
+def _rows(call: Call, self: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """self as (rows, classes), contiguous."""
+    _check(self.is_floating_point(), f"{self.dtype}".replace("torch.", ""))
+    _check(target.dtype == torch.int64, f"targets of {target.dtype}".replace("torch.", ""))
+    _check(self.dim() <= 2 and (self.dim() == 0 or self.size(-1) > 0), "a shape that is no rows of classes")
+    _check(all(given.dtype == self.dtype for given in call.written), "a result of another dtype")
+    return (self if self.dim() == 2 else self.view(1, -1)).contiguous()
+
+
+def _check_last(call: Call, like: torch.Tensor) -> None:
+    """Leaves a given last result that is not contiguous to the CPU; one of another shape is resized, and then it is."""
+    given = [one for one in call.written[-1:] if one.shape == like.shape]
+    _check(all(one.is_contiguous() for one in given), "a result that is not contiguous")
+
+
+def _meta(shape: Any, self: torch.Tensor) -> torch.Tensor:
+    return torch.empty(shape, dtype=self.dtype, device="meta")
+
+
+def _reduce(call: Call, out: torch.Tensor, of_rows: torch.Tensor, reduction: int) -> None:
+    """Writes the losses of the rows, or their mean or sum, to `out`."""
+    if of_rows.numel():
+        # Without a reduction, the loss of a single row may be a number without dimensions.
+        reduction = SUM if reduction == NONE and out.dim() == 0 else reduction
+        write_loss(call, out, lambda a: a, of_rows, reduction=reduction)
+    else:
+        out.zero_()  # PyTorch's kernels leave it as it is
+
+
+def _share(rows: torch.Tensor, reduction: int) -> float:
+    return 1.0 / (rows.numel() if reduction == MEAN else rows.size(1))
+
+
+def _of_one(
+    call: Call, self: torch.Tensor, target: torch.Tensor, p: float, weight: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """self as rows, the target of each, and the weights of classes."""
+    rows = _rows(call, self, target)
+    _check(p in (1, 2), "p that is neither 1 nor 2")
+    _check(target.dim() <= 1 and target.numel() == rows.size(0), "targets of another size")
+    if weight is None:
+        return rows, target.contiguous(), None
+    fits = weight.dtype == self.dtype and weight.dim() <= 1 and weight.numel() == rows.size(1)
+    _check(fits, "weights of another size or dtype")
+    return rows, target.contiguous(), weight.contiguous()
+
+
+@operator("multi_margin_loss", by_value=["p"], static={"p": (1, 2)})
+def multi_margin_loss(
+    call: Call,
+    self: torch.Tensor,
+    target: torch.Tensor,
+    p: float,
+    margin: Any,
+    weight: torch.Tensor | None,
+    reduction: int,
+) -> torch.Tensor:
+    rows, targets, weights = _of_one(call, self, target, p, weight)
+    each = reduction == NONE and target.dim() == 1
+    (out,) = call.outputs(like=[_meta(rows.size(0) if each else (), self)])
+    call.check_apart()
+    of_rows = torch.empty(rows.size(0), dtype=value_dtype(self.dtype), device=self.device)
+    if rows.numel():
+        name, words = "multi_margin_loss", error_words(out.device)
+        arguments = (of_rows, rows, targets, weights, 1 if p == 1 else 2, margin, words, name)
+        run_template(kernels.multi_margin_loss, out.device, *arguments, name=name)
+    _reduce(call, out, of_rows, reduction)
+    return out
+
+
+@operator("multi_margin_loss_backward", by_value=["p"], static={"p": (1, 2)})
+def multi_margin_loss_backward(
+    call: Call,
+    grad_output: torch.Tensor,
+    self: torch.Tensor,
+    target: torch.Tensor,
+    p: float,
+    margin: Any,
+    weight: torch.Tensor | None,
+    reduction: int,
+) -> torch.Tensor:
+    rows, targets, weights = _of_one(call, self, target, p, weight)
+    _check(grad_output.dtype == self.dtype, "a gradient of another dtype")
+    _check_last(call, self)
+    (out,) = call.outputs(like=[_meta(self.shape, self)])
+    call.check_apart()
+    if not rows.numel():
+        return out
+    grad = grad_output.expand(rows.size(0))
+    with contiguous_result(out) as result:
+        name, words = "multi_margin_loss_backward", error_words(out.device)
+        share = _share(rows, reduction)
+        arguments = (result, grad, rows, targets, weights, 1 if p == 1 else 2, margin, share, words, name)
+        run_template(kernels.multi_margin_loss_backward, out.device, *arguments, name=name)
+    return out
+
+
+def _of_labels(call: Call, self: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """self as rows, and their labels."""
+    rows = _rows(call, self, target)
+    fits = target.shape == self.shape if self.dim() == 2 else target.dim() <= 1 and target.numel() == rows.size(1)
+    _check(fits, "targets of another size")
+    return rows, target.contiguous().view(rows.shape)
+
+
+@operator("multilabel_margin_loss_forward")
+def multilabel_margin_loss_forward(
+    call: Call, self: torch.Tensor, target: torch.Tensor, reduction: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    rows, targets = _of_labels(call, self, target)
+    _check_last(call, target)
+    each = reduction == NONE and target.dim() == 2
+    out, is_target = call.outputs(like=[_meta(rows.size(0) if each else (), self), _meta(target.shape, self)])
+    call.check_apart()
+    of_rows = torch.empty(rows.size(0), dtype=value_dtype(self.dtype), device=self.device)
+    if rows.numel():
+        name = "multilabel_margin_loss_forward"
+        with contiguous_result(is_target) as marks:
+            words = error_words(out.device)
+            run_template(kernels.mark_targets, out.device, marks, targets, words, name, name=name)
+            run_template(kernels.multilabel_margin_loss, out.device, of_rows, rows, targets, marks, name=name)
+    _reduce(call, out, of_rows, reduction)
+    return out, is_target
+
+
+@operator("multilabel_margin_loss_backward")
+def multilabel_margin_loss_backward(
+    call: Call,
+    grad_output: torch.Tensor,
+    self: torch.Tensor,
+    target: torch.Tensor,
+    reduction: int,
+    is_target: torch.Tensor,
+) -> torch.Tensor:
+    rows, targets = _of_labels(call, self, target)
+    _check(is_target.shape == target.shape, "marks of another shape")
+    _check(grad_output.dtype == is_target.dtype == self.dtype, "a gradient or marks of another dtype")
+    _check_last(call, self)
+    (out,) = call.outputs(like=[_meta(self.shape, self)])
+    call.check_apart()
+    if not rows.numel():
+        return out
+    grad, marks = grad_output.expand(rows.size(0)), is_target.contiguous()
+    with contiguous_result(out) as result:
+        name, words = "multilabel_margin_loss_backward", error_words(out.device)
+        arguments = (result, grad, rows, targets, marks, _share(rows, reduction), words, name)
+        run_template(kernels.multilabel_margin_loss_backward, out.device, *arguments, name=name)
+    return out

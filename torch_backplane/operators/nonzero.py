@@ -1,0 +1,115 @@
+"""What is not zero: nonzero, nonzero_static, count_nonzero.
+
+The size of most results is in memory. So their planners wait for one number, and run at every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torch_backplane.kernels import Reduction
+from torch_backplane.kernels.templates import compact
+from torch_backplane.kernels.templates.source import named, split
+from torch_backplane.operators.reduce_ops import Dims, reduce
+from torch_backplane.planning import Call, RunOnCPU, check_same_dtype, dialect_of, operator, run_kernel, run_template
+
+
+class Selection:
+    """The elements of a tensor that are not zero, counted, in memory."""
+
+    def __init__(self, mask: torch.Tensor) -> None:
+        self.mask = mask.contiguous()
+        self.starts = torch.empty(
+            compact.block_count(dialect_of(mask.device), mask) + 1, dtype=torch.int64, device=mask.device
+        )
+        run_template(compact.count, mask.device, self.starts, self.mask, name="nonzero")
+        run_template(compact.sum_up, mask.device, self.starts, name="nonzero")
+
+    @property
+    def count(self) -> torch.Tensor:
+        """How many there are, on the device."""
+        return self.starts[-1]
+
+    def positions(self, size: int) -> torch.Tensor:
+        """The places of the first `size` of them, counted through all dimensions, int64."""
+        out = torch.empty(size, dtype=torch.int64, device=self.mask.device)
+        if size:
+            run_template(compact.positions, out.device, out, self.mask, self.starts, name="nonzero")
+        return out
+
+    def coordinates(self, out: torch.Tensor, fill: int = 0) -> torch.Tensor:
+        """out[i] = the coordinates of the i-th one, `fill` if there is none. out: (any size, dimensions), int64."""
+        if out.numel() == 0:
+            return out
+        shape = self.mask.shape
+        names = [f"c{d}" for d in range(len(shape))]
+        stores = " ".join(
+            f"store_out(item * out_step + {d} * out_column, there ? {name} : fill);" for d, name in enumerate(names)
+        )
+        run_kernel(
+            "nonzero",
+            f"""
+  const bool there = item < load_total(0);
+  const index_t at = there ? load_positions(item) : 0;
+  {split("at", [f"size{d}" for d in range(len(shape))], names)}
+  {stores}
+""",
+            items=out.shape[0],
+            outputs={"out": out},
+            inputs={"positions": self.positions(out.shape[0]), "total": self.starts[-1:]},
+            # The number of elements tells how wide positions are.
+            integers={
+                "elements": self.mask.numel(),
+                "out_step": out.stride(0),
+                "out_column": out.stride(1),
+                **named("size", shape),
+            },
+            numbers={"fill": (torch.int64, fill)},
+            value=torch.int64,
+            strided={"out"},
+        )
+        return out
+
+
+def sizes(selections: Sequence[Selection]) -> list[int]:
+    """How many elements each of them has, on the host: the one time that a call waits."""
+    if len(selections) == 1:
+        return [int(selections[0].count.item())]
+    return torch.stack([one.count for one in selections]).tolist()
+
+
+@operator("nonzero", dtypes="complex")
+def nonzero(call: Call, self: torch.Tensor) -> torch.Tensor:
+    check_same_dtype(call, torch.int64)
+    call.check_apart()
+    size, selection = 0, None
+    if self.numel():
+        selection = Selection(self)
+        (size,) = sizes([selection])
+    # Its columns are contiguous, as PyTorch makes them.
+    like = torch.empty(self.dim(), size, dtype=torch.int64, device="meta").t()
+    (out,) = call.outputs(like=[like])
+    return out if selection is None else selection.coordinates(out)
+
+
+@operator("nonzero_static", dtypes="complex")
+def nonzero_static(call: Call, self: torch.Tensor, size: int, fill_value: int) -> torch.Tensor:
+    check_same_dtype(call, torch.int64)
+    if size < 0:
+        raise RunOnCPU("a negative size")
+    # PyTorch's meta kernel has other strides than its CPU kernel.
+    (out,) = call.outputs(like=[torch.empty(size, self.dim(), dtype=torch.int64, device="meta")])
+    call.check_apart()
+    return Selection(self).coordinates(out, fill_value) if out.numel() else out
+
+
+def number_of_nonzero(dtype: torch.dtype) -> Reduction:
+    return Reduction([torch.int64], [0], lambda x, _: x.to(torch.int64), lambda a, b: a + b, lambda s, _: s)
+
+
+@operator("count_nonzero.dim_IntList", dtypes="complex")
+def count_nonzero(call: Call, self: torch.Tensor, dim: Dims) -> Any:
+    return reduce(call, self, dim, number_of_nonzero, key="count_nonzero", compute=torch.bool)

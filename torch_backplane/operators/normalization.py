@@ -1,0 +1,325 @@
+"""Batch norm with backward, and what all norms are computed with; renorm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch._prims_common import suggest_memory_format
+
+from torch_backplane.kernels import Expression
+from torch_backplane.kernels import functions as f
+from torch_backplane.kernels.dtypes import part_dtype, value_dtype
+from torch_backplane.kernels.templates.norms import Sets, norm, norm_backward, weight_grads
+from torch_backplane.operators.linear_algebra import NORMS
+from torch_backplane.operators.reduce_ops import spread
+from torch_backplane.planning import (
+    Call,
+    RunOnCPU,
+    contiguous_result,
+    operator,
+    run_pointwise,
+    run_reduction,
+    run_template,
+)
+from torch_backplane.planning.call import as_meta
+
+Optional = torch.Tensor | None
+Results = tuple[Optional, ...]
+
+
+def dense(tensor: Optional) -> Optional:
+    return None if tensor is None else tensor.contiguous()
+
+
+def run_norm(
+    sets: Sets,
+    out: torch.Tensor,
+    self: torch.Tensor,
+    *arguments: Any,
+    mean: Optional,
+    rstd: Optional,
+    **options: Any,
+) -> None:
+    if not out.numel():
+        return
+    with ExitStack() as stack:
+        result, *saved = (
+            None if tensor is None else stack.enter_context(contiguous_result(tensor)) for tensor in (out, mean, rstd)
+        )
+        options |= dict(zip(("mean", "rstd"), saved, strict=True))
+        run_template(norm, out.device, sets, result, dense(self), *arguments, name=f"{sets.kind}_norm", **options)
+
+
+def run_norm_backward(
+    sets: Sets,
+    results: Sequence[Optional],
+    grad: torch.Tensor,
+    self: torch.Tensor,
+    mean: Optional,
+    rstd: torch.Tensor,
+    weight: Optional,
+) -> None:
+    """Writes the gradients of self, and of weight and bias, as far as there are results to write to."""
+    out, *others = results
+    weight_grad, bias_grad = [*others, None][:2]
+    if not self.numel():
+        for result in results:
+            if result is not None:
+                result.zero_()
+        return
+    grad, self = grad.contiguous(), self.contiguous()
+    mean, rstd, weight = dense(mean), rstd.contiguous(), dense(weight)
+    name = f"{sets.kind}_norm_backward"
+    if out is not None:
+        with contiguous_result(out) as result:
+            run_template(norm_backward, out.device, sets, result, grad, self, weight, mean, rstd, name=name)
+    if weight_grad is not None or bias_grad is not None:
+        arguments = (sets, weight_grad, bias_grad, grad, self, mean, rstd)
+        run_template(weight_grads, self.device, *arguments, name=name)
+
+
+def check_channels(channels: int, **tensors: Optional) -> None:
+    """Raises PyTorch's error for a tensor that has not one number for each channel. Its kernels do not look."""
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.numel() != channels:
+            count = tensor.numel()
+            torch._check(False, lambda: f"{name} should contain {channels} elements not {count}")  # noqa: B023, at once
+
+
+def new_like(tensors: Sequence[Optional], wanted: Sequence[bool]) -> Results:
+    """An uninitialized tensor like each, or None where it is not wanted. Those of parameters, all but the first, are
+    contiguous, as PyTorch makes them and as kernels write them.
+    """
+    formats = [torch.preserve_format, *[torch.contiguous_format] * (len(tensors) - 1)]
+    return tuple(
+        torch.empty_like(tensor, memory_format=memory_format) if want and tensor is not None else None
+        for tensor, want, memory_format in zip(tensors, wanted, formats, strict=True)
+    )
+
+
+# Batch norm
+
+
+def _batch_sets(self: torch.Tensor) -> Sets:
+    return Sets.batch(self.shape[0], self.shape[1], math.prod(self.shape[2:]))
+
+
+@operator("native_batch_norm", "_native_batch_norm_legit")
+def native_batch_norm(
+    call: Call,
+    self: torch.Tensor,
+    weight: Optional,
+    bias: Optional,
+    running_mean: Optional,
+    running_var: Optional,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Results:
+    return _batch_norm(call, self, weight, bias, running_mean, running_var, training, momentum, eps)
+
+
+def _batch_norm(
+    call: Call,
+    self: torch.Tensor,
+    weight: Optional,
+    bias: Optional,
+    running_mean: Optional,
+    running_var: Optional,
+    training: bool,
+    momentum: float,
+    eps: float,
+    with_reserve: bool = False,
+) -> Results:
+    check_channels(self.shape[1], running_mean=running_mean, running_var=running_var, weight=weight, bias=bias)
+    if training:
+        torch._check(
+            self.numel() > 0,
+            lambda: f"input tensor must have at least one element, but got input_sizes = {list(self.shape)}",
+        )
+    # Of the base operator: PyTorch's meta kernels of the others take fewer arguments. Without what it would update, as
+    # updating divides by zero where there is one number in a channel.
+    running_stats = (None, None) if training else (running_mean, running_var)
+    given = (self, weight, bias, *running_stats, training, momentum, eps)
+    results = list(torch.ops.aten.native_batch_norm(*(as_meta(value) for value in given)))
+    results[0] = torch.empty_like(results[0], memory_format=suggest_memory_format(self))  # not its meta kernel's
+    if with_reserve:
+        results.append(self.new_empty(0, dtype=torch.uint8, device="meta"))
+    if not training:
+        if running_mean is None or running_var is None:
+            raise RunOnCPU("evaluation without running statistics")
+        # As the CPU has it: nothing is saved.
+        results[1:3] = [saved.new_empty(0) for saved in results[1:3]]
+    out, mean, rstd, *reserve = call.outputs(like=results)
+    moved = [] if running_mean is None or running_var is None else [running_mean, running_var]
+    running = [tensor.contiguous() for tensor in moved]
+    arguments = (dense(weight), dense(bias), eps)
+    saved = {"mean": mean, "rstd": rstd} if training else {"mean": None, "rstd": None}
+    run_norm(_batch_sets(self), out, self, *arguments, running=running or None, momentum=momentum, **saved)
+    for tensor, updated in zip(moved, running, strict=True):
+        if training and not tensor.is_contiguous():
+            tensor.copy_(updated)
+    return out, mean, rstd, *reserve
+
+
+@operator("_batch_norm_with_update")
+def _batch_norm_with_update(
+    call: Call,
+    self: torch.Tensor,
+    weight: Optional,
+    bias: Optional,
+    running_mean: torch.Tensor,
+    running_var: torch.Tensor,
+    momentum: float,
+    eps: float,
+) -> Results:
+    return _batch_norm(call, self, weight, bias, running_mean, running_var, True, momentum, eps, with_reserve=True)
+
+
+@operator("_batch_norm_no_update")
+def _batch_norm_no_update(
+    call: Call,
+    self: torch.Tensor,
+    weight: Optional,
+    bias: Optional,
+    running_mean: Optional,
+    running_var: Optional,
+    momentum: float,
+    eps: float,
+) -> Results:
+    return _batch_norm(call, self, weight, bias, running_mean, running_var, False, momentum, eps, with_reserve=True)
+
+
+@operator("batch_norm_update_stats")
+def batch_norm_update_stats(
+    call: Call, self: torch.Tensor, running_mean: Optional, running_var: Optional, momentum: float
+) -> Results:
+    """Mean and variance of each channel; those that run move towards them, the variance to the unbiased one."""
+    if self.dim() < 2 or not self.numel() or not self.is_floating_point():
+        raise RunOnCPU("no numbers of channels")
+    compute = value_dtype(self.dtype)
+    channels = self.shape[1]
+    given = [tensor for tensor in (running_mean, running_var) if tensor is not None]
+    if any(tensor.shape != (channels,) or tensor.dtype not in (self.dtype, compute) for tensor in given):
+        raise RunOnCPU("running statistics of another shape or dtype")
+    result = given[0] if given else self
+    outputs = call.outputs(like=[result.new_empty(channels, device="meta")] * 2)
+    dims = [dim for dim in range(self.dim()) if dim != 1]
+    variance = spread(root=False, with_mean=True)(compute)
+    key, name = ("var_mean", compute), "batch_norm_update_stats"
+    run_reduction(variance, outputs[::-1], [self], dims, [0.0], key=key, compute=compute, name=name)
+    count = self.numel() // channels
+    # As a number of the kernel's, which has infinity and NaN where the host would have an error.
+    for tensor, value, degrees in ((running_mean, outputs[0], count), (running_var, outputs[1], count - 1)):
+        if tensor is not None:
+            scalars = [(float(number), compute) for number in (momentum, count, degrees)]
+            run_pointwise(_moved, [tensor], [tensor, value], scalars, key=name, compute=compute, name=name)
+    return tuple(outputs)
+
+
+def _moved(
+    running: Expression, value: Expression, momentum: Expression, count: Expression, degrees: Expression
+) -> Expression:
+    return momentum * (value * count / degrees) + (1.0 - momentum) * running
+
+
+@operator("_native_batch_norm_legit.no_stats")
+def _native_batch_norm_legit(
+    call: Call, self: torch.Tensor, weight: Optional, bias: Optional, training: bool, momentum: float, eps: float
+) -> Results:
+    return _batch_norm(call, self, weight, bias, None, None, training, momentum, eps)
+
+
+@operator("native_batch_norm_backward")
+def native_batch_norm_backward(
+    call: Call,
+    grad: torch.Tensor,
+    self: torch.Tensor,
+    weight: Optional,
+    running_mean: Optional,
+    running_var: Optional,
+    save_mean: Optional,
+    save_invstd: Optional,
+    train: bool,
+    eps: float,
+    output_mask: list[bool],
+) -> Results:
+    mean, rstd = (save_mean, save_invstd) if train else (running_mean, running_var)
+    assert mean is not None
+    assert rstd is not None
+    check_channels(self.shape[1], weight=weight, mean=mean, rstd=rstd)
+    channel = mean if weight is None else weight
+    results = new_like([self, channel, channel], output_mask)
+    if not self.numel():
+        for result in results:
+            if result is not None:
+                result.zero_()
+        return results
+    # The kernel writes the gradient of self in any case.
+    out = results[0] if results[0] is not None else torch.empty_like(self)
+    with contiguous_result(out) as result:
+        run_template(
+            norm_backward,
+            self.device,
+            _batch_sets(self),
+            result,
+            grad.contiguous(),
+            self.contiguous(),
+            dense(weight),
+            mean.contiguous(),
+            rstd.contiguous(),
+            weight_grad=results[1],
+            bias_grad=results[2],
+            training=train,
+            variance=not train,
+            eps=eps,
+            name="batch_norm_backward",
+        )
+    return results
+
+
+@operator("batch_norm_backward")
+def batch_norm_backward(
+    call: Call,
+    grad: torch.Tensor,
+    self: torch.Tensor,
+    weight: torch.Tensor,
+    running_mean: Optional,
+    running_var: Optional,
+    save_mean: Optional,
+    save_var: Optional,
+    update: bool,
+    eps: float,
+    output_mask: list[bool],
+    reserve: torch.Tensor,
+) -> Results:
+    return native_batch_norm_backward(
+        call, grad, self, weight, running_mean, running_var, save_mean, save_var, update, eps, output_mask
+    )
+
+
+# Slices held to a norm
+
+
+@operator(
+    "renorm", by_value=("p",), static={"p": [p for p in NORMS if p > 0]}, checks=["maxnorm >= 0"], dtypes="complex"
+)
+def renorm(call: Call, self: torch.Tensor, p: float, dim: int, maxnorm: Any) -> Any:
+    """Each slice along `dim` scaled down to the norm `maxnorm`, if its own is greater."""
+    if not -self.dim() <= dim < self.dim():
+        raise RunOnCPU("a dimension that it has not")  # for PyTorch's error, which its meta function does not make
+    (out,) = call.outputs()
+    others = [d for d in range(self.dim()) if d != dim % self.dim()]
+    norms = torch.linalg.vector_norm(self, p, others, keepdim=True)
+    dtype = value_dtype(self.dtype)
+
+    def shrink(x: Expression, size: Expression, most: Expression) -> Expression:
+        return x * f.where(size > most, most / (size + 1e-7), 1.0).to(dtype)
+
+    compute, part = [dtype, value_dtype(norms.dtype)], part_dtype(dtype)
+    run_pointwise(shrink, [out], [self, norms], [(maxnorm, part)], compute=compute, key="renorm", name="renorm")
+    return out

@@ -1,0 +1,154 @@
+"""Numbers at equal distances: arange, range, linspace, logspace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch_backplane.kernels import functions as f
+from torch_backplane.kernels.dtypes import value_dtype
+from torch_backplane.planning import Call, RunOnCPU, check_fits, operator, run_pointwise
+
+
+@operator("arange", sizes=("end",), variants=False)
+def arange(call: Call, end: float, *options: Any) -> Any:
+    return line(call, 0, end, 1)
+
+
+@operator("arange.start", sizes=("start", "end"), variants=False)
+def arange_from(call: Call, start: float, end: float, *options: Any) -> Any:
+    return line(call, start, end, 1)
+
+
+@operator("arange.start_step", sizes=("start", "end", "step"), variants=False)
+@operator("arange.start_out", sizes=("start", "end", "step"), variants=False)
+def arange_by(call: Call, start: float, end: float, step: float, *options: Any) -> Any:
+    return line(call, start, end, step)
+
+
+# What PyTorch makes the ends of a range, and refuses those that are beyond it; of integers, int64.
+_COUNTED_IN = {
+    torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64,
+    torch.float64: torch.float64,
+}  # fmt: skip
+
+
+def row(call: Call, like: torch.Tensor) -> torch.Tensor:
+    """The output of a range, like what the meta kernel says. An `out=` of as many elements keeps its shape."""
+    for given in call.written:
+        if given.numel() == like.numel():
+            like = given
+    (out,) = call.outputs(like=[like])
+    return out
+
+
+def line(call: Call, start: float, end: float, step: float) -> torch.Tensor:
+    """start, start + step, …: as many numbers as the output has."""
+    (like,) = call.meta()
+    check_counted(like.dtype, start, end, step)
+    out = row(call, like)
+    compute = value_dtype(out.dtype)
+    if compute == torch.bool:
+        raise RunOnCPU("a range of bools")  # which refuses it
+    check_fits(_COUNTED_IN.get(out.dtype, torch.int64), start, step)
+    if compute.is_floating_point:
+        check_fits(compute, start, step)  # the CPU counts in float64: a step that none is made of may be larger
+    number = torch.sym_float if compute.is_floating_point else torch.sym_int
+    write_line(out, number(start), number(step), compute)
+    return out
+
+
+def check_counted(dtype: torch.dtype, *numbers: float) -> None:
+    """Leaves ranges to the CPU whose length is not what PyTorch's kernels count, which overflow in int64, and round in
+    float64 for every other dtype. Meta kernels count exactly."""
+    most = 2**61 if dtype == torch.int64 else 2**52
+    for number in numbers:
+        if (not isinstance(number, float) or dtype == torch.int64) and (number < -most or number > most):
+            raise RunOnCPU("a range of numbers whose distance PyTorch rounds")
+
+
+def write_line(out: torch.Tensor, start: float, step: float, compute: torch.dtype) -> None:
+    """start + i * step for the i-th element of `out`."""
+    run_pointwise(
+        lambda first, by: first + f.index().to(compute) * by,
+        [out],
+        [],
+        [(start, compute), (step, compute)],
+        key="line",
+        name="line",
+    )
+
+
+@operator("range.out", sizes=("start", "end", "step"), variants=False)
+def range_by(call: Call, start: float, end: float, step: float) -> Any:
+    if not call.written[0].is_floating_point():  # PyTorch's kernel, and its meta kernel, divide by what it is then
+        torch._check(not -1 < step < 1, lambda: "step must be nonzero")
+    return line(call, start, end, step)
+
+
+@operator("linspace", "linspace.out", by_value=("start", "end"), variants=False, dtypes="complex")
+def linspace(call: Call, start: float, end: float, steps: int, *options: Any) -> Any:
+    return spaced(call, start, end, steps, None)
+
+
+@operator("logspace.out", by_value=("start", "end"), variants=False, dtypes="complex")
+def logspace(call: Call, start: float, end: float, steps: int, base: float) -> Any:
+    return spaced(call, start, end, steps, base)
+
+
+def spaced(call: Call, start: float, end: float, steps: int, base: float | None) -> torch.Tensor:
+    """`steps` numbers from start to end, or powers of `base` with these exponents. As the CPU computes them: the first
+    half counted from the start, the other from the end."""
+    (like,) = call.meta()
+    out = row(call, like)
+    if not (out.is_floating_point() or out.is_complex()):
+        raise RunOnCPU("it rounds to integers")
+    compute = value_dtype(out.dtype)
+    if steps == 0:
+        return out
+    check_fits(out.dtype, start, end)
+    if compute != out.dtype and base is None:
+        return spaced_narrowly(out, float(start), float(end), steps)
+    number = complex if out.is_complex() else float
+    step = (number(end) - number(start)) / (steps - 1) if steps > 1 else number(0)
+
+    def formula(half: Any, greatest: Any, first: Any, last: Any, by: Any, *of: Any) -> Any:
+        i = f.index()
+        value = f.where(i < half, first + i.to(compute) * by, last - (greatest - i).to(compute) * by)
+        return f.power(of[0], value) if of else value
+
+    numbers = [number(start), number(end), step, *([] if base is None else [number(base)])]
+    places = [(number, torch.int64) for number in halves(steps)]
+    scalars = [*places, *((number, compute) for number in numbers)]
+    name = "linspace" if base is None else "logspace"
+    run_pointwise(formula, [out], [], scalars, key=name, name=name)
+    return out
+
+
+def halves(steps: int) -> tuple[int, int]:
+    """(where counting from the end begins, the last position)."""
+    return max(steps // 2, 1), steps - 1
+
+
+def spaced_narrowly(out: torch.Tensor, start: float, end: float, steps: int) -> torch.Tensor:
+    """linspace in float16 and bfloat16: PyTorch's kernels round the ends, their distance, the step, the position, the
+    product of these two and the sum. A kernel rounds where it stores."""
+    first, last = (torch.tensor(one, dtype=out.dtype) for one in (start, end))
+    step = ((last - first) / torch.tensor(steps - 1, dtype=out.dtype)).item() if steps > 1 else 0.0
+    half, greatest = ((place, torch.int64) for place in halves(steps))
+    counted, away = (torch.empty(out.shape, dtype=out.dtype, device=out.device) for _ in range(2))
+    compute, i = value_dtype(out.dtype), f.index()
+    for formula, result, inputs, scalars in (
+        (lambda half, most: f.where(i < half, i, most - i).to(compute), counted, [], [half, greatest]),
+        (lambda n, by: n * by, away, [counted], [(step, compute)]),
+        (
+            lambda away, half, first, last: f.where(i < half, first + away, last - away),
+            out,
+            [away],
+            [half, (first.item(), compute), (last.item(), compute)],
+        ),
+    ):
+        key = ("linspace", len(inputs), len(scalars))
+        run_pointwise(formula, [result], inputs, scalars, key=key, name="linspace")
+    return out

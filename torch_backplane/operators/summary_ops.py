@@ -1,0 +1,75 @@
+"""Counts of values: bincount, histc."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from torch_backplane.kernels import Expression
+from torch_backplane.kernels import functions as f
+from torch_backplane.planning import Call, RunOnCPU, check_fits, operator, run_pointwise
+
+# Sums of so many ones fit 32 bits, whose additions can be atomic.
+_MOST_COUNTED = 2**31 - 1
+
+
+@operator("bincount")
+def bincount(call: Call, self: torch.Tensor, weights: torch.Tensor | None, minlength: int) -> torch.Tensor:
+    if self.dim() != 1 or self.dtype == torch.bool or self.is_floating_point() or minlength < 0:
+        raise RunOnCPU("what bincount does not take")
+    if self.numel() == 0:
+        (out,) = call.outputs(like=[torch.empty(minlength, dtype=torch.int64, device="meta")])
+        return out.zero_()
+    if weights is not None and (weights.shape != self.shape or self.device != weights.device):
+        raise RunOnCPU("weights of another shape, or on another device")
+    least, most = torch.stack([self.amin(), self.amax()]).tolist()
+    if least < 0 or self.numel() > _MOST_COUNTED:
+        raise RunOnCPU("negative numbers")
+    if weights is None:
+        dtype, added = torch.int64, torch.ones(1, dtype=torch.int32, device=self.device).expand(self.shape)
+    else:
+        dtype = torch.float32 if weights.dtype == torch.float32 else torch.float64
+        added = weights.to(dtype)
+    (out,) = call.outputs(like=[torch.empty(max(most + 1, minlength), dtype=dtype, device="meta")])
+    index = self if self.dtype in (torch.int32, torch.int64) else self.to(torch.int64)
+    return out.copy_(torch.zeros_like(out, dtype=added.dtype).index_add_(0, index, added))
+
+
+@operator("histc", by_value=["min", "max"])
+def histc(call: Call, self: torch.Tensor, bins: int, least: float, most: float) -> torch.Tensor:
+    """Waits for the range, unless it is given."""
+    integers = self.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+    if not (integers or self.dtype in (torch.float32, torch.float64)) or bins <= 0:
+        raise RunOnCPU("another dtype, or no bins")
+    check_fits(self.dtype, least, most)
+    least, most = least.real, most.real
+    if integers:  # as on CUDA, where the range is of the same dtype
+        least, most = torch.tensor([least, most]).to(self.dtype).tolist()
+    if least == most and self.numel():
+        least, most = torch.stack([self.amin(), self.amax()]).tolist()
+    if not (math.isfinite(least) and math.isfinite(most) and least <= most):
+        raise RunOnCPU("a range that is none")
+    if least == most:
+        least, most = least - 1, most + 1
+    if any(given.dtype != self.dtype for given in call.written):
+        raise RunOnCPU("a result of another dtype")
+    # Not as PyTorch's meta function says, which refuses what is not deterministic on CUDA.
+    (out,) = call.outputs(like=[torch.empty(bins, dtype=self.dtype, device="meta")])
+
+    def place(
+        x: Expression, first: Expression, last: Expression, bins: Expression, last_bin: Expression
+    ) -> tuple[Expression, Expression]:
+        within = (x >= first) & (x <= last)
+        scaled = (f.where(within, x, first) - first) * bins
+        at = f.floor_divide(scaled, last - first) if integers else scaled / (last - first)
+        return f.minimum(at, last_bin).to(torch.int64), within.to(torch.int32)
+
+    index = torch.empty(self.shape, dtype=torch.int64, device=self.device)
+    counted = torch.empty_like(index, dtype=torch.int32)
+    compute = torch.int64 if integers else self.dtype
+    numbers = [(number, compute) for number in (least, most, bins, bins - 1)]
+    key = ("histc", integers)
+    run_pointwise(place, [index, counted], [self], numbers, key=key, compute=compute, name="histc")
+    counts = torch.zeros(bins, dtype=torch.int32, device=self.device)
+    return out.copy_(counts.index_add_(0, index.view(-1), counted.view(-1)))
