@@ -153,6 +153,39 @@ def issue(device: torch.device, calls: int, rounds: int, held: bool = False) -> 
     return statistics.median(times[1:])
 
 
+# What has no plan yet, of tensors of 128 rows.
+FIRST_CALLS: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
+    "a * b": lambda rows, weight: rows * rows,
+    "a * b, broadcast": lambda rows, weight: rows * weight,
+    "sum(-1)": lambda rows, weight: rows.sum(-1),
+    "layer_norm": lambda rows, weight: torch.nn.functional.layer_norm(rows, weight.shape, weight, weight),
+}
+
+
+def first_calls(device: torch.device, calls: int, rounds: int) -> dict[str, float]:
+    """Microseconds of each call without a plan, whose kernel is built, while the device is held up as by `hold`: the
+    least of the rounds' medians."""
+    from torch_backplane import plans
+
+    found = {}
+    rows, weight = torch.rand(128, 64).to(device), torch.rand(64).to(device)
+    for name, function in FIRST_CALLS.items():
+        medians = []
+        function(rows, weight)
+        for _ in range(rounds):
+            times = []
+            hold(device, calls * 10)
+            for _ in range(calls):
+                plans.clear()
+                start = time.perf_counter()
+                function(rows, weight)
+                times.append((time.perf_counter() - start) * 1e6)
+            torch.accelerator.synchronize(device)
+            medians.append(statistics.median(times))
+        found[name] = min(medians)
+    return found
+
+
 def main(
     device: Annotated[str, typer.Option(help="the device to compare with cpu")] = "bp",
     driver: Annotated[str, typer.Option(help="only these Backplane drivers, comma-separated; empty: all")] = "host",
@@ -171,8 +204,9 @@ def main(
     issued = issue(place, calls, rounds)
     held = issue(place, calls, rounds, held=True) if runs_kernels(place) else None
     parts = split(place, calls) if runs_kernels(place) else None
+    first = first_calls(place, max(1, int(50 * scale)), rounds) if runs_kernels(place) else None
     if as_json:
-        environment |= {"issue_us": issued, "issue_held_us": held, "parts_us": parts}
+        environment |= {"issue_us": issued, "issue_held_us": held, "parts_us": parts, "first_call_us": first}
         print(json.dumps(environment | {"results": [dataclasses.asdict(result) for result in results]}, indent=2))
         return
     caption = ", ".join(f"{key} {value}" for key, value in environment.items())
@@ -188,6 +222,8 @@ def main(
         print(f"the same, while the device is held up: {held:.2f} µs")
         told = ", ".join(f"{name} {value:.2f}" for name, value in parts.items() if name != "call")
         print(f"a replayed a * b from C++: {parts['call']:.2f} µs, of which {told}")
+    if first is not None:
+        print("first call, kernel built: " + ", ".join(f"{name} {value:.0f} µs" for name, value in first.items()))
 
 
 if __name__ == "__main__":

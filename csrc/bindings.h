@@ -12,6 +12,7 @@ void bind_allocator_replay(pybind11::module_& module);
 void bind_plans(pybind11::module_& module);
 void bind_plan_builder(pybind11::module_& module);
 void bind_host_work(pybind11::module_& module);
+void bind_geometry(pybind11::module_& module);
 void bind_structured_meta(pybind11::module_& module);
 
 } // namespace backplane

@@ -45,6 +45,7 @@ def test_overhead_compares_bp_with_cpu() -> None:
         assert min(result["device_us"], result["cpu_us"]) > 0
     assert report["rounds"] == 2
     assert report["parts_us"] is None  # of devices with kernels
+    assert report["first_call_us"] is None
 
 
 @pytest.fixture

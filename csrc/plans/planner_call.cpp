@@ -1,6 +1,4 @@
 // Planners in Python: how they are called, and what they may ask of the socket meanwhile (torch_backplane.planning).
-#include <ATen/ExpandUtils.h>
-#include <ATen/MemoryOverlap.h>
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
@@ -367,6 +365,15 @@ void bind_plans(py::module_& module) {
           "It came in a tensor that the user made, which takes part in type promotion as one.")
       .def_property_readonly("tensor", [](const PythonNumber& self) { return self.tensor; })
       .def_property_readonly(
+          "kind",
+          [](const PythonNumber& self) {
+            const bool alone = !self.tensor.has_value();
+            const bool wrapped = alone || self.tensor->unsafeGetTensorImpl()->is_wrapped_number();
+            const auto dtype = alone ? self.value.type() : self.tensor->scalar_type();
+            return static_cast<int>(dtype) * 4 + (alone ? 2 : 0) + (wrapped ? 1 : 0);
+          },
+          "Equal where `dtype` and `is_dimensioned` are, and whether there is a `tensor`.")
+      .def_property_readonly(
           "real", [](const PythonNumber& self) { return self.of_part(NumberPart::Real); },
           "What kernels take of it where they compute in complex numbers, together with `imag`.")
       .def(
@@ -429,28 +436,6 @@ void bind_plans(py::module_& module) {
       .def_property_readonly("entry", &CompiledKernel::entry);
 
   module.def("launch", &launch, py::arg("kernel"), py::arg("arguments"), py::arg("items"), py::arg("group"));
-  module.def(
-      "check_overlaps",
-      [](const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) {
-        for (const at::Tensor& output : outputs) {
-          at::assert_no_internal_overlap(output);
-          for (const at::Tensor& input : inputs) {
-            if (!output.is_same(input)) {
-              at::assert_no_partial_overlap(output, input);
-            }
-          }
-        }
-      },
-      py::arg("outputs"), py::arg("inputs"), "Throws PyTorch's error where memory is both read and written elsewhere.");
-  module.def(
-      "check_broadcast",
-      [](const std::vector<at::Tensor>& tensors) {
-        c10::DimVector shape;
-        for (const at::Tensor& tensor : tensors) {
-          shape = at::infer_size_dimvector(shape, tensor.sizes());
-        }
-      },
-      py::arg("tensors"), "Throws PyTorch's error where the tensors do not broadcast to one shape.");
   module.def("take_random", &take_random, py::arg("count"));
   module.def(
       "watch_error_words",

@@ -3,12 +3,17 @@
 #include "plans/structured_meta.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/EmptyTensor.h>
+#include <torch/csrc/Device.h>
+#include <torch/csrc/Generator.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <optional>
 #include <unordered_map>
 
 #include "bindings.h"
+#include "plans/python_number.h"
 #include "plans/structured_metas.inc" // the headers
 
 namespace py = pybind11;
@@ -21,13 +26,18 @@ c10::KernelFunction boxed(Type* function) {
   return c10::KernelFunction::makeFromUnboxedRuntimeFunction(function);
 }
 
-using Table = std::unordered_map<std::string, c10::KernelFunction>;
+struct Function {
+  c10::KernelFunction kernel;
+  std::optional<c10::OperatorHandle> op; // found when it is first asked
+};
 
-const Table& table() {
-  static const Table* all = [] {
+using Table = std::unordered_map<std::string, Function>;
+
+Table& table() {
+  static Table* all = [] {
     auto* made = new Table;
 #define STRUCTURED_META(type, function, name) \
-  made->emplace(name, boxed(static_cast<std::add_pointer_t<STRUCTURED_META_TYPE type>>(&at::meta::function)));
+  made->emplace(name, Function{boxed(static_cast<std::add_pointer_t<STRUCTURED_META_TYPE type>>(&at::meta::function)), {}});
 #define STRUCTURED_META_TYPE(...) __VA_ARGS__
 #include "plans/structured_metas.inc"
 #undef STRUCTURED_META
@@ -36,40 +46,158 @@ const Table& table() {
   return *all;
 }
 
+py::tuple results_of(const std::string& name, const py::args& given) {
+  const auto found = table().find(name);
+  TORCH_CHECK_VALUE(found != table().end(), name, " has no structured meta function");
+  auto& [kernel, op] = found->second;
+  if (!op.has_value()) {
+    const auto dot = name.find('.');
+    op = c10::Dispatcher::singleton().findSchemaOrThrow(
+        name.substr(0, dot).c_str(), dot == std::string::npos ? "" : name.substr(dot + 1).c_str());
+  }
+  const auto& schema = op->schema().arguments();
+  TORCH_CHECK_VALUE(given.size() == schema.size(), name, " takes ", schema.size(), " arguments");
+  torch::jit::Stack stack;
+  stack.reserve(schema.size());
+  for (size_t i = 0; i < schema.size(); ++i) {
+    const py::handle one = PyTuple_GET_ITEM(given.ptr(), static_cast<Py_ssize_t>(i));
+    if (THPVariable_Check(one.ptr())) {
+      stack.emplace_back(THPVariable_Unpack(one.ptr()));
+    } else {
+      stack.push_back(torch::jit::toIValue(one, schema[i].type()));
+    }
+  }
+  kernel.callBoxed(*op, c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
+  py::tuple results(stack.size());
+  for (size_t i = 0; i < stack.size(); ++i) {
+    results[i] = torch::jit::toPyObject(std::move(stack[i]));
+  }
+  return results;
+}
+
+// Makes meta tensors in the place of others. Those that share a storage go on sharing one, and a tensor that is given twice is
+// one tensor there, too: PyTorch refuses to resize an `out=` that is an operand.
+class Metas {
+ public:
+  explicit Metas(const py::handle& values) {
+    count(values);
+  }
+
+  py::list list(const py::handle& values) {
+    const auto sequence = py::reinterpret_steal<py::object>(PySequence_Fast(values.ptr(), "a list or a tuple"));
+    py::list made(PySequence_Fast_GET_SIZE(sequence.ptr()));
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(sequence.ptr()); ++i) {
+      made[i] = one(PySequence_Fast_GET_ITEM(sequence.ptr(), i));
+    }
+    return made;
+  }
+
+ private:
+  static bool is_list(const py::handle& value) {
+    return PyList_Check(value.ptr()) || PyTuple_Check(value.ptr());
+  }
+
+  void count(const py::handle& values) {
+    for (const py::handle& value : values) {
+      if (THPVariable_Check(value.ptr())) {
+        const at::Tensor& tensor = THPVariable_Unpack(value.ptr());
+        auto& found = known_[tensor.unsafeGetTensorImpl()];
+        if (!found.has_value()) {
+          found.emplace();
+          ++users_[tensor.storage().unsafeGetStorageImpl()];
+        }
+      } else if (is_list(value)) {
+        count(value);
+      }
+    }
+  }
+
+  py::object one(const py::handle& value) {
+    if (THPVariable_Check(value.ptr())) {
+      const at::Tensor& tensor = THPVariable_Unpack(value.ptr());
+      at::Tensor& made = *known_.at(tensor.unsafeGetTensorImpl());
+      if (!made.defined()) {
+        made = meta_of(tensor);
+      }
+      return py::cast(made);
+    }
+    if (value.is_none() || PyBool_Check(value.ptr()) || PyLong_Check(value.ptr()) || PyFloat_Check(value.ptr())) {
+      return py::reinterpret_borrow<py::object>(value);
+    }
+    if (is_list(value)) {
+      return list(value);
+    }
+    if (py::isinstance<PythonNumber>(value)) {
+      const auto& number = value.cast<const PythonNumber&>();
+      return number.tensor.has_value() ? py::cast(*number.tensor) : py::cast(number.value);
+    }
+    if (THPDevice_Check(value.ptr())) {
+      return py::reinterpret_steal<py::object>(THPDevice_New(c10::Device(c10::kMeta)));
+    }
+    if (THPGenerator_Check(value.ptr())) {
+      return py::none();
+    }
+    return py::reinterpret_borrow<py::object>(value);
+  }
+
+  at::Tensor meta_of(const at::Tensor& tensor) {
+    const c10::Storage& storage = tensor.storage();
+    if (users_.at(storage.unsafeGetStorageImpl()) == 1) {
+      return at::detail::empty_strided_meta(tensor.sizes(), tensor.strides(), tensor.scalar_type());
+    }
+    c10::Storage& shared = shared_[storage.unsafeGetStorageImpl()];
+    if (!shared) {
+      shared = c10::Storage(
+          c10::Storage::use_byte_size_t(), storage.nbytes(), c10::GetAllocator(c10::kMeta), /*resizable=*/true);
+    }
+    auto made = at::detail::make_tensor<c10::TensorImpl>(
+        c10::Storage(shared), c10::DispatchKeySet(c10::DispatchKey::Meta), tensor.dtype());
+    made.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+    return made;
+  }
+
+  std::unordered_map<const c10::TensorImpl*, std::optional<at::Tensor>> known_;
+  std::unordered_map<const c10::StorageImpl*, size_t> users_;
+  std::unordered_map<const c10::StorageImpl*, c10::Storage> shared_;
+};
+
+// New tensors of a bp device that look like meta tensors; None for None.
+py::list new_like(const py::sequence& metas, c10::DeviceIndex index) {
+  py::list made(metas.size());
+  for (size_t i = 0; i < metas.size(); ++i) {
+    const py::object one = metas[i];
+    if (one.is_none()) {
+      made[i] = py::none();
+      continue;
+    }
+    const at::Tensor& meta = THPVariable_Unpack(one.ptr());
+    made[i] = py::cast(at::empty_strided(
+        meta.sizes(), meta.strides(), at::TensorOptions(meta.dtype()).device(c10::kPrivateUse1, index)));
+  }
+  return made;
+}
+
 } // namespace
 
 const c10::KernelFunction* structured_meta(const std::string& name) {
   const auto found = table().find(name);
-  return found == table().end() ? nullptr : &found->second;
+  return found == table().end() ? nullptr : &found->second.kernel;
 }
 
 void bind_structured_meta(py::module_& module) {
   module.def(
       "has_structured_meta", [](const std::string& name) { return structured_meta(name) != nullptr; }, py::arg("name"));
   module.def(
-      "structured_meta",
-      [](const std::string& name, const py::args& given) {
-        const c10::KernelFunction* function = structured_meta(name);
-        TORCH_CHECK_VALUE(function != nullptr, name, " has no structured meta function");
-        const auto dot = name.find('.');
-        const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(
-            name.substr(0, dot).c_str(), dot == std::string::npos ? "" : name.substr(dot + 1).c_str());
-        const auto& schema = op.schema().arguments();
-        TORCH_CHECK_VALUE(given.size() == schema.size(), name, " takes ", schema.size(), " arguments");
-        torch::jit::Stack stack;
-        for (size_t i = 0; i < schema.size(); ++i) {
-          stack.push_back(torch::jit::toIValue(given[i], schema[i].type()));
-        }
-        function->callBoxed(op, c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
-        py::list results;
-        for (c10::IValue& value : stack) {
-          results.append(torch::jit::toPyObject(std::move(value)));
-        }
-        return py::tuple(results);
-      },
-      py::arg("name"),
+      "structured_meta", &results_of, py::arg("name"),
       "The results, as meta tensors, of an overload such as \"aten::add.out\", given all its arguments in the schema's order "
       "(tensors: meta). Throws PyTorch's errors for arguments that its kernels do not take.");
+  module.def(
+      "as_metas", [](const py::sequence& values) { return Metas(values).list(values); }, py::arg("values"),
+      "Arguments of planners as PyTorch's meta kernels take them: tensors as meta tensors, numbers as they are in this call, "
+      "no generators.");
+  module.def(
+      "new_like", &new_like, py::arg("metas"), py::arg("index"),
+      "Uninitialized tensors on bp:index with the sizes, strides and dtypes of meta tensors; None for None.");
 }
 
 } // namespace backplane

@@ -14,5 +14,6 @@ PYBIND11_MODULE(_C, module) {
   backplane::bind_plans(module);
   backplane::bind_plan_builder(module);
   backplane::bind_host_work(module);
+  backplane::bind_geometry(module);
   backplane::bind_structured_meta(module);
 }

@@ -36,7 +36,7 @@ class Kernel:
     """Args:
     name: the entry point, in the text.
     text: all of it; equal text is the same kernel.
-    parameters: in order.
+    parameters: in order, memory before numbers.
     width: elements for each work item (pointwise), or None where each result has a group of work items.
     group_size: the number of work items of a group, where the launch shall not choose it.
     """

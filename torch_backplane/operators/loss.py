@@ -19,7 +19,7 @@ from torch_backplane.kernels.reductions import summation
 from torch_backplane.kernels.templates.values import UNIT_INTERVAL
 from torch_backplane.planning import Call, RunOnCPU, expect_values, operator, run_pointwise, run_reduction, socket
 from torch_backplane.planning.call import elementwise_result
-from torch_backplane.planning.pointwise import check_shape
+from torch_backplane.planning.geometry import check_shape
 
 NONE, MEAN, SUM = range(3)
 

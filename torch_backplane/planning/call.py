@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -44,62 +43,76 @@ _OVERLAP = (
 )
 
 
-class Call:
-    """An overload and its arguments, in the order of the schema: bp tensors, `Number`s, lists and plain values.
+class Form:
+    """What the schemas of an overload, and of the one of its group that makes its results, say of each call.
 
     `functional` is the overload of the same group that makes its results; it is `overload` itself where that does.
     """
 
-    def __init__(self, overload: OpOverload, functional: OpOverload, arguments: tuple[Any, ...]) -> None:
-        self.overload = overload
-        self.functional = functional
-        self.arguments = arguments
-        self._outputs: list[Any] | None = None
-        self._stand_ins: list[tuple[torch.Tensor, torch.Tensor]] = []  # (computed to, given)
-        self._metas: dict[OpOverload, tuple[Any, ...]] = {}
-
-    @property
-    def name(self) -> str:
-        """Such as "aten::add.Tensor"."""
-        return full_name(self.overload)
-
-    @property
-    def inputs(self) -> tuple[Any, ...]:
-        """The arguments without those that are only written, `out=` and its like. Sums and the like, whose dtype may be
-        asked for, are asked for that of `out=`, as in PyTorch.
-        """
-        schema = self.overload._schema.arguments
-        outs = [value for value, one in zip(self.arguments, schema, strict=True) if one.is_out]
-        asked = outs[0].dtype if outs and self.name not in _ASKED_BY_ARGUMENT else None
-        return tuple(
-            asked if value is None and one.name == "dtype" else value
-            for value, one in zip(self.arguments, schema, strict=True)
-            if not one.is_out
-        )
-
-    @property
-    def written(self) -> list[torch.Tensor]:
-        """The tensors that were given for the results: those of `out=`, else those that are changed in place."""
-        schema = self.overload._schema
-        arguments = list(zip(self.arguments, schema.arguments, strict=True))
-        outs = [value for value, argument in arguments if argument.is_out]
-        if outs:
-            return outs
+    def __init__(self, overload: OpOverload, functional: OpOverload) -> None:
+        schema = overload._schema
+        self.overload, self.functional = overload, functional
+        self.name = full_name(overload)  # such as "aten::add.Tensor"
+        self.functional_name = full_name(functional)
+        self.kernel_name = functional._schema.name.partition("::")[2]
+        self.argument_names = [one.name for one in functional._schema.arguments]
+        self.has_structured_meta: bool = _C.has_structured_meta(self.name)
+        arguments = list(enumerate(schema.arguments))
+        self.outs = [position for position, one in arguments if one.is_out]
+        self.inputs = [position for position, one in arguments if not one.is_out]
+        self.dtypes_asked = [position for position, one in arguments if one.name == "dtype" and not one.is_out]
+        self.is_in_place = overload is not functional and not self.outs
         # Some operators write to others, too, such as running statistics, which are no results.
         aliases = [result.alias_info for result in schema.returns if result.alias_info is not None]
         returned = {alias for info in aliases for alias in info.before_set}
-        return [
-            value
-            for value, argument in arguments
+        self.written = self.outs or [
+            position
+            for position, argument in arguments
             if argument.alias_info is not None
             and argument.is_write
             and (not schema.returns or argument.alias_info.before_set & returned)
         ]
 
+
+class Call:
+    """An overload and its arguments, in the order of the schema: bp tensors, `Number`s, lists and plain values."""
+
+    def __init__(self, form: Form, arguments: tuple[Any, ...]) -> None:
+        self.form = form
+        self.overload = form.overload
+        self.functional = form.functional
+        self.arguments = arguments
+        self.inputs = self._inputs() if form.outs else arguments
+        self._outputs: list[Any] | None = None
+        self._stand_ins: list[tuple[torch.Tensor, torch.Tensor]] = []  # (computed to, given)
+        self._metas: dict[str, tuple[Any, ...]] = {}
+
+    def _inputs(self) -> tuple[Any, ...]:
+        """The arguments without those that are only written, `out=` and its like. Sums and the like, whose dtype may be
+        asked for, are asked for that of `out=`, as in PyTorch.
+        """
+        form = self.form
+        found = list(self.arguments)
+        if form.name not in _ASKED_BY_ARGUMENT:
+            for position in form.dtypes_asked:
+                if found[position] is None:
+                    found[position] = found[form.outs[0]].dtype
+        return tuple(found[position] for position in form.inputs)
+
+    @property
+    def name(self) -> str:
+        """Such as "aten::add.Tensor"."""
+        return self.form.name
+
+    @property
+    def written(self) -> list[torch.Tensor]:
+        """The tensors that were given for the results: those of `out=`, else those that are changed in place."""
+        return [self.arguments[position] for position in self.form.written]
+
     @property
     def is_in_place(self) -> bool:
         """Whether it is the in-place form of `functional`."""
-        return self.overload is not self.functional and not any(one.is_out for one in self.overload._schema.arguments)
+        return self.form.is_in_place
 
     @property
     def device(self) -> torch.device:
@@ -119,15 +132,23 @@ class Call:
         Raises PyTorch's own errors for arguments that the operator does not take.
         """
         overload = overload or self.overload
-        if overload not in self._metas:
-            self._metas[overload] = self._ask_meta(overload)
-        return self._metas[overload]
+        name = self._name_of(overload)  # overloads are slow as keys
+        found = self._metas.get(name)
+        if found is None:
+            found = self._metas[name] = self._ask_meta(overload)
+        return found
+
+    def _name_of(self, overload: OpOverload) -> str:
+        form = self.form
+        if overload is form.overload:
+            return form.name
+        return form.functional_name if overload is form.functional else full_name(overload)
 
     def _ask_meta(self, overload: OpOverload) -> tuple[Any, ...]:
         tracer = tracing.current()
         if tracer is None:
-            return self._meta_of(overload, as_metas(self.arguments if overload is self.overload else self.inputs))
-        if overload is self.overload and _C.has_structured_meta(self.name):
+            return self._meta_of(overload, _C.as_metas(self.arguments if overload is self.overload else self.inputs))
+        if overload is self.overload and self.form.has_structured_meta:
             self._check_memory(tracer)
         values = as_meta(self.arguments if overload is self.overload else self.inputs)
         return metas.results(tracer, overload, self.functional, values, lambda given: self._meta_of(overload, given))
@@ -141,16 +162,17 @@ class Call:
             raise Untraceable("results that share no memory with operands")
 
     def _meta_of(self, overload: OpOverload, values: Sequence[Any]) -> tuple[Any, ...]:
-        name = full_name(overload)
-        if _C.has_structured_meta(name) and not (name.startswith(_SELECTS) and has_empty(values)):
+        name = self._name_of(overload)
+        structured = self.form.has_structured_meta if overload is self.overload else _C.has_structured_meta(name)
+        if structured and not (name.startswith(_SELECTS) and has_empty(values)):
             # Not through the dispatcher: that leads to Python functions, which take more than PyTorch's kernels do.
             try:
-                return tuple(_C.structured_meta(name, *values))
+                return _C.structured_meta(name, *values)
             except RuntimeError as error:
                 if "on the same device" not in str(error):
                     raise
                 # PyTorch's clamp takes no CPU tensor without dimensions beside another device's tensors.
-                return tuple(_C.structured_meta(name, *(without_device(value) for value in values)))
+                return _C.structured_meta(name, *(without_device(value) for value in values))
         if (known := _of_one_dtype(name, values)) is not None:
             return (known,)
         positional: list[Any] = []
@@ -199,11 +221,11 @@ class Call:
             if contiguous:
                 like = [result.new_empty(result.shape) for result in self.meta(self.functional)]
             written = self.written
-            if self.is_in_place and (like is not None or not _C.has_structured_meta(self.name)):
+            if self.is_in_place and (like is not None or not self.form.has_structured_meta):
                 # First: the meta kernels of in-place forms have other words than PyTorch's CPU, or take any shape.
                 check_same_shapes(written, self.meta(self.functional) if like is None else like)
             made = self.meta() if like is None else like
-            if elementwise and like is None and not self.is_in_place and not _C.has_structured_meta(self.name):
+            if elementwise and like is None and not self.is_in_place and not self.form.has_structured_meta:
                 # Not all of PyTorch's meta functions choose its strides.
                 tensors = [value for value in flatten(self.inputs) if isinstance(value, torch.Tensor)]
                 if full_name(self.functional) in _GRADIENT_LAST:
@@ -224,7 +246,7 @@ class Call:
                     socket.check_overlaps(written, [])
                 self._outputs = self._with_stand_ins(written, like, elementwise)
             else:
-                self._outputs = [new_like(result, self.device) for result in made]
+                self._outputs = new_like(made, self.device)
         return self._outputs
 
     def _with_stand_ins(
@@ -249,6 +271,8 @@ class Call:
 
     def finish(self, returned: Any) -> Any:
         """Puts elements where they belong, and returns what the operator returns, given what its planner did."""
+        if not self._stand_ins:
+            return returned
         for computed, given in self._stand_ins:
             given.copy_(computed)
         if isinstance(returned, (tuple, list)):
@@ -330,11 +354,14 @@ def full_name(overload: OpOverload) -> str:
     return f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
 
 
-def new_like(meta: Any, device: torch.device) -> torch.Tensor | None:
-    """An uninitialized tensor with the sizes, strides and dtype of a meta tensor; None for None."""
-    if meta is None:
-        return None
-    return torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype, device=device)
+def new_like(metas: Sequence[Any], device: torch.device) -> list[Any]:
+    """Uninitialized tensors with the sizes, strides and dtypes of meta tensors; None for None."""
+    if tracing.current() is None:
+        return _C.new_like(metas, device.index)
+    return [
+        None if one is None else torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device=device)
+        for one in metas
+    ]
 
 
 def elementwise_result(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
@@ -363,42 +390,14 @@ def _of_one_dtype(name: str, values: Sequence[Any]) -> torch.Tensor | None:
         return None
 
 
-def as_metas(values: Sequence[Any]) -> list[Any]:
-    """Arguments as the meta kernels take them. Tensors that share a storage go on sharing one, and a tensor that is
-    given twice is one tensor there, too: PyTorch refuses to resize an `out=` that is an operand.
-    """
-    tensors = {id(value): value for value in flatten(values) if isinstance(value, torch.Tensor)}
-    storages = [tensor.untyped_storage() for tensor in tensors.values()]
-    known = [storage._cdata for storage in storages]
-    shared = {
-        storage._cdata: torch.UntypedStorage(storage.nbytes(), device="meta")
-        for storage in storages
-        if known.count(storage._cdata) > 1
-    }
-    metas = {key: as_meta(tensor, shared) for key, tensor in tensors.items()}
-    return [_with_metas(value, metas) for value in values]
-
-
-def _with_metas(value: Any, metas: Mapping[int, torch.Tensor]) -> Any:
+def as_meta(value: Any) -> Any:
+    """An argument as the meta kernels take it."""
     if isinstance(value, torch.Tensor):
-        return metas[id(value)]
-    if isinstance(value, (list, tuple)):
-        return [_with_metas(element, metas) for element in value]
-    return as_meta(value)
-
-
-def as_meta(value: Any, storages: Mapping[int, torch.UntypedStorage] = MappingProxyType({})) -> Any:
-    """An argument as the meta kernels take it; `storages` are theirs, by the addresses of those that they stand for."""
-    if isinstance(value, torch.Tensor):
-        storage = storages.get(value.untyped_storage()._cdata) if storages else None
-        if storage is not None:
-            empty = torch.empty(0, dtype=value.dtype, device="meta")
-            return empty.set_(storage, value.storage_offset(), value.shape, value.stride())
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
     if isinstance(value, _C.Number):
         return example(value)
     if isinstance(value, (list, tuple)):
-        return [as_meta(element, storages) for element in value]
+        return [as_meta(element) for element in value]
     if isinstance(value, torch.device):
         return torch.device("meta")
     if isinstance(value, torch.Generator):

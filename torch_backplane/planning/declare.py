@@ -12,7 +12,8 @@ import torch
 from torch._ops import OpOverload
 
 from torch_backplane import _C
-from torch_backplane.planning.call import Call, flatten
+from torch_backplane.kernels.dtypes import FACTS
+from torch_backplane.planning.call import Call, Form, flatten
 
 Planner = Callable[..., Any]
 Dtypes = Literal["real", "complex", "any"]
@@ -138,21 +139,29 @@ def _register(
     if unknown := set(static or ()) - set(names):
         raise ValueError(f"{name} has no argument {', '.join(sorted(unknown))}")
     alike = [names.index(one) for one in one_dtype]
+    form = Form(overload, functional)
+    without_numbers = [position for position, tensors_only in enumerate(in_memory) if tensors_only]
 
     def run(*arguments: Any) -> Any:
-        call = Call(overload, functional, arguments)
-        for value, tensors_only in zip(call.inputs, in_memory, strict=True):
-            if tensors_only and any(isinstance(one, _C.Number) for one in flatten([value])):
+        call = Call(form, arguments)
+        inputs = call.inputs
+        for position in without_numbers:
+            value = inputs[position]
+            if isinstance(value, _C.Number) or (
+                isinstance(value, (list, tuple)) and any(isinstance(one, _C.Number) for one in flatten(value))
+            ):
                 raise _C.RunOnCPU("a CPU tensor without dimensions, where the kernel reads the device's memory")
-        for value in flatten(arguments):
-            if isinstance(value, torch.Tensor) and dtypes != "any":
-                check_supported(value.dtype)
-                if value.is_complex() and dtypes == "real":
-                    raise _C.RunOnCPU(f"its kernel takes no {value.dtype}".replace("torch.", ""))
-        given = [call.inputs[position] for position in alike]
-        if len({one.dtype for one in given if isinstance(one, (torch.Tensor, _C.Number))}) > 1:
-            raise _C.RunOnCPU("tensors of different dtypes")
-        return call.finish(planner(call, *call.inputs))
+        for value in flatten(arguments) if dtypes != "any" else ():
+            if isinstance(value, torch.Tensor):
+                dtype = value.dtype
+                check_supported(dtype)
+                if dtypes == "real" and dtype.is_complex:
+                    raise _C.RunOnCPU(f"its kernel takes no {dtype}".replace("torch.", ""))
+        if alike:
+            given = [inputs[position] for position in alike]
+            if len({one.dtype for one in given if isinstance(one, (torch.Tensor, _C.Number))}) > 1:
+                raise _C.RunOnCPU("tensors of different dtypes")
+        return call.finish(planner(call, *inputs))
 
     _C.set_planner(
         name,
@@ -217,7 +226,5 @@ def admits_number(hint: Any) -> bool:
 
 def check_supported(dtype: torch.dtype) -> None:
     """Leaves the call to the CPU where generated kernels have no such dtype."""
-    from torch_backplane.kernels.dtypes import FACTS
-
     if dtype not in FACTS:
         raise _C.RunOnCPU(f"kernels have no {dtype}".replace("torch.", ""))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -13,7 +12,7 @@ from torch_backplane.kernels import CudaCpp, Dialect, Kernel, OpenCLC
 from torch_backplane.planning import socket
 from torch_backplane.planning.recent import Recent
 
-Traced = TypeVar("Traced")
+Made = TypeVar("Made")
 
 DEFAULT_GROUP = 64  # work items; few different sizes, because some compilers build a kernel again for each
 
@@ -21,7 +20,7 @@ MOST_KERNELS = 4096  # of all devices, built ones and texts: beyond that, those 
 
 _dialects: dict[int, Dialect] = {}
 _compiled: Recent[tuple[int, str], _C.CompiledKernel] = Recent(MOST_KERNELS, _C.is_planned)
-_generated: Recent[Hashable, Kernel] = Recent(MOST_KERNELS)
+_generated: Recent[Hashable, Any] = Recent(MOST_KERNELS)
 _traced: Recent[Hashable, Any] = Recent(MOST_KERNELS)
 
 
@@ -36,23 +35,27 @@ def dialect_of(device: torch.device | int) -> Dialect:
     return _dialects[index]
 
 
-def generated(key: Hashable, generate: Callable[[], Kernel]) -> Kernel:
-    """The kernel that `generate()` makes, made once for each key, as long as it is among those that were used last."""
+def generated(key: Hashable, generate: Callable[[], Made]) -> Made:
+    """The kernel, and what belongs to it, that `generate()` makes: once for each key, as long as it is among those that
+    were used last.
+    """
     return _generated.get(socket.settled(key), generate)
 
 
-def traced(key: Hashable, trace: Callable[[], Traced]) -> Traced:
+def traced(key: Hashable, trace: Callable[[], Made]) -> Made:
     """The same of traced formulas, as programs or text."""
     return _traced.get(socket.settled(key), trace)
 
 
-@contextmanager
-def tracing() -> Iterator[None]:
+class tracing:
     """Leaves to the CPU what a formula does not take: it computes that, or says in PyTorch's words that it does not."""
-    try:
-        yield
-    except TypeError as error:
-        raise _C.RunOnCPU(str(error)) from error
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if isinstance(error, TypeError):
+            raise _C.RunOnCPU(str(error)) from error
 
 
 def compiled(index: int, kernel: Kernel, name: str) -> _C.CompiledKernel:
@@ -90,9 +93,8 @@ def launch(
     rounded = [-(-count // size) * size for count, size in zip(items, group, strict=True)]
     if 0 in rounded:
         return
-    memory, others = iter(tensors), iter(numbers)
-    arguments = [next(memory) if one.kind in ("input", "output") else next(others) for one in kernel.parameters]
-    socket.launch(compiled(tensors[0].device.index, kernel, name or kernel.name), arguments, rounded, list(group))
+    built = compiled(tensors[0].device.index, kernel, name or kernel.name)
+    socket.launch(built, [*tensors, *numbers], rounded, group)
 
 
 def random_numbers(count: int) -> tuple[_C.Number, _C.Number]:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
 from torch_backplane import _C, kernels
-from torch_backplane.kernels import Expression, geometry
+from torch_backplane.kernels import Expression
 from torch_backplane.kernels import functions as f
-from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import part_dtype, value_dtype
-from torch_backplane.kernels.expression import Formula, constant
-from torch_backplane.kernels.pointwise import index_strides, pointwise_program
+from torch_backplane.kernels.expression import Formula, Program, constant
+from torch_backplane.kernels.layouts import Layout
+from torch_backplane.kernels.pointwise import pointwise_program
 from torch_backplane.planning import socket
 from torch_backplane.planning.call import OF_ONE_DTYPE, Call, shares_memory
 from torch_backplane.planning.declare import Dtypes, Static, check_supported, operator
+from torch_backplane.planning.geometry import check_operands, pointwise_geometry
 from torch_backplane.planning.launch import dialect_of, generated, launch, traced, tracing
 
 Fitting = Literal["computed", "stored", "any"]
@@ -84,7 +87,7 @@ def plan_pointwise(
     static: Static | None = None,
 ) -> Any:
     """What the planner of a pointwise operator does: see `pointwise`. Returns what the operator returns."""
-    if _C.has_structured_meta(call.name):
+    if call.form.has_structured_meta:
         call.meta()  # has PyTorch's errors, and which comes first
     else:
         # In PyTorch's words: some of its meta kernels have others.
@@ -145,56 +148,128 @@ def run_formula(
     static: Static | None = None,
 ) -> None:
     """Computes `formula` of the operator's arguments `values`, as `pointwise` describes."""
-    names = [one.name for one in call.functional._schema.arguments]
+    names = call.form.argument_names
     inputs: list[torch.Tensor] = []
     scalars: list[_C.Number] = []
     numbers: list[complex] = []
     places: list[tuple[str, Any]] = []  # for each argument of the formula: where it comes from
-    plain: list[Hashable] = []
+    kinds: list[Hashable] = []  # what is known of each
     for position, value in enumerate(values):
         if isinstance(value, torch.Tensor):
             places.append(("input", len(inputs)))
+            kinds += (value.dtype, value.dim() == 0)
             inputs.append(value)
         elif isinstance(value, _C.Number):
             places.append(("scalar", len(scalars)))
+            kinds.append(value.kind)
             scalars.append(value)
         elif is_number(value) and not (static and value in static.get(names[position], ())):
             places.append(("number", len(numbers)))
+            kinds.append(type(value).__name__)
             numbers.append(value)
         else:
             places.append(("value", value))
-            plain.append(repr(value))  # not the value: 0.0 == -0.0, and 1 == True
-    named = [names[position] for position, value in enumerate(values) if isinstance(value, _C.Number)]
-    fits = [fitting if isinstance(fitting, str) else fitting[name] for name in named]
+            kinds.append(repr(value))  # not the value: 0.0 == -0.0, and 1 == True
+    fits = fitting if isinstance(fitting, str) else tuple(fitting.items())
+    has_elements = check_operands(outputs, inputs)
+    results = [one.dtype for one in outputs]
+    found = next(one for one in call.meta(call.functional) if one is not None).dtype
+    key = (call.form, name, compute, fits, torch.get_default_dtype(), outputs[0].device.index, found, *results, *kinds)
+    with tracing():
+        prepared = traced(
+            key, lambda: _prepared(name, formula, call, outputs, inputs, scalars, numbers, places, compute, fitting)
+        )
+        for number in numbers:
+            number_dtype(number, prepared.dtype)
+    passed: list[Any] = [
+        number if fit is None else number.fitting(fit) for number, fit in zip(scalars, prepared.fits, strict=True)
+    ]
+    passed += numbers
+    if prepared.parts is not None:
+        passed = [
+            one
+            for number, in_parts in zip(passed, prepared.parts, strict=True)
+            for one in ((number.real, number.imag) if in_parts else (number,))
+        ]
+    _run(prepared.traced, outputs, inputs, passed, has_elements)
+
+
+@dataclass(eq=False, slots=True)
+class _Traced:
+    """A formula, traced for operands of certain dtypes, on one device. Tables know it by itself."""
+
+    name: str
+    program: Program
+    inputs: tuple[torch.dtype, ...]
+    outputs: tuple[torch.dtype, ...]
+    scalars: tuple[torch.dtype, ...]
+    compute: Any
+    index: int  # of the device
+    width: int  # elements for each work item where all are contiguous
+
+
+class _Prepared(NamedTuple):
+    """What an operator's formula makes of arguments of certain kinds.
+
+    Args:
+        dtype: what it computes in.
+        fits: for each `Number` what it must be a value of, if that is to be checked.
+        parts: where numbers are complex, which of them are passed in parts.
+    """
+
+    traced: _Traced
+    dtype: torch.dtype
+    fits: list[torch.dtype | None]
+    parts: list[bool] | None
+
+
+def _prepared(
+    name: str,
+    formula: Callable[..., Any],
+    call: Call,
+    outputs: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    scalars: Sequence[_C.Number],
+    numbers: Sequence[complex],
+    places: Sequence[tuple[str, Any]],
+    compute: str,
+    fitting: Fitting | Mapping[str, Fitting],
+) -> _Prepared:
+    names = [one for one, (kind, _) in zip(call.form.argument_names, places, strict=False) if kind == "scalar"]
+    fits = [fitting if isinstance(fitting, str) else fitting[one] for one in names]
     # Numbers that become what is stored do not choose what is computed in.
     dtype = compute_dtype(call, inputs, [one for one, fit in zip(scalars, fits, strict=True) if fit != "stored"])
-    stored = next(one for one in outputs if one is not None).dtype
-    for position, (number, fit) in enumerate(zip(scalars, fits, strict=True)):
-        if fit != "any" and number.tensor is None:
-            scalars[position] = number.fitting(stored if fit == "stored" and value_dtype(stored) == dtype else dtype)
+    stored = outputs[0].dtype
+    wanted = [
+        None if fit == "any" or number.tensor is not None
+        else stored if fit == "stored" and value_dtype(stored) == dtype
+        else dtype
+        for number, fit in zip(scalars, fits, strict=True)
+    ]  # fmt: skip
     seen = [
-        torch.bool if names[position] in CONDITIONS else None if compute == "inputs" else dtype
-        for position, value in enumerate(values)
-        if isinstance(value, torch.Tensor)
+        torch.bool if one in CONDITIONS else None if compute == "inputs" else dtype
+        for one, (kind, _) in zip(call.form.argument_names, places, strict=False)
+        if kind == "input"
     ]
-
-    with tracing():
-        number_dtypes = [number_dtype(number, dtype) for number in numbers]
 
     def arranged(*traced: Expression) -> Any:
         first = len(inputs) + len(scalars)
         given = {"input": traced[: len(inputs)], "scalar": traced[len(inputs) : first], "number": traced[first:]}
         return formula(*(where if kind == "value" else given[kind][where] for kind, where in places))
 
-    run_pointwise(
+    passed = [*((number, dtype) for number in scalars), *((one, number_dtype(one, dtype)) for one in numbers)]
+    plain = tuple(repr(where) for kind, where in places if kind == "value")
+    made = _traced(
         arranged,
         outputs,
         inputs,
-        [*((number, dtype) for number in scalars), *zip(numbers, number_dtypes, strict=True)],
-        compute=[one or value_dtype(tensor.dtype) for one, tensor in zip(seen, inputs, strict=True)],
-        key=(name, tuple(kind for kind, _ in places), tuple(plain)),
-        name=call.functional._schema.name.partition("::")[2],
+        passed,
+        (name, tuple(kind for kind, _ in places), plain),
+        [one or value_dtype(tensor.dtype) for one, tensor in zip(seen, inputs, strict=True)],
+        call.form.kernel_name,
     )
+    parts = [one.is_complex for _, one in passed]
+    return _Prepared(made, dtype, wanted, parts if any(parts) else None)
 
 
 def is_number(value: Any) -> bool:
@@ -246,86 +321,82 @@ def run_pointwise(
         compute: what the formula sees inputs as, as in `kernels.pointwise`.
         name: a C identifier, for the kernel.
     """
-    shape = outputs[0].shape
-    if any(output.shape != shape for output in outputs):
-        raise ValueError(f"outputs of one shape are needed, and got {[list(output.shape) for output in outputs]}")
-    check_shape(shape, inputs)
-    operands = [*outputs, *inputs]
-    empty = outputs[0].numel() == 0
-    if not empty:
-        socket.check_overlaps(list(outputs), list(inputs))
-    device = outputs[0].device
+    has_elements = check_operands(outputs, inputs)
+    made = _traced(formula, outputs, inputs, scalars, key, compute, name)
+    _, scalars = _with_parts(formula, len(inputs), scalars)
+    _run(made, outputs, inputs, [number for number, _ in scalars], has_elements)
+
+
+def _traced(
+    formula: Formula,
+    outputs: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    scalars: Sequence[tuple[Any, torch.dtype]],
+    key: Hashable,
+    compute: torch.dtype | Sequence[torch.dtype] | None,
+    name: str,
+) -> _Traced:
+    """The formula for such operands, traced once for each key."""
     formula, scalars = _with_parts(formula, len(inputs), scalars)
-    dtypes = (
-        tuple(tensor.dtype for tensor in inputs),
-        tuple(tensor.dtype for tensor in outputs),
-        tuple(dtype for _, dtype in scalars),
-    )
+    read, written = tuple(tensor.dtype for tensor in inputs), tuple(tensor.dtype for tensor in outputs)
+    numbers = tuple(dtype for _, dtype in scalars)
+    device = outputs[0].device
     seen = tuple(compute) if isinstance(compute, (list, tuple)) else compute
-    with tracing():
-        program = traced(
-            (key, dtypes, seen, device.index),
-            lambda: pointwise_program(formula, *dtypes[:2], seen, dtypes[2]),
-        )
-    if empty:  # the formula says nevertheless whether it takes these dtypes
-        shape, strides = torch.Size([1]), [[1]] * (len(operands) + len(program.indices))
-    else:
-        strides = [broadcast_strides(tensor, shape) for tensor in operands]
-        strides += [index_strides(dim, shape) for dim in program.indices]
-    dialect = dialect_of(device)
-    # A complex number is a vector already.
-    width = 1 if any(tensor.is_complex() for tensor in operands) else dialect.width
-    aligned = all(socket.is_aligned(tensor, min(16, width * tensor.itemsize)) for tensor in operands)
-    streaming = _past_caches(dialect, outputs, inputs)
-    where = geometry(shape, strides, width=width, aligned=aligned, limits=dialect.row_limits, streaming=streaming)
 
-    def generate() -> kernels.Kernel:
-        return kernels.pointwise(
-            name,
-            program,
-            inputs=dtypes[0],
-            outputs=dtypes[1],
-            scalars=dtypes[2],
-            layout=where.layout,
-            dialect=dialect,
-            compute=seen,
-        )
+    def trace() -> _Traced:
+        program = pointwise_program(formula, read, written, seen, numbers)
+        # A complex number is a vector already.
+        width = 1 if any(dtype.is_complex for dtype in (*read, *written)) else dialect_of(device).width
+        return _Traced(name, program, read, written, numbers, seen, device.index, width)
 
     with tracing():
-        kernel = generated(("pointwise", key, dtypes, where.layout, seen, device.index), generate)
-    if empty:
-        for number, _ in scalars:
+        return traced((key, read, written, numbers, seen, device.index), trace)
+
+
+def _run(
+    made: _Traced,
+    outputs: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    numbers: Sequence[Any],
+    has_elements: bool,
+) -> None:
+    """Computes what was traced; without elements, it is held against the dialect's dtypes and checks numbers."""
+    dialect = dialect_of(made.index)
+    layout, sizes, strides = pointwise_geometry(outputs, inputs, made.program.indices, made.width, dialect)
+    with tracing():
+        kernel, places = generated((made, layout), lambda: _kernel(made, Layout(*layout)))
+    if not has_elements:
+        for number in numbers:
             if isinstance(number, _C.Number):
                 socket.check_number(number)
         return
-    numbers: list[Any] = []
-    for one in kernel.parameters:
-        if one.kind == "scalar":
-            numbers.append(scalars[one.operand][0])
-        elif one.kind == "count":
-            numbers.append(where.count)
-        elif one.kind == "rows":
-            numbers.append(where.rows)
-        elif one.kind == "size":
-            numbers.append(where.sizes[one.dimension])
-        elif one.kind == "stride":
-            numbers.append(where.strides[one.operand][one.dimension])
-    if where.layout.rows:
-        group = dialect.row_group(where.sizes[0], where.rows, strided=2 in where.layout.inner)
-        launch(kernel, operands, numbers, [where.sizes[0], where.rows], group, name=name)
+    _, _, _, inner, _ = layout
+    if inner:
+        rows = math.prod(sizes[1:])
+        items, group = [sizes[0], rows], dialect.row_group(sizes[0], rows, strided=2 in inner)
+        count = rows
     else:
-        launch(kernel, operands, numbers, [kernel.work_items(where.count)], name=name)
+        count = math.prod(sizes)
+        items, group = [kernel.work_items(count)], None
+    others = [sizes[dim] if operand is None else strides[operand][dim] for operand, dim in places]
+    launch(kernel, [*outputs, *inputs], [*numbers, count, *others], items, group, name=made.name)
 
 
-def _past_caches(dialect: Dialect, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> bool:
-    """Whether results are so large that they should be written past the caches. Not in place: there they are read."""
-    least = dialect.streaming_bytes
-    if least is None or sum(output.numel() * output.itemsize for output in outputs) < least:
-        return False
-    return all(
-        socket.is_aligned(output, 16) and not any(socket.same_start(output, tensor) for tensor in inputs)
-        for output in outputs
+def _kernel(made: _Traced, layout: Layout) -> tuple[kernels.Kernel, list[tuple[int | None, int]]]:
+    """The kernel, and where its last arguments come from: (operand of a stride, None for a size; dimension)."""
+    kernel = kernels.pointwise(
+        made.name,
+        made.program,
+        inputs=made.inputs,
+        outputs=made.outputs,
+        scalars=made.scalars,
+        layout=layout,
+        dialect=dialect_of(made.index),
+        compute=made.compute,
     )
+    kinds = [one.kind for one in kernel.parameters]
+    first = kinds.index("rows" if layout.rows else "count") + 1
+    return kernel, [(one.operand if one.kind == "stride" else None, one.dimension) for one in kernel.parameters[first:]]
 
 
 def check_number(number: Any, dtype: torch.dtype) -> None:
@@ -367,23 +438,6 @@ def _with_parts(
         for number, dtype in scalars
         for part in ((number.real, number.imag) if dtype.is_complex else (number,))
     ]
-
-
-def check_shape(shape: torch.Size, inputs: Sequence[torch.Tensor]) -> None:
-    """Raises PyTorch's error where `inputs` do not broadcast to `shape`, which would be read beyond their ends."""
-    if all(tensor.shape == shape for tensor in inputs):
-        return
-    socket.check_broadcast([torch.empty(shape, device="meta"), *inputs])
-    broadcast = socket.broadcast_shapes(shape, *(tensor.shape for tensor in inputs))
-    if broadcast != shape:
-        raise RuntimeError(f"output with shape {list(shape)} doesn't match the broadcast shape {list(broadcast)}")
-
-
-def broadcast_strides(tensor: torch.Tensor, shape: Sequence[int]) -> list[int]:
-    """The strides with which `tensor` is read as if it had `shape`, as torch.broadcast_to would."""
-    missing = len(shape) - tensor.dim()
-    own = zip(tensor.shape, tensor.stride(), shape[missing:], strict=True)
-    return [0] * missing + [0 if size == 1 and wanted != 1 else stride for size, stride, wanted in own]
 
 
 # What moves elements as they are, by their size in bytes.

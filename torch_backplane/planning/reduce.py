@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch_backplane.kernels import Reduction, reduction, reduction_geometry
+from torch_backplane.kernels import Reduction, reduction
 from torch_backplane.kernels.evaluate import evaluate
 from torch_backplane.kernels.expression import constant, trace
 from torch_backplane.kernels.layouts import Geometry, Layout, ReductionGeometry
@@ -20,6 +20,7 @@ from torch_backplane.kernels.templates.reduce import (
     reduce_lanes,
 )
 from torch_backplane.kernels.templates.source import Call
+from torch_backplane.planning.geometry import reduction_geometry
 from torch_backplane.planning.launch import dialect_of, generated, launch, traced, tracing
 
 
@@ -52,11 +53,7 @@ def run_reduction(
         return
     rank = inputs[0].dim()
     reduced = {dim % rank for dim in dims} if rank else set()
-    kept = [dim for dim in range(rank) if dim not in reduced]
-    strides = [
-        [output.stride(dim) for dim in kept] if output.dim() == rank else list(output.stride()) for output in outputs
-    ]
-    where = reduction_geometry(inputs[0].shape, sorted(reduced), strides, [tensor.stride() for tensor in inputs])
+    where = reduction_geometry(outputs, inputs, sorted(reduced))
     dtypes = (tuple(tensor.dtype for tensor in inputs), tuple(tensor.dtype for tensor in outputs))
     ranks = (where.kept.layout.rank, where.reduced.layout.rank, where.wide)
     device = inputs[0].device

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -128,7 +130,17 @@ def reduce_lanes(
         integers |= named(f"{operand}_stride", strides)
     for i, strides in enumerate(reduced.strides):
         integers |= named(f"in{i}_reduced_stride", strides)
-    writer = _Writer(dialect, definition, len(inputs), output_dtypes, where, columns, chunks > 1, names)
+    text = _body(
+        inputs=len(inputs),
+        ranks=(len(kept.sizes), len(reduced.sizes)),
+        columns=columns,
+        partial=chunks > 1,
+        names=tuple(names),
+        scalars=len(definition.scalars),
+        types=tuple(map(dialect.storage_type, definition.state)),
+        output_types=tuple(map(dialect.storage_type, output_dtypes)),
+        identity=tuple(map(dialect.constant, definition.identity, definition.state)),
+    )
     return make_call(
         f"{name}_{'columns' if columns else 'rows'}" + ("_chunks" if chunks > 1 else ""),
         dialect,
@@ -139,31 +151,35 @@ def reduce_lanes(
         value=value_dtype(definition.state[0]),
         types={"int64": torch.int64},
         functions=functions,
-        body=writer.body(),
+        body=text,
         groups=-(-items // _GROUP),
         group_size=_GROUP,
         strided=names,
     )
 
 
+@lru_cache(maxsize=1024)
+def _body(**facts: Any) -> str:
+    return _Writer(**facts).body()
+
+
 class _Writer:
     def __init__(
         self,
-        dialect: Dialect,
-        definition: Reduction,
         inputs: int,
-        outputs: Sequence[torch.dtype],
-        where: ReductionGeometry,
+        ranks: tuple[int, int],
         columns: bool,
         partial: bool,
         names: Sequence[str],
+        scalars: int,
+        types: Sequence[str],
+        output_types: Sequence[str],
+        identity: Sequence[str],
     ) -> None:
         self.inputs, self.columns, self.partial, self.names = inputs, columns, partial, names
-        self.kept_rank, self.reduced_rank = len(where.kept.sizes), len(where.reduced.sizes)
-        self.scalars = "".join(f", scalar{i}" for i in range(len(definition.scalars)))
-        self.types = [dialect.storage_type(dtype) for dtype in definition.state]
-        self.output_types = [dialect.storage_type(dtype) for dtype in outputs]
-        self.identity = [dialect.constant(n, d) for n, d in zip(definition.identity, definition.state, strict=True)]
+        self.kept_rank, self.reduced_rank = ranks
+        self.scalars = "".join(f", scalar{i}" for i in range(scalars))
+        self.types, self.output_types, self.identity = types, output_types, identity
 
     def body(self) -> str:
         return f"""

@@ -1,0 +1,280 @@
+// The geometry of launches, as torch_backplane/kernels/layouts.py has it, of a call's tensors. What is written there holds of
+// symbols, too, and is what traced planners use; calls that only run use this.
+#include <ATen/ExpandUtils.h>
+#include <ATen/MemoryOverlap.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+#include <vector>
+
+#include "bindings.h"
+
+namespace py = pybind11;
+
+namespace backplane {
+namespace {
+
+using Numbers = c10::SmallVector<int64_t, 8>;
+
+constexpr int64_t kNarrowLimit = INT32_MAX;
+
+struct Dimension {
+  int64_t size;
+  Numbers steps; // of each operand
+};
+
+struct Dimensions {
+  std::vector<Dimension> inner_to_outer;
+
+  int64_t count() const {
+    return std::accumulate(
+        inner_to_outer.begin(), inner_to_outer.end(), int64_t{1},
+        [](int64_t count, const Dimension& one) { return count * one.size; });
+  }
+  // The number of elements between an operand's first and the furthest.
+  int64_t reach(size_t operand) const {
+    int64_t furthest = 0;
+    for (const Dimension& one : inner_to_outer) {
+      furthest += (one.size - 1) * one.steps[operand];
+    }
+    return furthest;
+  }
+  py::tuple sizes() const {
+    py::tuple found(inner_to_outer.size());
+    for (size_t i = 0; i < inner_to_outer.size(); ++i) {
+      found[i] = inner_to_outer[i].size;
+    }
+    return found;
+  }
+  py::tuple strides(size_t operands) const {
+    py::tuple found(operands);
+    for (size_t operand = 0; operand < operands; ++operand) {
+      py::tuple steps(inner_to_outer.size());
+      for (size_t i = 0; i < inner_to_outer.size(); ++i) {
+        steps[i] = inner_to_outer[i].steps[operand];
+      }
+      found[operand] = std::move(steps);
+    }
+    return found;
+  }
+};
+
+// Drops dimensions of size 1, orders the rest by stride, and merges neighbours that every operand steps through.
+Dimensions collapse(std::vector<Dimension> given, bool keep_order) {
+  std::erase_if(given, [](const Dimension& one) { return one.size == 1; });
+  std::reverse(given.begin(), given.end());
+  if (!keep_order) {
+    std::stable_sort(given.begin(), given.end(), [](const Dimension& one, const Dimension& other) {
+      return std::lexicographical_compare(
+          one.steps.begin(), one.steps.end(), other.steps.begin(), other.steps.end());
+    });
+  }
+  Dimensions merged;
+  for (Dimension& one : given) {
+    if (!merged.inner_to_outer.empty()) {
+      Dimension& last = merged.inner_to_outer.back();
+      const bool continues = std::equal(
+          one.steps.begin(), one.steps.end(), last.steps.begin(),
+          [&](int64_t step, int64_t inner) { return step == inner * last.size; });
+      if (continues) {
+        last.size *= one.size;
+        continue;
+      }
+    }
+    merged.inner_to_outer.push_back(std::move(one));
+  }
+  return merged;
+}
+
+// The stride with which a tensor is read in a dimension of the shape that it is broadcast to.
+int64_t broadcast_stride(const at::Tensor& tensor, c10::IntArrayRef shape, size_t dim) {
+  const size_t missing = shape.size() - tensor.dim();
+  if (dim < missing) {
+    return 0;
+  }
+  const auto own = static_cast<int64_t>(dim - missing);
+  return tensor.size(own) == 1 && shape[dim] != 1 ? 0 : tensor.stride(own);
+}
+
+int64_t positions_stride(std::optional<int64_t> along, c10::IntArrayRef shape, size_t dim) {
+  if (!along.has_value()) {
+    return std::accumulate(shape.begin() + dim + 1, shape.end(), int64_t{1}, std::multiplies<>());
+  }
+  const auto rank = static_cast<int64_t>(shape.size());
+  if (*along < -rank || *along >= rank) {
+    throw py::index_error(c10::str("the position in dimension ", *along, " of ", rank));
+  }
+  return static_cast<int64_t>(dim) == (*along + rank) % rank ? 1 : 0;
+}
+
+bool is_aligned(const at::Tensor& tensor, size_t size) {
+  return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % size == 0;
+}
+
+// Whether results are so large that they are written past the caches. Not in place: there they are read.
+bool is_streaming(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs, int64_t least) {
+  int64_t bytes = 0;
+  for (const at::Tensor& output : outputs) {
+    bytes += output.numel() * static_cast<int64_t>(output.itemsize());
+  }
+  return bytes >= least && std::all_of(outputs.begin(), outputs.end(), [&](const at::Tensor& output) {
+           return is_aligned(output, 16) && std::none_of(inputs.begin(), inputs.end(), [&](const at::Tensor& input) {
+                    return input.const_data_ptr() == output.const_data_ptr();
+                  });
+         });
+}
+
+py::tuple pointwise_geometry(
+    const std::vector<at::Tensor>& outputs,
+    const std::vector<at::Tensor>& inputs,
+    const std::vector<std::optional<int64_t>>& positions,
+    int64_t width,
+    std::optional<int64_t> streaming_bytes,
+    int64_t shortest_row,
+    int64_t most_rows) {
+  const c10::IntArrayRef shape = outputs.at(0).sizes();
+  const size_t operands = outputs.size() + inputs.size() + positions.size();
+  std::vector<Dimension> given(shape.size());
+  for (size_t dim = 0; dim < shape.size(); ++dim) {
+    given[dim].size = shape[dim];
+    for (const at::Tensor& output : outputs) {
+      given[dim].steps.push_back(output.stride(static_cast<int64_t>(dim)));
+    }
+    for (const at::Tensor& input : inputs) {
+      given[dim].steps.push_back(broadcast_stride(input, shape, dim));
+    }
+    for (const auto& along : positions) {
+      given[dim].steps.push_back(positions_stride(along, shape, dim));
+    }
+  }
+  const Dimensions where = collapse(std::move(given), /*keep_order=*/false);
+  const auto& dimensions = where.inner_to_outer;
+  const int64_t count = where.count();
+  bool wide = count > kNarrowLimit;
+  for (size_t operand = 0; operand < operands; ++operand) {
+    wide |= where.reach(operand) > kNarrowLimit;
+  }
+  const bool dense = count <= 1 ||
+      (dimensions.size() == 1 &&
+       std::all_of(dimensions[0].steps.begin(), dimensions[0].steps.end(), [](int64_t step) { return step == 1; }));
+  if (dense) {
+    const auto aligned = [&](const at::Tensor& tensor) {
+      return is_aligned(tensor, std::min<size_t>(16, width * tensor.itemsize()));
+    };
+    const bool all = std::all_of(outputs.begin(), outputs.end(), aligned) && std::all_of(inputs.begin(), inputs.end(), aligned);
+    const bool streams = streaming_bytes.has_value() && is_streaming(outputs, inputs, *streaming_bytes);
+    py::tuple strides(operands);
+    for (size_t operand = 0; operand < operands; ++operand) {
+      strides[operand] = py::make_tuple(1);
+    }
+    return py::make_tuple(
+        py::make_tuple(0, all ? width : 1, wide, py::tuple(), streams), py::make_tuple(count), std::move(strides));
+  }
+  py::tuple inner;
+  if (dimensions[0].size >= shortest_row && count / dimensions[0].size <= most_rows) {
+    inner = py::tuple(operands);
+    for (size_t operand = 0; operand < operands; ++operand) {
+      inner[operand] = std::min<int64_t>(dimensions[0].steps[operand], 2);
+    }
+  }
+  return py::make_tuple(
+      py::make_tuple(dimensions.size(), 1, wide, std::move(inner), false), where.sizes(), where.strides(operands));
+}
+
+py::tuple reduction_geometry(
+    const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs, const std::vector<int64_t>& dims) {
+  const c10::IntArrayRef shape = inputs.at(0).sizes();
+  std::vector<bool> is_reduced(shape.size());
+  for (const int64_t dim : dims) {
+    is_reduced.at(dim) = true;
+  }
+  std::vector<Dimension> kept_given;
+  std::vector<Dimension> reduced_given;
+  for (size_t dim = 0; dim < shape.size(); ++dim) {
+    Dimension one{shape[dim], {}};
+    if (!is_reduced[dim]) {
+      for (const at::Tensor& output : outputs) {
+        const bool keeps = output.dim() == static_cast<int64_t>(shape.size());
+        one.steps.push_back(output.stride(static_cast<int64_t>(keeps ? dim : kept_given.size())));
+      }
+    }
+    for (const at::Tensor& input : inputs) {
+      one.steps.push_back(input.stride(static_cast<int64_t>(dim)));
+    }
+    (is_reduced[dim] ? reduced_given : kept_given).push_back(std::move(one));
+  }
+  const Dimensions kept = collapse(std::move(kept_given), /*keep_order=*/false);
+  const Dimensions reduced = collapse(std::move(reduced_given), /*keep_order=*/true);
+  bool wide = inputs[0].numel() > kNarrowLimit;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    wide |= kept.reach(i) > kNarrowLimit;
+  }
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    wide |= kept.reach(outputs.size() + i) + reduced.reach(i) > kNarrowLimit;
+  }
+  return py::make_tuple(
+      wide, kept.sizes(), kept.strides(outputs.size() + inputs.size()), reduced.sizes(), reduced.strides(inputs.size()));
+}
+
+void check_overlaps(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) {
+  for (const at::Tensor& output : outputs) {
+    at::assert_no_internal_overlap(output);
+    for (const at::Tensor& input : inputs) {
+      if (!output.is_same(input)) {
+        at::assert_no_partial_overlap(output, input);
+      }
+    }
+  }
+}
+
+c10::DimVector broadcast_shape(c10::DimVector shape, const std::vector<at::Tensor>& tensors) {
+  for (const at::Tensor& tensor : tensors) {
+    shape = at::infer_size_dimvector(shape, tensor.sizes());
+  }
+  return shape;
+}
+
+bool check_operands(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) {
+  const c10::IntArrayRef shape = outputs.at(0).sizes();
+  for (const at::Tensor& output : outputs) {
+    TORCH_CHECK_VALUE(
+        output.sizes() == shape, "outputs of one shape are needed, and got ", shape, " and ", output.sizes());
+  }
+  const auto broadcast = broadcast_shape(c10::DimVector(shape), inputs);
+  TORCH_CHECK(
+      c10::IntArrayRef(broadcast) == shape, "output with shape ", shape, " doesn't match the broadcast shape ",
+      c10::IntArrayRef(broadcast));
+  if (outputs[0].numel() == 0) {
+    return false;
+  }
+  check_overlaps(outputs, inputs);
+  return true;
+}
+
+} // namespace
+
+void bind_geometry(py::module_& module) {
+  module.def(
+      "check_overlaps", &check_overlaps, py::arg("outputs"), py::arg("inputs"),
+      "Throws PyTorch's error where memory is both read and written elsewhere.");
+  module.def(
+      "check_broadcast", [](const std::vector<at::Tensor>& tensors) { broadcast_shape({}, tensors); },
+      py::arg("tensors"), "Throws PyTorch's error where the tensors do not broadcast to one shape.");
+  module.def(
+      "check_operands", &check_operands, py::arg("outputs"), py::arg("inputs"),
+      "Throws PyTorch's error where inputs do not broadcast to the outputs' shape, or memory is both read and written "
+      "elsewhere. Returns whether there are elements.");
+  module.def(
+      "pointwise_geometry", &pointwise_geometry, py::arg("outputs"), py::arg("inputs"), py::arg("positions"),
+      py::arg("width"), py::arg("streaming_bytes"), py::arg("shortest_row"), py::arg("most_rows"),
+      "(the arguments of a Layout, sizes, strides), as kernels.layouts.geometry has them, for inputs that broadcast to the "
+      "outputs' shape. `positions`: for each operand that is not in memory, the dimension that it counts along, or None.");
+  module.def(
+      "reduction_geometry", &reduction_geometry, py::arg("outputs"), py::arg("inputs"), py::arg("dims"),
+      "(wide, sizes and strides of what is kept, sizes and strides of what is reduced), as "
+      "kernels.layouts.reduction_geometry has them. `dims`: not negative, each once.");
+}
+
+} // namespace backplane

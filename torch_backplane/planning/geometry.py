@@ -1,0 +1,127 @@
+"""What a launch's operands look like, asked of the socket, or, of symbols, of `kernels.layouts`: both say the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torch_backplane import _C
+from torch_backplane.kernels import geometry
+from torch_backplane.kernels.dialects.base import Dialect
+from torch_backplane.kernels.layouts import Geometry, Layout, ReductionGeometry
+from torch_backplane.kernels.layouts import reduction_geometry as of_strides
+from torch_backplane.kernels.pointwise import index_strides
+from torch_backplane.planning import socket
+from torch_backplane.planning.tracing import current
+
+
+def check_operands(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> bool:
+    """Whether there are elements. Raises PyTorch's error where `inputs` do not broadcast to the shape of `outputs`, or
+    memory is both read and written elsewhere.
+    """
+    if current() is None:
+        return _C.check_operands(outputs, inputs)
+    shape = outputs[0].shape
+    if any(output.shape != shape for output in outputs):
+        raise ValueError(f"outputs of one shape are needed, and got {[list(output.shape) for output in outputs]}")
+    check_shape(shape, inputs)
+    if outputs[0].numel() == 0:
+        return False
+    socket.check_overlaps(outputs, inputs)
+    return True
+
+
+def check_shape(shape: torch.Size, inputs: Sequence[torch.Tensor]) -> None:
+    """Raises PyTorch's error where `inputs` do not broadcast to `shape`, which would be read beyond their ends."""
+    if all(tensor.shape == shape for tensor in inputs):
+        return
+    socket.check_broadcast([torch.empty(shape, device="meta"), *inputs])
+    broadcast = socket.broadcast_shapes(shape, *(tensor.shape for tensor in inputs))
+    if broadcast != shape:
+        raise RuntimeError(f"output with shape {list(shape)} doesn't match the broadcast shape {list(broadcast)}")
+
+
+def pointwise_geometry(
+    outputs: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    positions: Sequence[int | None],
+    width: int,
+    dialect: Dialect,
+) -> tuple[tuple[Any, ...], tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    """(the arguments of a Layout, sizes, strides) of operands that fit, as `kernels.geometry` has them.
+
+    Args:
+        positions: the program's indices, which are operands without memory.
+        width: elements for each work item where all are contiguous and aligned to so many.
+    """
+    limits = dialect.row_limits
+    if current() is None:
+        given = (list(outputs), list(inputs), list(positions), width, dialect.streaming_bytes)
+        return _C.pointwise_geometry(*given, limits.shortest, limits.most)
+    return pointwise_geometry_of_symbols(outputs, inputs, positions, width, dialect)
+
+
+def pointwise_geometry_of_symbols(
+    outputs: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    positions: Sequence[int | None],
+    width: int,
+    dialect: Dialect,
+) -> tuple[tuple[Any, ...], tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    operands, shape = [*outputs, *inputs], outputs[0].shape
+    if outputs[0].numel() == 0:
+        shape, strides = torch.Size([1]), [[1]] * (len(operands) + len(positions))
+    else:
+        strides = [broadcast_strides(tensor, shape) for tensor in operands]
+        strides += [index_strides(dim, shape) for dim in positions]
+    aligned = all(socket.is_aligned(tensor, min(16, width * tensor.itemsize)) for tensor in operands)
+    streaming = _past_caches(dialect, outputs, inputs)
+    where = geometry(shape, strides, width=width, aligned=aligned, limits=dialect.row_limits, streaming=streaming)
+    layout = where.layout
+    return (layout.rank, layout.width, layout.wide, layout.inner, layout.streaming), where.sizes, where.strides
+
+
+def broadcast_strides(tensor: torch.Tensor, shape: Sequence[int]) -> list[int]:
+    """The strides with which `tensor` is read as if it had `shape`, as torch.broadcast_to would."""
+    missing = len(shape) - tensor.dim()
+    own = zip(tensor.shape, tensor.stride(), shape[missing:], strict=True)
+    return [0] * missing + [0 if size == 1 and wanted != 1 else stride for size, stride, wanted in own]
+
+
+def _past_caches(dialect: Dialect, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> bool:
+    """Whether results are so large that they should be written past the caches. Not in place: there they are read."""
+    least = dialect.streaming_bytes
+    if least is None or sum(output.numel() * output.itemsize for output in outputs) < least:
+        return False
+    return all(
+        socket.is_aligned(output, 16) and not any(socket.same_start(output, tensor) for tensor in inputs)
+        for output in outputs
+    )
+
+
+def reduction_geometry(
+    outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], dims: Sequence[int]
+) -> ReductionGeometry:
+    """Of a reduction over `dims`, which are not negative; outputs are without them, or have size 1 there."""
+    if current() is not None:
+        return reduction_geometry_of_symbols(outputs, inputs, dims)
+    wide, sizes, strides, reduced_sizes, reduced_strides = _C.reduction_geometry(
+        list(outputs), list(inputs), list(dims)
+    )
+    return ReductionGeometry(
+        Geometry(Layout(len(sizes), 1, wide), sizes, strides),
+        Geometry(Layout(len(reduced_sizes), 1, wide), reduced_sizes, reduced_strides),
+    )
+
+
+def reduction_geometry_of_symbols(
+    outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], dims: Sequence[int]
+) -> ReductionGeometry:
+    rank = inputs[0].dim()
+    kept = [dim for dim in range(rank) if dim not in dims]
+    strides = [
+        [output.stride(dim) for dim in kept] if output.dim() == rank else list(output.stride()) for output in outputs
+    ]
+    return of_strides(inputs[0].shape, sorted(dims), strides, [tensor.stride() for tensor in inputs])
