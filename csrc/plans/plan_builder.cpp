@@ -24,6 +24,7 @@ struct Quantity {
   c10::Scalar value;
   std::optional<uint32_t> slot;
 
+  Quantity(c10::Scalar value, std::optional<uint32_t> slot) : value(std::move(value)), slot(slot) {}
   explicit Quantity(const py::handle& given) {
     py::object number = py::reinterpret_borrow<py::object>(given);
     if (py::isinstance<py::tuple>(given)) {
@@ -157,7 +158,11 @@ class PlanBuilder {
   }
 
   void check(const PythonNumber& number) {
-    made_.plan.steps.emplace_back(CheckStep{number.passed(number.fits)});
+    if (number.call == &call_) {
+      made_.plan.steps.emplace_back(CheckStep{number.passed(number.fits)});
+    } else {
+      checked_now(number);
+    }
   }
 
   // The call's numbers with this index and the next one are seed and offset.
@@ -212,8 +217,12 @@ class PlanBuilder {
       if (number.call == &call_) {
         return number.passed(dtype);
       }
+      const c10::Scalar now = checked_now(number);
+      if (number.slot.has_value()) {
+        patch(Patch::Field::Number, index, Quantity{number.value, number.slot}, dtype);
+      }
       uint64_t bits = 0;
-      const auto bytes = store_number(number.passed_value(), dtype, &bits);
+      const auto bytes = store_number(now, dtype, &bits);
       return Literal{bits, bytes};
     }
     const Quantity known(value);
@@ -221,6 +230,17 @@ class PlanBuilder {
     uint64_t bits = 0;
     const auto bytes = store_number(known.value, dtype, &bits);
     return Literal{bits, bytes};
+  }
+
+  // The value of a number that a planner gives to an operator within it. One that is computed of sizes is checked where
+  // any size would pass.
+  static c10::Scalar checked_now(const PythonNumber& number) {
+    const bool any_fits = number.fits == c10::ScalarType::Undefined || number.fits == c10::kLong ||
+        number.fits == c10::kFloat || number.fits == c10::kDouble;
+    TORCH_CHECK(
+        !number.slot.has_value() || (any_fits && number.part == NumberPart::Whole),
+        "a number of a size would have to be checked: it may be none of ", number.fits);
+    return number.passed_value();
   }
 
   CpuOperator::Memory host_memory(const py::tuple& described, HostStep& step, size_t argument, size_t element) {
@@ -332,9 +352,13 @@ void bind_plan_builder(py::module_& module) {
       .def(
           "number",
           [](PlanBuilder&, const py::object& value, bool for_tensor) {
-            const c10::Scalar known = Quantity(value).value;
-            return PythonNumber{
-                known, nullptr, 0, for_tensor ? std::optional(at::native::wrapped_scalar_tensor(known)) : std::nullopt};
+            const Quantity known(value);
+            PythonNumber number{known.value, nullptr, 0, std::nullopt};
+            if (for_tensor) {
+              number.tensor = at::native::wrapped_scalar_tensor(known.value);
+            }
+            number.slot = known.slot;
+            return number;
           },
           py::arg("value"), py::arg("for_tensor") = false,
           "A number that a planner gives to an operator within it, perhaps where that takes a tensor.")

@@ -11,6 +11,10 @@ constexpr size_t kMostClasses = 1024; // likewise
 constexpr size_t kMostAnyShapePlans = 8; // of one class: for what planners decide otherwise
 constexpr uint32_t kMostTraces = 16; // of one class, those that gave no plan included
 constexpr uint32_t kMostFutileTraces = 2; // of one class without a plan for any shape
+// Where this many calls of a class in a row were such as no plan can repeat, the next are not recorded: operators within them
+// have plans of their own then. But one in a while is, as that may depend on sizes.
+constexpr uint32_t kMostUnplannable = 2;
+constexpr uint32_t kUnplannableAgain = 64;
 
 } // namespace
 
@@ -37,7 +41,7 @@ std::list<PlanCache::Class>::iterator PlanCache::class_of(
       return found->second;
     }
   }
-  classes_.push_front({signature.words, {}, 0, 0, "", {}, nullptr});
+  classes_.push_front({signature.words, {}, 0, 0, 0, "", {}, nullptr});
   classes_by_hash_.emplace(hash, classes_.begin());
   if (classes_.size() > kMostClasses) {
     const auto oldest = std::prev(classes_.end());
@@ -80,11 +84,23 @@ bool PlanCache::is_to_be_traced(const Signature& signature) {
   std::lock_guard<std::mutex> guard(lock_);
   const Class& known = *class_of(signature, evicted);
   const uint32_t most = known.plans.empty() ? kMostFutileTraces : kMostTraces;
-  if (known.shapes == 0 || known.plans.size() >= kMostAnyShapePlans || known.traces >= most) {
+  const bool is_repeated = known.last_plan != nullptr && known.last_plan->unplannable.empty();
+  if (!is_repeated || known.plans.size() >= kMostAnyShapePlans || known.traces >= most) {
     return false;
   }
   ++counts_.traces;
   return true;
+}
+
+bool PlanCache::is_to_be_recorded(const Signature& signature) {
+  std::list<Class> evicted; // freed after the lock
+  std::lock_guard<std::mutex> guard(lock_);
+  Class& known = *class_of(signature, evicted);
+  if (known.unplannable < kMostUnplannable || ++known.unplannable % kUnplannableAgain == 0) {
+    return true;
+  }
+  ++counts_.unplannable_calls;
+  return false;
 }
 
 void PlanCache::insert_into_class(
@@ -111,9 +127,13 @@ void PlanCache::insert_into_class(
       known.plans.push_back(std::make_shared<const AnyShapePlan>(std::move(*traced)));
     }
   }
+  if (reason.empty()) {
+    reason = fresh->unplannable;
+  }
   if (!reason.empty()) {
     known.reason = std::move(reason);
   }
+  known.unplannable = fresh->unplannable.empty() || fresh->falls_back ? 0 : known.unplannable + 1;
   ++known.shapes;
   known.last_sizes.assign(signature.sizes.begin(), signature.sizes.end());
   known.last_plan.swap(last);

@@ -35,6 +35,8 @@ class PlanCache {
   void insert(Signature signature, std::shared_ptr<const Plan> plan);
   // The plan of the class that holds for these sizes, made for them; nullptr where there is none.
   std::shared_ptr<const Plan> find_any_shape(const Signature& signature);
+  // Whether a plan of the call may come out: not where calls of the class have shown that none can repeat them.
+  bool is_to_be_recorded(const Signature& signature);
   // Whether the class has met another shape and may be traced once more.
   bool is_to_be_traced(const Signature& signature);
   // Notes what came of a trace, if there was one, beside the plan of the same call: the two have to say the same, for this
@@ -63,7 +65,8 @@ class PlanCache {
     std::vector<std::shared_ptr<const AnyShapePlan>> plans;
     uint32_t shapes = 0; // that were planned
     uint32_t traces = 0;
-    std::string reason; // why the last trace gave no plan
+    uint32_t unplannable = 0; // calls in a row that no plan can repeat
+    std::string reason; // why the last trace gave no plan, or why there was none
     c10::SmallVector<int64_t, 48> last_sizes; // of the last call that was planned, and its plan
     std::shared_ptr<const Plan> last_plan;
   };

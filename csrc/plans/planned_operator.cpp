@@ -280,6 +280,10 @@ void PlannedOperator::answer(torch::jit::Stack* stack) {
       replace(stack, count, results);
       return;
     }
+    if (!cache_.is_to_be_recorded(signature)) {
+      plan(*declaration, stack, call, /*record=*/false);
+      return;
+    }
     const bool another = cache_.is_to_be_traced(signature);
     std::optional<AnyShapePlan> traced;
     std::string reason;
@@ -360,7 +364,11 @@ std::optional<AnyShapePlan> PlannedOperator::trace(
   Signature signature;
   read_call(arguments, facts, call, signature);
   at::AutoDispatchBelowADInplaceOrView autograd;
-  c10::impl::ExcludeDispatchKeyGuard autocast{c10::autocast_dispatch_keyset};
+  // Traces are modes of Python's, which are left out where the call is made by another planner.
+  const auto local = c10::impl::tls_local_dispatch_key_set();
+  const c10::DispatchKeySet modes{c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot};
+  const c10::impl::ForceDispatchKeyGuard keys{
+      local.included_, (local.excluded_ - modes) | c10::autocast_dispatch_keyset};
   return declaration.planner->trace(op_.schema(), arguments, facts, call, reason);
 }
 

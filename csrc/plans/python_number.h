@@ -17,6 +17,7 @@ struct PythonNumber {
   std::optional<at::Tensor> tensor; // the CPU tensor that it came in
   NumberPart part = NumberPart::Whole; // what of it is passed on
   c10::ScalarType fits = c10::ScalarType::Undefined; // the dtype that it must be a value of, if that is to be checked
+  std::optional<uint32_t> slot = std::nullopt; // of a number within a trace: where the tape has it
 
   // Throws where it does not fit.
   c10::Scalar passed_value() const {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator as compare
 from collections.abc import Sequence
 from typing import Any
 
@@ -70,7 +71,7 @@ def _check_places(self: torch.Tensor, dim: int, index: torch.Tensor, source: Any
         size > most for d, (size, most) in enumerate(zip(index.shape, self.shape, strict=True)) if d != dim % self.dim()
     ):
         raise RunOnCPU("an index that is larger than the tensor")
-    if isinstance(source, torch.Tensor) and any(map(int.__gt__, index.shape, source.shape)):
+    if isinstance(source, torch.Tensor) and any(map(compare.gt, index.shape, source.shape)):
         raise RunOnCPU("an index that is larger than its source")
 
 
@@ -419,7 +420,7 @@ def index_fill(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, va
     if isinstance(value, Number) and not of_tensor:
         check_number(value, self.dtype)
         if not self.numel() or not index.numel():
-            value.fitting(self.dtype).check()
+            socket.check_number(value.fitting(self.dtype))
     expanded = call.is_in_place and each_once(self) is not self
     if expanded:
         warn_of_expanded("index_fill_")

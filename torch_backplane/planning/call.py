@@ -130,7 +130,7 @@ class Call:
         if overload is self.overload and _C.has_structured_meta(self.name):
             self._check_memory(tracer)
         values = as_meta(self.arguments if overload is self.overload else self.inputs)
-        return metas.results(tracer, overload, values, lambda given: self._meta_of(overload, given))
+        return metas.results(tracer, overload, self.functional, values, lambda given: self._meta_of(overload, given))
 
     def _check_memory(self, tracer: tracing.Tracer) -> None:
         """Leaves whatever PyTorch's meta kernel looks for in the memory that is written."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._decomp import global_decomposition_table
@@ -20,18 +20,28 @@ from torch_backplane.planning.symbols import Untraceable, number_now
 
 Shape = Sequence[Any]
 
-# Elementwise operators that PyTorch does not tag so.
-_ELEMENTWISE = {"_to_copy", "where"}
-_REDUCTIONS = {
-    "all", "amax", "amin", "aminmax", "any", "argmax", "argmin", "count_nonzero", "linalg_vector_norm", "logsumexp",
-    "mean", "nansum", "norm", "prod", "std", "std_mean", "sum", "var", "var_mean",
-}  # fmt: skip
+class Rule(NamedTuple):
+    """Args:
+    sizes: of the results, all alike, of the tensors among the arguments and of the arguments by name. What PyTorch
+        refuses, this has to raise for, or to leave a guard.
+    layout: the strides of new ones, of their sizes and the tensors.
+    """
+
+    sizes: Callable[[Sequence[Any], dict[str, Any]], Shape]
+    layout: Callable[[Shape, Sequence[Any]], Shape]
 
 
-def results(tracer: Any, overload: Any, values: Sequence[Any], ask: Callable[[Sequence[Any]], tuple[Any, ...]]) -> Any:
+def results(
+    tracer: Any,
+    overload: Any,
+    functional: Any,
+    values: Sequence[Any],
+    ask: Callable[[Sequence[Any]], tuple[Any, ...]],
+) -> Any:
     """Meta tensors of symbolic sizes, one for each result, None for one that is not made.
 
     Args:
+        functional: the overload that makes the results which `overload` puts in place or to `out=`.
         ask: PyTorch's meta kernel, for `values` without symbols.
 
     Raises:
@@ -39,7 +49,7 @@ def results(tracer: Any, overload: Any, values: Sequence[Any], ask: Callable[[Se
     """
     with _disable_current_modes():
         expected = ask([concrete(value) for value in values])
-    shapes = _shapes(overload, values, expected)
+    shapes = _shapes(overload, functional, values, expected)
     if len(shapes) != len(expected):
         raise Untraceable(f"the shapes of {overload}")
     found: list[Any] = []
@@ -76,7 +86,9 @@ def by_name(overload: Any, values: Sequence[Any]) -> tuple[list[Any], dict[str, 
     return positional, {one.name: value for one, value in zip(schema, values, strict=True) if one.kwarg_only}
 
 
-def _shapes(overload: Any, values: Sequence[Any], expected: Sequence[Any]) -> list[tuple[Shape, Shape] | None]:
+def _shapes(
+    overload: Any, functional: Any, values: Sequence[Any], expected: Sequence[Any]
+) -> list[tuple[Shape, Shape] | None]:
     """(sizes, strides) of each result."""
     schema = overload._schema.arguments
     inputs = {one.name: value for one, value in zip(schema, values, strict=True) if not one.is_out}
@@ -85,37 +97,30 @@ def _shapes(overload: Any, values: Sequence[Any], expected: Sequence[Any]) -> li
         value for one, value in zip(schema, values, strict=True) if one.is_write
     ]
     name = overload._schema.name.removeprefix("aten::").removesuffix("_")
-    if (torch.Tag.pointwise in overload.tags or name in _ELEMENTWISE) and name not in _FAMILIES:
-        shape: Shape = layouts.broadcast_shapes([tensor.shape for tensor in tensors])
-        if len(written) == len(expected):  # those are the results, where they are of the shape
-            return [_result(shape, one) for one in written]
-        strides = layouts.iterator(shape, [(tensor.shape, tensor.stride()) for tensor in tensors])
-        return [(shape, strides) if one is not None else None for one in expected]
-    family = _reduced if name in _REDUCTIONS else _FAMILIES.get(name)
-    if "upsample_" in name:
-        family = _resampled_from if name.endswith("_backward") else _resampled
-    if family is not None:
-        shape = family(tensors, inputs)
-        if len(written) == len(expected):
-            return [_result(shape, one) for one in written]
-        follows = name == "cat" or "upsample_" in name
-        formats = {layouts.suggested(tensor.shape, tensor.stride()) for tensor in tensors} if follows else set()
-        chosen = formats.pop() if len(formats) == 1 else torch.contiguous_format
-        return [(shape, layouts.laid_out(shape, chosen)) for _ in expected]
-    # PyTorch's functions for compilers, in Python, which compute with symbols and check what they are given.
-    importlib.import_module("torch._meta_registrations")
-    for table in ("meta", "post_autograd"):
-        function = global_decomposition_table[table].get(overload)
-        if function is not None:
-            break
-    else:
+    rule = RULES.get(name, _ELEMENTWISE if torch.Tag.pointwise in functional.tags else None)
+    if rule is not None:
+        sizes = rule.sizes(tensors, inputs)
+        if len(written) == len(expected):  # those are the results, where they are of the sizes
+            return [_result(sizes, one) for one in written]
+        strides = rule.layout(sizes, tensors)
+        return [(sizes, strides) if one is not None else None for one in expected]
+    asked, given = (overload, values) if _function(overload) is not None else (functional, [*inputs.values()])
+    function = _function(asked)
+    if function is None:
         raise Untraceable(f"the shapes of {overload}")
-    positional, named = by_name(overload, values)
+    positional, named = by_name(asked, given)
     returned = function(*positional, **named)
-    return [
-        (tuple(one.shape), tuple(one.stride())) if one is not None else None
-        for one in (returned if isinstance(returned, (tuple, list)) else [returned])
-    ]
+    returned = returned if isinstance(returned, (tuple, list)) else [returned]
+    if asked is not overload and len(written) == len(returned):
+        return [_result(one.shape, to) for one, to in zip(returned, written, strict=True)]
+    return [(tuple(one.shape), tuple(one.stride())) if one is not None else None for one in returned]
+
+
+def _function(overload: Any) -> Callable[..., Any] | None:
+    """PyTorch's, for compilers, in Python, which computes with symbols and checks what it is given."""
+    importlib.import_module("torch._meta_registrations")
+    tables = (global_decomposition_table[table] for table in ("meta", "post_autograd"))
+    return next((table[overload] for table in tables if overload in table), None)
 
 
 def _result(shape: Shape, given: torch.Tensor) -> tuple[Shape, Shape]:
@@ -167,6 +172,8 @@ def _arranged(tensors: Sequence[Any], inputs: dict[str, Any]) -> Shape:
 
 
 def _joined(tensors: Sequence[Any], inputs: dict[str, Any]) -> Shape:
+    # Tensors of shape (0,) are skipped, whatever the others' number of dimensions.
+    tensors = [one for one in tensors if one.dim() != 1 or one.shape[0] != 0] or tensors[:1]
     first, dim = tensors[0], inputs["dim"]
     dim %= max(1, first.dim())
     shape = list(first.shape)
@@ -179,8 +186,57 @@ def _joined(tensors: Sequence[Any], inputs: dict[str, Any]) -> Shape:
     return shape
 
 
-# Their results are contiguous, where nothing else is said above.
-_FAMILIES: dict[str, Callable[[Sequence[Any], dict[str, Any]], Shape]] = {
-    "arange": _arranged, "cat": _joined, "cumprod": _kept, "cumsum": _kept, "tril": _kept, "triu": _kept,
-    "masked_fill": _broadcast,
+# How results are laid out.
+
+
+def _contiguous(sizes: Shape, tensors: Sequence[Any]) -> Shape:
+    return layouts.contiguous(sizes)
+
+
+def _as_iterated(sizes: Shape, tensors: Sequence[Any]) -> Shape:
+    return layouts.iterator(sizes, [(tensor.shape, tensor.stride()) for tensor in tensors])
+
+
+def _as_first(sizes: Shape, tensors: Sequence[Any]) -> Shape:
+    return layouts.like(sizes, tensors[0].stride())
+
+
+def _as_first_of_elements(sizes: Shape, tensors: Sequence[Any]) -> Shape:
+    """Where PyTorch's function for compilers says something else of tensors without elements."""
+    if any(size == 0 for size in sizes):
+        raise Untraceable("tensors with elements")
+    return _as_first(sizes, tensors)
+
+
+def _as_suggested(sizes: Shape, tensors: Sequence[Any]) -> Shape:
+    """In the memory format of the tensors, where they have one in common."""
+    formats = {layouts.suggested(tensor.shape, tensor.stride()) for tensor in tensors}
+    return layouts.laid_out(sizes, formats.pop() if len(formats) == 1 else torch.contiguous_format)
+
+
+_ELEMENTWISE = Rule(_broadcast, _as_iterated)
+_REDUCTIONS = (
+    "all", "amax", "amin", "aminmax", "any", "argmax", "argmin", "count_nonzero", "linalg_vector_norm", "logsumexp",
+    "mean", "nansum", "norm", "prod", "std", "std_mean", "sum", "var", "var_mean",
+)  # fmt: skip
+_RESAMPLING = (
+    *(f"{name}{rank}d" for name in ("upsample_nearest", "_upsample_nearest_exact") for rank in (1, 2, 3)),
+    "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
+)  # fmt: skip
+# PyTorch's gradients of these follow no memory format.
+_CONTIGUOUS_GRADIENTS = ("upsample_nearest3d", "_upsample_nearest_exact3d", "upsample_bicubic2d")
+
+RULES = {
+    **dict.fromkeys(("_to_copy", "polar", "where"), _ELEMENTWISE),  # which PyTorch does not tag so
+    **dict.fromkeys(_REDUCTIONS, Rule(_reduced, _contiguous)),
+    **dict.fromkeys(("cumprod", "cumsum", "roll", "tril", "triu"), Rule(_kept, _contiguous)),
+    **dict.fromkeys(_RESAMPLING, Rule(_resampled, _as_suggested)),
+    **{f"{name}_backward": Rule(_resampled_from, _contiguous if name in _CONTIGUOUS_GRADIENTS else _as_suggested)
+       for name in _RESAMPLING},
+    "arange": Rule(_arranged, _contiguous),
+    "cat": Rule(_joined, _as_suggested),
+    "flip": Rule(_kept, _as_first_of_elements),
+    "masked_fill": Rule(_broadcast, _contiguous),
+    "sort": Rule(_kept, _as_first),
 }  # fmt: skip
+"""By operators' names, without the underscore of those in place. PyTorch's tag tells others that are elementwise."""

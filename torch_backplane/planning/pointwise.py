@@ -296,7 +296,7 @@ def run_pointwise(
     if empty:
         for number, _ in scalars:
             if isinstance(number, _C.Number):
-                number.check()
+                socket.check_number(number)
         return
     numbers: list[Any] = []
     for one in kernel.parameters:

@@ -97,3 +97,9 @@ def not_replayable(reason: str) -> None:
     if current() is not None:
         raise Untraceable(f"no plan, as {reason}")
     _C.not_replayable(reason)
+
+
+def check_number(number: _C.Number) -> None:
+    """Checks one that is `fitting` and not passed on, where there are no elements to compute, in each call."""
+    tracer = current()
+    number.check() if tracer is None else tracer.builder.check(number)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torch_backplane.planning.symbols import Untraceable, number_now
+from torch_backplane.planning.symbols import number_now
 
 # The dimensions from the innermost one on.
 CHANNELS_LAST = {4: (1, 3, 2, 0), 5: (1, 4, 3, 2, 0)}
@@ -26,8 +26,13 @@ def laid_out(sizes: Sequence[Any], memory_format: torch.memory_format) -> list[A
     """The strides of a new tensor in this memory format, for which it has the number of dimensions."""
     if memory_format == torch.contiguous_format:
         return contiguous(sizes)
-    if any(size == 0 for size in sizes):
-        raise Untraceable("a tensor with elements in a memory format")
+    if any(size == 0 for size in sizes):  # and counts as 0 here
+        strides: list[Any] = [1] * len(sizes)
+        inner, *others = CHANNELS_LAST[len(sizes)]
+        for dim in others:
+            strides[dim] = strides[inner] * sizes[inner]
+            inner = dim
+        return strides
     return in_order(sizes, CHANNELS_LAST[len(sizes)])
 
 
@@ -83,9 +88,9 @@ def has_channels_last_strides(sizes: Sequence[Any], strides: Sequence[Any]) -> b
 
 
 def is_dense(sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
-    """As Tensor.is_non_overlapping_and_dense: in some order, elements lie side by side without gaps."""
-    if any(size == 0 for size in sizes):  # PyTorch goes through the larger dimensions first, and rarely finds it dense
-        raise Untraceable("the layout of a tensor without elements")
+    """As Tensor.is_non_overlapping_and_dense: in some order, elements lie side by side without gaps; or none are."""
+    if any(size == 0 for size in sizes):
+        return True
     counted = sorted((dim for dim in range(len(sizes)) if sizes[dim] > 1), key=lambda dim: number_now(strides[dim]))
     if lie_side_by_side(sizes, strides, counted):
         return True

@@ -18,9 +18,11 @@ from torch.utils._pytree import tree_leaves
 
 from torch_backplane import _C
 from torch_backplane.planning import strides as layouts
-from torch_backplane.planning.symbols import Tape, Untraceable, number_now, quantity
+from torch_backplane.planning.symbols import SYMBOLS, Tape, Untraceable, number_now, quantity
 
 _ALIGNMENT = 16  # bytes: what signatures tell addresses apart by (csrc/plans/signature.h)
+
+_COMPOSED = torch._C.DispatchKey.CompositeExplicitAutograd  # of other operators, in C++
 
 _here = threading.local()  # the trace of each thread
 
@@ -85,8 +87,6 @@ class Tracer(TorchDispatchMode):
         return self.tape.size(self.sizes - 1, value)
 
     def _tensor(self, tensor: torch.Tensor) -> Traced:
-        if tensor.is_conj() or tensor.is_neg():
-            raise Untraceable("an argument that is lazily conjugated or negated")
         sizes = [self._size(size) for size in tensor.shape]
         strides = [self._size(stride) for stride in tensor.stride()]
         address, storage = _C.address_of(tensor), tensor.untyped_storage()._cdata
@@ -102,6 +102,8 @@ class Tracer(TorchDispatchMode):
         if memory is None:
             memory = Memory(self, "argument", len(self.arguments), address % _ALIGNMENT)
         found = self.make(memory, sizes, strides, offset, tensor.dtype, tensor.device)
+        torch._C._set_conj(found, tensor.is_conj())
+        torch._C._set_neg(found, tensor.is_neg())
         found.position = len(self.arguments)
         for other, traced in self.arguments:
             if other is tensor:
@@ -110,8 +112,9 @@ class Tracer(TorchDispatchMode):
                 found = traced
                 break
         self.arguments.append((tensor, found))
-        if found.numel() == 0:
-            raise Untraceable("tensors with elements")  # what PyTorch refuses of others depends on more than shapes
+        if found.numel() == 0:  # what PyTorch refuses of such depends on which sizes are 0
+            for size in found.shape:
+                bool(size == 0)  # a guard
         return found
 
     def make(
@@ -189,6 +192,8 @@ class Tracer(TorchDispatchMode):
             return "kept", self.kept[id(tensor)], 0
         if tensor.memory.base not in ("argument", "allocation"):
             raise Untraceable("the place of a tensor that has none")
+        if tensor.is_conj() or tensor.is_neg():
+            raise Untraceable("elements that are conjugated or negated lazily")
         return tensor.memory.base, tensor.memory.index, quantity(tensor.storage_offset() * tensor.itemsize)
 
     def launch(self, kernel: Any, arguments: Sequence[Any], items: Sequence[Any], group: Sequence[int]) -> None:
@@ -245,7 +250,7 @@ class Tracer(TorchDispatchMode):
             returned = overload(*positional, **named)
             return tuple(returned) if isinstance(returned, (tuple, list)) else (returned,)
 
-        found = metas.results(self, overload, _in_order(overload, args, kwargs), ask)
+        found = metas.results(self, overload, overload, _in_order(overload, args, kwargs), ask)
         return found[0] if len(overload._schema.returns) == 1 and len(found) == 1 else found
 
     def _planned(self, overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -254,14 +259,16 @@ class Tracer(TorchDispatchMode):
 
         name = full_name(overload)
         if name not in declare.planned:
+            if torch._C._dispatch_has_kernel_for_dispatch_key(name, _COMPOSED):
+                return overload._op_dk(_COMPOSED, *args, **kwargs)  # which calls what it is made of, here
             raise Untraceable(f"{name} within a planner")
         values = _in_order(overload, args, kwargs)
         for position, argument in enumerate(overload._schema.arguments):
             value = values[position]
             if isinstance(value, (int, float)) and isinstance(argument.type, torch.TensorType):
                 values[position] = self.builder.number(value, for_tensor=True)
-            if argument.name in declare.passed[name] and isinstance(value, (int, float, complex, torch.SymInt)):
-                values[position] = self.builder.number(int(value) if isinstance(value, torch.SymInt) else value)
+            elif argument.name in declare.passed[name] and isinstance(value, (int, float, complex, *SYMBOLS)):
+                values[position] = self.builder.number(quantity(value))
         return declare.planned[name](*values)
 
 
@@ -269,15 +276,23 @@ def _is_traced(value: Any) -> bool:
     """Whether it is part of a trace, or has a tensor made where traces have theirs."""
     if isinstance(value, torch.device):
         return value.type in ("bp", "meta")
-    return isinstance(value, (Traced, torch.SymInt, torch.SymFloat, torch.SymBool))
+    return isinstance(value, (Traced, *SYMBOLS))
 
 
 def _in_order(overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
     """The arguments in the order of the schema."""
     return [
-        args[position] if position < len(args) else kwargs.get(argument.name, argument.default_value)
+        args[position] if position < len(args) else kwargs.get(argument.name, _default(argument))
         for position, argument in enumerate(overload._schema.arguments)
     ]
+
+
+def _default(argument: Any) -> Any:
+    """As it would be passed: schemas have numbers for dtypes."""
+    value = argument.default_value
+    if isinstance(value, int) and "ScalarType" in str(argument.real_type):
+        return torch.ops.aten.empty.memory_format([0], dtype=value).dtype
+    return value
 
 
 def _is_alike(one: Any, other: Any) -> bool:
@@ -342,6 +357,8 @@ def _described(tensor: Any) -> Any:
         raise Untraceable("to return memory that is no argument")
     if tensor.position is not None:
         return tensor.position
+    if tensor.is_conj() or tensor.is_neg():
+        raise Untraceable("to return what is conjugated or negated lazily")
     base = "argument" if tensor.memory.base == "argument" else "allocation"
     sizes, strides = ([quantity(one) for one in numbers] for numbers in (tensor.shape, tensor.stride()))
     return base, tensor.memory.index, tensor.dtype, sizes, strides, quantity(tensor.storage_offset())

@@ -42,16 +42,44 @@ def _new_empty(tracer: Any, tensor: Any, sizes: Any, *, dtype: Any = None, layou
     return tracer.empty(sizes, None, dtype or tensor.dtype, device or tensor.device)
 
 
+def _filled(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Of a function for new tensors one for such that a number, the last argument, is written to."""
+
+    def filled(tracer: Any, *arguments: Any, **options: Any) -> Any:
+        *others, number = arguments
+        return make(tracer, *others, **options).fill_(number)
+
+    return filled
+
+
+def _zeroed(make: Callable[..., Any]) -> Callable[..., Any]:
+    def zeroed(tracer: Any, *arguments: Any, **options: Any) -> Any:
+        return make(tracer, *arguments, **options).zero_()
+
+    return zeroed
+
+
 def _scalar_tensor(tracer: Any, number: Any, *, dtype: Any = None, layout: Any = None, device: Any = None,
                    pin_memory: Any = None) -> Any:  # fmt: skip
-    if device.type != "meta":
-        raise Untraceable("a tensor of a number")
-    return tracer.empty((), None, dtype or torch.get_default_dtype(), device)
+    made = tracer.empty((), None, dtype or torch.get_default_dtype(), device)
+    return made if made.memory.base == "meta" else made.fill_(number)
 
 
 def _viewed(tracer: Any, tensor: Any, sizes: Any, strides: Any, offset: Any = None, dtype: Any = None) -> Any:
     offset = tensor.storage_offset() if offset is None else offset
-    return tracer.make(tensor.memory, sizes, strides, offset, dtype or tensor.dtype, tensor.device)
+    made = tracer.make(tensor.memory, sizes, strides, offset, dtype or tensor.dtype, tensor.device)
+    if tensor.is_conj():
+        torch._C._set_conj(made, True)
+    if tensor.is_neg():
+        torch._C._set_neg(made, True)
+    return made
+
+
+def _as_it_lies(tracer: Any, tensor: Any) -> Any:
+    """Without being conjugated or negated lazily."""
+    return tracer.make(
+        tensor.memory, tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype, tensor.device
+    )
 
 
 def _is_left_open(size: Any) -> bool:
@@ -174,6 +202,14 @@ def _unbind(tracer: Any, tensor: Any, dim: int = 0) -> list[Any]:
     return [_select(tracer, tensor, dim, index) for index in range(tensor.shape[dim])]
 
 
+def _split_evenly(tracer: Any, tensor: Any, size: Any, dim: int = 0) -> list[Any]:
+    whole = tensor.shape[dim]
+    if size <= 0:
+        raise RuntimeError("parts without elements")
+    starts = [part * size for part in range(max(1, -(-whole // size)))]
+    return [_slice(tracer, tensor, dim, start, start + size) for start in starts]
+
+
 def _split(tracer: Any, tensor: Any, sizes: Sequence[Any], dim: int = 0) -> list[Any]:
     if sum(sizes) != tensor.shape[dim]:
         raise RuntimeError("parts that are not the whole")
@@ -208,7 +244,9 @@ def _copy(tracer: Any, to: Any, source: Any, non_blocking: bool = False) -> Any:
     if to.numel() == 0:
         return to
     shape = [*to.shape]
+    conjugate, negate = source.is_conj() != to.is_conj(), source.is_neg() != to.is_neg()
     alike = to.dtype == source.dtype and shape == [*source.shape] and [*to.stride()] == [*source.stride()]
+    alike = alike and not conjugate and not negate
     if alike and to.memory is source.memory and to.storage_offset() == source.storage_offset():
         return to
     if alike and layouts.is_dense(shape, to.stride()):
@@ -217,7 +255,9 @@ def _copy(tracer: Any, to: Any, source: Any, non_blocking: bool = False) -> Any:
         if not (by_all and count >= _FOR_ALL_THREADS):
             tracer.builder.copy(tracer.place(to), tracer.place(source), quantity(count))
             return to
-    declare.planned["backplane::copy_elements"](source, to, False, False)
+    declare.planned["backplane::copy_elements"](
+        _as_it_lies(tracer, source), _as_it_lies(tracer, to), conjugate, negate
+    )
     return to
 
 
@@ -225,11 +265,13 @@ HANDLERS: dict[Any, Callable[..., Any]] = {
     aten.alias.default: _alias, aten.as_strided.default: _as_strided, aten.clone.default: _clone,
     aten.copy_.default: _copy, aten.detach.default: _alias, aten.empty.memory_format: _empty,
     aten.empty_like.default: _empty_like, aten.empty_strided.default: _empty_strided, aten.expand.default: _expand,
-    aten.new_empty.default: _new_empty, aten.permute.default: _permute, aten._reshape_alias.default: _reshape_alias,
-    aten.scalar_tensor.default: _scalar_tensor, aten.select.int: _select, aten.slice.Tensor: _slice,
-    aten.split_with_sizes.default: _split, aten.squeeze.default: _squeeze, aten.squeeze.dim: _squeeze,
-    aten.squeeze.dims: _squeeze, aten.t.default: _t, aten.transpose.int: _transpose, aten.unbind.int: _unbind,
-    aten._unsafe_view.default: _view, aten.unsqueeze.default: _unsqueeze, aten.view.default: _view,
-    aten.view.dtype: _view_dtype,
+    aten.full.default: _filled(_empty), aten.new_empty.default: _new_empty, aten.new_full.default: _filled(_new_empty),
+    aten.new_zeros.default: _zeroed(_new_empty), aten.permute.default: _permute,
+    aten._reshape_alias.default: _reshape_alias, aten.scalar_tensor.default: _scalar_tensor, aten.select.int: _select,
+    aten.slice.Tensor: _slice, aten.split.Tensor: _split_evenly, aten.split_with_sizes.default: _split,
+    aten.squeeze.default: _squeeze, aten.squeeze.dim: _squeeze, aten.squeeze.dims: _squeeze, aten.t.default: _t,
+    aten.transpose.int: _transpose, aten.unbind.int: _unbind, aten._unsafe_view.default: _view,
+    aten.unsqueeze.default: _unsqueeze, aten.view.default: _view, aten.view.dtype: _view_dtype,
+    aten.zeros.default: _zeroed(_empty),
 }  # fmt: skip
 """By overload: functions of the trace and the overload's arguments."""

@@ -1,0 +1,225 @@
+"""Which classes of calls have a plan for any shape: of operators that do not have one easily, and of small models that
+are trained and used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from agreement import DEVICE, plans_from_the_start
+from test_any_shape import compare, randn, whole
+from torch import nn
+from torch.nn import functional as F
+
+from torch_backplane import _C, plans
+
+Function = Callable[..., Any]
+Arguments = tuple[Any, ...]
+
+
+def exact() -> dict[str, list[str]]:
+    """Why classes that met a second shape have no plan for any, by operator."""
+    return {name: one["reasons_for_exact"] for name, one in _C.plan_counts().items() if one["reasons_for_exact"]}
+
+
+def planner_calls() -> int:
+    return plans.total()["planner_calls"]
+
+
+def numbers(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.complex64)
+
+
+# What a function is given at a size, on the CPU.
+CASES: dict[str, tuple[Function, Callable[[int], Arguments]]] = {
+    # planners that call what PyTorch composes of others
+    "isin": (torch.isin, lambda n: (whole(9, n), whole(9, 3))),
+    "median": (torch.median, lambda n: (randn(n),)),
+    "median of rows": (lambda x: tuple(x.median(-1)), lambda n: (randn(n, n + 2),)),
+    "glu": (F.glu, lambda n: (randn(n, 6),)),
+    "max_unpool2d": (
+        lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2), lambda n: (randn(1, 2, 2 * n, 2 * n),),
+    ),
+    "with logits": (F.binary_cross_entropy_with_logits, lambda n: (randn(n, 3), torch.rand(n, 3))),
+    "index_reduce": (
+        lambda x, at, y: x.index_reduce(0, at, y, "mean"), lambda n: (randn(n, 3), whole(n, 4), randn(4, 3)),
+    ),
+    "scatter_reduce": (
+        lambda x, at, y: x.scatter_reduce(0, at, y, "amax"), lambda n: (randn(n, 3), whole(n, n, 3), randn(n, 3)),
+    ),
+    # results that are given
+    "gather to out": (
+        lambda x, at, out: torch.gather(x, 0, at, out=out), lambda n: (randn(n, 3), whole(n, n, 3), randn(n, 3)),
+    ),
+    "topk to out": (
+        lambda x, a, b: tuple(torch.topk(x, 2, out=(a, b))), lambda n: (randn(n, n), randn(n, 2), whole(2, n, 2)),
+    ),
+    "sort to out": (
+        lambda x, a, b: tuple(torch.sort(x, out=(a, b))), lambda n: (randn(n, n), randn(n, n), whole(2, n, n)),
+    ),
+    "avg_pool2d to out": (
+        lambda x, out: torch.ops.aten.avg_pool2d.out(x, [2, 2], out=out),
+        lambda n: (randn(1, 2, 2 * n, 2 * n), randn(1, 2, n, n)),
+    ),
+    "lcm in place": (lambda x, y: x.lcm_(y), lambda n: (1 + whole(9, n), 1 + whole(9, n))),
+    # layouts
+    "flip": (lambda x: x.flip(0), lambda n: (randn(n, 3),)),
+    "roll": (lambda x: x.roll(1, 0), lambda n: (randn(n, 3),)),
+    "polar": (torch.polar, lambda n: (randn(n, 3), randn(n, 3))),
+    "bicubic, gradient": (
+        lambda g: torch.ops.aten.upsample_bicubic2d_backward(g, [6, 6], [1, g.shape[1], 4, 4], False),
+        lambda n: (randn(1, n, 6, 6).contiguous(memory_format=torch.channels_last),),
+    ),
+    # tensors without elements
+    "nothing added": (torch.add, lambda n: (randn(0, n), randn(0, n))),
+    "nothing in channels_last": (
+        lambda x: x + 1, lambda n: (torch.empty(0, 3, n, n).to(memory_format=torch.channels_last),),
+    ),
+    "nothing summed": (lambda x: x.sum(0), lambda n: (randn(0, n),)),
+    "nothing filled": (lambda x: x.fill_(1), lambda n: (randn(n, 0),)),
+    "nothing cut": (lambda x: x.clamp(-1, 1), lambda n: (randn(n, 0),)),
+    "nothing multiplied": (torch.mm, lambda n: (randn(n, 0), randn(0, n))),
+    "nothing joined": (lambda x, y: torch.cat((x, y), -1), lambda n: (randn(0), randn(n, 3))),
+    "nothing looked up": (F.embedding, lambda n: (whole(5, 0, n), randn(5, 3))),
+    # conjugated and negated lazily
+    "conjugate multiplied": (lambda x, y: x.conj() @ y, lambda n: (numbers(n, n), numbers(n, n))),
+    "conjugate copied": (lambda x, y: y.copy_(x.conj()), lambda n: (numbers(n), numbers(n))),
+    "conjugate to out": (lambda x, y: torch.conj_physical(x, out=y), lambda n: (numbers(n), numbers(n))),
+    "negative imaginary part": (lambda x: x.conj().imag @ x.real, lambda n: (numbers(n, n),)),
+}  # fmt: skip
+
+SEEN = (5, 6, 8, 12, 7, 20)
+NEW = (10, 9, 13, 22)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_classes_have_a_plan_for_any_shape(name: str) -> None:
+    function, make = CASES[name]
+    with plans_from_the_start():
+        for n in SEEN:
+            compare(function, make(n), f"{name} at {n}")
+        assert exact() == {}
+        before = planner_calls()
+        for n in NEW:
+            compare(function, make(n), f"{name} at {n}")
+        assert planner_calls() == before
+        plans.set_mode("check")
+        for n in (*SEEN, *NEW, 17):
+            compare(function, make(n), f"{name}, checked at {n}")
+
+
+def test_which_sizes_are_0_tells_what_is_refused() -> None:
+    """A plan for tensors without rows is none for those without columns."""
+    functions: list[Function] = [
+        lambda x: x.amax(1), lambda x: x.argmax(1), lambda x: x.median(1).values, lambda x: x.sum(1),
+        lambda x: x.softmax(1), lambda x: x @ x.t(), lambda x: x.view(0, 7), lambda x: x + x[:, :1],
+        lambda x: torch.cat((x, x.new_zeros(0), x)), lambda x: x.sort(1).values, lambda x: x.unfold(1, 2, 1) + 1,
+    ]  # fmt: skip
+    shapes = [(0, 5), (0, 6), (0, 7), (5, 0), (6, 0), (0, 0), (4, 6), (0, 8), (0, 1), (1, 0), (5, 7), (7, 0)]
+    for function in functions:
+        with plans_from_the_start():
+            for shape in shapes:
+                compare(function, (randn(*shape),), f"{shape}")
+
+
+def test_empty_tensors_between_others_leave_a_class_its_plan() -> None:
+    with plans_from_the_start():
+        for shape in ((0, 4), (0, 5), (0, 6), (3, 4), (5, 4), (0, 7), (6, 8), (0, 9), (9, 4)):
+            compare(lambda x: x * 2, (randn(*shape),), f"{shape}")
+        found = _C.plan_counts()["aten::mul.Tensor"]
+        assert found["reasons_for_exact"] == []
+        assert found["planner_calls"] == 3  # two without elements, and the first one with
+
+
+def test_operators_within_calls_that_no_plan_repeats_have_plans_for_any_shape() -> None:
+    """How many different elements there are is read from memory: `unique` has no plan, and what it is made of has."""
+    with plans_from_the_start():
+        for n in (5, 6, 8, 12, 7, 20):
+            compare(lambda x: x.unique(return_counts=True), (whole(4, n),), f"{n} elements")
+        assert set(exact()) == {"aten::_unique2"}
+        assert plans.stats()["aten::sort.stable"]["any_shape_replays"] > 0
+        assert plans.stats()["aten::_unique2"]["traces"] == 0
+
+
+# --- models
+
+
+class Residual(nn.Module):
+    def __init__(self, channels: int, wider: int, stride: int) -> None:
+        super().__init__()
+        self.main = nn.Sequential(
+            nn.Conv2d(channels, wider, 3, stride, 1, bias=False), nn.BatchNorm2d(wider), nn.ReLU(inplace=True),
+            nn.Conv2d(wider, wider, 3, 1, 1, bias=False), nn.BatchNorm2d(wider),
+        )  # fmt: skip
+        self.beside = nn.Sequential(nn.Conv2d(channels, wider, 1, stride, bias=False), nn.BatchNorm2d(wider))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.relu(self.main(x) + self.beside(x))
+
+
+class Images(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2d(3, 4, 7, 2, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1),
+            Residual(4, 8, 2), Residual(8, 8, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5),
+        )  # fmt: skip
+
+    def loss(self, n: int) -> torch.Tensor:
+        return F.cross_entropy(self(randn(2 + n % 3, 3, 30 + n, 34 + 2 * n).to(DEVICE)), whole(5, 2 + n % 3).to(DEVICE))
+
+
+class Text(nn.Module):
+    """A decoder: rotated or plain positions do not matter here, masks, norms and attention do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(20, 16)
+        self.layers = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(16, 2, 32, 0.1, "gelu", batch_first=True, norm_first=True), 2,
+            enable_nested_tensor=False,
+        )  # fmt: skip
+        self.head = nn.Linear(16, 20)
+
+    def loss(self, n: int) -> torch.Tensor:
+        text = whole(20, 2 + n % 3, 6 + n).to(DEVICE)
+        mask = nn.Transformer.generate_square_subsequent_mask(5 + n, device=DEVICE)
+        found = self.head(self.layers(self.tokens(text[:, :-1]), mask=mask, is_causal=True))
+        return F.cross_entropy(found.flatten(0, 1), text[:, 1:].flatten(), ignore_index=0)
+
+
+class Sequence(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(20, 8, padding_idx=0)
+        self.cells = nn.LSTM(8, 12, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(24, 20)
+
+    def loss(self, n: int) -> torch.Tensor:
+        text = whole(20, 2 + n % 3, 4 + n).to(DEVICE)
+        return F.cross_entropy(self.head(self.cells(self.tokens(text))[0]).flatten(0, 1), text.flatten())
+
+
+@pytest.mark.parametrize("model", [Images, Text, Sequence])
+def test_all_that_models_call_in_training_and_in_use_has_plans_for_any_shape(model: Callable[[], Any]) -> None:
+    network = model().to(DEVICE)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
+
+    def step(n: int) -> None:
+        optimizer.zero_grad()
+        network.loss(n).backward()
+        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimizer.step()
+
+    with plans_from_the_start():
+        for n in (1, 3, 5, 6, 8, 10):
+            network.train()
+            step(n)
+            network.eval()
+            with torch.no_grad():
+                network.loss(n).item()
+        assert exact() == {}
+        found = plans.total()
+        assert found["classes"] == found["any_shape_classes"] > 20
