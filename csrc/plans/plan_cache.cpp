@@ -12,7 +12,7 @@ constexpr size_t kMostAnyShapePlans = 8; // of one class: for what planners deci
 constexpr uint32_t kMostTraces = 16; // of one class, those that gave no plan included
 constexpr uint32_t kMostFutileTraces = 2; // of one class without a plan for any shape
 // Where this many calls of a class in a row were such as no plan can repeat, the next are not recorded: operators within them
-// have plans of their own then. But one in a while, as that may depend on sizes.
+// have plans of their own then. But one in a while is, as that may depend on sizes.
 constexpr uint32_t kMostUnplannable = 2;
 constexpr uint32_t kUnplannableAgain = 64;
 
@@ -85,7 +85,7 @@ bool PlanCache::is_to_be_traced(const Signature& signature) {
   const Class& known = *class_of(signature, evicted);
   const uint32_t most = known.plans.empty() ? kMostFutileTraces : kMostTraces;
   const bool is_repeated = known.last_plan != nullptr && known.last_plan->unplannable.empty();
-  if (known.shapes == 0 || !is_repeated || known.plans.size() >= kMostAnyShapePlans || known.traces >= most) {
+  if (!is_repeated || known.plans.size() >= kMostAnyShapePlans || known.traces >= most) {
     return false;
   }
   ++counts_.traces;

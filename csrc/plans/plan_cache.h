@@ -66,7 +66,7 @@ class PlanCache {
     uint32_t shapes = 0; // that were planned
     uint32_t traces = 0;
     uint32_t unplannable = 0; // calls in a row that no plan can repeat
-    std::string reason; // why there is no plan for any shape, of the last call that was planned
+    std::string reason; // why the last trace gave no plan, or why there was none
     c10::SmallVector<int64_t, 48> last_sizes; // of the last call that was planned, and its plan
     std::shared_ptr<const Plan> last_plan;
   };

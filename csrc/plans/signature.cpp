@@ -136,15 +136,18 @@ class Reader {
     call_.written.push_back(facts.written);
   }
 
-  // Which earlier tensor lies in the same storage, and at what distance.
+  // Which earlier tensor lies in the same storage, and at what distance; and which one is this very tensor: planners tell
+  // that from another view of the same elements, and a replay returns the one that they did.
   void read_sharing(const at::Tensor& tensor, uintptr_t data) {
     const void* storage = tensor.storage().unsafeGetStorageImpl();
+    const void* self = tensor.unsafeGetTensorImpl();
     const size_t here = storages_.size();
     storages_.push_back({storage, data});
     if (here < kLinear) {
       for (size_t i = 0; i < here; ++i) {
         if (storages_[i].first == storage) {
           share(i, data);
+          repeat_one_of_first(here, self);
           return;
         }
       }
@@ -156,14 +159,37 @@ class Reader {
       }
     }
     const auto [found, fresh] = by_storage_.emplace(storage, here);
-    if (!fresh) {
-      share(found->second, data);
+    if (fresh) {
+      return;
+    }
+    share(found->second, data);
+    if (repeat_one_of_first(kLinear, self)) {
+      return;
+    }
+    by_tensor_.emplace(call_.tensors[found->second]->unsafeGetTensorImpl(), found->second);
+    const auto [same, is_other] = by_tensor_.emplace(self, here);
+    if (!is_other) {
+      repeat(same->second);
     }
   }
 
+  bool repeat_one_of_first(size_t count, const void* self) {
+    for (size_t i = 0; i < count; ++i) {
+      if (call_.tensors[i]->unsafeGetTensorImpl() == self) {
+        repeat(i);
+        return true;
+      }
+    }
+    return false;
+  }
+
+  // No tag looks like these words.
   void share(size_t earlier, uintptr_t data) {
-    words_.push_back(~uint64_t{0} - earlier); // no tag looks like this
+    words_.push_back(~uint64_t{0} - earlier);
     sizes_.push_back(static_cast<int64_t>(data - storages_[earlier].second));
+  }
+  void repeat(size_t earlier) {
+    words_.push_back(~uint64_t{0} - earlier - (uint64_t{1} << 32));
   }
 
   static constexpr size_t kLinear = 8; // tensors, up to which looking through all is fastest
@@ -173,6 +199,7 @@ class Reader {
   c10::SmallVectorImpl<int64_t>& sizes_;
   c10::SmallVector<std::pair<const void*, uintptr_t>, 8> storages_;
   ska::flat_hash_map<const void*, size_t> by_storage_;
+  ska::flat_hash_map<const void*, size_t> by_tensor_; // those that share a storage, beyond the first kLinear
   const char* problem_ = nullptr;
 };
 

@@ -257,6 +257,34 @@ def is_traced(tensor: torch.Tensor) -> bool:
     return isinstance(tensor.shape[0], torch.SymInt)
 
 
+def test_results_are_the_tensors_that_were_given() -> None:
+    """Also where another argument is a view of the very same elements, or the same tensor."""
+
+    @declared("add_all(Tensor[] many, Tensor(a!) out) -> Tensor(a!)")
+    def add_all(call: Any, many: Sequence[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
+        for one in many:
+            out.add_(one)
+        return out
+
+    aten = torch.ops.aten
+    functions: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+        "abs": lambda x, out: aten.abs.out(x, out=out),
+        "add": lambda x, out: aten.add.out(x, x, out=out),
+        "where": lambda x, out: aten.where.self_out(x > 0, x, out, out=out),
+        "in place": lambda x, out: aten.mul_.Tensor(out, x),
+        "few": lambda x, out: add_all([x, x], out),
+        "many": lambda x, out: add_all([x] * 12, out),  # more than are looked through one by one
+        "many others": lambda x, out: add_all([x[:] for _ in range(12)], out),
+    }
+    for mode, (name, function) in itertools.product(("1", "check"), functions.items()):
+        with plans_from_the_start():
+            plans.set_mode(mode)
+            for n in (5, 6, 7, 5, 6, 8):
+                x, other = torch.ones(n, device=DEVICE), torch.ones(n, device=DEVICE)
+                for out in (x, x.view(n), x.detach(), other, x, x[:], other):
+                    assert function(x, out) is out, f"{name} of {n}, plans {mode}"
+
+
 def test_guards_that_never_hold_leave_exact_plans() -> None:
     @declared("far(Tensor self) -> Tensor")
     def far(call: Any, self: torch.Tensor) -> torch.Tensor:
