@@ -290,7 +290,7 @@ class Device(ABC):
         return (end.time_ns - start.time_ns) / 1e6
 
     def sleep(self, milliseconds: float, stream: Any) -> None:
-        """Keep the stream busy for about this long (for tests of asynchronous behaviour). Optional."""
+        """Keep the stream busy for about this long, from when it gets there (for tests). Optional."""
         raise NotImplementedError(f"{self.properties.name} cannot keep a stream busy for a given time")
 
 

@@ -10,6 +10,7 @@ import ctypes
 import functools
 import re
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -35,6 +36,8 @@ OUT_OF_MEMORY = (
 )  # unless the device is lost
 
 BEFORE_EVENT = "a command in front of the event ended with"
+
+POLL = 2e-4  # seconds between two looks at whether a sleep begins
 
 PROBE = "__kernel void probe(__global int *out) { out[get_global_id(0)] = 40 + (int)get_global_id(0); }"
 
@@ -276,11 +279,18 @@ class OpenCLDevice(Device):
             return (end.marker.profile.end - start.marker.profile.end) / 1e6
 
     def sleep(self, milliseconds: float, stream: Stream) -> None:
+        begin = stream.submit(cl.enqueue_marker)
         alarm = cl.UserEvent(self.context)
         stream.submit(cl.enqueue_barrier, wait_for=[alarm])
-        timer = threading.Timer(milliseconds / 1e3, alarm.set_status, [cl.command_execution_status.COMPLETE])
-        timer.daemon = True
-        timer.start()
+
+        def ring() -> None:
+            # Asking again and again, as a thread that waits in the library would be stopped there when Python ends.
+            while begin.command_execution_status > cl.command_execution_status.COMPLETE:
+                time.sleep(POLL)
+            time.sleep(milliseconds / 1e3)
+            alarm.set_status(cl.command_execution_status.COMPLETE)
+
+        threading.Thread(target=ring, daemon=True).start()
 
 
 def describe(device: cl.Device) -> DeviceProperties:
