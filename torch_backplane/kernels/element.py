@@ -8,7 +8,7 @@ from types import MappingProxyType
 import torch
 
 from torch_backplane.kernels.dialects.base import Dialect, Value
-from torch_backplane.kernels.dtypes import value_dtype
+from torch_backplane.kernels.dtypes import STORAGE_ONLY, value_dtype
 from torch_backplane.kernels.expression import Loop, Program
 
 
@@ -82,7 +82,15 @@ def _loop(loop: Loop, dialect: Dialect, initial: Sequence[Value], name: str) -> 
 
 
 def load(dialect: Dialect, position: int, stored: str, source: torch.dtype, target: torch.dtype) -> list[str]:
-    """Declares a`position` of dtype `target` from the text of a stored `source`."""
+    """Declares a`position` of dtype `target` from the text of a stored `source`. A `target` that formulas do not
+    compute in, which is float16 or bfloat16, is what the number is rounded to.
+    """
+    if target in STORAGE_ONLY and source != target:
+        wide = Value(f"a{position}_wide", value_dtype(target))
+        lines = load(dialect, position, stored, source, wide.dtype)
+        rounded = dialect.decode(dialect.encode(wide.name, target), target, position)
+        lines[-1] = lines[-1].replace(f" a{position} = ", f" {wide} = ")
+        return [*lines, f"  const {dialect.type(wide.dtype)} a{position} = {rounded};"]
     name, registers, text = f"a{position}", value_dtype(source), dialect.decode(stored, source, position)
     if registers == target:
         return [f"  const {dialect.type(target)} {name} = {text};"]
@@ -108,9 +116,11 @@ def element_function(
     scalars: Sequence[torch.dtype],
     outputs: Sequence[torch.dtype],
     indexed: bool = False,
+    rounded: Sequence[torch.dtype] = (),
 ) -> str:
     """`name(in0, …, scalar0, …, index0, …, &out0, …)`: inputs converted to the program's arguments, results to the
-    outputs. With `indexed`, there is an index, int64, for each of the program's.
+    outputs. With `indexed`, there is an index, int64, for each of the program's. `rounded`: what inputs are converted
+    to if not the program's arguments, as in `load`.
     """
     indices = {dim: f"index{i}" for i, dim in enumerate(program.indices)} if indexed else {}
     parameters = [f"const {dialect.storage_type(dtype)} in{i}" for i, dtype in enumerate(inputs)]
@@ -120,7 +130,8 @@ def element_function(
     stored = [(f"in{i}", dtype) for i, dtype in enumerate(inputs)]
     stored += [(f"scalar{i}", dtype) for i, dtype in enumerate(scalars)]
     lines: list[str] = []
-    for position, ((text, source), target) in enumerate(zip(stored, program.arguments, strict=True)):
+    targets = [*rounded, *program.arguments[len(rounded) :]]
+    for position, ((text, source), target) in enumerate(zip(stored, targets, strict=True)):
         lines += load(dialect, position, text, source, target)
     arguments = [f"a{position}" for position in range(len(stored))]
     body, results = statements(program, dialect, arguments, indices=indices)

@@ -48,7 +48,7 @@ def pointwise(
             `index_strides`. Where it is streaming, and all dtypes have 4 or 8 bytes and the formula is cheap
             arithmetic, results are written past the caches.
         compute: what the formula sees each input as, one dtype for all or one for each; without it the input's own,
-            float32 for float16 and bfloat16.
+            float32 for float16 and bfloat16. Other inputs than of these are rounded to them if they are named here.
         scalars: dtypes of numbers passed as arguments: another number is the same kernel.
 
     Raises TypeError where the dialect's device lacks a dtype, or the formula returns another number of results.
@@ -61,10 +61,11 @@ def pointwise(
         else:
             layout = replace(layout, streaming=False)
     body, parameters = _Writer(dialect, inputs, outputs, scalars, len(program.indices), layout).write()
-    element = element_function("element", program, dialect, inputs, scalars, outputs, indexed=True)
+    rounded = list(compute) if isinstance(compute, (list, tuple)) else []
+    element = element_function("element", program, dialect, inputs, scalars, outputs, indexed=True, rounded=rounded)
     text = "\n".join(
         [
-            dialect.header(used_dtypes(program, inputs, outputs, scalars), "\n".join([element, *body])),
+            dialect.header(used_dtypes(program, inputs, outputs, scalars, rounded), "\n".join([element, *body])),
             element,
             dialect.kernel(entry, declarations(dialect, parameters), None, body),
         ]
@@ -111,7 +112,7 @@ def _seen_as(
         return [compute] * len(inputs)
     if len(compute) != len(inputs):
         raise ValueError(f"compute has {len(compute)} dtypes for {len(inputs)} inputs")
-    return compute
+    return [value_dtype(dtype) for dtype in compute]
 
 
 def _number_dtype(outputs: Sequence[torch.dtype]) -> torch.dtype:

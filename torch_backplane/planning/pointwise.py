@@ -27,6 +27,11 @@ Fitting = Literal["computed", "stored", "any"]
 
 # Arguments of these names choose, and are bool whatever is computed.
 CONDITIONS = ("condition", "mask")
+# Dtypes of which float16 or bfloat16 lacks some numbers.
+_ROUNDED = (
+    torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64, torch.uint64, torch.float16, torch.bfloat16,
+    torch.float32, torch.float64,
+)  # fmt: skip
 
 
 def pointwise(
@@ -251,6 +256,13 @@ def _prepared(
         for one, (kind, _) in zip(call.form.argument_names, places, strict=False)
         if kind == "input"
     ]
+    # PyTorch makes every tensor one of the common dtype, and rounds what is of more digits.
+    common = common_dtype(call, inputs, [one for one, fit in zip(scalars, fits, strict=True) if fit != "stored"])
+    if common != dtype:
+        seen = [
+            common if one == dtype and tensor.dtype in _ROUNDED and tensor.dtype != common else one
+            for one, tensor in zip(seen, inputs, strict=True)
+        ]
 
     def arranged(*traced: Expression) -> Any:
         first = len(inputs) + len(scalars)
@@ -292,15 +304,20 @@ def number_dtype(number: complex, dtype: torch.dtype) -> torch.dtype:
 
 
 def compute_dtype(call: Call, inputs: Sequence[torch.Tensor], scalars: Sequence[_C.Number]) -> torch.dtype:
-    """What to compute in: the dtype of the functional form's result; for results that are bools, or real numbers made
-    of complex ones, the arguments' common one.
+    """What to compute in: the arguments' common dtype, float32 for float16 and bfloat16."""
+    return value_dtype(common_dtype(call, inputs, scalars))
+
+
+def common_dtype(call: Call, inputs: Sequence[torch.Tensor], scalars: Sequence[_C.Number]) -> torch.dtype:
+    """The dtype of the functional form's result; for results that are bools, or real numbers made of complex ones, what
+    PyTorch promotes the arguments to.
     """
     result = next(one for one in call.meta(call.functional) if one is not None).dtype
     if result == torch.bool or (not result.is_complex and any(tensor.is_complex() for tensor in inputs)):
         values = [number.tensor if number.is_dimensioned else number.example for number in scalars]
         _, result = elementwise_dtypes(*inputs, *values, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT)
     check_supported(result)
-    return value_dtype(result)
+    return result
 
 
 def run_pointwise(
