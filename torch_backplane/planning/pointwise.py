@@ -243,7 +243,8 @@ def _prepared(
     names = [one for one, (kind, _) in zip(call.form.argument_names, places, strict=False) if kind == "scalar"]
     fits = [fitting if isinstance(fitting, str) else fitting[one] for one in names]
     # Numbers that become what is stored do not choose what is computed in.
-    dtype = compute_dtype(call, inputs, [one for one, fit in zip(scalars, fits, strict=True) if fit != "stored"])
+    common = common_dtype(call, inputs, [one for one, fit in zip(scalars, fits, strict=True) if fit != "stored"])
+    dtype = value_dtype(common)
     stored = outputs[0].dtype
     wanted = [
         None if fit == "any" or number.tensor is not None
@@ -257,7 +258,6 @@ def _prepared(
         if kind == "input"
     ]
     # PyTorch makes every tensor one of the common dtype, and rounds what is of more digits.
-    common = common_dtype(call, inputs, [one for one, fit in zip(scalars, fits, strict=True) if fit != "stored"])
     if common != dtype:
         seen = [
             common if one == dtype and tensor.dtype in _ROUNDED and tensor.dtype != common else one
@@ -303,14 +303,9 @@ def number_dtype(number: complex, dtype: torch.dtype) -> torch.dtype:
     return dtype
 
 
-def compute_dtype(call: Call, inputs: Sequence[torch.Tensor], scalars: Sequence[_C.Number]) -> torch.dtype:
-    """What to compute in: the arguments' common dtype, float32 for float16 and bfloat16."""
-    return value_dtype(common_dtype(call, inputs, scalars))
-
-
 def common_dtype(call: Call, inputs: Sequence[torch.Tensor], scalars: Sequence[_C.Number]) -> torch.dtype:
-    """The dtype of the functional form's result; for results that are bools, or real numbers made of complex ones, what
-    PyTorch promotes the arguments to.
+    """What tensors become before they are computed with: the dtype of the functional form's result; for results that are
+    bools, or real numbers made of complex ones, what PyTorch promotes the arguments to.
     """
     result = next(one for one in call.meta(call.functional) if one is not None).dtype
     if result == torch.bool or (not result.is_complex and any(tensor.is_complex() for tensor in inputs)):
