@@ -304,8 +304,8 @@ def number_dtype(number: complex, dtype: torch.dtype) -> torch.dtype:
 
 
 def common_dtype(call: Call, inputs: Sequence[torch.Tensor], scalars: Sequence[_C.Number]) -> torch.dtype:
-    """What tensors become before they are computed with: the dtype of the functional form's result; for results that are
-    bools, or real numbers made of complex ones, what PyTorch promotes the arguments to.
+    """What tensors become before they are computed with: the dtype of the functional form's result; for results that
+    are bools, or real numbers made of complex ones, what PyTorch promotes the arguments to.
     """
     result = next(one for one in call.meta(call.functional) if one is not None).dtype
     if result == torch.bool or (not result.is_complex and any(tensor.is_complex() for tensor in inputs)):
