@@ -107,6 +107,7 @@ def read(*files: str) -> Tables:
         "copy_elements": lambda destination, source: destination.copy_(source),
         "Call": Call,
         "Number": _C.Number,
+        "Refused": NotImplementedError,
         "RunOnCPU": NotImplementedError,
     }.items():
         setattr(recorder, name, value)

@@ -4,16 +4,19 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/List.h>
-#include <ATen/ops/zeros.h>
+#include <c10/core/CPUAllocator.h>
 #include <c10/util/flat_hash_map.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 
 #include "c10/generator.h"
 #include "c10/refusals.h"
@@ -308,15 +311,27 @@ bool is_written(const c10::FunctionSchema& schema, const c10::Argument& argument
 
 namespace {
 
-// What looks the same on the CPU, with zeros in it.
+size_t spanned_bytes(const at::Tensor& tensor) {
+  return at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize());
+}
+
+// What looks the same on the CPU, with zeros in it. Of one zero, expanded, kernels would refuse that it is written, and see
+// other strides. So it is calloc's memory: of a large tensor the system has none before it is touched, and a kernel that
+// refuses its arguments touches nothing.
 at::Tensor zeros_on_cpu(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.device().is_privateuseone()) {
     return tensor;
   }
-  const size_t item = tensor.itemsize();
-  const size_t bytes = at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), item);
-  const at::Tensor memory = at::zeros({static_cast<int64_t>(bytes / item)}, tensor.options().device(c10::kCPU));
-  return memory.as_strided(tensor.sizes(), tensor.strides());
+  const size_t bytes = spanned_bytes(tensor);
+  void* zeros = std::calloc(std::max<size_t>(bytes, 1), 1);
+  TORCH_CHECK(zeros != nullptr, "the host has no ", bytes, " bytes left");
+  c10::Storage storage(
+      c10::Storage::use_byte_size_t(), static_cast<int64_t>(bytes), c10::DataPtr(zeros, zeros, &std::free, c10::kCPU),
+      c10::GetCPUAllocator(), /*resizable=*/true); // for results that are given in another size
+  at::Tensor found = at::detail::make_tensor<at::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
+  found.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides());
+  return found;
 }
 
 c10::IValue zeros_on_cpu(const c10::IValue& value) {
@@ -342,8 +357,23 @@ c10::IValue zeros_on_cpu(const c10::IValue& value) {
 
 } // namespace
 
-void raise_cpu_error(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments) {
+void raise_cpu_error(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments, size_t most_bytes) {
+  if (!op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) {
+    return;
+  }
   const OperatorFacts& facts = facts_table().of(op);
+  CommonDevice common; // throws PyTorch's error of two devices, which comes before all others
+  size_t bytes = 0;
+  for (const c10::IValue& value : arguments) {
+    const bool indices = facts.indexes && is_optional_tensor_list(value);
+    for_each_tensor(value, [&](const at::Tensor& tensor) {
+      common.see(tensor, indices);
+      bytes += tensor.device().is_privateuseone() ? spanned_bytes(tensor) : 0;
+    });
+  }
+  if (bytes > most_bytes) {
+    return;
+  }
   at::AutoDispatchBelowADInplaceOrView below;
   torch::jit::Stack stack;
   for (const c10::IValue& value : arguments) {
@@ -352,7 +382,17 @@ void raise_cpu_error(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> a
   if (facts.generator >= 0) {
     stack[facts.generator] = at::detail::createCPUGenerator(); // not the default one, which would move on
   }
-  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
+  try {
+    if (facts.wider != nullptr) {
+      run_wider(*facts.wider, op, &stack);
+    } else {
+      op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
+    }
+  } catch (const c10::Error& error) {
+    if (std::string_view(error.what_without_backtrace()).find("ZeroDivisionError") == std::string_view::npos) {
+      throw;
+    } // it is our zeros that it refuses
+  }
 }
 
 void set_fallback_policy(FallbackPolicy chosen) {

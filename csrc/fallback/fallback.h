@@ -24,9 +24,11 @@ void run_on_cpu(const c10::OperatorHandle& op, const c10::OperatorHandle& kernel
 // Whether the operator writes to the argument: as its schema says, and where PyTorch's schemas are known to leave it out.
 bool is_written(const c10::FunctionSchema& schema, const c10::Argument& argument);
 
-// Throws what the CPU kernel says of such arguments, without their contents: for numbers that it is known to refuse. It is
-// no fallback, and not counted. Returns if the kernel takes them.
-void raise_cpu_error(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
+// Throws what the CPU kernel says of such arguments, without their contents: for calls that it is known to refuse. It is no
+// fallback, and not counted. Returns if the kernel takes them, or if the CPU has none. What is refused costs no memory,
+// whatever its size; what is taken after all may, so nothing is asked of arguments of more than `most_bytes`.
+void raise_cpu_error(
+    const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments, size_t most_bytes = SIZE_MAX);
 
 // What to do when an operator falls back on a device where that means copying: say so once per operator (the default),
 // nothing, or raise.

@@ -17,6 +17,9 @@
 namespace backplane {
 namespace {
 
+// A kernel that takes what its planner says is refused computes with zeros, which is not done with more memory than this.
+constexpr size_t kMostZeros = size_t{64} << 20;
+
 std::atomic<PlanMode> mode{PlanMode::On};
 thread_local std::vector<PlanEvent>* listener = nullptr;
 
@@ -322,7 +325,7 @@ std::shared_ptr<const Plan> PlannedOperator::plan(
   const auto& facts = declaration.facts;
   const size_t count = facts.size();
   const auto arguments = torch::jit::last(*stack, count);
-  std::string reason;
+  LeftToCpu left;
   std::string described = listener != nullptr ? describe(arguments, facts) : "";
   auto recorded = std::make_shared<Plan>();
   PlannerResult results;
@@ -332,13 +335,16 @@ std::shared_ptr<const Plan> PlannedOperator::plan(
     if (record) {
       recorder.emplace(call, /*dry=*/false);
     }
-    results = declaration.planner->call(op_.schema(), arguments, facts, call, reason);
+    results = declaration.planner->call(op_.schema(), arguments, facts, call, left);
     if (results.has_value() && record) {
       *recorded = recorder->finish(*results);
     }
   }
+  if (left.refused && falls_back_) {
+    raise_cpu_error(op_, arguments, kMostZeros);
+  }
   if (!results.has_value()) {
-    recorded->unplannable = reason;
+    recorded->unplannable = left.reason;
     recorded->falls_back = true;
   }
   cache_.count_planned(*recorded);
@@ -379,21 +385,21 @@ void PlannedOperator::check(
   PlannedCall again{call.device, {}, {}, {}, nullptr};
   Signature signature;
   read_call(arguments, facts, again, signature);
-  std::string reason;
+  LeftToCpu left;
   Plan fresh;
   {
     BelowEverything guard;
     Recorder recorder(again, /*dry=*/true);
     PlannerResult results;
     try {
-      results = declaration.planner->call(op_.schema(), arguments, facts, again, reason);
+      results = declaration.planner->call(op_.schema(), arguments, facts, again, left);
     } catch (const std::exception& error) {
       TORCH_CHECK(
           false, name_, " has a plan, and its planner now refuses the call: ", error.what(), "\n",
           describe(arguments, facts));
     }
     TORCH_CHECK(
-        results.has_value(), name_, " has a plan, and its planner now leaves the call to the CPU: ", reason, "\n",
+        results.has_value(), name_, " has a plan, and its planner now leaves the call to the CPU: ", left.reason, "\n",
         describe(arguments, facts));
     fresh = recorder.finish(*results);
   }

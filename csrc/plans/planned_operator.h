@@ -21,8 +21,12 @@
 namespace backplane {
 
 // What calls the Python side (planner_call.cpp): the planner, on what the operator was given. Returns what it returned, one
-// value for each of the schema's; nullopt where it left the call to the CPU, for `reason`.
+// value for each of the schema's; nullopt where it left the call to the CPU.
 using PlannerResult = std::optional<std::vector<c10::IValue>>;
+struct LeftToCpu {
+  std::string reason;
+  bool refused = false; // PyTorch refuses the call, and the CPU's kernel has the words
+};
 class Planner {
  public:
   virtual ~Planner() = default;
@@ -31,7 +35,7 @@ class Planner {
       c10::ArrayRef<c10::IValue> arguments,
       const std::vector<ArgumentFacts>& facts,
       PlannedCall& call,
-      std::string& reason) = 0;
+      LeftToCpu& left) = 0;
   // What the planner would do, with sizes left open: without effect, and nullopt where that cannot be told, for `reason`.
   virtual std::optional<AnyShapePlan> trace(
       const c10::FunctionSchema& schema,

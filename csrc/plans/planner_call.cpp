@@ -20,6 +20,7 @@ namespace backplane {
 namespace {
 
 py::object run_on_cpu_error; // torch_backplane._C.RunOnCPU
+py::object refused_error; // torch_backplane._C.Refused, which is one
 py::object tracer; // torch_backplane.planning.tracing.trace
 
 py::object dtype_object(c10::ScalarType dtype) {
@@ -100,7 +101,7 @@ class PythonPlanner final : public Planner {
       c10::ArrayRef<c10::IValue> arguments,
       const std::vector<ArgumentFacts>& facts,
       PlannedCall& call,
-      std::string& reason) override {
+      LeftToCpu& left) override {
     py::gil_scoped_acquire gil;
     const PlannerScope scope(schema, arguments, call);
     const py::tuple converted = Converter(call).convert(schema, arguments, facts);
@@ -110,9 +111,10 @@ class PythonPlanner final : public Planner {
       if (!error.matches(run_on_cpu_error)) {
         throw;
       }
-      reason = py::str(error.value());
+      left.reason = py::str(error.value());
+      left.refused = error.matches(refused_error);
       TORCH_CHECK(
-          !scope.has_effect(), "the planner of ", schema.operator_name(), " leaves the call to the CPU (", reason,
+          !scope.has_effect(), "the planner of ", schema.operator_name(), " leaves the call to the CPU (", left.reason,
           ") after it has written to an argument or taken random numbers: it has to decide before");
       return std::nullopt;
     }
@@ -350,6 +352,12 @@ void bind_plans(py::module_& module) {
       PyExc_Exception, nullptr));
   module.attr("RunOnCPU") = run_on_cpu_error;
   run_on_cpu_error.inc_ref(); // outlives the interpreter, like the registrations that use it
+  refused_error = py::reinterpret_steal<py::object>(PyErr_NewExceptionWithDoc(
+      "torch_backplane._C.Refused",
+      "Raised by a planner for a call that PyTorch refuses, whatever memory holds: the CPU has the words for the error.",
+      run_on_cpu_error.ptr(), nullptr));
+  module.attr("Refused") = refused_error;
+  refused_error.inc_ref();
 
   py::class_<PythonNumber>(module, "Number", "A number that plans pass through: its value is not known when planning.")
       .def_property_readonly(

@@ -9,7 +9,7 @@ import torch
 
 from torch_backplane.kernels import Expression
 from torch_backplane.kernels import functions as f
-from torch_backplane.planning import Call, RunOnCPU, check_same_dtype, operator, pointwise, run_pointwise
+from torch_backplane.planning import Call, Refused, check_same_dtype, operator, pointwise, run_pointwise
 
 # Piecewise linear. Where a comparison with NaN decides, it decides as in PyTorch's CUDA kernels.
 
@@ -144,7 +144,7 @@ _TANH_CUBIC = 0.044715
 
 def _check_approximation(approximate: str) -> None:
     if approximate not in ("none", "tanh"):
-        raise RunOnCPU("an unknown approximation")  # for PyTorch's error
+        raise Refused("an unknown approximation")  # for PyTorch's error
 
 
 def gelu(a: Expression, approximate: str) -> Expression:
@@ -180,12 +180,12 @@ def rrelu_with_noise(
     Without training, it is a leaky ReLU of the mean slope.
     """
     if not self.is_floating_point():
-        raise RunOnCPU("numbers that are not real")
+        raise Refused("numbers that are not real")
     if noise.shape != self.shape or (training and noise.dtype != self.dtype):
-        raise RunOnCPU("noise of another shape or dtype")
+        raise Refused("noise of another shape or dtype")
     check_same_dtype(call, self.dtype)
     if training and not (lower <= upper and math.isfinite(upper - lower)):
-        raise RunOnCPU("a range that is none")
+        raise Refused("a range that is none")
     (out,) = call.outputs(like=[torch.empty(self.shape, dtype=self.dtype, device="meta")])
     if not training:
         return torch.ops.aten.leaky_relu.out(self, (lower + upper) / 2, out=out)

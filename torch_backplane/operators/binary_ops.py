@@ -17,7 +17,7 @@ from torch_backplane.operators.unary_ops import ends
 from torch_backplane.planning import (
     Call,
     Number,
-    RunOnCPU,
+    Refused,
     error_words,
     operator,
     plan_pointwise,
@@ -38,7 +38,7 @@ pointwise("mul.Tensor", lambda a, b: a * b, dtypes="complex")
 
 def difference(call: Call, a: Any, b: Any, alpha: Any) -> torch.Tensor:
     if any(one.dtype == torch.bool for one in (a, b)):
-        raise RunOnCPU("differences of bools")  # which refuses them
+        raise Refused("differences of bools")  # which refuses them
     return plan_pointwise("sub", lambda a, b, alpha: a - alpha * b, call, (a, b, alpha), fitting="stored")
 
 
@@ -50,7 +50,7 @@ def sub(call: Call, self: Any, other: Any, alpha: Any) -> torch.Tensor:
 @operator("rsub.Tensor", dtypes="complex")
 def rsub(call: Call, self: Any, other: Any, alpha: Any) -> torch.Tensor:
     if isinstance(alpha, _C.Number) and alpha.dtype == torch.bool:
-        raise RunOnCPU("a bool for alpha")  # which refuses it; sub's meta function does, too
+        raise Refused("a bool for alpha")  # which refuses it; sub's meta function does, too
     tensors = [one for one in (other, self) if isinstance(one, torch.Tensor)]  # in the order of the difference
     (result,) = call.meta(call.functional)
     call.outputs(like=[elementwise_result(tensors, result.dtype)], elementwise=True)
@@ -67,7 +67,7 @@ def add_relu(a: Expression, b: Expression, alpha: Expression) -> Expression:
 
 def _check_add_relu(*dtypes: torch.dtype) -> None:
     if any((dtype.itemsize == 2 and dtype.is_floating_point) or dtype == torch.bool for dtype in dtypes):
-        raise RunOnCPU("a dtype that PyTorch refuses")
+        raise Refused("a dtype that PyTorch refuses")
 
 
 @operator("_add_relu.Tensor")
@@ -81,7 +81,7 @@ def add_relu_tensor(call: Call, self: torch.Tensor, other: torch.Tensor, alpha: 
 def add_relu_number(call: Call, self: torch.Tensor, other: Number, alpha: Number) -> torch.Tensor:
     _check_add_relu(self.dtype)
     if not self.is_floating_point() and (other.dtype.is_floating_point or alpha.dtype.is_floating_point):
-        raise RunOnCPU("a float among integers")
+        raise Refused("a float among integers")
     (out,) = call.outputs(like=[torch.empty_like(self, device="meta")])
     dtype = value_dtype(self.dtype)
     scalars = [(other, dtype), (alpha.fitting(self.dtype), dtype)]  # PyTorch makes a tensor of `other`

@@ -12,6 +12,7 @@ from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.planning import (
     Call,
     Number,
+    Refused,
     RunOnCPU,
     check_same_dtype,
     contiguous_result,
@@ -47,7 +48,7 @@ def search(out: torch.Tensor, boundaries: torch.Tensor, values: Any, right: bool
     if isinstance(values, torch.Tensor) and values.dtype != dtype:
         raise RunOnCPU("values and boundaries of two dtypes")
     if isinstance(values, Number) and values.dtype.is_floating_point and not dtype.is_floating_point:
-        raise RunOnCPU("a float among integers")
+        raise Refused("a float among integers")
     if out.numel() == 0:
         return out
     is_tensor = isinstance(values, torch.Tensor)
@@ -99,15 +100,15 @@ def searchsorted(
     call: Call, sorted_sequence: torch.Tensor, self: Any, out_int32: bool, right: bool, side: str | None, sorter: Any
 ) -> torch.Tensor:
     if side not in (None, "left", "right") or (side == "left" and right):
-        raise RunOnCPU("a side that is none")
+        raise Refused("a side that is none")
     shape = sorted_sequence.shape
     # Rows of boundaries take as many rows of values.
     if not shape or (len(shape) > 1 and not (isinstance(self, torch.Tensor) and self.dim() == len(shape))):
-        raise RunOnCPU("boundaries without dimensions, or rows of them for a number")
+        raise Refused("boundaries without dimensions, or rows of them for a number")
     if len(shape) > 1 and self.shape[:-1] != shape[:-1]:
-        raise RunOnCPU("rows of values and of boundaries that do not belong together")
+        raise Refused("rows of values and of boundaries that do not belong together")
     if sorter is not None and (sorter.shape != sorted_sequence.shape or sorter.dtype != torch.int64):
-        raise RunOnCPU("an order of other boundaries, or of another dtype")
+        raise Refused("an order of other boundaries, or of another dtype")
     check_same_dtype(call, torch.int32 if out_int32 else torch.int64)
     (out,) = call.outputs()
     return search(out, sorted_sequence, self, right or side == "right", sorter)
@@ -116,7 +117,7 @@ def searchsorted(
 @operator("bucketize.Tensor", "bucketize.Scalar")
 def bucketize(call: Call, self: Any, boundaries: torch.Tensor, out_int32: bool, right: bool) -> torch.Tensor:
     if boundaries.dim() != 1:
-        raise RunOnCPU("boundaries that are no vector")
+        raise Refused("boundaries that are no vector")
     check_same_dtype(call, torch.int32 if out_int32 else torch.int64)
     (out,) = call.outputs()
     return search(out, boundaries, self, right)

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from torch_backplane.planning import Call, RunOnCPU, contiguous_result, operator, run_kernel, socket
+from torch_backplane.planning import Call, Refused, contiguous_result, operator, run_kernel, socket
 
 # For each order of the norm: the statement that adds a difference, and what the distance is in the end; the derivative
 # of a distance by a difference; and when that is zero whatever it is multiplied with.
@@ -58,7 +58,7 @@ def _check(*tensors: torch.Tensor) -> None:
     """Leaves to the CPU what PyTorch refuses."""
     dtype = tensors[0].dtype
     if dtype not in (torch.float32, torch.float64) or any(tensor.dtype != dtype for tensor in tensors):
-        raise RunOnCPU("numbers other than float32 or float64")
+        raise Refused("numbers other than float32 or float64")
 
 
 def _run(
@@ -89,7 +89,7 @@ def _run(
 def _cdist_forward(call: Call, x1: torch.Tensor, x2: torch.Tensor, p: float, compute_mode: int | None) -> torch.Tensor:
     _check(x1, x2)
     if p < 0 or compute_mode not in (None, 0, 1, 2):
-        raise RunOnCPU("a norm or a way of computing that is none")
+        raise Refused("a norm or a way of computing that is none")
     (out,) = call.outputs()
     _run("cdist", _FORWARD, p, out, x1, x2)
     return out
@@ -120,7 +120,7 @@ def _pairs(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def _pdist_forward(call: Call, self: torch.Tensor, p: float) -> torch.Tensor:
     _check(self)
     if self.dim() != 2 or p < 0:
-        raise RunOnCPU("other than a matrix, or a norm that is none")
+        raise Refused("other than a matrix, or a norm that is none")
     pairs = len(self) * (len(self) - 1) // 2
     (out,) = call.outputs(like=[torch.empty(pairs, dtype=self.dtype, device="meta")])
     if out.numel():
@@ -132,7 +132,7 @@ def _pdist_forward(call: Call, self: torch.Tensor, p: float) -> torch.Tensor:
 def _pdist_backward(call: Call, grad: torch.Tensor, self: torch.Tensor, p: float, pdist: torch.Tensor) -> torch.Tensor:
     _check(grad, self, pdist)
     if self.dim() != 2:
-        raise RunOnCPU("other than a matrix")
+        raise Refused("other than a matrix")
     (out,) = call.outputs(like=[torch.empty(self.shape, dtype=self.dtype, device="meta")])
     if not pdist.numel() or not out.numel():
         return out.zero_()

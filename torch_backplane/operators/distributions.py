@@ -14,6 +14,7 @@ from torch_backplane.kernels.templates.random import WORDS_PER_CALL, fill, fill_
 from torch_backplane.kernels.templates.values import NOT_NEGATIVE, UNIT_INTERVAL
 from torch_backplane.planning import (
     Call,
+    Refused,
     RunOnCPU,
     contiguous_result,
     expect_values,
@@ -44,7 +45,7 @@ def _fill(self: torch.Tensor, template: Any, *arguments: Any, **options: Any) ->
 def _check(condition: bool, reason: str) -> None:
     """Leaves bad arguments to the CPU's kernel, which has PyTorch's words for them."""
     if not condition:
-        raise RunOnCPU(reason)
+        raise Refused(reason)
 
 
 @operator("uniform_", variants=False)
@@ -197,8 +198,9 @@ def random_from(call: Call, self: torch.Tensor, start: int, to: int | None, gene
 def multinomial(call: Call, self: torch.Tensor, num_samples: int, replacement: bool, generator: Any) -> torch.Tensor:
     """One draw: the least of exponential variables with these rates comes first. In float32 for narrower dtypes, in
     which too many quotients are equal."""
-    _check(num_samples == 1 and self.is_floating_point() and self.dim() in (1, 2), "more than one draw")
-    _check(self.numel() > 0, "nothing to draw")
+    # Not refused: the CPU would say of zeros that there is nothing to choose among.
+    if num_samples != 1 or not self.is_floating_point() or self.dim() not in (1, 2) or not self.numel():
+        raise RunOnCPU("more than one draw, or nothing to draw")
     dtype = value_dtype(self.dtype)
     _expect_weights(self, dtype)
     noise = torch.empty(self.shape, dtype=dtype, device=self.device).exponential_(generator=generator)

@@ -6,7 +6,7 @@ import torch
 
 from torch_backplane.kernels.templates.indexing import Index
 from torch_backplane.operators.index_kernel import check_dim, check_index, run_read, run_write
-from torch_backplane.planning import Call, RunOnCPU, operator
+from torch_backplane.planning import Call, Refused, operator
 
 
 @operator("embedding", dtypes="complex")
@@ -15,7 +15,7 @@ def embedding(
 ) -> torch.Tensor:
     check_index(weight, index)
     if weight.dim() != 2:
-        raise RunOnCPU("weights that are no matrix")
+        raise Refused("weights that are no matrix")
     check_dim(weight, 0, index)
     (out,) = call.outputs()
     indices = [Index(index, (*index.stride(), 0), weight.stride(0), weight.size(0))]

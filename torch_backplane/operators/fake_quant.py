@@ -7,7 +7,7 @@ import torch
 from torch_backplane.kernels import Expression
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import value_dtype
-from torch_backplane.planning import Call, RunOnCPU, operator, run_pointwise
+from torch_backplane.planning import Call, Refused, RunOnCPU, operator, run_pointwise
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -41,9 +41,9 @@ def _results(call: Call, self: torch.Tensor) -> Pair:
 def _check(self: torch.Tensor, quant_min: int, quant_max: int, zero_point: int | None = None) -> None:
     """Leaves bad arguments to the CPU, which has the words."""
     if not self.is_floating_point() or quant_min > quant_max:
-        raise RunOnCPU("numbers that are not real, or a range that is none")
+        raise Refused("numbers that are not real, or a range that is none")
     if zero_point is not None and not quant_min <= zero_point <= quant_max:
-        raise RunOnCPU("a zero point outside of the range")
+        raise Refused("a zero point outside of the range")
 
 
 def _range(quant_min: int, quant_max: int) -> list[tuple[float, torch.dtype]]:
@@ -102,7 +102,7 @@ def per_channel(
     _check(self, quant_min, quant_max)
     of_channels = scale.dim() == zero_point.dim() == 1 and 0 <= axis < self.dim()
     if not of_channels or not scale.shape == zero_point.shape == self.shape[axis : axis + 1]:
-        raise RunOnCPU("other than one scale and zero point for each channel")
+        raise Refused("other than one scale and zero point for each channel")
     if zero_point.dtype != torch.int32 or scale.dtype != torch.float32:
         raise RunOnCPU("scales or zero points of another dtype")
     if bool(((zero_point < quant_min) | (zero_point > quant_max)).any().item()):

@@ -6,7 +6,7 @@ import torch
 
 from torch_backplane.kernels import Expression
 from torch_backplane.kernels import functions as f
-from torch_backplane.planning import Call, RunOnCPU, operator, run_pointwise
+from torch_backplane.planning import Call, Refused, operator, run_pointwise
 
 # GLU: the first half of a dimension, gated by the second
 
@@ -72,7 +72,7 @@ def glu_backward_jvp(
     dim: int,
 ) -> torch.Tensor:
     if not x.is_floating_point():
-        raise RunOnCPU("integers")
+        raise Refused("integers")
     (out,) = call.outputs(like=[torch.empty(x.shape, dtype=x.dtype, device="meta")])
     inputs = [grad_glu, *halves(x, dim), dgrad_glu, *halves(dx, dim)]
     run_pointwise(_glu_backward_jvp, halves(out, dim), inputs, key="glu_backward_jvp", name="glu_backward_jvp")

@@ -14,7 +14,7 @@ from torch_backplane.operators.normalization import (
     run_norm,
     run_norm_backward,
 )
-from torch_backplane.planning import Call, RunOnCPU, operator
+from torch_backplane.planning import Call, Refused, operator
 
 
 def _check_groups(self: torch.Tensor, batch: int, channels: int, length: int, groups: int) -> None:
@@ -39,7 +39,7 @@ def native_group_norm(
     eps: float,
 ) -> Results:
     if any(one is not None and one.shape != (channels,) for one in (weight, bias)):
-        raise RunOnCPU("a weight or bias of another shape")
+        raise Refused("a weight or bias of another shape")
     _check_groups(self, batch, channels, length, groups)
     out, mean, rstd = call.outputs()
     sets = Sets.group(batch, channels, length, groups)

@@ -11,7 +11,7 @@ import torch
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates.source import rows_and_columns
 from torch_backplane.kernels.templates.unfold import Windows, fold, unfold
-from torch_backplane.planning import Call, RunOnCPU, contiguous_result, operator, run_kernel, run_template
+from torch_backplane.planning import Call, Refused, contiguous_result, operator, run_kernel, run_template
 
 
 def _windows(
@@ -20,22 +20,22 @@ def _windows(
     """Leaves to the CPU, for PyTorch's errors, windows that fit nowhere."""
     given = (window, dilation, padding, stride)
     if any(len(one) != 2 for one in given) or min(*window, *dilation, *stride) <= 0 or min(padding) < 0:
-        raise RunOnCPU("windows that are none")
+        raise Refused("windows that are none")
     places = tuple(
         (size + 2 * pad - (wide - 1) * apart - 1) // step + 1
         for size, wide, apart, pad, step in zip(sizes, *given, strict=True)
     )
     if min(places) < 1 or min(sizes) < 1:
-        raise RunOnCPU("windows that fit nowhere")
+        raise Refused("windows that fit nowhere")
     return Windows(tuple(sizes), places, tuple(window), tuple(stride), tuple(padding), tuple(dilation))
 
 
 def _check(self: torch.Tensor, dims: int, takes_bool: bool = False) -> None:
     takes = self.is_floating_point() or self.is_complex() or (takes_bool and self.dtype == torch.bool)
     if self.dim() not in (dims - 1, dims) or not takes:
-        raise RunOnCPU("another number of dimensions, or integers")
+        raise Refused("another number of dimensions, or integers")
     if 0 in self.shape[-dims + 1 :]:
-        raise RunOnCPU("images without elements")
+        raise Refused("images without elements")
 
 
 def _batch(tensor: torch.Tensor, dims: int) -> torch.Tensor:
@@ -93,11 +93,11 @@ def col2im(
 ) -> torch.Tensor:
     _check(self, 3)
     if len(output_size) != 2:
-        raise RunOnCPU("sizes that are not two")
+        raise Refused("sizes that are not two")
     windows = _windows(output_size, kernel_size, dilation, padding, stride)
     channels, left = divmod(self.shape[-2], math.prod(kernel_size))
     if left or self.shape[-1] != math.prod(windows.places):
-        raise RunOnCPU("columns of other sizes")
+        raise Refused("columns of other sizes")
     shape = [*self.shape[:-2], channels, *output_size]
     (out,) = call.outputs(like=[torch.empty(shape, dtype=self.dtype, device="meta")])
     if out.numel() == 0:

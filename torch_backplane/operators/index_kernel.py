@@ -11,14 +11,23 @@ import torch
 
 from torch_backplane.kernels.dtypes import integer_range
 from torch_backplane.kernels.templates.indexing import Index, read, write
-from torch_backplane.planning import Call, Number, RunOnCPU, check_number, error_words, run_pointwise, run_template
+from torch_backplane.planning import (
+    Call,
+    Number,
+    Refused,
+    RunOnCPU,
+    check_number,
+    error_words,
+    run_pointwise,
+    run_template,
+)
 
 
 def check_index(self: torch.Tensor, *indices: torch.Tensor) -> None:
     """Leaves to the CPU what the kernels do not take."""
     for index in indices:
         if index.dtype not in (torch.int64, torch.int32):
-            raise RunOnCPU(f"indices of {index.dtype}".replace("torch.", ""))
+            raise Refused(f"indices of {index.dtype}".replace("torch.", ""))
         if index.device != self.device:
             raise RunOnCPU("indices on another device")
 
@@ -30,9 +39,9 @@ def check_index(self: torch.Tensor, *indices: torch.Tensor) -> None:
 def check_dim(self: torch.Tensor, dim: int, *indices: torch.Tensor) -> None:
     rank = max(self.dim(), 1)
     if not -rank <= dim < rank:
-        raise RunOnCPU("a dimension that is none")
+        raise Refused("a dimension that is none")
     if any(index.numel() for index in indices) and self.dim() and not self.shape[dim]:
-        raise RunOnCPU("places in a dimension without elements")
+        raise Refused("places in a dimension without elements")
 
 
 def check_places(self: torch.Tensor, dim: int, index: torch.Tensor, source: Any = None) -> None:
@@ -44,22 +53,22 @@ def check_places(self: torch.Tensor, dim: int, index: torch.Tensor, source: Any 
     if len(ranks) > 1 or any(
         size > most for d, (size, most) in enumerate(zip(index.shape, self.shape, strict=True)) if d != dim % self.dim()
     ):
-        raise RunOnCPU("an index that is larger than the tensor")
+        raise Refused("an index that is larger than the tensor")
     if isinstance(source, torch.Tensor) and any(map(compare.gt, index.shape, source.shape)):
-        raise RunOnCPU("an index that is larger than its source")
+        raise Refused("an index that is larger than its source")
 
 
 def check_slices(self: torch.Tensor, dim: int, index: torch.Tensor, source: Any = None) -> None:
     """For index_select, index_add and the like."""
     check_dim(self, dim, index)
     if index.dim() > 1 or (self.dim() == 0 and index.numel() != 1):
-        raise RunOnCPU("an index that is no vector, or other than one for a tensor without dimensions")
+        raise Refused("an index that is no vector, or other than one for a tensor without dimensions")
     if isinstance(source, torch.Tensor):
         shape = list(self.shape)
         if shape:
             shape[dim] = index.numel()
         if list(source.shape) != shape:
-            raise RunOnCPU("slices of another shape")
+            raise Refused("slices of another shape")
 
 
 def with_dims(tensor: Any) -> Any:
@@ -83,7 +92,7 @@ def run_write(
         return
     check_number(source, self.dtype)
     if isinstance(source, torch.Tensor) and source.dtype != self.dtype:
-        raise RunOnCPU(f"{source.dtype} into {self.dtype}".replace("torch.", ""))
+        raise Refused(f"{source.dtype} into {self.dtype}".replace("torch.", ""))
     source = source.fitting(self.dtype) if isinstance(source, Number) else source
     kept, strides, indices = arguments
     if isinstance(options.get("alpha"), Number):

@@ -10,7 +10,7 @@ import torch
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates.norms import Sets
 from torch_backplane.operators.normalization import Optional, Results, dense, new_like, run_norm, run_norm_backward
-from torch_backplane.planning import Call, RunOnCPU, operator
+from torch_backplane.planning import Call, Refused, RunOnCPU, operator
 
 
 def _normalized(
@@ -19,12 +19,12 @@ def _normalized(
     """The result, means and deviations, on the meta device; None for dtypes of which PyTorch's meta function decides.
 
     Raises:
-        RunOnCPU: shapes that it refuses.
+        Refused: shapes that it refuses.
     """
     shape, outer = tuple(normalized_shape), self.dim() - len(normalized_shape)
     fits = shape and outer >= 0 and tuple(self.shape[outer:]) == shape
     if not fits or any(one is not None and tuple(one.shape) != shape for one in (weight, bias)):
-        raise RunOnCPU("another shape than is normalized over")
+        raise Refused("another shape than is normalized over")
     if not self.is_floating_point() or any(one is not None and one.dtype != self.dtype for one in (weight, bias)):
         return None
     kept = [*self.shape[:outer], *[1] * len(shape)]

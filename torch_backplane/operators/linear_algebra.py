@@ -18,6 +18,7 @@ from torch_backplane.operators.reduce_ops import Dims, leave_nothing, list_of, r
 from torch_backplane.planning import (
     Call,
     Number,
+    Refused,
     RunOnCPU,
     call_on_cpu,
     host_sees_memory,
@@ -75,12 +76,14 @@ def addbmm(
 def addr(call: Call, self: torch.Tensor, vec1: torch.Tensor, vec2: torch.Tensor, beta: Any, alpha: Any) -> torch.Tensor:
     """The outer product of two vectors, added to `self`, of which nothing is read where beta is 0."""
     shape = torch.Size([*vec1.shape, *vec2.shape])
-    if vec1.dim() != 1 or vec2.dim() != 1 or not (self.is_floating_point() or self.is_complex()):
-        raise RunOnCPU("other than vectors, or of integers")
+    if vec1.dim() != 1 or vec2.dim() != 1:
+        raise Refused("other than vectors")
+    if not (self.is_floating_point() or self.is_complex()):
+        raise RunOnCPU("products of integers")
     if call.is_in_place and self.shape != shape:
-        raise RunOnCPU("a matrix of another shape in place")  # which refuses it
+        raise Refused("a matrix of another shape in place")  # which refuses it
     if any(isinstance(number, complex) for number in (beta, alpha)) and not self.is_complex():
-        raise RunOnCPU("a complex number among real ones")
+        raise Refused("a complex number among real ones")
     added = self.expand(shape)
     (out,) = call.outputs(like=[torch.empty(shape, dtype=self.dtype, device="meta")])
     dtype = value_dtype(self.dtype)
@@ -99,7 +102,7 @@ def addr(call: Call, self: torch.Tensor, vec1: torch.Tensor, vec2: torch.Tensor,
 @operator("addmv", by_value=["beta"], static={"beta": (0,)}, dtypes="complex")
 def addmv(call: Call, self: torch.Tensor, mat: torch.Tensor, vec: torch.Tensor, beta: Any, alpha: Any) -> torch.Tensor:
     if mat.dim() == 2 and not mat.numel() and self.shape != mat.shape[:1]:
-        raise RunOnCPU("an empty product with a number")  # PyTorch does not expand that
+        raise Refused("an empty product with a number")  # PyTorch does not expand that
     (out,) = call.outputs()
     product(out.unsqueeze(1), mat, vec.unsqueeze(1), self.expand(out.shape).unsqueeze(1), beta, alpha)
     return out
@@ -140,7 +143,7 @@ def product(
     """out = beta * c + alpha * a @ b; c is not read where beta is 0."""
     dtypes = {out.dtype, a.dtype, b.dtype, *(() if c is None else (c.dtype,))}
     if len(dtypes) > 1 or out.dtype == torch.bool:
-        raise RunOnCPU(f"a matrix product of {' and '.join(sorted(map(str, dtypes)))}")
+        raise Refused(f"a matrix product of {' and '.join(sorted(map(str, dtypes)))}")
     if not out.numel():
         return out
     if isinstance(alpha, Number) and not (out.is_floating_point() or out.is_complex()):
@@ -206,11 +209,11 @@ def _compute_linear_combination(call: Call, input: torch.Tensor, coefficients: t
     them to `out=`, and reads beyond memory where there are fewer slices than coefficients.
     """
     if coefficients.dim() != 2 or not input.dim():
-        raise RunOnCPU("other than a coefficient for each slice")
+        raise Refused("other than a coefficient for each slice")
     rows, count = coefficients.shape
     torch._check(count <= input.shape[0], lambda: f"expected {count} slices, and got {list(input.shape)}")
     if input.dtype != coefficients.dtype or not input.numel():
-        raise RunOnCPU("two dtypes, or nothing, which PyTorch refuses")
+        raise Refused("two dtypes, or nothing, which PyTorch refuses")
     (out,) = call.outputs(like=[torch.empty((rows, *input.shape[1:]), dtype=input.dtype, device="meta")])
     slices = input.reshape(input.shape[0], math.prod(input.shape[1:]))
     result = (coefficients @ slices[:count]).view(out.shape)
@@ -264,7 +267,7 @@ def norm(order: float, dtype: torch.dtype) -> tuple[Callable[[torch.dtype], Redu
 @operator("linalg_vector_norm", by_value=("ord",), static={"ord": NORMS}, dtypes="complex")
 def vector_norm(call: Call, self: torch.Tensor, ord: float, dim: Dims, keepdim: bool, dtype: torch.dtype | None) -> Any:
     if isinstance(ord, complex) or not (self.is_floating_point() or self.is_complex()):
-        raise RunOnCPU("an order that is complex, or a norm of integers")  # which are refused
+        raise Refused("an order that is complex, or a norm of integers")  # which are refused
     if ord < 0 or ord == math.inf:
         leave_nothing(self, dim)
     compute = sum_dtype(call)
@@ -290,7 +293,7 @@ def norm_of_dims_in(
     call: Call, self: torch.Tensor, p: float | None, dim: Dims, keepdim: bool, dtype: torch.dtype | None
 ) -> Any:
     if dtype is not None and torch.promote_types(self.dtype, dtype) != dtype:
-        raise RunOnCPU("a narrower dtype")  # which is refused
+        raise Refused("a narrower dtype")  # which is refused
     return vector_norm(call, self, 2 if p is None else p, dim, keepdim, dtype)
 
 

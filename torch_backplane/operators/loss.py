@@ -17,7 +17,7 @@ from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.expression import Formula
 from torch_backplane.kernels.reductions import summation
 from torch_backplane.kernels.templates.values import UNIT_INTERVAL
-from torch_backplane.planning import Call, RunOnCPU, expect_values, operator, run_pointwise, run_reduction, socket
+from torch_backplane.planning import Call, Refused, expect_values, operator, run_pointwise, run_reduction, socket
 from torch_backplane.planning.call import elementwise_result
 from torch_backplane.planning.geometry import check_shape
 
@@ -65,7 +65,7 @@ def write_loss(
 
 def _check_numbers(numbers: Sequence[float], dtype: torch.dtype) -> None:
     if numbers and not dtype.is_floating_point:
-        raise RunOnCPU("a fraction among integers")  # which refuses them
+        raise Refused("a fraction among integers")  # which refuses them
 
 
 def loss_backward(
@@ -84,7 +84,7 @@ def loss_backward(
         contiguous: a new tensor is, whatever the inputs are.
     """
     if any(one is not None and one.dtype == torch.bool for one in inputs):
-        raise RunOnCPU("gradients of bools")  # which refuses them
+        raise Refused("gradients of bools")  # which refuses them
     (out,) = call.outputs(elementwise=True, contiguous=contiguous and not call.written)
     name, dtype = call.functional._schema.name.partition("::")[2], value_dtype(out.dtype)
     _check_numbers(numbers, dtype)
@@ -160,7 +160,7 @@ def smooth_l1_loss_backward(
 def huber_loss(call: Call, self: torch.Tensor, target: torch.Tensor, reduction: int, delta: float) -> torch.Tensor:
     """Of self's dtype."""
     if not torch.can_cast(torch.result_type(self, target), self.dtype):
-        raise RunOnCPU("a difference that is none of self's dtype")  # which refuses it
+        raise Refused("a difference that is none of self's dtype")  # which refuses it
     result = elementwise_result([self, target], self.dtype)
     call.outputs(like=[result if reduction == NONE else result.new_empty(())])
     return loss(call, _huber, self, target, reduction=reduction, numbers=(delta,))
@@ -250,7 +250,7 @@ def binary_cross_entropy_with_logits(
 def soft_margin_loss(call: Call, self: torch.Tensor, target: torch.Tensor, reduction: int) -> torch.Tensor:
     """Of self's dtype."""
     if self.dtype == torch.bool or not torch.can_cast(torch.result_type(self, target), self.dtype):
-        raise RunOnCPU("a product that is none of self's dtype")  # which refuses it
+        raise Refused("a product that is none of self's dtype")  # which refuses it
     check_shape(self.shape, [target])
     scalar = torch.empty((), dtype=self.dtype, device="meta")
     call.outputs(like=[elementwise_result([self], self.dtype) if reduction == NONE else scalar])

@@ -9,13 +9,13 @@ import torch
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates import margin_losses as kernels
 from torch_backplane.operators.loss import MEAN, NONE, SUM, write_loss
-from torch_backplane.planning import Call, RunOnCPU, contiguous_result, error_words, operator, run_template
+from torch_backplane.planning import Call, Refused, contiguous_result, error_words, operator, run_template
 
 
 def _check(condition: bool, reason: str) -> None:
     """Leaves bad arguments to the CPU's kernel, which has PyTorch's words for them."""
     if not condition:
-        raise RunOnCPU(reason)
+        raise Refused(reason)
 
 
 def _rows(call: Call, self: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

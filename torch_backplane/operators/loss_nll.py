@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 
 from torch_backplane.kernels.templates.losses import nll_loss, nll_loss_backward
-from torch_backplane.planning import Call, RunOnCPU, contiguous_result, error_words, operator, run_template
+from torch_backplane.planning import Call, Refused, RunOnCPU, contiguous_result, error_words, operator, run_template
 
 
 def _by_positions(self: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """self as (batch, classes, positions), contiguous, and the targets."""
     if target.dtype != torch.int64:
-        raise RunOnCPU(f"targets of {target.dtype}")
+        raise Refused(f"targets of {target.dtype}")
     classes = self.shape[0] if self.dim() == 1 else self.shape[1]
     batch = 1 if self.dim() == 1 else self.shape[0]
     return self.contiguous().view(batch, classes, -1 if self.numel() else 1), target.contiguous()
@@ -20,9 +20,9 @@ def _by_positions(self: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tenso
 def _check_images(call: Call, self: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None) -> None:
     """Leaves to the CPU what it refuses of images. PyTorch's meta functions in Python, the only ones, do not look."""
     if self.dim() != 4 or target.dim() != 3 or target.shape != (self.shape[0], *self.shape[2:]):
-        raise RunOnCPU("targets of another shape")
+        raise Refused("targets of another shape")
     if weight is not None and (weight.dim() != 1 or weight.shape[0] != self.shape[1]):
-        raise RunOnCPU("weights of another number of classes")
+        raise Refused("weights of another number of classes")
 
 
 @operator("nll_loss_forward", "nll_loss2d_forward")
@@ -64,7 +64,7 @@ def nll_loss_backward_(
     if "nll_loss2d" in call.name:
         _check_images(call, self, target, weight)
         if grad.shape != target.shape if reduction == 0 else grad.dim() > 1 or grad.numel() != 1:
-            raise RunOnCPU("gradients of another shape")
+            raise Refused("gradients of another shape")
     (out,) = call.outputs()
     if not self.numel():
         raise RunOnCPU("an empty input")

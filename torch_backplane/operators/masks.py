@@ -18,7 +18,7 @@ from torch_backplane.operators.nonzero import Selection, sizes
 from torch_backplane.planning import (
     Call,
     Number,
-    RunOnCPU,
+    Refused,
     as_bits,
     check_number,
     check_same_dtype,
@@ -52,7 +52,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 @operator("masked_select", dtypes="any")
 def masked_select(call: Call, self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     if mask.dtype != torch.bool:
-        raise RunOnCPU("a mask that is not of bools")
+        raise Refused("a mask that is not of bools")
     check_same_dtype(call, self.dtype)
     socket.check_broadcast([mask, self])
     call.check_apart()
@@ -77,9 +77,9 @@ def select(call: Call, self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 @operator("masked_scatter_", variants=False, dtypes="any")
 def masked_scatter_(call: Call, self: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     if mask.dtype != torch.bool or source.dtype != self.dtype:
-        raise RunOnCPU("a mask that is not of bools, or two dtypes")
+        raise Refused("a mask that is not of bools, or two dtypes")
     if not expands(mask.shape, self.shape):
-        raise RunOnCPU("a mask that does not broadcast to the tensor")
+        raise Refused("a mask that does not broadcast to the tensor")
     socket.check_overlaps([self], [])
     if self.numel() == 0:
         return self
@@ -161,13 +161,13 @@ def check_masks(self: torch.Tensor, indices: Indices) -> None:
             dim += 1
             continue
         if index.dim() == 0 or index.device != self.device or self.shape[dim : dim + index.dim()] != index.shape:
-            raise RunOnCPU("a mask of other sizes, or on another device")
+            raise Refused("a mask of other sizes, or on another device")
         if index.dtype == torch.uint8:
             # Where PyTorch's word of warning comes from.
             torch.ops.aten.index.Tensor(torch.empty(0), [torch.empty(0, dtype=torch.uint8)])
         dim += index.dim()
     if dim > self.dim():
-        raise RunOnCPU("too many indices")
+        raise Refused("too many indices")
 
 
 def positions_of_masks(self: torch.Tensor, indices: Indices) -> tuple[torch.Tensor, list[torch.Tensor | None]]:

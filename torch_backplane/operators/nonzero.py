@@ -14,7 +14,7 @@ from torch_backplane.kernels import Reduction
 from torch_backplane.kernels.templates import compact
 from torch_backplane.kernels.templates.source import named, split
 from torch_backplane.operators.reduce_ops import Dims, reduce
-from torch_backplane.planning import Call, RunOnCPU, check_same_dtype, dialect_of, operator, run_kernel, run_template
+from torch_backplane.planning import Call, Refused, check_same_dtype, dialect_of, operator, run_kernel, run_template
 
 
 class Selection:
@@ -99,7 +99,7 @@ def nonzero(call: Call, self: torch.Tensor) -> torch.Tensor:
 def nonzero_static(call: Call, self: torch.Tensor, size: int, fill_value: int) -> torch.Tensor:
     check_same_dtype(call, torch.int64)
     if size < 0:
-        raise RunOnCPU("a negative size")
+        raise Refused("a negative size")
     # PyTorch's meta kernel has other strides than its CPU kernel.
     (out,) = call.outputs(like=[torch.empty(size, self.dim(), dtype=torch.int64, device="meta")])
     call.check_apart()

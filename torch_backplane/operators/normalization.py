@@ -18,7 +18,7 @@ from torch_backplane.operators.linear_algebra import NORMS
 from torch_backplane.operators.reduce_ops import spread
 from torch_backplane.planning import (
     Call,
-    RunOnCPU,
+    Refused,
     contiguous_result,
     operator,
     run_pointwise,
@@ -151,7 +151,7 @@ def _batch_norm(
         results.append(self.new_empty(0, dtype=torch.uint8, device="meta"))
     if not training:
         if running_mean is None or running_var is None:
-            raise RunOnCPU("evaluation without running statistics")
+            raise Refused("evaluation without running statistics")
         # As the CPU has it: nothing is saved.
         results[1:3] = [saved.new_empty(0) for saved in results[1:3]]
     out, mean, rstd, *reserve = call.outputs(like=results)
@@ -200,12 +200,12 @@ def batch_norm_update_stats(
 ) -> Results:
     """Mean and variance of each channel; those that run move towards them, the variance to the unbiased one."""
     if self.dim() < 2 or not self.numel() or not self.is_floating_point():
-        raise RunOnCPU("no numbers of channels")
+        raise Refused("no numbers of channels")
     compute = value_dtype(self.dtype)
     channels = self.shape[1]
     given = [tensor for tensor in (running_mean, running_var) if tensor is not None]
     if any(tensor.shape != (channels,) or tensor.dtype not in (self.dtype, compute) for tensor in given):
-        raise RunOnCPU("running statistics of another shape or dtype")
+        raise Refused("running statistics of another shape or dtype")
     result = given[0] if given else self
     outputs = call.outputs(like=[result.new_empty(channels, device="meta")] * 2)
     dims = [dim for dim in range(self.dim()) if dim != 1]
@@ -311,7 +311,7 @@ def batch_norm_backward(
 def renorm(call: Call, self: torch.Tensor, p: float, dim: int, maxnorm: Any) -> Any:
     """Each slice along `dim` scaled down to the norm `maxnorm`, if its own is greater."""
     if not -self.dim() <= dim < self.dim():
-        raise RunOnCPU("a dimension that it has not")  # for PyTorch's error, which its meta function does not make
+        raise Refused("a dimension that it has not")  # for PyTorch's error, which its meta function does not make
     (out,) = call.outputs()
     others = [d for d in range(self.dim()) if d != dim % self.dim()]
     norms = torch.linalg.vector_norm(self, p, others, keepdim=True)

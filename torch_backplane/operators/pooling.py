@@ -10,13 +10,13 @@ import torch
 
 from torch_backplane.kernels.templates import pooling
 from torch_backplane.kernels.templates.unfold import Windows
-from torch_backplane.planning import Call, RunOnCPU, contiguous_result, operator, run_template
+from torch_backplane.planning import Call, Refused, contiguous_result, operator, run_template
 
 
 def _planes(tensor: torch.Tensor, rank: int) -> torch.Tensor:
     """(…, *sizes) as (planes, *sizes), contiguous."""
     if tensor.dim() not in (rank + 1, rank + 2):
-        raise RunOnCPU("images of another number of dimensions")  # where PyTorch's error is raised
+        raise Refused("images of another number of dimensions")  # where PyTorch's error is raised
     return tensor.contiguous().view(math.prod(tensor.shape[:-rank]), *tensor.shape[-rank:])
 
 
@@ -131,7 +131,7 @@ def avg_pool_backward(
 @operator("_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
 def adaptive_avg_pool(call: Call, self: torch.Tensor, output_size: list[int]) -> torch.Tensor:
     if 0 in self.shape[1:]:
-        raise RunOnCPU("images without elements")  # where PyTorch's error is raised
+        raise Refused("images without elements")  # where PyTorch's error is raised
     (out,) = call.outputs()
     rank = _rank(call)
     with contiguous_result(out) as result:
@@ -196,7 +196,7 @@ def fractional_max_pool(
     rank = _rank(call)
     image = _planes(self, rank)
     if random_samples.numel() != image.shape[0] * rank or random_samples.dtype != self.dtype:
-        raise RunOnCPU("other than a sample for each plane and dimension")
+        raise Refused("other than a sample for each plane and dimension")
     out, indices = call.outputs()
     with contiguous_result(out) as result, contiguous_result(indices) as places:
         values, places = _planes(result, rank), _planes(places, rank)
@@ -217,7 +217,7 @@ def fractional_max_pool_backward(
 ) -> torch.Tensor:
     rank = _rank(call)
     if grad.shape != indices.shape or grad.dim() != self.dim():
-        raise RunOnCPU("gradients and indices of two shapes")
+        raise Refused("gradients and indices of two shapes")
     (out,) = call.outputs(like=[torch.empty(self.shape, dtype=self.dtype, device="meta")])
     rows = [_planes(tensor, rank).flatten(1) for tensor in (self, indices, grad)]
     summed = torch.zeros_like(rows[0]).scatter_add_(1, *rows[1:])
@@ -231,12 +231,12 @@ def max_unpool(
     """Zeros with the elements of self at the places that max_pool found them at."""
     rank = _rank(call)
     if self.shape != indices.shape or indices.dtype != torch.int64 or len(output_size) != rank or not self.numel():
-        raise RunOnCPU("indices of another shape or dtype")
+        raise Refused("indices of another shape or dtype")
     if any(size <= 0 for sizes in (output_size, *others[:1]) for size in sizes):
-        raise RunOnCPU("sizes that are none")
+        raise Refused("sizes that are none")
     values, places = (_planes(tensor, rank).flatten(1) for tensor in (self, indices))
     if any(given.dtype != self.dtype for given in call.written):
-        raise RunOnCPU("a result of another dtype")
+        raise Refused("a result of another dtype")
     # Not as PyTorch's decomposition says, which refuses what is not deterministic on CUDA.
     shape = [*self.shape[:-rank], *output_size]
     (out,) = call.outputs(like=[torch.empty(shape, dtype=self.dtype, device="meta")])

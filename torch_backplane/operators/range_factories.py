@@ -8,7 +8,7 @@ import torch
 
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import value_dtype
-from torch_backplane.planning import Call, RunOnCPU, check_fits, operator, run_pointwise
+from torch_backplane.planning import Call, Refused, RunOnCPU, check_fits, operator, run_pointwise
 
 
 @operator("arange", sizes=("end",), variants=False)
@@ -50,7 +50,7 @@ def line(call: Call, start: float, end: float, step: float) -> torch.Tensor:
     out = row(call, like)
     compute = value_dtype(out.dtype)
     if compute == torch.bool:
-        raise RunOnCPU("a range of bools")  # which refuses it
+        raise Refused("a range of bools")  # which refuses it
     check_fits(_COUNTED_IN.get(out.dtype, torch.int64), start, step)
     if compute.is_floating_point:
         check_fits(compute, start, step)  # the CPU counts in float64: a step that none is made of may be larger

@@ -15,6 +15,7 @@ from torch_backplane.kernels.reductions import summation, two_sum, whole
 from torch_backplane.kernels.templates.scan import accumulate, complex_products, extremum
 from torch_backplane.planning import (
     Call,
+    Refused,
     RunOnCPU,
     check_fits,
     contiguous_result,
@@ -125,7 +126,7 @@ def sum_dims(call: Call, self: torch.Tensor, dim: Dims, keepdim: bool, dtype: to
 def mean_dims(call: Call, self: torch.Tensor, dim: Dims, keepdim: bool, dtype: torch.dtype | None) -> Any:
     for given in call.written:
         if not (given.is_floating_point() or given.is_complex()):
-            raise RunOnCPU("a mean as an integer")  # which it refuses
+            raise Refused("a mean as an integer")  # which it refuses
     return reduce(call, self, dim, average, key="mean", compute=sum_dtype(call))
 
 
@@ -153,7 +154,7 @@ def prod(call: Call, self: torch.Tensor, dtype: torch.dtype | None) -> Any:
 @operator("trace", dtypes="complex")
 def trace(call: Call, self: torch.Tensor) -> Any:
     if self.dim() != 2:
-        raise RunOnCPU("the trace of no matrix")  # refused there
+        raise Refused("the trace of no matrix")  # refused there
     return reduce(call, self.diagonal(), None, total, key="sum", compute=sum_dtype(call))
 
 
@@ -213,7 +214,7 @@ def leave_nothing(tensor: torch.Tensor, dims: Dims) -> None:
     """Leaves reductions over no elements to the CPU, whose error they are, where they have no identity."""
     rank = tensor.dim()
     if tensor.numel() == 0 and any(not -rank <= dim < rank or not tensor.shape[dim] for dim in list_of(dims, rank)):
-        raise RunOnCPU("the extreme of nothing")
+        raise Refused("the extreme of nothing")
 
 
 def extreme(
@@ -338,7 +339,7 @@ def _declare_spread(name: str, root: bool, with_mean: bool) -> None:
     @operator(f"{name}.correction", by_value=("correction",), dtypes="complex")
     def plan(call: Call, self: torch.Tensor, dim: Dims, correction: float | None, keepdim: bool) -> Any:
         if not (self.is_floating_point() or self.is_complex()):
-            raise RunOnCPU("no variance of integers")  # refused there
+            raise Refused("no variance of integers")  # refused there
         correction = 1 if correction is None else correction
         check_fits(torch.float64, correction)
         degrees = float(correction.real)
@@ -397,7 +398,7 @@ def logsumexp(call: Call, self: torch.Tensor, dim: Dims, keepdim: bool) -> Any:
 
 def _accumulate(out: torch.Tensor, self: torch.Tensor, dim: int, name: str) -> torch.Tensor:
     if out.dtype == torch.bool:
-        raise RunOnCPU("results of bool")
+        raise Refused("results of bool")
     if out.numel():
         with contiguous_result(out) as result:
             source = self.to(out.dtype).contiguous()
@@ -428,7 +429,7 @@ def cumprod(call: Call, self: torch.Tensor, dim: int, dtype: torch.dtype | None)
 @operator("_logcumsumexp")
 def logcumsumexp(call: Call, self: torch.Tensor, dim: int) -> torch.Tensor:
     if not self.dtype.is_floating_point:
-        raise RunOnCPU(f"logcumsumexp of {self.dtype}".replace("torch.", ""))  # where PyTorch's error is raised
+        raise Refused(f"logcumsumexp of {self.dtype}".replace("torch.", ""))  # where PyTorch's error is raised
     # PyTorch has no meta kernel for it; cumsum has the same result and the same errors.
     like = torch.empty(self.shape, dtype=self.dtype, device="meta").cumsum(dim)
     (out,) = call.outputs(like=[like])

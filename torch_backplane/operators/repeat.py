@@ -7,7 +7,16 @@ from typing import Any
 import torch
 
 from torch_backplane.kernels.templates import errors
-from torch_backplane.planning import Call, RunOnCPU, contiguous_result, dialect_of, error_words, operator, run_kernel
+from torch_backplane.planning import (
+    Call,
+    Refused,
+    RunOnCPU,
+    contiguous_result,
+    dialect_of,
+    error_words,
+    operator,
+    run_kernel,
+)
 
 _CPU_CHUNK = 256  # neighbouring results for each work item, which searches for the first one only
 
@@ -25,7 +34,7 @@ def _reporting(text: str) -> dict[str, Any]:
 def repeat_interleave(call: Call, repeats: torch.Tensor, output_size: int | None) -> torch.Tensor:
     """Waits for the result's size, unless it is given."""
     if repeats.dim() != 1 or repeats.dtype not in (torch.int32, torch.int64):
-        raise RunOnCPU("numbers that are no vector, or of another dtype")
+        raise Refused("numbers that are no vector, or of another dtype")
     if repeats.numel() == 0:
         size, ends = 0, repeats
     else:

@@ -18,7 +18,7 @@ from torch_backplane.operators.index_kernel import (
     run_write,
     with_dims,
 )
-from torch_backplane.planning import Call, RunOnCPU, operator
+from torch_backplane.planning import Call, Refused, operator
 
 
 @operator("gather", dtypes="complex")
@@ -34,7 +34,7 @@ def gather(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, sparse
 
 def _check_reduction(reduce: str, known: Sequence[str]) -> None:
     if reduce not in known:
-        raise RunOnCPU("an unknown reduction")  # for PyTorch's error
+        raise Refused("an unknown reduction")  # for PyTorch's error
 
 
 def _scatter(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, source: Any, combine: str) -> torch.Tensor:
@@ -78,7 +78,7 @@ def scatter_reduce_two(
     check_index(self, index)
     check_places(*(with_dims(self), dim, with_dims(index), with_dims(source)))
     if self.dtype == torch.bool or source.dtype != self.dtype:
-        raise RunOnCPU(f"{source.dtype} into {self.dtype}".replace("torch.", ""))
+        raise Refused(f"{source.dtype} into {self.dtype}".replace("torch.", ""))
     out = copied(call, self)
     if not include_self:
         out.scatter_(dim, index, identity_of(reduce, self.dtype))

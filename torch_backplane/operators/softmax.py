@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 
 from torch_backplane.kernels.templates.softmax import softmax, softmax_backward
-from torch_backplane.planning import Call, RunOnCPU, contiguous_result, operator, run_template
+from torch_backplane.planning import Call, Refused, contiguous_result, operator, run_template
 
 
 def _forward(call: Call, self: torch.Tensor, dim: int, half_to_float: bool, log: bool) -> torch.Tensor:
     if not self.dtype.is_floating_point:
-        raise RunOnCPU(f"softmax of {self.dtype}".replace("torch.", ""))
+        raise Refused(f"softmax of {self.dtype}".replace("torch.", ""))
     if half_to_float and self.dtype != torch.float16:
-        raise RunOnCPU("half to float of another dtype")  # PyTorch refuses it
+        raise Refused("half to float of another dtype")  # PyTorch refuses it
     (out,) = call.outputs()
     if out.numel():
         with contiguous_result(out) as result:
@@ -66,9 +66,9 @@ def _whole_mask(self: torch.Tensor, mask: torch.Tensor, dim: int, kind: int) -> 
     """A mask of self's shape. kind 0: of each (row, column), 1: of each (batch, column), 2: of that shape already."""
     shape = {0: self.shape[-2:], 1: (self.shape[0], self.shape[-1]), 2: self.shape} if self.dim() else {2: self.shape}
     if mask.dtype != torch.bool or mask.shape != shape.get(kind) or (kind == 0 and shape[0][0] != shape[0][1]):
-        raise RunOnCPU("a mask of another shape or dtype")
+        raise Refused("a mask of another shape or dtype")
     if kind < 2 and self.dim() != 4:
-        raise RunOnCPU("a mask for other than four dimensions")
+        raise Refused("a mask for other than four dimensions")
     return (mask.view(mask.shape[0], 1, 1, mask.shape[1]) if kind == 1 else mask).expand(self.shape)
 
 
@@ -78,7 +78,7 @@ def _masked_softmax(
 ) -> torch.Tensor:
     """Zero where the mask is true; NaN in rows that it leaves nothing of."""
     if not self.is_floating_point():
-        raise RunOnCPU(f"softmax of {self.dtype}".replace("torch.", ""))
+        raise Refused(f"softmax of {self.dtype}".replace("torch.", ""))
     dim = self.dim() - 1 if dim is None else dim
     mask = _whole_mask(self, mask, dim, 2 if mask_type is None else mask_type)
     (out,) = call.outputs(like=[torch.empty(self.shape, dtype=self.dtype, device="meta")])
@@ -91,7 +91,7 @@ def _masked_softmax_backward(
 ) -> torch.Tensor:
     grad = grad_output
     if grad.shape != mask.shape or mask.dtype != torch.bool or output.dtype != grad.dtype:
-        raise RunOnCPU("a mask of another shape or dtype")
+        raise Refused("a mask of another shape or dtype")
     dim = grad.dim() - 1 if dim is None else dim
     shape = grad.shape or (1,)  # as PyTorch's CPU kernel has it
     (out,) = call.outputs(like=[grad.new_empty(shape, device="meta")])

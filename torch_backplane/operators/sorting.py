@@ -5,7 +5,16 @@ from __future__ import annotations
 import torch
 
 from torch_backplane.kernels.templates.sort import first_runs, merge_runs, merged_runs, sort_runs, take_sorted
-from torch_backplane.planning import Call, RunOnCPU, check_apart, each_once, operator, run_template, same_storage
+from torch_backplane.planning import (
+    Call,
+    Refused,
+    RunOnCPU,
+    check_apart,
+    each_once,
+    operator,
+    run_template,
+    same_storage,
+)
 
 _LONGEST_ROW = 2**31 - 1
 
@@ -50,7 +59,7 @@ def _size(self: torch.Tensor, dim: int) -> int:
     """Elements along dim. Dimensions that are none are left to the CPU, which has the words for the error."""
     rank = max(self.dim(), 1)
     if not -rank <= dim < rank:
-        raise RunOnCPU("a dimension that is none")
+        raise Refused("a dimension that is none")
     return self.size(dim) if self.dim() else 1
 
 
@@ -71,7 +80,7 @@ def sort(call: Call, self: torch.Tensor, stable: bool | None, dim: int, descendi
 def topk(call: Call, self: torch.Tensor, k: int, dim: int, largest: bool, in_order: bool) -> Pair:
     """Of equal elements the first ones; in order, also where any order would do."""
     if not 0 <= k <= _size(self, dim):
-        raise RunOnCPU("more elements than there are")
+        raise Refused("more elements than there are")
     values, indices = call.outputs()
     return _sort((values, indices), self, dim, k, descending=largest)
 
@@ -80,7 +89,7 @@ def topk(call: Call, self: torch.Tensor, k: int, dim: int, largest: bool, in_ord
 def kthvalue(call: Call, self: torch.Tensor, k: int, dim: int, keepdim: bool) -> Pair:
     """Of equal elements that one that a stable sort puts there."""
     if not 1 <= k <= _size(self, dim):
-        raise RunOnCPU("an element that is none")
+        raise Refused("an element that is none")
     for given in call.written:
         check_apart(each_once(given), [self])  # what is expanded may be resized
     values, indices = call.outputs()
@@ -92,7 +101,7 @@ def _median(self: torch.Tensor, dim: int, skip_nan: bool) -> Pair:
     """(values, indices) with `dim` of size 1; NaN, the first one, where there is one and it is not skipped."""
     size = _size(self, dim)
     if self.numel() == 0 or size == 0:
-        raise RunOnCPU("the median of nothing")
+        raise Refused("the median of nothing")
     middle = (size + 1) // 2
     if not self.is_floating_point() or self.dim() == 0:
         shape = [1 if d == dim % self.dim() else n for d, n in enumerate(self.shape)] if self.dim() else []
@@ -113,7 +122,7 @@ def median(call: Call, self: torch.Tensor, dim: int, keepdim: bool) -> Pair:
     _size(self, dim)
     dtypes = (self.dtype, torch.int64)
     if any(given.dtype != dtype for given, dtype in zip(call.written, dtypes, strict=False)):
-        raise RunOnCPU("results of another dtype")
+        raise Refused("results of another dtype")
     # Not as PyTorch's meta function says, which refuses what is not deterministic on CUDA.
     like = torch.empty(self.shape, device="meta").sum(dim, keepdim=keepdim)
     values, indices = call.outputs(like=[torch.empty_like(like, dtype=dtype) for dtype in dtypes])

@@ -8,7 +8,7 @@ import torch
 
 from torch_backplane.kernels import Expression
 from torch_backplane.kernels import functions as f
-from torch_backplane.planning import Call, RunOnCPU, check_fits, operator, run_pointwise
+from torch_backplane.planning import Call, Refused, RunOnCPU, check_fits, operator, run_pointwise
 
 # Sums of so many ones fit 32 bits, whose additions can be atomic.
 _MOST_COUNTED = 2**31 - 1
@@ -17,12 +17,12 @@ _MOST_COUNTED = 2**31 - 1
 @operator("bincount")
 def bincount(call: Call, self: torch.Tensor, weights: torch.Tensor | None, minlength: int) -> torch.Tensor:
     if self.dim() != 1 or self.dtype == torch.bool or self.is_floating_point() or minlength < 0:
-        raise RunOnCPU("what bincount does not take")
+        raise Refused("what bincount does not take")
     if self.numel() == 0:
         (out,) = call.outputs(like=[torch.empty(minlength, dtype=torch.int64, device="meta")])
         return out.zero_()
     if weights is not None and (weights.shape != self.shape or self.device != weights.device):
-        raise RunOnCPU("weights of another shape, or on another device")
+        raise Refused("weights of another shape, or on another device")
     least, most = torch.stack([self.amin(), self.amax()]).tolist()
     if least < 0 or self.numel() > _MOST_COUNTED:
         raise RunOnCPU("negative numbers")
@@ -41,7 +41,7 @@ def histc(call: Call, self: torch.Tensor, bins: int, least: float, most: float) 
     """Waits for the range, unless it is given."""
     integers = self.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
     if not (integers or self.dtype in (torch.float32, torch.float64)) or bins <= 0:
-        raise RunOnCPU("another dtype, or no bins")
+        raise Refused("another dtype, or no bins")
     check_fits(self.dtype, least, most)
     least, most = least.real, most.real
     if integers:  # as on CUDA, where the range is of the same dtype
@@ -53,7 +53,7 @@ def histc(call: Call, self: torch.Tensor, bins: int, least: float, most: float) 
     if least == most:
         least, most = least - 1, most + 1
     if any(given.dtype != self.dtype for given in call.written):
-        raise RunOnCPU("a result of another dtype")
+        raise Refused("a result of another dtype")
     # Not as PyTorch's meta function says, which refuses what is not deterministic on CUDA.
     (out,) = call.outputs(like=[torch.empty(bins, dtype=self.dtype, device="meta")])
 

@@ -34,6 +34,7 @@ from torch_backplane.operators.masks import (
 from torch_backplane.planning import (
     Call,
     Number,
+    Refused,
     RunOnCPU,
     check_number,
     check_same_dtype,
@@ -62,9 +63,9 @@ def index_select(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor) 
 def put_(call: Call, self: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumulate: bool) -> torch.Tensor:
     check_index(self, index)
     if index.dtype != torch.int64 or source.dtype != self.dtype or source.numel() != index.numel():
-        raise RunOnCPU("indices that are not int64, or another dtype or number of elements")
+        raise Refused("indices that are not int64, or another dtype or number of elements")
     if source.device != self.device or (self.numel() == 0 and index.numel()):
-        raise RunOnCPU("elements on another device, or no places for them")
+        raise Refused("elements on another device, or no places for them")
     socket.check_overlaps([self], [])
     if index.numel() == 0:
         return self
@@ -127,7 +128,7 @@ def index_reduce(
 ) -> torch.Tensor:
     check_index(self, index)
     if reduce not in ("prod", "mean", "amax", "amin") or self.dtype == torch.bool or source.dtype != self.dtype:
-        raise RunOnCPU("what index_reduce does not take")
+        raise Refused("what index_reduce does not take")
     check_slices(self, dim, index, source)
     if include_self and reduce != "mean":
         return _write_slices("index_reduce", call, self, dim, index, source, combine=COMBINE[reduce])
@@ -146,7 +147,7 @@ def index_reduce(
 def index_fill(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> torch.Tensor:
     of_tensor = isinstance(value, Number) and value.tensor is not None  # which the meta kernel refuses
     if index.dtype != torch.int64:
-        raise RunOnCPU(f"an index of {index.dtype}".replace("torch.", ""))  # which refuses it
+        raise Refused(f"an index of {index.dtype}".replace("torch.", ""))  # which refuses it
     if isinstance(value, Number) and not of_tensor:
         check_number(value, self.dtype)
         if not self.numel() or not index.numel():
@@ -226,7 +227,7 @@ def _index_put_impl_(
     """A tensor without dimensions for values may be the CPU's, as in PyTorch."""
     is_tensor = isinstance(values, torch.Tensor)
     if values.dtype != self.dtype or (is_tensor and values.device != self.device):
-        raise RunOnCPU("values of another dtype, or on another device")
+        raise Refused("values of another dtype, or on another device")
     given, distinct = self, False
     _check_indices(self, indices)
     if has_masks(indices):

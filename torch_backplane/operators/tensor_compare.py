@@ -15,6 +15,7 @@ from torch_backplane.operators.reduce_ops import argument_of, extreme, greatest,
 from torch_backplane.planning import (
     Call,
     Number,
+    Refused,
     RunOnCPU,
     check_same_dtype,
     contiguous_result,
@@ -68,7 +69,7 @@ def isin(call: Call, elements: Any, test_elements: torch.Tensor, assume_unique: 
     example = elements.example if isinstance(elements, Number) else elements
     dtype = torch.result_type(example, test_elements)
     if torch.bool in (elements.dtype, test_elements.dtype) or elements.dtype.is_complex:
-        raise RunOnCPU("isin of bools, or of a complex number")
+        raise Refused("isin of bools, or of a complex number")
     check_same_dtype(call, torch.bool)
     if isinstance(elements, Number):
         number, elements = elements, torch.empty((), dtype=dtype, device=test_elements.device)
@@ -117,7 +118,7 @@ def both_extremes(dtype: torch.dtype) -> Reduction:
 def aminmax(call: Call, self: torch.Tensor, dim: int | None, keepdim: bool) -> Any:
     leave_nothing(self, dim)
     if any(out.dtype != self.dtype for out in call.outputs()):
-        raise RunOnCPU("results of another dtype")  # refused there
+        raise Refused("results of another dtype")  # refused there
     return extreme(call, self, dim, both_extremes, key="aminmax")
 
 

@@ -14,7 +14,7 @@ from torch_backplane.kernels.expression import Formula
 from torch_backplane.operators.distributions import EXACT
 from torch_backplane.planning import (
     Call,
-    RunOnCPU,
+    Refused,
     check_same_dtype,
     operator,
     plan_pointwise,
@@ -46,7 +46,7 @@ def made_of_parts(name: str, formula: Formula, parts: Sequence[str]) -> None:
     @operator(name, dtypes="complex", one_dtype=parts)
     def plan(call: Call, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         if a.dtype not in (torch.float16, torch.float32, torch.float64):
-            raise RunOnCPU(f"parts of {a.dtype}".replace("torch.", ""))  # which refuses them
+            raise Refused(f"parts of {a.dtype}".replace("torch.", ""))  # which refuses them
         (result,) = call.meta(call.functional)
         check_same_dtype(call, result.dtype)
         return plan_pointwise(name, formula, call, (a, b), "inputs")
@@ -66,7 +66,7 @@ def randperm(call: Call, n: int, generator: Any) -> torch.Tensor:
     dtype = given.dtype
     most = EXACT[dtype] + 1 if dtype in EXACT else integer_range(dtype)[1] if dtype in FACTS else 0
     if n < 0 or n > most or dtype == torch.bool:
-        raise RunOnCPU("a number that is negative, or beyond the dtype")
+        raise Refused("a number that is negative, or beyond the dtype")
     (out,) = call.outputs(like=[torch.empty(n, dtype=dtype, device="meta")])
     keys = torch.empty(n, dtype=torch.int64, device=out.device).random_(generator=generator)
     return out.copy_(keys.argsort())

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from torch_backplane.kernels.templates.source import named, split
-from torch_backplane.planning import Call, RunOnCPU, as_bits, contiguous_result, copy_elements, operator, run_kernel
+from torch_backplane.planning import Call, Refused, as_bits, contiguous_result, copy_elements, operator, run_kernel
 
 
 @operator("roll", dtypes="any")
 def roll(call: Call, self: torch.Tensor, shifts: Sequence[int], dims: Sequence[int]) -> torch.Tensor:
     """A strided copy for each block that stays together: two for each dimension that is rolled."""
     if len(shifts) != (len(dims) or 1):
-        raise RunOnCPU("another number of shifts than of dimensions")  # which refuses it
+        raise Refused("another number of shifts than of dimensions")  # which refuses it
     if self.numel() == 0:
         return torch.empty_like(self)  # PyTorch's meta kernel divides by the size
     (out,) = call.outputs()
@@ -88,7 +88,7 @@ def channel_shuffle(call: Call, self: torch.Tensor, groups: int) -> torch.Tensor
 def pixel_shuffle(call: Call, self: torch.Tensor, upscale_factor: int) -> torch.Tensor:
     """(…, channels * r * r, height, width) to (…, channels, height * r, width * r)."""
     if self.dim() < 3 or upscale_factor < 1 or self.shape[-3] % upscale_factor**2:
-        raise RunOnCPU("a factor that does not divide the channels")
+        raise Refused("a factor that does not divide the channels")
     (out,) = call.outputs()
     if out.numel():
         r = (upscale_factor, upscale_factor)
@@ -102,7 +102,7 @@ def pixel_shuffle(call: Call, self: torch.Tensor, upscale_factor: int) -> torch.
 def pixel_unshuffle(call: Call, self: torch.Tensor, downscale_factor: int) -> torch.Tensor:
     """(…, channels, height * r, width * r) to (…, channels * r * r, height, width)."""
     if self.dim() < 3 or downscale_factor < 1 or any(size % downscale_factor for size in self.shape[-2:]):
-        raise RunOnCPU("a factor that does not divide height and width")
+        raise Refused("a factor that does not divide height and width")
     (out,) = call.outputs()
     if out.numel():
         r = (downscale_factor, downscale_factor)

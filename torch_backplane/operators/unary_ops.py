@@ -12,7 +12,7 @@ from torch_backplane.kernels.dtypes import part_dtype, value_dtype
 from torch_backplane.kernels.expression import Formula
 from torch_backplane.planning import (
     Call,
-    RunOnCPU,
+    Refused,
     check_same_dtype,
     copy_elements,
     operator,
@@ -166,7 +166,7 @@ def polygamma(call: Call, n: int, self: torch.Tensor) -> torch.Tensor:
 @operator("mvlgamma", checks=["p >= 1"])
 def mvlgamma(call: Call, self: torch.Tensor, p: int) -> torch.Tensor:
     if self.dtype == torch.bool:
-        raise RunOnCPU("mvlgamma of bools")  # which refuses it
+        raise Refused("mvlgamma of bools")  # which refuses it
     call.outputs(elementwise=True, contiguous=True)
     numbers = (p, special.mvlgamma_constant(p))
     return plan_pointwise("mvlgamma", special.mvlgamma, call, (self, *numbers))

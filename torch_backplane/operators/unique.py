@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from torch_backplane.operators.nonzero import Selection, sizes
-from torch_backplane.planning import Call, RunOnCPU, operator
+from torch_backplane.planning import Call, Refused, operator
 
 Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -70,7 +70,7 @@ def unique_consecutive(call: Call, self: torch.Tensor, inverse: bool, counts: bo
 def _no_slices(self: torch.Tensor, dim: int) -> Results | None:
     """The results where there are no slices, and None where there are some; PyTorch's errors are left to the CPU."""
     if not -self.dim() <= dim < self.dim() or (self.numel() == 0 and (self.shape[dim] or self.shape.count(0) > 1)):
-        raise RunOnCPU("no such dimension, or slices without elements")
+        raise Refused("no such dimension, or slices without elements")
     if self.numel():
         return None
     nothing = torch.empty(0, dtype=torch.int64, device=self.device)

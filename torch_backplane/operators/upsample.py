@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torch_backplane.kernels.templates.resample import Resampling, resample, resample_backward
-from torch_backplane.planning import Call, RunOnCPU, contiguous_result, operator, run_template
+from torch_backplane.planning import Call, Refused, contiguous_result, operator, run_template
 
 _FILTERS = ("nearest", "linear", "cubic")
 
@@ -39,7 +39,7 @@ def _planes(tensor: torch.Tensor, rank: int) -> torch.Tensor:
 
 def _check(call: Call, tensor: torch.Tensor) -> None:
     if not tensor.is_floating_point() and ("nearest" not in call.name or tensor.dtype != torch.uint8):
-        raise RunOnCPU(f"images of {tensor.dtype}".replace("torch.", ""))
+        raise Refused(f"images of {tensor.dtype}".replace("torch.", ""))
 
 
 def _forward(

@@ -9,7 +9,7 @@ from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.reductions import summation
 from torch_backplane.operators.linear_algebra import NORMS
 from torch_backplane.operators.normalization import Results
-from torch_backplane.planning import Call, RunOnCPU, operator, run_pointwise, run_reduction
+from torch_backplane.planning import Call, Refused, operator, run_pointwise, run_reduction
 
 
 def _check_lengths(v: torch.Tensor, g: torch.Tensor, dim: int) -> list[int]:
@@ -18,7 +18,7 @@ def _check_lengths(v: torch.Tensor, g: torch.Tensor, dim: int) -> list[int]:
         # The CPU kernel would end the process: it divides by the size.
         torch._check(False, lambda: f"weight norm needs elements, and got a tensor of shape {list(v.shape)}")
     if dim not in (0, v.dim() - 1) or g.numel() != v.shape[dim] or g.dtype != v.dtype or not v.is_floating_point():
-        raise RunOnCPU("lengths of another shape or dtype")
+        raise Refused("lengths of another shape or dtype")
     return [other for other in range(v.dim()) if other != dim]
 
 
@@ -61,7 +61,7 @@ def _weight_norm_interface_backward(
 ) -> Results:
     dims, compute = _check_lengths(saved_v, saved_g, dim), value_dtype(saved_v.dtype)
     if not all(tensor.is_contiguous() for tensor in (saved_v, saved_g, saved_norms)):
-        raise RunOnCPU("saved tensors that are not contiguous")  # for PyTorch's error
+        raise Refused("saved tensors that are not contiguous")  # for PyTorch's error
     grad_v, grad_g = call.outputs()
     products = torch.empty(saved_v.shape[dim], dtype=compute, device=saved_v.device)
     summed = summation(compute, lambda a, b, _: a * b)

@@ -4,7 +4,7 @@ Imported once a device that runs kernels is found; `torch_backplane.operators` h
 """
 
 from torch_backplane import _C
-from torch_backplane._C import Number, RunOnCPU
+from torch_backplane._C import Number, Refused, RunOnCPU
 from torch_backplane.planning.call import Call, check_apart, check_same_dtype, same_storage
 from torch_backplane.planning.declare import operator
 from torch_backplane.planning.host import LibraryFunction, call_on_cpu, host_sees_memory
@@ -27,6 +27,7 @@ __all__ = [
     "Call",
     "LibraryFunction",
     "Number",
+    "Refused",
     "RunOnCPU",
     "as_bits",
     "call_on_cpu",

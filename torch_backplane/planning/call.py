@@ -191,7 +191,7 @@ class Call:
             # PyTorch's meta kernels that are written in Python refuse in words of their own making, and at times what
             # its other kernels take. The CPU's kernel has PyTorch's.
             if name.startswith("aten::") and not isinstance(error, (NotImplementedError, _C.RunOnCPU)):
-                raise _C.RunOnCPU(f"PyTorch's meta kernel refuses it: {error}") from error
+                raise _C.Refused(f"PyTorch's meta kernel refuses it: {error}") from error
             raise
         return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
@@ -258,7 +258,7 @@ class Call:
         for position, (given, result) in enumerate(zip(written, results, strict=True)):
             converts = given.dtype != result.dtype and self.name not in _COMPUTED_AS_OUT
             if converts and (self.name in OF_ONE_DTYPE or not torch.can_cast(result.dtype, given.dtype)):
-                raise _C.RunOnCPU("a result of another dtype")  # for PyTorch's error
+                raise _C.Refused("a result of another dtype")  # for PyTorch's error
             if elementwise:
                 converts = converts and result.dtype not in _STORED_AS_COMPUTED
             shares = not elementwise and not self.is_in_place and shares_memory(given, self.inputs)
@@ -406,9 +406,9 @@ def as_meta(value: Any) -> Any:
 
 
 def check_same_dtype(call: Call, dtype: torch.dtype) -> None:
-    """Leaves to the CPU, for PyTorch's error, a tensor for the result that has another dtype."""
+    """Refuses, in PyTorch's words, a tensor for the result that has another dtype."""
     if any(given.dtype != dtype for given in call.written):
-        raise _C.RunOnCPU("a result of another dtype")
+        raise _C.Refused("a result of another dtype")
 
 
 def example(number: _C.Number) -> Any:

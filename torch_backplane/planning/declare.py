@@ -160,7 +160,7 @@ def _register(
         if alike:
             given = [inputs[position] for position in alike]
             if len({one.dtype for one in given if isinstance(one, (torch.Tensor, _C.Number))}) > 1:
-                raise _C.RunOnCPU("tensors of different dtypes")
+                raise _C.Refused("tensors of different dtypes")
         return call.finish(planner(call, *inputs))
 
     _C.set_planner(

@@ -131,7 +131,7 @@ def check_cast(call: Call) -> None:
         return
     for given, result in zip(call.written, call.meta(call.functional), strict=True):
         if given.dtype != result.dtype and call.name in OF_ONE_DTYPE:
-            raise _C.RunOnCPU("a result of another dtype")  # for PyTorch's error
+            raise _C.Refused("a result of another dtype")  # for PyTorch's error
         if not torch.can_cast(result.dtype, given.dtype):
             found, wanted = (type_name(dtype) for dtype in (result.dtype, given.dtype))
             raise RuntimeError(f"result type {found} can't be cast to the desired output type {wanted}")
@@ -415,14 +415,14 @@ def check_number(number: Any, dtype: torch.dtype) -> None:
     """Leaves to the CPU, for PyTorch's error, a complex number where one of a real dtype is needed."""
     is_complex = number.dtype.is_complex if isinstance(number, _C.Number) else isinstance(number, complex)
     if is_complex and not dtype.is_complex:
-        raise _C.RunOnCPU(f"a complex number as {dtype}".replace("torch.", ""))
+        raise _C.Refused(f"a complex number as {dtype}".replace("torch.", ""))
 
 
 def check_fits(dtype: torch.dtype, *numbers: complex) -> None:
     """Leaves to the CPU, for PyTorch's error, numbers taken by value that PyTorch refuses to make `dtype`."""
     for number in numbers:
         if not socket.fits(number, dtype):
-            raise _C.RunOnCPU(f"{number} as {dtype}".replace("torch.", ""))
+            raise _C.Refused(f"{number} as {dtype}".replace("torch.", ""))
 
 
 def _with_parts(

@@ -1,0 +1,131 @@
+"""Calls that PyTorch refuses: its error, with the CPU's type and words, from tensors of zeros. Nothing is copied or
+counted as a fallback, and nothing of it stays in the plans."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from plain_arguments import outcome
+
+from torch_backplane import _C
+
+aten = torch.ops.aten
+F32, F64, I64, BOOL = torch.float32, torch.float64, torch.int64, torch.bool
+
+
+def t(*shape: int, dtype: torch.dtype = F32) -> torch.Tensor:
+    return torch.ones(shape, dtype=dtype)
+
+
+def i(*values: int) -> torch.Tensor:
+    return torch.tensor(values)
+
+
+# (operator, arguments that are refused, arguments that are not).
+CALLS: dict[str, tuple[Any, list[Any], list[Any]]] = {
+    "two shapes": (aten.add.Tensor, [t(2), t(3)], [t(3), t(3)]),
+    "bools": (aten.sub.Tensor, [t(2, dtype=BOOL), t(2, dtype=BOOL)], [t(2), t(2)]),
+    "a bool for alpha": (aten.rsub.Tensor, [t(2), t(2)], [t(2), t(2)]),
+    "two dtypes of a product": (aten.mm.default, [t(2, 2), t(2, 2, dtype=F64)], [t(2, 2), t(2, 2)]),
+    "a product of other sizes": (aten.mm.default, [t(2, 3), t(2, 3)], [t(2, 3), t(3, 2)]),
+    "no vector": (aten.addr.default, [t(2, 2), t(2, 1), t(2)], [t(2, 2), t(2), t(2)]),
+    "an unknown approximation": (aten.gelu.default, [t(3)], [t(3)]),
+    "a norm of integers": (aten.linalg_vector_norm.default, [t(3, dtype=I64)], [t(3)]),
+    "no variance of integers": (aten.var.correction, [t(3, dtype=I64)], [t(3)]),
+    "no matrix": (aten.trace.default, [t(3)], [t(3, 3)]),
+    "the extreme of nothing": (aten.amax.default, [t(0), [0]], [t(2), [0]]),
+    "a scan of integers": (aten._logcumsumexp.default, [t(3, dtype=I64), 0], [t(3), 0]),
+    "no such dimension": (aten.sort.stable, [t(3)], [t(3)]),
+    "too many": (aten.topk.default, [t(3), 4], [t(3), 2]),
+    "no such element": (aten.kthvalue.default, [t(3), 4], [t(3), 2]),
+    "shifts without dimensions": (aten.roll.default, [t(3, 2), [1, 2], [0]], [t(3, 2), [1, 2], [0, 1]]),
+    "channels": (aten.pixel_shuffle.default, [t(3, 2, 2), 2], [t(4, 2, 2), 2]),
+    "a range": (aten.uniform_.default, [t(3), 2.0, 1.0], [t(3), 1.0, 2.0]),
+    "a negative deviation": (aten.normal_.default, [t(3), 0.0, -1.0], [t(3), 0.0, 1.0]),
+    "a chance": (aten.bernoulli_.float, [t(3), 2.0], [t(3), 0.5]),
+    "no permutation": (aten.randperm.generator_out, [-1], [3]),
+    "masks of numbers": (aten.masked_select.default, [t(3), t(3)], [t(3), t(3, dtype=BOOL)]),
+    "another mask": (aten.index.Tensor, [t(3), [t(2, dtype=BOOL)]], [t(3), [t(3, dtype=BOOL)]]),
+    "too many indices": (aten.index.Tensor, [t(3), [i(0), i(0)]], [t(3), [i(0)]]),
+    "slices": (aten.index_add.default, [t(3), 0, i(0, 1), t(3)], [t(3), 0, i(0, 1), t(2)]),
+    "a dimension of slices": (aten.index_select.default, [t(3), 1, i(0)], [t(3), 0, i(0)]),
+    "an index of floats": (aten.gather.default, [t(3), 0, t(3)], [t(3), 0, i(0, 1)]),
+    "a larger index": (aten.gather.default, [t(2, 2), 0, t(1, 3, dtype=I64)], [t(2, 2), 0, t(1, 2, dtype=I64)]),
+    "an unknown reduction": (aten.scatter.reduce, [t(3), 0, i(0), t(1)], [t(3), 0, i(0), t(1)]),
+    "no table": (aten.embedding.default, [t(3), i(0)], [t(3, 2), i(0)]),
+    "a loss of two dtypes": (aten.huber_loss.default, [t(3, dtype=I64), t(3)], [t(3), t(3)]),
+    "targets": (aten.nll_loss_forward.default, [t(2, 3), t(2), None, 1, -100], [t(2, 3), i(0, 1), None, 1, -100]),
+    "margins": (aten.multi_margin_loss.default, [t(2, 3), i(0)], [t(2, 3), i(0, 1)]),
+    "windows": (aten.im2col.default, [t(1, 2, 2), [5, 5], [1, 1], [0, 0], [1, 1]],
+                [t(1, 4, 4), [2, 2], [1, 1], [0, 0], [1, 1]]),
+    "images": (aten.max_pool2d_with_indices.default, [t(3, 3), [2, 2]], [t(1, 3, 3), [2, 2]]),
+    "images of integers": (aten.upsample_nearest1d.default, [t(1, 1, 3, dtype=I64), [6]], [t(1, 1, 3), [6]]),
+    "another shape is normalized": (aten.native_layer_norm.default, [t(2, 3), [2], None, None, 1e-5],
+                                    [t(2, 3), [3], None, None, 1e-5]),
+    "a softmax of integers": (aten._softmax.default, [t(3, dtype=I64), 0, False], [t(3), 0, False]),
+    "rows apart": (aten.searchsorted.Tensor, [t(2, 3), t(3, 3)], [t(2, 3), t(2, 3)]),
+    "no vector to count": (aten.bincount.default, [t(2, 2, dtype=I64)], [t(2, dtype=I64)]),
+    "no bins": (aten.histc.default, [t(3), 0], [t(3), 2]),
+    "no parts": (aten.complex.default, [t(3, dtype=I64), t(3, dtype=I64)], [t(3), t(3)]),
+    "distances of integers": (aten._cdist_forward.default, [t(2, 2, dtype=I64), t(2, 2, dtype=I64), 2.0, None],
+                              [t(2, 2), t(2, 2), 2.0, None]),
+    "no slices": (aten.unique_dim.default, [t(2), 3], [t(2), 0]),
+    "an empty window": (aten.fake_quantize_per_tensor_affine_cachemask.default, [t(3), 1.0, 0, 5, 1],
+                        [t(3), 1.0, 0, 0, 5]),
+}  # fmt: skip
+NAMED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "a bool for alpha": ({"alpha": True}, {"alpha": 2}),
+    "an unknown approximation": ({"approximate": "none at all"}, {"approximate": "tanh"}),
+    "no such dimension": ({"stable": False, "dim": 3}, {"stable": False, "dim": 0}),
+    "an unknown reduction": ({"reduce": "most"}, {"reduce": "add"}),
+    "no permutation": ({"generator": None, "out": t(0, dtype=I64)}, {"generator": None, "out": t(0, dtype=I64)}),
+}
+
+
+def calls() -> Iterator[tuple[str, Callable[[str], Any], Callable[[str], Any]]]:
+    """(what it is, a call that is refused, one that is not), each to be made on a device."""
+
+    def on(function: Any, values: list[Any], named: dict[str, Any]) -> Callable[[str], Any]:
+        def call(device: str) -> Any:
+            moved = [[one.to(device) for one in v] if isinstance(v, list) and v and isinstance(v[0], torch.Tensor)
+                     else v.to(device) if isinstance(v, torch.Tensor) else v for v in values]  # fmt: skip
+            given = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in named.items()}
+            return function(*moved, **given)
+
+        return call
+
+    for name, (function, bad, good) in CALLS.items():
+        bad_named, good_named = NAMED.get(name, ({}, {}))
+        yield name, on(function, bad, bad_named), on(function, good, good_named)
+
+
+def refused_and_planned() -> None:
+    """A bad call, a good one, and the bad one again, of every row: the errors are PyTorch's, and none is a fallback."""
+    _C.set_fallback_policy(_C.FallbackPolicy.error)
+    wrong = []
+    for name, bad, good in calls():
+        expected = outcome(bad, ["cpu"])
+        if not expected[0]:
+            wrong.append(f"{name}: the CPU takes it")
+            continue
+        for what in ("first", "after a good call", "again"):
+            _C.reset_fallback_counts()
+            with warnings.catch_warnings(record=True) as warned:
+                warnings.simplefilter("always")
+                found = outcome(bad, ["bp"])
+            if found != expected or _C.fallback_counts() or [one for one in warned if "fall" in str(one.message)]:
+                wrong.append(f"{name}, {what}: {found}, counted {_C.fallback_counts()}; on the CPU {expected}")
+            if what != "again" and (said := outcome(good, ["bp"]))[0]:
+                wrong.append(f"{name}, a good call: {said}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_refused_planned_and_refused_again() -> None:
+    before = _C.fallback_policy()
+    try:
+        refused_and_planned()
+    finally:
+        _C.set_fallback_policy(before)
