@@ -145,14 +145,14 @@ def run_pointwise(
     scalars: Sequence[tuple[float, torch.dtype]] = (),
     wide: bool = False,
     width: int = 4,
-    processor: Any = "gpu",
+    device_kind: Any = "gpu",
     streaming: bool = False,
 ) -> Kernel:
     """Fills `outputs` (one shape) with the formula of `inputs`, broadcast to it, by way of an OpenCL C kernel."""
     _, _, float64 = opencl()
     shape = outputs[0].shape
     operands = [*outputs, *(tensor.expand(shape) for tensor in inputs)]
-    dialect = OpenCLC(float64=float64, processor=processor)
+    dialect = OpenCLC(float64=float64, device_kind=device_kind)
     strides = [tensor.stride() for tensor in operands]
     where = geometry(shape, strides, width=width, limits=dialect.row_limits, streaming=streaming)
     layout = replace(where.layout, wide=wide)

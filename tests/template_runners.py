@@ -11,30 +11,30 @@ import torch
 from kernel_runners import NUMPY, _built, _memory, compile_cuda, opencl, scalar
 
 from torch_backplane.kernels import CudaCpp, OpenCLC
-from torch_backplane.kernels.templates.source import Call
+from torch_backplane.kernels.templates.source import Launch
 
 
 @functools.cache
 def dialect(processor: str) -> OpenCLC:
-    return OpenCLC(float64=opencl()[2], processor=processor)
+    return OpenCLC(float64=opencl()[2], device_kind=processor)
 
 
 processors = pytest.mark.parametrize("processor", ["cpu", "gpu"])
 
 
-def run(call: Call) -> None:
-    """Runs a call on CPU tensors: copies them to buffers that begin 64 bytes in, and the outputs back."""
+def run(launch: Launch) -> None:
+    """Makes a launch on CPU tensors: copies them to buffers that begin 64 bytes in, and the outputs back."""
     import pyopencl as cl
 
     context, queue, _ = opencl()
-    if call.items == 0:
+    if launch.items == 0:
         return
     before = 64
     buffers: dict[tuple[int, int], Any] = {}
     arguments: list[Any] = []
-    tensors, numbers = iter(call.tensors), iter(call.numbers)
+    tensors, numbers = iter(launch.tensors), iter(launch.numbers)
     outputs = []
-    for parameter in call.kernel.parameters:
+    for parameter in launch.kernel.parameters:
         if parameter.kind == "scalar":
             arguments.append(scalar(next(numbers), parameter.dtype))
             continue
@@ -48,7 +48,7 @@ def run(call: Call) -> None:
         if parameter.kind == "output" and tensor.numel():
             outputs.append((tensor, buffers[key]))
         arguments += [buffers[key], np.uint64(before)]
-    _built(call.kernel.text, call.kernel.name)(queue, (call.items,), (call.group,), *arguments)
+    _built(launch.kernel.text, launch.kernel.name)(queue, (launch.items,), (launch.group,), *arguments)
     for tensor, buffer in outputs:
         cl.enqueue_copy(queue, _memory(tensor), buffer, src_offset=before)
     queue.finish()

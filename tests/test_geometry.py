@@ -21,7 +21,7 @@ class Streaming(OpenCLC):
     streaming_bytes = 1024
 
 
-DIALECTS = [OpenCLC(processor="cpu"), OpenCLC(processor="gpu"), Streaming(processor="cpu")]
+DIALECTS = [OpenCLC(device_kind="cpu"), OpenCLC(device_kind="gpu"), Streaming(device_kind="cpu")]
 
 
 @st.composite

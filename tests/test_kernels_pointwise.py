@@ -239,7 +239,7 @@ def test_bits_of_casts_to_and_from_halves():
     bits = torch.cat([bits, (exponents + mantissas).flatten(), (exponents + mantissas).flatten() - 2**31])
     values = bits.view(torch.float32)
     half, brain = torch.empty(len(values), dtype=torch.float16), torch.empty(len(values), dtype=torch.bfloat16)
-    run_pointwise(lambda a: (a, a), [values], [half, brain], width=1, processor="cpu")
+    run_pointwise(lambda a: (a, a), [values], [half, brain], width=1, device_kind="cpu")
     sign, carried = (bits >> 16) & 0x8000, (bits >> 13) & 0x3FF
     expected = torch.where(values.isnan(), sign | 0x7E00 | carried, values.half().view(torch.int16).to(torch.int32))
     assert torch.equal(half.view(torch.int16), expected.to(torch.int16))
@@ -248,15 +248,15 @@ def test_bits_of_casts_to_and_from_halves():
 
     every = torch.arange(2**16, dtype=torch.int32).to(torch.int16)
     result = torch.empty(2**16)
-    run_pointwise(lambda a: a, [every.view(torch.float16)], [result], width=1, processor="cpu")
+    run_pointwise(lambda a: a, [every.view(torch.float16)], [result], width=1, device_kind="cpu")
     wide = every.to(torch.int32)
     quiet = (wide & 0x8000) << 16 | 0x7FC00000 | (wide & 0x3FF) << 13
     floats = every.view(torch.float16).float()
     assert torch.equal(result.view(torch.int32), torch.where(floats.isnan(), quiet, floats.view(torch.int32)))
     # A second operand is read in other words.
-    run_pointwise(lambda a, b: b, [every.view(torch.float16)] * 2, [result], width=1, processor="cpu")
+    run_pointwise(lambda a, b: b, [every.view(torch.float16)] * 2, [result], width=1, device_kind="cpu")
     assert torch.equal(result.view(torch.int32), torch.where(floats.isnan(), quiet, floats.view(torch.int32)))
-    run_pointwise(lambda a: a, [every.view(torch.bfloat16)], [result], width=1, processor="cpu")
+    run_pointwise(lambda a: a, [every.view(torch.bfloat16)], [result], width=1, device_kind="cpu")
     assert torch.equal(result.view(torch.int32), wide << 16)
 
 
@@ -314,12 +314,12 @@ def test_sizes_around_the_groups_of_a_cpu(wide):
     """Where a compiler is told of groups that are whole."""
     for size in (1, 255, 256, 257, 512, 1000):
         a, out = torch.randn(size), torch.full((size + 3,), 7.0)
-        run_pointwise(lambda a: -a, [a], [out[:size]], width=1, wide=wide, processor="cpu")
+        run_pointwise(lambda a: -a, [a], [out[:size]], width=1, wide=wide, device_kind="cpu")
         assert torch.equal(out[:size], -a)
         assert (out[size:] == 7).all()
     for rows, size in ((1, 16), (4, 32), (5, 48), (7, 17), (8, 31), (3, 5), (130, 9)):
         a, b, out = torch.randn(size, rows).t(), torch.randn(rows, 1), torch.full((rows, size + 1), 7.0)
-        run_pointwise(lambda a, b: a - b, [a, b], [out[:, :size]], wide=wide, processor="cpu")
+        run_pointwise(lambda a, b: a - b, [a, b], [out[:, :size]], wide=wide, device_kind="cpu")
         assert torch.equal(out[:, :size], a - b)
         assert (out[:, size] == 7).all()
 
@@ -333,7 +333,7 @@ def test_results_past_the_caches(dtype, wide):
         sums, larger = (torch.full((size + 5,), 7, dtype=dtype) for _ in range(2))
         kernel = run_pointwise(
             lambda a, b: (a + b, functions.where(a < b, b, -a)), [a, b], [sums[:size], larger[:size]],
-            width=1, wide=wide, processor="cpu", streaming=True,
+            width=1, wide=wide, device_kind="cpu", streaming=True,
         )  # fmt: skip
         assert kernel.text.count("WRITE_PAST_CACHES((") == 4 * dtype.itemsize // 16 * 2
         assert torch.equal(sums[:size], a + b)
@@ -351,7 +351,7 @@ def test_what_is_not_written_past_the_caches():
         (lambda a, b: a + b, [a, torch.rand(1)], torch.empty(9), "cpu"),
         (lambda a: a + 1, [a], torch.empty(9), "gpu"),
     ):
-        kernel = run_pointwise(formula, inputs, [out], processor=processor, streaming=True)
+        kernel = run_pointwise(formula, inputs, [out], device_kind=processor, streaming=True)
         assert "PAST_CACHES" not in kernel.text
         expected = formula(*inputs) if formula is not functions.exp else a.exp()
         torch.testing.assert_close(out, expected)

@@ -8,15 +8,15 @@ import torch
 from torch_backplane.kernels import CudaCpp
 from torch_backplane.kernels.templates import errors as error_words
 from torch_backplane.kernels.templates.indexing import Index, read, write
-from torch_backplane.kernels.templates.source import Call, make_call
+from torch_backplane.kernels.templates.source import Launch, make_launch
 
 SPACED = torch.zeros(3, 4, 2)[..., 0]
 
 
-def copy(out: torch.Tensor, self: torch.Tensor, **options: object) -> Call:
+def copy(out: torch.Tensor, self: torch.Tensor, **options: object) -> Launch:
     body = "store_out(item, load_self(item));"
     tensors = {"outputs": {"out": out}, "inputs": {"self": self}}
-    return make_call("copy", CudaCpp(), **tensors, integers={}, items=12, value=self.dtype, body=body, **options)
+    return make_launch("copy", CudaCpp(), **tensors, integers={}, items=12, value=self.dtype, body=body, **options)
 
 
 def test_a_tensor_is_contiguous_unless_its_strides_are_known() -> None:

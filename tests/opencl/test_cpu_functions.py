@@ -101,7 +101,7 @@ def test_is_as_right_where_a_multiplication_and_an_addition_are_two_roundings(op
         inputs=dtypes,
         outputs=[torch.float32],
         layout=where.layout,
-        dialect=OpenCLC(float64=opencl()[2], processor="cpu"),
+        dialect=OpenCLC(float64=opencl()[2], device_kind="cpu"),
     )
     assert kernel.text.count("FP_CONTRACT ON") == 1
     kernel = dataclasses.replace(kernel, text=kernel.text.replace("FP_CONTRACT ON", "FP_CONTRACT OFF"))
@@ -120,7 +120,7 @@ def test_a_text_has_the_functions_that_it_uses_and_no_branches() -> None:
 
 
 def test_without_float64_functions_that_need_it_are_the_librarys() -> None:
-    with_it, without = (OpenCLC(float64=has, processor="cpu") for has in (True, False))
+    with_it, without = (OpenCLC(float64=has, device_kind="cpu") for has in (True, False))
     assert {name: without.library(name, torch.float32) == f"cpu_{name}" for name in CPU_FUNCTIONS} == {
         name: not needs_float64(name) for name in CPU_FUNCTIONS
     }

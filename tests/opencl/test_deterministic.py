@@ -34,7 +34,7 @@ def kernels_for_gpus() -> Iterator[list[str]]:
         return compiled(index, kernel, name)
 
     launch._generated.clear()
-    launch._dialects[index] = OpenCLC(float64=own.float64, processor="gpu")
+    launch._dialects[index] = OpenCLC(float64=own.float64, device_kind="gpu")
     launch.compiled = noted
     try:
         with plans_from_the_start():

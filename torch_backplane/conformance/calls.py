@@ -14,7 +14,7 @@ _CPU = torch.device("cpu")
 
 
 @dataclass
-class Call:
+class SampleCall:
     """A function and its arguments, which are copied afresh for every time that it is called."""
 
     function: Callable[..., Any]
@@ -42,7 +42,7 @@ class Call:
         words += [f"{key}={_brief(item)}" for key, item in kwargs.items()]
         return f"#{self.sample}: " + ", ".join(words)
 
-    def as_variant(self, variant: str, function: Callable[..., Any] | None = None, arguments: Any = None) -> Call:
+    def as_variant(self, variant: str, function: Callable[..., Any] | None = None, arguments: Any = None) -> SampleCall:
         """The same sample called in another way."""
         return replace(self, variant=variant, function=function or self.function, arguments=arguments or self.arguments)
 
@@ -50,12 +50,12 @@ class Call:
     def has_out(self) -> bool:
         return "out" in self.arguments[2]
 
-    def without_out(self) -> Call:
+    def without_out(self) -> SampleCall:
         """The functional form."""
         first, args, kwargs = self.arguments
         return replace(self, arguments=(first, args, {key: value for key, value in kwargs.items() if key != "out"}))
 
-    def strided(self) -> list[Call]:
+    def strided(self) -> list[SampleCall]:
         """With tensors that are not contiguous, in several ways; none where no tensor has two elements to set apart."""
         if not any(leaf.dim() and leaf.numel() > 1 for leaf in tensors(self.arguments)):
             return []
@@ -65,7 +65,7 @@ class Call:
             for name, layout in LAYOUTS.items()
         ]
 
-    def with_out(self, result: Any) -> list[Call]:
+    def with_out(self, result: Any) -> list[SampleCall]:
         """With ``out=``, given the function's result: once into tensors of the right size, once into empty ones."""
         first, args, kwargs = self.arguments
         calls = []

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from torch_backplane.conformance import judge
-from torch_backplane.conformance.calls import Call
+from torch_backplane.conformance.calls import SampleCall
 from torch_backplane.conformance.report import EntryResult
 from torch_backplane.conformance.settings import Settings
 from torch_backplane.conformance.transfer import WIDER, Transfer, leaves, noncontiguous, tensors
@@ -54,7 +54,7 @@ def is_refusal(error: Exception, device: torch.device, dtype: torch.dtype) -> bo
     return isinstance(error, RuntimeError) and "sparse" in text.lower()
 
 
-def _is_limit_of_cpu(error: Exception | None, call: Call) -> bool:
+def _is_limit_of_cpu(error: Exception | None, call: SampleCall) -> bool:
     """True where PyTorch's CPU kernel cannot do what is a valid call: it lacks a dtype, or wants contiguous tensors."""
     return isinstance(error, NotImplementedError) or "not implemented for" in str(error) or call.layout is not None
 
@@ -100,7 +100,7 @@ class EntryCheck:
         return self.result
 
     # --- what to call ------------------------------------------------------------------------------------------------
-    def _samples(self, variant: str, requires_grad: bool) -> Iterator[Call]:
+    def _samples(self, variant: str, requires_grad: bool) -> Iterator[SampleCall]:
         random.seed(SEED)
         torch.default_generator.manual_seed(SEED)
         conjugated = self.dtype.is_complex and self.op.test_conjugated_samples
@@ -108,7 +108,7 @@ class EntryCheck:
         # All of them first: what the operator draws must not change the samples after it.
         for index, sample in enumerate(list(islice(samples, self.settings.samples or None))):
             self.result.samples += 1
-            yield Call(
+            yield SampleCall(
                 self.op.op,
                 (sample.input, tuple(sample.args), dict(sample.kwargs)),
                 variant,
@@ -118,17 +118,17 @@ class EntryCheck:
                 has_input=not sample.broadcasts_input,
             )
 
-    def _forward_calls(self) -> Iterator[Call]:
+    def _forward_calls(self) -> Iterator[SampleCall]:
         return self._samples("forward", requires_grad=False)
 
-    def _error_calls(self) -> Iterator[Call]:
+    def _error_calls(self) -> Iterator[SampleCall]:
         if self.op.error_inputs_func is None:
             return
         torch.default_generator.manual_seed(SEED)
         for index, wrong in enumerate(list(islice(self.op.error_inputs("cpu"), self.settings.samples or None))):
             sample = wrong.sample_input
             self.result.samples += 1
-            yield Call(self.op.op, (sample.input, tuple(sample.args), dict(sample.kwargs)), "error input", index)
+            yield SampleCall(self.op.op, (sample.input, tuple(sample.args), dict(sample.kwargs)), "error input", index)
 
     def _has_gradients(self) -> bool:
         return (
@@ -139,7 +139,7 @@ class EntryCheck:
         )
 
     # --- checking ----------------------------------------------------------------------------------------------------
-    def _check_forward(self, call: Call) -> None:
+    def _check_forward(self, call: SampleCall) -> None:
         result = self._check_call(call)
         for strided in call.strided():
             self._check_call(strided)
@@ -150,7 +150,7 @@ class EntryCheck:
             for with_out in call.with_out(result):
                 self._check_call(with_out, functional=result)
 
-    def _check_call(self, call: Call, functional: Any = None) -> Any:
+    def _check_call(self, call: SampleCall, functional: Any = None) -> Any:
         """Runs and compares one call; returns the CPU's result, or None if there is none to build on.
 
         Args:
@@ -172,7 +172,7 @@ class EntryCheck:
             self._check_random(call, expected, actual)
         return expected.result
 
-    def _mend_out(self, call: Call, functional: Any, result: Any, actual: Any) -> None:
+    def _mend_out(self, call: SampleCall, functional: Any, result: Any, actual: Any) -> None:
         """Some of PyTorch's CPU kernels write rubbish into an ``out`` that is not contiguous. A device that runs the
         same kernel does the same; for others what the CPU returns without ``out`` is right, and is put there."""
 
@@ -186,7 +186,7 @@ class EntryCheck:
             message = "the CPU's out= is not what it returns without; the device was compared with the latter"
             self.result.add("cpu out=", call.variant, call.describe(), message)
 
-    def _exactly(self, call: Call, cotangents: list[torch.Tensor] | None = None) -> Callable[[], Outcome]:
+    def _exactly(self, call: SampleCall, cotangents: list[torch.Tensor] | None = None) -> Callable[[], Outcome]:
         """The same call on the CPU in float64 or complex128, made when it is first asked for: to tell, where values
         differ, whose are nearer. Its results are no tensors where the CPU cannot do it, or the dtype is exact."""
 
@@ -204,7 +204,9 @@ class EntryCheck:
 
         return invoke
 
-    def _invoke(self, call: Call, device: torch.device, seed: int | None = None, *, wider: bool = False) -> Outcome:
+    def _invoke(
+        self, call: SampleCall, device: torch.device, seed: int | None = None, *, wider: bool = False
+    ) -> Outcome:
         where = " (on the CPU in float64)" if wider else " (on the CPU)" if device == _CPU else ""
         self.announce(f"sample {call.sample}, {call.variant}{where}")
         outcome = Outcome(None)
@@ -218,7 +220,7 @@ class EntryCheck:
             outcome.error = error
         return outcome
 
-    def _same_errors(self, call: Call, expected: Outcome, actual: Outcome) -> bool:
+    def _same_errors(self, call: SampleCall, expected: Outcome, actual: Outcome) -> bool:
         """True when both sides gave a result; notes it when only one did."""
         if expected.error is None and actual.error is None:
             self.result.compared += 1
@@ -233,7 +235,7 @@ class EntryCheck:
             self.result.add(kind, call.variant, call.describe(), _line(actual.error))
         return False
 
-    def _compare(self, call: Call, expected: Outcome, actual: Outcome, *, values: bool, owned: bool) -> None:
+    def _compare(self, call: SampleCall, expected: Outcome, actual: Outcome, *, values: bool, owned: bool) -> None:
         def note(kind: str, message: str) -> None:
             self.result.add(kind, call.variant, call.describe(), message)
 
@@ -251,7 +253,10 @@ class EntryCheck:
                 on_host = Transfer(_CPU)(actual.result)
                 differences = list(
                     judge.compare(
-                        call.output_process(expected.result), call.output_process(on_host), _CPU, allowed=self.allowed,
+                        call.output_process(expected.result),
+                        call.output_process(on_host),
+                        _CPU,
+                        allowed=self.allowed,
                         exact=lambda: call.output_process(exactly().result),
                     )
                 )
@@ -268,7 +273,7 @@ class EntryCheck:
         return self.device if named else _CPU
 
     def _compare_arguments(
-        self, call: Call, expected: Outcome, actual: Outcome, exactly: Callable[[], Outcome] | None
+        self, call: SampleCall, expected: Outcome, actual: Outcome, exactly: Callable[[], Outcome] | None
     ) -> None:
         """Afterwards, the arguments must have changed in the same way, and results alias them in the same way.
 
@@ -297,7 +302,7 @@ class EntryCheck:
                     kind = "layout" if kind == "strides" and "resized" in call.variant else "mutation"
                 self.result.add(kind, call.variant, call.describe(), f"{where} afterwards: {message}")
 
-    def _check_random(self, call: Call, expected: Outcome, actual: Outcome) -> None:
+    def _check_random(self, call: SampleCall, expected: Outcome, actual: Outcome) -> None:
         """The device's numbers repeat under one seed, and change with the seed where the CPU's do."""
         again = self._invoke(call, self.device, SEED)
         if again.error is None and not _same_bits(actual.result, again.result):
@@ -315,7 +320,7 @@ class EntryCheck:
             self.result.add("random", call.variant, call.describe(), "the same result under every seed")
 
     # --- gradients ---------------------------------------------------------------------------------------------------
-    def _check_gradients(self, call: Call) -> None:
+    def _check_gradients(self, call: SampleCall) -> None:
         torch.default_generator.manual_seed(SEED)
         before = torch.default_generator.get_state()
         expected = self._invoke(call, _CPU)
@@ -330,7 +335,9 @@ class EntryCheck:
             exactly = self._exactly(call, cotangents)
             self._compare_gradients(call, expected, actual, exactly, values=not (is_random or self.uninitialized))
 
-    def _differentiate(self, call: Call, outcome: Outcome, cotangents: list[torch.Tensor] | None) -> list[torch.Tensor]:
+    def _differentiate(
+        self, call: SampleCall, outcome: Outcome, cotangents: list[torch.Tensor] | None
+    ) -> list[torch.Tensor]:
         """Replaces the outcome's result by the gradients of its arguments (None where there is none).
 
         Returns the cotangents: the given ones, or new random ones on the CPU.
@@ -353,7 +360,7 @@ class EntryCheck:
         return cotangents or []
 
     def _compare_gradients(
-        self, call: Call, expected: Outcome, actual: Outcome, exactly: Callable[[], Outcome], *, values: bool
+        self, call: SampleCall, expected: Outcome, actual: Outcome, exactly: Callable[[], Outcome], *, values: bool
     ) -> None:
         try:
             for kind, message in judge.compare(

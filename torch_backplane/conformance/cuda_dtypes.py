@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from torch_backplane.conformance.calls import Call
+from torch_backplane.conformance.calls import SampleCall
 from torch_backplane.conformance.check import EntryCheck, Outcome
 from torch_backplane.conformance.report import EntryResult
 from torch_backplane.conformance.transfer import Transfer, tensors
@@ -101,7 +101,7 @@ class CudaDtypeCheck(EntryCheck):
             self.allowed = ROUNDED_BETWEEN
         return super().run(errors)
 
-    def _check_gradients(self, call: Call) -> None:
+    def _check_gradients(self, call: SampleCall) -> None:
         self.allowed = ROUNDED_BETWEEN
         super()._check_gradients(call)
 
@@ -109,16 +109,14 @@ class CudaDtypeCheck(EntryCheck):
     def wider(self) -> torch.dtype:
         return WIDER_SERVED.get(self.dtype, self.dtype)
 
-    def _samples(self, variant: str, requires_grad: bool) -> Iterator[Call]:
+    def _samples(self, variant: str, requires_grad: bool) -> Iterator[SampleCall]:
         """As the database makes them for CUDA: some operators take other sizes there."""
         random.seed(20260)
         torch.default_generator.manual_seed(20260)
         conjugated = self.dtype.is_complex and self.op.test_conjugated_samples
         for dtype in (self.dtype, self.wider):  # some samples are computed, with what the CPU lacks
             try:
-                samples = list(
-                    self.op.sample_inputs("cpu", dtype, requires_grad, include_conjugated_inputs=conjugated)
-                )
+                samples = list(self.op.sample_inputs("cpu", dtype, requires_grad, include_conjugated_inputs=conjugated))
                 break
             except (RuntimeError, TypeError):
                 if dtype == self.wider:
@@ -126,7 +124,7 @@ class CudaDtypeCheck(EntryCheck):
         for index, sample in enumerate(samples[: self.settings.samples or None]):
             self.result.samples += 1
             arguments = Converted(dtype, self.dtype)((sample.input, tuple(sample.args), dict(sample.kwargs)))
-            yield Call(
+            yield SampleCall(
                 self.op.op, arguments, variant, index, sample.output_process_fn_grad,
                 has_input=not sample.broadcasts_input,
             )  # fmt: skip
@@ -139,7 +137,9 @@ class CudaDtypeCheck(EntryCheck):
             and self.dtype in self.op.supported_backward_dtypes("cuda")
         )
 
-    def _invoke(self, call: Call, device: torch.device, seed: int | None = None, *, wider: bool = False) -> Outcome:
+    def _invoke(
+        self, call: SampleCall, device: torch.device, seed: int | None = None, *, wider: bool = False
+    ) -> Outcome:
         if device.type != "cpu" or wider:
             return super()._invoke(call, device, seed, wider=wider)
         outcome = super()._invoke(call, device, seed)
@@ -171,7 +171,9 @@ class CudaDtypeCheck(EntryCheck):
             return tensor.to(torch.complex32)
         return tensor
 
-    def _differentiate(self, call: Call, outcome: Outcome, cotangents: list[torch.Tensor] | None) -> list[torch.Tensor]:
+    def _differentiate(
+        self, call: SampleCall, outcome: Outcome, cotangents: list[torch.Tensor] | None
+    ) -> list[torch.Tensor]:
         made = super()._differentiate(call, outcome, cotangents)
         if outcome.error is None and any(leaf.is_cpu for leaf in tensors(outcome.result)):
             outcome.result = [None if grad is None else self._rounded(grad) for grad in outcome.result]

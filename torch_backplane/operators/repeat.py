@@ -47,7 +47,7 @@ def repeat_interleave(call: Call, repeats: torch.Tensor, output_size: int | None
             size = output_size
             _report_negative(repeats)
     (out,) = call.outputs(like=[torch.empty(size, dtype=repeats.dtype, device="meta")])
-    chunk = _CPU_CHUNK if dialect_of(out.device).processor == "cpu" else 1
+    chunk = _CPU_CHUNK if dialect_of(out.device).device_kind == "cpu" else 1
     with contiguous_result(out) as result:
         run_kernel(
             "repeat_interleave",

@@ -31,7 +31,7 @@ def dialect_of(device: torch.device | int) -> Dialect:
         properties = _C.device_properties(index)
         float64 = torch.float64 in properties.dtypes
         spelled = {"OpenCL C": OpenCLC, "CUDA C++": CudaCpp}[properties.dialect]
-        _dialects[index] = spelled(float64=float64, processor="cpu" if properties.kind == "cpu" else "gpu")
+        _dialects[index] = spelled(float64=float64, device_kind="cpu" if properties.kind == "cpu" else "gpu")
     return _dialects[index]
 
 

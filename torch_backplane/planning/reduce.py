@@ -19,7 +19,7 @@ from torch_backplane.kernels.templates.reduce import (
     lane_functions,
     reduce_lanes,
 )
-from torch_backplane.kernels.templates.source import Call
+from torch_backplane.kernels.templates.source import Launch
 from torch_backplane.planning.geometry import reduction_geometry
 from torch_backplane.planning.launch import dialect_of, generated, launch, traced, tracing
 
@@ -57,7 +57,7 @@ def run_reduction(
     dtypes = (tuple(tensor.dtype for tensor in inputs), tuple(tensor.dtype for tensor in outputs))
     ranks = (where.kept.layout.rank, where.reduced.layout.rank, where.wide)
     device = inputs[0].device
-    if dialect_of(device).processor == "cpu":
+    if dialect_of(device).device_kind == "cpu":
         with tracing():  # all of them before the first is launched: after that nothing may be left to the CPU
             calls = _calls_by_lanes(definition, outputs, inputs, scalars, where, compute, name, key)
         for call in calls:
@@ -103,7 +103,7 @@ def _calls_by_lanes(
     compute: torch.dtype | None,
     name: str,
     key: Hashable,
-) -> list[Call]:
+) -> list[Launch]:
     """On a CPU: one launch, or two where there are few results of many elements."""
     device = inputs[0].device
     columns = by_columns(where, len(outputs))

@@ -11,7 +11,7 @@ import torch
 
 from torch_backplane import _C
 from torch_backplane.kernels.templates import errors
-from torch_backplane.kernels.templates.source import Call, make_call
+from torch_backplane.kernels.templates.source import Launch, make_launch
 from torch_backplane.kernels.templates.values import Check, check_values
 from torch_backplane.planning import socket
 from torch_backplane.planning.launch import dialect_of, launch
@@ -21,11 +21,11 @@ _lock = threading.Lock()
 
 
 def run_template(
-    template: Callable[..., Call], device: torch.device, *arguments: Any, name: str, **options: Any
+    template: Callable[..., Launch], device: torch.device, *arguments: Any, name: str, **options: Any
 ) -> None:
     """Launches `template(dialect of the device, *arguments, **options)`; `name` is the operator's, for errors."""
-    call = template(dialect_of(device), *arguments, **options)
-    launch(call.kernel, call.tensors, call.numbers, [call.items], [call.group], name=name)
+    made = template(dialect_of(device), *arguments, **options)
+    launch(made.kernel, made.tensors, made.numbers, [made.items], [made.group], name=name)
 
 
 def run_kernel(
@@ -57,7 +57,7 @@ def run_kernel(
     if items == 0:
         return
     device = next(iter(outputs.values())).device
-    call = make_call(
+    made = make_launch(
         name,
         dialect_of(device),
         outputs=outputs,
@@ -71,7 +71,7 @@ def run_kernel(
         constants=constants,
         strided=strided,
     )
-    launch(call.kernel, call.tensors, call.numbers, [call.items], [call.group], name=name)
+    launch(made.kernel, made.tensors, made.numbers, [made.items], [made.group], name=name)
 
 
 def error_words(device: torch.device) -> torch.Tensor:

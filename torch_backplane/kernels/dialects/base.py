@@ -61,26 +61,26 @@ class Dialect(ABC):
 
     Args:
         float64: whether the device has it; without it, a kernel that needs it is a TypeError.
-        processor: what it is. On a "cpu" a work item of a hand-written kernel does more, and uses vectors.
+        device_kind: what it is. On a "cpu" a work item of a hand-written kernel does more, and uses vectors.
     """
 
     name: ClassVar[str]
     types: ClassVar[Mapping[torch.dtype, str]]  # of values in registers
     compile_options: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, *, float64: bool = True, processor: Literal["cpu", "gpu"] = "gpu") -> None:
+    def __init__(self, *, float64: bool = True, device_kind: Literal["cpu", "gpu"] = "gpu") -> None:
         self.float64 = float64
-        self.processor = processor
+        self.device_kind = device_kind
 
     @property
     def width(self) -> int:
         """Elements for each work item where all are contiguous. CPUs' compilers make vectors of neighbouring items."""
-        return 1 if self.processor == "cpu" else 4
+        return 1 if self.device_kind == "cpu" else 4
 
     @property
     def group_size(self) -> int:
         """Work items of a group in one dimension, where a kernel does not care."""
-        return 256 if self.processor == "cpu" else 64
+        return 256 if self.device_kind == "cpu" else 64
 
     @property
     def streaming_bytes(self) -> int | None:
@@ -94,7 +94,7 @@ class Dialect(ABC):
     @property
     def row_limits(self) -> RowLimits:
         """For launches in rows. A division for each element costs a CPU more than items that have nothing to do."""
-        return RowLimits(shortest=2, most=2**31 - 1) if self.processor == "cpu" else RowLimits()
+        return RowLimits(shortest=2, most=2**31 - 1) if self.device_kind == "cpu" else RowLimits()
 
     def row_group(self, length: int, rows: int, strided: bool) -> tuple[int, int]:
         """The work items of a group in a launch in rows: elements of a row, and rows.
@@ -104,7 +104,7 @@ class Dialect(ABC):
         Args:
             strided: whether an operand's neighbours in a row are no neighbours in memory.
         """
-        if self.processor != "cpu":
+        if self.device_kind != "cpu":
             return 16, 4
         if rows < 4:
             return self.group_size, 1

@@ -62,7 +62,7 @@ class OpenCLC(Dialect):
         return f"as_{self.type(dtype)}({value})"
 
     def library(self, name: str, dtype: torch.dtype) -> str:
-        ours = self.processor == "cpu" and dtype == torch.float32 and name in CPU_FUNCTIONS
+        ours = self.device_kind == "cpu" and dtype == torch.float32 and name in CPU_FUNCTIONS
         return f"cpu_{name}" if ours and (self.float64 or not needs_float64(name)) else name
 
     def header(self, dtypes: frozenset[torch.dtype], text: str) -> str:
@@ -80,10 +80,10 @@ class OpenCLC(Dialect):
 
     def decode(self, stored: str, dtype: torch.dtype, position: int = 0) -> str:
         text = super().decode(stored, dtype, position)
-        return f"odd_{text}" if dtype == torch.float16 and self.processor == "cpu" and position % 2 else text
+        return f"odd_{text}" if dtype == torch.float16 and self.device_kind == "cpu" and position % 2 else text
 
     def float16_functions(self) -> str:
-        return FLOAT16_BY_INSTRUCTIONS if self.processor == "cpu" else super().float16_functions()
+        return FLOAT16_BY_INSTRUCTIONS if self.device_kind == "cpu" else super().float16_functions()
 
     def kernel(self, name: str, parameters: Sequence[str], group_size: int | None, body: Sequence[str]) -> str:
         attribute = f"__attribute__((reqd_work_group_size({group_size}, 1, 1))) " if group_size else ""
@@ -106,7 +106,7 @@ class OpenCLC(Dialect):
         return f"({self.index_type(wide)})get_global_id(1)"
 
     def beyond(self, index: str, count: str, dimension: int = 0) -> str:
-        if self.processor != "cpu":
+        if self.device_kind != "cpu":
             return super().beyond(index, count, dimension)
         # In all but the last groups no item is. It is one answer for a group, so that compilers take it out of the loop
         # over its items, which then needs no masks.
@@ -125,7 +125,7 @@ class OpenCLC(Dialect):
 
     @property
     def streaming_bytes(self) -> int | None:
-        return 32 << 20 if self.processor == "cpu" else None
+        return 32 << 20 if self.device_kind == "cpu" else None
 
     def stream_lanes(self, name: str, dtype: torch.dtype, pointer: str, index: str, width: int) -> str:
         # In vectors of 16 bytes, to which tensors are known to be aligned.

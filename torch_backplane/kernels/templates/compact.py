@@ -17,8 +17,8 @@ from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates import errors as error_words
 from torch_backplane.kernels.templates.source import (
     GROUP_SIZE,
-    Call,
-    make_call,
+    Launch,
+    make_launch,
     row_groups,
     row_start,
     team_reduce,
@@ -38,7 +38,7 @@ def _block_size(dialect: Dialect) -> int:
     return _CPU_BLOCK if team_size(dialect) == 1 else _PART * GROUP_SIZE
 
 
-def count(dialect: Dialect, starts: torch.Tensor, mask: torch.Tensor) -> Call:
+def count(dialect: Dialect, starts: torch.Tensor, mask: torch.Tensor) -> Launch:
     """starts[block] = how many elements of the block are not zero. Follow it by `sum_up`."""
     body = f"""
   {team_shared(dialect)}
@@ -50,7 +50,7 @@ def count(dialect: Dialect, starts: torch.Tensor, mask: torch.Tensor) -> Call:
     return _blocks("count_nonzero", dialect, mask, {"starts": starts}, {"mask": mask}, body)
 
 
-def sum_up(dialect: Dialect, starts: torch.Tensor) -> Call:
+def sum_up(dialect: Dialect, starts: torch.Tensor) -> Launch:
     """starts[block], in place, = the sum of those before it; of the last one, which `count` left alone, of all."""
     team = team_size(dialect)
     body = f"""
@@ -65,7 +65,7 @@ def sum_up(dialect: Dialect, starts: torch.Tensor) -> Call:
   for (index_t i = first; i < last; ++i) {{ const int64 counted = starts[i]; starts[i] = before; before += counted; }}
   if (member == {team - 1}) starts[rows] = before;
 """
-    return make_call(
+    return make_launch(
         "block_starts",
         dialect,
         outputs={"starts": starts},
@@ -79,7 +79,7 @@ def sum_up(dialect: Dialect, starts: torch.Tensor) -> Call:
     )
 
 
-def positions(dialect: Dialect, out: torch.Tensor, mask: torch.Tensor, starts: torch.Tensor) -> Call:
+def positions(dialect: Dialect, out: torch.Tensor, mask: torch.Tensor, starts: torch.Tensor) -> Launch:
     """out (contiguous, int64) = where the elements are that are not zero, counted through all dimensions.
 
     As many of them as there are elements in `out`, if there are more.
@@ -87,7 +87,7 @@ def positions(dialect: Dialect, out: torch.Tensor, mask: torch.Tensor, starts: t
     return _compacted("nonzero", dialect, {"out": out}, mask, starts, {}, "out[to] = at;", out.numel())
 
 
-def select(dialect: Dialect, out: torch.Tensor, self: torch.Tensor, mask: torch.Tensor, starts: torch.Tensor) -> Call:
+def select(dialect: Dialect, out: torch.Tensor, self: torch.Tensor, mask: torch.Tensor, starts: torch.Tensor) -> Launch:
     """out = the elements of self (of the mask's shape, both contiguous) where the mask is not zero."""
     body = "out[to] = self[at];"
     return _compacted("masked_select", dialect, {"out": out}, mask, starts, {"self": self}, body, out.numel())
@@ -100,7 +100,7 @@ def scatter(
     source: torch.Tensor,
     starts: torch.Tensor,
     errors: torch.Tensor,
-) -> Call:
+) -> Launch:
     """self = the elements of source, in their order, where the mask is not zero; all contiguous.
 
     Where source is too short, the rest is left as it is, and the error reported as `errors` says.
@@ -133,7 +133,7 @@ def _compacted(
     inputs: Mapping[str, torch.Tensor],
     statement: str,
     most: int,
-) -> Call:
+) -> Launch:
     """Writes every element's result to the next place, and goes to the one behind it where the element was not zero:
     so there is nothing to predict, and the range's last one ends the loop.
     """
@@ -182,14 +182,14 @@ def _blocks(
     inputs: Mapping[str, torch.Tensor],
     body: str,
     integers: Mapping[str, int] | None = None,
-) -> Call:
+) -> Launch:
     """`body` for each block, `row`, whose elements (or the member's of them) are `first` to `last`."""
     rows = block_count(dialect, mask)
     groups, group_size = row_groups(dialect, rows)
     share = _CPU_BLOCK if team_size(dialect) == 1 else _PART
     value = value_dtype(mask.dtype)
     parts = "load_{0}(at).x != 0 || load_{0}(at).y != 0" if mask.is_complex() else "load_{0}(at) != 0"
-    return make_call(
+    return make_launch(
         name,
         dialect,
         outputs=outputs,

@@ -10,12 +10,12 @@ import torch
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.layouts import geometry
 from torch_backplane.kernels.templates import errors as error_words
-from torch_backplane.kernels.templates.source import Call, make_call, named, split
+from torch_backplane.kernels.templates.source import Launch, make_launch, named, split
 
 
 def check_divisors(
     dialect: Dialect, divisor: torch.Tensor | int, dtype: torch.dtype, errors: torch.Tensor, operator: str
-) -> Call:
+) -> Launch:
     """Reports a zero in `divisor`, a tensor of any strides or a number, seen as `dtype`, which is an integer type.
 
     Args:
@@ -42,7 +42,7 @@ def check_divisors(
   {statements}
   if ({value} == 0 && atomic_swap(errors, 0u, {error_words.DIVISION_BY_ZERO}u) == 0u) errors[1] = operator_number;
 """
-    return make_call(
+    return make_launch(
         "check_divisors",
         dialect,
         outputs={"errors": errors},

@@ -22,7 +22,7 @@ from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import facts, value_dtype
 from torch_backplane.kernels.layouts import geometry
 from torch_backplane.kernels.templates import errors as error_words
-from torch_backplane.kernels.templates.source import Call, extent, make_call, named, small_group, split
+from torch_backplane.kernels.templates.source import Launch, extent, make_launch, named, small_group, split
 
 _CPU_GROUP = 16
 # Elements of a row for each work item on a CPU; fewer where there would be few work items.
@@ -54,7 +54,7 @@ def read(
     operator: str,
     *,
     wraps: bool = False,
-) -> Call:
+) -> Launch:
     """out[c] = self[place(c)] over out's shape; out and self have one dtype.
 
     Args:
@@ -64,7 +64,7 @@ def read(
     operands = [out.stride(), kept, *(index.strides for index in indices)]
     names = ["out", "self", *(f"index{t}" for t in range(len(indices)))]
     rows = _Rows(*_part(out.shape, range(out.dim()), operands), names)
-    chunk = _CPU_CHUNK if dialect.processor == "cpu" else 1
+    chunk = _CPU_CHUNK if dialect.device_kind == "cpu" else 1
     chunks = -(-rows.length // chunk)
     body = f"""
   const index_t begin = item % chunks * chunk, end = min(begin + chunk, length), row = item / chunks;
@@ -110,7 +110,7 @@ def write(
     skip: int | None = None,
     deterministic: bool = False,
     distinct: bool = False,
-) -> Call:
+) -> Launch:
     """self[place(c)] = combine(self[place(c)], source[c]) for every c in `shape`, in place.
 
     Args:
@@ -125,7 +125,9 @@ def write(
     element: of several values assigned to one place any may stay, and sums are added in any order.
     """
     value = value_dtype(self.dtype)
-    in_order = dialect.processor == "cpu" or deterministic or (combine != "assign" and self.dtype not in _ATOMIC_TYPES)
+    in_order = (
+        dialect.device_kind == "cpu" or deterministic or (combine != "assign" and self.dtype not in _ATOMIC_TYPES)
+    )
     in_order = in_order or distinct
     is_tensor = isinstance(source, torch.Tensor)
     sources = {"source": (source, source_strides)} if isinstance(source, torch.Tensor) else {}
@@ -145,7 +147,7 @@ def write(
     beside = not serial or max(stride[0] for stride in rows.strides[1:]) <= max(
         stride[0] for stride in serial_strides[1:]
     )
-    chunk = _CPU_CHUNK if dialect.processor == "cpu" and beside else 1
+    chunk = _CPU_CHUNK if dialect.device_kind == "cpu" and beside else 1
     if chunk > 1 and rows.length * math.prod(rows.sizes) < chunk * _ENOUGH_ITEMS:
         chunk = _SMALLEST_CHUNK
     chunks = -(-rows.length // chunk)
@@ -346,12 +348,12 @@ def _call(
     body: str,
     items: int,
     numbers: dict[str, tuple[torch.dtype, int | float]] | None = None,
-) -> Call:
+) -> Launch:
     for position, index in enumerate(indices):
         integers |= {f"step{position}": index.step, f"index_size{position}": index.size}
     self = outputs.get("self", inputs.get("self"))
     assert self is not None
-    return make_call(
+    return make_launch(
         name,
         dialect,
         outputs={**outputs, "errors": errors},

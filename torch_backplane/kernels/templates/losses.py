@@ -13,8 +13,8 @@ from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates import errors as error_words
 from torch_backplane.kernels.templates.source import (
     GROUP_SIZE,
-    Call,
-    make_call,
+    Launch,
+    make_launch,
     substitute,
     team_shared,
     team_size,
@@ -35,7 +35,7 @@ def nll_loss(
     ignore_index: int,
     errors: torch.Tensor,
     operator: str,
-) -> Call:
+) -> Launch:
     """out: a loss for each target (reduction 0), their weighted mean (1) or sum (2). total_weight: that of weights."""
     batch, classes, positions = self.shape
     each = REDUCTIONS[reduction] == "none"
@@ -46,7 +46,7 @@ def nll_loss(
         "scale": " / TOTAL(weights)" if REDUCTIONS[reduction] == "mean" else "",
     }
     group_size = GROUP_SIZE if each else team_size(dialect)
-    return make_call(
+    return make_launch(
         f"nll_loss_{REDUCTIONS[reduction]}",
         dialect,
         outputs={"out": out, **({} if each else {"total_weight": total_weight}), "errors": errors},
@@ -74,12 +74,12 @@ def nll_loss_backward(
     ignore_index: int,
     errors: torch.Tensor,
     operator: str,
-) -> Call:
+) -> Launch:
     """out, of self's shape, is full of zeros; writes the gradients at the targets."""
     batch, classes, positions = out.shape
     each, mean = REDUCTIONS[reduction] == "none", REDUCTIONS[reduction] == "mean"
     parts = _parts(weight) | {"grad": "element" if each else "0", "scale": " / load_total_weight(0)" if mean else ""}
-    return make_call(
+    return make_launch(
         f"nll_loss_{REDUCTIONS[reduction]}_backward",
         dialect,
         outputs={"out": out, "errors": errors},

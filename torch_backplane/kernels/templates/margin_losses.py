@@ -16,8 +16,8 @@ from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates import errors as error_words
 from torch_backplane.kernels.templates.source import (
     GROUP_SIZE,
-    Call,
-    make_call,
+    Launch,
+    make_launch,
     row_groups,
     row_start,
     substitute,
@@ -37,7 +37,7 @@ def multi_margin_loss(
     margin: Any,
     errors: torch.Tensor,
     operator: str,
-) -> Call:
+) -> Launch:
     """out: the loss of each row, whose target is one class: the mean of z (p 1) or its square (2), times a weight.
 
     Args:
@@ -61,7 +61,7 @@ def multi_margin_loss_backward(
     share: float,
     errors: torch.Tensor,
     operator: str,
-) -> Call:
+) -> Launch:
     """out: the gradient.
 
     Args:
@@ -77,10 +77,10 @@ def multi_margin_loss_backward(
 
 def mark_targets(
     dialect: Dialect, is_target: torch.Tensor, target: torch.Tensor, errors: torch.Tensor, operator: str
-) -> Call:
+) -> Launch:
     """is_target: 1 for each class that is among the row's targets, which end at the first -1; else 0."""
     rows, classes = target.shape
-    return make_call(
+    return make_launch(
         "mark_targets",
         dialect,
         outputs={"is_target": is_target, "errors": errors},
@@ -95,7 +95,7 @@ def mark_targets(
 
 def multilabel_margin_loss(
     dialect: Dialect, out: torch.Tensor, self: torch.Tensor, target: torch.Tensor, is_target: torch.Tensor
-) -> Call:
+) -> Launch:
     """out: the loss of each row: the sum over its targets and the classes that are none, of z by the number of classes.
 
     Targets have been checked: those out of range are left out silently.
@@ -115,13 +115,13 @@ def multilabel_margin_loss_backward(
     share: float,
     errors: torch.Tensor,
     operator: str,
-) -> Call:
+) -> Launch:
     """out: the gradient; grad and share as for `multi_margin_loss_backward`. An item counts for one element."""
     rows, classes = self.shape
     value = value_dtype(self.dtype)
     checked = _checked(operator)
     checked["numbers"]["share"] = (value, share)
-    return make_call(
+    return make_launch(
         "multilabel_margin_loss_backward",
         dialect,
         outputs={"out": out, "errors": errors},
@@ -145,14 +145,14 @@ def _by_rows(
     operator: str | None = None,
     numbers: Mapping[str, tuple[torch.dtype, Any]] | None = None,
     integers: Mapping[str, int] | None = None,
-) -> Call:
+) -> Launch:
     """A team for each row. With `operator`, indices are checked."""
     rows, classes = self.shape
     groups, group_size = row_groups(dialect, rows)
     checked: dict[str, Any] = {"types": {"int64": torch.int64}} if operator is None else _checked(operator)
     checked["numbers"] = {**checked.get("numbers", {}), **(numbers or {})}
     checked["functions"] = _SPREAD + checked.get("functions", "")
-    return make_call(
+    return make_launch(
         name,
         dialect,
         outputs=outputs,

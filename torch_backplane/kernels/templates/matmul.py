@@ -14,7 +14,7 @@ import torch
 
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import facts, value_dtype
-from torch_backplane.kernels.templates.source import Call, make_call, split, substitute
+from torch_backplane.kernels.templates.source import Launch, make_launch, split, substitute
 from torch_backplane.kernels.templates.spelling import lane_count
 
 _CPU_GROUP = 8
@@ -32,7 +32,7 @@ def matmul(
     c: torch.Tensor | None = None,
     alpha: int | float = 1,
     beta: int | float = 1,
-) -> Call:
+) -> Launch:
     """out = beta * c + alpha * a @ b; without c, out = alpha * a @ b.
 
     Args:
@@ -64,7 +64,7 @@ def matmul(
         "WITH_C(at)": "(value_t)alpha * " if c is None else "(value_t)beta * (value_t)load_c(at) + (value_t)alpha * ",
     }
     lanes = lane_count(dialect, value)
-    if dialect.processor != "cpu":
+    if dialect.device_kind != "cpu":
         form, group = "tiled", _TILED_GROUP
         groups = batch * -(-rows // _TILE) * -(-columns // _TILE)
         body = _tiled()
@@ -77,7 +77,7 @@ def matmul(
         form += "" if form == "inner" or row_contiguous else "_strided"
         groups = -(-(batch * -(-rows // tile_rows) * -(-columns // tile_columns)) // group)
         body = _inner() if form == "inner" else _outer(row_contiguous)
-    return make_call(
+    return make_launch(
         f"matmul_{form}",
         dialect,
         outputs={"out": out},

@@ -16,8 +16,8 @@ from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates.source import (
     GROUP_SIZE,
     ROWS_PER_GROUP,
-    Call,
-    make_call,
+    Launch,
+    make_launch,
     row_groups,
     row_loop,
     row_start,
@@ -82,7 +82,7 @@ def norm(
     rstd: torch.Tensor | None,
     running: tuple[torch.Tensor, torch.Tensor] | None = None,
     momentum: float = 0.0,
-) -> Call:
+) -> Launch:
     """out = (self - mean) / sqrt(variance + eps) * weight + bias.
 
     Args:
@@ -130,7 +130,7 @@ def norm_backward(
     training: bool = True,
     variance: bool = False,
     eps: float = 0.0,
-) -> Call:
+) -> Launch:
     """The gradient of self; of batch norm also those of weight and bias, which each set has for itself.
 
     Args:
@@ -175,7 +175,7 @@ def weight_grads(
     self: torch.Tensor,
     mean: torch.Tensor | None,
     rstd: torch.Tensor,
-) -> Call:
+) -> Launch:
     """The gradients of weight and bias (at least one of them) of a layer, RMS or group norm."""
     value = value_dtype(grad.dtype)
     outputs = _given(weight_grad=weight_grad, bias_grad=bias_grad)
@@ -187,7 +187,7 @@ def weight_grads(
         "team_shared": team_shared(dialect),
         "row_start": row_start(dialect),
         "mean": zero_mean,
-        "items": str(ROWS_PER_GROUP if dialect.processor == "cpu" else GROUP_SIZE),
+        "items": str(ROWS_PER_GROUP if dialect.device_kind == "cpu" else GROUP_SIZE),
         "sum": "ADD@(grads@, load_grad@(at)) "
         "ADD@(products@, load_grad@(at) * ((load_self@(at) - mean) * load_rstd_of(set)))",
     }
@@ -214,7 +214,7 @@ def weight_grads(
             "groups": sets.groups,
             "batch": sets.count // sets.groups,
         }
-    return make_call(
+    return make_launch(
         f"{sets.kind}_norm_weight_grads",
         dialect,
         outputs=outputs,
@@ -315,9 +315,9 @@ def _call(
     value: torch.dtype,
     body: str,
     numbers: dict[str, tuple[torch.dtype, int | float]],
-) -> Call:
+) -> Launch:
     groups, group_size = row_groups(dialect, sets.count)
-    return make_call(
+    return make_launch(
         name,
         dialect,
         outputs=outputs,

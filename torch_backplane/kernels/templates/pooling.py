@@ -10,11 +10,13 @@ import torch
 
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import facts, value_dtype
-from torch_backplane.kernels.templates.source import Call, make_call, split
+from torch_backplane.kernels.templates.source import Launch, make_launch, split
 from torch_backplane.kernels.templates.unfold import Windows, linear
 
 
-def max_pool(dialect: Dialect, out: torch.Tensor, indices: torch.Tensor, image: torch.Tensor, windows: Windows) -> Call:
+def max_pool(
+    dialect: Dialect, out: torch.Tensor, indices: torch.Tensor, image: torch.Tensor, windows: Windows
+) -> Launch:
     """The greatest element of each window, the first NaN if there is one; and its place in the plane."""
     rank = windows.rank
     loops = f"{_loops(rank)} {_covered(rank)} if (!({_inside(rank)})) continue;"
@@ -25,7 +27,7 @@ def max_pool(dialect: Dialect, out: torch.Tensor, indices: torch.Tensor, image: 
     return _call("max_pool", dialect, {"out": out, "indices": indices}, {"image": image}, windows, body, out)
 
 
-def adaptive_max_pool(dialect: Dialect, out: torch.Tensor, indices: torch.Tensor, image: torch.Tensor) -> Call:
+def adaptive_max_pool(dialect: Dialect, out: torch.Tensor, indices: torch.Tensor, image: torch.Tensor) -> Launch:
     """The same of windows that divide the image into out's sizes, as `adaptive_avg_pool` has them."""
     rank = out.dim() - 1
     loops = " ".join(f"for (index_t i{d} = begin{d}; i{d} < end{d}; ++i{d}) {{" for d in range(rank))
@@ -45,7 +47,7 @@ def fractional_max_pool(
     image: torch.Tensor,
     samples: torch.Tensor,
     windows: Windows,
-) -> Call:
+) -> Launch:
     """The same of windows whose distances are drawn: `samples` has a number from 0 to 1 for each plane and dimension;
     of two dimensions, the last one's comes first.
     """
@@ -82,7 +84,7 @@ def _greatest(dtype: torch.dtype, loops: str, element: str, rank: int) -> str:
 
 def max_pool_backward(
     dialect: Dialect, image_grad: torch.Tensor, grad: torch.Tensor, indices: torch.Tensor, windows: Windows
-) -> Call:
+) -> Launch:
     """The gradient of each element of the image: the sum of those of the windows whose index it is."""
     rank = windows.rank
     body = f"""
@@ -101,7 +103,7 @@ def max_pool_backward(
 
 def avg_pool(
     dialect: Dialect, out: torch.Tensor, image: torch.Tensor, windows: Windows, count_padding: bool, divisor: int | None
-) -> Call:
+) -> Launch:
     """The mean of each window: its sum over `divisor`, or the number of its elements, also those in the padding."""
     rank = windows.rank
     body = f"""
@@ -126,7 +128,7 @@ def avg_pool_backward(
     windows: Windows,
     count_padding: bool,
     divisor: int | None,
-) -> Call:
+) -> Launch:
     """The gradient of each element of the image: its share of that of every window that covers it."""
     rank = windows.rank
     body = f"""
@@ -142,7 +144,7 @@ def avg_pool_backward(
     return _call(name, dialect, {"image_grad": image_grad}, {"grad": grad}, windows, body, image_grad, divisor)
 
 
-def adaptive_avg_pool(dialect: Dialect, out: torch.Tensor, image: torch.Tensor) -> Call:
+def adaptive_avg_pool(dialect: Dialect, out: torch.Tensor, image: torch.Tensor) -> Launch:
     """Means of windows that divide the image into out's sizes: from floor(o * in / out) to ceil((o + 1) * in / out)."""
     rank = out.dim() - 1
     loops = " ".join(f"for (index_t i{d} = begin{d}; i{d} < end{d}; ++i{d}) {{" for d in range(rank))
@@ -158,7 +160,7 @@ def adaptive_avg_pool(dialect: Dialect, out: torch.Tensor, image: torch.Tensor) 
     return _call("adaptive_avg_pool", dialect, {"out": out}, {"image": image}, _adaptive_windows(image, out), body, out)
 
 
-def adaptive_avg_pool_backward(dialect: Dialect, image_grad: torch.Tensor, grad: torch.Tensor) -> Call:
+def adaptive_avg_pool_backward(dialect: Dialect, image_grad: torch.Tensor, grad: torch.Tensor) -> Launch:
     """The gradient of each element of the image: its share of that of every window that it is in."""
     rank = grad.dim() - 1
     body = f"""
@@ -177,7 +179,7 @@ def adaptive_avg_pool_backward(dialect: Dialect, image_grad: torch.Tensor, grad:
 
 def adaptive_max_pool_backward(
     dialect: Dialect, image_grad: torch.Tensor, grad: torch.Tensor, indices: torch.Tensor
-) -> Call:
+) -> Launch:
     """The gradient of each element of the image: the sum of those of the windows whose index it is."""
     rank = grad.dim() - 1
     body = f"""
@@ -285,11 +287,11 @@ def _call(
     body: str,
     result: torch.Tensor,
     divisor: int | None = None,
-) -> Call:
+) -> Launch:
     integers = {"planes": result.shape[0], **windows.integers()}
     if divisor is not None:
         integers["divisor"] = divisor
-    return make_call(
+    return make_launch(
         f"{name}{windows.rank}",
         dialect,
         outputs=outputs,

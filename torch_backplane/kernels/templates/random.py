@@ -17,7 +17,7 @@ import torch
 
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import facts, value_dtype
-from torch_backplane.kernels.templates.source import Call, make_call, small_group
+from torch_backplane.kernels.templates.source import Launch, make_launch, small_group
 from torch_backplane.kernels.templates.spelling import lane_count
 
 # Of integers, an element has one word for ranges up to this one: the remainder makes some of them likelier than others,
@@ -91,7 +91,7 @@ def fill(
     second: Any = 0,
     chance: torch.Tensor | None = None,
     third: Any = None,
-) -> Call:
+) -> Launch:
     """Fills `out` with numbers of a distribution of DISTRIBUTIONS.
 
     Args:
@@ -117,7 +117,7 @@ def dropout(
     scale: Any,
     seed: Any,
     offset: Any,
-) -> Call:
+) -> Launch:
     """mask = true with the chance `kept`; out = self * scale where it is, else self * 0. All dense, in one order."""
     value = value_dtype(out.dtype)
     outputs = {"out": (out, "self_here * (x * scale)"), "mask": (mask, "x")}
@@ -136,7 +136,7 @@ def dropout(
     )
 
 
-def fill_integers(dialect: Dialect, out: torch.Tensor, base: int, count: int, seed: Any, offset: Any) -> Call:
+def fill_integers(dialect: Dialect, out: torch.Tensor, base: int, count: int, seed: Any, offset: Any) -> Launch:
     """Fills `out` with integers from base to base + count - 1; count is at most 2^64, which takes all of a draw."""
     numbers: dict[str, tuple[torch.dtype, Any]] = {"base": (torch.int64, base), "range": (torch.uint64, count % 2**64)}
     element = "x = TO_VALUE(TO_INT64((range == 0 ? TO_UINT64(draw) : TO_UINT64(draw) % range) + (uint64)base));"
@@ -158,7 +158,7 @@ def _call(
     *,
     wide: bool | None = None,
     dense: bool = False,
-) -> Call:
+) -> Launch:
     """Args:
     outputs: tensors, and what is stored there after `element`, the statements for a vector of neighbours.
     wide: whether an element needs 64 bits; without it, whether value has them.
@@ -188,7 +188,7 @@ def _call(
   {" ".join(declared)}
   {"".join(steps)}
 """
-    return make_call(
+    return make_launch(
         f"random_{name}" + ("_wide" if wide else ""),
         dialect,
         outputs={tensor_name: tensor for tensor_name, (tensor, _) in outputs.items()},

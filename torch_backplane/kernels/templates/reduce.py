@@ -20,7 +20,7 @@ from torch_backplane.kernels.element import element_function
 from torch_backplane.kernels.expression import trace
 from torch_backplane.kernels.layouts import ReductionGeometry
 from torch_backplane.kernels.reductions import BLOCK, Reduction
-from torch_backplane.kernels.templates.source import Call, make_call, named
+from torch_backplane.kernels.templates.source import Launch, make_launch, named
 
 LANES = 16
 _GROUP = 8
@@ -91,7 +91,7 @@ def reduce_lanes(
     total: int | None = None,
     compute: torch.dtype | None = None,
     functions: str | None = None,
-) -> Call:
+) -> Launch:
     """Reduces `inputs` to `outputs`.
 
     Args:
@@ -141,7 +141,7 @@ def reduce_lanes(
         output_types=tuple(map(dialect.storage_type, output_dtypes)),
         identity=tuple(map(dialect.constant, definition.identity, definition.state)),
     )
-    return make_call(
+    return make_launch(
         f"{name}_{'columns' if columns else 'rows'}" + ("_chunks" if chunks > 1 else ""),
         dialect,
         outputs={f"out{i}": t for i, t in enumerate(outputs)},

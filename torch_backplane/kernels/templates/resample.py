@@ -16,7 +16,7 @@ import torch
 
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import facts, value_dtype
-from torch_backplane.kernels.templates.source import Call, make_call, named, small_group, split
+from torch_backplane.kernels.templates.source import Launch, make_launch, named, small_group, split
 from torch_backplane.kernels.templates.unfold import linear
 
 _CPU_GROUP, _CPU_RUN = 8, 64  # work items of a group, and elements of a row for each of them
@@ -72,7 +72,7 @@ class Resampling:
     scales: tuple[float, ...]
 
 
-def resample(dialect: Dialect, out: torch.Tensor, image: torch.Tensor, how: Resampling) -> Call:
+def resample(dialect: Dialect, out: torch.Tensor, image: torch.Tensor, how: Resampling) -> Launch:
     """out = image, resampled."""
     rank, last = len(how.scales), len(how.scales) - 1
     outer = [f"o{d}" for d in range(last)]
@@ -95,7 +95,7 @@ def resample(dialect: Dialect, out: torch.Tensor, image: torch.Tensor, how: Resa
     return _call("resample", dialect, {"out": out}, {"image": image}, out, image, out, how, body)
 
 
-def resample_backward(dialect: Dialect, image_grad: torch.Tensor, grad: torch.Tensor, how: Resampling) -> Call:
+def resample_backward(dialect: Dialect, image_grad: torch.Tensor, grad: torch.Tensor, how: Resampling) -> Launch:
     """The gradient of the image from that of the result."""
     rank, last = len(how.scales), len(how.scales) - 1
     outer = [f"i{d}" for d in range(last)]
@@ -168,7 +168,7 @@ def _start(dialect: Dialect, sizes: str, rank: int, outer: list[str]) -> str:
 
 
 def _run(dialect: Dialect) -> int:
-    return _CPU_RUN if dialect.processor == "cpu" else 1
+    return _CPU_RUN if dialect.device_kind == "cpu" else 1
 
 
 def _call(
@@ -181,7 +181,7 @@ def _call(
     out: torch.Tensor,
     how: Resampling,
     body: str,
-) -> Call:
+) -> Launch:
     rank = len(how.scales)
     # Bytes are resampled in float32.
     value = value_dtype(written.dtype) if facts(written.dtype).kind == "float" else torch.float32
@@ -190,7 +190,7 @@ def _call(
     integers = {"planes": written.shape[0], "runs": runs}
     integers |= named("image", image.shape[1:]) | named("out", out.shape[1:])
     kind = f"{how.filter}{rank}" + ("_centred" if how.before else "")
-    return make_call(
+    return make_launch(
         f"{name}_{kind}",
         dialect,
         outputs=outputs,

@@ -13,7 +13,7 @@ import torch
 
 from torch_backplane.kernels.dialects.base import Dialect, Value
 from torch_backplane.kernels.dtypes import facts, value_dtype
-from torch_backplane.kernels.templates.source import Call, make_call, rows_and_columns, small_group, split
+from torch_backplane.kernels.templates.source import Launch, make_launch, rows_and_columns, small_group, split
 
 _CPU_COLUMNS, _CPU_GROUP = 16, 8
 
@@ -51,7 +51,7 @@ ACCUMULATIONS: Mapping[str, Accumulation] = {
 _BETTER = {"cummax": ">=", "cummin": "<="}
 
 
-def accumulate(dialect: Dialect, out: torch.Tensor, self: torch.Tensor, dim: int, name: str) -> Call:
+def accumulate(dialect: Dialect, out: torch.Tensor, self: torch.Tensor, dim: int, name: str) -> Launch:
     """out[k] = what ACCUMULATIONS[name] makes of self[0] to self[k], along dim. Both of one shape and dtype.
 
     Numbers are accumulated in two of their dtype, float32 in float64 on CPUs, which costs nothing there; integers
@@ -62,7 +62,7 @@ def accumulate(dialect: Dialect, out: torch.Tensor, self: torch.Tensor, dim: int
     if facts(value).kind != "float":
         value, identity, step, result = torch.uint64, accumulation.identity, accumulation.integers, "state"
     else:
-        if dialect.processor == "cpu" and dialect.float64 and out.dtype == torch.float32:
+        if dialect.device_kind == "cpu" and dialect.float64 and out.dtype == torch.float32:
             value = torch.float64
         infinity = dialect.infinity(facts(value).bits)
         identity, step = (text.format(infinity=infinity) for text in (accumulation.identity, accumulation.step))
@@ -83,12 +83,12 @@ def accumulate(dialect: Dialect, out: torch.Tensor, self: torch.Tensor, dim: int
     )
 
 
-def complex_products(dialect: Dialect, out: torch.Tensor, self: torch.Tensor, dim: int) -> Call:
+def complex_products(dialect: Dialect, out: torch.Tensor, self: torch.Tensor, dim: int) -> Launch:
     """out[k] = the product of self[0] to self[k], along dim; both complex, of one shape and dtype.
 
     Accumulated in complex128 on CPUs, as PyTorch does.
     """
-    value = torch.complex128 if dialect.processor == "cpu" and dialect.float64 else out.dtype
+    value = torch.complex128 if dialect.device_kind == "cpu" and dialect.float64 else out.dtype
     one, given = dialect.constant(1, value), dialect.cast(Value("given", self.dtype), value)
     product = dialect.complex("state.x * x.x - state.y * x.y", "state.x * x.y + state.y * x.x", value)
     return _scan(
@@ -108,7 +108,7 @@ def complex_products(dialect: Dialect, out: torch.Tensor, self: torch.Tensor, di
 
 def extremum(
     dialect: Dialect, values: torch.Tensor, indices: torch.Tensor, self: torch.Tensor, dim: int, name: str
-) -> Call:
+) -> Launch:
     """values[k] = the greatest ("cummax") or least ("cummin") of self[0] to self[k], indices[k] where its last one is.
 
     NaN is beyond all, and the last NaN counts.
@@ -143,9 +143,9 @@ def _scan(
     declare: str,
     begin: str,
     step: str,
-) -> Call:
+) -> Launch:
     rows, size, columns = rows_and_columns(self.shape, dim)
-    width = _CPU_COLUMNS if dialect.processor == "cpu" and columns > 1 else 1
+    width = _CPU_COLUMNS if dialect.device_kind == "cpu" and columns > 1 else 1
 
     def over(lanes: str) -> str:
         return f"""
@@ -163,7 +163,7 @@ def _scan(
   {rest}
 """
     blocks = -(-columns // width)
-    return make_call(
+    return make_launch(
         f"{name}_{'columns' if width > 1 else 'rows'}",
         dialect,
         outputs=outputs,

@@ -14,8 +14,8 @@ from torch_backplane.kernels.dtypes import facts, value_dtype
 from torch_backplane.kernels.templates.source import (
     GROUP_SIZE,
     ROWS_PER_GROUP,
-    Call,
-    make_call,
+    Launch,
+    make_launch,
     row_groups,
     row_loop,
     row_start,
@@ -28,7 +28,7 @@ from torch_backplane.kernels.templates.source import (
 from torch_backplane.kernels.templates.spelling import lane_count
 
 
-def softmax(dialect: Dialect, out: torch.Tensor, self: torch.Tensor, dim: int, log: bool) -> Call:
+def softmax(dialect: Dialect, out: torch.Tensor, self: torch.Tensor, dim: int, log: bool) -> Launch:
     """out = softmax or log_softmax of self along dim. Both contiguous, of one shape; not empty."""
     value = value_dtype(out.dtype)
     infinity = dialect.infinity(facts(value).bits)
@@ -40,7 +40,7 @@ def softmax(dialect: Dialect, out: torch.Tensor, self: torch.Tensor, dim: int, l
     }
     if log:
         passes["store"] = "store_out@(at, (load_self@(at) - greatest) - logarithm);"
-    elif dialect.processor == "cpu" and out.dtype == value:
+    elif dialect.device_kind == "cpu" and out.dtype == value:
         # The exponential is what takes the time, and a row stays in the cache. In halves it would be rounded twice.
         passes["total"] = (
             "const value_t@ power@ = exp(load_self@(at) - greatest); ADD@(total@, power@) store_out@(at, power@);"
@@ -81,7 +81,7 @@ def softmax(dialect: Dialect, out: torch.Tensor, self: torch.Tensor, dim: int, l
 
 def softmax_backward(
     dialect: Dialect, out: torch.Tensor, grad: torch.Tensor, result: torch.Tensor, dim: int, log: bool
-) -> Call:
+) -> Launch:
     """The gradient of what `softmax` was given, from that of its result. All contiguous, of one shape; not empty."""
     value = value_dtype(grad.dtype)
     total = f"ADD@(total@, load_grad@(at){'' if log else ' * load_result@(at)'})"
@@ -122,10 +122,10 @@ def _rows_call(
     dim: int,
     value: torch.dtype,
     body: str,
-) -> Call:
+) -> Launch:
     rows, size, _ = rows_and_columns(next(iter(inputs.values())).shape, dim)
     groups, group_size = row_groups(dialect, rows)
-    return make_call(
+    return make_launch(
         f"{name}_rows",
         dialect,
         outputs=outputs,
@@ -170,11 +170,11 @@ def _columns_call(
     dim: int,
     value: torch.dtype,
     body: str,
-) -> Call:
+) -> Launch:
     rows, size, columns = rows_and_columns(next(iter(inputs.values())).shape, dim)
     blocks = rows * -(-columns // lane_count(dialect, value))
-    group_size = ROWS_PER_GROUP if dialect.processor == "cpu" else GROUP_SIZE
-    return make_call(
+    group_size = ROWS_PER_GROUP if dialect.device_kind == "cpu" else GROUP_SIZE
+    return make_launch(
         f"{name}_columns",
         dialect,
         outputs=outputs,

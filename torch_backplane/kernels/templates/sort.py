@@ -16,7 +16,7 @@ import torch
 
 from torch_backplane.kernels.dialects.base import Dialect, Value
 from torch_backplane.kernels.dtypes import facts, value_dtype
-from torch_backplane.kernels.templates.source import Call, make_call, small_group, split
+from torch_backplane.kernels.templates.source import Launch, make_launch, small_group, split
 
 RUN = 16
 _CPU_GROUP = 8
@@ -72,7 +72,7 @@ def cut_size(size: int, length: int, cut: int) -> int:
     return size // length * cut + min(size % length, cut)
 
 
-def sort_runs(dialect: Dialect, runs: Runs, self: torch.Tensor, descending: bool) -> Call:
+def sort_runs(dialect: Dialect, runs: Runs, self: torch.Tensor, descending: bool) -> Launch:
     """Sorts each RUN numbers of the rows of self."""
     size = self.shape[1]
     apart = runs.places is not None
@@ -99,7 +99,7 @@ def sort_runs(dialect: Dialect, runs: Runs, self: torch.Tensor, descending: bool
     items = self.shape[0] * -(-size // RUN)
     integers = {"rows": runs.rows, "runs": -(-size // RUN), "size": size, "runs_size": runs.size}
     integers["length"] = runs.length
-    return make_call(
+    return make_launch(
         "sort_runs_" + ("descending" if descending else "ascending"),
         dialect,
         outputs=runs.tensors(),
@@ -114,10 +114,10 @@ def sort_runs(dialect: Dialect, runs: Runs, self: torch.Tensor, descending: bool
     )
 
 
-def merge_runs(dialect: Dialect, merged: Runs, runs: Runs) -> Call:
+def merge_runs(dialect: Dialect, merged: Runs, runs: Runs) -> Launch:
     """Merges neighbouring pairs of runs, and keeps as much of each as `merged` has."""
     apart = runs.places is not None
-    piece = min(merged.length, _CPU_PIECE if dialect.processor == "cpu" else _GPU_PIECE)
+    piece = min(merged.length, _CPU_PIECE if dialect.device_kind == "cpu" else _GPU_PIECE)
     pieces = -(-merged.length // piece)
     store_place = "places[to] = from_places[taken];" if apart else ""
     body = f"""
@@ -149,7 +149,7 @@ def merge_runs(dialect: Dialect, merged: Runs, runs: Runs) -> Call:
 """
     integers = {"rows": runs.rows, "pairs": merged.count, "pieces": pieces, "piece": piece}
     integers |= {"size": runs.size, "length": runs.length, "merged_size": merged.size, "merged_length": merged.length}
-    return make_call(
+    return make_launch(
         "merge_runs",
         dialect,
         outputs=merged.tensors(),
@@ -165,7 +165,7 @@ def merge_runs(dialect: Dialect, merged: Runs, runs: Runs) -> Call:
 
 def take_sorted(
     dialect: Dialect, values: torch.Tensor, indices: torch.Tensor, self: torch.Tensor, runs: Runs, first: int
-) -> Call:
+) -> Launch:
     """values and indices (rows, count) = those from `first` on, of the only run of each row."""
     place = "places[from]" if runs.places is not None else "(index_t)(keys[from] & 0xffffffffu)"
     body = f"""
@@ -176,7 +176,7 @@ def take_sorted(
   indices[item] = place;
 """
     integers = {"rows": runs.rows, "count": values.shape[1], "first": first, "runs_size": runs.size}
-    return make_call(
+    return make_launch(
         "take_sorted",
         dialect,
         outputs={"values": values, "indices": indices},

@@ -1,6 +1,6 @@
-"""Templates become calls: a kernel's text with its parameters declared, and what to pass for them.
+"""Templates become launches: a kernel's text with its parameters declared, and what to pass for them.
 
-A template is a function of tensors (only of their dtypes, sizes and strides) that returns a `Call`. In its text a
+A template is a function of tensors (only of their dtypes, sizes and strides) that returns a `Launch`. In its text a
 tensor `x` is a pointer `x`, read with `load_x(at)` and written with `store_x(at, value)`, which convert float16,
 bfloat16 and bool. It is contiguous, unless the text knows its strides, which the template has to say. Integers are
 parameters of type `index_t`: `int`, or 64 bits wide where a tensor is too large for it.
@@ -25,7 +25,7 @@ from torch_backplane.kernels.templates import spelling
 GROUP_SIZE = 64
 
 
-class Call(NamedTuple):
+class Launch(NamedTuple):
     """A kernel and its arguments.
 
     tensors are in the order of the kernel's output and input parameters, numbers in that of its scalar ones; items is
@@ -49,7 +49,7 @@ def extent(tensor: torch.Tensor) -> int:
     return 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
-def make_call(
+def make_launch(
     name: str,
     dialect: Dialect,
     *,
@@ -66,8 +66,8 @@ def make_call(
     constants: Mapping[str, int | str] | None = None,
     group_size: int = GROUP_SIZE,
     strided: Collection[str] = (),
-) -> Call:
-    """The call of the kernel `name` whose statements are `body`.
+) -> Launch:
+    """The launch of the kernel `name` whose statements are `body`.
 
     Args:
         outputs, inputs: tensors by the names that the text has for them. Outputs may be read, too.
@@ -104,7 +104,7 @@ def make_call(
         group_size,
     )
     arguments = (*integers.values(), *(number for _, number in numbers.values()))
-    return Call(kernel, tuple(tensors.values()), arguments, groups * group_size, group_size)
+    return Launch(kernel, tuple(tensors.values()), arguments, groups * group_size, group_size)
 
 
 @lru_cache(maxsize=1024)
@@ -120,7 +120,7 @@ def _kernel(
     body: str,
     group_size: int,
 ) -> Kernel:
-    """What `make_call` describes; tensors are (name, dtype, whether it is written)."""
+    """What `make_launch` describes; tensors are (name, dtype, whether it is written)."""
     aliases = dict(types)
     used = {*(dtype for _, dtype, _ in tensors), *(dtype for _, dtype in numbers), *aliases.values()}
     outputs = [dtype for _, dtype, written in tensors if written]
@@ -169,12 +169,12 @@ def _access(dialect: Dialect, name: str, dtype: torch.dtype) -> str:
 
 def small_group(dialect: Dialect, cpu: int) -> int:
     """Work items of a group where each has much to do: `cpu` on a CPU, so that few are spread over the cores."""
-    return cpu if dialect.processor == "cpu" else GROUP_SIZE
+    return cpu if dialect.device_kind == "cpu" else GROUP_SIZE
 
 
 def team_size(dialect: Dialect) -> int:
     """How many work items share a row: on a CPU each has its own, elsewhere a group has one."""
-    return 1 if dialect.processor == "cpu" else GROUP_SIZE
+    return 1 if dialect.device_kind == "cpu" else GROUP_SIZE
 
 
 def row_groups(dialect: Dialect, rows: int) -> tuple[int, int]:

@@ -65,7 +65,7 @@ def macros(dialect: Dialect) -> str:
 
 def lane_count(dialect: Dialect, value: torch.dtype) -> int:
     """Lanes of a `value`: 64 bytes of them on a CPU, and 1 elsewhere, and of bool, which has no vectors."""
-    if dialect.name != "OpenCL C" or dialect.processor != "cpu" or value == torch.bool:
+    if dialect.name != "OpenCL C" or dialect.device_kind != "cpu" or value == torch.bool:
         return 1
     return min(16, 512 // facts(value).bits)
 

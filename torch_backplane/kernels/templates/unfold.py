@@ -14,7 +14,7 @@ import torch
 
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import value_dtype
-from torch_backplane.kernels.templates.source import Call, make_call, named, small_group, split
+from torch_backplane.kernels.templates.source import Launch, make_launch, named, small_group, split
 
 _CPU_GROUP = 8
 _CPU_RUN = 64  # elements of a row for each work item
@@ -51,11 +51,11 @@ class Windows:
         }
 
 
-def unfold(dialect: Dialect, columns: torch.Tensor, image: torch.Tensor, windows: Windows) -> Call:
+def unfold(dialect: Dialect, columns: torch.Tensor, image: torch.Tensor, windows: Windows) -> Launch:
     """columns[n, row, column] = the image's element there, 0 in the padding. The last stride of columns is 1."""
     rank, last = windows.rank, windows.rank - 1
     batch, channels = image.shape[:2]
-    run = _CPU_RUN if dialect.processor == "cpu" else 1
+    run = _CPU_RUN if dialect.device_kind == "cpu" else 1
     runs = -(-windows.places[-1] // run)
     items = batch * channels * math.prod(windows.window) * math.prod(windows.places[:-1]) * runs
     sizes = ["batch", "channels", *(f"window{d}" for d in range(rank)), *(f"places{d}" for d in range(last)), "runs"]
@@ -79,7 +79,7 @@ def unfold(dialect: Dialect, columns: torch.Tensor, image: torch.Tensor, windows
 """
     integers = {"batch": batch, "channels": channels, "runs": runs}
     integers |= {"columns_batch": columns.stride(0), "columns_row": columns.stride(1), **windows.integers()}
-    return make_call(
+    return make_launch(
         f"unfold{rank}",
         dialect,
         outputs={"columns": columns},
@@ -95,7 +95,7 @@ def unfold(dialect: Dialect, columns: torch.Tensor, image: torch.Tensor, windows
 
 def fold(
     dialect: Dialect, image: torch.Tensor, columns: torch.Tensor, windows: Windows, bias: torch.Tensor | None = None
-) -> Call:
+) -> Launch:
     """image[n, channel, …] = bias[channel] + the sum of what the columns (n, row, column) have for that element."""
     rank = windows.rank
     batch, channels = image.shape[:2]
@@ -121,7 +121,7 @@ def fold(
 """
     integers = {"batch": batch, "channels": channels}
     integers |= {"columns_batch": columns.stride(0), "columns_row": columns.stride(1), **windows.integers()}
-    return make_call(
+    return make_launch(
         f"fold{rank}",
         dialect,
         outputs={"image": image},

@@ -10,7 +10,7 @@ import torch
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates import errors as error_words
-from torch_backplane.kernels.templates.source import Call, make_call, small_group
+from torch_backplane.kernels.templates.source import Launch, make_launch, small_group
 
 # Elements that a work item looks at. It says what it found once, behind a loop without branches.
 _CHUNK = 1024
@@ -28,7 +28,7 @@ class Check(NamedTuple):
     text: str
 
 
-def check_values(dialect: Dialect, checks: Sequence[Check], errors: torch.Tensor) -> Call:
+def check_values(dialect: Dialect, checks: Sequence[Check], errors: torch.Tensor) -> Launch:
     """Reports the text of a check that does not hold; of several ones in one place the first.
 
     Args:
@@ -39,7 +39,7 @@ def check_values(dialect: Dialect, checks: Sequence[Check], errors: torch.Tensor
     most = max(tensor.numel() for tensor in inputs.values())
     items = -(-most // _CHUNK)
     dtypes = {value_dtype(tensor.dtype) for tensor in inputs.values()}
-    return make_call(
+    return make_launch(
         "check_values",
         dialect,
         outputs={"errors": errors},
@@ -56,7 +56,7 @@ def check_values(dialect: Dialect, checks: Sequence[Check], errors: torch.Tensor
 
 def _look(dialect: Dialect, number: int, holds: str) -> str:
     # A CPU's item has neighbours, a GPU's every `items`th.
-    if dialect.processor == "cpu":
+    if dialect.device_kind == "cpu":
         first, step = f"item * {_CHUNK}", "1"
         end = f"(count{number} - first < {_CHUNK} ? count{number} : first + {_CHUNK})"
     else:
