@@ -50,6 +50,7 @@ CALLS: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "masks of numbers": (aten.masked_select.default, [t(3), t(3)], [t(3), t(3, dtype=BOOL)]),
     "another mask": (aten.index.Tensor, [t(3), [t(2, dtype=BOOL)]], [t(3), [t(3, dtype=BOOL)]]),
     "too many indices": (aten.index.Tensor, [t(3), [i(0), i(0)]], [t(3), [i(0)]]),
+    "values of another dtype": (aten.index_put_.default, [t(3), [i(0)], t(1, dtype=F64)], [t(3), [i(0)], t(1)]),
     "slices": (aten.index_add.default, [t(3), 0, i(0, 1), t(3)], [t(3), 0, i(0, 1), t(2)]),
     "a dimension of slices": (aten.index_select.default, [t(3), 1, i(0)], [t(3), 0, i(0)]),
     "an index of floats": (aten.gather.default, [t(3), 0, t(3)], [t(3), 0, i(0, 1)]),

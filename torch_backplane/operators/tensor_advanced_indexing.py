@@ -227,7 +227,9 @@ def _index_put_impl_(
     """A tensor without dimensions for values may be the CPU's, as in PyTorch."""
     is_tensor = isinstance(values, torch.Tensor)
     if values.dtype != self.dtype or (is_tensor and values.device != self.device):
-        raise Refused("values of another dtype, or on another device")
+        # A mask of zeros would be refused for the number of values first.
+        leave = RunOnCPU if has_masks(indices) else Refused
+        raise leave("values of another dtype, or on another device")
     given, distinct = self, False
     _check_indices(self, indices)
     if has_masks(indices):
