@@ -85,7 +85,7 @@ CASES: dict[str, tuple[Function, Callable[[int], Arguments]]] = {
     "nothing joined": (lambda x, y: torch.cat((x, y), -1), lambda n: (randn(0), randn(n, 3))),
     "nothing looked up": (F.embedding, lambda n: (whole(5, 0, n), randn(5, 3))),
     # conjugated and negated lazily
-    "conjugate multiplied": (lambda x, y: x.conj() @ y, lambda n: (numbers(n, n), numbers(n, n))),
+    "conjugate multiplied": (lambda x, y: x.conj() * y, lambda n: (numbers(n, n), numbers(n, n))),
     "conjugate copied": (lambda x, y: y.copy_(x.conj()), lambda n: (numbers(n), numbers(n))),
     "conjugate to out": (lambda x, y: torch.conj_physical(x, out=y), lambda n: (numbers(n), numbers(n))),
     "negative imaginary part": (lambda x: x.conj().imag @ x.real, lambda n: (numbers(n, n),)),
