@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 import torch
 from plain_arguments import outcome
 
@@ -130,3 +131,25 @@ def test_refused_planned_and_refused_again() -> None:
         refused_and_planned()
     finally:
         _C.set_fallback_policy(before)
+
+
+# (operator, arguments whose memory PyTorch's CPU kernel would read or write beyond, others, words of our error).
+UNCHECKED: dict[str, tuple[Any, list[Any], list[Any], str]] = {
+    "lengths": (aten._weight_norm_interface.default, [t(3, 4), t(2)], [t(3, 4), t(3, 1)], "expected 3 lengths"),
+    "an output": (aten._masked_softmax_backward.default, [t(2, 3), t(1, 3), t(2, 3, dtype=BOOL)],
+                  [t(2, 3), t(2, 3), t(2, 3, dtype=BOOL)], "output should have the gradient's shape"),
+    "statistics": (aten.batch_norm_update_stats.default, [t(2, 3), t(2), t(2), 0.1], [t(2, 3), t(3), t(3), 0.1],
+                   "running_mean should contain 3 elements not 2"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNCHECKED)
+def test_what_the_cpu_does_not_look_at_is_refused_without_it(name: str) -> None:
+    function, bad, good, words = UNCHECKED[name]
+    for values in (bad, good, bad):
+        moved = [one.to("bp") if isinstance(one, torch.Tensor) else one for one in values]
+        if values is bad:
+            with pytest.raises(RuntimeError, match=words):
+                function(*moved)
+        else:
+            function(*moved)

@@ -203,6 +203,7 @@ def batch_norm_update_stats(
         raise Refused("no numbers of channels")
     compute = value_dtype(self.dtype)
     channels = self.shape[1]
+    check_channels(channels, running_mean=running_mean, running_var=running_var)
     given = [tensor for tensor in (running_mean, running_var) if tensor is not None]
     if any(tensor.shape != (channels,) or tensor.dtype not in (self.dtype, compute) for tensor in given):
         raise Refused("running statistics of another shape or dtype")

@@ -90,6 +90,11 @@ def _masked_softmax_backward(
     call: Call, grad_output: torch.Tensor, output: torch.Tensor, mask: torch.Tensor, dim: int | None
 ) -> torch.Tensor:
     grad = grad_output
+    # PyTorch does not look at the output, and reads beyond its memory.
+    torch._check(
+        output.shape == grad.shape,
+        lambda: f"the output should have the gradient's shape {list(grad.shape)}, and has {list(output.shape)}",
+    )
     if grad.shape != mask.shape or mask.dtype != torch.bool or output.dtype != grad.dtype:
         raise Refused("a mask of another shape or dtype")
     dim = grad.dim() - 1 if dim is None else dim

@@ -17,6 +17,8 @@ def _check_lengths(v: torch.Tensor, g: torch.Tensor, dim: int) -> list[int]:
     if not v.numel():
         # The CPU kernel would end the process: it divides by the size.
         torch._check(False, lambda: f"weight norm needs elements, and got a tensor of shape {list(v.shape)}")
+    if 0 <= dim < v.dim():  # PyTorch does not look at their number, and reads beyond memory
+        torch._check(g.numel() >= v.shape[dim], lambda: f"expected {v.shape[dim]} lengths, and got {g.numel()}")
     if dim not in (0, v.dim() - 1) or g.numel() != v.shape[dim] or g.dtype != v.dtype or not v.is_floating_point():
         raise Refused("lengths of another shape or dtype")
     return [other for other in range(v.dim()) if other != dim]
