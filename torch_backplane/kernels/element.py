@@ -85,20 +85,17 @@ def load(dialect: Dialect, position: int, stored: str, source: torch.dtype, targ
     """Declares a`position` of dtype `target` from the text of a stored `source`. A `target` that formulas do not
     compute in, which is float16 or bfloat16, is what the number is rounded to.
     """
+    name, registers, seen = f"a{position}", value_dtype(source), value_dtype(target)
+    value, lines = dialect.decode(stored, source, position), []
+    if registers != seen:
+        loaded = Value(f"{name}_loaded", registers)
+        lines.append(f"  const {dialect.type(registers)} {loaded} = {value};")
+        value = dialect.cast(loaded, seen)
     if target in STORAGE_ONLY and source != target:
-        wide = Value(f"a{position}_wide", value_dtype(target))
-        lines = load(dialect, position, stored, source, wide.dtype)
-        rounded = dialect.decode(dialect.encode(wide.name, target), target, position)
-        lines[-1] = lines[-1].replace(f" a{position} = ", f" {wide} = ")
-        return [*lines, f"  const {dialect.type(wide.dtype)} a{position} = {rounded};"]
-    name, registers, text = f"a{position}", value_dtype(source), dialect.decode(stored, source, position)
-    if registers == target:
-        return [f"  const {dialect.type(target)} {name} = {text};"]
-    loaded = Value(f"{name}_loaded", registers)
-    return [
-        f"  const {dialect.type(registers)} {loaded} = {text};",
-        f"  const {dialect.type(target)} {name} = {dialect.cast(loaded, target)};",
-    ]
+        lines.append(f"  const {dialect.type(seen)} {name}_wide = {value};")
+        value = dialect.decode(dialect.encode(f"{name}_wide", target), target, position)
+    return [*lines, f"  const {dialect.type(seen)} {name} = {value};"]
+
 
 
 def store(dialect: Dialect, place: str, value: Value, target: torch.dtype, name: str) -> list[str]:

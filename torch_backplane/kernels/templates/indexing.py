@@ -80,7 +80,7 @@ def read(
     integers = {"chunks": chunks, "chunk": chunk, **rows.integers()}
     _check_reach(out.shape, {"self": (self, kept)}, indices)
     name = f"indexed_read_{rows.text}"
-    return _call(name, dialect, {"out": out}, {"self": self}, indices, integers, wraps, errors, operator, body, items)
+    return _launch(name, dialect, {"out": out}, {"self": self}, indices, integers, wraps, errors, operator, body, items)
 
 
 # How a value meets the one that is there, as an expression of `there` and `value`.
@@ -179,7 +179,7 @@ def write(
     numbers: dict[str, tuple[torch.dtype, Any]] = {} if is_tensor else {"number": (number, source)}
     if alpha is not None:
         numbers["alpha"] = (number, alpha)
-    return _call(
+    return _launch(
         f"indexed_{combine}_{rows.text}" + ("" if in_order else "_anyhow"),
         dialect,
         {"self": self},
@@ -335,7 +335,7 @@ def _add_indices(
     return "\n  ".join(lines)
 
 
-def _call(
+def _launch(
     name: str,
     dialect: Dialect,
     outputs: dict[str, torch.Tensor],

@@ -112,7 +112,7 @@ def norm(
   {_pieces(dialect, sets, statement)}
 """
     numbers = {"eps": (value, eps), **({"momentum": (value, momentum)} if update else {})}
-    return _call(f"{sets.kind}_norm", dialect, sets, outputs, inputs, value, body, numbers)
+    return _launch(f"{sets.kind}_norm", dialect, sets, outputs, inputs, value, body, numbers)
 
 
 def norm_backward(
@@ -163,7 +163,7 @@ def norm_backward(
   const value_t scale = {each}rstd;
   {_pieces(dialect, sets, f"{read} store_out@(at, {formula} * scale);")}
 """
-    return _call(f"{sets.kind}_norm_backward", dialect, sets, outputs, inputs, value, body, {"eps": (value, eps)})
+    return _launch(f"{sets.kind}_norm_backward", dialect, sets, outputs, inputs, value, body, {"eps": (value, eps)})
 
 
 def weight_grads(
@@ -306,7 +306,7 @@ _CHANNELS = """
 """
 
 
-def _call(
+def _launch(
     name: str,
     dialect: Dialect,
     sets: Sets,

@@ -24,7 +24,7 @@ def max_pool(
   {_places(rank, "out", "places")}
   {_greatest(out.dtype, loops, _element(rank), rank)}
 """
-    return _call("max_pool", dialect, {"out": out, "indices": indices}, {"image": image}, windows, body, out)
+    return _launch("max_pool", dialect, {"out": out, "indices": indices}, {"image": image}, windows, body, out)
 
 
 def adaptive_max_pool(dialect: Dialect, out: torch.Tensor, indices: torch.Tensor, image: torch.Tensor) -> Launch:
@@ -37,7 +37,7 @@ def adaptive_max_pool(dialect: Dialect, out: torch.Tensor, indices: torch.Tensor
   {_greatest(out.dtype, loops, _element(rank), rank)}
 """
     windows, outputs = _adaptive_windows(image, out), {"out": out, "indices": indices}
-    return _call("adaptive_max_pool", dialect, outputs, {"image": image}, windows, body, out)
+    return _launch("adaptive_max_pool", dialect, outputs, {"image": image}, windows, body, out)
 
 
 def fractional_max_pool(
@@ -66,7 +66,7 @@ def fractional_max_pool(
   {_greatest(out.dtype, loops, _element(rank), rank)}
 """
     outputs, inputs = {"out": out, "indices": indices}, {"image": image, "samples": samples}
-    return _call("fractional_max_pool", dialect, outputs, inputs, windows, body, out)
+    return _launch("fractional_max_pool", dialect, outputs, inputs, windows, body, out)
 
 
 def _greatest(dtype: torch.dtype, loops: str, element: str, rank: int) -> str:
@@ -98,7 +98,7 @@ def max_pool_backward(
   store_image_grad(item, TOTAL(sum));
 """
     inputs = {"grad": grad, "indices": indices}
-    return _call("max_pool_backward", dialect, {"image_grad": image_grad}, inputs, windows, body, image_grad)
+    return _launch("max_pool_backward", dialect, {"image_grad": image_grad}, inputs, windows, body, image_grad)
 
 
 def avg_pool(
@@ -118,7 +118,7 @@ def avg_pool(
   store_out(item, TOTAL(sum) / (value_t)count);
 """
     name = f"avg_pool{_suffix(count_padding, divisor)}"
-    return _call(name, dialect, {"out": out}, {"image": image}, windows, body, out, divisor)
+    return _launch(name, dialect, {"out": out}, {"image": image}, windows, body, out, divisor)
 
 
 def avg_pool_backward(
@@ -141,7 +141,7 @@ def avg_pool_backward(
   store_image_grad(item, TOTAL(sum));
 """
     name = f"avg_pool_backward{_suffix(count_padding, divisor)}"
-    return _call(name, dialect, {"image_grad": image_grad}, {"grad": grad}, windows, body, image_grad, divisor)
+    return _launch(name, dialect, {"image_grad": image_grad}, {"grad": grad}, windows, body, image_grad, divisor)
 
 
 def adaptive_avg_pool(dialect: Dialect, out: torch.Tensor, image: torch.Tensor) -> Launch:
@@ -157,7 +157,8 @@ def adaptive_avg_pool(dialect: Dialect, out: torch.Tensor, image: torch.Tensor) 
   {"}" * rank}
   store_out(item, TOTAL(sum) / (value_t)({" * ".join(f"(end{d} - begin{d})" for d in range(rank))}));
 """
-    return _call("adaptive_avg_pool", dialect, {"out": out}, {"image": image}, _adaptive_windows(image, out), body, out)
+    windows = _adaptive_windows(image, out)
+    return _launch("adaptive_avg_pool", dialect, {"out": out}, {"image": image}, windows, body, out)
 
 
 def adaptive_avg_pool_backward(dialect: Dialect, image_grad: torch.Tensor, grad: torch.Tensor) -> Launch:
@@ -174,7 +175,7 @@ def adaptive_avg_pool_backward(dialect: Dialect, image_grad: torch.Tensor, grad:
 """
     windows = _adaptive_windows(image_grad, grad)
     outputs, inputs = {"image_grad": image_grad}, {"grad": grad}
-    return _call("adaptive_avg_pool_backward", dialect, outputs, inputs, windows, body, image_grad)
+    return _launch("adaptive_avg_pool_backward", dialect, outputs, inputs, windows, body, image_grad)
 
 
 def adaptive_max_pool_backward(
@@ -193,7 +194,7 @@ def adaptive_max_pool_backward(
   store_image_grad(item, TOTAL(sum));
 """
     windows, inputs = _adaptive_windows(image_grad, grad), {"grad": grad, "indices": indices}
-    return _call("adaptive_max_pool_backward", dialect, {"image_grad": image_grad}, inputs, windows, body, image_grad)
+    return _launch("adaptive_max_pool_backward", dialect, {"image_grad": image_grad}, inputs, windows, body, image_grad)
 
 
 def _adaptive_covering_loops(rank: int) -> str:
@@ -278,7 +279,7 @@ def _suffix(count_padding: bool, divisor: int | None) -> str:
     return "_over" if divisor is not None else "" if count_padding else "_inside"
 
 
-def _call(
+def _launch(
     name: str,
     dialect: Dialect,
     outputs: dict[str, torch.Tensor],

@@ -105,7 +105,7 @@ def fill(
     inputs = {} if chance is None else {"chance": chance}
     numbers = {"first": (value, first), "second": (value, second), "third": (value, second if third is None else third)}
     element = DISTRIBUTIONS[distribution]
-    return _call(distribution, dialect, {"out": (out, "x")}, inputs, element, value, numbers, seed, offset)
+    return _launch(distribution, dialect, {"out": (out, "x")}, inputs, element, value, numbers, seed, offset)
 
 
 def dropout(
@@ -122,7 +122,7 @@ def dropout(
     value = value_dtype(out.dtype)
     outputs = {"out": (out, "self_here * (x * scale)"), "mask": (mask, "x")}
     numbers = {"first": (value, kept), "scale": (value, scale)}
-    return _call(
+    return _launch(
         "dropout",
         dialect,
         outputs,
@@ -142,10 +142,10 @@ def fill_integers(dialect: Dialect, out: torch.Tensor, base: int, count: int, se
     element = "x = TO_VALUE(TO_INT64((range == 0 ? TO_UINT64(draw) : TO_UINT64(draw) % range) + (uint64)base));"
     outputs, value = {"out": (out, "x")}, value_dtype(out.dtype)
     wide = count > NARROW_RANGE and 2**32 % count != 0
-    return _call("integers", dialect, outputs, {}, element, value, numbers, seed, offset, wide=wide)
+    return _launch("integers", dialect, outputs, {}, element, value, numbers, seed, offset, wide=wide)
 
 
-def _call(
+def _launch(
     name: str,
     dialect: Dialect,
     outputs: Mapping[str, tuple[torch.Tensor, str]],

@@ -92,7 +92,7 @@ def resample(dialect: Dialect, out: torch.Tensor, image: torch.Tensor, how: Resa
     store_out(out_row + o{last}, TOTAL(sum));
   }}
 """
-    return _call("resample", dialect, {"out": out}, {"image": image}, out, image, out, how, body)
+    return _launch("resample", dialect, {"out": out}, {"image": image}, out, image, out, how, body)
 
 
 def resample_backward(dialect: Dialect, image_grad: torch.Tensor, grad: torch.Tensor, how: Resampling) -> Launch:
@@ -124,7 +124,7 @@ def resample_backward(dialect: Dialect, image_grad: torch.Tensor, grad: torch.Te
   }}
 """
     tensors = {"image_grad": image_grad}, {"grad": grad}
-    return _call("resample_backward", dialect, *tensors, image_grad, image_grad, grad, how, body)
+    return _launch("resample_backward", dialect, *tensors, image_grad, image_grad, grad, how, body)
 
 
 # Which places of the result an element of the image may contribute to, with one to spare for rounding: those from
@@ -171,7 +171,7 @@ def _run(dialect: Dialect) -> int:
     return _CPU_RUN if dialect.device_kind == "cpu" else 1
 
 
-def _call(
+def _launch(
     name: str,
     dialect: Dialect,
     outputs: dict[str, torch.Tensor],
