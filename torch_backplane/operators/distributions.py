@@ -14,8 +14,8 @@ from torch_backplane.kernels.templates.random import WORDS_PER_CALL, fill, fill_
 from torch_backplane.kernels.templates.values import NOT_NEGATIVE, UNIT_INTERVAL
 from torch_backplane.planning import (
     Call,
-    Refused,
     RunOnCPU,
+    check,
     contiguous_result,
     expect_values,
     operator,
@@ -42,17 +42,11 @@ def _fill(self: torch.Tensor, template: Any, *arguments: Any, **options: Any) ->
     return self
 
 
-def _check(condition: bool, reason: str) -> None:
-    """Leaves bad arguments to the CPU's kernel, which has PyTorch's words for them."""
-    if not condition:
-        raise Refused(reason)
-
-
 @operator("uniform_", variants=False)
 def uniform_(call: Call, self: torch.Tensor, low: float, high: float, generator: Any) -> torch.Tensor:
-    _check(self.is_floating_point(), "a dtype that is not floating-point")
+    check(self.is_floating_point(), "a dtype that is not floating-point")
     least, greatest = -torch.finfo(self.dtype).max, torch.finfo(self.dtype).max
-    _check(least <= low <= high <= greatest and high - low <= greatest, "a range that is none, or out of the dtype's")
+    check(least <= low <= high <= greatest and high - low <= greatest, "a range that is none, or out of the dtype's")
     return _fill(self, fill, "uniform", low, high, third=least_as(high, self.dtype))
 
 
@@ -70,12 +64,12 @@ def least_as(number: float, dtype: torch.dtype) -> float:
 
 @operator("normal_", variants=False, dtypes="complex")
 def normal_(call: Call, self: torch.Tensor, mean: float, std: float, generator: Any) -> torch.Tensor:
-    _check(std >= 0, "a negative standard deviation")
+    check(std >= 0, "a negative standard deviation")
     if self.is_complex():
         # Each part has half of the variance, and the mean is a real number.
         torch.view_as_real(self).normal_(0.0, std / math.sqrt(2), generator=generator)
         return self.add_(mean) if mean else self
-    _check(self.is_floating_point(), "integers")
+    check(self.is_floating_point(), "integers")
     return _fill(self, fill, "normal", mean, std)
 
 
@@ -85,10 +79,10 @@ def _scaled_noise(call: Call, mean: Any, std: Any, generator: Any) -> torch.Tens
     socket.check_broadcast([one for one in (mean, std) if isinstance(one, torch.Tensor)])
     if call.overload is not call.functional:
         # The CPU refuses it.
-        _check(call.arguments[-1].shape == socket.broadcast_shapes(*shapes), "a result of another shape")
-    _check(not (isinstance(mean, torch.Tensor) and mean.dtype == torch.bool), "means that are bool")
+        check(call.arguments[-1].shape == socket.broadcast_shapes(*shapes), "a result of another shape")
+    check(not (isinstance(mean, torch.Tensor) and mean.dtype == torch.bool), "means that are bool")
     (out,) = call.outputs(contiguous=True)
-    _check(out.is_floating_point(), "complex numbers")
+    check(out.is_floating_point(), "complex numbers")
     if isinstance(std, torch.Tensor):
         expect_values((std, NOT_NEGATIVE, "normal expects all elements of std >= 0.0"))
     dtype = value_dtype(out.dtype)
@@ -113,7 +107,7 @@ def normal(call: Call, mean: torch.Tensor, std: torch.Tensor, generator: Any) ->
 
 @operator("normal.Tensor_float")
 def normal_of_means(call: Call, mean: torch.Tensor, std: float, generator: Any) -> torch.Tensor:
-    _check(std >= 0, "a negative standard deviation")
+    check(std >= 0, "a negative standard deviation")
     return _scaled_noise(call, mean, std, generator)
 
 
@@ -124,38 +118,38 @@ def normal_of_deviations(call: Call, mean: Any, std: torch.Tensor, generator: An
 
 @operator("log_normal_", variants=False)
 def log_normal_(call: Call, self: torch.Tensor, mean: float, std: float, generator: Any) -> torch.Tensor:
-    _check(self.is_floating_point() and std > 0, "a standard deviation that is not positive")
+    check(self.is_floating_point() and std > 0, "a standard deviation that is not positive")
     return _fill(self, fill, "log_normal", mean, std)
 
 
 @operator("exponential_", variants=False)
 def exponential_(call: Call, self: torch.Tensor, rate: float, generator: Any) -> torch.Tensor:
-    _check(self.is_floating_point() and rate > 0, "a rate that is not positive")
+    check(self.is_floating_point() and rate > 0, "a rate that is not positive")
     facts = torch.finfo(self.dtype)
     return _fill(self, fill, "exponential", rate, facts.smallest_normal if facts.bits > 16 else 2.0**-24)
 
 
 @operator("cauchy_", variants=False)
 def cauchy_(call: Call, self: torch.Tensor, median: float, scale: float, generator: Any) -> torch.Tensor:
-    _check(self.is_floating_point() and scale > 0, "a scale that is not positive")
+    check(self.is_floating_point() and scale > 0, "a scale that is not positive")
     return _fill(self, fill, "cauchy", median, scale)
 
 
 @operator("geometric_", variants=False)
 def geometric_(call: Call, self: torch.Tensor, chance: float, generator: Any) -> torch.Tensor:
-    _check(0 < chance < 1, "a chance out of (0, 1)")
+    check(0 < chance < 1, "a chance out of (0, 1)")
     return _fill(self, fill, "geometric", chance)
 
 
 @operator("bernoulli_.float", variants=False)
 def bernoulli_float(call: Call, self: torch.Tensor, chance: float, generator: Any) -> torch.Tensor:
-    _check(0 <= chance <= 1, "a chance out of [0, 1]")
+    check(0 <= chance <= 1, "a chance out of [0, 1]")
     return _fill(self, fill, "bernoulli", chance)
 
 
 @operator("bernoulli_.Tensor", variants=False)
 def bernoulli_tensor(call: Call, self: torch.Tensor, chance: torch.Tensor, generator: Any) -> torch.Tensor:
-    _check(chance.device == self.device and chance.is_floating_point(), "chances that are none, or on another device")
+    check(chance.device == self.device and chance.is_floating_point(), "chances that are none, or on another device")
     _expect_chances(chance)
     return _fill(self, fill, "bernoulli_each", chance=chance.expand(self.shape).contiguous())
 
@@ -163,7 +157,7 @@ def bernoulli_tensor(call: Call, self: torch.Tensor, chance: torch.Tensor, gener
 @operator("bernoulli")
 def bernoulli(call: Call, self: torch.Tensor, generator: Any) -> torch.Tensor:
     """A result that is given may be of any dtype."""
-    _check(self.is_floating_point(), "chances that are none")
+    check(self.is_floating_point(), "chances that are none")
     (out,) = call.outputs(like=[torch.empty(self.shape, dtype=self.dtype, device="meta")])
     _expect_chances(self)
     return _fill(out, fill, "bernoulli_each", chance=self.contiguous())
@@ -190,7 +184,7 @@ def random_from(call: Call, self: torch.Tensor, start: int, to: int | None, gene
     if to is None:
         to = (EXACT[self.dtype] if self.dtype in EXACT else integer_range(self.dtype)[1]) + 1
     least, greatest = (-EXACT[self.dtype], EXACT[self.dtype]) if self.dtype in EXACT else integer_range(self.dtype)
-    _check(start < to and least <= start and to - 1 <= greatest, "a range that is none, or out of the dtype's")
+    check(start < to and least <= start and to - 1 <= greatest, "a range that is none, or out of the dtype's")
     return _fill(self, fill_integers, start, to - start)
 
 

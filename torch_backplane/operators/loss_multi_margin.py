@@ -9,28 +9,22 @@ import torch
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates import margin_losses as kernels
 from torch_backplane.operators.loss import MEAN, NONE, SUM, write_loss
-from torch_backplane.planning import Call, Refused, contiguous_result, error_words, operator, run_template
-
-
-def _check(condition: bool, reason: str) -> None:
-    """Leaves bad arguments to the CPU's kernel, which has PyTorch's words for them."""
-    if not condition:
-        raise Refused(reason)
+from torch_backplane.planning import Call, check, contiguous_result, error_words, operator, run_template
 
 
 def _rows(call: Call, self: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """self as (rows, classes), contiguous."""
-    _check(self.is_floating_point(), f"{self.dtype}".replace("torch.", ""))
-    _check(target.dtype == torch.int64, f"targets of {target.dtype}".replace("torch.", ""))
-    _check(self.dim() <= 2 and (self.dim() == 0 or self.size(-1) > 0), "a shape that is no rows of classes")
-    _check(all(given.dtype == self.dtype for given in call.written), "a result of another dtype")
+    check(self.is_floating_point(), f"{self.dtype}".replace("torch.", ""))
+    check(target.dtype == torch.int64, f"targets of {target.dtype}".replace("torch.", ""))
+    check(self.dim() <= 2 and (self.dim() == 0 or self.size(-1) > 0), "a shape that is no rows of classes")
+    check(all(given.dtype == self.dtype for given in call.written), "a result of another dtype")
     return (self if self.dim() == 2 else self.view(1, -1)).contiguous()
 
 
 def _check_last(call: Call, like: torch.Tensor) -> None:
     """Leaves a given last result that is not contiguous to the CPU; one of another shape is resized, and then it is."""
     given = [one for one in call.written[-1:] if one.shape == like.shape]
-    _check(all(one.is_contiguous() for one in given), "a result that is not contiguous")
+    check(all(one.is_contiguous() for one in given), "a result that is not contiguous")
 
 
 def _meta(shape: Any, self: torch.Tensor) -> torch.Tensor:
@@ -56,12 +50,12 @@ def _of_one(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """self as rows, the target of each, and the weights of classes."""
     rows = _rows(call, self, target)
-    _check(p in (1, 2), "p that is neither 1 nor 2")
-    _check(target.dim() <= 1 and target.numel() == rows.size(0), "targets of another size")
+    check(p in (1, 2), "p that is neither 1 nor 2")
+    check(target.dim() <= 1 and target.numel() == rows.size(0), "targets of another size")
     if weight is None:
         return rows, target.contiguous(), None
     fits = weight.dtype == self.dtype and weight.dim() <= 1 and weight.numel() == rows.size(1)
-    _check(fits, "weights of another size or dtype")
+    check(fits, "weights of another size or dtype")
     return rows, target.contiguous(), weight.contiguous()
 
 
@@ -100,7 +94,7 @@ def multi_margin_loss_backward(
     reduction: int,
 ) -> torch.Tensor:
     rows, targets, weights = _of_one(call, self, target, p, weight)
-    _check(grad_output.dtype == self.dtype, "a gradient of another dtype")
+    check(grad_output.dtype == self.dtype, "a gradient of another dtype")
     _check_last(call, self)
     (out,) = call.outputs(like=[_meta(self.shape, self)])
     call.check_apart()
@@ -119,7 +113,7 @@ def _of_labels(call: Call, self: torch.Tensor, target: torch.Tensor) -> tuple[to
     """self as rows, and their labels."""
     rows = _rows(call, self, target)
     fits = target.shape == self.shape if self.dim() == 2 else target.dim() <= 1 and target.numel() == rows.size(1)
-    _check(fits, "targets of another size")
+    check(fits, "targets of another size")
     return rows, target.contiguous().view(rows.shape)
 
 
@@ -153,8 +147,8 @@ def multilabel_margin_loss_backward(
     is_target: torch.Tensor,
 ) -> torch.Tensor:
     rows, targets = _of_labels(call, self, target)
-    _check(is_target.shape == target.shape, "marks of another shape")
-    _check(grad_output.dtype == is_target.dtype == self.dtype, "a gradient or marks of another dtype")
+    check(is_target.shape == target.shape, "marks of another shape")
+    check(grad_output.dtype == is_target.dtype == self.dtype, "a gradient or marks of another dtype")
     _check_last(call, self)
     (out,) = call.outputs(like=[_meta(self.shape, self)])
     call.check_apart()

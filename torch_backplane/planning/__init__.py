@@ -5,7 +5,7 @@ Imported once a device that runs kernels is found; `torch_backplane.operators` h
 
 from torch_backplane import _C
 from torch_backplane._C import Number, Refused, RunOnCPU
-from torch_backplane.planning.call import Call, check_apart, check_same_dtype, same_storage
+from torch_backplane.planning.call import Call, check, check_apart, check_same_dtype, same_storage
 from torch_backplane.planning.declare import operator
 from torch_backplane.planning.host import LibraryFunction, call_on_cpu, host_sees_memory
 from torch_backplane.planning.launch import dialect_of, launch, random_numbers
@@ -31,6 +31,7 @@ __all__ = [
     "RunOnCPU",
     "as_bits",
     "call_on_cpu",
+    "check",
     "check_apart",
     "check_fits",
     "check_number",

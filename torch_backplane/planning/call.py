@@ -405,10 +405,15 @@ def as_meta(value: Any) -> Any:
     return value
 
 
+def check(condition: bool, reason: str) -> None:
+    """Refuses, in PyTorch's words, a call that is not so: `reason` says what it is."""
+    if not condition:
+        raise _C.Refused(reason)
+
+
 def check_same_dtype(call: Call, dtype: torch.dtype) -> None:
     """Refuses, in PyTorch's words, a tensor for the result that has another dtype."""
-    if any(given.dtype != dtype for given in call.written):
-        raise _C.Refused("a result of another dtype")
+    check(all(given.dtype == dtype for given in call.written), "a result of another dtype")
 
 
 def example(number: _C.Number) -> Any:
