@@ -1,13 +1,14 @@
 """A driver for tests: the first OpenCL device twice, with calls of OpenCL that fail when they are told to.
 
 `answers[name] = status` makes the function of that name answer so from then on: functions of the native launcher by
-their names in C, for the first device only, and PyOpenCL's by its own.
+their names in C, for the first device only, and PyOpenCL's by its own. `counts` has how often the launcher called each.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch_backplane.drivers.opencl_device import OpenCLDevice, Stream
 
 answers: dict[str, int] = {}
 calls: list[str] = []  # of functions that failed
+counts: Counter[str] = Counter()
 streams: list[Stream] = []  # of the first device
 
 _INT, _POINTER = ctypes.c_int, ctypes.c_void_p
@@ -81,6 +83,7 @@ def failing_launcher(launcher: NativeLauncher) -> NativeLauncher:
         function = signature(address)
 
         def call(*arguments: Any) -> int:
+            counts[name] += 1
             if name in answers:
                 calls.append(name)
                 return answers[name]

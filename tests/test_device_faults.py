@@ -400,3 +400,52 @@ for thread in threads: thread.join(20)
 assert not any(thread.is_alive() for thread in threads)
 assert held[0].item() == 2 ** 6 and held[999].item() == 2
 """)
+
+
+@pytest.fixture
+def on_pocl(on_opencl: Callable[..., str]) -> Callable[..., str]:
+    if on_opencl("print(drivers.device(0).device.platform.name)").strip() != "Portable Computing Language":
+        pytest.skip("launches of other OpenCL implementations do not wait for one another")
+    return on_opencl
+
+
+def test_launches_of_growing_sizes_wait_seldom(on_pocl: Callable[..., str]) -> None:
+    on_pocl("""
+x = torch.ones(300, 2000, device="bp:0")
+def grow(function):
+    function(300)
+    torch.bp.synchronize(0)
+    before = faulty.counts["clFinish"]
+    for size in range(300, 2000, 7): function(size)
+    return faulty.counts["clFinish"] - before
+for name, function in {
+    "pointwise": lambda n: x[0, :n] + 1,
+    "in rows": lambda n: x[:100, :n] + 1,
+    "rows": lambda n: x[:, :n].softmax(0),
+    "sum": lambda n: x[:, :n].sum(0),
+    "product": lambda n: x[:, :n].T @ x[:, :16],
+}.items():
+    waits = grow(function)
+    assert waits <= 8, (name, waits)  # of a queue or two, for each power of two
+""")
+
+
+def test_a_launch_waits_for_narrower_ones_on_all_devices(on_pocl: Callable[..., str]) -> None:
+    """PoCL has one table of binaries for all of them."""
+    on_pocl("""
+small, large = torch.ones(64, device="bp:0"), torch.ones(100_000, device="bp:1")
+small.mul_(3)
+large[:64].mul_(3)  # builds the kernel
+torch.bp.synchronize(0)
+torch.bp.synchronize(1)
+gate = cl.UserEvent(drivers.device(0).context)
+cl.enqueue_barrier(streams[0].queue, wait_for=[gate])
+small.mul_(3)
+wide = threading.Thread(target=lambda: large.mul_(3))
+wide.start()
+wide.join(1)
+assert wide.is_alive()
+gate.set_status(cl.command_execution_status.COMPLETE)
+wide.join()
+assert small.sum().item() == 64 * 9 and large.sum().item() == 300_000 + 64 * 6
+""")

@@ -81,7 +81,7 @@ void DriverKernel::build() {
     py::object kernel = compile(driver_, source_.text, source_.entry);
     if (driver_.launcher() != nullptr) {
       const auto native = driver_.attr("native_kernel")(kernel).cast<uintptr_t>();
-      native_ = driver_.launcher()->kernel(reinterpret_cast<void*>(native));
+      native_ = driver_.launcher()->kernel(reinterpret_cast<void*>(native), source_.text);
     }
     object_ = kernel.release().ptr();
   } catch (const py::error_already_set& error) {

@@ -42,8 +42,8 @@ class NativeKernel {
 class NativeLauncher {
  public:
   virtual ~NativeLauncher() = default;
-  // `kernel` stays valid as long as what is returned lives.
-  virtual std::unique_ptr<NativeKernel> kernel(void* kernel) const = 0;
+  // `kernel` stays valid as long as what is returned lives; `text` is what it was built from.
+  virtual std::unique_ptr<NativeKernel> kernel(void* kernel, const std::string& text) const = 0;
   // Within the device's memory; the ranges do not overlap.
   virtual void copy(
       void* queue, const LaunchArgument& destination, const LaunchArgument& source, size_t bytes) const = 0;

@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/SmallVector.h>
 #include <c10/util/StringUtil.h>
+#include <c10/util/llvmMathExtras.h>
 
 #include <algorithm>
 #include <array>
@@ -47,20 +48,93 @@ struct Functions {
   EnqueueCopyBuffer copy;
   EnqueueFillBuffer fill;
   Flush flush;
-  Finish finish; // nullptr, unless wider launches must wait: see OpenCLKernel::wait_for_narrower
+  Finish finish; // nullptr, unless wider launches must wait: see Widths
   EnqueueNativeKernel enqueue_native; // nullptr, unless the device is a processor that calls functions
+};
+
+// In the text of kernels whose work items beyond the last do nothing (torch_backplane/kernels/dialects/base.py).
+constexpr const char* kBounded = "// bounded\n";
+
+// How wide the launches of one text were. PoCL 3.1 keeps a binary for each group size and for the widest launch so far, in
+// one table for all devices. When it makes the one for a wider launch, while a narrower one of the same kernel runs, it
+// confuses their reference counts and aborts the process (pocl_release_dlhandle_cache in lib/CL/devices/common.c). So a
+// launch that is wider than all before waits for those. It is made wider still where that does no harm, so that sizes
+// which grow wait seldom.
+class Widths {
+ public:
+  // Those of a text, for good: a later kernel of the same text shares PoCL's binaries with those before it.
+  static Widths& of(const std::string& text) {
+    static auto& all = *new std::unordered_map<size_t, std::unique_ptr<Widths>>;
+    static auto& lock = *new std::mutex;
+    const std::lock_guard<std::mutex> guard(lock);
+    std::unique_ptr<Widths>& one = all[std::hash<std::string>{}(text)]; // texts that share one wait more often
+    if (one == nullptr) {
+      one = std::make_unique<Widths>();
+    }
+    return *one;
+  }
+
+  // For as long as a launch of the text takes. Who has the lock may be waiting for the device, and for the GIL after that:
+  // so nobody waits for it with the GIL.
+  void lock() {
+    if (!lock_.try_lock()) {
+      const GilReleased released;
+      lock_.lock();
+    }
+  }
+  void unlock() {
+    lock_.unlock();
+  }
+
+  // The size to launch with. Throws NativeError.
+  LaunchSize issue(void* queue, Finish finish, LaunchSize size, bool bounded) {
+    size_t& widest = widest_[size.group];
+    if (width(size) > widest) {
+      finish_all(queue);
+      if (bounded && width(size) <= kMostPadded) {
+        for (size_t i = 0; i < size.items.size(); ++i) {
+          size.items[i] = c10::llvm::PowerOf2Ceil(size.items[i] / size.group[i]) * size.group[i];
+        }
+      }
+      widest = width(size);
+    }
+    const std::pair<void*, Finish> known(queue, finish);
+    if (std::find(queues_.begin(), queues_.end(), known) == queues_.end()) {
+      queues_.push_back(known); // streams of a pool are never destroyed
+    }
+    return size;
+  }
+
+ private:
+  // Wider launches take milliseconds, which hides the wait; and their numbers of elements do not overflow.
+  static constexpr size_t kMostPadded = size_t{1} << 22;
+
+  static size_t width(const LaunchSize& size) {
+    return *std::max_element(size.items.begin(), size.items.end());
+  }
+
+  // What went wrong in other queues than one's own, their users get to know.
+  void finish_all(void* own) {
+    const GilReleased released; // what the queues wait for may be done by a thread of Python's
+    for (const auto& [queue, finish] : queues_) {
+      if (const Status status = finish(queue); C10_UNLIKELY(status != 0 && queue == own)) {
+        throw NativeError{"clFinish", status, ""};
+      }
+    }
+  }
+
+  std::mutex lock_;
+  std::map<std::array<size_t, 3>, size_t> widest_; // work items of the widest launch, by group
+  std::vector<std::pair<void*, Finish>> queues_; // with launches
 };
 
 class OpenCLKernel final : public NativeKernel {
  public:
-  OpenCLKernel(const Functions& functions, void* kernel) : functions_(functions), kernel_(kernel) {}
-
-  // A later kernel of the same text shares PoCL's binaries with this one, and knows nothing of its launches.
-  ~OpenCLKernel() override {
-    if (functions_.finish != nullptr && Py_IsInitialized()) {
-      finish_queues();
-    }
-  }
+  OpenCLKernel(const Functions& functions, void* kernel, const std::string& text)
+      : functions_(functions),
+        kernel_(kernel),
+        widths_(functions.finish == nullptr ? nullptr : &Widths::of(text)),
+        bounded_(text.find(kBounded) != std::string::npos) {}
 
   void launch(
       void* queue, const LaunchSize& size, c10::ArrayRef<LaunchArgument> arguments, uint64_t generation) override {
@@ -79,18 +153,11 @@ class OpenCLKernel final : public NativeKernel {
         set(index++, argument.bytes, argument.data);
       }
     }
-    if (functions_.finish != nullptr) {
-      wait_for_narrower(queue, size);
-    }
-    const auto dimensions = size.items[2] > 1 ? 3 : size.items[1] > 1 ? 2 : 1;
-    const Status status = functions_.enqueue(
-        queue, kernel_, dimensions, nullptr, size.items.data(), size.group.data(), 0, nullptr, nullptr);
-    if (C10_UNLIKELY(status != 0)) {
-      throw NativeError{
-          "clEnqueueNDRangeKernel", status,
-          c10::str(
-              " of ", c10::ArrayRef<size_t>(size.items), " work items in groups of ",
-              c10::ArrayRef<size_t>(size.group))};
+    if (widths_ == nullptr) {
+      enqueue(queue, size);
+    } else {
+      const std::lock_guard<Widths> widths(*widths_);
+      enqueue(queue, widths_->issue(queue, functions_.finish, size, bounded_));
     }
   }
 
@@ -106,6 +173,19 @@ class OpenCLKernel final : public NativeKernel {
   }
   void unlock() {
     lock_.unlock();
+  }
+
+  void enqueue(void* queue, const LaunchSize& size) {
+    const auto dimensions = size.items[2] > 1 ? 3 : size.items[1] > 1 ? 2 : 1;
+    const Status status = functions_.enqueue(
+        queue, kernel_, dimensions, nullptr, size.items.data(), size.group.data(), 0, nullptr, nullptr);
+    if (C10_UNLIKELY(status != 0)) {
+      throw NativeError{
+          "clEnqueueNDRangeKernel", status,
+          c10::str(
+              " of ", c10::ArrayRef<size_t>(size.items), " work items in groups of ",
+              c10::ArrayRef<size_t>(size.group))};
+    }
   }
 
   // What an argument was set to; longer ones are set each time.
@@ -133,48 +213,21 @@ class OpenCLKernel final : public NativeKernel {
     }
   }
 
-  // PoCL 3.1 keeps a binary for each group size and for the widest launch so far. When it makes the one for a wider
-  // launch, while a narrower one of the same kernel runs, it confuses their reference counts and aborts the process
-  // (pocl_release_dlhandle_cache in lib/CL/devices/common.c). So a launch that is wider than all before waits for those.
-  void wait_for_narrower(void* queue, const LaunchSize& size) {
-    const size_t width = *std::max_element(size.items.begin(), size.items.end());
-    size_t& widest = widest_[size.group];
-    if (width > widest) {
-      if (const Status status = finish_queues(); C10_UNLIKELY(status != 0)) {
-        throw NativeError{"clFinish", status, ""};
-      }
-      widest = width;
-    }
-    if (std::find(queues_.begin(), queues_.end(), queue) == queues_.end()) {
-      queues_.push_back(queue); // streams of a pool are never destroyed
-    }
-  }
-
-  // The first error, after which no queue is waited for.
-  Status finish_queues() {
-    const GilReleased released; // what the queues wait for may be done by a thread of Python's
-    Status status = 0;
-    for (size_t i = 0; i < queues_.size() && status == 0; ++i) {
-      status = functions_.finish(queues_[i]);
-    }
-    return status;
-  }
-
   const Functions functions_;
   void* const kernel_;
   std::mutex lock_;
   std::vector<Value> set_;
   uint64_t generation_ = 0;
-  std::map<std::array<size_t, 3>, size_t> widest_; // work items of the widest launch, by group
-  std::vector<void*> queues_; // with launches
+  Widths* const widths_; // nullptr where launches of any width go side by side
+  const bool bounded_;
 };
 
 class OpenCLLauncher final : public NativeLauncher {
  public:
   explicit OpenCLLauncher(const Functions& functions) : functions_(functions) {}
 
-  std::unique_ptr<NativeKernel> kernel(void* kernel) const override {
-    return std::make_unique<OpenCLKernel>(functions_, kernel);
+  std::unique_ptr<NativeKernel> kernel(void* kernel, const std::string& text) const override {
+    return std::make_unique<OpenCLKernel>(functions_, kernel, text);
   }
 
   void copy(

@@ -81,7 +81,7 @@ def multi_tensor(
             dialect.header(used_dtypes(program, read, outputs, numbers), element),
             element,
             _slot_function(dialect, inputs, singles, scalars, outputs),
-            dialect.kernel(entry, declarations(dialect, parameters), None, body),
+            dialect.kernel(entry, declarations(dialect, parameters), None, body, bounded=True),
         ]
     )
     return Kernel(entry, text, tuple(parameters), WIDTH)

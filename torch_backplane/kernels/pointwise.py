@@ -67,7 +67,7 @@ def pointwise(
         [
             dialect.header(used_dtypes(program, inputs, outputs, scalars, rounded), "\n".join([element, *body])),
             element,
-            dialect.kernel(entry, declarations(dialect, parameters), None, body),
+            dialect.kernel(entry, declarations(dialect, parameters), None, body, bounded=True),
         ]
     )
     return Kernel(entry, text, tuple(parameters), layout.width, None if layout.rows else dialect.group_size)

@@ -56,6 +56,10 @@ class Value:
         return facts(self.dtype).kind
 
 
+# A line of the text of kernels that are bounded, see `Dialect.kernel`; csrc/drivers/opencl_launcher.cpp looks for it.
+BOUNDED = "// bounded"
+
+
 class Dialect(ABC):
     """How text is spelled for one compiler.
 
@@ -352,9 +356,21 @@ class Dialect(ABC):
         texts = ((torch.float16, self.float16_functions()), (torch.bfloat16, BFLOAT16))
         return "\n".join(text for dtype, text in texts if dtype in dtypes)
 
+    def kernel(
+        self, name: str, parameters: Sequence[str], group_size: int | None, body: Sequence[str], bounded: bool = False
+    ) -> str:
+        """A whole kernel.
+
+        Args:
+            group_size: the exact number of work items of a group, if it is fixed.
+            bounded: work items beyond the last do nothing, so that launchers may add groups.
+        """
+        start = f"{self.entry(name, parameters, group_size)} {{"
+        return "\n".join([*([BOUNDED] if bounded else []), start, *body, "}\n"])
+
     @abstractmethod
-    def kernel(self, name: str, parameters: Sequence[str], group_size: int | None, body: Sequence[str]) -> str:
-        """A whole kernel; group_size is the exact number of work items of a group, if it is fixed."""
+    def entry(self, name: str, parameters: Sequence[str], group_size: int | None) -> str:
+        """What a kernel begins with, up to its parameters."""
 
     @abstractmethod
     def pointer_type(self, dtype: torch.dtype, written: bool) -> str:

@@ -67,9 +67,9 @@ class CudaCpp(Dialect):
     def header(self, dtypes: frozenset[torch.dtype], text: str) -> str:
         return _HEADER + self.half_functions(dtypes)
 
-    def kernel(self, name: str, parameters: Sequence[str], group_size: int | None, body: Sequence[str]) -> str:
+    def entry(self, name: str, parameters: Sequence[str], group_size: int | None) -> str:
         bounds = f"__launch_bounds__({group_size}) " if group_size else ""
-        return "\n".join([f'extern "C" __global__ void {bounds}{name}({", ".join(parameters)}) {{', *body, "}\n"])
+        return f'extern "C" __global__ void {bounds}{name}({", ".join(parameters)})'
 
     def buffer_parameters(self, name: str, dtype: torch.dtype, written: bool) -> list[str]:
         return [f"{self.pointer_type(dtype, written)} {name}"]

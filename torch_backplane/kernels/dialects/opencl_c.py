@@ -85,9 +85,9 @@ class OpenCLC(Dialect):
     def float16_functions(self) -> str:
         return FLOAT16_BY_INSTRUCTIONS if self.device_kind == "cpu" else super().float16_functions()
 
-    def kernel(self, name: str, parameters: Sequence[str], group_size: int | None, body: Sequence[str]) -> str:
+    def entry(self, name: str, parameters: Sequence[str], group_size: int | None) -> str:
         attribute = f"__attribute__((reqd_work_group_size({group_size}, 1, 1))) " if group_size else ""
-        return "\n".join([f"{attribute}kernel void {name}({', '.join(parameters)}) {{", *body, "}\n"])
+        return f"{attribute}kernel void {name}({', '.join(parameters)})"
 
     def buffer_parameters(self, name: str, dtype: torch.dtype, written: bool) -> list[str]:
         return [f"{self.pointer_type(dtype, written)} {name}_base", f"const ulong {name}_offset"]

@@ -206,4 +206,5 @@ def _blocks(
 """,
         groups=groups,
         group_size=group_size,
+        bounded=team_size(dialect) == 1,
     )

@@ -60,6 +60,7 @@ def nll_loss(
         body=substitute(_EACH if each else _REDUCED, parts),
         groups=-(-batch * positions // GROUP_SIZE) if each else 1,
         group_size=group_size,
+        bounded=each,
     )
 
 
@@ -92,6 +93,7 @@ def nll_loss_backward(
         functions=error_words.FUNCTIONS,
         body=substitute(_BACKWARD, parts),
         groups=-(-batch * positions // GROUP_SIZE),
+        bounded=True,
     )
 
 

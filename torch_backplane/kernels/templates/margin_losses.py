@@ -90,6 +90,7 @@ def mark_targets(
         value=value_dtype(is_target.dtype),
         body=substitute(_MARK, {"item": _item("row", "rows")}),
         groups=-(-rows // GROUP_SIZE),
+        bounded=True,
     )
 
 
@@ -131,6 +132,7 @@ def multilabel_margin_loss_backward(
         value=value,
         body=substitute(_MULTILABEL_BACKWARD, {"item": _item("element", "elements")}),
         groups=-(-rows * classes // GROUP_SIZE),
+        bounded=True,
         strided={"grad"},
     )
 
@@ -163,6 +165,7 @@ def _by_rows(
         body=substitute("$kernel", parts),
         groups=groups,
         group_size=group_size,
+        bounded=team_size(dialect) == 1,
         strided={"grad"} if "grad_step" in (integers or {}) else (),
     )
 

@@ -89,6 +89,7 @@ def matmul(
         body=body,
         groups=groups,
         group_size=group,
+        bounded=dialect.device_kind == "cpu",
         strided={"out", *inputs},
     )
 

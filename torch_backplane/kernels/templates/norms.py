@@ -23,6 +23,7 @@ from torch_backplane.kernels.templates.source import (
     row_start,
     substitute,
     team_shared,
+    team_size,
     team_sum,
 )
 from torch_backplane.kernels.templates.spelling import lane_count
@@ -224,6 +225,7 @@ def weight_grads(
         body=body,
         groups=groups,
         group_size=group_size,
+        bounded=team_size(dialect) == 1,
     )
 
 
@@ -328,4 +330,5 @@ def _launch(
         body=body,
         groups=groups,
         group_size=group_size,
+        bounded=team_size(dialect) == 1,
     )

@@ -155,6 +155,7 @@ def reduce_lanes(
         groups=-(-items // _GROUP),
         group_size=_GROUP,
         strided=names,
+        bounded=True,
     )
 
 

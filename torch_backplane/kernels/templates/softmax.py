@@ -23,6 +23,7 @@ from torch_backplane.kernels.templates.source import (
     split,
     team_reduce,
     team_shared,
+    team_size,
     team_sum,
 )
 from torch_backplane.kernels.templates.spelling import lane_count
@@ -135,6 +136,7 @@ def _rows_call(
         body=body,
         groups=groups,
         group_size=group_size,
+        bounded=team_size(dialect) == 1,
     )
 
 
@@ -185,4 +187,5 @@ def _columns_call(
         body=body,
         groups=-(-blocks // group_size),
         group_size=group_size,
+        bounded=True,
     )

@@ -66,6 +66,7 @@ def make_launch(
     constants: Mapping[str, int | str] | None = None,
     group_size: int = GROUP_SIZE,
     strided: Collection[str] = (),
+    bounded: bool = False,
 ) -> Launch:
     """The launch of the kernel `name` whose statements are `body`.
 
@@ -80,6 +81,7 @@ def make_launch(
         functions: text between the macros and the kernel.
         constants: what the text is specialised on: #define lines.
         strided: the tensors whose strides the text knows, by `integers`. All others have to be contiguous.
+        bounded: the body does nothing in groups beyond the last. With `items` it is so anyhow.
     """
     numbers, tensors = numbers or {}, {**outputs, **inputs}
     for tensor_name, tensor in tensors.items():
@@ -102,6 +104,7 @@ def make_launch(
         tuple((constant, str(text)) for constant, text in (constants or {}).items()),
         body,
         group_size,
+        bounded or items is not None,
     )
     arguments = (*integers.values(), *(number for _, number in numbers.values()))
     return Launch(kernel, tuple(tensors.values()), arguments, groups * group_size, group_size)
@@ -119,6 +122,7 @@ def _kernel(
     constants: tuple[tuple[str, str], ...],
     body: str,
     group_size: int,
+    bounded: bool,
 ) -> Kernel:
     """What `make_launch` describes; tensors are (name, dtype, whether it is written)."""
     aliases = dict(types)
@@ -154,7 +158,7 @@ def _kernel(
         parts.append(spelling.lane_functions(dialect, frozenset(used), value))
         parts += [spelling.lane_access(dialect, tensor, dtype, value) for tensor, dtype, _ in tensors]
     entry = entry_point(name)
-    parts += [functions, dialect.kernel(entry, declared, group_size, [*pointers, body])]
+    parts += [functions, dialect.kernel(entry, declared, group_size, [*pointers, body], bounded)]
     return Kernel(entry, "\n".join(parts), tuple(parameters), None, group_size)
 
 
