@@ -107,9 +107,6 @@ FactsTable& facts_table() {
 class CommonDevice {
  public:
   void see(const at::Tensor& tensor, bool is_index) {
-    if (!tensor.defined()) {
-      return;
-    }
     seen_ = true;
     const auto device = tensor.device();
     if (device.is_privateuseone()) {
@@ -161,18 +158,24 @@ bool is_optional_tensor_list(const c10::IValue& value) {
   return !elements.empty() && (elements[0].isTensor() || elements[0].isNone());
 }
 
+// Without those that are not defined, which stand for «none» in lists of optional tensors, too.
 template <typename Function>
 void for_each_tensor(const c10::IValue& value, const Function& function) {
+  const auto if_defined = [&](const at::Tensor& tensor) {
+    if (tensor.defined()) {
+      function(tensor);
+    }
+  };
   if (value.isTensor()) {
-    function(value.toTensor());
+    if_defined(value.toTensor());
   } else if (value.isTensorList()) {
     for (const at::Tensor& tensor : value.toTensorVector()) {
-      function(tensor);
+      if_defined(tensor);
     }
   } else if (is_optional_tensor_list(value)) {
     for (const c10::IValue& element : value.toListRef()) {
       if (element.isTensor()) {
-        function(element.toTensor());
+        if_defined(element.toTensor());
       }
     }
   }

@@ -88,8 +88,8 @@ MEANT: list[Known] = [
         "of both, and the CPU comes to one of them first",
     ),
     Known(
-        r"^error text: (ldexp_?|frexp|where|histc|fmod|abs)( out=)?$",
-        r"(can't be cast|more than one element|the same dtype|but expected Float)",
+        r"^error text: (ldexp_?|frexp|where|histc|fmod|abs|dot)( out=)?$",
+        r"(can't be cast|more than one element|(the )?same dtype|but expected Float)",
         "two things are wrong, and the other one is named, or the operator's name is in the text",
     ),
     Known(
@@ -222,7 +222,7 @@ MEANT: list[Known] = [
         last_call.one_tensor_for_all_results,
     ),
     Known(
-        r"^(argument |other )?values: [\w.]+ out=$",
+        r"^(argument |other )?values: ([\w.]+ out=|\w+_)$",
         r"",
         "into a tensor with several elements in one place: which is last is open",
         last_call.written_overlaps_itself,

@@ -84,7 +84,8 @@ def several_nans(call: LastCall) -> bool:
 
 
 def written_overlaps_itself(call: LastCall) -> bool:
-    return any(overlaps_itself(call.value(name)) for name in call.written)
+    """What `out=` was given does; without it the tensor whose method was called."""
+    return any(map(overlaps_itself, map(call.value, call.written) if call.written else call.operands()[:1]))
 
 
 def writes_batches_with_gaps_on_the_host(call: LastCall) -> bool:

@@ -80,6 +80,14 @@ def test_conversions_of_tensors() -> None:
     assert not outcome.findings
 
 
+@pytest.mark.parametrize("source", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_floats_beyond_integers_are_what_the_cpu_makes_of_them(source: torch.dtype) -> None:
+    numbers = [0.0, -1.5, 255.5, 256.0, -129.0, 70_000.0, 3e9, -3e9, 3_000_001_024, 1e19, math.inf, -math.inf, math.nan]
+    x = torch.tensor(numbers, dtype=torch.float64).to(source).repeat(3)
+    for target in (torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.int64):
+        assert torch.equal(x.to(DEVICE).to(target).cpu(), x.to(target)), target
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["fill.Scalar", "index_fill.int_Scalar", "scatter.value"])
 def test_a_sample_of_the_sweep(name: str) -> None:

@@ -22,7 +22,7 @@ def t(*shape: int, dtype: torch.dtype = F32) -> torch.Tensor:
 
 
 def i(*values: int) -> torch.Tensor:
-    return torch.tensor(values)
+    return torch.tensor(values, dtype=I64)
 
 
 # (operator, arguments that are refused, arguments that are not).
@@ -52,6 +52,9 @@ CALLS: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "another mask": (aten.index.Tensor, [t(3), [t(2, dtype=BOOL)]], [t(3), [t(3, dtype=BOOL)]]),
     "too many indices": (aten.index.Tensor, [t(3), [i(0), i(0)]], [t(3), [i(0)]]),
     "values of another dtype": (aten.index_put_.default, [t(3), [i(0)], t(1, dtype=F64)], [t(3), [i(0)], t(1)]),
+    "values of another dtype for places apart": (lambda x, values: x.__setitem__(([0], None, [0]), values),
+                                                 [t(2, 2), t(1, dtype=F64)], [t(2, 2), t(1)]),
+    "no slices of another dtype": (aten.index_add.default, [t(3), 0, i(), t(0, dtype=F64)], [t(3), 0, i(), t(0)]),
     "slices": (aten.index_add.default, [t(3), 0, i(0, 1), t(3)], [t(3), 0, i(0, 1), t(2)]),
     "a dimension of slices": (aten.index_select.default, [t(3), 1, i(0)], [t(3), 0, i(0)]),
     "an index of floats": (aten.gather.default, [t(3), 0, t(3)], [t(3), 0, i(0, 1)]),

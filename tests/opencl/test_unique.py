@@ -73,6 +73,17 @@ def test_nan() -> None:
     agrees(lambda x: x.unique_consecutive(return_inverse=True, return_counts=True), x)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_nan_in_all_slices_leaves_the_order_to_what_follows(dtype: torch.dtype) -> None:
+    x = few_values((6, 9), dtype)
+    for rows in ([0], [0, 3], [2], [5]):
+        x[rows] = math.nan
+        for function in (torch.unique, torch.unique_consecutive):
+            found = function(x.to(DEVICE), dim=1, return_inverse=True, return_counts=True)
+            expected = function(x, dim=1, return_inverse=True, return_counts=True)
+            torch.testing.assert_close([one.cpu() for one in found], [*expected], equal_nan=True)
+
+
 def test_slices_in_the_order_of_their_elements() -> None:
     for shape, dim in (((200, 5), 0), ((5, 200), 1), ((4, 30, 3), 1), ((300, 1), 0), ((40, 33), 0)):
         x = few_values(shape, most=2) - 1

@@ -36,6 +36,7 @@ from torch_backplane.planning import (
     Number,
     Refused,
     RunOnCPU,
+    check,
     check_number,
     check_same_dtype,
     each_once,
@@ -112,6 +113,7 @@ def index_add(
     check_index(self, index)
     check_same_dtype(call, self.dtype)
     check_slices(self, dim, index, source)
+    check(source.dtype == self.dtype, "slices of another dtype")  # which the meta kernel leaves where there are none
     # Without alpha: the meta kernel refuses fractions, which PyTorch's kernels take to be integers.
     call.outputs(like=[torch.ops.aten.index_add.default(as_meta(self), dim, as_meta(index), as_meta(source))])
     return _write_slices("index_add", call, self, dim, index, source, combine="add", alpha=alpha)

@@ -30,9 +30,12 @@ def _changes(values: torch.Tensor) -> torch.Tensor:
     return changes
 
 
-def _unique(values: torch.Tensor, inverse: bool, counts: bool) -> Results:
-    """(where the first of each of the different elements is, in their order, inverse, counts) for a vector."""
-    ordered, order = values.sort(stable=True)
+def _unique(values: torch.Tensor, ranks: torch.Tensor, inverse: bool, counts: bool) -> Results:
+    """(where the first of each of the different elements, or rows, is, inverse, counts), in the order of `ranks`, which
+    are the same for equal ones.
+    """
+    ordered, order = ranks.sort(stable=True)
+    ordered = ordered if ranks is values else values.index_select(0, order)
     positions, runs, lengths = _runs(_changes(ordered), inverse, counts)
     if inverse:
         runs = torch.empty_like(runs).index_copy_(0, order, runs)
@@ -43,7 +46,7 @@ def _unique(values: torch.Tensor, inverse: bool, counts: bool) -> Results:
 def unique(call: Call, self: torch.Tensor, ordered: bool, inverse: bool, counts: bool) -> Results:
     """In order, also where any order would do."""
     flat = self.reshape(-1)
-    firsts, places, lengths = _unique(flat, inverse, counts)
+    firsts, places, lengths = _unique(flat, flat, inverse, counts)
     return flat.index_select(0, firsts), places.view(self.shape) if inverse else places, lengths
 
 
@@ -101,7 +104,8 @@ def unique_dim(call: Call, self: torch.Tensor, dim: int, ordered: bool, inverse:
     nothing = _no_slices(self, dim)
     if nothing is not None:
         return nothing
-    firsts, places, lengths = _unique(_ranks(_rows(self, dim)), inverse=True, counts=True)
+    rows = _rows(self, dim)
+    firsts, places, lengths = _unique(rows, _ranks(rows), inverse=True, counts=True)
     return _slices(self, dim, firsts), places, lengths
 
 
@@ -109,12 +113,14 @@ def _ranks(rows: torch.Tensor) -> torch.Tensor:
     """Numbers in the order of the rows, equal for equal rows.
 
     Each column's elements become their places in its order; then two neighbours become one column, until one is left.
+    NaN, which is in no order with others in PyTorch, comes last; the next column decides among several.
     """
     count = rows.shape[0]
     while True:
         ordered, order = rows.sort(dim=0, stable=True)
         steps = torch.zeros_like(order)
-        steps[1:] = ordered[1:] != ordered[:-1]
+        differ = ordered[1:] != ordered[:-1]
+        steps[1:] = differ.logical_and_(~ordered[:-1].isnan()) if ordered.is_floating_point() else differ
         ranks = torch.empty_like(order).scatter_(0, order, steps.cumsum(0))
         if ranks.shape[1] == 1:
             return ranks.view(count)

@@ -175,7 +175,7 @@ class Dialect(ABC):
     # Conversions
 
     def cast(self, value: Value, dtype: torch.dtype) -> str:
-        """`value` as `dtype`: to bool `!= 0`, float to integer through int64 as on PyTorch's CPU, else C's cast.
+        """`value` as `dtype`: to bool `!= 0`, float to integer as on PyTorch's CPU through int32 or int64, else C's.
 
         Of a complex number, the real part becomes a real number.
         """
@@ -186,12 +186,13 @@ class Dialect(ABC):
         kind, bits = facts(dtype)
         if kind == "bool":
             return f"{value} != 0"
-        target, int64 = self.type(dtype), self.type(torch.int64)
+        target = self.type(dtype)
         if value.kind != "float" or kind == "float":
             return f"({target}){value}"
         if bits == 64 and kind == "unsigned":
-            return f"{value} < 0 ? ({target})({int64}){value} : ({target}){value}"
-        return f"({target})({int64}){value}"
+            return f"{value} < 0 ? ({target})({self.type(torch.int64)}){value} : ({target}){value}"
+        through = torch.int64 if bits == 64 or dtype == torch.uint32 else torch.int32
+        return f"({target})({self.type(through)}){value}"
 
     def _cast_complex(self, value: Value, dtype: torch.dtype) -> str:
         part = part_dtype(dtype)
