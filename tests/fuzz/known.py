@@ -88,8 +88,8 @@ MEANT: list[Known] = [
         "of both, and the CPU comes to one of them first",
     ),
     Known(
-        r"^error text: (ldexp_?|frexp|where|histc|fmod|abs|dot)( out=)?$",
-        r"(can't be cast|more than one element|(the )?same dtype|but expected Float)",
+        r"^error text: (ldexp_?|frexp|where|histc|fmod|abs|v?dot)( out=)?$",
+        r"(can't be cast|more than one element|(the )?same dtype|but expected Float|inconsistent tensor size)",
         "two things are wrong, and the other one is named, or the operator's name is in the text",
     ),
     Known(
@@ -189,6 +189,11 @@ MEANT: list[Known] = [
         r"^error text: ",
         r"RuntimeError: unsupported operation: (more than one element|some elements) of",
         "two things are wrong, and the other one is named",
+    ),
+    Known(
+        r"^error text: ",
+        r"setStorage: sizes (.*), strides .* out of bounds.*; the CPU: .*setStorage: sizes \1, strides",
+        "in zeros of the tensor's own elements, so that offsets and bytes of its memory are others",
     ),
     Known(
         r"^error text: \w+ out=$",

@@ -66,9 +66,10 @@ class Lockstep:
         one_refused = (expected is None) != (found is None)
         if confused and one_refused:
             differences = []
-        if one_refused or (expected is not None and late is not None):
-            # Where one has computed, tensors differ of course; what an error that is found on the device leaves of
-            # written tensors is nobody's promise.
+        if one_refused or (expected is not None and (late is not None or CPU_LACKS.search(str(expected)))):
+            # Where one has computed, tensors differ of course, also where the CPU lacks a kernel for one of a list, and
+            # the device refuses a later one. What an error that is found on the device leaves of written tensors is
+            # nobody's promise.
             differences = [(kind, message) for kind, message in differences if not kind.startswith("after an error")]
         if apart and (parts := judging.without_out(step.line)) is not None:
             # An out= that was resized before the error was found is as it happens to be.

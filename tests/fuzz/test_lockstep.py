@@ -119,8 +119,11 @@ SAME = {
     "rounding": (lambda x: x / 3, lambda x: x * (1 / 3)),
     "the device's name in an error": (refuse(ValueError("x is on cpu")), refuse(ValueError("x is on bp:0"))),
     "what the CPU lacks": (refuse(RuntimeError("\"f\" not implemented for 'Half'")), lambda x: x * 2),
+    "what the CPU lacks, and another error after a write": (
+        refuse(RuntimeError("\"f\" not implemented for 'Half'")), changed_first(ValueError("no")),
+    ),
     "what the CPU alone has written before an error": (changed_first(ValueError("no")), refuse(ValueError("no"))),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from agreement import DEVICE, agrees
+from plain_arguments import outcome
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8]
 
@@ -67,3 +70,47 @@ def test_index_reduce(reduce: str, include_self: bool, dtype: torch.dtype) -> No
         agrees(lambda x, i, s, dim=dim: x.index_reduce(dim, i.int(), s, reduce, **options), x, index, source)
         agrees(lambda x, i, s, dim=dim: x.index_reduce_(dim, i, s, reduce, **options), x, index, source)
     agrees(lambda x, i, s: x.index_reduce(0, i[:0], s[:0], reduce, **options), x, index, numbers((7, 6), dtype))
+
+
+def overlaps(device: str, length: int) -> dict[str, Callable[[], object]]:
+    """Calls that write to a tensor where an index, a mask or the values are in its memory, too."""
+    numbers = torch.zeros(length + 1, dtype=torch.int64, device=device)
+    mask = torch.ones(length, dtype=torch.bool, device=device)
+    other = torch.zeros(length, dtype=torch.bool, device=device)
+    x, shifted = numbers[:-1], numbers[1:]
+    calls: dict[str, Callable[[], object]] = {
+        "bools by themselves": lambda: mask.__setitem__(mask, other),
+        "bools of themselves": lambda: mask.__setitem__(other, mask),
+        "bools by a view": lambda: mask.__setitem__(mask[:], other),
+        "filled by a mask that is it": lambda: mask.__setitem__(mask, False),
+        "filled by an index that is it": lambda: x.__setitem__(x, 0),
+    }
+    for name, index in (("itself", x), ("a view", x[:]), ("a part", shifted), ("a copy", x.clone())):
+        calls |= {
+            f"index_put_ by {name}": lambda index=index: x.index_put_((index,), x.clone()),
+            f"index_put_ of {name}": lambda index=index: x.index_put_((x.clone(),), index),
+            f"accumulated of {name}": lambda index=index: x.index_put_((x.clone(),), index, accumulate=True),
+            f"index_add_ by {name}": lambda index=index: x.index_add_(0, index, x.clone()),
+            f"index_add_ of {name}": lambda index=index: x.index_add_(0, x.clone(), index),
+            f"index_copy_ by {name}": lambda index=index: x.index_copy_(0, index, x.clone()),
+            f"index_copy_ of {name}": lambda index=index: x.index_copy_(0, x.clone(), index),
+            f"index_reduce_ by {name}": lambda index=index: x.index_reduce_(0, index, x.clone(), "amax"),
+            f"index_reduce_ of {name}": lambda index=index: x.index_reduce_(0, x.clone(), index, "amax"),
+            f"index_fill_ by {name}": lambda index=index: x.index_fill_(0, index, 0),
+            f"scatter_ by {name}": lambda index=index: x.scatter_(0, index, x.clone()),
+            f"scatter_add_ of {name}": lambda index=index: x.scatter_add_(0, x.clone(), index),
+            f"put_ by {name}": lambda index=index: x.put_(index, x.clone()),
+            f"put_ of {name}": lambda index=index: x.put_(x.clone(), index),
+        }
+    return calls
+
+
+@pytest.mark.parametrize("length", [0, 1, 4])
+def test_what_is_written_is_read_nowhere_else(length: int) -> None:
+    for _ in range(2):
+        ours, refused = overlaps(DEVICE, length), 0
+        for name, call in overlaps("cpu", length).items():
+            expected, found = outcome(call, []), outcome(ours[name], [])
+            refused += bool(expected[0])
+            assert found == expected, name
+        assert refused >= 10

@@ -37,6 +37,7 @@ from torch_backplane.planning import (
     Refused,
     RunOnCPU,
     check,
+    check_apart,
     check_number,
     check_same_dtype,
     each_once,
@@ -67,7 +68,7 @@ def put_(call: Call, self: torch.Tensor, index: torch.Tensor, source: torch.Tens
         raise Refused("indices that are not int64, or another dtype or number of elements")
     if source.device != self.device or (self.numel() == 0 and index.numel()):
         raise Refused("elements on another device, or no places for them")
-    socket.check_overlaps([self], [])
+    check_apart(self, [index, source])
     if index.numel() == 0:
         return self
     values = (source.clone() if same_storage(self, source) else source).reshape(-1)
@@ -98,6 +99,8 @@ def _write_slices(
 ) -> torch.Tensor:
     check_index(self, index)
     check_slices(self, dim, index, source)
+    if call.is_in_place:
+        check_apart(each_once(self) if name == "index_fill" else self, [index, source])
     out = copied(call, self)
     to, source = with_dims(out), with_dims(source)
     shape, kept, indices = slices(to, dim, index)
@@ -232,15 +235,13 @@ def _index_put_impl_(
         # A mask of zeros would be refused for the number of values first.
         leave = RunOnCPU if has_masks(indices) else Refused
         raise leave("values of another dtype, or on another device")
-    given, distinct = self, False
     _check_indices(self, indices)
+    mask = only_mask(self, indices) if has_masks(indices) else None
+    if mask is not None and not accumulate and (not is_tensor or values.numel() == 1):
+        return fill(self, mask, values)
+    check_apart(each_once(self), [indices, values])
+    given, distinct = self, mask is not None
     if has_masks(indices):
-        mask = only_mask(self, indices)
-        if mask is not None and not accumulate and (not is_tensor or values.numel() == 1):
-            return fill(self, mask, values)
-        if is_tensor and each_once(self) is self:
-            socket.check_overlaps([self], [values])
-        distinct = mask is not None
         given, indices = positions_of_masks(self, indices)
     shape, kept, found = _advanced(given, indices)
     strides: Sequence[int] = ()
