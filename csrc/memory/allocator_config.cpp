@@ -6,6 +6,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/env.h>
 
+#include <atomic>
 #include <charconv>
 #include <cmath>
 #include <functional>
@@ -247,9 +248,18 @@ std::string allocator_settings_text() {
 }
 
 void load_allocator_settings() {
-  static std::once_flag once; // left unset by an exception
+  // No std::call_once: after an exception ThreadSanitizer's never returns.
+  static std::atomic<bool> loaded{false};
+  static std::mutex loading;
   std::vector<std::string> without_effect;
-  std::call_once(once, [&] {
+  if (loaded.load(std::memory_order_acquire)) {
+    return;
+  }
+  {
+    const std::lock_guard<std::mutex> guard(loading);
+    if (loaded.load(std::memory_order_relaxed)) {
+      return;
+    }
     auto text = c10::utils::get_env("PYTORCH_ALLOC_CONF");
     if (!text.has_value()) {
       text = c10::utils::get_env("PYTORCH_CUDA_ALLOC_CONF");
@@ -260,8 +270,9 @@ void load_allocator_settings() {
       without_effect = parse_our_options(*text);
     }
     refresh();
-  });
-  warn_of(without_effect); // not under the flag: a warning needs the GIL, and its holder may be waiting here
+    loaded.store(true, std::memory_order_release);
+  }
+  warn_of(without_effect); // without the lock: a warning needs the GIL, and its holder may be waiting here
 }
 
 void set_allocator_settings(const std::string& settings) {

@@ -8,8 +8,8 @@ namespace {
 
 constexpr size_t kMostPlans = 1024; // of one operator; the least recently used go
 constexpr size_t kMostClasses = 1024; // likewise
-constexpr size_t kMostAnyShapePlans = 8; // of one class: for what planners decide otherwise
-constexpr uint32_t kMostTraces = 16; // of one class, those that gave no plan included
+constexpr size_t kMostAnyShapePlans = 32; // of one class
+constexpr uint32_t kMostTraces = 64; // of one class, those that gave no plan included
 constexpr uint32_t kMostFutileTraces = 2; // of one class without a plan for any shape
 // Where this many calls of a class in a row were such as no plan can repeat, the next are not recorded: operators within them
 // have plans of their own then. But one in a while is, as that may depend on sizes.
@@ -41,7 +41,8 @@ std::list<PlanCache::Class>::iterator PlanCache::class_of(
       return found->second;
     }
   }
-  classes_.push_front({signature.words, {}, 0, 0, 0, "", {}, nullptr});
+  static const auto none = std::make_shared<const AnyShapePlans>();
+  classes_.push_front({signature.words, none, 0, 0, 0, "", {}, nullptr});
   classes_by_hash_.emplace(hash, classes_.begin());
   if (classes_.size() > kMostClasses) {
     const auto oldest = std::prev(classes_.end());
@@ -52,21 +53,27 @@ std::list<PlanCache::Class>::iterator PlanCache::class_of(
 }
 
 std::shared_ptr<const Plan> PlanCache::find_any_shape(const Signature& signature) {
-  c10::SmallVector<std::shared_ptr<const AnyShapePlan>, kMostAnyShapePlans> plans;
+  std::list<Class> evicted; // freed after the lock
+  std::shared_ptr<const AnyShapePlans> plans;
   {
-    std::list<Class> evicted; // freed after the lock
     std::lock_guard<std::mutex> guard(lock_);
-    const auto& known = class_of(signature, evicted)->plans;
-    plans.append(known.begin(), known.end());
+    plans = class_of(signature, evicted)->plans;
   }
   auto made = std::make_shared<Plan>();
-  for (const auto& plan : plans) {
-    if (!plan->instantiate(signature.sizes, *made)) {
+  for (auto plan = plans->begin(); plan != plans->end(); ++plan) {
+    if (!(*plan)->instantiate(signature.sizes, *made)) {
       continue;
     }
     bool again = false;
     {
       std::lock_guard<std::mutex> guard(lock_);
+      if (const auto before = plan - plans->begin(); before > 0) {
+        if (Class& known = *class_of(signature, evicted); known.plans == plans) { // nobody has changed them meanwhile
+          auto reordered = std::make_shared<AnyShapePlans>(*plans);
+          std::rotate(reordered->begin(), reordered->begin() + before, reordered->begin() + before + 1);
+          known.plans = std::move(reordered);
+        }
+      }
       ++counts_.any_shape_replays;
       uint64_t& met = lately_[signature.hash % lately_.size()];
       again = std::exchange(met, signature.hash) == signature.hash;
@@ -83,9 +90,9 @@ bool PlanCache::is_to_be_traced(const Signature& signature) {
   std::list<Class> evicted; // freed after the lock
   std::lock_guard<std::mutex> guard(lock_);
   const Class& known = *class_of(signature, evicted);
-  const uint32_t most = known.plans.empty() ? kMostFutileTraces : kMostTraces;
+  const uint32_t most = known.plans->empty() ? kMostFutileTraces : kMostTraces;
   const bool is_repeated = known.last_plan != nullptr && known.last_plan->unplannable.empty();
-  if (!is_repeated || known.plans.size() >= kMostAnyShapePlans || known.traces >= most) {
+  if (!is_repeated || known.plans->size() >= kMostAnyShapePlans || known.traces >= most) {
     return false;
   }
   ++counts_.traces;
@@ -124,7 +131,9 @@ void PlanCache::insert_into_class(
       held_against(known.last_sizes, *known.last_plan, /*has_to_hold=*/false);
     }
     if (reason.empty()) {
-      known.plans.push_back(std::make_shared<const AnyShapePlan>(std::move(*traced)));
+      auto longer = std::make_shared<AnyShapePlans>(*known.plans);
+      longer->insert(longer->begin(), std::make_shared<const AnyShapePlan>(std::move(*traced)));
+      known.plans = std::move(longer);
     }
   }
   if (reason.empty()) {
@@ -161,7 +170,7 @@ PlanCounts PlanCache::counts() const {
   counts.plans = entries_.size();
   for (const Class& one : classes_) {
     counts.classes += one.shapes > 1;
-    counts.any_shape_classes += !one.plans.empty();
+    counts.any_shape_classes += !one.plans->empty();
   }
   return counts;
 }
@@ -170,7 +179,7 @@ std::vector<std::string> PlanCache::reasons_for_exact() const {
   std::lock_guard<std::mutex> guard(lock_);
   std::vector<std::string> found;
   for (const Class& one : classes_) {
-    if (one.shapes > 1 && one.plans.empty()) {
+    if (one.shapes > 1 && one.plans->empty()) {
       found.push_back(one.reason);
     }
   }

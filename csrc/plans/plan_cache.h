@@ -55,6 +55,8 @@ class PlanCache {
   void clear(); // forgets plans, and sets the counts to 0
 
  private:
+  using AnyShapePlans = std::vector<std::shared_ptr<const AnyShapePlan>>;
+
   struct Entry {
     Signature signature;
     std::shared_ptr<const Plan> plan;
@@ -62,7 +64,7 @@ class PlanCache {
   // Calls that differ in sizes only.
   struct Class {
     c10::SmallVector<uint64_t, 32> words;
-    std::vector<std::shared_ptr<const AnyShapePlan>> plans;
+    std::shared_ptr<const AnyShapePlans> plans; // what planners decide otherwise has one each; the latest used first
     uint32_t shapes = 0; // that were planned
     uint32_t traces = 0;
     uint32_t unplannable = 0; // calls in a row that no plan can repeat

@@ -192,11 +192,6 @@ CASES: dict[str, tuple[Function, Callable[[int, int], Arguments]]] = {
     ),
 }  # fmt: skip
 
-# Planners of theirs run for shapes that are new.
-EXACT = {
-    "conv2d, gradient": "it is computed in more ways, by layouts and sizes of parts, than a class has plans",
-}
-
 SEEN = [(5, 7), (6, 9), (8, 12), (12, 20), (20, 9), (7, 8), (9, 6), (18, 22)]
 NEW = [(11, 13), (16, 20), (10, 14), (13, 24), (24, 11)]
 
@@ -292,9 +287,6 @@ def test_shapes_that_are_new_are_served_by_plans(name: str) -> None:
         after = planner_calls()
         again = {one for one in after if after[one] != before.get(one)}
         reasons = {one: _C.plan_counts()[one]["reasons_for_exact"] for one in again}
-        if name in EXACT:
-            assert again, f"the planners of {name} do not run again: it belongs into the table no more"
-        else:
-            assert not again, (
-                f"{name} ran planners again: {[(one, after[one] - before.get(one, 0)) for one in again]} {reasons}"
-            )
+        assert not again, (
+            f"{name} ran planners again: {[(one, after[one] - before.get(one, 0)) for one in again]} {reasons}"
+        )

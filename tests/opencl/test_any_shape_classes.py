@@ -4,7 +4,8 @@ are trained and used.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -223,3 +224,23 @@ def test_all_that_models_call_in_training_and_in_use_has_plans_for_any_shape(mod
         assert exact() == {}
         found = plans.total()
         assert found["classes"] == found["any_shape_classes"] > 20
+
+
+def test_a_class_has_plans_for_many_layouts() -> None:
+    """Planners see the order of strides, which is another one for each permutation of the same dimensions."""
+    orders = list(itertools.permutations(range(4)))
+
+    def call_all(n: int, orders: Iterable[tuple[int, ...]]) -> None:
+        x = randn(n, n + 1, n + 2, n + 3)
+        for order in orders:
+            compare(lambda x, y: x + y, (x.permute(order), randn(*x.permute(order).shape)), f"{order}, {n}")
+
+    with plans_from_the_start():
+        for n in (2, 3, 4, 5):
+            call_all(n, orders)
+        before = planner_calls()
+        for n in (7, 6, 8):
+            call_all(n, reversed(orders) if n % 2 else orders[::5])
+        assert planner_calls() == before
+        found = plans.stats()["aten::add.Tensor"]
+        assert found["traces"] < 64
