@@ -168,16 +168,41 @@ def test_conformance_lists_without_running() -> None:
     assert len(result.stdout.splitlines()) == 10
 
 
+def test_numbers_lists_without_running() -> None:
+    result = backplane("conformance", "--numbers", "--match", "^mul", "--list")
+    assert result.exit_code == 0
+    assert {"mul.Tensor", "mul.Scalar", "mul_.Scalar"} <= set(result.stdout.split())
+
+
+def test_numbers_in_the_dtypes_that_are_named() -> None:
+    def run(*arguments: str) -> tuple[str, str]:
+        command = ["conformance", "--numbers", "--device", "cpu", "--match", r"^mul\.Scalar$", *arguments]
+        done = subprocess.run(
+            [sys.executable, "-m", "torch_backplane", *command], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout, done.stderr
+
+    called = int(run("--dtypes", "float32")[0].split()[0])
+    findings, told = run("--json", "-")  # eleven dtypes
+    assert 0 < called < int(told.split()[0])
+    assert json.loads(findings) == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
+        (["--numbers", "--dtypes", "float31"], "unknown dtype 'float31'"),
+        (["--numbers", "--dtypes", ","], "dtypes is empty"),
+        (["--numbers", "--match", "("], "malformed --match"),
+        (["--numbers", "--match", "^no_such_operator"], "no operator that takes a number matches"),
         (["--dtypes", "float31"], "unknown dtype 'float31'"),
         (["--dtypes", ","], "dtypes is empty"),
         (["--match", "("], "malformed --match"),
         (["--database", "no.such:thing"], "module:attribute"),
         (["--samples", "-1"], "--samples"),
     ],
-    ids=lambda value: value if isinstance(value, str) else value[0],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value[:2]),
 )
 def test_conformance_refuses_wrong_options(arguments: list[str], expected: str) -> None:
     result = backplane("conformance", "--device", "cpu", "--jobs", "1", "--database", DATABASE, *arguments)

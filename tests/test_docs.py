@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import warnings
 from dataclasses import fields
 from pathlib import Path
 
@@ -18,7 +19,10 @@ import torch
 import typer
 
 from torch_backplane import cli, drivers
+from torch_backplane.conformance import numbers, report
 from torch_backplane.drivers.checks import ASYNCHRONOUS_METHODS
+from torch_backplane.kernels import OpenCLC, layouts, reductions
+from torch_backplane.planning.launch import MOST_KERNELS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -198,6 +202,20 @@ def test_memory_has_every_option_of_the_allocator() -> None:
     assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(known)
 
 
+def test_options_without_effect_are_those_that_warn() -> None:
+    row_of_options = r"^\| (.*?) \| accepted with a warning that they have no effect \|$"
+    (row,) = re.findall(row_of_options, TEXTS["memory.md"], re.MULTILINE)
+    named = re.findall(r"`(\w+)`", row)
+    text = ",".join(f"{name}:{1 if name.endswith(('_mb', '_threads')) else True}" for name in named)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        before = torch.bp.memory._snapshot()["allocator_settings"]["PYTORCH_ALLOC_CONF"]
+        torch.bp.memory._set_allocator_settings(text)
+        torch.bp.memory._set_allocator_settings(before)
+    warned = re.findall(r"'(\w+)' has no effect on bp devices", "\n".join(str(one.message) for one in caught))
+    assert warned == named
+
+
 def test_write_a_driver_names_the_whole_contract() -> None:
     page = TEXTS["write-a-driver.md"]
     methods = {name for name in vars(drivers.Device) if not name.startswith("_")}
@@ -211,3 +229,41 @@ def test_torch_bp_names_every_property_of_a_device() -> None:
     (sentence,) = re.findall(r"^`get_device_properties` gives .*?\.$", TEXTS["torch-bp.md"], re.DOTALL | re.MULTILINE)
     found = {name for name in dir(torch.bp.get_device_properties(0)) if not name.startswith("_")}
     assert found <= set(re.findall(r"`(\w+)`", sentence))
+
+
+def test_the_errors_of_the_readme_are_raised() -> None:
+    """Each quoted text, between its `…`, stands in a line of the sources."""
+    (section,) = re.findall(r"^## How to read an error\n(.*?)^## ", TEXTS["README.md"], re.DOTALL | re.MULTILINE)
+    quoted = re.findall(r"^- \*\*`([^`]+)`", section, re.MULTILINE)
+    parts = {part.strip(" ,;:") for text in quoted for part in text.split("…")} - {"", "aten::", "IndexError"}
+    assert len(parts) > 5
+    files = [*ROOT.glob("torch_backplane/**/*.py"), *ROOT.glob("csrc/**/*.cpp"), ROOT / "setup.py"]
+    joined = "".join(path.read_text(encoding="utf-8") for path in files)
+    sources = re.sub(r'"\s*f?"', "", joined)  # texts in several lines are one
+    assert {part for part in parts if part not in sources} == set()
+
+
+def test_conformance_has_every_kind_of_finding() -> None:
+    (table,) = re.findall(r"^\| kind of finding .*?\n\n", TEXTS["conformance.md"], re.DOTALL | re.MULTILINE)
+    rows = re.findall(r"^\| (.*?) \|.*\| (yes|no) \|$", table, re.MULTILINE)
+    assert {kind: fails == "yes" for kinds, fails in rows for kind in kinds.split(", ")} == report.KINDS
+
+
+def test_numbers_are_those_of_the_code() -> None:
+    limits = layouts.RowLimits()
+    cpu = OpenCLC(device_kind="cpu")
+    for page, phrase in (
+        ("kernels.md", f"has {limits.shortest} elements or more ({cpu.row_limits.shortest} on CPUs)"),
+        ("kernels.md", f"on GPUs, more than {limits.most:,} of them"),
+        ("kernels.md", f"results of {cpu.streaming_bytes >> 20} MiB and more"),
+        ("kernels.md", f"in groups of {cpu.group_size},"),
+        ("kernels.md", f"blocks of {reductions.BLOCK} elements, {reductions.BLOCK} blocks to a part"),
+        ("conformance.md", f"with {len(numbers.NUMBERS)} numbers"),
+        ("architecture.md", f"among the {MOST_KERNELS:,} that were used last"),
+    ):
+        assert phrase in TEXTS[page]
+    assert len(numbers.DTYPES) == 11  # conformance.md: "in eleven dtypes"
+    cache = (ROOT / "csrc" / "plans" / "plan_cache.cpp").read_text(encoding="utf-8")
+    most = {name: int(number) for name, number in re.findall(r"kMost(\w+) = (\d+);", cache)}
+    assert f"keeps the {most['Plans']:,} plans and the {most['Classes']:,} classes" in TEXTS["architecture.md"]
+    assert f"up to {most['AnyShapePlans']} plans of a class" in TEXTS["architecture.md"]

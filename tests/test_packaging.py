@@ -64,6 +64,10 @@ class TestReadme:
     def test_names_the_supported_torch(self) -> None:
         assert f"PyTorch {SUPPORTED}" in self.readme
 
+    def test_names_the_torch_that_make_installs(self) -> None:
+        (release,) = re.findall(r"^TORCH \?= torch==(\d+\.\d+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert f"the results in `docs/` are {release}'s, which `make`\ninstalls" in self.readme
+
     def test_lists_every_environment_variable(self) -> None:
         files = [*ROOT.glob("torch_backplane/**/*.py"), *ROOT.glob("csrc/**/*.*")]
         text = "".join(path.read_text(encoding="utf-8") for path in files)

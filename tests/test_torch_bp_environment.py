@@ -38,6 +38,9 @@ print(torch.ones(2).sum().item())
         ("HOST_MEMORY", "2 gigs", "is not a size: write a number above 0 with a unit, such as 512MiB or 2GiB"),
         ("HOST_MEMORY", "0", "is not a size"),
         ("HOST_MEMORY", "", "is not a size"),
+        ("DISCRETE", "yes", "is neither 0 nor 1"),
+        ("VISIBLE_DEVICES", "host:0:1", "has the entry 'host:0:1'; write driver:index or driver"),
+        ("VISIBLE_DEVICES", "host:64", "names host:64; driver 'host' has "),
     ],
 )
 def test_a_malformed_setting_is_named_at_every_use(run_python: Run, name: str, value: str, message: str) -> None:
@@ -72,8 +75,8 @@ def test_without_devices_seeding_and_autocast_do_no_harm(run_python: Run) -> Non
     assert done.stdout == "[] False\n", done.stderr
 
 
-@pytest.mark.parametrize("count", ["1", "3"])
-def test_the_number_of_host_devices(run_python: Run, count: str) -> None:
+@pytest.mark.parametrize("count", ["1", "3", None])
+def test_the_number_of_host_devices(run_python: Run, count: str | None) -> None:
     done = run_python(
         "import torch; print(torch.bp.device_count(), torch.zeros(1, device='bp').device)\n"
         "try: torch.zeros(1, device='bp:3')\n"
@@ -81,8 +84,8 @@ def test_the_number_of_host_devices(run_python: Run, count: str) -> None:
         TORCH_BACKPLANE_DRIVERS="host",
         TORCH_BACKPLANE_HOST_DEVICES=count,
     )
-    there = "there is 1 device (bp:0)" if count == "1" else "there are 3 devices (bp:0 to bp:2)"
-    expected = f"{count} bp:0\nbp error: invalid device ordinal: bp:3 was asked for, and {there}\n"
+    there = "there are 3 devices (bp:0 to bp:2)" if count == "3" else "there is 1 device (bp:0)"
+    expected = f"{count or 1} bp:0\nbp error: invalid device ordinal: bp:3 was asked for, and {there}\n"
     assert done.stdout == expected, done.stderr
 
 
@@ -96,16 +99,37 @@ def test_the_memory_limit(run_python: Run) -> None:
     assert done.stdout == "1536 1536\n", done.stderr
 
 
+def test_an_allocator_setting_is_an_error_of_allocations(run_python: Run) -> None:
+    done = run_python(
+        "import torch; print(torch.bp.device_count())\n"
+        "try: torch.zeros(1, device='bp')\n"
+        "except ValueError as error: print(error)",
+        TORCH_BACKPLANE_DRIVERS="host",
+        PYTORCH_ALLOC_CONF="no_such_option:1",
+    )
+    count, error = done.stdout.splitlines()
+    assert int(count) > 0
+    assert error.startswith("PYTORCH_ALLOC_CONF: unknown option 'no_such_option'; known are ")
+
+
 def test_the_fallback_policy(run_python: Run) -> None:
     program = "import torch; from torch_backplane import _C; print(_C.fallback_policy().name)"
     for value in ("warn", "silent", "error"):
         assert run_python(program, TORCH_BACKPLANE_FALLBACK=value).stdout == f"{value}\n"
     assert run_python(program, TORCH_BACKPLANE_FALLBACK=None).stdout == "warn\n"
+
+
+@pytest.mark.parametrize("program", ["import torch", "import torch, torch_backplane"])
+@pytest.mark.parametrize(("name", "accepted"), [("FALLBACK", "warn, silent, error"), ("PLANS", "1, 0, check")])
+def test_settings_for_all_devices_are_checked_at_the_import(
+    run_python: Run, program: str, name: str, accepted: str
+) -> None:
+    autoload = "0" if "torch_backplane" in program else "1"
     done = run_python(
-        "import torch_backplane", TORCH_BACKPLANE_FALLBACK="loud", TORCH_DEVICE_BACKEND_AUTOLOAD="0"
+        program, TORCH_DEVICE_BACKEND_AUTOLOAD=autoload, **{f"TORCH_BACKPLANE_{name}": "loud"}
     )
     assert done.returncode != 0
-    assert "ValueError: TORCH_BACKPLANE_FALLBACK='loud' is not one of warn, silent, error" in done.stderr
+    assert f"ValueError: TORCH_BACKPLANE_{name}='loud' is not one of {accepted}" in done.stderr
 
 
 # --- fork ------------------------------------------------------------------------------------------------------------

@@ -22,7 +22,9 @@ def conformance(
         bool, typer.Option("--cuda-dtypes", help="Instead of --dtypes: what CUDA serves and the CPU lacks.")
     ] = False,
     driver: Annotated[str, typer.Option(help="Sets TORCH_BACKPLANE_DRIVERS for the workers.")] = "",
-    dtypes: Annotated[str, typer.Option(help="Names of dtypes, with commas between them.")] = "float32",
+    dtypes: Annotated[
+        str, typer.Option(help="Names of dtypes, with commas between them.", show_default="float32; with --numbers all")
+    ] = "",
     match: Annotated[str, typer.Option(metavar="REGEX", help="Only operators whose full name matches.")] = "",
     grad: Annotated[bool, typer.Option("--grad/--no-grad", help="Compare gradients too.")] = False,
     forms: Annotated[bool, typer.Option("--forms", help="Wrong arguments, overlaps and any out= instead.")] = False,
@@ -47,13 +49,14 @@ def conformance(
     from torch_backplane.cli.console import fail, write_json
     from torch_backplane.conformance import ConformanceError, Settings
 
-    if numbers:
-        raise typer.Exit(_try_numbers(device, driver, "" if dtypes == "float32" else dtypes, match, json_file))
     console = Console(stderr=json_file == "-", highlight=False)
+    named = tuple(name.strip() for name in dtypes.split(",") if name.strip())
     try:
+        if numbers and not dtypes:
+            named = _dtypes_with_numbers()
         settings = Settings(
             device=device,
-            dtypes=tuple(name.strip() for name in dtypes.split(",") if name.strip()),
+            dtypes=named if dtypes or numbers else ("float32",),
             match=match,
             grad=grad,
             samples=samples,
@@ -64,6 +67,8 @@ def conformance(
             driver=driver or None,
             **({"database": database} if database else {}),
         )
+        if numbers:
+            raise typer.Exit(_try_numbers(settings, json_file, list_only))
         if list_only:
             _list(settings, accuracy)
             return
@@ -78,15 +83,38 @@ def conformance(
     raise typer.Exit(0 if report.ok else 1)
 
 
-def _try_numbers(device: str, driver: str, dtypes: str, match: str, json_file: str) -> int:
-    """In an interpreter of its own, which begins with the driver; all dtypes, unless some are named."""
+def _dtypes_with_numbers() -> tuple[str, ...]:
+    from torch_backplane.conformance.numbers import DTYPES
+
+    return tuple(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+
+
+def _try_numbers(settings: Settings, json_file: str, list_only: bool) -> int:
+    """In an interpreter of its own, which begins with the driver; or only says which operators these would be."""
     import os
+    import re
     import subprocess
     import sys
 
-    environment = {**os.environ, **({"TORCH_BACKPLANE_DRIVERS": driver} if driver else {})}
-    program = [sys.executable, "-m", "torch_backplane.conformance.numbers", device, dtypes, match, json_file]
-    return subprocess.call(program, env=environment)
+    from torch_backplane.conformance import ConformanceError
+    from torch_backplane.conformance.catalogue import named_dtype
+    from torch_backplane.conformance.numbers import overloads
+
+    for dtype in settings.dtypes:
+        named_dtype(dtype)
+    try:
+        matches = re.compile(settings.match).search
+    except re.error as error:
+        raise ConformanceError(f"malformed --match {settings.match!r}: {error}") from error
+    chosen = [name for one in overloads() if matches(name := one.name().removeprefix("aten::"))]
+    if not chosen:
+        raise ConformanceError(f"no operator that takes a number matches {settings.match!r}")
+    if list_only:
+        print(*chosen, sep="\n")
+        return 0
+    environment = {**os.environ, **({"TORCH_BACKPLANE_DRIVERS": settings.driver} if settings.driver else {})}
+    given = [settings.device, ",".join(settings.dtypes), settings.match, json_file]
+    return subprocess.call([sys.executable, "-m", "torch_backplane.conformance.numbers", *given], env=environment)
 
 
 def _list(settings: Settings, accuracy: bool) -> None:

@@ -12,6 +12,7 @@ Run as a program, `python -m torch_backplane.conformance.numbers DEVICE DTYPES R
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -301,8 +302,29 @@ def values_of(dtype: torch.dtype) -> torch.Tensor:
 
 
 def main(device: str, dtypes: str, match: str, json_file: str) -> int:
-    """Prints what differs, by operator and kind, and the counts; 1 where values do or one side only raises."""
+    """Prints what differs, by operator and kind, and the counts; 1 where values do or one side only raises, 2 where
+    there is no such device.
+    """
     warnings.simplefilter("ignore")
+    try:
+        torch.empty(0, device=device)
+    except RuntimeError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if json_file == "-":  # the findings alone are there
+        with contextlib.redirect_stdout(sys.stderr):
+            findings = sweep(device, dtypes, match)
+        print(json.dumps([one._asdict() for one in findings], indent=1))
+    else:
+        findings = sweep(device, dtypes, match)
+        if json_file:
+            with open(json_file, "w") as file:
+                json.dump([one._asdict() for one in findings], file, indent=1)
+    return int(any(one.kind != "words" for one in findings))
+
+
+def sweep(device: str, dtypes: str, match: str) -> list[Finding]:
+    """Prints what differs while it goes on, and what came of it."""
     chosen = [getattr(torch, name) for name in dtypes.split(",") if name] or DTYPES
     outcomes = {"conversions of tensors": compare_conversions(device, chosen)} if not match else {}
     for overload in overloads():
@@ -324,10 +346,7 @@ def main(device: str, dtypes: str, match: str, json_file: str) -> int:
     unsampled = [name for name, outcome in outcomes.items() if not outcome.has_sample]
     if unsampled:
         print(f"no call ran on the CPU of: {', '.join(unsampled)}")
-    if json_file:
-        with open(json_file, "w") as file:
-            json.dump([one._asdict() for one in findings], file, indent=1)
-    return int(any(kind != "words" for kind in kinds))
+    return findings
 
 
 if __name__ == "__main__":
