@@ -9,6 +9,7 @@ void bind_device(pybind11::module_& module);
 void bind_drivers(pybind11::module_& module);
 void bind_allocator(pybind11::module_& module);
 void bind_allocator_replay(pybind11::module_& module);
+void bind_copies(pybind11::module_& module);
 void bind_plans(pybind11::module_& module);
 void bind_plan_builder(pybind11::module_& module);
 void bind_host_work(pybind11::module_& module);

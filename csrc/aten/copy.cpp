@@ -10,6 +10,7 @@
 #include <ATen/ops/_local_scalar_dense_native.h>
 #include <torch/library.h>
 
+#include "aten/copies.h"
 #include "c10/storage.h"
 #include "fallback/cpu_mirror.h"
 #include "memory/allocator.h"
@@ -20,32 +21,71 @@
 namespace backplane {
 namespace {
 
-bool is_bp(const at::Tensor& tensor) {
-  return tensor.device().is_privateuseone();
-}
-
-// Both sides lie in memory the same way, so that one run of bytes does it.
-bool is_plain(const at::Tensor& source, const at::Tensor& destination) {
-  return source.scalar_type() == destination.scalar_type() && source.is_conj() == destination.is_conj() &&
-      source.is_neg() == destination.is_neg() && source.sizes() == destination.sizes() &&
-      source.strides() == destination.strides() && source.is_non_overlapping_and_dense();
-}
-
 bool runs_kernels(const Device& device) {
   return !device.properties().dialect.empty();
 }
 
-// Large memory within a processor, whose own copy is one thread's; a kernel runs on all of them.
-bool is_for_all_threads(const at::Tensor& source, const at::Tensor& destination) {
-  constexpr size_t kLeastBytes = 1 << 20;
-  if (source.nbytes() < kLeastBytes || !is_bp(source) || !is_bp(destination) ||
-      source.is_alias_of(destination)) { // the parts may overlap
-    return false;
+} // namespace
+
+CopyWay copy_way(const Device& device, const CopyFacts& facts) {
+  // From so many on, a processor's kernels, which run on all of its threads, are sooner done than its own copy, which is
+  // one thread's.
+  constexpr int64_t kForAllThreads = 1 << 20;
+  if (!facts.is_alike()) {
+    return CopyWay::Elements;
   }
-  const auto dtype = source.scalar_type();
-  const Device& owner = device(source.device().index());
-  return owner.properties().kind == "cpu" && runs_kernels(owner) &&
-      (at::isIntegralType(dtype, /*includeBool=*/true) || at::isFloatingType(dtype) || at::isComplexType(dtype));
+  const bool one_storage = facts.shares_storage();
+  if (one_storage && facts.starts_alike()) {
+    return CopyWay::Nothing; // also where it is expanded, as PyTorch has it
+  }
+  if (!facts.is_dense()) {
+    return CopyWay::Elements;
+  }
+  const bool for_all_threads = !one_storage && device.properties().kind == "cpu" && runs_kernels(device) &&
+      facts.has_bytes(kForAllThreads);
+  return for_all_threads ? CopyWay::Elements : CopyWay::Bytes;
+}
+
+namespace {
+
+bool is_bp(const at::Tensor& tensor) {
+  return tensor.device().is_privateuseone();
+}
+
+class TensorFacts final : public CopyFacts {
+ public:
+  TensorFacts(const at::Tensor& source, const at::Tensor& destination) : source_(source), destination_(destination) {}
+
+  bool is_alike() const override {
+    return source_.scalar_type() == destination_.scalar_type() && source_.is_conj() == destination_.is_conj() &&
+        source_.is_neg() == destination_.is_neg() && source_.sizes() == destination_.sizes() &&
+        source_.strides() == destination_.strides();
+  }
+  bool shares_storage() const override {
+    return source_.is_alias_of(destination_);
+  }
+  bool starts_alike() const override {
+    return source_.storage_offset() == destination_.storage_offset();
+  }
+  bool is_dense() const override {
+    return source_.is_non_overlapping_and_dense();
+  }
+  bool has_bytes(int64_t least) const override {
+    return source_.nbytes() >= static_cast<size_t>(least);
+  }
+
+ private:
+  const at::Tensor& source_;
+  const at::Tensor& destination_;
+};
+
+// Which way a copy within a device, or between it and another place, goes. Nobody shares storage with another place.
+CopyWay way_of(const at::Tensor& source, const at::Tensor& destination) {
+  const TensorFacts facts(source, destination);
+  if (source.device() == destination.device()) {
+    return copy_way(device(source.device().index()), facts);
+  }
+  return facts.is_alike() && facts.is_dense() ? CopyWay::Bytes : CopyWay::Elements;
 }
 
 // Holds back until the work that the stream has now is done, or records that it uses the pinned memory.
@@ -191,16 +231,10 @@ void copy_packed(const at::Tensor& source, const at::Tensor& destination, bool n
   }
 }
 
-// Two tensors of the same elements: nothing to do, also where these are expanded, as PyTorch has it.
-bool is_same_data(const at::Tensor& one, const at::Tensor& other) {
-  return one.is_alias_of(other) && one.storage_offset() == other.storage_offset() && one.sizes() == other.sizes() &&
-      one.strides() == other.strides() && one.scalar_type() == other.scalar_type() &&
-      one.is_conj() == other.is_conj() && one.is_neg() == other.is_neg();
-}
-
 at::Tensor copy_from(const at::Tensor& source, const at::Tensor& destination, bool non_blocking) {
   TORCH_CHECK(source.defined() && destination.defined(), "copying needs two defined tensors");
-  if (is_same_data(source, destination)) {
+  const CopyWay way = way_of(source, destination);
+  if (way == CopyWay::Nothing) {
     return destination;
   }
   // As PyTorch's iterator has it, which is not asked where a device copies by itself.
@@ -217,7 +251,7 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& destination, bo
   }
   if (is_bp(source) && is_bp(destination) && source.device() != destination.device()) {
     // The bytes cross as they are, what else there is to change happens on the destination's side.
-    if (is_plain(source, destination)) {
+    if (way == CopyWay::Bytes) {
       copy_bytes_between(source, destination);
     } else if (!device(destination.device().index()).properties().supports(source.scalar_type())) {
       destination.copy_(source.to(at::kCPU)); // the destination cannot hold the elements before they are converted
@@ -229,7 +263,7 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& destination, bo
       copy_bytes_between(dense, moved);
       destination.copy_(moved);
     }
-  } else if (is_plain(source, destination) && !is_for_all_threads(source, destination)) {
+  } else if (way == CopyWay::Bytes) {
     copy_bytes(source, destination, non_blocking);
   } else if (is_bp(source) && is_bp(destination) && runs_kernels(device(source.device().index()))) {
     copy_by_kernel(source, destination);

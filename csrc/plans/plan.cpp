@@ -84,10 +84,6 @@ class Replay {
         .copy(resolve(step.destination), resolve(step.source), step.bytes, CopyKind::WithinDevice, stream_);
   }
 
-  void run(const FillStep& step) {
-    device(call_.device).fill(resolve(step.address), step.value, step.bytes, stream_);
-  }
-
   void run(const CheckStep& step) {
     check_fits(call_.numbers[step.number.index], step.number.fits);
   }

@@ -84,19 +84,12 @@ struct CopyStep { // within the device
 
   bool operator==(const CopyStep&) const = default;
 };
-struct FillStep {
-  Address address;
-  uint8_t value;
-  size_t bytes;
-
-  bool operator==(const FillStep&) const = default;
-};
 struct CheckStep { // a number that nothing is computed of, and that must fit all the same
   PassedNumber number;
 
   bool operator==(const CheckStep&) const = default;
 };
-using Step = std::variant<AllocateStep, FreeStep, LaunchStep, HostStep, CopyStep, FillStep, CheckStep>;
+using Step = std::variant<AllocateStep, FreeStep, LaunchStep, HostStep, CopyStep, CheckStep>;
 
 // Takes `count` random numbers from the call's generator; seed and offset become the call's numbers `first_number` and
 // `first_number + 1`.

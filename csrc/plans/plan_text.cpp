@@ -37,8 +37,9 @@ std::string text(const LaunchStep& step) {
       "launch ", step.kernel->entry(), " on ", items[0], "×", items[1], "×", items[2], " items in groups of ", group[0],
       "×", group[1], "×", group[2], ": ");
   const char* separator = "";
-  for (const PlannedArgument& argument : step.arguments) {
-    line += separator + std::visit([](const auto& one) { return text(one); }, argument);
+  for (size_t i = 0; i < step.arguments.size(); ++i) {
+    line += separator + std::visit([](const auto& one) { return text(one); }, step.arguments[i]);
+    line += step.kernel->parameters()[i].written ? " (written)" : "";
     separator = ", ";
   }
   return line;
@@ -60,11 +61,6 @@ std::string text(const HostStep& step) {
 
 std::string text(const CopyStep& step) {
   return c10::str("copy ", step.bytes, " bytes from ", text(step.source), " to ", text(step.destination));
-}
-
-std::string text(const FillStep& step) {
-  return c10::str(
-      "fill ", step.bytes, " bytes from ", text(step.address), " on with ", static_cast<int>(step.value));
 }
 
 std::string text(const CheckStep& step) {

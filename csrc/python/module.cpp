@@ -11,6 +11,7 @@ PYBIND11_MODULE(_C, module) {
   backplane::bind_drivers(module);
   backplane::bind_allocator(module);
   backplane::bind_allocator_replay(module);
+  backplane::bind_copies(module);
   backplane::bind_plans(module);
   backplane::bind_plan_builder(module);
   backplane::bind_host_work(module);

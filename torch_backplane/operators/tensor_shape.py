@@ -11,14 +11,14 @@ from torch_backplane.planning import Call, copy_elements, operator
 
 @operator("cat", dtypes="any")
 def cat(call: Call, tensors: list[torch.Tensor], dim: int) -> Any:
-    """A strided copy for each tensor. Tensors of shape (0,) may be of any rank's company and are skipped."""
+    """A copy for each tensor. Tensors of shape (0,) may be of any rank's company and are skipped."""
     (out,) = call.outputs()
     parts = [tensor for tensor in tensors if tensor.shape != (0,)]
     position = 0
     for part in parts:
         length = part.shape[dim]
         if part.numel() > 0:
-            copy_elements(out.narrow(dim, position, length), part)
+            out.narrow(dim, position, length).copy_(part)
         position += length
     return out
 
@@ -27,7 +27,7 @@ def cat(call: Call, tensors: list[torch.Tensor], dim: int) -> Any:
 def narrow_copy(call: Call, self: torch.Tensor, dim: int, start: int, length: int) -> torch.Tensor:
     (out,) = call.outputs()
     if out.numel():
-        copy_elements(out, self.narrow(dim, start, length))
+        out.copy_(self.narrow(dim, start, length))
     return out
 
 

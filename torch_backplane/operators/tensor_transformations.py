@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from torch_backplane.kernels.templates.source import named, split
-from torch_backplane.planning import Call, Refused, as_bits, contiguous_result, copy_elements, operator, run_kernel
+from torch_backplane.planning import Call, Refused, as_bits, contiguous_result, operator, run_kernel
 
 
 @operator("roll", dtypes="any")
 def roll(call: Call, self: torch.Tensor, shifts: Sequence[int], dims: Sequence[int]) -> torch.Tensor:
-    """A strided copy for each block that stays together: two for each dimension that is rolled."""
+    """A copy for each block that stays together: two for each dimension that is rolled."""
     if len(shifts) != (len(dims) or 1):
         raise Refused("another number of shifts than of dimensions")  # which refuses it
     if self.numel() == 0:
@@ -36,7 +36,7 @@ def _roll(out: torch.Tensor, self: torch.Tensor, shifts: dict[int, int]) -> None
         for dim, start, length, origin in choice:
             to, source = to.narrow(dim, start, length), source.narrow(dim, origin, length)
         if to.numel():
-            copy_elements(to, source)
+            to.copy_(source)
 
 
 def _parts(dim: int, size: int, shift: int) -> Iterator[tuple[int, int, int, int]]:
@@ -80,7 +80,7 @@ def channel_shuffle(call: Call, self: torch.Tensor, groups: int) -> torch.Tensor
     (out,) = call.outputs(contiguous=True)
     if self.numel():
         dealt = self.unflatten(1, (groups, -1)).transpose(1, 2)
-        copy_elements(out.unflatten(1, (-1, groups)), dealt)
+        out.unflatten(1, (-1, groups)).copy_(dealt)
     return out
 
 
@@ -94,7 +94,7 @@ def pixel_shuffle(call: Call, self: torch.Tensor, upscale_factor: int) -> torch.
         r = (upscale_factor, upscale_factor)
         source = self.unflatten(-3, (-1, *r))  # channels, r, r, height, width
         to = out.unflatten(-1, (-1, r[1])).unflatten(-3, (-1, r[0]))  # channels, height, r, width, r
-        copy_elements(to.movedim((-3, -1), (-4, -3)), source)
+        to.movedim((-3, -1), (-4, -3)).copy_(source)
     return out
 
 
@@ -107,5 +107,5 @@ def pixel_unshuffle(call: Call, self: torch.Tensor, downscale_factor: int) -> to
     if out.numel():
         r = (downscale_factor, downscale_factor)
         source = self.unflatten(-1, (-1, r[1])).unflatten(-3, (-1, r[0]))
-        copy_elements(out.unflatten(-3, (-1, *r)), source.movedim((-3, -1), (-4, -3)))
+        out.unflatten(-3, (-1, *r)).copy_(source.movedim((-3, -1), (-4, -3)))
     return out

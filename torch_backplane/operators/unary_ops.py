@@ -14,7 +14,6 @@ from torch_backplane.planning import (
     Call,
     Refused,
     check_same_dtype,
-    copy_elements,
     operator,
     plan_pointwise,
     pointwise,
@@ -247,8 +246,7 @@ def nan_to_num(
     socket.check_overlaps(call.written, [])  # before they are resized
     (out,) = call.outputs(elementwise=True)
     if of_integers:
-        copy_elements(out, self)
-        return out
+        return out.copy_(self)
     dtype, limits = part_dtype(value_dtype(self.dtype)), torch.finfo(self.dtype)
     numbers = [
         (0.0 if nan is None else nan, dtype),

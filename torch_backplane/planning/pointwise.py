@@ -468,7 +468,8 @@ def as_bits(tensor: torch.Tensor) -> torch.Tensor:
 def copy_elements(
     destination: torch.Tensor, source: torch.Tensor, conjugate: bool = False, negate: bool = False
 ) -> None:
-    """Copies `source`, broadcast, to `destination`: any strides, any two dtypes that kernels have, or any one dtype.
+    """Copies `source`, broadcast, to `destination` by a kernel: any strides, any two dtypes that kernels have, or any
+    one dtype. Planners say `Tensor.copy_`, which knows whether that is the way (csrc/aten/copies.h).
 
     Args:
         conjugate, negate: what is done to each element on the way; neither tensor has its conjugate or negative bit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,9 +13,6 @@ from torch_backplane.planning import strides as layouts
 from torch_backplane.planning.symbols import Untraceable, quantity
 
 aten = torch.ops.aten
-
-_FOR_ALL_THREADS = 1 << 20  # bytes, from which a processor copies by a kernel (csrc/aten/copy.cpp)
-
 
 def _empty(tracer: Any, sizes: Any, *, dtype: Any = None, layout: Any = None, device: Any = None,
            pin_memory: Any = None, memory_format: Any = None) -> Any:  # fmt: skip
@@ -232,29 +229,49 @@ def _clone(tracer: Any, tensor: Any, *, memory_format: Any = None) -> Any:
     return made
 
 
+class _CopyFacts(NamedTuple):
+    """What csrc/aten/copies.h asks of a copy."""
+
+    to: Any
+    source: Any
+
+    def is_alike(self) -> bool:
+        to, source = self.to, self.source
+        of_one_kind = (to.dtype, to.is_conj(), to.is_neg()) == (source.dtype, source.is_conj(), source.is_neg())
+        return of_one_kind and [*to.shape] == [*source.shape] and [*to.stride()] == [*source.stride()]
+
+    def shares_storage(self) -> bool:
+        return self.to.memory is self.source.memory
+
+    def starts_alike(self) -> bool:
+        return bool(self.to.storage_offset() == self.source.storage_offset())
+
+    def is_dense(self) -> bool:
+        return layouts.is_dense(self.to.shape, self.to.stride())
+
+    def has_bytes(self, least: int) -> bool:
+        return bool(self.to.numel() * self.to.itemsize >= least)
+
+
 def _copy(tracer: Any, to: Any, source: Any, non_blocking: bool = False) -> Any:
-    """As csrc/aten/copy.cpp: one run of bytes where both lie in memory alike, else a kernel."""
+    """As csrc/aten/copy.cpp."""
     from torch_backplane.planning import declare
 
     if not hasattr(source, "memory"):
         raise Untraceable("to copy memory that is no argument")
     if to is source or to.memory.base == "meta":
         return to
+    way = _C.copy_way(to.device.index, _CopyFacts(to, source))
+    if way == _C.CopyWay.Nothing:
+        return to
     tracer.check_overlaps([to], [source])
     if to.numel() == 0:
         return to
-    shape = [*to.shape]
-    conjugate, negate = source.is_conj() != to.is_conj(), source.is_neg() != to.is_neg()
-    alike = to.dtype == source.dtype and shape == [*source.shape] and [*to.stride()] == [*source.stride()]
-    alike = alike and not conjugate and not negate
-    if alike and to.memory is source.memory and to.storage_offset() == source.storage_offset():
+    if way == _C.CopyWay.Bytes:
+        as_they_lie = [tracer.place(_as_it_lies(tracer, one)) for one in (to, source)]
+        tracer.builder.copy(*as_they_lie, quantity(to.numel() * to.itemsize))
         return to
-    if alike and layouts.is_dense(shape, to.stride()):
-        count = to.numel() * to.itemsize
-        by_all = to.memory is not source.memory and _C.device_properties(to.device.index).kind == "cpu"
-        if not (by_all and count >= _FOR_ALL_THREADS):
-            tracer.builder.copy(tracer.place(to), tracer.place(source), quantity(count))
-            return to
+    conjugate, negate = source.is_conj() != to.is_conj(), source.is_neg() != to.is_neg()
     declare.planned["backplane::copy_elements"](
         _as_it_lies(tracer, source), _as_it_lies(tracer, to), conjugate, negate
     )

@@ -1,0 +1,50 @@
+// The way of a copy, for the traced planner (torch_backplane/planning/views.py).
+#include <torch/csrc/utils/pybind.h>
+
+#include "aten/copies.h"
+#include "bindings.h"
+
+namespace py = pybind11;
+
+namespace backplane {
+namespace {
+
+class PythonFacts final : public CopyFacts {
+ public:
+  explicit PythonFacts(const py::object& facts) : facts_(facts) {}
+
+  bool is_alike() const override {
+    return facts_.attr("is_alike")().cast<bool>();
+  }
+  bool shares_storage() const override {
+    return facts_.attr("shares_storage")().cast<bool>();
+  }
+  bool starts_alike() const override {
+    return facts_.attr("starts_alike")().cast<bool>();
+  }
+  bool is_dense() const override {
+    return facts_.attr("is_dense")().cast<bool>();
+  }
+  bool has_bytes(int64_t least) const override {
+    return facts_.attr("has_bytes")(least).cast<bool>();
+  }
+
+ private:
+  const py::object& facts_;
+};
+
+} // namespace
+
+void bind_copies(py::module_& module) {
+  py::enum_<CopyWay>(module, "CopyWay", "Nothing: the elements are there; Bytes: one run of them; Elements: each by itself.")
+      .value("Nothing", CopyWay::Nothing)
+      .value("Bytes", CopyWay::Bytes)
+      .value("Elements", CopyWay::Elements);
+  module.def(
+      "copy_way",
+      [](c10::DeviceIndex index, const py::object& facts) { return copy_way(device(index), PythonFacts(facts)); },
+      py::arg("device"), py::arg("facts"),
+      "Which way a copy within a device goes. `facts` has the methods of CopyFacts (csrc/aten/copies.h).");
+}
+
+} // namespace backplane

@@ -1,0 +1,151 @@
+"""Copies within a device: of every dtype and layout, and on either side of the size from which kernels copy, elements
+arrive as on the CPU, and a copy goes the same way when it is called, planned, and planned for any shape.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from agreement import DEVICE, plans_from_the_start
+from torch import Tensor
+
+from torch_backplane import plans
+from torch_backplane.planning import Call, operator
+
+LIBRARY = torch.library.Library("backplane_copies", "FRAGMENT")  # kept: planners are declared for good
+LIBRARY.define("copy(Tensor source, Tensor(a!) to, bool conjugate, bool negate) -> ()")
+
+DTYPES = [
+    torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64,
+    torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex32, torch.complex64,
+    torch.complex128, torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz,
+    torch.float8_e8m0fnu,
+]  # fmt: skip
+LEAST = 1 << 20  # bytes, from which a processor's kernels copy (csrc/aten/copy.cpp)
+COLUMNS = 4
+
+
+def lazily(tensor: Tensor, conjugate: bool, negate: bool) -> Tensor:
+    """A view that is conjugated or negated lazily."""
+    if not conjugate and not negate:
+        return tensor
+    tensor = torch.ops.aten.alias(tensor)
+    torch._C._set_conj(tensor, conjugate)
+    torch._C._set_neg(tensor, negate)
+    return tensor
+
+
+@operator("backplane_copies::copy", variants=False, dtypes="any")
+def copy(call: Call, source: Tensor, to: Tensor, conjugate: bool, negate: bool) -> None:
+    """A planner that copies, as many do. PyTorch gives it no tensor that is conjugated lazily."""
+    to.copy_(lazily(source, conjugate, negate))
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "as it is": lambda x: x,
+    "transposed": lambda x: x.t(),
+    "every other column": lambda x: x[:, ::2],
+    "from the second row": lambda x: x[1:],
+    "one row for all": lambda x: x[:1].expand(x.shape),
+}
+# Of memory of n rows: where to and where from.
+PAIRS: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
+    "onto itself": lambda x: (x, x),
+    "onto itself, spread": lambda x: (x[:, ::2], x[:, ::2]),
+    "half to half": lambda x: x[: len(x) // 2 * 2].chunk(2),
+    "between columns": lambda x: (x[:, 1::2], x[:, ::2]),
+    "onto the next row": lambda x: (x[1:], x[:-1]),
+    "onto what is spread": lambda x: (x[:1].expand(x.shape), x),
+}
+
+
+def memory(dtype: torch.dtype, rows: int) -> Tensor:
+    """Any bytes that are numbers in every dtype: no NaN, and of bools 0 and 1."""
+    count = rows * COLUMNS * dtype.itemsize
+    return (torch.arange(count) % (2 if dtype == torch.bool else 61)).to(torch.uint8).view(dtype).view(rows, COLUMNS)
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """Bytes, for dtypes that have no comparison."""
+    return tensor.cpu().contiguous().view(torch.uint8)
+
+
+def cases(dtype: torch.dtype, rows: int) -> Iterator[tuple[str, Callable[[str], tuple[Tensor, Tensor]]]]:
+    """By name, what makes (to, source) on a device."""
+    for to, source in itertools.product(list(LAYOUTS)[:-1], LAYOUTS):
+
+        def apart(device: str, to: str = to, source: str = source) -> tuple[Tensor, Tensor]:
+            return tuple(LAYOUTS[name](memory(dtype, rows).roll(at).to(device)) for at, name in ((5, to), (0, source)))
+
+        yield f"{source} → {to}", apart
+    for name, pair in PAIRS.items():
+        yield name, lambda device, pair=pair: tuple(pair(memory(dtype, rows).to(device)))
+
+
+def way(function: Callable[[], object]) -> str:
+    """What a call does: "copy" bytes, "launch" a kernel, or nothing that is planned."""
+    told = plans.explain(function)
+    return "launch" if "→ launch" in told else "copy" if "→ copy" in told else "nothing"
+
+
+def refused(function: Callable[[], object]) -> str | None:
+    """In which words; None where it is not."""
+    try:
+        function()
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
+def compare(make: Callable[[str], tuple[Tensor, Tensor]], conjugate: bool, negate: bool, what: str) -> None:
+    (to, source), given, planned = make("cpu"), make(DEVICE), make(DEVICE)
+    source = lazily(source, conjugate, negate)
+    called: Callable[[], object] = lambda: given[0].copy_(lazily(given[1], conjugate, negate))  # noqa: E731
+    by_planner: Callable[[], object] = lambda: torch.ops.backplane_copies.copy(  # noqa: E731
+        planned[1], planned[0], conjugate, negate
+    )
+    refusal = refused(lambda: to.copy_(source))
+    if refusal is not None:
+        assert [refused(called), refused(by_planner)] == [refusal, refusal], what
+        return
+    eager, expected = way(called), way(by_planner)
+    assert eager == ("launch" if expected == "launch" else "nothing"), what  # bytes that a call copies are no plan's
+    for name, one in (("called", given), ("planned", planned)):
+        assert torch.equal(bits(one[0]), bits(to)), f"{what}, {name}"
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_copy_goes_one_way(dtype: torch.dtype) -> None:
+    lazy = [(False, False)]
+    if dtype.is_complex and dtype != torch.complex32:
+        lazy += [(True, False), (False, True), (True, True)]
+    elif dtype in (torch.float32, torch.float64):
+        lazy += [(False, True)]
+    rows = LEAST // (COLUMNS * dtype.itemsize)
+    with plans_from_the_start():
+        plans.set_mode("check")  # a plan for any shape, from the second on, must be what the planner does
+        for conjugate, negate in lazy:
+            for count in (6, 5, rows - 1, rows):
+                for name, make in cases(dtype, count):
+                    compare(make, conjugate, negate, f"{name}, {count} rows, {conjugate=}, {negate=}")
+        counts = plans.stats()["backplane_copies::copy"]
+        assert counts["any_shape_classes"]
+        assert all("share" in reason or "lie apart" in reason for reason in counts["reasons_for_exact"]), counts
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental", "ignore:Casting complex values to real")
+def test_dtypes_are_converted_as_on_the_cpu() -> None:
+    with plans_from_the_start():
+        plans.set_mode("check")
+        for dtype, into in [*itertools.pairwise(DTYPES), *((one, torch.float32) for one in DTYPES)]:
+            for count in (5, 6, 9):
+                numbers = torch.arange(count, dtype=torch.float32).to(dtype)
+                expected = torch.zeros(count, dtype=into).copy_(numbers)
+                for copied in (Tensor.copy_, lambda to, x: torch.ops.backplane_copies.copy(x, to, False, False)):
+                    found = torch.zeros(count, dtype=into).to(DEVICE)
+                    copied(found, numbers.to(DEVICE))
+                    assert torch.equal(bits(found), bits(expected)), f"{dtype} to {into}"
