@@ -95,7 +95,10 @@ call(
 )
 _of_one = lambda d: (F(d, 1), F(d, 1))  # noqa: E731
 call("_fake_quantize_learnable_per_tensor_affine", lambda d: (F(d, 8, 12), *_of_one(d), 0, 255, 0.5))
-call("_fake_quantize_learnable_per_tensor_affine_backward", lambda d: (*lists(d, 2)[0][:1] * 2, *_of_one(d), 0, 255, 0.5))
+call(
+    "_fake_quantize_learnable_per_tensor_affine_backward",
+    lambda d: (F(d, 8, 12), F(d, 8, 12), *_of_one(d), 0, 255, 0.5),
+)
 call(
     "_amp_update_scale_",
     lambda d: (F(d), torch.zeros((), dtype=torch.int32, device=d), F(d), 2.0, 0.5, 100),
@@ -373,7 +376,10 @@ for _rank in (2, 3):
         together="kernel_size output_size",
     )
 call("grid_sampler_2d", lambda d: (_image(d, 2, 6), F(d, 2, 4, 5, 2), 0, 0, False))
-call("grid_sampler_2d_backward", lambda d: (F(d, 2, 3, 4, 5), _image(d, 2, 6), F(d, 2, 4, 5, 2), 0, 0, False, [True] * 2))
+call(
+    "grid_sampler_2d_backward",
+    lambda d: (F(d, 2, 3, 4, 5), _image(d, 2, 6), F(d, 2, 4, 5, 2), 0, 0, False, [True] * 2),
+)
 call("max_unpool2d", lambda d: (_image(d, 2, 4), index(d, 2, 3, 4, 5), [8, 9]))
 call(
     "max_unpool3d",
