@@ -196,6 +196,7 @@ def multinomial(call: Call, self: torch.Tensor, num_samples: int, replacement: b
     check(self.is_floating_point() and self.dim() in (1, 2), "weights that are none")
     check(num_samples > 0 and (replacement or num_samples <= self.shape[-1]), "no draws, or too many")
     check(self.shape[-1] <= EXACT[torch.float32], "too many weights")
+    check(all(one.dtype == torch.int64 for one in call.written), "a result of another dtype")
     # Not refused: the CPU would say of zeros that there is nothing to choose among.
     if not self.numel():
         raise RunOnCPU("nothing to draw")
