@@ -93,6 +93,12 @@ call(
     "fake_quantize_per_channel_affine_cachemask",
     lambda d: (F(d, 8, 12), F(d, 8), torch.zeros(8, dtype=torch.int32, device=d), 0, 0, 255),
 )
+_of_one = lambda d: (F(d, 1), F(d, 1))  # noqa: E731
+call("_fake_quantize_learnable_per_tensor_affine", lambda d: (F(d, 8, 12), *_of_one(d), 0, 255, 0.5))
+call(
+    "_fake_quantize_learnable_per_tensor_affine_backward",
+    lambda d: (F(d, 8, 12), F(d, 8, 12), *_of_one(d), 0, 255, 0.5),
+)
 call(
     "_amp_update_scale_",
     lambda d: (F(d), torch.zeros((), dtype=torch.int32, device=d), F(d), 2.0, 0.5, 100),
@@ -127,6 +133,14 @@ call(
     lambda d: (*lists(d, 4), [], _steps(d), 0.1, 0.9, 0.99, 0.01, 1e-8, False, False),
     beta1=0.8, beta2=0.98,
 )  # fmt: skip
+call(
+    "_fused_adam_.tensor_lr _fused_adamw_.tensor_lr",
+    lambda d: (*lists(d, 4), [], _steps(d), F(d), 0.9, 0.99, 0.01, 1e-8, False, False),
+    beta1=0.8, beta2=0.98,
+)  # fmt: skip
+call("_fused_adagrad_", lambda d: (*lists(d, 3), _steps(d), 0.1, 0.2, 0.01, 1e-8, False))
+call("_fused_adagrad_.tensor_lr", lambda d: (*lists(d, 3), _steps(d), F(d), 0.2, 0.01, 1e-8, False))
+call("_fused_sgd_.tensor_lr", lambda d: (*lists(d, 3), 0.01, 0.9, F(d), 0.2, False, False, False))
 call("_fused_sgd_", lambda d: (*lists(d, 3), 0.01, 0.9, 0.1, 0.2, False, False, False))
 
 # --- reductions, norms
@@ -136,10 +150,11 @@ call(_SPREADS, lambda d: (F(d, 8, 12), [1], 1.0))
 call("linalg_vector_norm norm.ScalarOpt_dim", lambda d: (F(d, 8, 12), 2.7, [1]), ord=3.1, p=3.1)
 call("norm.ScalarOpt_dim_dtype", lambda d: (F(d, 8, 12), 2.7, [1], False, torch.float32), p=3.1)
 call("renorm", lambda d: (F(d, 8, 12), 2.7, 0, 1.5), p=3.1)
+call("hash_tensor", lambda d: (F(d, 8, 12), [1]), mode=None)
 call("histc", lambda d: (F(d, 96), 10, 0.5, 1.5))
 call("bincount", lambda d: (index(d, 96), None, 10))
 call("kthvalue topk", lambda d: (F(d, 8, 12), 3))
-call("multinomial", lambda d: (F(d, 8, 12), 1), num_samples=None)  # the CPU draws several
+call("multinomial", lambda d: (F(d, 8, 12), 3))
 call("native_layer_norm", lambda d: (F(d, 8, 12), [12], F(d, 12), F(d, 12), 1e-5), normalized_shape=None)
 call(
     "native_layer_norm_backward",
@@ -190,6 +205,7 @@ call(
 # --- products, distances
 
 call("addmm", lambda d: (F(d, 8, 12), F(d, 8, 16), F(d, 16, 12), 0.5, 1.5))
+call("_addmm_activation", lambda d: (F(d, 8, 12), F(d, 8, 16), F(d, 16, 12), 0.5, 1.5))
 call("addmv", lambda d: (F(d, 8), F(d, 8, 16), F(d, 16), 0.5, 1.5))
 call("addr", lambda d: (F(d, 8, 12), F(d, 8), F(d, 12), 0.5, 1.5))
 call("baddbmm", lambda d: (F(d, 2, 8, 12), F(d, 2, 8, 16), F(d, 2, 16, 12), 0.5, 1.5))
@@ -240,6 +256,7 @@ call("searchsorted.Scalar", lambda d: (F(d, 12), 1.5))
 call("isin.Scalar_Tensor", lambda d: (1.5, F(d, 12)))
 call("isin.Tensor_Scalar", lambda d: (F(d, 12), 1.5))
 call("embedding", lambda d: (F(d, 8, 12), index(d, 5), 2))
+call("embedding_renorm_", lambda d: (F(d, 8, 12), index(d, 5), 1.5, 2.5), norm_type=3.1)
 call("embedding_dense_backward", lambda d: (F(d, 5, 12), index(d, 5), 8, 2, False))
 call("index_add", lambda d: (F(d, 8, 12), 0, index(d, 5), F(d, 5, 12), 1.5))
 call("index_fill.int_Scalar", lambda d: (F(d, 8, 12), 0, index(d, 5), 1.5))
@@ -358,6 +375,11 @@ for _rank in (2, 3):
         ),
         together="kernel_size output_size",
     )
+call("grid_sampler_2d", lambda d: (_image(d, 2, 6), F(d, 2, 4, 5, 2), 0, 0, False))
+call(
+    "grid_sampler_2d_backward",
+    lambda d: (F(d, 2, 3, 4, 5), _image(d, 2, 6), F(d, 2, 4, 5, 2), 0, 0, False, [True] * 2),
+)
 call("max_unpool2d", lambda d: (_image(d, 2, 4), index(d, 2, 3, 4, 5), [8, 9]))
 call(
     "max_unpool3d",

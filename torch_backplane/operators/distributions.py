@@ -188,17 +188,30 @@ def random_from(call: Call, self: torch.Tensor, start: int, to: int | None, gene
     return _fill(self, fill_integers, start, to - start)
 
 
-@operator("multinomial", variants=False)
+@operator("multinomial")
 def multinomial(call: Call, self: torch.Tensor, num_samples: int, replacement: bool, generator: Any) -> torch.Tensor:
-    """One draw: the least of exponential variables with these rates comes first. In float32 for narrower dtypes, in
-    which too many quotients are equal."""
+    """Without replacement: the least of exponential variables with these rates come first. With replacement: where
+    equally distributed numbers lie among the sums of the weights. In float32 for narrower dtypes, in which too many
+    quotients are equal, and sums end early."""
+    check(self.is_floating_point() and self.dim() in (1, 2), "weights that are none")
+    check(num_samples > 0 and (replacement or num_samples <= self.shape[-1]), "no draws, or too many")
+    check(self.shape[-1] <= EXACT[torch.float32], "too many weights")
+    check(all(one.dtype == torch.int64 for one in call.written), "a result of another dtype")
     # Not refused: the CPU would say of zeros that there is nothing to choose among.
-    if num_samples != 1 or not self.is_floating_point() or self.dim() not in (1, 2) or not self.numel():
-        raise RunOnCPU("more than one draw, or nothing to draw")
+    if not self.numel():
+        raise RunOnCPU("nothing to draw")
     dtype = value_dtype(self.dtype)
+    (out,) = call.outputs(like=[torch.empty((*self.shape[:-1], num_samples), dtype=torch.int64, device="meta")])
     _expect_weights(self, dtype)
+    if replacement and num_samples > 1:
+        sums = self.to(dtype).cumsum(-1)
+        # The last one is 1, and numbers are less: what is found has a weight.
+        sums /= sums[..., -1:].clone()
+        noise = torch.empty(out.shape, dtype=dtype, device=self.device).uniform_(generator=generator)
+        return out.copy_(torch.searchsorted(sums, noise, right=True))
     noise = torch.empty(self.shape, dtype=dtype, device=self.device).exponential_(generator=generator)
-    return (self / noise).argmax(-1, keepdim=True)
+    order = self / noise
+    return out.copy_(order.argmax(-1, keepdim=True) if num_samples == 1 else order.topk(num_samples).indices)
 
 
 def _expect_weights(self: torch.Tensor, dtype: torch.dtype) -> None:

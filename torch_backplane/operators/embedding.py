@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from torch_backplane.kernels import Expression
+from torch_backplane.kernels import functions as f
+from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates.indexing import Index
 from torch_backplane.operators.index_kernel import check_dim, check_index, run_read, run_write
-from torch_backplane.planning import Call, Refused, operator
+from torch_backplane.planning import Call, Number, Refused, check, operator, run_pointwise
 
 
 @operator("embedding", dtypes="complex")
@@ -41,3 +44,24 @@ def embedding_dense_backward(
     arguments = (rows.shape, (0, out.stride(1)), rows.stride(), indices)
     run_write("embedding_dense_backward", out, rows, *arguments, combine="add", skip=skip)
     return out
+
+
+@operator("embedding_renorm_", passed_through=["max_norm"], variants=False)
+def embedding_renorm_(
+    call: Call, self: torch.Tensor, index: torch.Tensor, max_norm: Number, norm_type: float
+) -> torch.Tensor:
+    """Rows that come several times are written several times, each time with the same numbers."""
+    check_index(self, index)
+    check(self.dim() == 2, "weights that are no matrix")
+    check(self.is_floating_point(), "weights that have no norm")
+    flat = index.reshape(-1)
+    rows = self.index_select(0, flat)
+    norms = torch.linalg.vector_norm(rows, norm_type, 1, keepdim=True, dtype=value_dtype(self.dtype))
+
+    dtype, key = value_dtype(self.dtype), "embedding_renorm"
+
+    def shrink(x: Expression, norm: Expression, most: Expression) -> Expression:
+        return f.where(norm > most, x * (most / (norm + 1e-7)), x)
+
+    run_pointwise(shrink, [rows], [rows, norms], [(max_norm, dtype)], compute=dtype, key=key, name=key)
+    return self.index_copy_(0, flat.to(torch.int64), rows)

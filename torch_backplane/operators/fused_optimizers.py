@@ -9,9 +9,9 @@ import torch
 
 from torch_backplane.kernels import functions as f
 from torch_backplane.operators.foreach import Set, check_lists, run_sets
-from torch_backplane.planning import Call, Number, RunOnCPU, operator
+from torch_backplane.planning import Call, Number, Refused, RunOnCPU, operator
 
-FLOATS = ("lr", "beta1", "beta2", "weight_decay", "eps")
+FLOATS = ("beta1", "beta2", "weight_decay", "eps")
 
 
 def run_step(
@@ -21,11 +21,13 @@ def run_step(
     grads: list[torch.Tensor],
     state: Sequence[list[torch.Tensor]],
     steps: list[torch.Tensor],
+    rate: Any,
     numbers: list[Any],
     grad_scale: torch.Tensor | None,
     found_inf: torch.Tensor | None,
 ) -> None:
-    """Changes `params` and `state` as `formula` says of (parameter, gradient, *state, *step, *numbers).
+    """Changes `params` and `state` as `formula` says of (parameter, gradient, *state, *step, rate, *numbers). The
+    learning rate may be a tensor.
 
     With GradScaler's tensors gradients are divided by `grad_scale`, in place; and nothing changes where `found_inf` is
     not 0.
@@ -34,6 +36,11 @@ def run_step(
     scaler = [one for one in (grad_scale, found_inf) if one is not None]
     scales, may_skip = grad_scale is not None, found_inf is not None
     count = 2 + len(state)
+    rates = [rate] if isinstance(rate, torch.Tensor) else []
+    if any(one.numel() != 1 for one in rates):
+        raise Refused("a learning rate that is not one number")
+    if not rates:
+        numbers = [rate, *numbers]
 
     def under_scaler(*values: Any) -> tuple[Any, ...]:
         old, rest = list(values[:count]), list(values[count:])
@@ -48,9 +55,9 @@ def run_step(
     outputs = []
     for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
         states = [one[i] for one in state]
-        sets.append(([param, grad, *states], [*scaler, *steps[i : i + 1]], numbers))
+        sets.append(([param, grad, *states], [*scaler, *steps[i : i + 1], *rates], numbers))
         outputs.append([param, grad, *states] if scaler else [param, *states])
-    run_sets(f"{name}_{scales}_{may_skip}", under_scaler if scaler else formula, sets, outputs)
+    run_sets(f"{name}_{scales}_{may_skip}_{bool(rates)}", under_scaler if scaler else formula, sets, outputs)
 
 
 def adam(decoupled: bool, amsgrad: bool, maximize: bool) -> Callable[..., Any]:
@@ -75,7 +82,8 @@ def adam(decoupled: bool, amsgrad: bool, maximize: bool) -> Callable[..., Any]:
 
 
 def _declare_adam(name: str, decoupled: bool) -> None:
-    @operator(name, passed_through=FLOATS, variants=False)
+    @operator(name, passed_through=(*FLOATS, "lr"), variants=False)
+    @operator(f"{name}.tensor_lr", passed_through=FLOATS, variants=False)
     def plan(
         call: Call,
         params: list[torch.Tensor],
@@ -84,7 +92,7 @@ def _declare_adam(name: str, decoupled: bool) -> None:
         exp_avg_sqs: list[torch.Tensor],
         max_exp_avg_sqs: list[torch.Tensor],
         steps: list[torch.Tensor],
-        lr: Number,
+        lr: torch.Tensor | Number,
         beta1: Number,
         beta2: Number,
         weight_decay: Number,
@@ -98,9 +106,9 @@ def _declare_adam(name: str, decoupled: bool) -> None:
         if any(step.dtype != torch.float32 for step in steps):
             raise RunOnCPU("its step counts are not float32")
         formula = adam(decoupled, amsgrad, maximize)
-        numbers = [lr, beta1, beta2, weight_decay, eps]
+        numbers = [beta1, beta2, weight_decay, eps]
         named = f"{name[1:-1]}_{amsgrad}_{maximize}"
-        run_step(named, formula, params, grads, state, steps, numbers, grad_scale, found_inf)
+        run_step(named, formula, params, grads, state, steps, lr, numbers, grad_scale, found_inf)
 
 
 _declare_adam("_fused_adam_", decoupled=False)
@@ -111,7 +119,7 @@ def sgd(momentum: bool, nesterov: bool, maximize: bool, first_step: bool) -> Cal
     """A step of stochastic gradient descent, as torch.optim's documentation gives it."""
 
     def formula(p: Any, g: Any, *rest: Any) -> Any:
-        buffer, (decay, mass, lr, dampening) = (rest[0], rest[1:]) if momentum else (None, rest)
+        buffer, (lr, decay, mass, dampening) = (rest[0], rest[1:]) if momentum else (None, rest)
         g = (-g if maximize else g) + decay * p
         if not momentum:
             return p - lr * g
@@ -121,10 +129,16 @@ def sgd(momentum: bool, nesterov: bool, maximize: bool, first_step: bool) -> Cal
     return formula
 
 
+_OF_MOMENTUM = ["momentum != 0 if momentum_buffer_list", "momentum == 0 if not momentum_buffer_list"]
+
+
 @operator(
-    "_fused_sgd_",
-    passed_through=("weight_decay", "momentum", "lr", "dampening"),
-    checks=["momentum != 0 if momentum_buffer_list", "momentum == 0 if not momentum_buffer_list"],
+    "_fused_sgd_", passed_through=("weight_decay", "momentum", "lr", "dampening"), checks=_OF_MOMENTUM, variants=False
+)
+@operator(
+    "_fused_sgd_.tensor_lr",
+    passed_through=("weight_decay", "momentum", "dampening"),
+    checks=_OF_MOMENTUM,
     variants=False,
 )
 def fused_sgd(
@@ -134,7 +148,7 @@ def fused_sgd(
     buffers: list[torch.Tensor],
     weight_decay: Number,
     momentum: Number,
-    lr: Number,
+    lr: torch.Tensor | Number,
     dampening: Number,
     nesterov: bool,
     maximize: bool,
@@ -144,5 +158,38 @@ def fused_sgd(
 ) -> None:
     formula = sgd(bool(buffers), nesterov, maximize, is_first_step)
     name = f"fused_sgd_{bool(buffers)}_{nesterov}_{maximize}_{is_first_step}"
-    numbers = [weight_decay, momentum, lr, dampening]
-    run_step(name, formula, params, grads, [buffers] if buffers else [], [], numbers, grad_scale, found_inf)
+    numbers = [weight_decay, momentum, dampening]
+    run_step(name, formula, params, grads, [buffers] if buffers else [], [], lr, numbers, grad_scale, found_inf)
+
+
+def adagrad(maximize: bool) -> Callable[..., Any]:
+    """A step of Adagrad, as torch.optim's documentation gives it."""
+
+    def formula(p: Any, g: Any, total: Any, step: Any, lr: Any, lr_decay: Any, decay: Any, eps: Any) -> Any:
+        g = (-g if maximize else g) + decay * p
+        total = total + g * g
+        return p - lr / (1.0 + (step - 1.0) * lr_decay) * (g / (f.sqrt(total) + eps)), total
+
+    return formula
+
+
+@operator("_fused_adagrad_", passed_through=("lr", "lr_decay", "weight_decay", "eps"), variants=False)
+@operator("_fused_adagrad_.tensor_lr", passed_through=("lr_decay", "weight_decay", "eps"), variants=False)
+def fused_adagrad(
+    call: Call,
+    params: list[torch.Tensor],
+    grads: list[torch.Tensor],
+    sums: list[torch.Tensor],
+    steps: list[torch.Tensor],
+    lr: torch.Tensor | Number,
+    lr_decay: Number,
+    weight_decay: Number,
+    eps: Number,
+    maximize: bool,
+    grad_scale: torch.Tensor | None,
+    found_inf: torch.Tensor | None,
+) -> None:
+    if any(step.dtype != torch.float32 for step in steps):
+        raise RunOnCPU("its step counts are not float32")
+    name, numbers = f"fused_adagrad_{maximize}", [lr_decay, weight_decay, eps]
+    run_step(name, adagrad(maximize), params, grads, [sums], steps, lr, numbers, grad_scale, found_inf)

@@ -54,6 +54,15 @@ def addmm(call: Call, self: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta
     return product(out, a, b, self.expand(out.shape), beta, alpha)
 
 
+@operator("_addmm_activation", by_value=["beta", "alpha"])
+def addmm_activation(
+    call: Call, self: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta: Any, alpha: Any, use_gelu: bool
+) -> torch.Tensor:
+    (out,) = call.outputs()
+    torch.addmm(self, a, b, beta=beta, alpha=alpha, out=out)
+    return aten.gelu_(out) if use_gelu else out.relu_()
+
+
 @operator("addbmm", by_value=["beta", "alpha"], static={"beta": (0,)}, dtypes="complex")
 def addbmm(
     call: Call, self: torch.Tensor, batch1: torch.Tensor, batch2: torch.Tensor, beta: Any, alpha: Any

@@ -17,6 +17,7 @@ from torch_backplane.planning import (
     Call,
     Refused,
     RunOnCPU,
+    check,
     check_fits,
     contiguous_result,
     operator,
@@ -96,6 +97,21 @@ def total(dtype: torch.dtype) -> Reduction:
     if dtype == torch.bool:
         return Reduction([dtype], [False], lambda x, _: x, lambda a, b: a | b, lambda s, _: s)
     return summation(dtype, lambda x, _: x)
+
+
+def bits_in_common(dtype: torch.dtype) -> Reduction:
+    """The exclusive or of all numbers as uint64; of floats the bits of float64."""
+
+    def bits(x: Expression, _: Expression) -> Expression:
+        return x.to(torch.float64).view(torch.uint64) if f.is_float(x) else x.to(torch.uint64)
+
+    return Reduction([torch.uint64], [0], bits, lambda a, b: a ^ b, lambda s, _: s)
+
+
+@operator("hash_tensor")
+def hash_tensor(call: Call, self: torch.Tensor, dim: Dims, keepdim: bool, mode: int) -> Any:
+    check(mode == 0, "a way of mixing that there is not")
+    return reduce(call, self, dim, bits_in_common, key="hash_tensor")
 
 
 def average(dtype: torch.dtype) -> Reduction:

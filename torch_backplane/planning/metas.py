@@ -216,8 +216,8 @@ def _as_suggested(sizes: Shape, tensors: Sequence[Any]) -> Shape:
 
 _ELEMENTWISE = Rule(_broadcast, _as_iterated)
 _REDUCTIONS = (
-    "all", "amax", "amin", "aminmax", "any", "argmax", "argmin", "count_nonzero", "linalg_vector_norm", "logsumexp",
-    "mean", "nansum", "norm", "prod", "std", "std_mean", "sum", "var", "var_mean",
+    "all", "amax", "amin", "aminmax", "any", "argmax", "argmin", "count_nonzero", "hash_tensor", "linalg_vector_norm",
+    "logsumexp", "mean", "nansum", "norm", "prod", "std", "std_mean", "sum", "var", "var_mean",
 )  # fmt: skip
 _RESAMPLING = (
     *(f"{name}{rank}d" for name in ("upsample_nearest", "_upsample_nearest_exact") for rank in (1, 2, 3)),

@@ -1,0 +1,198 @@
+"""Images read at places between their elements, which a grid gives: nn.functional.grid_sample in two dimensions."""
+
+from __future__ import annotations
+
+import torch
+
+from torch_backplane.kernels.dtypes import value_dtype
+from torch_backplane.planning import Call, Refused, check, contiguous_result, operator, run_kernel
+
+# Along a dimension, a place of the grid takes TAPS elements of the image: at[k], -1 for one beyond the image where that
+# counts as zero; its weight; and how that grows with the number in the grid.
+_TAPS = (2, 1, 4)  # linear, nearest, cubic
+_FUNCTIONS = """
+FUNCTION value_t padded(value_t x, const index_t size, value_t* slope) {
+  *slope = 1;
+#if PADDING == 2
+  const value_t least = CORNERS ? (value_t)0 : (value_t)-0.5, span = (value_t)(CORNERS ? size - 1 : size);
+  if (span == 0) { *slope = 0; return 0; }
+  *slope = x < least ? -1 : 1;
+  x = fabs(x - least);
+  const value_t extra = fmod(x, span), flips = floor(x / span);
+  const bool odd = fmod(flips, (value_t)2) != 0;
+  *slope = odd ? -*slope : *slope;
+  x = (odd ? span - extra : extra) + least;
+#endif
+#if PADDING != 0
+  const value_t last = (value_t)(size - 1);
+  *slope = x > 0 && x < last ? *slope : 0;
+  x = fmin(fmax(x, (value_t)0), last);
+#endif
+  return x;
+}
+FUNCTION index_t place(const value_t x, const index_t size) {
+  return x >= 0 && x < (value_t)size ? (index_t)x : -1;
+}
+FUNCTION void taps(const value_t given, const index_t size, index_t* at, value_t* weight, value_t* slope) {
+  const value_t factor = (value_t)(CORNERS ? size - 1 : size) / 2;
+  value_t x = CORNERS ? (given + 1) / 2 * (value_t)(size - 1) : ((given + 1) * (value_t)size - 1) / 2, turned;
+#if TAPS == 4
+  const value_t base = floor(x), t = x - base, a = (value_t)-0.75;
+  for (int k = 0; k < 4; ++k) {
+    at[k] = place(padded(base + (value_t)(k - 1), size, &turned), size);
+    const value_t d = fabs(t - (value_t)(k - 1)), sign = t < (value_t)(k - 1) ? -1 : 1;
+    weight[k] = k == 1 || k == 2 ? ((a + 2) * d - (a + 3)) * d * d + 1 : ((a * d - 5 * a) * d + 8 * a) * d - 4 * a;
+    slope[k] = sign * factor
+      * (k == 1 || k == 2 ? (3 * (a + 2) * d - 2 * (a + 3)) * d : (3 * a * d - 10 * a) * d + 8 * a);
+  }
+#else
+  x = padded(x, size, &turned);
+#if TAPS == 2
+  const value_t base = floor(x);
+  at[0] = place(base, size); weight[0] = base + 1 - x; slope[0] = -factor * turned;
+  at[1] = place(base + 1, size); weight[1] = x - base; slope[1] = factor * turned;
+#else
+  at[0] = place(rint(x), size); weight[0] = 1; slope[0] = 0;
+#endif
+#endif
+}
+"""
+
+_TAPS_OF_BOTH = """
+  index_t row[TAPS], column[TAPS]; value_t of_row[TAPS], of_column[TAPS], down[TAPS], right[TAPS];
+  taps(load_grid({place} * 2 + 1), height, row, of_row, down);
+  taps(load_grid({place} * 2), width, column, of_column, right);
+"""
+
+
+def _check(image: torch.Tensor, grid: torch.Tensor, mode: int, padding: int) -> None:
+    """Leaves bad arguments to the CPU, which has the words."""
+    check(image.dim() == grid.dim() == 4 and grid.shape[3] == 2, "other than images and a place for each result")
+    check(image.shape[0] == grid.shape[0], "a grid for another number of images")
+    check(image.shape[2] > 0 and image.shape[3] > 0, "images without elements")
+    check(image.dtype == grid.dtype and image.is_floating_point(), "dtypes that differ, or are not floating-point")
+    if mode not in (0, 1, 2) or padding not in (0, 1, 2):
+        raise Refused("a mode that there is not")
+
+
+def _constants(mode: int, padding: int, align_corners: bool) -> dict[str, int | str]:
+    return {"TAPS": _TAPS[mode], "PADDING": padding, "CORNERS": int(align_corners)}
+
+
+def _sizes(image: torch.Tensor, grid: torch.Tensor) -> dict[str, int]:
+    _, channels, height, width = image.shape
+    return {"channels": channels, "height": height, "width": width, "places": grid.shape[1] * grid.shape[2]}
+
+
+# Each of these has kernels of its own.
+_MODES = {"interpolation_mode": (0, 1, 2), "padding_mode": (0, 1, 2)}
+
+
+@operator("grid_sampler_2d", static=_MODES)
+def grid_sampler_2d(
+    call: Call, input: torch.Tensor, grid: torch.Tensor, mode: int, padding: int, align_corners: bool
+) -> torch.Tensor:
+    _check(input, grid, mode, padding)
+    shape = (*input.shape[:2], *grid.shape[1:3])
+    (out,) = call.outputs(like=[torch.empty(shape, dtype=input.dtype, device="meta")])
+    if not out.numel():
+        return out
+    with contiguous_result(out) as result:
+        run_kernel(
+            "grid_sampler_2d",
+            _TAPS_OF_BOTH.format(place="item")
+            + """
+  const index_t image = item / places, place = item % places;
+  for (index_t c = 0; c < channels; ++c) {
+    const index_t plane = image * channels + c;
+    SUM(sum);
+    for (int i = 0; i < TAPS; ++i) for (int j = 0; j < TAPS; ++j) {
+      const bool inside = row[i] >= 0 && column[j] >= 0;
+      ADD(sum, of_row[i] * of_column[j] * (inside ? load_input((plane * height + row[i]) * width + column[j]) : 0))
+    }
+    store_out(plane * places + place, TOTAL(sum));
+  }
+""",
+            items=input.shape[0] * grid.shape[1] * grid.shape[2],
+            outputs={"out": result},
+            inputs={"input": input.contiguous(), "grid": grid.contiguous()},
+            integers=_sizes(input, grid),
+            value=value_dtype(input.dtype),
+            functions=_FUNCTIONS,
+            constants=_constants(mode, padding, align_corners),
+        )
+    return out
+
+
+@operator("grid_sampler_2d_backward", static=_MODES)
+def grid_sampler_2d_backward(
+    call: Call,
+    grad_output: torch.Tensor,
+    input: torch.Tensor,
+    grid: torch.Tensor,
+    mode: int,
+    padding: int,
+    align_corners: bool,
+    output_mask: list[bool],
+) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """A work item adds up a whole plane of the image's gradient: its places may take any elements of the image."""
+    _check(input, grid, mode, padding)
+    shape = (*input.shape[:2], *grid.shape[1:3])
+    check(grad_output.shape == torch.Size(shape), "a gradient of another shape")
+    check(grad_output.dtype == input.dtype, "a gradient of another dtype")
+    of_grid = torch.empty(grid.shape, dtype=grid.dtype, device=grid.device)
+    of_input = torch.zeros(input.shape, dtype=value_dtype(input.dtype), device=input.device) if output_mask[0] else None
+    gradient, grid = grad_output.contiguous(), grid.contiguous()
+    value, sizes, constants = value_dtype(input.dtype), _sizes(input, grid), _constants(mode, padding, align_corners)
+    if of_input is not None and gradient.numel():
+        run_kernel(
+            "grid_sampler_2d_backward_of_images",
+            """
+  const index_t plane = item * height * width, first = item / channels * places;
+  for (index_t place = 0; place < places; ++place) {"""
+            + _TAPS_OF_BOTH.format(place="(first + place)")
+            + """
+    const value_t g = load_gradient(item * places + place);
+    for (int i = 0; i < TAPS; ++i) for (int j = 0; j < TAPS; ++j)
+      if (row[i] >= 0 && column[j] >= 0) {
+        const index_t at = plane + row[i] * width + column[j];
+        store_of_input(at, load_of_input(at) + of_row[i] * of_column[j] * g);
+      }
+  }
+""",
+            items=input.shape[0] * input.shape[1],
+            outputs={"of_input": of_input},
+            inputs={"gradient": gradient, "grid": grid},
+            integers=sizes,
+            value=value,
+            functions=_FUNCTIONS,
+            constants=constants,
+        )
+    run_kernel(
+        "grid_sampler_2d_backward_of_grid",
+        _TAPS_OF_BOTH.format(place="item")
+        + """
+  const index_t image = item / places, place = item % places;
+  SUM(x); SUM(y);
+  for (index_t c = 0; c < channels; ++c) {
+    const index_t plane = image * channels + c;
+    const value_t g = load_gradient(plane * places + place);
+    for (int i = 0; i < TAPS; ++i) for (int j = 0; j < TAPS; ++j)
+      if (row[i] >= 0 && column[j] >= 0) {
+        const value_t found = load_input((plane * height + row[i]) * width + column[j]) * g;
+        ADD(x, of_row[i] * right[j] * found)
+        ADD(y, down[i] * of_column[j] * found)
+      }
+  }
+  store_of_grid(item * 2, TOTAL(x));
+  store_of_grid(item * 2 + 1, TOTAL(y));
+""",
+        items=grid.shape[0] * grid.shape[1] * grid.shape[2],
+        outputs={"of_grid": of_grid},
+        inputs={"gradient": gradient, "input": input.contiguous(), "grid": grid},
+        integers=sizes,
+        value=value,
+        functions=_FUNCTIONS,
+        constants=constants,
+    )
+    return of_input.to(input.dtype) if of_input is not None else None, of_grid
