@@ -93,12 +93,6 @@ call(
     "fake_quantize_per_channel_affine_cachemask",
     lambda d: (F(d, 8, 12), F(d, 8), torch.zeros(8, dtype=torch.int32, device=d), 0, 0, 255),
 )
-_of_one = lambda d: (F(d, 1), F(d, 1))  # noqa: E731
-call("_fake_quantize_learnable_per_tensor_affine", lambda d: (F(d, 8, 12), *_of_one(d), 0, 255, 0.5))
-call(
-    "_fake_quantize_learnable_per_tensor_affine_backward",
-    lambda d: (F(d, 8, 12), F(d, 8, 12), *_of_one(d), 0, 255, 0.5),
-)
 call(
     "_amp_update_scale_",
     lambda d: (F(d), torch.zeros((), dtype=torch.int32, device=d), F(d), 2.0, 0.5, 100),
@@ -249,7 +243,7 @@ call("roll", lambda d: (F(d, 8, 12), [3], [1]))
 call("channel_shuffle", lambda d: (_images(d, 2, 12, 4, 4), 2))
 call("pixel_shuffle", lambda d: (_images(d, 2, 36, 6, 6), 2))
 call("pixel_unshuffle", lambda d: (_images(d, 2, 36, 6, 6), 2))
-call("narrow_copy", lambda d: (F(d, 8, 12), 0, 1, 4))
+call("narrow_copy", lambda d: (F(d, 8, 12), 1, 1, 4))
 call("repeat_interleave.Tensor", lambda d: (index(d, 8), None), output_size=None)
 call("bucketize.Scalar", lambda d: (1.5, F(d, 12)))
 call("searchsorted.Scalar", lambda d: (F(d, 12), 1.5))

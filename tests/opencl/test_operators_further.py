@@ -1,4 +1,4 @@
-"""hash_tensor, mode, _addmm_activation, assertions, several draws, rows' norms, learned quantization, fused steps."""
+"""hash_tensor, _addmm_activation, several draws, rows' norms, fused steps."""
 
 from __future__ import annotations
 
@@ -34,24 +34,6 @@ def test_hashes_to_a_result_and_errors() -> None:
     refused_alike(lambda x: torch.hash_tensor(x, 0), torch.zeros(0, 3))
 
 
-@pytest.mark.parametrize("dtype", REAL, ids=str)
-def test_mode(dtype: torch.dtype) -> None:
-    """Which of several places of the mode is found is not said for rows of more than 16: sorting them is not stable."""
-    agrees(lambda x: (x.mode(), x.mode(0, True), x.mode(1)), numbers(5, 6, 7, dtype=dtype))
-    agrees(lambda x: x.mode(0)[0], numbers(90, 3, dtype=dtype))
-    agrees(lambda x: x.t().mode(), numbers(6, 3, dtype=dtype))
-    agrees(torch.mode, numbers(dtype=dtype))
-    agrees(torch.mode, torch.zeros(0, 3, dtype=dtype))
-
-
-def test_mode_to_results_gradients_and_errors() -> None:
-    results = torch.zeros(3), torch.zeros(3, dtype=torch.int64)
-    agrees(lambda x, v, i: torch.mode(x, 0, out=(v, i)), numbers(4, 3), *results)
-    agrees(lambda x: torch.autograd.grad(x.requires_grad_().mode(1)[0].sum(), x), numbers(4, 3))
-    refused_alike(torch.mode, torch.zeros(3, 0))
-    refused_alike(lambda x: x.mode(2), torch.zeros(3, 2))
-
-
 @pytest.mark.parametrize("use_gelu", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_products_with_an_activation(dtype: torch.dtype, use_gelu: bool) -> None:
@@ -65,23 +47,6 @@ def test_products_with_an_activation(dtype: torch.dtype, use_gelu: bool) -> None
     agrees(lambda c, x, y, out: run(c, x, y, out=out), numbers(5, dtype=dtype), a, b, torch.zeros(4, 5, dtype=dtype))
     agrees(run, numbers(5, dtype=dtype), a[:0], b)
     refused_alike(run, numbers(5, dtype=dtype), a, a)
-
-
-def asserted(*arguments: Any) -> None:
-    torch._assert_async(*arguments)
-    torch.accelerator.synchronize()
-
-
-def test_assertions() -> None:
-    for value in (torch.tensor(True), torch.tensor([[2]]), torch.tensor(float("nan")), torch.tensor(-0.5).half()):
-        agrees(asserted, value)
-        agrees(lambda x: aten._functional_assert_async.msg(x, "words", x), value)
-    for value in (torch.tensor(False), torch.tensor([0]), torch.tensor(-0.0)):
-        refused_alike(asserted, value)
-        refused_alike(lambda x: asserted(x, 'these %s "words"'), value)
-        refused_alike(lambda x: asserted(x, ""), value)
-    refused_alike(asserted, torch.ones(2))
-    refused_alike(asserted, torch.ones(0))
 
 
 def test_several_draws() -> None:
@@ -144,24 +109,6 @@ def test_norms_of_rows_that_are_refused() -> None:
         run(*on_device((numbers(6, 4), torch.tensor([1, 6]))))
 
 
-def learned(x: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> object:
-    given = [tensor.detach().requires_grad_() for tensor in (x, scale, zero)]
-    out = torch._fake_quantize_learnable_per_tensor_affine(*given, -8, 7, 0.5)
-    out.pow(2).sum().backward()
-    return out.detach(), [one.grad for one in given]
-
-
-def test_learned_quantization() -> None:
-    for zero in (1.6, 0.0, 100.0, -100.0):
-        agrees(learned, numbers(5, 33), torch.tensor([0.37]), torch.tensor([zero]))
-    agrees(learned, numbers(4, 5).t(), torch.tensor([0.5]), torch.tensor([-2.5]))
-    forward = lambda *t: torch._fake_quantize_learnable_per_tensor_affine(*t, 0, 255)  # noqa: E731
-    agrees(forward, torch.zeros(0, 3), torch.ones(1), torch.zeros(1))
-    special = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.55])
-    agrees(forward, special, torch.tensor([0.1, 5.0]), torch.tensor([3.0, 1.0]))
-    refused_alike(lambda *t: torch._fake_quantize_learnable_per_tensor_affine(*t, 5, 2), special, *torch.ones(2, 1))
-
-
 STEPS: list[tuple[Callable[..., torch.optim.Optimizer], dict[str, Any]]] = [
     (torch.optim.SGD, {}),
     (torch.optim.SGD, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
@@ -193,19 +140,10 @@ def test_fused_steps(kind: Callable[..., Any], options: dict[str, Any], of_tenso
 
 CALLS: dict[str, Callable[[int], object]] = {
     "hash_tensor": lambda n: torch.hash_tensor(numbers(n, 4).to(DEVICE), 0),
-    "mode": lambda n: numbers(n, 4).to(DEVICE).mode(0),
     "_addmm_activation": lambda n: torch._addmm_activation(*on_device((numbers(4), numbers(n, 3), numbers(3, 4)))),
     "multinomial": lambda n: torch.multinomial(torch.ones(n, 4, device=DEVICE), 3, n > 0),
     "embedding_renorm_": lambda n: torch.embedding_renorm_(
         numbers(n, 4).to(DEVICE), torch.arange(n, device=DEVICE), 1.5, 2.0
-    ),
-    "_fake_quantize_learnable_per_tensor_affine": lambda n: torch._fake_quantize_learnable_per_tensor_affine(
-        numbers(n, 4).to(DEVICE), torch.ones(1, device=DEVICE), torch.ones(1, device=DEVICE), -8, 7
-    ),
-    "_fake_quantize_learnable_per_tensor_affine_backward": lambda n: (
-        aten._fake_quantize_learnable_per_tensor_affine_backward(
-            *on_device((numbers(n, 4), numbers(n, 4), torch.ones(1), torch.ones(1))), -8, 7
-        )
     ),
 }
 

@@ -7,7 +7,7 @@ import torch
 from torch_backplane.kernels import Expression
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import value_dtype
-from torch_backplane.planning import Call, Number, Refused, RunOnCPU, check, operator, run_pointwise
+from torch_backplane.planning import Call, Refused, RunOnCPU, operator, run_pointwise
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -119,92 +119,3 @@ def per_channel(
         name="fake_quantize",
     )
     return results
-
-
-def _rounded(zero: Expression, least: Expression, most: Expression) -> Expression:
-    return f.fmin(f.fmax(f.round(zero), least), most)
-
-
-def _learned(x: Expression, scale: Expression, zero: Expression, least: Expression, most: Expression) -> Expression:
-    return _quantized(x, scale, _rounded(zero, least, most), least, most)[0]
-
-
-@operator("_fake_quantize_learnable_per_tensor_affine")
-def learnable(
-    call: Call,
-    self: torch.Tensor,
-    scale: torch.Tensor,
-    zero_point: torch.Tensor,
-    quant_min: int,
-    quant_max: int,
-    grad_factor: float,
-) -> torch.Tensor:
-    _check(self, quant_min, quant_max)
-    (out,) = call.outputs(like=[self])
-    run_pointwise(
-        _learned,
-        [out],
-        [self, *_first(scale, zero_point)],
-        _range(quant_min, quant_max),
-        key="fake_quantize learnable",
-        compute=[value_dtype(self.dtype), torch.float32, torch.float32],
-        name="fake_quantize_learnable",
-    )
-    return out
-
-
-def _first(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    """The first element of each, which is all that PyTorch looks at."""
-    if not all(one.numel() for one in tensors):
-        raise RunOnCPU("no scale or no zero point")
-    return [one.reshape(-1)[0] for one in tensors]
-
-
-def _gradients(
-    grad: Expression,
-    x: Expression,
-    scale: Expression,
-    zero: Expression,
-    least: Expression,
-    most: Expression,
-    factor: Expression,
-) -> tuple[Expression, Expression, Expression]:
-    """Of x, the scale and the zero point. Beyond the range, numbers move with scale and zero point alone."""
-    zero = _rounded(zero, least, most)
-    place = zero + f.round(x * (1.0 / scale))
-    value, inside = _quantized(x, scale, zero, least, most)
-    end = f.where(place < least, least, most) - zero
-    of_scale = f.where(inside, (value - x) / scale, end)
-    of_zero = f.where(inside, f.full_like(scale, 0.0), -scale)
-    return f.where(inside, grad, 0.0), grad * of_scale * factor, grad * of_zero * factor
-
-
-@operator("_fake_quantize_learnable_per_tensor_affine_backward", passed_through=["grad_factor"])
-def learnable_backward(
-    call: Call,
-    grad: torch.Tensor,
-    self: torch.Tensor,
-    scale: torch.Tensor,
-    zero_point: torch.Tensor,
-    quant_min: int,
-    quant_max: int,
-    grad_factor: Number,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    _check(self, quant_min, quant_max)
-    check(quant_min <= 0 <= quant_max, "a range without zero")
-    check(grad.numel() == self.numel(), "a gradient of another size")
-    if not self.numel() or grad.shape != self.shape or {self.dtype, grad.dtype} != {torch.float32}:
-        raise RunOnCPU("no elements, or other than float32")
-    of_self = torch.empty_like(self)
-    summed = [torch.empty_like(self), torch.empty_like(self)]
-    run_pointwise(
-        _gradients,
-        [of_self, *summed],
-        [grad, self, *_first(scale, zero_point)],
-        [*_range(quant_min, quant_max), (grad_factor, torch.float32)],
-        key="fake_quantize learnable backward",
-        compute=torch.float32,
-        name="fake_quantize_learnable_backward",
-    )
-    of_scale, of_zero = (one.sum().view(1) for one in summed)
-    return of_self, of_scale, of_zero

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates.sort import first_runs, merge_runs, merged_runs, sort_runs, take_sorted
 from torch_backplane.planning import (
     Call,
     Refused,
     RunOnCPU,
-    check,
     check_apart,
-    contiguous_result,
     each_once,
     operator,
-    run_kernel,
     run_template,
     same_storage,
 )
@@ -139,40 +135,3 @@ def median(call: Call, self: torch.Tensor, dim: int, keepdim: bool) -> Pair:
 @operator("median", "nanmedian", variants=False)
 def median_of_all(call: Call, self: torch.Tensor) -> torch.Tensor:
     return _median(self.reshape(-1), 0, "nanmedian" in call.name)[0].view(())
-
-
-@operator("mode")
-def mode(call: Call, self: torch.Tensor, dim: int, keepdim: bool) -> Pair:
-    """What comes most often, the least of these, and where it is last. In a sorted row, equal elements are a run."""
-    size = _size(self, dim)
-    check(size > 0, "a dimension without elements")
-    shape = list(self.shape)
-    if shape:
-        shape[dim : dim % len(shape) + 1] = [1] if keepdim else []
-    like = [torch.empty(shape, dtype=dtype, device="meta") for dtype in (self.dtype, torch.int64)]
-    values, indices = call.outputs(like=like)
-    if not self.numel():
-        return values, indices
-    rows = self.movedim(dim, -1) if self.dim() else self.view(1)
-    found, order = rows.sort(dim=-1, stable=True)
-    with contiguous_result(values) as most, contiguous_result(indices) as where:
-        run_kernel(
-            "mode",
-            """
-  const index_t row = item * size;
-  index_t best = 0, longest = 0, begin = 0;
-  for (index_t i = 1; i <= size; ++i) {
-    if (i < size && load_found(row + i) == load_found(row + begin)) continue;
-    if (i - begin > longest) { longest = i - begin; best = i - 1; }
-    begin = i;
-  }
-  store_most(item, load_found(row + best));
-  store_where(item, load_order(row + best));
-""",
-            items=self.numel() // size,
-            outputs={"most": most, "where": where},
-            inputs={"found": found.contiguous(), "order": order.contiguous()},
-            integers={"size": size},
-            value=value_dtype(self.dtype),
-        )
-    return values, indices

@@ -17,10 +17,8 @@ from torch_backplane.planning import (
     Number,
     Refused,
     RunOnCPU,
-    check,
     check_same_dtype,
     contiguous_result,
-    expect_values,
     operator,
     pointwise,
     run_kernel,
@@ -57,32 +55,6 @@ pointwise("isnan", lambda a: a != a, dtypes="complex")
 pointwise("isinf", lambda a: f.isinf(a) if f.is_float(a) or a.is_complex else a != a, dtypes="complex")
 pointwise("isposinf", lambda a: equals(a, math.inf))
 pointwise("isneginf", lambda a: equals(a, -math.inf))
-
-
-# Assertions
-
-
-@operator("_assert_async", variants=False)
-def assert_async(call: Call, self: torch.Tensor) -> None:
-    expect_nonzero(self, "Expected Tensor with single nonzero value, but got zero")
-
-
-@operator("_assert_async.msg", variants=False)
-def assert_async_with_words(call: Call, self: torch.Tensor, assert_msg: str) -> None:
-    expect_nonzero(self, assert_msg or "Assertion is failed")
-
-
-@operator("_functional_assert_async.msg", variants=False)
-def functional_assert_async(
-    call: Call, self: torch.Tensor, assert_msg: str, dep_token: torch.Tensor
-) -> torch.Tensor:
-    expect_nonzero(self, assert_msg or "Assertion is failed")
-    return dep_token.clone()
-
-
-def expect_nonzero(tensor: torch.Tensor, words: str) -> None:
-    check(tensor.numel() == 1, "none or several values")
-    expect_values((tensor, "x != 0", words))
 
 
 # isin
