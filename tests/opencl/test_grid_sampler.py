@@ -37,7 +37,7 @@ def given(*shape: int, dtype: torch.dtype = torch.float32) -> Pair:
 
 @pytest.mark.parametrize("corners", [False, True])
 @pytest.mark.parametrize(
-    ("mode", "padding"), product(["bilinear", "nearest", "bicubic"], ["zeros", "border", "reflection"])
+    ("mode", "padding"), [*product(["bilinear", "nearest", "bicubic"], ["zeros", "border", "reflection"])]
 )
 def test_values_and_gradients(mode: str, padding: str, corners: bool) -> None:
     run = sampled(mode, padding, corners)
