@@ -48,6 +48,27 @@ def test_results_have_the_dtype_of_promotion() -> None:
     assert half.exp_() is half
 
 
+def test_results_that_are_given_have_the_dtype_of_the_result() -> None:
+    bools = torch.tensor([True, False], device="bp")
+    for dtype in (torch.uint8, torch.int8, torch.float32):
+        with pytest.raises(RuntimeError, match=r"^Found dtype \w+ but expected Bool$"):
+            torch.abs(bools, out=torch.zeros(2, dtype=dtype, device="bp"))
+    out = torch.empty(0, dtype=torch.bool, device="bp")
+    assert torch.abs(bools, out=out) is out
+    assert out.tolist() == [True, False]
+    copy = torch.abs(bools)
+    assert bools.logical_not_().abs_() is bools
+    assert (bools.tolist(), copy.tolist()) == ([False, True], [True, False])
+
+
+@pytest.mark.parametrize("target", [torch.int64, torch.float32, torch.complex64], ids=str)
+def test_targets_do_not_promote(target: torch.dtype) -> None:
+    for device in ("cpu", "bp"):
+        x = torch.zeros(0, 4, dtype=torch.float16, device=device)
+        loss = torch.nn.functional.multilabel_margin_loss(x, x.to(target), reduction="none")
+        assert (loss.dtype, loss.shape) == (torch.float16, (0,))
+
+
 def test_other_dtypes_are_refused_as_on_the_cpu() -> None:
     for device in ("cpu", "bp"):
         with pytest.raises(RuntimeError, match=r"^linalg\.inv: Low precision dtypes not supported\. Got Half$"):

@@ -55,6 +55,23 @@ struct Functions {
 // In the text of kernels whose work items beyond the last do nothing (torch_backplane/kernels/dialects/base.py).
 constexpr const char* kBounded = "// bounded\n";
 
+// Who has it may be waiting for the device, and for the GIL after that: so nobody waits for it with the GIL.
+class DeviceMutex {
+ public:
+  void lock() {
+    if (!mutex_.try_lock()) {
+      const GilReleased released;
+      mutex_.lock();
+    }
+  }
+  void unlock() {
+    mutex_.unlock();
+  }
+
+ private:
+  std::mutex mutex_;
+};
+
 // How wide the launches of one text were. PoCL 3.1 keeps a binary for each group size and for the widest launch so far, in
 // one table for all devices. When it makes the one for a wider launch, while a narrower one of the same kernel runs, it
 // confuses their reference counts and aborts the process (pocl_release_dlhandle_cache in lib/CL/devices/common.c). So a
@@ -74,17 +91,8 @@ class Widths {
     return *one;
   }
 
-  // For as long as a launch of the text takes. Who has the lock may be waiting for the device, and for the GIL after that:
-  // so nobody waits for it with the GIL.
-  void lock() {
-    if (!lock_.try_lock()) {
-      const GilReleased released;
-      lock_.lock();
-    }
-  }
-  void unlock() {
-    lock_.unlock();
-  }
+  // Held for as long as a launch of the text takes.
+  DeviceMutex mutex;
 
   // The size to launch with. Throws NativeError.
   LaunchSize issue(void* queue, Finish finish, LaunchSize size, bool bounded) {
@@ -123,7 +131,6 @@ class Widths {
     }
   }
 
-  std::mutex lock_;
   std::map<std::array<size_t, 3>, size_t> widest_; // work items of the widest launch, by group
   std::vector<std::pair<void*, Finish>> queues_; // with launches
 };
@@ -139,7 +146,7 @@ class OpenCLKernel final : public NativeKernel {
   void launch(
       void* queue, const LaunchSize& size, c10::ArrayRef<LaunchArgument> arguments, uint64_t generation) override {
     // clSetKernelArg is not thread-safe, and a launch takes what was set.
-    const std::lock_guard<OpenCLKernel> guard(*this);
+    const std::lock_guard<DeviceMutex> guard(mutex_);
     if (generation != generation_) {
       set_.clear(); // a cl_mem of the same value may be another buffer now
       generation_ = generation;
@@ -156,25 +163,12 @@ class OpenCLKernel final : public NativeKernel {
     if (widths_ == nullptr) {
       enqueue(queue, size);
     } else {
-      const std::lock_guard<Widths> widths(*widths_);
+      const std::lock_guard<DeviceMutex> widths(widths_->mutex);
       enqueue(queue, widths_->issue(queue, functions_.finish, size, bounded_));
     }
   }
 
  private:
-  friend std::lock_guard<OpenCLKernel>;
-
-  // Who has the lock may be waiting for the device, and for the GIL after that: so nobody waits for it with the GIL.
-  void lock() {
-    if (!lock_.try_lock()) {
-      const GilReleased released;
-      lock_.lock();
-    }
-  }
-  void unlock() {
-    lock_.unlock();
-  }
-
   void enqueue(void* queue, const LaunchSize& size) {
     const auto dimensions = size.items[2] > 1 ? 3 : size.items[1] > 1 ? 2 : 1;
     const Status status = functions_.enqueue(
@@ -215,7 +209,7 @@ class OpenCLKernel final : public NativeKernel {
 
   const Functions functions_;
   void* const kernel_;
-  std::mutex lock_;
+  DeviceMutex mutex_;
   std::vector<Value> set_;
   uint64_t generation_ = 0;
   Widths* const widths_; // nullptr where launches of any width go side by side

@@ -24,10 +24,11 @@ using c10::ScalarType;
 namespace {
 
 // `name` computed some other way, where no wider dtype helps: puts the result in the place of the arguments.
-using Composed = void (*)(torch::jit::Stack* stack);
+using Composed = void (*)(const c10::FunctionSchema& schema, torch::jit::Stack* stack);
 
-void histogram(torch::jit::Stack* stack);
-void sum_without_nan(torch::jit::Stack* stack);
+void histogram(const c10::FunctionSchema& schema, torch::jit::Stack* stack);
+void sum_without_nan(const c10::FunctionSchema& schema, torch::jit::Stack* stack);
+void absolute_of_bools(const c10::FunctionSchema& schema, torch::jit::Stack* stack);
 
 constexpr uint64_t bit(ScalarType dtype) {
   return uint64_t{1} << static_cast<unsigned>(dtype);
@@ -69,7 +70,7 @@ const std::vector<Row>& rows() {
        {"avg_pool3d", "avg_pool3d_backward", "_upsample_bilinear2d_aa", "_upsample_bilinear2d_aa_backward",
         "multi_margin_loss", "multi_margin_loss_backward", "multilabel_margin_loss_forward",
         "multilabel_margin_loss_backward"}},
-      {kBool, {"abs"}},
+      {kBool, {"abs"}, &absolute_of_bools},
       {kBool | kComplexHalf, {"trace"}},
       {kIntegers, {"histc"}, &histogram},
       {kComplex, {"nansum"}, &sum_without_nan},
@@ -108,7 +109,7 @@ class WiderCall {
       if (arguments_[i].isTensor() && arguments_[i].toTensor().defined()) {
         const at::Tensor& tensor = arguments_[i].toTensor();
         see(tensor.scalar_type(), lacking);
-        if (!argument.is_out()) {
+        if (!argument.is_out() && argument.name() != "target") { // targets are classes
           state = at::native::update_result_type_state(tensor, state);
         }
       } else if (arguments_[i].isInt() && is_dtype(argument)) {
@@ -202,8 +203,8 @@ void call_cpu(const char* name, const char* overload, torch::jit::Stack* stack) 
 }
 
 // CUDA's histograms of integers are computed in integers: of float64 another bin may come out at its border.
-void histogram(torch::jit::Stack* stack) {
-  const bool has_out = stack->back().isTensor();
+void histogram(const c10::FunctionSchema& schema, torch::jit::Stack* stack) {
+  const bool has_out = schema.arguments().back().is_out();
   const at::Tensor out = has_out ? torch::jit::pop(*stack).toTensor() : at::Tensor();
   auto most = torch::jit::pop(*stack).toScalar();
   auto least = torch::jit::pop(*stack).toScalar();
@@ -237,8 +238,25 @@ void histogram(torch::jit::Stack* stack) {
   torch::jit::push(*stack, has_out ? out : counts);
 }
 
-void sum_without_nan(torch::jit::Stack* stack) {
-  const bool has_out = stack->back().isTensor();
+// They are it already.
+void absolute_of_bools(const c10::FunctionSchema& schema, torch::jit::Stack* stack) {
+  const bool has_out = schema.arguments().back().is_out();
+  const at::Tensor out = has_out ? torch::jit::pop(*stack).toTensor() : at::Tensor();
+  if (schema.name() == "aten::abs_") {
+    return;
+  }
+  const at::Tensor self = torch::jit::pop(*stack).toTensor();
+  if (has_out) {
+    TORCH_CHECK(
+        out.scalar_type() == ScalarType::Bool, "Found dtype ", out.scalar_type(), " but expected ", ScalarType::Bool);
+    at::native::resize_output(out, self.sizes());
+    out.copy_(self);
+  }
+  torch::jit::push(*stack, has_out ? out : self.clone());
+}
+
+void sum_without_nan(const c10::FunctionSchema& schema, torch::jit::Stack* stack) {
+  const bool has_out = schema.arguments().back().is_out();
   c10::IValue& self = (*stack)[stack->size() - (has_out ? 5 : 4)];
   const at::Tensor numbers = self.toTensor();
   const at::Tensor nan = numbers.scalar_type() == ScalarType::ComplexHalf
@@ -271,7 +289,7 @@ void run_wider(const WiderRule& rule, const c10::OperatorHandle& op, torch::jit:
   if (call.lacking() == ScalarType::Undefined) {
     op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
   } else if (rule.composed != nullptr) {
-    rule.composed(stack);
+    rule.composed(op.schema(), stack);
   } else {
     call.widen();
     op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);

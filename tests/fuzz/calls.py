@@ -13,6 +13,8 @@ from fuzz.lockstep import copied
 from fuzz.operators import Row
 from fuzz.programs import NAME
 
+LARGEST_COUNT = 10**5
+
 
 @dataclass
 class Made:
@@ -40,6 +42,7 @@ def suits(row: Row, tensor: torch.Tensor) -> bool:
         tensor.dtype.is_floating_point
         or tensor.dtype.is_complex
         or (tensor.dtype.is_signed and tensor.numel() and int(tensor.min()) < 0)
+        or counts_too_far(row, tensor)
     ):
         return False
     if "v" in only and tensor.dim() != 1:
@@ -49,9 +52,14 @@ def suits(row: Row, tensor: torch.Tensor) -> bool:
     return not ("m" in only and tensor.dim() < 2)
 
 
+def counts_too_far(row: Row, tensor: torch.Tensor) -> bool:
+    """Whether the result would have more elements than a program should: one for each number up to the largest."""
+    return "w" in row.only and not tensor.dtype.is_complex and bool(tensor.numel() and tensor.max() > LARGEST_COUNT)
+
+
 def first_tensor(draw: Drawer, row: Row, kind: str | None = None) -> str:
     if draw.chance(draw.bad):
-        return draw.tensor()
+        return draw.tensor(lambda tensor: not counts_too_far(row, tensor))
     if row.only:
         found = draw.tensors(lambda tensor: suits(row, tensor))
         if found and draw.chance(0.9):

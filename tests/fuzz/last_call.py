@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -81,6 +82,22 @@ def of_one_element(call: LastCall) -> bool:
 def several_nans(call: LastCall) -> bool:
     (tensor, *_) = call.operands() or [None]
     return isinstance(tensor, torch.Tensor) and int((tensor != tensor).sum()) > 1
+
+
+def of_nan(call: LastCall) -> bool:
+    tensors = [one for one in call.operands() if isinstance(one, torch.Tensor)]
+    return any(bool((one != one).any()) for one in tensors)
+
+
+def far_below_zero(call: LastCall) -> bool:
+    (tensor, *_) = call.operands() or [None]
+    return isinstance(tensor, torch.Tensor) and bool((tensor < -1000).any())
+
+
+def normalizes_zeros(call: LastCall) -> bool:
+    """Whether a line before takes F.normalize of a tensor with zeros."""
+    found = [part for line in call.lines for part in re.findall(r"F\.normalize\((t\d+)", line)]
+    return any(bool((call.value(name) == 0).any()) for name in found if isinstance(call.value(name), torch.Tensor))
 
 
 def written_overlaps_itself(call: LastCall) -> bool:

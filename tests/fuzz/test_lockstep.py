@@ -48,6 +48,27 @@ def changed_first(error: Exception) -> Callable[..., Any]:
     return raising
 
 
+def test_in_place_is_judged_by_what_is_computed_elsewhere() -> None:
+    """The CPU's products write to their tensor before they have read it as another operand."""
+    run = Lockstep("bp:0", "bp:1")
+    for text in ("t0 = torch.arange(4.).view(2, 2).to(d)", "t1 = t0 + 1"):
+        assert run.run(Step(text, "made")) == []
+    assert run.run(Step("t0.addmm_(t1, t0)", "addmm_")) == []
+    run.bp["t1"].add_(1)
+    assert "argument values: addmm_" in [finding.key for finding in run.run(Step("t0.addmm_(t1, t0)", "addmm_"))]
+
+
+def test_bits_of_floats_are_not_compared() -> None:
+    """Where the floats are, and differ by a last digit."""
+
+    def next_number(x: torch.Tensor) -> None:
+        x.copy_(torch.nextafter(x.cpu(), torch.tensor(9.0)))
+
+    before = ("t3 = t0.view(torch.uint8)", "t4 = t1.view(torch.int32) + 0")
+    assert kinds("f(t0)", lambda x: None, next_number, before) == []
+    assert kinds("f(t4)", lambda x: None, lambda x: x.add_(1), before) == ["argument values: f"]
+
+
 def test_out_is_judged_by_what_is_computed_without_it() -> None:
     """The CPU's reductions set an `out=` to their start before they read what lies there, too."""
 

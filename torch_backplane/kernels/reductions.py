@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -52,6 +52,33 @@ class Reduction:
             raise ValueError(f"{len(self.identity)} numbers of identity for {len(self.state)} dtypes of state")
         for number, dtype in zip(self.identity, self.state, strict=True):
             constant(number, dtype)  # raises where it is none of this dtype
+
+
+class Programs(NamedTuple):
+    """The formulas of a Reduction, traced."""
+
+    start: Program
+    combine: Program
+    add: Program
+    finish: Program
+
+
+def programs(
+    definition: Reduction,
+    inputs: Sequence[torch.dtype],
+    outputs: Sequence[torch.dtype],
+    compute: torch.dtype | None = None,
+) -> Programs:
+    """Raises TypeError where a formula does not take these dtypes, or returns another number of values."""
+    state, numbers = list(definition.state), [torch.int64, *definition.scalars]
+    seen_as = [compute or value_dtype(dtype) for dtype in inputs]
+    combine = _program("combine", definition.combine, [*state, *state], state)
+    return Programs(
+        _program("start", definition.start, [*seen_as, *numbers], state),
+        combine,
+        combine if definition.add is None else _program("add", definition.add, [*state, *state], state),
+        _program("finish", definition.finish, [*state, *numbers], outputs),
+    )
 
 
 def summation(
@@ -123,11 +150,7 @@ def reduction(
     if group_size < 1 or group_size & (group_size - 1):
         raise ValueError(f"group_size is a power of two, and got {group_size}")
     state, numbers = list(definition.state), [torch.int64, *definition.scalars]
-    seen_as = [compute or value_dtype(dtype) for dtype in inputs]
-    start = _program("start", definition.start, [*seen_as, *numbers], state)
-    combine = _program("combine", definition.combine, [*state, *state], state)
-    add = combine if definition.add is None else _program("add", definition.add, [*state, *state], state)
-    finish = _program("finish", definition.finish, [*state, *numbers], outputs)
+    start, combine, add, finish = programs(definition, inputs, outputs, compute)
 
     parameters = _parameters(inputs, outputs, definition.scalars, geometry)
     used = used_dtypes(start, inputs, outputs) | used_dtypes(combine) | used_dtypes(add) | used_dtypes(finish)

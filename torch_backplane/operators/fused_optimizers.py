@@ -33,6 +33,8 @@ def run_step(
     not 0.
     """
     check_lists([params, grads, *state])
+    if any(step.dtype != torch.float32 for step in steps):
+        raise RunOnCPU("its step counts are not float32")
     scaler = [one for one in (grad_scale, found_inf) if one is not None]
     scales, may_skip = grad_scale is not None, found_inf is not None
     count = 2 + len(state)
@@ -103,8 +105,6 @@ def _declare_adam(name: str, decoupled: bool) -> None:
         found_inf: torch.Tensor | None,
     ) -> None:
         state = [exp_avgs, exp_avg_sqs, *([max_exp_avg_sqs] if amsgrad else [])]
-        if any(step.dtype != torch.float32 for step in steps):
-            raise RunOnCPU("its step counts are not float32")
         formula = adam(decoupled, amsgrad, maximize)
         numbers = [beta1, beta2, weight_decay, eps]
         named = f"{name[1:-1]}_{amsgrad}_{maximize}"
@@ -189,7 +189,5 @@ def fused_adagrad(
     grad_scale: torch.Tensor | None,
     found_inf: torch.Tensor | None,
 ) -> None:
-    if any(step.dtype != torch.float32 for step in steps):
-        raise RunOnCPU("its step counts are not float32")
     name, numbers = f"fused_adagrad_{maximize}", [lr_decay, weight_decay, eps]
     run_step(name, adagrad(maximize), params, grads, [sums], steps, lr, numbers, grad_scale, found_inf)

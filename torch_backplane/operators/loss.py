@@ -45,6 +45,8 @@ def write_loss(
     tensors = torch.broadcast_tensors(*(tensor for tensor in inputs if tensor is not None))
     name, dtype = call.functional._schema.name.partition("::")[2], value_dtype(out.dtype)
     _check_numbers(numbers, dtype)
+    if dtype == torch.bool:
+        raise Refused("a loss of bools")  # which refuses it
     key = (name, reduction, tuple(tensor is None for tensor in inputs))
     if reduction == NONE:
         scalars = [(number, dtype) for number in numbers]
@@ -242,6 +244,8 @@ def binary_cross_entropy_with_logits(
         value = _with_logits(a, target, next(given) if pos_weight is not None else f.full_like(a, 1.0))
         return value if each is None else value * each
 
+    if not self.is_floating_point():
+        raise Refused("a logarithm of integers")  # which refuses it
     check_shape(target.shape, [self])
     return loss(call, formula, self, target, weight, pos_weight, reduction=reduction)
 

@@ -12,6 +12,7 @@ from torch_backplane.kernels import Reduction, reduction
 from torch_backplane.kernels.evaluate import evaluate
 from torch_backplane.kernels.expression import constant, trace
 from torch_backplane.kernels.layouts import Geometry, Layout, ReductionGeometry
+from torch_backplane.kernels.reductions import programs
 from torch_backplane.kernels.templates.reduce import (
     by_columns,
     chunk_count,
@@ -45,8 +46,10 @@ def run_reduction(
         compute: what `start` sees each input as.
         name: a C identifier, for the kernel.
     """
+    dtypes = (tuple(tensor.dtype for tensor in inputs), tuple(tensor.dtype for tensor in outputs))
     if inputs[0].numel() == 0:
-        with tracing():
+        with tracing():  # what the formulas refuse of a dtype, they refuse of no numbers, too
+            traced(("reduction of nothing", key, dtypes, compute), lambda: programs(definition, *dtypes, compute))
             values = _of_nothing(definition, scalars)
         for output, value in zip(outputs, values, strict=True):
             output.fill_(value)
@@ -54,7 +57,6 @@ def run_reduction(
     rank = inputs[0].dim()
     reduced = {dim % rank for dim in dims} if rank else set()
     where = reduction_geometry(outputs, inputs, sorted(reduced))
-    dtypes = (tuple(tensor.dtype for tensor in inputs), tuple(tensor.dtype for tensor in outputs))
     ranks = (where.kept.layout.rank, where.reduced.layout.rank, where.wide)
     device = inputs[0].device
     if dialect_of(device).device_kind == "cpu":
