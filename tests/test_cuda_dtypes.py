@@ -69,6 +69,13 @@ def test_targets_do_not_promote(target: torch.dtype) -> None:
         assert (loss.dtype, loss.shape) == (torch.float16, (0,))
 
 
+def test_errors_name_the_dtypes_that_were_given() -> None:
+    for device in ("cpu", "bp"):
+        half = torch.ones(3, dtype=torch.float16, device=device)
+        with pytest.raises(RuntimeError, match=r"^expected dtype c10::Half for `end` but got .*c10::complex<c10::Half>$"):
+            torch.lerp(half, half.to(torch.complex32), 2.0)
+
+
 def test_other_dtypes_are_refused_as_on_the_cpu() -> None:
     for device in ("cpu", "bp"):
         with pytest.raises(RuntimeError, match=r"^linalg\.inv: Low precision dtypes not supported\. Got Half$"):

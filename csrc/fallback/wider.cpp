@@ -284,6 +284,19 @@ const WiderRule* wider_rule(const c10::OperatorHandle& op) {
   return found == table->end() ? nullptr : &found->second;
 }
 
+namespace {
+
+// Raises what the CPU says of arguments that it refuses in any dtype: in the dtypes that they were given in.
+void raise_of_given(const c10::OperatorHandle& op, torch::jit::Stack given) {
+  try {
+    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &given);
+  } catch (const c10::NotImplementedError&) {
+    return; // it lacks the dtype
+  }
+}
+
+} // namespace
+
 void run_wider(const WiderRule& rule, const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   WiderCall call(op, rule.lacking, stack);
   if (call.lacking() == ScalarType::Undefined) {
@@ -291,8 +304,14 @@ void run_wider(const WiderRule& rule, const c10::OperatorHandle& op, torch::jit:
   } else if (rule.composed != nullptr) {
     rule.composed(op.schema(), stack);
   } else {
+    torch::jit::Stack given(stack->end() - op.schema().arguments().size(), stack->end());
     call.widen();
-    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+    try {
+      op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+    } catch (const c10::Error&) {
+      raise_of_given(op, std::move(given));
+      throw;
+    }
     call.narrow(stack);
   }
 }
