@@ -202,6 +202,7 @@ def test_numbers_in_the_dtypes_that_are_named() -> None:
         (["--numbers", "--dtypes", "float31"], "unknown dtype 'float31'"),
         (["--numbers", "--dtypes", ","], "dtypes is empty"),
         (["--numbers", "--match", "("], "malformed --match"),
+        (["--numbers", "--samples", "3"], "no --samples"),
         (["--numbers", "--match", "^no_such_operator"], "no operator that takes a number matches"),
         (["--dtypes", "float31"], "unknown dtype 'float31'"),
         (["--dtypes", ","], "dtypes is empty"),

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from torch_backplane.conformance import Report, Settings
 
+TIMEOUT = 120.0  # seconds
 MOST_ROWS = 40  # of a table of groups
 MOST_NAMES = 8  # of operators in a row
 EXAMPLES = 20  # fallbacks shown
@@ -32,7 +33,7 @@ def conformance(
     samples: Annotated[int, typer.Option(min=0, help="Sample inputs per operator; 0 means all.")] = 0,
     json_file: Annotated[str, typer.Option("--json", metavar="FILE", help="Write the report; - is stdout.")] = "",
     jobs: Annotated[int, typer.Option(min=0, help="Worker processes; 0 means one per core.")] = 0,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one operator may take.")] = 120.0,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one operator may take.")] = TIMEOUT,
     database: Annotated[str, typer.Option(metavar="MODULE:NAME", help="Another list of OpInfo.")] = "",
     accuracy: Annotated[bool, typer.Option("--accuracy", help="Measure how exact sums are, instead.")] = False,
     elements: Annotated[int, typer.Option(min=100, help="With --accuracy: at most so many summands.")] = 10**7,
@@ -68,7 +69,9 @@ def conformance(
             **({"database": database} if database else {}),
         )
         if numbers:
-            raise typer.Exit(_try_numbers(settings, json_file, list_only))
+            if samples or timeout != TIMEOUT:
+                raise ConformanceError("--numbers has no --samples and no --timeout: it tries all of them")
+            raise typer.Exit(_try_numbers(settings, jobs, json_file, list_only))
         if list_only:
             _list(settings, accuracy)
             return
@@ -89,7 +92,7 @@ def _dtypes_with_numbers() -> tuple[str, ...]:
     return tuple(str(dtype).removeprefix("torch.") for dtype in DTYPES)
 
 
-def _try_numbers(settings: Settings, json_file: str, list_only: bool) -> int:
+def _try_numbers(settings: Settings, jobs: int, json_file: str, list_only: bool) -> int:
     """In an interpreter of its own, which begins with the driver; or only says which operators these would be."""
     import os
     import re
@@ -112,8 +115,9 @@ def _try_numbers(settings: Settings, json_file: str, list_only: bool) -> int:
     if list_only:
         print(*chosen, sep="\n")
         return 0
+    processes = jobs or os.cpu_count() or 1
     environment = {**os.environ, **({"TORCH_BACKPLANE_DRIVERS": settings.driver} if settings.driver else {})}
-    given = [settings.device, ",".join(settings.dtypes), settings.match, json_file]
+    given = [settings.device, ",".join(settings.dtypes), settings.match, str(processes), json_file]
     return subprocess.call([sys.executable, "-m", "torch_backplane.conformance.numbers", *given], env=environment)
 
 

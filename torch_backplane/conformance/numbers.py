@@ -7,7 +7,7 @@ dtype are converted to every other one.
 Not compared is what C leaves open: a float that is no value of the integer type it is made, which is another number on
 each processor. Nor is what the CPU merely lacks a kernel for.
 
-Run as a program, `python -m torch_backplane.conformance.numbers DEVICE DTYPES REGEX JSON`, by the command line.
+Run as a program, `python -m torch_backplane.conformance.numbers DEVICE DTYPES REGEX JOBS JSON`, by the command line.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any, NamedTuple
 
 import torch
@@ -301,7 +303,7 @@ def values_of(dtype: torch.dtype) -> torch.Tensor:
     return torch.tensor(every, dtype=torch.float64).to(dtype)
 
 
-def main(device: str, dtypes: str, match: str, json_file: str) -> int:
+def main(device: str, dtypes: str, match: str, jobs: str, json_file: str) -> int:
     """Prints what differs, by operator and kind, and the counts; 1 where values do or one side only raises, 2 where
     there is no such device.
     """
@@ -313,28 +315,43 @@ def main(device: str, dtypes: str, match: str, json_file: str) -> int:
         return 2
     if json_file == "-":  # the findings alone are there
         with contextlib.redirect_stdout(sys.stderr):
-            findings = sweep(device, dtypes, match)
+            findings = sweep(device, dtypes, match, int(jobs))
         print(json.dumps([one._asdict() for one in findings], indent=1))
     else:
-        findings = sweep(device, dtypes, match)
+        findings = sweep(device, dtypes, match, int(jobs))
         if json_file:
             with open(json_file, "w") as file:
                 json.dump([one._asdict() for one in findings], file, indent=1)
     return int(any(one.kind != "words" for one in findings))
 
 
-def sweep(device: str, dtypes: str, match: str) -> list[Finding]:
-    """Prints what differs while it goes on, and what came of it."""
-    chosen = [getattr(torch, name) for name in dtypes.split(",") if name] or DTYPES
-    outcomes = {"conversions of tensors": compare_conversions(device, chosen)} if not match else {}
-    for overload in overloads():
-        name = overload.name().removeprefix("aten::")
-        if re.search(match, name):
-            outcomes[name] = compare(overload, device, chosen)
-            outcomes[of_none := f"{name} of no elements"] = compare(overload, device, chosen, empty=True)
-            for called in (name, of_none):
-                for kind, count in Counter(one.kind for one in outcomes[called].findings).items():
-                    example = next(one for one in outcomes[called].findings if one.kind == kind)
+def _begin() -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+
+
+def _outcomes_of(name: str | None, device: str, named: Sequence[str]) -> dict[str, Outcome]:
+    """Of an overload, with elements and without; or of conversions."""
+    dtypes = [getattr(torch, one) for one in named] or DTYPES
+    if name is None:
+        return {"conversions of tensors": compare_conversions(device, dtypes)}
+    (overload,) = (one for one in overloads() if one.name() == f"aten::{name}")
+    of_none = f"{name} of no elements"
+    return {name: compare(overload, device, dtypes), of_none: compare(overload, device, dtypes, empty=True)}
+
+
+def sweep(device: str, dtypes: str, match: str, jobs: int) -> list[Finding]:
+    """Prints what differs while it goes on, in so many processes, and what came of it."""
+    named = tuple(name for name in dtypes.split(",") if name)
+    names = [name for one in overloads() if re.search(match, name := one.name().removeprefix("aten::"))]
+    outcomes: dict[str, Outcome] = {}
+    with ProcessPoolExecutor(jobs, get_context("spawn"), _begin) as pool:
+        under_way = [pool.submit(_outcomes_of, name, device, named) for name in (*([] if match else [None]), *names)]
+        for done in under_way:
+            for called, outcome in done.result().items():
+                outcomes[called] = outcome
+                for kind, count in Counter(one.kind for one in outcome.findings).items():
+                    example = next(one for one in outcome.findings if one.kind == kind)
                     print(f"{called}: {kind}, {count}, such as {example.dtype} {example.parameter}={example.number}")
                     print(f"    CPU    {example.expected}\n    device {example.found}", flush=True)
     findings = [one for outcome in outcomes.values() for one in outcome.findings]

@@ -86,7 +86,7 @@ def _scaled_noise(call: Call, mean: Any, std: Any, generator: Any) -> torch.Tens
     if isinstance(std, torch.Tensor):
         expect_values((std, NOT_NEGATIVE, "normal expects all elements of std >= 0.0"))
     dtype = value_dtype(out.dtype)
-    noise = torch.empty_like(out).normal_(generator=generator)
+    noise = torch.empty_like(out, dtype=value_dtype(out.dtype)).normal_(generator=generator)
     tensors = {name: one for name, one in (("mean", mean), ("std", std)) if isinstance(one, torch.Tensor)}
     numbers = {name: one for name, one in (("mean", mean), ("std", std)) if name not in tensors}
 
