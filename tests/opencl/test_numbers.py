@@ -13,7 +13,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torch_backplane import plans
-from torch_backplane.conformance.numbers import compare, compare_conversions, overloads
+from torch_backplane.conformance.numbers import (
+    answer,
+    compare,
+    compare_conversions,
+    difference,
+    in_float32,
+    overloads,
+)
 from torch_backplane.planning import pointwise
 
 LIBRARY = torch.library.Library("backplane_numbers", "FRAGMENT")  # kept: planners are declared for good
@@ -110,6 +117,17 @@ def test_numbers_beyond_the_dtype_and_between_its_values(name: str) -> None:
     outcome = compare(overload, DEVICE, (torch.float16, torch.float32), numbers)
     assert outcome.has_sample
     assert not [one for one in outcome.findings if one.kind != "words"]
+
+
+def test_half_precision_takes_numbers_of_float32() -> None:
+    """And only what comes of these, or is the CPU's, passes."""
+    overload, x = torch.ops.aten.add.Tensor, torch.arange(1, 7, dtype=torch.float16).view(2, 3)
+    given = {"self": x, "other": x, "alpha": -2.7}
+    wide = in_float32(overload, given, torch.float16)
+    assert difference(wide, answer(overload, given, "cpu")) == "values"
+    assert difference(wide, answer(overload, given, DEVICE)) is None
+    wrong = answer(lambda **given: overload(**given) * 1.01, given, DEVICE)
+    assert difference(wide, wrong) == "values"
 
 
 # Of no elements, where PyTorch's CPU kernels are no judges: one returns memory that nothing was written to, and one
