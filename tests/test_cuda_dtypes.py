@@ -53,6 +53,13 @@ def test_results_that_are_given_have_the_dtype_of_the_result() -> None:
     for dtype in (torch.uint8, torch.int8, torch.float32):
         with pytest.raises(RuntimeError, match=r"^Found dtype \w+ but expected Bool$"):
             torch.abs(bools, out=torch.zeros(2, dtype=dtype, device="bp"))
+    for device in ("cpu", "bp"):
+        with pytest.raises(RuntimeError, match=r"^Found dtype Double but expected Float$"):
+            torch.abs(torch.zeros(2, device=device), out=torch.zeros(2, device=device).double())
+        with pytest.raises(RuntimeError, match=r"Bool"):
+            torch.abs(torch.zeros(2, dtype=torch.float16, device=device), out=torch.zeros(2, device=device).bool())
+        with pytest.raises(RuntimeError, match=r"^torch.histogram: input tensor and hist tensor should have the same"):
+            torch.histc(torch.zeros(2, device=device), 2, out=torch.zeros(2, device=device).int())
     out = torch.empty(0, dtype=torch.bool, device="bp")
     assert torch.abs(bools, out=out) is out
     assert out.tolist() == [True, False]

@@ -101,20 +101,22 @@ bool is_dtype(const c10::Argument& argument) {
 // One call: which dtype is lacking, what its results have, and the tensors that were given for them.
 class WiderCall {
  public:
-  WiderCall(const c10::OperatorHandle& op, uint64_t lacking, torch::jit::Stack* stack)
+  WiderCall(const c10::OperatorHandle& op, const WiderRule& rule, torch::jit::Stack* stack)
       : schema_(op.schema()), arguments_(stack->data() + stack->size() - schema_.arguments().size(), schema_.arguments().size()) {
     at::native::ResultTypeState state;
     for (size_t i = 0; i < arguments_.size(); ++i) {
       const auto& argument = schema_.arguments()[i];
       if (arguments_[i].isTensor() && arguments_[i].toTensor().defined()) {
         const at::Tensor& tensor = arguments_[i].toTensor();
-        see(tensor.scalar_type(), lacking);
+        if (!argument.is_out() || rule.composed == nullptr) { // a composition is of operands
+          see(tensor.scalar_type(), rule.lacking);
+        }
         if (!argument.is_out() && argument.name() != "target") { // targets are classes
           state = at::native::update_result_type_state(tensor, state);
         }
       } else if (arguments_[i].isInt() && is_dtype(argument)) {
         asked_ = static_cast<ScalarType>(arguments_[i].toInt());
-        see(*asked_, lacking);
+        see(*asked_, rule.lacking);
       }
     }
     computed_ = asked_.value_or(at::native::result_type(state));
@@ -298,7 +300,7 @@ void raise_of_given(const c10::OperatorHandle& op, torch::jit::Stack given) {
 } // namespace
 
 void run_wider(const WiderRule& rule, const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  WiderCall call(op, rule.lacking, stack);
+  WiderCall call(op, rule, stack);
   if (call.lacking() == ScalarType::Undefined) {
     op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
   } else if (rule.composed != nullptr) {
