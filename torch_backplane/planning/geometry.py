@@ -58,8 +58,8 @@ def pointwise_geometry(
     """
     limits = dialect.row_limits
     if current() is None:
-        given = (list(outputs), list(inputs), list(positions), width, dialect.streaming_bytes)
-        return _C.pointwise_geometry(*given, limits.shortest, limits.most)
+        streaming = dialect.streaming_bytes
+        return _C.pointwise_geometry(outputs, inputs, positions, width, streaming, limits.shortest, limits.most)
     return pointwise_geometry_of_symbols(outputs, inputs, positions, width, dialect)
 
 
