@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -107,13 +108,16 @@ def reduction_geometry(
     """Of a reduction over `dims`, which are not negative; outputs are without them, or have size 1 there."""
     if current() is not None:
         return reduction_geometry_of_symbols(outputs, inputs, dims)
-    wide, sizes, strides, reduced_sizes, reduced_strides = _C.reduction_geometry(
-        list(outputs), list(inputs), list(dims)
-    )
+    wide, sizes, strides, reduced_sizes, reduced_strides = _C.reduction_geometry(outputs, inputs, dims)
     return ReductionGeometry(
-        Geometry(Layout(len(sizes), 1, wide), sizes, strides),
-        Geometry(Layout(len(reduced_sizes), 1, wide), reduced_sizes, reduced_strides),
+        Geometry(_strided(len(sizes), wide), sizes, strides),
+        Geometry(_strided(len(reduced_sizes), wide), reduced_sizes, reduced_strides),
     )
+
+
+@lru_cache(maxsize=256)
+def _strided(rank: int, wide: bool) -> Layout:
+    return Layout(rank, 1, wide)
 
 
 def reduction_geometry_of_symbols(
