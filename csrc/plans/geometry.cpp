@@ -2,6 +2,8 @@
 // symbols, too, and is what traced planners use; calls that only run use this.
 #include <ATen/ExpandUtils.h>
 #include <ATen/MemoryOverlap.h>
+#include <ATen/TensorIterator.h>
+#include <torch/csrc/Dtype.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
@@ -253,6 +255,21 @@ bool check_operands(const std::vector<at::Tensor>& outputs, const std::vector<at
   return true;
 }
 
+// What TensorIterator makes of operands: only their sizes and strides count.
+at::Tensor elementwise_result(const std::vector<at::Tensor>& operands, const py::object& dtype) {
+  TORCH_CHECK_TYPE(THPDtype_Check(dtype.ptr()), "the dtype of a result is needed");
+  at::TensorIteratorConfig config;
+  config.set_check_mem_overlap(false)
+      .check_all_same_dtype(false)
+      .check_all_same_device(false)
+      .declare_static_dtype_and_device(reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type, c10::kMeta)
+      .add_owned_output(at::Tensor());
+  for (const at::Tensor& operand : operands) {
+    config.add_const_input(operand);
+  }
+  return config.build().output();
+}
+
 } // namespace
 
 void bind_geometry(py::module_& module) {
@@ -262,6 +279,10 @@ void bind_geometry(py::module_& module) {
   module.def(
       "check_broadcast", [](const std::vector<at::Tensor>& tensors) { broadcast_shape({}, tensors); },
       py::arg("tensors"), "Throws PyTorch's error where the tensors do not broadcast to one shape.");
+  module.def(
+      "elementwise_result", &elementwise_result, py::arg("operands"), py::arg("dtype"),
+      "A meta tensor of the shape that the operands are broadcast to, with the strides that TensorIterator gives it. Throws "
+      "PyTorch's error where they do not broadcast.");
   module.def(
       "check_operands", &check_operands, py::arg("outputs"), py::arg("inputs"),
       "Throws PyTorch's error where inputs do not broadcast to the outputs' shape, or memory is both read and written "

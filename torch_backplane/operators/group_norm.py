@@ -26,6 +26,17 @@ def _check_groups(self: torch.Tensor, batch: int, channels: int, length: int, gr
     )
 
 
+def _normalized(
+    self: torch.Tensor, weight: Optional, bias: Optional, batch: int, groups: int
+) -> list[torch.Tensor] | None:
+    """The result, means and deviations, on the meta device; None where PyTorch's meta function decides of them."""
+    plain = self.dtype in (torch.float32, torch.float64) and self.is_contiguous() and self.numel() > 0
+    if not plain or any(one is not None and one.dtype != self.dtype for one in (weight, bias)):
+        return None
+    statistics = torch.empty([batch, groups], dtype=self.dtype, device="meta")
+    return [torch.empty(self.shape, dtype=self.dtype, device="meta"), statistics, statistics]
+
+
 @operator("native_group_norm")
 def native_group_norm(
     call: Call,
@@ -41,7 +52,7 @@ def native_group_norm(
     if any(one is not None and one.shape != (channels,) for one in (weight, bias)):
         raise Refused("a weight or bias of another shape")
     _check_groups(self, batch, channels, length, groups)
-    out, mean, rstd = call.outputs()
+    out, mean, rstd = call.outputs(like=_normalized(self, weight, bias, batch, groups))
     sets = Sets.group(batch, channels, length, groups)
     run_norm(sets, out, self, dense(weight), dense(bias), eps, mean=mean, rstd=rstd)
     return out, mean, rstd

@@ -28,8 +28,8 @@ def _normalized(
     if not self.is_floating_point() or any(one is not None and one.dtype != self.dtype for one in (weight, bias)):
         return None
     kept = [*self.shape[:outer], *[1] * len(shape)]
-    statistics = [torch.empty(kept, dtype=value_dtype(self.dtype), device="meta") for _ in range(2)]
-    return [torch.empty(self.shape, dtype=self.dtype, device="meta"), *statistics]
+    statistics = torch.empty(kept, dtype=value_dtype(self.dtype), device="meta")
+    return [torch.empty(self.shape, dtype=self.dtype, device="meta"), statistics, statistics]
 
 
 @operator("native_layer_norm")

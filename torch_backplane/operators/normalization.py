@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -35,6 +34,11 @@ def dense(tensor: Optional) -> Optional:
     return None if tensor is None else tensor.contiguous()
 
 
+def new_contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    """An uninitialized one of the same shape."""
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
 def run_norm(
     sets: Sets,
     out: torch.Tensor,
@@ -46,12 +50,15 @@ def run_norm(
 ) -> None:
     if not out.numel():
         return
-    with ExitStack() as stack:
-        result, *saved = (
-            None if tensor is None else stack.enter_context(contiguous_result(tensor)) for tensor in (out, mean, rstd)
-        )
-        options |= dict(zip(("mean", "rstd"), saved, strict=True))
-        run_template(norm, out.device, sets, result, dense(self), *arguments, name=f"{sets.kind}_norm", **options)
+    results = [(one, one if one is None or one.is_contiguous() else new_contiguous(one)) for one in (out, mean, rstd)]
+    written, means, deviations = (result for _, result in results)
+    name = f"{sets.kind}_norm"
+    run_template(
+        norm, out.device, sets, written, dense(self), *arguments, name=name, mean=means, rstd=deviations, **options
+    )
+    for given, result in results:
+        if given is not None and result is not None and result is not given:
+            given.copy_(result)
 
 
 def run_norm_backward(

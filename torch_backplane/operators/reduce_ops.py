@@ -26,6 +26,7 @@ from torch_backplane.planning import (
     run_template,
     socket,
 )
+from torch_backplane.planning.launch import traced
 
 LAST_INDEX = 2**63 - 1
 
@@ -59,7 +60,7 @@ def reduce(
         tensor, dims = tensor.view(1), [0]
     if outputs[0].numel() > 0:
         run_reduction(
-            definition(compute),
+            traced(("definition", key, compute), lambda: definition(compute)),
             outputs,
             [tensor],
             dims,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -57,9 +58,12 @@ class Form:
         self.kernel_name = functional._schema.name.partition("::")[2]
         self.argument_names = [one.name for one in functional._schema.arguments]
         self.has_structured_meta: bool = _C.has_structured_meta(self.name)
+        self.is_functional = overload is functional
+        self.rule, self.functional_rule = (metas.rule_of(one, functional) for one in (overload, functional))
         arguments = list(enumerate(schema.arguments))
         self.outs = [position for position, one in arguments if one.is_out]
         self.inputs = [position for position, one in arguments if not one.is_out]
+        self.input_names = [one.name for one in schema.arguments if not one.is_out]
         self.dtypes_asked = [position for position, one in arguments if one.name == "dtype" and not one.is_out]
         self.is_in_place = overload is not functional and not self.outs
         # Some operators write to others, too, such as running statistics, which are no results.
@@ -83,6 +87,7 @@ class Call:
         self.functional = form.functional
         self.arguments = arguments
         self.inputs = self._inputs() if form.outs else arguments
+        self._tensors: list[torch.Tensor] | None = None
         self._outputs: list[Any] | None = None
         self._stand_ins: list[tuple[torch.Tensor, torch.Tensor]] = []  # (computed to, given)
         self._metas: dict[str, tuple[Any, ...]] = {}
@@ -115,12 +120,19 @@ class Call:
         return self.form.is_in_place
 
     @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Those among the arguments and in lists among them, in their order."""
+        if self._tensors is None:
+            self._tensors = tensors_of(self.arguments)
+        return self._tensors
+
+    @property
     def device(self) -> torch.device:
         """The tensors' device, or the one that a factory is asked for; with its index."""
+        if self.tensors:
+            return self.tensors[0].device
         named = None
         for value in flatten(self.arguments):
-            if isinstance(value, torch.Tensor):
-                return value.device
             if isinstance(value, torch.device):
                 named = value
         index = named.index if named is not None else None
@@ -131,7 +143,8 @@ class Call:
 
         Raises PyTorch's own errors for arguments that the operator does not take.
         """
-        overload = overload or self.overload
+        if overload is None:
+            overload = self.overload
         name = self._name_of(overload)  # overloads are slow as keys
         found = self._metas.get(name)
         if found is None:
@@ -146,25 +159,33 @@ class Call:
 
     def _ask_meta(self, overload: OpOverload) -> tuple[Any, ...]:
         tracer = tracing.current()
-        if tracer is None:
-            return self._meta_of(overload, _C.as_metas(self.arguments if overload is self.overload else self.inputs))
-        if overload is self.overload and self.form.has_structured_meta:
-            self._check_memory(tracer)
-        values = as_meta(self.arguments if overload is self.overload else self.inputs)
-        return metas.results(tracer, overload, self.functional, values, lambda given: self._meta_of(overload, given))
+        own = overload is self.overload
+        values = self.arguments if own else self.inputs
+        if tracer is not None:
+            if own and self.form.has_structured_meta:
+                self._check_memory(tracer)
+            ask = partial(self._meta_of, overload)
+            return metas.results(tracer, overload, self.functional, as_meta(values), ask)
+        if self._is_structured(overload) or not (own or overload is self.functional):
+            return self._meta_of(overload, _C.as_metas(values))
+        return metas.recalled(self.form, own, values, lambda: self._meta_of(overload, _C.as_metas(values)))
 
     def _check_memory(self, tracer: tracing.Tracer) -> None:
         """Leaves whatever PyTorch's meta kernel looks for in the memory that is written."""
-        tensors = [value for value in flatten(self.inputs) if isinstance(value, torch.Tensor)]
+        tensors = tensors_of(self.inputs)
         tracer.check_overlaps(self.written, tensors)
         apart = torch.Tag.pointwise not in self.functional.tags and not self.is_in_place
         if apart and any(same_storage(given, tensor) for given in self.written for tensor in tensors):
             raise Untraceable("results that share no memory with operands")
 
+    def _is_structured(self, overload: OpOverload) -> bool:
+        if overload is self.overload:
+            return self.form.has_structured_meta
+        return _C.has_structured_meta(self._name_of(overload))
+
     def _meta_of(self, overload: OpOverload, values: Sequence[Any]) -> tuple[Any, ...]:
         name = self._name_of(overload)
-        structured = self.form.has_structured_meta if overload is self.overload else _C.has_structured_meta(name)
-        if structured and not (name.startswith(_SELECTS) and has_empty(values)):
+        if self._is_structured(overload) and not (name.startswith(_SELECTS) and has_empty(values)):
             # Not through the dispatcher: that leads to Python functions, which take more than PyTorch's kernels do.
             try:
                 return _C.structured_meta(name, *values)
@@ -173,8 +194,6 @@ class Call:
                     raise
                 # PyTorch's clamp takes no CPU tensor without dimensions beside another device's tensors.
                 return _C.structured_meta(name, *(without_device(value) for value in values))
-        if (known := _of_one_dtype(name, values)) is not None:
-            return (known,)
         positional: list[Any] = []
         named: dict[str, Any] = {}
         for value, argument in zip(values, overload._schema.arguments, strict=True):
@@ -227,8 +246,8 @@ class Call:
             made = self.meta() if like is None else like
             if elementwise and like is None and not self.is_in_place and not self.form.has_structured_meta:
                 # Not all of PyTorch's meta functions choose its strides.
-                tensors = [value for value in flatten(self.inputs) if isinstance(value, torch.Tensor)]
-                if full_name(self.functional) in _GRADIENT_LAST:
+                tensors = tensors_of(self.inputs)
+                if self.form.functional_name in _GRADIENT_LAST:
                     tensors = [*tensors[1:], tensors[0]]
                 # Of two results, one that is given fits the other one.
                 fitting = [given for given, one in zip(written, made, strict=False) if given.shape == one.shape]
@@ -315,7 +334,7 @@ def check_apart(out: torch.Tensor, inputs: Iterable[Any]) -> None:
 
     For operators that read inputs elsewhere than they write; `run_pointwise` checks for itself.
     """
-    tensors = [value for value in flatten(inputs) if isinstance(value, torch.Tensor) and value.device == out.device]
+    tensors = [tensor for tensor in tensors_of(inputs) if tensor.device == out.device]
     socket.check_overlaps([out], tensors)
     for tensor in tensors:
         if tensor is out or (out.numel() and tensor.numel() and socket.same_start(out, tensor)):
@@ -334,8 +353,8 @@ def has_empty(values: Iterable[Any]) -> bool:
 
 def shares_memory(out: torch.Tensor, inputs: Iterable[Any]) -> bool:
     """Whether there is an element of `out` between those of a tensor in `inputs`."""
-    for value in flatten(inputs):
-        if isinstance(value, torch.Tensor) and value.device == out.device and same_storage(value, out):
+    for value in tensors_of(inputs):
+        if value.device == out.device and same_storage(value, out):
             (begin, end), (first, last) = extent(out), extent(value)
             if value.numel() and out.numel() and first < end and begin < last:
                 return True
@@ -366,28 +385,11 @@ def new_like(metas: Sequence[Any], device: torch.device) -> list[Any]:
 
 def elementwise_result(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
     """A meta tensor of the shape that `tensors` are broadcast to, with the strides that TensorIterator gives it."""
+    if tracing.current() is None and tensors:
+        return _C.elementwise_result(tensors, dtype)
     shape = socket.broadcast_shapes(*(tensor.shape for tensor in tensors))
     strides = layouts.iterator(shape, [(tensor.shape, tensor.stride()) for tensor in tensors])
     return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
-
-
-def _of_one_dtype(name: str, values: Sequence[Any]) -> torch.Tensor | None:
-    """The result of common elementwise operators for which PyTorch has functions in Python only: of the tensors' dtype,
-    where they have one. None where those functions have to be asked.
-    """
-    if name == "aten::where.self":
-        plain, computed = values[0].dtype == torch.bool, values[1:]
-    elif name == "aten::relu":
-        plain, computed = values[0].is_floating_point(), values
-    else:
-        return None
-    of_device = all(tensor.device.type == "meta" for tensor in values)
-    if not plain or not of_device or len({tensor.dtype for tensor in computed}) > 1:
-        return None
-    try:
-        return elementwise_result(values, computed[0].dtype)
-    except RuntimeError:  # for which the function has the words
-        return None
 
 
 def as_meta(value: Any) -> Any:
@@ -424,6 +426,17 @@ def example(number: _C.Number) -> Any:
 def without_device(value: Any) -> Any:
     """A meta tensor in place of a CPU tensor without dimensions."""
     return value.to("meta") if isinstance(value, torch.Tensor) and not value.dim() else value
+
+
+def tensors_of(values: Iterable[Any]) -> list[torch.Tensor]:
+    """Those among the values and in nested lists and tuples."""
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += tensors_of(value)
+    return found
 
 
 def flatten(values: Any) -> Iterator[Any]:

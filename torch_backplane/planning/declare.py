@@ -140,6 +140,7 @@ def _register(
         raise ValueError(f"{name} has no argument {', '.join(sorted(unknown))}")
     alike = [names.index(one) for one in one_dtype]
     form = Form(overload, functional)
+    supported = {dtype for dtype in FACTS if dtypes == "complex" or not dtype.is_complex}
     without_numbers = [position for position, tensors_only in enumerate(in_memory) if tensors_only]
 
     def run(*arguments: Any) -> Any:
@@ -151,12 +152,10 @@ def _register(
                 isinstance(value, (list, tuple)) and any(isinstance(one, _C.Number) for one in flatten(value))
             ):
                 raise _C.RunOnCPU("a CPU tensor without dimensions, where the kernel reads the device's memory")
-        for value in flatten(arguments) if dtypes != "any" else ():
-            if isinstance(value, torch.Tensor):
-                dtype = value.dtype
-                check_supported(dtype)
-                if dtypes == "real" and dtype.is_complex:
-                    raise _C.RunOnCPU(f"its kernel takes no {dtype}".replace("torch.", ""))
+        for tensor in call.tensors if dtypes != "any" else ():
+            if tensor.dtype not in supported:
+                check_supported(tensor.dtype)
+                raise _C.RunOnCPU(f"its kernel takes no {tensor.dtype}".replace("torch.", ""))
         if alike:
             given = [inputs[position] for position in alike]
             if len({one.dtype for one in given if isinstance(one, (torch.Tensor, _C.Number))}) > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -58,8 +59,8 @@ def pointwise_geometry(
     """
     limits = dialect.row_limits
     if current() is None:
-        given = (list(outputs), list(inputs), list(positions), width, dialect.streaming_bytes)
-        return _C.pointwise_geometry(*given, limits.shortest, limits.most)
+        streaming = dialect.streaming_bytes
+        return _C.pointwise_geometry(outputs, inputs, positions, width, streaming, limits.shortest, limits.most)
     return pointwise_geometry_of_symbols(outputs, inputs, positions, width, dialect)
 
 
@@ -107,13 +108,16 @@ def reduction_geometry(
     """Of a reduction over `dims`, which are not negative; outputs are without them, or have size 1 there."""
     if current() is not None:
         return reduction_geometry_of_symbols(outputs, inputs, dims)
-    wide, sizes, strides, reduced_sizes, reduced_strides = _C.reduction_geometry(
-        list(outputs), list(inputs), list(dims)
-    )
+    wide, sizes, strides, reduced_sizes, reduced_strides = _C.reduction_geometry(outputs, inputs, dims)
     return ReductionGeometry(
-        Geometry(Layout(len(sizes), 1, wide), sizes, strides),
-        Geometry(Layout(len(reduced_sizes), 1, wide), reduced_sizes, reduced_strides),
+        Geometry(_strided(len(sizes), wide), sizes, strides),
+        Geometry(_strided(len(reduced_sizes), wide), reduced_sizes, reduced_strides),
     )
+
+
+@lru_cache(maxsize=256)
+def _strided(rank: int, wide: bool) -> Layout:
+    return Layout(rank, 1, wide)
 
 
 def reduction_geometry_of_symbols(

@@ -89,7 +89,7 @@ def launch(
         name: of the operator, for errors.
     """
     if group is None:
-        group = (kernel.group_size or DEFAULT_GROUP, *(1 for _ in items[1:]))
+        group = (kernel.group_size or DEFAULT_GROUP, *[1] * (len(items) - 1))
     rounded = [-(-count // size) * size for count, size in zip(items, group, strict=True)]
     if 0 in rounded:
         return

@@ -1,13 +1,16 @@
-"""The shapes of results, in symbols: what PyTorch's meta kernels compute in C++, for plans of any shape.
+"""The shapes of results: what PyTorch's meta kernels compute in C++, and many of them in Python.
 
-Each answer is held against the meta kernel's own for this call. What a meta kernel refuses must be a guard here, too: a
-plan serves calls that were never shown to the meta kernel.
+In symbols (`results`), for plans of any shape: each answer is held against the meta kernel's own for this call. What a
+meta kernel refuses must be a guard here, too: a plan serves calls that were never shown to the meta kernel.
+
+In numbers (`recalled`), where the meta kernel is a function in Python, which takes longer than all else that planners
+do: that one is asked of the first call of each kind, its answer is held against the rule, and that serves the others.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,10 +18,18 @@ from torch._decomp import global_decomposition_table
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from torch_backplane import _C
 from torch_backplane.planning import strides as layouts
+from torch_backplane.planning.recent import Recent
 from torch_backplane.planning.symbols import Untraceable, number_now
 
 Shape = Sequence[Any]
+
+MOST_KINDS = 4096  # of calls whose dtypes are known
+
+# The results' dtypes by kinds of calls; none where the rule says something else than PyTorch.
+_dtypes: Recent[Hashable, tuple[torch.dtype | None, ...]] = Recent(MOST_KINDS)
+
 
 class Rule(NamedTuple):
     """Args:
@@ -67,6 +78,104 @@ def results(
     return tuple(found)
 
 
+def recalled(
+    form: Any, own: bool, values: Sequence[Any], ask: Callable[[], tuple[Any, ...]]
+) -> tuple[torch.Tensor | None, ...]:
+    """Meta tensors, one for each result, as `ask` has them of PyTorch's meta kernel.
+
+    That is asked of one call of each kind: all is the same but sizes and strides, which the operator's rule knows.
+    Plans for any shape rely on the same rules, and leave the meta kernel out likewise.
+
+    Args:
+        form: a call's.
+        own: of the call's own overload, else of the functional one.
+        values: the overload's arguments.
+    """
+    rule = form.rule if own else form.functional_rule
+    inputs = [values[position] for position in form.inputs] if own and form.outs else values
+    tensors: list[torch.Tensor] = []
+    kinds = _kinds(inputs, tensors)
+    if rule is None or not tensors:
+        return ask()
+    written = [values[position] for position in form.written] if own and not form.is_functional else []
+    key = (form.name, own, torch.get_default_dtype(), tuple([given.dtype for given in written]), kinds)
+    asked: list[tuple[Any, ...]] = []
+
+    def ask_first() -> tuple[torch.dtype | None, ...]:
+        asked.append(ask())
+        dtypes = tuple([None if one is None else one.dtype for one in asked[0]])
+        found = _by_rule(rule, form, dtypes, inputs, tensors, written)
+        alike = found is not None and all(map(_alike, found, asked[0]))
+        return dtypes if alike else ()
+
+    dtypes = _dtypes.get(key, ask_first)
+    if asked:
+        return asked[0]
+    return (_by_rule(rule, form, dtypes, inputs, tensors, written) if dtypes else None) or ask()
+
+
+def _kinds(values: Sequence[Any], tensors: list[torch.Tensor]) -> tuple[Hashable, ...]:
+    """What there is to know of values but for sizes and strides. Adds the tensors among them to `tensors`."""
+    kinds: list[Hashable] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            tensors.append(value)
+            kinds.append((value.dtype, value.dim()))
+        elif isinstance(value, _C.Number):
+            kinds.append(value.kind)
+        elif isinstance(value, (list, tuple)):
+            kinds.append(_kinds(value, tensors))
+        elif isinstance(value, torch.Generator):
+            kinds.append("generator")
+        else:
+            kinds.append(repr(value))  # not the value: 0.0 == -0.0, and 1 == True
+    return tuple(kinds)
+
+
+def _by_rule(
+    rule: Rule,
+    form: Any,
+    dtypes: Sequence[torch.dtype | None],
+    inputs: Sequence[Any],
+    tensors: Sequence[torch.Tensor],
+    written: Sequence[torch.Tensor],
+) -> tuple[torch.Tensor | None, ...] | None:
+    """Meta tensors for the results. None where the rule does not know, or PyTorch has an error."""
+    if 0 in [tensor.numel() for tensor in tensors]:
+        return None
+    sizes: Shape
+    try:
+        if rule is _ELEMENTWISE:
+            made = [None if dtype is None else _C.elementwise_result(tensors, dtype) for dtype in dtypes]
+            sizes = next(one.shape for one in made if one is not None)
+        elif False not in [tensor.is_contiguous() for tensor in tensors]:  # others take other ways through the rule
+            sizes = torch.Size(rule.sizes(tensors, dict(zip(form.input_names, inputs, strict=True))))
+            strides = rule.layout(sizes, tensors)
+            made = [
+                None if dtype is None else torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
+                for dtype in dtypes
+            ]
+        else:
+            return None
+    except (RuntimeError, Untraceable):
+        return None
+    if len(written) == len(made):
+        return tuple(_C.as_metas(written)) if all(given.shape == sizes for given in written) else None
+    return tuple(made)
+
+
+def _alike(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
+
+
+def rule_of(overload: Any, functional: Any) -> Rule | None:
+    """What is known of the sizes and strides of the overload's results."""
+    name = overload._schema.name.removeprefix("aten::").removesuffix("_")
+    return RULES.get(name, _ELEMENTWISE if torch.Tag.pointwise in functional.tags else None)
+
+
 def concrete(value: Any) -> Any:
     """The same with the numbers of this call in the place of symbols, and tensors on the meta device."""
     if isinstance(value, torch.Tensor) and value.device.type == "cpu":  # a number, of which the tensor tells the kind
@@ -96,8 +205,7 @@ def _shapes(
     written = [value for one, value in zip(schema, values, strict=True) if one.is_out] or [
         value for one, value in zip(schema, values, strict=True) if one.is_write
     ]
-    name = overload._schema.name.removeprefix("aten::").removesuffix("_")
-    rule = RULES.get(name, _ELEMENTWISE if torch.Tag.pointwise in functional.tags else None)
+    rule = rule_of(overload, functional)
     if rule is not None:
         sizes = rule.sizes(tensors, inputs)
         if len(written) == len(expected):  # those are the results, where they are of the sizes
@@ -186,6 +294,49 @@ def _joined(tensors: Sequence[Any], inputs: dict[str, Any]) -> Shape:
     return shape
 
 
+def _selected(tensors: Sequence[Any], inputs: dict[str, Any]) -> Shape:
+    self, index = inputs["self"], inputs["index"]
+    if index.dim() > 1 or not self.dim():
+        raise Untraceable("to select by one dimension, of some")
+    dim = inputs["dim"] % self.dim()
+    return [*self.shape[:dim], index.numel(), *self.shape[dim + 1 :]]
+
+
+def _of_index(tensors: Sequence[Any], inputs: dict[str, Any]) -> Shape:
+    return list(inputs["index"].shape)
+
+
+def _looked_up(tensors: Sequence[Any], inputs: dict[str, Any]) -> Shape:
+    weight, indices = tensors
+    return [*indices.shape, *weight.shape[1:]]
+
+
+def _loss(tensors: Sequence[Any], inputs: dict[str, Any]) -> Shape:
+    return _broadcast(tensors, inputs) if inputs["reduction"] == 0 else []
+
+
+def _times_vector(tensors: Sequence[Any], inputs: dict[str, Any]) -> Shape:
+    matrix, vector = tensors
+    if matrix.shape[-1] != vector.shape[0]:
+        raise RuntimeError("a vector of another size")
+    return list(matrix.shape[:-1])
+
+
+def _dealt(tensors: Sequence[Any], inputs: dict[str, Any]) -> Shape:
+    (self,) = tensors
+    if inputs["groups"] < 1 or self.shape[1] % inputs["groups"] != 0:
+        raise RuntimeError("groups that do not divide the channels")
+    return list(self.shape)
+
+
+def _magnified(tensors: Sequence[Any], inputs: dict[str, Any]) -> Shape:
+    (self,), factor = tensors, inputs["upscale_factor"]
+    *batch, channels, height, width = self.shape
+    if factor < 1 or channels % factor**2 != 0:
+        raise RuntimeError("a factor that does not divide the channels")
+    return [*batch, channels // factor**2, height * factor, width * factor]
+
+
 # How results are laid out.
 
 
@@ -195,6 +346,10 @@ def _contiguous(sizes: Shape, tensors: Sequence[Any]) -> Shape:
 
 def _as_iterated(sizes: Shape, tensors: Sequence[Any]) -> Shape:
     return layouts.iterator(sizes, [(tensor.shape, tensor.stride()) for tensor in tensors])
+
+
+def _as_iterated_or_single(sizes: Shape, tensors: Sequence[Any]) -> Shape:
+    return _as_iterated(sizes, tensors) if sizes else []
 
 
 def _as_first(sizes: Shape, tensors: Sequence[Any]) -> Shape:
@@ -217,8 +372,9 @@ def _as_suggested(sizes: Shape, tensors: Sequence[Any]) -> Shape:
 _ELEMENTWISE = Rule(_broadcast, _as_iterated)
 _REDUCTIONS = (
     "all", "amax", "amin", "aminmax", "any", "argmax", "argmin", "count_nonzero", "hash_tensor", "linalg_vector_norm",
-    "logsumexp", "mean", "nansum", "norm", "prod", "std", "std_mean", "sum", "var", "var_mean",
+    "logsumexp", "max", "mean", "min", "nansum", "norm", "prod", "std", "std_mean", "sum", "var", "var_mean",
 )  # fmt: skip
+_FURTHER_ELEMENTWISE = ("_prelu_kernel", "_to_copy", "complex", "fill", "hardswish", "polar", "where", "zero")
 _RESAMPLING = (
     *(f"{name}{rank}d" for name in ("upsample_nearest", "_upsample_nearest_exact") for rank in (1, 2, 3)),
     "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
@@ -227,16 +383,24 @@ _RESAMPLING = (
 _CONTIGUOUS_GRADIENTS = ("upsample_nearest3d", "_upsample_nearest_exact3d", "upsample_bicubic2d")
 
 RULES = {
-    **dict.fromkeys(("_to_copy", "polar", "where"), _ELEMENTWISE),  # which PyTorch does not tag so
+    **dict.fromkeys(_FURTHER_ELEMENTWISE, _ELEMENTWISE),  # which PyTorch does not tag so
     **dict.fromkeys(_REDUCTIONS, Rule(_reduced, _contiguous)),
     **dict.fromkeys(("cumprod", "cumsum", "roll", "tril", "triu"), Rule(_kept, _contiguous)),
     **dict.fromkeys(_RESAMPLING, Rule(_resampled, _as_suggested)),
     **{f"{name}_backward": Rule(_resampled_from, _contiguous if name in _CONTIGUOUS_GRADIENTS else _as_suggested)
        for name in _RESAMPLING},
     "arange": Rule(_arranged, _contiguous),
+    **dict.fromkeys(("binary_cross_entropy", "binary_cross_entropy_with_logits"), Rule(_loss, _as_iterated_or_single)),
     "cat": Rule(_joined, _as_suggested),
+    "channel_shuffle": Rule(_dealt, _as_suggested),
+    "dot": Rule(_times_vector, _contiguous),
+    "embedding": Rule(_looked_up, _contiguous),
     "flip": Rule(_kept, _as_first_of_elements),
+    "index_select": Rule(_selected, _contiguous),
     "masked_fill": Rule(_broadcast, _contiguous),
+    "mv": Rule(_times_vector, _contiguous),
+    "pixel_shuffle": Rule(_magnified, _as_suggested),
     "sort": Rule(_kept, _as_first),
+    "take": Rule(_of_index, _contiguous),
 }  # fmt: skip
 """By operators' names, without the underscore of those in place. PyTorch's tag tells others that are elementwise."""

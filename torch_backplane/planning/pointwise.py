@@ -127,7 +127,7 @@ def each_once(tensor: torch.Tensor) -> torch.Tensor:
 
 def check_cast(call: Call) -> None:
     """Raises PyTorch's error where the result's dtype cannot be written to the tensor that was given for it."""
-    if call.overload is call.functional:
+    if call.form.is_functional:
         return
     for given, result in zip(call.written, call.meta(call.functional), strict=True):
         if given.dtype != result.dtype and call.name in OF_ONE_DTYPE:
@@ -175,21 +175,21 @@ def run_formula(
         else:
             places.append(("value", value))
             kinds.append(repr(value))  # not the value: 0.0 == -0.0, and 1 == True
-    fits = fitting if isinstance(fitting, str) else tuple(fitting.items())
     has_elements = check_operands(outputs, inputs)
+    fits = fitting if isinstance(fitting, str) else tuple(fitting.items())
     results = [one.dtype for one in outputs]
-    found = next(one for one in call.meta(call.functional) if one is not None).dtype
-    key = (call.form, name, compute, fits, torch.get_default_dtype(), outputs[0].device.index, found, *results, *kinds)
+    found, index = result_dtype(call), outputs[0].get_device()
+    key = (call.form, name, compute, fits, torch.get_default_dtype(), index, found, *results, *kinds)
     with tracing():
         prepared = traced(
             key, lambda: _prepared(name, formula, call, outputs, inputs, scalars, numbers, places, compute, fitting)
         )
         for number in numbers:
             number_dtype(number, prepared.dtype)
-    passed: list[Any] = [
-        number if fit is None else number.fitting(fit) for number, fit in zip(scalars, prepared.fits, strict=True)
-    ]
-    passed += numbers
+    passed: list[Any] = [*scalars, *numbers]
+    for position, fit in enumerate(prepared.fits):
+        if fit is not None:
+            passed[position] = scalars[position].fitting(fit)
     if prepared.parts is not None:
         passed = [
             one
@@ -271,11 +271,12 @@ def _prepared(
 
     passed = [*((number, dtype) for number in scalars), *((one, number_dtype(one, dtype)) for one in numbers)]
     plain = tuple(repr(where) for kind, where in places if kind == "value")
+    in_parts, scalars_in_parts = _with_parts(arranged, len(inputs), passed)
     made = _traced(
-        arranged,
+        in_parts,
         outputs,
         inputs,
-        passed,
+        scalars_in_parts,
         (name, tuple(kind for kind, _ in places), plain),
         [one or value_dtype(tensor.dtype) for one, tensor in zip(seen, inputs, strict=True)],
         call.form.kernel_name,
@@ -307,12 +308,20 @@ def common_dtype(call: Call, inputs: Sequence[torch.Tensor], scalars: Sequence[_
     """What tensors become before they are computed with: the dtype of the functional form's result; for results that
     are bools, or real numbers made of complex ones, what PyTorch promotes the arguments to.
     """
-    result = next(one for one in call.meta(call.functional) if one is not None).dtype
+    result = result_dtype(call)
     if result == torch.bool or (not result.is_complex and any(tensor.is_complex() for tensor in inputs)):
         values = [number.tensor if number.is_dimensioned else number.example for number in scalars]
         _, result = elementwise_dtypes(*inputs, *values, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT)
     check_supported(result)
     return result
+
+
+def result_dtype(call: Call) -> torch.dtype:
+    """Of the functional form's first result that is made."""
+    for one in call.meta(call.functional):
+        if one is not None:
+            return one.dtype
+    raise AssertionError(f"{call.name} makes nothing")
 
 
 def run_pointwise(
@@ -334,8 +343,8 @@ def run_pointwise(
         name: a C identifier, for the kernel.
     """
     has_elements = check_operands(outputs, inputs)
+    formula, scalars = _with_parts(formula, len(inputs), scalars)
     made = _traced(formula, outputs, inputs, scalars, key, compute, name)
-    _, scalars = _with_parts(formula, len(inputs), scalars)
     _run(made, outputs, inputs, [number for number, _ in scalars], has_elements)
 
 
@@ -348,21 +357,20 @@ def _traced(
     compute: torch.dtype | Sequence[torch.dtype] | None,
     name: str,
 ) -> _Traced:
-    """The formula for such operands, traced once for each key."""
-    formula, scalars = _with_parts(formula, len(inputs), scalars)
-    read, written = tuple(tensor.dtype for tensor in inputs), tuple(tensor.dtype for tensor in outputs)
-    numbers = tuple(dtype for _, dtype in scalars)
-    device = outputs[0].device
+    """The formula for such operands, and numbers in parts, traced once for each key."""
+    read, written = tuple([tensor.dtype for tensor in inputs]), tuple([tensor.dtype for tensor in outputs])
+    numbers = tuple([dtype for _, dtype in scalars])
+    index = outputs[0].get_device()
     seen = tuple(compute) if isinstance(compute, (list, tuple)) else compute
 
     def trace() -> _Traced:
         program = pointwise_program(formula, read, written, seen, numbers)
         # A complex number is a vector already.
-        width = 1 if any(dtype.is_complex for dtype in (*read, *written)) else dialect_of(device).width
-        return _Traced(name, program, read, written, numbers, seen, device.index, width)
+        width = 1 if any(dtype.is_complex for dtype in (*read, *written)) else dialect_of(index).width
+        return _Traced(name, program, read, written, numbers, seen, index, width)
 
     with tracing():
-        return traced((key, read, written, numbers, seen, device.index), trace)
+        return traced((key, read, written, numbers, seen, index), trace)
 
 
 def _run(
@@ -433,6 +441,8 @@ def _with_parts(
     Raises:
         RunOnCPU: a complex number is wanted as a real one.
     """
+    if not scalars:
+        return formula, scalars
     for number, dtype in scalars:
         check_number(number, dtype)
     if not any(dtype.is_complex for _, dtype in scalars):

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from itertools import islice
 from typing import Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
+
+
+class _Entry(Generic[Value]):
+    """A value, and when it was used last."""
+
+    __slots__ = ("used", "value")
+
+    def __init__(self, value: Value, used: int) -> None:
+        self.value, self.used = value, used
 
 
 class Recent(Generic[Key, Value]):
@@ -25,38 +32,41 @@ class Recent(Generic[Key, Value]):
     def __init__(self, most: int, is_held: Callable[[Value], bool] = lambda value: False) -> None:
         self._most = self._limit = most
         self._is_held = is_held
-        self._values: OrderedDict[Key, Value] = OrderedDict()
+        self._entries: dict[Key, _Entry[Value]] = {}
+        self._now = 0
         self._lock = threading.RLock()  # garbage that is collected meanwhile may ask, too
 
     def get(self, key: Key, make: Callable[[], Value]) -> Value:
         """The value of `key`; made where there is none."""
         with self._lock:
-            found = self._values.get(key)
+            found = self._entries.get(key)
             if found is not None:
-                self._values.move_to_end(key)
-                return found
+                self._now = found.used = self._now + 1
+                return found.value
         made = make()  # without the lock: it may take long
         with self._lock:
-            found = self._values.setdefault(key, made)  # another thread's, if that was quicker
-            self._values.move_to_end(key)
+            self._now += 1
+            found = self._entries.setdefault(key, _Entry(made, self._now))  # another thread's, if that was quicker
+            found.used = self._now
             gone = self._forget()
         del gone  # without the lock: giving a kernel back may wait for the device
-        return found
+        return found.value
 
-    def _forget(self) -> list[Value]:
-        if len(self._values) <= self._limit:
+    def _forget(self) -> list[_Entry[Value]]:
+        if len(self._entries) <= self._limit:
             return []
         # What was used last is not looked at: nobody may have come to hold it yet.
-        old = islice(self._values.items(), len(self._values) - (self._most - self._most // 8))
-        gone = [self._values.pop(key) for key, value in list(old) if not self._is_held(value)]
+        in_order = sorted(self._entries.items(), key=lambda one: one[1].used)
+        old = in_order[: len(in_order) - (self._most - self._most // 8)]
+        gone = [self._entries.pop(key) for key, entry in old if not self._is_held(entry.value)]
         # Those that are held are looked at again when an eighth has come.
-        self._limit = max(self._most, len(self._values) + self._most // 8)
+        self._limit = max(self._most, len(self._entries) + self._most // 8)
         return gone
 
     def clear(self) -> None:
         with self._lock:
-            self._values, gone = OrderedDict(), self._values
+            self._entries, gone = {}, self._entries
         del gone
 
     def __len__(self) -> int:
-        return len(self._values)
+        return len(self._entries)

@@ -24,12 +24,19 @@ _ALIGNMENT = 16  # bytes: what signatures tell addresses apart by (csrc/plans/si
 
 _COMPOSED = torch._C.DispatchKey.CompositeExplicitAutograd  # of other operators, in C++
 
-_here = threading.local()  # the trace of each thread
+
+class _Here(threading.local):
+    """The trace of each thread."""
+
+    tracer: Tracer | None = None
+
+
+_here = _Here()
 
 
 def current() -> Tracer | None:
     """The trace that this thread is in."""
-    return getattr(_here, "tracer", None)
+    return _here.tracer
 
 
 class Memory:

@@ -56,6 +56,9 @@ class Value:
         return facts(self.dtype).kind
 
 
+# A division for each element costs a CPU more than items that have nothing to do.
+_ROWS_OF_CPUS, _ROWS = RowLimits(shortest=2, most=2**31 - 1), RowLimits()
+
 # A line of the text of kernels that are bounded, see `Dialect.kernel`; csrc/drivers/opencl_launcher.cpp looks for it.
 BOUNDED = "// bounded"
 
@@ -97,8 +100,8 @@ class Dialect(ABC):
 
     @property
     def row_limits(self) -> RowLimits:
-        """For launches in rows. A division for each element costs a CPU more than items that have nothing to do."""
-        return RowLimits(shortest=2, most=2**31 - 1) if self.device_kind == "cpu" else RowLimits()
+        """For launches in rows."""
+        return _ROWS_OF_CPUS if self.device_kind == "cpu" else _ROWS
 
     def row_group(self, length: int, rows: int, strided: bool) -> tuple[int, int]:
         """The work items of a group in a launch in rows: elements of a row, and rows.

@@ -14,7 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,6 +25,7 @@ from torch_backplane.kernels.layouts import geometry
 from torch_backplane.kernels.templates import errors as error_words
 from torch_backplane.kernels.templates.source import Launch, extent, make_launch, named, small_group, split
 
+_INDEX_NAMES = tuple(f"index{t}" for t in range(64))  # as many as a tensor has dimensions
 _CPU_GROUP = 16
 # Elements of a row for each work item on a CPU; fewer where there would be few work items.
 _CPU_CHUNK, _SMALLEST_CHUNK, _ENOUGH_ITEMS = 64, 16, 64
@@ -62,25 +64,30 @@ def read(
         errors: the device's four int32 words. operator: its name, for the error.
     """
     operands = [out.stride(), kept, *(index.strides for index in indices)]
-    names = ["out", "self", *(f"index{t}" for t in range(len(indices)))]
+    names = ("out", "self", *_INDEX_NAMES[: len(indices)])
     rows = _Rows(*_part(out.shape, range(out.dim()), operands), names)
     chunk = _CPU_CHUNK if dialect.device_kind == "cpu" else 1
     chunks = -(-rows.length // chunk)
-    body = f"""
-  const index_t begin = item % chunks * chunk, end = min(begin + chunk, length), row = item / chunks;
-  {rows.places("row")}
-  {_add_indices(indices, rows.constant(indices), "self_at", "return")}
-  for (index_t i = begin; i < end; ++i) {{
-    index_t place = self_at + i * {rows.step("self")};
-    {_add_indices(indices, rows.varying(indices), "place", "continue", rows)}
-    out[out_at + i * {rows.step("out")}] = self[place];
-  }}
-"""
+    body = _read_body(rows.form, len(indices))
     items = math.prod(rows.sizes) * chunks
     integers = {"chunks": chunks, "chunk": chunk, **rows.integers()}
     _check_reach(out.shape, {"self": (self, kept)}, indices)
-    name = f"indexed_read_{rows.text}"
+    name = f"indexed_read_{rows.form.text}"
     return _launch(name, dialect, {"out": out}, {"self": self}, indices, integers, wraps, errors, operator, body, items)
+
+
+@lru_cache(maxsize=256)
+def _read_body(rows: _Form, indices: int) -> str:
+    return f"""
+  const index_t begin = item % chunks * chunk, end = min(begin + chunk, length), row = item / chunks;
+  {rows.places("row")}
+  {_add_indices(rows.constant(indices), "self_at", "return")}
+  for (index_t i = begin; i < end; ++i) {{
+    index_t place = self_at + i * {rows.step("self")};
+    {_add_indices(rows.varying(indices), "place", "continue", rows)}
+    out[out_at + i * {rows.step("out")}] = self[place];
+  }}
+"""
 
 
 # How a value meets the one that is there, as an expression of `there` and `value`.
@@ -133,11 +140,7 @@ def write(
     sources = {"source": (source, source_strides)} if isinstance(source, torch.Tensor) else {}
     _check_reach(shape, {"self": (self, kept), **sources}, indices)
     operands = [kept, *(index.strides for index in indices), *([source_strides] if is_tensor else [])]
-    names = [
-        "self",
-        *(f"index{t}" for t in range(len(indices))),
-        *(["source"] if is_tensor else []),
-    ]
+    names = ("self", *_INDEX_NAMES[: len(indices)], *(["source"] if is_tensor else []))
     serial = [d for d in range(len(shape)) if in_order and not distinct and kept[d] == 0]
     parallel = [d for d in range(len(shape)) if d not in serial]
     rows = _Rows(*_part(shape, parallel, operands), names)
@@ -157,19 +160,20 @@ def write(
     for name, stride in zip(names, serial_strides, strict=True):
         integers |= named(f"serial_{name}_stride", stride)
     skips = "if (index0[{at}] == skip) continue;" if skip is not None else ""
-    constant, varying = rows.constant(indices), rows.varying(indices)
-    scaled = f"load_source(source_step + i * {rows.step('source')})" if is_tensor else "number"
+    form = rows.form
+    constant, varying = form.constant(len(indices)), form.varying(len(indices))
+    scaled = f"load_source(source_step + i * {form.step('source')})" if is_tensor else "number"
     body = f"""
   const index_t begin = item % chunks * chunk, end = min(begin + chunk, length), row = item / chunks;
-  {rows.places("row")}
+  {form.places("row")}
   for (index_t step = 0; step < steps; ++step) {{
     {_serial_places(len(serial_sizes), names)}
     {skips.format(at="index0_step") if 0 in constant else ""}
-    {_add_indices(indices, constant, "self_step", "continue", suffix="step")}
+    {_add_indices(constant, "self_step", "continue", suffix="step")}
     for (index_t i = begin; i < end; ++i) {{
-      index_t place = self_step + i * {rows.step("self")};
-      {skips.format(at=f"index0_step + i * {rows.step('index0')}") if 0 in varying else ""}
-      {_add_indices(indices, varying, "place", "continue", rows, suffix="step")}
+      index_t place = self_step + i * {form.step("self")};
+      {skips.format(at=f"index0_step + i * {form.step('index0')}") if 0 in varying else ""}
+      {_add_indices(varying, "place", "continue", form, suffix="step")}
       const value_t value = {scaled}{" * alpha" if alpha is not None else ""};
       {_meet(combine, self.dtype, in_order)}
     }}
@@ -180,7 +184,7 @@ def write(
     if alpha is not None:
         numbers["alpha"] = (number, alpha)
     return _launch(
-        f"indexed_{combine}_{rows.text}" + ("" if in_order else "_anyhow"),
+        f"indexed_{combine}_{form.text}" + ("" if in_order else "_anyhow"),
         dialect,
         {"self": self},
         {"source": source} if isinstance(source, torch.Tensor) else {},
@@ -239,7 +243,10 @@ def _check_reach(
 
 
 def _reach(shape: Sequence[int], strides: Sequence[int]) -> int:
-    return 1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
+    furthest = 0
+    for size, step in zip(shape, strides, strict=True):
+        furthest += (size - 1) * step
+    return 1 + furthest
 
 
 def _part(
@@ -261,6 +268,42 @@ def _in_order(
     return where.sizes, where.strides[1:]
 
 
+class _Form(NamedTuple):
+    """What the text for rows depends on.
+
+    Args:
+        rank: dimensions beside the one that rows go along.
+        steps: each operand's stride along a row: 0, 1, or 2 for anything else.
+    """
+
+    names: tuple[str, ...]
+    rank: int
+    steps: tuple[int, ...]
+
+    def _step_of(self, name: str) -> int:
+        return self.steps[self.names.index(name)]
+
+    def step(self, name: str) -> str:
+        """The operand's stride along the row. Compilers make vectors where they see that it is 1."""
+        return "1" if self._step_of(name) == 1 else f"{name}_row_step"
+
+    @property
+    def text(self) -> str:
+        """For a kernel's name."""
+        return "".join(map(str, self.steps))
+
+    def constant(self, indices: int) -> list[int]:
+        """The indices that are the same for a whole row."""
+        return [t for t in range(indices) if self._step_of(f"index{t}") == 0]
+
+    def varying(self, indices: int) -> list[int]:
+        return [t for t in range(indices) if self._step_of(f"index{t}") != 0]
+
+    def places(self, index: str) -> str:
+        """Statements that declare each operand's place, NAME_at, at the beginning of row number `index`."""
+        return _places(index, self.rank, "size", {f"{name}_at": f"{name}_stride" for name in self.names})
+
+
 class _Rows:
     """The innermost dimension of a shape, which work items go along in chunks, and the others.
 
@@ -268,36 +311,16 @@ class _Rows:
         sizes, strides: the innermost first; strides of each of the operands `names`.
     """
 
-    def __init__(self, sizes: Sequence[int], strides: Sequence[Sequence[int]], names: Sequence[str]) -> None:
+    def __init__(self, sizes: Sequence[int], strides: Sequence[Sequence[int]], names: tuple[str, ...]) -> None:
         self.length, self.sizes = sizes[0], sizes[1:] or (1,)
-        self.strides, self.names = strides, names
-        self._steps = {name: stride[0] for name, stride in zip(names, strides, strict=True)}
-
-    def step(self, name: str) -> str:
-        """The operand's stride along the row. Compilers make vectors where they see that it is 1."""
-        return "1" if self._steps[name] == 1 else f"{name}_row_step"
-
-    @property
-    def text(self) -> str:
-        """Which text these rows need: for each operand, whether its stride is 0, 1 or anything else."""
-        return "".join(str(min(step, 2)) for step in self._steps.values())
+        self.strides = strides
+        self.form = _Form(names, len(self.sizes), tuple([int(min(stride[0], 2)) for stride in strides]))
 
     def integers(self) -> dict[str, int]:
         found = {"length": self.length, **named("size", self.sizes)}
-        for name, stride in zip(self.names, self.strides, strict=True):
+        for name, stride in zip(self.form.names, self.strides, strict=True):
             found |= {f"{name}_row_step": stride[0], **named(f"{name}_stride", stride[1:] or (0,))}
         return found
-
-    def constant(self, indices: Sequence[Index]) -> list[int]:
-        """The indices that are the same for a whole row."""
-        return [t for t in range(len(indices)) if self._steps[f"index{t}"] == 0]
-
-    def varying(self, indices: Sequence[Index]) -> list[int]:
-        return [t for t in range(len(indices)) if self._steps[f"index{t}"] != 0]
-
-    def places(self, index: str) -> str:
-        """Statements that declare each operand's place, NAME_at, at the beginning of row number `index`."""
-        return _places(index, len(self.sizes), "size", {f"{name}_at": f"{name}_stride" for name in self.names})
 
 
 def _serial_places(rank: int, names: Sequence[str]) -> str:
@@ -319,12 +342,7 @@ def _places(
 
 
 def _add_indices(
-    indices: Sequence[Index],
-    which: Sequence[int],
-    place: str,
-    leave: str,
-    rows: _Rows | None = None,
-    suffix: str = "at",
+    which: Sequence[int], place: str, leave: str, rows: _Form | None = None, suffix: str = "at"
 ) -> str:
     """Statements that add to `place` what the indices `which` say; with `rows`, for the element i of the row."""
     lines = []
@@ -357,7 +375,7 @@ def _launch(
         name,
         dialect,
         outputs={**outputs, "errors": errors},
-        inputs={**inputs, **{f"index{t}": index.tensor for t, index in enumerate(indices)}},
+        inputs={**inputs, **{name: index.tensor for name, index in zip(_INDEX_NAMES, indices, strict=False)}},
         integers=integers,
         numbers={**(numbers or {}), "operator_number": (torch.int32, error_words.operator_number(operator))},
         constants={"WRAPS": int(wraps)},
@@ -367,5 +385,5 @@ def _launch(
         body=body,
         items=items,
         group_size=small_group(dialect, _CPU_GROUP),
-        strided={*outputs, *inputs, *(f"index{t}" for t in range(len(indices)))} - {"errors"},
+        strided={*outputs, *inputs, *_INDEX_NAMES[: len(indices)]},
     )

@@ -8,6 +8,7 @@ or each set (batch norm): that is a `Sets`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -100,20 +101,28 @@ def norm(
     if running is not None:
         (outputs if update else inputs).update(running_mean=running[0], running_var=running[1])
     inputs |= _given(weight=weight, bias=bias)
-    centred = "(load_self@(at) - mean)" if mean is None else "((load_self@(at) - mean) - mean_low)"
-    statement = f"const value_t@ normal@ = {centred} * rstd; store_out@(at, {_affine(sets, weight, bias)});"
-    body = f"""
+    given = (mean is not None, rstd is not None, update, weight is not None, bias is not None)
+    body = _norm_body(dialect, sets.kind, *given)
+    numbers = {"eps": (value, eps), **({"momentum": (value, momentum)} if update else {})}
+    return _launch(f"{sets.kind}_norm", dialect, sets, outputs, inputs, value, body, numbers)
+
+
+@lru_cache(maxsize=256)
+def _norm_body(
+    dialect: Dialect, kind: str, has_mean: bool, has_rstd: bool, update: bool, has_weight: bool, has_bias: bool
+) -> str:
+    centred = "((load_self@(at) - mean) - mean_low)" if has_mean else "(load_self@(at) - mean)"
+    statement = f"const value_t@ normal@ = {centred} * rstd; store_out@(at, {_affine(kind, has_weight, has_bias)});"
+    return f"""
   {team_shared(dialect)}
   {row_start(dialect)}
   const value_t count = (value_t)pieces * length;
-  {_statistics(dialect, sets, mean is not None) if rstd is not None else _GIVEN_STATISTICS}
-  {"if (member == 0) store_rstd_of(row, rstd);" if rstd is not None else ""}
-  {"if (member == 0) store_mean_of(row, mean);" if mean is not None else ""}
+  {_statistics(dialect, kind, has_mean) if has_rstd else _GIVEN_STATISTICS}
+  {"if (member == 0) store_rstd_of(row, rstd);" if has_rstd else ""}
+  {"if (member == 0) store_mean_of(row, mean);" if has_mean else ""}
   {_UPDATE if update else ""}
-  {_pieces(dialect, sets, statement)}
+  {_pieces(dialect, kind, statement)}
 """
-    numbers = {"eps": (value, eps), **({"momentum": (value, momentum)} if update else {})}
-    return _launch(f"{sets.kind}_norm", dialect, sets, outputs, inputs, value, body, numbers)
 
 
 def norm_backward(
@@ -156,13 +165,13 @@ def norm_backward(
   const value_t rstd = {"1 / sqrt((value_t)load_rstd_of(row) + eps)" if variance else "load_rstd_of(row)"};
   {"const value_t weight_of_set = load_weight(row);" if each else ""}
   SUM(grads); SUM(products); SUM_lanes(grads); SUM_lanes(products);
-  {_pieces(dialect, sets, sums)}
+  {_pieces(dialect, sets.kind, sums)}
   {team_sum(dialect, "grads")}
   {team_sum(dialect, "products")}
   {"if (member == 0) store_weight_grad(row, TOTAL(products));" if weight_grad is not None else ""}
   {"if (member == 0) store_bias_grad(row, TOTAL(grads));" if bias_grad is not None else ""}
   const value_t scale = {each}rstd;
-  {_pieces(dialect, sets, f"{read} store_out@(at, {formula} * scale);")}
+  {_pieces(dialect, sets.kind, f"{read} store_out@(at, {formula} * scale);")}
 """
     return _launch(f"{sets.kind}_norm_backward", dialect, sets, outputs, inputs, value, body, {"eps": (value, eps)})
 
@@ -233,21 +242,21 @@ def _given(**tensors: torch.Tensor | None) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
-def _affine(sets: Sets, weight: torch.Tensor | None, bias: torch.Tensor | None) -> str:
-    lanes, at = "@" if sets.kind == "layer" else "", _WEIGHT_AT[sets.kind]
-    scaled = f"normal@ * load_weight{lanes}({at})" if weight is not None else "normal@"
-    return f"{scaled} + load_bias{lanes}({at})" if bias is not None else scaled
+def _affine(kind: str, has_weight: bool, has_bias: bool) -> str:
+    lanes, at = "@" if kind == "layer" else "", _WEIGHT_AT[kind]
+    scaled = f"normal@ * load_weight{lanes}({at})" if has_weight else "normal@"
+    return f"{scaled} + load_bias{lanes}({at})" if has_bias else scaled
 
 
-def _pieces(dialect: Dialect, sets: Sets, statement: str) -> str:
+def _pieces(dialect: Dialect, kind: str, statement: str) -> str:
     """`statement` for every number of the set: its address is `at`, its number in the piece i."""
     return f"""for (index_t piece = 0; piece < pieces; ++piece) {{
-    const index_t piece_at = {_PIECE_AT[sets.kind]};
+    const index_t piece_at = {_PIECE_AT[kind]};
     {row_loop(dialect, f"const index_t at = piece_at + i; {statement}", "length")}
   }}"""
 
 
-def _statistics(dialect: Dialect, sets: Sets, centred: bool) -> str:
+def _statistics(dialect: Dialect, kind: str, centred: bool) -> str:
     """Mean and variance in two passes: the numbers are in the cache, and nothing cancels.
 
     The mean is in two numbers, as its rounding is no small part of the deviation where it is thousands of times that.
@@ -255,7 +264,7 @@ def _statistics(dialect: Dialect, sets: Sets, centred: bool) -> str:
 
     def total(name: str, statement: str) -> str:
         return f"""SUM({name}); SUM_lanes({name});
-  {_pieces(dialect, sets, statement)}
+  {_pieces(dialect, kind, statement)}
   {team_sum(dialect, name)}"""
 
     mean = f"""{total("sum", "ADD@(sum@, load_self@(at))")}

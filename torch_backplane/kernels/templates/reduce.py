@@ -10,17 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import torch
 
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.element import element_function
-from torch_backplane.kernels.expression import trace
+from torch_backplane.kernels.expression import Number, trace
 from torch_backplane.kernels.layouts import ReductionGeometry
 from torch_backplane.kernels.reductions import BLOCK, Reduction
-from torch_backplane.kernels.templates.source import Launch, make_launch, named
+from torch_backplane.kernels.templates.source import Launch, make_launch
 
 LANES = 16
 _GROUP = 8
@@ -103,50 +102,37 @@ def reduce_lanes(
         compute: what `start` sees the inputs as.
         functions: what `lane_functions` says of this definition, where that is known.
     """
-    output_dtypes = [t.dtype for t in outputs]
+    output_dtypes = tuple([t.dtype for t in outputs])
     if functions is None:
         finished = output_dtypes if chunks == 1 else None
         functions = lane_functions(dialect, definition, [t.dtype for t in inputs], finished, compute)
     kept, reduced = where.kept, where.reduced
-    count, row_size = kept.count, (kept.sizes[0] if columns else 1)
-    chunk = -(-reduced.count // (chunks * LANES * BLOCK)) * LANES * BLOCK if chunks > 1 else max(1, reduced.count)
+    count, reduced_count = kept.count, reduced.count
+    row_size = kept.sizes[0] if columns else 1
+    chunk = -(-reduced_count // (chunks * LANES * BLOCK)) * LANES * BLOCK if chunks > 1 else max(1, reduced_count)
     blocks = -(-row_size // LANES) if columns else 1
     items = count // row_size * blocks * chunks
-    integers = {
-        "items": items,
-        "chunks": chunks,
-        "chunk": chunk,
-        "blocks": blocks,
-        "row_size": row_size,
-        "reduced_count": reduced.count,
-        "total": reduced.count if total is None else total,
-        **named("size", kept.sizes),
-        **named("reduced_size", reduced.sizes),
-    }
     # Partial states are written by the number of their result.
-    names = [*(f"out{i}" for i in range(len(outputs)) if chunks == 1), *(f"in{i}" for i in range(len(inputs)))]
     kept_strides = kept.strides if chunks == 1 else kept.strides[-len(inputs) :]
-    for operand, strides in zip(names, kept_strides, strict=True):
-        integers |= named(f"{operand}_stride", strides)
-    for i, strides in enumerate(reduced.strides):
-        integers |= named(f"in{i}_reduced_stride", strides)
-    text = _body(
-        inputs=len(inputs),
-        ranks=(len(kept.sizes), len(reduced.sizes)),
-        columns=columns,
-        partial=chunks > 1,
-        names=tuple(names),
-        scalars=len(definition.scalars),
-        types=tuple(map(dialect.storage_type, definition.state)),
-        output_types=tuple(map(dialect.storage_type, output_dtypes)),
-        identity=tuple(map(dialect.constant, definition.identity, definition.state)),
+    operands = (len(outputs) if chunks == 1 else 0, len(inputs))
+    ranks = (len(kept.sizes), len(reduced.sizes))
+    names, integer_names = _names(operands, ranks)
+    numbers = [items, chunks, chunk, blocks, row_size, reduced_count, reduced_count if total is None else total]
+    numbers += (*kept.sizes, *reduced.sizes)
+    for strides in (*kept_strides, *reduced.strides):
+        numbers += strides
+    state = tuple(definition.state)
+    identity = tuple(definition.identity)
+    exactly = tuple(map(repr, identity))  # 0.0 == -0.0
+    text = _text(
+        dialect, state, identity, exactly, output_dtypes, operands, ranks, columns, chunks > 1, len(definition.scalars)
     )
     return make_launch(
         f"{name}_{'columns' if columns else 'rows'}" + ("_chunks" if chunks > 1 else ""),
         dialect,
         outputs={f"out{i}": t for i, t in enumerate(outputs)},
         inputs={f"in{i}": t for i, t in enumerate(inputs)},
-        integers=integers,
+        integers=dict(zip(integer_names, numbers, strict=True)),
         numbers={f"scalar{i}": one for i, one in enumerate(zip(definition.scalars, scalars, strict=True))},
         value=value_dtype(definition.state[0]),
         types={"int64": torch.int64},
@@ -159,9 +145,40 @@ def reduce_lanes(
     )
 
 
+@lru_cache(maxsize=256)
+def _names(operands: tuple[int, int], ranks: tuple[int, int]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Of outputs and inputs, so many as `operands` says; and of all integers."""
+    names = (*(f"out{i}" for i in range(operands[0])), *(f"in{i}" for i in range(operands[1])))
+    kept, reduced = map(range, ranks)
+    integers = (
+        *("items", "chunks", "chunk", "blocks", "row_size", "reduced_count", "total"),
+        *(f"size{d}" for d in kept),
+        *(f"reduced_size{d}" for d in reduced),
+        *(f"{name}_stride{d}" for name in names for d in kept),
+        *(f"in{i}_reduced_stride{d}" for i in range(operands[1]) for d in reduced),
+    )
+    return names, integers
+
+
 @lru_cache(maxsize=1024)
-def _body(**facts: Any) -> str:
-    return _Writer(**facts).body()
+def _text(
+    dialect: Dialect,
+    state: tuple[torch.dtype, ...],
+    identity: tuple[Number, ...],
+    exactly: tuple[str, ...],
+    outputs: tuple[torch.dtype, ...],
+    operands: tuple[int, int],
+    ranks: tuple[int, int],
+    columns: bool,
+    partial: bool,
+    scalars: int,
+) -> str:
+    """The body. `exactly` is `identity` as text, which tells zeros apart."""
+    names, _ = _names(operands, ranks)
+    types, output_types = (tuple(map(dialect.storage_type, dtypes)) for dtypes in (state, outputs))
+    constants = tuple(map(dialect.constant, identity, state))
+    writer = _Writer(operands[1], ranks, columns, partial, names, scalars, types, output_types, constants)
+    return writer.body()
 
 
 class _Writer:

@@ -46,7 +46,10 @@ def named(prefix: str, values: Sequence[int]) -> dict[str, int]:
 
 def extent(tensor: torch.Tensor) -> int:
     """Number of elements from the first one of a tensor to the last one in memory."""
-    return 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    furthest = 0
+    for size, step in zip(tensor.shape, tensor.stride(), strict=True):
+        furthest += (size - 1) * step
+    return 1 + furthest
 
 
 def make_launch(
@@ -84,24 +87,29 @@ def make_launch(
         bounded: the body does nothing in groups beyond the last. With `items` it is so anyhow.
     """
     numbers, tensors = numbers or {}, {**outputs, **inputs}
+    extents = []
     for tensor_name, tensor in tensors.items():
-        if tensor_name not in strided and not tensor.is_contiguous():
+        if tensor_name in strided:
+            extents.append(extent(tensor))
+        elif tensor.is_contiguous():
+            extents.append(tensor.numel())
+        else:
             raise AssertionError(f"{name} takes {tensor_name} for contiguous, which has strides {tensor.stride()}")
     if items is not None:
         groups, integers = -(-items // group_size), {"items": items, **integers}
         body = f"const index_t item = (index_t)GROUP * {group_size} + ITEM;\n  if (item >= items) return;\n{body}"
     if groups is None:
         raise TypeError(f"{name} needs groups or items")
-    wide = is_wide(groups * group_size, *integers.values(), *(extent(t) for t in tensors.values()))
+    wide = is_wide(groups * group_size, *integers.values(), *extents)
     kernel = _kernel(
         name,
         dialect,
-        tuple((one, tensor.dtype, one in outputs) for one, tensor in tensors.items()),
+        tuple([(one, tensor.dtype, one in outputs) for one, tensor in tensors.items()]),
         tuple(integers),
-        tuple((one, dtype) for one, (dtype, _) in numbers.items()),
+        tuple([(one, dtype) for one, (dtype, _) in numbers.items()]),
         (("index_t", torch.int64 if wide else torch.int32), ("value_t", value), *(types or {}).items()),
         functions,
-        tuple((constant, str(text)) for constant, text in (constants or {}).items()),
+        tuple([(constant, str(text)) for constant, text in (constants or {}).items()]),
         body,
         group_size,
         bounded or items is not None,
