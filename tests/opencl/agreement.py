@@ -41,6 +41,13 @@ def need(*dtypes: torch.dtype) -> None:
         pytest.skip(reason)
 
 
+def need_memory(bytes_: int) -> None:
+    """Skips the test on a device that has less."""
+    there = torch.bp.get_device_properties(DEVICE).total_memory
+    if there < bytes_:
+        pytest.skip(f"the device has {there / 2**30:.1f} GiB of memory")
+
+
 def placed(
     tensor: torch.Tensor, device: str, strides: Sequence[int] | None = None, offset: int | None = None
 ) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from agreement import DEVICE, agrees, plans_from_the_start, refused_alike
+from agreement import DEVICE, agrees, had, plans_from_the_start, refused_alike
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -187,7 +187,7 @@ REDUCTIONS = ("none", "mean", "sum")
 @pytest.mark.parametrize("name", NUMBERS_OF)
 def test_numbers_of_formulas(name: str) -> None:
     function, numbers = NUMBERS_OF[name]
-    for dtype in (torch.float32, torch.float64):
+    for dtype in had((torch.float32, torch.float64)):
         for number in numbers:
             agrees(lambda x, number=number: function(x, number), _X.to(dtype), rtol=2e-6, atol=1e-5)
 
