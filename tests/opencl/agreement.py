@@ -34,8 +34,8 @@ def why_not(dtypes: Iterable[torch.dtype]) -> str | None:
 
 
 def need(*dtypes: torch.dtype) -> None:
-    """Skips the test on a device that lacks one of `dtypes`. Those that a test has among its parameters are needed without
-    a call of this (`conftest.py`)."""
+    """Skips the test on a device that lacks one of `dtypes`. Those that a test has among its parameters are needed
+    without a call of this (`conftest.py`)."""
     reason = why_not(dtypes)
     if reason:
         pytest.skip(reason)

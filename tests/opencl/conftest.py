@@ -3,10 +3,10 @@
 Without an OpenCL device they skip, and with REQUIRE_OPENCL=1 they fail then. `TORCH_BACKPLANE_PLANS=0` or `=check` in
 the environment runs them that way.
 
-A device may lack float64 and complex128, as Mesa's for processors does. A test that has a dtype among its parameters skips
-where the device lacks that, and says so; one that needs it otherwise calls `agreement.need`, and one that goes through several
-dtypes asks `agreement.had` which of them there are. `@pytest.mark.fault(name)` is for what an implementation does wrong
-(`faults.py`).
+A device may lack float64 and complex128, as Mesa's for processors does. A test that has a dtype among its parameters
+skips where the device lacks that, and says so; one that needs it otherwise calls `agreement.need`, and one that goes
+through several dtypes asks `agreement.had` which of them there are. `@pytest.mark.fault(name)` is for what an
+implementation does wrong (`faults.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SETTINGS = {
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "fault(name): fails where the implementation of OpenCL has this fault (faults.py)")
+    config.addinivalue_line("markers", "fault(name): fails where the implementation of OpenCL has it (faults.py)")
 
 
 @pytest.fixture(scope="session")

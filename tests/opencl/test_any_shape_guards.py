@@ -130,7 +130,7 @@ def test_results_begin_to_overlap_with_operands() -> None:
     distances = [16, 20, 24, 12, 8, 4, 0, 32, 28]
     compared(added, [over(99, (0, n, 1), (0, n, 1), (d, n, 1)) for d in distances for n in (8, 9)])
     compared(added, [over(99, (0, n, 1), (64, n, 1), (d, n, 1)) for d in distances for n in (12, 5)])
-    # Of elements apart PyTorch does not refuse a result that overlaps in part, and promises nothing. These lie between others.
+    # Of elements apart PyTorch does not refuse a result that overlaps in part, and promises nothing: these are between.
     apart = [d + 1 if 0 < d < 20 else d for d in distances]
     compared(added, [over(99, (0, n, 2), (64, n, 1), (d, n, 2)) for d in apart for n in (4, 10)])
     compared(multiplied, [over(99, (d, n, 1), (0, n, 1)) for d in distances for n in (8, 13)])

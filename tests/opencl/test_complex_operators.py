@@ -80,7 +80,9 @@ COPIES: dict[str, Callable[[torch.Tensor], Any]] = {
     "to a conjugated one": lambda x: torch.zeros_like(x).conj().copy_(x).conj(),
     "to a negated one": lambda x: torch.zeros_like(x).conj().imag.copy_(x.real),
     "conj to conj": lambda x: torch.zeros_like(x).t().conj().copy_(x.t().conj()),
-    "from real": lambda x: (x.real.to(x.dtype), x.real.to(C64), x.real.to(torch.int32).to(widest()), (x.real > 0).to(C64)),
+    "from real": lambda x: (
+        x.real.to(x.dtype), x.real.to(C64), x.real.to(torch.int32).to(widest()), (x.real > 0).to(C64)
+    ),
     "to the other": lambda x: (x.to(C64), x.conj().to(widest()), x.t().to(C64).contiguous()),
     "to bool": lambda x: x.bool(),
     "fill": lambda x: (torch.full_like(x, 1 + 2j), x.zero_(), torch.ones_like(x)),
