@@ -586,3 +586,35 @@ except NotImplementedError as error:
             TORCH_BACKPLANE_DRIVERS="host",
         )
     )
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_where_a_compiler_stands_no_other_beside_it_programs_are_built_one_at_a_time(run: Run, alone: bool) -> None:
+    run(f"""
+import pyopencl as cl
+device = cl.get_platforms()[0].get_devices()[0]
+opencl_programs.ONE_BUILD_AT_A_TIME = (device.platform.name,) if {alone} else ()
+programs = [opencl_programs.Programs(cl.Context([device]), device) for _ in range(2)]
+both = threading.Barrier(2)
+met = []
+
+class Program:
+    def _build(self, options):
+        try:
+            both.wait(0.5)
+            met.append(True)
+        except threading.BrokenBarrierError:
+            pass
+        raise cl.Error("built")
+
+def build(one):
+    try:
+        one._built(Program())
+    except Exception:
+        pass
+
+threads = [threading.Thread(target=build, args=(one,)) for one in programs]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert bool(met) != {alone}
+""")

@@ -170,3 +170,21 @@ for _ in range(5):
     losses.append(loss.item())
 assert losses[-1] < losses[0]
 """, TORCH_BACKPLANE_FALLBACK="silent")  # fmt: skip
+
+
+def test_batch_norm_of_no_elements_needs_no_float64(run: Run) -> None:
+    """PyTorch asks for statistics in float64 there, which nobody sees."""
+    run("""
+for training in (True, False):
+    for shape in ((0, 3), (2, 3, 0, 4)):
+        found = []
+        for device in ("cpu", "bp:0"):
+            x, w, b = (torch.ones(s, device=device, requires_grad=True) for s in (shape, 3, 3))
+            mean, var = torch.zeros(3, device=device), torch.ones(3, device=device)
+            out = F.batch_norm(x, mean, var, w, b, training=training)
+            grads = torch.autograd.grad(out.sum(), (x, w, b))
+            with torch.inference_mode():
+                plain = F.batch_norm(x, mean, var, training=training)
+            found.append([t.cpu() for t in (out.detach(), plain, mean, var, *grads)])
+        torch.testing.assert_close(found[1], found[0])
+""")

@@ -7,7 +7,7 @@ import importlib
 import multiprocessing
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -31,16 +31,23 @@ class Worker:
 
     def call(self, module: str, function: str, arguments: dict[str, Any], seed: int) -> None:
         """Runs a test there, with PyTorch seeded."""
+        skipped = self._result(_call, module, function, arguments, seed)
+        if skipped is not None:
+            pytest.skip(skipped)
+
+    def ask(self, module: str, function: str, *arguments: Any) -> Any:
+        """What a function gives there."""
+        return self._result(_ask, module, function, arguments)
+
+    def _result(self, function: Callable[..., Any], *arguments: Any) -> Any:
         if self.pool is None:
             context = multiprocessing.get_context("spawn")
             self.pool = ProcessPoolExecutor(1, context, initializer=_start, initargs=(self.settings, self.path))
         try:
-            skipped = self.pool.submit(_call, module, function, arguments, seed).result()
+            return self.pool.submit(function, *arguments).result()
         except BrokenProcessPool:
             self.pool = None
             pytest.fail("the process crashed: the CPU touched memory that it cannot reach", pytrace=False)
-        if skipped is not None:
-            pytest.skip(skipped)
 
 
 def _start(settings: dict[str, str], path: list[str]) -> None:
@@ -72,6 +79,10 @@ def _call(module: str, function: str, arguments: dict[str, Any], seed: int) -> s
             _report_late_errors()
         plans.set_mode(os.environ.get("TORCH_BACKPLANE_PLANS", "1"))  # what the test may have changed
     return None
+
+
+def _ask(module: str, function: str, arguments: Sequence[Any]) -> Any:
+    return getattr(importlib.import_module(module), function)(*arguments)
 
 
 def _report_late_errors() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from operator import mul
@@ -18,6 +18,34 @@ from torch_backplane import plans
 
 DEVICE = "bp:0"
 LAYOUTS = 2  # in which `agrees` calls a function: as many plans there are of a call
+
+
+def had(dtypes: Iterable[torch.dtype]) -> list[torch.dtype]:
+    """Those of `dtypes` that the device has: for tests that go through several."""
+    return [dtype for dtype in dtypes if dtype in torch.bp.get_device_properties(DEVICE).dtypes]
+
+
+def why_not(dtypes: Iterable[torch.dtype]) -> str | None:
+    """Why a test that needs all of `dtypes` skips; None if it does not."""
+    dtypes = list(dtypes)
+    there = had(dtypes)
+    lacking = [str(dtype).removeprefix("torch.") for dtype in dtypes if dtype not in there]
+    return f"the device has no {lacking[0]}" if lacking else None
+
+
+def need(*dtypes: torch.dtype) -> None:
+    """Skips the test on a device that lacks one of `dtypes`. Those that a test has among its parameters are needed
+    without a call of this (`conftest.py`)."""
+    reason = why_not(dtypes)
+    if reason:
+        pytest.skip(reason)
+
+
+def need_memory(bytes_: int) -> None:
+    """Skips the test on a device that has less."""
+    there = torch.bp.get_device_properties(DEVICE).total_memory
+    if there < bytes_:
+        pytest.skip(f"the device has {there / 2**30:.1f} GiB of memory")
 
 
 def placed(

@@ -2,12 +2,20 @@
 
 Without an OpenCL device they skip, and with REQUIRE_OPENCL=1 they fail then. `TORCH_BACKPLANE_PLANS=0` or `=check` in
 the environment runs them that way.
+
+A device may lack float64 and complex128, as Mesa's for processors does. A test that has a dtype among its parameters
+skips where the device lacks that, and says so; one that needs it otherwise calls `agreement.need`, and one that goes
+through several dtypes asks `agreement.had` which of them there are. `@pytest.mark.fault(name)` is for what an
+implementation does wrong (`faults.py`).
 """
 
 from __future__ import annotations
 
+import faults
 import on_opencl
 import pytest
+import torch
+from torch.utils._pytree import tree_leaves
 from worker_process import Worker
 
 SETTINGS = {
@@ -16,6 +24,10 @@ SETTINGS = {
     "TORCH_BACKPLANE_HOST_DEVICES": "1",
     "OMP_NUM_THREADS": "1",
 }
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "fault(name): fails where the implementation of OpenCL has it (faults.py)")
 
 
 @pytest.fixture(scope="session")
@@ -33,5 +45,27 @@ def _with_worker(worker: Worker) -> None:
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool:
     arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
     worker, seed = pyfuncitem.funcargs["worker"], pyfuncitem.funcargs["test_seed"]
-    worker.call(pyfuncitem.module.__name__, pyfuncitem.function.__name__, arguments, seed)
+    _skip_without(worker, _dtypes(pyfuncitem))
+    marks = [mark.args[0] for mark in pyfuncitem.iter_markers("fault")]
+    known = [name for name in marks if worker.ask("faults", "present", name)]
+    try:
+        worker.call(pyfuncitem.module.__name__, pyfuncitem.function.__name__, arguments, seed)
+    except Exception as error:
+        if not known:
+            raise
+        pytest.xfail(f"{faults.DESCRIPTIONS[known[0]]}: {error!r:.200}")
+    if known:
+        pytest.fail(f"passes, although {faults.DESCRIPTIONS[known[0]]}", pytrace=False)
     return True
+
+
+def _dtypes(test: pytest.Function) -> list[torch.dtype]:
+    """Among the test's parameters."""
+    parameters = test.callspec.params if hasattr(test, "callspec") else {}
+    return [value for value in tree_leaves(list(parameters.values())) if isinstance(value, torch.dtype)]
+
+
+def _skip_without(worker: Worker, dtypes: list[torch.dtype]) -> None:
+    reason = worker.ask("agreement", "why_not", dtypes) if dtypes else None
+    if reason:
+        pytest.skip(reason)

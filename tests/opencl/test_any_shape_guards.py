@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from agreement import DEVICE, placed, plans_from_the_start
+from agreement import DEVICE, need_memory, placed, plans_from_the_start
 from test_any_shape import CASES, LAYOUTS, Arguments, compare, plain, randn, whole
 
 from torch_backplane import _C, plans
@@ -130,7 +130,9 @@ def test_results_begin_to_overlap_with_operands() -> None:
     distances = [16, 20, 24, 12, 8, 4, 0, 32, 28]
     compared(added, [over(99, (0, n, 1), (0, n, 1), (d, n, 1)) for d in distances for n in (8, 9)])
     compared(added, [over(99, (0, n, 1), (64, n, 1), (d, n, 1)) for d in distances for n in (12, 5)])
-    compared(added, [over(99, (0, n, 2), (64, n, 1), (d, n, 2)) for d in distances for n in (4, 10)])
+    # Of elements apart PyTorch does not refuse a result that overlaps in part, and promises nothing: these are between.
+    apart = [d + 1 if 0 < d < 20 else d for d in distances]
+    compared(added, [over(99, (0, n, 2), (64, n, 1), (d, n, 2)) for d in apart for n in (4, 10)])
     compared(multiplied, [over(99, (d, n, 1), (0, n, 1)) for d in distances for n in (8, 13)])
     compared(summed, [over(99, (0, n, 1), (d, n, 1)) for d in distances for n in (8, 13)])
 
@@ -158,6 +160,7 @@ def test_one_tensor_twice_is_not_two_views_of_one_memory() -> None:
 
 
 def test_indices_come_to_need_64_bits() -> None:
+    need_memory(2**31 + 2**12)
     base = torch.empty(2**31 + 2**12, dtype=torch.uint8, device=DEVICE)
     functions: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         "add": lambda x: x + 1, "clone": lambda x: x.contiguous(), "sum": lambda x: x.sum(),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from agreement import DEVICE, agrees, on_device, refused_alike, to_cpu
+from agreement import DEVICE, agrees, need_memory, on_device, refused_alike, to_cpu
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_map_only
 
@@ -432,6 +432,7 @@ def test_every_operator_takes_tensors_without_elements_and_without_dimensions(
 
 
 def test_strides_beyond_32_bits() -> None:
+    need_memory(2**31 + 64)
     memory = torch.empty(2**31 + 64, dtype=torch.int8, device=DEVICE)
     view = memory.as_strided((3, 5), (2**30, 7))
     values = torch.arange(15, dtype=torch.int8).view(3, 5)
@@ -443,6 +444,7 @@ def test_strides_beyond_32_bits() -> None:
     assert torch.equal(view.index_select(0, index).cpu(), (values + 1)[[2, 0]])
 
 
+@pytest.mark.fault("short loops")
 def test_a_reduction_of_more_than_2_to_the_31_elements() -> None:
     one = torch.ones(1, dtype=torch.int8, device=DEVICE)
     assert one.expand(2**31 + 2).sum().item() == 2**31 + 2

@@ -8,7 +8,7 @@ import re
 
 import pytest
 import torch
-from agreement import DEVICE
+from agreement import DEVICE, need
 from kernel_runners import launch, opencl
 
 from torch_backplane.kernels import OpenCLC, functions, geometry, pointwise
@@ -81,8 +81,15 @@ def samples(operation: str) -> list[torch.Tensor]:
     return [torch.cat(first), torch.cat(second)]
 
 
+def need_ours(operation: str) -> None:
+    """Elsewhere the function is that of the device's library."""
+    if needs_float64(LIBRARY.get(operation, operation)):
+        need(torch.float64)
+
+
 @pytest.mark.parametrize("operation", NAMES)
 def test_is_right_to_the_last_bits_everywhere(operation: str) -> None:
+    need_ours(operation)
     numbers = samples(operation)
     function = getattr(torch, TORCH_NAMES.get(operation, operation))
     assert_accurate(operation, function(*(number.to(DEVICE) for number in numbers)).cpu(), *numbers)
@@ -91,6 +98,7 @@ def test_is_right_to_the_last_bits_everywhere(operation: str) -> None:
 @pytest.mark.parametrize("operation", NAMES)
 def test_is_as_right_where_a_multiplication_and_an_addition_are_two_roundings(operation: str) -> None:
     """As on processors without fused ones."""
+    need_ours(operation)
     numbers = samples(operation)
     found = torch.empty_like(numbers[0])
     where = geometry(found.shape, [found.stride()] * (1 + len(numbers)), width=1)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from agreement import DEVICE, agrees, plans_from_the_start
+from agreement import DEVICE, agrees, had, need, plans_from_the_start
 
 import torch_backplane
 from torch_backplane import _C, plans
@@ -59,7 +59,8 @@ def test_it_computes_what_the_cpu_does(dtype: torch.dtype) -> None:
 
 def test_several_results() -> None:
     agrees(parts, torch.randn(3, 50) * 10)
-    agrees(parts, torch.randn(3, 50, dtype=torch.float64).t()[1:])
+    for dtype in had((torch.float32, torch.float64)):
+        agrees(parts, torch.randn(3, 50, dtype=dtype).t()[1:])
 
 
 def test_loops_end_for_each_element_by_itself() -> None:
@@ -107,6 +108,10 @@ def test_gradients() -> None:
         return result.detach(), *torch.autograd.grad(result.square().sum(), [x, y])
 
     agrees(gradients, torch.randn(4, 5), torch.randn(5))
+
+
+def test_gradients_are_differences() -> None:
+    need(torch.float64)
     x = torch.randn(6, device=DEVICE, dtype=torch.float64, requires_grad=True)
     torch.autograd.gradcheck(lambda x: cube(x, 2.0), (x,))
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from agreement import DEVICE, agrees, on_device, plans_from_the_start, refused_alike
+from agreement import DEVICE, agrees, need, on_device, plans_from_the_start, refused_alike
 
 from torch_backplane import plans
 
@@ -130,6 +130,7 @@ def test_rms_norm_is_one_launch_and_its_backward_two() -> None:
 
 
 def test_rms_norm_has_second_derivatives_and_directional_ones() -> None:
+    need(torch.float64)
     x, weight = numbers(3, 5, dtype=torch.float64), numbers(5, dtype=torch.float64)
 
     def norm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from agreement import DEVICE, agrees, plans_from_the_start
+from agreement import DEVICE, agrees, had, plans_from_the_start
 
 from torch_backplane import plans
 
@@ -34,7 +34,8 @@ def test_renorm(p: float) -> None:
 
 def test_cross_product() -> None:
     agrees(torch.linalg.cross, torch.randn(4, 3), torch.randn(1, 3))
-    agrees(lambda a, b: torch.linalg.cross(a, b, dim=0), torch.randn(3, 5).double(), torch.randn(3, 5).double())
+    for dtype in had((torch.float32, torch.float64)):
+        agrees(lambda a, b: torch.linalg.cross(a, b, dim=0), torch.randn(3, 5).to(dtype), torch.randn(3, 5).to(dtype))
     a, b = torch.randn(4, 3, device=DEVICE), torch.randn(4, 3, device=DEVICE)
     with pytest.raises(RuntimeError, match="some elements of the input tensor and the written-to tensor"):
         torch.linalg.cross(a, b, out=a)

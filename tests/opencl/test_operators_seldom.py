@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from agreement import DEVICE, agrees, on_device
+from agreement import DEVICE, agrees, had, on_device
 
 aten = torch.ops.aten
 
@@ -27,14 +27,15 @@ def test_chebyshev_polynomials_of_few_degrees_are_the_recurrence(shifted: str, k
 
 
 def test_the_power_of_ldexp_has_a_dtype_of_its_own() -> None:
-    floats = (torch.float16, torch.float32, torch.float64, torch.complex64)
+    floats = had((torch.float16, torch.float32, torch.float64, torch.complex64))
+    widest = had((torch.float64, torch.float32))[0]
     for x in (*(numbers(5, dtype=dtype) for dtype in floats), torch.arange(5), torch.tensor(True)):
         for exponent in (
             numbers(5, dtype=torch.float32 if x.is_complex() else torch.float16), numbers(5),
-            torch.tensor([3, -2, 100, 0, 1]), torch.tensor([1.5, -0.3], dtype=torch.float64)[0],
+            torch.tensor([3, -2, 100, 0, 1]), torch.tensor([1.5, -0.3], dtype=widest)[0],
         ):  # fmt: skip
             agrees(torch.ldexp, x, exponent, rtol=1e-3 if x.dtype == torch.float16 else 1e-5, atol=1e-6)
-        agrees(lambda x, e: x.ldexp_(e), numbers(5, dtype=torch.float64), torch.tensor([3, -2, 200, 0, 1]))
+        agrees(lambda x, e: x.ldexp_(e), numbers(5, dtype=widest), torch.tensor([3, -2, 200, 0, 1]))
         small = torch.tensor([1e-30, 1e-38, 1.0, -3.0, 1e30])
         agrees(torch.ldexp, small, torch.tensor([150, 200, 127, -140, -200]), rtol=1e-6, atol=0)
 
@@ -62,7 +63,8 @@ def test_glu_along_a_direction(dim: int, dtype: torch.dtype) -> None:
 
 
 def test_glu_along_a_direction_by_autograd() -> None:
-    x, dx = numbers(4, 6, dtype=torch.float64), numbers(4, 6, dtype=torch.float64).flip(0)
+    widest = had((torch.float64, torch.float32))[0]
+    x, dx = numbers(4, 6, dtype=widest), numbers(4, 6, dtype=widest).flip(0)
 
     def glu(x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.glu(x, 1)
@@ -85,7 +87,9 @@ def test_add_relu(dtype: torch.dtype) -> None:
 
 def test_add_relu_of_infinities_and_two_dtypes() -> None:
     agrees(lambda a: aten._add_relu(a, a), torch.tensor([torch.inf, -torch.inf, 3e38, -3e38, 1.0, -1.0]))
-    agrees(lambda a, b: aten._add_relu(a, b), numbers(5).double(), numbers(5))
+    agrees(lambda a, b: aten._add_relu(a, b), numbers(5), torch.arange(-2, 3))
+    for wider in had((torch.float64,)):
+        agrees(lambda a, b: aten._add_relu(a, b), numbers(5).to(wider), numbers(5))
     for bad in (numbers(3).bfloat16(), numbers(3).half()):
         with pytest.raises(RuntimeError, match="Unsupported datatyp"):
             aten._add_relu(on_device(bad), on_device(bad))
@@ -133,6 +137,6 @@ def test_renorm_of_what_is_not_finite() -> None:
 
 def test_the_sign_of_a_product_that_is_zero() -> None:
     x = torch.tensor([[-1.0], [0.0], [-3.0], [2.0], [-1.0]])
-    for dtype in (torch.float32, torch.float64, torch.float16):
+    for dtype in had((torch.float32, torch.float64, torch.float16)):
         expected, found = (x.to(device, dtype).cumprod(0).cpu() for device in ("cpu", "bp"))
         assert torch.equal(torch.signbit(found), torch.signbit(expected))

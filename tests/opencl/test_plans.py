@@ -37,7 +37,7 @@ def test_what_a_planner_can_see_makes_another_plan(difference: str) -> None:
     fresh()
     other = {
         "size": torch.ones(6, device=DEVICE),
-        "dtype": torch.ones(5, device=DEVICE, dtype=torch.float64),
+        "dtype": torch.ones(5, device=DEVICE, dtype=torch.float16),
         "stride": torch.ones(10, device=DEVICE)[::2],
         "alignment": torch.ones(8, device=DEVICE)[1:6],
         "rank": torch.ones(1, 5, device=DEVICE),

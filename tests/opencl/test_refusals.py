@@ -14,7 +14,7 @@ from plain_arguments import outcome
 from torch_backplane import _C
 
 aten = torch.ops.aten
-F32, F64, I64, BOOL = torch.float32, torch.float64, torch.int64, torch.bool
+F16, F32, I64, BOOL = torch.float16, torch.float32, torch.int64, torch.bool
 
 
 def t(*shape: int, dtype: torch.dtype = F32) -> torch.Tensor:
@@ -30,7 +30,7 @@ CALLS: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "two shapes": (aten.add.Tensor, [t(2), t(3)], [t(3), t(3)]),
     "bools": (aten.sub.Tensor, [t(2, dtype=BOOL), t(2, dtype=BOOL)], [t(2), t(2)]),
     "a bool for alpha": (aten.rsub.Tensor, [t(2), t(2)], [t(2), t(2)]),
-    "two dtypes of a product": (aten.mm.default, [t(2, 2), t(2, 2, dtype=F64)], [t(2, 2), t(2, 2)]),
+    "two dtypes of a product": (aten.mm.default, [t(2, 2), t(2, 2, dtype=F16)], [t(2, 2), t(2, 2)]),
     "a product of other sizes": (aten.mm.default, [t(2, 3), t(2, 3)], [t(2, 3), t(3, 2)]),
     "no vector": (aten.addr.default, [t(2, 2), t(2, 1), t(2)], [t(2, 2), t(2), t(2)]),
     "an unknown approximation": (aten.gelu.default, [t(3)], [t(3)]),
@@ -51,10 +51,10 @@ CALLS: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "masks of numbers": (aten.masked_select.default, [t(3), t(3)], [t(3), t(3, dtype=BOOL)]),
     "another mask": (aten.index.Tensor, [t(3), [t(2, dtype=BOOL)]], [t(3), [t(3, dtype=BOOL)]]),
     "too many indices": (aten.index.Tensor, [t(3), [i(0), i(0)]], [t(3), [i(0)]]),
-    "values of another dtype": (aten.index_put_.default, [t(3), [i(0)], t(1, dtype=F64)], [t(3), [i(0)], t(1)]),
+    "values of another dtype": (aten.index_put_.default, [t(3), [i(0)], t(1, dtype=F16)], [t(3), [i(0)], t(1)]),
     "values of another dtype for places apart": (lambda x, values: x.__setitem__(([0], None, [0]), values),
-                                                 [t(2, 2), t(1, dtype=F64)], [t(2, 2), t(1)]),
-    "no slices of another dtype": (aten.index_add.default, [t(3), 0, i(), t(0, dtype=F64)], [t(3), 0, i(), t(0)]),
+                                                 [t(2, 2), t(1, dtype=F16)], [t(2, 2), t(1)]),
+    "no slices of another dtype": (aten.index_add.default, [t(3), 0, i(), t(0, dtype=F16)], [t(3), 0, i(), t(0)]),
     "slices": (aten.index_add.default, [t(3), 0, i(0, 1), t(3)], [t(3), 0, i(0, 1), t(2)]),
     "a dimension of slices": (aten.index_select.default, [t(3), 1, i(0)], [t(3), 0, i(0)]),
     "an index of floats": (aten.gather.default, [t(3), 0, t(3)], [t(3), 0, i(0, 1)]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from agreement import agrees
+from agreement import agrees, need
 from torch.nn import functional as F
 
 SIZES = {1: (11,), 2: (7, 10), 3: (4, 5, 6)}
@@ -53,6 +53,7 @@ def test_corners_that_are_aligned(mode: str, rank: int, size: int) -> None:
 
 @pytest.mark.parametrize(("mode", "rank"), CASES)
 def test_float64_in_full(mode: str, rank: int) -> None:
+    need(torch.float64)
     agrees(lambda x: with_gradient(x, scale_factor=1.7, mode=mode), image(rank, torch.float64))
 
 

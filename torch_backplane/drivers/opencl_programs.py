@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -15,6 +16,10 @@ from torch_backplane.drivers import builds, kernel_cache
 # kernel runs at that moment, confuses their reference counts and aborts the process (pocl_release_dlhandle_cache in its
 # lib/CL/devices/common.c). It keeps what it compiles on the disk by itself.
 KEEP_THEIR_OWN = ("Portable Computing Language",)
+
+# Platforms whose compiler is not thread-safe: two programs built at once are a segmentation fault in Oclgrind 21.10.
+ONE_BUILD_AT_A_TIME = ("Oclgrind",)
+_one_build = threading.Lock()
 
 # For every build, before the user's own (PYOPENCL_BUILD_OPTIONS): PoCL's compiler writes to stderr how many warnings it
 # has had, of texts that users never see.
@@ -42,6 +47,7 @@ class Programs:
             *(device.driver_version, _options()),
         )
         self._lock = threading.Lock()
+        self._building = _one_build if device.platform.name in ONE_BUILD_AT_A_TIME else contextlib.nullcontext()
         self.counts = {"built": 0, "loaded": 0}
 
     def get(self, text: str) -> cl.Program:
@@ -81,7 +87,8 @@ class Programs:
 
     def _built(self, program: Any) -> cl.Program:
         try:
-            program._build(options=_options().encode())
+            with self._building:
+                program._build(options=_options().encode())
         except cl.Error as error:
             raise cl.RuntimeError(
                 cl._cl._ErrorRecord(msg=f"{error}\n{self._said(program)}", code=error.code, routine=error.routine)

@@ -325,9 +325,13 @@ def renorm(call: Call, self: torch.Tensor, p: float, dim: int, maxnorm: Any) -> 
     norms = torch.linalg.vector_norm(self, p, others, keepdim=True)
     dtype = value_dtype(self.dtype)
 
-    def shrink(x: Expression, size: Expression, most: Expression) -> Expression:
-        return x * f.where(size > most, most / (size + 1e-7), 1.0).to(dtype)
+    # Complex numbers are multiplied by complex ones, where infinity times 0 is NaN. The 0 is an argument of the kernel,
+    # since compilers leave products with a constant 0 out (Mesa's, and Intel's where nothing is contracted).
+    def shrink(x: Expression, size: Expression, most: Expression, zero: Expression) -> Expression:
+        factor = f.where(size > most, most / (size + 1e-7), 1.0)
+        return x * (f.complex(factor, zero) if dtype.is_complex else factor.to(dtype))
 
     compute, part = [dtype, value_dtype(norms.dtype)], part_dtype(dtype)
-    run_pointwise(shrink, [out], [self, norms], [(maxnorm, part)], compute=compute, key="renorm", name="renorm")
+    numbers = [(maxnorm, part), (0.0, part)]
+    run_pointwise(shrink, [out], [self, norms], numbers, compute=compute, key="renorm", name="renorm")
     return out

@@ -317,13 +317,17 @@ class Dialect(ABC):
         return f"{b} == 0 ? 0 : " + self._by_minus_one(a, b) + f"{a} / {b}"
 
     def floor_divide(self, a: Value, b: Value) -> str:
-        below = f" - ({a} % {b} != 0 && ({a} < 0) != ({b} < 0))" if a.kind == "signed" else ""
+        below = f" - ({a} % {b} != 0 && {self._unlike_signs(a, b)})" if a.kind == "signed" else ""
         return f"{b} == 0 ? 0 : " + self._by_minus_one(a, b) + f"{a} / {b}{below}"
 
     def remainder(self, a: Value, b: Value) -> str:
         if a.kind == "unsigned":
             return self.fmod(a, b)
-        return f"{self._traps(b)} ? 0 : {a} % {b} + (({a} % {b} != 0 && ({a} < 0) != ({b} < 0)) ? {b} : 0)"
+        return f"{self._traps(b)} ? 0 : {a} % {b} + (({a} % {b} != 0 && {self._unlike_signs(a, b)}) ? {b} : 0)"
+
+    def _unlike_signs(self, a: Value, b: Value) -> str:
+        # Not by two comparisons: to Mesa's compiler no int32 that was made an int64 is below zero.
+        return f"({a} ^ {b}) < 0"
 
     def _wrapping(self, sign: str, a: Value, b: Value) -> str:
         """Arithmetic of integers in an unsigned type, as C leaves the overflow of signed ones undefined."""

@@ -227,9 +227,10 @@ def _key_function(dialect: Dialect, value: torch.dtype) -> str:
     type_ = "uint64" if bits == 64 else "uint"
     top = f"(({type_})1 << {max(bits, 32) - 1})"
     if kind == "float":
-        found = dialect.float_bits(Value("sum", value), torch.uint64 if bits == 64 else torch.uint32)
+        found = dialect.float_bits(Value("number", value), torch.uint64 if bits == 64 else torch.uint32)
         text = (
-            f"const value_t sum = x + (value_t)0; const {type_} bits = {found}; "
+            # Not by adding 0, as compilers that forget signs of zeros (Mesa's) leave that out.
+            f"const value_t number = x == (value_t)0 ? (value_t)0 : x; const {type_} bits = {found}; "
             f"return x != x ? ~({type_})0 : bits & {top} ? ~bits : bits | {top};"
         )
     else:
