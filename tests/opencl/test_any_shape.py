@@ -142,6 +142,11 @@ CASES: dict[str, tuple[Function, Callable[[int, int], Arguments]]] = {
     "index": (lambda x, at: x[at], lambda n, m: (randn(n, m), whole(n, 4))),
     "index_select": (lambda x, at: x.index_select(0, at), lambda n, m: (randn(n, m), whole(n, m))),
     "index_put": (lambda x, at, new: x.index_put_((at,), new), lambda n, m: (randn(n, m), torch.arange(2), randn(m))),
+    "hash": (lambda x: torch.hash_tensor(x, 0), lambda n, m: (randn(n, m),)),
+    "product with an activation": (torch._addmm_activation, lambda n, m: (randn(m), randn(n, 3), randn(3, m))),
+    "norms of rows": (
+        lambda x, at: torch.embedding_renorm_(x, at, 1.5, 2.0), lambda n, m: (randn(n, m), torch.arange(n))
+    ),
     "one position": (lambda x: x[:, -1].argmax(-1), lambda n, m: (randn(2, n, m),)),
     "eq": (lambda x: (x == 3).any(), lambda n, m: (whole(5, n, m),)),
     # vision

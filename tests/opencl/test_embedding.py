@@ -1,10 +1,10 @@
-"""Gradients of embeddings: indices in a column, and by how often each row is used."""
+"""Gradients of embeddings: indices in a column, and by how often each row is used; norms of rows."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from agreement import agrees
+from agreement import agrees, had, on_device, refused_alike
 from torch.nn import functional as F
 
 
@@ -34,3 +34,22 @@ def test_embedding_gradients_by_frequency(padding: int | None) -> None:
         return torch.autograd.grad((result * result.detach()).sum(), table)[0]
 
     agrees(gradient, torch.randn(9, 33), torch.randint(9, (4, 7)))
+
+
+@pytest.mark.parametrize("norm", [1.0, 2.0, 2.5, float("inf")])
+def test_norms_of_rows(norm: float) -> None:
+    for index in (torch.tensor([[1, 3], [3, 5]]), torch.tensor([2, 2], dtype=torch.int32), torch.empty(0).long()):
+        for dtype in had((torch.float32, torch.float64, torch.bfloat16)):
+            agrees(lambda w, i: torch.embedding_renorm_(w, i, 1.5, norm), numbers((6, 4), dtype), index)
+    agrees(lambda w, i: torch.embedding_renorm_(w.t(), i, 1.5, norm), numbers((4, 6)), torch.tensor([0, 5]))
+
+
+def test_norms_of_rows_that_are_refused() -> None:
+    def run(w: torch.Tensor, index: torch.Tensor) -> None:
+        torch.embedding_renorm_(w, index, 1.5, 2.0)
+        torch.accelerator.synchronize()
+
+    refused_alike(run, numbers((6,)), torch.tensor([1]))
+    refused_alike(run, numbers((6, 4)), torch.tensor([1.0]))
+    with pytest.raises(IndexError):
+        run(*on_device((numbers((6, 4)), torch.tensor([1, 6]))))

@@ -163,6 +163,9 @@ def others(argument: Any, value: Any) -> Iterator[tuple[str, Any]]:
     elif declared in ("Scalar", "number", "Optional[number]", "float", "Optional[float]") and value is not None:
         for number in (True, 0.5, -0.5, -1, 0, 3) if "number" in declared else (0.0, 0.5, -0.5, 3.0):
             yield f"= {number}", number
+    elif _is_enumerator(argument):  # PyTorch looks up what any number stands for, and where there is nothing, too
+        if isinstance(value, torch.dtype):
+            yield from ((f"= {dtype}", dtype) for dtype in ARGUMENT_DTYPES)
     elif declared in ("int", "Optional[int]", "SymInt", "Optional[SymInt]") and isinstance(value, int):
         for number in (-1, 0, 1, 2, -3, 100):
             yield f"= {number}", number
@@ -177,9 +180,11 @@ def others(argument: Any, value: Any) -> Iterator[tuple[str, Any]]:
         yield "larger", [item + 3 for item in value]
     elif isinstance(value, str):
         yield "nonsense", "nonsense"
-    elif isinstance(value, torch.dtype):
-        for dtype in ARGUMENT_DTYPES:
-            yield f"= {dtype}", dtype
+
+
+def _is_enumerator(argument: Any) -> bool:
+    """Whether what schemas have as an int is a dtype, a layout or a memory format."""
+    return any(kind in str(argument.real_type) for kind in ("ScalarType", "Layout", "MemoryFormat"))
 
 
 def other_tensors(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
