@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from torch_backplane import _C
-from torch_backplane.planning.symbols import Tape, number_now, quantity
+from torch_backplane.planning.symbols import Symbol, Tape, number_now, quantity
 
 LEAST, MOST = -(2**63), 2**63 - 1
 EXTREMES = (
@@ -245,3 +245,35 @@ def test_what_symbols_do_not_do_raises(way: Callable[[Any], Any]) -> None:
     """And so the class stays exact; it must not compute something else."""
     with pytest.raises((TypeError, AttributeError)):
         at_other_sizes(lambda n: [way(n)], [5], [6])
+
+
+SHORT_CUTS = (
+    operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.eq, operator.ne, operator.lt,
+    operator.le, operator.gt, operator.ge,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("function", SHORT_CUTS, ids=lambda function: function.__name__)
+def test_symbols_compute_as_pytorchs_do(function: Callable[[Any, Any], Any]) -> None:
+    """With numbers, fractions and symbols of either kind, on either side: the same value, and the same instructions."""
+    found = []
+    for kind in (Symbol, torch.SymInt):
+        instructions = Instructions()
+        tape = Tape(instructions)
+        one, other = (kind(tape.size(i, value).node) for i, value in enumerate((7, 3)))
+        values: list[Any] = []
+        for beside in (other, torch.SymInt(other.node), 2, -5, True, 2.5):
+            for a, b in ((one, beside), (beside, one)):
+                try:
+                    result = function(a, b)
+                    values.append((number_now(result), isinstance(result, torch.SymInt)))
+                except (AssertionError, AttributeError) as error:  # of fractions, which these do not do
+                    values.append(str(error))
+        found.append((values, list(instructions)))
+    assert found[0] == found[1]
+
+
+def test_symbols_have_no_hash() -> None:
+    """A table that is looked up by one would have to be of this call."""
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(Tape(Instructions()).size(0, 7))

@@ -378,7 +378,7 @@ def new_like(metas: Sequence[Any], device: torch.device) -> list[Any]:
     if tracing.current() is None:
         return _C.new_like(metas, device.index)
     return [
-        None if one is None else torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device=device)
+        None if one is None else socket.empty_strided(one.shape, one.stride(), one.dtype, device)
         for one in metas
     ]
 
@@ -389,13 +389,13 @@ def elementwise_result(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> t
         return _C.elementwise_result(tensors, dtype)
     shape = socket.broadcast_shapes(*(tensor.shape for tensor in tensors))
     strides = layouts.iterator(shape, [(tensor.shape, tensor.stride()) for tensor in tensors])
-    return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+    return socket.empty_strided(shape, strides, dtype, "meta")
 
 
 def as_meta(value: Any) -> Any:
     """An argument as the meta kernels take it."""
     if isinstance(value, torch.Tensor):
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+        return socket.empty_strided(value.shape, value.stride(), value.dtype, "meta")
     if isinstance(value, _C.Number):
         return example(value)
     if isinstance(value, (list, tuple)):

@@ -14,6 +14,16 @@ from torch_backplane.planning.symbols import SYMBOLS, Untraceable, guarded, quan
 from torch_backplane.planning.tracing import current
 
 
+def empty_strided(
+    sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device | str
+) -> torch.Tensor:
+    """As torch.empty_strided, which a trace would reach through PyTorch's dispatcher."""
+    tracer = current()
+    if tracer is None:
+        return torch.empty_strided(sizes, strides, dtype=dtype, device=device)
+    return tracer.empty(sizes, strides, dtype, device)
+
+
 def storage_of(tensor: torch.Tensor) -> Hashable:
     """Equal for views of one storage. Not by addresses, which lazy clones share, too, until one is written."""
     tracer = current()

@@ -32,16 +32,15 @@ class Tape:
 
     def size(self, index: int, value: int) -> torch.SymInt:
         """The word `index` of the call's sizes."""
-        return torch.SymInt(Node(self, value, self._instruction("size", index, 0, 0)))
+        return Symbol(Node(self, value, self._instruction("size", index, 0, 0)))
 
     def slot_of(self, node: Node) -> int:
         if node.slot is None:
             node.slot = self._instruction("constant", 0, 0, _bits(node.value))
         return node.slot
 
-    def compute(self, name: Text, *nodes: Node) -> int:
-        slots = [self.slot_of(node) for node in nodes]
-        return self._instruction(name, slots[0], slots[-1], 0)
+    def compute(self, name: Text, one: Node, other: Node) -> int:
+        return self._instruction(name, self.slot_of(one), self.slot_of(other), 0)
 
     def guard(self, node: Node) -> Value:
         if node.slot is not None and node.slot not in self.guarded:
@@ -51,9 +50,10 @@ class Tape:
 
     def _instruction(self, name: Text, a: int, b: int, constant: int) -> int:
         key = (name, a, b, constant)
-        if key not in self.slots:
-            self.slots[key] = self.builder.instruction(name, a, b, constant)
-        return self.slots[key]
+        slot = self.slots.get(key)
+        if slot is None:
+            slot = self.slots[key] = self.builder.instruction(name, a, b, constant)
+        return slot
 
 
 def _bits(value: Value) -> int:
@@ -140,7 +140,7 @@ class Node:
     def _float(self) -> Node:
         if self.is_float():
             return self
-        slot = None if self.slot is None else self.tape.compute("to_float", self)
+        slot = None if self.slot is None else self.tape.compute("to_float", self, self)
         return Node(self.tape, float(self.value), slot)
 
     def sym_float(self) -> Node:
@@ -149,10 +149,10 @@ class Node:
     def neg(self) -> Node:
         return self.mul(self.wrap_float(-1.0)) if self.is_float() else self.wrap_int(0).sub(self)  # of 0.0, -0.0
 
-    def _made(self, name: Text, value: Value, *nodes: Node) -> Node:
-        if all(node.slot is None for node in nodes):
+    def _made(self, name: Text, value: Value, one: Node, other: Node) -> Node:
+        if one.slot is None and other.slot is None:
             return Node(self.tape, value)
-        return Node(self.tape, value, self.tape.compute(name, *nodes))
+        return Node(self.tape, value, self.tape.compute(name, one, other))
 
     def _arithmetic(self, name: Text, function: Callable[[Any, Any], Any], other: Node) -> Node:
         if self.is_float() or other.is_float():
@@ -259,11 +259,47 @@ class Node:
         """The answer is known, for it leaves guards."""
         from torch_backplane.planning import strides  # which is made for symbols, too
 
-        return self.wrap_bool(getattr(strides, question)(*([_shell(one) for one in each] for each in numbers)))
+        return self.wrap_bool(getattr(strides, question)(*([shell(one) for one in each] for each in numbers)))
 
 
-def _shell(node: Node) -> Any:
-    return node.value if node.slot is None else torch.SymInt(node)
+class Symbol(torch.SymInt):
+    """A SymInt whose arithmetic goes to the node at once, which PyTorch's takes several functions for."""
+
+
+def _at_once(name: Text, method: Text, reflected: bool = False) -> Callable[[Any, Any], Any]:
+    inherited = getattr(torch.SymInt, name)
+
+    def operation(self: Any, other: Any) -> Any:
+        node = self.node
+        if type(other) is int:
+            given = Node(node.tape, other)
+        elif isinstance(other, torch.SymInt):
+            given = other.node
+        else:
+            return inherited(self, other)
+        return shell(getattr(given, method)(node) if reflected else getattr(node, method)(given))
+
+    return operation
+
+
+for _name in ("add", "sub", "mul", "floordiv", "mod"):
+    setattr(Symbol, f"__{_name}__", _at_once(f"__{_name}__", _name))
+    setattr(Symbol, f"__r{_name}__", _at_once(f"__r{_name}__", _name, reflected=True))
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(Symbol, f"__{_name}__", _at_once(f"__{_name}__", _name))
+Symbol.__hash__ = torch.SymInt.__hash__  # type: ignore[method-assign]
+
+
+def shell(node: Node) -> Any:
+    """What Python computes with: a number where it is a constant, or a fraction's or a truth value's symbol."""
+    if node.slot is None:
+        return node.value
+    return Symbol(node) if node.is_int() else torch.SymFloat(node) if node.is_float() else torch.SymBool(node)
+
+
+def as_symbol(number: Any) -> Any:
+    """The same, of which arithmetic is quick."""
+    return shell(number.node) if type(number) is torch.SymInt else number
 
 
 def guarded(number: Any) -> Any:

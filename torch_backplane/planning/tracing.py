@@ -8,6 +8,7 @@ shapes only, and `plans.stats()` says why.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from torch_backplane import _C
 from torch_backplane.planning import strides as layouts
-from torch_backplane.planning.symbols import SYMBOLS, Tape, Untraceable, number_now, quantity
+from torch_backplane.planning.symbols import SYMBOLS, Tape, Untraceable, as_symbol, number_now, quantity
 
 _ALIGNMENT = 16  # bytes: what signatures tell addresses apart by (csrc/plans/signature.h)
 
@@ -55,12 +56,31 @@ class Traced(torch.Tensor):
 
     memory: Memory
     position: int | None = None  # of an argument
+    layout_known: tuple[torch.Size, tuple[Any, ...], Any]  # sizes, strides and offset, which nothing changes
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, overload: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         raise Untraceable(f"{overload} outside of a trace")
+
+    @property
+    def shape(self) -> torch.Size:  # type: ignore[override]
+        return self.layout_known[0]
+
+    def size(self, dim: int | None = None) -> Any:
+        sizes = self.layout_known[0]
+        return sizes if dim is None else sizes[dim]
+
+    def stride(self, dim: int | None = None) -> Any:  # type: ignore[override]
+        strides = self.layout_known[1]
+        return strides if dim is None else strides[dim]
+
+    def storage_offset(self) -> Any:
+        return self.layout_known[2]
+
+    def numel(self) -> Any:
+        return math.prod(self.layout_known[0])
 
     def untyped_storage(self) -> Any:
         raise Untraceable("the storage of a tensor")
@@ -127,11 +147,18 @@ class Tracer(TorchDispatchMode):
     def make(
         self, memory: Memory, sizes: Sequence[Any], strides: Sequence[Any], offset: Any, dtype: Any, device: Any
     ) -> Traced:
+        sizes, strides, offset = tuple(map(as_symbol, sizes)), tuple(map(as_symbol, strides)), as_symbol(offset)
         with torch._C._DisableTorchDispatch():
             made: Traced = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-                Traced, tuple(sizes), strides=tuple(strides), storage_offset=offset, dtype=dtype, device=device
+                Traced,
+                sizes,
+                strides=strides,
+                storage_offset=offset,
+                dtype=dtype,
+                device=device,
+                storage_size=0,  # of which nobody knows; PyTorch would compute it
             )
-        made.memory = memory
+        made.memory, made.layout_known = memory, (torch.Size(sizes), strides, offset)
         return made
 
     def empty(self, sizes: Sequence[Any], strides: Sequence[Any] | None, dtype: Any, device: Any) -> Traced:
