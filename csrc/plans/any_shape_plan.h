@@ -38,7 +38,7 @@ struct Patch {
 class AnyShapePlan {
  public:
   Plan plan; // for the sizes that it was made of
-  Tape tape;
+  TapeProgram tape;
   std::vector<Patch> patches;
 
   // The plan for these sizes; nullptr where a guard does not hold or a number fits nowhere. Safe in any thread.
@@ -66,7 +66,7 @@ class AnyShapePlan {
     std::atomic<Plan*> plan_{nullptr};
   };
 
-  bool patch(const Tape::Slots& slots, Plan& made) const; // false where a number fits nowhere
+  bool patch(const TapeProgram::Slots& slots, Plan& made) const; // false where a number fits nowhere
 
   std::shared_ptr<Spare> spare_ = std::make_shared<Spare>(); // given back to by plans that outlive this
 };
