@@ -39,6 +39,7 @@ class Kernel:
     parameters: in order, memory before numbers.
     width: elements for each work item (pointwise), or None where each result has a group of work items.
     group_size: the number of work items of a group, where the launch shall not choose it.
+    local_bytes: of local memory that a group shares.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Kernel:
     parameters: tuple[Parameter, ...]
     width: int | None
     group_size: int | None = None
+    local_bytes: int = 0
 
     def work_items(self, count: int) -> int:
         """How many work items `count` elements (pointwise) or results (reductions) need."""

@@ -134,7 +134,7 @@ def reduction(
     geometry: ReductionGeometry,
     dialect: Dialect,
     compute: torch.dtype | None = None,
-    group_size: int = 64,
+    group_size: int | None = None,
 ) -> Kernel:
     """A kernel that computes `definition` for every result, with one group of `group_size` work items for each.
 
@@ -142,11 +142,14 @@ def reduction(
         name: a C identifier, which the entry point's name ends with.
         geometry: only its ranks and index width matter, so another shape is the same kernel.
         compute: what `start` sees each input as; without it the input's own, float32 for float16 and bfloat16.
-        group_size: a power of two, at most what the device takes.
+        group_size: a power of two; without it, what the target has for a team with this state.
 
     Raises TypeError where the dialect's device lacks a dtype, or a formula returns another number of values.
     """
     entry = entry_point(name)
+    state_bytes = sum(dtype.itemsize for dtype in definition.state)
+    if group_size is None:
+        group_size = dialect.target.team_of(state_bytes)
     if group_size < 1 or group_size & (group_size - 1):
         raise ValueError(f"group_size is a power of two, and got {group_size}")
     state, numbers = list(definition.state), [torch.int64, *definition.scalars]
@@ -172,7 +175,7 @@ def reduction(
             ),
         ]
     )
-    return Kernel(entry, text, tuple(parameters), None, group_size)
+    return Kernel(entry, text, tuple(parameters), None, group_size, group_size * state_bytes)
 
 
 def _program(part: str, formula: Formula, arguments: list[torch.dtype], results: Sequence[torch.dtype]) -> Program:

@@ -147,6 +147,22 @@ class Target:
                 most = f"at most max_group_size, which is {self.max_group_size}"
                 raise ValueError(f"Target.{name} is {getattr(self, name)}, and must be {most}")
 
+    def check(self, name: str, *, arguments: int = 0, local: int = 0, group: int = 1) -> None:
+        """Raises LimitExceeded where a kernel of the operator `name` needs more than there is.
+
+        Args:
+            arguments: bytes of all its arguments.
+            local: bytes of local memory.
+            group: work items of a group.
+        """
+        for need, most, limit, unit in (
+            (arguments, self.max_argument_bytes, "max_argument_bytes", "bytes of arguments"),
+            (local, self.local_memory, "local_memory", "bytes of local memory"),
+            (group, self.max_group_size, "max_group_size", "work items in a group"),
+        ):
+            if need > most:
+                raise LimitExceeded(f"{name} needs {need:,} {unit}, and its device takes {most:,} (Target.{limit})")
+
     # What kernels decide by these figures.
 
     def group(self, wanted: int) -> int:

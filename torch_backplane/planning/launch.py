@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -67,10 +68,13 @@ class tracing:
 
 def compiled(index: int, kernel: Kernel, name: str) -> _C.CompiledKernel:
     """The kernel built for bp:`index`, once for each text, as long as a plan has it or it is among those that were used
-    last. `name` is the operator's, for the compiler's errors.
+    last. `name` is the operator's, for errors. LimitExceeded where it needs more than the device has.
     """
 
     def build() -> _C.CompiledKernel:
+        dialect = dialect_of(index)
+        needed = dialect.argument_bytes(kernel.parameters)
+        dialect.target.check(name, arguments=needed, local=kernel.local_bytes)
         parameters = [one.kind if one.kind in ("input", "output") else one.dtype for one in kernel.parameters]
         return _C.CompiledKernel(index, kernel.text, kernel.name, name, parameters)
 
@@ -94,14 +98,19 @@ def launch(
         items: work items in 1 to 3 dimensions, rounded up to whole groups.
         group: work items of a group in each dimension; without it the kernel's own, or as many as the target says.
         name: of the operator, for errors.
+
+    Raises:
+        LimitExceeded: the kernel needs more arguments, local memory or work items in a group than the device takes.
     """
+    index, name = tensors[0].get_device(), name or kernel.name
+    target = dialect_of(index).target
     if group is None:
-        size = kernel.group_size or dialect_of(tensors[0].device).target.group_size
-        group = (size, *[1] * (len(items) - 1))
+        group = (kernel.group_size or target.group_size, *[1] * (len(items) - 1))
+    target.check(name, group=math.prod(group))
     rounded = [-(-count // size) * size for count, size in zip(items, group, strict=True)]
     if 0 in rounded:
         return
-    built = compiled(tensors[0].device.index, kernel, name or kernel.name)
+    built = compiled(index, kernel, name)
     socket.launch(built, [*tensors, *numbers], rounded, group)
 
 

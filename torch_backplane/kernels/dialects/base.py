@@ -7,7 +7,7 @@ text may use one twice. Functions that only have another name, and infix operato
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,6 +16,7 @@ import torch
 from torch_backplane.kernels.dialects.halves import BFLOAT16, FLOAT16
 from torch_backplane.kernels.dtypes import STORAGE_ONLY, facts, integer_range, part_dtype
 from torch_backplane.kernels.expression import Number
+from torch_backplane.kernels.kernel import Parameter
 from torch_backplane.kernels.target import Target
 
 UNSIGNED = {8: torch.uint8, 16: torch.uint16, 32: torch.uint32, 64: torch.uint64}
@@ -72,6 +73,7 @@ class Dialect(ABC):
     types: ClassVar[Mapping[torch.dtype, str]]  # of values in registers
     compile_options: ClassVar[tuple[str, ...]] = ()
     streams: ClassVar[bool] = False  # whether there is a `stream_lanes`
+    buffer_bytes: ClassVar[int]  # of the arguments that bring a tensor's memory
 
     def __init__(self, target: Target | None = None) -> None:
         self.target = Target() if target is None else target
@@ -80,6 +82,12 @@ class Dialect(ABC):
     def streaming_bytes(self) -> int | None:
         """From which size on results are written past the caches; None: never."""
         return self.target.streaming_bytes if self.streams else None
+
+    def argument_bytes(self, parameters: Iterable[Parameter]) -> int:
+        """Of the arguments for all `parameters` together."""
+        return sum(
+            self.buffer_bytes if one.kind in ("output", "input") else one.dtype.itemsize for one in parameters
+        )
 
     # Types and constants
 

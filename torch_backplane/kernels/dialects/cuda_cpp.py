@@ -25,6 +25,7 @@ class CudaCpp(Dialect):
     """A buffer is a pointer. Reading several lanes at once needs one aligned to them, up to 16 bytes."""
 
     name = "CUDA C++"
+    buffer_bytes = 8
     types: ClassVar = {
         torch.bool: "bool",
         torch.int8: "signed char",

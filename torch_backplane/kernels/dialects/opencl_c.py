@@ -31,6 +31,7 @@ class OpenCLC(Dialect):
 
     name = "OpenCL C"
     streams = True
+    buffer_bytes = 16
     types: ClassVar = {
         torch.bool: "bool",
         torch.int8: "char",

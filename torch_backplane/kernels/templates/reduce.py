@@ -22,7 +22,7 @@ from torch_backplane.kernels.reductions import BLOCK, Reduction
 from torch_backplane.kernels.templates.source import Launch, make_launch
 
 LANES = 16
-_GROUP = 8
+_SMALL_GROUP = 8
 # With fewer work items than this, the elements of each result are divided among several; each takes at least _CHUNK.
 _ENOUGH_ITEMS, _CHUNK = 64, 8 * LANES * BLOCK
 
@@ -124,8 +124,9 @@ def reduce_lanes(
     state = tuple(definition.state)
     identity = tuple(definition.identity)
     exactly = tuple(map(repr, identity))  # 0.0 == -0.0
+    group, partial, count_of_scalars = dialect.target.group(_SMALL_GROUP), chunks > 1, len(definition.scalars)
     text = _text(
-        dialect, state, identity, exactly, output_dtypes, operands, ranks, columns, chunks > 1, len(definition.scalars)
+        dialect, group, state, identity, exactly, output_dtypes, operands, ranks, columns, partial, count_of_scalars
     )
     return make_launch(
         f"{name}_{'columns' if columns else 'rows'}" + ("_chunks" if chunks > 1 else ""),
@@ -138,8 +139,8 @@ def reduce_lanes(
         types={"int64": torch.int64},
         functions=functions,
         body=text,
-        groups=-(-items // _GROUP),
-        group_size=_GROUP,
+        groups=-(-items // group),
+        group_size=group,
         strided=names,
         bounded=True,
     )
@@ -163,6 +164,7 @@ def _names(operands: tuple[int, int], ranks: tuple[int, int]) -> tuple[tuple[str
 @lru_cache(maxsize=1024)
 def _text(
     dialect: Dialect,
+    group: int,
     state: tuple[torch.dtype, ...],
     identity: tuple[Number, ...],
     exactly: tuple[str, ...],
@@ -177,13 +179,14 @@ def _text(
     names, _ = _names(operands, ranks)
     types, output_types = (tuple(map(dialect.storage_type, dtypes)) for dtypes in (state, outputs))
     constants = tuple(map(dialect.constant, identity, state))
-    writer = _Writer(operands[1], ranks, columns, partial, names, scalars, types, output_types, constants)
+    writer = _Writer(group, operands[1], ranks, columns, partial, names, scalars, types, output_types, constants)
     return writer.body()
 
 
 class _Writer:
     def __init__(
         self,
+        group: int,
         inputs: int,
         ranks: tuple[int, int],
         columns: bool,
@@ -194,6 +197,7 @@ class _Writer:
         output_types: Sequence[str],
         identity: Sequence[str],
     ) -> None:
+        self.group = group
         self.inputs, self.columns, self.partial, self.names = inputs, columns, partial, names
         self.kept_rank, self.reduced_rank = ranks
         self.scalars = "".join(f", scalar{i}" for i in range(scalars))
@@ -201,7 +205,7 @@ class _Writer:
 
     def body(self) -> str:
         return f"""
-  const index_t item = (index_t)GROUP * {_GROUP} + ITEM;
+  const index_t item = (index_t)GROUP * {self.group} + ITEM;
   if (item >= items) return;
   const index_t chunk_number = item % chunks, first_result = item / chunks / blocks * row_size
     + item / chunks % blocks * {LANES};

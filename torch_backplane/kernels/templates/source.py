@@ -166,7 +166,28 @@ def _kernel(
         parts += [spelling.lane_access(dialect, tensor, dtype, value) for tensor, dtype, _ in tensors]
     entry = entry_point(name)
     parts += [functions, dialect.kernel(entry, declared, group_size, [*pointers, body], bounded)]
-    return Kernel(entry, "\n".join(parts), tuple(parameters), None, group_size)
+    return Kernel(entry, "\n".join(parts), tuple(parameters), None, group_size, local_bytes(functions + body, aliases))
+
+
+_LOCAL = re.compile(r"\bLOCAL (\w+) ([^;]+);")
+_ARRAY = re.compile(r"\w+((?:\[[\d +]+\])+)")
+
+
+def local_bytes(text: str, types: Mapping[str, torch.dtype]) -> int:
+    """Of the arrays that `text` declares as LOCAL: TYPE NAME[NUMBER]…, several by commas.
+
+    Raises:
+        ValueError: an array whose size the text leaves open, or whose type is none of `types`.
+    """
+    total = 0
+    for kind, arrays in _LOCAL.findall(text):
+        for array in arrays.split(","):
+            found = _ARRAY.fullmatch(array.strip())
+            if found is None or kind not in types:
+                raise ValueError(f"how large is LOCAL {kind} {array.strip()}?")
+            sizes = [sum(map(int, size.split("+"))) for size in re.findall(r"\[([^]]+)\]", found[1])]
+            total += math.prod(sizes) * types[kind].itemsize
+    return total
 
 
 def _access(dialect: Dialect, name: str, dtype: torch.dtype) -> str:
