@@ -108,12 +108,12 @@ def launch(
         buffers.append(cl.Buffer(context, cl.mem_flags.READ_WRITE, before + max(1, _memory(tensor).nbytes)))
         if tensor.numel():
             cl.enqueue_copy(queue, buffers[-1], _memory(tensor), dst_offset=before)
-    outputs = sum(parameter.kind == "output" for parameter in kernel.parameters)
+    outputs = sum(parameter.role == "output" for parameter in kernel.parameters)
     arguments: list[Any] = []
     for parameter in kernel.parameters:
-        if parameter.kind in ("output", "input"):
-            arguments += [buffers[parameter.operand + (outputs if parameter.kind == "input" else 0)], np.uint64(before)]
-        elif parameter.kind == "scalar":
+        if parameter.role in ("output", "input"):
+            arguments += [buffers[parameter.operand + (outputs if parameter.role == "input" else 0)], np.uint64(before)]
+        elif parameter.role == "scalar":
             arguments.append(scalar(scalars[parameter.operand], parameter.dtype))
         else:
             number = {
@@ -124,7 +124,7 @@ def launch(
                 "reduced_count": lambda p: reduced.count,
                 "reduced_size": lambda p: reduced.sizes[p.dimension],
                 "reduced_stride": lambda p: reduced.strides[p.operand][p.dimension],
-            }[parameter.kind](parameter)
+            }[parameter.role](parameter)
             arguments.append(NUMPY[parameter.dtype](number))
     group = kernel.group_size or 64
     items, groups = (-(-kernel.work_items(results) // group) * group,), (group,)

@@ -246,8 +246,7 @@ def test_operators_stay_within_the_limits_of_small_devices(targets: str, tmp_pat
 
 
 def test_nothing_above_the_target_asks_what_hardware_there_is() -> None:
-    kinds = "|".join(Target.KINDS)
-    asked = re.compile(rf'properties\.(kind|driver|name)|\\b(kind|processor|vendor)\\b.*"({kinds})"|\\b_[CG]PU_')
+    asked = re.compile(r'processor|kind ==|"(cpu|gpu|accelerator)"|properties\.(kind|driver|name)|_[CG]PU_|vendor')
     found = [
         f"{path.name}: {line.strip()}"
         for part in ("kernels", "planning", "operators")

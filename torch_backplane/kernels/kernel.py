@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-Kind = Literal[
+Role = Literal[
     "output", "input", "scalar", "count", "rows", "size", "stride", "reduced_count", "reduced_size", "reduced_stride"
 ]
 
@@ -17,7 +17,7 @@ class Parameter:
     """What one argument of a kernel means.
 
     Args:
-        kind: "output" and "input" are memory (in OpenCL C two arguments: the handle, and the offset in bytes as ulong);
+        role: "output" and "input" are memory (in OpenCL C two arguments: the handle, and the offset in bytes as ulong);
             "scalar" is a number given by the caller; the others are numbers of a Geometry, or, where they begin with
             "reduced", of the part of a ReductionGeometry that is reduced.
         dtype: of the tensor, or of the number.
@@ -25,7 +25,7 @@ class Parameter:
         dimension: of a size or stride; 0 is the innermost.
     """
 
-    kind: Kind
+    role: Role
     dtype: torch.dtype
     operand: int = 0
     dimension: int = 0

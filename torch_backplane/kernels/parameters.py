@@ -21,7 +21,7 @@ def parameter_name(parameter: Parameter) -> str:
         "reduced_count": "reduced_count",
         "reduced_size": f"reduced_size{parameter.dimension}",
         "reduced_stride": f"reduced_stride{parameter.operand}_{parameter.dimension}",
-    }[parameter.kind]
+    }[parameter.role]
 
 
 def declarations(dialect: Dialect, parameters: Sequence[Parameter]) -> list[str]:
@@ -29,8 +29,8 @@ def declarations(dialect: Dialect, parameters: Sequence[Parameter]) -> list[str]
     found: list[str] = []
     for parameter in parameters:
         name = parameter_name(parameter)
-        if parameter.kind in ("output", "input"):
-            found += dialect.buffer_parameters(name, parameter.dtype, parameter.kind == "output")
+        if parameter.role in ("output", "input"):
+            found += dialect.buffer_parameters(name, parameter.dtype, parameter.role == "output")
         else:
             found.append(f"const {dialect.storage_type(parameter.dtype)} {name}")
     return found
@@ -41,8 +41,8 @@ def pointers(dialect: Dialect, parameters: Sequence[Parameter]) -> list[str]:
     return [
         line
         for parameter in parameters
-        if parameter.kind in ("output", "input")
-        for line in dialect.buffer_pointer(parameter_name(parameter), parameter.dtype, parameter.kind == "output")
+        if parameter.role in ("output", "input")
+        for line in dialect.buffer_pointer(parameter_name(parameter), parameter.dtype, parameter.role == "output")
     ]
 
 

@@ -15,6 +15,9 @@ import torch
 
 from torch_backplane.kernels.layouts import RowLimits
 
+# Where numbers without a device are, as PyTorch has it: no device of a driver.
+CPU = torch.device("cpu")
+
 
 class LimitExceeded(RuntimeError):
     """A kernel needs more than the device has. Raised when it is planned; nothing has been launched then."""

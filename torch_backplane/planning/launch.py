@@ -75,7 +75,7 @@ def compiled(index: int, kernel: Kernel, name: str) -> _C.CompiledKernel:
         dialect = dialect_of(index)
         needed = dialect.argument_bytes(kernel.parameters)
         dialect.target.check(name, arguments=needed, local=kernel.local_bytes)
-        parameters = [one.kind if one.kind in ("input", "output") else one.dtype for one in kernel.parameters]
+        parameters = [one.role if one.role in ("input", "output") else one.dtype for one in kernel.parameters]
         return _C.CompiledKernel(index, kernel.text, kernel.name, name, parameters)
 
     return _compiled.get((index, kernel.text), build)

@@ -80,10 +80,10 @@ def run_reduction(
         )
     numbers = [
         scalars[one.operand]
-        if one.kind == "scalar"
-        else _number(where.kept, where.reduced, one.kind, one.operand, one.dimension)
+        if one.role == "scalar"
+        else _number(where.kept, where.reduced, one.role, one.operand, one.dimension)
         for one in kernel.parameters
-        if one.kind not in ("input", "output")
+        if one.role not in ("input", "output")
     ]
     launch(kernel, [*outputs, *inputs], numbers, [kernel.work_items(where.kept.count)], name=name)
 
@@ -151,10 +151,10 @@ def _calls_by_lanes(
     ]
 
 
-def _number(kept: Geometry, reduced: Geometry, kind: str, operand: int, dimension: int) -> int:
-    part = reduced if kind.startswith("reduced") else kept
+def _number(kept: Geometry, reduced: Geometry, role: str, operand: int, dimension: int) -> int:
+    part = reduced if role.startswith("reduced") else kept
     return {
         "count": lambda: part.count,
         "size": lambda: part.sizes[dimension],
         "stride": lambda: part.strides[operand][dimension],
-    }[kind.removeprefix("reduced_")]()
+    }[role.removeprefix("reduced_")]()

@@ -53,8 +53,8 @@ class Value:
         return self.name
 
     @property
-    def kind(self) -> str:
-        return facts(self.dtype).kind
+    def category(self) -> str:
+        return facts(self.dtype).category
 
 
 # A line of the text of kernels that are bounded, see `Dialect.kernel`; csrc/drivers/opencl_launcher.cpp looks for it.
@@ -86,7 +86,7 @@ class Dialect(ABC):
     def argument_bytes(self, parameters: Iterable[Parameter]) -> int:
         """Of the arguments for all `parameters` together."""
         return sum(
-            self.buffer_bytes if one.kind in ("output", "input") else one.dtype.itemsize for one in parameters
+            self.buffer_bytes if one.role in ("output", "input") else one.dtype.itemsize for one in parameters
         )
 
     # Types and constants
@@ -109,19 +109,19 @@ class Dialect(ABC):
 
     def constant(self, value: Number, dtype: torch.dtype) -> str:
         """`value` exactly, in parentheses where it has a sign."""
-        kind, bits = facts(dtype)
-        if kind == "bool":
+        category, bits = facts(dtype)
+        if category == "bool":
             return "true" if value else "false"
-        if kind == "complex":
+        if category == "complex":
             real, imaginary = (self.constant(part, part_dtype(dtype)) for part in (value.real, value.imag))
             return self.complex(real, imaginary, dtype)
         assert not isinstance(value, complex)
-        if kind == "float":
+        if category == "float":
             return self.float_constant(float(value), bits)
         value = int(value)
-        if value == integer_range(torch.int64)[0] and kind == "signed":  # -9223372036854775808 is two tokens, too large
+        if value == integer_range(torch.int64)[0] and category == "signed":  # -9223372036854775808 is two tokens
             return f"({self.constant(value + 1, dtype)} - 1)"
-        text = f"{value}{self.integer_suffix(kind, bits)}"
+        text = f"{value}{self.integer_suffix(category, bits)}"
         return f"({text})" if value < 0 else text
 
     def float_constant(self, value: float, bits: int) -> str:
@@ -133,7 +133,7 @@ class Dialect(ABC):
         return f"({text})" if text.startswith("-") else text
 
     @abstractmethod
-    def integer_suffix(self, kind: str, bits: int) -> str: ...
+    def integer_suffix(self, category: str, bits: int) -> str: ...
 
     @abstractmethod
     def not_a_number(self, bits: int) -> str: ...
@@ -154,15 +154,15 @@ class Dialect(ABC):
         """
         if dtype == value.dtype:
             return value.name
-        if "complex" in (value.kind, facts(dtype).kind):
+        if "complex" in (value.category, facts(dtype).category):
             return self._cast_complex(value, dtype)
-        kind, bits = facts(dtype)
-        if kind == "bool":
+        category, bits = facts(dtype)
+        if category == "bool":
             return f"{value} != 0"
         target = self.type(dtype)
-        if value.kind != "float" or kind == "float":
+        if value.category != "float" or category == "float":
             return f"({target}){value}"
-        if bits == 64 and kind == "unsigned":
+        if bits == 64 and category == "unsigned":
             return f"{value} < 0 ? ({target})({self.type(torch.int64)}){value} : ({target}){value}"
         through = torch.int64 if bits == 64 or dtype == torch.uint32 else torch.int32
         return f"({target})({self.type(through)}){value}"
@@ -170,7 +170,7 @@ class Dialect(ABC):
     def _cast_complex(self, value: Value, dtype: torch.dtype) -> str:
         part = part_dtype(dtype)
         parts = [value, Value("0", part)]
-        if value.kind == "complex":
+        if value.category == "complex":
             parts = [Value(one, part_dtype(value.dtype)) for one in (self.real(value), self.imaginary(value))]
         if dtype == torch.bool:
             return " || ".join(f"{one} != 0" for one in parts)
@@ -191,7 +191,7 @@ class Dialect(ABC):
 
     def bits(self, value: Value, dtype: torch.dtype) -> str:
         """The bits of `value` as `dtype`, which is as wide."""
-        if value.kind != "float" and facts(dtype).kind != "float":
+        if value.category != "float" and facts(dtype).category != "float":
             return f"({self.type(dtype)}){value}"
         return self.float_bits(value, dtype)
 
@@ -239,12 +239,12 @@ class Dialect(ABC):
         return self._wrapping("*", a, b)
 
     def negative(self, a: Value) -> str:
-        return f"-{a}" if a.kind == "float" else self._wrapping("-", Value("0", a.dtype), a)
+        return f"-{a}" if a.category == "float" else self._wrapping("-", Value("0", a.dtype), a)
 
     def absolute(self, a: Value) -> str:
-        if a.kind == "float":
+        if a.category == "float":
             return f"{self.library('fabs', a.dtype)}({a})"
-        return f"{a} < 0 ? {self.negative(a)} : {a}" if a.kind == "signed" else a.name
+        return f"{a} < 0 ? {self.negative(a)} : {a}" if a.category == "signed" else a.name
 
     def minimum(self, a: Value, b: Value) -> str:
         return self._extremum("<", a, b)
@@ -265,7 +265,7 @@ class Dialect(ABC):
         return f"signbit({a}) != 0"
 
     def bitwise_not(self, a: Value) -> str:
-        return f"!{a}" if a.kind == "bool" else f"~{a}"
+        return f"!{a}" if a.category == "bool" else f"~{a}"
 
     def shift_left(self, a: Value, b: Value) -> str:
         """Zero where b is negative or not less than the width, as PyTorch."""
@@ -275,11 +275,11 @@ class Dialect(ABC):
     def shift_right(self, a: Value, b: Value) -> str:
         """All sign bits where b is negative or not less than the width, as PyTorch."""
         unsigned, bits = self._arithmetic_type(a.dtype), facts(a.dtype).bits
-        beyond = f"{a} >> {bits - 1}" if a.kind == "signed" else "0"
+        beyond = f"{a} >> {bits - 1}" if a.category == "signed" else "0"
         return f"({unsigned}){b} >= {bits} ? {beyond} : {a} >> {b}"
 
     def fmod(self, a: Value, b: Value) -> str:
-        if a.kind == "float":
+        if a.category == "float":
             return f"{self.library('fmod', a.dtype)}({a}, {b})"
         return f"{self._traps(b)} ? 0 : {a} % {b}"
 
@@ -287,11 +287,11 @@ class Dialect(ABC):
         return f"{b} == 0 ? 0 : " + self._by_minus_one(a, b) + f"{a} / {b}"
 
     def floor_divide(self, a: Value, b: Value) -> str:
-        below = f" - ({a} % {b} != 0 && {self._unlike_signs(a, b)})" if a.kind == "signed" else ""
+        below = f" - ({a} % {b} != 0 && {self._unlike_signs(a, b)})" if a.category == "signed" else ""
         return f"{b} == 0 ? 0 : " + self._by_minus_one(a, b) + f"{a} / {b}{below}"
 
     def remainder(self, a: Value, b: Value) -> str:
-        if a.kind == "unsigned":
+        if a.category == "unsigned":
             return self.fmod(a, b)
         return f"{self._traps(b)} ? 0 : {a} % {b} + (({a} % {b} != 0 && {self._unlike_signs(a, b)}) ? {b} : 0)"
 
@@ -301,7 +301,7 @@ class Dialect(ABC):
 
     def _wrapping(self, sign: str, a: Value, b: Value) -> str:
         """Arithmetic of integers in an unsigned type, as C leaves the overflow of signed ones undefined."""
-        if a.kind in ("float", "bool"):  # a bool variable takes the result as != 0
+        if a.category in ("float", "bool"):  # a bool variable takes the result as != 0
             return f"{a} {sign} {b}"
         unsigned = self._arithmetic_type(a.dtype)
         return f"({self.type(a.dtype)})(({unsigned}){a} {sign} ({unsigned}){b})"
@@ -311,14 +311,14 @@ class Dialect(ABC):
 
     def _extremum(self, sign: str, a: Value, b: Value) -> str:
         # With NaN as b, a compares false and b is taken.
-        return f"({a} != {a} || {a} {sign} {b}) ? {a} : {b}" if a.kind == "float" else f"{a} {sign} {b} ? {a} : {b}"
+        return f"({a} != {a} || {a} {sign} {b}) ? {a} : {b}" if a.category == "float" else f"{a} {sign} {b} ? {a} : {b}"
 
     def _traps(self, divisor: Value) -> str:
         """Where a machine's division traps: by zero, and of the least integer by -1; the remainder of -1 is zero."""
-        return f"({divisor} == 0 || {divisor} == -1)" if divisor.kind == "signed" else f"{divisor} == 0"
+        return f"({divisor} == 0 || {divisor} == -1)" if divisor.category == "signed" else f"{divisor} == 0"
 
     def _by_minus_one(self, a: Value, b: Value) -> str:
-        return f"{b} == -1 ? {self.negative(a)} : " if b.kind == "signed" else ""
+        return f"{b} == -1 ? {self.negative(a)} : " if b.category == "signed" else ""
 
     # Kernels
 

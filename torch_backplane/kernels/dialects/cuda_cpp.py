@@ -44,8 +44,8 @@ class CudaCpp(Dialect):
     # As in OpenCL C: a * b + c is two roundings, and formulas that want one say fma.
     compile_options = ("--std=c++17", "--fmad=false")
 
-    def integer_suffix(self, kind: str, bits: int) -> str:
-        return ("u" if kind == "unsigned" else "") + ("ll" if bits == 64 else "")
+    def integer_suffix(self, category: str, bits: int) -> str:
+        return ("u" if category == "unsigned" else "") + ("ll" if bits == 64 else "")
 
     def not_a_number(self, bits: int) -> str:
         return "__int_as_float(0x7fc00000)" if bits == 32 else "__longlong_as_double(0x7ff8000000000000ll)"
@@ -57,7 +57,7 @@ class CudaCpp(Dialect):
         return f"make_{self.type(dtype)}({real}, {imaginary})"
 
     def float_bits(self, value: Value, dtype: torch.dtype) -> str:
-        wide, to_float = facts(dtype).bits == 64, facts(dtype).kind == "float"
+        wide, to_float = facts(dtype).bits == 64, facts(dtype).category == "float"
         integer, number = ("longlong", "double") if wide else ("int", "float")
         source, target = (integer, number) if to_float else (number, integer)
         return f"({self.type(dtype)})__{source}_as_{target}({value})"

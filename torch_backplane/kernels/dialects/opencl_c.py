@@ -48,8 +48,8 @@ class OpenCLC(Dialect):
         torch.complex128: "double2",
     }
 
-    def integer_suffix(self, kind: str, bits: int) -> str:
-        return ("u" if kind == "unsigned" else "") + ("L" if bits == 64 else "")
+    def integer_suffix(self, category: str, bits: int) -> str:
+        return ("u" if category == "unsigned" else "") + ("L" if bits == 64 else "")
 
     def not_a_number(self, bits: int) -> str:
         return "NAN" if bits == 32 else "((double)NAN)"  # the macros are floats

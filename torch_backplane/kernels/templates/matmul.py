@@ -57,7 +57,7 @@ def matmul(
     for name, tensor in {"out": out, **inputs}.items():
         steps = (f"{name}_outer", f"{name}_inner", f"{name}_row", f"{name}_column")
         integers |= dict(zip(steps, tensor.stride(), strict=True))
-    is_float = facts(out.dtype).kind == "float"
+    is_float = facts(out.dtype).category == "float"
     value = value_dtype(out.dtype) if is_float else torch.uint64 if facts(out.dtype).bits == 64 else torch.uint32
     number = value if is_float else torch.int64
     constants: dict[str, int | str] = {

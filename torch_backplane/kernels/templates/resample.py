@@ -184,7 +184,7 @@ def _launch(
 ) -> Launch:
     rank = len(how.scales)
     # Bytes are resampled in float32.
-    value = value_dtype(written.dtype) if facts(written.dtype).kind == "float" else torch.float32
+    value = value_dtype(written.dtype) if facts(written.dtype).category == "float" else torch.float32
     taps, text, (least, most) = _FILTERS[how.filter]
     runs = -(-written.shape[-1] // _run(dialect))
     integers = {"planes": written.shape[0], "runs": runs}

@@ -59,7 +59,7 @@ def accumulate(dialect: Dialect, out: torch.Tensor, self: torch.Tensor, dim: int
     """
     value = value_dtype(out.dtype)
     accumulation = ACCUMULATIONS[name]
-    if facts(value).kind != "float":
+    if facts(value).category != "float":
         value, identity, step, result = torch.uint64, accumulation.identity, accumulation.integers, "state"
     else:
         if dialect.target.has_wide_sums and out.dtype == torch.float32:
@@ -115,7 +115,7 @@ def extremum(
     """
     value = value_dtype(self.dtype)
     better = f"x {_BETTER[name]} bests[lane]"
-    if facts(value).kind == "float":
+    if facts(value).category == "float":
         better = f"x != x || {better}"  # no number is better than NaN, as comparisons with it are false
     return _scan(
         name,

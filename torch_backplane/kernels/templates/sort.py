@@ -224,10 +224,10 @@ _ORDER_APART = """
 
 def _key_function(dialect: Dialect, value: torch.dtype) -> str:
     """key_of(x): unsigned, in the order of x; NaN is the greatest, and -0 is 0."""
-    kind, bits = facts(value)
+    category, bits = facts(value)
     type_ = "uint64" if bits == 64 else "uint"
     top = f"(({type_})1 << {max(bits, 32) - 1})"
-    if kind == "float":
+    if category == "float":
         found = dialect.float_bits(Value("number", value), torch.uint64 if bits == 64 else torch.uint32)
         text = (
             # Not by adding 0, as compilers that forget signs of zeros (Mesa's) leave that out.
@@ -235,5 +235,5 @@ def _key_function(dialect: Dialect, value: torch.dtype) -> str:
             f"return x != x ? ~({type_})0 : bits & {top} ? ~bits : bits | {top};"
         )
     else:
-        text = f"return ({type_})x" + (f" ^ {top};" if kind == "signed" else ";")
+        text = f"return ({type_})x" + (f" ^ {top};" if category == "signed" else ";")
     return f"FUNCTION {type_} key_of(const value_t x) {{ {text} }}\n"

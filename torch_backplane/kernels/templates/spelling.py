@@ -74,7 +74,7 @@ def lane_count(dialect: Dialect, value: torch.dtype) -> int:
 def lanes(dialect: Dialect, value: torch.dtype) -> str:
     """The declarations of `value_t_lanes` and its functions, where value_t is `value`."""
     width = lane_count(dialect, value)
-    is_float = facts(value).kind == "float"
+    is_float = facts(value).category == "float"
     greater = "fmax" if is_float else "max"
     if width == 1:
         return """\
