@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 import torch
 from kernel_runners import NUMPY, _built, _memory, compile_cuda, opencl, scalar
 
-from torch_backplane.kernels import CudaCpp, OpenCLC, Target
+from torch_backplane.kernels import CudaCpp, OpenCLC, Reduction, Target, reduction, reduction_geometry
+from torch_backplane.kernels.templates.reduce import Form, choose_form
 from torch_backplane.kernels.templates.source import Launch
 
 
@@ -54,6 +56,30 @@ def run(launch: Launch) -> None:
     queue.finish()
 
 
+def run_reduction(
+    target: Target,
+    definition: Reduction,
+    inputs: Sequence[torch.Tensor],
+    dims: Sequence[int],
+    outputs: Sequence[torch.Tensor],
+    scalars: Sequence[float] = (),
+    *,
+    compute: torch.dtype | None = None,
+    form: Form | None = None,
+) -> Form:
+    """Fills `outputs`, which do not have the dimensions `dims` of `inputs`, as a device with this target does; returns
+    the form, which is chosen where none is given.
+    """
+    where = reduction_geometry(inputs[0].shape, dims, [t.stride() for t in outputs], [t.stride() for t in inputs])
+    form = form or choose_form(target, definition, where, len(outputs))
+    made = reduction(
+        OpenCLC(target), "tested", definition, outputs, inputs, where, scalars=scalars, compute=compute, form=form
+    )
+    for one in made:
+        run(one)
+    return form
+
+
 @functools.cache
 def _compiled(text: str) -> None:
     compile_cuda(text, CudaCpp.compile_options)
@@ -70,4 +96,4 @@ def random(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.randint(0 if dtype == torch.uint8 else -9, 10, shape).to(dtype)
 
 
-__all__ = ["NUMPY", "check_cuda", "dialect", "processors", "random", "run"]
+__all__ = ["NUMPY", "check_cuda", "dialect", "processors", "random", "run", "run_reduction"]

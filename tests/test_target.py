@@ -14,7 +14,15 @@ import forked
 import pytest
 import torch
 
-from torch_backplane.kernels import CudaCpp, LimitExceeded, OpenCLC, Target
+from torch_backplane.kernels import (
+    CudaCpp,
+    LimitExceeded,
+    OpenCLC,
+    Reduction,
+    Target,
+    reduction,
+    reduction_geometry,
+)
 from torch_backplane.kernels.multi_tensor import multi_tensor, slots_within
 from torch_backplane.kernels.target import _RULES
 from torch_backplane.kernels.templates.matmul import matmul
@@ -198,6 +206,30 @@ def test_local_memory_is_counted_as_the_text_declares_it() -> None:
     for unknown in ("LOCAL value_t a[SIZE];", "LOCAL other a[4];", "LOCAL value_t a;"):
         with pytest.raises(ValueError, match="how large is LOCAL"):
             local_bytes(unknown, types)
+
+
+@pytest.mark.parametrize("dims", [[0], [1]])
+def test_teams_of_reductions_fit_into_group_and_local_memory(dims: list[int]) -> None:
+    state = [torch.float64] * 4 + [torch.bool]
+    moments = Reduction(
+        state, [0.0] * 4 + [False], lambda x, at: (x, x, x, x, at > 3), lambda *both: both[:5], lambda *left: left[0]
+    )
+    a = torch.empty(1000, 1000, dtype=torch.float64)
+    out = a.sum(dims)
+    where = reduction_geometry(a.shape, dims, [out.stride()], [a.stride()])
+    for figures, group in [
+        ({}, 64),
+        ({"local_memory": 64 * 33}, 64),
+        ({"local_memory": 64 * 33 - 1}, 32),
+        ({"max_group_size": 63}, 32),
+        ({"local_memory": 2047}, 8),  # threads
+        ({"local_memory": 0, "max_group_size": 5}, 5),
+    ]:
+        calls = reduction(OpenCLC(Target(**figures)), "moments", moments, [out], [a], where)
+        for call in calls:
+            shared = "LOCAL shared" in call.kernel.text  # not where items have results of their own
+            assert (call.group, call.kernel.local_bytes) == (group, 33 * group if shared else 0)
+            assert shared or dims == [0] or Target(**figures).team_size == 1
 
 
 CALLED = """

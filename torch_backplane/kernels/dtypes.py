@@ -52,6 +52,12 @@ def value_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in STORAGE_ONLY else dtype
 
 
+def stored_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What a stored `dtype` is to kernels that only move it: bool is one byte, float16 and bfloat16 are their bits."""
+    facts(dtype)
+    return torch.uint8 if dtype == torch.bool else torch.uint16 if dtype in STORAGE_ONLY else dtype
+
+
 def part_dtype(dtype: torch.dtype) -> torch.dtype:
     """What the parts of a complex dtype are; any other dtype itself."""
     facts(dtype)

@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 
 from torch_backplane.kernels.dialects.halves import BFLOAT16, FLOAT16
-from torch_backplane.kernels.dtypes import STORAGE_ONLY, facts, integer_range, part_dtype
+from torch_backplane.kernels.dtypes import STORAGE_ONLY, facts, integer_range, part_dtype, stored_dtype
 from torch_backplane.kernels.expression import Number
 from torch_backplane.kernels.kernel import Parameter
 from torch_backplane.kernels.target import Target
@@ -98,10 +98,8 @@ class Dialect(ABC):
         return self.types[dtype]
 
     def storage_type(self, dtype: torch.dtype) -> str:
-        """The type in memory: bool is one byte, float16 and bfloat16 are their bits."""
-        if dtype == torch.bool:
-            return self.type(torch.uint8)
-        return self.type(torch.uint16 if dtype in STORAGE_ONLY else dtype)
+        """The type in memory."""
+        return self.type(stored_dtype(dtype))
 
     def index_type(self, wide: bool) -> str:
         """The type of indices: unsigned, of 64 bits if wide, else 32."""
@@ -386,23 +384,6 @@ class Dialect(ABC):
     def stream_lanes(self, name: str, dtype: torch.dtype, pointer: str, index: str, width: int) -> str:
         """As `store_lanes`, past the caches, from `index` on; where there are `streaming_bytes`."""
         raise NotImplementedError(f"{self.name} does not write past caches")
-
-    @property
-    @abstractmethod
-    def local_index(self) -> str: ...
-
-    @property
-    @abstractmethod
-    def group_index(self) -> str: ...
-
-    @property
-    @abstractmethod
-    def barrier(self) -> str:
-        """A statement: every work item of the group gets here, and sees what the others wrote to local memory."""
-
-    @abstractmethod
-    def local_array(self, name: str, dtype: torch.dtype, size: int) -> str:
-        """A statement that declares memory that a group shares."""
 
 
 def _half_name(dtype: torch.dtype) -> str:
