@@ -9,9 +9,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from torch_backplane import _C
-from torch_backplane.drivers import device
-from torch_backplane.kernels import CudaCpp, Dialect, Kernel, OpenCLC, Target
+from torch_backplane import _C, drivers
+from torch_backplane.kernels import DIALECTS, Dialect, Kernel, Target
 from torch_backplane.planning import socket
 from torch_backplane.planning.recent import Recent
 
@@ -29,15 +28,14 @@ def dialect_of(device: torch.device | int) -> Dialect:
     """How kernel text for this device is spelled."""
     index = device if isinstance(device, int) else device.index
     if index not in _dialects:
-        properties = _C.device_properties(index)
-        spelled = {"OpenCL C": OpenCLC, "CUDA C++": CudaCpp}[properties.dialect]
-        _dialects[index] = spelled(target_of(index))
+        named = drivers.device(index).properties.dialect
+        _dialects[index] = (DIALECTS[named] if isinstance(named, str) else named)(target_of(index))
     return _dialects[index]
 
 
 def target_of(index: int) -> Target:
     """What bp:`index` is."""
-    properties = device(index).properties
+    properties = drivers.device(index).properties
     target = properties.target or Target.of_kind(properties.kind)
     float64 = target.float64 and torch.float64 in properties.dtypes
     return replace(target, float64=float64, compute_units=properties.compute_units)

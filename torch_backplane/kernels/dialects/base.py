@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
 import torch
 
@@ -42,6 +42,12 @@ _SAME_NAME = (
 LIBRARY = {**{name: name for name in _SAME_NAME.split()}, "round": "rint", "power": "pow"}
 
 
+# The words of hand-written kernels: of memory that all share, or a group; a work item's number in its group, and the
+# group's; a statement that every item of a group gets to, and sees then what the others wrote to local memory; a swap
+# of 32 bits in device memory if they are as expected, which gives what was there; the upper half of a product of uint.
+WORDS = ("GLOBAL", "LOCAL", "ITEM", "GROUP", "BARRIER", "atomic_swap(at, expected, desired)", "multiply_high(a, b)")
+
+
 @dataclass(frozen=True)
 class Value:
     """A variable in the text: its name and dtype. Formats as its name."""
@@ -61,8 +67,16 @@ class Value:
 BOUNDED = "// bounded"
 
 
+class MissingOperation(NotImplementedError):
+    """A dialect does not have what a kernel needs. Raised when that kernel is written, not before."""
+
+
 class Dialect(ABC):
-    """How text is spelled for one compiler.
+    """How text is spelled for one compiler, of a language like C: with `?:`, pointers, and the functions of `math.h`,
+    under one name for all dtypes unless `library` says otherwise.
+
+    Drivers may bring their own (docs/write-a-driver.md). What a dialect has no spelling for, it leaves out: a kernel
+    that needs it is a MissingOperation.
 
     Args:
         target: what the device is that text is for, `Target()` by default. Without float64, a kernel that needs it is a
@@ -71,9 +85,12 @@ class Dialect(ABC):
 
     name: ClassVar[str]
     types: ClassVar[Mapping[torch.dtype, str]]  # of values in registers
+    words: ClassVar[Mapping[str, str]] = {}  # what WORDS are here, as macros
+    missing: ClassVar[frozenset[str]] = frozenset()  # operations, and functions of the library, that there are not
     compile_options: ClassVar[tuple[str, ...]] = ()
     streams: ClassVar[bool] = False  # whether there is a `stream_lanes`
-    buffer_bytes: ClassVar[int]  # of the arguments that bring a tensor's memory
+    vectors: ClassVar[bool] = False  # whether there are OpenCL C's vectors of 2 to 16 numbers, for hand-written kernels
+    buffer_bytes: ClassVar[int] = 8  # of the arguments that bring a tensor's memory
 
     def __init__(self, target: Target | None = None) -> None:
         self.target = Target() if target is None else target
@@ -89,12 +106,18 @@ class Dialect(ABC):
             self.buffer_bytes if one.role in ("output", "input") else one.dtype.itemsize for one in parameters
         )
 
+    def lacks(self, what: str) -> NoReturn:
+        """Refuses a kernel that needs what this dialect has not."""
+        raise MissingOperation(f"the dialect {self.name} has no {what}")
+
     # Types and constants
 
     def type(self, dtype: torch.dtype) -> str:
         """The type of a value in a register."""
         if part_dtype(dtype) == torch.float64 and not self.target.float64:
             raise TypeError(f"this device has no {dtype}".replace("torch.", ""))
+        if dtype not in self.types:
+            self.lacks(f"type for {dtype}".replace("torch.", ""))
         return self.types[dtype]
 
     def storage_type(self, dtype: torch.dtype) -> str:
@@ -130,14 +153,14 @@ class Dialect(ABC):
         text = value.hex() + ("f" if bits == 32 else "")
         return f"({text})" if text.startswith("-") else text
 
-    @abstractmethod
-    def integer_suffix(self, category: str, bits: int) -> str: ...
+    def integer_suffix(self, category: str, bits: int) -> str:
+        return ("u" if category == "unsigned" else "") + ("ll" if bits == 64 else "")
 
-    @abstractmethod
-    def not_a_number(self, bits: int) -> str: ...
+    def not_a_number(self, bits: int) -> str:
+        return "NAN" if bits == 32 else "((double)NAN)"  # the macros are floats
 
-    @abstractmethod
-    def infinity(self, bits: int) -> str: ...
+    def infinity(self, bits: int) -> str:
+        return "INFINITY" if bits == 32 else "((double)INFINITY)"
 
     def library(self, name: str, dtype: torch.dtype) -> str:
         """The name of a function of C's mathematics library for `dtype`."""
@@ -183,9 +206,9 @@ class Dialect(ABC):
     def imaginary(self, value: Value) -> str:
         return f"{value}.y"
 
-    @abstractmethod
     def complex(self, real: Value | str, imaginary: Value | str, dtype: torch.dtype) -> str:
         """The complex number of these parts."""
+        self.lacks(f"{dtype} of two numbers".replace("torch.", ""))
 
     def bits(self, value: Value, dtype: torch.dtype) -> str:
         """The bits of `value` as `dtype`, which is as wide."""
@@ -193,9 +216,9 @@ class Dialect(ABC):
             return f"({self.type(dtype)}){value}"
         return self.float_bits(value, dtype)
 
-    @abstractmethod
     def float_bits(self, value: Value, dtype: torch.dtype) -> str:
         """`bits` from or to a float."""
+        self.lacks(f"bits of {value.dtype} as {dtype}".replace("torch.", ""))
 
     def decode(self, stored: str, dtype: torch.dtype, position: int = 0) -> str:
         """What was read from memory as a value of value_dtype(dtype); `position` is that of an operand among others."""
@@ -211,6 +234,8 @@ class Dialect(ABC):
 
     def spell(self, operation: str, operands: Sequence[Value], dtype: torch.dtype) -> str:
         """The text of `operation`, whose result has `dtype`."""
+        if operation in self.missing:
+            self.lacks(operation)
         if operation == "cast":
             return self.cast(operands[0], dtype)
         if operation == "bits":
@@ -322,7 +347,11 @@ class Dialect(ABC):
 
     @abstractmethod
     def header(self, dtypes: frozenset[torch.dtype], text: str) -> str:
-        """What kernels that use these dtypes need before them; `text` is that of functions and formulas."""
+        """What kernels that use these dtypes need before them; `text` is that of functions and formulas.
+
+        That is `half_functions`, and before it what these and hand-written kernels use: FUNCTION (how a function
+        begins), the types uint and ushort, as_uint and as_float (the bits of a float, and back), min and max.
+        """
 
     def float16_functions(self) -> str:
         """float16_to_float and float_to_float16."""
@@ -346,22 +375,23 @@ class Dialect(ABC):
 
     @abstractmethod
     def entry(self, name: str, parameters: Sequence[str], group_size: int | None) -> str:
-        """What a kernel begins with, up to its parameters."""
+        """What a kernel begins with, up to and with its parameters."""
 
-    @abstractmethod
     def pointer_type(self, dtype: torch.dtype, written: bool) -> str:
         """Of an address in device memory."""
+        return f"{'' if written else 'const '}{self.storage_type(dtype)}*"
 
-    @abstractmethod
     def buffer_parameters(self, name: str, dtype: torch.dtype, written: bool) -> list[str]:
-        """The kernel parameters that bring a tensor's memory."""
+        """The kernel parameters that bring a tensor's memory, of `buffer_bytes` together."""
+        return [f"{self.pointer_type(dtype, written)} {name}"]
 
-    @abstractmethod
     def buffer_pointer(self, name: str, dtype: torch.dtype, written: bool) -> list[str]:
         """Statements that make the pointer `name` of these parameters."""
+        return []
 
     @abstractmethod
-    def global_index(self, wide: bool) -> str: ...
+    def global_index(self, wide: bool) -> str:
+        """The number of the work item in a launch's first dimension, as `index_type(wide)`."""
 
     @abstractmethod
     def global_row(self, wide: bool) -> str:
@@ -371,19 +401,20 @@ class Dialect(ABC):
         """Whether the work item of this `index` in a launch's dimension (0 or 1) has nothing to do."""
         return f"{index} >= {count}"
 
-    @abstractmethod
     def load_lanes(self, name: str, dtype: torch.dtype, pointer: str, index: str, width: int) -> str:
         """A statement that declares the array `name` and reads `width` elements into it, from index * width on."""
+        each = f"{name}[lane] = {pointer}[({index}) * {width} + lane];"
+        return f"{self.declare_lanes(name, dtype, width)} for (int lane = 0; lane < {width}; ++lane) {each}"
 
-    @abstractmethod
-    def declare_lanes(self, name: str, dtype: torch.dtype, width: int) -> str: ...
+    def declare_lanes(self, name: str, dtype: torch.dtype, width: int) -> str:
+        return f"{self.storage_type(dtype)} {name}[{width}];"
 
-    @abstractmethod
-    def store_lanes(self, name: str, dtype: torch.dtype, pointer: str, index: str, width: int) -> str: ...
+    def store_lanes(self, name: str, dtype: torch.dtype, pointer: str, index: str, width: int) -> str:
+        return f"for (int lane = 0; lane < {width}; ++lane) {pointer}[({index}) * {width} + lane] = {name}[lane];"
 
     def stream_lanes(self, name: str, dtype: torch.dtype, pointer: str, index: str, width: int) -> str:
         """As `store_lanes`, past the caches, from `index` on; where there are `streaming_bytes`."""
-        raise NotImplementedError(f"{self.name} does not write past caches")
+        self.lacks("stores past the caches")
 
 
 def _half_name(dtype: torch.dtype) -> str:

@@ -154,7 +154,7 @@ def _kernel(
     lanes = re.search(r"\bLANES\b|\bvalue_t_lanes\b|\bSUM_lanes\b|\b(load|store)_\w+_lanes\b", body)
     parts = [
         dialect.header(frozenset(used), functions + body),
-        spelling.macros(dialect),
+        spelling.macros(dialect, functions + body),
         *(f"typedef {dialect.type(dtype)} {alias};" for alias, dtype in types),
         *(f"#define {constant} {text}" for constant, text in constants),
         *(_access(dialect, tensor, dtype) for tensor, dtype, _ in tensors),
