@@ -23,7 +23,7 @@ import typer
 from torch_backplane import cli, drivers, kernels
 from torch_backplane.conformance import numbers, report
 from torch_backplane.drivers.checks import ASYNCHRONOUS_METHODS
-from torch_backplane.kernels import Target, layouts, reductions
+from torch_backplane.kernels import Target, layouts, modelled, reductions
 from torch_backplane.planning.launch import MOST_KERNELS
 
 ROOT = Path(__file__).parents[1]
@@ -123,6 +123,11 @@ def test_the_target_of_write_a_driver_and_its_table() -> None:
     named = [name for row in table.strip().splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])]
     assert {*named, "compute_units"} == {one.name for one in fields(Target)}
     assert len(named) == len(set(named))
+
+
+def test_kernels_names_the_targets_that_ship() -> None:
+    (sentence,) = re.findall(r"the name of one that ships, (.*?)\. A file", TEXTS["kernels.md"], re.DOTALL)
+    assert re.findall(r"`([\w-]+)`", sentence) == list(modelled.SHIPPED)
 
 
 def test_the_dialect_of_write_a_driver_writes_kernels() -> None:

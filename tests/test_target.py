@@ -269,7 +269,7 @@ def called(site: Path, **settings: str) -> Any:
     return json.loads(result.stdout)
 
 
-@pytest.mark.parametrize("targets", ["", "small"])
+@pytest.mark.parametrize("targets", ["", "small", "shipped"])
 def test_operators_stay_within_the_limits_of_small_devices(targets: str, tmp_path: Path) -> None:
     count, refused, failed = called(tmp_path, UNBUILT_TARGETS=targets)
     assert count > 150

@@ -1,7 +1,7 @@
 """A driver for tests: devices whose kernels are neither built nor run, so that calls cost little. What they are told to
 run is text that planners wrote; a kernel that is more than the device's target has is an error.
 
-A GPU and a processor; UNBUILT_TARGETS=small has devices instead that can do little.
+A GPU and a processor; UNBUILT_TARGETS=small has devices instead that can do little, =shipped those whose targets ship.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from torch_backplane.drivers import Device, DeviceProperties, Driver
 from torch_backplane.kernels import Target
+from torch_backplane.kernels.modelled import SHIPPED, read_target
 
 BYTES = {"uchar": 1, "short": 2, "int": 4, "uint": 4, "float": 4, "long": 8, "ulong": 8, "double": 8, "float2": 8}
 
@@ -76,4 +77,6 @@ class UnbuiltDriver(Driver):
             without = {**SMALL, "local_memory": 0}
             targets = [("gpu", SMALL), ("cpu", SMALL), ("gpu", without), ("gpu", {"max_group_size": 1})]
             return [UnbuiltDevice(kind, Target.of_kind(kind, **figures)) for kind, figures in targets]
+        if os.environ.get("UNBUILT_TARGETS") == "shipped":
+            return [UnbuiltDevice("gpu", read_target(name).target) for name in SHIPPED]
         return [UnbuiltDevice("gpu"), UnbuiltDevice("cpu")]
