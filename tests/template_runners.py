@@ -24,8 +24,12 @@ def dialect(processor: str) -> OpenCLC:
 processors = pytest.mark.parametrize("processor", ["cpu", "gpu"])
 
 
-def run(launch: Launch) -> None:
-    """Makes a launch on CPU tensors: copies them to buffers that begin 64 bytes in, and the outputs back."""
+def run(launch: Launch | list[Launch]) -> None:
+    """Makes launches on CPU tensors: copies them to buffers that begin 64 bytes in, and the outputs back."""
+    if isinstance(launch, list):
+        for one in launch:
+            run(one)
+        return
     import pyopencl as cl
 
     context, queue, _ = opencl()
@@ -72,11 +76,11 @@ def run_reduction(
     """
     where = reduction_geometry(inputs[0].shape, dims, [t.stride() for t in outputs], [t.stride() for t in inputs])
     form = form or choose_form(target, definition, where, len(outputs))
-    made = reduction(
-        OpenCLC(target), "tested", definition, outputs, inputs, where, scalars=scalars, compute=compute, form=form
+    run(
+        reduction(
+            OpenCLC(target), "tested", definition, outputs, inputs, where, scalars=scalars, compute=compute, form=form
+        )
     )
-    for one in made:
-        run(one)
     return form
 
 
@@ -87,7 +91,9 @@ def _compiled(text: str) -> None:
 
 def check_cuda(template: Any, *args: Any, **kwargs: Any) -> None:
     """Compiles the CUDA C++ text of a template."""
-    _compiled(template(CudaCpp(), *args, **kwargs).kernel.text)
+    made = template(CudaCpp(), *args, **kwargs)
+    for launch in [made] if isinstance(made, Launch) else made:
+        _compiled(launch.kernel.text)
 
 
 def random(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
