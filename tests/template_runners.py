@@ -17,8 +17,8 @@ from torch_backplane.kernels.templates.source import Launch
 
 
 @functools.cache
-def dialect(processor: str) -> OpenCLC:
-    return OpenCLC(Target.of_kind(processor, float64=opencl()[2]))
+def dialect(processor: str, **figures: Any) -> OpenCLC:
+    return OpenCLC(Target.of_kind(processor, float64=opencl()[2], **figures))
 
 
 processors = pytest.mark.parametrize("processor", ["cpu", "gpu"])

@@ -203,6 +203,9 @@ def test_local_memory_is_counted_as_the_text_declares_it() -> None:
     text = "LOCAL value_t a[4], b[2][3 + 1]; x; LOCAL int64 c[5];"
     assert local_bytes(text, types) == 4 * 4 + 8 * 4 + 5 * 8
     assert local_bytes("value_t a[4];", types) == 0
+    constants = {"TEAM": "8", "DIGITS": "16", "KEY(at)": "at"}
+    text = "LOCAL int a[DIGITS * TEAM], b[TEAM + 1][2 * TEAM + 3]; LOCAL uint c[DIGITS];"
+    assert local_bytes(text, types, constants) == 4 * (128 + 9 * 19 + 16)
     for unknown in ("LOCAL value_t a[SIZE];", "LOCAL other a[4];", "LOCAL value_t a;"):
         with pytest.raises(ValueError, match="how large is LOCAL"):
             local_bytes(unknown, types)

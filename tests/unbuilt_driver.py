@@ -61,11 +61,12 @@ class UnbuiltDevice(Device):
 def local_bytes(text: str) -> int:
     """Of the arrays that OpenCL C declares as local."""
     types = {alias: kind for kind, alias in re.findall(r"^typedef (\w+) (\w+);$", text, re.MULTILINE)}
-    declared = re.findall(r"^\s*(?:local|LOCAL) (\w+) ([^;]+);", text, re.MULTILINE)
+    constants = {name: int(number) for name, number in re.findall(r"^#define (\w+) (\d+)$", text, re.MULTILINE)}
+    declared = re.findall(r"\b(?:local|LOCAL) (\w+) ([^;\n]+);", text)
     found = 0
     for kind, arrays in declared:
         for array in arrays.split(", "):
-            sizes = [eval(size) for size in re.findall(r"\[(.*?)\]", array)]
+            sizes = [eval(size, constants) for size in re.findall(r"\[(.*?)\]", array)]
             assert sizes, array
             found += math.prod(sizes) * BYTES[types.get(kind, kind)]
     return found

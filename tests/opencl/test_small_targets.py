@@ -51,6 +51,11 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
     "softmax": (lambda a: (a.softmax(1), a.log_softmax(0)), lambda: (torch.randn(37, 130),)),
     "layer norm": (lambda a: torch.nn.functional.layer_norm(a, [130]), lambda: (torch.randn(37, 130),)),
     "sorting": (lambda a: (a.sort(dim=1, stable=True), a.topk(5, 1)[0]), lambda: (torch.randn(7, 130),)),
+    "sorting long rows": (
+        lambda a: (a.sort(dim=1, stable=True), a.topk(100, 1)[0]),
+        lambda: (torch.randn(2, 9000),),
+    ),
+    "long lines": (lambda a: (a.cumsum(1), a.sum(1), a.cummax(1)), lambda: (torch.randn(2, 20_000).round(),)),
     "running sums": (lambda a: (a.cumsum(0), a.cumsum(1)), lambda: (torch.randn(37, 33),)),
     "what is not zero": (lambda a: (a.nonzero(), a[a > 0.5]), lambda: (torch.randn(37, 33).relu(),)),
     "indexed": (lambda a, i: (a[i], a.index_add(0, i, a[: len(i)])), lambda: (torch.randn(20, 9), torch.arange(9) % 4)),

@@ -166,27 +166,40 @@ def _kernel(
         parts += [spelling.lane_access(dialect, tensor, dtype, value) for tensor, dtype, _ in tensors]
     entry = entry_point(name)
     parts += [functions, dialect.kernel(entry, declared, group_size, [*pointers, body], bounded)]
-    return Kernel(entry, "\n".join(parts), tuple(parameters), None, group_size, local_bytes(functions + body, aliases))
+    shared = local_bytes(functions + body, aliases, dict(constants))
+    return Kernel(entry, "\n".join(parts), tuple(parameters), None, group_size, shared)
 
 
 _LOCAL = re.compile(r"\bLOCAL (\w+) ([^;]+);")
-_ARRAY = re.compile(r"\w+((?:\[[\d +]+\])+)")
+_ARRAY = re.compile(r"\w+((?:\[[^]]+\])+)")
+_C_TYPES = {"int": torch.int32, "uint": torch.uint32, "float": torch.float32}  # that mean the same everywhere
 
 
-def local_bytes(text: str, types: Mapping[str, torch.dtype]) -> int:
-    """Of the arrays that `text` declares as LOCAL: TYPE NAME[NUMBER]…, several by commas.
+def local_bytes(text: str, types: Mapping[str, torch.dtype], constants: Mapping[str, str] | None = None) -> int:
+    """Of the arrays that `text` declares as LOCAL: TYPE NAME[SIZE]…, several by commas.
+
+    Args:
+        types: names of types.
+        constants: names of numbers. Sizes are sums and products of these and of numbers.
 
     Raises:
-        ValueError: an array whose size the text leaves open, or whose type is none of `types`.
+        ValueError: an array whose size or type is none of those.
     """
-    total = 0
+    total, known = 0, constants or {}
     for kind, arrays in _LOCAL.findall(text):
+        dtype = types.get(kind, _C_TYPES.get(kind))
         for array in arrays.split(","):
             found = _ARRAY.fullmatch(array.strip())
-            if found is None or kind not in types:
+            sizes = re.findall(r"\[([^]]+)\]", found[1]) if found is not None else []
+            words = [[one.strip() for one in part.split("*")] for size in sizes for part in size.split("+")]
+            numbers = {one: known.get(one, one) for part in words for one in part}
+            if dtype is None or not sizes or not all(number.isdecimal() for number in numbers.values()):
                 raise ValueError(f"how large is LOCAL {kind} {array.strip()}?")
-            sizes = [sum(map(int, size.split("+"))) for size in re.findall(r"\[([^]]+)\]", found[1])]
-            total += math.prod(sizes) * types[kind].itemsize
+            terms = [
+                sum(math.prod(int(numbers[one.strip()]) for one in part.split("*")) for part in size.split("+"))
+                for size in sizes
+            ]
+            total += math.prod(terms) * dtype.itemsize
     return total
 
 
