@@ -201,7 +201,7 @@ def _launch(
 ) -> Launch:
     rank = len(how.scales)
     # Bytes are resampled in float32.
-    value = value_dtype(image.dtype) if facts(image.dtype).kind == "float" else torch.float32
+    value = value_dtype(image.dtype) if facts(image.dtype).category == "float" else torch.float32
     taps, text, (least, most) = _FILTERS[how.filter]
     integers = {**integers, "planes": image.shape[0]}
     integers |= named("image", image.shape[1:]) | named("out", out.shape[1:])

@@ -224,10 +224,10 @@ _ORDER_APART = """
 
 def key_function(dialect: Dialect, value: torch.dtype) -> str:
     """key_of(x): unsigned, in the order of x, of as many bits as x has; NaN is the greatest, and -0 is 0."""
-    kind, bits = facts(value)
+    category, bits = facts(value)
     type_ = "uint64" if bits == 64 else "uint"
     top = f"(({type_})1 << {max(bits, 32) - 1})"
-    if kind == "float":
+    if category == "float":
         found = dialect.float_bits(Value("number", value), torch.uint64 if bits == 64 else torch.uint32)
         text = (
             # Not by adding 0, as compilers that forget signs of zeros (Mesa's) leave that out.
@@ -236,5 +236,5 @@ def key_function(dialect: Dialect, value: torch.dtype) -> str:
         )
     else:
         mask = f"{(1 << bits) - 1:#x}u" if bits < 64 else f"~({type_})0"
-        text = f"return (({type_})x" + (f" ^ ({type_})1 << {bits - 1}" if kind == "signed" else "") + f") & {mask};"
+        text = f"return (({type_})x" + (f" ^ ({type_})1 << {bits - 1}" if category == "signed" else "") + f") & {mask};"
     return f"FUNCTION {type_} key_of(const value_t x) {{ {text} }}\n"
