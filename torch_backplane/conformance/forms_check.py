@@ -1,20 +1,28 @@
-"""Checks the forms of the ATen calls that an operator of the database makes: refused alike, or the same values."""
+"""Checks the forms of the ATen calls that an operator of the database makes: refused alike, or the same values.
+
+PyTorch's CPU kernels read and write beyond memory in some of them, and end the process at it: the CPU makes its calls
+in children.
+"""
 
 from __future__ import annotations
 
+import io
+import os
+import pickle
 import random
+import signal
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import islice
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torch_backplane.conformance import judge
+from torch_backplane.conformance import judge, meant
 from torch_backplane.conformance.calls import _brief
 from torch_backplane.conformance.check import SEED, _finish, _line, is_refusal
 from torch_backplane.conformance.forms import Arguments, Form, forms
@@ -24,6 +32,7 @@ from torch_backplane.conformance.transfer import Transfer, tensors
 
 _CPU = torch.device("cpu")
 MOST_ELEMENTS = 2_000  # of a tensor in a call that is taken
+CPU_SECONDS = 60  # for one call
 SAMPLES = 6  # of an operator that are looked at for calls, unless the settings say another number
 
 # Results that are memory as it was found, reads of single numbers, and what makes one storage of another.
@@ -35,6 +44,9 @@ OVERLAP = "some elements of the input tensor and the written-to tensor refer to 
 WRITTEN_TWICE = "more than one element of the written-to tensor refers to a single memory location"
 
 BETWEEN = ", between or around the elements"
+
+# A call's arguments afterwards, its results, and its error.
+Reference = tuple[Arguments, Any, Exception | None]
 
 # What has been checked in this process: many operators of the database make the same calls.
 _seen: set[Any] = set()
@@ -95,7 +107,8 @@ class FormsCheck:
             for overload, arguments in self._calls():
                 self._check(overload, arguments)
         except Exception as error:  # the check itself broke: that must not look like a pass
-            self.result.add("error", "check", "", f"could not be checked: {_line(error)}")
+            kind = "refused" if is_refusal(error, self.device, self.dtype) else "error"  # of a sparse sample
+            self.result.add(kind, "check", "", f"could not be checked: {_line(error)}")
         self.result.seconds = round(time.perf_counter() - start, 4)
         return self.result
 
@@ -127,8 +140,45 @@ class FormsCheck:
         made = [one for one in results if isinstance(one, torch.Tensor)] if isinstance(results, tuple) else [results]
         if not all(isinstance(one, torch.Tensor) and one.layout == torch.strided for one in made):
             made = []
-        for form in forms(overload, arguments, made):
-            self._compare(form, values=not is_random)
+        made_of = list(forms(overload, arguments, made))
+        for form, reference in zip(made_of, self._on_cpu(made_of), strict=True):
+            if reference is None:
+                self.result.add("cpu crash", form.name, _described(form), "the CPU's call ended its process")
+            else:
+                self._compare(form, *reference, values=not is_random)
+
+    def _on_cpu(self, made_of: Sequence[Form]) -> Iterator[Reference | None]:
+        """What the CPU makes of each form: its arguments afterwards, its results, its error. None where it ends the
+        process at it, in one that has done nothing else.
+        """
+        done = 0
+        while done < len(made_of):
+            reading, writing = os.pipe()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a fork in a process with threads: the child does with the CPU
+                child = os.fork()
+            if child == 0:
+                try:
+                    os.close(reading)
+                    with os.fdopen(writing, "wb") as answers:
+                        for form in made_of[done:]:
+                            signal.alarm(CPU_SECONDS)  # nobody else would end it
+                            given = Transfer(_CPU)(form.arguments)
+                            _send(answers, (given, *self._invoke(form, given, _CPU)))
+                finally:
+                    os._exit(0)
+            os.close(writing)
+            begin = done
+            try:
+                with os.fdopen(reading, "rb") as answers:
+                    while done < len(made_of) and (answer := _received(answers)) is not None:
+                        done += 1
+                        yield answer
+            finally:
+                os.waitpid(child, 0)
+            if done == begin:
+                done += 1
+                yield None
 
     def _invoke(self, form: Form, arguments: Arguments, device: torch.device) -> tuple[Any, Exception | None]:
         try:
@@ -141,38 +191,50 @@ class FormsCheck:
         except Exception as error:
             return None, error
 
-    def _compare(self, form: Form, values: bool) -> None:
-        described = f"{form.overload}(" + ", ".join(
-            f"{name}={_brief(value)}" for name, value in form.arguments.items() if value is not None
-        ) + ")"  # fmt: skip
-        note = lambda kind, message: self.result.add(kind, form.name, described, message)  # noqa: E731
-        self.announce(f"{form.name}: {described} (on the CPU)")
-        on_cpu, on_device = Transfer(_CPU)(form.arguments), Transfer(self.device)(form.arguments)
-        expected, refusal = self._invoke(form, on_cpu, _CPU)
+    def _compare(self, form: Form, on_cpu: Arguments, expected: Any, refusal: Exception | None, values: bool) -> None:
+        described = _described(form)
+
+        def note(kind: str, message: str) -> None:
+            name = form.overload.name().removeprefix("aten::")
+            if reason := meant.reason(meant.FORMS, name, self.result.dtype, kind, form.name, message):
+                kind, message = "meant", reason
+            self.result.add(kind, form.name, described, message)
+
+        on_device = Transfer(self.device)(form.arguments)
         self.announce(f"{form.name}: {described}")
         actual, error = self._invoke(form, on_device, self.device)
-        if refusal is not None and error is not None:
+        if error is not None and judge.UNBUILT in str(error):
+            note("error", _line(error))
+        elif refusal is not None and error is not None:
             self.result.both_raised += 1
         elif refusal is not None:
             if not isinstance(refusal, NotImplementedError) and "not implemented for" not in str(refusal):
                 read_first = OVERLAP in str(refusal) and values and self._is_right(self._functional(form), actual)
                 note("read first" if read_first else "no error", f"the CPU raised {_line(refusal)}")
         elif error is not None:
-            looks_closer = (form.wrong and is_internal(form.overload)) or WRITTEN_TWICE in str(error)
-            kind = "stricter" if looks_closer else "error"
+            overlaps = WRITTEN_TWICE in str(error) or OVERLAP in str(error)
+            kind = "stricter" if overlaps or (form.wrong and is_internal(form.overload)) else "error"
             note("refused" if is_refusal(error, self.device, self.dtype) else kind, _line(error))
         else:
             self.result.compared += 1
-            differences = list(judge.compare(expected, actual, self.device, values=values))
-            if not differences:
-                differences = list(self._memory(on_cpu, on_device, values))
+            allowed = _allowed(form)
+            exact = cache(lambda: self._exactly(form))
+            compared = judge.compare(expected, actual, self.device, values=values, allowed=allowed, exact=exact)
+            differences = list(compared) or list(self._memory(on_cpu, on_device, values, allowed))
             right = cache(lambda: self._functional(form))
             for kind, message in differences:
                 if kind in ("values", "mutation") and BETWEEN not in message and self._is_right(right(), actual):
                     kind = "cpu out="
                 note(kind, message)
 
-    def _memory(self, on_cpu: Arguments, on_device: Arguments, values: bool) -> Iterator[judge.Difference]:
+    def _exactly(self, form: Form) -> Any:
+        """What the CPU returns from the same numbers in float64; None where it does not."""
+        found, error = self._invoke(form, Transfer(_CPU, wider=True)(form.arguments), _CPU)
+        return found if error is None else None
+
+    def _memory(
+        self, on_cpu: Arguments, on_device: Arguments, values: bool, allowed: tuple[float, float] | None
+    ) -> Iterator[judge.Difference]:
         """The arguments afterwards, with all of the memory behind them, also where no element of theirs lies."""
         for wanted, found in zip(tensors(on_cpu), tensors(on_device), strict=True):
             if wanted.layout != torch.strided:
@@ -183,7 +245,7 @@ class FormsCheck:
             if wanted.untyped_storage().nbytes() == host.untyped_storage().nbytes():
                 pairs.append((BETWEEN, _storage(wanted), _storage(host)))
             for where, one, other in pairs:
-                message = judge.same_values(one, other, None) if values and one.shape == other.shape else None
+                message = judge.same_values(one, other, allowed) if values and one.shape == other.shape else None
                 if message:
                     yield "mutation", f"memory afterwards{where}: {message}"
                     break
@@ -209,6 +271,43 @@ class FormsCheck:
             one.shape == other.shape and judge.same_values(one.to(other.dtype), other, None) is None
             for one, other in zip(wanted, found, strict=True)
         )
+
+
+def _described(form: Form) -> str:
+    given = (f"{name}={_brief(value)}" for name, value in form.arguments.items() if value is not None)
+    return f"{form.overload}({', '.join(given)})"
+
+
+def _allowed(form: Form) -> tuple[float, float] | None:
+    """(atol, rtol) of what results are computed in, where they are written to a tensor of another dtype."""
+    written = {one.name for one in form.overload._schema.arguments if one.is_out}
+    read = tensors([value for name, value in form.arguments.items() if name not in written])
+    found = [
+        torch.testing._comparison.default_tolerances(one.dtype)  # type: ignore[attr-defined]
+        for one in read
+        if one.is_floating_point() or one.is_complex()
+    ]
+    return (max(atol for _, atol in found), max(rtol for rtol, _ in found)) if written and found else None
+
+
+def _send(answers: IO[bytes], reference: Reference) -> None:
+    """Its length, and the tensors as `torch.save` has them, which keeps memory that they share."""
+    *values, error = reference
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # an exception that is made of more than words
+        error = RuntimeError(f"{type(error).__name__}: {error}")
+    memory = io.BytesIO()
+    torch.save((*values, error), memory)
+    answers.write(memory.tell().to_bytes(8, "little") + memory.getvalue())
+    answers.flush()
+
+
+def _received(answers: IO[bytes]) -> Reference | None:
+    """None where the other end is gone."""
+    length = int.from_bytes(answers.read(8), "little")
+    content = answers.read(length) if length else b""
+    return torch.load(io.BytesIO(content), weights_only=False) if length and len(content) == length else None
 
 
 def is_internal(overload: OpOverload) -> bool:

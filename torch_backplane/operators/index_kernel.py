@@ -96,6 +96,8 @@ def run_write(
     source = source.fitting(self.dtype) if isinstance(source, Number) else source
     kept, strides, indices = arguments
     if isinstance(options.get("alpha"), Number):
+        if self.dtype == torch.bool and options["alpha"].dtype.is_complex:
+            raise RunOnCPU("a complex factor of bools")
         options["alpha"] = options["alpha"].fitting(self.dtype)
     if self.is_complex():
         _write_parts(name, self, source, shape, kept, strides, indices, **options)

@@ -9,7 +9,7 @@ import torch
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates import margin_losses as kernels
 from torch_backplane.operators.loss import MEAN, NONE, SUM, write_loss
-from torch_backplane.planning import Call, check, contiguous_result, error_words, operator, run_template
+from torch_backplane.planning import Call, Number, check, contiguous_result, error_words, operator, run_template
 
 
 def _rows(call: Call, self: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -45,6 +45,10 @@ def _share(rows: torch.Tensor, reduction: int) -> float:
     return 1.0 / (rows.numel() if reduction == MEAN else rows.size(1))
 
 
+def _fitting(margin: Any, self: torch.Tensor) -> Any:
+    return margin.fitting(self.dtype) if isinstance(margin, Number) else margin
+
+
 def _of_one(
     call: Call, self: torch.Tensor, target: torch.Tensor, p: float, weight: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
@@ -76,7 +80,7 @@ def multi_margin_loss(
     of_rows = torch.empty(rows.size(0), dtype=value_dtype(self.dtype), device=self.device)
     if rows.numel():
         name, words = "multi_margin_loss", error_words(out.device)
-        arguments = (of_rows, rows, targets, weights, 1 if p == 1 else 2, margin, words, name)
+        arguments = (of_rows, rows, targets, weights, 1 if p == 1 else 2, _fitting(margin, self), words, name)
         run_template(kernels.multi_margin_loss, out.device, *arguments, name=name)
     _reduce(call, out, of_rows, reduction)
     return out
@@ -104,7 +108,8 @@ def multi_margin_loss_backward(
     with contiguous_result(out) as result:
         name, words = "multi_margin_loss_backward", error_words(out.device)
         share = _share(rows, reduction)
-        arguments = (result, grad, rows, targets, weights, 1 if p == 1 else 2, margin, share, words, name)
+        order = 1 if p == 1 else 2
+        arguments = (result, grad, rows, targets, weights, order, _fitting(margin, self), share, words, name)
         run_template(kernels.multi_margin_loss_backward, out.device, *arguments, name=name)
     return out
 

@@ -322,8 +322,8 @@ def renorm(call: Call, self: torch.Tensor, p: float, dim: int, maxnorm: Any) -> 
         raise Refused("a dimension that it has not")  # for PyTorch's error, which its meta function does not make
     (out,) = call.outputs()
     others = [d for d in range(self.dim()) if d != dim % self.dim()]
-    norms = torch.linalg.vector_norm(self, p, others, keepdim=True)
     dtype = value_dtype(self.dtype)
+    norms = torch.linalg.vector_norm(self, p, others, keepdim=True, dtype=dtype)  # half precision has too few numbers
 
     # Complex numbers are multiplied by complex ones, where infinity times 0 is NaN. The 0 is an argument of the kernel,
     # since compilers leave products with a constant 0 out (Mesa's, and Intel's where nothing is contracted).

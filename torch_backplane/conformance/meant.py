@@ -1,0 +1,103 @@
+"""Differences from PyTorch's CPU that are meant, each with its reason: the sweeps count them apart from what is wrong.
+
+An entry says as narrowly as it can where it holds, so that whatever else differs is a finding.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Meant(NamedTuple):
+    """The operators, dtypes and calls of which these kinds of findings are meant, and why."""
+
+    operators: str  # a regular expression for the whole name
+    kinds: tuple[str, ...]
+    reason: str
+    dtypes: tuple[str, ...] = ()  # any
+    calls: str = ""  # a regular expression for what is special about the call: a number, a form, a variant
+    words: str = ""  # one that is found in the message
+
+    def covers(self, operator: str, dtype: str, kind: str, call: str, message: str) -> bool:
+        return (
+            kind in self.kinds
+            and (not self.dtypes or dtype in self.dtypes)
+            and re.fullmatch(self.operators, operator) is not None
+            and (not self.calls or re.fullmatch(self.calls, call) is not None)
+            and (not self.words or re.search(self.words, message) is not None)
+        )
+
+
+def reason(table: Sequence[Meant], operator: str, dtype: str, kind: str, call: str, message: str) -> str | None:
+    """Why a finding is meant; None where it is not."""
+    return next((one.reason for one in table if one.covers(operator, dtype, kind, call, message)), None)
+
+
+_HALF = ("float16", "bfloat16")
+_INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
+_NOT_EXACT = (*_HALF, "float32", "float64", "complex64")
+
+# Of `--numbers`, where the call is «parameter=number», followed by « of no elements» where tensors have none.
+NUMBERS: tuple[Meant, ...] = (
+    Meant(
+        r"_add_relu.*", ("no error",), "PyTorch's CPU, the only one to have it, asserts that bytes are int8",
+        ("uint8",), words="INTERNAL ASSERT",
+    ),
+    Meant(
+        r"_add_relu.*", ("values",), "the CPU's relu of a sum that is not a number is 0; here it stays one",
+        ("float32", "float64"), r"\w+=nan",
+    ),
+    Meant(
+        r"addr_?(\.out)?", ("no error",),
+        "as torch.cuda, which multiplies and adds tensors here (`math_addr`) and refuses no number",
+        _NOT_EXACT, words="without overflow",
+    ),
+    Meant(
+        r"addmv_?(\.out)?", ("no error",), "as torch.cuda, whose numbers of a float16 product are float32",
+        ("float16",), words="without overflow",
+    ),
+    Meant(
+        r"arange\.start.*", ("values",), "as torch.cuda, which rounds start + i·step once", _HALF,
+    ),
+    Meant(
+        r"(_foreach_)?(sub|subtract|rsub)_?\..*", ("error", "values"),
+        "PyTorch takes -alpha: 2³¹, no int32, is one then, and -2⁶³ stays as it is", ("int32", *_NOT_EXACT),
+        r"alpha=(2147483648|-9223372036854775808).*",
+    ),
+    Meant(
+        r"(_foreach_)?pow_?\..*", ("values",),
+        "as torch.cuda, which makes an exponent of 1e-50 float32's 0 first: 0 to the power of it is 1",
+        ("bool", "float32"), r"exponent=1e-50",
+    ),
+    Meant(
+        r"(_foreach_)?pow\.Scalar\w*", ("values",), "powers beyond complex64, whose parts are infinite by rounding",
+        ("complex64",), r"self=-?1e\+20",
+    ),
+    Meant(
+        r"hardtanh_?(\.out)?", ("error",), "the CPU makes the limits of integers int64 first, so 255.9 is 255",
+        ("uint8",), r"\w+=255\.9.*",
+    ),
+    Meant(
+        r"histc(\.out)?", ("no error",), "as torch.cuda, where the limits are made the tensor's integers first",
+        _INTEGERS, words="max must be larger than min",
+    ),
+    Meant(
+        r"linspace(\.out)?", ("values",), "the CPU has infinity or NaN by what its vectors make of infinity times 0",
+        ("complex64",), r"(start|end)=-?inf.*",
+    ),
+    Meant(
+        r"multi_margin_loss(\.out)?", ("values",), "of no rows the CPU returns memory that nothing was written to",
+        calls=r".* of no elements",
+    ),
+)  # fmt: skip
+
+# Of `--forms`, where the operator is an overload and the call a form.
+FORMS: tuple[Meant, ...] = (
+    Meant(r"addbmm_", ("error",), "the CPU resizes self in place", words="doesn't match the broadcast shape"),
+    Meant(
+        r"(kthvalue|topk)(\..*)?", ("values",), "which of equal elements is found is left open",
+        words=r"result\[1\]",
+    ),
+)  # fmt: skip
