@@ -10,7 +10,7 @@ import torch
 
 from torch_backplane.kernels.templates import pooling
 from torch_backplane.kernels.templates.unfold import Windows
-from torch_backplane.planning import Call, Refused, contiguous_result, operator, run_template
+from torch_backplane.planning import Call, Refused, check, contiguous_result, operator, run_template
 
 
 def _planes(tensor: torch.Tensor, rank: int) -> torch.Tensor:
@@ -52,6 +52,8 @@ def max_pool_with_indices(
     dilation: list[int],
     ceil_mode: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    wanted = (self.dtype, torch.int64)
+    check(all(one.dtype == dtype for one, dtype in zip(call.written, wanted, strict=False)), "results of other dtypes")
     out, indices = call.outputs()
     rank = _rank(call)
     image = _planes(self, rank)
@@ -74,6 +76,7 @@ def max_pool_with_indices_backward(
     ceil_mode: bool,
     indices: torch.Tensor,
 ) -> torch.Tensor:
+    check(grad.dtype == self.dtype and indices.dtype == torch.int64, "gradients or indices of another dtype")
     (out,) = call.outputs()
     rank = _rank(call)
     grad, indices = _planes(grad, rank), _planes(indices, rank)
