@@ -257,6 +257,10 @@ REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
     "nll_loss with weights of another dtype": lambda x: F.nll_loss(x.view(2, 4), x[:2].long(), x[:4].double()),
     "gradients of nll_loss of another dtype": lambda x: torch.ops.aten.nll_loss_backward(
         x[0].double(), x.view(2, 4), x[:2].long(), None, 1, -100, x[1]),
+    "group norm with weights of float64": lambda x: F.group_norm(x.view(1, 2, 4), 1, x[:2].double(), x[:2].double()),
+    "group norm with weights of float16": lambda x: F.group_norm(x.view(1, 2, 4), 1, x[:2].half(), x[:2].half()),
+    "group norm with a bias of float16": lambda x: F.group_norm(x.view(1, 2, 4), 1, x[:2], x[:2].half()),
+    "layer norm with weights of float16": lambda x: F.layer_norm(x.view(2, 4), [4], x[:4].half(), x[:4].half()),
     "addr_ of a row": lambda x: x.addr_(x[:2].clone(), x.clone()),
 }
 
@@ -317,6 +321,13 @@ def test_spread_of_nothing_is_nan(name: str, correction: int) -> None:
     function = getattr(torch, name)
     for dim in (0, (0, 1), None):
         agrees(lambda x, dim=dim: function(x, dim=dim, correction=correction), torch.zeros(0, 2))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_group_norm_of_half_precision_with_weights_of_float32(layout: torch.memory_format) -> None:
+    x, w = torch.randn(2, 4, 3, 3).half().to(memory_format=layout), torch.rand(4)
+    agrees(lambda x, w: F.group_norm(x, 2, w, w), x, w)
+    agrees(lambda x, w: torch.native_group_norm(x.contiguous(memory_format=layout), w, w, 2, 4, 9, 2, 1e-5), x, w)
 
 
 @pytest.mark.parametrize("reduction", [0, 1, 2, 3, -3])

@@ -143,7 +143,8 @@ class FormsCheck:
         made_of = list(forms(overload, arguments, made))
         for form, reference in zip(made_of, self._on_cpu(made_of), strict=True):
             if reference is None:
-                self.result.add("cpu crash", form.name, _described(form), "the CPU's call ended its process")
+                words = "the CPU's call ended its process, or returned no tensors that can be read"
+                self.result.add("cpu crash", form.name, _described(form), words)
             else:
                 self._compare(form, *reference, values=not is_random)
 

@@ -319,8 +319,8 @@ def compare(
                     known[reason] += 1
                 else:
                     findings.append(finding)
-    counted = (counts[one] for one in ("calls", "open", "in float32", "nearer"))
-    return Outcome(*counted, known, counts["samples"] > 0, findings)
+    calls, left_open, wide, nearer = (counts[one] for one in ("calls", "open", "in float32", "nearer"))
+    return Outcome(calls, left_open, wide, nearer, known, counts["samples"] > 0, findings)
 
 
 def _is_too_much(name: str, number: Any) -> bool:

@@ -9,6 +9,7 @@ from torch_backplane.operators.normalization import (
     Optional,
     Results,
     check_channels,
+    check_parameters,
     dense,
     new_like,
     run_norm,
@@ -31,9 +32,12 @@ def _normalized(
 ) -> list[torch.Tensor] | None:
     """The result, means and deviations, on the meta device; None where PyTorch's meta function decides of them."""
     plain = self.dtype in (torch.float32, torch.float64) and self.is_contiguous() and self.numel() > 0
-    if not plain or any(one is not None and one.dtype != self.dtype for one in (weight, bias)):
+    mixed = check_parameters(self, weight, bias)
+    if not plain and not mixed:
         return None
-    statistics = torch.empty([batch, groups], dtype=self.dtype, device="meta")
+    statistics = torch.empty([batch, groups], dtype=torch.float32 if mixed else self.dtype, device="meta")
+    if mixed:
+        return [torch.empty_like(self, device="meta"), statistics, statistics]
     return [torch.empty(self.shape, dtype=self.dtype, device="meta"), statistics, statistics]
 
 

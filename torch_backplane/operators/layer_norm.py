@@ -9,7 +9,15 @@ import torch
 
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates.norms import Sets
-from torch_backplane.operators.normalization import Optional, Results, dense, new_like, run_norm, run_norm_backward
+from torch_backplane.operators.normalization import (
+    Optional,
+    Results,
+    check_parameters,
+    dense,
+    new_like,
+    run_norm,
+    run_norm_backward,
+)
 from torch_backplane.planning import Call, Refused, RunOnCPU, operator
 
 
@@ -25,6 +33,7 @@ def _normalized(
     fits = shape and outer >= 0 and tuple(self.shape[outer:]) == shape
     if not fits or any(one is not None and tuple(one.shape) != shape for one in (weight, bias)):
         raise Refused("another shape than is normalized over")
+    check_parameters(self, weight, bias)
     if not self.is_floating_point() or any(one is not None and one.dtype != self.dtype for one in (weight, bias)):
         return None
     kept = [*self.shape[:outer], *[1] * len(shape)]

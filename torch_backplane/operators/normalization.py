@@ -18,6 +18,7 @@ from torch_backplane.operators.reduce_ops import spread
 from torch_backplane.planning import (
     Call,
     Refused,
+    check,
     contiguous_result,
     operator,
     run_pointwise,
@@ -95,6 +96,14 @@ def check_channels(channels: int, **tensors: Optional) -> None:
         if tensor is not None and tensor.numel() != channels:
             count = tensor.numel()
             torch._check(False, lambda: f"{name} should contain {channels} elements not {count}")  # noqa: B023, at once
+
+
+def check_parameters(self: torch.Tensor, weight: Optional, bias: Optional) -> bool:
+    """Refuses parameters of another dtype than the input's, but for float32 beside half precision: whether they are."""
+    given = {one.dtype for one in (weight, bias) if one is not None}
+    mixed = given == {torch.float32} and self.dtype in (torch.float16, torch.bfloat16)
+    check(given <= {self.dtype} or mixed, "parameters of another dtype")
+    return mixed
 
 
 def new_like(tensors: Sequence[Optional], wanted: Sequence[bool]) -> Results:
