@@ -20,6 +20,7 @@ from torch_backplane.kernels import (
     OpenCLC,
     Reduction,
     ReductionGeometry,
+    Target,
     geometry,
     pointwise,
     reduction,
@@ -145,16 +146,16 @@ def run_pointwise(
     scalars: Sequence[tuple[float, torch.dtype]] = (),
     wide: bool = False,
     width: int = 4,
-    device_kind: Any = "gpu",
+    device_kind: str = "gpu",
     streaming: bool = False,
 ) -> Kernel:
     """Fills `outputs` (one shape) with the formula of `inputs`, broadcast to it, by way of an OpenCL C kernel."""
     _, _, float64 = opencl()
     shape = outputs[0].shape
     operands = [*outputs, *(tensor.expand(shape) for tensor in inputs)]
-    dialect = OpenCLC(float64=float64, device_kind=device_kind)
+    dialect = OpenCLC(Target.of_kind(device_kind, float64=float64))
     strides = [tensor.stride() for tensor in operands]
-    where = geometry(shape, strides, width=width, limits=dialect.row_limits, streaming=streaming)
+    where = geometry(shape, strides, width=width, limits=dialect.target.row_limits, streaming=streaming)
     layout = replace(where.layout, wide=wide)
     kernel = pointwise(
         "exp",  # which is taken, without our prefix
@@ -166,7 +167,7 @@ def run_pointwise(
         layout=layout,
         dialect=dialect,
     )
-    row_group = dialect.row_group(where.sizes[0], where.rows, strided=2 in layout.inner) if layout.rows else None
+    row_group = dialect.target.row_group(where.sizes[0], where.rows, strided=2 in layout.inner) if layout.rows else None
     launch(kernel, where, where.count, operands, [value for value, _ in scalars], row_group)
     return kernel
 
@@ -192,7 +193,7 @@ def run_reduction(
         inputs=[tensor.dtype for tensor in inputs],
         outputs=[tensor.dtype for tensor in outputs],
         geometry=where,
-        dialect=OpenCLC(float64=float64),
+        dialect=OpenCLC(Target(float64=float64)),
         compute=compute,
         group_size=group_size,
     )

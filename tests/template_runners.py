@@ -10,13 +10,13 @@ import pytest
 import torch
 from kernel_runners import NUMPY, _built, _memory, compile_cuda, opencl, scalar
 
-from torch_backplane.kernels import CudaCpp, OpenCLC
+from torch_backplane.kernels import CudaCpp, OpenCLC, Target
 from torch_backplane.kernels.templates.source import Launch
 
 
 @functools.cache
 def dialect(processor: str) -> OpenCLC:
-    return OpenCLC(float64=opencl()[2], device_kind=processor)
+    return OpenCLC(Target.of_kind(processor, float64=opencl()[2]))
 
 
 processors = pytest.mark.parametrize("processor", ["cpu", "gpu"])

@@ -12,16 +12,17 @@ import textwrap
 import warnings
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import on_opencl
 import pytest
 import torch
 import typer
 
-from torch_backplane import cli, drivers
+from torch_backplane import cli, drivers, kernels
 from torch_backplane.conformance import numbers, report
 from torch_backplane.drivers.checks import ASYNCHRONOUS_METHODS
-from torch_backplane.kernels import OpenCLC, layouts, reductions
+from torch_backplane.kernels import Target, layouts, reductions
 from torch_backplane.planning.launch import MOST_KERNELS
 
 ROOT = Path(__file__).parents[1]
@@ -97,17 +98,28 @@ def test_the_parts_of_drivers_fit_the_contract() -> None:
     whole, session, *parts = blocks("write-a-driver.md", "python")
     assert whole.startswith("# my_driver.py")
     assert session.startswith(">>> ")
-    assert len(parts) == 2
+    assert len(parts) == 3
     for part in parts:
         for node in ast.walk(ast.parse(textwrap.dedent(part))):
             if isinstance(node, ast.FunctionDef) and node.name != "__init__":
                 expected = list(inspect.signature(getattr(drivers.Device, node.name)).parameters)
                 assert [argument.arg for argument in node.args.args] == expected
             elif isinstance(node, ast.ImportFrom):
-                assert node.module == "torch_backplane.drivers"
-                assert {alias.name for alias in node.names} <= set(drivers.__all__)
+                package = {"torch_backplane.drivers": drivers, "torch_backplane.kernels": kernels}[str(node.module)]
+                assert {alias.name for alias in node.names} <= set(package.__all__)
     (toml,) = blocks("write-a-driver.md", "toml")
     assert f'[project.entry-points."{drivers.ENTRY_POINT_GROUP}"]' in toml
+
+
+def test_the_target_of_write_a_driver_and_its_table() -> None:
+    (part,) = [block for block in blocks("write-a-driver.md", "python") if "target=Target(" in block]
+    said: dict[str, Any] = {"DeviceProperties": drivers.DeviceProperties, "torch": torch}
+    exec(part, said)
+    assert said["properties"].target.max_group_size == 1024
+    (table,) = re.findall(r"^\| figure of `Target` .*?\n\n", TEXTS["write-a-driver.md"], re.DOTALL | re.MULTILINE)
+    named = [name for row in table.strip().splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+    assert {*named, "compute_units"} == {one.name for one in fields(Target)}
+    assert len(named) == len(set(named))
 
 
 # --- what is named -----------------------------------------------------------------------------------------------
@@ -251,12 +263,12 @@ def test_conformance_has_every_kind_of_finding() -> None:
 
 def test_numbers_are_those_of_the_code() -> None:
     limits = layouts.RowLimits()
-    cpu = OpenCLC(device_kind="cpu")
+    cpu = Target.of_kind("cpu")
     for page, phrase in (
         ("kernels.md", f"has {limits.shortest} elements or more ({cpu.row_limits.shortest} on CPUs)"),
         ("kernels.md", f"on GPUs, more than {limits.most:,} of them"),
         ("kernels.md", f"results of {cpu.streaming_bytes >> 20} MiB and more"),
-        ("kernels.md", f"in groups of {cpu.group_size},"),
+        ("kernels.md", f"in groups of {cpu.element_group_size},"),
         ("kernels.md", f"blocks of {reductions.BLOCK} elements, {reductions.BLOCK} blocks to a part"),
         ("conformance.md", f"with {len(numbers.NUMBERS)} numbers"),
         ("architecture.md", f"among the {MOST_KERNELS:,} that were used last"),

@@ -159,6 +159,15 @@ BROKEN = {
     "unknown kind": (
         MINIMAL.replace("1 << 26", "1 << 26, kind='tpu'"), "kind is 'tpu', and must be one of gpu, accelerator, cpu"
     ),
+    "a target of its own making": (
+        MINIMAL.replace("1 << 26", "1 << 26, target={'simt': False}"),
+        "target is {'simt': False}, and must be a torch_backplane.kernels.Target, or None",
+    ),
+    "an absurd target": (
+        "from torch_backplane.kernels import Target\n"
+        + MINIMAL.replace("1 << 26", "1 << 26, target=Target(local_memory=-1)"),
+        "ValueError: Target.local_memory is -1, and must be a whole number of bytes, 0 or more",
+    ),
     "host-accessible without addresses": (
         MINIMAL.replace("1 << 26", "1 << 26, host_accessible=True"), "has no address() method"
     ),

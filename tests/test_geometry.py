@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torch_backplane.kernels import OpenCLC
+from torch_backplane.kernels import OpenCLC, Target
 from torch_backplane.planning import geometry
 
 Operands = tuple[list[torch.Tensor], list[torch.Tensor], list[int | None]]
@@ -21,7 +21,7 @@ class Streaming(OpenCLC):
     streaming_bytes = 1024
 
 
-DIALECTS = [OpenCLC(device_kind="cpu"), OpenCLC(device_kind="gpu"), Streaming(device_kind="cpu")]
+DIALECTS = [OpenCLC(Target.of_kind("cpu")), OpenCLC(), Streaming(Target.of_kind("cpu"))]
 
 
 @st.composite

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torch_backplane.kernels import CudaCpp, OpenCLC, functions, geometry, trace
+from torch_backplane.kernels import CudaCpp, OpenCLC, Target, functions, geometry, trace
 from torch_backplane.kernels.expression import OPERATIONS
 
 F32, I64 = torch.float32, torch.int64
@@ -154,7 +154,7 @@ def test_bits_of_another_width_are_refused(dtype, target):
 
 def test_a_device_without_float64_refuses_it():
     with pytest.raises(TypeError, match="no float64"):
-        OpenCLC(float64=False).type(torch.float64)
+        OpenCLC(Target(float64=False)).type(torch.float64)
 
 
 @settings(deadline=None)

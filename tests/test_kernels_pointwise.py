@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_runners import NUMPY, compile_cuda, opencl, run_pointwise
 
-from torch_backplane.kernels import CudaCpp, Layout, OpenCLC, functions, geometry, pointwise, trace
+from torch_backplane.kernels import CudaCpp, Layout, OpenCLC, Target, functions, geometry, pointwise, trace
 from torch_backplane.kernels.dtypes import FACTS, STORAGE_ONLY, facts, integer_range, part_dtype, value_dtype
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -451,7 +451,7 @@ def test_bad_requests_are_named():
     with pytest.raises(ValueError, match="2 dtypes for 1 inputs"):
         make(compute=[torch.float32] * 2)
     with pytest.raises(TypeError, match="no float64"):
-        make(inputs=[torch.float64], dialect=OpenCLC(float64=False))
+        make(inputs=[torch.float64], dialect=OpenCLC(Target(float64=False)))
     with pytest.raises(ValueError, match="strided layout has width 1"):
         Layout(2, 4)
     assert set(NUMPY) | STORAGE_ONLY == set(FACTS)

@@ -12,9 +12,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 CSRC = ("devices", "drivers", "streams", "memory", "c10", "fallback", "plans", "aten", "python")
 # What each part of the package may import besides itself.
 PACKAGE = {
-    "drivers": {"_C"},
     "kernels": set(),
-    "planning": {"_C", "kernels"},
+    "drivers": {"_C", "kernels"},
+    "planning": {"_C", "drivers", "kernels"},
     "operators": {"_C", "kernels", "planning"},
     "accelerator": {"_C", "drivers", "operators"},
     "conformance": {"_C"},

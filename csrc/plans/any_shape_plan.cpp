@@ -56,12 +56,23 @@ ResultTensor& tensor_of(Result& result, uint32_t element) {
 
 } // namespace
 
-bool AnyShapePlan::instantiate(c10::ArrayRef<int64_t> sizes, Plan& made) const {
-  Tape::Slots slots;
+std::shared_ptr<const Plan> AnyShapePlan::instantiate(c10::ArrayRef<int64_t> sizes) const {
+  TapeProgram::Slots slots;
   if (!tape.run(sizes, slots)) {
-    return false;
+    return nullptr;
   }
-  made = plan;
+  auto made = spare_->take(); // every number that depends on sizes is written again
+  if (made == nullptr) {
+    made = std::make_unique<Plan>(plan);
+  }
+  if (!patch(slots, *made)) {
+    spare_->give_back(made.release());
+    return nullptr;
+  }
+  return {made.release(), [spare = spare_](const Plan* done) { spare->give_back(done); }};
+}
+
+bool AnyShapePlan::patch(const TapeProgram::Slots& slots, Plan& made) const {
   std::vector<std::pair<uint32_t, std::vector<CpuOperator::Argument>>> hosted; // in the order of the steps
   for (const Patch& patch : patches) {
     const int64_t value = slots[patch.slot];

@@ -1,6 +1,8 @@
 // A plan that serves every shape of a class of calls: an exact plan in which numbers are computed by a tape.
 #pragma once
 
+#include <atomic>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -36,11 +38,37 @@ struct Patch {
 class AnyShapePlan {
  public:
   Plan plan; // for the sizes that it was made of
-  Tape tape;
+  TapeProgram tape;
   std::vector<Patch> patches;
 
-  // The plan for these sizes; false where a guard does not hold or a number fits nowhere.
-  bool instantiate(c10::ArrayRef<int64_t> sizes, Plan& made) const;
+  // The plan for these sizes; nullptr where a guard does not hold or a number fits nowhere. Safe in any thread.
+  std::shared_ptr<const Plan> instantiate(c10::ArrayRef<int64_t> sizes) const;
+
+ private:
+  // A copy of the plan that nobody uses, to be patched for the next sizes: making one costs more than patching it.
+  class Spare {
+   public:
+    Spare() = default;
+    Spare(const Spare&) = delete;
+    Spare& operator=(const Spare&) = delete;
+    ~Spare() {
+      delete plan_.load();
+    }
+
+    std::unique_ptr<Plan> take() {
+      return std::unique_ptr<Plan>(plan_.exchange(nullptr));
+    }
+    void give_back(const Plan* plan) {
+      delete plan_.exchange(const_cast<Plan*>(plan)); // given out as const, made as not
+    }
+
+   private:
+    std::atomic<Plan*> plan_{nullptr};
+  };
+
+  bool patch(const TapeProgram::Slots& slots, Plan& made) const; // false where a number fits nowhere
+
+  std::shared_ptr<Spare> spare_ = std::make_shared<Spare>(); // given back to by plans that outlive this
 };
 
 } // namespace backplane

@@ -4,6 +4,8 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <numeric>
+
 #include "plans/plan_builder.h"
 #include "plans/planned_operator.h"
 #include "plans/python_number.h"
@@ -58,7 +60,7 @@ class PlanBuilder {
   }
 
   uint32_t instruction(const std::string& operation, uint32_t a, uint32_t b, int64_t constant) {
-    return made_.tape.append({tape_operation(operation), a, b, constant});
+    return tape_.append({tape_operation(operation), a, b, constant});
   }
 
   uint32_t allocate(const py::handle& bytes) {
@@ -199,6 +201,11 @@ class PlanBuilder {
   }
 
   AnyShapePlan take() {
+    std::vector<uint32_t*> wanted;
+    for (Patch& patch : made_.patches) {
+      wanted.push_back(&patch.slot);
+    }
+    made_.tape = tape_.compile(wanted);
     return std::move(made_);
   }
 
@@ -312,7 +319,8 @@ class PlanBuilder {
   }
 
   PlannedCall& call_;
-  AnyShapePlan made_;
+  AnyShapePlan made_; // without its tape; patches speak of slots of this one:
+  Tape tape_;
 };
 
 py::object new_plan_builder(PlannedCall& call) {
@@ -333,8 +341,21 @@ void bind_plan_builder(py::module_& module) {
           TORCH_CHECK_INDEX(operation != "size" || a < sizes.size(), "there are ", sizes.size(), " sizes, and no ", a);
           tape.append({tape_operation(operation), a, b, constant});
         }
-        Tape::Slots slots;
-        return tape.run(sizes, slots) ? std::optional(std::vector<int64_t>(slots.begin(), slots.end())) : std::nullopt;
+        std::vector<uint32_t> places(tape.slots());
+        std::iota(places.begin(), places.end(), 0);
+        std::vector<uint32_t*> wanted;
+        for (uint32_t& place : places) {
+          wanted.push_back(&place);
+        }
+        TapeProgram::Slots slots;
+        if (!tape.compile(wanted).run(sizes, slots)) {
+          return std::nullopt;
+        }
+        std::vector<int64_t> found;
+        for (const uint32_t place : places) {
+          found.push_back(slots[place]);
+        }
+        return found;
       },
       py::arg("instructions"), py::arg("sizes"),
       "The slots that instructions (operation, a, b, constant) fill, or None where a guard does not hold.");

@@ -59,9 +59,9 @@ std::shared_ptr<const Plan> PlanCache::find_any_shape(const Signature& signature
     std::lock_guard<std::mutex> guard(lock_);
     plans = class_of(signature, evicted)->plans;
   }
-  auto made = std::make_shared<Plan>();
   for (auto plan = plans->begin(); plan != plans->end(); ++plan) {
-    if (!(*plan)->instantiate(signature.sizes, *made)) {
+    const auto made = (*plan)->instantiate(signature.sizes);
+    if (made == nullptr) {
       continue;
     }
     bool again = false;
@@ -120,11 +120,13 @@ void PlanCache::insert_into_class(
   known.traces += traced.has_value() || !reason.empty(); // here, so that calls which are refused use none up
   if (traced.has_value()) {
     const auto held_against = [&](const auto& sizes, const Plan& plan, bool has_to_hold) {
-      Plan made;
-      if (!reason.empty() || (!traced->instantiate(sizes, made) && !has_to_hold)) {
+      if (!reason.empty()) {
         return;
       }
-      reason = plan.unplannable.empty() ? difference(made, plan) : plan.unplannable;
+      const auto made = traced->instantiate(sizes);
+      if (made != nullptr || has_to_hold) {
+        reason = plan.unplannable.empty() ? difference(made != nullptr ? *made : Plan{}, plan) : plan.unplannable;
+      }
     };
     held_against(signature.sizes, *fresh, /*has_to_hold=*/true);
     if (known.last_plan != nullptr) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <tuple>
 
 namespace backplane {
 namespace {
@@ -38,113 +39,340 @@ bool floor_divide(int64_t a, int64_t b, int64_t& quotient, int64_t& remainder) {
   return true;
 }
 
-} // namespace
-
-uint32_t Tape::append(Instruction instruction) {
-  const bool has_operands = instruction.operation != Operation::Constant && instruction.operation != Operation::Size;
-  TORCH_CHECK_VALUE(
-      !has_operands || (instruction.a < code_.size() && instruction.b < code_.size()), "a tape of ", code_.size(),
-      " instructions has no slots ", instruction.a, " and ", instruction.b);
-  code_.push_back(instruction);
-  return static_cast<uint32_t>(code_.size() - 1);
-}
-
-bool Tape::run(c10::ArrayRef<int64_t> sizes, Slots& slots) const {
-  slots.resize(code_.size());
-  for (size_t i = 0; i < code_.size(); ++i) {
-    const Instruction& one = code_[i];
-    const bool has_operands = one.operation != Operation::Constant && one.operation != Operation::Size;
-    const int64_t a = has_operands ? slots[one.a] : 0;
-    const int64_t b = has_operands ? slots[one.b] : 0;
-    int64_t other = 0;
-    int64_t& result = slots[i];
-    switch (one.operation) {
-      case Operation::Constant:
-        result = one.constant;
-        break;
-      case Operation::Size:
-        result = sizes[one.a];
-        break;
-      case Operation::Guard:
-        if (a != one.constant) {
-          return false;
-        }
-        result = a;
-        break;
-      case Operation::Add:
-        if (__builtin_add_overflow(a, b, &result)) {
-          return false;
-        }
-        break;
-      case Operation::Subtract:
-        if (__builtin_sub_overflow(a, b, &result)) {
-          return false;
-        }
-        break;
-      case Operation::Multiply:
-        if (__builtin_mul_overflow(a, b, &result)) {
-          return false;
-        }
-        break;
-      case Operation::FloorDivide:
-        if (!floor_divide(a, b, result, other)) {
-          return false;
-        }
-        break;
-      case Operation::Remainder:
-        if (!floor_divide(a, b, other, result)) {
-          return false;
-        }
-        break;
-      case Operation::Minimum:
-        result = std::min(a, b);
-        break;
-      case Operation::Maximum:
-        result = std::max(a, b);
-        break;
-      case Operation::Equal:
-        result = a == b;
-        break;
-      case Operation::NotEqual:
-        result = a != b;
-        break;
-      case Operation::Less:
-        result = a < b;
-        break;
-      case Operation::LessEqual:
-        result = a <= b;
-        break;
-      case Operation::TrueDivide:
-        if (b == 0 || !is_exact(a) || !is_exact(b)) { // Python rounds quotients of larger numbers once
-          return false;
-        }
-        result = as_bits(static_cast<double>(a) / static_cast<double>(b));
-        break;
-      case Operation::ToFloat:
-        result = as_bits(static_cast<double>(a));
-        break;
-      case Operation::FloatAdd:
-        result = as_bits(as_double(a) + as_double(b));
-        break;
-      case Operation::FloatSubtract:
-        result = as_bits(as_double(a) - as_double(b));
-        break;
-      case Operation::FloatMultiply:
-        result = as_bits(as_double(a) * as_double(b));
-        break;
-      case Operation::FloatDivide:
-        if (as_double(b) == 0) {
-          return false;
-        }
-        result = as_bits(as_double(a) / as_double(b));
-        break;
-    }
+// What an operation makes of two numbers; false where it does not hold, or the result is too large.
+inline bool apply(TapeOperation operation, int64_t a, int64_t b, int64_t& result) {
+  using O = TapeOperation;
+  int64_t other = 0;
+  switch (operation) {
+    case O::Constant:
+    case O::Size:
+    case O::Guard:
+      return false; // not in programs
+    case O::Add:
+      if (__builtin_add_overflow(a, b, &result)) {
+        return false;
+      }
+      break;
+    case O::Subtract:
+      if (__builtin_sub_overflow(a, b, &result)) {
+        return false;
+      }
+      break;
+    case O::Multiply:
+      if (__builtin_mul_overflow(a, b, &result)) {
+        return false;
+      }
+      break;
+    case O::FloorDivide:
+      if (!floor_divide(a, b, result, other)) {
+        return false;
+      }
+      break;
+    case O::Remainder:
+      if (!floor_divide(a, b, other, result)) {
+        return false;
+      }
+      break;
+    case O::Minimum:
+      result = std::min(a, b);
+      break;
+    case O::Maximum:
+      result = std::max(a, b);
+      break;
+    case O::Equal:
+      result = a == b;
+      break;
+    case O::NotEqual:
+      result = a != b;
+      break;
+    case O::Less:
+      result = a < b;
+      break;
+    case O::LessEqual:
+      result = a <= b;
+      break;
+    case O::TrueDivide:
+      if (b == 0 || !is_exact(a) || !is_exact(b)) { // Python rounds quotients of larger numbers once
+        return false;
+      }
+      result = as_bits(static_cast<double>(a) / static_cast<double>(b));
+      break;
+    case O::ToFloat:
+      result = as_bits(static_cast<double>(a));
+      break;
+    case O::FloatAdd:
+      result = as_bits(as_double(a) + as_double(b));
+      break;
+    case O::FloatSubtract:
+      result = as_bits(as_double(a) - as_double(b));
+      break;
+    case O::FloatMultiply:
+      result = as_bits(as_double(a) * as_double(b));
+      break;
+    case O::FloatDivide:
+      if (as_double(b) == 0) {
+        return false;
+      }
+      result = as_bits(as_double(a) / as_double(b));
+      break;
+    case O::RequireEqual:
+      return a == b;
+    case O::RequireNotEqual:
+      return a != b;
+    case O::RequireLess:
+      return a < b;
+    case O::RequireLessEqual:
+      return a <= b;
   }
   return true;
 }
 
-Tape::Operation tape_operation(const std::string& name) {
-  using O = Tape::Operation;
+bool is_requirement(TapeOperation operation) {
+  return operation >= TapeOperation::RequireEqual;
+}
+
+bool is_comparison(TapeOperation operation) {
+  return operation >= TapeOperation::Equal && operation <= TapeOperation::LessEqual;
+}
+
+bool has_operands(TapeOperation operation) {
+  return operation != TapeOperation::Constant && operation != TapeOperation::Size;
+}
+
+} // namespace
+
+class TapeCompiler {
+ public:
+  explicit TapeCompiler(c10::ArrayRef<Tape::Instruction> tape) {
+    for (const Tape::Instruction& one : tape) {
+      values_.push_back(value_of(one));
+    }
+  }
+
+  TapeProgram finish(c10::ArrayRef<uint32_t*> wanted) {
+    // Backwards: what is wanted, and all that is required.
+    std::vector<bool> used(steps_.size());
+    const auto use = [&](const Value& value) {
+      if (value.kind == Value::Kind::Result) {
+        used[value.number] = true;
+      }
+    };
+    std::vector<Value> results;
+    for (const uint32_t* slot : wanted) {
+      results.push_back(now(values_[*slot]));
+      use(results.back());
+    }
+    for (size_t i = steps_.size(); i-- > 0;) {
+      const Step& one = steps_[i];
+      if (is_requirement(one.operation) || used[i]) {
+        use(one.a);
+        use(one.b);
+      }
+    }
+    // Sizes come first, then constants: those are known when the first result gets its slot.
+    TapeProgram program;
+    program.sizes_ = sizes_;
+    const auto constant = [&](const Value& value) {
+      if (value.kind == Value::Kind::Constant && constants_.emplace(value.number, constants_.size()).second) {
+        program.constants_.push_back(value.number);
+      }
+    };
+    std::for_each(results.begin(), results.end(), constant);
+    for (size_t i = 0; i < steps_.size(); ++i) {
+      if (is_requirement(steps_[i].operation) || used[i]) {
+        constant(steps_[i].a);
+        constant(steps_[i].b);
+      }
+    }
+    uint32_t next = static_cast<uint32_t>(sizes_ + constants_.size());
+    const uint32_t nowhere = next++; // for what requirements give
+    std::vector<uint32_t> slots(steps_.size());
+    const auto slot_of = [&](const Value& value) {
+      switch (value.kind) {
+        case Value::Kind::Size:
+          return static_cast<uint32_t>(value.number);
+        case Value::Kind::Constant:
+          return static_cast<uint32_t>(sizes_ + constants_.at(value.number));
+        case Value::Kind::Result:
+          break;
+      }
+      return slots[value.number];
+    };
+    for (size_t i = 0; i < steps_.size(); ++i) {
+      const Step& one = steps_[i];
+      if (is_requirement(one.operation)) {
+        program.code_.push_back({one.operation, slot_of(one.a), slot_of(one.b), nowhere});
+      } else if (used[i]) {
+        slots[i] = next++;
+        program.code_.push_back({one.operation, slot_of(one.a), slot_of(one.b), slots[i]});
+      }
+    }
+    program.slots_ = next;
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      *wanted[i] = slot_of(results[i]);
+    }
+    return program;
+  }
+
+ private:
+  // What a slot of the tape holds.
+  struct Value {
+    enum class Kind : uint8_t { Size, Constant, Result };
+    Kind kind;
+    int64_t number; // which size, the constant, or which step
+
+    bool operator<(const Value& other) const {
+      return std::tie(kind, number) < std::tie(other.kind, other.number);
+    }
+    bool operator==(const Value& other) const {
+      return kind == other.kind && number == other.number;
+    }
+    bool is(int64_t constant) const {
+      return kind == Kind::Constant && number == constant;
+    }
+  };
+  struct Step {
+    TapeOperation operation;
+    Value a, b;
+
+    bool operator<(const Step& other) const {
+      return std::tie(operation, a, b) < std::tie(other.operation, other.a, other.b);
+    }
+  };
+  using O = TapeOperation;
+
+  static Value constant(int64_t number) {
+    return {Value::Kind::Constant, number};
+  }
+
+  // What is known of the value since the guards so far.
+  Value now(const Value& value) const {
+    const auto found = known_.find(value);
+    return found == known_.end() ? value : constant(found->second);
+  }
+
+  Value value_of(const Tape::Instruction& one) {
+    switch (one.operation) {
+      case O::Constant:
+        return constant(one.constant);
+      case O::Size:
+        sizes_ = std::max(sizes_, size_t{one.a} + 1);
+        return now({Value::Kind::Size, one.a});
+      case O::Guard:
+        guard(values_[one.a], one.constant);
+        return constant(one.constant);
+      default:
+        return now(computed({one.operation, now(values_[one.a]), now(values_[one.b])}));
+    }
+  }
+
+  Value computed(const Step& step) {
+    const auto& [operation, a, b] = step;
+    if (int64_t result = 0; a.kind == Value::Kind::Constant && b.kind == Value::Kind::Constant &&
+        apply(operation, a.number, b.number, result)) {
+      return constant(result);
+    }
+    const bool adds = operation == O::Add || operation == O::Subtract;
+    if ((adds && b.is(0)) || ((operation == O::Multiply || operation == O::FloorDivide) && b.is(1))) {
+      return a;
+    }
+    if ((operation == O::Add && a.is(0)) || (operation == O::Multiply && a.is(1))) {
+      return b;
+    }
+    if (a == b && is_comparison(operation)) {
+      return constant(operation == O::Equal || operation == O::LessEqual);
+    }
+    return append(step);
+  }
+
+  // The value of the step; each is taken once.
+  Value append(const Step& step) {
+    const auto [found, is_new] = seen_.emplace(step, steps_.size());
+    if (is_new) {
+      steps_.push_back(step);
+    }
+    return {Value::Kind::Result, static_cast<int64_t>(found->second)};
+  }
+
+  void guard(const Value& guarded, int64_t expected) {
+    const Value value = now(guarded);
+    if (value.is(expected)) {
+      return;
+    }
+    known_[value] = expected;
+    if (value.kind == Value::Kind::Result && is_comparison(steps_[value.number].operation)) {
+      const Step made = steps_[value.number]; // a copy: steps are added
+      if (expected == 0 || expected == 1) {
+        compare(made.operation, now(made.a), now(made.b), expected == 1);
+        return;
+      }
+    }
+    append({O::RequireEqual, value, constant(expected)});
+  }
+
+  // Requires that the comparison is so, or not so.
+  void compare(TapeOperation operation, const Value& a, const Value& b, bool so) {
+    if (operation == O::Less || operation == O::LessEqual) {
+      const bool is_less = (operation == O::Less) == so;
+      require(is_less ? O::RequireLess : O::RequireLessEqual, so ? a : b, so ? b : a);
+      return;
+    }
+    const bool is_equal = (operation == O::Equal) == so;
+    require(is_equal ? O::RequireEqual : O::RequireNotEqual, a, b);
+    if (is_equal && a.kind != Value::Kind::Constant && b.kind == Value::Kind::Constant) {
+      known_[a] = b.number;
+    } else if (is_equal && a.kind == Value::Kind::Constant && b.kind != Value::Kind::Constant) {
+      known_[b] = a.number;
+    }
+  }
+
+  void require(TapeOperation operation, const Value& a, const Value& b) {
+    int64_t nothing = 0;
+    const bool is_known = a.kind == Value::Kind::Constant && b.kind == Value::Kind::Constant;
+    if (!is_known || !apply(operation, a.number, b.number, nothing)) {
+      append({operation, a, b});
+    }
+  }
+
+  size_t sizes_ = 0;
+  std::vector<Value> values_; // of the slots of the tape
+  std::vector<Step> steps_;
+  std::map<Step, size_t> seen_;
+  std::map<Value, int64_t> known_; // by guards
+  std::map<int64_t, size_t> constants_;
+};
+
+bool TapeProgram::run(c10::ArrayRef<int64_t> sizes, Slots& slots) const {
+  if (sizes.size() < sizes_) {
+    return false;
+  }
+  slots.resize_for_overwrite(slots_);
+  std::copy_n(sizes.begin(), sizes_, slots.begin());
+  std::copy(constants_.begin(), constants_.end(), slots.begin() + sizes_);
+  for (const Instruction& one : code_) {
+    int64_t result = 0;
+    if (!apply(one.operation, slots[one.a], slots[one.b], result)) {
+      return false;
+    }
+    slots[one.to] = result;
+  }
+  return true;
+}
+
+uint32_t Tape::append(Instruction instruction) {
+  TORCH_CHECK_VALUE(
+      !has_operands(instruction.operation) || (instruction.a < code_.size() && instruction.b < code_.size()), "a tape of ",
+      code_.size(), " instructions has no slots ", instruction.a, " and ", instruction.b);
+  code_.push_back(instruction);
+  return static_cast<uint32_t>(code_.size() - 1);
+}
+
+TapeProgram Tape::compile(c10::ArrayRef<uint32_t*> wanted) const {
+  return TapeCompiler(code_).finish(wanted);
+}
+
+TapeOperation tape_operation(const std::string& name) {
+  using O = TapeOperation;
   static const std::map<std::string, O> kNames = {
       {"constant", O::Constant}, {"size", O::Size}, {"guard", O::Guard}, {"add", O::Add}, {"sub", O::Subtract},
       {"mul", O::Multiply}, {"floordiv", O::FloorDivide}, {"mod", O::Remainder}, {"min", O::Minimum}, {"max", O::Maximum},

@@ -307,7 +307,7 @@ def test_a_dtype_that_kernels_do_not_have_runs_on_the_cpu() -> None:
 
 
 def test_a_kernel_with_a_dtype_that_the_device_lacks_is_a_type_error_before_it_is_built() -> None:
-    from torch_backplane.kernels import OpenCLC, geometry, pointwise
+    from torch_backplane.kernels import OpenCLC, Target, geometry, pointwise
 
     where = geometry((4,), [(1,), (1,)])
     with pytest.raises(TypeError, match="no float64"):
@@ -317,7 +317,7 @@ def test_a_kernel_with_a_dtype_that_the_device_lacks_is_a_type_error_before_it_i
             inputs=[torch.float64],
             outputs=[torch.float64],
             layout=where.layout,
-            dialect=OpenCLC(float64=False),
+            dialect=OpenCLC(Target(float64=False)),
         )
 
 

@@ -11,15 +11,15 @@ import torch
 from agreement import DEVICE, need
 from kernel_runners import launch, opencl
 
-from torch_backplane.kernels import OpenCLC, functions, geometry, pointwise
+from torch_backplane.kernels import OpenCLC, Target, functions, geometry, pointwise
 from torch_backplane.kernels.dialects.base import LIBRARY
-from torch_backplane.kernels.dialects.cpu_functions import CPU_FUNCTIONS, definitions, needs_float64
+from torch_backplane.kernels.dialects.cpu_functions import BRANCHLESS, definitions, needs_float64
 
 # By PyTorch's names, and the operations' here.
 OPERATIONS = {library: operation for operation, library in LIBRARY.items()} | {"fmod": "fmod"}
 TORCH_NAMES = {"power": "pow"}
 BINARY = ("atan2", "hypot", "power", "fmod")
-NAMES = [OPERATIONS[name] for name in CPU_FUNCTIONS]
+NAMES = [OPERATIONS[name] for name in BRANCHLESS]
 # Units in the last place from the exact result, where half of one is the least possible. PyTorch's own: up to 1.9.
 ERRORS = {"exp": 1.1, "log": 0.8}
 USUAL_ERROR = 0.56
@@ -109,7 +109,7 @@ def test_is_as_right_where_a_multiplication_and_an_addition_are_two_roundings(op
         inputs=dtypes,
         outputs=[torch.float32],
         layout=where.layout,
-        dialect=OpenCLC(float64=opencl()[2], device_kind="cpu"),
+        dialect=OpenCLC(Target.of_kind("cpu", float64=opencl()[2])),
     )
     assert kernel.text.count("FP_CONTRACT ON") == 1
     kernel = dataclasses.replace(kernel, text=kernel.text.replace("FP_CONTRACT ON", "FP_CONTRACT OFF"))
@@ -118,7 +118,7 @@ def test_is_as_right_where_a_multiplication_and_an_addition_are_two_roundings(op
 
 
 def test_a_text_has_the_functions_that_it_uses_and_no_branches() -> None:
-    for name in CPU_FUNCTIONS:
+    for name in BRANCHLESS:
         text = "\n".join(definitions(f"x = cpu_{name}(y);"))
         defined = re.findall(r"^FUNCTION \w+ (cpu_\w+)\(", text, re.MULTILINE)
         assert defined[-1] == f"cpu_{name}"
@@ -128,11 +128,11 @@ def test_a_text_has_the_functions_that_it_uses_and_no_branches() -> None:
 
 
 def test_without_float64_functions_that_need_it_are_the_librarys() -> None:
-    with_it, without = (OpenCLC(float64=has, device_kind="cpu") for has in (True, False))
-    assert {name: without.library(name, torch.float32) == f"cpu_{name}" for name in CPU_FUNCTIONS} == {
-        name: not needs_float64(name) for name in CPU_FUNCTIONS
+    with_it, without = (OpenCLC(Target.of_kind("cpu", float64=has)) for has in (True, False))
+    assert {name: without.library(name, torch.float32) == f"cpu_{name}" for name in BRANCHLESS} == {
+        name: not needs_float64(name) for name in BRANCHLESS
     }
-    assert all(with_it.library(name, torch.float32) == f"cpu_{name}" for name in CPU_FUNCTIONS)
+    assert all(with_it.library(name, torch.float32) == f"cpu_{name}" for name in BRANCHLESS)
     assert with_it.library("sin", torch.float64) == OpenCLC().library("sin", torch.float32) == "sin"
     assert needs_float64("sin")
     assert not needs_float64("exp")

@@ -16,7 +16,7 @@ import torch
 from agreement import DEVICE, plans_from_the_start
 from torch.nn import functional as F
 
-from torch_backplane.kernels import OpenCLC
+from torch_backplane.kernels import OpenCLC, Target
 
 launch = importlib.import_module("torch_backplane.planning.launch")  # the package has a function of this name
 Function = Callable[..., Any]
@@ -34,7 +34,7 @@ def kernels_for_gpus() -> Iterator[list[str]]:
         return compiled(index, kernel, name)
 
     launch._generated.clear()
-    launch._dialects[index] = OpenCLC(float64=own.float64, device_kind="gpu")
+    launch._dialects[index] = OpenCLC(Target(float64=own.target.float64))
     launch.compiled = noted
     try:
         with plans_from_the_start():

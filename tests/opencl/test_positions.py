@@ -14,7 +14,7 @@ from agreement import DEVICE, plans_from_the_start
 
 import torch_backplane
 from torch_backplane import plans
-from torch_backplane.kernels import CudaCpp, Layout, OpenCLC, Reduction, pointwise
+from torch_backplane.kernels import CudaCpp, Layout, OpenCLC, Reduction, Target, pointwise
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.multi_tensor import multi_tensor
 from torch_backplane.planning import run_pointwise, run_reduction
@@ -30,7 +30,7 @@ def processor(kind: Any) -> Iterator[None]:
     index = torch.device(DEVICE).index
     own = launch.dialect_of(index)
     launch._generated.clear()
-    launch._dialects[index] = OpenCLC(float64=own.float64, device_kind=kind)
+    launch._dialects[index] = OpenCLC(Target.of_kind(kind, float64=own.target.float64))
     try:
         yield
     finally:
@@ -128,6 +128,6 @@ def test_the_text_is_the_same_for_every_dimension_and_shape() -> None:
         options = {"inputs": [], "outputs": [torch.int64], "layout": Layout(**layout), "dialect": dialect}
         return pointwise("position", lambda: f.index(dim), **options).text
 
-    for dialect in (OpenCLC(), OpenCLC(device_kind="cpu"), CudaCpp()):
+    for dialect in (OpenCLC(), OpenCLC(Target.of_kind("cpu")), CudaCpp()):
         for layout in ({"width": 1}, {"width": 4}, {"rank": 2, "width": 1}, {"rank": 2, "width": 1, "inner": (1, 0)}):
             assert text(0, dialect, **layout) == text(-1, dialect, **layout) == text(None, dialect, **layout)

@@ -24,9 +24,12 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+
+if TYPE_CHECKING:
+    from torch_backplane.kernels.target import Target
 
 FILL_CHUNK = 1 << 20  # bytes of host memory that the default fill() copies from
 
@@ -76,6 +79,8 @@ class DeviceProperties:
     capability: tuple[int, int] = (0, 0)  # (major, minor), as the driver defines it
     dialect: str = ""  # the language that compile() takes, one of DIALECTS; empty: the device runs no kernels
     kind: str = "accelerator"  # one of KINDS: among drivers of one priority, GPUs are numbered first
+    # What kernels depend on: group sizes, local memory, limits. Without it, what a device of this kind most likely has.
+    target: Target | None = None
     software: str = ""  # what drives the hardware, with versions, for people and their bug reports
 
 

@@ -101,6 +101,14 @@ def _is_capability(value: Any) -> bool:
     return isinstance(value, tuple) and len(value) == 2 and all(_is_whole(part, 0, 2**31 - 1) for part in value)
 
 
+def _is_target(value: Any) -> bool:
+    if value is None:
+        return True
+    from torch_backplane.kernels.target import Target  # which is not loaded for devices that run no kernels
+
+    return isinstance(value, Target)
+
+
 # (field, what is accepted in words, the test)
 RULES = (
     ("name", "a string that is not empty", lambda value: isinstance(value, str) and value.strip() != ""),
@@ -111,5 +119,6 @@ RULES = (
     ("capability", "a pair (major, minor) of whole numbers", _is_capability),
     ("dialect", f"one of {', '.join(DIALECTS)}, or empty", lambda value: value in ("", *DIALECTS)),
     ("kind", f"one of {', '.join(KINDS)}", lambda value: value in KINDS),
+    ("target", "a torch_backplane.kernels.Target, or None", _is_target),
     ("software", "a string", lambda value: isinstance(value, str)),
 )

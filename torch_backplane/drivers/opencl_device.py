@@ -23,6 +23,7 @@ from torch_backplane.drivers.opencl import POCL
 from torch_backplane.drivers.opencl_errors import Health
 from torch_backplane.drivers.opencl_programs import Programs
 from torch_backplane.drivers.opencl_staging import LEAST, Staging
+from torch_backplane.drivers.opencl_target import target
 
 OLDEST_VERSION = (1, 2)
 FLOAT64_DTYPES = (torch.float64, torch.complex128)
@@ -303,7 +304,7 @@ def describe(device: cl.Device) -> DeviceProperties:
     capability = (int(version[1]), int(version[2])) if version else (0, 0)
     if capability < OLDEST_VERSION:
         raise RuntimeError(f"its version is {device.version!r}, and OpenCL 1.2 is the oldest that can be used")
-    platform = device.platform
+    platform, is_a = device.platform, kind(device.type)
     return DeviceProperties(
         name=device.name.strip(),
         total_memory=device.global_mem_size,
@@ -311,7 +312,8 @@ def describe(device: cl.Device) -> DeviceProperties:
         compute_units=max(1, device.max_compute_units),
         capability=capability,
         dialect="OpenCL C",
-        kind=kind(device.type),
+        kind=is_a,
+        target=target(device, is_a),
         software=f"{platform.name.strip()}, {platform.version.strip()}, driver {device.driver_version.strip()}",
     )
 

@@ -10,6 +10,7 @@ from torch_backplane.kernels.kernel import Kernel, Parameter
 from torch_backplane.kernels.layouts import Geometry, Layout, ReductionGeometry, geometry, reduction_geometry
 from torch_backplane.kernels.pointwise import pointwise
 from torch_backplane.kernels.reductions import Reduction, reduction
+from torch_backplane.kernels.target import LimitExceeded, Target
 
 __all__ = [
     "CudaCpp",
@@ -18,11 +19,13 @@ __all__ = [
     "Geometry",
     "Kernel",
     "Layout",
+    "LimitExceeded",
     "OpenCLC",
     "Parameter",
     "Program",
     "Reduction",
     "ReductionGeometry",
+    "Target",
     "functions",
     "geometry",
     "pointwise",

@@ -17,7 +17,7 @@ from torch_backplane.kernels.kernel import Kernel, Parameter, entry_point
 from torch_backplane.kernels.layouts import Layout
 from torch_backplane.kernels.parameters import advance, declarations, pointers
 
-# What costs a processor less than the memory that is read and written for it.
+# What costs less than the memory that is read and written for it.
 _CHEAP = {"argument", "constant", "add", "subtract", "multiply", "negative", "absolute", "minimum", "maximum"} | {
     "index", "where", "isnan", "equal", "not_equal", "less", "less_equal", "greater", "greater_equal"
 }  # fmt: skip
@@ -70,7 +70,8 @@ def pointwise(
             dialect.kernel(entry, declarations(dialect, parameters), None, body, bounded=True),
         ]
     )
-    return Kernel(entry, text, tuple(parameters), layout.width, None if layout.rows else dialect.group_size)
+    group_size = None if layout.rows else dialect.target.element_group_size
+    return Kernel(entry, text, tuple(parameters), layout.width, group_size)
 
 
 def pointwise_program(

@@ -18,7 +18,7 @@ from torch_backplane.planning import (
     run_kernel,
 )
 
-_CPU_CHUNK = 256  # neighbouring results for each work item, which searches for the first one only
+_RUN = 256  # neighbouring results for each work item, which searches for the first one only
 
 
 def _reporting(text: str) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def repeat_interleave(call: Call, repeats: torch.Tensor, output_size: int | None
             size = output_size
             _report_negative(repeats)
     (out,) = call.outputs(like=[torch.empty(size, dtype=repeats.dtype, device="meta")])
-    chunk = _CPU_CHUNK if dialect_of(out.device).device_kind == "cpu" else 1
+    chunk = dialect_of(out.device).target.run(_RUN)
     with contiguous_result(out) as result:
         run_kernel(
             "repeat_interleave",

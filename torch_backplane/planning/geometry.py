@@ -57,7 +57,7 @@ def pointwise_geometry(
         positions: the program's indices, which are operands without memory.
         width: elements for each work item where all are contiguous and aligned to so many.
     """
-    limits = dialect.row_limits
+    limits = dialect.target.row_limits
     if current() is None:
         streaming = dialect.streaming_bytes
         return _C.pointwise_geometry(outputs, inputs, positions, width, streaming, limits.shortest, limits.most)
@@ -78,8 +78,8 @@ def pointwise_geometry_of_symbols(
         strides = [broadcast_strides(tensor, shape) for tensor in operands]
         strides += [index_strides(dim, shape) for dim in positions]
     aligned = all(socket.is_aligned(tensor, min(16, width * tensor.itemsize)) for tensor in operands)
-    streaming = _past_caches(dialect, outputs, inputs)
-    where = geometry(shape, strides, width=width, aligned=aligned, limits=dialect.row_limits, streaming=streaming)
+    limits, streaming = dialect.target.row_limits, _past_caches(dialect, outputs, inputs)
+    where = geometry(shape, strides, width=width, aligned=aligned, limits=limits, streaming=streaming)
     layout = where.layout
     return (layout.rank, layout.width, layout.wide, layout.inner, layout.streaming), where.sizes, where.strides
 

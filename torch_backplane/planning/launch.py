@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 
 from torch_backplane import _C
-from torch_backplane.kernels import CudaCpp, Dialect, Kernel, OpenCLC
+from torch_backplane.drivers import device
+from torch_backplane.kernels import CudaCpp, Dialect, Kernel, OpenCLC, Target
 from torch_backplane.planning import socket
 from torch_backplane.planning.recent import Recent
 
 Made = TypeVar("Made")
-
-DEFAULT_GROUP = 64  # work items; few different sizes, because some compilers build a kernel again for each
 
 MOST_KERNELS = 4096  # of all devices, built ones and texts: beyond that, those that were used the longest time ago go
 
@@ -29,10 +29,17 @@ def dialect_of(device: torch.device | int) -> Dialect:
     index = device if isinstance(device, int) else device.index
     if index not in _dialects:
         properties = _C.device_properties(index)
-        float64 = torch.float64 in properties.dtypes
         spelled = {"OpenCL C": OpenCLC, "CUDA C++": CudaCpp}[properties.dialect]
-        _dialects[index] = spelled(float64=float64, device_kind="cpu" if properties.kind == "cpu" else "gpu")
+        _dialects[index] = spelled(target_of(index))
     return _dialects[index]
+
+
+def target_of(index: int) -> Target:
+    """What bp:`index` is."""
+    properties = device(index).properties
+    target = properties.target or Target.of_kind(properties.kind)
+    float64 = target.float64 and torch.float64 in properties.dtypes
+    return replace(target, float64=float64, compute_units=properties.compute_units)
 
 
 def generated(key: Hashable, generate: Callable[[], Made]) -> Made:
@@ -85,11 +92,12 @@ def launch(
         tensors: for the "output" and "input" parameters, in their order.
         numbers: for all other parameters, in their order: Python numbers and `Number`s.
         items: work items in 1 to 3 dimensions, rounded up to whole groups.
-        group: work items of a group in each dimension; without it the kernel's own, or 64.
+        group: work items of a group in each dimension; without it the kernel's own, or as many as the target says.
         name: of the operator, for errors.
     """
     if group is None:
-        group = (kernel.group_size or DEFAULT_GROUP, *[1] * (len(items) - 1))
+        size = kernel.group_size or dialect_of(tensors[0].device).target.group_size
+        group = (size, *[1] * (len(items) - 1))
     rounded = [-(-count // size) * size for count, size in zip(items, group, strict=True)]
     if 0 in rounded:
         return

@@ -366,7 +366,7 @@ def _traced(
     def trace() -> _Traced:
         program = pointwise_program(formula, read, written, seen, numbers)
         # A complex number is a vector already.
-        width = 1 if any(dtype.is_complex for dtype in (*read, *written)) else dialect_of(index).width
+        width = 1 if any(dtype.is_complex for dtype in (*read, *written)) else dialect_of(index).target.element_width
         return _Traced(name, program, read, written, numbers, seen, index, width)
 
     with tracing():
@@ -393,7 +393,7 @@ def _run(
     _, _, _, inner, _ = layout
     if inner:
         rows = math.prod(sizes[1:])
-        items, group = [sizes[0], rows], dialect.row_group(sizes[0], rows, strided=2 in inner)
+        items, group = [sizes[0], rows], dialect.target.row_group(sizes[0], rows, strided=2 in inner)
         count = rows
     else:
         count = math.prod(sizes)

@@ -59,7 +59,7 @@ def run_reduction(
     where = reduction_geometry(outputs, inputs, sorted(reduced))
     ranks = (where.kept.layout.rank, where.reduced.layout.rank, where.wide)
     device = inputs[0].device
-    if dialect_of(device).device_kind == "cpu":
+    if dialect_of(device).target.team_size == 1:
         with tracing():  # all of them before the first is launched: after that nothing may be left to the CPU
             calls = _calls_by_lanes(definition, outputs, inputs, scalars, where, compute, name, key)
         for call in calls:
@@ -106,7 +106,7 @@ def _calls_by_lanes(
     name: str,
     key: Hashable,
 ) -> list[Launch]:
-    """On a CPU: one launch, or two where there are few results of many elements."""
+    """A work item for each result: one launch, or two where there are few results of many elements."""
     device = inputs[0].device
     columns = by_columns(where, len(outputs))
     chunks = chunk_count(where, columns)

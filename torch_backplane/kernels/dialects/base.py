@@ -9,14 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 
 from torch_backplane.kernels.dialects.halves import BFLOAT16, FLOAT16
 from torch_backplane.kernels.dtypes import STORAGE_ONLY, facts, integer_range, part_dtype
 from torch_backplane.kernels.expression import Number
-from torch_backplane.kernels.layouts import RowLimits
+from torch_backplane.kernels.target import Target
 
 UNSIGNED = {8: torch.uint8, 16: torch.uint16, 32: torch.uint32, 64: torch.uint64}
 
@@ -56,9 +56,6 @@ class Value:
         return facts(self.dtype).kind
 
 
-# A division for each element costs a CPU more than items that have nothing to do.
-_ROWS_OF_CPUS, _ROWS = RowLimits(shortest=2, most=2**31 - 1), RowLimits()
-
 # A line of the text of kernels that are bounded, see `Dialect.kernel`; csrc/drivers/opencl_launcher.cpp looks for it.
 BOUNDED = "// bounded"
 
@@ -67,63 +64,28 @@ class Dialect(ABC):
     """How text is spelled for one compiler.
 
     Args:
-        float64: whether the device has it; without it, a kernel that needs it is a TypeError.
-        device_kind: what it is. On a "cpu" a work item of a hand-written kernel does more, and uses vectors.
+        target: what the device is that text is for, `Target()` by default. Without float64, a kernel that needs it is a
+            TypeError.
     """
 
     name: ClassVar[str]
     types: ClassVar[Mapping[torch.dtype, str]]  # of values in registers
     compile_options: ClassVar[tuple[str, ...]] = ()
+    streams: ClassVar[bool] = False  # whether there is a `stream_lanes`
 
-    def __init__(self, *, float64: bool = True, device_kind: Literal["cpu", "gpu"] = "gpu") -> None:
-        self.float64 = float64
-        self.device_kind = device_kind
-
-    @property
-    def width(self) -> int:
-        """Elements for each work item where all are contiguous. CPUs' compilers make vectors of neighbouring items."""
-        return 1 if self.device_kind == "cpu" else 4
-
-    @property
-    def group_size(self) -> int:
-        """Work items of a group in one dimension, where a kernel does not care."""
-        return 256 if self.device_kind == "cpu" else 64
+    def __init__(self, target: Target | None = None) -> None:
+        self.target = Target() if target is None else target
 
     @property
     def streaming_bytes(self) -> int | None:
-        """From which size on the results of cheap formulas are written past the caches; None: never.
-
-        A processor reads a cache line before it writes to it, and results larger than the caches have left them when
-        they are wanted. C libraries copy large memory in the same way.
-        """
-        return None
-
-    @property
-    def row_limits(self) -> RowLimits:
-        """For launches in rows."""
-        return _ROWS_OF_CPUS if self.device_kind == "cpu" else _ROWS
-
-    def row_group(self, length: int, rows: int, strided: bool) -> tuple[int, int]:
-        """The work items of a group in a launch in rows: elements of a row, and rows.
-
-        Few different ones, as some compilers build a kernel again for each.
-
-        Args:
-            strided: whether an operand's neighbours in a row are no neighbours in memory.
-        """
-        if self.device_kind != "cpu":
-            return 16, 4
-        if rows < 4:
-            return self.group_size, 1
-        if length < 16:
-            return 8, 8
-        return (16, 16) if strided else (64, 4)
+        """From which size on results are written past the caches; None: never."""
+        return self.target.streaming_bytes if self.streams else None
 
     # Types and constants
 
     def type(self, dtype: torch.dtype) -> str:
         """The type of a value in a register."""
-        if part_dtype(dtype) == torch.float64 and not self.float64:
+        if part_dtype(dtype) == torch.float64 and not self.target.float64:
             raise TypeError(f"this device has no {dtype}".replace("torch.", ""))
         return self.types[dtype]
 
@@ -414,7 +376,7 @@ class Dialect(ABC):
     def store_lanes(self, name: str, dtype: torch.dtype, pointer: str, index: str, width: int) -> str: ...
 
     def stream_lanes(self, name: str, dtype: torch.dtype, pointer: str, index: str, width: int) -> str:
-        """As `store_lanes`, past the caches, from `index` on; for devices that have `streaming_bytes`."""
+        """As `store_lanes`, past the caches, from `index` on; where there are `streaming_bytes`."""
         raise NotImplementedError(f"{self.name} does not write past caches")
 
     @property

@@ -29,7 +29,7 @@ _BY_NAME = {_NAME.findall(text)[0]: text for text in _EXPANDED}
 _USES = {name: frozenset(_NAME.findall(text)) - {name} for name, text in _BY_NAME.items()}
 
 # The library's functions that are here, as cpu_…
-CPU_FUNCTIONS = tuple(name for name in _BY_NAME if name in (*LIBRARY.values(), "fmod"))
+BRANCHLESS = tuple(name for name in _BY_NAME if name in (*LIBRARY.values(), "fmod"))
 
 
 def _with_what_they_use(names: Iterable[str]) -> set[str]:
@@ -42,7 +42,7 @@ def _with_what_they_use(names: Iterable[str]) -> set[str]:
 
 
 def needs_float64(name: str) -> bool:
-    """Whether the function `name` of CPU_FUNCTIONS computes in float64."""
+    """Whether the function `name` of BRANCHLESS computes in float64."""
     return any("double" in _BY_NAME[one] for one in _with_what_they_use([name]))
 
 

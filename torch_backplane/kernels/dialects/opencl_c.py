@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from torch_backplane.kernels.dialects.base import Dialect, Value
-from torch_backplane.kernels.dialects.cpu_functions import CPU_FUNCTIONS, definitions, needs_float64
+from torch_backplane.kernels.dialects.cpu_functions import BRANCHLESS, definitions, needs_float64
 from torch_backplane.kernels.dialects.halves import FLOAT16_BY_INSTRUCTIONS
 from torch_backplane.kernels.dtypes import part_dtype
 
@@ -30,6 +30,7 @@ class OpenCLC(Dialect):
     """A buffer is a handle and an offset in bytes: `cl_mem` has no addresses that the host could add to."""
 
     name = "OpenCL C"
+    streams = True
     types: ClassVar = {
         torch.bool: "bool",
         torch.int8: "char",
@@ -62,8 +63,8 @@ class OpenCLC(Dialect):
         return f"as_{self.type(dtype)}({value})"
 
     def library(self, name: str, dtype: torch.dtype) -> str:
-        ours = self.device_kind == "cpu" and dtype == torch.float32 and name in CPU_FUNCTIONS
-        return f"cpu_{name}" if ours and (self.float64 or not needs_float64(name)) else name
+        ours = not self.target.simt and dtype == torch.float32 and name in BRANCHLESS
+        return f"cpu_{name}" if ours and (self.target.float64 or not needs_float64(name)) else name
 
     def header(self, dtypes: frozenset[torch.dtype], text: str) -> str:
         # Contraction would make a * b + c another number than PyTorch's; formulas that want it say fma.
@@ -80,10 +81,10 @@ class OpenCLC(Dialect):
 
     def decode(self, stored: str, dtype: torch.dtype, position: int = 0) -> str:
         text = super().decode(stored, dtype, position)
-        return f"odd_{text}" if dtype == torch.float16 and self.device_kind == "cpu" and position % 2 else text
+        return f"odd_{text}" if dtype == torch.float16 and not self.target.simt and position % 2 else text
 
     def float16_functions(self) -> str:
-        return FLOAT16_BY_INSTRUCTIONS if self.device_kind == "cpu" else super().float16_functions()
+        return super().float16_functions() if self.target.simt else FLOAT16_BY_INSTRUCTIONS
 
     def entry(self, name: str, parameters: Sequence[str], group_size: int | None) -> str:
         attribute = f"__attribute__((reqd_work_group_size({group_size}, 1, 1))) " if group_size else ""
@@ -106,7 +107,7 @@ class OpenCLC(Dialect):
         return f"({self.index_type(wide)})get_global_id(1)"
 
     def beyond(self, index: str, count: str, dimension: int = 0) -> str:
-        if self.device_kind != "cpu":
+        if self.target.simt:
             return super().beyond(index, count, dimension)
         # In all but the last groups no item is. It is one answer for a group, so that compilers take it out of the loop
         # over its items, which then needs no masks.
@@ -122,10 +123,6 @@ class OpenCLC(Dialect):
 
     def store_lanes(self, name: str, dtype: torch.dtype, pointer: str, index: str, width: int) -> str:
         return f"vstore{width}(vload{width}(0, {name}), {index}, {pointer});"
-
-    @property
-    def streaming_bytes(self) -> int | None:
-        return 32 << 20 if self.device_kind == "cpu" else None
 
     def stream_lanes(self, name: str, dtype: torch.dtype, pointer: str, index: str, width: int) -> str:
         # In vectors of 16 bytes, to which tensors are known to be aligned.

@@ -16,17 +16,15 @@ from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates import errors as error_words
 from torch_backplane.kernels.templates.source import (
-    GROUP_SIZE,
     Launch,
     make_launch,
     row_groups,
     row_start,
     team_reduce,
     team_shared,
-    team_size,
 )
 
-_CPU_BLOCK, _PART = 2048, 16  # elements of a work item's
+_BLOCK, _PART = 2048, 16  # elements of a work item's, alone and in a team
 
 
 def block_count(dialect: Dialect, mask: torch.Tensor) -> int:
@@ -35,7 +33,8 @@ def block_count(dialect: Dialect, mask: torch.Tensor) -> int:
 
 
 def _block_size(dialect: Dialect) -> int:
-    return _CPU_BLOCK if team_size(dialect) == 1 else _PART * GROUP_SIZE
+    team = dialect.target.team_size
+    return _BLOCK if team == 1 else _PART * team
 
 
 def count(dialect: Dialect, starts: torch.Tensor, mask: torch.Tensor) -> Launch:
@@ -52,7 +51,7 @@ def count(dialect: Dialect, starts: torch.Tensor, mask: torch.Tensor) -> Launch:
 
 def sum_up(dialect: Dialect, starts: torch.Tensor) -> Launch:
     """starts[block], in place, = the sum of those before it; of the last one, which `count` left alone, of all."""
-    team = team_size(dialect)
+    team = dialect.target.team_size
     body = f"""
   {_team_declared(dialect)}
   const int member = ITEM;
@@ -147,7 +146,7 @@ def _compacted(
 
 def _range(dialect: Dialect) -> str:
     """Statements that declare `to` and `end`, the places that the results of the elements first to last have."""
-    if team_size(dialect) == 1:
+    if dialect.target.team_size == 1:
         return "index_t to = starts[row], end = starts[row + 1];"
     return f"""
   {_team_declared(dialect)}
@@ -159,12 +158,13 @@ def _range(dialect: Dialect) -> str:
 
 
 def _team_declared(dialect: Dialect) -> str:
-    return f"LOCAL int64 team_counts[{GROUP_SIZE}];" if team_size(dialect) > 1 else ""
+    team = dialect.target.team_size
+    return f"LOCAL int64 team_counts[{team}];" if team > 1 else ""
 
 
 def _team_before(dialect: Dialect, name: str, variable: str) -> str:
     """Statements that declare `name`, the sum of `variable` in the members before this one."""
-    if team_size(dialect) == 1:
+    if dialect.target.team_size == 1:
         return f"int64 {name} = 0;"
     return f"""
   team_counts[member] = {variable};
@@ -186,7 +186,7 @@ def _blocks(
     """`body` for each block, `row`, whose elements (or the member's of them) are `first` to `last`."""
     rows = block_count(dialect, mask)
     groups, group_size = row_groups(dialect, rows)
-    share = _CPU_BLOCK if team_size(dialect) == 1 else _PART
+    share = _BLOCK if dialect.target.team_size == 1 else _PART
     value = value_dtype(mask.dtype)
     parts = "load_{0}(at).x != 0 || load_{0}(at).y != 0" if mask.is_complex() else "load_{0}(at) != 0"
     return make_launch(
@@ -206,5 +206,5 @@ def _blocks(
 """,
         groups=groups,
         group_size=group_size,
-        bounded=team_size(dialect) == 1,
+        bounded=dialect.target.team_size == 1,
     )

@@ -23,12 +23,12 @@ from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import facts, value_dtype
 from torch_backplane.kernels.layouts import geometry
 from torch_backplane.kernels.templates import errors as error_words
-from torch_backplane.kernels.templates.source import Launch, extent, make_launch, named, small_group, split
+from torch_backplane.kernels.templates.source import Launch, extent, make_launch, named, split
 
 _INDEX_NAMES = tuple(f"index{t}" for t in range(64))  # as many as a tensor has dimensions
-_CPU_GROUP = 16
-# Elements of a row for each work item on a CPU; fewer where there would be few work items.
-_CPU_CHUNK, _SMALLEST_CHUNK, _ENOUGH_ITEMS = 64, 16, 64
+_SMALL_GROUP = 16
+# Elements of a row that a work item goes through; fewer where there would be few work items.
+_RUN, _SHORTEST_RUN, _ENOUGH_ITEMS = 64, 16, 64
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def read(
     operands = [out.stride(), kept, *(index.strides for index in indices)]
     names = ("out", "self", *_INDEX_NAMES[: len(indices)])
     rows = _Rows(*_part(out.shape, range(out.dim()), operands), names)
-    chunk = _CPU_CHUNK if dialect.device_kind == "cpu" else 1
+    chunk = dialect.target.run(_RUN)
     chunks = -(-rows.length // chunk)
     body = _read_body(rows.form, len(indices))
     items = math.prod(rows.sizes) * chunks
@@ -127,15 +127,15 @@ def write(
         skip: an index (of the first index tensor) whose elements are left out: padding_idx.
         distinct: whether no two elements have one place, so that their order does not matter.
 
-    On a CPU, where `deterministic`, and for dtypes without 32-bit atomics: one work item for each place in the
-    dimensions that self keeps, which goes through the others in order; the last value assigned stays. Else one for each
-    element: of several values assigned to one place any may stay, and sums are added in any order.
+    Where work items are threads' (not `Target.simt`), where `deterministic`, and for dtypes without 32-bit atomics: one
+    work item for each place in the dimensions that self keeps, which goes through the others in order; the last value
+    assigned stays. Else one for each element: of several values assigned to one place any may stay, and sums are added
+    in any order.
     """
     value = value_dtype(self.dtype)
-    in_order = (
-        dialect.device_kind == "cpu" or deterministic or (combine != "assign" and self.dtype not in _ATOMIC_TYPES)
-    )
-    in_order = in_order or distinct
+    target = dialect.target
+    swaps = self.dtype in _SWAPPED and torch.uint32 in target.atomics
+    in_order = not target.simt or deterministic or distinct or (combine != "assign" and not swaps)
     is_tensor = isinstance(source, torch.Tensor)
     sources = {"source": (source, source_strides)} if isinstance(source, torch.Tensor) else {}
     _check_reach(shape, {"self": (self, kept), **sources}, indices)
@@ -150,9 +150,9 @@ def write(
     beside = not serial or max(stride[0] for stride in rows.strides[1:]) <= max(
         stride[0] for stride in serial_strides[1:]
     )
-    chunk = _CPU_CHUNK if dialect.device_kind == "cpu" and beside else 1
+    chunk = target.run(_RUN) if beside else 1
     if chunk > 1 and rows.length * math.prod(rows.sizes) < chunk * _ENOUGH_ITEMS:
-        chunk = _SMALLEST_CHUNK
+        chunk = _SHORTEST_RUN
     chunks = -(-rows.length // chunk)
     items = math.prod(rows.sizes) * chunks
     integers = {"chunks": chunks, "chunk": chunk, "steps": math.prod(serial_sizes), **rows.integers()}
@@ -199,7 +199,7 @@ def write(
     )
 
 
-_ATOMIC_TYPES = frozenset({torch.float32, torch.int32})
+_SWAPPED = frozenset({torch.float32, torch.int32})  # as their bits, by 32-bit compare-and-swap
 
 
 def _meet(combine: str, dtype: torch.dtype, in_order: bool) -> str:
@@ -384,6 +384,6 @@ def _launch(
         functions=error_words.FUNCTIONS,
         body=body,
         items=items,
-        group_size=small_group(dialect, _CPU_GROUP),
+        group_size=dialect.target.small_group(_SMALL_GROUP),
         strided={*outputs, *inputs, *_INDEX_NAMES[: len(indices)]},
     )

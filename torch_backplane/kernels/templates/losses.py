@@ -12,12 +12,10 @@ from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates import errors as error_words
 from torch_backplane.kernels.templates.source import (
-    GROUP_SIZE,
     Launch,
     make_launch,
     substitute,
     team_shared,
-    team_size,
     team_sum,
 )
 
@@ -39,13 +37,13 @@ def nll_loss(
     """out: a loss for each target (reduction 0), their weighted mean (1) or sum (2). total_weight: that of weights."""
     batch, classes, positions = self.shape
     each = REDUCTIONS[reduction] == "none"
-    parts = _parts(weight) | {
+    parts = _parts(dialect, weight) | {
         "team_shared": team_shared(dialect),
         "meet": team_sum(dialect, "loss") + team_sum(dialect, "weights"),
-        "team": str(team_size(dialect)),
+        "team": str(dialect.target.team_size),
         "scale": " / TOTAL(weights)" if REDUCTIONS[reduction] == "mean" else "",
     }
-    group_size = GROUP_SIZE if each else team_size(dialect)
+    group_size = dialect.target.group_size if each else dialect.target.team_size
     return make_launch(
         f"nll_loss_{REDUCTIONS[reduction]}",
         dialect,
@@ -58,7 +56,7 @@ def nll_loss(
         value=value_dtype(self.dtype),
         functions=error_words.FUNCTIONS,
         body=substitute(_EACH if each else _REDUCED, parts),
-        groups=-(-batch * positions // GROUP_SIZE) if each else 1,
+        groups=-(-batch * positions // group_size) if each else 1,
         group_size=group_size,
         bounded=each,
     )
@@ -79,7 +77,8 @@ def nll_loss_backward(
     """out, of self's shape, is full of zeros; writes the gradients at the targets."""
     batch, classes, positions = out.shape
     each, mean = REDUCTIONS[reduction] == "none", REDUCTIONS[reduction] == "mean"
-    parts = _parts(weight) | {"grad": "element" if each else "0", "scale": " / load_total_weight(0)" if mean else ""}
+    parts = _parts(dialect, weight)
+    parts |= {"grad": "element" if each else "0", "scale": " / load_total_weight(0)" if mean else ""}
     return make_launch(
         f"nll_loss_{REDUCTIONS[reduction]}_backward",
         dialect,
@@ -92,7 +91,8 @@ def nll_loss_backward(
         value=value_dtype(out.dtype),
         functions=error_words.FUNCTIONS,
         body=substitute(_BACKWARD, parts),
-        groups=-(-batch * positions // GROUP_SIZE),
+        groups=-(-batch * positions // dialect.target.group_size),
+        group_size=dialect.target.group_size,
         bounded=True,
     )
 
@@ -114,13 +114,14 @@ def _inputs(
     return {**first, "target": target, **({"weight": weight} if weight is not None else {})}
 
 
-def _parts(weight: torch.Tensor | None) -> dict[str, str]:
+def _parts(dialect: Dialect, weight: torch.Tensor | None) -> dict[str, str]:
     return {
         "weight": "1" if weight is None else "load_weight(chosen)",
         "choose": "const index_t chosen = target[element] == ignore_index ? -1"
         " : checked_index(errors, operator_number, target[element], classes);",
         "place": "(element / positions * classes + chosen) * positions + element % positions",
-        "first": f"const index_t element = (index_t)GROUP * {GROUP_SIZE} + ITEM; if (element >= targets) return;",
+        "first": f"const index_t element = (index_t)GROUP * {dialect.target.group_size} + ITEM; "
+        "if (element >= targets) return;",
     }
 
 

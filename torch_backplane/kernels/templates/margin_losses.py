@@ -15,7 +15,6 @@ from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates import errors as error_words
 from torch_backplane.kernels.templates.source import (
-    GROUP_SIZE,
     Launch,
     make_launch,
     row_groups,
@@ -23,7 +22,6 @@ from torch_backplane.kernels.templates.source import (
     substitute,
     team_reduce,
     team_shared,
-    team_size,
 )
 
 
@@ -88,8 +86,9 @@ def mark_targets(
         integers={"rows": rows, "classes": classes},
         **_checked(operator),
         value=value_dtype(is_target.dtype),
-        body=substitute(_MARK, {"item": _item("row", "rows")}),
-        groups=-(-rows // GROUP_SIZE),
+        body=substitute(_MARK, {"item": _item(dialect, "row", "rows")}),
+        groups=-(-rows // dialect.target.group_size),
+        group_size=dialect.target.group_size,
         bounded=True,
     )
 
@@ -130,8 +129,9 @@ def multilabel_margin_loss_backward(
         integers={"elements": rows * classes, "classes": classes, "grad_step": grad.stride(0)},
         **checked,
         value=value,
-        body=substitute(_MULTILABEL_BACKWARD, {"item": _item("element", "elements")}),
-        groups=-(-rows * classes // GROUP_SIZE),
+        body=substitute(_MULTILABEL_BACKWARD, {"item": _item(dialect, "element", "elements")}),
+        groups=-(-rows * classes // dialect.target.group_size),
+        group_size=dialect.target.group_size,
         bounded=True,
         strided={"grad"},
     )
@@ -165,7 +165,7 @@ def _by_rows(
         body=substitute("$kernel", parts),
         groups=groups,
         group_size=group_size,
-        bounded=team_size(dialect) == 1,
+        bounded=dialect.target.team_size == 1,
         strided={"grad"} if "grad_step" in (integers or {}) else (),
     )
 
@@ -184,8 +184,9 @@ def _given(weight: torch.Tensor | None, **inputs: torch.Tensor) -> dict[str, tor
     return inputs if weight is None else {**inputs, "weight": weight}
 
 
-def _item(name: str, count: str) -> str:
-    return f"const index_t {name} = (index_t)GROUP * {GROUP_SIZE} + ITEM; if ({name} >= {count}) return;"
+def _item(dialect: Dialect, name: str, count: str) -> str:
+    group = dialect.target.group_size
+    return f"const index_t {name} = (index_t)GROUP * {group} + ITEM; if ({name} >= {count}) return;"
 
 
 def _parts(dialect: Dialect, weight: torch.Tensor | None) -> dict[str, str]:
@@ -195,7 +196,7 @@ def _parts(dialect: Dialect, weight: torch.Tensor | None) -> dict[str, str]:
         "weight": "1" if weight is None else "load_weight(chosen)",
         "choose": """const index_t chosen = checked_index(errors, operator_number, target[row], classes);
   const value_t from = chosen < 0 ? 0 : margin - load_self(first + chosen);""",
-        "team": str(team_size(dialect)),
+        "team": str(dialect.target.team_size),
     }
 
 

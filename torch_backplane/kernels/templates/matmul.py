@@ -1,8 +1,8 @@
 """Matrix products of any layout: out = beta * c + alpha * a @ b, batched.
 
-Three forms. On a CPU a work item computes a block of results in registers: `outer` has a vector along a row of b and
-needs no order of a, `inner` has vectors along the summed dimension of both. Elsewhere `tiled`: a group computes 64 × 64
-results from tiles in local memory.
+Three forms. Where work items are threads' (not `Target.simt`) each computes a block of results in registers: `outer`
+has a vector along a row of b and needs no order of a, `inner` has vectors along the summed dimension of both. Elsewhere
+`tiled`: a group computes 64 × 64 results from tiles in local memory.
 
 All add up the products of a block of the depth, and then the blocks, with what these additions lose: a sum's rounding
 error grows with the longest chain of additions.
@@ -17,7 +17,7 @@ from torch_backplane.kernels.dtypes import facts, value_dtype
 from torch_backplane.kernels.templates.source import Launch, make_launch, split, substitute
 from torch_backplane.kernels.templates.spelling import lane_count
 
-_CPU_GROUP = 8
+_SMALL_GROUP = 8
 _OUTER_ROWS = 8
 _INNER_ROWS = _INNER_COLUMNS = 4
 _TILE, _DEPTH, _TILED_GROUP, _SIDE = 64, 16, 256, 16
@@ -64,12 +64,12 @@ def matmul(
         "WITH_C(at)": "(value_t)alpha * " if c is None else "(value_t)beta * (value_t)load_c(at) + (value_t)alpha * ",
     }
     lanes = lane_count(dialect, value)
-    if dialect.device_kind != "cpu":
+    if dialect.target.simt:
         form, group = "tiled", _TILED_GROUP
         groups = batch * -(-rows // _TILE) * -(-columns // _TILE)
         body = _tiled()
     else:
-        form, group = "outer", _CPU_GROUP
+        form, group = "outer", _SMALL_GROUP
         tile_rows, tile_columns = _OUTER_ROWS, lanes
         if a.stride(3) == 1 and b.stride(2) == 1 and depth >= 2 * lanes:
             form, tile_rows, tile_columns = "inner", _INNER_ROWS, _INNER_COLUMNS
@@ -89,7 +89,7 @@ def matmul(
         body=body,
         groups=groups,
         group_size=group,
-        bounded=dialect.device_kind == "cpu",
+        bounded=form != "tiled",
         strided={"out", *inputs},
     )
 
@@ -97,7 +97,7 @@ def matmul(
 def _block(tile_rows: int, tile_columns: str) -> str:
     """Statements that find the work item's block: its `batch`, and its first row and column i and j."""
     return f"""
-  const index_t item = (index_t)GROUP * {_CPU_GROUP} + ITEM;
+  const index_t item = (index_t)GROUP * {_SMALL_GROUP} + ITEM;
   const index_t row_blocks = (rows + {tile_rows - 1}) / {tile_rows};
   const index_t column_blocks = (columns + {tile_columns} - 1) / {tile_columns};
   if (item >= batches * row_blocks * column_blocks) return;

@@ -15,16 +15,14 @@ import torch
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates.source import (
-    GROUP_SIZE,
-    ROWS_PER_GROUP,
     Launch,
     make_launch,
     row_groups,
     row_loop,
     row_start,
+    rows_per_group,
     substitute,
     team_shared,
-    team_size,
     team_sum,
 )
 from torch_backplane.kernels.templates.spelling import lane_count
@@ -197,7 +195,7 @@ def weight_grads(
         "team_shared": team_shared(dialect),
         "row_start": row_start(dialect),
         "mean": zero_mean,
-        "items": str(ROWS_PER_GROUP if dialect.device_kind == "cpu" else GROUP_SIZE),
+        "items": str(rows_per_group(dialect)),
         "sum": "ADD@(grads@, load_grad@(at)) "
         "ADD@(products@, load_grad@(at) * ((load_self@(at) - mean) * load_rstd_of(set)))",
     }
@@ -234,7 +232,7 @@ def weight_grads(
         body=body,
         groups=groups,
         group_size=group_size,
-        bounded=team_size(dialect) == 1,
+        bounded=dialect.target.team_size == 1,
     )
 
 
@@ -339,5 +337,5 @@ def _launch(
         body=body,
         groups=groups,
         group_size=group_size,
-        bounded=team_size(dialect) == 1,
+        bounded=dialect.target.team_size == 1,
     )

@@ -17,7 +17,7 @@ import torch
 
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import facts, value_dtype
-from torch_backplane.kernels.templates.source import Launch, make_launch, small_group
+from torch_backplane.kernels.templates.source import Launch, make_launch
 from torch_backplane.kernels.templates.spelling import lane_count
 
 # Of integers, an element has one word for ranges up to this one: the remainder makes some of them likelier than others,
@@ -27,7 +27,7 @@ NARROW_RANGE = 2**20
 # How many words of the generator a call uses up: every element has a counter of its own within this.
 WORDS_PER_CALL = 4
 
-_CPU_GROUP = 16
+_SMALL_GROUP = 16
 
 _PHILOX = """
 FUNCTION void philox(words_lanes* words, const uint64 seed, const uint64 offset, const uint64 block) {
@@ -200,7 +200,7 @@ def _launch(
         functions=_words(dialect, value, wide) + _PHILOX + (_WIDE if wide else _NARROW),
         body=body,
         items=-(-count // (draws * lanes)),
-        group_size=small_group(dialect, _CPU_GROUP),
+        group_size=dialect.target.small_group(_SMALL_GROUP),
         strided=[*outputs, *inputs] if dense else (),
     )
 

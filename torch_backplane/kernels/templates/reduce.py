@@ -1,4 +1,4 @@
-"""Reductions on CPUs: a work item has LANES states, which are reduced side by side in a vector register.
+"""Reductions without teams: a work item has LANES states, which are reduced side by side in a vector register.
 
 Two forms. `rows`: lanes are neighbouring elements of one result. `columns`: lanes are neighbouring results, where the
 elements of one result are far from each other in memory and those of the next result beside them. Where there are few

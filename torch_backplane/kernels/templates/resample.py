@@ -16,10 +16,10 @@ import torch
 
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import facts, value_dtype
-from torch_backplane.kernels.templates.source import Launch, make_launch, named, small_group, split
+from torch_backplane.kernels.templates.source import Launch, make_launch, named, split
 from torch_backplane.kernels.templates.unfold import linear
 
-_CPU_GROUP, _CPU_RUN = 8, 64  # work items of a group, and elements of a row for each of them
+_SMALL_GROUP, _RUN = 8, 64  # work items of a group, and elements of a row for each of them
 
 
 class _Filter(NamedTuple):
@@ -168,7 +168,7 @@ def _start(dialect: Dialect, sizes: str, rank: int, outer: list[str]) -> str:
 
 
 def _run(dialect: Dialect) -> int:
-    return _CPU_RUN if dialect.device_kind == "cpu" else 1
+    return dialect.target.run(_RUN)
 
 
 def _launch(
@@ -206,5 +206,5 @@ def _launch(
         functions=_FUNCTIONS.format(text=text, least=least, most=most),
         body=body,
         items=math.prod(written.shape[:-1]) * runs,
-        group_size=small_group(dialect, _CPU_GROUP),
+        group_size=dialect.target.small_group(_SMALL_GROUP),
     )

@@ -13,9 +13,9 @@ import torch
 
 from torch_backplane.kernels.dialects.base import Dialect, Value
 from torch_backplane.kernels.dtypes import facts, value_dtype
-from torch_backplane.kernels.templates.source import Launch, make_launch, rows_and_columns, small_group, split
+from torch_backplane.kernels.templates.source import Launch, make_launch, rows_and_columns, split
 
-_CPU_COLUMNS, _CPU_GROUP = 16, 8
+_COLUMNS, _SMALL_GROUP = 16, 8
 
 
 class Accumulation(NamedTuple):
@@ -54,15 +54,15 @@ _BETTER = {"cummax": ">=", "cummin": "<="}
 def accumulate(dialect: Dialect, out: torch.Tensor, self: torch.Tensor, dim: int, name: str) -> Launch:
     """out[k] = what ACCUMULATIONS[name] makes of self[0] to self[k], along dim. Both of one shape and dtype.
 
-    Numbers are accumulated in two of their dtype, float32 in float64 on CPUs, which costs nothing there; integers
-    modulo 2^64.
+    Numbers are accumulated in two of their dtype, float32 in float64 where that costs nothing (`Target.has_wide_sums`);
+    integers modulo 2^64.
     """
     value = value_dtype(out.dtype)
     accumulation = ACCUMULATIONS[name]
     if facts(value).kind != "float":
         value, identity, step, result = torch.uint64, accumulation.identity, accumulation.integers, "state"
     else:
-        if dialect.device_kind == "cpu" and dialect.float64 and out.dtype == torch.float32:
+        if dialect.target.has_wide_sums and out.dtype == torch.float32:
             value = torch.float64
         infinity = dialect.infinity(facts(value).bits)
         identity, step = (text.format(infinity=infinity) for text in (accumulation.identity, accumulation.step))
@@ -86,9 +86,9 @@ def accumulate(dialect: Dialect, out: torch.Tensor, self: torch.Tensor, dim: int
 def complex_products(dialect: Dialect, out: torch.Tensor, self: torch.Tensor, dim: int) -> Launch:
     """out[k] = the product of self[0] to self[k], along dim; both complex, of one shape and dtype.
 
-    Accumulated in complex128 on CPUs, as PyTorch does.
+    Accumulated in complex128 where that costs nothing, as PyTorch does.
     """
-    value = torch.complex128 if dialect.device_kind == "cpu" and dialect.float64 else out.dtype
+    value = torch.complex128 if dialect.target.has_wide_sums else out.dtype
     one, given = dialect.constant(1, value), dialect.cast(Value("given", self.dtype), value)
     product = dialect.complex("state.x * x.x - state.y * x.y", "state.x * x.y + state.y * x.x", value)
     return _scan(
@@ -145,7 +145,7 @@ def _scan(
     step: str,
 ) -> Launch:
     rows, size, columns = rows_and_columns(self.shape, dim)
-    width = _CPU_COLUMNS if dialect.device_kind == "cpu" and columns > 1 else 1
+    width = dialect.target.run(_COLUMNS) if columns > 1 else 1
 
     def over(lanes: str) -> str:
         return f"""
@@ -173,5 +173,5 @@ def _scan(
         value=value,
         body=body,
         items=rows * blocks,
-        group_size=small_group(dialect, _CPU_GROUP),
+        group_size=dialect.target.small_group(_SMALL_GROUP),
     )

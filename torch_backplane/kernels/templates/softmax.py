@@ -12,18 +12,16 @@ import torch
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import facts, value_dtype
 from torch_backplane.kernels.templates.source import (
-    GROUP_SIZE,
-    ROWS_PER_GROUP,
     Launch,
     make_launch,
     row_groups,
     row_loop,
     row_start,
     rows_and_columns,
+    rows_per_group,
     split,
     team_reduce,
     team_shared,
-    team_size,
     team_sum,
 )
 from torch_backplane.kernels.templates.spelling import lane_count
@@ -41,7 +39,7 @@ def softmax(dialect: Dialect, out: torch.Tensor, self: torch.Tensor, dim: int, l
     }
     if log:
         passes["store"] = "store_out@(at, (load_self@(at) - greatest) - logarithm);"
-    elif dialect.device_kind == "cpu" and out.dtype == value:
+    elif not dialect.target.simt and out.dtype == value:
         # The exponential is what takes the time, and a row stays in the cache. In halves it would be rounded twice.
         passes["total"] = (
             "const value_t@ power@ = exp(load_self@(at) - greatest); ADD@(total@, power@) store_out@(at, power@);"
@@ -136,7 +134,7 @@ def _rows_call(
         body=body,
         groups=groups,
         group_size=group_size,
-        bounded=team_size(dialect) == 1,
+        bounded=dialect.target.team_size == 1,
     )
 
 
@@ -175,7 +173,7 @@ def _columns_call(
 ) -> Launch:
     rows, size, columns = rows_and_columns(next(iter(inputs.values())).shape, dim)
     blocks = rows * -(-columns // lane_count(dialect, value))
-    group_size = ROWS_PER_GROUP if dialect.device_kind == "cpu" else GROUP_SIZE
+    group_size = rows_per_group(dialect)
     return make_launch(
         f"{name}_columns",
         dialect,

@@ -16,11 +16,12 @@ import torch
 
 from torch_backplane.kernels.dialects.base import Dialect, Value
 from torch_backplane.kernels.dtypes import facts, value_dtype
-from torch_backplane.kernels.templates.source import Launch, make_launch, small_group, split
+from torch_backplane.kernels.templates.source import Launch, make_launch, split
 
 RUN = 16
-_CPU_GROUP = 8
-_CPU_PIECE, _GPU_PIECE = 1024, 32  # keys that a work item writes when merging
+_SMALL_GROUP = 8
+# Keys that a work item writes when merging, where each is a thread's and where many are in lockstep.
+_LONG_PIECE, _SHORT_PIECE = 1024, 32
 
 
 @dataclass(frozen=True)
@@ -110,14 +111,14 @@ def sort_runs(dialect: Dialect, runs: Runs, self: torch.Tensor, descending: bool
         types={"uint64": torch.uint64},
         body=body,
         items=items,
-        group_size=small_group(dialect, _CPU_GROUP),
+        group_size=dialect.target.small_group(_SMALL_GROUP),
     )
 
 
 def merge_runs(dialect: Dialect, merged: Runs, runs: Runs) -> Launch:
     """Merges neighbouring pairs of runs, and keeps as much of each as `merged` has."""
     apart = runs.places is not None
-    piece = min(merged.length, _CPU_PIECE if dialect.device_kind == "cpu" else _GPU_PIECE)
+    piece = min(merged.length, _SHORT_PIECE if dialect.target.simt else _LONG_PIECE)
     pieces = -(-merged.length // piece)
     store_place = "places[to] = from_places[taken];" if apart else ""
     body = f"""
@@ -159,7 +160,7 @@ def merge_runs(dialect: Dialect, merged: Runs, runs: Runs) -> Launch:
         types={"uint64": torch.uint64},
         body=body,
         items=runs.rows * merged.count * pieces,
-        group_size=small_group(dialect, _CPU_GROUP),
+        group_size=dialect.target.small_group(_SMALL_GROUP),
     )
 
 
@@ -186,7 +187,7 @@ def take_sorted(
         types={"uint64": torch.uint64},
         body=body,
         items=values.numel(),
-        group_size=small_group(dialect, _CPU_GROUP),
+        group_size=dialect.target.small_group(_SMALL_GROUP),
     )
 
 

@@ -22,8 +22,6 @@ from torch_backplane.kernels.kernel import Kernel, Parameter, entry_point
 from torch_backplane.kernels.layouts import is_wide
 from torch_backplane.kernels.templates import spelling
 
-GROUP_SIZE = 64
-
 
 class Launch(NamedTuple):
     """A kernel and its arguments.
@@ -67,7 +65,7 @@ def make_launch(
     types: Mapping[str, torch.dtype] | None = None,
     functions: str = "",
     constants: Mapping[str, int | str] | None = None,
-    group_size: int = GROUP_SIZE,
+    group_size: int | None = None,
     strided: Collection[str] = (),
     bounded: bool = False,
 ) -> Launch:
@@ -77,7 +75,7 @@ def make_launch(
         outputs, inputs: tensors by the names that the text has for them. Outputs may be read, too.
         integers: sizes, strides and the like, as index_t.
         numbers: other numbers, each with the dtype that it has in the text.
-        groups: how many groups of group_size work items.
+        groups: how many groups of `group_size` work items, which the target chooses where it is not given.
         items: instead of groups: how many work items run the body, which has `item`, its number, and `items`.
         value: the text's value_t.
         types: further types of the text.
@@ -87,6 +85,7 @@ def make_launch(
         bounded: the body does nothing in groups beyond the last. With `items` it is so anyhow.
     """
     numbers, tensors = numbers or {}, {**outputs, **inputs}
+    group_size = group_size or dialect.target.group_size
     extents = []
     for tensor_name, tensor in tensors.items():
         if tensor_name in strided:
@@ -179,39 +178,31 @@ def _access(dialect: Dialect, name: str, dtype: torch.dtype) -> str:
     )
 
 
-def small_group(dialect: Dialect, cpu: int) -> int:
-    """Work items of a group where each has much to do: `cpu` on a CPU, so that few are spread over the cores."""
-    return cpu if dialect.device_kind == "cpu" else GROUP_SIZE
-
-
-def team_size(dialect: Dialect) -> int:
-    """How many work items share a row: on a CPU each has its own, elsewhere a group has one."""
-    return 1 if dialect.device_kind == "cpu" else GROUP_SIZE
+def rows_per_group(dialect: Dialect) -> int:
+    """Work items of a group where each has a row: few where a group is a thread."""
+    return dialect.target.small_group(8)
 
 
 def row_groups(dialect: Dialect, rows: int) -> tuple[int, int]:
     """(groups, group_size) for one team for each of `rows`."""
-    if team_size(dialect) > 1:
-        return rows, GROUP_SIZE
-    return -(-rows // ROWS_PER_GROUP), ROWS_PER_GROUP
-
-
-# On a CPU: few, so that few rows are spread over the cores.
-ROWS_PER_GROUP = 8
+    team = dialect.target.team_size
+    if team > 1:
+        return rows, team
+    size = rows_per_group(dialect)
+    return -(-rows // size), size
 
 
 def row_start(dialect: Dialect) -> str:
     """Statements that declare `row` (and leave where there is none) and `member`, the item's number in its team."""
-    if team_size(dialect) > 1:
+    if dialect.target.team_size > 1:
         return "const index_t row = GROUP; const int member = ITEM;"
-    return (
-        f"const index_t row = (index_t)GROUP * {ROWS_PER_GROUP} + ITEM; const int member = 0; if (row >= rows) return;"
-    )
+    size = rows_per_group(dialect)
+    return f"const index_t row = (index_t)GROUP * {size} + ITEM; const int member = 0; if (row >= rows) return;"
 
 
 def row_loop(dialect: Dialect, statement: str, size: str = "size") -> str:
     """`statement` for every i below `size`, by lanes and then singly; `@` is `_lanes` in the one, else nothing."""
-    team = team_size(dialect)
+    team = dialect.target.team_size
     lines = [f"{{ index_t i = (index_t)member * LANES;\nfor (; i + LANES <= {size}; i += {team} * LANES) {{"]
     lines.append(statement.replace("@", "_lanes") + "}")
     if team == 1:
@@ -221,18 +212,20 @@ def row_loop(dialect: Dialect, statement: str, size: str = "size") -> str:
 
 def team_shared(dialect: Dialect) -> str:
     """The declaration that team_reduce and team_sum need, at the beginning of the body."""
-    return f"LOCAL value_t team_shared[{GROUP_SIZE}], team_lost[{GROUP_SIZE}];" if team_size(dialect) > 1 else ""
+    team = dialect.target.team_size
+    return f"LOCAL value_t team_shared[{team}], team_lost[{team}];" if team > 1 else ""
 
 
 def team_reduce(dialect: Dialect, variable: str, combine: str = "{0} + {1}") -> str:
     """Statements after which `variable` is, in every member, the combination of all members'."""
-    if team_size(dialect) == 1:
+    team = dialect.target.team_size
+    if team == 1:
         return ""
     met = combine.format(variable, "team_shared[member + half_size]")
     return f"""
   team_shared[member] = {variable};
   BARRIER;
-  for (int half_size = {GROUP_SIZE // 2}; half_size > 0; half_size >>= 1) {{
+  for (int half_size = {team // 2}; half_size > 0; half_size >>= 1) {{
     if (member < half_size) {{ {variable} = {met}; team_shared[member] = {variable}; }}
     BARRIER;
   }}
@@ -242,13 +235,14 @@ def team_reduce(dialect: Dialect, variable: str, combine: str = "{0} + {1}") -> 
 
 def team_sum(dialect: Dialect, name: str) -> str:
     """Statements after which the sum `name`, of SUM and SUM_lanes, is in every member that of all lanes and members."""
-    if team_size(dialect) == 1:
+    team = dialect.target.team_size
+    if team == 1:
         return f"MEET({name});"
     return f"""
   MEET({name});
   team_shared[member] = {name}; team_lost[member] = {name}_lost;
   BARRIER;
-  for (int half_size = {GROUP_SIZE // 2}; half_size > 0; half_size >>= 1) {{
+  for (int half_size = {team // 2}; half_size > 0; half_size >>= 1) {{
     if (member < half_size) {{
       ADD({name}, team_shared[member + half_size]);
       {name}_lost += team_lost[member + half_size];

@@ -2,9 +2,10 @@
 
 Text of templates is C with these words: GLOBAL, LOCAL, ITEM, GROUP, BARRIER, FUNCTION, atomic_swap, and lanes.
 
-Lanes: on a CPU, `value_t_lanes` is a vector of LANES numbers, so that one work item uses all of a vector register; on
-a GPU LANES is 1 and a `value_t_lanes` is a `value_t`, as its work items are the lanes. Operators and fmax, exp, fma, …
-take both; LANES_OF(x) has x in every lane, lanes_sum and lanes_max make one number of them.
+Lanes: where a work item is a thread's, `value_t_lanes` is a vector of LANES numbers, so that one work item uses all of
+a vector register; where work items are the lanes (`Target.simt`), LANES is 1 and a `value_t_lanes` is a `value_t`.
+Operators and fmax, exp, fma, … take both; LANES_OF(x) has x in every lane, lanes_sum and lanes_max make one number of
+them.
 
 Sums: SUM(total) declares a sum, ADD(total, x) adds to it, TOTAL(total) is what it comes to. What each addition loses,
 which Knuth's two-sum says exactly, is added up in total_lost, so that the error does not grow with the number of
@@ -64,10 +65,10 @@ def macros(dialect: Dialect) -> str:
 
 
 def lane_count(dialect: Dialect, value: torch.dtype) -> int:
-    """Lanes of a `value`: 64 bytes of them on a CPU, and 1 elsewhere, and of bool, which has no vectors."""
-    if dialect.name != "OpenCL C" or dialect.device_kind != "cpu" or value == torch.bool:
+    """Lanes of a `value`: as many as the target's registers hold, 16 at most, and 1 of bool, which has no vectors."""
+    if dialect.name != "OpenCL C" or dialect.target.register_bytes == 0 or value == torch.bool:
         return 1
-    return min(16, 512 // facts(value).bits)
+    return min(16, 8 * dialect.target.register_bytes // facts(value).bits)
 
 
 def lanes(dialect: Dialect, value: torch.dtype) -> str:

@@ -14,10 +14,10 @@ import torch
 
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import value_dtype
-from torch_backplane.kernels.templates.source import Launch, make_launch, named, small_group, split
+from torch_backplane.kernels.templates.source import Launch, make_launch, named, split
 
-_CPU_GROUP = 8
-_CPU_RUN = 64  # elements of a row for each work item
+_SMALL_GROUP = 8
+_RUN = 64  # elements of a row for each work item
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def unfold(dialect: Dialect, columns: torch.Tensor, image: torch.Tensor, windows
     """columns[n, row, column] = the image's element there, 0 in the padding. The last stride of columns is 1."""
     rank, last = windows.rank, windows.rank - 1
     batch, channels = image.shape[:2]
-    run = _CPU_RUN if dialect.device_kind == "cpu" else 1
+    run = dialect.target.run(_RUN)
     runs = -(-windows.places[-1] // run)
     items = batch * channels * math.prod(windows.window) * math.prod(windows.places[:-1]) * runs
     sizes = ["batch", "channels", *(f"window{d}" for d in range(rank)), *(f"places{d}" for d in range(last)), "runs"]
@@ -88,7 +88,7 @@ def unfold(dialect: Dialect, columns: torch.Tensor, image: torch.Tensor, windows
         value=value_dtype(image.dtype),
         body=body,
         items=items,
-        group_size=small_group(dialect, _CPU_GROUP),
+        group_size=dialect.target.small_group(_SMALL_GROUP),
         strided=_rows_apart(columns),
     )
 

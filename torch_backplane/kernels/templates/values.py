@@ -10,11 +10,11 @@ import torch
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates import errors as error_words
-from torch_backplane.kernels.templates.source import Launch, make_launch, small_group
+from torch_backplane.kernels.templates.source import Launch, make_launch
 
 # Elements that a work item looks at. It says what it found once, behind a loop without branches.
 _CHUNK = 1024
-_CPU_GROUP = 4
+_SMALL_GROUP = 4
 
 UNIT_INTERVAL = "x >= (value_t)0 && x <= (value_t)1"
 NOT_NEGATIVE = "x >= (value_t)0"
@@ -49,18 +49,18 @@ def check_values(dialect: Dialect, checks: Sequence[Check], errors: torch.Tensor
         value=torch.float64 if torch.float64 in dtypes else torch.float32,
         body="".join(_look(dialect, i, check.holds) for i, check in enumerate(checks)),
         items=items,
-        group_size=small_group(dialect, _CPU_GROUP),
+        group_size=dialect.target.small_group(_SMALL_GROUP),
         strided=inputs,  # looked at in the order of memory
     )
 
 
 def _look(dialect: Dialect, number: int, holds: str) -> str:
-    # A CPU's item has neighbours, a GPU's every `items`th.
-    if dialect.device_kind == "cpu":
+    # In lockstep an item has every `items`th element, else neighbours.
+    if dialect.target.simt:
+        first, step, end = "item", "items", f"count{number}"
+    else:
         first, step = f"item * {_CHUNK}", "1"
         end = f"(count{number} - first < {_CHUNK} ? count{number} : first + {_CHUNK})"
-    else:
-        first, step, end = "item", "items", f"count{number}"
     return f"""
   {{
     const index_t first = {first};

@@ -1,0 +1,254 @@
+"""What a device says of itself that kernels depend on.
+
+A kernel has two forms at most, and which one a device gets is one figure, `Target.simt`. All else is a size that text
+and launches choose within. Nothing above this file asks what hardware there is: it asks the target what that hardware
+does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+import torch
+
+from torch_backplane.kernels.layouts import RowLimits
+
+
+class LimitExceeded(RuntimeError):
+    """A kernel needs more than the device has. Raised when it is planned; nothing has been launched then."""
+
+
+def _is_whole(value: Any, least: int, most: int = 2**63 - 1) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _is_power_of_two(value: Any, most: int) -> bool:
+    return _is_whole(value, 1, most) and value & (value - 1) == 0
+
+
+def _are_dtypes(value: Any) -> bool:
+    return isinstance(value, frozenset) and all(isinstance(one, torch.dtype) for one in value)
+
+
+def _are_widths(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(dtype, torch.dtype) and _is_power_of_two(width, 128) for dtype, width in value.items()
+    )
+
+
+_TRUTH = ("True or False", lambda value: isinstance(value, bool))
+_BYTES = ("a whole number of bytes, 0 or more", lambda value: _is_whole(value, 0))
+
+# What is accepted of each figure, in words, and the test.
+_RULES = {
+    "simt": _TRUTH,
+    "max_group_size": ("a whole number of work items from 1 to 65,536", lambda value: _is_whole(value, 1, 1 << 16)),
+    "group_multiple": ("a whole number of work items from 1 to 1,024", lambda value: _is_whole(value, 1, 1 << 10)),
+    "subgroup_size": ("a power of two from 1 to 1,024", lambda value: _is_power_of_two(value, 1 << 10)),
+    "subgroup_operations": _TRUTH,
+    "local_memory": _BYTES,
+    "compute_units": ("a whole number above 0", lambda value: _is_whole(value, 1, 2**31 - 1)),
+    "vector_widths": ("a mapping of torch.dtype to powers of two from 1 to 128", _are_widths),
+    "max_argument_bytes": ("a whole number of bytes, 128 or more", lambda value: _is_whole(value, 128)),
+    "max_allocation": ("a whole number of bytes above 0", lambda value: _is_whole(value, 1)),
+    "atomics": ("a frozenset of torch.dtype", _are_dtypes),
+    "float16": _TRUTH,
+    "bfloat16": _TRUTH,
+    "float64": _TRUTH,
+    "streaming_stores": _TRUTH,
+    "cache_bytes": _BYTES,
+    "cache_line": ("a power of two from 1 to 4,096", lambda value: _is_power_of_two(value, 1 << 12)),
+    "host_memory": _TRUTH,
+    "addresses": _TRUTH,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """The figures of a device. All have a default that a device of its kind most likely has (`Target.of_kind`).
+
+    Args:
+        simt: whether neighbouring work items of a group run in lockstep, and what they read and write side by side is
+            one access to memory: GPUs. Then a work item has one element, and the items of a group share a row. If not,
+            a group runs in one thread of a processor, one work item after another, and compilers make vectors of it:
+            then a work item goes through a run of neighbouring elements by vectors.
+        max_group_size: work items of a group, in all dimensions together, at most.
+        group_multiple: work items; groups that are a multiple of it leave no lanes of the hardware empty.
+        subgroup_size: work items of a subgroup (warp, wavefront, SIMD group); 1 where the device has none.
+        subgroup_operations: whether the items of a subgroup can exchange values without local memory.
+        local_memory: bytes that a group can share.
+        compute_units: how many of them there are. Planning takes it from `DeviceProperties.compute_units`.
+        vector_widths: for a dtype, elements of the vectors that the device likes best.
+        max_argument_bytes: of all arguments of a kernel together.
+        max_allocation: bytes of one allocation, at most.
+        atomics: dtypes for which there is an atomic compare-and-swap, or addition, in device memory.
+        float16, bfloat16, float64: whether arithmetic in the dtype is the hardware's. Without float64 no kernel is
+            given any; planning takes that from `DeviceProperties.dtypes`.
+        streaming_stores: whether kernels should write past the caches what is larger than they are.
+        cache_bytes: of the largest cache that all compute units share, 0 where it is not known.
+        cache_line: bytes that are read from memory at once.
+        host_memory: whether device memory is the host's own, so that nothing is gained by moving data between them.
+        addresses: whether a pointer in device memory can be calculated with on the host.
+
+    Raises:
+        ValueError: a figure is missing or absurd. The message names it, its value, and what is accepted.
+    """
+
+    simt: bool = True
+    max_group_size: int = 256
+    group_multiple: int = 1
+    subgroup_size: int = 1
+    subgroup_operations: bool = False
+    local_memory: int = 32 << 10  # the least of OpenCL's full profile
+    compute_units: int = 1
+    vector_widths: Mapping[torch.dtype, int] = field(default_factory=dict, hash=False)
+    max_argument_bytes: int = 1024  # the least of OpenCL's full profile
+    max_allocation: int = 2**63 - 1
+    atomics: frozenset[torch.dtype] = frozenset({torch.int32, torch.uint32})
+    float16: bool = False
+    bfloat16: bool = False
+    float64: bool = True
+    streaming_stores: bool = False
+    cache_bytes: int = 0
+    cache_line: int = 64
+    host_memory: bool = False
+    addresses: bool = False
+
+    # What a device of each kind (`DeviceProperties.kind`) is taken for where its driver says nothing.
+    KINDS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "gpu": {},
+        "accelerator": {},
+        "cpu": {"simt": False, "streaming_stores": True, "host_memory": True},
+        "host": {"simt": False, "streaming_stores": True, "host_memory": True, "addresses": True},
+    }
+
+    @classmethod
+    def of_kind(cls, kind: str, **figures: Any) -> Target:
+        """The target of a device of this kind, where `figures` do not say otherwise. ValueError for no such kind."""
+        if kind not in cls.KINDS:
+            raise ValueError(f"the kind of a device is one of {', '.join(cls.KINDS)}, and got {kind!r}")
+        return cls(**{**cls.KINDS[kind], **figures})
+
+    @staticmethod
+    def accepts(name: str, value: Any) -> bool:
+        """Whether `value` can be the figure `name`."""
+        return _RULES[name][1](value)
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            accepted, is_good = _RULES[one.name]
+            value = getattr(self, one.name)
+            if not is_good(value):
+                raise ValueError(f"Target.{one.name} is {value!r}, and must be {accepted}")
+        for name in ("group_multiple", "subgroup_size"):
+            if getattr(self, name) > self.max_group_size:
+                most = f"at most max_group_size, which is {self.max_group_size}"
+                raise ValueError(f"Target.{name} is {getattr(self, name)}, and must be {most}")
+
+    # What kernels decide by these figures.
+
+    def group(self, wanted: int) -> int:
+        """`wanted` work items for a group, or as many as it can have."""
+        return min(wanted, self.max_group_size)
+
+    def small_group(self, few: int) -> int:
+        """Work items of a group where each has much to do: where a group is a thread, `few`, so that few items are
+        spread over the compute units.
+        """
+        return self.group_size if self.simt else self.group(few)
+
+    @property
+    def group_size(self) -> int:
+        """Work items of a group in one dimension where items share nothing: 64, or what leaves no lanes empty.
+
+        Few different sizes: some compilers build a kernel again for each.
+        """
+        least = self.group_multiple if self.simt else 1
+        return self.group(-(-64 // least) * least)
+
+    @property
+    def element_group_size(self) -> int:
+        """The same where an item is nothing but an element: compilers make vectors of neighbouring items of a group."""
+        return self.group_size if self.simt else self.group(256)
+
+    @property
+    def team_size(self) -> int:
+        """How many work items share a row, through local memory: a power of two, 64 at most. 1 where each has its own,
+        as on a processor's threads, or where there is next to no local memory.
+        """
+        if not self.simt or self.local_memory < _TEAM_MEMORY:
+            return 1
+        return self.team_of(16)
+
+    def team_of(self, bytes_each: int) -> int:
+        """How many work items meet in a tree in local memory, with `bytes_each` for each: a power of two, 64 at most.
+        1 where not even one has its place.
+        """
+        size = 64
+        while size > 1 and (size > self.max_group_size or size * bytes_each > self.local_memory):
+            size //= 2
+        return size
+
+    def run(self, elements: int) -> int:
+        """How many neighbouring elements a work item goes through, one after another: `elements`, or one where
+        neighbouring items read neighbouring elements at once.
+        """
+        return 1 if self.simt else elements
+
+    @property
+    def register_bytes(self) -> int:
+        """Of the vectors that hand-written kernels have in a work item; 0: work items are the lanes. Compilers for
+        hardware with shorter vectors make several of one.
+        """
+        return 0 if self.simt else 64
+
+    @property
+    def element_width(self) -> int:
+        """Elements that a work item reads and writes at once where all are contiguous."""
+        return 4 if self.simt else 1
+
+    @property
+    def row_limits(self) -> RowLimits:
+        """For launches in rows."""
+        return RowLimits() if self.simt else _ROWS_OF_THREADS
+
+    def row_group(self, length: int, rows: int, strided: bool) -> tuple[int, int]:
+        """The work items of a group in a launch in rows: elements of a row, and rows.
+
+        Few different ones, as some compilers build a kernel again for each.
+
+        Args:
+            strided: whether an operand's neighbours in a row are no neighbours in memory.
+        """
+        if self.simt:
+            wanted = (16, 4)
+        elif rows < 4:
+            wanted = (self.element_group_size, 1)
+        elif length < 16:
+            wanted = (8, 8)
+        else:
+            wanted = (16, 16) if strided else (64, 4)
+        along = self.group(wanted[0])
+        return along, max(1, min(wanted[1], self.max_group_size // along))
+
+    @property
+    def streaming_bytes(self) -> int | None:
+        """From which size on the results of cheap formulas are written past the caches; None: never.
+
+        A processor reads a cache line before it writes to it, and results larger than the caches have left them when
+        they are wanted. C libraries copy large memory in the same way.
+        """
+        return 32 << 20 if self.streaming_stores else None
+
+    @property
+    def has_wide_sums(self) -> bool:
+        """Whether sums of float32 may be kept in float64, for what little that costs: not where float64 is slow."""
+        return self.float64 and not self.simt
+
+
+# A division for each element costs a thread more than items that have nothing to do.
+_ROWS_OF_THREADS = RowLimits(shortest=2, most=2**31 - 1)
+
+_TEAM_MEMORY = 2 << 10  # bytes: for each of 64 work items two numbers of up to 16 bytes
