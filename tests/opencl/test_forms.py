@@ -261,6 +261,10 @@ REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
     "group norm with weights of float16": lambda x: F.group_norm(x.view(1, 2, 4), 1, x[:2].half(), x[:2].half()),
     "group norm with a bias of float16": lambda x: F.group_norm(x.view(1, 2, 4), 1, x[:2], x[:2].half()),
     "layer norm with weights of float16": lambda x: F.layer_norm(x.view(2, 4), [4], x[:4].half(), x[:4].half()),
+    "norm to float64": lambda x: torch.ops.aten.norm.out(x, 2, [0], out=x[0].double()),
+    "norm to complex64": lambda x: torch.ops.aten.norm.out(x.cfloat(), 2, [0], out=x[0].cfloat()),
+    "norm in float64 to float32": lambda x: torch.ops.aten.norm.dtype_out(
+        x, 2, [0], False, dtype=torch.float64, out=x[0].clone()),
     "addr_ of a row": lambda x: x.addr_(x[:2].clone(), x.clone()),
 }
 

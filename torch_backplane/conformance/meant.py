@@ -84,6 +84,14 @@ NUMBERS: tuple[Meant, ...] = (
         _INTEGERS, words="max must be larger than min",
     ),
     Meant(
+        r"scalar_tensor(\.out)?", ("error",), "as torch.cuda, which fills a tensor: what is beyond a dtype is refused",
+        _HALF,
+    ),
+    Meant(
+        r"special_zeta\.other_scalar.*", ("values",), "the CPU's sum is NaN for infinite q, where it should be 0",
+        calls=r"other=inf", words=r"nan",
+    ),
+    Meant(
         r"special_zeta\.self_scalar.*", ("values",), "the CPU's sum of q to the power of -s is NaN for huge s, not 0",
         words=r"nan",
     ),
@@ -103,5 +111,29 @@ FORMS: tuple[Meant, ...] = (
     Meant(
         r"(kthvalue|topk)(\..*)?", ("values",), "which of equal elements is found is left open",
         words=r"result\[1\]",
+    ),
+    Meant(r"topk(\..*)?", ("values",), "the order is left open", calls=r"sorted = False"),
+    Meant(
+        r"_(log_)?softmax_backward_data(\.out)?", ("no error",),
+        "as torch.cuda, whose softmax makes float32 of half precision, and its gradients of float32's",
+        calls=r"input_dtype = torch\.float16",
+    ),
+    Meant(
+        r"(adaptive_)?max_pool\dd(_with_indices)?_backward(\.grad_input)?", ("values",),
+        "as torch.cuda's max_pool2d, which looks for an index in the windows that it can be of; these are of others",
+        calls=r"self wider",
+    ),
+    Meant(
+        r"polygamma(\.out)?", ("values",),
+        "the CPU rounds πx to float32 (or float64) before it takes the sine: no poles, and few digits near them",
+        calls=r"self as int64|out as float64",
+    ),
+    Meant(
+        r"grid_sampler_3d", ("values",), "the CPU writes nothing in a mode that there is not",
+        calls=r"interpolation_mode = (-3|100)",
+    ),
+    Meant(
+        r"rrelu_with_noise(_|\.out)?", ("error",), "the CPU writes to another dtype as if it were self's",
+        calls=r"out as \w+",
     ),
 )  # fmt: skip

@@ -33,7 +33,11 @@ def convolution(
     output_padding: list[int],
     groups: int,
 ) -> torch.Tensor:
-    _check(self, weight)
+    _check(self, weight, bias)
+    if min(dilation) <= 0:
+        raise RunOnCPU("no dilation")  # which PyTorch's kernel refuses
+    if transposed and any(size >= max(steps) for size, *steps in zip(output_padding, stride, dilation, strict=False)):
+        raise RunOnCPU("output padding that is no smaller than stride and dilation")  # likewise
     settings = (stride, padding, dilation, transposed, output_padding, groups)
     meta = torch.ops.aten.convolution(_meta(self), _meta(weight), None if bias is None else _meta(bias), *settings)
     if transposed and (0 in meta.shape[2:] or (self.numel() and not weight.numel())):
@@ -71,7 +75,10 @@ def convolution_backward(
     groups: int,
     output_mask: list[bool],
 ) -> tuple[torch.Tensor | None, ...]:
-    _check(self, weight)
+    _check(self, weight, None)
+    settings = (stride, padding, dilation, transposed, output_padding, groups)
+    wanted = torch.ops.aten.convolution(_meta(self), _meta(weight), None, *settings).shape
+    torch._check(grad.shape == wanted, lambda: f"expected gradients of {list(wanted)}, and got {list(grad.shape)}")
     layout = _layout(self, weight)
     grad, self, weight = grad.contiguous(), self.contiguous(), weight.contiguous()
     results = [
@@ -109,9 +116,10 @@ def _layout(self: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
     return next((layout for layout in asked if layout != torch.contiguous_format), torch.contiguous_format)
 
 
-def _check(self: torch.Tensor, weight: torch.Tensor) -> None:
-    if self.dtype != weight.dtype or not self.is_floating_point():
-        raise RunOnCPU(f"{self.dtype} with a weight of {weight.dtype}".replace("torch.", ""))
+def _check(self: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    others = [one.dtype for one in (weight, bias) if one is not None]
+    if set(others) != {self.dtype} or not self.is_floating_point():
+        raise RunOnCPU(f"{self.dtype} with a weight or bias of {others}".replace("torch.", ""))
 
 
 def _meta(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ from torch_backplane.operators.normalization import (
     Optional,
     Results,
     check_channels,
+    check_gradients,
     check_parameters,
     dense,
     new_like,
@@ -80,6 +81,8 @@ def native_group_norm_backward(
     _check_groups(grad, batch, channels, length, groups)
     check_channels(channels, weight=weight)
     check_channels(batch * groups, mean=mean, rstd=rstd)
+    check_parameters(self, weight)
+    check_gradients(self, grad, mean, rstd)
     channel = self.new_empty(channels) if weight is None else weight
     results = new_like([self, channel, channel], output_mask)
     run_norm_backward(Sets.group(batch, channels, length, groups), results, grad, self, mean, rstd, weight)

@@ -12,7 +12,10 @@ from torch_backplane.kernels.templates.norms import Sets
 from torch_backplane.operators.normalization import (
     Optional,
     Results,
+    check_channels,
+    check_gradients,
     check_parameters,
+    check_shape,
     dense,
     new_like,
     run_norm,
@@ -52,6 +55,26 @@ def native_layer_norm(
     return out, mean, rstd
 
 
+def _check_backward(
+    grad: torch.Tensor,
+    self: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: Optional,
+    bias: Optional,
+    *statistics: Optional,
+) -> None:
+    outer = self.dim() - len(normalized_shape)
+    fits = outer >= 0 and tuple(self.shape[outer:]) == tuple(normalized_shape)
+    torch._check(fits, lambda: f"expected an input of [*, {normalized_shape}], and got {list(self.shape)}")
+    check_shape(self.shape, gradients=grad)
+    check_shape(normalized_shape, weight=weight, bias=bias)
+    for one in statistics:
+        if one is not None:
+            check_channels(math.prod(self.shape[:outer]), statistics=one)
+    check_parameters(self, weight, bias)
+    check_gradients(self, grad, *statistics)
+
+
 @operator("native_layer_norm_backward")
 def native_layer_norm_backward(
     call: Call,
@@ -65,6 +88,7 @@ def native_layer_norm_backward(
     output_mask: list[bool],
 ) -> Results:
     size = math.prod(normalized_shape)
+    _check_backward(grad, self, normalized_shape, weight, bias, mean, rstd)
     results = new_like([self, weight, bias], output_mask)
     run_norm_backward(Sets.layer(self.numel() // max(1, size), size), results, grad, self, mean, rstd, weight)
     return results
@@ -106,6 +130,7 @@ def rms_norm_backward(
     output_mask: list[bool],
 ) -> Results:
     _check_real(self, weight)
+    _check_backward(grad, self, normalized_shape, weight, None, rstd)
     results = new_like([self, weight], output_mask)
     run_norm_backward(Sets.layer(rstd.numel(), math.prod(normalized_shape)), results, grad, self, None, rstd, weight)
     return results
