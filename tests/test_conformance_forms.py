@@ -104,6 +104,12 @@ def test_what_ends_the_process_of_the_cpu_ends_nothing_else(
     assert result.compared == compared - result.findings[0].count
 
 
+def test_views_of_other_dtypes_and_memory_formats_are_compared(ops: dict[str, Any]) -> None:
+    """That is, none of the CPU's answers is lost on the way."""
+    for name in ("view_as_complex", "repeat_interleave", "sgn"):
+        assert not any(finding.kind == "cpu crash" for finding in check(ops[name], BP).findings), name
+
+
 def test_float64_says_who_is_right(ops: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     on_the_cpu(monkeypatch, "self as float64", lambda result: result)
     on_the_cpu(monkeypatch, "self longer", lambda result: result * 1.01 if result.dtype == torch.float32 else result)

@@ -6,7 +6,6 @@ in children.
 
 from __future__ import annotations
 
-import io
 import os
 import pickle
 import random
@@ -16,13 +15,13 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import islice
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torch_backplane.conformance import judge, meant
+from torch_backplane.conformance import judge, meant, wire
 from torch_backplane.conformance.calls import _brief
 from torch_backplane.conformance.check import SEED, _finish, _line, is_refusal
 from torch_backplane.conformance.forms import Arguments, Form, forms
@@ -45,8 +44,8 @@ WRITTEN_TWICE = "more than one element of the written-to tensor refers to a sing
 
 BETWEEN = ", between or around the elements"
 
-# A call's arguments afterwards, its results, and its error.
-Reference = tuple[Arguments, Any, Exception | None]
+# The tensors of a call's arguments afterwards, its results, and its error.
+Reference = tuple[list[torch.Tensor], Any, Exception | None]
 
 # What has been checked in this process: many operators of the database make the same calls.
 _seen: set[Any] = set()
@@ -165,14 +164,15 @@ class FormsCheck:
                         for form in made_of[done:]:
                             signal.alarm(CPU_SECONDS)  # nobody else would end it
                             given = Transfer(_CPU)(form.arguments)
-                            _send(answers, (given, *self._invoke(form, given, _CPU)))
+                            found, error = self._invoke(form, given, _CPU)
+                            wire.send(answers, (tensors(given), found, _sendable(error)))
                 finally:
                     os._exit(0)
             os.close(writing)
             begin = done
             try:
                 with os.fdopen(reading, "rb") as answers:
-                    while done < len(made_of) and (answer := _received(answers)) is not None:
+                    while done < len(made_of) and (answer := wire.received(answers)) is not None:
                         done += 1
                         yield answer
             finally:
@@ -192,7 +192,9 @@ class FormsCheck:
         except Exception as error:
             return None, error
 
-    def _compare(self, form: Form, on_cpu: Arguments, expected: Any, refusal: Exception | None, values: bool) -> None:
+    def _compare(
+        self, form: Form, on_cpu: list[torch.Tensor], expected: Any, refusal: Exception | None, values: bool
+    ) -> None:
         described = _described(form)
 
         def note(kind: str, message: str) -> None:
@@ -234,10 +236,10 @@ class FormsCheck:
         return found if error is None else None
 
     def _memory(
-        self, on_cpu: Arguments, on_device: Arguments, values: bool, allowed: tuple[float, float] | None
+        self, on_cpu: list[torch.Tensor], on_device: Arguments, values: bool, allowed: tuple[float, float] | None
     ) -> Iterator[judge.Difference]:
         """The arguments afterwards, with all of the memory behind them, also where no element of theirs lies."""
-        for wanted, found in zip(tensors(on_cpu), tensors(on_device), strict=True):
+        for wanted, found in zip(on_cpu, tensors(on_device), strict=True):
             if wanted.layout != torch.strided:
                 continue
             yield from (("mutation", text) for _, text in judge.metadata(wanted, found, self.device, owned=True))
@@ -297,27 +299,12 @@ def _allowed(form: Form) -> tuple[float, float] | None:
     return (max(atol for _, atol in found), max(rtol for rtol, _ in found)) if written and found else None
 
 
-def _send(answers: IO[bytes], reference: Reference) -> None:
-    """Its length, and the tensors as `torch.save` has them, which keeps memory that they share."""
-    *values, error = reference
+def _sendable(error: Exception | None) -> Exception | None:
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # an exception that is made of more than words
-        error = RuntimeError(f"{type(error).__name__}: {error}")
-    memory = io.BytesIO()
-    torch.save((*values, error), memory)
-    answers.write(memory.tell().to_bytes(8, "little") + memory.getvalue())
-    answers.flush()
-
-
-def _received(answers: IO[bytes]) -> Reference | None:
-    """None where the other end is gone, or had tensors that are none: something was written over them."""
-    length = int.from_bytes(answers.read(8), "little")
-    content = answers.read(length) if length else b""
-    try:
-        return torch.load(io.BytesIO(content), weights_only=False) if length and len(content) == length else None
-    except Exception:
-        return None
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
 
 
 def is_internal(overload: OpOverload) -> bool:
