@@ -6,8 +6,8 @@
 Each workload is called with a few shapes at first, so that its kernels are built and its class of calls is known. Then
 come rounds: a handful of shapes that were never met, one call after the other; the same again, for which they may get
 plans of their own; these shapes once more, seen now, of operands that nobody has touched, as those of the new shapes
-were; then the first shape of all with the same operands over and over, where all that a call reads is in the processor's
-caches. And all that on the CPU. Timed is what the caller waits for: operands are made before, the device is held up
+were; then the first shape of all with the same operands over and over, where all that a call reads is in the caches.
+And all that on the CPU. Timed is what the caller waits for: operands are made before, the device is held up
 meanwhile, and it is waited for afterwards. The figures are medians over all calls, since a call of a new shape cannot
 be repeated.
 

@@ -18,13 +18,9 @@ from torch_backplane.kernels import (
     Geometry,
     Kernel,
     OpenCLC,
-    Reduction,
-    ReductionGeometry,
     Target,
     geometry,
     pointwise,
-    reduction,
-    reduction_geometry,
 )
 from torch_backplane.kernels.dtypes import STORAGE_ONLY
 
@@ -86,7 +82,7 @@ def scalar(value: float, dtype: torch.dtype) -> Any:
 
 def launch(
     kernel: Kernel,
-    where: Geometry | ReductionGeometry,
+    where: Geometry,
     results: int,
     tensors: Sequence[torch.Tensor],
     scalars: Sequence[float],
@@ -99,7 +95,6 @@ def launch(
     import pyopencl as cl
 
     context, queue, _ = opencl()
-    kept, reduced = (where, where) if isinstance(where, Geometry) else (where.kept, where.reduced)
     if kernel.work_items(results) == 0:
         return
     before = 64
@@ -117,20 +112,17 @@ def launch(
             arguments.append(scalar(scalars[parameter.operand], parameter.dtype))
         else:
             number = {
-                "count": lambda p: kept.count,
-                "rows": lambda p: kept.rows,
-                "size": lambda p: kept.sizes[p.dimension],
-                "stride": lambda p: kept.strides[p.operand][p.dimension],
-                "reduced_count": lambda p: reduced.count,
-                "reduced_size": lambda p: reduced.sizes[p.dimension],
-                "reduced_stride": lambda p: reduced.strides[p.operand][p.dimension],
+                "count": lambda p: where.count,
+                "rows": lambda p: where.rows,
+                "size": lambda p: where.sizes[p.dimension],
+                "stride": lambda p: where.strides[p.operand][p.dimension],
             }[parameter.kind](parameter)
             arguments.append(NUMPY[parameter.dtype](number))
     group = kernel.group_size or 64
     items, groups = (-(-kernel.work_items(results) // group) * group,), (group,)
     if row_group is not None:
         groups = row_group
-        items = (-(-kept.sizes[0] // groups[0]) * groups[0], -(-kept.rows // groups[1]) * groups[1])
+        items = (-(-where.sizes[0] // groups[0]) * groups[0], -(-where.rows // groups[1]) * groups[1])
     _built(kernel.text, kernel.name)(queue, items, groups, *arguments)
     for tensor, buffer in zip(tensors[:outputs], buffers, strict=False):
         cl.enqueue_copy(queue, _memory(tensor), buffer, src_offset=before)
@@ -170,34 +162,6 @@ def run_pointwise(
     row_group = dialect.target.row_group(where.sizes[0], where.rows, strided=2 in layout.inner) if layout.rows else None
     launch(kernel, where, where.count, operands, [value for value, _ in scalars], row_group)
     return kernel
-
-
-def run_reduction(
-    definition: Reduction,
-    inputs: Sequence[torch.Tensor],
-    dims: Sequence[int],
-    outputs: Sequence[torch.Tensor],
-    scalars: Sequence[float] = (),
-    *,
-    compute: torch.dtype | None = None,
-    group_size: int = 64,
-) -> None:
-    """Fills `outputs`, which do not have the dimensions `dims` of `inputs`, by way of an OpenCL C kernel."""
-    _, _, float64 = opencl()
-    where = reduction_geometry(
-        inputs[0].shape, dims, [tensor.stride() for tensor in outputs], [tensor.stride() for tensor in inputs]
-    )
-    kernel = reduction(
-        "tested",
-        definition,
-        inputs=[tensor.dtype for tensor in inputs],
-        outputs=[tensor.dtype for tensor in outputs],
-        geometry=where,
-        dialect=OpenCLC(Target(float64=float64)),
-        compute=compute,
-        group_size=group_size,
-    )
-    launch(kernel, where, where.kept.count, [*outputs, *inputs], scalars)
 
 
 def _nvrtc_library() -> Path | None:

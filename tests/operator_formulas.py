@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import kernel_runners
+import template_runners
 import torch
 
 import torch_backplane.operators
 from torch_backplane import _C, planning
+from torch_backplane.kernels import Target
 from torch_backplane.kernels.dtypes import value_dtype
 
 # Whose planners ask more of a call than its outputs, so that they are tried in tests/opencl only.
@@ -181,7 +183,8 @@ def run_reduction(
     compute: torch.dtype | None = None,
     name: str = "reduction",
 ) -> None:
-    kernel_runners.run_reduction(definition, inputs, dims, outputs, scalars, compute=compute)
+    target = Target(float64=kernel_runners.opencl()[2], compute_units=4)
+    template_runners.run_reduction(target, definition, inputs, dims, outputs, scalars, compute=compute)
 
 
 @dataclass

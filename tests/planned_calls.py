@@ -395,7 +395,7 @@ call(
 call(
     "convolution_backward_overrideable",
     lambda d: (
-        *(F(d, 2, 6, 6, 7), _image(d, 2, 12), F(d, 6, 3, 3, 3)),
+        *(F(d, 2, 6, 12, 13), _image(d, 2, 24), F(d, 6, 3, 3, 3)),
         *([2, 2], [1, 1], [1, 1], False, [0, 0], 1, [True] * 3),
     ),
     lambda d: (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 import torch
 from kernel_runners import NUMPY, _built, _memory, compile_cuda, opencl, scalar
 
-from torch_backplane.kernels import CudaCpp, OpenCLC, Target
+from torch_backplane.kernels import CudaCpp, OpenCLC, Reduction, Target, reduction, reduction_geometry
+from torch_backplane.kernels.templates.reduce import Form, choose_form
 from torch_backplane.kernels.templates.source import Launch
 
 
@@ -22,8 +24,12 @@ def dialect(processor: str) -> OpenCLC:
 processors = pytest.mark.parametrize("processor", ["cpu", "gpu"])
 
 
-def run(launch: Launch) -> None:
-    """Makes a launch on CPU tensors: copies them to buffers that begin 64 bytes in, and the outputs back."""
+def run(launch: Launch | list[Launch]) -> None:
+    """Makes launches on CPU tensors: copies them to buffers that begin 64 bytes in, and the outputs back."""
+    if isinstance(launch, list):
+        for one in launch:
+            run(one)
+        return
     import pyopencl as cl
 
     context, queue, _ = opencl()
@@ -54,6 +60,30 @@ def run(launch: Launch) -> None:
     queue.finish()
 
 
+def run_reduction(
+    target: Target,
+    definition: Reduction,
+    inputs: Sequence[torch.Tensor],
+    dims: Sequence[int],
+    outputs: Sequence[torch.Tensor],
+    scalars: Sequence[float] = (),
+    *,
+    compute: torch.dtype | None = None,
+    form: Form | None = None,
+) -> Form:
+    """Fills `outputs`, which do not have the dimensions `dims` of `inputs`, as a device with this target does; returns
+    the form, which is chosen where none is given.
+    """
+    where = reduction_geometry(inputs[0].shape, dims, [t.stride() for t in outputs], [t.stride() for t in inputs])
+    form = form or choose_form(target, definition, where, len(outputs))
+    run(
+        reduction(
+            OpenCLC(target), "tested", definition, outputs, inputs, where, scalars=scalars, compute=compute, form=form
+        )
+    )
+    return form
+
+
 @functools.cache
 def _compiled(text: str) -> None:
     compile_cuda(text, CudaCpp.compile_options)
@@ -61,7 +91,9 @@ def _compiled(text: str) -> None:
 
 def check_cuda(template: Any, *args: Any, **kwargs: Any) -> None:
     """Compiles the CUDA C++ text of a template."""
-    _compiled(template(CudaCpp(), *args, **kwargs).kernel.text)
+    made = template(CudaCpp(), *args, **kwargs)
+    for launch in [made] if isinstance(made, Launch) else made:
+        _compiled(launch.kernel.text)
 
 
 def random(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -70,4 +102,4 @@ def random(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.randint(0 if dtype == torch.uint8 else -9, 10, shape).to(dtype)
 
 
-__all__ = ["NUMPY", "check_cuda", "dialect", "processors", "random", "run"]
+__all__ = ["NUMPY", "check_cuda", "dialect", "processors", "random", "run", "run_reduction"]

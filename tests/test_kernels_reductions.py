@@ -8,9 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_runners import compile_cuda, run_reduction
+from kernel_runners import compile_cuda, opencl
+from template_runners import run_reduction as run_for
 
-from torch_backplane.kernels import CudaCpp, OpenCLC, Reduction, functions, reduction, reduction_geometry
+from torch_backplane.kernels import CudaCpp, OpenCLC, Reduction, Target, functions, reduction, reduction_geometry
 
 F32, I64 = torch.float32, torch.int64
 INF = math.inf
@@ -18,6 +19,10 @@ INF = math.inf
 
 def added(dtype, finish=lambda s, n: s):
     return Reduction([dtype], [0], lambda x, i: x, lambda a, b: a + b, finish)
+
+
+def run_reduction(*args, **kwargs):
+    run_for(Target(float64=opencl()[2], compute_units=4), *args, **kwargs)
 
 
 SUM, COUNT = added(F32), added(I64)
@@ -68,14 +73,6 @@ def test_any_shape_strides_and_dims(data, shape):
     out = torch.empty_like(expected)
     run_reduction(COUNT, [a], dims, [out])
     assert torch.equal(out, expected)
-
-
-@pytest.mark.parametrize("group_size", [1, 2, 64, 256])
-@pytest.mark.parametrize("size", [0, 1, 2, 63, 64, 65, 1000])
-def test_group_sizes(group_size, size):
-    a, out = torch.randint(-99, 99, (3, size)).float(), torch.empty(3)  # sums are exact in any order
-    run_reduction(SUM, [a], [1], [out], group_size=group_size)
-    assert torch.equal(out, a.sum(1))
 
 
 @pytest.mark.parametrize("dtype", [F32, torch.float16, torch.bfloat16, torch.int32, torch.uint8, torch.bool], ids=str)
@@ -154,36 +151,34 @@ def test_two_inputs_are_a_dot_product():
     assert torch.equal(out, (a * b).sum(1))
 
 
+def made(dialect, sizes, strides, definition=SUM, outputs=(F32,), **options):
+    """The first launch for an input of these sizes and strides, reduced over its second dimension."""
+    given = torch.empty_strided(sizes, strides, device="meta")
+    results = [torch.empty(sizes[0], dtype=dtype, device="meta") for dtype in outputs]
+    where = reduction_geometry(sizes, [1], [(1,)] * len(results), [strides])
+    return reduction(dialect, "r", definition, results, [given], where, **options)[0].kernel
+
+
 def test_another_shape_is_the_same_text_and_large_tensors_have_64_bit_indices():
-    def made(sizes, strides):
-        where = reduction_geometry(sizes, [1], [(1,)], [strides])
-        return reduction("r", SUM, inputs=[F32], outputs=[F32], geometry=where, dialect=OpenCLC()).text
-
-    assert made((3, 4), (4, 1)) == made((5, 77), (1, 5))
-    assert "ulong result" not in made((3, 4), (4, 1))
-    assert "ulong result" in made((3, 4), (2**31, 1))
+    texts = [made(OpenCLC(), *one).text for one in (((3, 4), (4, 1)), ((5, 7), (1, 5)), ((3, 4), (2**31, 1)))]
+    assert texts[0] == texts[1]
+    assert ["typedef long index_t" in text for text in texts] == [False, False, True]
 
 
-@pytest.mark.parametrize("sizes", [(3, 4), (2**31, 2)], ids=["32", "64"])
-def test_cuda_text_compiles(sizes):
-    where = reduction_geometry(sizes, [1], [(1,)], [(sizes[1], 1)])
+@pytest.mark.parametrize("sizes", [(3, 4), (40, 3), (2, 2**16), (2**31, 2)], ids=str)
+@pytest.mark.parametrize("transposed", [False, True], ids=["rows", "columns"])
+def test_cuda_text_compiles(sizes, transposed):
+    strides = (1, sizes[0]) if transposed else (sizes[1], 1)
     definitions = [(SUM, [F32]), (MEAN, [torch.float16]), (ANY, [torch.bool])]
     definitions += [(ARGMAX, [F32, I64]), (VAR_MEAN, [F32] * 2)]
     for definition, outputs in definitions:
-        kernel = reduction("r", definition, inputs=[F32], outputs=outputs, geometry=where, dialect=CudaCpp())
+        kernel = made(CudaCpp(), sizes, strides, definition, outputs)
         assert ".entry bp_r" in compile_cuda(kernel.text, CudaCpp.compile_options)
 
 
 def test_bad_requests_are_named():
-    where = reduction_geometry((3, 4), [1], [(1,)], [(4, 1)])
-
-    def make(definition=SUM, outputs=(F32,), **changes):
-        return reduction("r", definition, inputs=[F32], outputs=outputs, geometry=where, dialect=OpenCLC(), **changes)
-
-    with pytest.raises(ValueError, match="a power of two, and got 48"):
-        make(group_size=48)
     with pytest.raises(TypeError, match="finish returned 1 values, and 2 are needed"):
-        make(outputs=[F32, F32])
+        made(OpenCLC(), (3, 4), (4, 1), outputs=[F32, F32])
     with pytest.raises(ValueError, match="1 numbers of identity for 2 dtypes"):
         Reduction([F32, F32], [0.0], lambda x, i: x, lambda a, b: a, lambda s, n: s)
     with pytest.raises(TypeError, match=r"no constant of torch\.int64"):

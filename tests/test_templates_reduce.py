@@ -1,14 +1,14 @@
-"""Reductions by lanes against PyTorch on the CPU: rows, columns, chunks, several states and any strides."""
+"""Reductions by threads and by teams against PyTorch on the CPU: rows, columns, chunks, states and any strides."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from template_runners import dialect, run
+from kernel_runners import opencl
+from template_runners import run_reduction
 
-from torch_backplane.kernels import Reduction, functions, reduction_geometry
-from torch_backplane.kernels.layouts import Geometry, Layout, ReductionGeometry
-from torch_backplane.kernels.templates.reduce import by_columns, chunk_count, contiguous_strides, reduce_lanes
+from torch_backplane.kernels import Reduction, Target, functions, reduction_geometry
+from torch_backplane.kernels.templates.reduce import Form, choose_form
 
 F32, I64 = torch.float32, torch.int64
 
@@ -31,27 +31,9 @@ GREATEST = Reduction(
 MEAN = Reduction([F32], [0.0], lambda x, position: x, lambda a, b: a + b, lambda s, count: s / count.to(F32))
 
 
-def reduce(definition, x, dims, outputs, compute=None):
-    kept = [d for d in range(x.dim()) if d not in dims]
-    where = reduction_geometry(x.shape, dims, [o.stride() for o in outputs], [x.stride()])
-    assert outputs[0].shape == tuple(x.shape[d] for d in kept)
-    columns = by_columns(where, len(outputs))
-    chunks = chunk_count(where, columns)
-    if chunks == 1:
-        run(reduce_lanes(dialect("cpu"), "tested", definition, outputs, [x], where, columns=columns, compute=compute))
-        return columns, chunks
-    states = [torch.empty(where.kept.count, chunks, dtype=dtype) for dtype in definition.state]
-    options = {"columns": columns, "chunks": chunks, "compute": compute}
-    run(reduce_lanes(dialect("cpu"), "tested", definition, states, [x], where, **options))
-    again = Reduction(definition.state, definition.identity, lambda *s: s[:-1], definition.combine, definition.finish)
-    partial = contiguous_strides(where.kept.sizes, chunks)
-    strides = (*where.kept.strides[: len(outputs)], *(partial for _ in states))
-    left = ReductionGeometry(
-        Geometry(where.kept.layout, where.kept.sizes, strides),
-        Geometry(Layout(1, 1), (chunks,), tuple((1,) for _ in states)),
-    )
-    run(reduce_lanes(dialect("cpu"), "tested", again, outputs, states, left, total=where.reduced.count))
-    return columns, chunks
+THREADS = Target.of_kind("cpu", float64=opencl()[2])
+TEAMS = Target(float64=opencl()[2], compute_units=8)
+targets = pytest.mark.parametrize("target", [THREADS, TEAMS], ids=["threads", "teams"])
 
 
 LAYOUTS = {
@@ -71,44 +53,82 @@ LAYOUTS = {
 }
 
 
+@targets
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_every_layout(name):
+def test_every_layout(name, target):
     make, dims = LAYOUTS[name]
     x = make()
     shape = [size for d, size in enumerate(x.shape) if d not in dims]
     exact = x.double().sum(dims) if dims else x.double()
     out = torch.empty(shape)
-    form = reduce(summed(F32), x, dims, [out])
+    form = run_reduction(target, summed(F32), [x], dims, [out])
     torch.testing.assert_close(out, exact.float(), atol=1e-5 * max(1, x.numel() ** 0.5), rtol=1e-5)
     count = x.numel() // max(1, out.numel())
-    reduce(MEAN, x, dims, [out])
+    run_reduction(target, MEAN, [x], dims, [out])
     torch.testing.assert_close(out, (exact / count).float(), atol=1e-6, rtol=1e-5)
     place = torch.empty(shape, dtype=I64)
-    reduce(GREATEST, x.round(), dims, [out, place])
+    run_reduction(target, GREATEST, [x.round()], dims, [out, place])
     order = [d for d in range(x.dim()) if d not in dims] + list(dims)
     flat = x.round().permute(order).reshape(*shape, -1)
     torch.testing.assert_close(out, flat.amax(-1))
     torch.testing.assert_close(place, (flat == out.unsqueeze(-1)).int().argmax(-1))
     if name in ("columns", "few columns"):
-        assert form[0]
+        assert form.columns
     if name in ("all", "many", "few long rows", "few columns"):
-        assert form[1] > 1
+        assert form.chunks > 1
+    assert form.by_teams == (target is TEAMS)
 
 
+@targets
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.uint8, torch.bool], ids=str)
-def test_dtypes(dtype):
+def test_dtypes(dtype, target):
     x = (torch.randn(30, 200) * 3).to(dtype)
     compute = F32 if dtype.is_floating_point else I64
     for dims in ((1,), (0,), (0, 1)):
         out = torch.empty([s for d, s in enumerate(x.shape) if d not in dims], dtype=compute)
-        reduce(summed(compute), x, dims, [out], compute)
+        run_reduction(target, summed(compute), [x], dims, [out], compute=compute)
         torch.testing.assert_close(out, x.to(compute).sum(dims), rtol=1e-5, atol=1e-3)
 
 
+@targets
 @pytest.mark.parametrize("dims", [(1,), (0,), (0, 1)])
-def test_bool_states(dims):
+def test_bool_states(dims, target):
     x = torch.rand(40, 70) < 0.02
     found = Reduction([torch.bool], [False], lambda x, position: x, lambda a, b: a | b, lambda s, count: s)
     out = torch.empty([s for d, s in enumerate(x.shape) if d not in dims], dtype=torch.bool)
-    reduce(found, x, dims, [out])
+    run_reduction(target, found, [x], dims, [out])
     assert torch.equal(out, x.any(dims))
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+@pytest.mark.parametrize("size", [0, 1, 2, 63, 64, 65, 10_000])
+@pytest.mark.parametrize("form", [(64, 1), (16, 4), (4, 16), (1, 64), (1, 1), (256, 1), (2, 32), (8, 8)], ids=str)
+def test_teams_of_every_size(form, size, chunks):
+    a = torch.randint(-99, 99, (67, size)).float()  # sums are exact in any order
+    for columns, given in ((False, a), (True, a.T.contiguous().T)):
+        out = torch.full((67,), 7.0)
+        run_reduction(TEAMS, summed(F32), [given], [1], [out], form=Form(*form, columns, chunks if size else 1))
+        assert torch.equal(out, a.sum(1)), columns
+
+
+def chain(form, results, count):
+    """Elements that one work item adds up, and partial states that one meets after that."""
+    return -(-count // (form.chunks * form.along)), -(-form.chunks // (form.along * form.beside))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims"),
+    [((1 << 24,), [0]), ((16, 1 << 20), [1]), ((1 << 20, 16), [0]), ((1 << 20, 16), [1]), ((64, 512, 512), [0, 2])],
+    ids=str,
+)
+@pytest.mark.parametrize("units", [1, 16, 64, 128])
+def test_large_reductions_fill_the_device_and_have_short_chains(units, shape, dims):
+    kept = [size for d, size in enumerate(shape) if d not in dims]
+    strides = [torch.empty(shape, device="meta").stride()]
+    where = reduction_geometry(shape, dims, [torch.empty(kept, device="meta").stride()], strides)
+    form = choose_form(Target(compute_units=units), summed(F32), where, 1)
+    count, results = where.reduced.count, where.kept.count
+    groups = -(-results // form.beside) * form.chunks
+    assert groups >= 4 * units
+    if units >= 16:
+        assert sum(chain(form, results, count)) <= max(64, 4 * count**0.5)

@@ -9,8 +9,9 @@ from torch_backplane.kernels.expression import Expression, Program, trace
 from torch_backplane.kernels.kernel import Kernel, Parameter
 from torch_backplane.kernels.layouts import Geometry, Layout, ReductionGeometry, geometry, reduction_geometry
 from torch_backplane.kernels.pointwise import pointwise
-from torch_backplane.kernels.reductions import Reduction, reduction
+from torch_backplane.kernels.reductions import Reduction
 from torch_backplane.kernels.target import LimitExceeded, Target
+from torch_backplane.kernels.templates.reduce import reduction
 
 __all__ = [
     "CudaCpp",

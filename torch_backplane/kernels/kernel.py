@@ -7,9 +7,7 @@ from typing import Literal
 
 import torch
 
-Kind = Literal[
-    "output", "input", "scalar", "count", "rows", "size", "stride", "reduced_count", "reduced_size", "reduced_stride"
-]
+Kind = Literal["output", "input", "scalar", "count", "rows", "size", "stride"]
 
 
 @dataclass(frozen=True)
@@ -18,8 +16,7 @@ class Parameter:
 
     Args:
         kind: "output" and "input" are memory (in OpenCL C two arguments: the handle, and the offset in bytes as ulong);
-            "scalar" is a number given by the caller; the others are numbers of a Geometry, or, where they begin with
-            "reduced", of the part of a ReductionGeometry that is reduced.
+            "scalar" is a number given by the caller; the others are numbers of a Geometry.
         dtype: of the tensor, or of the number.
         operand: which output, input or scalar; for a stride, which operand of the Geometry.
         dimension: of a size or stride; 0 is the innermost.
@@ -37,7 +34,7 @@ class Kernel:
     name: the entry point, in the text.
     text: all of it; equal text is the same kernel.
     parameters: in order, memory before numbers.
-    width: elements for each work item (pointwise), or None where each result has a group of work items.
+    width: elements for each work item, or None where whoever launches it knows how many there are.
     group_size: the number of work items of a group, where the launch shall not choose it.
     """
 
@@ -48,10 +45,8 @@ class Kernel:
     group_size: int | None = None
 
     def work_items(self, count: int) -> int:
-        """How many work items `count` elements (pointwise) or results (reductions) need."""
-        if self.width is None:
-            assert self.group_size is not None
-            return count * self.group_size
+        """How many work items `count` elements need."""
+        assert self.width is not None
         return -(-count // self.width)
 
 

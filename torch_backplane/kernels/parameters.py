@@ -18,9 +18,6 @@ def parameter_name(parameter: Parameter) -> str:
         "rows": "rows",
         "size": f"size{parameter.dimension}",
         "stride": f"stride{parameter.operand}_{parameter.dimension}",
-        "reduced_count": "reduced_count",
-        "reduced_size": f"reduced_size{parameter.dimension}",
-        "reduced_stride": f"reduced_stride{parameter.operand}_{parameter.dimension}",
     }[parameter.kind]
 
 
@@ -51,8 +48,6 @@ def advance(
     index: str,
     rank: int,
     places: Mapping[str, str],
-    size: str = "size",
-    indent: str = "  ",
     first: int = 0,
 ) -> list[str]:
     """Statements that add to offsets what the linear `index` means in `rank` dimensions, the innermost first.
@@ -60,7 +55,6 @@ def advance(
     Args:
         index: a variable's name; also begins the names of the variables that this declares.
         places: name of each offset, and of its strides without the dimension's number.
-        size: name of the sizes without the dimension's number. The outermost is not needed: it is what remains.
         first: the dimension that `index` counts through fastest.
     """
     lines = [f"{index_type} {index}_rest = {index};"] if rank > first else []
@@ -68,7 +62,7 @@ def advance(
         at = f"{index}_rest"
         if dimension < rank - 1:
             at = f"{index}_{dimension}"
-            lines.append(f"const {index_type} {at} = {index}_rest % {size}{dimension};")
-            lines.append(f"{index}_rest /= {size}{dimension};")
+            lines.append(f"const {index_type} {at} = {index}_rest % size{dimension};")
+            lines.append(f"{index}_rest /= size{dimension};")
         lines += [f"{place} += {at} * {stride}{dimension};" for place, stride in places.items()]
-    return [indent + line for line in lines]
+    return ["  " + line for line in lines]

@@ -1,4 +1,4 @@
-"""Whole kernels that reduce: a group of work items for each result, which meet in a tree in local memory."""
+"""What a reduction is: formulas from elements to a state, from two states to one, and from a state to results."""
 
 from __future__ import annotations
 
@@ -9,13 +9,8 @@ from typing import Any, NamedTuple
 import torch
 
 from torch_backplane.kernels import functions as f
-from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import value_dtype
-from torch_backplane.kernels.element import element_function, used_dtypes
 from torch_backplane.kernels.expression import Expression, Formula, Number, Program, constant, trace
-from torch_backplane.kernels.kernel import Kernel, Parameter, entry_point
-from torch_backplane.kernels.layouts import ReductionGeometry
-from torch_backplane.kernels.parameters import advance, declarations, pointers
 
 # A work item reduces this many elements to a block, as many blocks to a part, and the parts: rounding errors grow with
 # the longest chain of combinations.
@@ -60,16 +55,18 @@ class Programs(NamedTuple):
     start: Program
     combine: Program
     add: Program
-    finish: Program
+    finish: Program | None
 
 
 def programs(
     definition: Reduction,
     inputs: Sequence[torch.dtype],
-    outputs: Sequence[torch.dtype],
+    outputs: Sequence[torch.dtype] | None,
     compute: torch.dtype | None = None,
 ) -> Programs:
-    """Raises TypeError where a formula does not take these dtypes, or returns another number of values."""
+    """Without `outputs`, what finishes is left out. Raises TypeError where a formula does not take these dtypes, or
+    returns another number of values.
+    """
     state, numbers = list(definition.state), [torch.int64, *definition.scalars]
     seen_as = [compute or value_dtype(dtype) for dtype in inputs]
     combine = _program("combine", definition.combine, [*state, *state], state)
@@ -77,7 +74,7 @@ def programs(
         _program("start", definition.start, [*seen_as, *numbers], state),
         combine,
         combine if definition.add is None else _program("add", definition.add, [*state, *state], state),
-        _program("finish", definition.finish, [*state, *numbers], outputs),
+        None if outputs is None else _program("finish", definition.finish, [*state, *numbers], outputs),
     )
 
 
@@ -125,148 +122,8 @@ def whole(total: Expression, lost: Expression) -> Expression:
     return f.where(f.isnan(lost), total, total + lost)
 
 
-def reduction(
-    name: str,
-    definition: Reduction,
-    *,
-    inputs: Sequence[torch.dtype],
-    outputs: Sequence[torch.dtype],
-    geometry: ReductionGeometry,
-    dialect: Dialect,
-    compute: torch.dtype | None = None,
-    group_size: int = 64,
-) -> Kernel:
-    """A kernel that computes `definition` for every result, with one group of `group_size` work items for each.
-
-    Args:
-        name: a C identifier, which the entry point's name ends with.
-        geometry: only its ranks and index width matter, so another shape is the same kernel.
-        compute: what `start` sees each input as; without it the input's own, float32 for float16 and bfloat16.
-        group_size: a power of two, at most what the device takes.
-
-    Raises TypeError where the dialect's device lacks a dtype, or a formula returns another number of values.
-    """
-    entry = entry_point(name)
-    if group_size < 1 or group_size & (group_size - 1):
-        raise ValueError(f"group_size is a power of two, and got {group_size}")
-    state, numbers = list(definition.state), [torch.int64, *definition.scalars]
-    start, combine, add, finish = programs(definition, inputs, outputs, compute)
-
-    parameters = _parameters(inputs, outputs, definition.scalars, geometry)
-    used = used_dtypes(start, inputs, outputs) | used_dtypes(combine) | used_dtypes(add) | used_dtypes(finish)
-    elements = [
-        element_function("start", start, dialect, inputs, numbers, state),
-        element_function("combine", combine, dialect, [*state, *state], [], state),
-        element_function("add", add, dialect, [*state, *state], [], state),
-        element_function("finish", finish, dialect, state, numbers, outputs),
-    ]
-    text = "\n".join(
-        [
-            dialect.header(used, "\n".join(elements)),
-            *elements,
-            dialect.kernel(
-                entry,
-                declarations(dialect, parameters),
-                group_size,
-                _body(definition, len(inputs), outputs, geometry, dialect, group_size, parameters),
-            ),
-        ]
-    )
-    return Kernel(entry, text, tuple(parameters), None, group_size)
-
-
 def _program(part: str, formula: Formula, arguments: list[torch.dtype], results: Sequence[torch.dtype]) -> Program:
     program = trace(formula, arguments, value_dtype(results[0]))
     if len(program.results) != len(results):
         raise TypeError(f"{part} returned {len(program.results)} values, and {len(results)} are needed")
     return program
-
-
-def _parameters(
-    inputs: Sequence[torch.dtype],
-    outputs: Sequence[torch.dtype],
-    scalars: Sequence[torch.dtype],
-    geometry: ReductionGeometry,
-) -> list[Parameter]:
-    index = torch.uint64 if geometry.wide else torch.uint32
-    kept, reduced = geometry.kept.layout.rank, geometry.reduced.layout.rank
-    operands = len(outputs) + len(inputs)
-    return [
-        *(Parameter("output", dtype, i) for i, dtype in enumerate(outputs)),
-        *(Parameter("input", dtype, i) for i, dtype in enumerate(inputs)),
-        *(Parameter("scalar", dtype, i) for i, dtype in enumerate(scalars)),
-        Parameter("reduced_count", index),
-        *(Parameter("size", index, dimension=d) for d in range(kept - 1)),
-        *(Parameter("reduced_size", index, dimension=d) for d in range(reduced - 1)),
-        *(Parameter("stride", index, operand, d) for operand in range(operands) for d in range(kept)),
-        *(Parameter("reduced_stride", index, i, d) for i in range(len(inputs)) for d in range(reduced)),
-    ]
-
-
-def _body(
-    definition: Reduction,
-    inputs: int,
-    outputs: Sequence[torch.dtype],
-    geometry: ReductionGeometry,
-    dialect: Dialect,
-    group_size: int,
-    parameters: Sequence[Parameter],
-) -> list[str]:
-    index = dialect.index_type(geometry.wide)
-    names = [f"out{i}" for i in range(len(outputs))] + [f"in{i}" for i in range(inputs)]
-    places = {f"{name}_at": f"stride{operand}_" for operand, name in enumerate(names)}
-    elements = {f"in{i}_element": f"reduced_stride{i}_" for i in range(inputs)}
-    numbers = range(len(definition.state))
-    types = [dialect.storage_type(dtype) for dtype in definition.state]
-    identity = [
-        dialect.constant(number, dtype) for number, dtype in zip(definition.identity, definition.state, strict=True)
-    ]
-
-    def listed(text: str) -> str:
-        return ", ".join(text.format(i=i) for i in numbers)
-
-    element = ", ".join(f"in{i}[in{i}_element]" for i in range(inputs))
-    results = ", ".join(f"&out{i}_value" for i in range(len(outputs)))
-    # With the numbers that are arguments of the kernel.
-    position, count = (
-        ", ".join([f"({dialect.type(torch.int64)}){name}", *(f"scalar{i}" for i in range(len(definition.scalars)))])
-        for name in ("position", "reduced_count")
-    )
-    return [
-        *(f"  {dialect.local_array(f'shared{i}', definition.state[i], group_size)}" for i in numbers),
-        *pointers(dialect, parameters),
-        f"  const {index} result = {dialect.group_index};",
-        f"  const {index} item = {dialect.local_index};",
-        *(f"  {index} {place} = 0;" for place in places),
-        *advance(index, "result", geometry.kept.layout.rank, places),
-        *(f"  {types[i]} state{i} = {identity[i]};" for i in numbers),
-        f"  {index} position = item;",
-        "  while (position < reduced_count) {",
-        *(f"    {types[i]} part{i} = {identity[i]};" for i in numbers),
-        f"    for (int blocks = 0; blocks < {BLOCK} && position < reduced_count; ++blocks) {{",
-        *(f"      {types[i]} block{i} = {identity[i]};" for i in numbers),
-        f"      for (int step = 0; step < {BLOCK} && position < reduced_count; ++step, position += {group_size}) {{",
-        *(f"        {index} in{i}_element = in{i}_at;" for i in range(inputs)),
-        *advance(index, "position", geometry.reduced.layout.rank, elements, "reduced_size", "        "),
-        *(f"        {types[i]} next{i};" for i in numbers),
-        f"        start({element}, {position}, {listed('&next{i}')});",
-        f"        add({listed('block{i}')}, {listed('next{i}')}, {listed('&block{i}')});",
-        "      }",
-        f"      combine({listed('part{i}')}, {listed('block{i}')}, {listed('&part{i}')});",
-        "    }",
-        f"    combine({listed('state{i}')}, {listed('part{i}')}, {listed('&state{i}')});",
-        "  }",
-        *(f"  shared{i}[item] = state{i};" for i in numbers),
-        f"  {dialect.barrier}",
-        f"  for ({index} half_size = {group_size // 2}; half_size > 0; half_size >>= 1) {{",
-        f"    if (item < half_size) combine({listed('state{i}')}, {listed('shared{i}[item + half_size]')}, "
-        f"{listed('&state{i}')});",
-        *(f"    if (item < half_size) shared{i}[item] = state{i};" for i in numbers),
-        f"    {dialect.barrier}",
-        "  }",
-        "  if (item == 0) {",
-        *(f"    {dialect.storage_type(dtype)} out{i}_value;" for i, dtype in enumerate(outputs)),
-        f"    finish({listed('state{i}')}, {count}, {results});",
-        *(f"    out{i}[out{i}_at] = out{i}_value;" for i in range(len(outputs))),
-        "  }",
-    ]

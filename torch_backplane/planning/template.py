@@ -21,11 +21,14 @@ _lock = threading.Lock()
 
 
 def run_template(
-    template: Callable[..., Launch], device: torch.device, *arguments: Any, name: str, **options: Any
+    template: Callable[..., Launch | list[Launch]], device: torch.device, *arguments: Any, name: str, **options: Any
 ) -> None:
-    """Launches `template(dialect of the device, *arguments, **options)`; `name` is the operator's, for errors."""
+    """Makes the launches of `template(dialect of the device, *arguments, **options)`; `name` is the operator's, for
+    errors.
+    """
     made = template(dialect_of(device), *arguments, **options)
-    launch(made.kernel, made.tensors, made.numbers, [made.items], [made.group], name=name)
+    for one in [made] if isinstance(made, Launch) else made:
+        launch(one.kernel, one.tensors, one.numbers, [one.items], [one.group], name=name)
 
 
 def run_kernel(

@@ -379,23 +379,6 @@ class Dialect(ABC):
         """As `store_lanes`, past the caches, from `index` on; where there are `streaming_bytes`."""
         raise NotImplementedError(f"{self.name} does not write past caches")
 
-    @property
-    @abstractmethod
-    def local_index(self) -> str: ...
-
-    @property
-    @abstractmethod
-    def group_index(self) -> str: ...
-
-    @property
-    @abstractmethod
-    def barrier(self) -> str:
-        """A statement: every work item of the group gets here, and sees what the others wrote to local memory."""
-
-    @abstractmethod
-    def local_array(self, name: str, dtype: torch.dtype, size: int) -> str:
-        """A statement that declares memory that a group shares."""
-
 
 def _half_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

@@ -98,18 +98,3 @@ class CudaCpp(Dialect):
     def store_lanes(self, name: str, dtype: torch.dtype, pointer: str, index: str, width: int) -> str:
         lanes = f"Lanes<{self.storage_type(dtype)}, {width}>"
         return f"(({lanes}*){pointer})[{index}] = *({lanes}*){name};"
-
-    @property
-    def local_index(self) -> str:
-        return "threadIdx.x"
-
-    @property
-    def group_index(self) -> str:
-        return "blockIdx.x"
-
-    @property
-    def barrier(self) -> str:
-        return "__syncthreads();"
-
-    def local_array(self, name: str, dtype: torch.dtype, size: int) -> str:
-        return f"__shared__ {self.storage_type(dtype)} {name}[{size}];"

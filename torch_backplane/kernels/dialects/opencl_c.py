@@ -133,18 +133,3 @@ class OpenCLC(Dialect):
             f"(global {kind}{lanes}*)({pointer} + {index} + {vector[0]}));"
             for vector in vectors
         )
-
-    @property
-    def local_index(self) -> str:
-        return "(uint)get_local_id(0)"
-
-    @property
-    def group_index(self) -> str:
-        return "get_group_id(0)"
-
-    @property
-    def barrier(self) -> str:
-        return "barrier(CLK_LOCAL_MEM_FENCE);"
-
-    def local_array(self, name: str, dtype: torch.dtype, size: int) -> str:
-        return f"local {self.storage_type(dtype)} {name}[{size}];"

@@ -1,33 +1,85 @@
-"""Reductions without teams: a work item has LANES states, which are reduced side by side in a vector register.
+"""Reductions: from (start, combine, finish) to one launch, or two where there are few results of many elements.
 
-Two forms. `rows`: lanes are neighbouring elements of one result. `columns`: lanes are neighbouring results, where the
-elements of one result are far from each other in memory and those of the next result beside them. Where there are few
-results, the elements of each are reduced in chunks to partial states, which a second launch combines.
+Then the elements of each are reduced in chunks to partial states, which the second launch combines. The forms:
+
+- by threads, where a work item is a thread: it has LANES states, which are reduced side by side in a vector register.
+  In rows, lanes are neighbouring elements of one result; in columns they are neighbouring results, where the elements
+  of one result are far from each other in memory and those of the next result beside them.
+- by teams, where work items run in lockstep: the items of a team share a result, and meet in a tree in local memory. A
+  group is several teams. In rows, neighbouring items have neighbouring elements; in columns, neighbouring results.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import NamedTuple
 
 import torch
 
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.element import element_function
-from torch_backplane.kernels.expression import Number, trace
-from torch_backplane.kernels.layouts import ReductionGeometry
-from torch_backplane.kernels.reductions import BLOCK, Reduction
+from torch_backplane.kernels.expression import Number
+from torch_backplane.kernels.layouts import Geometry, Layout, ReductionGeometry
+from torch_backplane.kernels.reductions import BLOCK, Reduction, programs
+from torch_backplane.kernels.target import Target
 from torch_backplane.kernels.templates.source import Launch, make_launch
 
 LANES = 16
-_GROUP = 8
-# With fewer work items than this, the elements of each result are divided among several; each takes at least _CHUNK.
-_ENOUGH_ITEMS, _CHUNK = 64, 8 * LANES * BLOCK
+_GROUP = 8  # threads
+# With fewer threads than this, the elements of each result are divided among several.
+_ENOUGH_THREADS = 64
+_GROUPS_PER_UNIT = 16  # of teams, which are small: what keeps a compute unit busy while others wait for memory
 
 
-def by_columns(where: ReductionGeometry, outputs: int) -> bool:
+class Form(NamedTuple):
+    """How a reduction is done.
+
+    Args:
+        along: work items that share a result, or its chunk; a power of two.
+        beside: results of a group by teams; 0 says that it is done by threads.
+        columns: whether neighbouring lanes or items have neighbouring results, and not neighbouring elements.
+        chunks: into how many parts each result's elements are divided.
+    """
+
+    along: int
+    beside: int
+    columns: bool
+    chunks: int = 1
+
+    @property
+    def by_teams(self) -> bool:
+        return self.beside > 0
+
+    @property
+    def unit(self) -> int:
+        """Elements of a block of all lanes or items: what chunks are multiples of."""
+        return BLOCK * (self.along if self.by_teams else LANES)
+
+
+def choose_form(target: Target, definition: Reduction, where: ReductionGeometry, outputs: int) -> Form:
+    """The form for a device and a call with so many outputs."""
+    columns = _by_columns(where, outputs)
+    if target.team_size == 1:
+        return Form(1, 0, columns, _chunks_of_threads(where, columns))
+    size = target.team_of(sum(dtype.itemsize for dtype in definition.state))
+    if columns:
+        beside = min(size, 8 if where.kept.sizes[0] <= 8 else 16 if where.kept.sizes[0] <= 16 else 32)
+        along = size // beside
+    else:
+        along = min(size, 4 if where.reduced.count <= 16 else 16 if where.reduced.count <= 128 else size)
+        beside = size // along
+    form = Form(along, beside, columns)
+    groups = max(1, -(-where.kept.count // beside))
+    enough = _GROUPS_PER_UNIT * target.compute_units
+    if groups >= enough:
+        return form
+    return form._replace(chunks=max(1, min(enough // groups, where.reduced.count // form.unit)))
+
+
+def _by_columns(where: ReductionGeometry, outputs: int) -> bool:
     """Whether neighbouring results, and not neighbouring elements, are beside each other in memory."""
     if not where.kept.sizes or where.kept.sizes[0] < LANES // 2:
         return False
@@ -36,47 +88,20 @@ def by_columns(where: ReductionGeometry, outputs: int) -> bool:
     return not beside and all(strides[0] == 1 for strides in where.kept.strides[outputs:])
 
 
-def chunk_count(where: ReductionGeometry, columns: bool) -> int:
-    """How many work items share the elements of a result."""
+def _chunks_of_threads(where: ReductionGeometry, columns: bool) -> int:
+    """How many threads share the elements of a result; each takes at least 8 blocks."""
     results = where.kept.count
     items = results if not columns else results // where.kept.sizes[0] * -(-where.kept.sizes[0] // LANES)
-    if items >= _ENOUGH_ITEMS:
+    if items >= _ENOUGH_THREADS:
         return 1
-    smallest = _CHUNK if not columns else _CHUNK // LANES
-    return max(1, min(_ENOUGH_ITEMS // items, where.reduced.count // smallest))
+    smallest = 8 * BLOCK * (1 if columns else LANES)
+    return max(1, min(_ENOUGH_THREADS // items, where.reduced.count // smallest))
 
 
-def lane_functions(
-    dialect: Dialect,
-    definition: Reduction,
-    inputs: Sequence[torch.dtype],
-    outputs: Sequence[torch.dtype] | None,
-    compute: torch.dtype | None = None,
-) -> str:
-    """The definition's functions as text.
-
-    Args:
-        inputs: dtypes.
-        outputs: dtypes; None where there is nothing to finish, as results are reduced again.
-        compute: what `start` sees the inputs as.
-    """
-    state, numbers = list(definition.state), [torch.int64, *definition.scalars]
-    seen_as = [compute or value_dtype(dtype) for dtype in inputs]
-    start = trace(definition.start, [*seen_as, *numbers], value_dtype(state[0]))
-    combine = trace(definition.combine, [*state, *state], value_dtype(state[0]))
-    add = combine if definition.add is None else trace(definition.add, [*state, *state], value_dtype(state[0]))
-    functions = [
-        element_function("add", add, dialect, [*state, *state], [], state),
-        element_function("start", start, dialect, inputs, numbers, state),
-        element_function("combine", combine, dialect, [*state, *state], [], state),
-    ]
-    if outputs is not None:
-        finish = trace(definition.finish, [*state, *numbers], value_dtype(outputs[0]))
-        functions.append(element_function("finish", finish, dialect, state, numbers, outputs))
-    return "\n".join(functions)
+Functions = Callable[[str, Callable[[], str]], str]
 
 
-def reduce_lanes(
+def reduction(
     dialect: Dialect,
     name: str,
     definition: Reduction,
@@ -85,61 +110,145 @@ def reduce_lanes(
     where: ReductionGeometry,
     *,
     scalars: Sequence[int | float] = (),
-    columns: bool = False,
-    chunks: int = 1,
-    total: int | None = None,
     compute: torch.dtype | None = None,
-    functions: str | None = None,
-) -> Launch:
-    """Reduces `inputs` to `outputs`.
+    form: Form | None = None,
+    known: Functions = lambda part, make: make(),
+) -> list[Launch]:
+    """What reduces `inputs` to `outputs`: one launch, or two.
 
     Args:
+        where: the geometry of outputs and inputs.
         scalars: the definition's numbers.
-        columns: which form.
-        chunks: into how many parts each result's elements are divided. With more than one, outputs are the states,
-            contiguous tensors of (results, chunks).
-        total: the number of elements that `finish` is told, if it is not that of these inputs.
-        compute: what `start` sees the inputs as.
-        functions: what `lane_functions` says of this definition, where that is known.
+        compute: what `start` sees the inputs as; without it their own dtype, float32 for float16 and bfloat16.
+        form: which; without it, the one that is chosen for the target.
+        known: gives the text that its second argument makes, which may be known: the first one tells texts of one
+            definition and these dtypes apart.
+
+    Raises TypeError where the dialect's device lacks a dtype, or a formula returns another number of values.
     """
-    output_dtypes = tuple([t.dtype for t in outputs])
-    if functions is None:
-        finished = output_dtypes if chunks == 1 else None
-        functions = lane_functions(dialect, definition, [t.dtype for t in inputs], finished, compute)
+    form = form or choose_form(dialect.target, definition, where, len(outputs))
+    read, written = ([tensor.dtype for tensor in tensors] for tensors in (inputs, outputs))
+    launch = partial(_launch, dialect, name, scalars=scalars)
+    if form.chunks == 1:
+        once = known("reduction", lambda: _functions(dialect, definition, read, written, compute))
+        return [launch(definition, outputs, inputs, where, form, once)]
+    results, device = where.kept.count, inputs[0].device
+    states = [torch.empty(results, form.chunks, dtype=dtype, device=device) for dtype in definition.state]
+    count = len(states)
+    again = Reduction(
+        definition.state,
+        definition.identity,
+        lambda *state: state[:count],
+        definition.combine,
+        definition.finish,
+        scalars=definition.scalars,
+    )
+    strides = _contiguous_strides(where.kept.sizes, form.chunks)
+    kept = Geometry(
+        where.kept.layout, where.kept.sizes, (*where.kept.strides[: len(outputs)], *(strides for _ in states))
+    )
+    left = ReductionGeometry(kept, Geometry(Layout(1, 1, where.wide), (form.chunks,), tuple((1,) for _ in states)))
+    whole = form.along * form.beside
+    last = form._replace(columns=False, chunks=1, along=max(1, whole), beside=min(whole, 1))
+    first = known("parts", lambda: _functions(dialect, definition, read, None, compute))
+    second = known("again", lambda: _functions(dialect, again, definition.state, written, None))
+    return [
+        launch(definition, states, inputs, where, form, first),
+        launch(again, outputs, states, left, last, second, total=where.reduced.count),
+    ]
+
+
+def _functions(
+    dialect: Dialect,
+    definition: Reduction,
+    inputs: Sequence[torch.dtype],
+    outputs: Sequence[torch.dtype] | None,
+    compute: torch.dtype | None,
+) -> str:
+    """The definition's functions as text. Without `outputs` there is nothing to finish: results are reduced again."""
+    state, numbers = list(definition.state), [torch.int64, *definition.scalars]
+    made = programs(definition, inputs, outputs, compute)
+    functions = [
+        element_function("add", made.add, dialect, [*state, *state], [], state),
+        element_function("start", made.start, dialect, inputs, numbers, state),
+        element_function("combine", made.combine, dialect, [*state, *state], [], state),
+    ]
+    if outputs is not None:
+        assert made.finish is not None
+        functions.append(element_function("finish", made.finish, dialect, state, numbers, outputs))
+    return "\n".join(functions)
+
+
+def _launch(
+    dialect: Dialect,
+    name: str,
+    definition: Reduction,
+    outputs: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    where: ReductionGeometry,
+    form: Form,
+    functions: str,
+    *,
+    scalars: Sequence[int | float],
+    total: int | None = None,
+) -> Launch:
+    """One of the launches. With chunks, outputs are the states, contiguous tensors of (results, chunks).
+
+    Args:
+        total: the number of elements that `finish` is told, if it is not that of these inputs.
+    """
     kept, reduced = where.kept, where.reduced
-    count, reduced_count = kept.count, reduced.count
-    row_size = kept.sizes[0] if columns else 1
-    chunk = -(-reduced_count // (chunks * LANES * BLOCK)) * LANES * BLOCK if chunks > 1 else max(1, reduced_count)
-    blocks = -(-row_size // LANES) if columns else 1
-    items = count // row_size * blocks * chunks
+    results, reduced_count, chunks = kept.count, reduced.count, form.chunks
+    partial_states = chunks > 1
+    chunk = -(-reduced_count // (chunks * form.unit)) * form.unit if partial_states else max(1, reduced_count)
+    numbers: dict[str, int] = {"chunks": chunks, "chunk": chunk, "reduced_count": reduced_count}
+    numbers["total"] = reduced_count if total is None else total
+    if form.by_teams:
+        # Positions go beyond the last element by less than a step of the team, which indices have to have room for.
+        numbers |= {"results": results, "beyond": reduced_count + form.along}
+        groups, group_size = -(-results // form.beside) * chunks, form.along * form.beside
+    else:
+        row_size = kept.sizes[0] if form.columns else 1
+        blocks = -(-row_size // LANES)
+        items = results // row_size * blocks * chunks
+        numbers |= {"items": items, "blocks": blocks, "row_size": row_size}
+        groups, group_size = -(-items // _GROUP), _GROUP
     # Partial states are written by the number of their result.
-    kept_strides = kept.strides if chunks == 1 else kept.strides[-len(inputs) :]
-    operands = (len(outputs) if chunks == 1 else 0, len(inputs))
+    kept_strides = kept.strides[-len(inputs) :] if partial_states else kept.strides
+    operands = (0 if partial_states else len(outputs), len(inputs))
     ranks = (len(kept.sizes), len(reduced.sizes))
     names, integer_names = _names(operands, ranks)
-    numbers = [items, chunks, chunk, blocks, row_size, reduced_count, reduced_count if total is None else total]
-    numbers += (*kept.sizes, *reduced.sizes)
-    for strides in (*kept_strides, *reduced.strides):
-        numbers += strides
-    state = tuple(definition.state)
+    lists = [kept.sizes, reduced.sizes, *kept_strides, *reduced.strides]
+    numbers |= zip(integer_names, [number for one in lists for number in one], strict=True)
     identity = tuple(definition.identity)
     exactly = tuple(map(repr, identity))  # 0.0 == -0.0
+    output_dtypes = tuple([tensor.dtype for tensor in outputs])
     text = _text(
-        dialect, state, identity, exactly, output_dtypes, operands, ranks, columns, chunks > 1, len(definition.scalars)
+        dialect,
+        form._replace(chunks=1),
+        tuple(definition.state),
+        identity,
+        exactly,
+        output_dtypes,
+        operands,
+        ranks,
+        partial_states,
+        len(definition.scalars),
     )
+    kind = ("team_" if form.by_teams else "") + ("columns" if form.columns else "rows")
     return make_launch(
-        f"{name}_{'columns' if columns else 'rows'}" + ("_chunks" if chunks > 1 else ""),
+        f"{name}_{kind}" + ("_chunks" if partial_states else ""),
         dialect,
         outputs={f"out{i}": t for i, t in enumerate(outputs)},
         inputs={f"in{i}": t for i, t in enumerate(inputs)},
-        integers=dict(zip(integer_names, numbers, strict=True)),
+        integers=numbers,
         numbers={f"scalar{i}": one for i, one in enumerate(zip(definition.scalars, scalars, strict=True))},
         value=value_dtype(definition.state[0]),
         types={"int64": torch.int64},
         functions=functions,
         body=text,
-        groups=-(-items // _GROUP),
-        group_size=_GROUP,
+        groups=groups,
+        group_size=group_size,
         strided=names,
         bounded=True,
     )
@@ -147,11 +256,10 @@ def reduce_lanes(
 
 @lru_cache(maxsize=256)
 def _names(operands: tuple[int, int], ranks: tuple[int, int]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Of outputs and inputs, so many as `operands` says; and of all integers."""
+    """Of outputs and inputs, so many as `operands` says; and of sizes and strides."""
     names = (*(f"out{i}" for i in range(operands[0])), *(f"in{i}" for i in range(operands[1])))
     kept, reduced = map(range, ranks)
     integers = (
-        *("items", "chunks", "chunk", "blocks", "row_size", "reduced_count", "total"),
         *(f"size{d}" for d in kept),
         *(f"reduced_size{d}" for d in reduced),
         *(f"{name}_stride{d}" for name in names for d in kept),
@@ -163,43 +271,92 @@ def _names(operands: tuple[int, int], ranks: tuple[int, int]) -> tuple[tuple[str
 @lru_cache(maxsize=1024)
 def _text(
     dialect: Dialect,
+    form: Form,
     state: tuple[torch.dtype, ...],
     identity: tuple[Number, ...],
     exactly: tuple[str, ...],
     outputs: tuple[torch.dtype, ...],
     operands: tuple[int, int],
     ranks: tuple[int, int],
-    columns: bool,
-    partial: bool,
+    partial_states: bool,
     scalars: int,
 ) -> str:
     """The body. `exactly` is `identity` as text, which tells zeros apart."""
     names, _ = _names(operands, ranks)
     types, output_types = (tuple(map(dialect.storage_type, dtypes)) for dtypes in (state, outputs))
     constants = tuple(map(dialect.constant, identity, state))
-    writer = _Writer(operands[1], ranks, columns, partial, names, scalars, types, output_types, constants)
-    return writer.body()
+    writer = _Writer(form, operands[1], ranks, partial_states, names, scalars, types, output_types, constants)
+    return writer.by_teams() if form.by_teams else writer.by_threads()
 
 
 class _Writer:
     def __init__(
         self,
+        form: Form,
         inputs: int,
         ranks: tuple[int, int],
-        columns: bool,
-        partial: bool,
+        partial_states: bool,
         names: Sequence[str],
         scalars: int,
         types: Sequence[str],
         output_types: Sequence[str],
         identity: Sequence[str],
     ) -> None:
-        self.inputs, self.columns, self.partial, self.names = inputs, columns, partial, names
+        self.form = form
+        self.inputs, self.partial, self.names = inputs, partial_states, names
         self.kept_rank, self.reduced_rank = ranks
         self.scalars = "".join(f", scalar{i}" for i in range(scalars))
         self.types, self.output_types, self.identity = types, output_types, identity
 
-    def body(self) -> str:
+    def by_teams(self) -> str:
+        along, beside = self.form.along, self.form.beside
+        size = along * beside
+        member, team, apart = f"ITEM % {along}", f"ITEM / {along}", 1
+        if self.form.columns:
+            member, team, apart = f"ITEM / {beside}", f"ITEM % {beside}", beside
+        shared = " ".join(f"LOCAL {t} shared{i}[{size}];" for i, t in enumerate(self.types))
+        give = " ".join(f"shared{i}[ITEM] = state{i}[0];" for i in range(len(self.types)))
+        return f"""
+  {shared if along > 1 else ""}
+  const int member = {member};
+  const index_t chunk_number = GROUP % chunks;
+  const index_t result = (index_t)(GROUP / chunks) * {beside} + {team};
+  const index_t known = result < results ? result : 0;
+  const index_t first = chunk_number * chunk;
+  const index_t last = result < results ? min(first + chunk, beyond - {along}) : first;
+  const int lane = 0;
+  {self._places("known", self.kept_rank, "size", "stride", self.names)}
+  {self._declare("state", "part", "block", lanes="1")}
+  {self._set("state")}
+  for (index_t position = first + member; position < last;) {{
+    {self._set("part")}
+    for (int whole = 0; whole < {BLOCK} && position < last; ++whole) {{
+      {self._set("block")}
+      for (int step = 0; step < {BLOCK} && position < last; ++step, position += {along}) {{
+        {self._reduced_places("position")}
+        {self._step("block", "position", "0")}
+      }}
+      {self._combine("part", "0", "block", "0")}
+    }}
+    {self._combine("state", "0", "part", "0")}
+  }}
+  {self._meet(along, apart, give) if along > 1 else ""}
+  if (member == 0 && result < results) {{ {self._finish("0", "result", "")} }}
+"""
+
+    def _meet(self, along: int, apart: int, give: str) -> str:
+        """Statements after which the first item of each team has the state of all."""
+        return f"""{give}
+  BARRIER;
+  for (int half_size = {along // 2}; half_size > 0; half_size >>= 1) {{
+    if (member < half_size) {{
+      {self._combine("state", "0", "shared", f"ITEM + half_size * {apart}")}
+      {give}
+    }}
+    BARRIER;
+  }}"""
+
+    def by_threads(self) -> str:
         return f"""
   const index_t item = (index_t)GROUP * {_GROUP} + ITEM;
   if (item >= items) return;
@@ -207,7 +364,7 @@ class _Writer:
     + item / chunks % blocks * {LANES};
   const index_t first = chunk_number * chunk, last = min(first + chunk, reduced_count);
   {self._places("first_result", self.kept_rank, "size", "stride", self.names)}
-  {self._by_columns() if self.columns else self._by_rows()}
+  {self._by_columns() if self.form.columns else self._by_rows()}
 """
 
     def _by_rows(self) -> str:
@@ -322,6 +479,10 @@ class _Writer:
         sets = " ".join(f"{name}{i}[lane] = {value};" for i, value in enumerate(self.identity))
         return f"for (int lane = 0; lane < {lanes}; ++lane) {{ {sets} }}"
 
+    def _set(self, name: str) -> str:
+        """Makes the single state `name` that of no elements."""
+        return " ".join(f"{name}{i}[0] = {value};" for i, value in enumerate(self.identity))
+
     def _step(self, name: str, position: str, along: str | None) -> str:
         """Adds the element to the lane of `name`; `along` is where it is in its row, or None for columns."""
         step = "in{i}_reduced_stride0" if self.reduced_rank else "0"
@@ -353,6 +514,6 @@ class _Writer:
         return f"{declared} finish({states}, (int64)total{self.scalars}, {pointers}); {stores}"
 
 
-def contiguous_strides(sizes: Sequence[int], step: int) -> tuple[int, ...]:
+def _contiguous_strides(sizes: Sequence[int], step: int) -> tuple[int, ...]:
     """Strides of `sizes`, the innermost first, where neighbours are `step` apart."""
     return tuple(step * math.prod(sizes[:d]) for d in range(len(sizes)))

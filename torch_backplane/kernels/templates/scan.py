@@ -1,57 +1,156 @@
 """Scans along one dimension of contiguous tensors: cumulative sums, products, extrema and log-sum-exps.
 
-A work item goes through one row in order, or, where the dimension is not the innermost one, on a CPU through some
-neighbouring columns side by side.
+What is scanned is a `Scan`: the fields of a state, what they are for one element, and how a state is joined by that of
+what follows. The elements along the dimension are a *line*. The forms:
+
+- one item goes through a line in order; where the dimension is not the innermost one, neighbouring items have
+  neighbouring lines, and where a work item is a thread, it goes through some of them side by side.
+- a team of items that run in lockstep shares a line, tile by tile: elements come to local memory side by side, each
+  item goes through some that follow each other, and what the items have is scanned in log2(items) steps.
+
+In both, few lines of many elements are scanned in chunks, as many as fill the device, by three launches: what each
+chunk comes to, the scan of that, and the scan of each chunk from what was before it. A product or a sum of a chunk may
+be beyond what its dtype holds where that of all elements before is not, as in torch.cuda.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
 from torch_backplane.kernels.dialects.base import Dialect, Value
 from torch_backplane.kernels.dtypes import facts, value_dtype
+from torch_backplane.kernels.target import Target
 from torch_backplane.kernels.templates.source import Launch, make_launch, rows_and_columns, split
 
 _COLUMNS, _SMALL_GROUP = 16, 8
+_RUN = 4  # elements of a tile that follow each other and are one item's
+_GROUPS_PER_UNIT = 16  # what keeps a compute unit busy while others wait for memory
+_LEAST_CHUNK = {True: 4096, False: 64}  # elements of an item, by whether it is a thread
+
+
+class Field(NamedTuple):
+    """One number of a state.
+
+    Args:
+        type: in the text.
+        dtype: that it has in memory between launches.
+        identity: its value before the first element.
+        element: its value for the element at `at`, the one of number `k` in its line.
+    """
+
+    type: str
+    dtype: torch.dtype
+    identity: str
+    element: str
+
+
+class Scan(NamedTuple):
+    """Args:
+    fields: of the state, by name.
+    step: statements that join `state_…` by one element's `x_…`. FRESH says whether that is the first element.
+    join: the same by the state `x_…` of several elements.
+    store: statements that write the result of `state_…` at `at`.
+    value: the text's value_t.
+    """
+
+    fields: Mapping[str, Field]
+    step: str
+    join: str
+    store: str
+    value: torch.dtype
+
+
+class Form(NamedTuple):
+    """How a scan is done.
+
+    Args:
+        along: work items that share a line, or its chunk; 4, 8, 16, … (PoCL fails to compile groups of two). 1: an item
+            has a line of its own.
+        beside: lines of a team's group, or of a thread.
+        chunks: into how many parts each line is divided.
+    """
+
+    along: int
+    beside: int
+    chunks: int = 1
+
+
+def choose_form(target: Target, scan: Scan, lines: int, size: int, columns: int) -> Form:
+    """The form for a device, and for so many lines, `columns` of which are beside each other."""
+    threads = target.team_size == 1
+    team = 1 if threads else target.team_of(sum(field.dtype.itemsize for field in scan.fields.values()) * (_RUN + 2))
+    if threads or team < 4 or columns >= 8:
+        form = Form(1, target.run(_COLUMNS) if columns > 1 else 1)
+        unit = _LEAST_CHUNK[threads] // form.beside
+    else:
+        along = min(team, 4 if size <= 4 * _RUN else 16 if size <= 16 * _RUN else team)
+        form = Form(along, team // along)
+        unit = 4 * along * _RUN
+    if threads:
+        # The first launch reads what the last one reads again: with two threads, nothing would be gained.
+        most = target.compute_units // max(1, -(-lines // form.beside)) if target.compute_units >= 4 else 1
+    else:
+        # Chunks of lines of items' own are side by side in a group, those of teams' in groups of their own.
+        at_once = target.group_size if form.along == 1 else form.beside
+        most = _GROUPS_PER_UNIT * target.compute_units * at_once // max(lines, 1 if form.along == 1 else at_once)
+    return form._replace(chunks=max(1, min(most, size // unit)))
+
+
+# --- what can be scanned
 
 
 class Accumulation(NamedTuple):
     """Args:
-    identity: of the state, before the first element.
-    step: statements that add `x` to `state`; of floats, what the state lacks is `state_lost`.
+    identity: of the sum, before the first element.
+    step: statements that add the number `x_sum` to `state_sum`; of floats, what that lacks is `state_sum_lost`.
+    join: the same of another such sum, `x_sum` with `x_sum_lost`.
     integers: the same of integers.
     """
 
     identity: str
     step: str
+    join: str
     integers: str = ""
 
 
+# Dekker's product, without its splitting: fma says what is rounded off.
+_MULTIPLY = (
+    "const value_t product = state_sum * x_sum; "
+    "state_sum_lost = fma(state_sum_lost, x_sum, fma(state_sum, x_sum, -product)){}; state_sum = product;"
+)
+# From the greater of both, so that nothing overflows. Equal infinities have no difference.
+_ADD_EXPONENTIALS = (
+    "const bool greater = x_sum > state_sum || x_sum != x_sum; "
+    "const value_t difference = greater ? (state_sum - x_sum) + (state_sum_lost{minus}) "
+    ": (x_sum - state_sum) + ({plus}-state_sum_lost); "
+    "const value_t more = state_sum == x_sum && fabs(x_sum) == {infinity} ? 0 : log1p(exp(difference)); "
+    "if (greater) {{ state_sum = x_sum; state_sum_lost = {lost}; }} "
+    "ADD(state_sum, more) if (state_sum_lost - state_sum_lost != 0) state_sum_lost = 0;"
+)
+_INFINITE = "{infinity}"
+
 ACCUMULATIONS: Mapping[str, Accumulation] = {
-    "cumsum": Accumulation("0", "ADD(state, x)", "state += x;"),
-    # Dekker's product, without its splitting: fma says what is rounded off.
-    "cumprod": Accumulation(
-        "1",
-        "const value_t product = state * x; state_lost = fma(state_lost, x, fma(state, x, -product)); state = product;",
-        "state *= x;",
+    "cumsum": Accumulation(
+        "0", "ADD(state_sum, x_sum)", "ADD(state_sum, x_sum) state_sum_lost += x_sum_lost;", "state_sum += x_sum;"
     ),
-    # From the greater of both, so that nothing overflows. Equal infinities have no difference.
+    "cumprod": Accumulation(
+        "1", _MULTIPLY.format(""), _MULTIPLY.format(" + state_sum * x_sum_lost"), "state_sum *= x_sum;"
+    ),
     "logcumsumexp": Accumulation(
         "-{infinity}",
-        "const bool greater = x > state || x != x; "
-        "const value_t difference = greater ? (state - x) + state_lost : (x - state) - state_lost; "
-        "const value_t more = state == x && fabs(x) == {infinity} ? 0 : log1p(exp(difference)); "
-        "if (greater) {{ state = x; state_lost = 0; }} "
-        "ADD(state, more) if (state_lost - state_lost != 0) state_lost = 0;",
+        _ADD_EXPONENTIALS.format(minus="", plus="", lost="0", infinity=_INFINITE),
+        _ADD_EXPONENTIALS.format(minus=" - x_sum_lost", plus="x_sum_lost ", lost="x_sum_lost", infinity=_INFINITE),
     ),
 }
 _BETTER = {"cummax": ">=", "cummin": "<="}
 
 
-def accumulate(dialect: Dialect, out: torch.Tensor, self: torch.Tensor, dim: int, name: str) -> Launch:
+def accumulate(
+    dialect: Dialect, out: torch.Tensor, self: torch.Tensor, dim: int, name: str, form: Form | None = None
+) -> list[Launch]:
     """out[k] = what ACCUMULATIONS[name] makes of self[0] to self[k], along dim. Both of one shape and dtype.
 
     Numbers are accumulated in two of their dtype, float32 in float64 where that costs nothing (`Target.has_wide_sums`);
@@ -59,119 +158,292 @@ def accumulate(dialect: Dialect, out: torch.Tensor, self: torch.Tensor, dim: int
     """
     value = value_dtype(out.dtype)
     accumulation = ACCUMULATIONS[name]
+    element = "(value_t)load_self(at)"
     if facts(value).kind != "float":
-        value, identity, step, result = torch.uint64, accumulation.identity, accumulation.integers, "state"
+        sums = {"sum": Field("value_t", torch.uint64, accumulation.identity, element)}
+        step = accumulation.integers
+        scan = Scan(sums, step, step, "store_out(at, state_sum);", torch.uint64)
     else:
         if dialect.target.has_wide_sums and out.dtype == torch.float32:
             value = torch.float64
         infinity = dialect.infinity(facts(value).bits)
-        identity, step = (text.format(infinity=infinity) for text in (accumulation.identity, accumulation.step))
-        # What a state that is infinite, or no number, lacks is neither.
-        result = "(state_lost - state_lost == 0 && state_lost != 0 ? state + state_lost : state)"  # -0 + 0 is 0
-    return _scan(
-        name,
-        dialect,
-        {"out": out},
-        self,
-        dim,
-        value,
-        declare="value_t states[WIDTH], lost[WIDTH];",
-        begin=f"states[lane] = {identity}; lost[lane] = 0;",
-        step="value_t state = states[lane], state_lost = lost[lane]; "
-        f"const value_t x = (value_t)load_self(at + lane); {step} "
-        f"states[lane] = state; lost[lane] = state_lost; store_out(at + lane, {result});",
-    )
+        identity, step, join = (
+            text.replace(_INFINITE, infinity) for text in (accumulation.identity, accumulation.step, accumulation.join)
+        )
+        fields = {
+            "sum": Field("value_t", value, identity, element),
+            "sum_lost": Field("value_t", value, "0", "0"),
+        }
+        # What a state that is infinite, or no number, lacks is neither. -0 + 0 is 0.
+        lacks = "state_sum_lost - state_sum_lost == 0 && state_sum_lost != 0"
+        store = f"store_out(at, ({lacks} ? state_sum + state_sum_lost : state_sum));"
+        scan = Scan(fields, step, join, store, value)
+    return _launches(name, dialect, {"out": out}, self, dim, scan, form)
 
 
-def complex_products(dialect: Dialect, out: torch.Tensor, self: torch.Tensor, dim: int) -> Launch:
+def complex_products(
+    dialect: Dialect, out: torch.Tensor, self: torch.Tensor, dim: int, form: Form | None = None
+) -> list[Launch]:
     """out[k] = the product of self[0] to self[k], along dim; both complex, of one shape and dtype.
 
     Accumulated in complex128 where that costs nothing, as PyTorch does.
     """
     value = torch.complex128 if dialect.target.has_wide_sums else out.dtype
-    one, given = dialect.constant(1, value), dialect.cast(Value("given", self.dtype), value)
-    product = dialect.complex("state.x * x.x - state.y * x.y", "state.x * x.y + state.y * x.x", value)
-    return _scan(
-        "cumprod",
-        dialect,
-        {"out": out},
-        self,
-        dim,
-        value,
-        declare="value_t states[WIDTH];",
-        begin=f"states[lane] = {one};",
-        step=f"const value_t state = states[lane]; const {dialect.type(self.dtype)} given = load_self(at + lane); "
-        f"const value_t x = {given}, product = {product}; "
-        f"states[lane] = product; store_out(at + lane, {dialect.cast(Value('product', value), out.dtype)});",
-    )
+    parts = "state_product.x * x_product.{} {} state_product.y * x_product.{}"
+    product = dialect.complex(parts.format("x", "-", "y"), parts.format("y", "+", "x"), value)
+    step = f"const value_t both = {product}; state_product = both;"
+    element = dialect.cast(Value("load_self(at)", self.dtype), value)
+    store = f"store_out(at, {dialect.cast(Value('state_product', value), out.dtype)});"
+    fields = {"product": Field("value_t", value, dialect.constant(1, value), element)}
+    return _launches("cumprod", dialect, {"out": out}, self, dim, Scan(fields, step, step, store, value), form)
 
 
 def extremum(
-    dialect: Dialect, values: torch.Tensor, indices: torch.Tensor, self: torch.Tensor, dim: int, name: str
-) -> Launch:
+    dialect: Dialect,
+    values: torch.Tensor,
+    indices: torch.Tensor,
+    self: torch.Tensor,
+    dim: int,
+    name: str,
+    form: Form | None = None,
+) -> list[Launch]:
     """values[k] = the greatest ("cummax") or least ("cummin") of self[0] to self[k], indices[k] where its last one is.
 
     NaN is beyond all, and the last NaN counts.
     """
     value = value_dtype(self.dtype)
-    better = f"x {_BETTER[name]} bests[lane]"
+    better = f"x_best {_BETTER[name]} state_best"
     if facts(value).kind == "float":
-        better = f"x != x || {better}"  # no number is better than NaN, as comparisons with it are false
-    return _scan(
-        name,
-        dialect,
-        {"values": values, "indices": indices},
-        self,
-        dim,
-        value,
-        declare="value_t bests[WIDTH]; index_t places[WIDTH];",
-        begin="bests[lane] = 0; places[lane] = 0;",
-        step=f"const value_t x = load_self(at + lane); const bool taken = k == 0 || {better}; "
-        "bests[lane] = taken ? x : bests[lane]; places[lane] = taken ? k : places[lane]; "
-        "store_values(at + lane, bests[lane]); indices[at + lane] = places[lane];",
-    )
+        better = f"x_best != x_best || {better}"  # no number is better than NaN, as comparisons with it are false
+    fields = {
+        "best": Field("value_t", value, "0", "load_self(at)"),
+        "place": Field("index_t", torch.int64, "-1", "k"),  # -1 before the first element
+    }
+    take = "state_best = taken ? x_best : state_best; state_place = taken ? x_place : state_place;"
+    step = f"const bool taken = FRESH || {better}; {take}"
+    join = f"const bool taken = x_place >= 0 && (state_place < 0 || {better}); {take}"
+    store = "store_values(at, state_best); indices[at] = state_place;"
+    outputs = {"values": values, "indices": indices}
+    return _launches(name, dialect, outputs, self, dim, Scan(fields, step, join, store, value), form)
 
 
-def _scan(
+# --- launches
+
+
+def _launches(
     name: str,
     dialect: Dialect,
     outputs: Mapping[str, torch.Tensor],
     self: torch.Tensor,
     dim: int,
-    value: torch.dtype,
-    *,
-    declare: str,
-    begin: str,
-    step: str,
-) -> Launch:
+    scan: Scan,
+    form: Form | None,
+) -> list[Launch]:
+    """What scans: one launch, or three. Contiguous tensors; outputs may be `self`."""
     rows, size, columns = rows_and_columns(self.shape, dim)
-    width = dialect.target.run(_COLUMNS) if columns > 1 else 1
+    lines = rows * columns
+    form = form or choose_form(dialect.target, scan, lines, size, columns)
+    inputs, shape = {"self": self}, (rows, size, columns)
+    if form.chunks == 1:
+        return [_launch(name, dialect, outputs, inputs, shape, scan, form, "whole")]
+    # total_f[line, chunk]: field f of what the chunk comes to, and then of what it and those before it come to.
+    totals = {
+        f"total_{one}": torch.empty(lines, form.chunks, dtype=field.dtype, device=self.device)
+        for one, field in scan.fields.items()
+    }
+    kept = {one: field._replace(element=f"({field.type})load_total_{one}(at)") for one, field in scan.fields.items()}
+    store = " ".join(f"store_total_{one}(at, state_{one});" for one in scan.fields)
+    again = Scan(kept, scan.join, scan.join, store, scan.value)
+    once = choose_form(dialect.target, again, lines, form.chunks, 1)._replace(chunks=1)
+    return [
+        _launch(name, dialect, totals, inputs, shape, scan, form, "totals"),
+        _launch(name, dialect, totals, {}, (lines, form.chunks, 1), again, once, "whole"),
+        _launch(name, dialect, outputs, {**inputs, **totals}, shape, scan, form, "resumed"),
+    ]
+
+
+Phase = Literal["whole", "totals", "resumed"]
+
+
+def _launch(
+    name: str,
+    dialect: Dialect,
+    outputs: Mapping[str, torch.Tensor],
+    inputs: Mapping[str, torch.Tensor],
+    shape: tuple[int, int, int],
+    scan: Scan,
+    form: Form,
+    phase: Phase,
+) -> Launch:
+    """One of the launches, of tensors of `shape`: rows, the size of a line, and columns."""
+    rows, size, columns = shape
+    unit = form.along * _RUN
+    chunk = -(-size // (form.chunks * unit)) * unit
+    integers = {"rows": rows, "size": size, "columns": columns, "chunks": form.chunks, "chunk": chunk}
+    name = f"{name}_{'lines' if form.along == 1 else 'teams'}" + ("" if phase == "whole" else f"_{phase}")
+    if form.along == 1:
+        blocks = -(-columns // form.beside)
+        return make_launch(
+            name,
+            dialect,
+            outputs=outputs,
+            inputs=inputs,
+            integers={**integers, "blocks": blocks},
+            constants={
+                "WIDTH": form.beside,
+                "FRESH": f"(k == {'0' if phase == 'resumed' else 'first'})",
+                **{f"state_{one}": f"lanes_{one}[lane]" for one in scan.fields},
+            },
+            value=scan.value,
+            body=_by_items(scan, form.beside, phase),
+            items=rows * form.chunks * blocks,
+            group_size=dialect.target.small_group(_SMALL_GROUP),
+        )
+    return make_launch(
+        name,
+        dialect,
+        outputs=outputs,
+        inputs=inputs,
+        # Beyond the end, by as much as a tile adds to an index.
+        integers={**integers, "beyond": size + unit},
+        constants={"FRESH": "(below == 0 && member == 0 && i == 0)"},
+        value=scan.value,
+        body=_by_teams(scan, form, phase),
+        groups=-(-rows * columns // form.beside) * form.chunks,
+        group_size=form.along * form.beside,
+        bounded=True,
+    )
+
+
+def _declare(scan: Scan, prefix: str, values: Mapping[str, str] | None = None) -> str:
+    """Declarations of a state named `prefix`: the identity, or these values of its fields."""
+    return " ".join(
+        f"{field.type} {prefix}_{one} = {values[one] if values else field.identity};"
+        for one, field in scan.fields.items()
+    )
+
+
+def _elements(scan: Scan) -> dict[str, str]:
+    return {one: field.element for one, field in scan.fields.items()}
+
+
+def _before(scan: Scan, phase: Phase, line: str) -> dict[str, str]:
+    """Each field of what comes before the chunk."""
+    if phase != "resumed":
+        return {one: field.identity for one, field in scan.fields.items()}
+    known = "chunk_number > 0 ? ({})load_total_{}(({}) * chunks + chunk_number - 1) : {}"
+    return {one: known.format(field.type, one, line, field.identity) for one, field in scan.fields.items()}
+
+
+def _give_total(scan: Scan, prefix: str, line: str, suffix: str = "") -> str:
+    return " ".join(
+        f"store_total_{one}(({line}) * chunks + chunk_number, {prefix}_{one}{suffix});" for one in scan.fields
+    )
+
+
+def _by_items(scan: Scan, width: int, phase: Phase) -> str:
+    """Each item goes through `width` neighbouring lines, or their chunk."""
+    line = "row * columns + column + lane"
+    arrays = " ".join(f"{field.type} lanes_{one}[WIDTH];" for one, field in scan.fields.items())
+    begin = " ".join(f"lanes_{one}[lane] = {value};" for one, value in _before(scan, phase, line).items())
+    element = _declare(scan, "x", _elements(scan))
+    store = "" if phase == "totals" else scan.store
 
     def over(lanes: str) -> str:
-        return f"""
-    for (int lane = 0; lane < {lanes}; ++lane) {{ {begin} }}
-    for (index_t k = 0, at = first; k < size; ++k, at += columns)
-      for (int lane = 0; lane < {lanes}; ++lane) {{ {step} }}"""
+        loop = f"for (int lane = 0; lane < {lanes}; ++lane)"
+        text = f"""
+    {loop} {{ {begin} }}
+    for (index_t k = first, below = start + first * columns; k < last; ++k, below += columns)
+      {loop} {{ const index_t at = below + lane; {element} {scan.step} {store} }}"""
+        if phase == "totals":
+            text += f"\n    {loop} {{ {_give_total(scan, 'lanes', line, '[lane]')} }}"
+        return text
 
+    chunk = "const index_t first = min(chunk_number * chunk, size), last = first + min(chunk, size - first);"
     # Compilers make vectors of the lanes where they know how many there are.
     rest = f"else {{ const index_t lanes = columns - column; {over('lanes')} }}" if width > 1 else ""
-    body = f"""
-  {split("item", ["rows", "blocks"], ["row", "block"])}
-  const index_t column = block * WIDTH, first = row * size * columns + column;
-  {declare}
+    return f"""
+  {split("item", ["rows", "chunks", "blocks"], ["row", "chunk_number", "block"])}
+  const index_t column = block * WIDTH, start = row * size * columns + column;
+  {"const index_t first = 0, last = size;" if phase == "whole" else chunk}
+  {arrays}
   if (column + WIDTH <= columns) {{ {over("WIDTH")} }}
   {rest}
 """
-    blocks = -(-columns // width)
-    return make_launch(
-        f"{name}_{'columns' if width > 1 else 'rows'}",
-        dialect,
-        outputs=outputs,
-        inputs={"self": self},
-        integers={"rows": rows, "size": size, "columns": columns, "blocks": blocks},
-        constants={"WIDTH": width},
-        value=value,
-        body=body,
-        items=rows * blocks,
-        group_size=dialect.target.small_group(_SMALL_GROUP),
+
+
+def _by_teams(scan: Scan, form: Form, phase: Phase) -> str:
+    """The items of a team share a line, or its chunk; see the file's first lines."""
+    along, beside, tile = form.along, form.beside, form.along * _RUN
+    padded = tile + along  # so that items that read _RUN apart have different banks
+    names = list(scan.fields)
+    shared = " ".join(
+        f"LOCAL {field.type} tile_{one}[{beside * padded}]; LOCAL {field.type} team_{one}[{along * beside}];"
+        for one, field in scan.fields.items()
     )
+
+    def copy(to: str, source: str) -> str:
+        """Statements; `@` is the field."""
+        return " ".join(f"{to} = {source};".replace("@", one) for one in names)
+
+    def state(prefix: str, source: str) -> str:
+        return _declare(scan, prefix, {one: source.replace("@", one) for one in names})
+
+    mine = f"base + member * {_RUN + 1} + i"
+    finish = f"""
+    {{
+      {state("before", "carry_@")}
+      if (member > 0) {{ {state("state", "carry_@")} {state("x", "team_@[ITEM - 1]")} {scan.join}
+        {copy("before_@", "state_@")} }}
+      {state("state", "before_@")}
+      for (int i = 0; i < {_RUN}; ++i) {{
+        {state("x", f"tile_@[{mine}]")} {{ {scan.step} }} {copy(f"tile_@[{mine}]", "state_@")}
+      }}
+    }}
+    BARRIER;
+    for (int i = 0; i < {_RUN}; ++i) {{
+      const index_t place = i * {along} + member, k = below + place;
+      if (is_line && k < last) {{
+        const index_t at = start + k * columns;
+        {state("state", f"tile_@[base + place + place / {_RUN}]")} {scan.store}
+      }}
+    }}"""
+    total = f"if (is_line && member == 0) {{ {_give_total(scan, 'carry', 'line')} }}"
+    return f"""
+  {shared}
+  const int member = ITEM % {along}, team = ITEM / {along}, base = team * {padded};
+  const index_t lines = rows * columns, chunk_number = GROUP % chunks;
+  const index_t line = (index_t)(GROUP / chunks) * {beside} + team;
+  const bool is_line = line < lines;
+  const index_t known = is_line ? line : 0;
+  const index_t start = known / columns * size * columns + known % columns;
+  const index_t first = min(chunk_number * chunk, size), last = first + min(chunk, beyond - {tile} - first);
+  {_declare(scan, "carry", _before(scan, phase, "known"))}
+  for (index_t below = first; below < last; below += {tile}) {{
+    for (int i = 0; i < {_RUN}; ++i) {{
+      const index_t place = i * {along} + member, k = below + place;
+      {_declare(scan, "x")}
+      if (is_line && k < last) {{
+        const index_t at = start + k * columns;
+        {" ".join(f"x_{one} = {field.element};" for one, field in scan.fields.items())}
+      }}
+      {copy(f"tile_@[base + place + place / {_RUN}]", "x_@")}
+    }}
+    BARRIER;
+    {_declare(scan, "state")}
+    for (int i = 0; i < {_RUN}; ++i) {{ {state("x", f"tile_@[{mine}]")} {scan.join} }}
+    {copy("team_@[ITEM]", "state_@")}
+    BARRIER;
+    for (int apart = 1; apart < {along}; apart <<= 1) {{
+      if (member >= apart) {{ {state("x", "state_@")} {copy("state_@", "team_@[ITEM - apart]")} {scan.join} }}
+      BARRIER;
+      {copy("team_@[ITEM]", "state_@")}
+      BARRIER;
+    }}
+    {"" if phase == "totals" else finish}
+    {{ {state("state", "carry_@")} {state("x", f"team_@[ITEM - member + {along - 1}]")} {scan.join}
+      {copy("carry_@", "state_@")} }}
+    BARRIER;
+  }}
+  {total if phase == "totals" else ""}
+"""

@@ -1,4 +1,4 @@
-"""Scans, sorting and resampling in the text that GPUs get, run on a CPU; and all of it compiled as CUDA C++."""
+"""Sorting and resampling in the text that GPUs get, run on a CPU; and all of it compiled as CUDA C++."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from template_runners import check_cuda, dialect, run
 from torch.nn.functional import interpolate
 
-from torch_backplane.kernels.templates import random, resample, scan, sort
+from torch_backplane.kernels.templates import random, resample, sort
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16]
 HALF_PIXEL = {name: resample.Resampling(name, 0.5, 0.5, (0.5, 0.5)) for name in ("linear", "cubic")}
@@ -33,17 +33,6 @@ def test_sort(k: int, dtype: torch.dtype) -> None:
     expected = x.sort(dim=-1, stable=True)
     assert torch.equal(values, expected.values[:, :k])
     assert torch.equal(indices, expected.indices[:, :k])
-
-
-@pytest.mark.parametrize("dim", [0, 1])
-def test_scan(dim: int) -> None:
-    x = numbers(30, 40)
-    out, indices = torch.empty_like(x), torch.empty(30, 40, dtype=torch.int64)
-    run(scan.accumulate(dialect("gpu"), out, x, dim, "cumsum"))
-    torch.testing.assert_close(out, x.cumsum(dim), rtol=1e-5, atol=1e-3)  # sums of 40 numbers of about 9, in float32
-    run(scan.extremum(dialect("gpu"), out, indices, x, dim, "cummin"))
-    assert torch.equal(out, x.cummin(dim).values)
-    assert torch.equal(indices, x.cummin(dim).indices)
 
 
 @pytest.mark.parametrize(("name", "mode"), [("linear", "bilinear"), ("cubic", "bicubic")])
@@ -77,11 +66,7 @@ def test_cuda_compiles(dtype: torch.dtype) -> None:
     check_cuda(sort.sort_runs, runs, x, True)
     check_cuda(sort.merge_runs, merged, runs)
     check_cuda(sort.take_sorted, x, indices, x, merged, 0)
-    check_cuda(scan.extremum, x, indices, x, 1, "cummax")
-    if dtype != torch.bool:
-        check_cuda(scan.accumulate, x, x, 1, "cumsum")
     if dtype.is_floating_point:
-        check_cuda(scan.accumulate, x, x, 1, "logcumsumexp")
         check_cuda(random.dropout, x, indices.bool(), x, 0.5, 2.0, 1, 4)
         small, large = numbers(3, 5, 5, dtype=dtype), numbers(3, 10, 10, dtype=dtype)
         for how in (*HALF_PIXEL.values(), resample.Resampling("nearest", 0, 0, (0.5, 0.5))):
