@@ -10,6 +10,8 @@ import sys
 
 import pytest
 import torch
+import torch.nn.functional as F
+from agreement import DEVICE
 
 from torch_backplane.conformance.accuracy import chosen, measure_one
 
@@ -66,3 +68,22 @@ def test_as_exact_as_the_cpu_on_kernels_for_gpus():
     ran = subprocess.run([*command, *options], env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     assert {one["case"] for one in json.loads(ran.stdout)["measurements"]} == names
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_half_precision_is_added_up_before_it_is_rounded(rank: int, dtype: torch.dtype) -> None:
+    """The patches of a transposed convolution, which is the backward of one that is not, meet in each element."""
+    image, weight = (torch.randn(2, 3, *[size] * rank).to(dtype) for size in (6, 3))
+    weight = weight.repeat(2, *[1] * (rank + 1))[:3]  # of three channels to three
+    transposed, plain = (getattr(F, f"{name}{rank}d") for name in ("conv_transpose", "conv"))
+
+    def gradient(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        x = x.requires_grad_()
+        return torch.autograd.grad(plain(x, w, stride=2).sum(), x)[0]
+
+    for function in (lambda x, w: transposed(x, w, stride=2), gradient):
+        exact = function(image.double(), weight.double())
+        found = function(image.to(DEVICE), weight.to(DEVICE)).cpu()
+        rounded = exact.abs() * torch.finfo(dtype).eps * 0.51 + 1e-5
+        assert ((found.double() - exact).abs() <= rounded).all()

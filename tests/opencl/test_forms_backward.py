@@ -107,6 +107,9 @@ REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
         out=x[::2].view(1, 2, 2, 2)),
     "unfold along no dimension": lambda x: aten.unfold_backward(x.view(8, 2), [9], 1, 2, 1),
     "unfold to less than nothing": lambda x: aten.unfold_backward(x.view(8, 2), [9], 0, -1, 1),
+    "antialiased upsampling, a result of float16": lambda x: aten._upsample_bilinear2d_aa_backward.grad_input(
+        x.view(1, 1, 4, 4), [4, 4], [1, 1, 2, 2], False, grad_input=x[:4].half().view(1, 1, 2, 2)),
+    "bernoulli, one element behind": lambda x: torch.bernoulli(x[:8], out=x[1:9]),
     "conv_transpose1d, no dilation": lambda x: F.conv_transpose1d(x.view(1, 2, 8), x[:8].view(2, 2, 2), dilation=0),
     "conv3d, no dilation": lambda x: F.conv3d(x[:8].view(1, 1, 2, 2, 2), x[:1].view(1, 1, 1, 1, 1), dilation=0),
     "conv_transpose1d, much output padding": lambda x: F.conv_transpose1d(
@@ -149,6 +152,8 @@ BEYOND: dict[str, Callable[[torch.Tensor], Any]] = {
     "reflection_pad1d": lambda x: aten.reflection_pad1d_backward(x[:0].view(0, 6), x[:3].view(1, 3), [1, 2]),
     "convolution of wider gradients": lambda x: conv_backward(
         x[:10].view(1, 2, 5), x.view(1, 2, 8), x[:8].view(2, 2, 2)),
+    "grid_sampler_2d": lambda x: aten.grid_sampler_2d_backward(
+        x[:0].view(0, 1, 2, 2), x.view(1, 1, 4, 4), x[:8].view(1, 2, 2, 2) / 8, 0, 0, False, [True, True]),
     "unfold": lambda x: aten.unfold_backward(x.view(8, 2), [10], 0, 2, 1),
     "unfold of a number": lambda x: aten.unfold_backward(x[:2], [], 0, 1, 1),
     "transposed convolution": lambda x: conv_backward(

@@ -134,8 +134,21 @@ FORMS: tuple[Meant, ...] = (
         calls=r"(x|self|out) as float64",
     ),
     Meant(
-        r"grid_sampler_3d", ("values",), "the CPU writes nothing in a mode that there is not",
-        calls=r"interpolation_mode = (-3|100)",
+        r"(_native_batch_norm_legit|_batch_norm_with_update)(\..*)?", ("values",),
+        "the CPU, as torch.cuda, normalizes what its running statistics were written over; here that is read first",
+        calls=r"running_(mean|var) (begins with|is one behind) input",
+    ),
+    Meant(
+        r"segment_reduce", ("values",), "the CPU's kernel, which is used here, reads beyond its memory",
+        calls=r"data with (another dimension|two more)",
+    ),
+    Meant(
+        r"grid_sampler_[23]d(_backward)?", ("values",), "the CPU writes anything, or nothing, in a mode there is not",
+        calls=r"(interpolation|padding)_mode = (-1|-3|100)",
+    ),
+    Meant(
+        r"_fft_r2c(\.out)?", ("no error",), "as torch.cuda, which transforms half precision",
+        calls=r"self as float16",
     ),
     Meant(
         r"rrelu_with_noise(_|\.out)?", ("error",), "the CPU writes to another dtype as if it were self's",

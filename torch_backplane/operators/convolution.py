@@ -196,12 +196,14 @@ def _correlate(
 def _spread(
     image: torch.Tensor, values: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, groups: int, w: Windows
 ) -> None:
-    """image = bias + the sum of the patches weightᵀ × values, each in its place."""
-    matrix = _matrix(weight, groups).mT
+    """image = bias + the sum of the patches weightᵀ × values, each in its place. Half precision is added up in
+    float32, as sums of rounded ones would be twenty times as far off."""
+    dtype = value_dtype(image.dtype)
+    matrix = _matrix(weight, groups).mT.to(dtype)
     for part in _chunks(image, w):
-        given = _grouped(values[part], groups)
+        given = _grouped(values[part], groups).to(dtype)
         batch, rows, columns = given.shape[0], image.shape[1] * math.prod(w.window), given.shape[3]
-        patches = image.new_empty(batch, rows, columns)
+        patches = image.new_empty(batch, rows, columns, dtype=dtype)
         product(_grouped(patches, groups), matrix.expand(batch, *matrix.shape), given)
         run_template(fold, image.device, image[part], patches, w, bias, name="convolution")
 
