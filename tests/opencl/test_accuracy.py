@@ -87,3 +87,29 @@ def test_half_precision_is_added_up_before_it_is_rounded(rank: int, dtype: torch
         found = function(image.to(DEVICE), weight.to(DEVICE)).cpu()
         rounded = exact.abs() * torch.finfo(dtype).eps * 0.51 + 1e-5
         assert ((found.double() - exact).abs() <= rounded).all()
+
+
+ADDITIONS = {
+    "index_add": lambda z, i, x: z.index_add(0, i, x),
+    "index_add_ in columns": lambda z, i, x: z.t().contiguous().t().index_add_(0, i, x),
+    "index_add_ in gaps": lambda z, i, x: z.repeat(1, 2)[:, ::2].index_add_(0, i, x),
+    "index_put": lambda z, i, x: z.index_put((i,), x, accumulate=True),
+    "scatter_add": lambda z, i, x: z.scatter_add(0, i[:, None].expand_as(x), x),
+    "scatter_reduce, sum": lambda z, i, x: z.scatter_reduce(0, i[:, None].expand_as(x), x, "sum"),
+    "scatter_reduce, mean": lambda z, i, x: z.scatter_reduce(0, i[:, None].expand_as(x), x, "mean") * len(x),
+    "index_reduce, mean": lambda z, i, x: z.index_reduce(0, i, x, "mean") * len(x),
+    "put": lambda z, i, x: z.put(i, x[:, 0], accumulate=True),
+    "embedding, backward": lambda z, i, x: torch.ops.aten.embedding_dense_backward(x, i, 2, -1, False),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ADDITIONS)
+def test_half_precision_counts_beyond_its_digits(name: str, dtype: torch.dtype) -> None:
+    """5,000 ones in one place, which would be 2,048 and 256 if each sum were rounded; PyTorch's CPU adds up in float32
+    where there is no `put` in it."""
+    z, i = torch.zeros(2, 3, dtype=dtype, device=DEVICE), torch.zeros(5000, dtype=torch.int64, device=DEVICE)
+    for _ in range(2):  # planned, and again
+        found = ADDITIONS[name](z, i, torch.ones(5000, 3, dtype=dtype, device=DEVICE))
+        assert found[0, 0].item() == pytest.approx(5000, rel=torch.finfo(dtype).eps)
+        assert not found[1].any()
