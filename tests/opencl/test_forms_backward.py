@@ -110,6 +110,7 @@ REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
     "antialiased upsampling, a result of float16": lambda x: aten._upsample_bilinear2d_aa_backward.grad_input(
         x.view(1, 1, 4, 4), [4, 4], [1, 1, 2, 2], False, grad_input=x[:4].half().view(1, 1, 2, 2)),
     "bernoulli, one element behind": lambda x: torch.bernoulli(x[:8], out=x[1:9]),
+    "adaptive_avg_pool2d to one size": lambda x: aten._adaptive_avg_pool2d(x.view(1, 4, 4), [2]),
     "conv_transpose1d, no dilation": lambda x: F.conv_transpose1d(x.view(1, 2, 8), x[:8].view(2, 2, 2), dilation=0),
     "conv3d, no dilation": lambda x: F.conv3d(x[:8].view(1, 1, 2, 2, 2), x[:1].view(1, 1, 1, 1, 1), dilation=0),
     "conv_transpose1d, much output padding": lambda x: F.conv_transpose1d(
@@ -154,6 +155,10 @@ BEYOND: dict[str, Callable[[torch.Tensor], Any]] = {
         x[:10].view(1, 2, 5), x.view(1, 2, 8), x[:8].view(2, 2, 2)),
     "grid_sampler_2d": lambda x: aten.grid_sampler_2d_backward(
         x[:0].view(0, 1, 2, 2), x.view(1, 1, 4, 4), x[:8].view(1, 2, 2, 2) / 8, 0, 0, False, [True, True]),
+    "fractional_max_pool3d": lambda x: aten.fractional_max_pool3d_backward(
+        x[:1].view(1, 1, 1, 1), x.view(2, 2, 2, 2), [1] * 3, [1] * 3, x[:2].view(2, 1, 1, 1).long()),
+    "convolution without dilation": lambda x: aten.convolution_backward(
+        x[:8].view(1, 2, 4), x[:8].view(1, 2, 4), x[:4].view(2, 2, 1), None, [1], [0], [0], False, [0], 1, [True] * 3),
     "unfold": lambda x: aten.unfold_backward(x.view(8, 2), [10], 0, 2, 1),
     "unfold of a number": lambda x: aten.unfold_backward(x[:2], [], 0, 1, 1),
     "transposed convolution": lambda x: conv_backward(

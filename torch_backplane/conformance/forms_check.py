@@ -6,6 +6,7 @@ in children.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import random
@@ -190,6 +191,8 @@ class FormsCheck:
                 _finish(device)
             return found, None
         except Exception as error:
+            with contextlib.suppress(Exception):  # what the call began may report another one, which is not the next's
+                _finish(device)
             return None, error
 
     def _compare(

@@ -77,6 +77,7 @@ def convolution_backward(
 ) -> tuple[torch.Tensor | None, ...]:
     _check(self, weight, None)
     settings = (stride, padding, dilation, transposed, output_padding, groups)
+    torch._check(min(dilation) > 0, lambda: f"expected dilations greater than zero, and got {list(dilation)}")
     wanted = torch.ops.aten.convolution(_meta(self), _meta(weight), None, *settings).shape
     torch._check(grad.shape == wanted, lambda: f"expected gradients of {list(wanted)}, and got {list(grad.shape)}")
     layout = _layout(self, weight)

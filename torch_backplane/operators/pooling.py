@@ -153,10 +153,10 @@ def avg_pool_backward(
 
 @operator("_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
 def adaptive_avg_pool(call: Call, self: torch.Tensor, output_size: list[int]) -> torch.Tensor:
-    if 0 in self.shape[1:]:
-        raise Refused("images without elements")  # where PyTorch's error is raised
-    (out,) = call.outputs()
     rank = _rank(call)
+    if 0 in self.shape[1:] or len(output_size) != rank:
+        raise Refused("images without elements, or another number of sizes")  # where PyTorch's error is raised
+    (out,) = call.outputs()
     with contiguous_result(out) as result:
         _run(pooling.adaptive_avg_pool, _planes(result, rank), _planes(self, rank), name="adaptive_avg_pool")
     return out
@@ -245,9 +245,10 @@ def fractional_max_pool_backward(
     indices: torch.Tensor,
 ) -> torch.Tensor:
     rank = _rank(call)
+    _check_grad(grad, self, rank)
+    _check_grad(indices, self, rank)
     if grad.shape != indices.shape or tuple(grad.shape[-rank:]) != tuple(output_size):
         raise Refused("gradients, indices and results of several shapes")
-    _check_grad(grad, self, rank)
     check_same_dtype(call, self.dtype)
     (out,) = call.outputs(like=[torch.empty(self.shape, dtype=self.dtype, device="meta")])
     rows = [_planes(tensor, rank).flatten(1) for tensor in (self, indices, grad)]
