@@ -88,6 +88,12 @@ REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
     "glu, a result of float64": lambda x: aten.glu_backward.grad_input(x[:8], x, 0, grad_input=x.double()),
     "hardswish, a result of float64": lambda x: aten.hardswish.out(x, out=x.double()),
     "logsigmoid, a result of float64": lambda x: aten.log_sigmoid_forward.output(x, output=x.double(), buffer=x),
+    "logsigmoid, gradients of float64": lambda x: aten.log_sigmoid_backward.grad_input(
+        x, x, x, grad_input=x.double()),
+    "binary_cross_entropy, a result of float64": lambda x: aten.binary_cross_entropy.out(
+        x / 16, x / 16, out=x[0].double()),
+    "huber_loss, gradients to float64": lambda x: aten.huber_loss_backward.out(
+        x, x, x, 0, 1.0, grad_input=x.double()),
     "soft_margin_loss, a result of float64": lambda x: aten.soft_margin_loss.out(x, x, out=x.double()),
     "soft_margin_loss, gradients for integers": lambda x: aten.soft_margin_loss_backward(x, x.long(), x, 0),
     "multi_margin_loss, a result of float16": lambda x: aten.multi_margin_loss.out(
@@ -184,6 +190,10 @@ def test_gradients_of_losses_are_of_the_inputs_dtype(name: str, grad: str, self:
         return getattr(aten, f"{name}_backward")(*tensors, 0, *beta)
 
     agrees(call, torch.arange(16.0))
+
+
+def test_a_number_that_is_no_reduction_reduces_no_huber_loss() -> None:
+    agrees(lambda x: aten.huber_loss(x, x / 2, 100, 1.0), torch.arange(4.0))
 
 
 def test_rrelu_writes_to_no_result_of_another_dtype() -> None:

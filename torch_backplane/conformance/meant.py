@@ -143,8 +143,26 @@ FORMS: tuple[Meant, ...] = (
         calls=r"data with (another dimension|two more)",
     ),
     Meant(
+        r"_embedding_bag_per_sample_weights_backward", ("values",),
+        "the CPU's kernel, which is used here, reads beyond its memory", calls=r"grad shorter|offsets (longer|wider)",
+    ),
+    Meant(
+        r"lu_unpack\.out", ("mutation",), "the input is written over while it is read, in an order that nobody promises",
+        calls=r"out begins with LU_data",
+    ),
+    Meant(
         r"grid_sampler_[23]d(_backward)?", ("values",), "the CPU writes anything, or nothing, in a mode there is not",
         calls=r"(interpolation|padding)_mode = (-1|-3|100)",
+    ),
+    Meant(
+        r"gelu_backward(\.grad_input)?", ("no error",),
+        "the CPU's way by oneDNN neither promotes nor broadcasts; torch.cuda's, and the CPU's other one, do",
+        words=r"itensor_view_from_dense|primitive descriptor",
+    ),
+    Meant(
+        r"binary_cross_entropy_backward(\.grad_input)?", ("shape",),
+        "of one element, the CPU squeezes what it is given, and resizes no result",
+        calls=r"(grad_output|target|self|out) (with another dimension|with two more|of nothing|flat|flat in gaps)",
     ),
     Meant(
         r"_fft_r2c(\.out)?", ("no error",), "as torch.cuda, which transforms half precision",

@@ -185,6 +185,7 @@ def huber_loss(call: Call, self: torch.Tensor, target: torch.Tensor, reduction: 
     """Of self's dtype."""
     if not torch.can_cast(torch.result_type(self, target), self.dtype):
         raise Refused("a difference that is none of self's dtype")  # which refuses it
+    reduction = reduction if reduction in (MEAN, SUM) else NONE  # as PyTorch has it
     result = elementwise_result([self, target], self.dtype)
     call.outputs(like=[result if reduction == NONE else result.new_empty(())])
     return loss(call, _huber, self, target, reduction=reduction, numbers=(delta,))
