@@ -147,7 +147,7 @@ FORMS: tuple[Meant, ...] = (
         "the CPU's kernel, which is used here, reads beyond its memory", calls=r"grad shorter|offsets (longer|wider)",
     ),
     Meant(
-        r"lu_unpack\.out", ("mutation",), "the input is written over while it is read, in an order that nobody promises",
+        r"lu_unpack\.out", ("mutation",), "the input is written over while it is read, in no promised order",
         calls=r"out begins with LU_data",
     ),
     Meant(
