@@ -94,6 +94,14 @@ REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
         x / 16, x / 16, out=x[0].double()),
     "huber_loss, gradients to float64": lambda x: aten.huber_loss_backward.out(
         x, x, x, 0, 1.0, grad_input=x.double()),
+    "max_pool3d, gradients to float64": lambda x: aten.max_pool3d_with_indices_backward.grad_input(
+        x[:2].view(2, 1, 1, 1), x.view(2, 2, 2, 2), [2] * 3, [2] * 3, [0] * 3, [1] * 3, False,
+        x[:2].view(2, 1, 1, 1).long(), grad_input=x.double()),
+    "max_unpool3d, a flat result with gaps": lambda x: aten.max_unpool3d.out(
+        x[:1].view(1, 1, 1, 1), x[:1].view(1, 1, 1, 1).long(), [2, 2, 2], [2, 2, 2], [0, 0, 0], out=x[::2]),
+    "reflection_pad1d, of two dimensions": lambda x: aten.reflection_pad1d_backward(
+        x[:6].view(1, 6), x[:3].view(1, 3), [1, 2, 1, 1]),
+    "rrelu, noise of float16": lambda x: aten.rrelu_with_noise(x, x.half(), 0.0, 1.0, True),
     "soft_margin_loss, a result of float64": lambda x: aten.soft_margin_loss.out(x, x, out=x.double()),
     "soft_margin_loss, gradients for integers": lambda x: aten.soft_margin_loss_backward(x, x.long(), x, 0),
     "multi_margin_loss, a result of float16": lambda x: aten.multi_margin_loss.out(

@@ -121,7 +121,7 @@ FORMS: tuple[Meant, ...] = (
     Meant(
         r"(adaptive_)?max_pool\dd(_with_indices)?_backward(\.grad_input)?", ("values",),
         "as torch.cuda's max_pool2d, which looks for an index in the windows that it can be of; these are of others",
-        calls=r"self wider",
+        calls=r"(self|kernel_size|stride|padding|dilation) (wider|larger|negative|zero)",
     ),
     Meant(
         r"polygamma(\.out)?", ("values",),
@@ -171,5 +171,9 @@ FORMS: tuple[Meant, ...] = (
     Meant(
         r"rrelu_with_noise(_|\.out)?", ("error",), "the CPU writes to another dtype as if it were self's",
         calls=r"out as \w+",
+    ),
+    Meant(
+        r"rrelu_with_noise\.out", ("shape",), "the CPU does not resize a result, nor look whether it is large enough",
+        calls=r"out (with another dimension|too (large|small)|in two rows)",
     ),
 )  # fmt: skip

@@ -182,9 +182,10 @@ def rrelu_with_noise(
     """
     if not self.is_floating_point():
         raise Refused("numbers that are not real")
-    if noise.shape != self.shape or (training and noise.dtype != self.dtype):
-        raise Refused("noise of another shape or dtype")
-    for given in call.written:  # PyTorch's kernel writes to it as if it were of self's dtype
+    if noise.shape != self.shape:
+        raise Refused("noise of another shape")
+    # PyTorch's kernel writes to them as if they were of self's dtype.
+    for given in (*call.written, *([noise] if training else [])):
         if given.dtype != self.dtype:
             raise RuntimeError(f"expected scalar type {type_name(self.dtype)} but found {type_name(given.dtype)}")
     if training and not (lower <= upper and math.isfinite(upper - lower)):

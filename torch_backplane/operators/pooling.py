@@ -94,8 +94,10 @@ def max_pool_with_indices_backward(
     indices: torch.Tensor,
 ) -> torch.Tensor:
     check(grad.dtype == self.dtype and indices.dtype == torch.int64, "gradients or indices of another dtype")
-    (out,) = call.outputs()
     rank = _rank(call)
+    if rank == 3:
+        check_same_dtype(call, self.dtype)
+    (out,) = call.outputs()
     _check_grad(grad, self, rank)
     check(grad.shape == indices.shape, "indices of another shape")
     grad, indices = _planes(grad, rank), _planes(indices, rank)
@@ -269,7 +271,7 @@ def max_unpool(
     values, places = (_planes(tensor, rank).flatten(1) for tensor in (self, indices))
     check_same_dtype(call, self.dtype)
     check(all(len(sizes) == rank for sizes in others), "sizes of other dimensions")
-    if rank == 3 and any(not given.is_contiguous() for given in call.written if given.shape[-3:] == (*output_size,)):
+    if rank == 3 and any(not given.is_contiguous() for given in call.written):
         raise Refused("a result that is not contiguous")
     # Not as PyTorch's decomposition says, which refuses what is not deterministic on CUDA.
     shape = [*self.shape[:-rank], *output_size]
