@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from torch_backplane.conformance import EntryResult, Settings, forms_check
+from torch_backplane.conformance import EntryResult, Settings, forms_check, meant
 from torch_backplane.conformance.catalogue import load
 from torch_backplane.conformance.forms import Form
 from torch_backplane.conformance.forms_check import check_forms
@@ -77,3 +79,78 @@ def test_what_is_written_between_the_elements_is_found(ops: dict[str, Any], monk
     monkeypatch.setattr(Form, "__call__", careless)
     result = check(ops["neg"], BP)
     assert [(finding.kind, finding.variant) for finding in result.findings] == [("mutation", "out with gaps")]
+
+
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch, name: str, instead: Callable[[Any], Any]) -> None:
+    """Has the CPU return something else, made of what is right, for one form and dtype."""
+    call = Form.__call__
+
+    def wrong(self: Form, arguments: dict[str, Any]) -> Any:
+        result = call(self, arguments)
+        return instead(result) if self.name == name and result.device == CPU else result
+
+    monkeypatch.setattr(Form, "__call__", wrong)
+
+
+def test_what_ends_the_process_of_the_cpu_ends_nothing_else(
+    ops: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared = check(ops["neg"], BP).compared
+    forms_check._seen.clear()
+    on_the_cpu(monkeypatch, "out with gaps", lambda result: os.abort())
+    result = check(ops["neg"], BP)
+    assert [(finding.kind, finding.variant) for finding in result.findings] == [("cpu crash", "out with gaps")]
+    assert result.status == "passed"
+    assert result.compared == compared - result.findings[0].count
+
+
+def test_views_of_other_dtypes_and_memory_formats_are_compared(ops: dict[str, Any]) -> None:
+    """That is, none of the CPU's answers is lost on the way."""
+    for name in ("view_as_complex", "repeat_interleave", "sgn"):
+        assert not any(finding.kind == "cpu crash" for finding in check(ops[name], BP).findings), name
+
+
+def test_float64_says_who_is_right(ops: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    on_the_cpu(monkeypatch, "self as float64", lambda result: result)
+    on_the_cpu(monkeypatch, "self longer", lambda result: result * 1.01 if result.dtype == torch.float32 else result)
+    assert {(one.kind, one.variant) for one in check(ops["sinh"], BP).findings} == {("nearer", "self longer")}
+
+
+def test_results_in_another_dtype_are_as_exact_as_what_is_computed(
+    ops: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_the_cpu(monkeypatch, "out as float64", lambda result: result.mul_(1 + 5e-7))
+    assert check(ops["neg"], BP).findings == []
+    forms_check._seen.clear()
+    on_the_cpu(monkeypatch, "out as float64", lambda result: result.mul_(1.01))
+    assert {one.variant for one in check(ops["neg"], BP).findings} == {"out as float64"}
+
+
+def test_a_kernel_that_cannot_be_built_is_no_refusal(ops: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    call = Form.__call__
+
+    def unbuilt(self: Form, arguments: dict[str, Any]) -> Any:
+        if self.name == "out as bool" and arguments["self"].device != CPU:
+            raise RuntimeError("the kernel bp_neg could not be built")
+        return call(self, arguments)
+
+    monkeypatch.setattr(Form, "__call__", unbuilt)
+    assert [(one.kind, one.variant) for one in check(ops["neg"], BP).findings] == [("error", "out as bool")]
+
+
+def test_what_is_meant_has_its_reason(ops: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    call = Form.__call__
+
+    def wrong(self: Form, arguments: dict[str, Any]) -> Any:
+        result = call(self, arguments)
+        changed = self.name == "self longer" and "neg" in str(self.overload) and result.device != CPU
+        return result + 1 if changed else result
+
+    monkeypatch.setattr(Form, "__call__", wrong)
+    known = meant.Meant(r"neg_?", ("values",), "for this test", calls="self longer")
+    for table, kind, passes in (((known,), "meant", True), ((known._replace(calls="self"),), "values", False)):
+        monkeypatch.setattr(meant, "FORMS", table)
+        forms_check._seen.clear()
+        result = check(ops["neg"], BP)
+        assert {finding.kind for finding in result.findings} == {kind}
+        assert (result.status == "passed") == passes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -92,3 +93,17 @@ def test_calls_that_end_the_cpus_process() -> None:
     result = check(Operator(deadly), BP)
     assert result.findings == []
     assert (result.compared, result.both_raised) == (0, 8)
+
+
+def test_what_is_reported_late_is_not_the_next_calls() -> None:
+    def late(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if len(x) == 3:
+            return x
+        with contextlib.suppress(IndexError):  # at once on host devices
+            x.index_select(0, torch.full((1,), 99, device=x.device))
+        raise RuntimeError("another length")
+
+    result = check(Operator(late), BP)
+    assert result.findings == []
+    assert result.both_raised > 1
+    assert result.compared > 1

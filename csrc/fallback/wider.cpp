@@ -47,6 +47,7 @@ constexpr uint64_t kComplex = kComplexHalf | bit(ScalarType::ComplexFloat) | bit
 struct WiderRule {
   uint64_t lacking; // bits of dtypes
   Composed composed;
+  bool of_one_dtype; // its kernels refuse floating-point tensors of two dtypes
 };
 
 namespace {
@@ -55,6 +56,7 @@ struct Row {
   uint64_t lacking;
   std::vector<const char*> names; // all overloads of these
   Composed composed = nullptr;
+  bool of_one_dtype = false;
 };
 
 const std::vector<Row>& rows() {
@@ -69,7 +71,9 @@ const std::vector<Row>& rows() {
       {kHalves,
        {"avg_pool3d", "avg_pool3d_backward", "_upsample_bilinear2d_aa", "_upsample_bilinear2d_aa_backward",
         "multi_margin_loss", "multi_margin_loss_backward", "multilabel_margin_loss_forward",
-        "multilabel_margin_loss_backward"}},
+        "multilabel_margin_loss_backward"},
+       nullptr,
+       true},
       {kBool, {"abs"}, &absolute_of_bools},
       {kBool | kComplexHalf, {"trace"}},
       {kIntegers, {"histc"}, &histogram},
@@ -111,6 +115,10 @@ class WiderCall {
         if (!argument.is_out() || rule.composed == nullptr) { // a composition is of operands
           see(tensor.scalar_type(), rule.lacking);
         }
+        if (rule.of_one_dtype && tensor.is_floating_point()) {
+          two_dtypes_ |= seen_.value_or(tensor.scalar_type()) != tensor.scalar_type();
+          seen_ = tensor.scalar_type();
+        }
         if (!argument.is_out() && argument.name() != "target") { // targets are classes
           state = at::native::update_result_type_state(tensor, state);
         }
@@ -120,6 +128,9 @@ class WiderCall {
       }
     }
     computed_ = asked_.value_or(at::native::result_type(state));
+    if (two_dtypes_) {
+      lacking_ = ScalarType::Undefined; // the kernel has the error
+    }
   }
 
   // Undefined where nothing is lacking.
@@ -191,6 +202,8 @@ class WiderCall {
   ScalarType lacking_ = ScalarType::Undefined;
   ScalarType computed_ = ScalarType::Undefined; // what PyTorch would compute in
   std::optional<ScalarType> asked_;
+  std::optional<ScalarType> seen_; // the dtype of a floating-point tensor
+  bool two_dtypes_ = false;
   std::vector<std::pair<at::Tensor, at::Tensor>> given_; // written arguments, and what was written in their place
 };
 
@@ -276,7 +289,7 @@ const WiderRule* wider_rule(const c10::OperatorHandle& op) {
     for (const Row& row : rows()) {
       for (const char* name : row.names) {
         for (const char* in_place : {"", "_"}) {
-          made->emplace(c10::str("aten::", name, in_place), WiderRule{row.lacking, row.composed});
+          made->emplace(c10::str("aten::", name, in_place), WiderRule{row.lacking, row.composed, row.of_one_dtype});
         }
       }
     }

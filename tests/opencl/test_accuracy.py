@@ -10,6 +10,8 @@ import sys
 
 import pytest
 import torch
+import torch.nn.functional as F
+from agreement import DEVICE
 
 from torch_backplane.conformance.accuracy import chosen, measure_one
 
@@ -66,3 +68,48 @@ def test_as_exact_as_the_cpu_on_kernels_for_gpus():
     ran = subprocess.run([*command, *options], env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     assert {one["case"] for one in json.loads(ran.stdout)["measurements"]} == names
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_half_precision_is_added_up_before_it_is_rounded(rank: int, dtype: torch.dtype) -> None:
+    """The patches of a transposed convolution, which is the backward of one that is not, meet in each element."""
+    image, weight = (torch.randn(2, 3, *[size] * rank).to(dtype) for size in (6, 3))
+    weight = weight.repeat(2, *[1] * (rank + 1))[:3]  # of three channels to three
+    transposed, plain = (getattr(F, f"{name}{rank}d") for name in ("conv_transpose", "conv"))
+
+    def gradient(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        x = x.requires_grad_()
+        return torch.autograd.grad(plain(x, w, stride=2).sum(), x)[0]
+
+    for function in (lambda x, w: transposed(x, w, stride=2), gradient):
+        exact = function(image.double(), weight.double())
+        found = function(image.to(DEVICE), weight.to(DEVICE)).cpu()
+        rounded = exact.abs() * torch.finfo(dtype).eps * 0.51 + 1e-5
+        assert ((found.double() - exact).abs() <= rounded).all()
+
+
+ADDITIONS = {
+    "index_add": lambda z, i, x: z.index_add(0, i, x),
+    "index_add_ in columns": lambda z, i, x: z.t().contiguous().t().index_add_(0, i, x),
+    "index_add_ in gaps": lambda z, i, x: z.repeat(1, 2)[:, ::2].index_add_(0, i, x),
+    "index_put": lambda z, i, x: z.index_put((i,), x, accumulate=True),
+    "scatter_add": lambda z, i, x: z.scatter_add(0, i[:, None].expand_as(x), x),
+    "scatter_reduce, sum": lambda z, i, x: z.scatter_reduce(0, i[:, None].expand_as(x), x, "sum"),
+    "scatter_reduce, mean": lambda z, i, x: z.scatter_reduce(0, i[:, None].expand_as(x), x, "mean") * len(x),
+    "index_reduce, mean": lambda z, i, x: z.index_reduce(0, i, x, "mean") * len(x),
+    "put": lambda z, i, x: z.put(i, x[:, 0], accumulate=True),
+    "embedding, backward": lambda z, i, x: torch.ops.aten.embedding_dense_backward(x, i, 2, -1, False),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ADDITIONS)
+def test_half_precision_counts_beyond_its_digits(name: str, dtype: torch.dtype) -> None:
+    """5,000 ones in one place, which would be 2,048 and 256 if each sum were rounded; PyTorch's CPU adds up in float32
+    where there is no `put` in it."""
+    z, i = torch.zeros(2, 3, dtype=dtype, device=DEVICE), torch.zeros(5000, dtype=torch.int64, device=DEVICE)
+    for _ in range(2):  # planned, and again
+        found = ADDITIONS[name](z, i, torch.ones(5000, 3, dtype=dtype, device=DEVICE))
+        assert found[0, 0].item() == pytest.approx(5000, rel=torch.finfo(dtype).eps)
+        assert not found[1].any()

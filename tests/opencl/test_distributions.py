@@ -281,3 +281,11 @@ def test_bernoulli_out_of_another_dtype_and_shape() -> None:
             for _ in range(2):
                 assert torch.bernoulli(chances, out=out) is out
                 assert torch.equal(out.cpu(), chances.cpu().to(dtype))
+
+
+@pytest.mark.parametrize("std", FLOATS)
+@pytest.mark.parametrize("mean", FLOATS)
+def test_normal_numbers_have_the_means_dtype(mean: torch.dtype, std: torch.dtype) -> None:
+    given = torch.zeros(2, 3, dtype=mean), torch.ones(3, dtype=std)
+    assert torch.normal(*given).dtype == mean
+    assert torch.normal(*(one.to(DEVICE) for one in given)).dtype == mean

@@ -191,6 +191,9 @@ TAKEN_APART: dict[str, tuple[Callable[..., Any], Callable[[torch.Tensor], Any]]]
     "mm": (lambda x, out: torch.mm(x[:4].view(2, 2), x[4:].view(2, 2), out=out), lambda x: x[:4].view(2, 2)),
     "sum": (lambda x, out: torch.sum(x.view(2, 4), 0, out=out), lambda x: x[:4]),
     "tril": (lambda x, out: torch.tril(x[:4].view(2, 2).t(), out=out), lambda x: x[:4].view(2, 2)),
+    "cummax": (lambda x, out: torch.cummax(x[:4].flip(0) * x[4:], 0, out=(out, x[:4].long()))[0], lambda x: x[1:5]),
+    "cummin behind": (lambda x, out: torch.cummin(-x[:4], 0, out=(out, x[:4].long()))[0], lambda x: x[:4]),
+    "cummin": (lambda x, out: torch.cummin(x[:4], 0, out=(out, x[:4].long()))[0], lambda x: x[1:5]),
     "pad": (lambda x, out: torch.ops.aten.reflection_pad1d.out(x[:6].view(1, 6), [1, 1], out=out),
             lambda x: x.view(1, 8)),
 }  # fmt: skip
@@ -244,6 +247,24 @@ REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
     "huber_loss with no delta": lambda x: F.huber_loss(x, x, delta=0.0),
     "mvlgamma of no dimensions": lambda x: torch.mvlgamma(x + 9, 0),
     "rsub of bool alpha": lambda x: torch.rsub(x, x, alpha=True),
+    "addr with a bool": lambda x: torch.addr(x.view(2, 4), x[:2], x[:4], alpha=True),
+    "max_pool3d to float64": lambda x: torch.ops.aten.max_pool3d_with_indices.out(
+        x.view(1, 2, 2, 2), [2, 2, 2], out=x.double(), indices=x.long()),
+    "gradients of max_pool2d by int32": lambda x: torch.ops.aten.max_pool2d_with_indices_backward(
+        x[:2].view(2, 1, 1), x.view(2, 2, 2), [2, 2], [2, 2], [0, 0], [1, 1], False, x[:2].view(2, 1, 1).int()),
+    "nll_loss to float64": lambda x: torch.ops.aten.nll_loss_forward.output(
+        x.view(2, 4), x[:2].long(), None, 1, -100, output=x[0].double(), total_weight=x[0].clone()),
+    "nll_loss with weights of another dtype": lambda x: F.nll_loss(x.view(2, 4), x[:2].long(), x[:4].double()),
+    "gradients of nll_loss of another dtype": lambda x: torch.ops.aten.nll_loss_backward(
+        x[0].double(), x.view(2, 4), x[:2].long(), None, 1, -100, x[1]),
+    "group norm with weights of float64": lambda x: F.group_norm(x.view(1, 2, 4), 1, x[:2].double(), x[:2].double()),
+    "group norm with weights of float16": lambda x: F.group_norm(x.view(1, 2, 4), 1, x[:2].half(), x[:2].half()),
+    "group norm with a bias of float16": lambda x: F.group_norm(x.view(1, 2, 4), 1, x[:2], x[:2].half()),
+    "layer norm with weights of float16": lambda x: F.layer_norm(x.view(2, 4), [4], x[:4].half(), x[:4].half()),
+    "norm to float64": lambda x: torch.ops.aten.norm.out(x, 2, [0], out=x[0].double()),
+    "norm to complex64": lambda x: torch.ops.aten.norm.out(x.cfloat(), 2, [0], out=x[0].cfloat()),
+    "norm in float64 to float32": lambda x: torch.ops.aten.norm.dtype_out(
+        x, 2, [0], False, dtype=torch.float64, out=x[0].clone()),
     "addr_ of a row": lambda x: x.addr_(x[:2].clone(), x.clone()),
 }
 
@@ -304,6 +325,23 @@ def test_spread_of_nothing_is_nan(name: str, correction: int) -> None:
     function = getattr(torch, name)
     for dim in (0, (0, 1), None):
         agrees(lambda x, dim=dim: function(x, dim=dim, correction=correction), torch.zeros(0, 2))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_group_norm_of_half_precision_with_weights_of_float32(layout: torch.memory_format) -> None:
+    x, w = torch.randn(2, 4, 3, 3).half().to(memory_format=layout), torch.rand(4)
+    agrees(lambda x, w: F.group_norm(x, 2, w, w), x, w)
+    agrees(lambda x, w: torch.native_group_norm(x.contiguous(memory_format=layout), w, w, 2, 4, 9, 2, 1e-5), x, w)
+
+
+@pytest.mark.parametrize("reduction", [0, 1, 2, 3, -3])
+def test_nll_loss_of_one_row(reduction: int) -> None:
+    """Without a reduction it has a weight as a sum has, and what is no reduction's number is a sum."""
+    loss, backward = torch.ops.aten.nll_loss_forward, torch.ops.aten.nll_loss_backward
+    for target in (2, -100):
+        agrees(lambda x, t, w: loss(x, t, w, reduction, -100), torch.randn(4), torch.tensor(target), torch.rand(4))
+        agrees(lambda g, x, t, w: backward(g, x, t, None, reduction, -100, w),
+               torch.tensor(2.0), torch.randn(4), torch.tensor(target), torch.tensor(1.0))  # fmt: skip
 
 
 def test_losses_of_the_dtype_of_the_input() -> None:

@@ -254,3 +254,19 @@ def test_static_numbers_reach_formulas_as_they_are() -> None:
     assert [one if isinstance(one, int) else "traced" for one in seen] == [0, "traced"]
     with pytest.raises(OverflowError):
         torch.ops.backplane_numbers.scaled(x.to(torch.int8), 300, 0.5)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("renorm", torch.float16), ("norm.ScalarOpt_dim_dtype", torch.complex64),
+     ("multi_margin_loss", torch.float32), ("multi_margin_loss_backward", torch.float32),
+     ("searchsorted.Scalar", torch.bool), ("bucketize.Scalar", torch.bool), ("addr", torch.float32),
+     ("div.Scalar_mode", torch.float64), ("index_add", torch.bool),
+     ("special_zeta.self_scalar", torch.float32)],
+)  # fmt: skip
+def test_every_number(name: str, dtype: torch.dtype) -> None:
+    (overload,) = (one for one in overloads() if one.name() == f"aten::{name}")
+    outcome = compare(overload, DEVICE, [dtype])
+    assert outcome.has_sample or name.startswith("norm")  # which is refused in each
+    assert not [one for one in outcome.findings if one.kind != "words"]

@@ -33,6 +33,7 @@ CALLS: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "two dtypes of a product": (aten.mm.default, [t(2, 2), t(2, 2, dtype=F16)], [t(2, 2), t(2, 2)]),
     "a product of other sizes": (aten.mm.default, [t(2, 3), t(2, 3)], [t(2, 3), t(3, 2)]),
     "no vector": (aten.addr.default, [t(2, 2), t(2, 1), t(2)], [t(2, 2), t(2), t(2)]),
+    "a bool as a factor": (aten.addr.default, [t(2, 2), t(2), t(2)], [t(2, 2), t(2), t(2)]),
     "an unknown approximation": (aten.gelu.default, [t(3)], [t(3)]),
     "a norm of integers": (aten.linalg_vector_norm.default, [t(3, dtype=I64)], [t(3)]),
     "no variance of integers": (aten.var.correction, [t(3, dtype=I64)], [t(3)]),
@@ -83,6 +84,7 @@ CALLS: dict[str, tuple[Any, list[Any], list[Any]]] = {
 }  # fmt: skip
 NAMED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "a bool for alpha": ({"alpha": True}, {"alpha": 2}),
+    "a bool as a factor": ({"alpha": True}, {"alpha": 2}),
     "an unknown approximation": ({"approximate": "none at all"}, {"approximate": "tanh"}),
     "no such dimension": ({"stable": False, "dim": 3}, {"stable": False, "dim": 0}),
     "an unknown reduction": ({"reduce": "most"}, {"reduce": "add"}),

@@ -1,11 +1,19 @@
-"""Checks the forms of the ATen calls that an operator of the database makes: refused alike, or the same values."""
+"""Checks the forms of the ATen calls that an operator of the database makes: refused alike, or the same values.
+
+PyTorch's CPU kernels read and write beyond memory in some of them, and end the process at it: the CPU makes its calls
+in children.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import pickle
 import random
+import signal
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import islice
 from typing import Any
@@ -14,7 +22,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torch_backplane.conformance import judge
+from torch_backplane.conformance import judge, meant, wire
 from torch_backplane.conformance.calls import _brief
 from torch_backplane.conformance.check import SEED, _finish, _line, is_refusal
 from torch_backplane.conformance.forms import Arguments, Form, forms
@@ -24,6 +32,7 @@ from torch_backplane.conformance.transfer import Transfer, tensors
 
 _CPU = torch.device("cpu")
 MOST_ELEMENTS = 2_000  # of a tensor in a call that is taken
+CPU_SECONDS = 60  # for one call
 SAMPLES = 6  # of an operator that are looked at for calls, unless the settings say another number
 
 # Results that are memory as it was found, reads of single numbers, and what makes one storage of another.
@@ -35,6 +44,9 @@ OVERLAP = "some elements of the input tensor and the written-to tensor refer to 
 WRITTEN_TWICE = "more than one element of the written-to tensor refers to a single memory location"
 
 BETWEEN = ", between or around the elements"
+
+# The tensors of a call's arguments afterwards, its results, and its error.
+Reference = tuple[list[torch.Tensor], Any, Exception | None]
 
 # What has been checked in this process: many operators of the database make the same calls.
 _seen: set[Any] = set()
@@ -95,7 +107,8 @@ class FormsCheck:
             for overload, arguments in self._calls():
                 self._check(overload, arguments)
         except Exception as error:  # the check itself broke: that must not look like a pass
-            self.result.add("error", "check", "", f"could not be checked: {_line(error)}")
+            kind = "refused" if is_refusal(error, self.device, self.dtype) else "error"  # of a sparse sample
+            self.result.add(kind, "check", "", f"could not be checked: {_line(error)}")
         self.result.seconds = round(time.perf_counter() - start, 4)
         return self.result
 
@@ -127,8 +140,47 @@ class FormsCheck:
         made = [one for one in results if isinstance(one, torch.Tensor)] if isinstance(results, tuple) else [results]
         if not all(isinstance(one, torch.Tensor) and one.layout == torch.strided for one in made):
             made = []
-        for form in forms(overload, arguments, made):
-            self._compare(form, values=not is_random)
+        made_of = list(forms(overload, arguments, made))
+        for form, reference in zip(made_of, self._on_cpu(made_of), strict=True):
+            if reference is None:
+                words = "the CPU's call ended its process, or returned no tensors that can be read"
+                self.result.add("cpu crash", form.name, _described(form), words)
+            else:
+                self._compare(form, *reference, values=not is_random)
+
+    def _on_cpu(self, made_of: Sequence[Form]) -> Iterator[Reference | None]:
+        """What the CPU makes of each form: its arguments afterwards, its results, its error. None where it ends the
+        process at it, in one that has done nothing else.
+        """
+        done = 0
+        while done < len(made_of):
+            reading, writing = os.pipe()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a fork in a process with threads: the child does with the CPU
+                child = os.fork()
+            if child == 0:
+                try:
+                    os.close(reading)
+                    with os.fdopen(writing, "wb") as answers:
+                        for form in made_of[done:]:
+                            signal.alarm(CPU_SECONDS)  # nobody else would end it
+                            given = Transfer(_CPU)(form.arguments)
+                            found, error = self._invoke(form, given, _CPU)
+                            wire.send(answers, (tensors(given), found, _sendable(error)))
+                finally:
+                    os._exit(0)
+            os.close(writing)
+            begin = done
+            try:
+                with os.fdopen(reading, "rb") as answers:
+                    while done < len(made_of) and (answer := wire.received(answers)) is not None:
+                        done += 1
+                        yield answer
+            finally:
+                os.waitpid(child, 0)
+            if done == begin:
+                done += 1
+                yield None
 
     def _invoke(self, form: Form, arguments: Arguments, device: torch.device) -> tuple[Any, Exception | None]:
         try:
@@ -139,42 +191,58 @@ class FormsCheck:
                 _finish(device)
             return found, None
         except Exception as error:
+            with contextlib.suppress(Exception):  # what the call began may report another one, which is not the next's
+                _finish(device)
             return None, error
 
-    def _compare(self, form: Form, values: bool) -> None:
-        described = f"{form.overload}(" + ", ".join(
-            f"{name}={_brief(value)}" for name, value in form.arguments.items() if value is not None
-        ) + ")"  # fmt: skip
-        note = lambda kind, message: self.result.add(kind, form.name, described, message)  # noqa: E731
-        self.announce(f"{form.name}: {described} (on the CPU)")
-        on_cpu, on_device = Transfer(_CPU)(form.arguments), Transfer(self.device)(form.arguments)
-        expected, refusal = self._invoke(form, on_cpu, _CPU)
+    def _compare(
+        self, form: Form, on_cpu: list[torch.Tensor], expected: Any, refusal: Exception | None, values: bool
+    ) -> None:
+        described = _described(form)
+
+        def note(kind: str, message: str) -> None:
+            name = form.overload.name().removeprefix("aten::")
+            if reason := meant.reason(meant.FORMS, name, self.result.dtype, kind, form.name, message):
+                kind, message = "meant", reason
+            self.result.add(kind, form.name, described, message)
+
+        on_device = Transfer(self.device)(form.arguments)
         self.announce(f"{form.name}: {described}")
         actual, error = self._invoke(form, on_device, self.device)
-        if refusal is not None and error is not None:
+        if error is not None and judge.UNBUILT in str(error):
+            note("error", _line(error))
+        elif refusal is not None and error is not None:
             self.result.both_raised += 1
         elif refusal is not None:
             if not isinstance(refusal, NotImplementedError) and "not implemented for" not in str(refusal):
                 read_first = OVERLAP in str(refusal) and values and self._is_right(self._functional(form), actual)
                 note("read first" if read_first else "no error", f"the CPU raised {_line(refusal)}")
         elif error is not None:
-            looks_closer = (form.wrong and is_internal(form.overload)) or WRITTEN_TWICE in str(error)
-            kind = "stricter" if looks_closer else "error"
+            overlaps = WRITTEN_TWICE in str(error) or OVERLAP in str(error)
+            kind = "stricter" if overlaps or (form.wrong and is_internal(form.overload)) else "error"
             note("refused" if is_refusal(error, self.device, self.dtype) else kind, _line(error))
         else:
             self.result.compared += 1
-            differences = list(judge.compare(expected, actual, self.device, values=values))
-            if not differences:
-                differences = list(self._memory(on_cpu, on_device, values))
+            allowed = _allowed(form)
+            exact = cache(lambda: self._exactly(form))
+            compared = judge.compare(expected, actual, self.device, values=values, allowed=allowed, exact=exact)
+            differences = list(compared) or list(self._memory(on_cpu, on_device, values, allowed))
             right = cache(lambda: self._functional(form))
             for kind, message in differences:
                 if kind in ("values", "mutation") and BETWEEN not in message and self._is_right(right(), actual):
                     kind = "cpu out="
                 note(kind, message)
 
-    def _memory(self, on_cpu: Arguments, on_device: Arguments, values: bool) -> Iterator[judge.Difference]:
+    def _exactly(self, form: Form) -> Any:
+        """What the CPU returns from the same numbers in float64; None where it does not."""
+        found, error = self._invoke(form, Transfer(_CPU, wider=True)(form.arguments), _CPU)
+        return found if error is None else None
+
+    def _memory(
+        self, on_cpu: list[torch.Tensor], on_device: Arguments, values: bool, allowed: tuple[float, float] | None
+    ) -> Iterator[judge.Difference]:
         """The arguments afterwards, with all of the memory behind them, also where no element of theirs lies."""
-        for wanted, found in zip(tensors(on_cpu), tensors(on_device), strict=True):
+        for wanted, found in zip(on_cpu, tensors(on_device), strict=True):
             if wanted.layout != torch.strided:
                 continue
             yield from (("mutation", text) for _, text in judge.metadata(wanted, found, self.device, owned=True))
@@ -183,19 +251,25 @@ class FormsCheck:
             if wanted.untyped_storage().nbytes() == host.untyped_storage().nbytes():
                 pairs.append((BETWEEN, _storage(wanted), _storage(host)))
             for where, one, other in pairs:
-                message = judge.same_values(one, other, None) if values and one.shape == other.shape else None
+                message = judge.same_values(one, other, allowed) if values and one.shape == other.shape else None
                 if message:
                     yield "mutation", f"memory afterwards{where}: {message}"
                     break
 
     def _functional(self, form: Form) -> Any:
-        """What the CPU returns without `out=`; some of its kernels write rubbish to tensors that are not contiguous."""
+        """What the CPU returns without `out=`, or not in place; some of its kernels write rubbish to tensors that are
+        not contiguous, or read what they have written.
+        """
         written = {one.name for one in form.overload._schema.arguments if one.is_out}
         kept = {name: value for name, value in form.arguments.items() if name not in written}
-        packet = getattr(torch.ops.aten, form.overload._schema.name.partition("::")[2])
+        name = form.overload._schema.name.partition("::")[2]
+        in_place = not written and name.endswith("_")
+        packet = getattr(torch.ops.aten, name.removesuffix("_") if in_place else name, None)
+        if packet is None:
+            return None
         for name in packet.overloads():
             other = getattr(packet, name)
-            if written and {one.name for one in other._schema.arguments} == set(kept):
+            if (written or in_place) and {one.name for one in other._schema.arguments} == set(kept):
                 found, error = self._invoke(Form("", other, kept), Transfer(_CPU)(kept), _CPU)
                 return found if error is None else None
         return None
@@ -209,6 +283,31 @@ class FormsCheck:
             one.shape == other.shape and judge.same_values(one.to(other.dtype), other, None) is None
             for one, other in zip(wanted, found, strict=True)
         )
+
+
+def _described(form: Form) -> str:
+    given = (f"{name}={_brief(value)}" for name, value in form.arguments.items() if value is not None)
+    return f"{form.overload}({', '.join(given)})"
+
+
+def _allowed(form: Form) -> tuple[float, float] | None:
+    """(atol, rtol) of what results are computed in, where they are written to a tensor of another dtype."""
+    written = {one.name for one in form.overload._schema.arguments if one.is_out}
+    read = tensors([value for name, value in form.arguments.items() if name not in written])
+    found = [
+        torch.testing._comparison.default_tolerances(one.dtype)  # type: ignore[attr-defined]
+        for one in read
+        if one.is_floating_point() or one.is_complex()
+    ]
+    return (max(atol for _, atol in found), max(rtol for rtol, _ in found)) if written and found else None
+
+
+def _sendable(error: Exception | None) -> Exception | None:
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # an exception that is made of more than words
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
 
 
 def is_internal(overload: OpOverload) -> bool:

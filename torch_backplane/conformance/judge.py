@@ -16,6 +16,7 @@ from torch_backplane.conformance.transfer import WIDER, Transfer, leaves
 # others (gradcheck, tracing, extremal inputs) do not apply here.
 _VALUE_TESTS = {None, "test_compare_cpu", "test_out", "test_noncontiguous_samples", "test_reference_numerics_small"}
 _CPU = torch.device("cpu")
+UNBUILT = "could not be built"  # what is said of a kernel, which a call that is refused needs none of
 
 Difference = tuple[str, str]  # a kind of finding, and what to say
 Exact = Callable[[], Any]  # what the CPU has in float64, a tree of results or a tensor; None where it has nothing

@@ -8,6 +8,9 @@ Not compared is what C leaves open: a float that is no value of the integer type
 each processor. Nor is what the CPU merely lacks a kernel for. Of float16 and bfloat16 two results are right: that of
 the number rounded to them, as the CPU has it in most operators, and that of float32's number, as torch.cuda has it.
 
+Where values differ beyond the tolerance, float64 says whose are nearer, as in judge.py. What is meant to differ is in
+meant.py, with the reason.
+
 Run as a program, `python -m torch_backplane.conformance.numbers DEVICE DTYPES REGEX JOBS JSON`, by the command line.
 """
 
@@ -28,7 +31,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch._ops import OpOverload
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from torch_backplane.conformance import judge, meant
+from torch_backplane.conformance.transfer import WIDER
 
 DTYPES = (
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
@@ -61,6 +67,10 @@ def _index(*shape: int) -> Argument:
     return lambda dtype: (torch.arange(math.prod(shape)) % 2).view(shape)
 
 
+def _sorted(*shape: int) -> Argument:
+    return lambda dtype: values(dtype, shape).sort().values if dtype == torch.bool else values(dtype, shape)
+
+
 def _plain(value: Any) -> Argument:
     return lambda dtype: value
 
@@ -70,13 +80,14 @@ PARAMETERS: dict[str, Argument] = {
     "size": _plain([3]), "steps": _plain(5), "pad": _plain([1, 1]), "rounding_mode": _plain("floor"),
     "reduce": _plain("add"), "bins": _plain(4), "mat": _tensor(2, 3), "vec": _tensor(3), "mat1": _tensor(2, 3),
     "mat2": _tensor(3, 3), "batch1": _tensor(2, 2, 3), "batch2": _tensor(2, 3, 3), "vec1": _tensor(2),
-    "vec2": _tensor(3), "dtype": _plain(None), "target": _index(2), "sorted_sequence": _tensor(6),
-    "boundaries": _tensor(6), "test_elements": _tensor(6), "base": _plain(2.0), "layout": _plain(None),
+    "vec2": _tensor(3), "dtype": _plain(None), "target": _index(2), "sorted_sequence": _sorted(6),
+    "boundaries": _sorted(6), "test_elements": _tensor(6), "base": _plain(2.0), "layout": _plain(None),
     "device": _plain(None), "pin_memory": _plain(None), "memory_format": _plain(None), "generator": _plain(None),
     "sorter": _plain(None), "side": _plain(None),
 }  # fmt: skip
 # Of the operators with these names, overloads and in-place forms included.
 PARAMETERS_OF: dict[str, dict[str, Argument]] = {
+    "_pad_packed_sequence": {"data": _tensor(6), "batch_sizes": lambda dtype: torch.tensor([3, 2, 1])},
     "addmv": {"self": _tensor(2)},
     "lerp": {"weight": _tensor(2, 3)},
     "multi_margin_loss": {"weight": _plain(None)},
@@ -99,6 +110,14 @@ _LEFT_OUT = re.compile(
     r"_?assert|_functional|sym_|_?sparse|cudnn|miopen|_?segment|_addmm_activation|item|native_norm|range$"
 )
 
+# Tensors that PyTorch wants on the CPU, whatever the device is.
+_STAYS_ON_CPU = {"batch_sizes"}
+
+# The number is a degree, which becomes an int64. Of the latter, PyTorch's CPU kernels compute one polynomial after the
+# other.
+_OF_DEGREE = re.compile(r"special_\w+_polynomial_\w+\.n_scalar")
+_BY_STEPS = re.compile(r"special_(hermite|laguerre|legendre)_polynomial_\w+\.n_scalar")
+
 
 class Finding(NamedTuple):
     operator: str
@@ -114,6 +133,8 @@ class Outcome(NamedTuple):
     calls: int
     left_open: int
     in_float32: int  # half precision's results, which are those of float32 numbers
+    nearer: int  # results that float64 is nearer to than to the CPU's
+    meant: Counter[str]  # findings by the reason that meant.py has
     has_sample: bool  # a call of it ran on the CPU
     findings: list[Finding]
 
@@ -179,7 +200,12 @@ class Raised(NamedTuple):
 
 def answer(function: Callable[..., Any], arguments: dict[str, Any], device: str) -> Any:
     """On the CPU: the results and what was written to, or `Raised`."""
-    given = tree_map_only(torch.Tensor, lambda one: one.clone().to(device), arguments)
+    given = {
+        name: tree_map_only(torch.Tensor, lambda one: one.clone().to(device), value)
+        if name not in _STAYS_ON_CPU
+        else value
+        for name, value in arguments.items()
+    }
     if "device" in given:
         given["device"] = torch.device(device)
     try:
@@ -188,6 +214,9 @@ def answer(function: Callable[..., Any], arguments: dict[str, Any], device: str)
             torch.accelerator.synchronize(device)
         return tree_map_only(torch.Tensor, lambda one: one.cpu(), (result, list(given.values())))
     except Exception as error:
+        if device != "cpu":  # what the call began may report another error, which is not the next call's
+            with contextlib.suppress(Exception):
+                torch.accelerator.synchronize(device)
         return Raised(type(error).__name__, str(error).partition("\n")[0])
 
 
@@ -201,9 +230,30 @@ def in_float32(overload: OpOverload, arguments: dict[str, Any], dtype: torch.dty
     return tree_map_only(torch.Tensor, to(torch.float32, dtype), answered)
 
 
+def is_nearer(overload: OpOverload, arguments: dict[str, Any], expected: Any, found: Any) -> bool:
+    """Whether float64 says so of all that differs, or leaves it within the tolerance, as `judge.against_float64`."""
+
+    def widened(one: Any) -> Any:
+        return one.to(WIDER.get(one.dtype, one.dtype)) if isinstance(one, torch.Tensor) else WIDER.get(one, one)
+
+    exact = answer(overload, tree_map_only((torch.Tensor, torch.dtype), widened, arguments), "cpu")
+    if isinstance(exact, Raised):
+        return False
+    for one, other, right in zip(*(tree_leaves(answered) for answered in (expected, found, exact)), strict=True):
+        if isinstance(one, torch.Tensor) and one.shape != other.shape:
+            return False
+        if isinstance(one, torch.Tensor) and judge.same_values(one, other, None):
+            nearer, _ = judge.against_float64(one, other, right, None)
+            if not nearer:
+                return False
+    return True
+
+
 def difference(expected: Any, found: Any) -> str | None:
     """The kind of a finding."""
     if isinstance(expected, Raised) or isinstance(found, Raised):
+        if isinstance(found, Raised) and judge.UNBUILT in found.words:
+            return "error"
         if not isinstance(found, Raised):
             return None if "not implemented for" in expected.words else "no error"
         if not isinstance(expected, Raised):
@@ -211,7 +261,7 @@ def difference(expected: Any, found: Any) -> str | None:
         return None if expected == found or "not implemented for" in expected.words else "words"
     plain = [tree_map_only(torch.device, str, answered) for answered in (found, expected)]
     try:
-        for one, other in zip(*(torch.utils._pytree.tree_leaves(answered) for answered in plain), strict=True):
+        for one, other in zip(*(tree_leaves(answered) for answered in plain), strict=True):
             if isinstance(one, torch.Tensor):
                 torch.testing.assert_close(one, other, equal_nan=True)
     except AssertionError:
@@ -219,10 +269,14 @@ def difference(expected: Any, found: Any) -> str | None:
     return None
 
 
-def is_open(number: Any, dtype: torch.dtype, kind: str) -> bool:
+def is_open(name: str, number: Any, dtype: torch.dtype, kind: str) -> bool:
     """Whether C leaves open what integer a number is made."""
+    if kind != "values" or isinstance(number, complex):
+        return False
+    if _OF_DEGREE.match(name):  # from a float, to which 2**63 - 1 is rounded
+        return not abs(float(number)) < 2.0**63
     integers = not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
-    return kind == "values" and integers and isinstance(number, float) and not abs(number) < 2.0**63
+    return integers and isinstance(number, float) and not abs(number) < 2.0**63
 
 
 def compare(
@@ -234,6 +288,7 @@ def compare(
 ) -> Outcome:
     """Calls one overload with every dtype and number; `empty`: with tensors of no elements."""
     counts: Counter[str] = Counter()
+    known: Counter[str] = Counter()
     findings: list[Finding] = []
     name = overload.name().removeprefix("aten::")
     for dtype in dtypes:
@@ -244,7 +299,7 @@ def compare(
             arguments = found
         counts["samples"] += not isinstance(answer(overload, arguments, "cpu"), Raised)
         for parameter, number in itertools.product(parameters, numbers):
-            if name.startswith("arange") and _fills_memory(number):
+            if _is_too_much(name, number):
                 continue
             given = {**arguments, parameter: [number, 1] if isinstance(arguments[parameter], list) else number}
             expected, found = answer(overload, given, "cpu"), answer(overload, given, device)
@@ -252,17 +307,31 @@ def compare(
             kind = difference(expected, found)
             if kind == "values" and dtype in HALVES and difference(in_float32(overload, given, dtype), found) is None:
                 counts["in float32"] += 1
-            elif kind is not None and is_open(number, dtype, kind):
+            elif kind is not None and is_open(name, number, dtype, kind):
                 counts["open"] += 1
+            elif kind == "values" and is_nearer(overload, given, expected, found):
+                counts["nearer"] += 1
             elif kind is not None:
                 about = (str(dtype).removeprefix("torch."), parameter, repr(number), kind)
-                findings.append(Finding(name, *about, _short(expected), _short(found)))
-    return Outcome(counts["calls"], counts["open"], counts["in float32"], counts["samples"] > 0, findings)
+                finding = Finding(name, *about, _short(expected), _short(found))
+                call = f"{parameter}={number!r}" + (" of no elements" if empty else "")
+                if reason := meant.reason(meant.NUMBERS, name, finding.dtype, kind, call, finding.expected):
+                    known[reason] += 1
+                else:
+                    findings.append(finding)
+    calls, left_open, wide, nearer = (counts[one] for one in ("calls", "open", "in float32", "nearer"))
+    return Outcome(calls, left_open, wide, nearer, known, counts["samples"] > 0, findings)
 
 
-def _fills_memory(number: Any) -> bool:
-    """Whether a tensor of so many elements may exist, and is large; PyTorch refuses larger ones."""
-    return not isinstance(number, complex) and 10**6 < abs(number) < 10**12
+def _is_too_much(name: str, number: Any) -> bool:
+    """Whether a tensor of so many elements may exist, and is large (PyTorch refuses larger ones); or it would take
+    minutes, if not days.
+    """
+    if isinstance(number, complex):
+        return False
+    if _BY_STEPS.match(name):
+        return abs(number) > 10**5
+    return name.startswith("arange") and 10**6 < abs(number) < 10**12
 
 
 def _short(answered: Any) -> str:
@@ -294,7 +363,7 @@ def compare_conversions(device: str, dtypes: Sequence[torch.dtype] = DTYPES) -> 
                 shown = [str(one.reshape(-1, len(given))[0, wrong][:4].tolist()) for one in (given, expected, found)]
                 about = (f"to {target}", str(source).removeprefix("torch."), "copy_" if copied else "to")
                 findings.append(Finding(*about, shown[0], "values", *shown[1:]))
-    return Outcome(counts["calls"], counts["open"], 0, True, findings)
+    return Outcome(counts["calls"], counts["open"], 0, 0, Counter(), True, findings)
 
 
 def converted(tensor: torch.Tensor, dtype: torch.dtype, copied: bool) -> torch.Tensor:
@@ -382,8 +451,13 @@ def sweep(device: str, dtypes: str, match: str, jobs: int) -> list[Finding]:
     calls = sum(one.calls for one in outcomes.values())
     left_open = sum(one.left_open for one in outcomes.values())
     wide = sum(one.in_float32 for one in outcomes.values())
+    nearer = sum(one.nearer for one in outcomes.values())
     print(f"{calls} calls of {len(outcomes)} operators compared; C leaves open the results of {left_open}")
     print(f"{wide} results of half precision are those of the number in float32")
+    print(f"{nearer} results differ and are nearer to float64's than the CPU's")
+    known: Counter[str] = sum((one.meant for one in outcomes.values()), Counter())
+    for reason, count in known.most_common():
+        print(f"meant, {count}: {reason}")
     print("differ: " + (", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none"))
     unsampled = [name for name, outcome in outcomes.items() if not outcome.has_sample]
     if unsampled:

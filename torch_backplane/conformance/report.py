@@ -31,6 +31,8 @@ KINDS: dict[str, bool] = {
     "random": True,  # not reproducible under one seed, or the same under all seeds
     "nearer": False,  # beyond the tolerance of the CPU's values, and nowhere farther from float64's than those
     "cpu out=": False,  # the CPU's own out= result is not its functional one; the device was compared with the latter
+    "meant": False,  # in the tables of meant.py, with its reason
+    "cpu crash": False,  # PyTorch's CPU kernel ended its process; the device was not asked
     "stricter": False,  # refused, and not by the CPU: wrong arguments of an internal operator, out= with overlaps
     "read first": False,  # an out= over an input, which the CPU refuses: the device has read everything by then
     "layout": False,  # other strides, or another lazy conj/neg bit, of a fresh result: the same numbers

@@ -9,7 +9,8 @@ import torch
 
 from torch_backplane.kernels import Expression
 from torch_backplane.kernels import functions as f
-from torch_backplane.planning import Call, Refused, check_same_dtype, operator, pointwise, run_pointwise
+from torch_backplane.planning import Call, Refused, operator, pointwise, run_pointwise
+from torch_backplane.planning.pointwise import type_name
 
 # Piecewise linear. Where a comparison with NaN decides, it decides as in PyTorch's CUDA kernels.
 
@@ -181,9 +182,12 @@ def rrelu_with_noise(
     """
     if not self.is_floating_point():
         raise Refused("numbers that are not real")
-    if noise.shape != self.shape or (training and noise.dtype != self.dtype):
-        raise Refused("noise of another shape or dtype")
-    check_same_dtype(call, self.dtype)
+    if noise.shape != self.shape:
+        raise Refused("noise of another shape")
+    # PyTorch's kernel writes to them as if they were of self's dtype.
+    for given in (*call.written, *([noise] if training else [])):
+        if given.dtype != self.dtype:
+            raise RuntimeError(f"expected scalar type {type_name(self.dtype)} but found {type_name(given.dtype)}")
     if training and not (lower <= upper and math.isfinite(upper - lower)):
         raise Refused("a range that is none")
     (out,) = call.outputs(like=[torch.empty(self.shape, dtype=self.dtype, device="meta")])

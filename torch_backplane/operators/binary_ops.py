@@ -117,6 +117,8 @@ def quotient(name: str, formula: Formula, fitting: Fitting = "computed") -> None
     def plan(call: Call, a: Any, b: Any, *options: Any) -> torch.Tensor:
         socket.check_broadcast([value for value in (a, b) if isinstance(value, torch.Tensor)])
         (result,) = call.meta(call.functional)
+        if result.dtype.is_complex:
+            raise Refused("a quotient of complex numbers that is rounded")
         if name == "floor_divide" and call.overload is call.functional:
             # Its meta function is composed of others, which lay a result out otherwise than the iterator does.
             call.outputs(like=call.meta(torch.ops.aten.remainder.Tensor), elementwise=True)

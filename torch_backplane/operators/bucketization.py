@@ -49,6 +49,8 @@ def search(out: torch.Tensor, boundaries: torch.Tensor, values: Any, right: bool
         raise RunOnCPU("values and boundaries of two dtypes")
     if isinstance(values, Number) and values.dtype.is_floating_point and not dtype.is_floating_point:
         raise Refused("a float among integers")
+    if isinstance(values, Number) and dtype == torch.bool and values.dtype != dtype:
+        raise RunOnCPU("a number among bools, which are compared as its dtype")
     if out.numel() == 0:
         return out
     is_tensor = isinstance(values, torch.Tensor)

@@ -33,7 +33,11 @@ def convolution(
     output_padding: list[int],
     groups: int,
 ) -> torch.Tensor:
-    _check(self, weight)
+    _check(self, weight, bias)
+    if min(dilation) <= 0:
+        raise RunOnCPU("no dilation")  # which PyTorch's kernel refuses
+    if transposed and any(size >= max(steps) for size, *steps in zip(output_padding, stride, dilation, strict=False)):
+        raise RunOnCPU("output padding that is no smaller than stride and dilation")  # likewise
     settings = (stride, padding, dilation, transposed, output_padding, groups)
     meta = torch.ops.aten.convolution(_meta(self), _meta(weight), None if bias is None else _meta(bias), *settings)
     if transposed and (0 in meta.shape[2:] or (self.numel() and not weight.numel())):
@@ -71,7 +75,11 @@ def convolution_backward(
     groups: int,
     output_mask: list[bool],
 ) -> tuple[torch.Tensor | None, ...]:
-    _check(self, weight)
+    _check(self, weight, None)
+    settings = (stride, padding, dilation, transposed, output_padding, groups)
+    torch._check(min(dilation) > 0, lambda: f"expected dilations greater than zero, and got {list(dilation)}")
+    wanted = torch.ops.aten.convolution(_meta(self), _meta(weight), None, *settings).shape
+    torch._check(grad.shape == wanted, lambda: f"expected gradients of {list(wanted)}, and got {list(grad.shape)}")
     layout = _layout(self, weight)
     grad, self, weight = grad.contiguous(), self.contiguous(), weight.contiguous()
     results = [
@@ -109,9 +117,10 @@ def _layout(self: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
     return next((layout for layout in asked if layout != torch.contiguous_format), torch.contiguous_format)
 
 
-def _check(self: torch.Tensor, weight: torch.Tensor) -> None:
-    if self.dtype != weight.dtype or not self.is_floating_point():
-        raise RunOnCPU(f"{self.dtype} with a weight of {weight.dtype}".replace("torch.", ""))
+def _check(self: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    others = [one.dtype for one in (weight, bias) if one is not None]
+    if set(others) != {self.dtype} or not self.is_floating_point():
+        raise RunOnCPU(f"{self.dtype} with a weight or bias of {others}".replace("torch.", ""))
 
 
 def _meta(tensor: torch.Tensor) -> torch.Tensor:
@@ -188,12 +197,14 @@ def _correlate(
 def _spread(
     image: torch.Tensor, values: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, groups: int, w: Windows
 ) -> None:
-    """image = bias + the sum of the patches weightᵀ × values, each in its place."""
-    matrix = _matrix(weight, groups).mT
+    """image = bias + the sum of the patches weightᵀ × values, each in its place. Half precision is added up in
+    float32, as sums of rounded ones would be twenty times as far off."""
+    dtype = value_dtype(image.dtype)
+    matrix = _matrix(weight, groups).mT.to(dtype)
     for part in _chunks(image, w):
-        given = _grouped(values[part], groups)
+        given = _grouped(values[part], groups).to(dtype)
         batch, rows, columns = given.shape[0], image.shape[1] * math.prod(w.window), given.shape[3]
-        patches = image.new_empty(batch, rows, columns)
+        patches = image.new_empty(batch, rows, columns, dtype=dtype)
         product(_grouped(patches, groups), matrix.expand(batch, *matrix.shape), given)
         run_template(fold, image.device, image[part], patches, w, bias, name="convolution")
 

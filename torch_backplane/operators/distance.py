@@ -131,8 +131,8 @@ def _pdist_forward(call: Call, self: torch.Tensor, p: float) -> torch.Tensor:
 @operator("_pdist_backward", static={"p": _ORDERS})
 def _pdist_backward(call: Call, grad: torch.Tensor, self: torch.Tensor, p: float, pdist: torch.Tensor) -> torch.Tensor:
     _check(grad, self, pdist)
-    if self.dim() != 2:
-        raise Refused("other than a matrix")
+    if self.dim() != 2 or not grad.dim():
+        raise Refused("other than a matrix, or gradients that are no vector")
     (out,) = call.outputs(like=[torch.empty(self.shape, dtype=self.dtype, device="meta")])
     if not pdist.numel() or not out.numel():
         return out.zero_()

@@ -81,7 +81,11 @@ def _scaled_noise(call: Call, mean: Any, std: Any, generator: Any) -> torch.Tens
         # The CPU refuses it.
         check(call.arguments[-1].shape == socket.broadcast_shapes(*shapes), "a result of another shape")
     check(not (isinstance(mean, torch.Tensor) and mean.dtype == torch.bool), "means that are bool")
-    (out,) = call.outputs(contiguous=True)
+    if isinstance(mean, torch.Tensor) and isinstance(std, torch.Tensor) and mean.is_floating_point():
+        # Of the means' dtype, whatever the meta function says.
+        (out,) = call.outputs(like=[torch.empty(socket.broadcast_shapes(*shapes), dtype=mean.dtype, device="meta")])
+    else:
+        (out,) = call.outputs(contiguous=True)
     check(out.is_floating_point(), "complex numbers")
     if isinstance(std, torch.Tensor):
         expect_values((std, NOT_NEGATIVE, "normal expects all elements of std >= 0.0"))
@@ -158,6 +162,7 @@ def bernoulli_tensor(call: Call, self: torch.Tensor, chance: torch.Tensor, gener
 def bernoulli(call: Call, self: torch.Tensor, generator: Any) -> torch.Tensor:
     """A result that is given may be of any dtype."""
     check(self.is_floating_point(), "chances that are none")
+    socket.check_overlaps(call.written, [self])
     (out,) = call.outputs(like=[torch.empty(self.shape, dtype=self.dtype, device="meta")])
     _expect_chances(self)
     return _fill(out, fill, "bernoulli_each", chance=self.contiguous())

@@ -6,7 +6,7 @@ import torch
 
 from torch_backplane.kernels import Expression
 from torch_backplane.kernels import functions as f
-from torch_backplane.planning import Call, Refused, operator, run_pointwise
+from torch_backplane.planning import Call, Refused, check, check_same_dtype, operator, run_pointwise
 
 # GLU: the first half of a dimension, gated by the second
 
@@ -28,10 +28,12 @@ def glu(call: Call, self: torch.Tensor, dim: int) -> torch.Tensor:
     return out
 
 
-@operator("glu_backward")
+@operator("glu_backward", one_dtype=["grad_output", "self"])
 def glu_backward(call: Call, grad_output: torch.Tensor, self: torch.Tensor, dim: int) -> torch.Tensor:
+    check_same_dtype(call, self.dtype)
     (out,) = call.outputs()
     inputs = [grad_output, *halves(self, dim)]
+    check(grad_output.shape == inputs[1].shape, "gradients of another shape")
     run_pointwise(_glu_backward, halves(out, dim), inputs, key="glu_backward", name="glu_backward")
     return out
 

@@ -138,7 +138,8 @@ def grid_sampler_2d_backward(
     """A work item adds up a whole plane of the image's gradient: its places may take any elements of the image."""
     _check(input, grid, mode, padding)
     shape = (*input.shape[:2], *grid.shape[1:3])
-    check(grad_output.shape == torch.Size(shape), "a gradient of another shape")
+    given = grad_output.shape  # PyTorch reads what is not there
+    torch._check(given == torch.Size(shape), lambda: f"expected gradients of {list(shape)}, and got {list(given)}")
     check(grad_output.dtype == input.dtype, "a gradient of another dtype")
     of_grid = torch.empty(grid.shape, dtype=grid.dtype, device=grid.device)
     of_input = torch.zeros(input.shape, dtype=value_dtype(input.dtype), device=input.device) if output_mask[0] else None

@@ -9,6 +9,8 @@ from torch_backplane.operators.normalization import (
     Optional,
     Results,
     check_channels,
+    check_gradients,
+    check_parameters,
     dense,
     new_like,
     run_norm,
@@ -31,9 +33,12 @@ def _normalized(
 ) -> list[torch.Tensor] | None:
     """The result, means and deviations, on the meta device; None where PyTorch's meta function decides of them."""
     plain = self.dtype in (torch.float32, torch.float64) and self.is_contiguous() and self.numel() > 0
-    if not plain or any(one is not None and one.dtype != self.dtype for one in (weight, bias)):
+    mixed = check_parameters(self, weight, bias)
+    if not plain and not mixed:
         return None
-    statistics = torch.empty([batch, groups], dtype=self.dtype, device="meta")
+    statistics = torch.empty([batch, groups], dtype=torch.float32 if mixed else self.dtype, device="meta")
+    if mixed:
+        return [torch.empty_like(self, device="meta"), statistics, statistics]
     return [torch.empty(self.shape, dtype=self.dtype, device="meta"), statistics, statistics]
 
 
@@ -76,6 +81,8 @@ def native_group_norm_backward(
     _check_groups(grad, batch, channels, length, groups)
     check_channels(channels, weight=weight)
     check_channels(batch * groups, mean=mean, rstd=rstd)
+    check_parameters(self, weight)
+    check_gradients(self, grad, mean, rstd)
     channel = self.new_empty(channels) if weight is None else weight
     results = new_like([self, channel, channel], output_mask)
     run_norm_backward(Sets.group(batch, channels, length, groups), results, grad, self, mean, rstd, weight)

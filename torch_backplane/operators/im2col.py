@@ -112,6 +112,13 @@ def unfold_backward(
     call: Call, grad: torch.Tensor, input_sizes: list[int], dim: int, size: int, step: int
 ) -> torch.Tensor:
     """Each element is the sum of what it has in the windows that it is in."""
+    rank = max(1, len(input_sizes))
+    if not -rank <= dim < rank or size < 0 or step <= 0:
+        raise Refused("windows that are none")
+    wanted = [*input_sizes, size]
+    if input_sizes:
+        wanted[dim % rank] = (input_sizes[dim] - size) // step + 1
+    torch._check(tuple(grad.shape) == tuple(wanted), lambda: f"expected gradients of {wanted}, and got {grad.shape}")
     (out,) = call.outputs()
     if out.numel() == 0:
         return out

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torch_backplane.kernels.dtypes import integer_range
+from torch_backplane.kernels.dtypes import integer_range, value_dtype
 from torch_backplane.kernels.templates.indexing import Index, read, write
 from torch_backplane.planning import (
     Call,
@@ -20,6 +20,7 @@ from torch_backplane.planning import (
     error_words,
     run_pointwise,
     run_template,
+    socket,
 )
 
 
@@ -96,15 +97,24 @@ def run_write(
     source = source.fitting(self.dtype) if isinstance(source, Number) else source
     kept, strides, indices = arguments
     if isinstance(options.get("alpha"), Number):
+        if self.dtype == torch.bool and options["alpha"].dtype.is_complex:
+            raise RunOnCPU("a complex factor of bools")
         options["alpha"] = options["alpha"].fitting(self.dtype)
     if self.is_complex():
         _write_parts(name, self, source, shape, kept, strides, indices, **options)
         return
     deterministic = torch.are_deterministic_algorithms_enabled()
+    meet = options.get("combine") in ("add", "multiply") and not options.get("distinct")
+    several = any(size > 1 and step == 0 for size, step in zip(shape, kept, strict=True))
+    # Rounded after each of many additions, half precision would stay where it is.
+    wide = value_dtype(self.dtype) if meet and several else self.dtype
+    to = self
+    if wide != self.dtype:
+        to = socket.empty_strided(self.shape, self.stride(), wide, self.device).copy_(self)
     run_template(
         write,
         self.device,
-        self,
+        to,
         source,
         shape,
         kept,
@@ -116,6 +126,8 @@ def run_write(
         deterministic=deterministic,
         **options,
     )
+    if to is not self:
+        self.copy_(to)
 
 
 def _write_parts(

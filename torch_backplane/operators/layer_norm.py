@@ -9,7 +9,18 @@ import torch
 
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates.norms import Sets
-from torch_backplane.operators.normalization import Optional, Results, dense, new_like, run_norm, run_norm_backward
+from torch_backplane.operators.normalization import (
+    Optional,
+    Results,
+    check_channels,
+    check_gradients,
+    check_parameters,
+    check_shape,
+    dense,
+    new_like,
+    run_norm,
+    run_norm_backward,
+)
 from torch_backplane.planning import Call, Refused, RunOnCPU, operator
 
 
@@ -25,6 +36,7 @@ def _normalized(
     fits = shape and outer >= 0 and tuple(self.shape[outer:]) == shape
     if not fits or any(one is not None and tuple(one.shape) != shape for one in (weight, bias)):
         raise Refused("another shape than is normalized over")
+    check_parameters(self, weight, bias)
     if not self.is_floating_point() or any(one is not None and one.dtype != self.dtype for one in (weight, bias)):
         return None
     kept = [*self.shape[:outer], *[1] * len(shape)]
@@ -43,6 +55,26 @@ def native_layer_norm(
     return out, mean, rstd
 
 
+def _check_backward(
+    grad: torch.Tensor,
+    self: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: Optional,
+    bias: Optional,
+    *statistics: Optional,
+) -> None:
+    outer = self.dim() - len(normalized_shape)
+    fits = outer >= 0 and tuple(self.shape[outer:]) == tuple(normalized_shape)
+    torch._check(fits, lambda: f"expected an input of [*, {normalized_shape}], and got {list(self.shape)}")
+    check_shape(self.shape, gradients=grad)
+    check_shape(normalized_shape, weight=weight, bias=bias)
+    for one in statistics:
+        if one is not None:
+            check_channels(math.prod(self.shape[:outer]), statistics=one)
+    check_parameters(self, weight, bias)
+    check_gradients(self, grad, *statistics)
+
+
 @operator("native_layer_norm_backward")
 def native_layer_norm_backward(
     call: Call,
@@ -56,6 +88,7 @@ def native_layer_norm_backward(
     output_mask: list[bool],
 ) -> Results:
     size = math.prod(normalized_shape)
+    _check_backward(grad, self, normalized_shape, weight, bias, mean, rstd)
     results = new_like([self, weight, bias], output_mask)
     run_norm_backward(Sets.layer(self.numel() // max(1, size), size), results, grad, self, mean, rstd, weight)
     return results
@@ -97,6 +130,7 @@ def rms_norm_backward(
     output_mask: list[bool],
 ) -> Results:
     _check_real(self, weight)
+    _check_backward(grad, self, normalized_shape, weight, None, rstd)
     results = new_like([self, weight], output_mask)
     run_norm_backward(Sets.layer(rstd.numel(), math.prod(normalized_shape)), results, grad, self, None, rstd, weight)
     return results

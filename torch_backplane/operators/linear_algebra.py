@@ -21,6 +21,7 @@ from torch_backplane.planning import (
     Refused,
     RunOnCPU,
     call_on_cpu,
+    check_fits,
     host_sees_memory,
     operator,
     run_pointwise,
@@ -93,6 +94,8 @@ def addr(call: Call, self: torch.Tensor, vec1: torch.Tensor, vec2: torch.Tensor,
         raise Refused("a matrix of another shape in place")  # which refuses it
     if any(isinstance(number, complex) for number in (beta, alpha)) and not self.is_complex():
         raise Refused("a complex number among real ones")
+    if any(isinstance(number, bool) for number in (beta, alpha)):
+        raise Refused("a bool among numbers")
     added = self.expand(shape)
     (out,) = call.outputs(like=[torch.empty(shape, dtype=self.dtype, device="meta")])
     dtype = value_dtype(self.dtype)
@@ -155,8 +158,8 @@ def product(
         raise Refused(f"a matrix product of {' and '.join(sorted(map(str, dtypes)))}")
     if not out.numel():
         return out
-    if isinstance(alpha, Number) and not (out.is_floating_point() or out.is_complex()):
-        alpha = alpha.fitting(out.dtype)
+    if c is not None:
+        beta, alpha = factors(out.dtype, beta, alpha)
     # PyTorch's Conjugate key lets products see tensors that are conjugated lazily.
     a, b, c = a.resolve_conj(), b.resolve_conj(), None if c is None else c.resolve_conj()
     if on_host(out) and out.dim() <= 3:
@@ -166,6 +169,15 @@ def product(
     else:
         run_template(matmul, out.device, out, a, b, None if beta == 0 else c, alpha, beta, name="matmul")
     return out
+
+
+def factors(dtype: torch.dtype, beta: Any, alpha: Any) -> tuple[Any, Any]:
+    """The numbers of a product of this dtype, refused where PyTorch refuses them: half precision has float32's."""
+    fit = value_dtype(dtype) if dtype.is_floating_point else dtype
+    check_fits(fit, beta)
+    if isinstance(beta, complex) and not dtype.is_complex:
+        beta = beta.real  # there is no more to it, as it fits
+    return beta, alpha.fitting(fit) if isinstance(alpha, Number) else alpha
 
 
 def multiply_parts(
@@ -301,8 +313,8 @@ def norm_of_dims(call: Call, self: torch.Tensor, p: float | None, dim: Dims, kee
 def norm_of_dims_in(
     call: Call, self: torch.Tensor, p: float | None, dim: Dims, keepdim: bool, dtype: torch.dtype | None
 ) -> Any:
-    if dtype is not None and torch.promote_types(self.dtype, dtype) != dtype:
-        raise Refused("a narrower dtype")  # which is refused
+    if dtype is not None and (dtype.is_complex or torch.promote_types(self.dtype, dtype) != dtype):
+        raise Refused("a narrower dtype, or a complex one")  # which is refused
     return vector_norm(call, self, 2 if p is None else p, dim, keepdim, dtype)
 
 

@@ -17,7 +17,16 @@ from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.expression import Formula
 from torch_backplane.kernels.reductions import summation
 from torch_backplane.kernels.templates.values import UNIT_INTERVAL
-from torch_backplane.planning import Call, Refused, expect_values, operator, run_pointwise, run_reduction, socket
+from torch_backplane.planning import (
+    Call,
+    Refused,
+    check_same_dtype,
+    expect_values,
+    operator,
+    run_pointwise,
+    run_reduction,
+    socket,
+)
 from torch_backplane.planning.call import elementwise_result
 from torch_backplane.planning.geometry import check_shape
 
@@ -131,6 +140,17 @@ def _huber_slope(a: Expression, b: Expression, delta: Expression) -> Expression:
     return f.where(x <= -delta, -delta, f.where(x >= delta, delta, x))
 
 
+def _of_selfs_dtype(
+    call: Call, grad: torch.Tensor, self: torch.Tensor, target: torch.Tensor, contiguous: bool = False
+) -> None:
+    """Has gradients in self's dtype, as PyTorch makes them."""
+    computed = torch.promote_types(torch.result_type(self, target), torch.result_type(self, grad))
+    if not torch.can_cast(computed, self.dtype):
+        raise Refused("a product that is none of self's dtype")  # which refuses it
+    like = elementwise_result([self, target], self.dtype)
+    call.outputs(like=[like.new_empty(like.shape) if contiguous else like], elementwise=True)
+
+
 @operator("mse_loss")
 def mse_loss(call: Call, self: torch.Tensor, target: torch.Tensor, reduction: int) -> torch.Tensor:
     return loss(call, _squared, self, target, reduction=reduction)
@@ -140,6 +160,7 @@ def mse_loss(call: Call, self: torch.Tensor, target: torch.Tensor, reduction: in
 def mse_loss_backward(
     call: Call, grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int
 ) -> torch.Tensor:
+    _of_selfs_dtype(call, grad_output, self, target, contiguous=True)
     return loss_backward(
         call, lambda a, b: 2.0 * (a - b), grad_output, self, target, reduction=reduction, contiguous=True
     )
@@ -155,6 +176,7 @@ def smooth_l1_loss_backward(
     call: Call, grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int, beta: float
 ) -> torch.Tensor:
     slope, numbers = _smooth_l1_slope, (beta, beta or 1.0)
+    _of_selfs_dtype(call, grad_output, self, target, contiguous=True)
     return loss_backward(call, slope, grad_output, self, target, reduction=reduction, numbers=numbers, contiguous=True)
 
 
@@ -163,6 +185,7 @@ def huber_loss(call: Call, self: torch.Tensor, target: torch.Tensor, reduction: 
     """Of self's dtype."""
     if not torch.can_cast(torch.result_type(self, target), self.dtype):
         raise Refused("a difference that is none of self's dtype")  # which refuses it
+    reduction = reduction if reduction in (MEAN, SUM) else NONE  # as PyTorch has it
     result = elementwise_result([self, target], self.dtype)
     call.outputs(like=[result if reduction == NONE else result.new_empty(())])
     return loss(call, _huber, self, target, reduction=reduction, numbers=(delta,))
@@ -256,6 +279,7 @@ def soft_margin_loss(call: Call, self: torch.Tensor, target: torch.Tensor, reduc
     if self.dtype == torch.bool or not torch.can_cast(torch.result_type(self, target), self.dtype):
         raise Refused("a product that is none of self's dtype")  # which refuses it
     check_shape(self.shape, [target])
+    check_same_dtype(call, self.dtype)
     scalar = torch.empty((), dtype=self.dtype, device="meta")
     call.outputs(like=[elementwise_result([self], self.dtype) if reduction == NONE else scalar])
     return loss(call, lambda a, b: f.log1p(f.exp(-a * b)), self, target, reduction=reduction)
@@ -266,6 +290,7 @@ def soft_margin_loss_backward(
     call: Call, grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int
 ) -> torch.Tensor:
     check_shape(socket.broadcast_shapes(self.shape, target.shape), [grad_output])
+    _of_selfs_dtype(call, grad_output, self, target)
 
     def slope(a: Expression, b: Expression) -> Expression:
         power = f.exp(-b * a)

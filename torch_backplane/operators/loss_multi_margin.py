@@ -9,15 +9,19 @@ import torch
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates import margin_losses as kernels
 from torch_backplane.operators.loss import MEAN, NONE, SUM, write_loss
-from torch_backplane.planning import Call, check, contiguous_result, error_words, operator, run_template
+from torch_backplane.planning import Call, Number, check, contiguous_result, error_words, operator, run_template
+from torch_backplane.planning.pointwise import type_name
 
 
-def _rows(call: Call, self: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """self as (rows, classes), contiguous."""
+def _rows(call: Call, self: torch.Tensor, target: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+    """self as (rows, classes), contiguous. `others` must be of its dtype, as must be what is written to."""
+    for other in (*call.written, *others):
+        # Not left to the CPU, where half precision is computed in float32, as its kernels have none.
+        if other.dtype != self.dtype:
+            raise RuntimeError(f"expected scalar type {type_name(self.dtype)} but found {type_name(other.dtype)}")
     check(self.is_floating_point(), f"{self.dtype}".replace("torch.", ""))
     check(target.dtype == torch.int64, f"targets of {target.dtype}".replace("torch.", ""))
     check(self.dim() <= 2 and (self.dim() == 0 or self.size(-1) > 0), "a shape that is no rows of classes")
-    check(all(given.dtype == self.dtype for given in call.written), "a result of another dtype")
     return (self if self.dim() == 2 else self.view(1, -1)).contiguous()
 
 
@@ -45,11 +49,15 @@ def _share(rows: torch.Tensor, reduction: int) -> float:
     return 1.0 / (rows.numel() if reduction == MEAN else rows.size(1))
 
 
+def _fitting(margin: Any, self: torch.Tensor) -> Any:
+    return margin.fitting(self.dtype) if isinstance(margin, Number) else margin
+
+
 def _of_one(
-    call: Call, self: torch.Tensor, target: torch.Tensor, p: float, weight: torch.Tensor | None
+    call: Call, self: torch.Tensor, target: torch.Tensor, p: float, weight: torch.Tensor | None, *others: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """self as rows, the target of each, and the weights of classes."""
-    rows = _rows(call, self, target)
+    rows = _rows(call, self, target, *others)
     check(p in (1, 2), "p that is neither 1 nor 2")
     check(target.dim() <= 1 and target.numel() == rows.size(0), "targets of another size")
     if weight is None:
@@ -76,7 +84,7 @@ def multi_margin_loss(
     of_rows = torch.empty(rows.size(0), dtype=value_dtype(self.dtype), device=self.device)
     if rows.numel():
         name, words = "multi_margin_loss", error_words(out.device)
-        arguments = (of_rows, rows, targets, weights, 1 if p == 1 else 2, margin, words, name)
+        arguments = (of_rows, rows, targets, weights, 1 if p == 1 else 2, _fitting(margin, self), words, name)
         run_template(kernels.multi_margin_loss, out.device, *arguments, name=name)
     _reduce(call, out, of_rows, reduction)
     return out
@@ -93,8 +101,7 @@ def multi_margin_loss_backward(
     weight: torch.Tensor | None,
     reduction: int,
 ) -> torch.Tensor:
-    rows, targets, weights = _of_one(call, self, target, p, weight)
-    check(grad_output.dtype == self.dtype, "a gradient of another dtype")
+    rows, targets, weights = _of_one(call, self, target, p, weight, grad_output)
     _check_last(call, self)
     (out,) = call.outputs(like=[_meta(self.shape, self)])
     call.check_apart()
@@ -104,14 +111,17 @@ def multi_margin_loss_backward(
     with contiguous_result(out) as result:
         name, words = "multi_margin_loss_backward", error_words(out.device)
         share = _share(rows, reduction)
-        arguments = (result, grad, rows, targets, weights, 1 if p == 1 else 2, margin, share, words, name)
+        order = 1 if p == 1 else 2
+        arguments = (result, grad, rows, targets, weights, order, _fitting(margin, self), share, words, name)
         run_template(kernels.multi_margin_loss_backward, out.device, *arguments, name=name)
     return out
 
 
-def _of_labels(call: Call, self: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _of_labels(
+    call: Call, self: torch.Tensor, target: torch.Tensor, *others: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """self as rows, and their labels."""
-    rows = _rows(call, self, target)
+    rows = _rows(call, self, target, *others)
     fits = target.shape == self.shape if self.dim() == 2 else target.dim() <= 1 and target.numel() == rows.size(1)
     check(fits, "targets of another size")
     return rows, target.contiguous().view(rows.shape)
@@ -146,9 +156,8 @@ def multilabel_margin_loss_backward(
     reduction: int,
     is_target: torch.Tensor,
 ) -> torch.Tensor:
-    rows, targets = _of_labels(call, self, target)
+    rows, targets = _of_labels(call, self, target, grad_output, is_target)
     check(is_target.shape == target.shape, "marks of another shape")
-    check(grad_output.dtype == is_target.dtype == self.dtype, "a gradient or marks of another dtype")
     _check_last(call, self)
     (out,) = call.outputs(like=[_meta(self.shape, self)])
     call.check_apart()

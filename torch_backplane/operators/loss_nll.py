@@ -5,7 +5,16 @@ from __future__ import annotations
 import torch
 
 from torch_backplane.kernels.templates.losses import nll_loss, nll_loss_backward
-from torch_backplane.planning import Call, Refused, RunOnCPU, contiguous_result, error_words, operator, run_template
+from torch_backplane.planning import (
+    Call,
+    Refused,
+    RunOnCPU,
+    check_same_dtype,
+    contiguous_result,
+    error_words,
+    operator,
+    run_template,
+)
 
 
 def _by_positions(self: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -25,7 +34,12 @@ def _check_images(call: Call, self: torch.Tensor, target: torch.Tensor, weight: 
         raise Refused("weights of another number of classes")
 
 
-@operator("nll_loss_forward", "nll_loss2d_forward")
+def _known(reduction: int, self: torch.Tensor) -> int:
+    """As PyTorch has it: of one row, and what is no reduction's number, the sum."""
+    return reduction if reduction == 1 or (reduction == 0 and self.dim() != 1) else 2
+
+
+@operator("nll_loss_forward", "nll_loss2d_forward", one_dtype=["self", "weight"])
 def nll_loss_forward(
     call: Call,
     self: torch.Tensor,
@@ -36,10 +50,12 @@ def nll_loss_forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if "nll_loss2d" in call.name:
         _check_images(call, self, target, weight)
+    check_same_dtype(call, self.dtype)
     out, total_weight = call.outputs(contiguous=True)
     if not self.numel():
         raise RunOnCPU("an empty input")
     values, targets = _by_positions(self, target)
+    reduction = _known(reduction, self)
     if reduction == 0:
         total_weight.zero_()
     with contiguous_result(out) as result:
@@ -50,7 +66,9 @@ def nll_loss_forward(
     return out, total_weight
 
 
-@operator("nll_loss_backward", "nll_loss2d_backward")
+@operator(
+    "nll_loss_backward", "nll_loss2d_backward", one_dtype=["grad_output", "self", "weight", "total_weight"]
+)
 def nll_loss_backward_(
     call: Call,
     grad: torch.Tensor,
@@ -68,6 +86,7 @@ def nll_loss_backward_(
     (out,) = call.outputs()
     if not self.numel():
         raise RunOnCPU("an empty input")
+    reduction = _known(reduction, self)
     with contiguous_result(out) as result:
         values, targets = _by_positions(result, target)
         result.zero_()

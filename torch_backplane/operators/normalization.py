@@ -18,13 +18,14 @@ from torch_backplane.operators.reduce_ops import spread
 from torch_backplane.planning import (
     Call,
     Refused,
+    check,
     contiguous_result,
     operator,
     run_pointwise,
     run_reduction,
     run_template,
 )
-from torch_backplane.planning.call import as_meta
+from torch_backplane.planning.call import as_meta, shares_memory
 
 Optional = torch.Tensor | None
 Results = tuple[Optional, ...]
@@ -97,6 +98,29 @@ def check_channels(channels: int, **tensors: Optional) -> None:
             torch._check(False, lambda: f"{name} should contain {channels} elements not {count}")  # noqa: B023, at once
 
 
+def check_parameters(self: torch.Tensor, *parameters: Optional) -> bool:
+    """Refuses parameters of another dtype than the input's, but for float32 beside half precision: whether they are."""
+    given = {one.dtype for one in parameters if one is not None}
+    mixed = given == {torch.float32} and self.dtype in (torch.float16, torch.bfloat16)
+    check(given <= {self.dtype} or mixed, "parameters of another dtype")
+    return mixed
+
+
+def check_gradients(self: torch.Tensor, grad: torch.Tensor, *statistics: Optional) -> None:
+    """Refuses gradients of another dtype than the input's, and statistics of one that is not made of it."""
+    check(grad.dtype == self.dtype, "gradients of another dtype")
+    given = {one.dtype for one in statistics if one is not None}
+    check(len(given) < 2 and given <= {self.dtype, value_dtype(self.dtype)}, "statistics of another dtype")
+
+
+def check_shape(wanted: Sequence[int], **tensors: Optional) -> None:
+    """Raises an error for a tensor of another shape. PyTorch's CPU kernels read what is not there."""
+    for name, tensor in tensors.items():
+        if tensor is not None and tuple(tensor.shape) != tuple(wanted):
+            given = list(tensor.shape)
+            torch._check(False, lambda: f"expected {name} of shape {list(wanted)}, and got {given}")  # noqa: B023, at once
+
+
 def new_like(tensors: Sequence[Optional], wanted: Sequence[bool]) -> Results:
     """An uninitialized tensor like each, or None where it is not wanted. Those of parameters, all but the first, are
     contiguous, as PyTorch makes them and as kernels write them.
@@ -113,6 +137,12 @@ def new_like(tensors: Sequence[Optional], wanted: Sequence[bool]) -> Results:
 
 def _batch_sets(self: torch.Tensor) -> Sets:
     return Sets.batch(self.shape[0], self.shape[1], math.prod(self.shape[2:]))
+
+
+def _check_channel_tensors(self: torch.Tensor, parameters: Sequence[Optional], statistics: Sequence[Optional]) -> None:
+    """Refuses what is none of the input's dtype, or has more dimensions than channels."""
+    check_parameters(self, *parameters, *statistics)
+    check(all(one is None or one.dim() == 1 for one in statistics), "statistics that are no vectors")
 
 
 @operator("native_batch_norm", "_native_batch_norm_legit")
@@ -143,6 +173,8 @@ def _batch_norm(
     with_reserve: bool = False,
 ) -> Results:
     check_channels(self.shape[1], running_mean=running_mean, running_var=running_var, weight=weight, bias=bias)
+    moved = [] if running_mean is None or running_var is None else [running_mean, running_var]
+    _check_channel_tensors(self, (weight, bias), (running_mean, running_var))
     if training:
         torch._check(
             self.numel() > 0,
@@ -155,14 +187,17 @@ def _batch_norm(
     results = list(torch.ops.aten.native_batch_norm(*(as_meta(value) for value in given)))
     results[0] = torch.empty_like(results[0], memory_format=suggest_memory_format(self))  # not its meta kernel's
     if with_reserve:
-        results.append(self.new_empty(0, dtype=torch.uint8, device="meta"))
+        # PyTorch leaves the one that it is given as it is.
+        reserve = as_meta(call.written[3]) if call.written else self.new_empty(0, dtype=torch.uint8, device="meta")
+        results.append(reserve)
     if not training:
         if running_mean is None or running_var is None:
             raise Refused("evaluation without running statistics")
         # As the CPU has it: nothing is saved.
         results[1:3] = [saved.new_empty(0) for saved in results[1:3]]
     out, mean, rstd, *reserve = call.outputs(like=results)
-    moved = [] if running_mean is None or running_var is None else [running_mean, running_var]
+    if training and shares_memory(self, moved):
+        self = self.clone()  # PyTorch does not refuse that
     running = [tensor.contiguous() for tensor in moved]
     arguments = (dense(weight), dense(bias), eps)
     saved = {"mean": mean, "rstd": rstd} if training else {"mean": None, "rstd": None}
@@ -257,9 +292,14 @@ def native_batch_norm_backward(
     output_mask: list[bool],
 ) -> Results:
     mean, rstd = (save_mean, save_invstd) if train else (running_mean, running_var)
-    assert mean is not None
-    assert rstd is not None
+    if mean is None or rstd is None:
+        raise Refused("no statistics")
+    check_shape(self.shape, gradients=grad)
     check_channels(self.shape[1], weight=weight, mean=mean, rstd=rstd)
+    saved = (save_mean, save_invstd)
+    _check_channel_tensors(self, (weight,), (running_mean, running_var))
+    check_gradients(self, grad, *saved)
+    check(all(one is None or one.dim() == 1 for one in (weight, *saved)), "statistics or a weight that are no vectors")
     channel = mean if weight is None else weight
     results = new_like([self, channel, channel], output_mask)
     if not self.numel():
@@ -322,8 +362,8 @@ def renorm(call: Call, self: torch.Tensor, p: float, dim: int, maxnorm: Any) -> 
         raise Refused("a dimension that it has not")  # for PyTorch's error, which its meta function does not make
     (out,) = call.outputs()
     others = [d for d in range(self.dim()) if d != dim % self.dim()]
-    norms = torch.linalg.vector_norm(self, p, others, keepdim=True)
     dtype = value_dtype(self.dtype)
+    norms = torch.linalg.vector_norm(self, p, others, keepdim=True, dtype=dtype)  # half precision has too few numbers
 
     # Complex numbers are multiplied by complex ones, where infinity times 0 is NaN. The 0 is an argument of the kernel,
     # since compilers leave products with a constant 0 out (Mesa's, and Intel's where nothing is contracted).

@@ -8,7 +8,7 @@ import torch
 
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates.source import named, split
-from torch_backplane.planning import Call, contiguous_result, operator, run_kernel
+from torch_backplane.planning import Call, check, check_same_dtype, contiguous_result, operator, run_kernel
 
 # Where the padded coordinate x comes from, in a dimension of `size`.
 _ORIGIN = {
@@ -90,8 +90,13 @@ def _declare(mode: str, rank: int) -> None:
         (out,) = call.outputs()
         return pad(out, self, padding, mode)
 
-    @operator(f"{mode}_pad{rank}d_backward", dtypes="complex")
+    @operator(f"{mode}_pad{rank}d_backward", dtypes="complex", one_dtype=["grad_output", "self"])
     def backward(call: Call, grad: torch.Tensor, self: torch.Tensor, padding: Sequence[int]) -> torch.Tensor:
+        check_same_dtype(call, self.dtype)
+        check(len(padding) == 2 * rank and self.dim() > rank, "padding of other dimensions")
+        check(self.dtype != torch.bool and (self.is_floating_point() or self.is_complex()), "gradients of integers")
+        wanted, given = self.shape[:-rank], grad.shape[:-rank]  # PyTorch reads what is not there
+        torch._check(given == wanted, lambda: f"expected gradients of {list(wanted)} planes, and got {list(given)}")
         (out,) = call.outputs()
         if not out.is_complex():
             return pad_backward(out, grad, padding, mode)

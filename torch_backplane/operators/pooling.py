@@ -10,7 +10,16 @@ import torch
 
 from torch_backplane.kernels.templates import pooling
 from torch_backplane.kernels.templates.unfold import Windows
-from torch_backplane.planning import Call, Refused, contiguous_result, operator, run_template
+from torch_backplane.planning import (
+    Call,
+    Refused,
+    RunOnCPU,
+    check,
+    check_same_dtype,
+    contiguous_result,
+    operator,
+    run_template,
+)
 
 
 def _planes(tensor: torch.Tensor, rank: int) -> torch.Tensor:
@@ -18,6 +27,14 @@ def _planes(tensor: torch.Tensor, rank: int) -> torch.Tensor:
     if tensor.dim() not in (rank + 1, rank + 2):
         raise Refused("images of another number of dimensions")  # where PyTorch's error is raised
     return tensor.contiguous().view(math.prod(tensor.shape[:-rank]), *tensor.shape[-rank:])
+
+
+def _check_grad(grad: torch.Tensor, self: torch.Tensor, rank: int) -> None:
+    """Raises an error where gradients have other planes than images, of which PyTorch's meta functions say nothing: its
+    CPU kernels read and write what is not there.
+    """
+    wanted, given = self.shape[:-rank], grad.shape[:-rank]
+    torch._check(given == wanted, lambda: f"expected gradients of {list(wanted)} planes, and got {list(given)}")
 
 
 def _windows(
@@ -52,6 +69,8 @@ def max_pool_with_indices(
     dilation: list[int],
     ceil_mode: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    wanted = (self.dtype, torch.int64)
+    check(all(one.dtype == dtype for one, dtype in zip(call.written, wanted, strict=False)), "results of other dtypes")
     out, indices = call.outputs()
     rank = _rank(call)
     image = _planes(self, rank)
@@ -74,8 +93,13 @@ def max_pool_with_indices_backward(
     ceil_mode: bool,
     indices: torch.Tensor,
 ) -> torch.Tensor:
-    (out,) = call.outputs()
+    check(grad.dtype == self.dtype and indices.dtype == torch.int64, "gradients or indices of another dtype")
     rank = _rank(call)
+    if rank == 3:
+        check_same_dtype(call, self.dtype)
+    (out,) = call.outputs()
+    _check_grad(grad, self, rank)
+    check(grad.shape == indices.shape, "indices of another shape")
     grad, indices = _planes(grad, rank), _planes(indices, rank)
     with contiguous_result(out) as result:
         image = _planes(result, rank)
@@ -105,7 +129,7 @@ def avg_pool(
     return out
 
 
-@operator("avg_pool2d_backward", "avg_pool3d_backward")
+@operator("avg_pool2d_backward", "avg_pool3d_backward", one_dtype=["grad_output", "self"])
 def avg_pool_backward(
     call: Call,
     grad: torch.Tensor,
@@ -119,6 +143,7 @@ def avg_pool_backward(
 ) -> torch.Tensor:
     (out,) = call.outputs()
     rank = _rank(call)
+    _check_grad(grad, self, rank)
     grad = _planes(grad, rank)
     with contiguous_result(out) as result:
         image = _planes(result, rank)
@@ -130,19 +155,20 @@ def avg_pool_backward(
 
 @operator("_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
 def adaptive_avg_pool(call: Call, self: torch.Tensor, output_size: list[int]) -> torch.Tensor:
-    if 0 in self.shape[1:]:
-        raise Refused("images without elements")  # where PyTorch's error is raised
-    (out,) = call.outputs()
     rank = _rank(call)
+    if 0 in self.shape[1:] or len(output_size) != rank:
+        raise Refused("images without elements, or another number of sizes")  # where PyTorch's error is raised
+    (out,) = call.outputs()
     with contiguous_result(out) as result:
         _run(pooling.adaptive_avg_pool, _planes(result, rank), _planes(self, rank), name="adaptive_avg_pool")
     return out
 
 
-@operator("_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward")
+@operator("_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward", one_dtype=["grad_output", "self"])
 def adaptive_avg_pool_backward(call: Call, grad: torch.Tensor, self: torch.Tensor) -> torch.Tensor:
-    (out,) = call.outputs()
     rank = _rank(call)
+    _check_grad(grad, self, rank)
+    (out,) = call.outputs()
     with contiguous_result(out) as result:
         arguments = (_planes(result, rank), _planes(grad, rank))
         _run(pooling.adaptive_avg_pool_backward, *arguments, name="adaptive_avg_pool_backward")
@@ -181,6 +207,8 @@ def adaptive_max_pool_backward(
     call: Call, grad: torch.Tensor, self: torch.Tensor, indices: torch.Tensor
 ) -> torch.Tensor:
     rank = _rank(call)
+    check(grad.shape == indices.shape and indices.dtype == torch.int64, "indices of another shape or dtype")
+    _check_grad(grad, self, rank)
     grad, indices = _planes(grad, rank), _planes(indices, rank)
     (out,) = call.outputs()
     with contiguous_result(out) as result:
@@ -195,8 +223,11 @@ def fractional_max_pool(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     rank = _rank(call)
     image = _planes(self, rank)
-    if random_samples.numel() != image.shape[0] * rank or random_samples.dtype != self.dtype:
+    samples = random_samples.dim() == 3 and random_samples.numel() == image.shape[0] * rank
+    if not samples or random_samples.dtype != self.dtype:
         raise Refused("other than a sample for each plane and dimension")
+    if min(window) <= 0:
+        raise RunOnCPU("windows of no elements")
     out, indices = call.outputs()
     with contiguous_result(out) as result, contiguous_result(indices) as places:
         values, places = _planes(result, rank), _planes(places, rank)
@@ -216,8 +247,11 @@ def fractional_max_pool_backward(
     indices: torch.Tensor,
 ) -> torch.Tensor:
     rank = _rank(call)
-    if grad.shape != indices.shape or grad.dim() != self.dim():
-        raise Refused("gradients and indices of two shapes")
+    _check_grad(grad, self, rank)
+    _check_grad(indices, self, rank)
+    if grad.shape != indices.shape or tuple(grad.shape[-rank:]) != tuple(output_size):
+        raise Refused("gradients, indices and results of several shapes")
+    check_same_dtype(call, self.dtype)
     (out,) = call.outputs(like=[torch.empty(self.shape, dtype=self.dtype, device="meta")])
     rows = [_planes(tensor, rank).flatten(1) for tensor in (self, indices, grad)]
     summed = torch.zeros_like(rows[0]).scatter_add_(1, *rows[1:])
@@ -235,8 +269,10 @@ def max_unpool(
     if any(size <= 0 for sizes in (output_size, *others[:1]) for size in sizes):
         raise Refused("sizes that are none")
     values, places = (_planes(tensor, rank).flatten(1) for tensor in (self, indices))
-    if any(given.dtype != self.dtype for given in call.written):
-        raise Refused("a result of another dtype")
+    check_same_dtype(call, self.dtype)
+    check(all(len(sizes) == rank for sizes in others), "sizes of other dimensions")
+    if rank == 3 and any(not given.is_contiguous() for given in call.written):
+        raise Refused("a result that is not contiguous")
     # Not as PyTorch's decomposition says, which refuses what is not deterministic on CUDA.
     shape = [*self.shape[:-rank], *output_size]
     (out,) = call.outputs(like=[torch.empty(shape, dtype=self.dtype, device="meta")])

@@ -24,6 +24,7 @@ from torch_backplane.planning import (
     run_pointwise,
     run_reduction,
     run_template,
+    same_storage,
     socket,
 )
 from torch_backplane.planning.launch import traced
@@ -458,5 +459,6 @@ def logcumsumexp(call: Call, self: torch.Tensor, dim: int) -> torch.Tensor:
 def cumulative_extremum(call: Call, self: torch.Tensor, values: torch.Tensor, indices: torch.Tensor, dim: int) -> None:
     name = "cummax" if "cummax" in call.name else "cummin"
     if self.numel():
+        self = self.clone() if same_storage(self, values) else self  # PyTorch does not refuse that
         with contiguous_result(values) as best, contiguous_result(indices) as places:
             run_template(extremum, self.device, best, places, self.contiguous(), dim, name, name=name)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.operators.index_kernel import (
     COMBINE,
     along,
@@ -79,6 +80,11 @@ def scatter_reduce_two(
     check_places(*(with_dims(self), dim, with_dims(index), with_dims(source)))
     if self.dtype == torch.bool or source.dtype != self.dtype:
         raise Refused(f"{source.dtype} into {self.dtype}".replace("torch.", ""))
+    wide = value_dtype(self.dtype)
+    if reduce == "mean" and wide != self.dtype:
+        (out,) = call.outputs()  # the sum and the number of elements may be more than half precision has
+        found = self.to(wide).scatter_reduce(dim, index, source.to(wide), reduce, include_self=include_self)
+        return out.copy_(found)
     out = copied(call, self)
     if not include_self:
         out.scatter_(dim, index, identity_of(reduce, self.dtype))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from torch_backplane import _C
+from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates.indexing import Index
 from torch_backplane.operators.index_kernel import (
     COMBINE,
@@ -137,6 +138,11 @@ def index_reduce(
     check_slices(self, dim, index, source)
     if include_self and reduce != "mean":
         return _write_slices("index_reduce", call, self, dim, index, source, combine=COMBINE[reduce])
+    wide = value_dtype(self.dtype)
+    if reduce == "mean" and wide != self.dtype:
+        (out,) = call.outputs()  # the sum and the number of elements may be more than half precision has
+        found = self.to(wide).index_reduce(dim, index, source.to(wide), reduce, include_self=include_self)
+        return out.copy_(found)
     out = copied(call, self)
     if not include_self:
         out.index_fill_(dim, index.long(), identity_of(reduce, self.dtype))
