@@ -177,7 +177,7 @@ def test_as_many_slots_as_arguments_hold() -> None:
         formula: Any = lambda *values: values[:3]  # noqa: E731
         kernel = multi_tensor("adam", formula, slots=slots, dialect=dialect, compute=F32, **adam)
         assert dialect.argument_bytes(kernel.parameters) <= 1024
-        declared = kernel.text.rpartition("void bp_adam(")[2].partition(")")[0].split(", ")
+        declared = kernel.text.rpartition(" bp_adam(")[2].partition(")")[0].split(", ")
         eight = sum("*" in one or "ulong" in one for one in declared)
         assert dialect.argument_bytes(kernel.parameters) == 8 * eight + 4 * (len(declared) - eight)
 

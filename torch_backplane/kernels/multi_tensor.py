@@ -15,8 +15,7 @@ from torch_backplane.kernels.element import element_function, used_dtypes
 from torch_backplane.kernels.expression import Formula, trace
 from torch_backplane.kernels.kernel import Kernel, Parameter, entry_point
 from torch_backplane.kernels.parameters import declarations, pointers
-
-WIDTH = 4  # elements for each work item
+from torch_backplane.kernels.templates.spelling import macros
 
 
 def slots_within(
@@ -57,8 +56,8 @@ def multi_tensor(
         scalars: dtypes of a slot's numbers.
 
     The parameters are the outputs of all slots, slot by slot, then the inputs and singles of all slots in the same way,
-    then the scalars of all slots, then a count of elements (uint32) for each; a slot with count 0 is skipped. The
-    launch takes a work item for each four elements of a slot, in sum.
+    then the scalars of all slots, then a count of elements (uint32) for each; a slot with count 0 is skipped. A group
+    is of one slot, and a work item has one element: the launch takes as many whole groups as each slot needs, in sum.
     """
     entry = entry_point(name)
     seen = [*([compute] * len(inputs)), *map(value_dtype, singles), *map(value_dtype, scalars)]
@@ -81,52 +80,43 @@ def multi_tensor(
         ),
         *(Parameter("scalar", torch.uint32, slots * len(scalars) + slot) for slot in range(slots)),
     ]
-    body = [*pointers(dialect, parameters), f"  {dialect.type(torch.uint32)} item = {dialect.global_index(False)};"]
+    group = dialect.target.element_group_size
+    index = dialect.type(torch.uint32)
+
+    def chosen(name: str, each: int, first: int) -> str:
+        """Which of a name's numbers is the group's slot's: `first` plus `each` for every slot before. Slots are chosen
+        among and not branched to, so that vectors can be made.
+        """
+        *others, last = [f"{name}{first + slot * each}" for slot in range(slots)]
+        return "".join(f"slot == {slot} ? {one} : " for slot, one in enumerate(others)) + last
+
+    counts = slots * len(scalars)
+    body = [*pointers(dialect, parameters), f"  {index} rest = ({index})GROUP; int slot = 0;"]
     for slot in range(slots):
-        count = f"scalar{slots * len(scalars) + slot}"
-        passed = [f"out{slot * len(outputs) + i}" for i in range(len(outputs))]
-        passed += [f"in{slot * len(read) + i}" for i in range(len(read))]
-        passed += [f"scalar{slot * len(scalars) + i}" for i in range(len(scalars))]
-        items = f"({count} + {WIDTH - 1}) / {WIDTH}"
-        body.append(f"  if (item < {items}) {{ one_slot({', '.join(passed)}, item, {count}); return; }}")
-        body.append(f"  item -= {items};")
+        count = f"scalar{counts + slot}"
+        groups = f"{count} / {group} + ({count} % {group} != 0)"
+        body.append(f"  if (slot == {slot} && rest >= {groups}) {{ rest -= {groups}; slot = {slot + 1}; }}")
+    body.append(f"  const {index} count = {chosen('scalar', 1, counts)}, i = rest * {group} + ({index})ITEM;")
+    for role, dtypes, written in (("out", outputs, True), ("in", read, False)):
+        for i, dtype in enumerate(dtypes):
+            pointer = f"{dialect.pointer_type(dtype, written)} this_{role}{i}"
+            body.append(f"  {pointer} = {chosen(role, len(dtypes), i)};")
+    for i, dtype in enumerate(scalars):
+        number = chosen("scalar", len(scalars), i)
+        body.append(f"  const {dialect.storage_type(dtype)} this_scalar{i} = {number};")
+    body.append(f"  if (slot >= {slots} || i >= count) return;")
+    body += [f"  {dialect.storage_type(dtype)} r{i};" for i, dtype in enumerate(outputs)]
+    passed = [f"this_in{i}[{'i' if i < len(inputs) else '0'}]" for i in range(len(read))]
+    passed += [f"this_scalar{i}" for i in range(len(scalars))] + [f"&r{i}" for i in range(len(outputs))]
+    body.append(f"  element({', '.join(passed)});")
+    body += [f"  this_out{i}[i] = r{i};" for i in range(len(outputs))]
     element = element_function("element", program, dialect, read, scalars, outputs)
     text = "\n".join(
         [
             dialect.header(used_dtypes(program, read, outputs, numbers), element),
+            macros(dialect, "GROUP ITEM"),
             element,
-            _slot_function(dialect, inputs, singles, scalars, outputs),
-            dialect.kernel(entry, declarations(dialect, parameters), None, body, bounded=True),
+            dialect.kernel(entry, declarations(dialect, parameters), group, body, bounded=True),
         ]
     )
-    return Kernel(entry, text, tuple(parameters), WIDTH)
-
-
-def _slot_function(
-    dialect: Dialect,
-    inputs: Sequence[torch.dtype],
-    singles: Sequence[torch.dtype],
-    scalars: Sequence[torch.dtype],
-    outputs: Sequence[torch.dtype],
-) -> str:
-    """`one_slot(out0, …, in0, …, scalar0, …, item, count)`: four elements of one slot."""
-    index = dialect.type(torch.uint32)
-    read = [*inputs, *singles]
-    declared = [f"{dialect.pointer_type(dtype, True)} out{i}" for i, dtype in enumerate(outputs)]
-    declared += [f"{dialect.pointer_type(dtype, False)} in{i}" for i, dtype in enumerate(read)]
-    declared += [f"const {dialect.storage_type(dtype)} scalar{i}" for i, dtype in enumerate(scalars)]
-    elements = [f"in{i}[i]" for i in range(len(inputs))] + [f"in{len(inputs) + i}[0]" for i in range(len(singles))]
-    passed = [*elements, *(f"scalar{i}" for i in range(len(scalars))), *(f"&r{i}" for i in range(len(outputs)))]
-    return "\n".join(
-        [
-            f"FUNCTION void one_slot({', '.join(declared)}, const {index} item, const {index} count) {{",
-            f"  const {index} first = item * {WIDTH};",
-            f"  const {index} end = count - first < {WIDTH} ? count : first + {WIDTH};",
-            f"  for ({index} i = first; i < end; ++i) {{",
-            *(f"    {dialect.storage_type(dtype)} r{i};" for i, dtype in enumerate(outputs)),
-            f"    element({', '.join(passed)});",
-            *(f"    out{i}[i] = r{i};" for i in range(len(outputs))),
-            "  }",
-            "}\n",
-        ]
-    )
+    return Kernel(entry, text, tuple(parameters), None, group)

@@ -17,7 +17,7 @@ import torch
 from torch_backplane import kernels
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import value_dtype
-from torch_backplane.kernels.multi_tensor import WIDTH, multi_tensor, slots_within
+from torch_backplane.kernels.multi_tensor import multi_tensor, slots_within
 from torch_backplane.operators.linear_algebra import NORMS
 from torch_backplane.planning import Call, Number, RunOnCPU, dialect_of, launch, operator, run_pointwise, socket
 from torch_backplane.planning.call import elementwise_result, extent
@@ -126,7 +126,9 @@ def run_chunk(
     tensors = [one for _, written in slots for one in written]
     tensors += [one for (read, singles, _), _ in slots for one in (*read, *singles)]
     given = [number for (_, _, passed), _ in slots for number in passed]
-    items = sum(-(-elements // WIDTH) for elements in counts)
+    group = kernel.group_size
+    assert group is not None
+    items = sum(-(-elements // group) * group for elements in counts)
     launch(kernel, tensors, [*given, *counts], [items], name=name)
 
 

@@ -254,9 +254,11 @@ def _inside(rank: int) -> str:
 def _covering_loops(rank: int) -> str:
     """Loops over the windows o that cover the element i."""
     return " ".join(
-        f"for (index_t k{d} = 0; k{d} < window{d}; ++k{d}) {{ "
-        f"const index_t from{d} = i{d} + padding{d} - k{d} * dilation{d}, o{d} = from{d} / stride{d}; "
-        f"if (from{d} < 0 || from{d} % stride{d} != 0 || o{d} >= places{d}) continue;"
+        f"const index_t least{d} = i{d} + padding{d} - (window{d} - 1) * dilation{d}; "
+        f"const index_t first{d} = least{d} <= 0 ? 0 : (least{d} + stride{d} - 1) / stride{d}, "
+        f"last{d} = min((i{d} + padding{d}) / stride{d}, places{d} - 1); "
+        f"for (index_t o{d} = first{d}; o{d} <= last{d}; ++o{d}) {{ "
+        f"if (dilation{d} != 1 && (i{d} + padding{d} - o{d} * stride{d}) % dilation{d} != 0) continue;"
         for d in range(rank)
     )
 
