@@ -103,12 +103,12 @@ def launch(
         buffers.append(cl.Buffer(context, cl.mem_flags.READ_WRITE, before + max(1, _memory(tensor).nbytes)))
         if tensor.numel():
             cl.enqueue_copy(queue, buffers[-1], _memory(tensor), dst_offset=before)
-    outputs = sum(parameter.kind == "output" for parameter in kernel.parameters)
+    outputs = sum(parameter.role == "output" for parameter in kernel.parameters)
     arguments: list[Any] = []
     for parameter in kernel.parameters:
-        if parameter.kind in ("output", "input"):
-            arguments += [buffers[parameter.operand + (outputs if parameter.kind == "input" else 0)], np.uint64(before)]
-        elif parameter.kind == "scalar":
+        if parameter.role in ("output", "input"):
+            arguments += [buffers[parameter.operand + (outputs if parameter.role == "input" else 0)], np.uint64(before)]
+        elif parameter.role == "scalar":
             arguments.append(scalar(scalars[parameter.operand], parameter.dtype))
         else:
             number = {
@@ -116,7 +116,7 @@ def launch(
                 "rows": lambda p: where.rows,
                 "size": lambda p: where.sizes[p.dimension],
                 "stride": lambda p: where.strides[p.operand][p.dimension],
-            }[parameter.kind](parameter)
+            }[parameter.role](parameter)
             arguments.append(NUMPY[parameter.dtype](number))
     group = kernel.group_size or 64
     items, groups = (-(-kernel.work_items(results) // group) * group,), (group,)

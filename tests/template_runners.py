@@ -17,8 +17,8 @@ from torch_backplane.kernels.templates.source import Launch
 
 
 @functools.cache
-def dialect(processor: str) -> OpenCLC:
-    return OpenCLC(Target.of_kind(processor, float64=opencl()[2]))
+def dialect(processor: str, **figures: Any) -> OpenCLC:
+    return OpenCLC(Target.of_kind(processor, float64=opencl()[2], **figures))
 
 
 processors = pytest.mark.parametrize("processor", ["cpu", "gpu"])
@@ -41,7 +41,7 @@ def run(launch: Launch | list[Launch]) -> None:
     tensors, numbers = iter(launch.tensors), iter(launch.numbers)
     outputs = []
     for parameter in launch.kernel.parameters:
-        if parameter.kind == "scalar":
+        if parameter.role == "scalar":
             arguments.append(scalar(next(numbers), parameter.dtype))
             continue
         tensor = next(tensors)
@@ -51,7 +51,7 @@ def run(launch: Launch | list[Launch]) -> None:
             buffers[key] = cl.Buffer(context, cl.mem_flags.READ_WRITE, before + max(1, key[1]))
             if tensor.numel():
                 cl.enqueue_copy(queue, buffers[key], _memory(tensor), dst_offset=before)
-        if parameter.kind == "output" and tensor.numel():
+        if parameter.role == "output" and tensor.numel():
             outputs.append((tensor, buffers[key]))
         arguments += [buffers[key], np.uint64(before)]
     _built(launch.kernel.text, launch.kernel.name)(queue, (launch.items,), (launch.group,), *arguments)

@@ -6,6 +6,7 @@ import ast
 import inspect
 import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -22,7 +23,7 @@ import typer
 from torch_backplane import cli, drivers, kernels
 from torch_backplane.conformance import numbers, report
 from torch_backplane.drivers.checks import ASYNCHRONOUS_METHODS
-from torch_backplane.kernels import Target, layouts, reductions
+from torch_backplane.kernels import Target, layouts, modelled, reductions
 from torch_backplane.planning.launch import MOST_KERNELS
 
 ROOT = Path(__file__).parents[1]
@@ -63,7 +64,7 @@ def test_every_block_of_code_has_a_test() -> None:
     assert {page: found for page, found in languages.items() if found} == {
         "README.md": {"python"},  # test_packaging.py
         "kernels.md": {"python"},
-        "write-a-driver.md": {"python", "toml"},  # the driver itself: test_drivers_contract.py
+        "write-a-driver.md": {"python", "toml", "c"},  # the driver itself: test_drivers_contract.py
         "write-an-operator.md": {"python", "sh"},
     }
 
@@ -98,6 +99,8 @@ def test_the_parts_of_drivers_fit_the_contract() -> None:
     whole, session, *parts = blocks("write-a-driver.md", "python")
     assert whole.startswith("# my_driver.py")
     assert session.startswith(">>> ")
+    (dialect,) = [part for part in parts if "(Dialect)" in part]  # has a test of its own
+    parts.remove(dialect)
     assert len(parts) == 3
     for part in parts:
         for node in ast.walk(ast.parse(textwrap.dedent(part))):
@@ -120,6 +123,42 @@ def test_the_target_of_write_a_driver_and_its_table() -> None:
     named = [name for row in table.strip().splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])]
     assert {*named, "compute_units"} == {one.name for one in fields(Target)}
     assert len(named) == len(set(named))
+
+
+def test_kernels_names_the_targets_that_ship() -> None:
+    (sentence,) = re.findall(r"the name of one that ships, (.*?)\. A file", TEXTS["kernels.md"], re.DOTALL)
+    assert re.findall(r"`([\w-]+)`", sentence) == list(modelled.SHIPPED)
+
+
+def test_the_dialect_of_write_a_driver_writes_kernels() -> None:
+    (part,) = [block for block in blocks("write-a-driver.md", "python") if "(Dialect)" in block]
+    said: dict[str, Any] = {}
+    exec(part, said)
+    layout = layouts.Layout(0, 1)
+    options: dict[str, Any] = {"inputs": [torch.float32], "outputs": [torch.float32], "layout": layout}
+    text = kernels.pointwise("twice", lambda x: x * 2, dialect=said["PlainC"](), **options).text
+    assert "void bp_twice(const work_item_t work_item, float* out0, const float* in0, const uint32_t count) {" in text
+    with pytest.raises(kernels.MissingOperation) as raised:
+        kernels.pointwise("lgamma", kernels.functions.lgamma, dialect=said["PlainC"](), **options)
+    assert f"`MissingOperation: aten::lgamma: {raised.value}`" in TEXTS["write-a-driver.md"].replace("\n", " ")
+
+
+def test_the_launcher_of_write_a_driver_is_c(tmp_path: Path) -> None:
+    (part,) = blocks("write-a-driver.md", "c")
+    assert tuple(re.findall(r"^int (\w+)\(", part, re.MULTILINE)) == drivers.NATIVE_APIS["c"]
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None:
+        pytest.skip("there is no C compiler, neither cc nor what CC names")
+    (tmp_path / "launcher.c").write_text(part, encoding="utf-8")
+    # The example's parameters have these names, in this order.
+    example = (ROOT / "examples" / "drivers" / "plain_c" / "plain_c_driver.py").read_text(encoding="utf-8")
+    for name in drivers.NATIVE_APIS["c"]:
+        parameters = re.compile(rf"^int {name}\((.*?)\)", re.DOTALL | re.MULTILINE)
+        (declared,), (defined,) = parameters.findall(part), parameters.findall(example)
+        assert [one.split()[-1].lstrip("*").partition("[")[0] for one in declared.split(",")] == [
+            one.split()[-1].lstrip("*") for one in defined.replace("given", "arguments").split(",")
+        ]
+    run([compiler, "-fsyntax-only", "-Wall", "-Werror", str(tmp_path / "launcher.c")])
 
 
 # --- what is named -----------------------------------------------------------------------------------------------

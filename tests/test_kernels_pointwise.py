@@ -201,7 +201,7 @@ def test_casts_to_every_dtype(source):
     run_pointwise(lambda a: [a] * len(targets), [values], outputs, width=1)  # the compile is quicker
     for output, target in zip(outputs, targets, strict=True):
         expected = values.to(target)
-        if inexact and facts(target).kind in ("signed", "unsigned"):
+        if inexact and facts(target).category in ("signed", "unsigned"):
             expected = values.to(torch.int64).to(target)  # the wrapping that PyTorch defines for uint8, for all
         torch.testing.assert_close(
             output, expected, rtol=0, atol=0, equal_nan=True, msg=lambda m, t=target: f"{t}: {m}"
@@ -392,7 +392,7 @@ def test_another_shape_is_the_same_text():
 
 @pytest.mark.parametrize("dtype", list(FACTS), ids=str)
 def test_cuda_text_compiles(dtype):
-    kind = FACTS[dtype].kind
+    kind = FACTS[dtype].category
     if kind == "float":
 
         def formula(a, b, s):

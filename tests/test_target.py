@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import re
 from pathlib import Path
 from typing import Any
 
+import driver_packages
+import forked
 import pytest
 import torch
 
-from torch_backplane.kernels import CudaCpp, OpenCLC, Target
+from torch_backplane.kernels import (
+    CudaCpp,
+    LimitExceeded,
+    OpenCLC,
+    Reduction,
+    Target,
+    reduction,
+    reduction_geometry,
+)
+from torch_backplane.kernels.multi_tensor import multi_tensor, slots_within
 from torch_backplane.kernels.target import _RULES
+from torch_backplane.kernels.templates.matmul import matmul
+from torch_backplane.kernels.templates.source import local_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
 FIGURES = [one.name for one in dataclasses.fields(Target)]
@@ -126,3 +140,154 @@ def test_results_are_written_past_caches_where_target_and_dialect_can() -> None:
     assert OpenCLC(LOCKSTEP).streaming_bytes is None
     assert OpenCLC(dataclasses.replace(THREADS, streaming_stores=False)).streaming_bytes is None
     assert CudaCpp(THREADS).streaming_bytes is None
+
+
+# --- limits
+
+
+@pytest.mark.parametrize(
+    ("needs", "words"),
+    [
+        ({"arguments": 1025}, "aten::what needs 1,025 bytes of arguments, and its device takes 1,024"),
+        ({"local": 40_000}, "aten::what needs 40,000 bytes of local memory, and its device takes 32,768"),
+        ({"group": 257}, "aten::what needs 257 work items in a group, and its device takes 256"),
+    ],
+)
+def test_what_is_beyond_a_limit_is_refused_by_name(needs: dict[str, int], words: str) -> None:
+    target = Target()
+    target.check("aten::what", **{name: need - 1 for name, need in needs.items() if name != "local"})
+    with pytest.raises(LimitExceeded, match=re.escape(words)) as raised:
+        target.check("aten::what", **needs)
+    (limit,) = re.findall(r"\(Target\.(\w+)\)$", str(raised.value))
+    assert limit in FIGURES
+
+
+F32 = torch.float32
+
+
+def test_as_many_slots_as_arguments_hold() -> None:
+    # Of a slot: three outputs, four inputs and a step, each a handle and an offset; five numbers and a count.
+    adam = {"outputs": [F32] * 3, "inputs": [F32] * 4, "singles": [F32], "scalars": [F32] * 5}
+    each = 8 * 16 + 6 * 4
+    for most, slots in [(1024, 6), (each, 1), (2 * each - 1, 1), (2 * each, 2), (8 * each, 8), (1 << 20, 8)]:
+        assert slots_within(OpenCLC(Target(max_argument_bytes=most)), 8, **adam) == slots
+    assert slots_within(CudaCpp(Target(max_argument_bytes=4096)), 8, **adam) == 8
+    for dialect in (OpenCLC(), CudaCpp()):
+        slots = slots_within(dialect, 8, **adam)
+        formula: Any = lambda *values: values[:3]  # noqa: E731
+        kernel = multi_tensor("adam", formula, slots=slots, dialect=dialect, compute=F32, **adam)
+        assert dialect.argument_bytes(kernel.parameters) <= 1024
+        declared = kernel.text.rpartition("void bp_adam(")[2].partition(")")[0].split(", ")
+        eight = sum("*" in one or "ulong" in one for one in declared)
+        assert dialect.argument_bytes(kernel.parameters) == 8 * eight + 4 * (len(declared) - eight)
+
+
+def test_tiles_of_products_are_as_large_as_group_and_local_memory_allow() -> None:
+    a = torch.empty(100, 100)
+    for figures, group, local in [
+        ({}, 256, 8320),
+        ({"max_group_size": 255}, 64, 4224),
+        ({"local_memory": 8319}, 64, 4224),
+        ({"max_group_size": 16}, 16, 2176),
+        ({"local_memory": 2175}, 64, 0),  # none: each work item by itself
+        ({"max_group_size": 15}, 15, 0),
+    ]:
+        kernel = matmul(OpenCLC(Target(**figures)), torch.empty(100, 100), a, a).kernel
+        assert (kernel.group_size, kernel.local_bytes) == (group, local)
+        assert ("LOCAL value_t" in kernel.text) == bool(local)
+    assert matmul(OpenCLC(Target(float64=True)), a.double(), a.double(), a.double()).kernel.local_bytes == 2 * 8320
+
+
+def test_local_memory_is_counted_as_the_text_declares_it() -> None:
+    types = {"value_t": F32, "int64": torch.int64}
+    text = "LOCAL value_t a[4], b[2][3 + 1]; x; LOCAL int64 c[5];"
+    assert local_bytes(text, types) == 4 * 4 + 8 * 4 + 5 * 8
+    assert local_bytes("value_t a[4];", types) == 0
+    constants = {"TEAM": "8", "DIGITS": "16", "KEY(at)": "at"}
+    text = "LOCAL int a[DIGITS * TEAM], b[TEAM + 1][2 * TEAM + 3]; LOCAL uint c[DIGITS];"
+    assert local_bytes(text, types, constants) == 4 * (128 + 9 * 19 + 16)
+    for unknown in ("LOCAL value_t a[SIZE];", "LOCAL other a[4];", "LOCAL value_t a;"):
+        with pytest.raises(ValueError, match="how large is LOCAL"):
+            local_bytes(unknown, types)
+
+
+@pytest.mark.parametrize("dims", [[0], [1]])
+def test_teams_of_reductions_fit_into_group_and_local_memory(dims: list[int]) -> None:
+    state = [torch.float64] * 4 + [torch.bool]
+    moments = Reduction(
+        state, [0.0] * 4 + [False], lambda x, at: (x, x, x, x, at > 3), lambda *both: both[:5], lambda *left: left[0]
+    )
+    a = torch.empty(1000, 1000, dtype=torch.float64)
+    out = a.sum(dims)
+    where = reduction_geometry(a.shape, dims, [out.stride()], [a.stride()])
+    for figures, group in [
+        ({}, 64),
+        ({"local_memory": 64 * 33}, 64),
+        ({"local_memory": 64 * 33 - 1}, 32),
+        ({"max_group_size": 63}, 32),
+        ({"local_memory": 2047}, 8),  # threads
+        ({"local_memory": 0, "max_group_size": 5}, 5),
+    ]:
+        calls = reduction(OpenCLC(Target(**figures)), "moments", moments, [out], [a], where)
+        for call in calls:
+            shared = "LOCAL shared" in call.kernel.text  # not where items have results of their own
+            assert (call.group, call.kernel.local_bytes) == (group, 33 * group if shared else 0)
+            assert shared or dims == [0] or Target(**figures).team_size == 1
+
+
+CALLED = """
+import json, torch
+from planned_calls import CALLS
+import torch_backplane.operators
+from torch_backplane import _C, plans
+from torch_backplane.kernels import LimitExceeded
+from torch_backplane.planning.declare import find
+
+_C.set_fallback_policy(_C.FallbackPolicy.silent)
+plans.set_mode("0")
+refused, failed = [], []
+for name, calls in CALLS.items():
+    overload = find(name)
+    names = [one.name for one in overload._schema.arguments]
+    for device in range(torch.bp.device_count()):
+        given = dict(zip(names, calls.make(f"bp:{device}"), strict=False))
+        schema = [one for one in overload._schema.arguments if one.name in given]
+        named = {one.name: given[one.name] for one in schema if one.kwarg_only}
+        try:
+            overload(*(given[one.name] for one in schema if not one.kwarg_only), **named)
+            torch.accelerator.synchronize(device)
+        except LimitExceeded as error:
+            refused.append(f"{name} on {device}: {error}")
+        except Exception as error:
+            failed.append(f"{name} on {device}: {error!r}")
+print(json.dumps([len(CALLS), refused, failed]))
+"""
+
+
+def called(site: Path, **settings: str) -> Any:
+    source = (Path(__file__).parent / "unbuilt_driver.py").read_text(encoding="utf-8")
+    driver_packages.install(site, "unbuilt", source, "UnbuiltDriver")
+    result = forked.run(CALLED, site, TORCH_BACKPLANE_DRIVERS="unbuilt", **settings)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize("targets", ["", "small", "shipped"])
+def test_operators_stay_within_the_limits_of_small_devices(targets: str, tmp_path: Path) -> None:
+    count, refused, failed = called(tmp_path, UNBUILT_TARGETS=targets)
+    assert count > 150
+    assert failed == []
+    assert refused == []
+
+
+def test_nothing_above_the_target_asks_what_hardware_there_is() -> None:
+    asked = re.compile(r'processor|kind ==|"(cpu|gpu|accelerator)"|properties\.(kind|driver|name)|_[CG]PU_|vendor')
+    found = [
+        f"{path.name}: {line.strip()}"
+        for part in ("kernels", "planning", "operators")
+        for path in (ROOT / "torch_backplane" / part).rglob("*.py")
+        if path.name != "target.py"
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if asked.search(line)
+    ]
+    assert found == ["launch.py: target = properties.target or Target.of_kind(properties.kind)"]

@@ -160,7 +160,7 @@ def test_cuda_compiles(dtype):
     for sets in (Sets.layer(36, 12), Sets.group(4, 12, 9, 3), Sets.batch(4, 12, 9)):
         check_cuda(norm, sets, x, x, w, w, 1e-5, mean=s, rstd=s)
         check_cuda(norm_backward, sets, x, x, x, w, s, s)
-        if sets.kind == "batch":
+        if sets.norm == "batch":
             check_cuda(norm, sets, x, x, w, w, 1e-5, mean=s, rstd=s, running=(s, s))
             check_cuda(norm, sets, x, x, w, w, 1e-5, mean=None, rstd=None, running=(s, s))
             check_cuda(norm_backward, sets, x, x, x, w, s, s, weight_grad=w, bias_grad=w, variance=True)

@@ -8,8 +8,9 @@ import pytest
 import torch
 from kernel_runners import opencl
 from template_runners import check_cuda, run
+from template_runners import dialect as dialect_of
 
-from torch_backplane.kernels import OpenCLC, Target
+from torch_backplane.kernels import OpenCLC
 from torch_backplane.kernels.templates import scan
 from torch_backplane.kernels.templates.scan import Form
 
@@ -26,7 +27,7 @@ targets = pytest.mark.parametrize(
 
 
 def dialect(simt: bool = True, **figures: object) -> OpenCLC:
-    return OpenCLC(Target.of_kind("gpu" if simt else "cpu", float64=opencl()[2], **figures))
+    return dialect_of("gpu" if simt else "cpu", **figures)
 
 
 def values(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

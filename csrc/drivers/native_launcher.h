@@ -63,4 +63,7 @@ class NativeLauncher {
 std::unique_ptr<NativeLauncher> make_native_launcher(
     const std::string& api, const std::map<std::string, uintptr_t>& functions);
 
+// The address of an API's function; throws where it is missing.
+uintptr_t function_of(const std::map<std::string, uintptr_t>& functions, const char* api, const char* name);
+
 } // namespace backplane

@@ -337,10 +337,7 @@ class OpenCLLauncher final : public NativeLauncher {
 
 template <typename Function>
 Function find(const std::map<std::string, uintptr_t>& functions, const char* name) {
-  const auto found = functions.find(name);
-  TORCH_CHECK_VALUE(
-      found != functions.end() && found->second != 0, "a native launcher for opencl needs the address of ", name);
-  return reinterpret_cast<Function>(found->second);
+  return reinterpret_cast<Function>(function_of(functions, "opencl", name));
 }
 
 } // namespace
@@ -355,12 +352,6 @@ std::unique_ptr<NativeLauncher> make_opencl_launcher(const std::map<std::string,
       functions.count("clFinish") != 0 ? find<Finish>(functions, "clFinish") : nullptr,
       functions.count("clEnqueueNativeKernel") != 0 ? find<EnqueueNativeKernel>(functions, "clEnqueueNativeKernel")
                                                     : nullptr});
-}
-
-std::unique_ptr<NativeLauncher> make_native_launcher(
-    const std::string& api, const std::map<std::string, uintptr_t>& functions) {
-  TORCH_CHECK_VALUE(api == "opencl", "a native launcher's api must be 'opencl', and got '", api, "'");
-  return make_opencl_launcher(functions);
 }
 
 } // namespace backplane

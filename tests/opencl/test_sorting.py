@@ -58,6 +58,25 @@ def test_a_long_row() -> None:
     agrees(lambda x: x.sort(stable=True), torch.rand(300_001))
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_of_every_length(dtype: torch.dtype) -> None:
+    """Merged, sorted by digits, selected: sizes on both sides of where one takes over from the other, in turns."""
+    for rows, size in ((2, 255), (2, 256), (1, 4095), (3, 8200), (1, 12), (2, 9000), (1, 300)):
+        x = values((rows, size), dtype)
+        agrees(lambda x: x.sort(dim=-1, stable=True), x)
+        agrees(lambda x: x.sort(dim=0, descending=True, stable=True), x.T)
+        if dtype == torch.bool:
+            continue  # which the CPU has no topk and no kthvalue of
+        for k in {1, min(size, 40), size // 20, size // 3, size} - {0}:
+            largest = k % 2 == 0
+            found = x.to(DEVICE).topk(k, largest=largest)
+            expected = x.sort(dim=-1, descending=largest, stable=True)
+            torch.testing.assert_close(found.values.cpu(), expected.values[:, :k], rtol=0, atol=0, equal_nan=True)
+            assert torch.equal(found.indices.cpu(), expected.indices[:, :k]), (size, k)
+            kth = x.to(DEVICE).kthvalue(k)
+            assert torch.equal(kth.indices.cpu(), x.sort(dim=-1, stable=True).indices[:, k - 1]), (size, k)
+
+
 def test_strides_and_places_of_results() -> None:
     x = values((20, 30))
     agrees(lambda x: x.t().sort(dim=0, stable=True), x)

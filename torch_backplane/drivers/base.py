@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 if TYPE_CHECKING:
-    from torch_backplane.kernels.target import Target
+    from torch_backplane.kernels import Dialect, Target
 
 FILL_CHUNK = 1 << 20  # bytes of host memory that the default fill() copies from
 
@@ -37,9 +37,6 @@ ALL_DTYPES: tuple[torch.dtype, ...] = tuple(
     dict.fromkeys(value for value in vars(torch).values() if isinstance(value, torch.dtype))
 )
 
-
-# The languages that torch_backplane.kernels writes kernels in.
-DIALECTS = ("OpenCL C", "CUDA C++")
 
 # What hardware a device is, in the order in which devices are numbered.
 KINDS = ("gpu", "accelerator", "cpu", "host")
@@ -77,17 +74,21 @@ class DeviceProperties:
     host_accessible: bool = False  # the CPU may read and write device memory at Device.address()
     compute_units: int = 1  # torch.cuda's multi_processor_count
     capability: tuple[int, int] = (0, 0)  # (major, minor), as the driver defines it
-    dialect: str = ""  # the language that compile() takes, one of DIALECTS; empty: the device runs no kernels
+    # The language that compile() takes: one of torch_backplane.kernels.DIALECTS, or the driver's own subclass of
+    # torch_backplane.kernels.Dialect. Empty: the device runs no kernels.
+    dialect: str | type[Dialect] = ""
     kind: str = "accelerator"  # one of KINDS: among drivers of one priority, GPUs are numbered first
     # What kernels depend on: group sizes, local memory, limits. Without it, what a device of this kind most likely has.
     target: Target | None = None
     software: str = ""  # what drives the hardware, with versions, for people and their bug reports
 
 
-# The hardware APIs whose queues the socket fills itself, and the functions that it needs of each. Where there is a
+# The APIs that the socket calls itself, and the functions that it needs of each. Where there is a
 # clEnqueueNativeKernel, too, planners may have the host work on the device's memory (torch_backplane.planning.host).
+# «c» is a driver's own launcher for any hardware: four functions of C, which docs/write-a-driver.md declares.
 NATIVE_APIS = {
-    "opencl": ("clSetKernelArg", "clEnqueueNDRangeKernel", "clEnqueueCopyBuffer", "clEnqueueFillBuffer", "clFlush")
+    "opencl": ("clSetKernelArg", "clEnqueueNDRangeKernel", "clEnqueueCopyBuffer", "clEnqueueFillBuffer", "clFlush"),
+    "c": ("launch", "copy", "fill", "flush"),
 }
 
 

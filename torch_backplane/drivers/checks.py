@@ -9,7 +9,6 @@ import torch
 from torch_backplane import _C
 from torch_backplane.drivers.base import (
     ASYNCHRONOUS_METHODS,
-    DIALECTS,
     KINDS,
     NATIVE_APIS,
     NATIVE_METHODS,
@@ -37,9 +36,10 @@ def checked_properties(driver: str, device: Any) -> Any:
         value = getattr(properties, field)
         if not is_good(value):
             raise ValueError(f"{type(device).__name__}.properties.{field} is {value!r}, and must be {accepted}")
+    dialect = dialect_name(type(device).__name__, properties.dialect)
     if isinstance(device, Device):
         check_methods(type(device), properties)
-        check_kernels(device, properties)
+        check_kernels(device, dialect)
     return _C.DeviceProperties(
         driver=driver,
         name=properties.name,
@@ -48,7 +48,7 @@ def checked_properties(driver: str, device: Any) -> Any:
         compute_units=properties.compute_units,
         capability=tuple(properties.capability),
         dtypes=properties.dtypes,
-        dialect=properties.dialect,
+        dialect=dialect,
         kind=properties.kind,
     )
 
@@ -65,12 +65,47 @@ def check_methods(cls: type[Device], properties: DeviceProperties) -> None:
         )
 
 
-def check_kernels(device: Device, properties: DeviceProperties) -> None:
+def dialect_name(owner: str, dialect: Any) -> str:
+    """Of `properties.dialect`; empty for none.
+
+    Raises:
+        ValueError, TypeError: it is no dialect that Backplane has, and none that could be a driver's.
+    """
+    if isinstance(dialect, str) and not dialect:
+        return ""
+    # Not loaded for devices that run no kernels.
+    from torch_backplane.kernels.dialects import DIALECTS, WORDS, Dialect
+
+    if isinstance(dialect, str):
+        if dialect not in DIALECTS:
+            raise ValueError(
+                f"{owner}.properties.dialect is {dialect!r}, which nobody brought: Backplane has "
+                f"{', '.join(DIALECTS)}, and a driver brings its own as a subclass of torch_backplane.kernels.Dialect"
+            )
+        return dialect
+    if not (isinstance(dialect, type) and issubclass(dialect, Dialect)):
+        raise TypeError(
+            f"{owner}.properties.dialect is {dialect!r}, and must be a name or a subclass of "
+            "torch_backplane.kernels.Dialect"
+        )
+    name = getattr(dialect, "name", None)
+    if not isinstance(name, str) or not name.strip():
+        raise TypeError(f"the dialect {dialect.__name__} needs a name, and has {name!r}")
+    missing = sorted(dialect.__abstractmethods__) + [one for one in ("types",) if not hasattr(dialect, one)]
+    if missing:
+        raise TypeError(f"the dialect {name} lacks what every kernel needs: {', '.join(missing)}")
+    unknown = sorted(set(dialect.words) - set(WORDS))
+    if unknown:
+        raise ValueError(f"the dialect {name} has {', '.join(unknown)} among its words, which are {', '.join(WORDS)}")
+    return name
+
+
+def check_kernels(device: Device, dialect: str) -> None:
     """What a device needs to run kernels, if it says that it does."""
     cls, launcher = type(device), device.native_launcher
-    if not properties.dialect and launcher is None:
+    if not dialect and launcher is None:
         return
-    if not properties.dialect:
+    if not dialect:
         raise ValueError(f"{cls.__name__} has a native_launcher, and its properties name no dialect")
     needed: tuple[str, ...] = ("compile", "launch")
     if launcher is not None:
@@ -84,7 +119,7 @@ def check_kernels(device: Device, properties: DeviceProperties) -> None:
         needed = NATIVE_METHODS
     missing = [name for name in needed if getattr(cls, name) is getattr(Device, name)]
     if missing:
-        raise TypeError(f"{cls.__name__} takes kernels in {properties.dialect}, and has no {', '.join(missing)}")
+        raise TypeError(f"{cls.__name__} takes kernels in {dialect}, and has no {', '.join(missing)}")
 
 
 def _is_whole(value: Any, least: int, most: int = LARGEST_MEMORY) -> bool:
@@ -117,7 +152,6 @@ RULES = (
     ("host_accessible", "True or False", lambda value: isinstance(value, bool)),
     ("compute_units", "a whole number above 0", lambda value: _is_whole(value, 1, 2**31 - 1)),
     ("capability", "a pair (major, minor) of whole numbers", _is_capability),
-    ("dialect", f"one of {', '.join(DIALECTS)}, or empty", lambda value: value in ("", *DIALECTS)),
     ("kind", f"one of {', '.join(KINDS)}", lambda value: value in KINDS),
     ("target", "a torch_backplane.kernels.Target, or None", _is_target),
     ("software", "a string", lambda value: isinstance(value, str)),

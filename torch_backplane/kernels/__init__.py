@@ -4,7 +4,7 @@ Text only: nothing here reaches a device or the compiled part of Backplane. `doc
 """
 
 from torch_backplane.kernels import functions
-from torch_backplane.kernels.dialects import CudaCpp, Dialect, OpenCLC
+from torch_backplane.kernels.dialects import DIALECTS, CudaCpp, Dialect, MissingOperation, OpenCLC
 from torch_backplane.kernels.expression import Expression, Program, trace
 from torch_backplane.kernels.kernel import Kernel, Parameter
 from torch_backplane.kernels.layouts import Geometry, Layout, ReductionGeometry, geometry, reduction_geometry
@@ -14,6 +14,7 @@ from torch_backplane.kernels.target import LimitExceeded, Target
 from torch_backplane.kernels.templates.reduce import reduction
 
 __all__ = [
+    "DIALECTS",
     "CudaCpp",
     "Dialect",
     "Expression",
@@ -21,6 +22,7 @@ __all__ = [
     "Kernel",
     "Layout",
     "LimitExceeded",
+    "MissingOperation",
     "OpenCLC",
     "Parameter",
     "Program",

@@ -1,4 +1,4 @@
-"""What kernel text must know of each dtype: its kind, its width, and what its values are computed in."""
+"""What kernel text must know of each dtype: its category, its width, and what its values are computed in."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 class Facts(NamedTuple):
-    kind: str  # "bool", "signed", "unsigned", "float" or "complex"
+    category: str  # "bool", "signed", "unsigned", "float" or "complex"
     bits: int  # of both parts, for complex
 
 
@@ -52,6 +52,12 @@ def value_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in STORAGE_ONLY else dtype
 
 
+def stored_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What a stored `dtype` is to kernels that only move it: bool is one byte, float16 and bfloat16 are their bits."""
+    facts(dtype)
+    return torch.uint8 if dtype == torch.bool else torch.uint16 if dtype in STORAGE_ONLY else dtype
+
+
 def part_dtype(dtype: torch.dtype) -> torch.dtype:
     """What the parts of a complex dtype are; any other dtype itself."""
     facts(dtype)
@@ -60,5 +66,5 @@ def part_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def integer_range(dtype: torch.dtype) -> tuple[int, int]:
     """(least, greatest) value of an integer dtype."""
-    kind, bits = facts(dtype)
-    return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if kind == "signed" else (0, (1 << bits) - 1)
+    category, bits = facts(dtype)
+    return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if category == "signed" else (0, (1 << bits) - 1)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torch_backplane.kernels.dtypes import facts
 from torch_backplane.kernels.expression import OPERATIONS, Instruction, Loop, Program
+from torch_backplane.kernels.target import CPU
 
 
 def evaluate(program: Program, arguments: Sequence[Tensor]) -> list[Tensor]:
@@ -19,7 +20,7 @@ def evaluate(program: Program, arguments: Sequence[Tensor]) -> list[Tensor]:
 
     A result may have fewer dimensions than the arguments, and may share memory with them.
     """
-    device = arguments[0].device if arguments else torch.device("cpu")
+    device = arguments[0].device if arguments else CPU
     values: list[Tensor] = []
     loops: dict[int, list[Tensor]] = {}  # number of a loop's instruction -> the state it ends with
     for number, instruction in enumerate(program.instructions):
@@ -83,7 +84,7 @@ def _fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
 
 
 def _absolute(a: Tensor) -> Tensor:
-    return a if facts(a.dtype).kind == "unsigned" else torch.abs(a)
+    return a if facts(a.dtype).category == "unsigned" else torch.abs(a)
 
 
 _DIVISIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

@@ -84,15 +84,15 @@ class Expression:
 
         Of a complex number, the real part becomes a real number.
         """
-        kind, _ = _check_computable(dtype)
+        category, _ = _check_computable(dtype)
         if dtype == self.dtype:
             return self
-        if kind == "complex":
+        if category == "complex":
             part = part_dtype(dtype)
             return join(self.real.to(part), self.imag.to(part) if self.is_complex else constant(0, part))
         if not self.is_complex:
             return Expression("cast", dtype, (self,))
-        return (self != 0) if kind == "bool" else self.real.to(dtype)
+        return (self != 0) if category == "bool" else self.real.to(dtype)
 
     def view(self, dtype: torch.dtype) -> Expression:
         """The same bits as a number of another kind and the same width, of 32 or 64 bits; TypeError for others."""
@@ -102,7 +102,7 @@ class Expression:
 
     @property
     def is_complex(self) -> bool:
-        return facts(self.dtype).kind == "complex"
+        return facts(self.dtype).category == "complex"
 
     @property
     def real(self) -> Expression:
@@ -232,19 +232,19 @@ def constant(value: Number, dtype: torch.dtype) -> Expression:
     Raises TypeError for a float where the dtype is an integer and for a number where it is bool, and OverflowError for
     an integer outside of the dtype's range.
     """
-    kind, bits = _check_computable(dtype)
+    category, bits = _check_computable(dtype)
     if not isinstance(value, (bool, int, float, complex)):
         raise TypeError(f"a constant is a Python number, and got {type(value).__name__}")
-    if kind == "complex":
+    if category == "complex":
         part = part_dtype(dtype)
         return join(constant(value.real, part), constant(value.imag, part))
     if isinstance(value, complex):
         raise TypeError(f"{value!r} is no constant of {dtype}; convert the other operand with .to(dtype) first")
-    if kind == "float":
+    if category == "float":
         return Expression("constant", dtype, value=_to_float32(float(value)) if bits == 32 else float(value))
-    if isinstance(value, float) or (kind == "bool" and not isinstance(value, bool)):
+    if isinstance(value, float) or (category == "bool" and not isinstance(value, bool)):
         raise TypeError(f"{value!r} is no constant of {dtype}; convert the other operand with .to(dtype) first")
-    if kind == "bool":
+    if category == "bool":
         return Expression("constant", dtype, value=value)
     least, greatest = integer_range(dtype)
     if not least <= value <= greatest:
@@ -273,7 +273,7 @@ def apply(name: str, *operands: Operand) -> Expression:
         from torch_backplane.kernels import complex_operations  # which imports this module
 
         return complex_operations.apply(name, values)
-    if facts(dtype).kind not in operation.accepts:
+    if facts(dtype).category not in operation.accepts:
         raise TypeError(f"{name} takes {', '.join(sorted(operation.accepts))} operands, and got {dtype}")
     return Expression(name, torch.bool if operation.gives_bool else dtype, values)
 

@@ -132,7 +132,7 @@ def _complex(name: str, a: Expression) -> Expression:
 
 def is_float(value: Expression) -> bool:
     """Whether its dtype is floating-point, as PyTorch says it: complex is not."""
-    return facts(value.dtype).kind == "float"
+    return facts(value.dtype).category == "float"
 
 
 def power(a: Operand, b: Operand) -> Expression:
@@ -145,7 +145,7 @@ def power(a: Operand, b: Operand) -> Expression:
         return base * base, left >> 1, where((left & 1) != 0, result * base, result)
 
     _, _, result = while_loop(lambda base, left, result: left > 0, body, (a, b, full_like(a, 1)))
-    if facts(a.dtype).kind == "unsigned":
+    if facts(a.dtype).category == "unsigned":
         return result
     inverse = where(a == 1, a, where(a == -1, 1 - ((b & 1) << 1), full_like(a, 0)))
     return where(b < 0, inverse, result)

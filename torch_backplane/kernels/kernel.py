@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-Kind = Literal["output", "input", "scalar", "count", "rows", "size", "stride"]
+Role = Literal["output", "input", "scalar", "count", "rows", "size", "stride"]
 
 
 @dataclass(frozen=True)
@@ -15,14 +15,14 @@ class Parameter:
     """What one argument of a kernel means.
 
     Args:
-        kind: "output" and "input" are memory (in OpenCL C two arguments: the handle, and the offset in bytes as ulong);
+        role: "output" and "input" are memory (in OpenCL C two arguments: the handle, and the offset in bytes as ulong);
             "scalar" is a number given by the caller; the others are numbers of a Geometry.
         dtype: of the tensor, or of the number.
         operand: which output, input or scalar; for a stride, which operand of the Geometry.
         dimension: of a size or stride; 0 is the innermost.
     """
 
-    kind: Kind
+    role: Role
     dtype: torch.dtype
     operand: int = 0
     dimension: int = 0
@@ -36,6 +36,7 @@ class Kernel:
     parameters: in order, memory before numbers.
     width: elements for each work item, or None where whoever launches it knows how many there are.
     group_size: the number of work items of a group, where the launch shall not choose it.
+    local_bytes: of local memory that a group shares.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Kernel:
     parameters: tuple[Parameter, ...]
     width: int | None
     group_size: int | None = None
+    local_bytes: int = 0
 
     def work_items(self, count: int) -> int:
         """How many work items `count` elements need."""

@@ -19,6 +19,21 @@ from torch_backplane.kernels.parameters import declarations, pointers
 WIDTH = 4  # elements for each work item
 
 
+def slots_within(
+    dialect: Dialect,
+    most: int,
+    *,
+    inputs: Sequence[torch.dtype],
+    outputs: Sequence[torch.dtype],
+    singles: Sequence[torch.dtype] = (),
+    scalars: Sequence[torch.dtype] = (),
+) -> int:
+    """How many slots a launch can have, `most` at most, by what the target takes as arguments; at least 1."""
+    tensors = len(inputs) + len(outputs) + len(singles)
+    each = tensors * dialect.buffer_bytes + sum(dtype.itemsize for dtype in (*scalars, torch.uint32))
+    return max(1, min(most, dialect.target.max_argument_bytes // each))
+
+
 def multi_tensor(
     name: str,
     formula: Formula,
@@ -35,7 +50,7 @@ def multi_tensor(
 
     Args:
         formula: takes a traced value for each input, then each single, then each scalar; returns one for each output.
-        slots: how many sets of tensors one launch takes.
+        slots: how many sets of tensors one launch takes (`slots_within`).
         inputs, outputs: dtypes of a slot's tensors, all of one size. An output may be an input's memory.
         singles: dtypes of a slot's tensors of one element, which all of its elements see.
         compute: what the formula sees inputs as; singles are seen as they are.

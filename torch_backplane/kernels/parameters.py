@@ -18,7 +18,7 @@ def parameter_name(parameter: Parameter) -> str:
         "rows": "rows",
         "size": f"size{parameter.dimension}",
         "stride": f"stride{parameter.operand}_{parameter.dimension}",
-    }[parameter.kind]
+    }[parameter.role]
 
 
 def declarations(dialect: Dialect, parameters: Sequence[Parameter]) -> list[str]:
@@ -26,8 +26,8 @@ def declarations(dialect: Dialect, parameters: Sequence[Parameter]) -> list[str]
     found: list[str] = []
     for parameter in parameters:
         name = parameter_name(parameter)
-        if parameter.kind in ("output", "input"):
-            found += dialect.buffer_parameters(name, parameter.dtype, parameter.kind == "output")
+        if parameter.role in ("output", "input"):
+            found += dialect.buffer_parameters(name, parameter.dtype, parameter.role == "output")
         else:
             found.append(f"const {dialect.storage_type(parameter.dtype)} {name}")
     return found
@@ -38,8 +38,8 @@ def pointers(dialect: Dialect, parameters: Sequence[Parameter]) -> list[str]:
     return [
         line
         for parameter in parameters
-        if parameter.kind in ("output", "input")
-        for line in dialect.buffer_pointer(parameter_name(parameter), parameter.dtype, parameter.kind == "output")
+        if parameter.role in ("output", "input")
+        for line in dialect.buffer_pointer(parameter_name(parameter), parameter.dtype, parameter.role == "output")
     ]
 
 

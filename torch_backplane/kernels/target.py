@@ -15,6 +15,9 @@ import torch
 
 from torch_backplane.kernels.layouts import RowLimits
 
+# Where numbers without a device are, as PyTorch has it: no device of a driver.
+CPU = torch.device("cpu")
+
 
 class LimitExceeded(RuntimeError):
     """A kernel needs more than the device has. Raised when it is planned; nothing has been launched then."""
@@ -146,6 +149,22 @@ class Target:
             if getattr(self, name) > self.max_group_size:
                 most = f"at most max_group_size, which is {self.max_group_size}"
                 raise ValueError(f"Target.{name} is {getattr(self, name)}, and must be {most}")
+
+    def check(self, name: str, *, arguments: int = 0, local: int = 0, group: int = 1) -> None:
+        """Raises LimitExceeded where a kernel of the operator `name` needs more than there is.
+
+        Args:
+            arguments: bytes of all its arguments.
+            local: bytes of local memory.
+            group: work items of a group.
+        """
+        for need, most, limit, unit in (
+            (arguments, self.max_argument_bytes, "max_argument_bytes", "bytes of arguments"),
+            (local, self.local_memory, "local_memory", "bytes of local memory"),
+            (group, self.max_group_size, "max_group_size", "work items in a group"),
+        ):
+            if need > most:
+                raise LimitExceeded(f"{name} needs {need:,} {unit}, and its device takes {most:,} (Target.{limit})")
 
     # What kernels decide by these figures.
 

@@ -17,14 +17,14 @@ import torch
 from torch_backplane import kernels
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import value_dtype
-from torch_backplane.kernels.multi_tensor import WIDTH, multi_tensor
+from torch_backplane.kernels.multi_tensor import WIDTH, multi_tensor, slots_within
 from torch_backplane.operators.linear_algebra import NORMS
 from torch_backplane.planning import Call, Number, RunOnCPU, dialect_of, launch, operator, run_pointwise, socket
 from torch_backplane.planning.call import elementwise_result, extent
 from torch_backplane.planning.launch import generated, tracing
 from torch_backplane.planning.pointwise import Fitting
 
-SLOTS = 8  # tensors of each list that one launch takes
+MOST_SLOTS = 8  # tensors of each list that one launch takes
 MOST_ELEMENTS = 2**31 - 1  # of one tensor: kernels count in 32 bits
 
 Place = tuple[int, int, int, bool, torch.Tensor]  # where it begins and ends, its set, whether it is written
@@ -54,8 +54,9 @@ def run_sets(
     device = outputs[0][0].device
     found = {(dtypes, count): slots_kernel(name, formula, dtypes, count, device) for dtypes, count in together}
     for kind, positions in together.items():
-        for chunk in chunks(positions, SLOTS):
-            run_chunk(name, found[kind], [(sets[one], outputs[one]) for one in chunk])
+        kernel, slots = found[kind]
+        for chunk in chunks(positions, slots):
+            run_chunk(name, kernel, slots, [(sets[one], outputs[one]) for one in chunk])
     for position in alone:
         run_one(name, formula, sets[position], outputs[position])
 
@@ -99,35 +100,33 @@ def slots_kernel(
     dtypes: tuple[tuple[torch.dtype, ...], ...],
     numbers: int,
     device: torch.device,
-) -> kernels.Kernel:
-    """The kernel for SLOTS sets with these dtypes of tensors, tensors of one element and results."""
+) -> tuple[kernels.Kernel, int]:
+    """The kernel for sets with these dtypes of tensors, tensors of one element and results, and how many it takes."""
     compute = value_dtype(dtypes[2][0])
 
-    def generate() -> kernels.Kernel:
-        return multi_tensor(
-            name,
-            formula,
-            slots=SLOTS,
-            inputs=dtypes[0],
-            singles=dtypes[1],
-            outputs=dtypes[2],
-            scalars=[compute] * numbers,
-            dialect=dialect_of(device),
-            compute=compute,
-        )
+    def generate() -> tuple[kernels.Kernel, int]:
+        dialect = dialect_of(device)
+        operands: dict[str, Sequence[torch.dtype]] = {"inputs": dtypes[0], "singles": dtypes[1], "outputs": dtypes[2]}
+        operands["scalars"] = [compute] * numbers
+        slots = slots_within(dialect, MOST_SLOTS, **operands)
+        return multi_tensor(name, formula, slots=slots, dialect=dialect, compute=compute, **operands), slots
 
     with tracing():
         return generated(("multi_tensor", name, dtypes, numbers, device.index), generate)
 
 
-def run_chunk(name: str, kernel: kernels.Kernel, chunk: Sequence[tuple[Set, Sequence[torch.Tensor]]]) -> None:
-    """One launch for up to SLOTS sets; slots that are left over get the first set's memory and no elements."""
-    slots = [*chunk, *[chunk[0]] * (SLOTS - len(chunk))]
-    counts = [written[0].numel() for _, written in chunk] + [0] * (SLOTS - len(chunk))
+def run_chunk(
+    name: str, kernel: kernels.Kernel, count: int, chunk: Sequence[tuple[Set, Sequence[torch.Tensor]]]
+) -> None:
+    """One launch of a kernel that takes `count` sets, for so many or fewer. Slots that are left over get the first
+    set's memory and no elements.
+    """
+    slots = [*chunk, *[chunk[0]] * (count - len(chunk))]
+    counts = [written[0].numel() for _, written in chunk] + [0] * (count - len(chunk))
     tensors = [one for _, written in slots for one in written]
     tensors += [one for (read, singles, _), _ in slots for one in (*read, *singles)]
     given = [number for (_, _, passed), _ in slots for number in passed]
-    items = sum(-(-count // WIDTH) for count in counts)
+    items = sum(-(-elements // WIDTH) for elements in counts)
     launch(kernel, tensors, [*given, *counts], [items], name=name)
 
 

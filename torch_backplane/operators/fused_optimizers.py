@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from torch_backplane.kernels import functions as f
+from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.operators.foreach import Set, check_lists, run_sets
 from torch_backplane.planning import Call, Number, Refused, RunOnCPU, operator
 
@@ -25,9 +26,13 @@ def run_step(
     numbers: list[Any],
     grad_scale: torch.Tensor | None,
     found_inf: torch.Tensor | None,
+    correction: Callable[..., tuple[Any, ...]] | None = None,
 ) -> None:
     """Changes `params` and `state` as `formula` says of (parameter, gradient, *state, *step, rate, *numbers). The
     learning rate may be a tensor.
+
+    With `correction` the formula gets, in the place of the step, the two numbers that it makes of (step, rate,
+    *numbers): once for a parameter, and not for each of its elements.
 
     With GradScaler's tensors gradients are divided by `grad_scale`, in place; and nothing changes where `found_inf` is
     not 0.
@@ -53,20 +58,33 @@ def run_step(
         new = [first, gradient, *others]
         return tuple(new if overflow is None else [f.where(overflow, a, b) for a, b in zip(old, new, strict=True)])
 
+    kind = f"{name}_{bool(rates)}"
+    singles = [[*steps[i : i + 1], *rates] for i in range(len(params))]
+    if correction is not None and params:
+        corrected = torch.empty(len(params), 2, 1, dtype=value_dtype(params[0].dtype), device=params[0].device)
+        pairs = [list(pair) for pair in corrected]
+        run_sets(
+            f"{kind}_correction",
+            lambda *values: correction(*values[2:]),
+            [(pair, single, numbers) for pair, single in zip(pairs, singles, strict=True)],
+            pairs,
+        )
+        singles = [[*pair, *rates] for pair in pairs]
+
     sets: list[Set] = []
     outputs = []
     for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
         states = [one[i] for one in state]
-        sets.append(([param, grad, *states], [*scaler, *steps[i : i + 1], *rates], numbers))
+        sets.append(([param, grad, *states], [*scaler, *singles[i]], numbers))
         outputs.append([param, grad, *states] if scaler else [param, *states])
-    run_sets(f"{name}_{scales}_{may_skip}_{bool(rates)}", under_scaler if scaler else formula, sets, outputs)
+    run_sets(f"{kind}_{scales}_{may_skip}", under_scaler if scaler else formula, sets, outputs)
 
 
 def adam(decoupled: bool, amsgrad: bool, maximize: bool) -> Callable[..., Any]:
     """A step of Adam, or of AdamW if `decoupled`, as torch.optim's documentation gives it."""
 
     def formula(p: Any, g: Any, m: Any, v: Any, *rest: Any) -> tuple[Any, ...]:
-        top, (step, lr, beta1, beta2, decay, eps) = (rest[0], rest[1:]) if amsgrad else (None, rest)
+        top, (size, root, lr, beta1, beta2, decay, eps) = (rest[0], rest[1:]) if amsgrad else (None, rest)
         g = -g if maximize else g
         if decoupled:
             p = p * (1.0 - lr * decay)
@@ -75,12 +93,16 @@ def adam(decoupled: bool, amsgrad: bool, maximize: bool) -> Callable[..., Any]:
         m = m + (1.0 - beta1) * (g - m)
         v = beta2 * v + (1.0 - beta2) * g * g
         top = f.maximum(top, v) if amsgrad else None
-        root = f.sqrt(1.0 - f.power(beta2, step))
         denominator = f.sqrt(top if amsgrad else v) / root + eps
-        p = p - lr / (1.0 - f.power(beta1, step)) * (m / denominator)
+        p = p - size * (m / denominator)
         return (p, m, v, top) if amsgrad else (p, m, v)
 
     return formula
+
+
+def corrections_of_bias(step: Any, lr: Any, beta1: Any, beta2: Any, *_: Any) -> tuple[Any, Any]:
+    """(the size of the step, what the root of the second moments is divided by)."""
+    return lr / (1.0 - f.power(beta1, step)), f.sqrt(1.0 - f.power(beta2, step))
 
 
 def _declare_adam(name: str, decoupled: bool) -> None:
@@ -108,7 +130,7 @@ def _declare_adam(name: str, decoupled: bool) -> None:
         formula = adam(decoupled, amsgrad, maximize)
         numbers = [beta1, beta2, weight_decay, eps]
         named = f"{name[1:-1]}_{amsgrad}_{maximize}"
-        run_step(named, formula, params, grads, state, steps, lr, numbers, grad_scale, found_inf)
+        run_step(named, formula, params, grads, state, steps, lr, numbers, grad_scale, found_inf, corrections_of_bias)
 
 
 _declare_adam("_fused_adam_", decoupled=False)

@@ -53,7 +53,7 @@ def run_norm(
         return
     results = [(one, one if one is None or one.is_contiguous() else new_contiguous(one)) for one in (out, mean, rstd)]
     written, means, deviations = (result for _, result in results)
-    name = f"{sets.kind}_norm"
+    name = f"{sets.norm}_norm"
     run_template(
         norm, out.device, sets, written, dense(self), *arguments, name=name, mean=means, rstd=deviations, **options
     )
@@ -81,7 +81,7 @@ def run_norm_backward(
         return
     grad, self = grad.contiguous(), self.contiguous()
     mean, rstd, weight = dense(mean), rstd.contiguous(), dense(weight)
-    name = f"{sets.kind}_norm_backward"
+    name = f"{sets.norm}_norm_backward"
     if out is not None:
         with contiguous_result(out) as result:
             run_template(norm_backward, out.device, sets, result, grad, self, weight, mean, rstd, name=name)

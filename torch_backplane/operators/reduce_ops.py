@@ -82,14 +82,14 @@ def list_of(dims: Dims, rank: int, whole_if_empty: bool = True) -> list[int]:
 
 def least(dtype: torch.dtype) -> float | int | bool:
     """The smallest value of a dtype."""
-    kind, _ = facts(dtype)
-    return False if kind == "bool" else -math.inf if kind == "float" else integer_range(dtype)[0]
+    category, _ = facts(dtype)
+    return False if category == "bool" else -math.inf if category == "float" else integer_range(dtype)[0]
 
 
 def greatest(dtype: torch.dtype) -> float | int | bool:
     """The largest value of a dtype."""
-    kind, _ = facts(dtype)
-    return True if kind == "bool" else math.inf if kind == "float" else integer_range(dtype)[1]
+    category, _ = facts(dtype)
+    return True if category == "bool" else math.inf if category == "float" else integer_range(dtype)[1]
 
 
 # --- sums and products
@@ -256,7 +256,7 @@ def first(wins: Callable[[Expression, Expression], Expression], dtype: torch.dty
 
     def combine(a: Expression, a_at: Expression, b: Expression, b_at: Expression) -> tuple[Expression, Expression]:
         better, same = wins(b, a), b == a
-        if facts(dtype).kind == "float":
+        if facts(dtype).category == "float":
             better = (better | f.isnan(b)) & ~f.isnan(a)
             same = same | (f.isnan(a) & f.isnan(b))
         take = better | (same & (b_at < a_at))

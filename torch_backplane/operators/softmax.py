@@ -62,14 +62,14 @@ def _log_softmax_backward_data(
 # Softmax of what a mask (true: left out) leaves
 
 
-def _whole_mask(self: torch.Tensor, mask: torch.Tensor, dim: int, kind: int) -> torch.Tensor:
-    """A mask of self's shape. kind 0: of each (row, column), 1: of each (batch, column), 2: of that shape already."""
+def _whole_mask(self: torch.Tensor, mask: torch.Tensor, dim: int, shaped: int) -> torch.Tensor:
+    """A mask of self's shape. shaped 0: of each (row, column), 1: of each (batch, column), 2: of that shape already."""
     shape = {0: self.shape[-2:], 1: (self.shape[0], self.shape[-1]), 2: self.shape} if self.dim() else {2: self.shape}
-    if mask.dtype != torch.bool or mask.shape != shape.get(kind) or (kind == 0 and shape[0][0] != shape[0][1]):
+    if mask.dtype != torch.bool or mask.shape != shape.get(shaped) or (shaped == 0 and shape[0][0] != shape[0][1]):
         raise Refused("a mask of another shape or dtype")
-    if kind < 2 and self.dim() != 4:
+    if shaped < 2 and self.dim() != 4:
         raise Refused("a mask for other than four dimensions")
-    return (mask.view(mask.shape[0], 1, 1, mask.shape[1]) if kind == 1 else mask).expand(self.shape)
+    return (mask.view(mask.shape[0], 1, 1, mask.shape[1]) if shaped == 1 else mask).expand(self.shape)
 
 
 @operator("_masked_softmax")

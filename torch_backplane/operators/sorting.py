@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from torch_backplane.kernels.templates.radix import radix_sort, select, suits_selection, suits_sorting
 from torch_backplane.kernels.templates.sort import first_runs, merge_runs, merged_runs, sort_runs, take_sorted
 from torch_backplane.planning import (
     Call,
     Refused,
     RunOnCPU,
     check_apart,
+    dialect_of,
     each_once,
     operator,
     run_template,
@@ -36,23 +38,40 @@ def _sort(outputs: Pair, self: torch.Tensor, dim: int, k: int, *, descending: bo
     if outputs[0].numel() == 0:
         return outputs
     rows = moved.contiguous().view(-1, size)
-    runs = first_runs(rows, k)
-    run_template(sort_runs, self.device, runs, rows, descending, name="sort")
-    while runs.count > 1:
-        merged = merged_runs(rows, runs, k)
-        run_template(merge_runs, self.device, merged, runs, name="sort")
-        runs = merged
     # The last launch reads rows again, which may be what it would write to.
     results = [
         place if place.is_contiguous() and not same_storage(place, rows) else torch.empty_like(place).contiguous()
         for place in places
     ]
     flat = [result.view(-1, count) for result in results]
-    run_template(take_sorted, self.device, *flat, rows, runs, first, name="sort")
+    _sort_rows(flat, rows, k, first, descending)
     for place, result in zip(places, results, strict=True):
         if place is not result:
             place.copy_(result)
     return outputs
+
+
+def _sort_rows(results: list[torch.Tensor], rows: torch.Tensor, k: int, first: int, descending: bool) -> None:
+    """The same of each row of two dimensions; all contiguous."""
+    device, size = rows.device, rows.shape[1]
+    target = dialect_of(device).target
+    if suits_sorting(target, size, k):
+        run_template(radix_sort, device, *results, rows, first, descending, name="sort")
+    elif suits_selection(target, size, k):
+        values, indices = results
+        some, places = rows.new_empty(len(rows), k), rows.new_empty(len(rows), k, dtype=torch.int64)
+        run_template(select, device, some, places, rows, descending, name="select")
+        order = torch.empty_like(indices)
+        _sort_rows([values, order], some, k, first, descending)
+        torch.gather(places, 1, order, out=indices)
+    else:
+        runs = first_runs(rows, k)
+        run_template(sort_runs, device, runs, rows, descending, name="sort")
+        while runs.count > 1:
+            merged = merged_runs(rows, runs, k)
+            run_template(merge_runs, device, merged, runs, name="sort")
+            runs = merged
+        run_template(take_sorted, device, *results, rows, runs, first, name="sort")
 
 
 def _size(self: torch.Tensor, dim: int) -> int:

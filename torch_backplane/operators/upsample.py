@@ -15,21 +15,21 @@ _FILTERS = ("nearest", "linear", "cubic")
 
 def _how(call: Call, sizes: list[int], output_size: list[int], align_corners: bool, factors: list[Any]) -> Resampling:
     """`factors`: how many times larger the result is, where the caller says so; its sizes may be rounded."""
-    kind = next(kind for kind in _FILTERS if kind in call.name)
+    filter_ = next(filter_ for filter_ in _FILTERS if filter_ in call.name)
     exact = "exact" in call.name
     scales = []
     for size, out, factor in zip(sizes, output_size, factors, strict=True):
         # Equal or doubled sizes are what they are, whatever the factor was.
         if out == size and not exact and not align_corners:
             scales.append(1.0)
-        elif out == 2 * size and kind == "nearest" and not exact:
+        elif out == 2 * size and filter_ == "nearest" and not exact:
             scales.append(0.5)
         elif align_corners:
             scales.append((size - 1) / (out - 1) if out > 1 else 0.0)
         else:
             scales.append(1 / factor if factor is not None and factor > 0 else size / out)
-    centred = exact or (kind != "nearest" and not align_corners)
-    return Resampling(kind, 0.5 * centred, 0.5 * (centred and not exact), tuple(scales))
+    centred = exact or (filter_ != "nearest" and not align_corners)
+    return Resampling(filter_, 0.5 * centred, 0.5 * (centred and not exact), tuple(scales))
 
 
 def _planes(tensor: torch.Tensor, rank: int) -> torch.Tensor:

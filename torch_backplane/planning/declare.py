@@ -12,6 +12,7 @@ import torch
 from torch._ops import OpOverload
 
 from torch_backplane import _C
+from torch_backplane.kernels.dialects import MissingOperation
 from torch_backplane.kernels.dtypes import FACTS
 from torch_backplane.planning.call import Call, Form, flatten
 
@@ -160,7 +161,10 @@ def _register(
             given = [inputs[position] for position in alike]
             if len({one.dtype for one in given if isinstance(one, (torch.Tensor, _C.Number))}) > 1:
                 raise _C.Refused("tensors of different dtypes")
-        return call.finish(planner(call, *inputs))
+        try:
+            return call.finish(planner(call, *inputs))
+        except MissingOperation as error:
+            raise MissingOperation(f"{name}: {error}") from error
 
     _C.set_planner(
         name,

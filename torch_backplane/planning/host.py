@@ -1,7 +1,7 @@
 """What planners have the host do: PyTorch's CPU kernels, and functions of C libraries.
 
 Both run in the order of the stream, on the device's own memory, without copies, and are part of the plan. So they are
-for devices whose memory the host sees: processors, through OpenCL. `TORCH_BACKPLANE_DISCRETE=1` says that it sees none.
+for devices whose memory the host sees: CPUs, through OpenCL. `TORCH_BACKPLANE_DISCRETE=1` says that it sees none.
 """
 
 from __future__ import annotations

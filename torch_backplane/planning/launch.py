@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 
-from torch_backplane import _C
-from torch_backplane.drivers import device
-from torch_backplane.kernels import CudaCpp, Dialect, Kernel, OpenCLC, Target
+from torch_backplane import _C, drivers
+from torch_backplane.kernels import DIALECTS, Dialect, Kernel, Target
 from torch_backplane.planning import socket
 from torch_backplane.planning.recent import Recent
 
@@ -28,15 +28,14 @@ def dialect_of(device: torch.device | int) -> Dialect:
     """How kernel text for this device is spelled."""
     index = device if isinstance(device, int) else device.index
     if index not in _dialects:
-        properties = _C.device_properties(index)
-        spelled = {"OpenCL C": OpenCLC, "CUDA C++": CudaCpp}[properties.dialect]
-        _dialects[index] = spelled(target_of(index))
+        named = drivers.device(index).properties.dialect
+        _dialects[index] = (DIALECTS[named] if isinstance(named, str) else named)(target_of(index))
     return _dialects[index]
 
 
 def target_of(index: int) -> Target:
     """What bp:`index` is."""
-    properties = device(index).properties
+    properties = drivers.device(index).properties
     target = properties.target or Target.of_kind(properties.kind)
     float64 = target.float64 and torch.float64 in properties.dtypes
     return replace(target, float64=float64, compute_units=properties.compute_units)
@@ -67,11 +66,14 @@ class tracing:
 
 def compiled(index: int, kernel: Kernel, name: str) -> _C.CompiledKernel:
     """The kernel built for bp:`index`, once for each text, as long as a plan has it or it is among those that were used
-    last. `name` is the operator's, for the compiler's errors.
+    last. `name` is the operator's, for errors. LimitExceeded where it needs more than the device has.
     """
 
     def build() -> _C.CompiledKernel:
-        parameters = [one.kind if one.kind in ("input", "output") else one.dtype for one in kernel.parameters]
+        dialect = dialect_of(index)
+        needed = dialect.argument_bytes(kernel.parameters)
+        dialect.target.check(name, arguments=needed, local=kernel.local_bytes)
+        parameters = [one.role if one.role in ("input", "output") else one.dtype for one in kernel.parameters]
         return _C.CompiledKernel(index, kernel.text, kernel.name, name, parameters)
 
     return _compiled.get((index, kernel.text), build)
@@ -94,14 +96,19 @@ def launch(
         items: work items in 1 to 3 dimensions, rounded up to whole groups.
         group: work items of a group in each dimension; without it the kernel's own, or as many as the target says.
         name: of the operator, for errors.
+
+    Raises:
+        LimitExceeded: the kernel needs more arguments, local memory or work items in a group than the device takes.
     """
+    index, name = tensors[0].get_device(), name or kernel.name
+    target = dialect_of(index).target
     if group is None:
-        size = kernel.group_size or dialect_of(tensors[0].device).target.group_size
-        group = (size, *[1] * (len(items) - 1))
+        group = (kernel.group_size or target.group_size, *[1] * (len(items) - 1))
+    target.check(name, group=math.prod(group))
     rounded = [-(-count // size) * size for count, size in zip(items, group, strict=True)]
     if 0 in rounded:
         return
-    built = compiled(tensors[0].device.index, kernel, name or kernel.name)
+    built = compiled(index, kernel, name)
     socket.launch(built, [*tensors, *numbers], rounded, group)
 
 

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from torch_backplane import _C
+from torch_backplane.kernels.target import CPU
 from torch_backplane.planning import strides as layouts
 from torch_backplane.planning.recent import Recent
 from torch_backplane.planning.symbols import Untraceable, number_now
@@ -178,7 +179,7 @@ def rule_of(overload: Any, functional: Any) -> Rule | None:
 
 def concrete(value: Any) -> Any:
     """The same with the numbers of this call in the place of symbols, and tensors on the meta device."""
-    if isinstance(value, torch.Tensor) and value.device.type == "cpu":  # a number, of which the tensor tells the kind
+    if isinstance(value, torch.Tensor) and value.device.type == CPU.type:  # a number, whose type it tells
         return value
     if isinstance(value, torch.Tensor):
         sizes, strides = ([number_now(one) for one in numbers] for numbers in (value.shape, value.stride()))

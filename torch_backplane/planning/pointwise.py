@@ -240,7 +240,7 @@ def _prepared(
     compute: str,
     fitting: Fitting | Mapping[str, Fitting],
 ) -> _Prepared:
-    names = [one for one, (kind, _) in zip(call.form.argument_names, places, strict=False) if kind == "scalar"]
+    names = [one for one, (origin, _) in zip(call.form.argument_names, places, strict=False) if origin == "scalar"]
     fits = [fitting if isinstance(fitting, str) else fitting[one] for one in names]
     # Numbers that become what is stored do not choose what is computed in.
     common = common_dtype(call, inputs, [one for one, fit in zip(scalars, fits, strict=True) if fit != "stored"])
@@ -254,8 +254,8 @@ def _prepared(
     ]  # fmt: skip
     seen = [
         torch.bool if one in CONDITIONS else None if compute == "inputs" else dtype
-        for one, (kind, _) in zip(call.form.argument_names, places, strict=False)
-        if kind == "input"
+        for one, (origin, _) in zip(call.form.argument_names, places, strict=False)
+        if origin == "input"
     ]
     # PyTorch makes every tensor one of the common dtype, and rounds what is of more digits.
     if common != dtype:
@@ -267,17 +267,17 @@ def _prepared(
     def arranged(*traced: Expression) -> Any:
         first = len(inputs) + len(scalars)
         given = {"input": traced[: len(inputs)], "scalar": traced[len(inputs) : first], "number": traced[first:]}
-        return formula(*(where if kind == "value" else given[kind][where] for kind, where in places))
+        return formula(*(where if origin == "value" else given[origin][where] for origin, where in places))
 
     passed = [*((number, dtype) for number in scalars), *((one, number_dtype(one, dtype)) for one in numbers)]
-    plain = tuple(repr(where) for kind, where in places if kind == "value")
+    plain = tuple(repr(where) for origin, where in places if origin == "value")
     in_parts, scalars_in_parts = _with_parts(arranged, len(inputs), passed)
     made = _traced(
         in_parts,
         outputs,
         inputs,
         scalars_in_parts,
-        (name, tuple(kind for kind, _ in places), plain),
+        (name, tuple(origin for origin, _ in places), plain),
         [one or value_dtype(tensor.dtype) for one, tensor in zip(seen, inputs, strict=True)],
         call.form.kernel_name,
     )
@@ -414,9 +414,9 @@ def _kernel(made: _Traced, layout: Layout) -> tuple[kernels.Kernel, list[tuple[i
         dialect=dialect_of(made.index),
         compute=made.compute,
     )
-    kinds = [one.kind for one in kernel.parameters]
-    first = kinds.index("rows" if layout.rows else "count") + 1
-    return kernel, [(one.operand if one.kind == "stride" else None, one.dimension) for one in kernel.parameters[first:]]
+    roles = [one.role for one in kernel.parameters]
+    first = roles.index("rows" if layout.rows else "count") + 1
+    return kernel, [(one.operand if one.role == "stride" else None, one.dimension) for one in kernel.parameters[first:]]
 
 
 def check_number(number: Any, dtype: torch.dtype) -> None:

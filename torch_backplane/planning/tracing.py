@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from torch_backplane import _C
+from torch_backplane.kernels.target import CPU
 from torch_backplane.planning import strides as layouts
 from torch_backplane.planning.symbols import SYMBOLS, Tape, Untraceable, as_symbol, number_now, quantity
 
@@ -162,7 +163,7 @@ class Tracer(TorchDispatchMode):
         return made
 
     def empty(self, sizes: Sequence[Any], strides: Sequence[Any] | None, dtype: Any, device: Any) -> Traced:
-        device = torch.device(device if device is not None else "cpu")
+        device = torch.device(device if device is not None else CPU)
         strides = layouts.contiguous(sizes) if strides is None else strides
         if device.type == "meta":
             return self.make(Memory(self, "meta", 0), sizes, strides, 0, dtype, device)

@@ -7,15 +7,16 @@ text may use one twice. Functions that only have another name, and infix operato
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
 import torch
 
 from torch_backplane.kernels.dialects.halves import BFLOAT16, FLOAT16
-from torch_backplane.kernels.dtypes import STORAGE_ONLY, facts, integer_range, part_dtype
+from torch_backplane.kernels.dtypes import STORAGE_ONLY, facts, integer_range, part_dtype, stored_dtype
 from torch_backplane.kernels.expression import Number
+from torch_backplane.kernels.kernel import Parameter
 from torch_backplane.kernels.target import Target
 
 UNSIGNED = {8: torch.uint8, 16: torch.uint16, 32: torch.uint32, 64: torch.uint64}
@@ -41,6 +42,12 @@ _SAME_NAME = (
 LIBRARY = {**{name: name for name in _SAME_NAME.split()}, "round": "rint", "power": "pow"}
 
 
+# The words of hand-written kernels: of memory that all share, or a group; a work item's number in its group, and the
+# group's; a statement that every item of a group gets to, and sees then what the others wrote to local memory; a swap
+# of 32 bits in device memory if they are as expected, which gives what was there; the upper half of a product of uint.
+WORDS = ("GLOBAL", "LOCAL", "ITEM", "GROUP", "BARRIER", "atomic_swap(at, expected, desired)", "multiply_high(a, b)")
+
+
 @dataclass(frozen=True)
 class Value:
     """A variable in the text: its name and dtype. Formats as its name."""
@@ -52,16 +59,24 @@ class Value:
         return self.name
 
     @property
-    def kind(self) -> str:
-        return facts(self.dtype).kind
+    def category(self) -> str:
+        return facts(self.dtype).category
 
 
 # A line of the text of kernels that are bounded, see `Dialect.kernel`; csrc/drivers/opencl_launcher.cpp looks for it.
 BOUNDED = "// bounded"
 
 
+class MissingOperation(NotImplementedError):
+    """A dialect does not have what a kernel needs. Raised when that kernel is written, not before."""
+
+
 class Dialect(ABC):
-    """How text is spelled for one compiler.
+    """How text is spelled for one compiler, of a language like C: with `?:`, pointers, and the functions of `math.h`,
+    under one name for all dtypes unless `library` says otherwise.
+
+    Drivers may bring their own (docs/write-a-driver.md). What a dialect has no spelling for, it leaves out: a kernel
+    that needs it is a MissingOperation.
 
     Args:
         target: what the device is that text is for, `Target()` by default. Without float64, a kernel that needs it is a
@@ -70,8 +85,12 @@ class Dialect(ABC):
 
     name: ClassVar[str]
     types: ClassVar[Mapping[torch.dtype, str]]  # of values in registers
+    words: ClassVar[Mapping[str, str]] = {}  # what WORDS are here, as macros
+    missing: ClassVar[frozenset[str]] = frozenset()  # operations, and functions of the library, that there are not
     compile_options: ClassVar[tuple[str, ...]] = ()
     streams: ClassVar[bool] = False  # whether there is a `stream_lanes`
+    vectors: ClassVar[bool] = False  # whether there are OpenCL C's vectors of 2 to 16 numbers, for hand-written kernels
+    buffer_bytes: ClassVar[int] = 8  # of the arguments that bring a tensor's memory
 
     def __init__(self, target: Target | None = None) -> None:
         self.target = Target() if target is None else target
@@ -81,19 +100,29 @@ class Dialect(ABC):
         """From which size on results are written past the caches; None: never."""
         return self.target.streaming_bytes if self.streams else None
 
+    def argument_bytes(self, parameters: Iterable[Parameter]) -> int:
+        """Of the arguments for all `parameters` together."""
+        return sum(
+            self.buffer_bytes if one.role in ("output", "input") else one.dtype.itemsize for one in parameters
+        )
+
+    def lacks(self, what: str) -> NoReturn:
+        """Refuses a kernel that needs what this dialect has not."""
+        raise MissingOperation(f"the dialect {self.name} has no {what}")
+
     # Types and constants
 
     def type(self, dtype: torch.dtype) -> str:
         """The type of a value in a register."""
         if part_dtype(dtype) == torch.float64 and not self.target.float64:
             raise TypeError(f"this device has no {dtype}".replace("torch.", ""))
+        if dtype not in self.types:
+            self.lacks(f"type for {dtype}".replace("torch.", ""))
         return self.types[dtype]
 
     def storage_type(self, dtype: torch.dtype) -> str:
-        """The type in memory: bool is one byte, float16 and bfloat16 are their bits."""
-        if dtype == torch.bool:
-            return self.type(torch.uint8)
-        return self.type(torch.uint16 if dtype in STORAGE_ONLY else dtype)
+        """The type in memory."""
+        return self.type(stored_dtype(dtype))
 
     def index_type(self, wide: bool) -> str:
         """The type of indices: unsigned, of 64 bits if wide, else 32."""
@@ -101,19 +130,19 @@ class Dialect(ABC):
 
     def constant(self, value: Number, dtype: torch.dtype) -> str:
         """`value` exactly, in parentheses where it has a sign."""
-        kind, bits = facts(dtype)
-        if kind == "bool":
+        category, bits = facts(dtype)
+        if category == "bool":
             return "true" if value else "false"
-        if kind == "complex":
+        if category == "complex":
             real, imaginary = (self.constant(part, part_dtype(dtype)) for part in (value.real, value.imag))
             return self.complex(real, imaginary, dtype)
         assert not isinstance(value, complex)
-        if kind == "float":
+        if category == "float":
             return self.float_constant(float(value), bits)
         value = int(value)
-        if value == integer_range(torch.int64)[0] and kind == "signed":  # -9223372036854775808 is two tokens, too large
+        if value == integer_range(torch.int64)[0] and category == "signed":  # -9223372036854775808 is two tokens
             return f"({self.constant(value + 1, dtype)} - 1)"
-        text = f"{value}{self.integer_suffix(kind, bits)}"
+        text = f"{value}{self.integer_suffix(category, bits)}"
         return f"({text})" if value < 0 else text
 
     def float_constant(self, value: float, bits: int) -> str:
@@ -124,14 +153,14 @@ class Dialect(ABC):
         text = value.hex() + ("f" if bits == 32 else "")
         return f"({text})" if text.startswith("-") else text
 
-    @abstractmethod
-    def integer_suffix(self, kind: str, bits: int) -> str: ...
+    def integer_suffix(self, category: str, bits: int) -> str:
+        return ("u" if category == "unsigned" else "") + ("ll" if bits == 64 else "")
 
-    @abstractmethod
-    def not_a_number(self, bits: int) -> str: ...
+    def not_a_number(self, bits: int) -> str:
+        return "NAN" if bits == 32 else "((double)NAN)"  # the macros are floats
 
-    @abstractmethod
-    def infinity(self, bits: int) -> str: ...
+    def infinity(self, bits: int) -> str:
+        return "INFINITY" if bits == 32 else "((double)INFINITY)"
 
     def library(self, name: str, dtype: torch.dtype) -> str:
         """The name of a function of C's mathematics library for `dtype`."""
@@ -146,15 +175,15 @@ class Dialect(ABC):
         """
         if dtype == value.dtype:
             return value.name
-        if "complex" in (value.kind, facts(dtype).kind):
+        if "complex" in (value.category, facts(dtype).category):
             return self._cast_complex(value, dtype)
-        kind, bits = facts(dtype)
-        if kind == "bool":
+        category, bits = facts(dtype)
+        if category == "bool":
             return f"{value} != 0"
         target = self.type(dtype)
-        if value.kind != "float" or kind == "float":
+        if value.category != "float" or category == "float":
             return f"({target}){value}"
-        if bits == 64 and kind == "unsigned":
+        if bits == 64 and category == "unsigned":
             return f"{value} < 0 ? ({target})({self.type(torch.int64)}){value} : ({target}){value}"
         through = torch.int64 if bits == 64 or dtype == torch.uint32 else torch.int32
         return f"({target})({self.type(through)}){value}"
@@ -162,7 +191,7 @@ class Dialect(ABC):
     def _cast_complex(self, value: Value, dtype: torch.dtype) -> str:
         part = part_dtype(dtype)
         parts = [value, Value("0", part)]
-        if value.kind == "complex":
+        if value.category == "complex":
             parts = [Value(one, part_dtype(value.dtype)) for one in (self.real(value), self.imaginary(value))]
         if dtype == torch.bool:
             return " || ".join(f"{one} != 0" for one in parts)
@@ -177,19 +206,19 @@ class Dialect(ABC):
     def imaginary(self, value: Value) -> str:
         return f"{value}.y"
 
-    @abstractmethod
     def complex(self, real: Value | str, imaginary: Value | str, dtype: torch.dtype) -> str:
         """The complex number of these parts."""
+        self.lacks(f"{dtype} of two numbers".replace("torch.", ""))
 
     def bits(self, value: Value, dtype: torch.dtype) -> str:
         """The bits of `value` as `dtype`, which is as wide."""
-        if value.kind != "float" and facts(dtype).kind != "float":
+        if value.category != "float" and facts(dtype).category != "float":
             return f"({self.type(dtype)}){value}"
         return self.float_bits(value, dtype)
 
-    @abstractmethod
     def float_bits(self, value: Value, dtype: torch.dtype) -> str:
         """`bits` from or to a float."""
+        self.lacks(f"bits of {value.dtype} as {dtype}".replace("torch.", ""))
 
     def decode(self, stored: str, dtype: torch.dtype, position: int = 0) -> str:
         """What was read from memory as a value of value_dtype(dtype); `position` is that of an operand among others."""
@@ -205,6 +234,8 @@ class Dialect(ABC):
 
     def spell(self, operation: str, operands: Sequence[Value], dtype: torch.dtype) -> str:
         """The text of `operation`, whose result has `dtype`."""
+        if operation in self.missing:
+            self.lacks(operation)
         if operation == "cast":
             return self.cast(operands[0], dtype)
         if operation == "bits":
@@ -231,12 +262,12 @@ class Dialect(ABC):
         return self._wrapping("*", a, b)
 
     def negative(self, a: Value) -> str:
-        return f"-{a}" if a.kind == "float" else self._wrapping("-", Value("0", a.dtype), a)
+        return f"-{a}" if a.category == "float" else self._wrapping("-", Value("0", a.dtype), a)
 
     def absolute(self, a: Value) -> str:
-        if a.kind == "float":
+        if a.category == "float":
             return f"{self.library('fabs', a.dtype)}({a})"
-        return f"{a} < 0 ? {self.negative(a)} : {a}" if a.kind == "signed" else a.name
+        return f"{a} < 0 ? {self.negative(a)} : {a}" if a.category == "signed" else a.name
 
     def minimum(self, a: Value, b: Value) -> str:
         return self._extremum("<", a, b)
@@ -257,7 +288,7 @@ class Dialect(ABC):
         return f"signbit({a}) != 0"
 
     def bitwise_not(self, a: Value) -> str:
-        return f"!{a}" if a.kind == "bool" else f"~{a}"
+        return f"!{a}" if a.category == "bool" else f"~{a}"
 
     def shift_left(self, a: Value, b: Value) -> str:
         """Zero where b is negative or not less than the width, as PyTorch."""
@@ -267,11 +298,11 @@ class Dialect(ABC):
     def shift_right(self, a: Value, b: Value) -> str:
         """All sign bits where b is negative or not less than the width, as PyTorch."""
         unsigned, bits = self._arithmetic_type(a.dtype), facts(a.dtype).bits
-        beyond = f"{a} >> {bits - 1}" if a.kind == "signed" else "0"
+        beyond = f"{a} >> {bits - 1}" if a.category == "signed" else "0"
         return f"({unsigned}){b} >= {bits} ? {beyond} : {a} >> {b}"
 
     def fmod(self, a: Value, b: Value) -> str:
-        if a.kind == "float":
+        if a.category == "float":
             return f"{self.library('fmod', a.dtype)}({a}, {b})"
         return f"{self._traps(b)} ? 0 : {a} % {b}"
 
@@ -279,11 +310,11 @@ class Dialect(ABC):
         return f"{b} == 0 ? 0 : " + self._by_minus_one(a, b) + f"{a} / {b}"
 
     def floor_divide(self, a: Value, b: Value) -> str:
-        below = f" - ({a} % {b} != 0 && {self._unlike_signs(a, b)})" if a.kind == "signed" else ""
+        below = f" - ({a} % {b} != 0 && {self._unlike_signs(a, b)})" if a.category == "signed" else ""
         return f"{b} == 0 ? 0 : " + self._by_minus_one(a, b) + f"{a} / {b}{below}"
 
     def remainder(self, a: Value, b: Value) -> str:
-        if a.kind == "unsigned":
+        if a.category == "unsigned":
             return self.fmod(a, b)
         return f"{self._traps(b)} ? 0 : {a} % {b} + (({a} % {b} != 0 && {self._unlike_signs(a, b)}) ? {b} : 0)"
 
@@ -293,7 +324,7 @@ class Dialect(ABC):
 
     def _wrapping(self, sign: str, a: Value, b: Value) -> str:
         """Arithmetic of integers in an unsigned type, as C leaves the overflow of signed ones undefined."""
-        if a.kind in ("float", "bool"):  # a bool variable takes the result as != 0
+        if a.category in ("float", "bool"):  # a bool variable takes the result as != 0
             return f"{a} {sign} {b}"
         unsigned = self._arithmetic_type(a.dtype)
         return f"({self.type(a.dtype)})(({unsigned}){a} {sign} ({unsigned}){b})"
@@ -303,20 +334,24 @@ class Dialect(ABC):
 
     def _extremum(self, sign: str, a: Value, b: Value) -> str:
         # With NaN as b, a compares false and b is taken.
-        return f"({a} != {a} || {a} {sign} {b}) ? {a} : {b}" if a.kind == "float" else f"{a} {sign} {b} ? {a} : {b}"
+        return f"({a} != {a} || {a} {sign} {b}) ? {a} : {b}" if a.category == "float" else f"{a} {sign} {b} ? {a} : {b}"
 
     def _traps(self, divisor: Value) -> str:
         """Where a machine's division traps: by zero, and of the least integer by -1; the remainder of -1 is zero."""
-        return f"({divisor} == 0 || {divisor} == -1)" if divisor.kind == "signed" else f"{divisor} == 0"
+        return f"({divisor} == 0 || {divisor} == -1)" if divisor.category == "signed" else f"{divisor} == 0"
 
     def _by_minus_one(self, a: Value, b: Value) -> str:
-        return f"{b} == -1 ? {self.negative(a)} : " if b.kind == "signed" else ""
+        return f"{b} == -1 ? {self.negative(a)} : " if b.category == "signed" else ""
 
     # Kernels
 
     @abstractmethod
     def header(self, dtypes: frozenset[torch.dtype], text: str) -> str:
-        """What kernels that use these dtypes need before them; `text` is that of functions and formulas."""
+        """What kernels that use these dtypes need before them; `text` is that of functions and formulas.
+
+        That is `half_functions`, and before it what these and hand-written kernels use: FUNCTION (how a function
+        begins), the types uint and ushort, as_uint and as_float (the bits of a float, and back), min and max.
+        """
 
     def float16_functions(self) -> str:
         """float16_to_float and float_to_float16."""
@@ -340,22 +375,23 @@ class Dialect(ABC):
 
     @abstractmethod
     def entry(self, name: str, parameters: Sequence[str], group_size: int | None) -> str:
-        """What a kernel begins with, up to its parameters."""
+        """What a kernel begins with, up to and with its parameters."""
 
-    @abstractmethod
     def pointer_type(self, dtype: torch.dtype, written: bool) -> str:
         """Of an address in device memory."""
+        return f"{'' if written else 'const '}{self.storage_type(dtype)}*"
 
-    @abstractmethod
     def buffer_parameters(self, name: str, dtype: torch.dtype, written: bool) -> list[str]:
-        """The kernel parameters that bring a tensor's memory."""
+        """The kernel parameters that bring a tensor's memory, of `buffer_bytes` together."""
+        return [f"{self.pointer_type(dtype, written)} {name}"]
 
-    @abstractmethod
     def buffer_pointer(self, name: str, dtype: torch.dtype, written: bool) -> list[str]:
         """Statements that make the pointer `name` of these parameters."""
+        return []
 
     @abstractmethod
-    def global_index(self, wide: bool) -> str: ...
+    def global_index(self, wide: bool) -> str:
+        """The number of the work item in a launch's first dimension, as `index_type(wide)`."""
 
     @abstractmethod
     def global_row(self, wide: bool) -> str:
@@ -365,19 +401,20 @@ class Dialect(ABC):
         """Whether the work item of this `index` in a launch's dimension (0 or 1) has nothing to do."""
         return f"{index} >= {count}"
 
-    @abstractmethod
     def load_lanes(self, name: str, dtype: torch.dtype, pointer: str, index: str, width: int) -> str:
         """A statement that declares the array `name` and reads `width` elements into it, from index * width on."""
+        each = f"{name}[lane] = {pointer}[({index}) * {width} + lane];"
+        return f"{self.declare_lanes(name, dtype, width)} for (int lane = 0; lane < {width}; ++lane) {each}"
 
-    @abstractmethod
-    def declare_lanes(self, name: str, dtype: torch.dtype, width: int) -> str: ...
+    def declare_lanes(self, name: str, dtype: torch.dtype, width: int) -> str:
+        return f"{self.storage_type(dtype)} {name}[{width}];"
 
-    @abstractmethod
-    def store_lanes(self, name: str, dtype: torch.dtype, pointer: str, index: str, width: int) -> str: ...
+    def store_lanes(self, name: str, dtype: torch.dtype, pointer: str, index: str, width: int) -> str:
+        return f"for (int lane = 0; lane < {width}; ++lane) {pointer}[({index}) * {width} + lane] = {name}[lane];"
 
     def stream_lanes(self, name: str, dtype: torch.dtype, pointer: str, index: str, width: int) -> str:
         """As `store_lanes`, past the caches, from `index` on; where there are `streaming_bytes`."""
-        raise NotImplementedError(f"{self.name} does not write past caches")
+        self.lacks("stores past the caches")
 
 
 def _half_name(dtype: torch.dtype) -> str:

@@ -40,11 +40,17 @@ class CudaCpp(Dialect):
         torch.complex64: "float2",
         torch.complex128: "double2",
     }
+    words: ClassVar = {
+        "GLOBAL": "",
+        "LOCAL": "__shared__",
+        "ITEM": "((int)threadIdx.x)",
+        "GROUP": "blockIdx.x",
+        "BARRIER": "__syncthreads()",
+        "atomic_swap(at, expected, desired)": "atomicCAS((uint*)(at), expected, desired)",
+        "multiply_high(a, b)": "__umulhi(a, b)",
+    }
     # As in OpenCL C: a * b + c is two roundings, and formulas that want one say fma.
     compile_options = ("--std=c++17", "--fmad=false")
-
-    def integer_suffix(self, kind: str, bits: int) -> str:
-        return ("u" if kind == "unsigned" else "") + ("ll" if bits == 64 else "")
 
     def not_a_number(self, bits: int) -> str:
         return "__int_as_float(0x7fc00000)" if bits == 32 else "__longlong_as_double(0x7ff8000000000000ll)"
@@ -56,7 +62,7 @@ class CudaCpp(Dialect):
         return f"make_{self.type(dtype)}({real}, {imaginary})"
 
     def float_bits(self, value: Value, dtype: torch.dtype) -> str:
-        wide, to_float = facts(dtype).bits == 64, facts(dtype).kind == "float"
+        wide, to_float = facts(dtype).bits == 64, facts(dtype).category == "float"
         integer, number = ("longlong", "double") if wide else ("int", "float")
         source, target = (integer, number) if to_float else (number, integer)
         return f"({self.type(dtype)})__{source}_as_{target}({value})"
@@ -70,15 +76,6 @@ class CudaCpp(Dialect):
     def entry(self, name: str, parameters: Sequence[str], group_size: int | None) -> str:
         bounds = f"__launch_bounds__({group_size}) " if group_size else ""
         return f'extern "C" __global__ void {bounds}{name}({", ".join(parameters)})'
-
-    def buffer_parameters(self, name: str, dtype: torch.dtype, written: bool) -> list[str]:
-        return [f"{self.pointer_type(dtype, written)} {name}"]
-
-    def pointer_type(self, dtype: torch.dtype, written: bool) -> str:
-        return f"{'' if written else 'const '}{self.storage_type(dtype)}*"
-
-    def buffer_pointer(self, name: str, dtype: torch.dtype, written: bool) -> list[str]:
-        return []
 
     def global_index(self, wide: bool) -> str:
         index = self.index_type(wide)

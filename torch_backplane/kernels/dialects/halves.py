@@ -3,7 +3,7 @@
 In the common subset of the dialects plus what each dialect's header defines: FUNCTION (how a device function begins),
 uint, ushort, and as_uint / as_float (the bits of a float, and the float of these bits).
 Rounding is to nearest, ties to even; infinity stays infinity. NaN stays NaN, is made quiet, and keeps the upper bits of
-what it carries, as in the instructions of processors. All cases are computed and one is chosen, without branches, so
+what it carries, as in the instructions of CPUs. All cases are computed and one is chosen, without branches, so
 that compilers for CPUs make vectors of them.
 """
 
@@ -38,7 +38,7 @@ FUNCTION ushort float_to_bfloat16(const float value) {
 }
 """
 
-# For clang, which OpenCL implementations on CPUs are made of, where the processor has instructions. The sign goes its
+# For clang, which OpenCL implementations on CPUs are made of, where the CPU has instructions. The sign goes its
 # own way: else LLVM moves comparisons, negations and absolute values to the 16 bits, which have no vectors. Operands
 # take turns in two spellings: of two that are read alike, LLVM makes a pair in each item, no vectors of items.
 FLOAT16_BY_INSTRUCTIONS = f"""\

@@ -31,6 +31,8 @@ class OpenCLC(Dialect):
 
     name = "OpenCL C"
     streams = True
+    vectors = True
+    buffer_bytes = 16
     types: ClassVar = {
         torch.bool: "bool",
         torch.int8: "char",
@@ -46,15 +48,18 @@ class OpenCLC(Dialect):
         torch.complex64: "float2",
         torch.complex128: "double2",
     }
+    words: ClassVar = {
+        "GLOBAL": "global",
+        "LOCAL": "local",
+        "ITEM": "((int)get_local_id(0))",
+        "GROUP": "get_group_id(0)",
+        "BARRIER": "barrier(CLK_LOCAL_MEM_FENCE)",
+        "atomic_swap(at, expected, desired)": "atomic_cmpxchg((volatile global uint*)(at), expected, desired)",
+        "multiply_high(a, b)": "mul_hi(a, b)",
+    }
 
-    def integer_suffix(self, kind: str, bits: int) -> str:
-        return ("u" if kind == "unsigned" else "") + ("L" if bits == 64 else "")
-
-    def not_a_number(self, bits: int) -> str:
-        return "NAN" if bits == 32 else "((double)NAN)"  # the macros are floats
-
-    def infinity(self, bits: int) -> str:
-        return "INFINITY" if bits == 32 else "((double)INFINITY)"
+    def integer_suffix(self, category: str, bits: int) -> str:
+        return ("u" if category == "unsigned" else "") + ("L" if bits == 64 else "")
 
     def complex(self, real: Value | str, imaginary: Value | str, dtype: torch.dtype) -> str:
         return f"({self.type(dtype)})({real}, {imaginary})"
@@ -113,9 +118,6 @@ class OpenCLC(Dialect):
         # over its items, which then needs no masks.
         end = f"((ulong)get_group_id({dimension}) + 1) * get_local_size({dimension})"
         return f"({end} > {count} && {index} >= {count})"
-
-    def declare_lanes(self, name: str, dtype: torch.dtype, width: int) -> str:
-        return f"{self.storage_type(dtype)} {name}[{width}];"
 
     def load_lanes(self, name: str, dtype: torch.dtype, pointer: str, index: str, width: int) -> str:
         declaration = self.declare_lanes(name, dtype, width)

@@ -222,7 +222,7 @@ def _meet(combine: str, dtype: torch.dtype, in_order: bool) -> str:
 
 def _number_dtype(value: torch.dtype) -> torch.dtype:
     """What a number is passed as: a fraction is true, and no integer keeps that."""
-    return value if facts(value).kind in ("float", "bool") else torch.int64
+    return value if facts(value).category in ("float", "bool") else torch.int64
 
 
 def _check_reach(

@@ -1,8 +1,8 @@
 """Matrix products of any layout: out = beta * c + alpha * a @ b, batched.
 
-Three forms. Where work items are threads' (not `Target.simt`) each computes a block of results in registers: `outer`
-has a vector along a row of b and needs no order of a, `inner` has vectors along the summed dimension of both. Elsewhere
-`tiled`: a group computes 64 × 64 results from tiles in local memory.
+Three forms. Where work items run in lockstep (`Target.simt`) `tiled`: a group computes 64 × 64 results from tiles in
+local memory, or fewer, within the target's limits. Elsewhere each item computes a block of results in registers:
+`outer` has a vector along a row of b and needs no order of a, `inner` has vectors along the summed dimension of both.
 
 All add up the products of a block of the depth, and then the blocks, with what these additions lose: a sum's rounding
 error grows with the longest chain of additions.
@@ -20,7 +20,8 @@ from torch_backplane.kernels.templates.spelling import lane_count
 _SMALL_GROUP = 8
 _OUTER_ROWS = 8
 _INNER_ROWS = _INNER_COLUMNS = 4
-_TILE, _DEPTH, _TILED_GROUP, _SIDE = 64, 16, 256, 16
+# A group of SIDE × SIDE work items computes SIDE × SIDE × _PER_ITEM × _PER_ITEM results.
+_PER_ITEM, _DEPTH, _SIDES = 4, 16, (16, 8, 4)
 _BLOCK = 64  # additions in a row, for each number of a vector
 
 
@@ -56,7 +57,7 @@ def matmul(
     for name, tensor in {"out": out, **inputs}.items():
         steps = (f"{name}_outer", f"{name}_inner", f"{name}_row", f"{name}_column")
         integers |= dict(zip(steps, tensor.stride(), strict=True))
-    is_float = facts(out.dtype).kind == "float"
+    is_float = facts(out.dtype).category == "float"
     value = value_dtype(out.dtype) if is_float else torch.uint64 if facts(out.dtype).bits == 64 else torch.uint32
     number = value if is_float else torch.int64
     constants: dict[str, int | str] = {
@@ -64,19 +65,20 @@ def matmul(
         "WITH_C(at)": "(value_t)alpha * " if c is None else "(value_t)beta * (value_t)load_c(at) + (value_t)alpha * ",
     }
     lanes = lane_count(dialect, value)
-    if dialect.target.simt:
-        form, group = "tiled", _TILED_GROUP
-        groups = batch * -(-rows // _TILE) * -(-columns // _TILE)
-        body = _tiled()
+    side = _side(dialect, value)
+    if side is not None:
+        form, group, tile = "tiled", side * side, side * _PER_ITEM
+        groups = batch * -(-rows // tile) * -(-columns // tile)
+        body = _tiled(side)
     else:
-        form, group = "outer", _SMALL_GROUP
+        form, group = "outer", dialect.target.small_group(_SMALL_GROUP)
         tile_rows, tile_columns = _OUTER_ROWS, lanes
         if a.stride(3) == 1 and b.stride(2) == 1 and depth >= 2 * lanes:
             form, tile_rows, tile_columns = "inner", _INNER_ROWS, _INNER_COLUMNS
         row_contiguous = b.stride(3) == 1
         form += "" if form == "inner" or row_contiguous else "_strided"
         groups = -(-(batch * -(-rows // tile_rows) * -(-columns // tile_columns)) // group)
-        body = _inner() if form == "inner" else _outer(row_contiguous)
+        body = _inner(group) if form == "inner" else _outer(group, row_contiguous)
     return make_launch(
         f"matmul_{form}",
         dialect,
@@ -94,10 +96,22 @@ def matmul(
     )
 
 
-def _block(tile_rows: int, tile_columns: str) -> str:
+def _side(dialect: Dialect, value: torch.dtype) -> int | None:
+    """The largest side of a group that the target can have, and has local memory for, for tiles of a and of b. None
+    where there is no such group, or work items are no lanes that tiles would help.
+    """
+
+    def fits(side: int) -> bool:
+        tiles = 2 * _DEPTH * (side * _PER_ITEM + 1) * value.itemsize
+        return side * side <= dialect.target.max_group_size and tiles <= dialect.target.local_memory
+
+    return next(filter(fits, _SIDES), None) if dialect.target.simt else None
+
+
+def _block(group: int, tile_rows: int, tile_columns: str) -> str:
     """Statements that find the work item's block: its `batch`, and its first row and column i and j."""
     return f"""
-  const index_t item = (index_t)GROUP * {_SMALL_GROUP} + ITEM;
+  const index_t item = (index_t)GROUP * {group} + ITEM;
   const index_t row_blocks = (rows + {tile_rows - 1}) / {tile_rows};
   const index_t column_blocks = (columns + {tile_columns} - 1) / {tile_columns};
   if (item >= batches * row_blocks * column_blocks) return;
@@ -117,7 +131,7 @@ def _store(i: str, j: str, value: str) -> str:
     )
 
 
-def _outer(row_contiguous: bool) -> str:
+def _outer(group: int, row_contiguous: bool) -> str:
     rows = range(_OUTER_ROWS)
 
     def depth_loop(lanes: str) -> str:
@@ -147,7 +161,7 @@ def _outer(row_contiguous: bool) -> str:
         f"lanes_get(TOTAL(sum{x}), found); for (int y = 0; y < LANES; ++y) {_store(f'i + {x}', 'j + y', 'found[y]')}"
         for x in rows
     )
-    return f"""{_block(_OUTER_ROWS, "LANES")}
+    return f"""{_block(group, _OUTER_ROWS, "LANES")}
   const index_t a_batch = {_batch("a")}, b_at = {_batch("b")};
   {" ".join(f"const index_t a_at{x} = a_batch + min(i + {x}, rows - 1) * a_row;" for x in rows)}
   {" ".join(f"value_t_lanes sum{x} = LANES_OF(0), sum{x}_lost = LANES_OF(0);" for x in rows)}
@@ -157,7 +171,7 @@ def _outer(row_contiguous: bool) -> str:
 """
 
 
-def _inner() -> str:
+def _inner(group: int) -> str:
     rows, columns = range(_INNER_ROWS), range(_INNER_COLUMNS)
     pairs = [(x, y) for x in rows for y in columns]
     steps = "\n".join(
@@ -170,7 +184,7 @@ def _inner() -> str:
         f"total{x}_{y} = MULTIPLY_ADD((value_t)load_a(a_at{x} + k), (value_t)load_b(b_at{y} + k), total{x}_{y});"
         for x, y in pairs
     )
-    return f"""{_block(_INNER_ROWS, str(_INNER_COLUMNS))}
+    return f"""{_block(group, _INNER_ROWS, str(_INNER_COLUMNS))}
   const index_t a_batch = {_batch("a")}, b_batch = {_batch("b")};
   {" ".join(f"const index_t a_at{x} = a_batch + min(i + {x}, rows - 1) * a_row;" for x in rows)}
   {" ".join(f"const index_t b_at{y} = b_batch + min(j + {y}, columns - 1) * b_column;" for y in columns)}
@@ -191,15 +205,14 @@ def _inner() -> str:
 """
 
 
-def _tiled() -> str:
-    per_item = _TILE // _SIDE
+def _tiled(side: int) -> str:
     parts = {
-        "tile": str(_TILE),
+        "tile": str(side * _PER_ITEM),
         "depth": str(_DEPTH),
         "block": str(_BLOCK),
-        "group": str(_TILED_GROUP),
-        "side": str(_SIDE),
-        "per_item": str(per_item),
+        "group": str(side * side),
+        "side": str(side),
+        "per_item": str(_PER_ITEM),
         "split": split("tile", ["batches", "row_tiles", "column_tiles"], ["batch", "row_tile", "column_tile"]),
         "a_batch": _batch("a"),
         "b_batch": _batch("b"),

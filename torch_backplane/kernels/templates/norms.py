@@ -33,12 +33,12 @@ class Sets:
     """Which numbers are normalised together.
 
     Args:
-        kind: "layer", "group" or "batch": the order in memory, and what weight and bias belong to.
+        norm: "layer", "group" or "batch": the order in memory, and what weight and bias belong to.
         count: how many sets. pieces: runs in each. length: of a run.
         groups: of a group norm, how many sets have weights of their own.
     """
 
-    kind: str
+    norm: str
     count: int
     pieces: int
     length: int
@@ -100,26 +100,26 @@ def norm(
         (outputs if update else inputs).update(running_mean=running[0], running_var=running[1])
     inputs |= _given(weight=weight, bias=bias)
     given = (mean is not None, rstd is not None, update, weight is not None, bias is not None)
-    body = _norm_body(dialect, sets.kind, *given)
+    body = _norm_body(dialect, sets.norm, *given)
     numbers = {"eps": (value, eps), **({"momentum": (value, momentum)} if update else {})}
-    return _launch(f"{sets.kind}_norm", dialect, sets, outputs, inputs, value, body, numbers)
+    return _launch(f"{sets.norm}_norm", dialect, sets, outputs, inputs, value, body, numbers)
 
 
 @lru_cache(maxsize=256)
 def _norm_body(
-    dialect: Dialect, kind: str, has_mean: bool, has_rstd: bool, update: bool, has_weight: bool, has_bias: bool
+    dialect: Dialect, norm: str, has_mean: bool, has_rstd: bool, update: bool, has_weight: bool, has_bias: bool
 ) -> str:
     centred = "((load_self@(at) - mean) - mean_low)" if has_mean else "(load_self@(at) - mean)"
-    statement = f"const value_t@ normal@ = {centred} * rstd; store_out@(at, {_affine(kind, has_weight, has_bias)});"
+    statement = f"const value_t@ normal@ = {centred} * rstd; store_out@(at, {_affine(norm, has_weight, has_bias)});"
     return f"""
   {team_shared(dialect)}
   {row_start(dialect)}
   const value_t count = (value_t)pieces * length;
-  {_statistics(dialect, kind, has_mean) if has_rstd else _GIVEN_STATISTICS}
+  {_statistics(dialect, norm, has_mean) if has_rstd else _GIVEN_STATISTICS}
   {"if (member == 0) store_rstd_of(row, rstd);" if has_rstd else ""}
   {"if (member == 0) store_mean_of(row, mean);" if has_mean else ""}
   {_UPDATE if update else ""}
-  {_pieces(dialect, kind, statement)}
+  {_pieces(dialect, norm, statement)}
 """
 
 
@@ -148,8 +148,8 @@ def norm_backward(
     value = value_dtype(out.dtype)
     inputs = {"grad": grad, "self": self, "rstd_of": rstd, **_given(weight=weight, mean_of=mean)}
     outputs = {"out": out, **_given(weight_grad=weight_grad, bias_grad=bias_grad)}
-    by_number = sets.kind != "batch" and weight is not None
-    factor = "" if not by_number else f" * load_weight{'@' if sets.kind == 'layer' else ''}({_WEIGHT_AT[sets.kind]})"
+    by_number = sets.norm != "batch" and weight is not None
+    factor = "" if not by_number else f" * load_weight{'@' if sets.norm == 'layer' else ''}({_WEIGHT_AT[sets.norm]})"
     read = f"const value_t@ g@ = load_grad@(at){factor}; const value_t@ normal@ = (load_self@(at) - mean) * rstd;"
     sums = f"{read} ADD@(grads@, g@) ADD@(products@, g@ * normal@)"
     centre = "TOTAL(grads) / count + " if mean is not None else ""
@@ -163,15 +163,15 @@ def norm_backward(
   const value_t rstd = {"1 / sqrt((value_t)load_rstd_of(row) + eps)" if variance else "load_rstd_of(row)"};
   {"const value_t weight_of_set = load_weight(row);" if each else ""}
   SUM(grads); SUM(products); SUM_lanes(grads); SUM_lanes(products);
-  {_pieces(dialect, sets.kind, sums, "grads", "products")}
+  {_pieces(dialect, sets.norm, sums, "grads", "products")}
   {team_sum(dialect, "grads")}
   {team_sum(dialect, "products")}
   {"if (member == 0) store_weight_grad(row, TOTAL(products));" if weight_grad is not None else ""}
   {"if (member == 0) store_bias_grad(row, TOTAL(grads));" if bias_grad is not None else ""}
   const value_t scale = {each}rstd;
-  {_pieces(dialect, sets.kind, f"{read} store_out@(at, {formula} * scale);")}
+  {_pieces(dialect, sets.norm, f"{read} store_out@(at, {formula} * scale);")}
 """
-    return _launch(f"{sets.kind}_norm_backward", dialect, sets, outputs, inputs, value, body, {"eps": (value, eps)})
+    return _launch(f"{sets.norm}_norm_backward", dialect, sets, outputs, inputs, value, body, {"eps": (value, eps)})
 
 
 def weight_grads(
@@ -199,7 +199,7 @@ def weight_grads(
         "sum": "ADD@(grads@, load_grad@(at)) "
         "ADD@(products@, load_grad@(at) * ((load_self@(at) - mean) * load_rstd_of(set)))",
     }
-    if sets.kind == "layer":
+    if sets.norm == "layer":
         column = substitute(_COLUMN, parts | {"store": " ".join(store[n].replace("$at", "column") for n in names)})
         body = substitute(
             _COLUMNS, parts | {"by_lanes": column.replace("@", "_lanes"), "singly": column.replace("@", "")}
@@ -223,7 +223,7 @@ def weight_grads(
             "batch": sets.count // sets.groups,
         }
     return make_launch(
-        f"{sets.kind}_norm_weight_grads",
+        f"{sets.norm}_norm_weight_grads",
         dialect,
         outputs=outputs,
         inputs=inputs,
@@ -240,13 +240,13 @@ def _given(**tensors: torch.Tensor | None) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
-def _affine(kind: str, has_weight: bool, has_bias: bool) -> str:
-    lanes, at = "@" if kind == "layer" else "", _WEIGHT_AT[kind]
+def _affine(norm: str, has_weight: bool, has_bias: bool) -> str:
+    lanes, at = "@" if norm == "layer" else "", _WEIGHT_AT[norm]
     scaled = f"normal@ * load_weight{lanes}({at})" if has_weight else "normal@"
     return f"{scaled} + load_bias{lanes}({at})" if has_bias else scaled
 
 
-def _pieces(dialect: Dialect, kind: str, statement: str, *sums: str) -> str:
+def _pieces(dialect: Dialect, norm: str, statement: str, *sums: str) -> str:
     """`statement` for every number of the set: its address is `at`, its number in the piece i.
 
     What `sums` have lost joins them after every few pieces: where pieces are many it would become large itself, and
@@ -255,13 +255,13 @@ def _pieces(dialect: Dialect, kind: str, statement: str, *sums: str) -> str:
     settle = " ".join(f"SETTLE({name}) SETTLE_lanes({name})" for name in sums)
     settle = f"if ((piece & 15) == 15 || length > 1024) {{ {settle} }}" if sums else ""
     return f"""for (index_t piece = 0; piece < pieces; ++piece) {{
-    const index_t piece_at = {_PIECE_AT[kind]};
+    const index_t piece_at = {_PIECE_AT[norm]};
     {row_loop(dialect, f"const index_t at = piece_at + i; {statement}", "length")}
     {settle}
   }}"""
 
 
-def _statistics(dialect: Dialect, kind: str, centred: bool) -> str:
+def _statistics(dialect: Dialect, norm: str, centred: bool) -> str:
     """Mean and variance in two passes: the numbers are in the cache, and nothing cancels.
 
     The mean is in two numbers, as its rounding is no small part of the deviation where it is thousands of times that.
@@ -269,7 +269,7 @@ def _statistics(dialect: Dialect, kind: str, centred: bool) -> str:
 
     def total(name: str, statement: str) -> str:
         return f"""SUM({name}); SUM_lanes({name});
-  {_pieces(dialect, kind, statement, name)}
+  {_pieces(dialect, norm, statement, name)}
   {team_sum(dialect, name)}"""
 
     mean = f"""{total("sum", "ADD@(sum@, load_self@(at))")}

@@ -71,7 +71,7 @@ def fractional_max_pool(
 
 def _greatest(dtype: torch.dtype, loops: str, element: str, rank: int) -> str:
     """Statements that store the greatest element, or the last NaN, of those that the loops go over, and its place."""
-    taken = "value > best || value != value" if facts(dtype).kind == "float" else "value > best"
+    taken = "value > best || value != value" if facts(dtype).category == "float" else "value > best"
     return f"""value_t best = 0; index_t place = -1;
   {loops}
     const index_t at = {element};

@@ -101,7 +101,7 @@ def fill(
             scale (cauchy), chance (geometric, bernoulli).
         chance: for bernoulli_each, a number for each element, contiguous.
     """
-    value = value_dtype(out.dtype) if facts(out.dtype).kind == "float" else torch.float32
+    value = value_dtype(out.dtype) if facts(out.dtype).category == "float" else torch.float32
     inputs = {} if chance is None else {"chance": chance}
     numbers = {"first": (value, first), "second": (value, second), "third": (value, second if third is None else third)}
     element = DISTRIBUTIONS[distribution]

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 
 from torch_backplane.kernels.dialects.base import Dialect
-from torch_backplane.kernels.dtypes import value_dtype
+from torch_backplane.kernels.dtypes import stored_dtype, value_dtype
 from torch_backplane.kernels.element import element_function
 from torch_backplane.kernels.expression import Number
 from torch_backplane.kernels.layouts import Geometry, Layout, ReductionGeometry
@@ -28,7 +28,7 @@ from torch_backplane.kernels.target import Target
 from torch_backplane.kernels.templates.source import Launch, make_launch
 
 LANES = 16
-_GROUP = 8  # threads
+_GROUP = 8  # threads, where the device takes so many
 # With fewer threads than this, the elements of each result are divided among several.
 _ENOUGH_THREADS = 64
 _GROUPS_PER_UNIT = 16  # of teams, which are small: what keeps a compute unit busy while others wait for memory
@@ -212,7 +212,8 @@ def _launch(
         blocks = -(-row_size // LANES)
         items = results // row_size * blocks * chunks
         numbers |= {"items": items, "blocks": blocks, "row_size": row_size}
-        groups, group_size = -(-items // _GROUP), _GROUP
+        group_size = dialect.target.group(_GROUP)
+        groups = -(-items // group_size)
     # Partial states are written by the number of their result.
     kept_strides = kept.strides[-len(inputs) :] if partial_states else kept.strides
     operands = (0 if partial_states else len(outputs), len(inputs))
@@ -244,7 +245,7 @@ def _launch(
         integers=numbers,
         numbers={f"scalar{i}": one for i, one in enumerate(zip(definition.scalars, scalars, strict=True))},
         value=value_dtype(definition.state[0]),
-        types={"int64": torch.int64},
+        types={"int64": torch.int64, **_shared_types(form, definition)},
         functions=functions,
         body=text,
         groups=groups,
@@ -252,6 +253,13 @@ def _launch(
         strided=names,
         bounded=True,
     )
+
+
+def _shared_types(form: Form, definition: Reduction) -> dict[str, torch.dtype]:
+    """Of what a group shares, by name."""
+    if form.along == 1:
+        return {}
+    return {f"shared{i}_t": stored_dtype(dtype) for i, dtype in enumerate(definition.state)}
 
 
 @lru_cache(maxsize=256)
@@ -285,7 +293,8 @@ def _text(
     names, _ = _names(operands, ranks)
     types, output_types = (tuple(map(dialect.storage_type, dtypes)) for dtypes in (state, outputs))
     constants = tuple(map(dialect.constant, identity, state))
-    writer = _Writer(form, operands[1], ranks, partial_states, names, scalars, types, output_types, constants)
+    group = dialect.target.group(_GROUP)
+    writer = _Writer(form, group, operands[1], ranks, partial_states, names, scalars, types, output_types, constants)
     return writer.by_teams() if form.by_teams else writer.by_threads()
 
 
@@ -293,6 +302,7 @@ class _Writer:
     def __init__(
         self,
         form: Form,
+        group: int,
         inputs: int,
         ranks: tuple[int, int],
         partial_states: bool,
@@ -302,7 +312,7 @@ class _Writer:
         output_types: Sequence[str],
         identity: Sequence[str],
     ) -> None:
-        self.form = form
+        self.form, self.group = form, group
         self.inputs, self.partial, self.names = inputs, partial_states, names
         self.kept_rank, self.reduced_rank = ranks
         self.scalars = "".join(f", scalar{i}" for i in range(scalars))
@@ -314,7 +324,7 @@ class _Writer:
         member, team, apart = f"ITEM % {along}", f"ITEM / {along}", 1
         if self.form.columns:
             member, team, apart = f"ITEM / {beside}", f"ITEM % {beside}", beside
-        shared = " ".join(f"LOCAL {t} shared{i}[{size}];" for i, t in enumerate(self.types))
+        shared = " ".join(f"LOCAL shared{i}_t shared{i}[{size}];" for i in range(len(self.types)))
         give = " ".join(f"shared{i}[ITEM] = state{i}[0];" for i in range(len(self.types)))
         return f"""
   {shared if along > 1 else ""}
@@ -358,7 +368,7 @@ class _Writer:
 
     def by_threads(self) -> str:
         return f"""
-  const index_t item = (index_t)GROUP * {_GROUP} + ITEM;
+  const index_t item = (index_t)GROUP * {self.group} + ITEM;
   if (item >= items) return;
   const index_t chunk_number = item % chunks, first_result = item / chunks / blocks * row_size
     + item / chunks % blocks * {LANES};

@@ -19,7 +19,8 @@ from torch_backplane.kernels.dtypes import facts, value_dtype
 from torch_backplane.kernels.templates.source import Launch, make_launch, named, split
 from torch_backplane.kernels.templates.unfold import linear
 
-_SMALL_GROUP, _RUN = 8, 64  # work items of a group, and elements of a row for each of them
+# Work items of a group, and for each of them elements of a row, and rows.
+_SMALL_GROUP, _RUN, _ROWS = 8, 64, 8
 
 
 class _Filter(NamedTuple):
@@ -73,26 +74,46 @@ class Resampling:
 
 
 def resample(dialect: Dialect, out: torch.Tensor, image: torch.Tensor, how: Resampling) -> Launch:
-    """out = image, resampled."""
-    rank, last = len(how.scales), len(how.scales) - 1
+    """out = image, resampled.
+
+    An item goes through a run of places in some rows of the result, and finds their taps along the row only once.
+    """
+    last = len(how.scales) - 1
     outer = [f"o{d}" for d in range(last)]
-    loops = " ".join(f"for (int k{d} = 0; k{d} < TAPS; ++k{d}) {{" for d in range(last))
+    loops = " ".join(
+        f"for (int k{d} = 0; k{d} < TAPS; ++k{d}) {{ "
+        f"const value_t heavy{d} = weight{d}[k{d}]{f' * heavy{d - 1}' if d else ''};"
+        for d in range(last)
+    )
     row = linear(["plane", *(f"at{d}[k{d}]" for d in range(last))], [f"image{d}" for d in range(last)])
-    weight = " * ".join([*(f"weight{d}[k{d}]" for d in range(last)), f"weight{last}[k]"])
+    run, rows = _run(dialect), dialect.target.run(_ROWS)
+    heavy = f"heavy{last - 1} * " if last else ""
     body = f"""
-  {_start(dialect, "out", rank, outer)}
-  {" ".join(f"{_taps(d)} taps(o{d}, scale{d}, image{d}, at{d}, weight{d});" for d in range(last))}
-  for (index_t o{last} = begin; o{last} < end; ++o{last}) {{
-    {_taps(last)} taps(o{last}, scale{last}, image{last}, at{last}, weight{last});
-    SUM(sum);
+  {split("item", ["blocks", "runs"], ["block", "run_number"])}
+  const index_t begin = run_number * {run};
+  const int size = (int)min((index_t){run}, out{last} - begin);
+  index_t ats[TAPS][{run}]; value_t weights[TAPS][{run}];
+  for (int i = 0; i < size; ++i) {{
+    {_taps(last)} taps(begin + i, scale{last}, image{last}, at{last}, weight{last});
+    for (int k = 0; k < TAPS; ++k) {{ ats[k][i] = at{last}[k]; weights[k][i] = weight{last}[k]; }}
+  }}
+  for (index_t row = block * {rows}; row < min(rows, (block + 1) * {rows}); ++row) {{
+    {split("row", ["planes", *(f"out{d}" for d in range(last))], ["plane", *outer])}
+    {" ".join(f"{_taps(d)} taps(o{d}, scale{d}, image{d}, at{d}, weight{d});" for d in range(last))}
+    value_t sums[{run}];
+    for (int i = 0; i < size; ++i) sums[i] = 0;
     {loops}
-      const index_t row = ({row}) * image{last};
-      for (int k = 0; k < TAPS; ++k) ADD(sum, {weight} * load_image(row + at{last}[k]))
+      const index_t from = ({row}) * image{last};
+      for (int k = 0; k < TAPS; ++k)
+        for (int i = 0; i < size; ++i) sums[i] += {heavy}weights[k][i] * load_image(from + ats[k][i]);
     {"}" * last}
-    store_out(out_row + o{last}, TOTAL(sum));
+    for (int i = 0; i < size; ++i) store_out(row * out{last} + begin + i, sums[i]);
   }}
 """
-    return _launch("resample", dialect, {"out": out}, {"image": image}, out, image, out, how, body)
+    lines = math.prod(out.shape[:-1])
+    blocks, runs = -(-lines // rows), -(-out.shape[-1] // run)
+    integers = {"blocks": blocks, "runs": runs, "rows": lines}
+    return _launch("resample", dialect, {"out": out}, {"image": image}, integers, image, out, how, body, blocks * runs)
 
 
 def resample_backward(dialect: Dialect, image_grad: torch.Tensor, grad: torch.Tensor, how: Resampling) -> Launch:
@@ -111,8 +132,11 @@ def resample_backward(dialect: Dialect, image_grad: torch.Tensor, grad: torch.Te
         for d in range(rank)
     )
     place = linear(["plane", *(f"o{d}" for d in range(rank))], [f"out{d}" for d in range(rank)])
+    run = _run(dialect)
     body = f"""
-  {_start(dialect, "image", rank, outer)}
+  {split("item", ["planes", *(f"image{d}" for d in range(last)), "runs"], ["plane", *outer, "run_number"])}
+  const index_t image_row = ({linear(["plane", *outer], [f"image{d}" for d in range(last)])}) * image{last};
+  const index_t begin = run_number * {run}, end = min(begin + {run}, image{last});
   {" ".join(ranges[:-1])}
   for (index_t i{last} = begin; i{last} < end; ++i{last}) {{
     {ranges[-1]}
@@ -124,7 +148,9 @@ def resample_backward(dialect: Dialect, image_grad: torch.Tensor, grad: torch.Te
   }}
 """
     tensors = {"image_grad": image_grad}, {"grad": grad}
-    return _launch("resample_backward", dialect, *tensors, image_grad, image_grad, grad, how, body)
+    runs = -(-image_grad.shape[-1] // run)
+    items = math.prod(image_grad.shape[:-1]) * runs
+    return _launch("resample_backward", dialect, *tensors, {"runs": runs}, image_grad, grad, how, body, items)
 
 
 # Which places of the result an element of the image may contribute to, with one to spare for rounding: those from
@@ -157,16 +183,6 @@ def _taps(d: int) -> str:
     return f"index_t at{d}[TAPS]; value_t weight{d}[TAPS];"
 
 
-def _start(dialect: Dialect, sizes: str, rank: int, outer: list[str]) -> str:
-    """Statements that declare `plane`, the outer coordinates, SIZES_row, and the `begin` and `end` of a run."""
-    last = rank - 1
-    names = ["planes", *(f"{sizes}{d}" for d in range(last)), "runs"]
-    row = linear(["plane", *outer], [f"{sizes}{d}" for d in range(last)])
-    return f"""{split("item", names, ["plane", *outer, "run_number"])}
-  const index_t {sizes}_row = ({row}) * {sizes}{last};
-  const index_t begin = run_number * {_run(dialect)}, end = min(begin + {_run(dialect)}, {sizes}{last});"""
-
-
 def _run(dialect: Dialect) -> int:
     return dialect.target.run(_RUN)
 
@@ -176,18 +192,18 @@ def _launch(
     dialect: Dialect,
     outputs: dict[str, torch.Tensor],
     inputs: dict[str, torch.Tensor],
-    written: torch.Tensor,
+    integers: dict[str, int],
     image: torch.Tensor,
     out: torch.Tensor,
     how: Resampling,
     body: str,
+    items: int,
 ) -> Launch:
     rank = len(how.scales)
     # Bytes are resampled in float32.
-    value = value_dtype(written.dtype) if facts(written.dtype).kind == "float" else torch.float32
+    value = value_dtype(image.dtype) if facts(image.dtype).category == "float" else torch.float32
     taps, text, (least, most) = _FILTERS[how.filter]
-    runs = -(-written.shape[-1] // _run(dialect))
-    integers = {"planes": written.shape[0], "runs": runs}
+    integers = {**integers, "planes": image.shape[0]}
     integers |= named("image", image.shape[1:]) | named("out", out.shape[1:])
     kind = f"{how.filter}{rank}" + ("_centred" if how.before else "")
     return make_launch(
@@ -205,6 +221,6 @@ def _launch(
         value=value,
         functions=_FUNCTIONS.format(text=text, least=least, most=most),
         body=body,
-        items=math.prod(written.shape[:-1]) * runs,
+        items=items,
         group_size=dialect.target.small_group(_SMALL_GROUP),
     )

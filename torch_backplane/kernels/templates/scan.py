@@ -159,7 +159,7 @@ def accumulate(
     value = value_dtype(out.dtype)
     accumulation = ACCUMULATIONS[name]
     element = "(value_t)load_self(at)"
-    if facts(value).kind != "float":
+    if facts(value).category != "float":
         sums = {"sum": Field("value_t", torch.uint64, accumulation.identity, element)}
         step = accumulation.integers
         scan = Scan(sums, step, step, "store_out(at, state_sum);", torch.uint64)
@@ -213,7 +213,7 @@ def extremum(
     """
     value = value_dtype(self.dtype)
     better = f"x_best {_BETTER[name]} state_best"
-    if facts(value).kind == "float":
+    if facts(value).category == "float":
         better = f"x_best != x_best || {better}"  # no number is better than NaN, as comparisons with it are false
     fields = {
         "best": Field("value_t", value, "0", "load_self(at)"),

@@ -107,7 +107,7 @@ def sort_runs(dialect: Dialect, runs: Runs, self: torch.Tensor, descending: bool
         inputs={"self": self},
         integers=integers,
         value=value_dtype(self.dtype),
-        functions=_key_function(dialect, value_dtype(self.dtype)) + (_ORDER_APART if apart else _ORDER),
+        functions=key_function(dialect, value_dtype(self.dtype)) + (_ORDER_APART if apart else _ORDER),
         types={"uint64": torch.uint64},
         body=body,
         items=items,
@@ -222,12 +222,12 @@ _ORDER_APART = """
 """
 
 
-def _key_function(dialect: Dialect, value: torch.dtype) -> str:
-    """key_of(x): unsigned, in the order of x; NaN is the greatest, and -0 is 0."""
-    kind, bits = facts(value)
+def key_function(dialect: Dialect, value: torch.dtype) -> str:
+    """key_of(x): unsigned, in the order of x, of as many bits as x has; NaN is the greatest, and -0 is 0."""
+    category, bits = facts(value)
     type_ = "uint64" if bits == 64 else "uint"
     top = f"(({type_})1 << {max(bits, 32) - 1})"
-    if kind == "float":
+    if category == "float":
         found = dialect.float_bits(Value("number", value), torch.uint64 if bits == 64 else torch.uint32)
         text = (
             # Not by adding 0, as compilers that forget signs of zeros (Mesa's) leave that out.
@@ -235,5 +235,6 @@ def _key_function(dialect: Dialect, value: torch.dtype) -> str:
             f"return x != x ? ~({type_})0 : bits & {top} ? ~bits : bits | {top};"
         )
     else:
-        text = f"return ({type_})x" + (f" ^ {top};" if kind == "signed" else ";")
+        mask = f"{(1 << bits) - 1:#x}u" if bits < 64 else f"~({type_})0"
+        text = f"return (({type_})x" + (f" ^ ({type_})1 << {bits - 1}" if category == "signed" else "") + f") & {mask};"
     return f"FUNCTION {type_} key_of(const value_t x) {{ {text} }}\n"

@@ -154,7 +154,7 @@ def _kernel(
     lanes = re.search(r"\bLANES\b|\bvalue_t_lanes\b|\bSUM_lanes\b|\b(load|store)_\w+_lanes\b", body)
     parts = [
         dialect.header(frozenset(used), functions + body),
-        spelling.macros(dialect),
+        spelling.macros(dialect, functions + body),
         *(f"typedef {dialect.type(dtype)} {alias};" for alias, dtype in types),
         *(f"#define {constant} {text}" for constant, text in constants),
         *(_access(dialect, tensor, dtype) for tensor, dtype, _ in tensors),
@@ -166,7 +166,41 @@ def _kernel(
         parts += [spelling.lane_access(dialect, tensor, dtype, value) for tensor, dtype, _ in tensors]
     entry = entry_point(name)
     parts += [functions, dialect.kernel(entry, declared, group_size, [*pointers, body], bounded)]
-    return Kernel(entry, "\n".join(parts), tuple(parameters), None, group_size)
+    shared = local_bytes(functions + body, aliases, dict(constants))
+    return Kernel(entry, "\n".join(parts), tuple(parameters), None, group_size, shared)
+
+
+_LOCAL = re.compile(r"\bLOCAL (\w+) ([^;]+);")
+_ARRAY = re.compile(r"\w+((?:\[[^]]+\])+)")
+_C_TYPES = {"int": torch.int32, "uint": torch.uint32, "float": torch.float32}  # that mean the same everywhere
+
+
+def local_bytes(text: str, types: Mapping[str, torch.dtype], constants: Mapping[str, str] | None = None) -> int:
+    """Of the arrays that `text` declares as LOCAL: TYPE NAME[SIZE]…, several by commas.
+
+    Args:
+        types: names of types.
+        constants: names of numbers. Sizes are sums and products of these and of numbers.
+
+    Raises:
+        ValueError: an array whose size or type is none of those.
+    """
+    total, known = 0, constants or {}
+    for kind, arrays in _LOCAL.findall(text):
+        dtype = types.get(kind, _C_TYPES.get(kind))
+        for array in arrays.split(","):
+            found = _ARRAY.fullmatch(array.strip())
+            sizes = re.findall(r"\[([^]]+)\]", found[1]) if found is not None else []
+            words = [[one.strip() for one in part.split("*")] for size in sizes for part in size.split("+")]
+            numbers = {one: known.get(one, one) for part in words for one in part}
+            if dtype is None or not sizes or not all(number.isdecimal() for number in numbers.values()):
+                raise ValueError(f"how large is LOCAL {kind} {array.strip()}?")
+            terms = [
+                sum(math.prod(int(numbers[one.strip()]) for one in part.split("*")) for part in size.split("+"))
+                for size in sizes
+            ]
+            total += math.prod(terms) * dtype.itemsize
+    return total
 
 
 def _access(dialect: Dialect, name: str, dtype: torch.dtype) -> str:

@@ -1,6 +1,6 @@
 """How hand-written kernel text is spelled in each dialect: a page of macros before it.
 
-Text of templates is C with these words: GLOBAL, LOCAL, ITEM, GROUP, BARRIER, FUNCTION, atomic_swap, and lanes.
+Text of templates is C with FUNCTION (dialects' headers have it), the WORDS of dialects, and lanes.
 
 Lanes: where a work item is a thread's, `value_t_lanes` is a vector of LANES numbers, so that one work item uses all of
 a vector register; where work items are the lanes (`Target.simt`), LANES is 1 and a `value_t_lanes` is a `value_t`.
@@ -14,32 +14,12 @@ additions. SUM_lanes(total) declares total_lanes, for ADD_lanes; MEET(total) add
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
 
 import torch
 
-from torch_backplane.kernels.dialects.base import Dialect
+from torch_backplane.kernels.dialects.base import WORDS, Dialect
 from torch_backplane.kernels.dtypes import facts, value_dtype
-
-_OPENCL = """\
-#define GLOBAL global
-#define LOCAL local
-#define ITEM ((int)get_local_id(0))
-#define GROUP get_group_id(0)
-#define BARRIER barrier(CLK_LOCAL_MEM_FENCE)
-#define atomic_swap(address, expected, desired) atomic_cmpxchg((volatile global uint*)(address), expected, desired)
-#define multiply_high(a, b) mul_hi(a, b)
-"""
-
-_CUDA = """\
-#define GLOBAL
-#define LOCAL __shared__
-#define ITEM ((int)threadIdx.x)
-#define GROUP blockIdx.x
-#define BARRIER __syncthreads()
-#define atomic_swap(address, expected, desired) atomicCAS((uint*)(address), expected, desired)
-#define multiply_high(a, b) __umulhi(a, b)
-"""
 
 # Where a sum is infinite, what it has lost is NaN.
 _SUMS = """\
@@ -57,20 +37,20 @@ _SUMS = """\
 #define MEET(sum) lanes_meet(sum##_lanes, sum##_lanes_lost, &sum, &sum##_lost)
 """
 
-_MACROS: Mapping[str, str] = {"OpenCL C": _OPENCL, "CUDA C++": _CUDA}
+_WORDS = {word.partition("(")[0]: word for word in WORDS}
 
 
-def macros(dialect: Dialect) -> str:
-    """What every template's text begins with; TypeError for a dialect that has no spelling here."""
-    try:
-        return _MACROS[dialect.name] + _SUMS
-    except KeyError:
-        raise TypeError(f"templates are spelled for {', '.join(_MACROS)}, not for {dialect.name}") from None
+def macros(dialect: Dialect, text: str) -> str:
+    """What every template's text begins with. MissingOperation where the dialect lacks what `text` uses."""
+    for name, called in dict.fromkeys(re.findall(r"\b([A-Za-z_]\w*)\b(\(?)", text)):
+        if (called and name in dialect.missing) or (name in _WORDS and _WORDS[name] not in dialect.words):
+            dialect.lacks(name)
+    return "".join(f"#define {word} {meaning}\n" for word, meaning in dialect.words.items()) + _SUMS
 
 
 def lane_count(dialect: Dialect, value: torch.dtype) -> int:
     """Lanes of a `value`: as many as the target's registers hold, 16 at most, and 1 of bool, which has no vectors."""
-    if dialect.name != "OpenCL C" or dialect.target.register_bytes == 0 or value == torch.bool:
+    if not dialect.vectors or dialect.target.register_bytes == 0 or value == torch.bool:
         return 1
     return min(16, 8 * dialect.target.register_bytes // facts(value).bits)
 
@@ -78,7 +58,7 @@ def lane_count(dialect: Dialect, value: torch.dtype) -> int:
 def lanes(dialect: Dialect, value: torch.dtype) -> str:
     """The declarations of `value_t_lanes` and its functions, where value_t is `value`."""
     width = lane_count(dialect, value)
-    is_float = facts(value).kind == "float"
+    is_float = facts(value).category == "float"
     greater = "fmax" if is_float else "max"
     if width == 1:
         return """\
