@@ -113,3 +113,13 @@ def test_half_precision_counts_beyond_its_digits(name: str, dtype: torch.dtype) 
         found = ADDITIONS[name](z, i, torch.ones(5000, 3, dtype=dtype, device=DEVICE))
         assert found[0, 0].item() == pytest.approx(5000, rel=torch.finfo(dtype).eps)
         assert not found[1].any()
+
+
+@pytest.mark.parametrize("shape", [(200_000, 4, 10), (1_000_000, 4), (400_000, 2, 3)])
+def test_batch_norm_of_many_short_pieces(shape: tuple[int, ...]) -> None:
+    """What their sums lose is added up, too, and was off by whole deviations."""
+    x = torch.randn(shape) + 1e4
+    dims = [dim for dim in range(len(shape)) if dim != 1]
+    _, mean, rstd = (one.cpu() for one in torch.native_batch_norm(x.to(DEVICE), None, None, None, None, True, 0.1, 0.0))
+    torch.testing.assert_close(mean, x.double().mean(dims).float(), rtol=1e-7, atol=0)
+    torch.testing.assert_close(rstd, x.double().var(dims, correction=0).rsqrt().float(), rtol=1e-6, atol=0)

@@ -92,6 +92,8 @@ REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
         x, x, x, grad_input=x.double()),
     "binary_cross_entropy, a result of float64": lambda x: aten.binary_cross_entropy.out(
         x / 16, x / 16, out=x[0].double()),
+    "binary_cross_entropy, gradients to float64": lambda x: aten.binary_cross_entropy_backward.grad_input(
+        x, x / 16, x / 16, grad_input=x.double()),
     "huber_loss, gradients to float64": lambda x: aten.huber_loss_backward.out(
         x, x, x, 0, 1.0, grad_input=x.double()),
     "max_pool3d, gradients to float64": lambda x: aten.max_pool3d_with_indices_backward.grad_input(

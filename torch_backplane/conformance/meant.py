@@ -143,7 +143,7 @@ FORMS: tuple[Meant, ...] = (
         calls=r"data with (another dimension|two more)",
     ),
     Meant(
-        r"_embedding_bag_per_sample_weights_backward", ("values",),
+        r"_embedding_bag(_dense|_per_sample_weights)?_backward", ("values",),
         "the CPU's kernel, which is used here, reads beyond its memory", calls=r"grad shorter|offsets (longer|wider)",
     ),
     Meant(
@@ -165,6 +165,9 @@ FORMS: tuple[Meant, ...] = (
         calls=r"(grad_output|target|self|out) (with another dimension|with two more|of nothing|flat|flat in gaps)",
     ),
     Meant(
+        r"nansum(\.out)?", ("no error",), "as torch.cuda, which sums complex numbers", calls=r"self as complex64",
+    ),
+    Meant(
         r"_fft_r2c(\.out)?", ("no error",), "as torch.cuda, which transforms half precision",
         calls=r"self as float16",
     ),
@@ -174,6 +177,6 @@ FORMS: tuple[Meant, ...] = (
     ),
     Meant(
         r"rrelu_with_noise\.out", ("shape",), "the CPU does not resize a result, nor look whether it is large enough",
-        calls=r"out (with another dimension|too (large|small)|in two rows)",
+        calls=r"out (with another dimension|without dimensions|too (large|small)|in two rows)",
     ),
 )  # fmt: skip

@@ -26,7 +26,8 @@ _ASKED_BY_ARGUMENT = ("aten::linalg_vector_norm.out",)
 # PyTorch's kernels refuse an `out=` of another dtype, which no meta function of theirs does.
 OF_ONE_DTYPE = (
     "aten::_batch_norm_with_update.out", "aten::_native_batch_norm_legit.no_stats_out",
-    "aten::_native_batch_norm_legit.out", "aten::binary_cross_entropy.out", "aten::frexp.Tensor_out",
+    "aten::_native_batch_norm_legit.out", "aten::binary_cross_entropy.out",
+    "aten::binary_cross_entropy_backward.grad_input", "aten::frexp.Tensor_out",
     "aten::hardswish.out", "aten::hardtanh.out", "aten::huber_loss_backward.out", "aten::kthvalue.values",
     "aten::log_sigmoid_backward.grad_input", "aten::log_sigmoid_forward.output", "aten::median.dim_values",
     "aten::nanmedian.dim_values", "aten::native_batch_norm.out", "aten::norm.dtype_out", "aten::norm.out",

@@ -163,7 +163,7 @@ def norm_backward(
   const value_t rstd = {"1 / sqrt((value_t)load_rstd_of(row) + eps)" if variance else "load_rstd_of(row)"};
   {"const value_t weight_of_set = load_weight(row);" if each else ""}
   SUM(grads); SUM(products); SUM_lanes(grads); SUM_lanes(products);
-  {_pieces(dialect, sets.norm, sums)}
+  {_pieces(dialect, sets.norm, sums, "grads", "products")}
   {team_sum(dialect, "grads")}
   {team_sum(dialect, "products")}
   {"if (member == 0) store_weight_grad(row, TOTAL(products));" if weight_grad is not None else ""}
@@ -246,11 +246,18 @@ def _affine(norm: str, has_weight: bool, has_bias: bool) -> str:
     return f"{scaled} + load_bias{lanes}({at})" if has_bias else scaled
 
 
-def _pieces(dialect: Dialect, norm: str, statement: str) -> str:
-    """`statement` for every number of the set: its address is `at`, its number in the piece i."""
+def _pieces(dialect: Dialect, norm: str, statement: str, *sums: str) -> str:
+    """`statement` for every number of the set: its address is `at`, its number in the piece i.
+
+    What `sums` have lost joins them after every few pieces: where pieces are many it would become large itself, and
+    lose as much.
+    """
+    settle = " ".join(f"SETTLE({name}) SETTLE_lanes({name})" for name in sums)
+    settle = f"if ((piece & 15) == 15 || length > 1024) {{ {settle} }}" if sums else ""
     return f"""for (index_t piece = 0; piece < pieces; ++piece) {{
     const index_t piece_at = {_PIECE_AT[norm]};
     {row_loop(dialect, f"const index_t at = piece_at + i; {statement}", "length")}
+    {settle}
   }}"""
 
 
@@ -262,7 +269,7 @@ def _statistics(dialect: Dialect, norm: str, centred: bool) -> str:
 
     def total(name: str, statement: str) -> str:
         return f"""SUM({name}); SUM_lanes({name});
-  {_pieces(dialect, norm, statement)}
+  {_pieces(dialect, norm, statement, name)}
   {team_sum(dialect, name)}"""
 
     mean = f"""{total("sum", "ADD@(sum@, load_self@(at))")}

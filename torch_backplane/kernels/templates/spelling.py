@@ -29,6 +29,10 @@ _SUMS = """\
   lost += (sum - (next_ - part_)) + (added_ - part_); sum = next_; }
 #define ADD(sum, x) ADD_AS(value_t, sum, sum##_lost, x)
 #define ADD_lanes(sum, x) ADD_AS(value_t_lanes, sum, sum##_lost, x)
+#define SETTLE_AS(type, zero, sum, lost) { const type rest_ = lost == lost ? lost : zero; lost = zero; \
+  ADD_AS(type, sum, lost, rest_) }
+#define SETTLE(sum) SETTLE_AS(value_t, (value_t)0, sum, sum##_lost)
+#define SETTLE_lanes(sum) SETTLE_AS(value_t_lanes, LANES_OF(0), sum##_lanes, sum##_lanes_lost)
 #define TOTAL(sum) (sum##_lost == sum##_lost ? sum + sum##_lost : sum)
 #define MEET(sum) lanes_meet(sum##_lanes, sum##_lanes_lost, &sum, &sum##_lost)
 """
