@@ -4,6 +4,7 @@ and, in a process of its own, for GPUs."""
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -123,3 +124,18 @@ def test_batch_norm_of_many_short_pieces(shape: tuple[int, ...]) -> None:
     _, mean, rstd = (one.cpu() for one in torch.native_batch_norm(x.to(DEVICE), None, None, None, None, True, 0.1, 0.0))
     torch.testing.assert_close(mean, x.double().mean(dims).float(), rtol=1e-7, atol=0)
     torch.testing.assert_close(rstd, x.double().var(dims, correction=0).rsqrt().float(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("shape", [(10**6,), (10**5, 7), (3, 10**5)])
+def test_roundings_of_long_products_do_not_add_up(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    x = 1 + torch.randn(shape) * 1e-3
+    dim = max(range(x.dim()), key=x.size)
+    torch.testing.assert_close(x.to(DEVICE).prod(dim).cpu(), x.double().prod(dim).float(), rtol=2e-7, atol=0)
+
+
+def test_products_of_special_numbers() -> None:
+    for values in ([-0.0], [3e38, 3e38, 0.5], [math.inf, 0.0], [math.nan, 1.0], [1e-30, 1e-30], [math.inf, -2.0], []):
+        x = torch.tensor(values)
+        torch.testing.assert_close(x.to(DEVICE).prod().cpu(), x.prod(), rtol=0, atol=0, equal_nan=True)
+        assert math.copysign(1, x.to(DEVICE).prod().item()) == math.copysign(1, x.prod().item()) or math.isnan(x.prod())

@@ -123,7 +123,18 @@ def average(dtype: torch.dtype) -> Reduction:
 def product(dtype: torch.dtype) -> Reduction:
     if dtype == torch.bool:
         return whether_all(dtype)
-    return Reduction([dtype], [1], lambda x, _: x, lambda a, b: a * b, lambda s, _: s)
+    if not dtype.is_floating_point:
+        return Reduction([dtype], [1], lambda x, _: x, lambda a, b: a * b, lambda s, _: s)
+
+    # Beside the product stands what its roundings have lost, which fma says.
+    def combine(a: Expression, lost_a: Expression, b: Expression, lost_b: Expression) -> tuple[Expression, Expression]:
+        both = a * b
+        return both, f.fma(lost_a, b, f.fma(a, b, -both) + a * lost_b)
+
+    def finish(both: Expression, lost: Expression, _: Expression) -> Expression:
+        return f.where((lost == 0.0) | f.isinf(lost) | f.isnan(lost), both, both + lost)
+
+    return Reduction([dtype] * 2, [1.0, 0.0], lambda x, _: (x, 0.0), combine, finish)
 
 
 def total_without_nan(dtype: torch.dtype) -> Reduction:
