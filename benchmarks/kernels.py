@@ -523,7 +523,10 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
 ) -> None:
     """Compares the kernels of a device with the CPU's."""
-    counts = sorted({int(size) for size in sizes.split(",")})
+    try:
+        counts = sorted({int(size) for size in sizes.split(",")})
+    except ValueError:
+        raise typer.BadParameter(f"{sizes} are no numbers with commas between them", param_hint="--sizes") from None
     if counts[0] < 256:
         raise typer.BadParameter(f"{counts[0]} elements are fewer than 256", param_hint="--sizes")
     chosen = [workload for workload in WORKLOADS if re.search(match, workload.title)]

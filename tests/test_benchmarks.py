@@ -159,3 +159,20 @@ def test_import_time_reports_medians_of_turns(
     assert without == {"torch_ms": 12, "backplane_ms": 0, "process_ms": 31}
     assert with_backplane == {"torch_ms": 11, "backplane_ms": 5, "process_ms": 39}
     assert report["added_process_ms"] == 8
+
+
+def test_kernels_compare_every_row_at_every_size() -> None:
+    report = run_json("kernels.py", "--match", "^(add|sort|median)$", "--sizes", "300,4096", "--rounds", "1")
+    found = [(result["workload"], result["elements"]) for result in report["results"]]
+    assert found == [(name, size) for name in ("add", "sort", "median") for size in (300, 4096)]
+    for result in report["results"]:
+        assert result["ratio"] == pytest.approx(result["cpu_ms"] / result["device_ms"])
+    assert float(report["geometric mean"]) > 0
+
+
+@pytest.mark.parametrize("options", [["--sizes", "255"], ["--sizes", "4096,many"], ["--match", "^nothing$"]])
+def test_kernels_refuse_what_they_cannot_do(options: list[str]) -> None:
+    command = [sys.executable, str(BENCHMARKS / "kernels.py"), *options]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert refused.returncode == 2
+    assert options[0] in refused.stderr
