@@ -21,6 +21,7 @@ from torch_backplane.kernels.templates.unfold import linear
 
 # Work items of a group, and for each of them elements of a row, and rows.
 _SMALL_GROUP, _RUN, _ROWS = 8, 64, 8
+_KEPT = 8  # weights of an element of the image that a thread keeps
 
 
 class _Filter(NamedTuple):
@@ -117,40 +118,64 @@ def resample(dialect: Dialect, out: torch.Tensor, image: torch.Tensor, how: Resa
 
 
 def resample_backward(dialect: Dialect, image_grad: torch.Tensor, grad: torch.Tensor, how: Resampling) -> Launch:
-    """The gradient of the image from that of the result."""
-    rank, last = len(how.scales), len(how.scales) - 1
+    """The gradient of the image from that of the result.
+
+    An item goes through a run of elements in some rows of the image, and finds the weights of the places along the row
+    only once, if there are few of an element.
+    """
+    last = len(how.scales) - 1
     outer = [f"i{d}" for d in range(last)]
-    ranges = [
+    ranges = " ".join(
         f"const index_t first{d} = first_place(i{d}, scale{d}, image{d}, out{d}), "
         f"last{d} = last_place(i{d}, scale{d}, image{d}, out{d});"
-        for d in range(rank)
-    ]
+        for d in range(last)
+    )
     loops = " ".join(
         f"for (index_t o{d} = first{d}; o{d} < last{d}; ++o{d}) {{ "
-        f"const value_t weight{d} = weight_of(i{d}, o{d}, scale{d}, image{d}){f' * weight{d - 1}' if d else ''}; "
-        f"if (weight{d} == 0) continue;"
-        for d in range(rank)
+        f"const value_t heavy{d} = weight_of(i{d}, o{d}, scale{d}, image{d}){f' * heavy{d - 1}' if d else ''}; "
+        f"if (heavy{d} == 0) continue;"
+        for d in range(last)
     )
-    place = linear(["plane", *(f"o{d}" for d in range(rank))], [f"out{d}" for d in range(rank)])
-    run = _run(dialect)
+    row = linear(["plane", *(f"o{d}" for d in range(last))], [f"out{d}" for d in range(last)])
+    run, rows = _run(dialect), dialect.target.run(_ROWS)
+    heavy = f"heavy{last - 1} * " if last else ""
+    found = f"weight_of(begin + i, firsts[i] + k, scale{last}, image{last})"
     body = f"""
-  {split("item", ["planes", *(f"image{d}" for d in range(last)), "runs"], ["plane", *outer, "run_number"])}
-  const index_t image_row = ({linear(["plane", *outer], [f"image{d}" for d in range(last)])}) * image{last};
-  const index_t begin = run_number * {run}, end = min(begin + {run}, image{last});
-  {" ".join(ranges[:-1])}
-  for (index_t i{last} = begin; i{last} < end; ++i{last}) {{
-    {ranges[-1]}
-    SUM(sum);
+  {split("item", ["blocks", "runs"], ["block", "run_number"])}
+  const index_t begin = run_number * {run};
+  const int size = (int)min((index_t){run}, image{last} - begin);
+  index_t firsts[{run}], counts[{run}], most = 0;
+  value_t weights[KEPT + 1][{run}];
+  for (int i = 0; i < size; ++i) {{
+    firsts[i] = first_place(begin + i, scale{last}, image{last}, out{last});
+    counts[i] = last_place(begin + i, scale{last}, image{last}, out{last}) - firsts[i];
+    most = max(most, counts[i]);
+    for (index_t k = 0; k < min(counts[i], (index_t)KEPT); ++k) weights[k][i] = {found};
+  }}
+  for (index_t row = block * {rows}; row < min(rows, (block + 1) * {rows}); ++row) {{
+    {split("row", ["planes", *(f"image{d}" for d in range(last))], ["plane", *outer])}
+    {ranges}
+    value_t sums[{run}], lost[{run}];
+    for (int i = 0; i < size; ++i) {{ sums[i] = 0; lost[i] = 0; }}
     {loops}
-      ADD(sum, weight{last} * load_grad({place}))
-    {"}" * rank}
-    store_image_grad(image_row + i{last}, TOTAL(sum));
+      const index_t from = ({row}) * out{last};
+      for (index_t k = 0; k < most; ++k)
+        for (int i = 0; i < size; ++i) {{
+          if (k < counts[i]) {{
+            const value_t weight = k < KEPT ? weights[k][i] : {found};
+            if (weight != 0) ADD_AS(value_t, sums[i], lost[i], {heavy}weight * load_grad(from + firsts[i] + k))
+          }}
+        }}
+    {"}" * last}
+    for (int i = 0; i < size; ++i)
+      store_image_grad(row * image{last} + begin + i, (lost[i] == lost[i] ? sums[i] + lost[i] : sums[i]));
   }}
 """
+    lines = math.prod(image_grad.shape[:-1])
+    blocks, runs = -(-lines // rows), -(-image_grad.shape[-1] // run)
+    integers = {"blocks": blocks, "runs": runs, "rows": lines}
     tensors = {"image_grad": image_grad}, {"grad": grad}
-    runs = -(-image_grad.shape[-1] // run)
-    items = math.prod(image_grad.shape[:-1]) * runs
-    return _launch("resample_backward", dialect, *tensors, {"runs": runs}, image_grad, grad, how, body, items)
+    return _launch("resample_backward", dialect, *tensors, integers, image_grad, grad, how, body, blocks * runs)
 
 
 # Which places of the result an element of the image may contribute to, with one to spare for rounding: those from
@@ -215,6 +240,7 @@ def _launch(
         numbers={f"scale{d}": (value, scale) for d, scale in enumerate(how.scales)},
         constants={
             "TAPS": taps,
+            "KEPT": 0 if dialect.target.simt else _KEPT,
             "BEFORE": f"(value_t){how.before}",
             "AFTER": f"(value_t){how.after}",
         },
