@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates.source import named, split
-from torch_backplane.planning import Call, check, check_same_dtype, contiguous_result, operator, run_kernel
+from torch_backplane.kernels.templates.unfold import linear
+from torch_backplane.planning import Call, check, check_same_dtype, contiguous_result, dialect_of, operator, run_kernel
+
+_RUN = 64  # elements of a row that a thread goes through
 
 # Where the padded coordinate x comes from, in a dimension of `size`.
 _ORIGIN = {
@@ -40,21 +44,20 @@ def pad(out: torch.Tensor, self: torch.Tensor, padding: Sequence[int], mode: str
     if out.numel() == 0:
         return out
     rank = len(padding) // 2
-    lines, place = [], "rest"
-    for d in range(rank):
-        lines.append(f"index_t i{d}; {{ const index_t x = y{d} - before{d}; i{d} = {_ORIGIN[mode].format(d=d)}; }}")
-        place = f"({place}) * size{d} + i{d}"
-    dims = range(rank)
-    coordinates = split("item", ["all", *(f"padded{d}" for d in dims)], ["rest", *(f"y{d}" for d in dims)])
+    *outer, last = [
+        f"index_t i{d}; {{ const index_t x = y{d} - before{d}; i{d} = {_ORIGIN[mode].format(d=d)}; }}"
+        for d in range(rank)
+    ]
+    place = linear(["rest", *(f"i{d}" for d in range(rank))], [f"size{d}" for d in range(rank)])
     with contiguous_result(out) as result:
-        run_kernel(
+        _run_rows(
             f"{mode}_pad",
-            "\n".join([coordinates, *lines, f"store_out(item, load_self({place}));"]),
-            items=out.numel(),
-            outputs={"out": result},
-            inputs={"self": self.contiguous()},
-            integers=_integers(self.shape[-rank:], out.shape[-rank:], padding),
-            value=value_dtype(out.dtype),
+            "\n".join(outer),
+            f"{last} store_out(element, load_self({place}));",
+            {"out": result},
+            {"self": self.contiguous()},
+            _integers(self.shape[-rank:], out.shape[-rank:], padding),
+            ("padded", "y"),
         )
     return out
 
@@ -64,24 +67,62 @@ def pad_backward(out: torch.Tensor, grad: torch.Tensor, padding: Sequence[int], 
     if out.numel() == 0:
         return out
     rank = len(padding) // 2
-    place = "rest"
-    for d in range(rank):
-        place = f"({place}) * padded{d} + y{d}"
+    place = linear(["rest", *(f"y{d}" for d in range(rank))], [f"padded{d}" for d in range(rank)])
     loops = "".join(_COPIES[mode].format(d=d) for d in range(rank))
-    dims = range(rank)
-    coordinates = split("item", ["all", *(f"size{d}" for d in dims)], ["rest", *(f"i{d}" for d in dims)])
-    sums = f"SUM(total); {loops} ADD(total, load_grad({place})) {'}' * rank}"
     with contiguous_result(out) as result:
-        run_kernel(
+        _run_rows(
             f"{mode}_pad_backward",
-            f"{coordinates} {sums} store_out(item, TOTAL(total));",
-            items=out.numel(),
-            outputs={"out": result},
-            inputs={"grad": grad.contiguous()},
-            integers=_integers(out.shape[-rank:], grad.shape[-rank:], padding),
-            value=value_dtype(out.dtype),
+            "",
+            f"SUM(total); {loops} ADD(total, load_grad({place})) {'}' * rank} store_out(element, TOTAL(total));",
+            {"out": result},
+            {"grad": grad.contiguous()},
+            _integers(out.shape[-rank:], grad.shape[-rank:], padding),
+            ("size", "i"),
         )
     return out
+
+
+def _run_rows(
+    name: str,
+    of_row: str,
+    of_element: str,
+    outputs: dict[str, torch.Tensor],
+    inputs: dict[str, torch.Tensor],
+    integers: dict[str, int],
+    names: tuple[str, str],
+) -> None:
+    """Runs statements for rows of the only output, and for each `element` of a row.
+
+    Args:
+        integers: what `_integers` gives.
+        names: of the sizes of the output's padded dimensions, and of coordinates in them.
+    """
+    (out,) = outputs.values()
+    size, letter = names
+    last = len(integers) // 3 - 1
+    run = dialect_of(out.device).target.run(_RUN)
+    runs = -(-out.shape[-1] // run)
+    sizes = ["all", *(f"{size}{d}" for d in range(last))]
+    coordinates = ["rest", *(f"{letter}{d}" for d in range(last))]
+    body = f"""
+  {split("item", [*sizes, "runs"], [*coordinates, "run_number"])}
+  const index_t row = ({linear(coordinates, sizes[1:])}) * {size}{last};
+  {of_row}
+  const index_t begin = run_number * RUN, end = min({size}{last}, begin + RUN);
+  for (index_t {letter}{last} = begin; {letter}{last} < end; ++{letter}{last}) {{
+    const index_t element = row + {letter}{last};
+    {of_element}
+  }}"""
+    run_kernel(
+        name,
+        body,
+        items=math.prod(out.shape[:-1]) * runs,
+        outputs=outputs,
+        inputs=inputs,
+        integers={**integers, "runs": runs},
+        constants={"RUN": run},
+        value=value_dtype(out.dtype),
+    )
 
 
 def _declare(mode: str, rank: int) -> None:
