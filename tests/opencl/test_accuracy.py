@@ -139,3 +139,15 @@ def test_products_of_special_numbers() -> None:
         x = torch.tensor(values)
         torch.testing.assert_close(x.to(DEVICE).prod().cpu(), x.prod(), rtol=0, atol=0, equal_nan=True)
         assert math.copysign(1, x.to(DEVICE).prod().item()) == math.copysign(1, x.prod().item()) or math.isnan(x.prod())
+
+
+def test_losses_of_many_targets_with_weights() -> None:
+    torch.manual_seed(0)
+    for count in (100, 4096, 4097, 300_000):
+        x, weight = torch.randn(count, 3).log_softmax(1), torch.rand(3)
+        target = torch.randint(3, (count,))
+        target[::7] = -100
+        for reduction in ("mean", "sum"):
+            found = F.nll_loss(x.to(DEVICE), target.to(DEVICE), weight.to(DEVICE), reduction=reduction)
+            expected = F.nll_loss(x.double(), target, weight.double(), reduction=reduction)
+            torch.testing.assert_close(found.cpu(), expected.float(), rtol=3e-7, atol=0)

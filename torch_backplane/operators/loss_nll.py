@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates.losses import nll_loss, nll_loss_backward
 from torch_backplane.planning import (
     Call,
@@ -15,6 +16,8 @@ from torch_backplane.planning import (
     operator,
     run_template,
 )
+
+_FEW = 4096  # targets that one group of work items reduces; more are reduced as all sums are
 
 
 def _by_positions(self: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -58,17 +61,22 @@ def nll_loss_forward(
     reduction = _known(reduction, self)
     if reduction == 0:
         total_weight.zero_()
+    weight = None if weight is None else weight.contiguous()
+    name = call.name.partition("::")[2]
+    given, rest = (values, targets, weight), (ignore_index, error_words(out.device), name)
     with contiguous_result(out) as result:
-        weight = None if weight is None else weight.contiguous()
-        arguments = (result, total_weight, values, targets, weight, reduction, ignore_index)
-        name = call.name.partition("::")[2]
-        run_template(nll_loss, out.device, *arguments, error_words(out.device), name, name=name)
+        if reduction == 0 or targets.numel() <= _FEW:
+            run_template(nll_loss, out.device, result, total_weight, *given, reduction, *rest, name=name)
+        else:
+            losses, weights = (torch.empty_like(targets, dtype=value_dtype(self.dtype)) for _ in range(2))
+            run_template(nll_loss, out.device, losses, weights, *given, 0, *rest, name=name)
+            loss, weighs = losses.sum(), weights.sum()
+            result.copy_(loss / weighs if reduction == 1 else loss)
+            total_weight.copy_(weighs)
     return out, total_weight
 
 
-@operator(
-    "nll_loss_backward", "nll_loss2d_backward", one_dtype=["grad_output", "self", "weight", "total_weight"]
-)
+@operator("nll_loss_backward", "nll_loss2d_backward", one_dtype=["grad_output", "self", "weight", "total_weight"])
 def nll_loss_backward_(
     call: Call,
     grad: torch.Tensor,

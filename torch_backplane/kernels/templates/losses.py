@@ -34,10 +34,15 @@ def nll_loss(
     errors: torch.Tensor,
     operator: str,
 ) -> Launch:
-    """out: a loss for each target (reduction 0), their weighted mean (1) or sum (2). total_weight: that of weights."""
+    """out: a loss for each target (reduction 0), their weighted mean (1) or sum (2). total_weight: that of weights, or
+    with reduction 0 each target's weight, where it is of the targets' size.
+    """
     batch, classes, positions = self.shape
     each = REDUCTIONS[reduction] == "none"
+    keeps = each and total_weight.shape == target.shape
     parts = _parts(dialect, weight) | {
+        "keep_none": "store_total_weight(element, 0);" if keeps else "",
+        "keep": "store_total_weight(element, weight_of_target);" if keeps else "",
         "team_shared": team_shared(dialect),
         "meet": team_sum(dialect, "loss") + team_sum(dialect, "weights"),
         "team": str(dialect.target.team_size),
@@ -45,9 +50,9 @@ def nll_loss(
     }
     group_size = dialect.target.group_size if each else dialect.target.team_size
     return make_launch(
-        f"nll_loss_{REDUCTIONS[reduction]}",
+        f"nll_loss_{REDUCTIONS[reduction]}" + ("_and_weights" if keeps else ""),
         dialect,
-        outputs={"out": out, **({} if each else {"total_weight": total_weight}), "errors": errors},
+        outputs={"out": out, **({"total_weight": total_weight} if keeps or not each else {}), "errors": errors},
         inputs=_inputs({"self": self}, target, weight),
         integers=_integers(batch, classes, positions),
         numbers=_numbers(ignore_index, operator),
@@ -128,7 +133,14 @@ def _parts(dialect: Dialect, weight: torch.Tensor | None) -> dict[str, str]:
 _EACH = """
   $first
   $choose
-  if (chosen < 0) store_out(element, 0); else store_out(element, -$weight * load_self($place));
+  if (chosen < 0) {
+    store_out(element, 0);
+    $keep_none
+  } else {
+    const value_t weight_of_target = $weight;
+    store_out(element, -weight_of_target * load_self($place));
+    $keep
+  }
 """
 
 _REDUCED = """
