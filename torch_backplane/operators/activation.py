@@ -9,7 +9,7 @@ import torch
 
 from torch_backplane.kernels import Expression
 from torch_backplane.kernels import functions as f
-from torch_backplane.planning import Call, Refused, operator, pointwise, run_pointwise
+from torch_backplane.planning import Call, Refused, check_same_dtype, operator, pointwise, run_pointwise
 from torch_backplane.planning.pointwise import type_name
 
 # Piecewise linear. Where a comparison with NaN decides, it decides as in PyTorch's CUDA kernels.
@@ -184,8 +184,10 @@ def rrelu_with_noise(
         raise Refused("numbers that are not real")
     if noise.shape != self.shape:
         raise Refused("noise of another shape")
+    if not training:
+        check_same_dtype(call, self.dtype)
     # PyTorch's kernel writes to them as if they were of self's dtype.
-    for given in (*call.written, *([noise] if training else [])):
+    for given in (*call.written, noise) if training else ():
         if given.dtype != self.dtype:
             raise RuntimeError(f"expected scalar type {type_name(self.dtype)} but found {type_name(given.dtype)}")
     if training and not (lower <= upper and math.isfinite(upper - lower)):

@@ -148,7 +148,8 @@ def _of_selfs_dtype(
     if not torch.can_cast(computed, self.dtype):
         raise Refused("a product that is none of self's dtype")  # which refuses it
     like = elementwise_result([self, target], self.dtype)
-    call.outputs(like=[like.new_empty(like.shape) if contiguous else like], elementwise=True)
+    whole = contiguous and not call.written
+    call.outputs(like=[like.new_empty(like.shape) if whole else like], elementwise=True)
 
 
 @operator("mse_loss")

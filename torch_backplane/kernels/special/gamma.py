@@ -60,7 +60,8 @@ def zeta(s: Expression, q: Expression) -> Expression:
     for k, b in enumerate(_BERNOULLI):
         value = value + float(b / math.factorial(2 * k + 2)) * term
         term = term * ((s + (2.0 * k + 1.0)) / a) * ((s + (2.0 * k + 2.0)) / a)
-    value = f.where(power == 0.0, total, value)  # and no infinite s times nothing
+    # Without an infinite s times nothing; for infinite q it is NaN, as in PyTorch.
+    value = f.where((power == 0.0) & ~f.isinf(q), total, value)
     value = f.where(q <= -1e6, _NAN, value)
     pole = f.where(q == f.floor(q), _INF, f.where(s == f.floor(s), value, _NAN))
     value = f.where(q <= 0.0, pole, value)
