@@ -504,13 +504,12 @@ def memory_copy(elements: int, threads: int, rounds: int) -> float:
     return 8 * elements / statistics.median(times[1:]) / 1e9
 
 
-def summary(results: list[Result]) -> dict[str, object]:
+def summary(results: list[Result]) -> dict[str, str]:
     """The geometric mean of the ratios, and what is below SLOW."""
     mean = math.exp(statistics.fmean(math.log(result.ratio) for result in results))
-    slow = [
-        f"{result.workload} of {result.elements:,}: {result.ratio:.2f}" for result in results if result.ratio < SLOW
-    ]
-    return {"geometric mean": round(mean, 2), f"below {SLOW}": slow}
+    slow = (result for result in results if result.ratio < SLOW)
+    named = [f"{result.workload} of {result.elements:,}: {result.ratio:.2f}" for result in slow]
+    return {"geometric mean": f"{mean:.2f}", f"below {SLOW}": "; ".join(named) or "none"}
 
 
 def main(
