@@ -63,6 +63,23 @@ def test_index_add_makes_its_factor_an_integer(dtype: torch.dtype) -> None:
         agrees(lambda x, i, alpha=alpha: x.index_add(0, i, x[:2], alpha=alpha), x, index)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.float16, torch.bool], ids=str)
+def test_index_add_of_nothing_looks_at_its_factor(dtype: torch.dtype) -> None:
+    index = torch.tensor([], dtype=torch.int64)
+    for x in (torch.ones(3, dtype=dtype), torch.ones(3, 2, dtype=dtype)):
+        for alpha in (2, 300, 1, 1e30, math.inf, 2.5, -1e30, 1):  # good and bad in turns
+
+            def added(x: Tensor, i: Tensor, alpha: float = alpha) -> Tensor:
+                return x.index_add(0, i, x[:0], alpha=alpha)
+
+            try:
+                added(x, index)
+            except RuntimeError:
+                refused_alike(added, x, index)
+            else:
+                agrees(added, x, index)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_linspace_rounds_each_step(dtype: torch.dtype) -> None:
     for start, end, steps in [(0.1, 3.3, 50), (-5, 1000, 777), (3, 3, 4), (2, 9, 1), (2, 9, 2), (2, 9, 0)]:

@@ -120,6 +120,8 @@ def index_add(
     check(source.dtype == self.dtype, "slices of another dtype")  # which the meta kernel leaves where there are none
     # Without alpha: the meta kernel refuses fractions, which PyTorch's kernels take to be integers.
     call.outputs(like=[torch.ops.aten.index_add.default(as_meta(self), dim, as_meta(index), as_meta(source))])
+    if self.dim() == 1 and index.numel() == 0 and isinstance(alpha, Number):
+        socket.check_number(alpha.fitting(self.dtype))  # which PyTorch asks of no elements, but not of no slices
     return _write_slices("index_add", call, self, dim, index, source, combine="add", alpha=alpha)
 
 
