@@ -7,10 +7,8 @@ in children.
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
 import random
-import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +30,6 @@ from torch_backplane.conformance.transfer import Transfer, tensors
 
 _CPU = torch.device("cpu")
 MOST_ELEMENTS = 2_000  # of a tensor in a call that is taken
-CPU_SECONDS = 60  # for one call
 SAMPLES = 6  # of an operator that are looked at for calls, unless the settings say another number
 
 # Results that are memory as it was found, reads of single numbers, and what makes one storage of another.
@@ -150,37 +147,15 @@ class FormsCheck:
 
     def _on_cpu(self, made_of: Sequence[Form]) -> Iterator[Reference | None]:
         """What the CPU makes of each form: its arguments afterwards, its results, its error. None where it ends the
-        process at it, in one that has done nothing else.
+        process at it.
         """
-        done = 0
-        while done < len(made_of):
-            reading, writing = os.pipe()
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # a fork in a process with threads: the child does with the CPU
-                child = os.fork()
-            if child == 0:
-                try:
-                    os.close(reading)
-                    with os.fdopen(writing, "wb") as answers:
-                        for form in made_of[done:]:
-                            signal.alarm(CPU_SECONDS)  # nobody else would end it
-                            given = Transfer(_CPU)(form.arguments)
-                            found, error = self._invoke(form, given, _CPU)
-                            wire.send(answers, (tensors(given), found, _sendable(error)))
-                finally:
-                    os._exit(0)
-            os.close(writing)
-            begin = done
-            try:
-                with os.fdopen(reading, "rb") as answers:
-                    while done < len(made_of) and (answer := wire.received(answers)) is not None:
-                        done += 1
-                        yield answer
-            finally:
-                os.waitpid(child, 0)
-            if done == begin:
-                done += 1
-                yield None
+
+        def answer(form: Form) -> Reference:
+            given = Transfer(_CPU)(form.arguments)
+            found, error = self._invoke(form, given, _CPU)
+            return tensors(given), found, _sendable(error)
+
+        return wire.in_children(made_of, answer)
 
     def _invoke(self, form: Form, arguments: Arguments, device: torch.device) -> tuple[Any, Exception | None]:
         try:

@@ -7,10 +7,7 @@ kernels may read beyond memory at such sizes. Some of them end the process at th
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import random
-import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +16,7 @@ from typing import Any
 
 import torch
 
+from torch_backplane.conformance import wire
 from torch_backplane.conformance.calls import _brief
 from torch_backplane.conformance.check import _ARGUMENTS_STAY_ON_CPU, SEED, _finish, is_refusal
 from torch_backplane.conformance.report import EntryResult
@@ -31,7 +29,6 @@ TENSORS = 4  # of a sample, and dimensions of a tensor, that are changed
 MOST_ELEMENTS = 20_000  # of a tensor in a sample
 MOST_TENSORS = 40
 MOST_CALLS = 400
-CPU_SECONDS = 60  # for one call
 # An index out of range is a RuntimeError in some of PyTorch's CPU kernels of these, and an IndexError in others.
 EITHER_ERROR = {"index_add", "index_select"}
 
@@ -136,29 +133,8 @@ class SizesCheck:
         return ["", [_brief(one) for one in tensors((found,))]]
 
     def _on_cpu(self, calls: Sequence[Arguments]) -> list[list[Any] | None]:
-        """The outcomes in children, of which each ends with its work or with a call that ends it: None for that one."""
-        found: list[list[Any] | None] = []
-        while len(found) < len(calls):
-            reading, writing = os.pipe()
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # a fork in a process with threads: the child does with the CPU
-                child = os.fork()
-            if child == 0:
-                try:
-                    os.close(reading)
-                    with os.fdopen(writing, "w") as answers:
-                        for call in calls[len(found) :]:
-                            signal.alarm(CPU_SECONDS)  # nobody else would end it
-                            print(json.dumps(self._outcome(call, _CPU)), file=answers, flush=True)
-                finally:
-                    os._exit(0)
-            os.close(writing)
-            with os.fdopen(reading) as answers:
-                found += [json.loads(line) for line in answers if line.endswith("\n")]
-            os.waitpid(child, 0)
-            if len(found) < len(calls):
-                found.append(None)
-        return found
+        """The outcomes; None for a call that ends its process."""
+        return list(wire.in_children(calls, lambda call: self._outcome(call, _CPU)))
 
     def _compare(self, which: str, call: Arguments, expected: list[Any], actual: list[Any]) -> None:
         raised, refused = expected[0], actual[0]

@@ -1,4 +1,5 @@
-"""Results from another process: tensors with all of the memory behind them, shared where they share it.
+"""Calls that may end their process, made in another one; and their results, tensors with all of the memory behind them,
+shared where they share it.
 
 `torch.save` refuses memory that tensors of two dtypes share, and tensors that are zero without memory.
 """
@@ -6,10 +7,52 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
-from typing import IO, Any
+import signal
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, Any, TypeVar
 
 import torch
+
+CPU_SECONDS = 60  # for one call that a child makes
+
+Asked = TypeVar("Asked")
+
+
+def in_children(calls: Sequence[Asked], answer: Callable[[Asked], Any]) -> Iterator[Any]:
+    """answer(call) of each of the calls, made in children. Each ends with its work, or with a call that ends it.
+
+    None where a call ends a process that has done nothing else, or has an answer that cannot be read.
+    """
+    done = 0
+    while done < len(calls):
+        reading, writing = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a fork in a process with threads: the child does with the CPU
+            child = os.fork()
+        if child == 0:
+            try:
+                os.close(reading)
+                with os.fdopen(writing, "wb") as answers:
+                    for call in calls[done:]:
+                        signal.alarm(CPU_SECONDS)  # nobody else would end it
+                        send(answers, answer(call))
+            finally:
+                os._exit(0)
+        os.close(writing)
+        begin = done
+        try:
+            with os.fdopen(reading, "rb") as answers:
+                while done < len(calls) and (found := received(answers)) is not None:
+                    done += 1
+                    yield found
+        finally:
+            os.waitpid(child, 0)
+        if done == begin:
+            done += 1
+            yield None
 
 
 def send(to: IO[bytes], tree: Any) -> None:
