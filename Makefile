@@ -51,7 +51,7 @@ demo: $(ready) ## train a small language model on bp (5 to 10 minutes on 2 cores
 demo-digits: $(ready) ## train a convolutional network on handwritten digits (under a minute)
 	$(python) examples/train_digits.py $(driver_option) $(ARGS)
 
-test: lint ## check style and types, then run the tests, on host devices and on OpenCL (40 to 60 minutes on 2 cores)
+test: lint ## check style and types, then run the tests, on host devices and on OpenCL (half an hour to an hour on 2 cores)
 	$(pytest) $(ARGS)
 	$(pytest) --on opencl $(ARGS)
 	TORCH_BACKPLANE_PLANS=check TORCH_BACKPLANE_DISCRETE=1 $(pytest) tests/opencl

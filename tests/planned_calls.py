@@ -392,6 +392,7 @@ call(
     lambda d: (F(d, 2, 6, 12, 13), F(d, 6, 3, 4, 2), F(d, 6), [1, 2], [0, 1], [2, 1], False, [0, 0], 2),
     together="groups output_padding",
 )
+# Gradients of one size with both strides: the sum for the bias has one form for few elements, and another for many.
 call(
     "convolution_backward_overrideable",
     lambda d: (

@@ -193,6 +193,15 @@ class Target:
         return self.group_size if self.simt else self.group(256)
 
     @property
+    def enough_groups(self) -> int:
+        """How many groups of a launch fill the device, for work that can be divided into as many as one likes.
+
+        In lockstep, so many as keep a compute unit busy while others wait for memory; of threads, so many that all end
+        at about the same time.
+        """
+        return (16 if self.simt else 4) * self.compute_units
+
+    @property
     def team_size(self) -> int:
         """How many work items share a row, through local memory: a power of two, 64 at most. 1 where each has its own,
         as on a processor's threads, or where there is next to no local memory.

@@ -30,9 +30,8 @@ from torch_backplane.kernels.templates.source import Launch, make_launch, split
 
 _RUN = 4  # elements of a tile for each item of a team
 _LEAST_CHUNK = 4096
-# By whether items run in lockstep.
-_GROUPS_PER_UNIT = {False: 4, True: 16}
-_DIGIT_BITS = {False: 8, True: 4}
+_DIGIT_BITS = {False: 8, True: 4}  # by whether items run in lockstep
+_SIDES = 3  # less, equal, greater
 _LEAST_SORTED = {False: 256, True: 1024}  # size of rows: shorter ones are better merged
 _LEAST_SELECTED, _FEWEST = 8192, 32  # size of rows and how many of them: else they are better merged, too
 _PART = 16  # where less than this part of a row is wanted, it is not sorted whole
@@ -62,8 +61,7 @@ def _team(target: Target) -> int:
 
 def _chunks(target: Target, rows: int, size: int) -> int:
     """Of each row."""
-    enough = _GROUPS_PER_UNIT[target.simt] * target.compute_units
-    return max(1, min(-(-enough // rows), size // _LEAST_CHUNK))
+    return max(1, min(-(-target.enough_groups // rows), size // _LEAST_CHUNK))
 
 
 def _shifts(target: Target, dtype: torch.dtype) -> list[int]:
@@ -139,7 +137,8 @@ def select(
         step = replace(step, shift=shift)
         launches += [*step.count(), step.choose(found, left, k)]
         step = replace(step, found=found)
-    step = replace(step, is_side=True)
+    sides = step.counts.new_empty(rows, _SIDES * step.chunks)
+    step = replace(step, is_side=True, counts=sides)
     return [*launches, *step.count(), step.scatter(values, indices, 0, None)]
 
 
@@ -227,7 +226,8 @@ class _Step:
         """`body` for each chunk, of elements `first` to `last` of `row`, by an item or a team."""
         target, value = self.dialect.target, value_dtype(self.self.dtype)
         rows, size = self.self.shape
-        team, digits = _team(target), 1 << _DIGIT_BITS[target.simt]
+        team = _team(target)
+        digits = _SIDES if self.is_side else 1 << _DIGIT_BITS[target.simt]
         tile = team * _RUN if team > 1 else 1
         chunk = -(-size // (self.chunks * tile)) * tile
         known = {"rows": rows, "size": size, "chunks": self.chunks, "chunk": chunk, "shift": self.shift}

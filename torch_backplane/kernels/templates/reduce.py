@@ -31,7 +31,6 @@ LANES = 16
 _GROUP = 8  # threads, where the device takes so many
 # With fewer threads than this, the elements of each result are divided among several.
 _ENOUGH_THREADS = 64
-_GROUPS_PER_UNIT = 16  # of teams, which are small: what keeps a compute unit busy while others wait for memory
 
 
 class Form(NamedTuple):
@@ -73,7 +72,7 @@ def choose_form(target: Target, definition: Reduction, where: ReductionGeometry,
         beside = size // along
     form = Form(along, beside, columns)
     groups = max(1, -(-where.kept.count // beside))
-    enough = _GROUPS_PER_UNIT * target.compute_units
+    enough = target.enough_groups
     if groups >= enough:
         return form
     return form._replace(chunks=max(1, min(enough // groups, where.reduced.count // form.unit)))

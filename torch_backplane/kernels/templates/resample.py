@@ -111,10 +111,8 @@ def resample(dialect: Dialect, out: torch.Tensor, image: torch.Tensor, how: Resa
     for (int i = 0; i < size; ++i) store_out(row * out{last} + begin + i, sums[i]);
   }}
 """
-    lines = math.prod(out.shape[:-1])
-    blocks, runs = -(-lines // rows), -(-out.shape[-1] // run)
-    integers = {"blocks": blocks, "runs": runs, "rows": lines}
-    return _launch("resample", dialect, {"out": out}, {"image": image}, integers, image, out, how, body, blocks * runs)
+    integers, items = _blocks(dialect, out)
+    return _launch("resample", dialect, {"out": out}, {"image": image}, integers, image, out, how, body, items)
 
 
 def resample_backward(dialect: Dialect, image_grad: torch.Tensor, grad: torch.Tensor, how: Resampling) -> Launch:
@@ -171,11 +169,9 @@ def resample_backward(dialect: Dialect, image_grad: torch.Tensor, grad: torch.Te
       store_image_grad(row * image{last} + begin + i, (lost[i] == lost[i] ? sums[i] + lost[i] : sums[i]));
   }}
 """
-    lines = math.prod(image_grad.shape[:-1])
-    blocks, runs = -(-lines // rows), -(-image_grad.shape[-1] // run)
-    integers = {"blocks": blocks, "runs": runs, "rows": lines}
+    integers, items = _blocks(dialect, image_grad)
     tensors = {"image_grad": image_grad}, {"grad": grad}
-    return _launch("resample_backward", dialect, *tensors, integers, image_grad, grad, how, body, blocks * runs)
+    return _launch("resample_backward", dialect, *tensors, integers, image_grad, grad, how, body, items)
 
 
 # Which places of the result an element of the image may contribute to, with one to spare for rounding: those from
@@ -206,6 +202,13 @@ FUNCTION index_t last_place(const index_t i, const value_t scale, const index_t 
 
 def _taps(d: int) -> str:
     return f"index_t at{d}[TAPS]; value_t weight{d}[TAPS];"
+
+
+def _blocks(dialect: Dialect, written: torch.Tensor) -> tuple[dict[str, int], int]:
+    """The integers for items of which each goes through a run of places in a block of rows, and how many items."""
+    rows = math.prod(written.shape[:-1])
+    blocks, runs = -(-rows // dialect.target.run(_ROWS)), -(-written.shape[-1] // _run(dialect))
+    return {"blocks": blocks, "runs": runs, "rows": rows}, blocks * runs
 
 
 def _run(dialect: Dialect) -> int:

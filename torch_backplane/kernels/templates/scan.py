@@ -27,7 +27,6 @@ from torch_backplane.kernels.templates.source import Launch, make_launch, rows_a
 
 _COLUMNS, _SMALL_GROUP = 16, 8
 _RUN = 4  # elements of a tile that follow each other and are one item's
-_GROUPS_PER_UNIT = 16  # what keeps a compute unit busy while others wait for memory
 _LEAST_CHUNK = {True: 4096, False: 64}  # elements of an item, by whether it is a thread
 
 
@@ -95,7 +94,7 @@ def choose_form(target: Target, scan: Scan, lines: int, size: int, columns: int)
     else:
         # Chunks of lines of items' own are side by side in a group, those of teams' in groups of their own.
         at_once = target.group_size if form.along == 1 else form.beside
-        most = _GROUPS_PER_UNIT * target.compute_units * at_once // max(lines, 1 if form.along == 1 else at_once)
+        most = target.enough_groups * at_once // max(lines, 1 if form.along == 1 else at_once)
     return form._replace(chunks=max(1, min(most, size // unit)))
 
 
