@@ -133,15 +133,18 @@ def _computable(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.complex64) if tensor.dtype == torch.complex32 else tensor
 
 
+_PLACE = r"\w+(?:\[\d+\])*"  # a name, or one of a list
+
+
 def without_out(line: str) -> tuple[str, str] | None:
     """(what the line computes without `out=`, what it would write to); None where it has no `out=`."""
-    found = re.fullmatch(r"(?:\w+ = )?(.*), out=(\w+|\(.*\))\)", line.strip())
+    found = re.fullmatch(rf"(?:\w+ = )?(.*), out=({_PLACE}|\(.*\))\)", line.strip())
     return (f"{found[1]})", found[2]) if found else None
 
 
 def without_writing(line: str) -> tuple[str, str] | None:
     """The same of a method that writes to its tensor, too."""
-    found = re.fullmatch(r"(?:\w+ = )?(t\d+)\.([a-z]\w*[a-z0-9])_\((.*)\)", line.strip())
+    found = re.fullmatch(rf"(?:\w+ = )?({_PLACE})\.([a-z]\w*[a-z0-9])_\((.*)\)", line.strip())
     return (f"{found[1]}.{found[2]}({found[3]})", found[1]) if found else without_out(line)
 
 

@@ -105,6 +105,22 @@ def test_an_operand_that_out_resizes_is_not_looked_at() -> None:
     assert kinds("f(t1, out=t0)", resized, another) == ["argument values: f"]
 
 
+def test_out_that_is_read_is_computed_as_without_it_also_in_a_list() -> None:
+    def zeroed_first(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return x * 2 if out is None else out.zero_()  # where x is
+
+    def read_first(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return out.copy_(x * 2)
+
+    def another(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return out.copy_(x * 3)
+
+    lists = ("t3 = [t0, t1]",)
+    for place in ("t0", "t3[0]"):
+        assert kinds(f"f({place}, out={place})", zeroed_first, read_first, lists) == []
+        assert set(kinds(f"f({place}, out={place})", zeroed_first, another, lists)) != set()
+
+
 def test_out_that_was_resized_before_an_error_is_not_looked_at() -> None:
     def resized(x: torch.Tensor, out: torch.Tensor) -> None:
         out.resize_(7)

@@ -99,3 +99,15 @@ def test_integers_are_refused_as_on_the_cpu(dtype: torch.dtype) -> None:
     for device in ("cpu", DEVICE):
         with pytest.raises(RuntimeError, match="result type Float can't be cast to the desired output type"):
             torch.native_dropout(torch.ones(200, dtype=dtype, device=device), 0.5, True)
+
+
+def test_gradients_take_masks_of_bool_alone() -> None:
+    """As on torch.cuda: a mask of other numbers would be taken for ones and zeros."""
+    grad, mask = torch.ones(3, device=DEVICE), torch.tensor([1, 0, 2], device=DEVICE)
+    backward = torch.ops.aten.native_dropout_backward
+    for dtype in (torch.bool, torch.float32, torch.bool, torch.int64, torch.uint8):
+        if dtype == torch.bool:
+            assert backward(grad, mask.to(dtype), 2.5).tolist() == [2.5, 0.0, 2.5]
+        else:
+            with pytest.raises(RuntimeError, match=f"Mask should be Bool Scalar Type, and got {dtype}"):
+                backward(grad, mask.to(dtype), 2.5)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from torch_backplane.kernels.dtypes import FACTS
 from torch_backplane.kernels.templates.random import WORDS_PER_CALL, dropout
-from torch_backplane.planning import Call, operator, pointwise, random_numbers, run_template
+from torch_backplane.planning import Call, operator, plan_pointwise, random_numbers, run_template
 
 
 @operator("native_dropout", variants=False, dtypes="any")
@@ -30,8 +32,8 @@ def native_dropout(call: Call, self: torch.Tensor, p: float, train: bool | None)
     return out, mask
 
 
-pointwise(
-    "native_dropout_backward",
-    lambda grad, mask, scale: grad * (mask.to(grad.dtype) * scale),
-    passed_through=["scale"],
-)
+@operator("native_dropout_backward", passed_through=["scale"])
+def native_dropout_backward(call: Call, grad: torch.Tensor, mask: torch.Tensor, scale: Any) -> torch.Tensor:
+    # As torch.cuda; PyTorch's CPU multiplies by any mask.
+    torch._check(mask.dtype == torch.bool, lambda: f"Mask should be Bool Scalar Type, and got {mask.dtype}")
+    return plan_pointwise("native_dropout_backward", lambda g, m, s: g * (m.to(g.dtype) * s), call, (grad, mask, scale))
