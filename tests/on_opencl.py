@@ -37,6 +37,7 @@ FILES = {
     "test_kernels_pointwise.py": _TEXT,
     "test_kernels_reductions.py": _TEXT,
     "test_missing_dtypes.py": _OWN,
+    "test_modelled_devices.py": _OWN,
     "test_mixed_devices_with_planners.py": _OWN,
     "test_numbers_in_kernels.py": _OWN,
     "test_opencl.py": _OWN,

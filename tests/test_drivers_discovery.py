@@ -227,6 +227,7 @@ WRONG_SETTINGS = [
     ({"TORCH_BACKPLANE_HOST_MEMORY": "0"}, "is not a size: write a number above 0"),
     ({"TORCH_BACKPLANE_HOST_MEMORY": "-2GiB"}, "is not a size"),
     ({"TORCH_BACKPLANE_HOST_MEMORY": "9" * 30}, "is not a size"),
+    ({"TORCH_BACKPLANE_TARGET": "ada"}, "TORCH_BACKPLANE_TARGET='ada': the target ada cannot be read"),
     ({"TORCH_BACKPLANE_DISCRETE": "yes"}, "TORCH_BACKPLANE_DISCRETE='yes' is neither 0 nor 1"),
     ({"TORCH_BACKPLANE_VISIBLE_DEVICES": "host:1"}, "names host:1; driver 'host' has 1 device, counted from host:0"),
     ({"TORCH_BACKPLANE_VISIBLE_DEVICES": "host:-1"}, "has the entry 'host:-1'; write driver:index"),

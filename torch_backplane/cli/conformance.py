@@ -23,6 +23,9 @@ def conformance(
         bool, typer.Option("--cuda-dtypes", help="Instead of --dtypes: what CUDA serves and the CPU lacks.")
     ] = False,
     driver: Annotated[str, typer.Option(help="Sets TORCH_BACKPLANE_DRIVERS for the workers.")] = "",
+    target: Annotated[
+        str, typer.Option(metavar="NAME|FILE", help="Take the devices for this one, a modelled GPU, say.")
+    ] = "",
     dtypes: Annotated[
         str, typer.Option(help="Names of dtypes, with commas between them.", show_default="float32; with --numbers all")
     ] = "",
@@ -66,6 +69,7 @@ def conformance(
             timeout=timeout,
             cuda_dtypes=cuda_dtypes,
             driver=driver or None,
+            target=target or None,
             **({"database": database} if database else {}),
         )
         if numbers:
@@ -116,9 +120,9 @@ def _try_numbers(settings: Settings, jobs: int, json_file: str, list_only: bool)
         print(*chosen, sep="\n")
         return 0
     processes = jobs or os.cpu_count() or 1
-    environment = {**os.environ, **({"TORCH_BACKPLANE_DRIVERS": settings.driver} if settings.driver else {})}
     given = [settings.device, ",".join(settings.dtypes), settings.match, str(processes), json_file]
-    return subprocess.call([sys.executable, "-m", "torch_backplane.conformance.numbers", *given], env=environment)
+    command = [sys.executable, "-m", "torch_backplane.conformance.numbers", *given]
+    return subprocess.call(command, env={**os.environ, **settings.environment})
 
 
 def _list(settings: Settings, accuracy: bool) -> None:
@@ -147,8 +151,7 @@ def _accuracy(settings: Settings, elements: int, json_file: str, console: Consol
     from torch_backplane.conformance.accuracy import AccuracyReport, chosen, measure
     from torch_backplane.conformance.catalogue import named_dtype
 
-    if settings.driver is not None:
-        os.environ["TORCH_BACKPLANE_DRIVERS"] = settings.driver
+    os.environ.update(settings.environment)
     cases, dtypes = chosen(settings.match), [named_dtype(name) for name in settings.dtypes]
     if not cases:
         raise ConformanceError(f"no case of --accuracy matches {settings.match!r}")

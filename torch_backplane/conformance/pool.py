@@ -41,9 +41,7 @@ class WorkerProcess:
     """One worker: a fresh interpreter that shares nothing with this one. Used by one thread at a time."""
 
     def __init__(self, settings: Settings) -> None:
-        environment = dict(os.environ)
-        if settings.driver is not None:
-            environment["TORCH_BACKPLANE_DRIVERS"] = settings.driver
+        environment = {**os.environ, **settings.environment}
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "torch_backplane.conformance.worker"],

@@ -23,6 +23,7 @@ class Settings:
         sizes: instead, call the operators with sizes that do not fit (sizes.py).
         cuda_dtypes: check the dtypes that CUDA serves and the CPU lacks, in place of ``dtypes``.
         driver: value of ``TORCH_BACKPLANE_DRIVERS`` in the workers; None leaves it as it is.
+        target: likewise of ``TORCH_BACKPLANE_TARGET``.
     """
 
     device: str = "bp"
@@ -33,6 +34,7 @@ class Settings:
     timeout: float = 120.0
     database: str = OP_DB
     driver: str | None = None
+    target: str | None = None
     forms: bool = False
     sizes: bool = False
     cuda_dtypes: bool = False
@@ -45,3 +47,9 @@ class Settings:
             raise ValueError(f"samples is {self.samples}: use a positive limit, or 0 for all")
         if self.timeout <= 0:
             raise ValueError(f"timeout is {self.timeout}: use a positive number of seconds")
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a process needs, beside what it has, to find the devices under test."""
+        wanted = {"TORCH_BACKPLANE_DRIVERS": self.driver, "TORCH_BACKPLANE_TARGET": self.target}
+        return {name: value for name, value in wanted.items() if value is not None}

@@ -37,6 +37,8 @@ ALL_DTYPES: tuple[torch.dtype, ...] = tuple(
     dict.fromkeys(value for value in vars(torch).values() if isinstance(value, torch.dtype))
 )
 
+FLOAT64_DTYPES = (torch.float64, torch.complex128)  # for devices without float64
+
 
 # What hardware a device is, in the order in which devices are numbered.
 KINDS = ("gpu", "accelerator", "cpu", "host")

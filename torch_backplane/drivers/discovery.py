@@ -6,6 +6,7 @@ importing torch_backplane reads no package metadata and imports no driver.
 TORCH_BACKPLANE_DRIVERS=opencl,host            the drivers to ask, their devices numbered in this order
 TORCH_BACKPLANE_VISIBLE_DEVICES=host:1,host:0  the devices to use, numbered in this order; «host» means all of host's
 TORCH_BACKPLANE_DISCRETE=1                     devices in host memory behave as if the CPU could not reach it
+TORCH_BACKPLANE_TARGET=nvidia-ada              devices that run kernels are taken for this one (modelled_devices.py)
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import os
 import re
 import threading
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_backplane import _C
-from torch_backplane.drivers.base import KINDS, Device, Driver, NativeDevice, SettingError
+from torch_backplane.drivers.base import KINDS, Device, DeviceProperties, Driver, NativeDevice, SettingError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -97,7 +99,7 @@ def discover() -> None:
             raise RuntimeError("a driver used bp devices while it was asked which there are")
         _running = True
         try:
-            discrete = switch("TORCH_BACKPLANE_DISCRETE")
+            discrete = switch("TORCH_BACKPLANE_DISCRETE") or bool(os.environ.get("TORCH_BACKPLANE_TARGET"))
             chosen = choose_devices()
             if len(chosen) > MOST_DEVICES:
                 raise SettingError(
@@ -187,13 +189,22 @@ def ask_drivers(installed: dict[str, EntryPoint], names: Iterable[str]) -> dict[
     """The devices of each driver that works."""
     from torch_backplane.drivers.checks import checked_properties
 
+    take_for: Callable[[DeviceProperties], DeviceProperties] | None = None
+    if os.environ.get("TORCH_BACKPLANE_TARGET"):
+        from torch_backplane.drivers import modelled_devices  # loads what kernels are made with
+
+        take_for = partial(modelled_devices.properties_as, modelled_devices.chosen())
     found: dict[str, list[Found]] = {}
     for name in names:
         try:
             cls = installed[name].load()
             if not (isinstance(cls, type) and issubclass(cls, Driver)):
                 raise TypeError(f"{installed[name].value} is no subclass of torch_backplane.drivers.Driver")
-            checked = [(device, checked_properties(name, device)) for device in cls().devices()]
+            listed = cls().devices()
+            if take_for is not None:
+                for device in listed:
+                    device.properties = take_for(device.properties)
+            checked = [(device, checked_properties(name, device)) for device in listed]
             found[name] = [
                 Found(device, properties, (-cls.priority, KINDS.index(device.properties.kind), name))
                 for device, properties in checked

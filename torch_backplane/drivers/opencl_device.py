@@ -16,9 +16,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pyopencl as cl
-import torch
 
-from torch_backplane.drivers.base import ALL_DTYPES, NATIVE_APIS, Device, DeviceError, DeviceProperties, NativeLauncher
+from torch_backplane.drivers.base import (
+    ALL_DTYPES,
+    FLOAT64_DTYPES,
+    NATIVE_APIS,
+    Device,
+    DeviceError,
+    DeviceProperties,
+    NativeLauncher,
+)
 from torch_backplane.drivers.opencl import POCL
 from torch_backplane.drivers.opencl_errors import Health
 from torch_backplane.drivers.opencl_programs import Programs
@@ -26,7 +33,6 @@ from torch_backplane.drivers.opencl_staging import LEAST, Staging
 from torch_backplane.drivers.opencl_target import target
 
 OLDEST_VERSION = (1, 2)
-FLOAT64_DTYPES = (torch.float64, torch.complex128)
 
 # What clCreateBuffer and the first use of a buffer answer when memory is short.
 OUT_OF_MEMORY = (
