@@ -196,6 +196,20 @@ call(
     normalized_shape=None,
 )
 
+# --- attention
+
+
+def _attended(device: str) -> Arguments:
+    """query, key, value and a mask."""
+    return F(device, 2, 4, 8, 12), F(device, 2, 2, 16, 12), F(device, 2, 2, 16, 12), F(device, 8, 16)
+
+
+call("backplane::attention", lambda d: (*_attended(d), False, 0.25))
+call(
+    "backplane::attention_backward",
+    lambda d: (F(d, 2, 4, 8, 12), *_attended(d), F(d, 2, 4, 8, 12), F(d, 2, 4, 8), False, 0.25),
+)
+
 # --- products, distances
 
 call("addmm", lambda d: (F(d, 8, 12), F(d, 8, 16), F(d, 16, 12), 0.5, 1.5))

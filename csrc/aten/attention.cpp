@@ -1,4 +1,5 @@
-// Scaled dot product attention: bp takes the CPU's flash kernel where the CPU would, and the composite form elsewhere.
+// Scaled dot product attention. A device in host memory takes the CPU's flash kernel where the CPU would; one that runs
+// kernels in lockstep does it in one pass (torch_backplane/operators/attention.py). Elsewhere it is the composite form.
 #include <ATen/SDPBackend.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/native/DispatchStub.h>
@@ -7,6 +8,11 @@
 #include <c10/core/GradMode.h>
 #include <torch/library.h>
 
+#include <array>
+#include <atomic>
+#include <cmath>
+
+#include "aten/attention.h"
 #include "devices/device.h"
 #include "fallback/fallback.h"
 
@@ -20,6 +26,29 @@ c10::OperatorHandle find(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
 }
 
+std::array<std::atomic<bool>, 256> one_pass_devices;
+
+// Whether the kernels serve this. Dropout is left to the composite form, which keeps its mask.
+bool is_one_pass(
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value,
+    const OptionalTensor& mask,
+    double dropout_p,
+    bool enable_gqa) {
+  for (const Tensor& tensor : {query, key, value}) {
+    if (tensor.is_nested() || tensor.dim() != 4 || tensor.sym_numel() == 0 || tensor.scalar_type() != query.scalar_type() ||
+        tensor.device() != query.device()) {
+      return false;
+    }
+  }
+  const auto heads = query.sym_size(1), shared = key.sym_size(1);
+  return dropout_p == 0 && c10::isFloatingType(query.scalar_type()) && query.sym_size(0) == key.sym_size(0) &&
+      query.sym_size(0) == value.sym_size(0) && shared == value.sym_size(1) &&
+      (heads == shared || (enable_gqa && heads % shared == 0)) && query.sym_size(3) == key.sym_size(3) &&
+      key.sym_size(2) == value.sym_size(2) && (!mask.has_value() || mask->dim() <= 4);
+}
+
 int64_t choose(
     const Tensor& query,
     const Tensor& key,
@@ -31,10 +60,13 @@ int64_t choose(
     bool enable_gqa) {
   constexpr auto kMath = static_cast<int64_t>(at::SDPBackend::math);
   if (mask.has_value() && mask->requires_grad() && c10::GradMode::is_enabled()) {
-    return kMath; // the flash kernel gives no gradient for the mask
+    return kMath; // neither the flash kernel nor ours gives a gradient for the mask
   }
   if (!device(query.device().index()).properties().dialect.empty()) {
-    return kMath; // its operators run on the device, the CPU's kernel does not
+    // Its operators run on the device, the CPU's kernel does not.
+    const bool in_one_pass = one_pass_devices[query.device().index()] &&
+        is_one_pass(query, key, value, mask, dropout_p, enable_gqa);
+    return in_one_pass ? static_cast<int64_t>(at::SDPBackend::overrideable) : kMath;
   }
   static const auto op = find("aten::_fused_sdp_choice");
   torch::jit::Stack stack;
@@ -42,6 +74,10 @@ int64_t choose(
   run_on_cpu(op, op, &stack);
   const bool flash = stack[0].toInt() == static_cast<int64_t>(at::SDPBackend::flash_attention);
   return flash ? static_cast<int64_t>(at::SDPBackend::overrideable) : kMath;
+}
+
+double scale_of(const Tensor& query, std::optional<double> scale) {
+  return scale.value_or(1 / std::sqrt(static_cast<double>(query.size(-1))));
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor> attention(
@@ -53,8 +89,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Ten
     bool is_causal,
     bool return_debug_mask,
     std::optional<double> scale) {
-  static const auto op = find("aten::_scaled_dot_product_flash_attention_for_cpu");
   torch::jit::Stack stack;
+  if (one_pass_devices[query.device().index()]) {
+    static const auto one_pass = find("backplane::attention");
+    torch::jit::push(stack, query, key, value, bias, is_causal, scale_of(query, scale));
+    one_pass.callBoxed(stack);
+    return {
+        stack[0].toTensor(), stack[1].toTensor(), Tensor(), Tensor(), query.sym_size(2), key.sym_size(2),
+        at::empty({}, at::kLong), at::empty({}, at::kLong), Tensor()};
+  }
+  static const auto op = find("aten::_scaled_dot_product_flash_attention_for_cpu");
   torch::jit::push(stack, query, key, value, dropout_p, is_causal, bias, scale);
   run_on_cpu(op, op, &stack);
   // No dropout, hence no random state; no packed sequences, hence no cumulative lengths.
@@ -81,12 +125,28 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
     const Tensor&,
     const Tensor&,
     std::optional<double> scale) {
-  static const auto op = find("aten::_scaled_dot_product_flash_attention_for_cpu_backward");
   torch::jit::Stack stack;
   const OptionalTensor mask = bias.defined() ? OptionalTensor(bias) : std::nullopt;
+  if (one_pass_devices[query.device().index()]) {
+    static const auto one_pass = find("backplane::attention_backward");
+    torch::jit::push(stack, grad_out, query, key, value, mask, out, logsumexp, is_causal, scale_of(query, scale));
+    one_pass.callBoxed(stack);
+    return {stack[0].toTensor(), stack[1].toTensor(), stack[2].toTensor(), Tensor()};
+  }
+  static const auto op = find("aten::_scaled_dot_product_flash_attention_for_cpu_backward");
   torch::jit::push(stack, grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, mask, scale);
   run_on_cpu(op, op, &stack);
   return {stack[0].toTensor(), stack[1].toTensor(), stack[2].toTensor(), Tensor()};
+}
+
+// query, key and value have four dimensions; the key and the value may have fewer heads. The second result is, for each
+// query, the logarithm of what its softmax was divided by.
+TORCH_LIBRARY_FRAGMENT(backplane, m) {
+  m.def(
+      "attention(Tensor query, Tensor key, Tensor value, Tensor? bias, bool is_causal, float scale) -> (Tensor, Tensor)");
+  m.def(
+      "attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor? bias, Tensor out, "
+      "Tensor logarithm, bool is_causal, float scale) -> (Tensor, Tensor, Tensor)");
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
@@ -96,6 +156,11 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 }
 
 } // namespace
+
+void set_one_pass_attention(c10::DeviceIndex device, bool has_it) {
+  one_pass_devices.at(device) = has_it;
+}
+
 } // namespace backplane
 
 namespace at::native {

@@ -3,6 +3,7 @@
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "aten/attention.h"
 #include "c10/generator.h"
 #include "devices/device.h"
 #include "devices/discovery.h"
@@ -91,6 +92,11 @@ void bind_devices(py::module_& module) {
   module.def("device_count", &device_count);
   module.def(
       "device_properties", [](int64_t index) { return device(as_index(index)).properties(); }, py::arg("index"));
+  module.def(
+      "set_one_pass_attention",
+      [](int64_t index, bool has_it) { set_one_pass_attention(as_index(index), has_it); },
+      py::arg("index"), py::arg("has_it"),
+      "Whether the operators backplane::attention and its backward serve a device, in place of PyTorch's composition.");
   module.def("checked_index", [](int64_t index) { return checked_index(as_index(index)); }, py::arg("index"));
   module.def("current_device", [] {
     ensure_initialized();

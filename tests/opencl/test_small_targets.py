@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from agreement import DEVICE, agrees, plans_from_the_start
+from agreement import DEVICE, agrees
+from targets import target
 
-from torch_backplane.kernels import LimitExceeded, OpenCLC, Target
+from torch_backplane.kernels import LimitExceeded
 from torch_backplane.planning import run_kernel
 
 launch = importlib.import_module("torch_backplane.planning.launch")  # the package has a function of this name
@@ -27,28 +27,13 @@ TARGETS: dict[str, dict[str, Any]] = {
     "no atomics": {"atomics": frozenset()},
 }
 
-
-@contextmanager
-def target(kind: str, **figures: Any) -> Iterator[None]:
-    """With kernels as for such a device."""
-    index = torch.device(DEVICE).index
-    own = launch.dialect_of(index)
-    launch._generated.clear()
-    launch._dialects[index] = OpenCLC(Target.of_kind(kind, float64=own.target.float64, **figures))
-    try:
-        with plans_from_the_start():
-            yield
-    finally:
-        launch._generated.clear()
-        launch._dialects[index] = own
-
-
 CALLS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
     "elements": (lambda a, b: (a + b, a.t() * b.t(), a[:, ::2] - b[:, ::2]), lambda: tuple(torch.randn(2, 70, 33))),
     "sums": (lambda a: (a.sum(), a.sum(0), a.sum(1), a.amax(1), a.std(1)), lambda: (torch.randn(37, 300),)),
     "places of extremes": (lambda a: (a.argmax(1), a.min(0)), lambda: (torch.randn(37, 300),)),
     "products": (lambda a, b: (a @ b, a.t() @ b.t()), lambda: (torch.randn(40, 40), torch.randn(40, 40))),
     "softmax": (lambda a: (a.softmax(1), a.log_softmax(0)), lambda: (torch.randn(37, 130),)),
+    "attention": (torch.nn.functional.scaled_dot_product_attention, lambda: tuple(torch.randn(3, 1, 2, 40, 20))),
     "layer norm": (lambda a: torch.nn.functional.layer_norm(a, [130]), lambda: (torch.randn(37, 130),)),
     "sorting": (lambda a: (a.sort(dim=1, stable=True), a.topk(5, 1)[0]), lambda: (torch.randn(7, 130),)),
     "sorting long rows": (

@@ -22,7 +22,7 @@ from torch_backplane.drivers.discovery import (
     device,
     discover,
     failures,
-    runs_kernels,
+    with_kernels,
 )
 
 __all__ = [
@@ -39,5 +39,5 @@ __all__ = [
     "device",
     "discover",
     "failures",
-    "runs_kernels",
+    "with_kernels",
 ]

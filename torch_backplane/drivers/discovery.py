@@ -30,7 +30,7 @@ MOST_DEVICES = 64  # of all drivers together: the socket's tables have this size
 
 _lock = threading.RLock()
 _running = False
-_runs_kernels = False
+_with_kernels: list[int] = []
 _failures: dict[str, str] = {}
 _devices: list[Device | NativeDevice] = []
 _warned: set[str] = set()
@@ -72,9 +72,9 @@ def failures() -> dict[str, str]:
     return dict(_failures)
 
 
-def runs_kernels() -> bool:
-    """Whether any of the devices that were discovered runs kernels."""
-    return _runs_kernels
+def with_kernels() -> list[int]:
+    """The devices that were discovered and run kernels, by their numbers."""
+    return list(_with_kernels)
 
 
 def device(index: int) -> Device | NativeDevice:
@@ -91,7 +91,7 @@ def discover() -> None:
     Raises:
         SettingError: an environment variable is malformed, or names what is not there.
     """
-    global _running, _runs_kernels
+    global _running
     with _lock:
         if _C.is_discovered():
             return
@@ -112,7 +112,7 @@ def discover() -> None:
                 else:
                     _C.add_driver_device(device, properties, discrete)
                 _devices.append(device)
-            _runs_kernels = any(properties.dialect for _, properties, _ in chosen)
+            _with_kernels[:] = [index for index, found in enumerate(chosen) if found.properties.dialect]
             _C.finish_discovery()
         finally:
             _running = False

@@ -1,0 +1,33 @@
+"""The device taken for another one, within a test."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from agreement import DEVICE, plans_from_the_start
+
+from torch_backplane.kernels import OpenCLC, Target
+from torch_backplane.operators import attention
+
+launch = importlib.import_module("torch_backplane.planning.launch")  # the package has a function of this name
+
+
+@contextmanager
+def target(kind: str, **figures: Any) -> Iterator[None]:
+    """With kernels as for such a device."""
+    index = torch.device(DEVICE).index
+    own = launch.dialect_of(index)
+    launch._generated.clear()
+    launch._dialects[index] = OpenCLC(Target.of_kind(kind, float64=own.target.float64, **figures))
+    attention.choose_devices()
+    try:
+        with plans_from_the_start():
+            yield
+    finally:
+        launch._generated.clear()
+        launch._dialects[index] = own
+        attention.choose_devices()

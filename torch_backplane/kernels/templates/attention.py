@@ -1,0 +1,365 @@
+"""Scaled dot product attention in one pass over the keys, and its gradients, where work items run in lockstep.
+
+A group has a tile of rows: of queries, and for the gradients of keys and of values a tile of keys. It goes through the
+other ones tile by tile, computes the tile of scores in local memory, and adds what they weigh to its results, which are
+in registers. So memory grows with the length of a sequence, not with its square. The softmax is corrected as greater
+scores are found (Milakov and Gimelshein, «Online normalizer calculation for softmax», 2018; Dao et al.,
+«FlashAttention», 2022). The gradients compute the scores again, from the logarithm of what each softmax was divided by.
+
+Where the results of a tile have more columns than its work items can hold, several groups share them, and each computes
+the scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from torch_backplane.kernels.dialects.base import Dialect
+from torch_backplane.kernels.dtypes import facts, value_dtype
+from torch_backplane.kernels.target import LimitExceeded, Target
+from torch_backplane.kernels.templates.source import Launch, make_launch, split, substitute
+
+# A group of SIDE × SIDE work items has a tile of SIDE × _PER_ITEM rows, and up to _COLUMNS columns of results.
+_PER_ITEM, _DEPTH, _SIDES, _COLUMNS = 4, 16, (16, 8, 4), 128
+_STEPS = ("batch", "head", "row", "column")
+_OF_KEYS = ("key", "value")  # whose tiles are of keys; all others' are of queries
+
+
+def attends_in_one_pass(target: Target) -> bool:
+    """Whether these kernels are for such devices, in any dtype."""
+    return target.simt and _side(target, 8, 64) is not None
+
+
+def attention(
+    dialect: Dialect,
+    out: torch.Tensor,
+    logarithm: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None,
+    causal: bool,
+    scale: float,
+) -> Launch:
+    """out = softmax(scale * query @ key.mT + bias) @ value; 0 in rows of which nothing is left.
+
+    Args:
+        out: (batch, heads, queries, columns). logarithm: (batch, heads, queries), contiguous, of `value_dtype(out)`: of
+            the sum of the exponentials.
+        query: (batch, heads, queries, depth). key: (batch, fewer, keys, depth). value: (batch, fewer, keys, columns).
+            `fewer` divides heads: neighbouring heads share them.
+        bias: (batch, heads, queries, keys). Any stride may be 0.
+        causal: a query has the keys up to its own place.
+
+    Raises:
+        LimitExceeded: the target has no place for it (`attends_in_one_pass` says so, too).
+    """
+    tensors = {"own": query, "other": key, "added": value}
+    return _launch("result", dialect, {"out": out, "logarithm": logarithm}, tensors, {}, bias, causal, scale)
+
+
+def attention_gradient(
+    dialect: Dialect,
+    out: torch.Tensor,
+    of: str,
+    grad: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None,
+    logarithm: torch.Tensor,
+    inner: torch.Tensor | None,
+    causal: bool,
+    scale: float,
+) -> Launch:
+    """out = the gradient of attention's `of`, "query", "key" or "value", and shaped like it.
+
+    Args:
+        grad: of attention's result, and shaped like it.
+        logarithm: as `attention` wrote it.
+        inner: likewise shaped: the sums of grad times result. `of` "value" does not look at it, and "inner" computes it
+            without a result that was rounded: out is (batch, heads, queries, 1) then.
+    """
+    tensors = {
+        "query": {"own": query, "other": key, "own_too": grad, "other_too": value, "added": key},
+        "key": {"own": key, "other": query, "own_too": value, "other_too": grad, "added": query},
+        "value": {"own": key, "other": query, "added": grad},
+        "inner": {"own": query, "other": key, "own_too": grad, "other_too": value},
+    }[of]
+    rows = {"logarithm": logarithm, **({"inner": inner} if inner is not None and of in ("query", "key") else {})}
+    return _launch(of, dialect, {"out": out}, tensors, rows, bias, causal, scale)
+
+
+def _side(target: Target, itemsize: int, rows: int) -> int | None:
+    """Of the group, for tiles of so many rows or fewer; None where the target has no place for any."""
+
+    def fits(side: int) -> bool:
+        tile = side * _PER_ITEM
+        numbers = 2 * _DEPTH * (tile + 1) + tile * (tile + 1) + 3 * tile + side * side
+        return side * side <= target.max_group_size and numbers * itemsize <= target.local_memory
+
+    possible = list(filter(fits, _SIDES))
+    # One of 8 where it has a place for all rows: the largest would be half empty.
+    return next((side for side in possible if side <= 8 or rows > 8 * _PER_ITEM), None)
+
+
+def _launch(
+    of: str,
+    dialect: Dialect,
+    outputs: Mapping[str, torch.Tensor],
+    tensors: Mapping[str, torch.Tensor],
+    rows_read: Mapping[str, torch.Tensor],
+    bias: torch.Tensor | None,
+    causal: bool,
+    scale: float,
+) -> Launch:
+    """
+    Args:
+        of: what it is, "result" or as in `attention_gradient`.
+        outputs: `out`, and of the result `logarithm`.
+        tensors: `own` are the rows that groups have tiles of, `other` those that they go through, `added` what is
+            weighed of these (without it, ones); the products of `own_too` and `other_too` are the slopes of the scores.
+        rows_read: what has a number for each query.
+    """
+    out = outputs["out"]
+    value = value_dtype(out.dtype)
+    batch, heads, rows, columns = out.shape
+    side = _side(dialect.target, value.itemsize, rows)
+    if side is None:
+        raise LimitExceeded("attention in one pass needs more local memory, or work items in a group, than there are")
+    tile = side * _PER_ITEM
+    blocks = next(count for count in (1, 2, 4, 8) if count * tile >= min(columns, _COLUMNS))
+    others, other_heads = tensors["other"].shape[2], tensors["other"].shape[1]
+    row_tiles, column_parts = -(-rows // tile), -(-columns // (tile * blocks))
+    integers = {
+        "batches": batch,
+        "heads": heads,
+        "sharing": other_heads // heads if of in _OF_KEYS else heads // other_heads,
+        "rows": rows,
+        "others": others,
+        "columns": columns,
+        "row_tiles": row_tiles,
+        "column_parts": column_parts,
+        "depth": tensors["own"].shape[3],
+    }
+    if "own_too" in tensors:
+        integers["depth_too"] = tensors["own_too"].shape[3]
+    strided = {"out": out, **tensors, **({} if bias is None else {"bias": bias})}
+    for tensor_name, tensor in strided.items():
+        steps = [f"{tensor_name}_{step}" for step in _STEPS]
+        integers |= dict(zip(steps, tensor.stride(), strict=True))
+    return make_launch(
+        "attention" if of == "result" else f"attention_{of}_gradient",
+        dialect,
+        outputs=outputs,
+        inputs={**tensors, **({} if bias is None else {"bias": bias}), **rows_read},
+        integers=integers,
+        numbers={"scale": (value, scale)},
+        constants={
+            "TILE": tile,
+            "SIDE": side,
+            "ITEMS": side * side,
+            "SHARERS": side * side // tile,
+            "BLOCKS": blocks,
+            "PER_ITEM": _PER_ITEM,
+            "DEPTH": _DEPTH,
+            "NOTHING": f"(-{dialect.infinity(facts(value).bits)})",
+        },
+        value=value,
+        body=_body(of, bias is not None, causal),
+        groups=batch * heads * row_tiles * column_parts,
+        group_size=side * side,
+        strided=set(strided),
+    )
+
+
+def _body(of: str, biased: bool, causal: bool) -> str:
+    of_keys = of in _OF_KEYS
+    query, key = ("other_at", "own_at") if of_keys else ("own_at", "other_at")
+    if causal:
+        # Queries before the first key of the tile see none of it, and no query sees keys behind the last one's.
+        bounds = ("first_own", "others") if of_keys else ("0", "min(others, first_own + TILE)")
+    else:
+        bounds = ("0", "others")
+    bias = f"batch * bias_batch + query_head * bias_head + {query} * bias_row + {key} * bias_column"
+    score = "scores[x][y] * scale" + (f" + (value_t)load_bias({bias})" if biased else "")
+    query_row = f"(batch * query_heads + query_head) * queries + {query}"
+    power = f"(load_logarithm({query_row}) == NOTHING ? (value_t)0 : exp(score - load_logarithm({query_row})))"
+    slope = f"{power} * (slopes[x][y] - load_inner({query_row}))"
+    weight = {"result": "score", "value": power, "inner": f"{power} * slopes[x][y]"}.get(of, slope)
+    total = "scale * sum[block][x][y]" if of in ("query", "key") else "sum[block][x][y]"
+    added = "(value_t)load_added(from_added + other_at * added_row + column * added_column)"
+    from_added = "batch * added_batch + head_of_others * added_head"
+    return substitute(
+        _BODY,
+        {
+            "before": _BEFORE if of == "result" else "",
+            "place": split(
+                "place", ["batches", "heads", "row_tiles", "column_parts"], ["batch", "head", "row_tile", "column_part"]
+            ),
+            "query_heads": "heads * sharing" if of_keys else "heads",
+            "queries": "others" if of_keys else "rows",
+            "sharers": "sharing" if of_keys else "1",
+            "query_head": "head * sharing + shared" if of_keys else "head",
+            "head_of_others": "query_head" if of_keys else "head / sharing",
+            "from": bounds[0],
+            "to": bounds[1],
+            "scores": _product("own", "other", "scores", "depth"),
+            "slopes": "" if of in ("result", "value") else _product("own_too", "other_too", "slopes", "depth_too"),
+            "seen": f" && {key} <= {query}" if causal else "",
+            "score": score,
+            "weight": weight,
+            "unseen": "NOTHING" if of == "result" else "0",
+            "weigh": _WEIGH if of == "result" else "",
+            "from_added": "0" if of == "inner" else from_added,
+            "added": "(value_t)1" if of == "inner" else added,
+            "finish": _NORMALIZE if of == "result" else _STORE.replace("TOTAL", total),
+        },
+    )
+
+
+def _product(a: str, b: str, result: str, depth: str) -> str:
+    """Statements that declare `result`, of the item's rows of the tile of `a` and its rows of the tile of `b`."""
+    steps = {f"{x}_{step}": f"{name}_{step}" for x, name in (("a", a), ("b", b)) for step in _STEPS}
+    return substitute(_PRODUCT, {"a": a, "b": b, "result": result, "depth": depth, **steps})
+
+
+# Tiles are filled along the dimension that is contiguous in memory, so that work items read neighbours. What is beyond
+# the last row or column is zero.
+_PRODUCT = """
+      value_t $result[PER_ITEM][PER_ITEM];
+      for (int x = 0; x < PER_ITEM; ++x)
+        for (int y = 0; y < PER_ITEM; ++y) $result[x][y] = 0;
+      const index_t from_$a = batch * $a_batch + head * $a_head, from_$b = batch * $b_batch + head_of_others * $b_head;
+      for (index_t step = 0; step < $depth; step += DEPTH) {
+        BARRIER;
+        for (int e = ITEM; e < DEPTH * TILE; e += ITEMS) {
+          const int a_k = $a_column == 1 ? e % DEPTH : e / TILE, a_i = $a_column == 1 ? e / DEPTH : e % TILE;
+          a_tile[a_k][a_i] = first_own + a_i < rows && step + a_k < $depth
+            ? (value_t)load_$a(from_$a + (first_own + a_i) * $a_row + (step + a_k) * $a_column) : (value_t)0;
+          const int b_k = $b_column == 1 ? e % DEPTH : e / TILE, b_i = $b_column == 1 ? e / DEPTH : e % TILE;
+          b_tile[b_k][b_i] = first + b_i < others && step + b_k < $depth
+            ? (value_t)load_$b(from_$b + (first + b_i) * $b_row + (step + b_k) * $b_column) : (value_t)0;
+        }
+        BARRIER;
+        for (int k = 0; k < DEPTH; ++k) {
+          value_t a_part[PER_ITEM], b_part[PER_ITEM];
+          for (int x = 0; x < PER_ITEM; ++x) a_part[x] = a_tile[k][item_row + x * SIDE];
+          for (int y = 0; y < PER_ITEM; ++y) b_part[y] = b_tile[k][item_column + y * SIDE];
+          for (int x = 0; x < PER_ITEM; ++x)
+            for (int y = 0; y < PER_ITEM; ++y) $result[x][y] = fma(a_part[x], b_part[y], $result[x][y]);
+        }
+      }
+"""
+
+_BODY = """
+  LOCAL value_t a_tile[DEPTH][TILE + 1];
+  LOCAL value_t b_tile[DEPTH][TILE + 1];
+  LOCAL value_t weights[TILE][TILE + 1];
+  $before
+  const index_t place = GROUP;
+  $place
+  const int item_row = ITEM / SIDE, item_column = ITEM % SIDE;
+  const index_t first_own = row_tile * TILE, first_column = column_part * (BLOCKS * TILE);
+  const index_t query_heads = $query_heads, queries = $queries;
+  value_t sum[BLOCKS][PER_ITEM][PER_ITEM];
+  for (int block = 0; block < BLOCKS; ++block)
+    for (int x = 0; x < PER_ITEM; ++x)
+      for (int y = 0; y < PER_ITEM; ++y) sum[block][x][y] = 0;
+  for (index_t shared = 0; shared < $sharers; ++shared) {
+    const index_t query_head = $query_head, head_of_others = $head_of_others;
+    const index_t from_added = $from_added;
+    for (index_t first = $from; first < $to; first += TILE) {
+      $scores
+      $slopes
+      for (int x = 0; x < PER_ITEM; ++x)
+        for (int y = 0; y < PER_ITEM; ++y) {
+          const index_t own_at = first_own + item_row + x * SIDE, other_at = first + item_column + y * SIDE;
+          value_t weight = $unseen;
+          if (own_at < rows && other_at < others$seen) {
+            const value_t score = $score;
+            weight = $weight;
+          }
+          weights[item_row + x * SIDE][item_column + y * SIDE] = weight;
+        }
+      BARRIER;
+      $weigh
+      for (int block = 0; block < BLOCKS; ++block)
+        for (int part = 0; part < TILE; part += DEPTH) {
+          BARRIER;
+          for (int e = ITEM; e < DEPTH * TILE; e += ITEMS) {
+            const index_t other_at = first + part + e / TILE, column = first_column + block * TILE + e % TILE;
+            b_tile[e / TILE][e % TILE] = other_at < others && column < columns ? $added : (value_t)0;
+          }
+          BARRIER;
+          for (int k = 0; k < DEPTH; ++k)
+            for (int x = 0; x < PER_ITEM; ++x) {
+              const value_t weight = weights[item_row + x * SIDE][part + k];
+              for (int y = 0; y < PER_ITEM; ++y)
+                sum[block][x][y] = fma(weight, b_tile[k][item_column + y * SIDE], sum[block][x][y]);
+            }
+        }
+    }
+  }
+  $finish
+"""
+
+# Of each row of a tile of scores: the greatest so far, the sum of the exponentials, and what the sums so far are
+# multiplied by, as the greatest has grown.
+_BEFORE = """
+  LOCAL value_t greatest[TILE], total[TILE], correction[TILE], found_by[ITEMS];
+  for (int row = ITEM; row < TILE; row += ITEMS) { greatest[row] = NOTHING; total[row] = 0; }
+"""
+
+_WEIGH = """
+      const int row = ITEM / SHARERS, sharer = ITEM % SHARERS;
+      value_t found = NOTHING;
+      for (int j = sharer; j < TILE; j += SHARERS) found = fmax(found, weights[row][j]);
+      found_by[ITEM] = found;
+      BARRIER;
+      found = greatest[row];
+      for (int one = 0; one < SHARERS; ++one) found = fmax(found, found_by[row * SHARERS + one]);
+      BARRIER;
+      value_t part_total = 0;
+      for (int j = sharer; j < TILE; j += SHARERS) {
+        const value_t power = weights[row][j] == NOTHING ? (value_t)0 : exp(weights[row][j] - found);
+        weights[row][j] = power;
+        part_total += power;
+      }
+      found_by[ITEM] = part_total;
+      BARRIER;
+      if (sharer == 0) {
+        correction[row] = greatest[row] == NOTHING ? (value_t)0 : exp(greatest[row] - found);
+        value_t row_total = total[row] * correction[row];
+        for (int one = 0; one < SHARERS; ++one) row_total += found_by[row * SHARERS + one];
+        total[row] = row_total;
+        greatest[row] = found;
+      }
+      BARRIER;
+      for (int block = 0; block < BLOCKS; ++block)
+        for (int x = 0; x < PER_ITEM; ++x)
+          for (int y = 0; y < PER_ITEM; ++y) sum[block][x][y] *= correction[item_row + x * SIDE];
+"""
+
+_STORE = """
+  for (int block = 0; block < BLOCKS; ++block)
+    for (int x = 0; x < PER_ITEM; ++x)
+      for (int y = 0; y < PER_ITEM; ++y) {
+        const int tile_row = item_row + x * SIDE;
+        const index_t own_at = first_own + tile_row, column = first_column + block * TILE + item_column + y * SIDE;
+        if (own_at < rows && column < columns)
+          store_out(batch * out_batch + head * out_head + own_at * out_row + column * out_column, TOTAL);
+      }
+"""
+
+_NORMALIZE = (
+    _STORE.replace("TOTAL", "total[tile_row] == 0 ? (value_t)0 : sum[block][x][y] / total[tile_row]")
+    + """
+  if (column_part == 0)
+    for (int row = ITEM; row < TILE; row += ITEMS)
+      if (first_own + row < rows)
+        store_logarithm((batch * heads + head) * rows + first_own + row, greatest[row] + log(total[row]));
+"""
+)

@@ -1,0 +1,72 @@
+"""Scaled dot product attention in one pass, with backward, where csrc/aten/attention.cpp chooses it.
+
+Elsewhere PyTorch composes it of products and a softmax, which keep a number for each query and each key.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from torch_backplane import _C, drivers
+from torch_backplane.kernels.dtypes import value_dtype
+from torch_backplane.kernels.templates.attention import attends_in_one_pass, attention, attention_gradient
+from torch_backplane.planning import Call, dialect_of, operator, run_template
+
+
+def choose_devices() -> None:
+    """Tells the socket on which of the devices, which were just found, attention is one pass."""
+    for index in drivers.with_kernels():
+        _C.set_one_pass_attention(index, attends_in_one_pass(dialect_of(index).target))
+
+
+def _scores_like(bias: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor | None:
+    return None if bias is None else bias.expand(*query.shape[:3], key.shape[2])
+
+
+@operator("backplane::attention", variants=False, passed_through=["scale"])
+def one_pass(
+    call: Call,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None,
+    is_causal: bool,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The result, and for each query the logarithm of what its softmax was divided by."""
+    shape = (*query.shape[:3], value.shape[3])
+    out = torch.empty_like(query) if shape == tuple(query.shape) else query.new_empty(shape)
+    logarithm = query.new_empty(query.shape[:3], dtype=value_dtype(query.dtype))
+    arguments = (out, logarithm, query, key, value, _scores_like(bias, query, key), is_causal, scale)
+    run_template(attention, query.device, *arguments, name="attention")
+    return out, logarithm
+
+
+@operator("backplane::attention_backward", variants=False, passed_through=["scale"])
+def one_pass_backward(
+    call: Call,
+    grad: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    logarithm: torch.Tensor,
+    is_causal: bool,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    like_scores = _scores_like(bias, query, key)
+
+    def compute(of: str, result: torch.Tensor, inner: torch.Tensor | None) -> None:
+        arguments = (result, of, grad, query, key, value, like_scores, logarithm, inner, is_causal, scale)
+        run_template(attention_gradient, query.device, *arguments, name="attention_backward")
+
+    if out.dtype == logarithm.dtype:
+        inner = (grad * out).sum(-1)
+    else:  # the result was rounded, and where gradients all but cancel that would be what is left
+        inner = torch.empty_like(logarithm)
+        compute("inner", inner.unsqueeze(-1), None)
+    gradients = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+    for of, gradient in zip(("query", "key", "value"), gradients, strict=True):
+        compute(of, gradient, inner)
+    return gradients
