@@ -191,6 +191,21 @@ def _alias(tracer: Any, tensor: Any) -> Any:
     return _viewed(tracer, tensor, tensor.shape, tensor.stride())
 
 
+def _diagonal(tracer: Any, tensor: Any, offset: Any = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    dim1, dim2 = dim1 % tensor.dim(), dim2 % tensor.dim()
+    if dim1 == dim2:
+        raise RuntimeError("the diagonal of a dimension and itself")
+    sizes, strides = ([one for dim, one in enumerate(numbers) if dim not in (dim1, dim2)] for numbers in
+                      (tensor.shape, tensor.stride()))  # fmt: skip
+    rows, columns, row, column = tensor.shape[dim1], tensor.shape[dim2], tensor.stride(dim1), tensor.stride(dim2)
+    start = tensor.storage_offset()
+    rows, columns = (rows, columns - offset) if offset >= 0 else (rows + offset, columns)
+    size = rows if rows < columns else columns
+    if size > 0:
+        start = start + offset * column if offset >= 0 else start - offset * row
+    return _viewed(tracer, tensor, [*sizes, size if size > 0 else 0], [*strides, row + column], start)
+
+
 def _as_strided(tracer: Any, tensor: Any, sizes: Any, strides: Any, offset: Any = None) -> Any:
     return _viewed(tracer, tensor, sizes, strides, offset)
 
@@ -225,6 +240,15 @@ def _view_dtype(tracer: Any, tensor: Any, dtype: torch.dtype) -> Any:
 
 def _clone(tracer: Any, tensor: Any, *, memory_format: Any = None) -> Any:
     made = _empty_like(tracer, tensor, memory_format=memory_format)
+    made.copy_(tensor)
+    return made
+
+
+def _to_copy(tracer: Any, tensor: Any, *, dtype: Any = None, layout: Any = None, device: Any = None,
+             pin_memory: Any = None, non_blocking: bool = False, memory_format: Any = None) -> Any:  # fmt: skip
+    if device is not None and torch.device(device) != tensor.device:
+        raise Untraceable("a copy on another device")
+    made = _empty_like(tracer, tensor, dtype=dtype, memory_format=memory_format)
     made.copy_(tensor)
     return made
 
@@ -280,7 +304,8 @@ def _copy(tracer: Any, to: Any, source: Any, non_blocking: bool = False) -> Any:
 
 HANDLERS: dict[Any, Callable[..., Any]] = {
     aten.alias.default: _alias, aten.as_strided.default: _as_strided, aten.clone.default: _clone,
-    aten.copy_.default: _copy, aten.detach.default: _alias, aten.empty.memory_format: _empty,
+    aten.copy_.default: _copy, aten.diagonal.default: _diagonal, aten._to_copy.default: _to_copy,
+    aten.detach.default: _alias, aten.empty.memory_format: _empty,
     aten.empty_like.default: _empty_like, aten.empty_strided.default: _empty_strided, aten.expand.default: _expand,
     aten.full.default: _filled(_empty), aten.new_empty.default: _new_empty, aten.new_full.default: _filled(_new_empty),
     aten.new_zeros.default: _zeroed(_new_empty), aten.permute.default: _permute,
