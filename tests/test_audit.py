@@ -1,0 +1,203 @@
+"""The audit: its model says of known kernels what textbooks say, operators keep within their bounds, bad input."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from torch_backplane.audit import compiler
+
+try:
+    compiler.compiler()
+except compiler.NoCompiler as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+from torch_backplane.audit.dialect import AuditC
+from torch_backplane.audit.driver import AuditDevice, Launch, Segment
+from torch_backplane.audit.model import figures, moved
+from torch_backplane.kernels.modelled import SHIPPED, read_target
+
+NVIDIA = read_target("nvidia-ada")
+
+# --- known kernels -----------------------------------------------------------------------------------------------
+
+
+class _Argument(ctypes.Structure):
+    _fields_ = [
+        ("memory", ctypes.c_void_p),
+        ("offset", ctypes.c_uint64),
+        ("data", ctypes.c_void_p),
+        ("bytes", ctypes.c_uint64),
+    ]
+
+
+@functools.cache
+def device(name: str = "nvidia-ada") -> AuditDevice:
+    return AuditDevice(read_target(name))
+
+
+def segment(values: Sequence[float], on: AuditDevice) -> Segment:
+    made = on.allocate(4 * len(values))
+    on.copy_in(made, 0, memoryview((ctypes.c_float * len(values))(*values)).cast("B"), None)
+    return made
+
+
+def floats(made: Segment, count: int, on: AuditDevice) -> list[float]:
+    place = (ctypes.c_float * count)()
+    on.copy_out(made, 0, memoryview(place).cast("B"), None)
+    return list(place)
+
+
+def launched(
+    body: str, values: Sequence[float], results: int, items: int, group: int, width: int = 0, on: str = "nvidia-ada"
+) -> tuple[Launch, list[float]]:
+    """A kernel of `const float* in, float* out, const int n, const int width`."""
+    where = device(on)
+    dialect = AuditC(where.modelled.target)
+    words = "".join(f"#define {name} {meaning}\n" for name, meaning in dialect.words.items())
+    parameters = ["const float* in", "float* out", "const int n", "const int width"]
+    text = dialect.header(frozenset({torch.float32}), body) + words + dialect.kernel("known", parameters, group, [body])
+    kernel: Any = where.compile(text, "known")
+    given, out = segment(values, where), where.allocate(4 * results)
+    numbers = [ctypes.c_int(len(values)), ctypes.c_int(width)]
+    arguments = (_Argument * 4)(
+        *(_Argument(one.address, 0, None, 0) for one in (given, out)),
+        *(_Argument(None, 0, ctypes.addressof(one), 4) for one in numbers),
+    )
+    sizes = [(ctypes.c_uint64 * 3)(count, 1, 1) for count in (items, group)]
+    launch = ctypes.CFUNCTYPE(
+        ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p,
+        ctypes.c_uint64,
+    )(where.native_launcher.functions["launch"])  # fmt: skip
+    with where.watched() as found:
+        assert launch(None, where.native_kernel(kernel), *map(ctypes.addressof, sizes), arguments, 4) == 0
+    (one,) = found()
+    result = floats(out, results, where)
+    where.free(given)
+    where.free(out)
+    return one, result
+
+
+INDEX = "const int i = (int)work_index;"
+SIDE = 256
+MATRIX = [float(i % 1009) for i in range(SIDE * SIDE)]
+TRANSPOSED = [MATRIX[x * SIDE + y] for y in range(SIDE) for x in range(SIDE)]
+
+
+def test_a_copy_moves_what_it_must() -> None:
+    one, result = launched(f"{INDEX} out[i] = in[i];", MATRIX, len(MATRIX), len(MATRIX), 64)
+    assert result == MATRIX
+    assert (one.groups, one.group, one.sampled, one.chain) == (1024, 64, 16, 2)
+    assert one.sectors == one.least_sectors
+    assert moved(one, NVIDIA) == pytest.approx(8 * len(MATRIX))
+    assert one.accesses == pytest.approx(2 * len(MATRIX))
+    assert (one.local_bytes, one.barriers, one.local_accesses) == (0, 0, 0)
+
+
+def test_a_copy_by_lanes_is_one_access_of_16_bytes() -> None:
+    dialect = AuditC(NVIDIA.target)
+    load = dialect.load_lanes("lanes", torch.float32, "in", "i", 4)
+    store = dialect.store_lanes("lanes", torch.float32, "out", "i", 4)
+    one, result = launched(f"{INDEX} {load} {store}", MATRIX, len(MATRIX), len(MATRIX) // 4, 64)
+    assert result == MATRIX
+    assert one.chain == 2
+    assert one.sectors == one.least_sectors
+    assert moved(one, NVIDIA) == pytest.approx(8 * len(MATRIX))
+
+
+def test_a_strided_read_moves_a_sector_for_each_element() -> None:
+    one, result = launched(f"{INDEX} out[i] = in[i * 8];", MATRIX, len(MATRIX) // 8, len(MATRIX) // 8, 64)
+    assert result == MATRIX[::8]
+    # Of 32 reads 32 sectors, and 4 of 32 writes, where 4 and 4 would do.
+    assert one.sectors / one.least_sectors == pytest.approx(36 / 8)
+    assert moved(one, NVIDIA) == pytest.approx(32 * len(result) + 4 * len(result))
+
+
+def test_a_transposed_copy_moves_eight_times_one_side() -> None:
+    body = f"{INDEX} out[i] = in[i % width * width + i / width];"
+    one, result = launched(body, MATRIX, len(MATRIX), len(MATRIX), 64, SIDE)
+    assert result == TRANSPOSED
+    assert one.sectors / one.least_sectors == pytest.approx((8 + 1) / 2)
+    large = read_target("arm-mali-g610")  # whose cache is no larger than a few of these matrices
+    read, written = sorted(each.bytes for each in one.operands)[::-1]
+    assert read == pytest.approx(8 * 4 * len(MATRIX))
+    assert written == pytest.approx(4 * len(MATRIX))
+    assert moved(one, large) == pytest.approx(8 * len(MATRIX))  # 256 KiB stay in half of its 512
+
+
+def tiled(padding: int) -> str:
+    return f"""LOCAL float tile[32][{32 + padding}];
+  const int tiles = width / 32, x = GROUP % tiles * 32, y = GROUP / tiles * 32, along = ITEM % 32, down = ITEM / 32;
+  for (int row = down; row < 32; row += 8) tile[row][along] = in[(y + row) * width + x + along];
+  BARRIER;
+  for (int row = down; row < 32; row += 8) out[(x + row) * width + y + along] = tile[along][row];"""
+
+
+@pytest.mark.parametrize(("padding", "turns"), [(0, (1 + 32) / 2), (1, 1)])
+def test_a_transposed_copy_by_tiles_moves_what_it_must(padding: int, turns: float) -> None:
+    one, result = launched(tiled(padding), MATRIX, len(MATRIX), SIDE * SIDE // 4, 256, SIDE)
+    assert result == TRANSPOSED
+    assert one.sectors == one.least_sectors
+    assert moved(one, NVIDIA) == pytest.approx(8 * len(MATRIX))
+    assert one.local_turns / one.least_local_turns == pytest.approx(turns)  # 32 rows in one bank, without the padding
+    assert (one.barriers, one.divergent, one.local_bytes) == (1, 0, 4 * 32 * (32 + padding))
+    assert one.chain == 16  # 4 elements, read and written in memory and in the tile
+
+
+def test_a_serial_sum_has_a_chain_of_all_elements() -> None:
+    one, result = launched(f"float sum = 0; {INDEX} if (i == 0) {{ for (int k = 0; k < n; ++k) sum += in[k];"
+                           " out[0] = sum; }", [1.0] * 4096, 1, 64, 64)  # fmt: skip
+    assert result == [4096]
+    assert one.chain == one.chain_global == 4097
+    made = figures([one], NVIDIA, 4 * 4097)
+    assert made.fill < 0.01
+    assert made.seconds > 4097 * 1e-8
+
+
+TREE = """LOCAL float part[256];
+  part[ITEM] = in[GROUP * 256 + ITEM];
+  BARRIER;
+  for (int half_size = 128; half_size > 0; half_size >>= 1) {
+    if (ITEM < half_size) part[ITEM] += part[ITEM + half_size];
+    BARRIER;
+  }
+  if (ITEM == 0) out[GROUP] = part[0];"""
+
+
+def test_a_tree_has_a_chain_of_its_height() -> None:
+    one, result = launched(TREE, [1.0] * 4096, 16, 4096, 256)
+    assert result == [256.0] * 16
+    assert one.barriers == 9
+    assert one.chain_global == 2
+    assert one.chain == 2 + 3 * 8 + 2  # two reads and a write for each of 8 halves; put there, and taken
+    assert one.local_turns == one.least_local_turns
+
+
+def test_a_barrier_that_some_items_do_not_get_to_is_counted() -> None:
+    one, _ = launched(f"{INDEX} out[i] = 0; if (ITEM < 8) BARRIER;", [0.0] * 64, 64, 64, 64)
+    assert one.divergent == 1
+
+
+def test_items_that_share_what_they_read_move_it_once() -> None:
+    one, result = launched(f"{INDEX} out[i] = in[i % width];", MATRIX[:64], 1 << 16, 1 << 16, 64, 64)
+    assert result[:64] == MATRIX[:64]
+    assert moved(one, NVIDIA) == pytest.approx(4 * (1 << 16) + 4 * 64)
+
+
+def test_a_swap_is_an_access_and_swaps() -> None:
+    body = f"{INDEX} out[i] = atomic_swap(in, 0u, 0u) == 0u;"
+    one, result = launched(body, [0.0] * 64, 64, 64, 64)
+    assert result == [1.0] * 64
+    assert one.chain == 2
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_warps_are_those_of_the_target(name: str) -> None:
+    warp = read_target(name).target.subgroup_size
+    one, _ = launched(f"{INDEX} out[i] = in[i];", MATRIX[:1024], 1024, 1024, 64, on=name)
+    assert one.requests == 2 * 1024 / warp
