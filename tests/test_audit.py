@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import json
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +23,12 @@ try:
 except compiler.NoCompiler as error:
     pytest.skip(str(error), allow_module_level=True)
 
+from torch_backplane.audit.bounds import FAMILIES, KNOWN, beyond
+from torch_backplane.audit.cases import cases
 from torch_backplane.audit.dialect import AuditC
 from torch_backplane.audit.driver import AuditDevice, Launch, Segment
 from torch_backplane.audit.model import figures, moved
+from torch_backplane.audit.report import summary
 from torch_backplane.kernels.modelled import SHIPPED, read_target
 
 NVIDIA = read_target("nvidia-ada")
@@ -201,3 +210,162 @@ def test_warps_are_those_of_the_target(name: str) -> None:
     warp = read_target(name).target.subgroup_size
     one, _ = launched(f"{INDEX} out[i] = in[i];", MATRIX[:1024], 1024, 1024, 64, on=name)
     assert one.requests == 2 * 1024 / warp
+
+
+# --- operators ---------------------------------------------------------------------------------------------------
+
+# Of each family something, of which nothing is beyond its bounds.
+SAMPLE = (
+    "^(add|gelu|where|cat of 4|sum of rows|argmax of rows|cumsum of rows|softmax of rows|layer norm of rows|sort"
+    r"|nonzero|gather of rows|max_pool2d\(2\)|products of 64 × 64 matrices|normal numbers"
+    "|a fused step of AdamW, 8 tensors|exp)$"
+)
+
+
+def audit(*options: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch_backplane", "audit", *options]
+    environment = os.environ | {"COLUMNS": "400", "NO_COLOR": "1"} | settings
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+
+
+def test_operators_keep_within_their_bounds(tmp_path: Path) -> None:
+    file = tmp_path / "audit.json"
+    done = audit("--match", SAMPLE, "--bytes", "1MiB", "--json", str(file), "--markdown", str(tmp_path / "audit.md"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = json.loads(file.read_text(encoding="utf-8"))
+    assert said["ok"]
+    assert (said["wrong"], said["unknown"], said["known"]) == ([], [], [])
+    assert {one["family"] for one in said["results"]} == set(FAMILIES)
+    assert len(said["results"]) == said["cases"] * len(SHIPPED)
+    assert said["targets"] == [read_target(one).name for one in SHIPPED]
+    of_add = next(one for one in said["results"] if one["case"] == "add")
+    assert of_add["operators"] == ["add"]
+    assert of_add["figures"]["least_bytes"] == 3 << 20
+    assert of_add["figures"]["traffic"] == pytest.approx(1)
+    page = (tmp_path / "audit.md").read_text(encoding="utf-8")
+    assert "| softmax of rows | 1 |" in page
+    assert "\nNothing.\n" in page
+
+
+def test_what_is_beyond_its_bounds_is_said_and_fails() -> None:
+    done = audit("--match", "^transposed copy$", "--bytes", "4MiB", "--target", "arm-mali-g610")
+    finding = next(line for line in done.stdout.splitlines() if "traffic 1.50 beyond 1.25" in line)
+    assert done.returncode == (0 if finding.startswith("known: ") else 1)
+
+
+def result_of(**figures: float) -> dict[str, Any]:
+    plain = {"fill": 1.0, "chain": 2, "traffic": 1.0, "divergent": 0}
+    said = {"case": "x", "family": "copies", "target": "t", "elements": 1 << 24, "wrong": ""}
+    return said | {"figures": plain | figures}
+
+
+@pytest.mark.parametrize(
+    ("measure", "figures"),
+    [
+        ("fill", {"fill": 0.99}),
+        ("chain", {"chain": 4 * 4096 + 1}),
+        ("traffic", {"traffic": 1.26}),
+        ("barriers", {"divergent": 1}),
+    ],
+)
+def test_each_bound_is_held(measure: str, figures: dict[str, float]) -> None:
+    assert beyond(result_of(chain=4 * 4096, traffic=1.25)) == []
+    (finding,) = beyond(result_of(**figures))
+    assert finding.measure == measure
+    said = summary([result_of(**figures)], ["t"], 64 << 20)
+    assert not said["ok"]
+    assert said["unknown"][0].startswith(f"x (t): {measure} ")
+
+
+def test_what_is_known_names_cases_and_measures() -> None:
+    for one in KNOWN:
+        assert one.measure in ("fill", "chain", "traffic", "barriers")
+        assert any(re.fullmatch(one.match, title) for title in cases()), one.match
+        assert one.reason
+
+
+def test_cases_are_of_families_and_have_an_operator_of_each_formula() -> None:
+    assert {one.family for one in cases().values()} == set(FAMILIES)
+    assert len(cases()) > 400
+
+
+def test_a_case_that_ends_its_process_is_wrong_and_others_go_on(tmp_path: Path) -> None:
+    site = tmp_path / "sitecustomize.py"
+    site.write_text(
+        "import os, sys, threading\n"
+        "if any(one.endswith('request.json') for one in sys.orig_argv):\n"
+        "    from torch_backplane.audit.workloads import WORKLOADS\n"
+        "    next(one for one in WORKLOADS if one.title == 'add').make = lambda device, n: os._exit(7)\n"
+    )
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    options = ("--match", "^(add|where)$", "--bytes", "64KiB", "--target", "intel-arc")
+    done = audit(*options, PYTHONPATH=path)
+    assert done.returncode == 1
+    assert "wrong: add (): the process ended: (status 7)" in done.stdout
+    assert "2 cases on 1 targets" in done.stdout
+
+
+# --- bad input ---------------------------------------------------------------------------------------------------
+
+
+def test_list_names_cases_without_running_any() -> None:
+    done = audit("--list", "--match", "^soft")
+    assert done.returncode == 0
+    assert "rows: softmax of rows\n" in done.stdout
+    assert "formulas: softplus\n" in done.stdout
+
+
+def absurd(folder: Path, change: Any) -> str:
+    said = json.loads(SHIPPED["amd-rdna3"].read_text(encoding="utf-8"))
+    change(said)
+    file = folder / "mine.json"
+    file.write_text(json.dumps(said), encoding="utf-8")
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--target", "nvidia-adda"], "the target nvidia-adda cannot be read: No such file or directory; those that"),
+        (["--target", "nvidia-ada", "--target", "nvidia-ada"], "two targets have the same name"),
+        (["--match", "("], "malformed --match '('"),
+        (["--match", "^no such case$"], "no case of the audit matches '^no such case$'"),
+        (["--bytes", "many"], "--bytes='many' is not a size"),
+        (["--bytes", "1KiB"], "--bytes 1KiB is less than 64 KiB"),
+        (["--json", "/no/such/folder/audit.json"], "cannot write /no/such/folder/audit.json"),
+        (["--markdown", "/no/such/folder/audit.md"], "cannot write /no/such/folder/audit.md"),
+    ],
+)
+def test_what_cannot_be_is_refused(options: list[str], message: str) -> None:
+    done = audit(*options)
+    assert done.returncode == 2
+    assert message in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda said: said["figures"].pop("compute_units"), "figures lacks compute_units"),
+        (lambda said: said["figures"].update(subgroup_size=33), "Target.subgroup_size is 33"),
+        (lambda said: said.pop("bytes_per_second"), "bytes_per_second is None"),
+        (lambda said: said["figures"].update(simt=False), "is no GPU"),
+    ],
+)
+def test_a_target_that_cannot_be_is_refused(change: Any, message: str, tmp_path: Path) -> None:
+    done = audit("--target", absurd(tmp_path, change))
+    assert done.returncode == 2
+    assert message in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        ("no-such-compiler", "CXX='no-such-compiler' names none"),
+        ("false", "the audit needs a compiler with -fsanitize=thread"),
+    ],
+)
+def test_without_a_compiler_it_says_so(named: str, message: str) -> None:
+    done = audit("--match", "^add$", CXX=named)
+    assert done.returncode == 2
+    assert message in " ".join(done.stderr.split())

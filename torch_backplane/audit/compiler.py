@@ -33,31 +33,32 @@ def compiler() -> str:
     """The C++ compiler: what CXX names, else c++, g++ or clang++.
 
     Raises:
-        NoCompiler: there is none.
+        NoCompiler: there is none, or it knows no -fsanitize=thread.
     """
     named = os.environ.get("CXX", "").strip()
     candidates = [named] if named else ["c++", "g++", "clang++"]
     for one in candidates:
         found = shutil.which(one)
         if found is not None:
+            _kernel_options(found)
             return found
     wanted = f"CXX={named!r} names none" if named else f"there is none of {', '.join(candidates)}"
     raise NoCompiler(f"the audit compiles kernels with the system's C++ compiler, and {wanted}")
 
 
 @functools.cache
-def _kernel_options() -> tuple[str, ...]:
+def _kernel_options(compiler: str) -> tuple[str, ...]:
     """Those that this compiler knows. NoCompiler where it knows no -fsanitize=thread."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "empty.c")
         source.write_text("int nothing;\n", encoding="utf-8")
 
         def takes(*options: str) -> bool:
-            command = [compiler(), *options, "-c", str(source), "-o", str(Path(folder, "empty.o"))]
+            command = [compiler, *options, "-c", str(source), "-o", str(Path(folder, "empty.o"))]
             return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
         if not takes(*KERNEL_OPTIONS):
-            raise NoCompiler(f"the audit needs a compiler with -fsanitize=thread, and {compiler()} refuses it")
+            raise NoCompiler(f"the audit needs a compiler with -fsanitize=thread, and {compiler} refuses it")
         return (*KERNEL_OPTIONS, *(one for one in GCC_OPTIONS if takes("-Werror", *KERNEL_OPTIONS, one)))
 
 
@@ -76,7 +77,7 @@ def built(text: str) -> ctypes.CDLL:
     with tempfile.TemporaryDirectory() as folder:
         source, object_, library = (Path(folder, f"kernel.{ending}") for ending in ("c", "o", "so"))
         source.write_text(text, encoding="utf-8")
-        _run([compiler(), *_kernel_options(), "-c", str(source), "-o", str(object_)])
+        _run([compiler(), *_kernel_options(compiler()), "-c", str(source), "-o", str(object_)])
         # Without -fsanitize=thread, so that its library is not there.
         _run([compiler(), "-shared", str(object_), "-o", str(library), "-lm"])
         return ctypes.CDLL(str(library))

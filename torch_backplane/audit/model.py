@@ -89,8 +89,10 @@ def fill(launch: Launch, modelled: Modelled) -> float:
 
 
 def seconds(launch: Launch, modelled: Modelled) -> float:
-    """Of the launch, and of memory as far as the device is full, or of the longest chain, whichever takes longer."""
-    share = 1.0 if launch.groups == 0 else min(1.0, fill(launch, modelled))
+    """Of the launch, and of memory or of the longest chain, whichever takes longer. A compute unit has its share of the
+    memory's speed, and no more.
+    """
+    share = 1.0 if launch.groups == 0 else min(1.0, launch.groups / modelled.target.compute_units)
     streaming = moved(launch, modelled) / (modelled.bytes_per_second * share)
     local = launch.chain - launch.chain_global
     return LAUNCH_SECONDS + max(streaming, launch.chain_global * GLOBAL_SECONDS + local * LOCAL_SECONDS)

@@ -19,13 +19,13 @@ from torch.utils._pytree import tree_leaves
 
 from torch_backplane import _C, drivers
 from torch_backplane.audit.bounds import FAMILIES
-from torch_backplane.audit.cases import CASES
+from torch_backplane.audit.cases import cases
 from torch_backplane.audit.driver import AuditDevice, Launch
 from torch_backplane.audit.model import figures
 from torch_backplane.audit.operands import Operands
 from torch_backplane.audit.workloads import Workload
 
-CHECKED_BYTES = 1 << 20  # of the operand with which results are compared, where not all groups compute
+CHECKED_BYTES = 512 << 10  # of the operand with which results are compared, where not all groups compute
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def run(case: Workload, places: list[torch.device], devices: list[AuditDevice], 
             said["wrong"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         finally:
             device.set(counts=False, only_samples=False)
-        torch.bp.empty_cache()
+        torch.get_device_module("bp").empty_cache()
         said["took"] = time.perf_counter() - start
         found.append(said)
     return found
@@ -115,7 +115,7 @@ def main() -> None:
     count = len(request["targets"])
     places = [torch.device("bp", index) for index in range(count)]
     devices: list[Any] = [drivers.device(index) for index in range(count)]
-    by_title = {case.title: case for case in CASES()}
+    by_title = cases()
     for title in request["titles"]:
         print(json.dumps({"begins": title}), flush=True)
         for one in run(by_title[title], places, devices, request["bytes"]):
