@@ -187,6 +187,21 @@ def test_a_tree_has_a_chain_of_its_height() -> None:
     assert one.local_turns == one.least_local_turns
 
 
+def test_passes_over_a_row_that_is_too_long_to_be_recorded_are_counted_in_full() -> None:
+    body = """float most = 0;
+  for (int k = ITEM; k < n; k += 64) most = max(most, in[k]);
+  LOCAL float part[64];
+  part[ITEM] = most;
+  BARRIER;
+  for (int k = ITEM; k < n; k += 64) out[k] = in[k] - part[63];"""
+    row = [1.0] * (1 << 20)
+    one, result = launched(body, row, len(row), 64, 64)
+    assert sum(result) == 0
+    assert one.chain_global == 3 * len(row) // 64
+    assert one.sectors / one.least_sectors == pytest.approx(1)
+    assert sum(each.bytes for each in one.operands) == pytest.approx(3 * 4 * len(row), rel=0.01)
+
+
 def test_a_barrier_that_some_items_do_not_get_to_is_counted() -> None:
     one, _ = launched(f"{INDEX} out[i] = 0; if (ITEM < 8) BARRIER;", [0.0] * 64, 64, 64, 64)
     assert one.divergent == 1
@@ -234,7 +249,7 @@ def test_operators_keep_within_their_bounds(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     said = json.loads(file.read_text(encoding="utf-8"))
     assert said["ok"]
-    assert (said["wrong"], said["unknown"], said["known"]) == ([], [], [])
+    assert (said["wrong"], said["unknown"]) == ([], [])
     assert {one["family"] for one in said["results"]} == set(FAMILIES)
     assert len(said["results"]) == said["cases"] * len(SHIPPED)
     assert said["targets"] == [read_target(one).name for one in SHIPPED]
@@ -244,7 +259,6 @@ def test_operators_keep_within_their_bounds(tmp_path: Path) -> None:
     assert of_add["figures"]["traffic"] == pytest.approx(1)
     page = (tmp_path / "audit.md").read_text(encoding="utf-8")
     assert "| softmax of rows | 1 |" in page
-    assert "\nNothing.\n" in page
 
 
 def test_what_is_beyond_its_bounds_is_said_and_fails() -> None:
@@ -255,7 +269,7 @@ def test_what_is_beyond_its_bounds_is_said_and_fails() -> None:
 
 def result_of(**figures: float) -> dict[str, Any]:
     plain = {"fill": 1.0, "chain": 2, "traffic": 1.0, "divergent": 0}
-    said = {"case": "x", "family": "copies", "target": "t", "elements": 1 << 24, "wrong": ""}
+    said = {"case": "x", "family": "copies", "target": "t", "elements": 1 << 24, "bytes": 64 << 20, "wrong": ""}
     return said | {"figures": plain | figures}
 
 

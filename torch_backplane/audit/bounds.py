@@ -74,13 +74,14 @@ class Finding:
 
 def beyond(result: Mapping[str, Any]) -> list[Finding]:
     """What of a worker's result is beyond its bounds; not what is wrong with it."""
-    figures, family = result["figures"], FAMILIES[result["family"]]
+    figures = result["figures"]
     if figures is None:
         return []
+    family = FAMILIES[result["family"]]
     elements = result["elements"]
     longest = CHAIN * math.sqrt(elements)
     found = []
-    if 4 * elements >= min(FULL_BYTES, family.most_bytes) and figures["fill"] < 1:
+    if result["bytes"] >= FULL_BYTES and figures["fill"] < 1:
         found.append(("fill", figures["fill"], 1.0))
     if figures["chain"] > longest:
         found.append(("chain", figures["chain"], longest))

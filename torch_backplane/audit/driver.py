@@ -14,10 +14,13 @@ import torch
 
 from torch_backplane.audit.compiler import built, runtime
 from torch_backplane.audit.dialect import AuditC
-from torch_backplane.audit.model import CACHE_BYTES, LOCAL_BANKS, MOST_RECORDS, SAMPLED_GROUPS, SECTOR_BYTES
+from torch_backplane.audit.model import LOCAL_BANKS, MOST_RECORDS, SAMPLED_GROUPS, SECTOR_BYTES, cache_bytes
 from torch_backplane.drivers import Device, DeviceProperties, NativeLauncher
 from torch_backplane.drivers.base import ALL_DTYPES
 from torch_backplane.kernels.modelled import Modelled
+
+# Which groups of a launch compute.
+ALL, SAMPLES, NONE = "all", "those that are looked at", "none"
 
 _FLOAT64 = (torch.float64, torch.complex128)
 _LOCAL_RANGE = """
@@ -33,7 +36,7 @@ def _whole(*names: str) -> list[tuple[str, Any]]:
 
 class _Settings(ctypes.Structure):
     _fields_: ClassVar = _whole(
-        "subgroup", "sector", "cache_sectors", "banks", "samples", "most_records", "counts", "only_samples"
+        "subgroup", "sector", "cache_sectors", "banks", "samples", "most_records", "counts", "computes"
     )
 
 
@@ -213,29 +216,32 @@ class AuditDevice(Device):
 
     # What the audit asks of it.
 
-    def set(self, *, counts: bool, only_samples: bool) -> None:
-        """Whether launches are counted, from now on; and whether groups that are not looked at compute nothing."""
-        # As the device's warps are; items that are nobody's are taken for those of a warp of 32.
-        subgroup = self.modelled.target.subgroup_size
-        self._library.backplane_audit_set(
-            ctypes.byref(
-                _Settings(
-                    subgroup if subgroup > 1 else 32, SECTOR_BYTES, CACHE_BYTES // SECTOR_BYTES, LOCAL_BANKS,
-                    SAMPLED_GROUPS, MOST_RECORDS, counts, only_samples,
-                )
-            )
-        )  # fmt: skip
+    def set(self, *, counts: bool, computes: str = ALL) -> None:
+        """Whether launches are counted, from now on; and which of their groups compute."""
+        target = self.modelled.target
+        settings = _Settings(
+            # Items of a device that says nothing of warps are taken for those of warps of 32.
+            subgroup=target.subgroup_size if target.subgroup_size > 1 else 32,
+            sector=SECTOR_BYTES,
+            cache_sectors=cache_bytes(target) // SECTOR_BYTES,
+            banks=LOCAL_BANKS,
+            samples=SAMPLED_GROUPS,
+            most_records=MOST_RECORDS,
+            counts=counts,
+            computes=(ALL, SAMPLES, NONE).index(computes),
+        )
+        self._library.backplane_audit_set(ctypes.byref(settings))
 
     @contextmanager
-    def watched(self, only_samples: bool = False) -> Iterator[Callable[[], list[Launch]]]:
+    def watched(self, computes: str = ALL) -> Iterator[Callable[[], list[Launch]]]:
         """Counts the launches within; what is given returns them."""
         found: list[Launch] = []
-        self.set(counts=True, only_samples=only_samples)
+        self.set(counts=True, computes=computes)
         try:
             yield lambda: found
             found += [self._launch(number) for number in range(self._library.backplane_audit_count())]
         finally:
-            self.set(counts=False, only_samples=False)
+            self.set(counts=False)
 
     def _launch(self, number: int) -> Launch:
         one = self._library.backplane_audit_get(number).contents

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch_backplane.kernels.modelled import Modelled
+from torch_backplane.kernels.target import Target
 
 if TYPE_CHECKING:
     from torch_backplane.audit.driver import Launch
@@ -23,7 +24,7 @@ SECTOR_BYTES = 32
 LOCAL_BANKS = 32
 # Assumed: what a group finds again in the first cache, first in first out. An RTX 4090 has 128 KiB for as many as 24
 # groups of 64 items of a compute unit, RDNA 3 32 KiB for two units, Mali 16 KiB for a core.
-CACHE_BYTES = 8 << 10
+FIRST_CACHE_BYTES = 8 << 10
 # Assumed: the share of the last cache (`Target.cache_bytes`) in which an operand that all groups read stays.
 SHARED_CACHE_SHARE = 0.5
 # Assumed. Measured latencies of memory are from 200 to 500 ns («Dissecting the NVIDIA Volta GPU Architecture via
@@ -36,7 +37,7 @@ LAUNCH_SECONDS = 5e-6
 SMALL_LAUNCH = 0.05
 
 SAMPLED_GROUPS = 16
-MOST_RECORDS = 1 << 18  # accesses of a sampled group that are kept; the rest is taken for the same
+MOST_RECORDS = 1 << 19  # accesses of a sampled group that are kept; the rest is taken for the same
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +48,8 @@ class Figures:
         launches: of kernels, and the device's own copies and fills.
         groups, items: of the launch that moves the most.
         fill: of compute units with as many groups as keep them busy, in that of the launches that move anything to
-            speak of that has the fewest. 1 and more: the device is full.
+            speak of that has the fewest. 1 and more: the device is full. Of an operator that was run with less than was
+            asked for, that of the launches that there would be.
         chain: the longest of any launch.
         traffic: bytes moved beside the least.
         coalescing: sectors that warps touch at once beside the fewest for as many bytes.
@@ -71,6 +73,13 @@ class Figures:
     seconds: float
     ideal_seconds: float
     kernels: tuple[str, ...]
+
+
+def cache_bytes(target: Target) -> int:
+    """What a group finds again of what it had: in the first cache, or in its share of the last one where as many groups
+    run as fill the device.
+    """
+    return max(FIRST_CACHE_BYTES, target.cache_bytes // target.enough_groups)
 
 
 def moved(launch: Launch, modelled: Modelled) -> float:
@@ -98,13 +107,26 @@ def seconds(launch: Launch, modelled: Modelled) -> float:
     return LAUNCH_SECONDS + max(streaming, launch.chain_global * GLOBAL_SECONDS + local * LOCAL_SECONDS)
 
 
+def _large(launches: Sequence[Launch], modelled: Modelled) -> list[Launch]:
+    """Those of kernels that move anything to speak of."""
+    bytes_ = [moved(one, modelled) for one in launches]
+    least = SMALL_LAUNCH * sum(bytes_)
+    return [one for one, size in zip(launches, bytes_, strict=True) if size >= least and one.groups]
+
+
+def fill_of_planned(launches: Sequence[Launch], planned: Sequence[Launch], modelled: Modelled) -> float:
+    """The fill of an operator of which `launches` were measured with less, and `planned` would be done."""
+    names = {one.kernel for one in _large(launches, modelled)}
+    return min((fill(one, modelled) for one in planned if one.kernel in names), default=1.0)
+
+
 def figures(launches: Sequence[Launch], modelled: Modelled, least_bytes: float) -> Figures:
     """Of the launches of an operator whose operands and results have `least_bytes`. ValueError where there is none."""
     if not launches:
         raise ValueError("nothing was launched")
     bytes_ = [moved(one, modelled) for one in launches]
     total = sum(bytes_)
-    large = [one for one, size in zip(launches, bytes_, strict=True) if size >= SMALL_LAUNCH * total and one.groups]
+    large = _large(launches, modelled)
     main = max(zip(bytes_, range(len(launches)), strict=True))[1]
     sectors, least_sectors = sum(one.sectors for one in launches), sum(one.least_sectors for one in launches)
     turns, least_turns = sum(one.local_turns for one in launches), sum(one.least_local_turns for one in launches)

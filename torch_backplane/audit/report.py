@@ -57,7 +57,7 @@ def page(results: Sequence[Result], modelled: Sequence[Modelled], nbytes: int) -
             smaller=f"Smaller, so that it does not take too long: {less}" if less else "None is smaller",
             small=model.SMALL_LAUNCH,
             sector=model.SECTOR_BYTES,
-            cache=model.CACHE_BYTES >> 10,
+            cache=model.FIRST_CACHE_BYTES >> 10,
             banks=model.LOCAL_BANKS,
             launch=model.LAUNCH_SECONDS * 1e6,
             slow=model.GLOBAL_SECONDS * 1e9,

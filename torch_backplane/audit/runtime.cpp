@@ -29,7 +29,7 @@ struct Settings {
   uint64_t samples;        // groups of a launch that are looked at
   uint64_t most_records;   // accesses of such a group
   uint64_t counts;         // whether anything is counted; if not, launches only compute
-  uint64_t only_samples;   // whether other groups compute nothing
+  uint64_t computes;       // which groups do: all (0), those that are looked at (1), none (2)
 };
 
 struct Kernel {
@@ -102,6 +102,8 @@ uint32_t item_number = 0;
 uint64_t phase = 0;
 bool recording = false;
 uint64_t group_accesses = 0, group_local = 0;  // of a sampled group, also those that are not recorded
+std::vector<uint64_t> phase_accesses;          // the same by phase
+uint64_t most_of_segment = 0;                  // accesses of an item between two barriers that are recorded
 
 inline void touch(void* at, uint32_t size, void* instruction) {
   const uint64_t address = reinterpret_cast<uint64_t>(at);
@@ -116,7 +118,8 @@ inline void touch(void* at, uint32_t size, void* instruction) {
   }
   if (__builtin_expect(recording, 0)) {
     ++(local ? group_local : group_accesses);
-    if (records.size() < settings.most_records) {
+    // Of each item as many between two barriers, so that those of a warp are there together.
+    if (item_global + item_local <= most_of_segment && records.size() < settings.most_records) {
       const auto code = static_cast<uint32_t>(reinterpret_cast<uint64_t>(instruction));
       records.push_back({address, phase << 32 | (item_global + item_local), item_number, code, 0,
                          static_cast<uint8_t>(std::min<uint32_t>(size, 255)), local});
@@ -177,6 +180,7 @@ void resume(Fiber* fiber) {
 struct Event {
   uint64_t time;
   uint64_t sector;
+  double weight;
 };
 
 // Operand by address: the last one that begins before it. (beginning, number)
@@ -224,13 +228,22 @@ double turns_of_banks(const std::vector<std::pair<uint64_t, uint32_t>>& wanted, 
 }
 
 void look_at_group(Summary& summary, double weight) {
-  const uint64_t all = group_accesses + group_local;
   summary.accesses += weight * static_cast<double>(group_accesses);
   summary.local_accesses += weight * static_cast<double>(group_local);
   if (records.empty()) {
     return;
   }
-  weight *= static_cast<double>(all) / static_cast<double>(records.size());
+  // What was recorded of a phase stands for all of it; of phases that were not, those before.
+  std::vector<uint64_t> recorded(phase_accesses.size());
+  for (const Record& one : records) {
+    ++recorded[one.time >> 32];
+  }
+  uint64_t known = 0;
+  for (size_t i = 0; i < recorded.size(); ++i) {
+    known += recorded[i] != 0 ? phase_accesses[i] : 0;
+  }
+  weight *= static_cast<double>(group_accesses + group_local) / static_cast<double>(known);
+  const double group_weight = weight;
   count_repetitions();
   const auto key = [](const Record& one) {
     return std::make_tuple(one.instruction, one.repetition, one.item / settings.subgroup);
@@ -246,6 +259,8 @@ void look_at_group(Summary& summary, double weight) {
       wanted.emplace_back(records[end].address, records[end].size);
       time = std::min(time, records[end].time);
     }
+    const uint64_t of = time >> 32;
+    weight = group_weight * static_cast<double>(phase_accesses[of]) / static_cast<double>(recorded[of]);
     std::sort(wanted.begin(), wanted.end());
     wanted.erase(std::unique(wanted.begin(), wanted.end()), wanted.end());
     if (records[begin].local) {
@@ -270,7 +285,7 @@ void look_at_group(Summary& summary, double weight) {
     summary.sectors += weight * static_cast<double>(sectors.size());
     summary.least_sectors += weight * static_cast<double>((bytes + settings.sector - 1) / settings.sector);
     for (const uint64_t one : sectors) {
-      events.push_back({time, one});
+      events.push_back({time, one, weight});
     }
   }
   // In lockstep: by time. A sector is found in the cache if not more than that many came after it.
@@ -281,7 +296,7 @@ void look_at_group(Summary& summary, double weight) {
     const auto found = seen.find(sector);
     Operand& operand = summary.operand[operand_of(address + settings.sector - 1)];
     if (found == seen.end() || number - found->second > settings.cache_sectors) {
-      operand.sectors += weight;
+      operand.sectors += events[number].weight;
     }
     seen[sector] = number;
     operand.first = std::min(operand.first, address);
@@ -299,6 +314,10 @@ void run_group(const Kernel& kernel, void** arguments, const uint64_t* group, co
   const uint64_t count = group[0] * group[1] * group[2];
   Longest chain, of_phase;
   const auto segment_ends = [&] {
+    if (recording) {
+      phase_accesses.resize(std::max<uint64_t>(phase_accesses.size(), phase + 1));
+      phase_accesses[phase] += item_global + item_local;
+    }
     if (item_global + item_local > of_phase.total) {
       of_phase = {item_global + item_local, item_global};
     }
@@ -365,16 +384,19 @@ uint64_t mixed(uint64_t x) {  // splitmix64's last steps
   return x ^ (x >> 31);
 }
 
+constexpr size_t kMany = 1 << 15;  // accesses of a group of which only a few are looked at
+constexpr uint64_t kFew = 6;
+
 // The first group, the last, and one of each of as many parts as are wanted of what is between.
-std::vector<uint64_t> choose_samples(uint64_t groups) {
+std::vector<uint64_t> choose_samples(uint64_t groups, uint64_t wanted) {
   std::vector<uint64_t> chosen;
-  if (groups <= settings.samples) {
+  if (groups <= wanted) {
     for (uint64_t i = 0; i < groups; ++i) {
       chosen.push_back(i);
     }
     return chosen;
   }
-  const uint64_t between = settings.samples - 2;
+  const uint64_t between = wanted - 2;
   chosen.push_back(0);
   for (uint64_t part = 0; part < between; ++part) {
     const uint64_t begin = 1 + part * (groups - 2) / between, end = 1 + (part + 1) * (groups - 2) / between;
@@ -474,32 +496,35 @@ int backplane_audit_launch(
   }
   local_begin = reinterpret_cast<uint64_t>(kernel->local_begin);
   local_size = static_cast<uint64_t>(kernel->local_end - kernel->local_begin);
-  const std::vector<uint64_t> samples = settings.counts != 0 ? choose_samples(summary.groups) : std::vector<uint64_t>{};
   const auto run = [&](uint64_t number) {
     const uint64_t at[3] = {number % of[0], number / of[0] % of[1], number / of[0] / of[1]};
     run_group(*kernel, arguments.data(), group, at, summary);
   };
-  summary.sampled = samples.size();
-  const bool all = samples.size() == summary.groups;
-  auto next = samples.begin();
-  const bool skip = settings.only_samples != 0;
-  const std::vector<uint64_t> to_run = skip ? choose_samples(summary.groups) : std::vector<uint64_t>{};
-  const uint64_t steps = skip ? to_run.size() : summary.groups;
-  for (uint64_t step = 0; step < steps; ++step) {
-    const uint64_t number = skip ? to_run[step] : step;
-    if (next == samples.end() || *next != number) {
-      run(number);
-      continue;
-    }
-    ++next;
+  const auto look = [&](uint64_t number, double weight) {
     records.clear();
+    phase_accesses.clear();
     group_accesses = group_local = 0;
+    most_of_segment = std::max<uint64_t>(64, settings.most_records / 4 / (group[0] * group[1] * group[2]));
     recording = true;
     run(number);
     recording = false;
-    const bool edge = all || number == 0 || number + 1 == summary.groups;
+    look_at_group(summary, weight);
+  };
+  const bool counts = settings.counts != 0, all_compute = settings.computes == 0;
+  if (settings.computes < 2) {
+    counts ? look(0, 1) : run(0);
+    const std::vector<uint64_t> samples = choose_samples(summary.groups, records.size() > kMany ? kFew : settings.samples);
+    summary.sampled = counts ? samples.size() : 0;
+    const bool all = samples.size() == summary.groups;
     const double between = static_cast<double>(summary.groups - 2) / static_cast<double>(samples.size() - 2);
-    look_at_group(summary, edge ? 1 : between);
+    uint64_t done = 1;
+    for (auto next = samples.begin() + 1; next != samples.end(); ++next) {
+      for (; all_compute && done < *next; ++done) {
+        run(done);
+      }
+      done = *next + 1;
+      counts ? look(*next, all || done == summary.groups ? 1 : between) : run(*next);
+    }
   }
   if (settings.counts != 0) {
     summaries.push_back(summary);

@@ -10,7 +10,7 @@ import json
 import sys
 import time
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ from torch.utils._pytree import tree_leaves
 from torch_backplane import _C, drivers
 from torch_backplane.audit.bounds import FAMILIES
 from torch_backplane.audit.cases import cases
-from torch_backplane.audit.driver import AuditDevice, Launch
-from torch_backplane.audit.model import figures
+from torch_backplane.audit.driver import ALL, NONE, SAMPLES, AuditDevice, Launch
+from torch_backplane.audit.model import figures, fill_of_planned
 from torch_backplane.audit.operands import Operands
 from torch_backplane.audit.workloads import Workload
 
@@ -37,12 +37,12 @@ class Measurement:
     operators: list[str]
 
 
-def measure(case: Workload, place: torch.device, device: AuditDevice, elements: int, only_samples: bool) -> Measurement:
+def measure(case: Workload, place: torch.device, device: AuditDevice, elements: int, computes: str) -> Measurement:
     """The first call of a case: builds its kernels, and counts what they do."""
-    device.set(counts=False, only_samples=only_samples and FAMILIES[case.family].samples_inputs)
+    device.set(counts=False, computes=computes if FAMILIES[case.family].samples_inputs else ALL)
     body = case.make(place, elements)
     torch.accelerator.synchronize(place)
-    with device.watched(only_samples) as found, Operands() as operands:
+    with device.watched(computes) as found, Operands() as operands:
         body()
         torch.accelerator.synchronize(place)
     return Measurement(found(), operands.bytes, operands.names)
@@ -87,22 +87,26 @@ def run(case: Workload, places: list[torch.device], devices: list[AuditDevice], 
     found = []
     for place, device in zip(places, devices, strict=True):
         start = time.perf_counter()
-        said: dict[str, Any] = {"case": case.title, "family": case.family, "elements": elements}
+        said: dict[str, Any] = {"case": case.title, "family": case.family, "elements": elements, "bytes": nbytes}
         said |= {"target": device.properties.name, "figures": None, "launches": [], "operators": []}
         try:
             _C.reset_fallback_counts()
-            device.set(counts=False, only_samples=False)
+            device.set(counts=False)
             said["wrong"] = compare(case, place, expected, checked)
-            measured = measure(case, place, device, elements, family.only_samples)
+            measured = measure(case, place, device, elements, SAMPLES if family.only_samples else ALL)
             said["operators"] = measured.operators
             if fallbacks := sorted(_C.fallback_counts()):
                 said["wrong"] = said["wrong"] or f"runs on the CPU: {', '.join(fallbacks)}"
-            said["figures"] = asdict(figures(measured.launches, device.modelled, measured.least_bytes))
+            made = figures(measured.launches, device.modelled, measured.least_bytes)
+            if made.fill < 1 and size < nbytes:
+                planned = measure(case, place, device, nbytes // 4, NONE).launches
+                made = replace(made, fill=fill_of_planned(measured.launches, planned, device.modelled))
+            said["figures"] = asdict(made)
             said["launches"] = [asdict(one) for one in measured.launches]
         except Exception as error:
             said["wrong"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         finally:
-            device.set(counts=False, only_samples=False)
+            device.set(counts=False)
         torch.get_device_module("bp").empty_cache()
         said["took"] = time.perf_counter() - start
         found.append(said)
