@@ -200,6 +200,7 @@ def test_passes_over_a_row_that_is_too_long_to_be_recorded_are_counted_in_full()
     assert one.chain_global == 3 * len(row) // 64
     assert one.sectors / one.least_sectors == pytest.approx(1)
     assert sum(each.bytes for each in one.operands) == pytest.approx(3 * 4 * len(row), rel=0.01)
+    assert [each.extent for each in one.operands] == [4 * len(row)] * 2
 
 
 def test_a_barrier_that_some_items_do_not_get_to_is_counted() -> None:

@@ -146,6 +146,11 @@ class Kernels:
 KERNELS = Kernels()
 
 
+def _sectors(first: int, last: int) -> int:
+    """From the one that has the address `first` to that which ends at `last` or behind it."""
+    return -(-last // SECTOR_BYTES) - first // SECTOR_BYTES
+
+
 class Segment:
     def __init__(self, address: int, nbytes: int) -> None:
         self.address, self.nbytes = address, nbytes
@@ -248,7 +253,7 @@ class AuditDevice(Device):
         if one.kernel == 0:
             return Launch(kernel="copy or fill", bytes=one.bytes)
         operands = tuple(
-            Operand(bytes=each.sectors * SECTOR_BYTES, extent=each.last - each.first)
+            Operand(bytes=each.sectors * SECTOR_BYTES, extent=_sectors(each.first, each.last) * SECTOR_BYTES)
             for each in one.operand[: one.operands]
             if each.sectors
         )

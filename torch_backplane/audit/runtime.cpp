@@ -102,8 +102,24 @@ uint32_t item_number = 0;
 uint64_t phase = 0;
 bool recording = false;
 uint64_t group_accesses = 0, group_local = 0;  // of a sampled group, also those that are not recorded
-std::vector<uint64_t> phase_accesses;          // the same by phase
-uint64_t most_of_segment = 0;                  // accesses of an item between two barriers that are recorded
+Operand operands[kMostOperands];               // of the launch
+std::vector<uint64_t> phase_accesses[2];       // the same by phase: to device memory, to local memory
+uint64_t most_global = 0, most_local = 0;      // accesses of an item between two barriers that are recorded
+uint64_t recorded[2] = {0, 0};                 // of the group
+
+// Operand by address: the last one that begins before it. (beginning, number)
+std::vector<std::pair<uint64_t, int>> operands_by_address;
+
+int operand_of(uint64_t address) {
+  int found = 0;
+  for (const auto& [begin, number] : operands_by_address) {
+    if (begin > address) {
+      break;
+    }
+    found = number;
+  }
+  return found;
+}
 
 inline void touch(void* at, uint32_t size, void* instruction) {
   const uint64_t address = reinterpret_cast<uint64_t>(at);
@@ -118,8 +134,14 @@ inline void touch(void* at, uint32_t size, void* instruction) {
   }
   if (__builtin_expect(recording, 0)) {
     ++(local ? group_local : group_accesses);
+    if (!local) {
+      Operand& operand = operands[operand_of(address)];
+      operand.first = std::min(operand.first, address);
+      operand.last = std::max(operand.last, address + size);
+    }
     // Of each item as many between two barriers, so that those of a warp are there together.
-    if (item_global + item_local <= most_of_segment && records.size() < settings.most_records) {
+    if ((local ? item_local <= most_local : item_global <= most_global) && records.size() < 4 * settings.most_records) {
+      ++recorded[local];
       const auto code = static_cast<uint32_t>(reinterpret_cast<uint64_t>(instruction));
       records.push_back({address, phase << 32 | (item_global + item_local), item_number, code, 0,
                          static_cast<uint8_t>(std::min<uint32_t>(size, 255)), local});
@@ -183,20 +205,6 @@ struct Event {
   double weight;
 };
 
-// Operand by address: the last one that begins before it. (beginning, number)
-std::vector<std::pair<uint64_t, int>> operands_by_address;
-
-int operand_of(uint64_t address) {
-  int found = 0;
-  for (const auto& [begin, number] : operands_by_address) {
-    if (begin > address) {
-      break;
-    }
-    found = number;
-  }
-  return found;
-}
-
 void count_repetitions() {
   std::stable_sort(records.begin(), records.end(), [](const Record& a, const Record& b) { return a.item < b.item; });
   std::unordered_map<uint32_t, uint32_t> times;
@@ -233,20 +241,24 @@ void look_at_group(Summary& summary, double weight) {
   if (records.empty()) {
     return;
   }
-  // What was recorded of a phase stands for all of it; of phases that were not, those before.
-  std::vector<uint64_t> recorded(phase_accesses.size());
-  for (const Record& one : records) {
-    ++recorded[one.time >> 32];
+  // What was recorded of a phase stands for all of it; of phases that were not, those that were.
+  std::vector<uint64_t> of_phase[2];
+  double group_weight[2];
+  for (const bool local : {false, true}) {
+    of_phase[local].resize(phase_accesses[local].size());
+    for (const Record& one : records) {
+      of_phase[local][one.time >> 32] += one.local == local ? 1 : 0;
+    }
+    uint64_t known = 0;
+    for (size_t i = 0; i < of_phase[local].size(); ++i) {
+      known += of_phase[local][i] != 0 ? phase_accesses[local][i] : 0;
+    }
+    const uint64_t all = local ? group_local : group_accesses;
+    group_weight[local] = weight * static_cast<double>(all) / static_cast<double>(std::max<uint64_t>(1, known));
   }
-  uint64_t known = 0;
-  for (size_t i = 0; i < recorded.size(); ++i) {
-    known += recorded[i] != 0 ? phase_accesses[i] : 0;
-  }
-  weight *= static_cast<double>(group_accesses + group_local) / static_cast<double>(known);
-  const double group_weight = weight;
   count_repetitions();
   const auto key = [](const Record& one) {
-    return std::make_tuple(one.instruction, one.repetition, one.item / settings.subgroup);
+    return std::make_tuple(one.local, one.instruction, one.repetition, one.item / settings.subgroup);
   };
   std::sort(records.begin(), records.end(), [&](const Record& a, const Record& b) { return key(a) < key(b); });
   std::vector<Event> events;
@@ -259,8 +271,10 @@ void look_at_group(Summary& summary, double weight) {
       wanted.emplace_back(records[end].address, records[end].size);
       time = std::min(time, records[end].time);
     }
-    const uint64_t of = time >> 32;
-    weight = group_weight * static_cast<double>(phase_accesses[of]) / static_cast<double>(recorded[of]);
+    const uint64_t in = time >> 32;
+    const bool local = records[begin].local;
+    const auto share = static_cast<double>(phase_accesses[local][in]) / static_cast<double>(of_phase[local][in]);
+    weight = group_weight[local] * share;
     std::sort(wanted.begin(), wanted.end());
     wanted.erase(std::unique(wanted.begin(), wanted.end()), wanted.end());
     if (records[begin].local) {
@@ -294,13 +308,10 @@ void look_at_group(Summary& summary, double weight) {
   for (uint64_t number = 0; number < events.size(); ++number) {
     const uint64_t sector = events[number].sector, address = sector * settings.sector;
     const auto found = seen.find(sector);
-    Operand& operand = summary.operand[operand_of(address + settings.sector - 1)];
     if (found == seen.end() || number - found->second > settings.cache_sectors) {
-      operand.sectors += events[number].weight;
+      operands[operand_of(address + settings.sector - 1)].sectors += events[number].weight;
     }
     seen[sector] = number;
-    operand.first = std::min(operand.first, address);
-    operand.last = std::max(operand.last, address + settings.sector);
   }
 }
 
@@ -315,8 +326,11 @@ void run_group(const Kernel& kernel, void** arguments, const uint64_t* group, co
   Longest chain, of_phase;
   const auto segment_ends = [&] {
     if (recording) {
-      phase_accesses.resize(std::max<uint64_t>(phase_accesses.size(), phase + 1));
-      phase_accesses[phase] += item_global + item_local;
+      for (std::vector<uint64_t>& one : phase_accesses) {
+        one.resize(std::max<uint64_t>(one.size(), phase + 1));
+      }
+      phase_accesses[0][phase] += item_global;
+      phase_accesses[1][phase] += item_local;
     }
     if (item_global + item_local > of_phase.total) {
       of_phase = {item_global + item_local, item_global};
@@ -329,7 +343,14 @@ void run_group(const Kernel& kernel, void** arguments, const uint64_t* group, co
     place[2] = x;
     place[3] = at[0];
   };
+  // A quarter of what is left of a budget for each phase: there may be many.
+  const auto phase_begins = [&] {
+    const uint64_t budget[2] = {settings.most_records * 3 / 4, settings.most_records / 4};
+    most_global = std::max<uint64_t>(16, (budget[0] - std::min(budget[0], recorded[0])) / 4 / count);
+    most_local = (budget[1] - std::min(budget[1], recorded[1])) / 4 / count;
+  };
   phase = 0;
+  phase_begins();
   if (!kernel.has_barriers) {
     uint64_t place[4];
     for (uint64_t i = 0; i < count; ++i) {
@@ -368,6 +389,7 @@ void run_group(const Kernel& kernel, void** arguments, const uint64_t* group, co
       chain.total += of_phase.total;
       chain.global += of_phase.global;
       ++phase;
+      phase_begins();
     }
     summary.barriers = std::max(summary.barriers, phase - 1);
     summary.divergent += diverged ? 1 : 0;
@@ -491,9 +513,7 @@ int backplane_audit_launch(
     of[d] = items[d] / group[d];
     summary.groups *= of[d];
   }
-  for (Operand& one : summary.operand) {
-    one.first = ~uint64_t{0};
-  }
+  std::fill(std::begin(operands), std::end(operands), Operand{0, ~uint64_t{0}, 0});
   local_begin = reinterpret_cast<uint64_t>(kernel->local_begin);
   local_size = static_cast<uint64_t>(kernel->local_end - kernel->local_begin);
   const auto run = [&](uint64_t number) {
@@ -502,9 +522,9 @@ int backplane_audit_launch(
   };
   const auto look = [&](uint64_t number, double weight) {
     records.clear();
-    phase_accesses.clear();
-    group_accesses = group_local = 0;
-    most_of_segment = std::max<uint64_t>(64, settings.most_records / 4 / (group[0] * group[1] * group[2]));
+    phase_accesses[0].clear();
+    phase_accesses[1].clear();
+    group_accesses = group_local = recorded[0] = recorded[1] = 0;
     recording = true;
     run(number);
     recording = false;
@@ -526,7 +546,8 @@ int backplane_audit_launch(
       counts ? look(*next, all || done == summary.groups ? 1 : between) : run(*next);
     }
   }
-  if (settings.counts != 0) {
+  if (counts) {
+    std::copy(std::begin(operands), std::end(operands), summary.operand);
     summaries.push_back(summary);
   }
   return 0;
