@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner, Result
 
 from torch_backplane.audit import compiler
 
@@ -29,6 +30,7 @@ from torch_backplane.audit.dialect import AuditC
 from torch_backplane.audit.driver import AuditDevice, Launch, Segment
 from torch_backplane.audit.model import figures, moved
 from torch_backplane.audit.report import summary
+from torch_backplane.cli import app
 from torch_backplane.kernels.modelled import SHIPPED, read_target
 
 NVIDIA = read_target("nvidia-ada")
@@ -238,16 +240,20 @@ SAMPLE = (
 )
 
 
-def audit(*options: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch_backplane", "audit", *options]
-    environment = os.environ | {"COLUMNS": "400", "NO_COLOR": "1"} | settings
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+
+def audit(*options: str) -> Result:
+    return CliRunner().invoke(app, ["audit", *options])
 
 
 def test_operators_keep_within_their_bounds(tmp_path: Path) -> None:
     file = tmp_path / "audit.json"
     done = audit("--match", SAMPLE, "--bytes", "1MiB", "--json", str(file), "--markdown", str(tmp_path / "audit.md"))
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.exit_code == 0, done.stdout + done.stderr
     said = json.loads(file.read_text(encoding="utf-8"))
     assert said["ok"]
     assert (said["wrong"], said["unknown"]) == ([], [])
@@ -265,13 +271,13 @@ def test_operators_keep_within_their_bounds(tmp_path: Path) -> None:
 def test_what_is_beyond_its_bounds_is_said_and_fails() -> None:
     done = audit("--match", "^transposed copy$", "--bytes", "4MiB", "--target", "arm-mali-g610")
     finding = next(line for line in done.stdout.splitlines() if "traffic 1.50 beyond 1.25" in line)
-    assert done.returncode == (0 if finding.startswith("known: ") else 1)
+    assert done.exit_code == (0 if finding.startswith("known: ") else 1)
 
 
 def result_of(**figures: float) -> dict[str, Any]:
     plain = {"fill": 1.0, "chain": 2, "traffic": 1.0, "divergent": 0}
-    said = {"case": "x", "family": "copies", "target": "t", "elements": 1 << 24, "bytes": 64 << 20, "wrong": ""}
-    return said | {"figures": plain | figures}
+    said = {"case": "x", "family": "copies", "target": "t", "elements": 1 << 24, "bytes": 64 << 20}
+    return said | {"figures": plain | figures, "wrong": "", "fallbacks": []}
 
 
 @pytest.mark.parametrize(
@@ -294,7 +300,7 @@ def test_each_bound_is_held(measure: str, figures: dict[str, float]) -> None:
 
 def test_what_is_known_names_cases_and_measures() -> None:
     for one in KNOWN:
-        assert one.measure in ("fill", "chain", "traffic", "barriers")
+        assert one.measure in ("fill", "chain", "traffic", "barriers", "fallbacks")
         assert any(re.fullmatch(one.match, title) for title in cases()), one.match
         assert one.reason
 
@@ -304,7 +310,9 @@ def test_cases_are_of_families_and_have_an_operator_of_each_formula() -> None:
     assert len(cases()) > 400
 
 
-def test_a_case_that_ends_its_process_is_wrong_and_others_go_on(tmp_path: Path) -> None:
+def test_a_case_that_ends_its_process_is_wrong_and_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     site = tmp_path / "sitecustomize.py"
     site.write_text(
         "import os, sys, threading\n"
@@ -314,8 +322,9 @@ def test_a_case_that_ends_its_process_is_wrong_and_others_go_on(tmp_path: Path) 
     )
     path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
     options = ("--match", "^(add|where)$", "--bytes", "64KiB", "--target", "intel-arc")
-    done = audit(*options, PYTHONPATH=path)
-    assert done.returncode == 1
+    monkeypatch.setenv("PYTHONPATH", path)
+    done = audit(*options)
+    assert done.exit_code == 1
     assert "wrong: add (): the process ended: (status 7)" in done.stdout
     assert "2 cases on 1 targets" in done.stdout
 
@@ -325,7 +334,7 @@ def test_a_case_that_ends_its_process_is_wrong_and_others_go_on(tmp_path: Path) 
 
 def test_list_names_cases_without_running_any() -> None:
     done = audit("--list", "--match", "^soft")
-    assert done.returncode == 0
+    assert done.exit_code == 0
     assert "rows: softmax of rows\n" in done.stdout
     assert "formulas: softplus\n" in done.stdout
 
@@ -353,7 +362,7 @@ def absurd(folder: Path, change: Any) -> str:
 )
 def test_what_cannot_be_is_refused(options: list[str], message: str) -> None:
     done = audit(*options)
-    assert done.returncode == 2
+    assert done.exit_code == 2
     assert message in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
 
@@ -369,7 +378,7 @@ def test_what_cannot_be_is_refused(options: list[str], message: str) -> None:
 )
 def test_a_target_that_cannot_be_is_refused(change: Any, message: str, tmp_path: Path) -> None:
     done = audit("--target", absurd(tmp_path, change))
-    assert done.returncode == 2
+    assert done.exit_code == 2
     assert message in " ".join(done.stderr.split())
 
 
@@ -381,6 +390,8 @@ def test_a_target_that_cannot_be_is_refused(change: Any, message: str, tmp_path:
     ],
 )
 def test_without_a_compiler_it_says_so(named: str, message: str) -> None:
-    done = audit("--match", "^add$", CXX=named)
+    command = [sys.executable, "-m", "torch_backplane", "audit", "--match", "^add$"]
+    done = subprocess.run(command, env=os.environ | {"CXX": named}, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert message in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,25 +74,28 @@ class Finding:
 
 def beyond(result: Mapping[str, Any]) -> list[Finding]:
     """What of a worker's result is beyond its bounds; not what is wrong with it."""
-    figures = result["figures"]
-    if figures is None:
-        return []
-    family = FAMILIES[result["family"]]
-    elements = result["elements"]
-    longest = CHAIN * math.sqrt(elements)
-    found = []
-    if result["bytes"] >= FULL_BYTES and figures["fill"] < 1:
-        found.append(("fill", figures["fill"], 1.0))
-    if figures["chain"] > longest:
-        found.append(("chain", figures["chain"], longest))
-    if family.traffic is not None and figures["traffic"] > family.traffic:
-        found.append(("traffic", figures["traffic"], family.traffic))
-    if figures["divergent"]:
-        found.append(("barriers", figures["divergent"], 0))
+    found: list[tuple[str, float, float]] = []
+    if result["fallbacks"]:
+        found.append(("fallbacks", len(result["fallbacks"]), 0))
+    if result["figures"] is not None:
+        found += _figures_beyond(result)
     return [
         Finding(result["case"], result["target"], measure, value, bound, reason_of(result["case"], measure))
         for measure, value, bound in found
     ]
+
+
+def _figures_beyond(result: Mapping[str, Any]) -> Iterator[tuple[str, float, float]]:
+    figures, family = result["figures"], FAMILIES[result["family"]]
+    longest = CHAIN * math.sqrt(result["elements"])
+    if result["bytes"] >= FULL_BYTES and figures["fill"] < 1:
+        yield ("fill", figures["fill"], 1.0)
+    if figures["chain"] > longest:
+        yield ("chain", figures["chain"], longest)
+    if family.traffic is not None and figures["traffic"] > family.traffic:
+        yield ("traffic", figures["traffic"], family.traffic)
+    if figures["divergent"]:
+        yield ("barriers", figures["divergent"], 0)
 
 
 def reason_of(title: str, measure: str) -> str:

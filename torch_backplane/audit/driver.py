@@ -244,8 +244,8 @@ class AuditDevice(Device):
         self.set(counts=True, computes=computes)
         try:
             yield lambda: found
-            found += [self._launch(number) for number in range(self._library.backplane_audit_count())]
         finally:
+            found += [self._launch(number) for number in range(self._library.backplane_audit_count())]
             self.set(counts=False)
 
     def _launch(self, number: int) -> Launch:

@@ -58,7 +58,13 @@ def run(
                 elif "ended" in said:
                     if not last:
                         raise AuditError(said["ended"])
-                    yield {"case": last, "target": "", "wrong": f"the process ended: {said['ended']}", "figures": None}
+                    yield {
+                        "case": last,
+                        "target": "",
+                        "wrong": f"the process ended: {said['ended']}",
+                        "figures": None,
+                        "fallbacks": [],
+                    }
                 else:
                     yield said
 

@@ -10,6 +10,7 @@ import json
 import sys
 import time
 import warnings
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,11 +39,14 @@ class Measurement:
 
 
 def measure(case: Workload, place: torch.device, device: AuditDevice, elements: int, computes: str) -> Measurement:
-    """The first call of a case: builds its kernels, and counts what they do."""
+    """The first call of a case: builds its kernels, and counts what they do. Where nothing computes, what is planned
+    until a planner wants to know a value that was not computed.
+    """
+    unknown = (Exception,) if computes == NONE else ()
     device.set(counts=False, computes=computes if FAMILIES[case.family].samples_inputs else ALL)
     body = case.make(place, elements)
     torch.accelerator.synchronize(place)
-    with device.watched(computes) as found, Operands() as operands:
+    with suppress(*unknown), device.watched(computes) as found, Operands() as operands:
         body()
         torch.accelerator.synchronize(place)
     return Measurement(found(), operands.bytes, operands.names)
@@ -88,15 +92,16 @@ def run(case: Workload, places: list[torch.device], devices: list[AuditDevice], 
     for place, device in zip(places, devices, strict=True):
         start = time.perf_counter()
         said: dict[str, Any] = {"case": case.title, "family": case.family, "elements": elements, "bytes": nbytes}
-        said |= {"target": device.properties.name, "figures": None, "launches": [], "operators": []}
+        said |= {"target": device.properties.name, "figures": None, "launches": [], "operators": [], "fallbacks": []}
         try:
             _C.reset_fallback_counts()
             device.set(counts=False)
             said["wrong"] = compare(case, place, expected, checked)
             measured = measure(case, place, device, elements, SAMPLES if family.only_samples else ALL)
             said["operators"] = measured.operators
-            if fallbacks := sorted(_C.fallback_counts()):
-                said["wrong"] = said["wrong"] or f"runs on the CPU: {', '.join(fallbacks)}"
+            said["fallbacks"] = sorted(_C.fallback_counts())
+            if said["fallbacks"] and not measured.launches:
+                continue
             made = figures(measured.launches, device.modelled, measured.least_bytes)
             if made.fill < 1 and size < nbytes:
                 planned = measure(case, place, device, nbytes // 4, NONE).launches
@@ -107,9 +112,9 @@ def run(case: Workload, places: list[torch.device], devices: list[AuditDevice], 
             said["wrong"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         finally:
             device.set(counts=False)
-        torch.get_device_module("bp").empty_cache()
-        said["took"] = time.perf_counter() - start
-        found.append(said)
+            torch.get_device_module("bp").empty_cache()
+            said["took"] = time.perf_counter() - start
+            found.append(said)
     return found
 
 
