@@ -33,12 +33,12 @@ class Family:
 
 FAMILIES = {
     "pointwise": Family(traffic=1.25, samples_inputs=True),
-    "formulas": Family(traffic=1.25, most_bytes=16 << 20),
+    "formulas": Family(traffic=1.25, most_bytes=8 << 20),
     "copies": Family(traffic=1.25, samples_inputs=True),
     "reductions": Family(traffic=1.25, samples_inputs=True),
     "scans": Family(traffic=2.0, samples_inputs=True),
     "rows": Family(traffic=1.25),
-    "sorting": Family(only_samples=False, most_bytes=4 << 20),
+    "sorting": Family(only_samples=False, most_bytes=2 << 20),
     "compaction": Family(only_samples=False, most_bytes=8 << 20),
     "indexing": Family(only_samples=False, most_bytes=8 << 20),
     "images": Family(),
@@ -57,7 +57,92 @@ class Known:
     reason: str
 
 
-KNOWN: tuple[Known, ...] = ()
+# What is to be mended, or why it is as it is. Titles are those of cases.
+_SIDES = "add, one operand transposed|transposed copy|channels to the end|pixel unshuffle"
+_ONE_GROUP = "softmax of one row|layer norm of one row"
+_FEW_ROWS = "group norm|group norm, backward"
+_CHANNELS = "batch norm in training|batch norm, backward"
+_ONE_TEAM = "one team of 64 work items has a row, however long it is and however few there are: long rows need several"
+_ONE_CHANNEL = (
+    "one team of 64 work items has a channel, or a group of channels, however large it is: 16 of them are 16 groups"
+)
+_PASSES = "the statistics are one pass over what is too large for a cache, and the result is another"
+_PARTS = "fewer groups than fill a target with 8,192 for 512 compute units: parts of columns are divided to fill half"
+KNOWN: tuple[Known, ...] = (
+    Known(
+        _SIDES, "traffic", "groups of 16 × 4 elements read or write 4 of a sector's 8: tiles in local memory are due"
+    ),
+    Known(
+        "every second element", "traffic", "a sector has elements that are wanted and others, and is read as a whole"
+    ),
+    Known("stack of 2, by elements", "traffic", "each of the launches writes every second element of its sectors"),
+    Known("roll of rows", "traffic", "rows begin within a sector, and groups have 16 elements of a row"),
+    Known(
+        "padding by a constant",
+        "traffic",
+        "the result is filled before, and its rows begin within a sector, where groups have 16 elements of one",
+    ),
+    Known("repeat of rows", "traffic", "each of the 4 copies reads the operand again"),
+    Known("places of a lower triangle", "fill", "a work item has a whole row of the triangle"),
+    Known(
+        "binary cross entropy", "fill", "the loss looks at its operands first, with 256 groups whatever the device is"
+    ),
+    Known("binary cross entropy", "traffic", "the input is read once more, to refuse numbers beyond 1"),
+    Known("sum of 4 columns", "traffic", "fewer than 8 columns are summed one by one, each reading every sector"),
+    Known(
+        "sum of both ends of three", "fill", "chunks are a whole number for each result, which leaves 5 % of a device"
+    ),
+    Known("trace", "fill", "a diagonal has no more than √n elements"),
+    Known(
+        "variance of columns", "fill", "the second launch, over partial states of 4 numbers, has a team for each result"
+    ),
+    Known(_ONE_GROUP, "fill", _ONE_TEAM),
+    Known(_ONE_GROUP, "chain", _ONE_TEAM),
+    Known(_ONE_GROUP, "traffic", _PASSES),
+    Known("softmax of rows of 50,257", "fill", _ONE_TEAM),
+    Known("softmax of rows of 50,257", "traffic", _PASSES),
+    Known(f"{_FEW_ROWS}|{_CHANNELS}", "fill", _ONE_CHANNEL),
+    Known(f"{_FEW_ROWS}|{_CHANNELS}", "chain", _ONE_CHANNEL),
+    Known(f"{_FEW_ROWS}|{_CHANNELS}", "traffic", _PASSES),
+    Known(
+        "layer norm of rows, backward",
+        "fill",
+        "the gradients of weight and bias: a work item has a column, and 1,024 do",
+    ),
+    Known(
+        "layer norm of rows, backward",
+        "chain",
+        "a work item adds up a whole column for the gradients of weight and bias",
+    ),
+    Known("layer norm of rows, backward", "traffic", "the gradients of weight and bias read both operands again"),
+    Known(
+        "layer norm of rows|softmax of rows, backward|RMS norm of rows, backward",
+        "traffic",
+        "where a group's share of the caches is 8 KiB, what the first pass over a row read is gone in the second",
+    ),
+    Known("softmax of columns", "fill", "a work item has a column, and there are 1,024"),
+    Known("softmax of columns", "chain", "a work item has a whole column"),
+    Known("softmax of columns", "traffic", _PASSES),
+    Known("renorm|weight norm", "traffic", "the norm is one launch, the product another: the operand is read twice"),
+    Known(
+        "(cumsum|cumprod|cummax|logcumsumexp) of a vector|cumsum of 4 columns",
+        "chain",
+        "where 64 groups fill a device each has n / 64 elements, by turns of 64 work items",
+    ),
+    Known("(cumsum|cummax) of columns", "fill", _PARTS),
+    Known("cumsum of 4 columns", "traffic", "4 columns are scanned one by one, and each moves every sector"),
+    Known(
+        "product of square matrices|linear layer|product of transposed matrices",
+        "chain",
+        "a work item has 16 sums, and reads 8 numbers of local memory for them at each of the 2,048 steps",
+    ),
+    Known(
+        "product of square matrices|linear layer|product of transposed matrices",
+        "fill",
+        "1,024 tiles of 64 × 64 are what there is; a target with 512 compute units wants as many again",
+    ),
+    Known("product of a matrix and a vector", "fill", "a tile has 64 rows, which are 256 groups"),
+)
 
 
 @dataclass(frozen=True)

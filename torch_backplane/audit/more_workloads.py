@@ -37,7 +37,9 @@ def gradient(shape: Any, call: Any) -> Make:
 
     def make(device: torch.device, n: int) -> Body:
         x = rand(device, *shape(n)).requires_grad_()
-        return backward(call(x), x)
+        result = call(x)
+        grad = rand(device, *result.shape)  # of ones, gradients of sums that are always the same are only rounding
+        return lambda: torch.autograd.grad(result, x, grad, retain_graph=True)
 
     return make
 
@@ -210,11 +212,15 @@ case("compaction", "repeat_interleave", _repeat_interleave)
 # Gather and scatter
 
 
-def _by_index(call: Any) -> Make:
-    """A call of a vector, places in it and numbers for them."""
+def _by_index(call: Any, distinct: bool = False) -> Make:
+    """A call of a vector, places in it and numbers for them. Where what is written to one place twice would be
+    anybody's, they have to be distinct.
+    """
 
     def make(device: torch.device, n: int) -> Body:
-        x, index, y = rand(device, n), whole(device, n, n), rand(device, n)
+        x, y = rand(device, n), rand(device, n)
+        order = torch.randperm(n, generator=torch.Generator().manual_seed(0)).to(device)
+        index = order if distinct else whole(device, n, n)
         return lambda: call(x, index, y)
 
     return make
@@ -234,7 +240,7 @@ for name, call in {
     "histc": lambda x, index, y: x.histc(100),
     "bincount with weights": lambda x, index, y: (index % 1000).bincount(y),
 }.items():
-    case("indexing", name, _by_index(call))
+    case("indexing", name, _by_index(call, distinct=name in ("put_", "scatter")))
 
 
 def _of_rows(call: Any, size: int = ROW) -> Make:
@@ -251,12 +257,20 @@ def _of_rows(call: Any, size: int = ROW) -> Make:
 for name, call in {
     "index_select of rows": lambda x, index, y: x.index_select(0, index),
     "index_select of columns": lambda x, index, y: x.index_select(1, index % x.shape[1]),
-    "index_copy of rows": lambda x, index, y: x.index_copy(0, index, y),
     "index_reduce of rows": lambda x, index, y: x.index_reduce(0, index, y, "amax"),
     "index of rows": lambda x, index, y: x[index],
     "searchsorted in rows": lambda x, index, y: torch.searchsorted(x.cumsum(1), y),
 }.items():
     case("indexing", name, _of_rows(call))
+
+
+def _index_copy(device: torch.device, n: int) -> Body:
+    x, y = rand(device, *rows(n)), rand(device, *rows(n))
+    index = torch.arange(x.shape[0]).flip(0).to(device)  # none twice, whose order would be anybody's
+    return lambda: x.index_copy(0, index, y)
+
+
+case("indexing", "index_copy of rows", _index_copy)
 
 
 def _gather_columns(device: torch.device, n: int) -> Body:
