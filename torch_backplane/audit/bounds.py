@@ -61,12 +61,14 @@ class Known:
 _SIDES = "add, one operand transposed|transposed copy|channels to the end|pixel unshuffle"
 _ONE_GROUP = "softmax of one row|layer norm of one row"
 _FEW_ROWS = "group norm|group norm, backward"
-_CHANNELS = "batch norm in training|batch norm, backward"
+_CHANNELS = "batch norm in training|batch norm in evaluation|batch norm, backward"
 _ONE_TEAM = "one team of 64 work items has a row, however long it is and however few there are: long rows need several"
 _ONE_CHANNEL = (
     "one team of 64 work items has a channel, or a group of channels, however large it is: 16 of them are 16 groups"
 )
 _PASSES = "the statistics are one pass over what is too large for a cache, and the result is another"
+_CHUNKS = "as many chunks for each result, a whole number, leave 5 % of a device"
+_LONG = "product of few rows of many columns|product of a transposed matrix and a vector"
 _PARTS = "fewer groups than fill a target with 8,192 for 512 compute units: parts of columns are divided to fill half"
 KNOWN: tuple[Known, ...] = (
     Known(
@@ -142,6 +144,16 @@ KNOWN: tuple[Known, ...] = (
         "1,024 tiles of 64 × 64 are what there is; a target with 512 compute units wants as many again",
     ),
     Known("product of a matrix and a vector", "fill", "a tile has 64 rows, which are 256 groups"),
+    Known(_LONG, "fill", "there are few tiles of 64 × 64 results, and the sums of one are not divided among groups"),
+    Known(_LONG, "chain", "the long sums of a tile are not divided among groups"),
+    Known(
+        "distances of pairs", "fill", "the places of pairs come from triu_indices, where a work item has a whole row"
+    ),
+    Known(r"adaptive_(avg|max)_pool2d\(7\)", "fill", "a work item has a result, and there are 3,136"),
+    Known(r"adaptive_avg_pool2d\(1\)", "fill", _CHUNKS),
+    Known("grid_sample, backward", "fill", "a work item has a whole plane, to whose places any of the grid may add"),
+    Known("grid_sample, backward", "chain", "a work item has a whole plane, to whose places any of the grid may add"),
+    Known("hash of all", "fallbacks", "the operator needs float64, and runs on the CPU where there is none"),
 )
 
 

@@ -45,7 +45,7 @@ class _Kernel(ctypes.Structure):
 
 
 class _Operand(ctypes.Structure):
-    _fields_: ClassVar = [("sectors", ctypes.c_double), *_whole("first", "last")]
+    _fields_: ClassVar = [("sectors", ctypes.c_double), *_whole("first", "last", "samples")]
 
 
 # Figures of a launch that are as runtime.cpp has them.
@@ -70,10 +70,13 @@ class _Summary(ctypes.Structure):
 
 @dataclass(frozen=True, kw_only=True)
 class Operand:
-    """Memory that a launch was given: bytes that were moved for it, and from its first to its last that was touched."""
+    """Memory that a launch was given: bytes that were moved for it, and from its first to its last that was touched;
+    `by_all` says that each of the groups that were looked at did, so that these are the first and last of all groups.
+    """
 
     bytes: float
     extent: int
+    by_all: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,7 +256,11 @@ class AuditDevice(Device):
         if one.kernel == 0:
             return Launch(kernel="copy or fill", bytes=one.bytes)
         operands = tuple(
-            Operand(bytes=each.sectors * SECTOR_BYTES, extent=_sectors(each.first, each.last) * SECTOR_BYTES)
+            Operand(
+                bytes=each.sectors * SECTOR_BYTES,
+                extent=_sectors(each.first, each.last) * SECTOR_BYTES,
+                by_all=each.samples == one.sampled,
+            )
             for each in one.operand[: one.operands]
             if each.sectors
         )

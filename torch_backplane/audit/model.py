@@ -85,7 +85,9 @@ def cache_bytes(target: Target) -> int:
 def moved(launch: Launch, modelled: Modelled) -> float:
     """Bytes that a launch moves: what its groups do, but of what fits the shared cache no byte twice."""
     most = modelled.target.cache_bytes * SHARED_CACHE_SHARE
-    operands = (min(one.bytes, one.extent) if one.extent <= most else one.bytes for one in launch.operands)
+    operands = (
+        min(one.bytes, one.extent) if one.by_all and one.extent <= most else one.bytes for one in launch.operands
+    )
     return launch.bytes + sum(operands)
 
 

@@ -396,7 +396,7 @@ for name, call, shapes in (
     ("product of many rows of few columns", lambda x, y: x @ y[:64], (tall, tall)),
     ("product of a transposed matrix and a vector", lambda x, y: x.t() @ y[0, :1].expand(x.shape[0]), (rows, rows)),
     ("outer product added", lambda x, y: torch.addr(x, y[0], y[1]), (square, square)),
-    ("cross products", lambda x: torch.linalg.cross(x, x), (lambda n: (n // 3, 3),)),
+    ("cross products", lambda x, y: torch.linalg.cross(x, y), (lambda n: (n // 3, 3), lambda n: (1, 3))),
     ("distances", lambda x: torch.cdist(x, x), (lambda n: (max(2, math.isqrt(n)), 32),)),
     ("distances by sums", lambda x: torch.cdist(x, x, p=1.0), (lambda n: (max(2, math.isqrt(n)), 32),)),
     ("distances of pairs", lambda x: torch.pdist(x), (lambda n: (max(2, math.isqrt(n)), 32),)),

@@ -44,6 +44,7 @@ struct Operand {
   double sectors;  // moved, all groups together
   uint64_t first;  // addresses that were touched
   uint64_t last;
+  uint64_t samples;  // groups that did, of those that were looked at
 };
 
 struct Summary {
@@ -103,6 +104,7 @@ uint64_t phase = 0;
 bool recording = false;
 uint64_t group_accesses = 0, group_local = 0;  // of a sampled group, also those that are not recorded
 Operand operands[kMostOperands];               // of the launch
+uint64_t touched = 0;                          // which of them the group has, a bit for each
 std::vector<uint64_t> phase_accesses[2];       // the same by phase: to device memory, to local memory
 uint64_t most_global = 0, most_local = 0;      // accesses of an item between two barriers that are recorded
 uint64_t recorded[2] = {0, 0};                 // of the group
@@ -121,6 +123,20 @@ int operand_of(uint64_t address) {
   return found;
 }
 
+// Which operand an instruction had the last time, and most likely has again.
+uint8_t recent[256];
+
+inline void note_operand(uint64_t address, uint32_t size, uint64_t instruction) {
+  uint8_t& known = recent[(instruction >> 2) % 256];
+  if ((touched >> known & 1) != 0 && address >= operands[known].first && address + size <= operands[known].last) {
+    return;
+  }
+  known = static_cast<uint8_t>(operand_of(address));
+  operands[known].first = std::min(operands[known].first, address);
+  operands[known].last = std::max(operands[known].last, address + size);
+  touched |= uint64_t{1} << known;
+}
+
 inline void touch(void* at, uint32_t size, void* instruction) {
   const uint64_t address = reinterpret_cast<uint64_t>(at);
   const bool local = address - local_begin < local_size;
@@ -135,9 +151,7 @@ inline void touch(void* at, uint32_t size, void* instruction) {
   if (__builtin_expect(recording, 0)) {
     ++(local ? group_local : group_accesses);
     if (!local) {
-      Operand& operand = operands[operand_of(address)];
-      operand.first = std::min(operand.first, address);
-      operand.last = std::max(operand.last, address + size);
+      note_operand(address, size, reinterpret_cast<uint64_t>(instruction));
     }
     // Of each item as many between two barriers, so that those of a warp are there together.
     if ((local ? item_local <= most_local : item_global <= most_global) && records.size() < 4 * settings.most_records) {
@@ -513,7 +527,7 @@ int backplane_audit_launch(
     of[d] = items[d] / group[d];
     summary.groups *= of[d];
   }
-  std::fill(std::begin(operands), std::end(operands), Operand{0, ~uint64_t{0}, 0});
+  std::fill(std::begin(operands), std::end(operands), Operand{0, ~uint64_t{0}, 0, 0});
   local_begin = reinterpret_cast<uint64_t>(kernel->local_begin);
   local_size = static_cast<uint64_t>(kernel->local_end - kernel->local_begin);
   const auto run = [&](uint64_t number) {
@@ -525,9 +539,13 @@ int backplane_audit_launch(
     phase_accesses[0].clear();
     phase_accesses[1].clear();
     group_accesses = group_local = recorded[0] = recorded[1] = 0;
+    touched = 0;
     recording = true;
     run(number);
     recording = false;
+    for (int i = 0; i < kMostOperands; ++i) {
+      operands[i].samples += touched >> i & 1;
+    }
     look_at_group(summary, weight);
   };
   const bool counts = settings.counts != 0, all_compute = settings.computes == 0;
