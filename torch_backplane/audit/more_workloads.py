@@ -38,7 +38,8 @@ def gradient(shape: Any, call: Any) -> Make:
     def make(device: torch.device, n: int) -> Body:
         x = rand(device, *shape(n)).requires_grad_()
         result = call(x)
-        grad = rand(device, *result.shape)  # of ones, gradients of sums that are always the same are only rounding
+        # Of ones, gradients of sums that are always the same are only rounding; so are those of norms, of x itself.
+        grad = rand(device, *result.shape).square()
         return lambda: torch.autograd.grad(result, x, grad, retain_graph=True)
 
     return make
@@ -420,11 +421,11 @@ for name, call, shapes in (
 
 
 def _convolution_backward(device: torch.device, n: int) -> Body:
-    x, weight = rand(device, *images(n)).requires_grad_(), rand(device, 16, 16, 3, 3).requires_grad_()
+    x, weight = rand(device, *images(n // 16)).requires_grad_(), rand(device, 16, 16, 3, 3).requires_grad_()
     return backward(F.conv2d(x, weight, padding=1), x, weight)
 
 
-case("products", "convolution, 3 × 3, backward", _convolution_backward)
+case("products", "convolution, 3 × 3, of a sixteenth, backward", _convolution_backward)
 
 
 # Random numbers, optimizers
