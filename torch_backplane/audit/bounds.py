@@ -48,6 +48,10 @@ FAMILIES = {
 }
 
 
+# Cases of other families whose results are random.
+RANDOM = frozenset({"randperm"})
+
+
 @dataclass(frozen=True)
 class Known:
     """What is beyond its bound, and why: `measure` of the cases whose titles `match` as a whole."""
@@ -69,6 +73,9 @@ _ONE_CHANNEL = (
 _PASSES = "the statistics are one pass over what is too large for a cache, and the result is another"
 _CHUNKS = "as many chunks for each result, a whole number, leave 5 % of a device"
 _LONG = "product of few rows of many columns|product of a transposed matrix and a vector"
+_BY_DIGITS = r"sort of int64|sort of int8|sort of columns|sort|sort, descending|randperm|unique.*|median|median without NaN|topk.*"
+_WEIGHTS = "convolution, 3 × 3, of a sixteenth, backward"
+_OF_WEIGHTS = "the weight's gradient is a product of few rows of many columns: 3 tiles, whose sums are not divided"
 _PARTS = "fewer groups than fill a target with 8,192 for 512 compute units: parts of columns are divided to fill half"
 KNOWN: tuple[Known, ...] = (
     Known(
@@ -153,6 +160,25 @@ KNOWN: tuple[Known, ...] = (
     Known(r"adaptive_avg_pool2d\(1\)", "fill", _CHUNKS),
     Known("grid_sample, backward", "fill", "a work item has a whole plane, to whose places any of the grid may add"),
     Known("grid_sample, backward", "chain", "a work item has a whole plane, to whose places any of the grid may add"),
+    Known(
+        r"topk\(2\) of rows of 64",
+        "fill",
+        "the last merge of the best 2 of each row has 4,096 groups, which is all it wants",
+    ),
+    Known(
+        _BY_DIGITS, "fill", "a chunk of a sort by digits has 4,096 elements or more, which are 4,096 groups at 64 MiB"
+    ),
+    Known(
+        _BY_DIGITS, "chain", "where 64 groups fill a device, one sorts n / 64 elements, 64 at a time, in local memory"
+    ),
+    Known("ldexp.Tensor", "traffic", "2 to the power of the second operand is a launch of its own"),
+    Known("norms of lists", "fill", "each list is launches of its own, of 1,024 groups at 8 MiB"),
+    Known(_WEIGHTS, "fill", _OF_WEIGHTS),
+    Known(_WEIGHTS, "chain", _OF_WEIGHTS),
+    Known(
+        "coins of probabilities", "fill", "probabilities are looked at first, with 256 groups whatever the device is"
+    ),
+    Known("coins of probabilities", "traffic", "probabilities are read once more, to refuse those beyond 1"),
     Known("hash of all", "fallbacks", "the operator needs float64, and runs on the CPU where there is none"),
 )
 

@@ -118,8 +118,13 @@ def _large(launches: Sequence[Launch], modelled: Modelled) -> list[Launch]:
 
 def fill_of_planned(launches: Sequence[Launch], planned: Sequence[Launch], modelled: Modelled) -> float:
     """The fill of an operator of which `launches` were measured with less, and `planned` would be done."""
-    names = {one.kernel for one in _large(launches, modelled)}
-    return min((fill(one, modelled) for one in planned if one.kernel in names), default=1.0)
+    large = _large(launches, modelled)
+    if [one.kernel for one in launches] == [one.kernel for one in planned]:
+        chosen = [other for one, other in zip(launches, planned, strict=True) if any(one is each for each in large)]
+    else:
+        names = {one.kernel for one in large}
+        chosen = [one for one in planned if one.kernel in names]
+    return min((fill(one, modelled) for one in chosen), default=1.0)
 
 
 def figures(launches: Sequence[Launch], modelled: Modelled, least_bytes: float) -> Figures:

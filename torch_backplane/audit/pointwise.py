@@ -12,10 +12,12 @@ from torch_backplane.audit.workloads import Body, Workload, rand, whole
 _FILES = ("pointwise", "unary_ops", "binary_ops", "pow", "activation")
 _INTEGERS = ("bitwise", "shift__", "gcd", "lcm", "shift")
 _NUMBERS = {"min": 0.2, "max": 0.8, "n": 2, "p": 2, "decimals": 2}
+_OPTIONAL = ("min", "max")  # without either there is nothing to do
 # Of what the schema does not say: what is not refused.
 _SKIPPED = {
     "aten::fill.Tensor": "wants a number as a tensor",
     "aten::rrelu_with_noise": "a case of its own",
+    "aten::where.self": "a case of its own, with bools",
     "aten::native_dropout_backward": "wants a mask of bools",
     "aten::_fill_mem_eff_dropout_mask_": "a helper",
 }
@@ -44,20 +46,21 @@ def _can_be_made(schema: Any) -> bool:
 
 
 def _maker(overload: Any) -> Any:
+    integers = any(part in overload._schema.name for part in _INTEGERS)
+
+    def value(one: Any, device: torch.device, n: int) -> Any:
+        if str(one.type) in ("Tensor", "Optional[Tensor]"):
+            return whole(device, 30, n).int() if integers else rand(device, n)
+        if str(one.type) == "bool":
+            return False
+        if str(one.type) == "int" or integers:
+            return int(_NUMBERS.get(one.name, 3))
+        return _NUMBERS.get(one.name, 0.5)
+
     def make(device: torch.device, n: int) -> Body:
-        given: list[Any] = []
-        integers = any(part in overload._schema.name for part in _INTEGERS)
-        for one in overload._schema.arguments:
-            if one.has_default_value() and one.name not in ("min", "max"):
-                break
-            if str(one.type) in ("Tensor", "Optional[Tensor]"):
-                given.append(whole(device, 30, n).int() if integers else rand(device, n))
-            elif str(one.type) == "bool":
-                given.append(False)
-            elif str(one.type) == "int" or integers:
-                given.append(int(_NUMBERS.get(one.name, 3)))
-            else:
-                given.append(_NUMBERS.get(one.name, 0.5))
-        return lambda: overload(*given)
+        wanted = [one for one in overload._schema.arguments if not one.has_default_value() or one.name in _OPTIONAL]
+        given = [value(one, device, n) for one in wanted if not one.kwarg_only]
+        named = {one.name: value(one, device, n) for one in wanted if one.kwarg_only}
+        return lambda: overload(*given, **named)
 
     return make
