@@ -73,7 +73,7 @@ _ONE_CHANNEL = (
 _PASSES = "the statistics are one pass over what is too large for a cache, and the result is another"
 _CHUNKS = "as many chunks for each result, a whole number, leave 5 % of a device"
 _LONG = "product of few rows of many columns|product of a transposed matrix and a vector"
-_BY_DIGITS = r"sort of int64|sort of int8|sort of columns|sort|sort, descending|randperm|unique.*|median|median without NaN|topk.*"
+_BY_DIGITS = r"sort|sort of (int64|int8|columns)|sort, descending|randperm|unique.*|median|median without NaN|topk.*"
 _WEIGHTS = "convolution, 3 × 3, of a sixteenth, backward"
 _OF_WEIGHTS = "the weight's gradient is a product of few rows of many columns: 3 tiles, whose sums are not divided"
 _PARTS = "fewer groups than fill a target with 8,192 for 512 compute units: parts of columns are divided to fill half"
@@ -179,6 +179,7 @@ KNOWN: tuple[Known, ...] = (
         "coins of probabilities", "fill", "probabilities are looked at first, with 256 groups whatever the device is"
     ),
     Known("coins of probabilities", "traffic", "probabilities are read once more, to refuse those beyond 1"),
+    Known("smallest but 10 of rows", "fill", "merges of the best of each row have fewer work items each time"),
     Known("hash of all", "fallbacks", "the operator needs float64, and runs on the CPU where there is none"),
 )
 

@@ -152,7 +152,7 @@ def _all(results: Sequence[Result]) -> Iterable[str]:
                 yield ""
             yield (
                 f"In one launch that fills the device, coalesced, with no more traffic than the least, and with "
-                f"chains of 8 or fewer, {len(plain)}: {', '.join(plain)}."
+                f"chains of 8 or fewer, {len(plain)}: {', '.join(f'`{one}`' for one in plain)}."
             )
         yield ""
 
