@@ -126,16 +126,20 @@ def _run(titles: list[str], targets: list[str], nbytes: int, console: Console) -
 
 
 def _show(said: dict[str, Any], results: list[dict[str, Any]], console: Console) -> None:
+    from rich.box import SIMPLE
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table("case", "target", "launches", "groups", "fill", "chain", "traffic", "sectors", "banks", "ms", "ideal")
+    table = Table("case", "target", box=SIMPLE, padding=0)
+    for title in ("launches", "groups", "fill", "chain", "traffic", "sectors", "banks", "ms", "ideal"):
+        table.add_column(title, justify="right", no_wrap=True)
     for one in results:
         figures = one["figures"]
         if figures is None:
             continue
         table.add_row(
-            escape(one["case"]), escape(one["target"]), f"{figures['launches']}", f"{figures['groups']:,}",
+            escape(one["case"]), escape(one["target"].partition(" (")[0]),
+            f"{figures['launches']}", f"{figures['groups']:,}",
             f"{figures['fill']:.2f}", f"{figures['chain']:,}", f"{figures['traffic']:.2f}",
             f"{figures['coalescing']:.2f}", f"{figures['conflicts']:.2f}", f"{figures['seconds'] * 1e3:.3f}",
             f"{figures['ideal_seconds'] * 1e3:.3f}",
