@@ -28,7 +28,7 @@ torch_request := $(if $(filter file,$(origin TORCH)),any supported release,$(TOR
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-digits test test-plans test-shapes test-exit test-random test-intel test-rusticl test-oclgrind \
-	fuzz asan tsan lint bench conformance ops clean FORCE
+	fuzz asan tsan lint bench conformance ops audit clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z -]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,7 +39,7 @@ help: ## this list
 	@echo "  SECONDS=n     for how long (fuzz; default 300)"
 	@echo "  RUNS=n        of each way to end a program (test-exit)"
 	@echo "  WORKERS=n     test files that run side by side (test, test-plans; default: as many as cores, up to 8)"
-	@echo "  ARGS=…        further options, passed on as they are (demo, demo-digits, test…, fuzz, asan, tsan, conformance, ops)"
+	@echo "  ARGS=…        further options, passed on as they are (demo, demo-digits, test…, fuzz, asan, tsan, conformance, ops, audit)"
 	@echo "  TORCH=…       the torch to install, as pip names it (default $(TORCH))"
 	@echo "  PYTHON=…      the Python to make .venv with (default $(PYTHON))"
 
@@ -110,6 +110,9 @@ conformance: $(ready) ## run PyTorch's operator database on bp
 
 ops: $(ready) ## tell where each of PyTorch's operators comes from
 	$(python) -m torch_backplane ops $(ARGS)
+
+audit: $(ready) ## run operators as GPUs that are not here would, and write docs/audit.md (half an hour on 2 cores)
+	$(python) -m torch_backplane audit --markdown docs/audit.md $(ARGS)
 
 clean: ## remove .venv and everything that was built
 	rm -rf .venv build dist out *.egg-info torch_backplane/*.so torch_backplane/_built_for.py .mypy_cache .ruff_cache .pytest_cache .hypothesis

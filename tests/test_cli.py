@@ -36,7 +36,7 @@ def backplane(*arguments: str) -> Result:
 def test_help_names_every_command() -> None:
     result = backplane("--help")
     assert result.exit_code == 0
-    for command in ("devices", "info", "conformance", "ops"):
+    for command in ("devices", "info", "conformance", "ops", "audit"):
         assert command in result.stdout
 
 

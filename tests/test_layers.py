@@ -18,7 +18,8 @@ PACKAGE = {
     "operators": {"_C", "kernels", "planning"},
     "accelerator": {"_C", "drivers", "operators"},
     "conformance": {"_C"},
-    "cli": {"_C", "conformance", "drivers"},
+    "audit": {"_C", "drivers", "kernels", "operators", "planning"},
+    "cli": {"_C", "audit", "conformance", "drivers", "kernels"},
 }
 
 

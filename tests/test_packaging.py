@@ -121,7 +121,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 class TestWheel:
     def test_holds_every_module_and_the_compiled_part(self, installed: pathlib.Path) -> None:
         package = ROOT / "torch_backplane"
-        kinds = (".py", ".json")
+        kinds = (".py", ".json", ".md", ".cpp")
         sources = {path.relative_to(package) for path in package.rglob("*") if path.suffix in kinds}
         place = installed / package.name
         found = {path.relative_to(place) for path in place.rglob("*") if path.suffix in kinds}

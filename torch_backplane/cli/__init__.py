@@ -1,4 +1,4 @@
-"""The command line: `python -m torch_backplane devices | info | conformance | ops`. One file per command.
+"""The command line: `python -m torch_backplane devices | info | conformance | ops | audit`. One file per command.
 
 What a command needs to do its work it imports when it runs, so that `--help` is quick.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import typer
 
+from torch_backplane.cli.audit import audit
 from torch_backplane.cli.conformance import conformance
 from torch_backplane.cli.devices import devices
 from torch_backplane.cli.info import info
@@ -15,7 +16,7 @@ from torch_backplane.cli.ops import ops
 app = typer.Typer(
     help="Backplane: PyTorch device backends, written in Python.", no_args_is_help=True, add_completion=False
 )
-for command in (devices, info, conformance, ops):
+for command in (devices, info, conformance, ops, audit):
     app.command()(command)
 
 

@@ -1,0 +1,397 @@
+"""The audit: its model says of known kernels what textbooks say, operators keep within their bounds, bad input."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from torch_backplane.audit import compiler
+
+try:
+    compiler.compiler()
+except compiler.NoCompiler as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+from torch_backplane.audit.bounds import FAMILIES, KNOWN, beyond
+from torch_backplane.audit.cases import cases
+from torch_backplane.audit.dialect import AuditC
+from torch_backplane.audit.driver import AuditDevice, Launch, Segment
+from torch_backplane.audit.model import figures, moved
+from torch_backplane.audit.report import summary
+from torch_backplane.cli import app
+from torch_backplane.kernels.modelled import SHIPPED, read_target
+
+NVIDIA = read_target("nvidia-ada")
+
+# --- known kernels -----------------------------------------------------------------------------------------------
+
+
+class _Argument(ctypes.Structure):
+    _fields_ = [
+        ("memory", ctypes.c_void_p),
+        ("offset", ctypes.c_uint64),
+        ("data", ctypes.c_void_p),
+        ("bytes", ctypes.c_uint64),
+    ]
+
+
+@functools.cache
+def device(name: str = "nvidia-ada") -> AuditDevice:
+    return AuditDevice(read_target(name))
+
+
+def segment(values: Sequence[float], on: AuditDevice) -> Segment:
+    made = on.allocate(4 * len(values))
+    on.copy_in(made, 0, memoryview((ctypes.c_float * len(values))(*values)).cast("B"), None)
+    return made
+
+
+def floats(made: Segment, count: int, on: AuditDevice) -> list[float]:
+    place = (ctypes.c_float * count)()
+    on.copy_out(made, 0, memoryview(place).cast("B"), None)
+    return list(place)
+
+
+def launched(
+    body: str, values: Sequence[float], results: int, items: int, group: int, width: int = 0, on: str = "nvidia-ada"
+) -> tuple[Launch, list[float]]:
+    """A kernel of `const float* in, float* out, const int n, const int width`."""
+    where = device(on)
+    dialect = AuditC(where.modelled.target)
+    words = "".join(f"#define {name} {meaning}\n" for name, meaning in dialect.words.items())
+    parameters = ["const float* in", "float* out", "const int n", "const int width"]
+    text = dialect.header(frozenset({torch.float32}), body) + words + dialect.kernel("known", parameters, group, [body])
+    kernel: Any = where.compile(text, "known")
+    given, out = segment(values, where), where.allocate(4 * results)
+    numbers = [ctypes.c_int(len(values)), ctypes.c_int(width)]
+    arguments = (_Argument * 4)(
+        *(_Argument(one.address, 0, None, 0) for one in (given, out)),
+        *(_Argument(None, 0, ctypes.addressof(one), 4) for one in numbers),
+    )
+    sizes = [(ctypes.c_uint64 * 3)(count, 1, 1) for count in (items, group)]
+    launch = ctypes.CFUNCTYPE(
+        ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p,
+        ctypes.c_uint64,
+    )(where.native_launcher.functions["launch"])  # fmt: skip
+    with where.watched() as found:
+        assert launch(None, where.native_kernel(kernel), *map(ctypes.addressof, sizes), arguments, 4) == 0
+    (one,) = found()
+    result = floats(out, results, where)
+    where.free(given)
+    where.free(out)
+    return one, result
+
+
+INDEX = "const int i = (int)work_index;"
+SIDE = 256
+MATRIX = [float(i % 1009) for i in range(SIDE * SIDE)]
+TRANSPOSED = [MATRIX[x * SIDE + y] for y in range(SIDE) for x in range(SIDE)]
+
+
+def test_a_copy_moves_what_it_must() -> None:
+    one, result = launched(f"{INDEX} out[i] = in[i];", MATRIX, len(MATRIX), len(MATRIX), 64)
+    assert result == MATRIX
+    assert (one.groups, one.group, one.sampled, one.chain) == (1024, 64, 16, 2)
+    assert one.sectors == one.least_sectors
+    assert moved(one, NVIDIA) == pytest.approx(8 * len(MATRIX))
+    assert one.accesses == pytest.approx(2 * len(MATRIX))
+    assert (one.local_bytes, one.barriers, one.local_accesses) == (0, 0, 0)
+
+
+def test_a_copy_by_lanes_is_one_access_of_16_bytes() -> None:
+    dialect = AuditC(NVIDIA.target)
+    load = dialect.load_lanes("lanes", torch.float32, "in", "i", 4)
+    store = dialect.store_lanes("lanes", torch.float32, "out", "i", 4)
+    one, result = launched(f"{INDEX} {load} {store}", MATRIX, len(MATRIX), len(MATRIX) // 4, 64)
+    assert result == MATRIX
+    assert one.chain == 2
+    assert one.sectors == one.least_sectors
+    assert moved(one, NVIDIA) == pytest.approx(8 * len(MATRIX))
+
+
+def test_a_strided_read_moves_a_sector_for_each_element() -> None:
+    one, result = launched(f"{INDEX} out[i] = in[i * 8];", MATRIX, len(MATRIX) // 8, len(MATRIX) // 8, 64)
+    assert result == MATRIX[::8]
+    # Of 32 reads 32 sectors, and 4 of 32 writes, where 4 and 4 would do.
+    assert one.sectors / one.least_sectors == pytest.approx(36 / 8)
+    assert moved(one, NVIDIA) == pytest.approx(32 * len(result) + 4 * len(result))
+
+
+def test_a_transposed_copy_moves_eight_times_one_side() -> None:
+    body = f"{INDEX} out[i] = in[i % width * width + i / width];"
+    one, result = launched(body, MATRIX, len(MATRIX), len(MATRIX), 64, SIDE)
+    assert result == TRANSPOSED
+    assert one.sectors / one.least_sectors == pytest.approx((8 + 1) / 2)
+    large = read_target("arm-mali-g610")  # whose cache is no larger than a few of these matrices
+    read, written = sorted(each.bytes for each in one.operands)[::-1]
+    assert read == pytest.approx(8 * 4 * len(MATRIX))
+    assert written == pytest.approx(4 * len(MATRIX))
+    assert moved(one, large) == pytest.approx(8 * len(MATRIX))  # 256 KiB stay in half of its 512
+
+
+def tiled(padding: int) -> str:
+    return f"""LOCAL float tile[32][{32 + padding}];
+  const int tiles = width / 32, x = GROUP % tiles * 32, y = GROUP / tiles * 32, along = ITEM % 32, down = ITEM / 32;
+  for (int row = down; row < 32; row += 8) tile[row][along] = in[(y + row) * width + x + along];
+  BARRIER;
+  for (int row = down; row < 32; row += 8) out[(x + row) * width + y + along] = tile[along][row];"""
+
+
+@pytest.mark.parametrize(("padding", "turns"), [(0, (1 + 32) / 2), (1, 1)])
+def test_a_transposed_copy_by_tiles_moves_what_it_must(padding: int, turns: float) -> None:
+    one, result = launched(tiled(padding), MATRIX, len(MATRIX), SIDE * SIDE // 4, 256, SIDE)
+    assert result == TRANSPOSED
+    assert one.sectors == one.least_sectors
+    assert moved(one, NVIDIA) == pytest.approx(8 * len(MATRIX))
+    assert one.local_turns / one.least_local_turns == pytest.approx(turns)  # 32 rows in one bank, without the padding
+    assert (one.barriers, one.divergent, one.local_bytes) == (1, 0, 4 * 32 * (32 + padding))
+    assert one.chain == 16  # 4 elements, read and written in memory and in the tile
+
+
+def test_a_serial_sum_has_a_chain_of_all_elements() -> None:
+    one, result = launched(f"float sum = 0; {INDEX} if (i == 0) {{ for (int k = 0; k < n; ++k) sum += in[k];"
+                           " out[0] = sum; }", [1.0] * 4096, 1, 64, 64)  # fmt: skip
+    assert result == [4096]
+    assert one.chain == one.chain_global == 4097
+    made = figures([one], NVIDIA, 4 * 4097)
+    assert made.fill < 0.01
+    assert made.seconds > 4097 * 1e-8
+
+
+TREE = """LOCAL float part[256];
+  part[ITEM] = in[GROUP * 256 + ITEM];
+  BARRIER;
+  for (int half_size = 128; half_size > 0; half_size >>= 1) {
+    if (ITEM < half_size) part[ITEM] += part[ITEM + half_size];
+    BARRIER;
+  }
+  if (ITEM == 0) out[GROUP] = part[0];"""
+
+
+def test_a_tree_has_a_chain_of_its_height() -> None:
+    one, result = launched(TREE, [1.0] * 4096, 16, 4096, 256)
+    assert result == [256.0] * 16
+    assert one.barriers == 9
+    assert one.chain_global == 2
+    assert one.chain == 2 + 3 * 8 + 2  # two reads and a write for each of 8 halves; put there, and taken
+    assert one.local_turns == one.least_local_turns
+
+
+def test_passes_over_a_row_that_is_too_long_to_be_recorded_are_counted_in_full() -> None:
+    body = """float most = 0;
+  for (int k = ITEM; k < n; k += 64) most = max(most, in[k]);
+  LOCAL float part[64];
+  part[ITEM] = most;
+  BARRIER;
+  for (int k = ITEM; k < n; k += 64) out[k] = in[k] - part[63];"""
+    row = [1.0] * (1 << 20)
+    one, result = launched(body, row, len(row), 64, 64)
+    assert sum(result) == 0
+    assert one.chain_global == 3 * len(row) // 64
+    assert one.sectors / one.least_sectors == pytest.approx(1)
+    assert sum(each.bytes for each in one.operands) == pytest.approx(3 * 4 * len(row), rel=0.01)
+    assert [each.extent for each in one.operands] == [4 * len(row)] * 2
+
+
+def test_a_barrier_that_some_items_do_not_get_to_is_counted() -> None:
+    one, _ = launched(f"{INDEX} out[i] = 0; if (ITEM < 8) BARRIER;", [0.0] * 64, 64, 64, 64)
+    assert one.divergent == 1
+
+
+def test_items_that_share_what_they_read_move_it_once() -> None:
+    one, result = launched(f"{INDEX} out[i] = in[i % width];", MATRIX[:64], 1 << 16, 1 << 16, 64, 64)
+    assert result[:64] == MATRIX[:64]
+    assert moved(one, NVIDIA) == pytest.approx(4 * (1 << 16) + 4 * 64)
+
+
+def test_a_swap_is_an_access_and_swaps() -> None:
+    body = f"{INDEX} out[i] = atomic_swap(in, 0u, 0u) == 0u;"
+    one, result = launched(body, [0.0] * 64, 64, 64, 64)
+    assert result == [1.0] * 64
+    assert one.chain == 2
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_warps_are_those_of_the_target(name: str) -> None:
+    warp = read_target(name).target.subgroup_size
+    one, _ = launched(f"{INDEX} out[i] = in[i];", MATRIX[:1024], 1024, 1024, 64, on=name)
+    assert one.requests == 2 * 1024 / warp
+
+
+# --- operators ---------------------------------------------------------------------------------------------------
+
+# Of each family something, of which nothing is beyond its bounds.
+SAMPLE = (
+    "^(add|gelu|where|cat of 4|sum of rows|argmax of rows|cumsum of rows|softmax of rows|layer norm of rows|sort"
+    r"|nonzero|gather of rows|max_pool2d\(2\)|products of 64 × 64 matrices|normal numbers"
+    "|a fused step of AdamW, 8 tensors|exp)$"
+)
+
+
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+
+def audit(*options: str) -> Result:
+    return CliRunner().invoke(app, ["audit", *options])
+
+
+def test_operators_keep_within_their_bounds(tmp_path: Path) -> None:
+    file = tmp_path / "audit.json"
+    done = audit("--match", SAMPLE, "--bytes", "1MiB", "--json", str(file), "--markdown", str(tmp_path / "audit.md"))
+    assert done.exit_code == 0, done.stdout + done.stderr
+    said = json.loads(file.read_text(encoding="utf-8"))
+    assert said["ok"]
+    assert (said["wrong"], said["unknown"]) == ([], [])
+    assert {one["family"] for one in said["results"]} == set(FAMILIES)
+    assert len(said["results"]) == said["cases"] * len(SHIPPED)
+    assert said["targets"] == [read_target(one).name for one in SHIPPED]
+    of_add = next(one for one in said["results"] if one["case"] == "add")
+    assert of_add["operators"] == ["add"]
+    assert of_add["figures"]["least_bytes"] == 3 << 20
+    assert of_add["figures"]["traffic"] == pytest.approx(1)
+    page = (tmp_path / "audit.md").read_text(encoding="utf-8")
+    assert "| softmax of rows | 1 |" in page
+
+
+def test_what_is_beyond_its_bounds_is_said_and_fails() -> None:
+    done = audit("--match", "^transposed copy$", "--bytes", "4MiB", "--target", "arm-mali-g610")
+    finding = next(line for line in done.stdout.splitlines() if "traffic 1.50 beyond 1.25" in line)
+    assert done.exit_code == (0 if finding.startswith("known: ") else 1)
+
+
+def result_of(**figures: float) -> dict[str, Any]:
+    plain = {"fill": 1.0, "chain": 2, "traffic": 1.0, "divergent": 0}
+    said = {"case": "x", "family": "copies", "target": "t", "elements": 1 << 24, "bytes": 64 << 20}
+    return said | {"figures": plain | figures, "wrong": "", "fallbacks": []}
+
+
+@pytest.mark.parametrize(
+    ("measure", "figures"),
+    [
+        ("fill", {"fill": 0.99}),
+        ("chain", {"chain": 4 * 4096 + 1}),
+        ("traffic", {"traffic": 1.26}),
+        ("barriers", {"divergent": 1}),
+    ],
+)
+def test_each_bound_is_held(measure: str, figures: dict[str, float]) -> None:
+    assert beyond(result_of(chain=4 * 4096, traffic=1.25)) == []
+    (finding,) = beyond(result_of(**figures))
+    assert finding.measure == measure
+    said = summary([result_of(**figures)], ["t"], 64 << 20)
+    assert not said["ok"]
+    assert said["unknown"][0].startswith(f"x (t): {measure} ")
+
+
+def test_what_is_known_names_cases_and_measures() -> None:
+    for one in KNOWN:
+        assert one.measure in ("fill", "chain", "traffic", "barriers", "fallbacks")
+        assert any(re.fullmatch(one.match, title) for title in cases()), one.match
+        assert one.reason
+
+
+def test_cases_are_of_families_and_have_an_operator_of_each_formula() -> None:
+    assert {one.family for one in cases().values()} == set(FAMILIES)
+    assert len(cases()) > 400
+
+
+def test_a_case_that_ends_its_process_is_wrong_and_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "sitecustomize.py"
+    site.write_text(
+        "import os, sys, threading\n"
+        "if any(one.endswith('request.json') for one in sys.orig_argv):\n"
+        "    from torch_backplane.audit.workloads import WORKLOADS\n"
+        "    next(one for one in WORKLOADS if one.title == 'add').make = lambda device, n: os._exit(7)\n"
+    )
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    options = ("--match", "^(add|where)$", "--bytes", "64KiB", "--target", "intel-arc")
+    monkeypatch.setenv("PYTHONPATH", path)
+    done = audit(*options)
+    assert done.exit_code == 1
+    assert "wrong: add (): the process ended: (status 7)" in done.stdout
+    assert "2 cases on 1 targets" in done.stdout
+
+
+# --- bad input ---------------------------------------------------------------------------------------------------
+
+
+def test_list_names_cases_without_running_any() -> None:
+    done = audit("--list", "--match", "^soft")
+    assert done.exit_code == 0
+    assert "rows: softmax of rows\n" in done.stdout
+    assert "formulas: softplus\n" in done.stdout
+
+
+def absurd(folder: Path, change: Any) -> str:
+    said = json.loads(SHIPPED["amd-rdna3"].read_text(encoding="utf-8"))
+    change(said)
+    file = folder / "mine.json"
+    file.write_text(json.dumps(said), encoding="utf-8")
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--target", "nvidia-adda"], "the target nvidia-adda cannot be read: No such file or directory; those that"),
+        (["--target", "nvidia-ada", "--target", "nvidia-ada"], "two targets have the same name"),
+        (["--match", "("], "malformed --match '('"),
+        (["--match", "^no such case$"], "no case of the audit matches '^no such case$'"),
+        (["--bytes", "many"], "--bytes='many' is not a size"),
+        (["--bytes", "1KiB"], "--bytes 1KiB is less than 64 KiB"),
+        (["--json", "/no/such/folder/audit.json"], "cannot write /no/such/folder/audit.json"),
+        (["--markdown", "/no/such/folder/audit.md"], "cannot write /no/such/folder/audit.md"),
+    ],
+)
+def test_what_cannot_be_is_refused(options: list[str], message: str) -> None:
+    done = audit(*options)
+    assert done.exit_code == 2
+    assert message in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda said: said["figures"].pop("compute_units"), "figures lacks compute_units"),
+        (lambda said: said["figures"].update(subgroup_size=33), "Target.subgroup_size is 33"),
+        (lambda said: said.pop("bytes_per_second"), "bytes_per_second is None"),
+        (lambda said: said["figures"].update(simt=False), "is no GPU"),
+    ],
+)
+def test_a_target_that_cannot_be_is_refused(change: Any, message: str, tmp_path: Path) -> None:
+    done = audit("--target", absurd(tmp_path, change))
+    assert done.exit_code == 2
+    assert message in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        ("no-such-compiler", "CXX='no-such-compiler' names none"),
+        ("false", "the audit needs a compiler with -fsanitize=thread"),
+    ],
+)
+def test_without_a_compiler_it_says_so(named: str, message: str) -> None:
+    command = [sys.executable, "-m", "torch_backplane", "audit", "--match", "^add$"]
+    done = subprocess.run(command, env=os.environ | {"CXX": named}, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert message in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr

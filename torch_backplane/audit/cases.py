@@ -1,0 +1,17 @@
+"""All cases of the audit: the benchmark's, others that are for no timing, and those that schemas make."""
+
+from __future__ import annotations
+
+import functools
+
+from torch_backplane.audit import pointwise
+from torch_backplane.audit.more_workloads import MORE
+from torch_backplane.audit.workloads import WORKLOADS, Workload
+
+
+@functools.cache
+def cases() -> dict[str, Workload]:
+    """By their titles."""
+    found = {one.title: one for one in (*WORKLOADS, *MORE)}
+    assert len(found) == len(WORKLOADS) + len(MORE)
+    return found | {one.title: one for one in pointwise.cases() if one.title not in found}

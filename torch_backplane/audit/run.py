@@ -1,0 +1,94 @@
+"""Running the audit: a process of its own for the devices, and another where that one ends before its time."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+# The driver as a package that only the worker finds: its devices are this run's targets.
+_DRIVER = """\
+from torch_backplane.audit.driver import AuditDevice
+from torch_backplane.drivers import Driver
+from torch_backplane.kernels.modelled import read_target
+
+
+class AuditDriver(Driver):
+    def devices(self):
+        return [AuditDevice(read_target(one)) for one in {targets!r}]
+"""
+_METADATA = {
+    "METADATA": "Metadata-Version: 2.1\nName: backplane_audit\nVersion: 0\n",
+    "entry_points.txt": "[torch_backplane.drivers]\naudit = backplane_audit_driver:AuditDriver\n",
+}
+
+
+class AuditError(RuntimeError):
+    """The audit could not be run."""
+
+
+def run(
+    titles: Sequence[str], targets: Sequence[str], nbytes: int, on_case: Callable[[str], None] = lambda title: None
+) -> Iterator[dict[str, Any]]:
+    """What worker.py found of these cases, on each target. A case that ends its process is one that is wrong.
+
+    Raises:
+        AuditError: the worker does not begin with the first case.
+    """
+    left = list(titles)
+    with tempfile.TemporaryDirectory() as folder:
+        site = Path(folder)
+        (site / "backplane_audit_driver.py").write_text(_DRIVER.format(targets=list(targets)), encoding="utf-8")
+        metadata = site / "backplane_audit-0.dist-info"
+        metadata.mkdir()
+        for name, text in _METADATA.items():
+            (metadata / name).write_text(text, encoding="utf-8")
+        while left:
+            last = ""
+            for said in _worker(site, {"targets": list(targets), "titles": left, "bytes": nbytes}):
+                if "begins" in said:
+                    last = said["begins"]
+                    left = left[left.index(last) + 1 :]
+                    on_case(last)
+                elif "ended" in said:
+                    if not last:
+                        raise AuditError(said["ended"])
+                    yield {
+                        "case": last,
+                        "target": "",
+                        "wrong": f"the process ended: {said['ended']}",
+                        "figures": None,
+                        "fallbacks": [],
+                    }
+                else:
+                    yield said
+
+
+def _worker(site: Path, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The lines of one process; at last {"ended": why}, where it ended before its time."""
+    (site / "request.json").write_text(json.dumps(request), encoding="utf-8")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_BACKPLANE_")}
+    environment |= {"TORCH_BACKPLANE_DRIVERS": "audit", "OMP_WAIT_POLICY": "passive"}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-m", "torch_backplane.audit.worker", str(site / "request.json")]
+    with (
+        (site / "stderr").open("w+", encoding="utf-8", errors="replace") as errors,
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                yield json.loads(line)
+            status = process.wait()
+        finally:
+            if process.poll() is None:
+                process.kill()
+        if status != 0:
+            errors.seek(0)
+            lines = errors.read().strip().splitlines()
+            yield {"ended": f"{lines[-1] if lines else ''} (status {status})".strip()}

@@ -1,0 +1,135 @@
+"""The process that runs cases: `python -m torch_backplane.audit.worker REQUEST`, a line of JSON for each result.
+
+REQUEST is a file of JSON: `targets`, `titles`, `bytes`. TORCH_BACKPLANE_DRIVERS names the audit's driver, which has a
+device for each target, in their order.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import warnings
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from torch_backplane import _C, drivers
+from torch_backplane.audit.bounds import FAMILIES, RANDOM
+from torch_backplane.audit.cases import cases
+from torch_backplane.audit.driver import ALL, NONE, SAMPLES, AuditDevice, Launch
+from torch_backplane.audit.model import figures, fill_of_planned
+from torch_backplane.audit.operands import Operands
+from torch_backplane.audit.workloads import Workload
+
+CHECKED_BYTES = 512 << 10  # of the operand with which results are compared, where not all groups compute
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The launches of a case on a device, and the operators that it called."""
+
+    launches: list[Launch]
+    least_bytes: int
+    operators: list[str]
+
+
+def measure(case: Workload, place: torch.device, device: AuditDevice, elements: int, computes: str) -> Measurement:
+    """The first call of a case: builds its kernels, and counts what they do. Where nothing computes, what is planned
+    until a planner wants to know a value that was not computed.
+    """
+    unknown = (Exception,) if computes == NONE else ()
+    device.set(counts=False, computes=computes if FAMILIES[case.family].samples_inputs else ALL)
+    body = case.make(place, elements)
+    torch.accelerator.synchronize(place)
+    with suppress(*unknown), device.watched(computes) as found, Operands() as operands:
+        body()
+        torch.accelerator.synchronize(place)
+    return Measurement(found(), operands.bytes, operands.names)
+
+
+def compare(case: Workload, place: torch.device, expected: list[torch.Tensor], elements: int) -> str:
+    """What is wrong with the results, loosely; empty where nothing is."""
+    torch.manual_seed(0)
+    found = results(case, place, elements)
+    if len(found) != len(expected):
+        return f"{len(found)} results and not {len(expected)}"
+    for one, other in zip(found, expected, strict=True):
+        if one.shape != other.shape:
+            return f"shape {tuple(one.shape)} and not {tuple(other.shape)}"
+        if FAMILIES[case.family].random or case.title in RANDOM:
+            continue
+        if one.dtype.is_floating_point or one.dtype.is_complex:
+            if not torch.allclose(one, other, rtol=1e-2, atol=1e-2 * _scale(other), equal_nan=True):
+                return f"results differ by {(one - other).abs().max().item():.3g}"
+        elif len(expected) == 1 and (one != other).double().mean() > 1e-3:  # where there are values, indices of equals
+            return "results differ"
+    return ""
+
+
+def _scale(tensor: torch.Tensor) -> float:
+    finite = tensor[tensor.isfinite()].abs()
+    return finite.double().mean().item() if finite.numel() else 0.0
+
+
+def results(case: Workload, place: torch.device, elements: int) -> list[torch.Tensor]:
+    given = case.make(place, elements)()
+    return [one.detach().cpu() for one in tree_leaves(given) if isinstance(one, torch.Tensor)]
+
+
+def run(case: Workload, places: list[torch.device], devices: list[AuditDevice], nbytes: int) -> list[dict[str, Any]]:
+    """The case on all targets."""
+    family = FAMILIES[case.family]
+    size = min(nbytes, family.most_bytes)
+    elements, checked = size // 4, min(size, CHECKED_BYTES) // 4
+    torch.manual_seed(0)
+    expected = results(case, torch.device("cpu"), checked)
+    found = []
+    for place, device in zip(places, devices, strict=True):
+        start = time.perf_counter()
+        said: dict[str, Any] = {"case": case.title, "family": case.family, "elements": elements, "bytes": nbytes}
+        said |= {"target": device.properties.name, "figures": None, "launches": [], "operators": [], "fallbacks": []}
+        try:
+            _C.reset_fallback_counts()
+            device.set(counts=False)
+            said["wrong"] = compare(case, place, expected, checked)
+            measured = measure(case, place, device, elements, SAMPLES if family.only_samples else ALL)
+            said["operators"] = measured.operators
+            said["fallbacks"] = sorted(_C.fallback_counts())
+            if said["fallbacks"] and not measured.launches:
+                continue
+            made = figures(measured.launches, device.modelled, measured.least_bytes)
+            if made.fill < 1 and size < nbytes:
+                planned = measure(case, place, device, nbytes // 4, NONE).launches
+                made = replace(made, fill=fill_of_planned(measured.launches, planned, device.modelled))
+            said["figures"] = asdict(made)
+            said["launches"] = [asdict(one) for one in measured.launches]
+        except Exception as error:
+            said["wrong"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        finally:
+            device.set(counts=False)
+            torch.get_device_module("bp").empty_cache()
+            said["took"] = time.perf_counter() - start
+            found.append(said)
+    return found
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    count = len(request["targets"])
+    places = [torch.device("bp", index) for index in range(count)]
+    devices: list[Any] = [drivers.device(index) for index in range(count)]
+    by_title = cases()
+    for title in request["titles"]:
+        print(json.dumps({"begins": title}), flush=True)
+        for one in run(by_title[title], places, devices, request["bytes"]):
+            print(json.dumps(one), flush=True)
+
+
+if __name__ == "__main__":
+    main()
