@@ -23,11 +23,11 @@ def target(kind: str, **figures: Any) -> Iterator[None]:
     own = launch.dialect_of(index)
     launch._generated.clear()
     launch._dialects[index] = OpenCLC(Target.of_kind(kind, float64=own.target.float64, **figures))
-    attention.choose_devices()
+    attention.choose_devices([index])
     try:
         with plans_from_the_start():
             yield
     finally:
         launch._generated.clear()
         launch._dialects[index] = own
-        attention.choose_devices()
+        attention.choose_devices([index])

@@ -119,10 +119,10 @@ def _lazy_call(callable: Callable[[], Any], **kwargs: Any) -> None:
 def _discover() -> None:
     """Find the devices; where one of them runs kernels, declare the operators that have any."""
     drivers.discover()
-    if drivers.with_kernels():
+    if with_kernels := drivers.with_kernels():
         from torch_backplane.operators import attention  # declares all of them: slow, and not needed on other devices
 
-        attention.choose_devices()
+        attention.choose_devices(with_kernels)
 
 
 _C.set_discovery_functions(discover=_discover, initialize=_lazy_init)

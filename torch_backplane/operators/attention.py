@@ -5,17 +5,19 @@ Elsewhere PyTorch composes it of products and a softmax, which keep a number for
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
-from torch_backplane import _C, drivers
+from torch_backplane import _C
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates.attention import attends_in_one_pass, attention, attention_gradient
 from torch_backplane.planning import Call, dialect_of, operator, run_template
 
 
-def choose_devices() -> None:
-    """Tells the socket on which of the devices, which were just found, attention is one pass."""
-    for index in drivers.with_kernels():
+def choose_devices(indices: Iterable[int]) -> None:
+    """Tells the socket on which of these devices, which run kernels, attention is one pass."""
+    for index in indices:
         _C.set_one_pass_attention(index, attends_in_one_pass(dialect_of(index).target))
 
 
