@@ -241,6 +241,8 @@ from planned_calls import CALLS
 import torch_backplane.operators
 from torch_backplane import _C, plans
 from torch_backplane.kernels import LimitExceeded
+from torch_backplane.kernels.templates.attention import attends_in_one_pass
+from torch_backplane.planning import dialect_of
 from torch_backplane.planning.declare import find
 
 _C.set_fallback_policy(_C.FallbackPolicy.silent)
@@ -250,6 +252,8 @@ for name, calls in CALLS.items():
     overload = find(name)
     names = [one.name for one in overload._schema.arguments]
     for device in range(torch.bp.device_count()):
+        if name.startswith("backplane::attention") and not attends_in_one_pass(dialect_of(device).target):
+            continue  # it is never called there
         given = dict(zip(names, calls.make(f"bp:{device}"), strict=False))
         schema = [one for one in overload._schema.arguments if one.name in given]
         named = {one.name: given[one.name] for one in schema if one.kwarg_only}

@@ -23,13 +23,14 @@ from torch_backplane.kernels.templates.source import Launch, make_launch, split,
 
 # A group of SIDE × SIDE work items has a tile of SIDE × _PER_ITEM rows, and up to _COLUMNS columns of results.
 _PER_ITEM, _DEPTH, _SIDES, _COLUMNS = 4, 16, (16, 8, 4), 128
+_ARGUMENT_BYTES = 512  # at most: for 8 tensors a buffer and 4 strides each, and 10 sizes
 _STEPS = ("batch", "head", "row", "column")
 _OF_KEYS = ("key", "value")  # whose tiles are of keys; all others' are of queries
 
 
 def attends_in_one_pass(target: Target) -> bool:
     """Whether these kernels are for such devices, in any dtype."""
-    return target.simt and _side(target, 8, 64) is not None
+    return target.simt and _side(target, 8, 64) is not None and target.max_argument_bytes >= _ARGUMENT_BYTES
 
 
 def attention(
