@@ -30,11 +30,17 @@ def raising(steps: list[Step], device: str, other: str) -> set[int]:
 
 
 def excused(steps: list[Step], device: str, other: str) -> bool:
-    """Whether float64 says of the last line that the device's numbers are as good as the CPU's."""
+    """Whether float64 says of the last line that the device's numbers are as good as the CPU's.
+
+    Of a gradient it says so of the lines from its leaves on, as it needs a graph in float64.
+    """
     run = Lockstep(device, other)
-    for step in steps[:-1]:
+    leaves = [at for at, step in enumerate(steps[:-1]) if ".requires_grad_(" in step.line]
+    begin = leaves[0] + 1 if leaves and "autograd.grad(" in steps[-1].line else len(steps) - 1
+    # What is made of nothing has the numbers of its own dtype.
+    for step in [*steps[:begin], *(step for step in steps[begin:] if not step.used)]:
         run.run(step)
-    line = steps[-1].line
+    line = "\n".join(step.line.strip() for step in steps[begin:] if step.used)
     exact, shaken = (judging.in_float64(run.cpu, line, shaken) for shaken in (False, True))
     code = compile(line, "<program>", "exec")
     if not exact or run_line(code, run.cpu) or run_line(code, run.bp):

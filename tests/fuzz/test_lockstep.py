@@ -16,7 +16,7 @@ from fuzz.drawing import Drawer
 from fuzz.known import reason_for
 from fuzz.lockstep import Lockstep
 from fuzz.programs import Finding, Step, as_program, needed
-from fuzz.shrinking import shrink
+from fuzz.shrinking import excused, replayed, shrink
 
 
 def kinds(line: str, right: Callable[..., Any], wrong: Callable[..., Any], before: tuple[str, ...] = ()) -> list[str]:
@@ -203,6 +203,23 @@ def test_float64_excuses_what_the_operands_precision_leaves_open() -> None:
     assert not judging.excused(exact, cpu, off * torch.tensor([1.0, 1.001]), shaken)
     assert judging.in_float64(names, "t2 = t1.sqrt()")["t2"].dtype == torch.float64
     assert torch.get_default_dtype() == torch.float32
+
+
+def test_gradients_are_judged_by_a_graph_in_float64() -> None:
+    """The CPU's factor has lost digits, and the device's has not, or is another one."""
+
+    def program(factor: str) -> list[Step]:
+        lines = (
+            "t0 = make((4,), torch.float32, 1).to(d)",
+            "t1 = t0.detach().requires_grad_()",
+            f"t2 = t1 * ((t1 + 1e4) - 1e4 if d == 'cpu' else {factor})",
+            "t3 = torch.autograd.grad(t2, [t1], torch.ones_like(t2))",
+        )
+        return [Step(line, "f") for line in lines]
+
+    for factor, is_right in (("t1 * 1", True), ("t1 * 1.1", False)):
+        assert replayed(program(factor), "values: f", "bp:0", "bp:1") is not None
+        assert excused(program(factor), "bp:0", "bp:1") == is_right
 
 
 def test_two_precisions_are_not_for_float64_to_judge() -> None:
