@@ -247,6 +247,11 @@ MEANT: list[Known] = [
         last_call.of_one_element,
     ),
     Known(
+        r"^error RuntimeError: index_put$",
+        r"value cannot be converted to type c10::Half without overflow",
+        "the number is made a tensor of one element first, of which the same holds",
+    ),
+    Known(
         r"^no error: ",
         r"needs_dynamic_casting<.*INTERNAL ASSERT FAILED",
         "an assertion of PyTorch's own, in its CPU kernel",
