@@ -91,6 +91,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Ten
     std::optional<double> scale) {
   torch::jit::Stack stack;
   if (one_pass_devices[query.device().index()]) {
+    // As choose() has it; calls that go past it are refused here, so that no dropout is left out in silence.
+    TORCH_CHECK(
+        is_one_pass(query, key, value, bias, dropout_p, /*enable_gqa=*/true),
+        "attention in one pass takes four dimensions of one dtype that fit together, and no dropout; got sizes ",
+        query.sym_sizes(), ", ", key.sym_sizes(), ", ", value.sym_sizes(), " and dropout_p=", dropout_p);
     static const auto one_pass = find("backplane::attention");
     torch::jit::push(stack, query, key, value, bias, is_causal, scale_of(query, scale));
     one_pass.callBoxed(stack);

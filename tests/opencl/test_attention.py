@@ -150,6 +150,10 @@ def test_what_it_is_not_for_is_composed() -> None:
         torch.testing.assert_close(
             F.scaled_dot_product_attention(x[0], x[0], x[0]).cpu(), F.scaled_dot_product_attention(*[x[0].cpu()] * 3)
         )
+        past_the_choice = torch.ops.aten._scaled_dot_product_fused_attention_overrideable
+        for given, dropout in (((x, x, x), 0.5), ((x[0], x[0], x[0]), 0.0)):
+            with pytest.raises(RuntimeError, match=f"and no dropout; got sizes .* and dropout_p={dropout:g}"):
+                past_the_choice(*given, dropout_p=dropout)
     with target("gpu", local_memory=2 << 10):
         assert chosen(x, x, x) == MATH
     assert chosen(x, x, x) == MATH  # where a work item is a thread's

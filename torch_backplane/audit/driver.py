@@ -10,19 +10,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-
 from torch_backplane.audit.compiler import built, runtime
 from torch_backplane.audit.dialect import AuditC
 from torch_backplane.audit.model import LOCAL_BANKS, MOST_RECORDS, SAMPLED_GROUPS, SECTOR_BYTES, cache_bytes
 from torch_backplane.drivers import Device, DeviceProperties, NativeLauncher
-from torch_backplane.drivers.base import ALL_DTYPES
+from torch_backplane.drivers.base import ALL_DTYPES, FLOAT64_DTYPES
 from torch_backplane.kernels.modelled import Modelled
 
 # Which groups of a launch compute.
 ALL, SAMPLES, NONE = "all", "those that are looked at", "none"
 
-_FLOAT64 = (torch.float64, torch.complex128)
 _LOCAL_RANGE = """
 extern char __start_local_memory[] __attribute__((weak, visibility("hidden")));
 extern char __stop_local_memory[] __attribute__((weak, visibility("hidden")));
@@ -172,7 +169,7 @@ class AuditDevice(Device):
         self.properties = DeviceProperties(
             name=modelled.name,
             total_memory=1 << 36,
-            dtypes=[one for one in ALL_DTYPES if target.float64 or one not in _FLOAT64],
+            dtypes=[one for one in ALL_DTYPES if target.float64 or one not in FLOAT64_DTYPES],
             compute_units=target.compute_units,
             dialect=AuditC,
             kind="gpu",

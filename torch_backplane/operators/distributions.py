@@ -81,10 +81,10 @@ def _scaled_noise(call: Call, mean: Any, std: Any, generator: Any) -> torch.Tens
         # The CPU refuses it.
         check(call.arguments[-1].shape == socket.broadcast_shapes(*shapes), "a result of another shape")
     check(not (isinstance(mean, torch.Tensor) and mean.dtype == torch.bool), "means that are bool")
-    dtype = (mean if isinstance(mean, torch.Tensor) else std).dtype
-    if dtype.is_floating_point:
-        # Of the means' dtype, whatever the meta function says.
-        (out,) = call.outputs(like=[torch.empty(socket.broadcast_shapes(*shapes), dtype=dtype, device="meta")])
+    asked = (mean if isinstance(mean, torch.Tensor) else std).dtype
+    if asked.is_floating_point:
+        # Of the means' dtype, or the deviations' where means are a number, whatever the meta function says.
+        (out,) = call.outputs(like=[torch.empty(socket.broadcast_shapes(*shapes), dtype=asked, device="meta")])
     else:
         (out,) = call.outputs(contiguous=True)
     check(out.is_floating_point(), "complex numbers")
