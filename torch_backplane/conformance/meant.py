@@ -9,6 +9,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from torch_backplane.conformance import ties
+
 
 class Meant(NamedTuple):
     """The operators, dtypes and calls of which these kinds of findings are meant, and why."""
@@ -105,7 +107,7 @@ NUMBERS: tuple[Meant, ...] = (
 FORMS: tuple[Meant, ...] = (
     Meant(r"addbmm_", ("error",), "the CPU resizes self in place", words="doesn't match the broadcast shape"),
     Meant(
-        r"(kthvalue|topk)(\..*)?", ("values",), "which of equal elements is found is left open",
+        r"(kthvalue|topk)(\..*)?", ("values",), ties.REASON,
         words=r"result\[1\]",
     ),
     Meant(r"topk(\..*)?", ("values",), "the order is left open", calls=r"sorted = False"),

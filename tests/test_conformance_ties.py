@@ -1,0 +1,70 @@
+"""Other places of equal elements are meant; everything else about sorts and selections is held against the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from torch_backplane.conformance import ties
+
+ROWS = torch.tensor([[3, 1, 3, 2], [0, 0, 0, 5]])
+
+
+@pytest.mark.parametrize(
+    ("indices", "right"),
+    [
+        ([[0, 2], [3, 0]], True),
+        ([[2, 0], [3, 2]], True),
+        ([[0, 0], [3, 1]], False),  # one element twice
+        ([[0, 3], [3, 1]], False),  # 2, where 3 is the value
+        ([[0, 4], [3, 1]], False),  # beyond the row
+        ([[0, -2], [3, 1]], False),
+    ],
+)
+def test_places_of_the_first_few(indices: list[list[int]], right: bool) -> None:
+    result = (torch.tensor([[3, 3], [5, 0]]), torch.tensor(indices))
+    assert ties.are_places("topk", ROWS, (2,), {}, result) is right
+    assert ties.are_places("topk", ROWS.T, (2, 0), {}, tuple(leaf.T for leaf in result)) is right
+    assert ties.are_places("topk", ROWS.T, (2,), {"dim": 0}, tuple(leaf.T for leaf in result)) is right
+
+
+@pytest.mark.parametrize(("indices", "right"), [([2, 1], True), ([0, 2], True), ([1, 1], False)])
+def test_places_of_one_element(indices: list[int], right: bool) -> None:
+    values, found = torch.tensor([3, 0]), torch.tensor(indices)
+    assert ties.are_places("kthvalue", ROWS, (3,), {}, (values, found)) is right
+    assert ties.are_places("kthvalue", ROWS, (3, 1, True), {}, (values[:, None], found[:, None])) is right
+
+
+def test_places_of_nan() -> None:
+    nan = float("nan")
+    row = torch.tensor([nan, 1.0, nan])
+    assert ties.are_places("sort", row, (), {}, (torch.tensor([1.0, nan, nan]), torch.tensor([1, 2, 0])))
+    assert not ties.are_places("sort", row, (), {}, (torch.tensor([1.0, nan, nan]), torch.tensor([0, 1, 2])))
+
+
+def test_the_place_of_a_number() -> None:
+    assert ties.are_places("topk", torch.tensor(5), (1,), {}, (torch.tensor(5), torch.tensor(0)))
+    assert not ties.are_places("topk", torch.tensor(5), (1,), {}, (torch.tensor(5), torch.tensor(1)))
+
+
+def test_what_leaves_places_open() -> None:
+    assert ties.leaves_open("sort", (), {})
+    assert ties.leaves_open("sort", (), {"stable": False})
+    assert not ties.leaves_open("sort", (), {"stable": True})
+    assert not ties.leaves_open("argmax", (), {})
+
+
+@pytest.mark.parametrize(
+    ("gradient", "same"),
+    [
+        ([[0.5, 0, 0.25, 0], [0, 1, 0, 2]], True),
+        ([[0.25, 0, 0.5, 0], [1, 0, 0, 2]], True),  # at other equal elements
+        ([[0.5, 0.25, 0, 0], [0, 1, 0, 2]], False),  # at another element
+        ([[0.5, 0, 0.5, 0], [0, 1, 0, 2]], False),  # another gradient
+    ],
+)
+def test_gradients_at_other_places(gradient: list[list[float]], same: bool) -> None:
+    expected = torch.tensor([[0.5, 0, 0.25, 0], [0, 1, 0, 2]])
+    first = ROWS.float()
+    assert ties.same_gradients("topk", first, (2,), {}, expected, torch.tensor(gradient)) is same
+    assert ties.same_gradients("topk", first.T, (2, 0), {}, expected.T, torch.tensor(gradient).T) is same

@@ -1,0 +1,61 @@
+"""Operators that leave open which of equal elements they find: from other places than the CPU's is meant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+# By name, which of the arguments after the input is the dimension.
+_DIM = {"sort": 0, "topk": 1, "kthvalue": 1}
+
+REASON = "which of equal elements is found is left open"
+
+
+def leaves_open(operator: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether this call does: a stable sort does not."""
+    return operator in _DIM and not kwargs.get("stable")
+
+
+def are_places(operator: str, first: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
+    """Whether the indices of ``result``, (values, indices) on the CPU, are places of its values, none of them twice."""
+    values, indices = (leaf.detach() for leaf in result)
+    dim = _dim(operator, first, args, kwargs)
+    if first.dim() == 0:
+        return bool(torch.equal(indices, torch.zeros_like(indices)))
+    if values.dim() < first.dim():
+        values, indices = values.unsqueeze(dim), indices.unsqueeze(dim)
+    size = first.shape[dim]
+    if not bool(((indices >= 0) & (indices < size)).all()):
+        return False
+    found = first.detach().gather(dim, indices)
+    nan = (found != found) & (values != values)
+    in_order = indices.sort(dim).values
+    twice = in_order.diff(dim=dim) == 0
+    return bool(((found == values) | nan).all()) and not bool(twice.any())
+
+
+def same_gradients(
+    operator: str,
+    first: torch.Tensor,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    expected: torch.Tensor,
+    actual: torch.Tensor,
+) -> bool:
+    """Whether two gradients of ``first`` on the CPU are the same but for their places among equal elements."""
+    dim = _dim(operator, first, args, kwargs)
+    if first.dim() == 0 or expected.shape != actual.shape:
+        return False
+
+    def arranged(gradient: torch.Tensor) -> torch.Tensor:
+        order = gradient.sort(dim=dim, stable=True).indices
+        order = order.gather(dim, first.detach().gather(dim, order).sort(dim=dim, stable=True).indices)
+        return gradient.gather(dim, order)
+
+    return torch.allclose(arranged(actual), arranged(expected), rtol=0, atol=0, equal_nan=True)
+
+
+def _dim(operator: str, first: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    place = _DIM[operator]
+    return int(kwargs.get("dim", args[place] if len(args) > place else -1))
