@@ -101,3 +101,40 @@ def test_max_unpool_has_pytorchs_errors() -> None:
     with pytest.raises(RuntimeError) as found:
         aten.max_unpool2d(x.to(DEVICE), torch.zeros(2, 3, 4, 4, dtype=torch.int64, device=DEVICE), [8, 10])
     assert str(found.value).split("\n")[0] == str(expected.value).split("\n")[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
+@pytest.mark.parametrize("planes", [(1, 3), (5, 16), (64,)], ids=str)
+def test_gradients_of_few_and_many_planes(planes: tuple[int, ...], dtype: torch.dtype) -> None:
+    """By elements of the image, or by the windows of a plane where they suffice."""
+    poolings: list[Callable[[torch.Tensor], torch.Tensor]] = [
+        lambda x: F.max_pool2d(x, 3, 2),
+        lambda x: F.max_pool2d(x, 2, 1, 1, ceil_mode=True),
+        lambda x: F.max_pool2d(x, 3, 2, 1, dilation=2),
+        lambda x: F.avg_pool2d(x, 2),
+        lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False),
+        lambda x: F.avg_pool2d(x, (2, 3), divisor_override=5),
+    ]
+    for size in ((9, 12), (7, 7), (16, 33)):
+        image = torch.randn(*planes, *size, dtype=dtype)
+        for pooling in poolings:
+            # In float64 on the CPU, which rounds each sum of half precision.
+            here, there = image.to(torch.float64, copy=True).requires_grad_(), image.to(DEVICE).requires_grad_()
+            result = pooling(here)
+            gradient = torch.randn(result.shape, dtype=dtype)
+            result.backward(gradient.double())
+            pooling(there).backward(gradient.to(DEVICE))
+            assert here.grad is not None
+            torch.testing.assert_close(there.grad.cpu(), here.grad.to(dtype))
+
+
+def test_an_index_beyond_the_plane_is_left_out() -> None:
+    """The CPU writes outside of the gradient, or says that memory is wrong."""
+    image, gradient = torch.randn(64, 4, 4, device=DEVICE), torch.ones(64, 2, 2, device=DEVICE)
+    for wrong in (-1, 16, 2**40):
+        indices = torch.zeros(64, 2, 2, dtype=torch.int64, device=DEVICE)
+        indices[:, 1, 1] = wrong
+        arguments = (gradient, image, [2, 2], [2, 2], [0, 0], [1, 1], False, indices)
+        found = torch.ops.aten.max_pool2d_with_indices_backward(*arguments)
+        assert found.flatten(1)[:, 1:].eq(0).all()
+        assert found.flatten(1)[:, 0].ge(1).all()

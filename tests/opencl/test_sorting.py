@@ -60,14 +60,14 @@ def test_a_long_row() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rows_of_every_length(dtype: torch.dtype) -> None:
-    """Merged, sorted by digits, selected: sizes on both sides of where one takes over from the other, in turns."""
-    for rows, size in ((2, 255), (2, 256), (1, 4095), (3, 8200), (1, 12), (2, 9000), (1, 300)):
+    """Merged, sorted by digits, kept in heaps: sizes on both sides of where one takes over from the other, in turns."""
+    for rows, size in ((2, 255), (2, 256), (1, 4095), (3, 8200), (1, 12), (2, 9000), (1, 300), (9, 1023), (3, 1024)):
         x = values((rows, size), dtype)
         agrees(lambda x: x.sort(dim=-1, stable=True), x)
         agrees(lambda x: x.sort(dim=0, descending=True, stable=True), x.T)
         if dtype == torch.bool:
             continue  # which the CPU has no topk and no kthvalue of
-        for k in {1, min(size, 40), size // 20, size // 3, size} - {0}:
+        for k in {1, min(size, 40), size // 32, size // 20, size // 3, size} - {0}:
             largest = k % 2 == 0
             found = x.to(DEVICE).topk(k, largest=largest)
             expected = x.sort(dim=-1, descending=largest, stable=True)
@@ -75,6 +75,18 @@ def test_rows_of_every_length(dtype: torch.dtype) -> None:
             assert torch.equal(found.indices.cpu(), expected.indices[:, :k]), (size, k)
             kth = x.to(DEVICE).kthvalue(k)
             assert torch.equal(kth.indices.cpu(), x.sort(dim=-1, stable=True).indices[:, k - 1]), (size, k)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.float64, torch.uint8], ids=str)
+def test_few_of_rows_in_any_order(dtype: torch.dtype) -> None:
+    """Where every element gives way to the next one, none does, and all are equal."""
+    row = torch.arange(20_000).div(100, rounding_mode="floor").to(dtype)
+    for x in (torch.stack([row, row.flip(0), torch.zeros_like(row)]), row[None, :4100], row.flip(0)[None]):
+        for k, largest in ((1, True), (50, True), (50, False), (256, True), (257, True), (2, False)):
+            order = x.sort(dim=1, descending=largest, stable=True)
+            found = x.to(DEVICE).topk(k, largest=largest)
+            assert torch.equal(found.values.cpu(), order.values[:, :k]), (k, largest)
+            assert torch.equal(found.indices.cpu(), order.indices[:, :k]), (k, largest)
 
 
 def test_strides_and_places_of_results() -> None:

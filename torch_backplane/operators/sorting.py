@@ -5,7 +5,16 @@ from __future__ import annotations
 import torch
 
 from torch_backplane.kernels.templates.radix import radix_sort, select, suits_selection, suits_sorting
-from torch_backplane.kernels.templates.sort import first_runs, merge_runs, merged_runs, sort_runs, take_sorted
+from torch_backplane.kernels.templates.sort import (
+    first_runs,
+    keep_runs,
+    kept_runs,
+    merge_runs,
+    merged_runs,
+    sort_runs,
+    suits_keeping,
+    take_sorted,
+)
 from torch_backplane.planning import (
     Call,
     Refused,
@@ -57,7 +66,7 @@ def _sort_rows(results: list[torch.Tensor], rows: torch.Tensor, k: int, first: i
     target = dialect_of(device).target
     if suits_sorting(target, size, k):
         run_template(radix_sort, device, *results, rows, first, descending, name="sort")
-    elif suits_selection(target, size, k):
+    elif suits_selection(target, size, k) and not suits_keeping(target, size, k):
         values, indices = results
         some, places = rows.new_empty(len(rows), k), rows.new_empty(len(rows), k, dtype=torch.int64)
         run_template(select, device, some, places, rows, descending, name="select")
@@ -65,8 +74,12 @@ def _sort_rows(results: list[torch.Tensor], rows: torch.Tensor, k: int, first: i
         _sort_rows([values, order], some, k, first, descending)
         torch.gather(places, 1, order, out=indices)
     else:
-        runs = first_runs(rows, k)
-        run_template(sort_runs, device, runs, rows, descending, name="sort")
+        if suits_keeping(target, size, k):
+            runs, chunk = kept_runs(target, rows, k)
+            run_template(keep_runs, device, runs, rows, chunk, descending, name="sort")
+        else:
+            runs = first_runs(rows, k)
+            run_template(sort_runs, device, runs, rows, descending, name="sort")
         while runs.count > 1:
             merged = merged_runs(rows, runs, k)
             run_template(merge_runs, device, merged, runs, name="sort")

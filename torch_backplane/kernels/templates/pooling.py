@@ -1,15 +1,19 @@
 """Maximum and average pooling of 1 to 3 dimensions, forward and backward.
 
 Images are (planes, *sizes), contiguous. Backwards go over the elements of the image and gather from every window that
-covers them, so nothing is added to concurrently.
+covers them, so nothing is added to concurrently. Where work items are threads and planes many, each has those of one
+plane instead.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import facts, value_dtype
+from torch_backplane.kernels.target import Target
 from torch_backplane.kernels.templates.source import Launch, make_launch, split
 from torch_backplane.kernels.templates.unfold import Windows, linear
 
@@ -87,6 +91,15 @@ def max_pool_backward(
 ) -> Launch:
     """The gradient of each element of the image: the sum of those of the windows whose index it is."""
     rank = windows.rank
+    inputs = {"grad": grad, "indices": indices}
+    if _is_for_planes(dialect.target, image_grad):
+        body = f"""
+  {_PLANE}
+  for (index_t at = item * count_of_places; at < (item + 1) * count_of_places; ++at) {{
+    const int64 element = indices[at];
+    if (element >= 0 && element < elements) image_grad[begin + (index_t)element] += load_grad(at);
+  }}"""
+        return _launch_for_planes("max_pool_backward", dialect, image_grad, inputs, windows, body)
     body = f"""
   {_places(rank, "i", "image", "i")}
   const index_t element = {_element(rank)};
@@ -97,7 +110,6 @@ def max_pool_backward(
   {"}" * rank}
   store_image_grad(item, TOTAL(sum));
 """
-    inputs = {"grad": grad, "indices": indices}
     return _launch("max_pool_backward", dialect, {"image_grad": image_grad}, inputs, windows, body, image_grad)
 
 
@@ -131,6 +143,21 @@ def avg_pool_backward(
 ) -> Launch:
     """The gradient of each element of the image: its share of that of every window that covers it."""
     rank = windows.rank
+    name = f"avg_pool_backward{_suffix(count_padding, divisor)}"
+    if _is_for_planes(dialect.target, image_grad):
+        places = " ".join(f"for (index_t o{d} = 0; o{d} < places{d}; ++o{d}) {{" for d in range(rank))
+        body = f"""
+  {_PLANE}
+  index_t at = item * count_of_places;
+  {places}
+    {_count(rank, count_padding, divisor)}
+    const value_t share = load_grad(at++) / (value_t)count;
+    {_loops(rank)}
+      {_covered(rank)}
+      if ({_inside(rank)}) image_grad[begin + {_element(rank)}] += share;
+    {"}" * rank}
+  {"}" * rank}"""
+        return _launch_for_planes(name, dialect, image_grad, {"grad": grad}, windows, body, divisor)
     body = f"""
   {_places(rank, "i", "image", "i")}
   SUM(sum);
@@ -140,7 +167,6 @@ def avg_pool_backward(
   {"}" * rank}
   store_image_grad(item, TOTAL(sum));
 """
-    name = f"avg_pool_backward{_suffix(count_padding, divisor)}"
     return _launch(name, dialect, {"image_grad": image_grad}, {"grad": grad}, windows, body, image_grad, divisor)
 
 
@@ -279,6 +305,44 @@ def _count(rank: int, count_padding: bool, divisor: int | None) -> str:
 
 def _suffix(count_padding: bool, divisor: int | None) -> str:
     return "_over" if divisor is not None else "" if count_padding else "_inside"
+
+
+# For a work item that adds to a whole plane, in the order of windows.
+_PLANE = """const index_t begin = item * elements;
+  for (index_t i = begin; i < begin + elements; ++i) image_grad[i] = 0;"""
+
+
+def _is_for_planes(target: Target, image_grad: torch.Tensor) -> bool:
+    """Whether an item has a plane's windows: items are threads, there are enough, and sums need no more bits."""
+    exact = image_grad.dtype in (torch.float32, torch.float64)
+    return exact and not target.simt and image_grad.shape[0] >= target.enough_groups
+
+
+def _launch_for_planes(
+    name: str,
+    dialect: Dialect,
+    image_grad: torch.Tensor,
+    inputs: dict[str, torch.Tensor],
+    windows: Windows,
+    body: str,
+    divisor: int | None = None,
+) -> Launch:
+    counts = {"elements": math.prod(image_grad.shape[1:]), "count_of_places": math.prod(inputs["grad"].shape[1:])}
+    integers = {**counts, **windows.integers()}
+    if divisor is not None:
+        integers["divisor"] = divisor
+    return make_launch(
+        f"{name}{windows.rank}_of_planes",
+        dialect,
+        outputs={"image_grad": image_grad},
+        inputs=inputs,
+        integers=integers,
+        value=value_dtype(image_grad.dtype),
+        types={"int64": torch.int64},
+        body=body,
+        items=image_grad.shape[0],
+        group_size=1,
+    )
 
 
 def _launch(
