@@ -17,6 +17,8 @@ from torch_backplane.kernels.kernel import Kernel, Parameter, entry_point
 from torch_backplane.kernels.parameters import declarations, pointers
 from torch_backplane.kernels.templates.spelling import macros
 
+_RUN, _BLOCK = 1024, 64  # elements of a work item that is a thread, and of those that it reads before it writes any
+
 
 def slots_within(
     dialect: Dialect,
@@ -57,7 +59,8 @@ def multi_tensor(
 
     The parameters are the outputs of all slots, slot by slot, then the inputs and singles of all slots in the same way,
     then the scalars of all slots, then a count of elements (uint32) for each; a slot with count 0 is skipped. A group
-    is of one slot, and a work item has one element: the launch takes as many whole groups as each slot needs, in sum.
+    is of one slot: the launch takes as many whole groups as each slot needs, in sum. A work item has `Kernel.width`
+    neighbouring elements.
     """
     entry = entry_point(name)
     seen = [*([compute] * len(inputs)), *map(value_dtype, singles), *map(value_dtype, scalars)]
@@ -80,7 +83,8 @@ def multi_tensor(
         ),
         *(Parameter("scalar", torch.uint32, slots * len(scalars) + slot) for slot in range(slots)),
     ]
-    group = dialect.target.element_group_size
+    width = dialect.target.run(_RUN)
+    group = dialect.target.element_group_size if width == 1 else 1
     index = dialect.type(torch.uint32)
 
     def chosen(name: str, each: int, first: int) -> str:
@@ -94,9 +98,10 @@ def multi_tensor(
     body = [*pointers(dialect, parameters), f"  {index} rest = ({index})GROUP; int slot = 0;"]
     for slot in range(slots):
         count = f"scalar{counts + slot}"
-        groups = f"{count} / {group} + ({count} % {group} != 0)"
+        groups = f"{count} / {group * width} + ({count} % {group * width} != 0)"
         body.append(f"  if (slot == {slot} && rest >= {groups}) {{ rest -= {groups}; slot = {slot + 1}; }}")
-    body.append(f"  const {index} count = {chosen('scalar', 1, counts)}, i = rest * {group} + ({index})ITEM;")
+    body.append(f"  const {index} count = {chosen('scalar', 1, counts)};")
+    body.append(f"  const {index} first = rest * {group * width} + ({index})ITEM * {width};")
     for role, dtypes, written in (("out", outputs, True), ("in", read, False)):
         for i, dtype in enumerate(dtypes):
             pointer = f"{dialect.pointer_type(dtype, written)} this_{role}{i}"
@@ -104,12 +109,12 @@ def multi_tensor(
     for i, dtype in enumerate(scalars):
         number = chosen("scalar", len(scalars), i)
         body.append(f"  const {dialect.storage_type(dtype)} this_scalar{i} = {number};")
-    body.append(f"  if (slot >= {slots} || i >= count) return;")
-    body += [f"  {dialect.storage_type(dtype)} r{i};" for i, dtype in enumerate(outputs)]
-    passed = [f"this_in{i}[{'i' if i < len(inputs) else '0'}]" for i in range(len(read))]
-    passed += [f"this_scalar{i}" for i in range(len(scalars))] + [f"&r{i}" for i in range(len(outputs))]
-    body.append(f"  element({', '.join(passed)});")
-    body += [f"  this_out{i}[i] = r{i};" for i in range(len(outputs))]
+    body.append(f"  if (slot >= {slots} || first >= count) return;")
+    for i, dtype in enumerate(singles, len(inputs)):
+        body.append(f"  const {dialect.storage_type(dtype)} single{i} = this_in{i}[0];")
+    numbers_given = [f"single{i}" for i in range(len(inputs), len(read))]
+    numbers_given += [f"this_scalar{i}" for i in range(len(scalars))]
+    body += (_element if width == 1 else _run)(dialect, inputs, outputs, numbers_given)
     element = element_function("element", program, dialect, read, scalars, outputs)
     text = "\n".join(
         [
@@ -119,4 +124,39 @@ def multi_tensor(
             dialect.kernel(entry, declarations(dialect, parameters), group, body, bounded=True),
         ]
     )
-    return Kernel(entry, text, tuple(parameters), None, group)
+    return Kernel(entry, text, tuple(parameters), width, group)
+
+
+def _element(
+    dialect: Dialect, inputs: Sequence[torch.dtype], outputs: Sequence[torch.dtype], numbers: Sequence[str]
+) -> list[str]:
+    """The element at `first`."""
+    passed = [f"this_in{i}[first]" for i in range(len(inputs))]
+    results = [f"&r{i}" for i in range(len(outputs))]
+    return [
+        *(f"  {dialect.storage_type(dtype)} r{i};" for i, dtype in enumerate(outputs)),
+        f"  element({', '.join([*passed, *numbers, *results])});",
+        *(f"  this_out{i}[first] = r{i};" for i in range(len(outputs))),
+    ]
+
+
+def _run(
+    dialect: Dialect, inputs: Sequence[torch.dtype], outputs: Sequence[torch.dtype], numbers: Sequence[str]
+) -> list[str]:
+    """Those from `first` on, by blocks in memory of the work item's own, which no pointer reaches: of loops over it
+    compilers make vectors, and not where so many tensors may overlap.
+    """
+    index = dialect.type(torch.uint32)
+    loop = f"for ({index} i = 0; i < here; ++i)"
+    passed = [*(f"x{i}[i]" for i in range(len(inputs))), *numbers, *(f"&r{i}[i]" for i in range(len(outputs)))]
+    return [
+        f"  const {index} last = count - first > {_RUN} ? first + {_RUN} : count;",
+        *(f"  {dialect.storage_type(dtype)} x{i}[{_BLOCK}];" for i, dtype in enumerate(inputs)),
+        *(f"  {dialect.storage_type(dtype)} r{i}[{_BLOCK}];" for i, dtype in enumerate(outputs)),
+        f"  for ({index} at = first; at < last; at += {_BLOCK}) {{",
+        f"    const {index} here = last - at > {_BLOCK} ? {_BLOCK} : last - at;",
+        *(f"    {loop} x{i}[i] = this_in{i}[at + i];" for i in range(len(inputs))),
+        f"    {loop} element({', '.join(passed)});",
+        *(f"    {loop} this_out{i}[at + i] = r{i}[i];" for i in range(len(outputs))),
+        "  }",
+    ]

@@ -126,9 +126,10 @@ def run_chunk(
     tensors = [one for _, written in slots for one in written]
     tensors += [one for (read, singles, _), _ in slots for one in (*read, *singles)]
     given = [number for (_, _, passed), _ in slots for number in passed]
-    group = kernel.group_size
+    group, width = kernel.group_size, kernel.width
     assert group is not None
-    items = sum(-(-elements // group) * group for elements in counts)
+    assert width is not None
+    items = sum(-(-elements // (group * width)) * group for elements in counts)
     launch(kernel, tensors, [*given, *counts], [items], name=name)
 
 
