@@ -72,7 +72,6 @@ _ONE_CHANNEL = (
 )
 _PASSES = "the statistics are one pass over what is too large for a cache, and the result is another"
 _CHUNKS = "as many chunks for each result, a whole number, leave 5 % of a device"
-_LONG = "product of few rows of many columns|product of a transposed matrix and a vector"
 _BY_DIGITS = r"sort|sort of (int64|int8|columns)|sort, descending|randperm|unique.*|median|median without NaN|topk.*"
 _WEIGHTS = "convolution, 3 × 3, of a sixteenth, backward"
 _OF_WEIGHTS = "the weight's gradient is a product of few rows of many columns: 3 tiles, whose sums are not divided"
@@ -150,9 +149,11 @@ KNOWN: tuple[Known, ...] = (
         "fill",
         "1,024 tiles of 64 × 64 are what there is; a target with 512 compute units wants as many again",
     ),
-    Known("product of a matrix and a vector", "fill", "a tile has 64 rows, which are 256 groups"),
-    Known(_LONG, "fill", "there are few tiles of 64 × 64 results, and the sums of one are not divided among groups"),
-    Known(_LONG, "chain", "the long sums of a tile are not divided among groups"),
+    Known(
+        "product of few rows of many columns",
+        "chain",
+        "where 16 groups of 256 work items fill a device each has a 16th of the 262,144 products of a sum",
+    ),
     Known(
         "distances of pairs", "fill", "the places of pairs come from triu_indices, where a work item has a whole row"
     ),
