@@ -21,7 +21,7 @@ from torch_backplane.kernels.templates.source import Launch, make_launch, split,
 PER_ITEM, DEPTH, _SIDES = 4, 16, (16, 8, 4)
 BLOCK = 64  # additions in a row, for each number of a vector
 _LEAST_PART = 128  # products
-_LONG, _LEAST_CHUNK = 16, 8  # parts: from when on they are added up in chunks, and of a chunk
+_LONG, _LEAST_CHUNK = 16, 2  # parts: from when on they are added up in chunks, and of a chunk
 
 
 class Summed(NamedTuple):
@@ -57,11 +57,11 @@ def side_of(dialect: Dialect, value: torch.dtype, more: tuple[int, int] = (0, 0)
     where there is no such group, or work items are no lanes that tiles would help.
 
     Args:
-        more: bytes for each of DEPTH, and for each row or column of a tile, beside the tiles.
+        more: bytes beside the tiles, and for each column of a tile.
     """
 
     def fits(side: int) -> bool:
-        tiles = 2 * DEPTH * (side * PER_ITEM + 1) * value.itemsize + DEPTH * more[0] + side * PER_ITEM * more[1]
+        tiles = 2 * DEPTH * (side * PER_ITEM + 1) * value.itemsize + more[0] + side * PER_ITEM * more[1]
         return side * side <= dialect.target.max_group_size and tiles <= dialect.target.local_memory
 
     return next(filter(fits, _SIDES), None) if dialect.target.simt else None
@@ -110,10 +110,10 @@ def tiled(tiles: Tiles, parts: Mapping[str, str]) -> str:
             a_along_depth, b_along_depth: whether neighbours in memory are neighbours along the depth; work items
                 read them side by side.
             shared: declarations of what else the group shares.
-            prepare: statements before the first tiles, which begin at `first_of_all`.
+            prepare: statements before the first tiles.
             a: the element in row i, at first + a_k; b: in column j, at first + b_k. Their places in the tile are
                 a_i and b_j.
-            next: statements while tiles are multiplied, of which the next begin at first + DEPTH.
+            next: statements before tiles that begin at `first`, of which the first begin at `first_of_all`.
             lost: anything, where the numbers round.
             store: a statement that takes the value VALUE of the result in row i, column j; of the tile y * SIDE +
                 item_column.
@@ -161,6 +161,7 @@ _TILED = """
   for (int x = 0; x < $per_item; ++x)
     for (int y = 0; y < $per_item; ++y) sum[x][y] = lost_of[x][y] = block[x][y] = 0;
   for (index_t first = first_of_all; first < last; first += $depth) {
+    $next
     for (int e = ITEM; e < $depth * $tile; e += $group) {
       const int a_k = a_along_depth ? e % $depth : e / $tile, a_i = a_along_depth ? e / $depth : e % $tile;
       const index_t i = row_tile * $tile + a_i;
@@ -170,7 +171,6 @@ _TILED = """
       b_tile[b_k][b_j] = j < columns && first + b_k < last ? (value_t)$b : (value_t)0;
     }
     BARRIER;
-    $next
     for (int k = 0; k < $depth; ++k) {
       value_t a_column_part[$per_item], b_row_part[$per_item];
       for (int x = 0; x < $per_item; ++x) a_column_part[x] = a_tile[k][item_row + x * $side];
@@ -229,7 +229,7 @@ def add_parts(
     parts = given["sums"].shape[0]
     groups, enough = -(-results // dialect.target.group_size), dialect.target.enough_groups
     if groups < enough and parts >= _LONG:
-        chunk = -(-parts // min(-(-enough // groups), parts // _LEAST_CHUNK))
+        chunk = parts // min(-(-enough // groups), parts // _LEAST_CHUNK)
         chunks = -(-parts // chunk)
         added = room(kind, chunks, results, out.device)
         body = f"""
