@@ -212,7 +212,7 @@ def gathered(
         return [alone]
     launch = partial(launch, constants={"MULTIPLY_ADD(x, y, z)": kind.multiply_add}, group_size=side * side)
     tiles = divide(dialect.target, side, sums.groups, sums.rows, sums.j.count, sums.k.count)
-    text = _text(sums.rank, side, sums.along_depth, bias is not None)
+    text = _text(sums.rank, side, sums.along_depth, bias is not None, tiles.parts > 1)
     if tiles.parts == 1:
         whole = launch(
             f"convolution{sums.rank}",
@@ -266,11 +266,13 @@ def _steps(operand: str, way: str, rank: int) -> str:
     return _sum([f"{way}{d} * {operand}_step{d}" for d in range(rank + 1)])
 
 
-def _text(rank: int, side: int, along_depth: bool, with_bias: bool) -> dict[str, str]:
-    """What `tiled` takes."""
+def _text(rank: int, side: int, along_depth: bool, with_bias: bool, divided: bool) -> dict[str, str]:
+    """What `tiled` takes; results of divided sums are stored by it."""
     tile = side * PER_ITEM
     tables = [f"{name}[{_TABLE}]" for name in ("k_from", "a_from", *(f"k_place{d}" for d in range(rank)))]
-    tables += [f"{name}[{tile}]" for name in ("j_from", "j_out", *(f"j_place{d}" for d in range(rank)))]
+    tables += [
+        f"{name}[{tile}]" for name in ("j_from", *([] if divided else ["j_out"]), *(f"j_place{d}" for d in range(rank)))
+    ]
     keep_k, keep_j = (
         " ".join(f"{way}_place{d}[{index}] = {at};" for d, at in enumerate(_places(way, rank)))
         for way, index in (("k", "e"), ("j", "ITEM"))
@@ -302,7 +304,7 @@ def _text(rank: int, side: int, along_depth: bool, with_bias: bool) -> dict[str,
     const index_t j = min(column_tile * {tile} + ITEM, columns - 1);
     {_coordinates("j", rank)}
     j_from[ITEM] = batch * b_group + {_from("j", rank)};
-    j_out[ITEM] = batch * out_group + {_steps("out", "j", rank)};
+    {"" if divided else f"j_out[ITEM] = batch * out_group + {_steps('out', 'j', rank)};"}
     {keep_j}
   }}""",
         "a": "load_a(batch * a_group + i * a_row + a_from[row + a_k])",

@@ -21,7 +21,7 @@ from torch_backplane.kernels.templates.source import Launch, make_launch, split,
 PER_ITEM, DEPTH, _SIDES = 4, 16, (16, 8, 4)
 BLOCK = 64  # additions in a row, for each number of a vector
 _LEAST_PART = 128  # products
-_LONG, _LEAST_CHUNK = 16, 2  # parts: from when on they are added up in chunks, and of a chunk
+_LONG, _LEAST_CHUNK = 64, 4  # parts: from when on they are added up in chunks, and of a chunk
 
 
 class Summed(NamedTuple):
@@ -228,7 +228,7 @@ def add_parts(
     kind, results, launches = summed(out.dtype), out.numel(), []
     parts = given["sums"].shape[0]
     groups, enough = -(-results // dialect.target.group_size), dialect.target.enough_groups
-    if groups < enough and parts >= _LONG:
+    while groups < enough and parts >= _LONG:
         chunk = parts // min(-(-enough // groups), parts // _LEAST_CHUNK)
         chunks = -(-parts // chunk)
         added = room(kind, chunks, results, out.device)
