@@ -21,7 +21,7 @@ from torch_backplane.kernels.templates.source import Launch, make_launch, split,
 PER_ITEM, DEPTH, _SIDES = 4, 16, (16, 8, 4)
 BLOCK = 64  # additions in a row, for each number of a vector
 _LEAST_PART = 128  # products
-_LONG, _LEAST_CHUNK = 64, 4  # parts: from when on they are added up in chunks, and of a chunk
+_LONG, _LEAST_CHUNK = 48, 4  # parts: from when on they are added up in chunks, and of a chunk
 
 
 class Summed(NamedTuple):
