@@ -44,6 +44,7 @@ FILES = {
     "test_opencl_staging.py": _OWN,
     "test_operator_formulas.py": _TEXT,
     "test_packaging.py": "tests what is installed",
+    "test_templates_convolution.py": _TEXT,
     "test_templates_images.py": _TEXT,
     "test_templates_indexing.py": _TEXT,
     "test_templates_losses.py": _TEXT,

@@ -43,7 +43,7 @@ def test_kernels_are_written_for_them_within_their_limits(name: str) -> None:
     assert target.group_size % target.group_multiple == 0
     dialect = OpenCLC(target)
     a = torch.empty(300, 300)
-    kernel = matmul(dialect, a.new_empty(300, 300), a, a).kernel
+    kernel = matmul(dialect, a.new_empty(300, 300), a, a)[0].kernel
     target.check("mm", arguments=dialect.argument_bytes(kernel.parameters), local=kernel.local_bytes)
     total = Reduction([torch.float32], [0.0], lambda x, at: x, lambda a, b: a + b, lambda x, count: x)
     where = reduction_geometry(a.shape, [0, 1], [()], [a.stride()])

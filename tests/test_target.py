@@ -192,10 +192,11 @@ def test_tiles_of_products_are_as_large_as_group_and_local_memory_allow() -> Non
         ({"local_memory": 2175}, 64, 0),  # none: each work item by itself
         ({"max_group_size": 15}, 15, 0),
     ]:
-        kernel = matmul(OpenCLC(Target(**figures)), torch.empty(100, 100), a, a).kernel
+        kernel = matmul(OpenCLC(Target(**figures)), torch.empty(100, 100), a, a)[0].kernel
         assert (kernel.group_size, kernel.local_bytes) == (group, local)
         assert ("LOCAL value_t" in kernel.text) == bool(local)
-    assert matmul(OpenCLC(Target(float64=True)), a.double(), a.double(), a.double()).kernel.local_bytes == 2 * 8320
+    (doubles,) = matmul(OpenCLC(Target(float64=True)), a.double(), a.double(), a.double())
+    assert doubles.kernel.local_bytes == 2 * 8320
 
 
 def test_local_memory_is_counted_as_the_text_declares_it() -> None:

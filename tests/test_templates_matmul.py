@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from template_runners import check_cuda, dialect, processors, random, run
@@ -56,7 +58,91 @@ def test_long_sums_are_accurate(processor, layouts):
     assert (out - exact).norm() / exact.norm() < 2.5e-7
 
 
+LAYOUTS = [("row", "row"), ("column", "row"), ("row", "column"), ("gaps", "gaps")]
+
+
+def divided(a, b, c=None, alpha=1, beta=1, *, out=None, units=64):
+    """The product on a device with so many compute units, as a product whose sums are divided."""
+    out = torch.full((*a.shape[:-1], b.shape[-1]), 9).to(a.dtype) if out is None else out
+    made = matmul(dialect("gpu", compute_units=units), out, a, b, c, alpha, beta)
+    assert len(made) > 1
+    assert made[0].items // made[0].group > 4
+    run(made)
+    return out
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layouts", LAYOUTS, ids=str)
+def test_long_sums_of_few_results_are_divided(dtype, layouts):
+    for batch, rows, depth, columns in ((1, 70, 1000, 65), (3, 9, 2051, 20), (1, 1, 700, 1), (2, 2, 5003, 3)):
+        a, b = laid_out((batch, rows, depth), layouts[0], dtype), laid_out((batch, depth, columns), layouts[1], dtype)
+        found = divided(a, b)
+        if dtype.is_floating_point:
+            exact = a.double() @ b.double()
+            assert (found - exact).norm() < max(2e-7, torch.finfo(dtype).eps * 0.5) * math.sqrt(exact.numel() * depth)
+        else:
+            assert torch.equal(found, torch.bmm(a, b))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32, torch.int64], ids=str)
+def test_the_last_step_of_divided_sums_has_the_rest(dtype):
+    wide = torch.float64 if dtype.is_floating_point else torch.int64
+    a, b = random((30, 3000), dtype), random((3000, 50), dtype)
+    close = {"rtol": torch.finfo(dtype).eps, "atol": 1e-3} if dtype.is_floating_point else {"rtol": 0, "atol": 0}
+    for bias in (
+        random((50,), dtype).expand(30, 50),
+        random((30, 1), dtype).expand(30, 50),
+        random((50, 30), dtype).t(),
+    ):
+        expected = (-1 * bias.to(wide) + 2 * (a.to(wide) @ b.to(wide))).to(dtype)
+        torch.testing.assert_close(divided(a, b, bias, 2, -1), expected, **close)
+    out = random((50, 30), dtype).t()  # in place, transposed
+    expected = (3 * out.to(wide) + a.to(wide) @ b.to(wide)).to(dtype)
+    torch.testing.assert_close(divided(a, b, out, 1, 3, out=out), expected, **close)
+    turned = torch.empty(50, 30, dtype=dtype).t()
+    torch.testing.assert_close(divided(a, b, out=turned), (a.to(wide) @ b.to(wide)).to(dtype), **close)
+
+
+def test_parts_of_divided_sums_keep_what_they_lost():
+    """A part that is rounded to 10⁸ would leave 0."""
+    a = torch.zeros(1, 4096)
+    a[0, 0], a[0, 64], a[0, 4000] = 1e8, 1, -1e8
+    assert divided(a, torch.ones(4096, 1)).item() == 1
+
+
+def test_divided_sums_keep_what_is_no_number():
+    a = torch.ones(6, 4096)
+    a[0, 7], a[1, 4000], a[2, 3], a[3, 5], a[3, 4090], a[4, :2] = (
+        math.nan,
+        math.inf,
+        -math.inf,
+        math.inf,
+        -math.inf,
+        3e38,
+    )
+    a[4, 2048:2050] = -3e38
+    b = torch.ones(4096, 5)
+    expected = torch.tensor([math.nan, math.inf, -math.inf, math.nan, math.nan, 4096])
+    torch.testing.assert_close(divided(a, b), expected[:, None].expand(6, 5), equal_nan=True, rtol=1e-6, atol=0)
+
+
+def test_sums_are_divided_alike_in_every_run():
+    a, b = random((40, 20_000), torch.float32), random((20_000, 40), torch.float32)
+    assert torch.equal(divided(a, b), divided(a, b))
+    made = matmul(dialect("gpu", compute_units=64), torch.empty(40, 40), a, b)
+    assert [one.kernel.name for one in made] == ["bp_matmul_parts", "bp_matmul_sum_chunks", "bp_matmul_sum"]
+
+
+def test_short_sums_and_many_results_are_not_divided():
+    of_device = dialect("gpu", compute_units=64)
+    for rows, depth, columns in ((64, 255, 64), (1024, 512, 1024), (2048, 2048, 2048), (64, 0, 64)):
+        a, b = torch.empty(1, 1).expand(rows, depth), torch.empty(1, 1).expand(depth, columns)
+        assert len(matmul(of_device, torch.empty(1, 1).expand(rows, columns), a, b)) == 1
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_cuda_compiles(dtype):
     a, b = random((70, 67), dtype), random((67, 65), dtype)
+    check_cuda(matmul, a @ b, a, b, a @ b)
+    a, b = random((9, 9000), dtype), random((9000, 9), dtype)
     check_cuda(matmul, a @ b, a, b, a @ b)

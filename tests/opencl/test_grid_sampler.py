@@ -8,6 +8,7 @@ from itertools import product
 import pytest
 import torch
 from agreement import DEVICE, agrees, plans_from_the_start, refused_alike
+from targets import target
 from torch.nn import functional as F
 
 from torch_backplane import plans
@@ -43,6 +44,26 @@ def test_values_and_gradients(mode: str, padding: str, corners: bool) -> None:
     run = sampled(mode, padding, corners)
     agrees(run, *given(2, 3, 5, 4, 3, 6), atol=1e-4, rtol=1e-5)
     agrees(run, *given(1, 2, 1, 4, 3, 2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+def test_gradients_where_work_items_run_in_lockstep(mode: str, deterministic: bool) -> None:
+    """Many places of the grid have one element of the image; in order, results are the same each time."""
+    run = sampled(mode, "border", False)
+    image, grid = given(2, 3, 4, 3, 40, 50)
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        with target("gpu"):
+            agrees(run, image, grid, atol=1e-2, rtol=1e-5)
+            agrees(run, *given(1, 2, 5, 4, 3, 2, dtype=torch.float64))
+            if deterministic:
+                first, second = (run(image.to(DEVICE), grid.to(DEVICE)) for _ in range(2))
+                assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+        with target("gpu", atomics=frozenset()):
+            agrees(run, image, grid, atol=1e-2, rtol=1e-5)
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_strides_and_nothing() -> None:

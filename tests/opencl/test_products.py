@@ -1,14 +1,17 @@
-"""Matrix products with an activation, and with numbers that may be none of their dtype."""
+"""Matrix products with an activation, with numbers that may be none of their dtype, and of long sums."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from agreement import DEVICE, agrees, refused_alike
+from targets import target
 
+from torch_backplane import plans
 from torch_backplane.conformance.numbers import compare, overloads
 
 
@@ -43,3 +46,60 @@ def test_factors_that_are_no_numbers_of_the_dtype(name: str, dtype: torch.dtype)
     outcome = compare(overload, DEVICE, [dtype], NUMBERS)
     assert outcome.calls == 2 * len(NUMBERS)
     assert not [one for one in outcome.findings if one.kind != "words"]
+
+
+CALLS: dict[str, Callable[..., torch.Tensor]] = {
+    "mm": lambda a, b: a @ b,
+    "transposed": lambda a, b: (b.t() @ a.t()).t(),
+    "gaps": lambda a, b: a[:, ::2] @ b[::2],
+    "batches": lambda a, b: a.view(2, -1, a.shape[1]) @ b,
+    "addmm": lambda a, b: torch.addmm(b[0], a, b, beta=-0.5, alpha=2),
+    "addmm, by columns": lambda a, b: torch.addmm(a[:, :1], a, b, beta=2),
+    "in place": lambda a, b: (a @ b).addmm_(a, b, beta=3),
+    "activation": lambda a, b: torch._addmm_activation(b[0], a, b),
+    "matrix and vector": lambda a, b: a @ b[:, 0],
+    "transposed matrix and vector": lambda a, b: b.t() @ a[0],
+    "matrix and one number of a vector": lambda a, b: b.t() @ a[0, :1].expand(b.shape[0]),
+    "vector and matrix": lambda a, b: a[0] @ b,
+    "addmv": lambda a, b: torch.addmv(a[:, 1], a, b[:, 0], beta=-2, alpha=0.5),
+    "addmv, transposed": lambda a, b: torch.addmv(a.t()[:, 0], a.t(), b[: a.shape[0], 0], beta=0, alpha=3),
+    "rows of batches": lambda a, b: a.view(2, -1, a.shape[1])[:, :1] @ b.expand(2, *b.shape),
+    "nothing to add up": lambda a, b: a[:, :0] @ b[:0],
+    "no numbers of a vector": lambda a, b: a[:, :0] @ b[:0, 0],
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.int8], ids=str)
+@pytest.mark.parametrize("name", CALLS)
+def test_long_sums_where_work_items_run_in_lockstep(name: str, dtype: torch.dtype) -> None:
+    """In several shapes of one class, of which plans for any shape are checked."""
+    is_float = dtype.is_floating_point
+    if not is_float and name in ("addmm", "activation", "addmv"):
+        pytest.skip("numbers that are no integers, or an activation")
+    wide = torch.float64 if is_float else dtype
+    close = {"rtol": torch.finfo(dtype).eps * 2, "atol": 2e-4} if is_float else {}
+    with target("gpu", compute_units=32):
+        plans.set_mode("check")
+        for rows, depth, columns in ((6, 1100, 40), (70, 2050, 9), (4, 3001, 70), (8, 130, 11), (2, 5000, 1)):
+            a = (numbers(rows, depth, dtype=dtype) / 8).to(dtype)
+            b = (numbers(depth, columns, dtype=dtype) / 8).to(dtype)
+            found = CALLS[name](a.to(DEVICE), b.to(DEVICE)).cpu()
+            torch.testing.assert_close(found, CALLS[name](a.to(wide), b.to(wide)).to(dtype), **close)
+
+
+def test_a_matrix_by_a_vector_keeps_what_is_no_number_and_what_is_lost() -> None:
+    a = torch.zeros(6, 3000)
+    a[0, 7], a[1, 2900], a[2, 5], a[2, 2999], a[3, :2], a[4, 3] = (
+        math.nan,
+        math.inf,
+        math.inf,
+        -math.inf,
+        3e38,
+        -math.inf,
+    )
+    a[5, 0], a[5, 1], a[5, 2990] = 1e8, 1, -1e8
+    with target("gpu", compute_units=32):
+        for matrix in (a, a.t().contiguous().t()):
+            found = (matrix.to(DEVICE) @ torch.ones(3000, device=DEVICE)).cpu()
+            expected = torch.tensor([math.nan, math.inf, math.nan, math.inf, -math.inf, 1])
+            torch.testing.assert_close(found, expected, equal_nan=True, rtol=0, atol=0)

@@ -72,10 +72,8 @@ _ONE_CHANNEL = (
 )
 _PASSES = "the statistics are one pass over what is too large for a cache, and the result is another"
 _CHUNKS = "as many chunks for each result, a whole number, leave 5 % of a device"
-_LONG = "product of few rows of many columns|product of a transposed matrix and a vector"
 _BY_DIGITS = r"sort|sort of (int64|int8|columns)|sort, descending|randperm|unique.*|median|median without NaN|topk.*"
 _WEIGHTS = "convolution, 3 × 3, of a sixteenth, backward"
-_OF_WEIGHTS = "the weight's gradient is a product of few rows of many columns: 3 tiles, whose sums are not divided"
 _PARTS = "fewer groups than fill a target with 8,192 for 512 compute units: parts of columns are divided to fill half"
 KNOWN: tuple[Known, ...] = (
     Known(
@@ -150,16 +148,16 @@ KNOWN: tuple[Known, ...] = (
         "fill",
         "1,024 tiles of 64 × 64 are what there is; a target with 512 compute units wants as many again",
     ),
-    Known("product of a matrix and a vector", "fill", "a tile has 64 rows, which are 256 groups"),
-    Known(_LONG, "fill", "there are few tiles of 64 × 64 results, and the sums of one are not divided among groups"),
-    Known(_LONG, "chain", "the long sums of a tile are not divided among groups"),
+    Known(
+        "product of few rows of many columns",
+        "chain",
+        "where 16 groups of 256 work items fill a device each has a 16th of the 262,144 products of a sum",
+    ),
     Known(
         "distances of pairs", "fill", "the places of pairs come from triu_indices, where a work item has a whole row"
     ),
     Known(r"adaptive_(avg|max)_pool2d\(7\)", "fill", "a work item has a result, and there are 3,136"),
     Known(r"adaptive_avg_pool2d\(1\)", "fill", _CHUNKS),
-    Known("grid_sample, backward", "fill", "a work item has a whole plane, to whose places any of the grid may add"),
-    Known("grid_sample, backward", "chain", "a work item has a whole plane, to whose places any of the grid may add"),
     Known(
         r"topk\(2\) of rows of 64",
         "fill",
@@ -173,8 +171,10 @@ KNOWN: tuple[Known, ...] = (
     ),
     Known("ldexp.Tensor", "traffic", "2 to the power of the second operand is a launch of its own"),
     Known("norms of lists", "fill", "each list is launches of its own, of 1,024 groups at 8 MiB"),
-    Known(_WEIGHTS, "fill", _OF_WEIGHTS),
-    Known(_WEIGHTS, "chain", _OF_WEIGHTS),
+    Known(_WEIGHTS, "fill", "3 tiles are of 512 parts at most, and parts of 2,304 results are added up in fours"),
+    Known(
+        _WEIGHTS, "chain", "where 16 groups of 256 work items fill a device each has a 6th of a sum's 65,536 products"
+    ),
     Known(
         "coins of probabilities", "fill", "probabilities are looked at first, with 256 groups whatever the device is"
     ),

@@ -1,7 +1,9 @@
 """Convolution of 1 to 3 dimensions, as a matrix product of the weight and patches of the image.
 
 Everything comes to three steps; a transposed convolution is the backward of another one, so it uses the same.
-The patches of a large batch are made for some of its images at a time.
+Where work items run in lockstep, products read the image itself, where a patch would have it
+(`kernels/templates/convolution.py`), but for the gradient of the image where windows are more than one place apart.
+Elsewhere patches are in memory; those of a large batch are made for some of its images at a time.
 """
 
 from __future__ import annotations
@@ -13,9 +15,10 @@ import torch
 from torch._prims_common import suggest_memory_format
 
 from torch_backplane.kernels.dtypes import value_dtype
+from torch_backplane.kernels.templates.convolution import can_gather, forward, gathered, of_image, of_weight
 from torch_backplane.kernels.templates.unfold import Windows, fold, unfold
-from torch_backplane.operators.linear_algebra import product
-from torch_backplane.planning import Call, RunOnCPU, operator, run_template
+from torch_backplane.operators.linear_algebra import on_host, product
+from torch_backplane.planning import Call, RunOnCPU, dialect_of, operator, run_template
 
 _MOST_PATCHES = 64 << 20  # bytes
 
@@ -182,10 +185,25 @@ def _matrix(weight: torch.Tensor, groups: int) -> torch.Tensor:
     return weight.reshape(groups, weight.shape[0] // groups, -1)
 
 
+def _gathers(out: torch.Tensor) -> bool:
+    """Whether products read images in place of patches."""
+    return not on_host(out) and can_gather(dialect_of(out.device), out.dtype)
+
+
+def _by_group(values: torch.Tensor, groups: int) -> torch.Tensor:
+    """(batch, channels, …) as (groups, channels of a group, batch, places)."""
+    batch, channels, *sizes = values.shape
+    return values.view(batch, groups, channels // groups, math.prod(sizes)).permute(1, 2, 0, 3)
+
+
 def _correlate(
     values: torch.Tensor, image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, groups: int, w: Windows
 ) -> None:
     """values = weight × patches of the image + bias."""
+    if not w.trivial and _gathers(values):
+        sums, results = forward(values, image, weight, groups, w), _by_group(values, groups)
+        run_template(gathered, values.device, values, weight, image, sums, results, bias, name="convolution")
+        return
     matrix = _matrix(weight, groups)
     for part in _chunks(image, w):
         out = _grouped(values[part], groups)
@@ -199,6 +217,10 @@ def _spread(
 ) -> None:
     """image = bias + the sum of the patches weightᵀ × values, each in its place. Half precision is added up in
     float32, as sums of rounded ones would be twenty times as far off."""
+    if all(step == 1 for step in w.stride) and _gathers(image):
+        sums, results = of_image(image, values, weight, groups, w), _by_group(image, groups)
+        run_template(gathered, image.device, image, weight, values, sums, results, bias, name="convolution")
+        return
     dtype = value_dtype(image.dtype)
     matrix = _matrix(weight, groups).mT.to(dtype)
     for part in _chunks(image, w):
@@ -211,6 +233,12 @@ def _spread(
 
 def _weight_grad(weight_grad: torch.Tensor, values: torch.Tensor, image: torch.Tensor, groups: int, w: Windows) -> None:
     """The sum over the batch of values × patchesᵀ: one product whose depth is all places of all images."""
+    if _gathers(weight_grad):
+        channels, of_group, *window = weight_grad.shape
+        results = weight_grad.view(groups, channels // groups, of_group, math.prod(window))
+        sums = of_weight(weight_grad, values, image, groups, w)
+        run_template(gathered, image.device, weight_grad, values, image, sums, results, name="convolution")
+        return
     # What the parts of a large batch come to is added up in float32.
     parts = list(_chunks(image, w))
     total = weight_grad if len(parts) == 1 else torch.zeros_like(weight_grad, dtype=value_dtype(weight_grad.dtype))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from torch_backplane.kernels.dtypes import value_dtype
-from torch_backplane.planning import Call, Refused, check, contiguous_result, operator, run_kernel
+from torch_backplane.kernels.templates.indexing import atomically, can_swap
+from torch_backplane.planning import Call, Refused, check, contiguous_result, dialect_of, operator, run_kernel
 
 # Along a dimension, a place of the grid takes TAPS elements of the image: at[k], -1 for one beyond the image where that
 # counts as zero; its weight; and how that grows with the number in the grid.
@@ -135,7 +136,10 @@ def grid_sampler_2d_backward(
     align_corners: bool,
     output_mask: list[bool],
 ) -> tuple[torch.Tensor | None, torch.Tensor]:
-    """A work item adds up a whole plane of the image's gradient: its places may take any elements of the image."""
+    """Places may take any elements of the image. Where work items run in lockstep, each has a place and adds its share
+    to the image's gradient by atomic swaps, in any order. Elsewhere, and where results are to be the same in every run,
+    a work item has a whole plane of the gradient.
+    """
     _check(input, grid, mode, padding)
     shape = (*input.shape[:2], *grid.shape[1:3])
     given = grad_output.shape  # PyTorch reads what is not there
@@ -145,7 +149,34 @@ def grid_sampler_2d_backward(
     of_input = torch.zeros(input.shape, dtype=value_dtype(input.dtype), device=input.device) if output_mask[0] else None
     gradient, grid = grad_output.contiguous(), grid.contiguous()
     value, sizes, constants = value_dtype(input.dtype), _sizes(input, grid), _constants(mode, padding, align_corners)
-    if of_input is not None and gradient.numel():
+    target = dialect_of(input.device).target
+    anyhow = target.simt and can_swap(target, value) and not torch.are_deterministic_algorithms_enabled()
+    if of_input is not None and gradient.numel() and anyhow:
+        run_kernel(
+            "grid_sampler_2d_backward_of_images_anyhow",
+            _TAPS_OF_BOTH.format(place="item")
+            + f"""
+  const index_t image = item / places, place = item % places;
+  for (index_t c = 0; c < channels; ++c) {{
+    const index_t plane = image * channels + c;
+    const value_t g = load_gradient(plane * places + place);
+    for (int i = 0; i < TAPS; ++i) for (int j = 0; j < TAPS; ++j)
+      if (row[i] >= 0 && column[j] >= 0) {{
+        const index_t at = (plane * height + row[i]) * width + column[j];
+        const value_t share = of_row[i] * of_column[j] * g;
+        {atomically("of_input + at", value, "there + share")}
+      }}
+  }}
+""",
+            items=grid.shape[0] * grid.shape[1] * grid.shape[2],
+            outputs={"of_input": of_input},
+            inputs={"gradient": gradient, "grid": grid},
+            integers=sizes,
+            value=value,
+            functions=_FUNCTIONS,
+            constants=constants,
+        )
+    elif of_input is not None and gradient.numel():
         run_kernel(
             "grid_sampler_2d_backward_of_images",
             """

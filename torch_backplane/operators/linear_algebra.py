@@ -12,7 +12,7 @@ import torch
 from torch_backplane.kernels import Expression, Reduction
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import part_dtype, value_dtype
-from torch_backplane.kernels.reductions import summation
+from torch_backplane.kernels.reductions import summation, two_sum, whole
 from torch_backplane.kernels.templates.matmul import matmul
 from torch_backplane.operators.reduce_ops import Dims, leave_nothing, list_of, reduce, sum_dtype
 from torch_backplane.planning import (
@@ -22,6 +22,7 @@ from torch_backplane.planning import (
     RunOnCPU,
     call_on_cpu,
     check_fits,
+    dialect_of,
     host_sees_memory,
     operator,
     run_pointwise,
@@ -145,8 +146,10 @@ def vdot(call: Call, self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def on_host(out: torch.Tensor) -> bool:
-    """Whether products of this result's dtype are computed by the host, in place."""
-    return host_sees_memory(out.device) and out.dtype in BLAS_DTYPES
+    """Whether products of this result's dtype are computed by the host, in place: not for a device that is taken for
+    one with work items in lockstep.
+    """
+    return host_sees_memory(out.device) and out.dtype in BLAS_DTYPES and not dialect_of(out.device).target.simt
 
 
 def product(
@@ -166,9 +169,54 @@ def product(
         multiply_on_host(out, a, b, c, beta, alpha)
     elif out.is_complex():
         multiply_parts(out, a, b, None if beta == 0 else c, beta, alpha)
+    elif dialect_of(out.device).target.team_size > 1 and 1 in out.shape[-2:]:
+        multiply_vector(out, a, b, None if beta == 0 else c, beta, alpha)
     else:
         run_template(matmul, out.device, out, a, b, None if beta == 0 else c, alpha, beta, name="matmul")
     return out
+
+
+def multiply_vector(
+    out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, beta: Any, alpha: Any
+) -> None:
+    """As `product`, of one row or column: each result is a reduction of its own, which divides long sums."""
+    shape = (*out.shape, a.shape[-1])
+    operands = [a.unsqueeze(-2).expand(shape), b.mT.unsqueeze(-3).expand(shape)]
+    is_float = out.is_floating_point()
+    compute = value_dtype(out.dtype) if is_float else torch.int64
+    alone = c is None and type(alpha) is int and alpha == 1
+    total = out if alone else torch.empty(out.shape, dtype=compute, device=out.device)
+    summed = dot_product(compute) if is_float else summation(compute, lambda x, y, _: x * y)
+    run_reduction(
+        summed, [total], operands, [out.dim()], key=("product", compute), compute=compute, name="product_of_a_vector"
+    )
+    if alone:
+        return
+
+    def formula(x: Expression, *rest: Expression) -> Expression:
+        return rest[-1] * x if c is None else rest[1] * rest[0] + rest[-1] * x
+
+    numbers = [(one, compute) for one in ([alpha] if c is None else [beta, alpha])]
+    added = [total] if c is None else [total, c]
+    key = ("product of a vector", c is None)
+    run_pointwise(formula, [out], added, numbers, compute=compute, key=key, name="product_of_a_vector")
+
+
+def dot_product(dtype: torch.dtype) -> Reduction:
+    """The sum of the products of two operands, with what products and additions lose."""
+
+    def start(x: Expression, y: Expression, _: Expression) -> tuple[Expression, Expression]:
+        product = x * y
+        return product, f.fma(x, y, -product)
+
+    def add(a: Expression, lost_a: Expression, b: Expression, lost_b: Expression) -> tuple[Expression, Expression]:
+        return a + b, lost_a + lost_b
+
+    def combine(a: Expression, lost_a: Expression, b: Expression, lost_b: Expression) -> tuple[Expression, Expression]:
+        total, lost = two_sum(a, b)
+        return total, lost_a + (lost + lost_b)
+
+    return Reduction([dtype] * 2, [0.0, 0.0], start, combine, lambda total, lost, _: whole(total, lost), add)
 
 
 def factors(dtype: torch.dtype, beta: Any, alpha: Any) -> tuple[Any, Any]:

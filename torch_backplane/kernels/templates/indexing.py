@@ -22,6 +22,7 @@ import torch
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import facts, value_dtype
 from torch_backplane.kernels.layouts import geometry
+from torch_backplane.kernels.target import Target
 from torch_backplane.kernels.templates import errors as error_words
 from torch_backplane.kernels.templates.source import Launch, extent, make_launch, named, split
 
@@ -134,7 +135,7 @@ def write(
     """
     value = value_dtype(self.dtype)
     target = dialect.target
-    swaps = self.dtype in _SWAPPED and torch.uint32 in target.atomics
+    swaps = can_swap(target, self.dtype)
     in_order = not target.simt or deterministic or distinct or (combine != "assign" and not swaps)
     is_tensor = isinstance(source, torch.Tensor)
     sources = {"source": (source, source_strides)} if isinstance(source, torch.Tensor) else {}
@@ -208,13 +209,23 @@ def _meet(combine: str, dtype: torch.dtype, in_order: bool) -> str:
         return "store_self(place, value);"
     if in_order:
         return f"const value_t there = load_self(place); store_self(place, {expression});"
+    return atomically("self + place", dtype, expression)
+
+
+def can_swap(target: Target, dtype: torch.dtype) -> bool:
+    """Whether kernels for the target have `atomically` for the dtype."""
+    return dtype in _SWAPPED and torch.uint32 in target.atomics
+
+
+def atomically(at: str, dtype: torch.dtype, expression: str) -> str:
+    """Statements that put what `expression` makes of `there`, the number at the address `at`, in its place."""
     to_bits, from_bits = ("as_uint", "as_float") if dtype == torch.float32 else ("(uint)", "(int)")
     # Memory that atomics change may not even be read in another way: what is there comes from the first swap, which
     # succeeds where it is 0.
     return f"""uint expected = 0, found;
     while (true) {{
       const value_t there = {from_bits}(expected);
-      found = atomic_swap(self + place, expected, {to_bits}({expression}));
+      found = atomic_swap({at}, expected, {to_bits}({expression}));
       if (found == expected) break;
       expected = found;
     }}"""

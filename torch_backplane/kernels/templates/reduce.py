@@ -60,7 +60,7 @@ class Form(NamedTuple):
 
 def choose_form(target: Target, definition: Reduction, where: ReductionGeometry, outputs: int) -> Form:
     """The form for a device and a call with so many outputs."""
-    columns = _by_columns(where, outputs)
+    columns = _by_columns(where, outputs, target.team_size > 1)
     if target.team_size == 1:
         return Form(1, 0, columns, _chunks_of_threads(where, columns))
     size = target.team_of(sum(dtype.itemsize for dtype in definition.state))
@@ -78,13 +78,18 @@ def choose_form(target: Target, definition: Reduction, where: ReductionGeometry,
     return form._replace(chunks=max(1, min(enough // groups, where.reduced.count // form.unit)))
 
 
-def _by_columns(where: ReductionGeometry, outputs: int) -> bool:
-    """Whether neighbouring results, and not neighbouring elements, are beside each other in memory."""
+def _by_columns(where: ReductionGeometry, outputs: int, by_teams: bool) -> bool:
+    """Whether neighbouring results, and not neighbouring elements, are beside each other in memory. Teams may have
+    inputs beside that are the same for neighbouring results.
+    """
     if not where.kept.sizes or where.kept.sizes[0] < LANES // 2:
         return False
     reduced = where.reduced.strides
     beside = all(not s or s[0] == 1 for s in reduced)
-    return not beside and all(strides[0] == 1 for strides in where.kept.strides[outputs:])
+    steps = [strides[0] for strides in where.kept.strides[outputs:]]
+    if beside or not any(step == 1 for step in steps):
+        return False
+    return all(step == 1 or (by_teams and step == 0) for step in steps)
 
 
 def _chunks_of_threads(where: ReductionGeometry, columns: bool) -> int:

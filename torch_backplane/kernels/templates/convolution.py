@@ -1,0 +1,346 @@
+"""Convolutions as products of matrices that are in no memory, where work items run in lockstep.
+
+A convolution, its gradients, and a transposed convolution are sums of products of two tensors over channels, or images,
+and places of a window, or of an image. All are the product
+
+    out[g, i, j] = bias[g, i] + the sum over k of a[g, i, k] * b[g, k, j]
+
+where j and k are each one coordinate and one for each dimension of the image, and the element of b is where both
+together say, or 0 beside the image. A group keeps in local memory where the rows and columns of its tiles are. With few
+rows, each work item computes a result by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from torch_backplane.kernels.dialects.base import Dialect
+from torch_backplane.kernels.templates.source import Launch, make_launch, named, split
+from torch_backplane.kernels.templates.tiles import (
+    BLOCK,
+    PER_ITEM,
+    add_parts,
+    divide,
+    room,
+    side_of,
+    summed,
+    tiled,
+)
+from torch_backplane.kernels.templates.unfold import Windows
+
+_FEW_ROWS, _FEW_PRODUCTS = 4, 256
+_TABLE = 64  # rows of b whose places a group has: a multiple of DEPTH
+_INDEX = 8  # bytes, at most
+
+
+@dataclass(frozen=True)
+class Way:
+    """How the elements of a tensor are gone through: first one coordinate, then one for each dimension.
+
+    Args:
+        sizes: of the coordinates.
+        moves, starts: the element is at start + move * coordinate along each dimension; `outer` apart along the first.
+    """
+
+    sizes: tuple[int, ...]
+    outer: int
+    moves: tuple[int, ...]
+    starts: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.sizes)
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What `gathered` computes, of tensors whose elements in each group of channels begin `*_group` apart.
+
+    Args:
+        rows: of a and of out, in each group.
+        a_steps, out_steps: of a along k, of out along j.
+        image: sizes of b; image_steps: its strides there.
+    """
+
+    groups: int
+    rows: int
+    k: Way
+    j: Way
+    a_group: int
+    a_row: int
+    a_steps: tuple[int, ...]
+    b_group: int
+    image: tuple[int, ...]
+    image_steps: tuple[int, ...]
+    out_group: int
+    out_row: int
+    out_steps: tuple[int, ...]
+    along_depth: bool  # whether neighbours of b in memory are neighbours in k, and not in j
+
+    @property
+    def rank(self) -> int:
+        return len(self.image)
+
+    def integers(self) -> dict[str, int]:
+        found = {"batches": self.groups, "rows": self.rows, "columns": self.j.count, "depth": self.k.count}
+        found |= {"a_group": self.a_group, "a_row": self.a_row, "b_group": self.b_group}
+        found |= {"out_group": self.out_group, "out_row": self.out_row}
+        for name, way in (("k", self.k), ("j", self.j)):
+            found |= {f"{name}_outer": way.outer, **named(f"{name}_size", way.sizes)}
+            found |= {**named(f"{name}_move", way.moves), **named(f"{name}_start", way.starts)}
+        found |= {**named("a_step", self.a_steps), **named("out_step", self.out_steps)}
+        return found | {**named("image", self.image), **named("image_step", self.image_steps)}
+
+
+def forward(values: torch.Tensor, image: torch.Tensor, weight: torch.Tensor, groups: int, w: Windows) -> Sums:
+    """values[n, channel, place] = the sum over weight[channel, c, *at] * image[n, c, *place in the window]. A column is
+    a place of an image of the batch.
+    """
+    channels, of_group = weight.shape[0] // groups, weight.shape[1]
+    return Sums(
+        groups=groups,
+        rows=channels,
+        k=Way((of_group, *w.window), image.stride(1), w.dilation, _none(w)),
+        j=Way((image.shape[0], *w.places), image.stride(0), w.stride, _before(w)),
+        a_group=channels * weight.stride(0),
+        a_row=weight.stride(0),
+        a_steps=weight.stride()[1:],
+        b_group=of_group * image.stride(1),
+        image=w.image,
+        image_steps=image.stride()[2:],
+        out_group=channels * values.stride(1),
+        out_row=values.stride(1),
+        out_steps=(values.stride(0), *values.stride()[2:]),
+        along_depth=False,
+    )
+
+
+def of_image(image: torch.Tensor, values: torch.Tensor, weight: torch.Tensor, groups: int, w: Windows) -> Sums:
+    """The image's gradient, where windows are one place apart: for each element the sum over its windows."""
+    channels, of_group = weight.shape[0] // groups, weight.shape[1]
+    return Sums(
+        groups=groups,
+        rows=of_group,
+        k=Way((channels, *w.window), values.stride(1), tuple(-apart for apart in w.dilation), _none(w)),
+        j=Way((image.shape[0], *w.image), values.stride(0), (1,) * w.rank, w.padding),
+        a_group=channels * weight.stride(0),
+        a_row=weight.stride(1),
+        a_steps=(weight.stride(0), *weight.stride()[2:]),
+        b_group=channels * values.stride(1),
+        image=w.places,
+        image_steps=values.stride()[2:],
+        out_group=of_group * image.stride(1),
+        out_row=image.stride(1),
+        out_steps=(image.stride(0), *image.stride()[2:]),
+        along_depth=False,
+    )
+
+
+def of_weight(weight: torch.Tensor, values: torch.Tensor, image: torch.Tensor, groups: int, w: Windows) -> Sums:
+    """The weight's gradient: the sum over all places of all images."""
+    channels, of_group = weight.shape[0] // groups, weight.shape[1]
+    return Sums(
+        groups=groups,
+        rows=channels,
+        k=Way((image.shape[0], *w.places), image.stride(0), w.stride, _before(w)),
+        j=Way((of_group, *w.window), image.stride(1), w.dilation, _none(w)),
+        a_group=channels * values.stride(1),
+        a_row=values.stride(1),
+        a_steps=(values.stride(0), *values.stride()[2:]),
+        b_group=of_group * image.stride(1),
+        image=w.image,
+        image_steps=image.stride()[2:],
+        out_group=channels * weight.stride(0),
+        out_row=weight.stride(0),
+        out_steps=weight.stride()[1:],
+        along_depth=True,
+    )
+
+
+def _none(w: Windows) -> tuple[int, ...]:
+    return (0,) * w.rank
+
+
+def _before(w: Windows) -> tuple[int, ...]:
+    return tuple(-pad for pad in w.padding)
+
+
+def can_gather(dialect: Dialect, dtype: torch.dtype) -> bool:
+    """Whether the target has room for `gathered`, in three dimensions."""
+    return side_of(dialect, summed(dtype).value, _tables(3)) is not None
+
+
+def _tables(rank: int) -> tuple[int, int]:
+    """Bytes for rows of b, and for each column of its tiles."""
+    return _TABLE * (2 + rank) * _INDEX, (2 + rank) * _INDEX
+
+
+def gathered(
+    dialect: Dialect,
+    out: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    sums: Sums,
+    results: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> list[Launch]:
+    """Fills out.
+
+    Args:
+        results: out as (groups, rows, *columns), of which the columns' first coordinate is a dimension of its own.
+    """
+    kind = summed(out.dtype)
+    side = side_of(dialect, kind.value, _tables(3))
+    assert side is not None
+    launch = partial(make_launch, dialect=dialect, value=kind.value, strided={"out", "a", "b"})
+    with_bias = {} if bias is None else {"bias": bias}
+    integers = sums.integers()
+    if sums.rows <= _FEW_ROWS and sums.k.count <= _FEW_PRODUCTS:
+        alone = launch(
+            f"convolution{sums.rank}_alone",
+            outputs={"out": out},
+            inputs={"a": a, "b": b, **with_bias},
+            integers=integers,
+            body=_alone(sums.rank, bias is not None),
+            items=sums.groups * sums.rows * sums.j.count,
+        )
+        return [alone]
+    launch = partial(launch, constants={"MULTIPLY_ADD(x, y, z)": kind.multiply_add}, group_size=side * side)
+    tiles = divide(dialect.target, side, sums.groups, sums.rows, sums.j.count, sums.k.count)
+    text = _text(sums.rank, side, sums.along_depth, bias is not None, tiles.parts > 1)
+    if tiles.parts == 1:
+        whole = launch(
+            f"convolution{sums.rank}",
+            outputs={"out": out},
+            inputs={"a": a, "b": b, **with_bias},
+            integers=integers,
+            body=tiled(tiles, text),
+            groups=tiles.groups,
+        )
+        return [whole]
+    parts = room(kind, tiles.parts, out.numel(), out.device)
+    first = launch(
+        f"convolution{sums.rank}_parts",
+        outputs=parts,
+        inputs={"a": a, "b": b},
+        integers={**integers, **tiles.integers()},
+        body=tiled(tiles, {**text, "lost": ""}),
+        groups=tiles.groups,
+    )
+    if bias is None:
+        return [first, *add_parts(dialect, "convolution", results, parts)]
+    added = bias.view(sums.groups, sums.rows, 1, 1).expand(results.shape)
+    return [first, *add_parts(dialect, "convolution", results, parts, added)]
+
+
+def _places(way: str, rank: int) -> list[str]:
+    return [f"{way}_at{d}" for d in range(rank)]
+
+
+def _coordinates(way: str, rank: int) -> str:
+    """Statements that declare `way`'s coordinates, and where it is along each dimension of the image."""
+    names = [f"{way}{d}" for d in range(rank + 1)]
+    lines = [split(way, [f"{way}_size{d}" for d in range(rank + 1)], names)]
+    lines += [
+        f"const index_t {place} = {way}{d + 1} * {way}_move{d} + {way}_start{d};"
+        for d, place in enumerate(_places(way, rank))
+    ]
+    return " ".join(lines)
+
+
+def _sum(terms: Sequence[str]) -> str:
+    return " + ".join(terms)
+
+
+def _from(way: str, rank: int) -> str:
+    """How far from the beginning of b `way` is."""
+    return _sum([f"{way}0 * {way}_outer", *(f"{at} * image_step{d}" for d, at in enumerate(_places(way, rank)))])
+
+
+def _steps(operand: str, way: str, rank: int) -> str:
+    return _sum([f"{way}{d} * {operand}_step{d}" for d in range(rank + 1)])
+
+
+def _text(rank: int, side: int, along_depth: bool, with_bias: bool, divided: bool) -> dict[str, str]:
+    """What `tiled` takes; results of divided sums are stored by it."""
+    tile = side * PER_ITEM
+    tables = [f"{name}[{_TABLE}]" for name in ("k_from", "a_from", *(f"k_place{d}" for d in range(rank)))]
+    tables += [
+        f"{name}[{tile}]" for name in ("j_from", *([] if divided else ["j_out"]), *(f"j_place{d}" for d in range(rank)))
+    ]
+    keep_k, keep_j = (
+        " ".join(f"{way}_place{d}[{index}] = {at};" for d, at in enumerate(_places(way, rank)))
+        for way, index in (("k", "e"), ("j", "ITEM"))
+    )
+
+    group = side * side
+    next_rows = f"""const int row = (int)((first - first_of_all) % {_TABLE});
+    if (row == 0) {{
+      for (int e = ITEM; e < {_TABLE}; e += {group}) {{
+        const index_t k = min(first + e, depth - 1);
+        {_coordinates("k", rank)}
+        k_from[e] = {_from("k", rank)};
+        a_from[e] = {_steps("a", "k", rank)};
+        {keep_k}
+      }}
+      BARRIER;
+    }}"""
+    inside = " && ".join(
+        f"k_place{d}[row + b_k] + j_place{d}[b_j] >= 0 && k_place{d}[row + b_k] + j_place{d}[b_j] < image{d}"
+        for d in range(rank)
+    )
+    bias = "load_bias(batch * rows + i) + " if with_bias else ""
+    return {
+        "a_along_depth": "true",
+        "b_along_depth": "true" if along_depth else "false",
+        "shared": f"LOCAL index_t {', '.join(tables)};",
+        "prepare": f"""
+  if (ITEM < {tile}) {{
+    const index_t j = min(column_tile * {tile} + ITEM, columns - 1);
+    {_coordinates("j", rank)}
+    j_from[ITEM] = batch * b_group + {_from("j", rank)};
+    {"" if divided else f"j_out[ITEM] = batch * out_group + {_steps('out', 'j', rank)};"}
+    {keep_j}
+  }}""",
+        "a": "load_a(batch * a_group + i * a_row + a_from[row + a_k])",
+        "b": f"({inside} ? (value_t)load_b(k_from[row + b_k] + j_from[b_j]) : (value_t)0)",
+        "next": next_rows,
+        "store": f"""if (i < rows && j < columns)
+        store_out(j_out[item_column + y * {side}] + i * out_row, {bias}VALUE);""",
+    }
+
+
+def _alone(rank: int, with_bias: bool) -> str:
+    loops = " ".join(
+        f"for (index_t k{d} = 0; k{d} < k_size{d}; ++k{d}) {{ {_inside(d - 1)}" for d in range(1, rank + 1)
+    )
+    at = [f"at{d} * image_step{d}" for d in range(rank)]
+    return f"""
+  {split("item", ["batches", "rows", "columns"], ["group", "i", "j"])}
+  {_coordinates("j", rank)}
+  const index_t a_at = group * a_group + i * a_row, b_at = group * b_group + j0 * j_outer;
+  SUM(sum);
+  value_t block = 0;
+  int left = {BLOCK};
+  for (index_t k0 = 0; k0 < k_size0; ++k0) {{ {loops}
+    block = fma((value_t)load_a(a_at + {_steps("a", "k", rank)}),
+      (value_t)load_b(b_at + k0 * k_outer + {_sum(at)}), block);
+    if (--left == 0) {{ ADD(sum, block) block = 0; left = {BLOCK}; }}
+  {"}" * (rank + 1)}
+  ADD(sum, block)
+  store_out(group * out_group + i * out_row + {_steps("out", "j", rank)},
+    {"load_bias(group * rows + i) + " if with_bias else ""}TOTAL(sum));
+"""
+
+
+def _inside(d: int) -> str:
+    """Statements that leave out what is beside the image along dimension d."""
+    return (
+        f"const index_t at{d} = j_at{d} + k{d + 1} * k_move{d} + k_start{d}; "
+        f"if (at{d} < 0 || at{d} >= image{d}) continue;"
+    )
