@@ -306,7 +306,7 @@ class _Writer:
             lines += [f"{name} += {place} * {stride}{dim};" for name, stride in strides.items()]
         assert self.tile_group is not None
         rounds, left = divmod(width * height, self.tile_group)
-        # Counted alike in all items: of a loop from ITEM on, PoCL 3.1 computes another x where it is the same in all steps.
+        # Counted alike in all items: in a loop from ITEM on, PoCL 3.1 has a wrong x where it is the same in all steps.
         loop = [
             f"for ({index} step = 0; step < {rounds + (left > 0)}; ++step) {{",
             f"  const {index} i = step * {self.tile_group} + ITEM;",
