@@ -95,7 +95,7 @@ def launch(
     import pyopencl as cl
 
     context, queue, _ = opencl()
-    if kernel.work_items(results) == 0:
+    if results == 0:
         return
     before = 64
     buffers = []
@@ -114,12 +114,14 @@ def launch(
             number = {
                 "count": lambda p: where.count,
                 "rows": lambda p: where.rows,
+                "tiles": lambda p: where.tiles,
                 "size": lambda p: where.sizes[p.dimension],
                 "stride": lambda p: where.strides[p.operand][p.dimension],
             }[parameter.role](parameter)
             arguments.append(NUMPY[parameter.dtype](number))
     group = kernel.group_size or 64
-    items, groups = (-(-kernel.work_items(results) // group) * group,), (group,)
+    needed = where.tiles * group if where.layout.tile else kernel.work_items(results)
+    items, groups = (-(-needed // group) * group,), (group,)
     if row_group is not None:
         groups = row_group
         items = (-(-where.sizes[0] // groups[0]) * groups[0], -(-where.rows // groups[1]) * groups[1])
@@ -147,7 +149,11 @@ def run_pointwise(
     operands = [*outputs, *(tensor.expand(shape) for tensor in inputs)]
     dialect = OpenCLC(Target.of_kind(device_kind, float64=float64))
     strides = [tensor.stride() for tensor in operands]
-    where = geometry(shape, strides, width=width, limits=dialect.target.row_limits, streaming=streaming)
+    staged = [*[0] * len(outputs), *(tensor.itemsize for tensor in inputs)]
+    where = geometry(
+        shape, strides, width=width, limits=dialect.target.row_limits, streaming=streaming,
+        staged=staged, tile_memory=dialect.tile_memory,
+    )  # fmt: skip
     layout = replace(where.layout, wide=wide)
     kernel = pointwise(
         "exp",  # which is taken, without our prefix

@@ -21,7 +21,8 @@ class Streaming(OpenCLC):
     streaming_bytes = 1024
 
 
-DIALECTS = [OpenCLC(Target.of_kind("cpu")), OpenCLC(), Streaming(Target.of_kind("cpu"))]
+PROCESSOR = Target.of_kind("cpu")
+DIALECTS = [OpenCLC(PROCESSOR), OpenCLC(), Streaming(PROCESSOR), OpenCLC(Target(local_memory=3 << 10))]
 
 
 @st.composite

@@ -359,8 +359,8 @@ def test_what_is_not_written_past_the_caches():
         Layout(1, 1, streaming=True)
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.data(), st.lists(st.integers(0, 5), max_size=4), st.booleans())
+@settings(max_examples=80, deadline=None)
+@given(st.data(), st.lists(st.sampled_from([0, 1, 2, 3, 4, 5, 17, 33, 70]), max_size=4), st.booleans())
 def test_any_strides_and_broadcasts(data, shape, wide):
     def operand(broadcast: bool) -> torch.Tensor:
         sizes = [1 if broadcast and data.draw(st.booleans()) else size for size in shape]
@@ -420,8 +420,14 @@ def test_cuda_text_compiles(dtype):
 
     results = len(trace(formula, [value_dtype(dtype)] * 3).results)
     compiles_for_cuda(formula, dtype, results, Layout(0, 1))
-    for layout in (Layout(0, 1 if kind == "complex" else 4), Layout(3, 1), Layout(2, 1, wide=True)):
+    for layout in (Layout(0, 1 if kind == "complex" else 4), Layout(3, 1), Layout(2, 1, wide=True), *TILES):
         compiles_for_cuda(lambda a, b, s: (functions.where(a == b, a, b), a + s), dtype, 2, layout)
+
+
+TILES = (
+    Layout(2, 1, inner=(1, 1, 3, 1), tile=(1, 32, 32)),
+    Layout(4, 1, True, inner=(2, 1, 0, 3), tile=(2, 4, 256)),
+)
 
 
 def compiles_for_cuda(formula, dtype, results, layout) -> None:

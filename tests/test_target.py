@@ -105,7 +105,7 @@ def test_items_in_lockstep_have_an_element_and_threads_have_runs() -> None:
 def test_no_group_is_larger_than_the_device_allows(most: int, simt: bool) -> None:
     target = Target(simt=simt, max_group_size=most)
     sizes = [target.group_size, target.element_group_size, target.team_size, target.small_group(8), target.group(512)]
-    sizes += [target.team_of(8)]
+    sizes += [target.team_of(8), target.large_group]
     for length, rows, strided in [(4, 9, False), (100, 9, False), (100, 9, True), (100, 2, False), (3, 3, True)]:
         sizes.append(math.prod(target.row_group(length, rows, strided)))
     assert all(1 <= size <= most for size in sizes)

@@ -128,6 +128,88 @@ bool is_streaming(const std::vector<at::Tensor>& outputs, const std::vector<at::
          });
 }
 
+// A tile of the innermost dimension and another one; see layouts.py.
+struct Tile {
+  size_t along = 0; // 0: no tile
+  int64_t width = 0;
+  int64_t height = 0;
+  std::vector<int64_t> inner; // of each operand
+};
+
+constexpr int64_t kSector = 32;
+constexpr int64_t kLeastTile = 128;
+constexpr int64_t kStaged = 3;
+
+int64_t side(int64_t size, int64_t most) {
+  int64_t side = 2;
+  while (side < most && side < size) {
+    side *= 2;
+  }
+  return side;
+}
+
+int64_t tile_pitch(const Tile& tile, int64_t itemsize) {
+  return tile.height + std::max<int64_t>(1, 4 / itemsize) * std::max<int64_t>(1, 32 / tile.width);
+}
+
+// `staged`: for each operand, the bytes of an element if it is an input, else 0.
+Tile find_tile(const std::vector<Dimension>& dimensions, const std::vector<int64_t>& staged, int64_t memory) {
+  Tile tile;
+  const auto step = [&](size_t dim, size_t operand) { return dimensions[dim].steps[operand]; };
+  for (size_t operand = 0; operand < staged.size() && tile.along == 0; ++operand) {
+    if (staged[operand] == 0 || step(0, operand) == 0) {
+      continue;
+    }
+    size_t fastest = 0;
+    for (size_t dim = 1; dim < dimensions.size(); ++dim) {
+      if (step(dim, operand) > 0 && step(dim, operand) < step(fastest, operand)) {
+        fastest = dim;
+      }
+    }
+    if (step(fastest, operand) * staged[operand] < kSector) {
+      tile.along = fastest;
+    }
+  }
+  if (tile.along == 0) {
+    return {};
+  }
+  int64_t largest = 0;
+  for (size_t operand = 0; operand < staged.size(); ++operand) {
+    const int64_t along = step(tile.along, operand);
+    const bool goes_through =
+        staged[operand] > 0 && step(0, operand) > along && along > 0 && along * staged[operand] < kSector;
+    tile.inner.push_back(goes_through ? kStaged : std::min<int64_t>(step(0, operand), 2));
+    largest = std::max(largest, goes_through ? staged[operand] : 0);
+  }
+  for (const int64_t edge : {64, 32, 16}) {
+    if (edge == 64 && largest > 2) { // 64 bytes to a row, at least
+      continue;
+    }
+    const int64_t across = dimensions[0].size;
+    const int64_t down = dimensions[tile.along].size;
+    tile.width = side(across, edge);
+    tile.height = side(down, edge);
+    if (tile.width < edge) {
+      tile.height = side(down, edge * edge / tile.width);
+    } else if (tile.height < edge) {
+      tile.width = side(across, edge * edge / tile.height);
+    }
+    if (tile.width * tile.height < kLeastTile) {
+      return {};
+    }
+    int64_t needed = 0;
+    for (size_t operand = 0; operand < staged.size(); ++operand) {
+      if (tile.inner[operand] == kStaged) {
+        needed += tile.width * tile_pitch(tile, staged[operand]) * staged[operand];
+      }
+    }
+    if (needed <= memory) {
+      return tile;
+    }
+  }
+  return {};
+}
+
 py::tuple pointwise_geometry(
     const std::vector<at::Tensor>& outputs,
     const std::vector<at::Tensor>& inputs,
@@ -135,7 +217,8 @@ py::tuple pointwise_geometry(
     int64_t width,
     std::optional<int64_t> streaming_bytes,
     int64_t shortest_row,
-    int64_t most_rows) {
+    int64_t most_rows,
+    int64_t tile_memory) {
   const c10::IntArrayRef shape = outputs.at(0).sizes();
   const size_t operands = outputs.size() + inputs.size() + positions.size();
   std::vector<Dimension> given(shape.size());
@@ -172,9 +255,28 @@ py::tuple pointwise_geometry(
       strides[operand] = py::make_tuple(1);
     }
     return py::make_tuple(
-        py::make_tuple(0, all ? width : 1, wide, py::tuple(), streams), py::make_tuple(count), std::move(strides));
+        py::make_tuple(0, all ? width : 1, wide, py::tuple(), streams, py::tuple()), py::make_tuple(count),
+        std::move(strides));
   }
   py::tuple inner;
+  if (tile_memory > 0) {
+    std::vector<int64_t> staged(operands);
+    std::transform(inputs.begin(), inputs.end(), staged.begin() + outputs.size(), [](const at::Tensor& input) {
+      return static_cast<int64_t>(input.itemsize());
+    });
+    const Tile tile = find_tile(dimensions, staged, tile_memory);
+    if (tile.along > 0) {
+      inner = py::tuple(operands);
+      for (size_t operand = 0; operand < operands; ++operand) {
+        inner[operand] = tile.inner[operand];
+      }
+      return py::make_tuple(
+          py::make_tuple(
+              dimensions.size(), 1, wide, std::move(inner), false,
+              py::make_tuple(tile.along, tile.width, tile.height)),
+          where.sizes(), where.strides(operands));
+    }
+  }
   if (dimensions[0].size >= shortest_row && count / dimensions[0].size <= most_rows) {
     inner = py::tuple(operands);
     for (size_t operand = 0; operand < operands; ++operand) {
@@ -182,7 +284,8 @@ py::tuple pointwise_geometry(
     }
   }
   return py::make_tuple(
-      py::make_tuple(dimensions.size(), 1, wide, std::move(inner), false), where.sizes(), where.strides(operands));
+      py::make_tuple(dimensions.size(), 1, wide, std::move(inner), false, py::tuple()), where.sizes(),
+      where.strides(operands));
 }
 
 py::tuple reduction_geometry(
@@ -290,6 +393,7 @@ void bind_geometry(py::module_& module) {
   module.def(
       "pointwise_geometry", &pointwise_geometry, py::arg("outputs"), py::arg("inputs"), py::arg("positions"),
       py::arg("width"), py::arg("streaming_bytes"), py::arg("shortest_row"), py::arg("most_rows"),
+      py::arg("tile_memory"),
       "(the arguments of a Layout, sizes, strides), as kernels.layouts.geometry has them, for inputs that broadcast to the "
       "outputs' shape. `positions`: for each operand that is not in memory, the dimension that it counts along, or None.");
   module.def(

@@ -41,6 +41,18 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
         lambda: (torch.randn(2, 9000),),
     ),
     "long lines": (lambda a: (a.cumsum(1), a.sum(1), a.cummax(1)), lambda: (torch.randn(2, 20_000).round(),)),
+    "few columns": (
+        lambda a: (a.sum(0), a.amax(0), a.std(0), a.argmin(0), a.cumsum(0), a.reshape(2, -1, 3).sum(1)),
+        lambda: (torch.randn(2500, 3),),
+    ),
+    "stacks": (
+        lambda a, b: (torch.stack([a, b], -1), torch.stack([a, b, a], 1), torch.cat([a.unsqueeze(1), b[:, None]], 1)),
+        lambda: tuple(torch.randn(2, 700)),
+    ),
+    "places of triangles": (
+        lambda a: (torch.tril_indices(9, 31, 4, device=a.device), torch.triu_indices(31, 9, -7, device=a.device)),
+        lambda: (torch.zeros(1),),
+    ),
     "running sums": (lambda a: (a.cumsum(0), a.cumsum(1)), lambda: (torch.randn(37, 33),)),
     "what is not zero": (lambda a: (a.nonzero(), a[a > 0.5]), lambda: (torch.randn(37, 33).relu(),)),
     "indexed": (lambda a, i: (a[i], a.index_add(0, i, a[: len(i)])), lambda: (torch.randn(20, 9), torch.arange(9) % 4)),

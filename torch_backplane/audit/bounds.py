@@ -62,7 +62,6 @@ class Known:
 
 
 # What is to be mended, or why it is as it is. Titles are those of cases.
-_SIDES = "add, one operand transposed|transposed copy|channels to the end|pixel unshuffle"
 _ONE_GROUP = "softmax of one row|layer norm of one row"
 _FEW_ROWS = "group norm|group norm, backward"
 _CHANNELS = "batch norm in training|batch norm in evaluation|batch norm, backward"
@@ -77,25 +76,10 @@ _WEIGHTS = "convolution, 3 × 3, of a sixteenth, backward"
 _PARTS = "fewer groups than fill a target with 8,192 for 512 compute units: parts of columns are divided to fill half"
 KNOWN: tuple[Known, ...] = (
     Known(
-        _SIDES, "traffic", "groups of 16 × 4 elements read or write 4 of a sector's 8: tiles in local memory are due"
-    ),
-    Known(
         "every second element", "traffic", "a sector has elements that are wanted and others, and is read as a whole"
     ),
-    Known("stack of 2, by elements", "traffic", "each of the launches writes every second element of its sectors"),
-    Known("roll of rows", "traffic", "rows begin within a sector, and groups have 16 elements of a row"),
-    Known(
-        "padding by a constant",
-        "traffic",
-        "the result is filled before, and its rows begin within a sector, where groups have 16 elements of one",
-    ),
-    Known("repeat of rows", "traffic", "each of the 4 copies reads the operand again"),
-    Known("places of a lower triangle", "fill", "a work item has a whole row of the triangle"),
-    Known(
-        "binary cross entropy", "fill", "the loss looks at its operands first, with 256 groups whatever the device is"
-    ),
+    Known("padding by a constant", "traffic", "the whole result is filled before"),
     Known("binary cross entropy", "traffic", "the input is read once more, to refuse numbers beyond 1"),
-    Known("sum of 4 columns", "traffic", "fewer than 8 columns are summed one by one, each reading every sector"),
     Known(
         "sum of both ends of three", "fill", "chunks are a whole number for each result, which leaves 5 % of a device"
     ),
@@ -132,12 +116,16 @@ KNOWN: tuple[Known, ...] = (
     Known("softmax of columns", "traffic", _PASSES),
     Known("renorm|weight norm", "traffic", "the norm is one launch, the product another: the operand is read twice"),
     Known(
-        "(cumsum|cumprod|cummax|logcumsumexp) of a vector|cumsum of 4 columns",
+        "(cumsum|cumprod|cummax|logcumsumexp) of a vector",
         "chain",
         "where 64 groups fill a device each has n / 64 elements, by turns of 64 work items",
     ),
     Known("(cumsum|cummax) of columns", "fill", _PARTS),
-    Known("cumsum of 4 columns", "traffic", "4 columns are scanned one by one, and each moves every sector"),
+    Known(
+        "cumsum of 4 columns",
+        "fill",
+        "each column has 32,768 parts at most, whose sums one team scans: too few for 512 compute units",
+    ),
     Known(
         "product of square matrices|linear layer|product of transposed matrices",
         "chain",
@@ -152,9 +140,6 @@ KNOWN: tuple[Known, ...] = (
         "product of few rows of many columns",
         "chain",
         "where 16 groups of 256 work items fill a device each has a 16th of the 262,144 products of a sum",
-    ),
-    Known(
-        "distances of pairs", "fill", "the places of pairs come from triu_indices, where a work item has a whole row"
     ),
     Known(r"adaptive_(avg|max)_pool2d\(7\)", "fill", "a work item has a result, and there are 3,136"),
     Known(r"adaptive_avg_pool2d\(1\)", "fill", _CHUNKS),
@@ -174,9 +159,6 @@ KNOWN: tuple[Known, ...] = (
     Known(_WEIGHTS, "fill", "3 tiles are of 512 parts at most, and parts of 2,304 results are added up in fours"),
     Known(
         _WEIGHTS, "chain", "where 16 groups of 256 work items fill a device each has a 6th of a sum's 65,536 products"
-    ),
-    Known(
-        "coins of probabilities", "fill", "probabilities are looked at first, with 256 groups whatever the device is"
     ),
     Known("coins of probabilities", "traffic", "probabilities are read once more, to refuse those beyond 1"),
     Known("smallest but 10 of rows", "fill", "merges of the best of each row have fewer work items each time"),

@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-Role = Literal["output", "input", "scalar", "count", "rows", "size", "stride"]
+Role = Literal["output", "input", "scalar", "count", "rows", "tiles", "size", "stride"]
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,13 @@ class Layout:
     width: elements for each work item; more than 1 only where contiguous.
     wide: whether indices need 64 bits.
     inner: empty, or, where a launch has one dimension for the innermost dimension and one for the others (`rows`), each
-        operand's stride there: 0, 1, or 2 for any other. Compilers make vectors of strides that they know.
+        operand's stride there: 0, 1, or 2 for any other. Compilers make vectors of strides that they know. In tiles 3
+        is an input that goes through local memory.
     streaming: whether results are written past the caches, where the dialect and the formula allow it; only where
         contiguous, and each output begins at a multiple of 16 bytes. `pointwise` says when.
+    tile: empty, or, where a group has a tile of the innermost dimension and another one, in which neighbours of some
+        inputs are neighbours in memory: that dimension, and the tile's elements along the innermost one and along it,
+        powers of two.
     """
 
     rank: int = 0
@@ -43,10 +47,11 @@ class Layout:
     wide: bool = False
     inner: tuple[int, ...] = ()
     streaming: bool = False
+    tile: tuple[int, int, int] | tuple[()] = ()
 
     @property
     def rows(self) -> bool:
-        return bool(self.inner)
+        return bool(self.inner) and not self.tile
 
     def __post_init__(self) -> None:
         if self.rank < 0:
@@ -76,6 +81,11 @@ class Geometry:
         """How often the innermost dimension is gone through."""
         return math.prod(self.sizes[1:])
 
+    @property
+    def tiles(self) -> int:
+        """How many groups have a tile each."""
+        return tiles(self.layout.tile, self.sizes)
+
 
 def geometry(
     sizes: Sequence[int],
@@ -85,6 +95,8 @@ def geometry(
     aligned: bool = True,
     limits: RowLimits = RowLimits(),  # noqa: B008, it cannot be changed
     streaming: bool = False,
+    staged: Sequence[int] = (),
+    tile_memory: int = 0,
 ) -> Geometry:
     """The simplest geometry that visits every element once.
 
@@ -95,6 +107,8 @@ def geometry(
         aligned: whether every operand begins at a multiple of width elements; without it, width is 1.
         limits: which calls that are not contiguous go by rows.
         streaming: whether to write past the caches where everything is contiguous.
+        staged: for each operand, the bytes of an element if it is an input, which may go through local memory, else 0.
+        tile_memory: bytes of local memory for tiles, at most; 0: no tiles.
     """
     for operand in strides:
         if len(operand) != len(sizes):
@@ -105,10 +119,80 @@ def geometry(
     if count <= 1 or (len(sizes_) == 1 and all(operand == (1,) for operand in strides_)):
         layout = Layout(0, width if aligned else 1, wide, streaming=streaming)
         return Geometry(layout, (count,), tuple((1,) for _ in strides_))
-    inner: tuple[int, ...] = ()
+    if tile_memory:
+        tile, inner = _tile(sizes_, strides_, staged, tile_memory)
+        if tile:
+            return Geometry(Layout(len(sizes_), 1, wide, inner, tile=tile), sizes_, strides_)
+    inner = ()
     if sizes_[0] >= limits.shortest and count // sizes_[0] <= limits.most:
         inner = tuple(int(min(operand[0], 2)) for operand in strides_)
     return Geometry(Layout(len(sizes_), 1, wide, inner), sizes_, strides_)
+
+
+SECTOR = 32  # bytes that GPUs read from memory at once, at least
+_LEAST_TILE = 128  # elements: of smaller matrices those of the launch's next ones are in the same sectors
+
+
+def tiles(tile: Sequence[int], sizes: Sequence[int]) -> int:
+    """How many tiles there are of `sizes`, the innermost first."""
+    along, width, height = tile
+    others = math.prod(size for dim, size in enumerate(sizes) if dim not in (0, along))
+    return -(-sizes[0] // width) * -(-sizes[along] // height) * others
+
+
+def tile_pitch(tile: Sequence[int], itemsize: int) -> int:
+    """Elements of local memory from a tile's place to the next one along the innermost dimension. More than the tile's
+    height, so that neighbouring work items are in different banks of 4 bytes, both ways.
+    """
+    _, width, height = tile
+    return height + max(1, 4 // itemsize) * max(1, 32 // width)
+
+
+def _tile(
+    sizes: Sequence[int], strides: Sequence[Sequence[int]], staged: Sequence[int], memory: int
+) -> tuple[tuple[int, int, int] | tuple[()], tuple[int, ...]]:
+    """The tile, and each operand's stride along the innermost dimension as `Layout.inner` has it; both empty where
+    no input is read faster so.
+    """
+    along = 0
+    for steps, itemsize in zip(strides, staged, strict=True):
+        if along == 0 and itemsize > 0 and steps[0] > 0:
+            fastest = 0
+            for dim in range(1, len(sizes)):
+                if 0 < steps[dim] < steps[fastest]:
+                    fastest = dim
+            if steps[fastest] * itemsize < SECTOR:
+                along = fastest
+    if along == 0:
+        return (), ()
+    inner = tuple(
+        3
+        if itemsize > 0 and steps[0] > steps[along] > 0 and steps[along] * itemsize < SECTOR
+        else int(min(steps[0], 2))
+        for steps, itemsize in zip(strides, staged, strict=True)
+    )
+    through = [itemsize for itemsize, step in zip(staged, inner, strict=True) if step == 3]
+    for edge in (64, 32, 16):
+        if edge == 64 and max(through) > 2:  # 64 bytes to a row, at least
+            continue
+        width, height = _side(sizes[0], edge), _side(sizes[along], edge)
+        if width < edge:
+            height = _side(sizes[along], edge * edge // width)
+        elif height < edge:
+            width = _side(sizes[0], edge * edge // height)
+        if width * height < _LEAST_TILE:
+            break
+        tile = (along, width, height)
+        if sum(width * tile_pitch(tile, itemsize) * itemsize for itemsize in through) <= memory:
+            return tile, inner
+    return (), ()
+
+
+def _side(size: int, most: int) -> int:
+    side = 2
+    while side < most and side < size:
+        side *= 2
+    return side
 
 
 @dataclass(frozen=True)

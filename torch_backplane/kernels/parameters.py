@@ -16,6 +16,7 @@ def parameter_name(parameter: Parameter) -> str:
         "scalar": f"scalar{parameter.operand}",
         "count": "count",
         "rows": "rows",
+        "tiles": "tiles",
         "size": f"size{parameter.dimension}",
         "stride": f"stride{parameter.operand}_{parameter.dimension}",
     }[parameter.role]

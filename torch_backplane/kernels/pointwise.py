@@ -13,9 +13,10 @@ from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.element import element_function, used_dtypes
 from torch_backplane.kernels.expression import Formula, Program, trace
-from torch_backplane.kernels.kernel import Kernel, Parameter, entry_point
-from torch_backplane.kernels.layouts import Layout
+from torch_backplane.kernels.kernel import Kernel, Parameter, Role, entry_point
+from torch_backplane.kernels.layouts import Layout, tile_pitch
 from torch_backplane.kernels.parameters import advance, declarations, pointers
+from torch_backplane.kernels.templates.spelling import macros
 
 # What costs less than the memory that is read and written for it.
 _CHEAP = {"argument", "constant", "add", "subtract", "multiply", "negative", "absolute", "minimum", "maximum"} | {
@@ -60,18 +61,22 @@ def pointwise(
             layout = replace(layout, width=_STREAMING_WIDTH)
         else:
             layout = replace(layout, streaming=False)
-    body, parameters = _Writer(dialect, inputs, outputs, scalars, len(program.indices), layout).write()
+    writer = _Writer(dialect, inputs, outputs, scalars, len(program.indices), layout)
+    body, parameters = writer.write()
     rounded = list(compute) if isinstance(compute, (list, tuple)) else []
     element = element_function("element", program, dialect, inputs, scalars, outputs, indexed=True, rounded=rounded)
     text = "\n".join(
         [
             dialect.header(used_dtypes(program, inputs, outputs, scalars, rounded), "\n".join([element, *body])),
+            *([macros(dialect, "LOCAL ITEM GROUP BARRIER")] if layout.tile else []),
             element,
-            dialect.kernel(entry, declarations(dialect, parameters), None, body, bounded=True),
+            dialect.kernel(entry, declarations(dialect, parameters), writer.tile_group, body, bounded=True),
         ]
     )
-    group_size = None if layout.rows else dialect.target.element_group_size
-    return Kernel(entry, text, tuple(parameters), layout.width, group_size)
+    target = dialect.target
+    group_size = writer.tile_group or (target.large_group if layout.rank else target.element_group_size)
+    width = None if layout.tile else layout.width
+    return Kernel(entry, text, tuple(parameters), width, None if layout.rows else group_size, writer.local_bytes)
 
 
 def pointwise_program(
@@ -141,6 +146,11 @@ class _Writer:
         self.scalars = [(f"scalar{i}", dtype) for i, dtype in enumerate(scalars)]
         self.indices = [f"index{i}" for i in range(indices)]  # operands without memory: where they are is what they are
         self.index = dialect.index_type(layout.wide)
+        self.tile_group: int | None = None
+        self.local_bytes = 0
+        if layout.tile:
+            _, width, height = layout.tile
+            self.tile_group = min(dialect.target.large_group, width * height)
 
     def write(self) -> tuple[list[str], list[Parameter]]:
         """The kernel's body and its parameters."""
@@ -149,19 +159,22 @@ class _Writer:
         parameters += [Parameter("input", dtype, i) for i, (_, dtype) in enumerate(self.inputs)]
         parameters += [Parameter("scalar", dtype, i) for i, (_, dtype) in enumerate(self.scalars)]
         rank, operands = self.layout.rank, len(self.outputs) + len(self.inputs) + len(self.indices)
-        parameters.append(Parameter("rows" if self.layout.rows else "count", index_dtype))
-        # The outermost index is what remains, so its size is not needed, unless it is the length of a row.
-        sizes = max(rank - 1, 1) if self.layout.rows else rank - 1
+        count: Role = "tiles" if self.layout.tile else "rows" if self.layout.rows else "count"
+        parameters.append(Parameter(count, index_dtype))
+        # The outermost index is what remains, so its size is not needed, unless it is the length of a row or a tile's.
+        sizes = rank if self.layout.tile else max(rank - 1, 1) if self.layout.rows else rank - 1
         parameters += [Parameter("size", index_dtype, dimension=dimension) for dimension in range(sizes)]
         parameters += [
             Parameter("stride", index_dtype, operand, dimension)
             for operand in range(operands)
             for dimension in range(rank)
-            if dimension or not self.layout.rows or self.layout.inner[operand] == 2  # others are in the text
+            if dimension or not self.layout.inner or self.layout.inner[operand] >= 2  # others are in the text
         ]
         body = pointers(self.dialect, parameters)
         if self.layout.rows:
             return body + self._in_rows(), parameters
+        if self.layout.tile:
+            return body + self._in_tiles(), parameters
         body.append(f"  const {self.index} item = {self.dialect.global_index(self.layout.wide)};")
         if rank:
             return body + self._strided(), parameters
@@ -250,10 +263,81 @@ class _Writer:
             *self._one_element(lambda name: places[name] + (f" + {name}_at" if name in self.indices else ""), "  "),
         ]
 
-    def _one_element(self, at: _Place, indent: str) -> list[str]:
+    def _in_tiles(self) -> list[str]:
+        """A group's tile: inputs whose neighbours along y are neighbours in memory are read in this order, into local
+        memory; all else goes along x.
+        """
+        assert self.layout.tile
+        along, width, height = self.layout.tile
+        index = self.index
+        dtypes = dict((*self.outputs, *self.inputs))
+        names = [*dtypes, *self.indices]
+        steps = dict(zip(names, self.layout.inner, strict=True))
+        staged = [name for name in names if steps[name] == 3]
+        pitches = {name: tile_pitch(self.layout.tile, dtypes[name].itemsize) for name in staged}
+        sizes = {name: width * pitch for name, pitch in pitches.items()}
+        self.local_bytes = sum(size * dtypes[name].itemsize for name, size in sizes.items())
+        strides = {f"{name}_at": f"stride{operand}_" for operand, name in enumerate(names)}
+
+        def at(name: str, x: str, y: str) -> str:
+            operand, step = names.index(name), steps[name]
+            step_x = "" if step == 0 else f" + {x}" if step == 1 else f" + {x} * stride{operand}_0"
+            return f"{step_x} + {y} * stride{operand}_{along}"
+
+        outer = [dim for dim in range(1, self.layout.rank) if dim != along]
+        lines = [
+            f"LOCAL {self.dialect.storage_type(dtypes[name])} {name}_tile[{size}];"
+            for name, size in sizes.items()
+        ]
+        lines += [
+            f"const {index} tile = ({index})GROUP;",
+            "if (tile >= tiles) return;",
+            f"const {index} across = size0 / {width} + (size0 % {width} != 0);",
+            f"const {index} down = size{along} / {height} + (size{along} % {height} != 0);",
+            f"const {index} tile_x = tile % across * {width}, tile_y = tile / across % down * {height};",
+            *([f"{index} rest = tile / across / down;"] if outer else []),
+            *(f"{index} {name}_at = 0{at(name, 'tile_x', 'tile_y')};" for name in names),
+        ]
+        for dim in outer:
+            place = "rest"
+            if dim != outer[-1]:
+                place = f"at{dim}"
+                lines += [f"const {index} {place} = rest % size{dim};", f"rest /= size{dim};"]
+            lines += [f"{name} += {place} * {stride}{dim};" for name, stride in strides.items()]
+        assert self.tile_group is not None
+        rounds, left = divmod(width * height, self.tile_group)
+        # Counted alike in all items: in a loop from ITEM on, PoCL 3.1 has a wrong x where it is the same in all steps.
+        loop = [
+            f"for ({index} step = 0; step < {rounds + (left > 0)}; ++step) {{",
+            f"  const {index} i = step * {self.tile_group} + ITEM;",
+        ]
+        whole = f"i < {width * height} && " if left else ""
+        inside = f"  if ({whole}x < size0 - tile_x && y < size{along} - tile_y) {{"
+        lines += [
+            *loop,
+            f"  const {index} x = i / {height}, y = i % {height};",
+            inside,
+            *(f"    {name}_tile[x * {pitches[name]} + y] = {name}[{name}_at{at(name, 'x', 'y')}];" for name in staged),
+            "  }",
+            "}",
+            "BARRIER;",
+            *loop,
+            f"  const {index} x = i % {width}, y = i / {width};",
+            inside,
+            *self._one_element(
+                lambda name: f"x * {pitches[name]} + y" if name in pitches else f"{name}_at{at(name, 'x', 'y')}",
+                "    ",
+                staged,
+            ),
+            "  }",
+            "}",
+        ]
+        return ["  " + line for line in lines]
+
+    def _one_element(self, at: _Place, indent: str, staged: Sequence[str] = ()) -> list[str]:
         # OpenCL C's `element` writes to private memory only, hence the variables.
-        inputs = {name for name, _ in self.inputs}
-        call = self._call(lambda name: f"{name}[{at(name)}]" if name in inputs else f"{name}_value", at)
+        inputs = {name: f"{name}_tile" if name in staged else name for name, _ in self.inputs}
+        call = self._call(lambda name: f"{inputs[name]}[{at(name)}]" if name in inputs else f"{name}_value", at)
         return [
             *(f"{indent}{self.dialect.storage_type(dtype)} {name}_value;" for name, dtype in self.outputs),
             indent + call,

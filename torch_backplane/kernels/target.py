@@ -251,7 +251,8 @@ class Target:
             strided: whether an operand's neighbours in a row are no neighbours in memory.
         """
         if self.simt:
-            wanted = (16, 4)
+            # Rows that do not begin with a sector have one more than their elements take: long runs, few of these.
+            wanted = (16 if length < 64 else 32 if length < 256 else 64, 4)
         elif rows < 4:
             wanted = (self.element_group_size, 1)
         elif length < 16:
@@ -260,6 +261,20 @@ class Target:
             wanted = (16, 16) if strided else (64, 4)
         along = self.group(wanted[0])
         return along, max(1, min(wanted[1], self.max_group_size // along))
+
+    @property
+    def tile_memory(self) -> int:
+        """Bytes of local memory for tiles of operands that are in another order than the results: no more than leaves
+        a compute unit room for some groups. 0: no tiles, as a processor's caches hold the lines that are needed again.
+        """
+        return min(self.local_memory, _TILE_MEMORY) if self.simt else 0
+
+    @property
+    def large_group(self) -> int:
+        """Work items of a group that reads what neighbours read, too: in a tile, of which each item has several
+        elements, and where operands have strides.
+        """
+        return self.group(256)
 
     @property
     def streaming_bytes(self) -> int | None:
@@ -279,4 +294,5 @@ class Target:
 # A division for each element costs a thread more than items that have nothing to do.
 _ROWS_OF_THREADS = RowLimits(shortest=2, most=2**31 - 1)
 
+_TILE_MEMORY = 20 << 10
 _TEAM_MEMORY = 2 << 10  # bytes: for each of 64 work items two numbers of up to 16 bytes

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from torch_backplane.planning import Call, copy_elements, operator
+from torch_backplane.kernels import functions as f
+from torch_backplane.planning import Call, as_bits, copy_elements, dialect_of, operator, run_pointwise
+
+_MOST_TOGETHER = 8  # tensors that one launch reads
 
 
 @operator("cat", dtypes="any")
@@ -14,6 +18,10 @@ def cat(call: Call, tensors: list[torch.Tensor], dim: int) -> Any:
     """A copy for each tensor. Tensors of shape (0,) may be of any rank's company and are skipped."""
     (out,) = call.outputs()
     parts = [tensor for tensor in tensors if tensor.shape != (0,)]
+    if _alternate(out, parts, dim):
+        bits = [as_bits(part) for part in parts]
+        run_pointwise(lambda *of: _one_of(of, dim), [as_bits(out)], bits, key=("cat", dim), name="cat")
+        return out
     position = 0
     for part in parts:
         length = part.shape[dim]
@@ -21,6 +29,29 @@ def cat(call: Call, tensors: list[torch.Tensor], dim: int) -> Any:
             out.narrow(dim, position, length).copy_(part)
         position += length
     return out
+
+
+def _alternate(out: torch.Tensor, parts: list[torch.Tensor], dim: int) -> bool:
+    """Whether neighbouring elements of `out` come from different tensors, and one launch writes them all: a launch for
+    each would move all of `out`'s memory.
+    """
+    target = dialect_of(out.device).target
+    if not target.simt or not 2 <= len(parts) <= _MOST_TOGETHER or out.itemsize > 8 or out.numel() == 0:
+        return False
+    operands = len(parts) + 2  # with positions
+    if operands * (16 + 8 * out.dim()) + 16 > target.max_argument_bytes:
+        return False
+    return out.stride(dim) == 1 and all(
+        part.shape[dim] == 1 and part.dtype == out.dtype and not part.is_conj() and not part.is_neg() for part in parts
+    )
+
+
+def _one_of(values: Sequence[Any], dim: int) -> Any:
+    """The one whose number is the position along `dim`."""
+    *others, found = values
+    for number in reversed(range(len(others))):
+        found = f.where(f.index(dim) == number, others[number], found)
+    return found
 
 
 @operator("narrow_copy", dtypes="any")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torch_backplane.kernels import functions as f
-from torch_backplane.planning import Call, RunOnCPU, each_once, operator, run_kernel, run_pointwise
+from torch_backplane.planning import Call, RunOnCPU, dialect_of, each_once, operator, run_kernel, run_pointwise
 
 
 @operator("tril", passed_through=["diagonal"], dtypes="complex")
@@ -41,41 +41,64 @@ def triangle(call: Call, self: torch.Tensor, diagonal: Any, keeps: Any, key: str
 # Where the elements of a triangle are, row by row. A row of tril has column numbers 0 to row + offset, within the
 # matrix; so the number of elements before it is a sum of clamp(a, 0, columns) over a range of a, which `up_to` gives.
 _TRIANGLE = """
-FUNCTION index_t up_to(const index_t a, const index_t columns) {
+FUNCTION value_t up_to(const value_t a, const value_t columns) {
   if (a <= 0) return 0;
   return a <= columns ? a * (a + 1) / 2 : columns * (columns + 1) / 2 + (a - columns) * columns;
 }
 """
-_ROW_OF_TRIL = """
-  index_t at = up_to(item + offset, columns) - up_to(offset, columns);
-  for (index_t column = 0; column <= item + offset && column < columns; ++column, ++at) {
-    store_out(at, item);
+_TRIL = {
+    "BEFORE(row)": "(up_to((value_t)(row) + offset, columns) - up_to(offset, columns))",
+    "FIRST(row)": "0",
+    "END(row)": "((row) + offset + 1 < columns ? (row) + offset + 1 : columns)",
+}
+_TRIU = {
+    "BEFORE(row)": "(up_to((value_t)columns - offset, columns) - up_to((value_t)columns - offset - (row), columns))",
+    "FIRST(row)": "((row) + offset > 0 ? (row) + offset : 0)",
+    "END(row)": "columns",
+}
+# An item searches for the row of its first element; until the last one no row behind that is empty.
+_PLACES = """
+  const index_t begin = item * chunk, end = min(begin + chunk, count);
+  index_t row = 0, last = rows - 1;
+  while (row < last) {
+    const index_t middle = row + (last - row + 1) / 2;
+    if (BEFORE(middle) <= begin) row = middle;
+    else last = middle - 1;
+  }
+  index_t column = FIRST(row) + (index_t)(begin - BEFORE(row));
+  for (index_t at = begin; at < end; ++at) {
+    store_out(at, row);
     store_out(at + count, column);
+    if (++column >= END(row)) { ++row; column = FIRST(row); }
   }
 """
-_ROW_OF_TRIU = """
-  index_t at = up_to(columns - offset, columns) - up_to(columns - offset - item, columns);
-  for (index_t column = item + offset > 0 ? item + offset : 0; column < columns; ++column, ++at) {
-    store_out(at, item);
-    store_out(at + count, column);
-  }
-"""
+_RUN = 256  # neighbouring elements for each work item of a thread
 
 
-def triangle_places(call: Call, body: str, name: str, rows: int, columns: int, offset: int) -> Any:
+def triangle_places(call: Call, constants: dict[str, str], name: str, rows: int, columns: int, offset: int) -> Any:
     (out,) = call.outputs()
-    integers = {"columns": columns, "offset": offset, "count": out.shape[1]}
+    count = out.shape[1]
+    chunk = dialect_of(out.device).target.run(_RUN)
+    offset = max(-rows, min(offset, columns))  # beyond, all elements are on one side
     if out.numel():
-        value = torch.int64
-        run_kernel(name, body, items=rows, outputs={"out": out}, integers=integers, value=value, functions=_TRIANGLE)
+        run_kernel(
+            name,
+            _PLACES,
+            items=-(-count // chunk),
+            outputs={"out": out},
+            integers={"rows": rows, "columns": columns, "offset": offset, "count": count, "chunk": chunk},
+            value=torch.int64,
+            functions=_TRIANGLE,
+            constants=constants,
+        )
     return out
 
 
 @operator("tril_indices")
 def tril_indices(call: Call, row: int, col: int, offset: int, *options: Any) -> Any:
-    return triangle_places(call, _ROW_OF_TRIL, "tril_indices", row, col, offset)
+    return triangle_places(call, _TRIL, "tril_indices", row, col, offset)
 
 
 @operator("triu_indices")
 def triu_indices(call: Call, row: int, col: int, offset: int, *options: Any) -> Any:
-    return triangle_places(call, _ROW_OF_TRIU, "triu_indices", row, col, offset)
+    return triangle_places(call, _TRIU, "triu_indices", row, col, offset)

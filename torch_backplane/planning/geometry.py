@@ -60,7 +60,9 @@ def pointwise_geometry(
     limits = dialect.target.row_limits
     if current() is None:
         streaming = dialect.streaming_bytes
-        return _C.pointwise_geometry(outputs, inputs, positions, width, streaming, limits.shortest, limits.most)
+        return _C.pointwise_geometry(
+            outputs, inputs, positions, width, streaming, limits.shortest, limits.most, dialect.tile_memory
+        )
     return pointwise_geometry_of_symbols(outputs, inputs, positions, width, dialect)
 
 
@@ -79,9 +81,19 @@ def pointwise_geometry_of_symbols(
         strides += [index_strides(dim, shape) for dim in positions]
     aligned = all(socket.is_aligned(tensor, min(16, width * tensor.itemsize)) for tensor in operands)
     limits, streaming = dialect.target.row_limits, _past_caches(dialect, outputs, inputs)
-    where = geometry(shape, strides, width=width, aligned=aligned, limits=limits, streaming=streaming)
-    layout = where.layout
-    return (layout.rank, layout.width, layout.wide, layout.inner, layout.streaming), where.sizes, where.strides
+    staged = [*[0] * len(outputs), *(tensor.itemsize for tensor in inputs), *[0] * len(positions)]
+    where = geometry(
+        shape,
+        strides,
+        width=width,
+        aligned=aligned,
+        limits=limits,
+        streaming=streaming,
+        staged=staged,
+        tile_memory=dialect.tile_memory,
+    )
+    of = where.layout
+    return (of.rank, of.width, of.wide, of.inner, of.streaming, of.tile), where.sizes, where.strides
 
 
 def broadcast_strides(tensor: torch.Tensor, shape: Sequence[int]) -> list[int]:

@@ -15,7 +15,7 @@ from torch_backplane.kernels import Expression
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import part_dtype, value_dtype
 from torch_backplane.kernels.expression import Formula, Program, constant
-from torch_backplane.kernels.layouts import Layout
+from torch_backplane.kernels.layouts import Layout, tiles
 from torch_backplane.kernels.pointwise import pointwise_program
 from torch_backplane.planning import socket
 from torch_backplane.planning.call import OF_ONE_DTYPE, Call, shares_memory
@@ -390,14 +390,19 @@ def _run(
             if isinstance(number, _C.Number):
                 socket.check_number(number)
         return
-    _, _, _, inner, _ = layout
-    if inner:
+    _, _, _, inner, _, tile = layout
+    group: tuple[int, ...] | None = None
+    if tile:
+        count = tiles(tile, sizes)
+        assert kernel.group_size is not None
+        items, group = [count * kernel.group_size], (kernel.group_size,)
+    elif inner:
         rows = math.prod(sizes[1:])
         items, group = [sizes[0], rows], dialect.target.row_group(sizes[0], rows, strided=2 in inner)
         count = rows
     else:
         count = math.prod(sizes)
-        items, group = [kernel.work_items(count)], None
+        items = [kernel.work_items(count)]
     others = [sizes[dim] if operand is None else strides[operand][dim] for operand, dim in places]
     launch(kernel, [*outputs, *inputs], [*numbers, count, *others], items, group, name=made.name)
 
@@ -415,7 +420,7 @@ def _kernel(made: _Traced, layout: Layout) -> tuple[kernels.Kernel, list[tuple[i
         compute=made.compute,
     )
     roles = [one.role for one in kernel.parameters]
-    first = roles.index("rows" if layout.rows else "count") + 1
+    first = roles.index("tiles" if layout.tile else "rows" if layout.rows else "count") + 1
     return kernel, [(one.operand if one.role == "stride" else None, one.dimension) for one in kernel.parameters[first:]]
 
 

@@ -100,6 +100,12 @@ class Dialect(ABC):
         """From which size on results are written past the caches; None: never."""
         return self.target.streaming_bytes if self.streams else None
 
+    @property
+    def tile_memory(self) -> int:
+        """Bytes of local memory for tiles, at most; 0: no tiles."""
+        needed = ("LOCAL", "ITEM", "GROUP", "BARRIER")
+        return self.target.tile_memory if all(word in self.words for word in needed) else 0
+
     def argument_bytes(self, parameters: Iterable[Parameter]) -> int:
         """Of the arguments for all `parameters` together."""
         return sum(

@@ -31,6 +31,8 @@ LANES = 16
 _GROUP = 8  # threads, where the device takes so many
 # With fewer threads than this, the elements of each result are divided among several.
 _ENOUGH_THREADS = 64
+# From so many elements on a team shares each of a few columns.
+_MANY = 256
 
 
 class Form(NamedTuple):
@@ -60,12 +62,16 @@ class Form(NamedTuple):
 
 def choose_form(target: Target, definition: Reduction, where: ReductionGeometry, outputs: int) -> Form:
     """The form for a device and a call with so many outputs."""
-    columns = _by_columns(where, outputs, target.team_size > 1)
     if target.team_size == 1:
+        columns = _by_columns(where, outputs, LANES // 2)
         return Form(1, 0, columns, _chunks_of_threads(where, columns))
+    columns = _by_columns(where, outputs, LANES // 2 if where.reduced.count < _MANY else 2)
     size = target.team_of(sum(dtype.itemsize for dtype in definition.state))
     if columns:
-        beside = min(size, 8 if where.kept.sizes[0] <= 8 else 16 if where.kept.sizes[0] <= 16 else 32)
+        beside = 2
+        while beside < 32 and beside < where.kept.sizes[0]:
+            beside *= 2
+        beside = min(size, beside)
         along = size // beside
     else:
         along = min(size, 4 if where.reduced.count <= 16 else 16 if where.reduced.count <= 128 else size)
@@ -78,18 +84,16 @@ def choose_form(target: Target, definition: Reduction, where: ReductionGeometry,
     return form._replace(chunks=max(1, min(enough // groups, where.reduced.count // form.unit)))
 
 
-def _by_columns(where: ReductionGeometry, outputs: int, by_teams: bool) -> bool:
-    """Whether neighbouring results, and not neighbouring elements, are beside each other in memory. Teams may have
-    inputs beside that are the same for neighbouring results.
+def _by_columns(where: ReductionGeometry, outputs: int, least: int) -> bool:
+    """Whether `least` neighbouring results or more, and not neighbouring elements, are beside each other in memory. There
+    may be inputs beside that are the same for neighbouring results.
     """
-    if not where.kept.sizes or where.kept.sizes[0] < LANES // 2:
+    if not where.kept.sizes or where.kept.sizes[0] < least:
         return False
-    reduced = where.reduced.strides
-    beside = all(not s or s[0] == 1 for s in reduced)
+    if all(not one or one[0] == 1 for one in where.reduced.strides):
+        return False
     steps = [strides[0] for strides in where.kept.strides[outputs:]]
-    if beside or not any(step == 1 for step in steps):
-        return False
-    return all(step == 1 or (by_teams and step == 0) for step in steps)
+    return all(step in (0, 1) for step in steps) and 1 in steps
 
 
 def _chunks_of_threads(where: ReductionGeometry, columns: bool) -> int:

@@ -27,6 +27,9 @@ from torch_backplane.kernels.templates.source import Launch, make_launch, rows_a
 
 _COLUMNS, _SMALL_GROUP = 16, 8
 _RUN = 4  # elements of a tile that follow each other and are one item's
+# Of fewer columns than 8, so many elements of a line, or lines, are gone through by an item for each, as a team's would
+# lie apart, and every team would read the same sectors.
+_MANY = 1024
 _LEAST_CHUNK = {True: 4096, False: 64}  # elements of an item, by whether it is a thread
 
 
@@ -81,9 +84,11 @@ def choose_form(target: Target, scan: Scan, lines: int, size: int, columns: int)
     """The form for a device, and for so many lines, `columns` of which are beside each other."""
     threads = target.team_size == 1
     team = 1 if threads else target.team_of(sum(field.dtype.itemsize for field in scan.fields.values()) * (_RUN + 2))
-    if threads or team < 4 or columns >= 8:
+    if threads or team < 4 or columns >= 8 or (columns > 1 and (size >= _MANY or lines >= _MANY)):
         form = Form(1, target.run(_COLUMNS) if columns > 1 else 1)
         unit = _LEAST_CHUNK[threads] // form.beside
+        if not threads and columns < 8:
+            unit *= 2  # what comes of all chunks is scanned by one team for each line
     else:
         along = min(team, 4 if size <= 4 * _RUN else 16 if size <= 16 * _RUN else team)
         form = Form(along, team // along)

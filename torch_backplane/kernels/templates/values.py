@@ -12,7 +12,8 @@ from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates import errors as error_words
 from torch_backplane.kernels.templates.source import Launch, make_launch
 
-# Elements that a work item looks at. It says what it found once, behind a loop without branches.
+# Elements that a work item looks at; fewer, in lockstep, where the items do not fill the device then. It says what it
+# found once, behind a loop without branches.
 _CHUNK = 1024
 _SMALL_GROUP = 4
 
@@ -37,7 +38,10 @@ def check_values(dialect: Dialect, checks: Sequence[Check], errors: torch.Tensor
     """
     inputs = {f"values{i}": check.tensor for i, check in enumerate(checks)}
     most = max(tensor.numel() for tensor in inputs.values())
+    group = dialect.target.small_group(_SMALL_GROUP)
     items = -(-most // _CHUNK)
+    if dialect.target.simt:
+        items = min(most, max(items, dialect.target.enough_groups * group))
     dtypes = {value_dtype(tensor.dtype) for tensor in inputs.values()}
     return make_launch(
         "check_values",
@@ -49,7 +53,7 @@ def check_values(dialect: Dialect, checks: Sequence[Check], errors: torch.Tensor
         value=torch.float64 if torch.float64 in dtypes else torch.float32,
         body="".join(_look(dialect, i, check.holds) for i, check in enumerate(checks)),
         items=items,
-        group_size=dialect.target.small_group(_SMALL_GROUP),
+        group_size=group,
         strided=inputs,  # looked at in the order of memory
     )
 
