@@ -128,6 +128,16 @@ def test_they_are_divided_among_groups(case: str) -> None:
         assert "_team_" in one, one  # a reduction
 
 
+def test_processors_of_many_units_divide_them_too() -> None:
+    with target("cpu", compute_units=1024):
+        is_exact(of_softmax(-1, False), numbers(2, 70_001) * 3)
+        is_exact(of_softmax(0, True), numbers(70_001, 9) * 3)
+        is_exact(lambda x, w, b: F.layer_norm(x, (37,), w, b), numbers(40_000, 37), numbers(37), numbers(37))
+        is_exact(lambda x, w, b: F.group_norm(x, 2, w, b), numbers(1, 4, 40_001), numbers(4), numbers(4))
+        explained = plans.explain(torch.softmax, numbers(70_001).to(DEVICE), -1)
+    assert "bp_softmax_rows_chunks on" in explained
+
+
 # What is not a number, or infinite, or as far from the rest as can be.
 SPECIAL = {
     "NaN": {0: math.nan},
