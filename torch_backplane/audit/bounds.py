@@ -65,7 +65,7 @@ class Known:
 _SIDES = "add, one operand transposed|transposed copy|channels to the end|pixel unshuffle"
 _ONE_GROUP = "softmax of one row|layer norm of one row"
 _FEW_SETS = "group norm|group norm, backward|batch norm in training|batch norm, backward"
-_HALF_FULL = "rows, or chunks of them, a whole number for each, fill half of a device or more, and are divided no further"
+_HALF_FULL = "rows that fill half of a device are divided no more; others into as many chunks each, a whole number"
 _FOUR_READS = "where 64 groups fill a device, each item has n / 4,096 elements, and reads up to 4 numbers for each"
 _PASSES = "the statistics are one pass over what is too large for a cache, and the result is another"
 _CHUNKS = "as many chunks for each result, a whole number, leave 5 % of a device"
@@ -104,7 +104,7 @@ KNOWN: tuple[Known, ...] = (
     ),
     Known(_ONE_GROUP, "traffic", _PASSES),
     Known("softmax of rows of 50,257", "fill", _HALF_FULL),
-    Known("softmax of rows of 50,257", "traffic", f"{_PASSES}; of rows that begin within a sector groups have 16 elements"),
+    Known("softmax of rows of 50,257", "traffic", f"{_PASSES}; rows begin within a sector"),
     Known("group norm, backward", "fill", _CHUNKS),
     Known("group norm, backward|batch norm, backward|layer norm of rows, backward", "chain", _FOUR_READS),
     Known(_FEW_SETS, "traffic", _PASSES),
