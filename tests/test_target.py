@@ -100,6 +100,16 @@ def test_items_in_lockstep_have_an_element_and_threads_have_runs() -> None:
     assert not dataclasses.replace(THREADS, float64=False).has_wide_sums
 
 
+def test_few_long_pieces_of_work_are_divided() -> None:
+    gpu, processor = Target(compute_units=100), Target.of_kind("cpu", compute_units=100)
+    assert [gpu.should_divide(groups, 128) for groups in (1, 800, 801, 1600)] == [True, True, False, False]
+    assert [gpu.should_divide(1, steps) for steps in (0, 127, 128, 1 << 20)] == [False, False, True, True]
+    assert [processor.should_divide(groups, 1 << 15) for groups in (1, 25, 26, 400)] == [True, True, False, False]
+    assert not processor.should_divide(1, 1000)
+    # Of as few units as it has results to do, none has to wait for others.
+    assert not Target.of_kind("cpu", compute_units=3).should_divide(1, 1 << 20)
+
+
 @pytest.mark.parametrize("simt", [True, False])
 @pytest.mark.parametrize("most", [1, 2, 3, 8, 31, 32, 63, 64, 100, 256, 1024])
 def test_no_group_is_larger_than_the_device_allows(most: int, simt: bool) -> None:

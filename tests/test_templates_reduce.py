@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from kernel_runners import opencl
-from template_runners import run_reduction
+from template_runners import check_cuda, run_reduction
 
 from torch_backplane.kernels import Reduction, Target, functions, reduction_geometry
-from torch_backplane.kernels.templates.reduce import Form, choose_form
+from torch_backplane.kernels.reductions import summations
+from torch_backplane.kernels.templates.reduce import Form, choose_form, reduction
+from torch_backplane.operators import divided_rows
 
 F32, I64 = torch.float32, torch.int64
 
@@ -132,3 +134,47 @@ def test_large_reductions_fill_the_device_and_have_short_chains(units, shape, di
     assert groups >= 4 * units
     if units >= 16:
         assert sum(chain(form, results, count)) <= max(64, 4 * count**0.5)
+
+
+@targets
+@pytest.mark.parametrize("shape", [(300, 40), (5_000, 19), (20, 30, 40)], ids=str)
+def test_several_sums_of_inputs_that_broadcast(shape, target):
+    """Columns, although what belongs to rows is the same for neighbouring ones."""
+    x, of_rows, of_columns = torch.randn(shape), torch.randn(shape[0], *[1] * (len(shape) - 1)), torch.randn(shape[-1:])
+    definition = summations(F32, 2, lambda x, r, c, _: [x * r, x + c], lambda a, b, n: [b, a / n.to(F32)])
+    for dims in ([0], list(range(len(shape) - 1))):
+        outputs = [torch.empty(shape[len(dims) :]) for _ in range(2)]
+        inputs = [x, of_rows.expand(shape), of_columns.expand(shape)]
+        form = run_reduction(target, definition, inputs, dims, outputs)
+        assert form.columns
+        torch.testing.assert_close(outputs[0], (x + of_columns).sum(dims), rtol=1e-5, atol=1e-3)
+        torch.testing.assert_close(outputs[1], (x * of_rows).mean(dims), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [F32, torch.float64], ids=str)
+def test_sums_have_what_additions_lose(dtype):
+    """Of a large number, many small ones, and the large one's negative, in either of two sums."""
+    eps = torch.finfo(dtype).eps
+    x = torch.full((100_002,), eps / 4, dtype=dtype)
+    x[0], x[-1] = 1.0, -1.0
+    outputs = [torch.empty((), dtype=dtype) for _ in range(2)]
+    run_reduction(TEAMS, summations(dtype, 2, lambda x, _: [x, -x], lambda a, b, _: [a, b]), [x], [0], outputs)
+    for output, sign in zip(outputs, (1, -1), strict=True):
+        torch.testing.assert_close(output.item(), sign * 100_000 * eps / 4, rtol=1e-3, atol=0.0)
+
+
+@pytest.mark.parametrize("dtype", [F32, torch.float64, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "moments", "squares"])
+def test_what_long_rows_come_to_compiles_as_cuda(name, dtype):
+    compute = torch.float64 if dtype == torch.float64 else F32
+    definition = {
+        "softmax": lambda: divided_rows.exponentials(False, compute),
+        "log_softmax": lambda: divided_rows.exponentials(True, compute),
+        "moments": lambda: divided_rows._spread(True, compute),
+        "squares": lambda: divided_rows._spread(False, compute),
+    }[name]()
+    x, count = torch.zeros(3, 100_000, dtype=dtype), {"moments": 4, "squares": 1}.get(name, 2)
+    outputs = [torch.empty(3, dtype=compute) for _ in range(count)]
+    where = reduction_geometry(x.shape, [1], [one.stride() for one in outputs], [x.stride()])
+    scalars = [1e-5] if definition.scalars else []
+    check_cuda(reduction, name, definition, outputs, [x], where, scalars=scalars)

@@ -63,12 +63,9 @@ class Known:
 
 # What is to be mended, or why it is as it is. Titles are those of cases.
 _ONE_GROUP = "softmax of one row|layer norm of one row"
-_FEW_ROWS = "group norm|group norm, backward"
-_CHANNELS = "batch norm in training|batch norm in evaluation|batch norm, backward"
-_ONE_TEAM = "one team of 64 work items has a row, however long it is and however few there are: long rows need several"
-_ONE_CHANNEL = (
-    "one team of 64 work items has a channel, or a group of channels, however large it is: 16 of them are 16 groups"
-)
+_FEW_SETS = "group norm|group norm, backward|batch norm in training|batch norm, backward"
+_HALF_FULL = "rows that fill half of a device are divided no more; others into as many chunks each, a whole number"
+_FOUR_READS = "where 64 groups fill a device, each item has n / 4,096 elements, and reads up to 4 numbers for each"
 _PASSES = "the statistics are one pass over what is too large for a cache, and the result is another"
 _CHUNKS = "as many chunks for each result, a whole number, leave 5 % of a device"
 _BY_DIGITS = r"sort|sort of (int64|int8|columns)|sort, descending|randperm|unique.*|median|median without NaN|topk.*"
@@ -87,32 +84,18 @@ KNOWN: tuple[Known, ...] = (
     Known(
         "variance of columns", "fill", "the second launch, over partial states of 4 numbers, has a team for each result"
     ),
-    Known(_ONE_GROUP, "fill", _ONE_TEAM),
-    Known(_ONE_GROUP, "chain", _ONE_TEAM),
     Known(_ONE_GROUP, "traffic", _PASSES),
-    Known("softmax of rows of 50,257", "fill", _ONE_TEAM),
-    Known("softmax of rows of 50,257", "traffic", _PASSES),
-    Known(f"{_FEW_ROWS}|{_CHANNELS}", "fill", _ONE_CHANNEL),
-    Known(f"{_FEW_ROWS}|{_CHANNELS}", "chain", _ONE_CHANNEL),
-    Known(f"{_FEW_ROWS}|{_CHANNELS}", "traffic", _PASSES),
-    Known(
-        "layer norm of rows, backward",
-        "fill",
-        "the gradients of weight and bias: a work item has a column, and 1,024 do",
-    ),
-    Known(
-        "layer norm of rows, backward",
-        "chain",
-        "a work item adds up a whole column for the gradients of weight and bias",
-    ),
+    Known("softmax of rows of 50,257", "fill", _HALF_FULL),
+    Known("softmax of rows of 50,257", "traffic", f"{_PASSES}; rows begin within a sector"),
+    Known("group norm, backward", "fill", _CHUNKS),
+    Known("group norm, backward|batch norm, backward|layer norm of rows, backward", "chain", _FOUR_READS),
+    Known(_FEW_SETS, "traffic", _PASSES),
     Known("layer norm of rows, backward", "traffic", "the gradients of weight and bias read both operands again"),
     Known(
         "layer norm of rows|softmax of rows, backward|RMS norm of rows, backward",
         "traffic",
         "where a group's share of the caches is 8 KiB, what the first pass over a row read is gone in the second",
     ),
-    Known("softmax of columns", "fill", "a work item has a column, and there are 1,024"),
-    Known("softmax of columns", "chain", "a work item has a whole column"),
     Known("softmax of columns", "traffic", _PASSES),
     Known("renorm|weight norm", "traffic", "the norm is one launch, the product another: the operand is read twice"),
     Known(

@@ -108,6 +108,35 @@ def summation(
     return Reduction([dtype] * 2, [0.0, 0.0], with_nothing_lost, combine, finish_whole, add, scalars)
 
 
+def summations(
+    dtype: torch.dtype,
+    count: int,
+    start: Callable[..., Sequence[Any]],
+    finish: Formula,
+    scalars: Sequence[torch.dtype] = (),
+) -> Reduction:
+    """The reduction to `count` sums of a real dtype, of what `start` makes of elements, each as in `summation`."""
+
+    def combine(*states: Expression) -> tuple[Expression, ...]:
+        a, b = states[: 2 * count], states[2 * count :]
+        found = ((i, two_sum(a[i], b[i])) for i in range(0, 2 * count, 2))
+        return tuple(one for i, (total, lost) in found for one in (total, a[i + 1] + (lost + b[i + 1])))
+
+    def add(*states: Expression) -> tuple[Expression | float, ...]:
+        a, b = states[: 2 * count], states[2 * count :]
+        return tuple(one for i in range(0, 2 * count, 2) for one in (a[i] + b[i], 0.0))
+
+    def with_nothing_lost(*elements: Expression) -> tuple[Any, ...]:
+        return tuple(one for value in start(*elements) for one in (value, 0.0))
+
+    def finish_whole(*state: Expression) -> Any:
+        sums = (whole(state[i], state[i + 1]) for i in range(0, 2 * count, 2))
+        return finish(*sums, *state[2 * count :])
+
+    state, identity = [dtype] * (2 * count), [0.0] * (2 * count)
+    return Reduction(state, identity, with_nothing_lost, combine, finish_whole, add, scalars)
+
+
 def two_sum(a: Expression, b: Expression) -> tuple[Expression, Expression]:
     """The sum of a and b, and what it lacks; NaN where the sum is infinite."""
     total = a + b

@@ -201,6 +201,17 @@ class Target:
         """
         return (16 if self.simt else 4) * self.compute_units
 
+    def should_divide(self, groups: int, steps: int) -> bool:
+        """Whether work of so many groups, each item of which goes through `steps` elements one after another, should be
+        divided among more groups, although that takes further launches and goes through memory once more.
+
+        In lockstep, where groups fill no more than half of the device and the steps take longer than launches; of
+        threads, where hardly any of them had something to do for long.
+        """
+        if self.simt:
+            return groups * 2 <= self.enough_groups and steps >= 128
+        return groups * 16 <= self.enough_groups and steps >= 1 << 15
+
     @property
     def team_size(self) -> int:
         """How many work items share a row, through local memory: a power of two, 64 at most. 1 where each has its own,

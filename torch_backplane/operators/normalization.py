@@ -13,6 +13,7 @@ from torch_backplane.kernels import Expression
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import part_dtype, value_dtype
 from torch_backplane.kernels.templates.norms import Sets, norm, norm_backward, weight_grads
+from torch_backplane.operators import divided_rows
 from torch_backplane.operators.linear_algebra import NORMS
 from torch_backplane.operators.reduce_ops import spread
 from torch_backplane.planning import (
@@ -51,13 +52,16 @@ def run_norm(
 ) -> None:
     if not out.numel():
         return
-    results = [(one, one if one is None or one.is_contiguous() else new_contiguous(one)) for one in (out, mean, rstd)]
-    written, means, deviations = (result for _, result in results)
+    self = self.contiguous()
+    written = out if out.is_contiguous() else new_contiguous(out)
+    means, deviations = (one if one is None or one.is_contiguous() else new_contiguous(one) for one in (mean, rstd))
     name = f"{sets.norm}_norm"
-    run_template(
-        norm, out.device, sets, written, dense(self), *arguments, name=name, mean=means, rstd=deviations, **options
-    )
-    for given, result in results:
+    options |= {"mean": means, "rstd": deviations}
+    if divided_rows.divides_sets(out.device, sets):
+        divided_rows.norm(sets, written, self, *arguments, **options)
+    else:
+        run_template(norm, out.device, sets, written, self, *arguments, name=name, **options)
+    for given, result in ((out, written), (mean, means), (rstd, deviations)):
         if given is not None and result is not None and result is not given:
             given.copy_(result)
 
@@ -81,13 +85,29 @@ def run_norm_backward(
         return
     grad, self = grad.contiguous(), self.contiguous()
     mean, rstd, weight = dense(mean), rstd.contiguous(), dense(weight)
-    name = f"{sets.norm}_norm_backward"
+    name, of_weights = f"{sets.norm}_norm_backward", weight_grad is not None or bias_grad is not None
+    divides_weights = of_weights and divided_rows.divides_weights(self.device, sets, value_dtype(grad.dtype))
     if out is not None:
         with contiguous_result(out) as result:
-            run_template(norm_backward, out.device, sets, result, grad, self, weight, mean, rstd, name=name)
-    if weight_grad is not None or bias_grad is not None:
-        arguments = (sets, weight_grad, bias_grad, grad, self, mean, rstd)
-        run_template(weight_grads, self.device, *arguments, name=name)
+            arguments = (sets, result, grad, self, weight, mean, rstd)
+            if not divided_rows.divides_sets(self.device, sets):
+                run_template(norm_backward, self.device, *arguments, name=name)
+            elif sets.norm == "layer":
+                divided_rows.norm_backward(*arguments)
+            else:
+                assert mean is not None
+                both = (weight_grad, bias_grad)
+                divided_rows.group_norm_backward(sets, result, *both, grad, self, weight, mean, rstd)
+                return
+    if not of_weights:
+        return
+    if not divides_weights:
+        run_template(weight_grads, self.device, sets, weight_grad, bias_grad, grad, self, mean, rstd, name=name)
+    elif sets.norm == "layer":
+        divided_rows.layer_weight_grads(sets, weight_grad, bias_grad, grad, self, mean, rstd)
+    else:
+        assert mean is not None
+        divided_rows.group_norm_backward(sets, None, weight_grad, bias_grad, grad, self, weight, mean, rstd)
 
 
 def check_channels(channels: int, **tensors: Optional) -> None:
@@ -309,24 +329,15 @@ def native_batch_norm_backward(
         return results
     # The kernel writes the gradient of self in any case.
     out = results[0] if results[0] is not None else torch.empty_like(self)
+    sets = _batch_sets(self)
+    grads: dict[str, Any] = {"weight_grad": results[1], "bias_grad": results[2]}
+    options = {**grads, "training": train, "variance": not train, "eps": eps}
     with contiguous_result(out) as result:
-        run_template(
-            norm_backward,
-            self.device,
-            _batch_sets(self),
-            result,
-            grad.contiguous(),
-            self.contiguous(),
-            dense(weight),
-            mean.contiguous(),
-            rstd.contiguous(),
-            weight_grad=results[1],
-            bias_grad=results[2],
-            training=train,
-            variance=not train,
-            eps=eps,
-            name="batch_norm_backward",
-        )
+        given = (grad.contiguous(), self.contiguous(), dense(weight), mean.contiguous(), rstd.contiguous())
+        if divided_rows.divides_sets(self.device, sets):
+            divided_rows.norm_backward(sets, result, *given, **options)
+        else:
+            run_template(norm_backward, self.device, sets, result, *given, name="batch_norm_backward", **options)
     return results
 
 

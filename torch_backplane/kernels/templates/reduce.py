@@ -85,8 +85,8 @@ def choose_form(target: Target, definition: Reduction, where: ReductionGeometry,
 
 
 def _by_columns(where: ReductionGeometry, outputs: int, least: int) -> bool:
-    """Whether `least` neighbouring results or more, and not neighbouring elements, are beside each other in memory. There
-    may be inputs beside that are the same for neighbouring results.
+    """Whether `least` neighbouring results or more, and not neighbouring elements, are beside each other in memory. Other
+    inputs may be the same for neighbouring results.
     """
     if not where.kept.sizes or where.kept.sizes[0] < least:
         return False
@@ -243,6 +243,7 @@ def _launch(
         ranks,
         partial_states,
         len(definition.scalars),
+        tuple([form.columns and not form.by_teams and one[0] == 0 for one in kept_strides[-len(inputs) :]]),
     )
     kind = ("team_" if form.by_teams else "") + ("columns" if form.columns else "rows")
     return make_launch(
@@ -296,13 +297,17 @@ def _text(
     ranks: tuple[int, int],
     partial_states: bool,
     scalars: int,
+    alike: tuple[bool, ...],
 ) -> str:
-    """The body. `exactly` is `identity` as text, which tells zeros apart."""
+    """The body. `exactly` is `identity` as text, which tells zeros apart. `alike`: which inputs have one number for
+    neighbouring columns.
+    """
     names, _ = _names(operands, ranks)
     types, output_types = (tuple(map(dialect.storage_type, dtypes)) for dtypes in (state, outputs))
     constants = tuple(map(dialect.constant, identity, state))
     group = dialect.target.group(_GROUP)
-    writer = _Writer(form, group, operands[1], ranks, partial_states, names, scalars, types, output_types, constants)
+    lists = (types, output_types, constants, alike)
+    writer = _Writer(form, group, operands[1], ranks, partial_states, names, scalars, *lists)
     return writer.by_teams() if form.by_teams else writer.by_threads()
 
 
@@ -319,8 +324,9 @@ class _Writer:
         types: Sequence[str],
         output_types: Sequence[str],
         identity: Sequence[str],
+        alike: Sequence[bool],
     ) -> None:
-        self.form, self.group = form, group
+        self.form, self.group, self.alike = form, group, alike
         self.inputs, self.partial, self.names = inputs, partial_states, names
         self.kept_rank, self.reduced_rank = ranks
         self.scalars = "".join(f", scalar{i}" for i in range(scalars))
@@ -504,8 +510,10 @@ class _Writer:
     def _step(self, name: str, position: str, along: str | None) -> str:
         """Adds the element to the lane of `name`; `along` is where it is in its row, or None for columns."""
         step = "in{i}_reduced_stride0" if self.reduced_rank else "0"
-        offset = f"{along} * {step}" if along else "lane"
-        elements = ", ".join(f"in{i}[in{i}_from + {offset.format(i=i)}]" for i in range(self.inputs))
+        offsets = [f"{along} * {step.format(i=i)}" if along else "lane" for i in range(self.inputs)]
+        if along is None:
+            offsets = ["0" if alike else offset for alike, offset in zip(self.alike, offsets, strict=True)]
+        elements = ", ".join(f"in{i}[in{i}_from + {offset}]" for i, offset in enumerate(offsets))
         declared = " ".join(f"{t} next{i};" for i, t in enumerate(self.types))
         pointers = ", ".join(f"&next{i}" for i in range(len(self.types)))
         own = ", ".join(f"{name}{i}[lane]" for i in range(len(self.types)))

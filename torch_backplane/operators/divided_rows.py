@@ -1,0 +1,454 @@
+"""Softmax and norms of few long rows: what a row comes to by the reduction engine, which divides it among groups, and
+then a launch over the elements, which has as many groups as it likes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+
+from torch_backplane.kernels import Expression, Reduction
+from torch_backplane.kernels import functions as f
+from torch_backplane.kernels.dtypes import value_dtype
+from torch_backplane.kernels.reductions import summation, summations, two_sum, whole
+from torch_backplane.kernels.templates.norms import Sets
+from torch_backplane.kernels.templates.source import row_groups, rows_and_columns, rows_per_group
+from torch_backplane.kernels.templates.spelling import lane_count
+from torch_backplane.operators.reduce_ops import moments
+from torch_backplane.planning import dialect_of, run_pointwise, run_reduction
+from torch_backplane.planning.call import shares_memory
+from torch_backplane.planning.launch import traced
+
+Optional = torch.Tensor | None
+
+
+# --- softmax
+
+
+def divides_softmax(out: torch.Tensor, dim: int) -> bool:
+    """Whether the softmax along `dim` is to be computed as here, and not in one launch."""
+    dialect = dialect_of(out.device)
+    rows, size, columns = rows_and_columns(out.shape, dim)
+    if columns == 1:
+        return dialect.target.should_divide(row_groups(dialect, rows)[0], -(-size // dialect.target.team_size))
+    items = rows * -(-columns // lane_count(dialect, value_dtype(out.dtype)))
+    return dialect.target.should_divide(-(-items // rows_per_group(dialect)), size)
+
+
+# How far elements may be above what their exponentials are taken relative to: so little that differences are rounded no
+# more than numbers are. Where one is further, the sum is scaled to it, which makes less than half of it and its error.
+_ABOVE = 1.0
+
+
+def exponentials(log: bool, dtype: torch.dtype) -> Reduction:
+    """The reduction to the greatest element, and one over the sum of exp(x - greatest), or its logarithm.
+
+    The state is (what the sum is relative to, the greatest, which is no more than _ABOVE that, the sum, what it lacks).
+    """
+
+    def joined(*states: Expression) -> tuple[Expression, ...]:
+        (at_a, top_a, sum_a, lost_a), (at_b, top_b, sum_b, lost_b) = states[:4], states[4:]
+        to_b = top_b > at_a + _ABOVE
+        factor = f.exp(f.where(at_a == at_b, 0.0, f.where(to_b, at_a - at_b, at_b - at_a)))
+        stays, moves = f.where(to_b, sum_b, sum_a), f.where(to_b, sum_a, sum_b) * factor
+        lost = f.where(to_b, lost_b, lost_a) + f.where(to_b, lost_a, lost_b) * factor
+        return f.where(to_b, at_b, at_a), f.maximum(top_a, top_b), stays, moves, lost
+
+    def combine(*states: Expression) -> tuple[Expression, ...]:
+        at, top, stays, moves, lost = joined(*states)
+        total, rest = two_sum(stays, moves)
+        return at, top, total, lost + rest
+
+    def add(*states: Expression) -> tuple[Expression | float, ...]:
+        at, top, stays, moves, _ = joined(*states)
+        return at, top, stays + moves, 0.0
+
+    def start(x: Expression, _: Expression) -> tuple[Expression | float, ...]:
+        # Of NaN and infinity the sum is NaN, of minus infinity nothing.
+        at = f.where(f.isnan(x), -math.inf, x)
+        return at, at, f.where(f.isnan(x) | (x == math.inf), math.nan, (x > -math.inf).to(dtype)), 0.0
+
+    def finish(at: Expression, top: Expression, total: Expression, lost: Expression, _: Expression) -> Any:
+        summed = whole(total, lost) * f.exp(at - top)
+        return top, f.log(summed) if log else 1.0 / summed
+
+    return Reduction([dtype] * 4, [-math.inf, -math.inf, 0.0, 0.0], start, combine, finish, add)
+
+
+def _softmax_of(x: Expression, top: Expression, scale: Expression) -> Expression:
+    return f.exp(x - top) * scale
+
+
+def _log_softmax_of(x: Expression, top: Expression, logarithm: Expression) -> Expression:
+    return (x - top) - logarithm
+
+
+def softmax(out: torch.Tensor, self: torch.Tensor, dim: int, log: bool) -> None:
+    """As `templates.softmax.softmax`."""
+    name = "log_softmax" if log else "softmax"
+    compute = value_dtype(out.dtype)
+    shape, kept = _row_shapes(out, dim)
+    x, top, scale = self.view(shape), *_statistics(2, kept, compute, out)
+    definition = traced(("exponentials", log, compute), lambda: exponentials(log, compute))
+    run_reduction(definition, [top, scale], [x], [1], key=(name, compute), compute=compute, name=name)
+    formula = _log_softmax_of if log else _softmax_of
+    run_pointwise(formula, [out.view(shape)], [x, top, scale], key=name, compute=compute, name=name)
+
+
+def softmax_backward(out: torch.Tensor, grad: torch.Tensor, result: torch.Tensor, dim: int, log: bool) -> None:
+    """As `templates.softmax.softmax_backward`."""
+    name = ("log_softmax" if log else "softmax") + "_backward"
+    compute = value_dtype(grad.dtype)
+    shape, kept = _row_shapes(out, dim)
+    grad, result = grad.view(shape), result.view(shape)
+    (total,) = _statistics(1, kept, compute, out)
+    inputs = [grad] if log else [grad, result]
+    definition = traced(
+        ("softmax_backward", log, compute),
+        lambda: summation(compute, (lambda g, _: g) if log else (lambda g, y, _: g * y)),
+    )
+    run_reduction(definition, [total], inputs, [1], key=(name, compute), compute=compute, name=name)
+    formula = _log_softmax_gradient if log else _softmax_gradient
+    run_pointwise(formula, [out.view(shape)], [grad, result, total], key=name, compute=compute, name=name)
+
+
+def _softmax_gradient(grad: Expression, result: Expression, total: Expression) -> Expression:
+    return (grad - total) * result
+
+
+def _log_softmax_gradient(grad: Expression, result: Expression, total: Expression) -> Expression:
+    return grad - f.exp(result) * total
+
+
+def _row_shapes(out: torch.Tensor, dim: int) -> tuple[Sequence[int], Sequence[int]]:
+    """Of elements, and of a number for each row."""
+    rows, size, columns = rows_and_columns(out.shape, dim)
+    return (rows, size, columns), (rows, 1, columns)
+
+
+def _statistics(count: int, shape: Sequence[int], dtype: torch.dtype, like: torch.Tensor) -> list[torch.Tensor]:
+    return [torch.empty(shape, dtype=dtype, device=like.device) for _ in range(count)]
+
+
+# --- norms
+
+
+def divides_sets(device: torch.device, sets: Sets) -> bool:
+    """Whether the norm of these sets is to be computed as here, and not in one launch."""
+    dialect = dialect_of(device)
+    steps = sets.pieces * -(-sets.length // dialect.target.team_size)
+    return dialect.target.should_divide(row_groups(dialect, sets.count)[0], steps)
+
+
+def divides_weights(device: torch.device, sets: Sets, value: torch.dtype) -> bool:
+    """The same for the gradients of weight and bias, of which each is a sum over sets."""
+    dialect = dialect_of(device)
+    if sets.norm == "layer":
+        items = -(-sets.length // lane_count(dialect, value))
+        return dialect.target.should_divide(-(-items // rows_per_group(dialect)), sets.count)
+    steps = sets.count // sets.groups * -(-sets.length // dialect.target.team_size)
+    return dialect.target.should_divide(row_groups(dialect, sets.pieces * sets.groups)[0], steps)
+
+
+class _Views:
+    """Tensors of sets as ones that broadcast: elements, a number for each set, and one for each weight."""
+
+    def __init__(self, sets: Sets) -> None:
+        batch = sets.count // sets.groups
+        self.shape, self.reduced, self.of_set, self.of_weight = {
+            "layer": ((sets.count, sets.length), [1], (sets.count, 1), (1, sets.length)),
+            "group": (
+                (batch, sets.groups, sets.pieces, sets.length),
+                [2, 3],
+                (batch, sets.groups, 1, 1),
+                (1, sets.groups, sets.pieces, 1),
+            ),
+            "batch": ((sets.pieces, sets.count, sets.length), [0, 2], (1, sets.count, 1), (1, sets.count, 1)),
+        }[sets.norm]
+
+    def elements(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.view(self.shape)
+
+    def place(self, given: Optional, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
+        """Where to write a number for each set: what is given, if it is of the dtype."""
+        if given is not None and given.dtype == dtype:
+            return given.view(self.of_set)
+        return torch.empty(self.of_set, dtype=dtype, device=like.device)
+
+    def keep(self, given: Optional, value: torch.Tensor) -> None:
+        """Has what is given hold the numbers, where they were not written there."""
+        if given is not None and given.dtype != value.dtype:
+            given.view(self.of_set).copy_(value)
+
+    def sets(self, *tensors: Optional) -> list[torch.Tensor]:
+        return [tensor.view(self.of_set) for tensor in tensors if tensor is not None]
+
+    def weights(self, *tensors: Optional) -> list[torch.Tensor]:
+        return [tensor.view(self.of_weight) for tensor in tensors if tensor is not None]
+
+
+def _spread(centred: bool, dtype: torch.dtype) -> Reduction:
+    """The reduction to mean, what it lacks, one over the deviation, and the unbiased variance; not `centred`, to one
+    over the root of the mean square alone. Of the number that the variance has added.
+    """
+    if not centred:
+        return summation(dtype, lambda x, *_: x * x, lambda s, n, eps: 1.0 / f.sqrt(s / n.to(dtype) + eps), [dtype])
+
+    def finish(
+        mean: Expression, low: Expression, m2: Expression, _: Expression, count: Expression, eps: Expression
+    ) -> tuple[Expression, ...]:
+        near = whole(mean, low)
+        number = count.to(dtype)
+        return near, low - (near - mean), 1.0 / f.sqrt(m2 / number + eps), m2 / (number - 1.0)
+
+    return moments(finish, dtype)
+
+
+def norm(
+    sets: Sets,
+    out: torch.Tensor,
+    self: torch.Tensor,
+    weight: Optional,
+    bias: Optional,
+    eps: float,
+    *,
+    mean: Optional,
+    rstd: Optional,
+    running: tuple[torch.Tensor, torch.Tensor] | None = None,
+    momentum: float = 0.0,
+) -> None:
+    """As `templates.norms.norm`."""
+    name, compute, views = f"{sets.norm}_norm", value_dtype(out.dtype), _Views(sets)
+    x, weights = views.elements(self), views.weights(weight, bias)
+    numbers: list[tuple[float, torch.dtype]] = []
+    if rstd is None:
+        assert running is not None
+        statistics, numbers = views.sets(*running), [(eps, compute)]
+    else:
+        found = [views.place(rstd, compute, out)]
+        if mean is not None:
+            low, variance = _statistics(2, views.of_set, compute, out)
+            found = [views.place(mean, compute, out), low, *found, variance]
+        centred = mean is not None
+        definition = traced(("spread of sets", centred, compute), lambda: _spread(centred, compute))
+        key = (name, centred, compute)
+        run_reduction(definition, found, [x], views.reduced, [eps], key=key, compute=compute, name=name)
+        views.keep(mean, found[0])
+        views.keep(rstd, found[2 if centred else 0])
+        statistics = found[:3]
+        if running is not None:
+            _move(list(zip(views.sets(*running), (found[0], found[3]), strict=True)), momentum, compute)
+    given = (len(statistics), weight is not None, bias is not None)
+
+    def result(x: Expression, *rest: Expression) -> Expression:
+        numbers = iter(rest)
+        statistics = [next(numbers) for _ in range(given[0])]
+        scale, shift = (next(numbers) if one else None for one in given[1:])
+        if len(statistics) == 2:  # running mean and variance
+            normal = (x - statistics[0]) * (1.0 / f.sqrt(statistics[1] + next(numbers)))
+        else:
+            normal = ((x - statistics[0]) - statistics[1] if statistics[1:] else x) * statistics[-1]
+        normal = normal if scale is None else normal * scale
+        return normal if shift is None else normal + shift
+
+    to, operands = [views.elements(out)], [x, *statistics, *weights]
+    run_pointwise(result, to, operands, numbers, key=(name, *given), compute=compute, name=name)
+
+
+def _move(moved: list[tuple[torch.Tensor, torch.Tensor]], momentum: float, compute: torch.dtype) -> None:
+    """Moves running statistics towards what was found."""
+
+    def step(*values: Expression) -> tuple[Expression, ...]:
+        *pairs, by = values
+        half = len(pairs) // 2
+        return tuple((1.0 - by) * old + by * new for old, new in zip(pairs[:half], pairs[half:], strict=True))
+
+    groups = [[one] for one in moved] if shares_memory(moved[0][0], [moved[1][0]]) else [moved]
+    for group in groups:
+        running, found = (list(part) for part in zip(*group, strict=True))
+        numbers, key = [(float(momentum), compute)], ("running statistics", len(group))
+        run_pointwise(step, running, [*running, *found], numbers, key=key, compute=compute, name="batch_norm")
+
+
+def _normal(x: Expression, mean: Expression | None, rstd: Expression) -> Expression:
+    return (x if mean is None else x - mean) * rstd
+
+
+class _Gradient:
+    """The formulas of the gradient of self."""
+
+    def __init__(self, sets: Sets, weight: Optional, mean: Optional, *, training: bool, variance: bool) -> None:
+        self.by_number = sets.norm != "batch" and weight is not None
+        self.key = (sets.norm == "batch", weight is not None, mean is not None, training, variance)
+        self.weighted, self.centred, self.training, self.variance = self.key[1:3] + self.key[3:]
+
+    def parts(self, *values: Expression) -> tuple[Expression, Expression, Expression]:
+        """Of gradient, number, mean (where it is given), deviation, weight (the same), and what the variance has added:
+        the gradient with what belongs to each number, the normalised number, and what belongs to the set.
+        """
+        g, x, *rest, added = values
+        mean = rest.pop(0) if self.centred else None
+        rstd = rest.pop(0)
+        if self.variance:
+            rstd = 1.0 / f.sqrt(rstd + added)
+        normal = _normal(x, mean, rstd)
+        if not self.weighted:
+            return g, normal, rstd
+        return (g * rest[0], normal, rstd) if self.by_number else (g, normal, rest[0] * rstd)
+
+    def products(self, *values: Expression) -> tuple[Expression, Expression]:
+        *operands, _, added = values
+        g, normal, _ = self.parts(*operands, added)
+        return g, g * normal
+
+    def result(self, *values: Expression) -> Expression:
+        """Of the same, and, in training, the means of the gradients, and of them by the normalised numbers."""
+        *operands, added = values
+        if not self.training:
+            g, _, scale = self.parts(*operands, added)
+            return g * scale
+        *operands, mean_grad, mean_product = operands
+        g, normal, scale = self.parts(*operands, added)
+        left = normal * mean_product
+        return (g - (mean_grad + left if self.centred else left)) * scale
+
+
+def norm_backward(
+    sets: Sets,
+    out: torch.Tensor,
+    grad: torch.Tensor,
+    self: torch.Tensor,
+    weight: Optional,
+    mean: Optional,
+    rstd: torch.Tensor,
+    *,
+    weight_grad: Optional = None,
+    bias_grad: Optional = None,
+    training: bool = True,
+    variance: bool = False,
+    eps: float = 0.0,
+) -> None:
+    """As `templates.norms.norm_backward`."""
+    name, compute, views = f"{sets.norm}_norm_backward", value_dtype(out.dtype), _Views(sets)
+    formulas = _Gradient(sets, weight, mean, training=training, variance=variance)
+    operands = [views.elements(grad), views.elements(self), *views.sets(mean, rstd), *views.weights(weight)]
+    key, found = (name, *formulas.key, compute), []
+
+    def finish(grads: Expression, products: Expression, count: Expression, _: Expression) -> tuple[Expression, ...]:
+        number = count.to(compute)
+        return grads, products, grads / number, products / number
+
+    if training or weight_grad is not None or bias_grad is not None:
+        sums = (views.place(one, compute, out) for one in (bias_grad, weight_grad))
+        found = [*sums, *_statistics(2, views.of_set, compute, out)]
+        definition = traced(("of sets", key), lambda: summations(compute, 2, formulas.products, finish, [compute]))
+        full = [one.expand(views.shape) for one in operands]
+        run_reduction(definition, found, full, views.reduced, [eps], key=key, compute=compute, name=name)
+        views.keep(bias_grad, found[0])
+        views.keep(weight_grad, found[1])
+    means, numbers = found[2:] if training else [], [(float(eps), compute)]
+    to, operands = [views.elements(out)], [*operands, *means]
+    run_pointwise(formulas.result, to, operands, numbers, key=key, compute=compute, name=name)
+
+
+def layer_weight_grads(
+    sets: Sets,
+    weight_grad: Optional,
+    bias_grad: Optional,
+    grad: torch.Tensor,
+    self: torch.Tensor,
+    mean: Optional,
+    rstd: torch.Tensor,
+) -> None:
+    """As `templates.norms.weight_grads`, of a layer or RMS norm."""
+    name, compute, views = "layer_norm_backward", value_dtype(grad.dtype), _Views(sets)
+    operands, centred = [views.elements(grad)], mean is not None
+    wanted = (weight_grad is not None, bias_grad is not None)
+    if weight_grad is not None:
+        operands += [views.elements(self), *views.sets(mean, rstd)]
+
+    def start(g: Expression, *rest: Expression) -> list[Expression]:
+        product = [g * _normal(rest[0], rest[1] if centred else None, rest[1 + centred])] if wanted[0] else []
+        return product + [g] * wanted[1]
+
+    _sum_up(
+        start,
+        views.weights(weight_grad, bias_grad),
+        [one.expand(views.shape) for one in operands],
+        [0],
+        key=("weights", centred, wanted),
+        compute=compute,
+        name=name,
+    )
+
+
+def group_norm_backward(
+    sets: Sets,
+    out: Optional,
+    weight_grad: Optional,
+    bias_grad: Optional,
+    grad: torch.Tensor,
+    self: torch.Tensor,
+    weight: Optional,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+) -> None:
+    """What is wanted of the gradients of a group norm, all of them from the sums of each channel of each image."""
+    name, compute, views = "group_norm_backward", value_dtype(grad.dtype), _Views(sets)
+    operands = [views.elements(grad), views.elements(self), *views.sets(mean, rstd)]
+    channels = _statistics(2, (*views.shape[:3], 1), compute, grad)
+
+    def start(g: Expression, x: Expression, mean: Expression, rstd: Expression, _: Expression) -> list[Expression]:
+        return [g * _normal(x, mean, rstd), g]
+
+    full = [one.expand(views.shape) for one in operands]
+    _sum_up(start, channels, full, [3], key="channels", compute=compute, name=name)
+    if weight_grad is not None or bias_grad is not None:
+        both = ((weight_grad, channels[0]), (bias_grad, channels[1]))
+        wanted = [(one, sums) for one, sums in both if one is not None]
+        outputs, inputs = views.weights(*(one for one, _ in wanted)), [sums for _, sums in wanted]
+        _sum_up(lambda *sums: sums[:-1], outputs, inputs, [0], key=len(wanted), compute=compute, name=name)
+    if out is None:
+        return
+    weights = views.weights(weight)
+    definition = traced(
+        ("means of groups", weight is not None, compute),
+        lambda: summations(compute, 2, _of_group, _mean_of_group, [torch.int64]),
+    )
+    means, inputs = _statistics(2, views.of_set, compute, grad), [*channels, *weights]
+    inputs = [one.expand((*views.shape[:3], 1)) for one in inputs]
+    key = (name, "means", weight is not None, compute)
+    run_reduction(definition, means, inputs, [2], [sets.length], key=key, compute=compute, name=name)
+    formulas = _Gradient(sets, weight, mean, training=True, variance=False)
+    to, operands, numbers = [views.elements(out)], [*operands, *weights, *means[::-1]], [(0.0, compute)]
+    run_pointwise(formulas.result, to, operands, numbers, key=(name, *formulas.key), compute=compute, name=name)
+
+
+def _of_group(products: Expression, grads: Expression, *rest: Expression) -> list[Expression]:
+    """Of a channel's sums, its weight (where it is given), position and length."""
+    *weight, _, _ = rest
+    return [one * weight[0] if weight else one for one in (products, grads)]
+
+
+def _mean_of_group(products: Expression, grads: Expression, pieces: Expression, length: Expression) -> list[Expression]:
+    number = (pieces * length).to(products.dtype)
+    return [products / number, grads / number]
+
+
+def _sum_up(
+    start: Callable[..., Sequence[Any]],
+    outputs: list[torch.Tensor],
+    inputs: list[torch.Tensor],
+    dims: list[int],
+    *,
+    key: Hashable,
+    compute: torch.dtype,
+    name: str,
+) -> None:
+    """Sums of what `start` makes of elements."""
+    key, count = (name, "sums", key, compute), len(outputs)
+    definition = traced(key, lambda: summations(compute, count, start, lambda *sums: sums[:count]))
+    run_reduction(definition, outputs, inputs, dims, key=key, compute=compute, name=name)
