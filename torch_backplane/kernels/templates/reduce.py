@@ -85,8 +85,8 @@ def choose_form(target: Target, definition: Reduction, where: ReductionGeometry,
 
 
 def _by_columns(where: ReductionGeometry, outputs: int, least: int) -> bool:
-    """Whether `least` neighbouring results or more, and not neighbouring elements, are beside each other in memory. Other
-    inputs may be the same for neighbouring results.
+    """Whether `least` neighbouring results or more, and not neighbouring elements, are beside each other in memory.
+    Some inputs may be the same for neighbouring results.
     """
     if not where.kept.sizes or where.kept.sizes[0] < least:
         return False
