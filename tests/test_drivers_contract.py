@@ -140,6 +140,101 @@ assert y[-1].item() == 1
     assert succeeds(run(code, source)) == "out of memory\n"
 
 
+def test_no_piece_is_larger_than_the_device_has_it(run: Run) -> None:
+    code = """
+import torch
+for _ in range(2):
+    try:
+        torch.empty(25 << 20, dtype=torch.uint8, device="bp")
+    except torch.OutOfMemoryError as error:
+        print(error)
+    x = torch.ones(20 << 18, device="bp")  # which is as much as there may be
+    assert x[-1].item() == 1
+    del x
+"""
+    source = MINIMAL.replace("1 << 26", "1 << 26, largest_allocation=20 << 20")
+    refused = "bp out of memory. Tried to allocate 27262976 bytes, and Minimal has no more than 20971520 in one piece"
+    assert succeeds(run(code, source)).splitlines() == [refused] * 2
+
+
+# Address space is a bytearray, and its pages with memory are counted.
+RESERVING = NOTING + '''
+MAPPED, MOST = {}, 24 << 20
+
+def reserve(self, nbytes):
+    handle = bytearray(nbytes)
+    MAPPED[id(handle)] = {}
+    return handle
+
+def map(self, handle, offset, nbytes):
+    if sum(sum(parts.values()) for parts in MAPPED.values()) + nbytes > MOST:
+        raise MemoryError("no more")
+    MAPPED[id(handle)][offset] = nbytes
+
+def unmap(self, handle, offset, nbytes):
+    assert MAPPED[id(handle)].pop(offset) == nbytes
+    handle[offset : offset + nbytes] = bytes(nbytes)
+
+def unreserve(self, handle):
+    assert not MAPPED.pop(id(handle))
+
+def has_memory(method):
+    def checking(self, handle, offset, host_memory, stream):
+        parts, end = MAPPED[id(handle)], offset + len(host_memory)
+        assert any(at <= offset < at + size for at, size in parts.items()), "no memory is mapped there"
+        assert any(at < end <= at + size for at, size in parts.items()), "no memory is mapped there"
+        return method(self, handle, offset, host_memory, stream)
+    return checking
+
+for name in ("copy_in", "copy_out"):
+    setattr(MinimalDevice, name, has_memory(getattr(MinimalDevice, name)))
+for one in (reserve, map, unmap, unreserve):
+    setattr(MinimalDevice, one.__name__, noting(one.__name__, one))
+'''
+
+
+def test_memory_is_mapped_piecewise(run: Run) -> None:
+    code = """
+import torch
+import driver_test_module as driver
+torch.empty(0, device="bp")
+def names():
+    found = [name for name, *_ in driver.calls if name in ("allocate", "reserve", "map", "unmap", "unreserve")]
+    driver.calls.clear()
+    return found
+
+for _ in range(2):
+    small = [torch.full((1 << 18,), i, dtype=torch.uint8, device="cpu").to("bp") for i in range(20)]
+    assert names() == ["reserve"] + ["map"] * 3, "5 MiB in pages of 2"
+    assert [one[-1].item() for one in small] == list(range(20))
+    del small[4:]
+    torch.bp.empty_cache()
+    assert names() == ["unmap"] * 2
+    small += [torch.full((1 << 18,), i, dtype=torch.uint8).to("bp") for i in range(4, 20)]
+    assert [one[-1].item() for one in small] == list(range(20))
+    assert names() == ["map"] * 2
+    try:
+        torch.empty(30 << 20, dtype=torch.uint8, device="bp")
+    except torch.OutOfMemoryError as error:
+        assert "Tried to allocate" in str(error)
+    else:
+        raise AssertionError("more than there is")
+    assert [one[-1].item() for one in small] == list(range(20)), "what was there stays"
+    del small
+    torch.bp.empty_cache()
+    assert names()[-1] == "unreserve"
+    assert not driver.MAPPED
+"""
+    succeeds(run(code, RESERVING, PYTORCH_ALLOC_CONF="expandable_segments:True", TORCH_BACKPLANE_FALLBACK="silent"))
+
+
+def test_some_of_the_methods_for_address_space_are_too_few(run: Run) -> None:
+    source = MINIMAL + "MinimalDevice.reserve = lambda self, nbytes: bytearray(nbytes)\n"
+    result = run("import torch; print(torch.bp.device_count())", source)
+    assert succeeds(result) == "0\n"
+    assert "has its own reserve; a device that reserves address space also needs unreserve, map, unmap" in result.stderr
+
+
 def test_addresses_become_handles_and_offsets(run: Run) -> None:
     code = """
 import torch, driver_test_module

@@ -355,13 +355,14 @@ device.destroy_stream(stream)
 
 def test_out_of_memory_and_recovery(run: Run) -> None:
     code = QUIET + """
+import dataclasses
 import pyopencl as cl
 from torch_backplane.drivers import opencl_device
 
 class Small(opencl_device.OpenCLDevice):
     def __init__(self, device):
         super().__init__(device)
-        self.largest_segment = 64 << 20
+        self.properties = dataclasses.replace(self.properties, largest_allocation=64 << 20)
         self.short = 0
     def allocate(self, nbytes):
         if not hasattr(self, "short") or not self.short:

@@ -88,18 +88,31 @@ class DriverDevice final : public Device {
   }
 
   void free(void* address, size_t bytes) override {
-    if (!Py_IsInitialized()) {
-      return; // the process is going, and its memory with it
-    }
-    DriverCall call;
-    const py::error_scope kept; // the caller may be a destructor that runs while an exception is on its way
-    // The driver is promised that no work uses the segment; the allocator only knows that no later work will.
-    streams_.finish_work();
-    memory_.free(address, bytes);
+    give_back([&] { memory_.free(address, bytes); });
   }
 
   std::pair<size_t, size_t> memory_info() override {
     return memory_.info();
+  }
+
+  bool can_reserve() const override {
+    return memory_.can_reserve();
+  }
+
+  void* reserve(size_t bytes) override {
+    return memory_.reserve(bytes);
+  }
+
+  void unreserve(void* address, size_t bytes) override {
+    give_back([&] { memory_.unreserve(address, bytes); });
+  }
+
+  bool map(void* address, size_t bytes) override {
+    return memory_.map(address, bytes);
+  }
+
+  void unmap(void* address, size_t bytes) override {
+    give_back([&] { memory_.unmap(address, bytes); });
   }
 
   // --- streams and events
@@ -305,6 +318,18 @@ class DriverDevice final : public Device {
   }
 
  private:
+  template <typename Function>
+  void give_back(const Function& function) {
+    if (!Py_IsInitialized()) {
+      return; // the process is going, and its memory with it
+    }
+    DriverCall call;
+    const py::error_scope kept; // the caller may be a destructor that runs while an exception is on its way
+    // The driver is promised that no work uses the memory; the allocator only knows that no later work will.
+    streams_.finish_work();
+    function();
+  }
+
   // True where the queue does, in its order.
   bool runs_host_functions() const {
     return driver_.launcher() != nullptr && driver_.launcher()->host_sees_memory();

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <string_view>
 
 namespace py = pybind11;
 
@@ -21,19 +22,58 @@ struct Segment {
 
 } // namespace
 
+DriverMemory::DriverMemory(DriverObject& driver, const DeviceProperties& properties)
+    : driver_(driver),
+      properties_(properties),
+      can_reserve_(driver.attr("can_reserve")().cast<bool>()),
+      largest_(driver.attr("properties").attr("largest_allocation").cast<size_t>()) {}
+
 void* DriverMemory::allocate(size_t bytes) {
-  DriverCall call;
+  TORCH_CHECK_WITH(
+      OutOfMemoryError, bytes <= largest_, "bp out of memory. Tried to allocate ", bytes, " bytes, and ",
+      properties_.name, " has no more than ", largest_, " in one piece");
   if (!take(bytes)) {
     return nullptr;
   }
+  void* address = nullptr;
   try {
-    return driver_.errors().watch(
-        [&] { return c10::str("allocating ", bytes, " bytes"); },
-        [&] { return place(driver_.attr("allocate")(bytes), bytes); });
+    address = new_segment("allocate", "allocating ", bytes);
+  } catch (...) {
+    allocated_ -= bytes;
+    throw;
+  }
+  if (address == nullptr) {
+    allocated_ -= bytes;
+  }
+  return address;
+}
+
+void DriverMemory::free(void* address, size_t bytes) {
+  allocated_ -= bytes;
+  end_segment("free", address, bytes);
+}
+
+void* DriverMemory::reserve(size_t bytes) {
+  return new_segment("reserve", "reserving address space of ", bytes);
+}
+
+void DriverMemory::unreserve(void* address, size_t bytes) {
+  end_segment("unreserve", address, bytes);
+}
+
+bool DriverMemory::map(void* address, size_t bytes) {
+  if (!take(bytes)) {
+    return false;
+  }
+  try {
+    const Place place = place_of(address, bytes);
+    driver_.ask({"mapping ", bytes, " bytes"}, [&] { driver_.attr("map")(place.segment, place.offset, bytes); });
+    return true;
   } catch (py::error_already_set& error) {
     allocated_ -= bytes;
+    const DriverCall call;
     if (error.matches(PyExc_MemoryError)) {
-      return nullptr;
+      return false;
     }
     throw;
   } catch (...) {
@@ -42,19 +82,43 @@ void* DriverMemory::allocate(size_t bytes) {
   }
 }
 
-void DriverMemory::free(void* address, size_t bytes) {
+void DriverMemory::unmap(void* address, size_t bytes) {
+  const Place place = place_of(address, bytes);
+  allocated_ -= bytes;
+  if (!driver_.errors().is_lost()) {
+    driver_.ask("unmapping memory", [&] { driver_.attr("unmap")(place.segment, place.offset, bytes); });
+  }
+}
+
+// What the driver's `method` gives for so many bytes; null where there is not enough memory.
+void* DriverMemory::new_segment(const char* method, const char* doing, size_t bytes) {
+  driver_.errors().check();
+  DriverCall call;
+  const char* give_back = can_reserve_ && std::string_view(method) == "reserve" ? "unreserve" : "free";
+  try {
+    return driver_.errors().watch(
+        Doing{doing, bytes, " bytes"}, [&] { return place(driver_.attr(method)(bytes), bytes, give_back); });
+  } catch (py::error_already_set& error) {
+    if (error.matches(PyExc_MemoryError)) {
+      return nullptr;
+    }
+    throw;
+  }
+}
+
+// Gives back what new_segment() made, by the driver's `method`.
+void DriverMemory::end_segment(const char* method, void* address, size_t bytes) {
   const std::unique_ptr<Segment> segment(static_cast<Segment*>(segments_.remove(address)));
   const auto handle = py::reinterpret_steal<py::object>(segment->object);
   if (!properties_.host_accessible) {
     AddressSpace::release(address, bytes);
   }
-  allocated_ -= bytes;
   const DriverErrors& errors = driver_.errors();
   if (errors.is_lost()) {
     return;
   }
   try {
-    driver_.ask("freeing memory", [&] { driver_.attr("free")(handle); });
+    driver_.ask("freeing memory", [&] { driver_.attr(method)(handle); });
   } catch (const c10::AcceleratorError&) {
     if (!errors.is_lost()) {
       throw;
@@ -99,7 +163,7 @@ bool DriverMemory::take(size_t bytes) {
 }
 
 // The address of a fresh segment, which goes back to the driver if something is wrong with it.
-void* DriverMemory::place(const py::object& handle, size_t bytes) {
+void* DriverMemory::place(const py::object& handle, size_t bytes, const char* give_back) {
   try {
     auto segment = std::make_unique<Segment>();
     if (driver_.launcher() != nullptr) {
@@ -111,7 +175,7 @@ void* DriverMemory::place(const py::object& handle, size_t bytes) {
     return address;
   } catch (const std::exception&) {
     const py::error_scope kept;
-    driver_.call_quietly("free", handle);
+    driver_.call_quietly(give_back, handle);
     throw;
   }
 }

@@ -16,14 +16,23 @@ namespace backplane {
 // Of each handle that the driver gives for a segment, a Python object, one reference is kept.
 class DriverMemory {
  public:
-  // Both live as long as this.
-  DriverMemory(DriverObject& driver, const DeviceProperties& properties) : driver_(driver), properties_(properties) {}
+  // Both live as long as this. The caller has the GIL.
+  DriverMemory(DriverObject& driver, const DeviceProperties& properties);
 
   // As Device::allocate and Device::memory_info.
   void* allocate(size_t bytes);
   std::pair<size_t, size_t> info();
   // As Device::free, of memory that no work uses. The caller has the GIL.
   void free(void* address, size_t bytes);
+
+  // As the methods of Device; what is given back no work uses, and the caller has the GIL.
+  bool can_reserve() const noexcept {
+    return can_reserve_;
+  }
+  void* reserve(size_t bytes);
+  void unreserve(void* address, size_t bytes);
+  bool map(void* address, size_t bytes);
+  void unmap(void* address, size_t bytes);
 
   struct Place {
     pybind11::handle segment; // what the driver calls it
@@ -41,13 +50,17 @@ class DriverMemory {
 
  private:
   bool take(size_t bytes);
-  void* place(const pybind11::object& handle, size_t bytes);
+  void* new_segment(const char* method, const char* doing, size_t bytes);
+  void* place(const pybind11::object& handle, size_t bytes, const char* give_back);
+  void end_segment(const char* method, void* address, size_t bytes);
   void* address_of(const pybind11::object& handle, size_t bytes) const;
 
   DriverObject& driver_;
   const DeviceProperties& properties_;
   AddressSpace segments_; // where each Segment is
   std::atomic<size_t> allocated_{0}; // bytes
+  const bool can_reserve_;
+  const size_t largest_; // bytes of a segment
 };
 
 } // namespace backplane

@@ -31,6 +31,7 @@ import torch
 if TYPE_CHECKING:
     from torch_backplane.kernels import Dialect, Target
 
+LEAST_LARGEST = 20 << 20  # bytes of the allocator's segments for large tensors
 FILL_CHUNK = 1 << 20  # bytes of host memory that the default fill() copies from
 
 ALL_DTYPES: tuple[torch.dtype, ...] = tuple(
@@ -72,6 +73,8 @@ class DeviceProperties:
 
     name: str  # what the hardware calls itself
     total_memory: int  # bytes; no more than this is ever allocated
+    # Bytes that allocate() can give in one piece, LEAST_LARGEST or more; a larger tensor is a torch.OutOfMemoryError.
+    largest_allocation: int = 2**63 - 1
     dtypes: Sequence[torch.dtype] = ALL_DTYPES  # any other is refused with a TypeError
     host_accessible: bool = False  # the CPU may read and write device memory at Device.address()
     compute_units: int = 1  # torch.cuda's multi_processor_count
@@ -152,6 +155,39 @@ class Device(ABC):
     def memory_info(self) -> tuple[int, int] | None:
         """(free, total) in bytes; None for «total_memory less what was allocated here»."""
         return None
+
+    # --- address space that memory is mapped into piecewise: all four methods, or none -------------------------------
+    # With them `PYTORCH_ALLOC_CONF=expandable_segments:True` works on the device. A range is used as a segment is: it
+    # has an address() and a native_segment(), if segments have, and transfers get its handle.
+
+    def reserve(self, nbytes: int) -> Any:
+        """A handle of `nbytes` bytes of address space without memory, a multiple of 2 MiB, and often more than the
+        device has memory.
+
+        Raises:
+            MemoryError: there is not enough address space.
+        """
+        raise NotImplementedError(f"{type(self).__name__} reserves no address space")
+
+    def unreserve(self, handle: Any) -> None:
+        """Give address space back, into which no memory is mapped."""
+        raise NotImplementedError(f"{type(self).__name__} reserves no address space")
+
+    def map(self, handle: Any, offset: int, nbytes: int) -> None:
+        """Back this part of a range, which has no memory, with uninitialized memory; multiples of 2 MiB.
+
+        Raises:
+            MemoryError: there is not enough.
+        """
+        raise NotImplementedError(f"{type(self).__name__} reserves no address space")
+
+    def unmap(self, handle: Any, offset: int, nbytes: int) -> None:
+        """Take back the memory of a part that one call of map() gave. No work that uses it is under way."""
+        raise NotImplementedError(f"{type(self).__name__} reserves no address space")
+
+    def can_reserve(self) -> bool:
+        """Whether there are these methods."""
+        return type(self).reserve is not Device.reserve
 
     # --- transfers, in stream order ----------------------------------------------------------------------------------
 
@@ -317,6 +353,10 @@ ASYNCHRONOUS_METHODS = (
     "synchronize_event",
     "elapsed_ms",
 )
+
+
+# What only works together.
+RESERVING_METHODS = ("reserve", "unreserve", "map", "unmap")
 
 
 class SynchronousStream:

@@ -10,8 +10,10 @@ from torch_backplane import _C
 from torch_backplane.drivers.base import (
     ASYNCHRONOUS_METHODS,
     KINDS,
+    LEAST_LARGEST,
     NATIVE_APIS,
     NATIVE_METHODS,
+    RESERVING_METHODS,
     Device,
     DeviceProperties,
     NativeDevice,
@@ -57,12 +59,14 @@ def check_methods(cls: type[Device], properties: DeviceProperties) -> None:
     """Methods that only make sense together."""
     if properties.host_accessible and cls.address is Device.address:
         raise TypeError(f"{cls.__name__} says that it is host_accessible and has no address() method")
-    own = [name for name in ASYNCHRONOUS_METHODS if getattr(cls, name) is not getattr(Device, name)]
-    missing = [name for name in ASYNCHRONOUS_METHODS if name not in own]
-    if own and missing:
-        raise TypeError(
-            f"{cls.__name__} has its own {', '.join(own)}; an asynchronous device also needs {', '.join(missing)}"
-        )
+    for methods, kind in (
+        (ASYNCHRONOUS_METHODS, "an asynchronous device"),
+        (RESERVING_METHODS, "a device that reserves address space"),
+    ):
+        own = [name for name in methods if getattr(cls, name) is not getattr(Device, name)]
+        missing = [name for name in methods if name not in own]
+        if own and missing:
+            raise TypeError(f"{cls.__name__} has its own {', '.join(own)}; {kind} also needs {', '.join(missing)}")
 
 
 def dialect_name(owner: str, dialect: Any) -> str:
@@ -148,6 +152,11 @@ def _is_target(value: Any) -> bool:
 RULES = (
     ("name", "a string that is not empty", lambda value: isinstance(value, str) and value.strip() != ""),
     ("total_memory", "a whole number of bytes above 0", lambda value: _is_whole(value, 1)),
+    (
+        "largest_allocation",
+        f"a whole number of bytes, {LEAST_LARGEST} or more",
+        lambda value: _is_whole(value, LEAST_LARGEST),
+    ),
     ("dtypes", "a sequence of torch.dtype with at least one element", _are_dtypes),
     ("host_accessible", "True or False", lambda value: isinstance(value, bool)),
     ("compute_units", "a whole number above 0", lambda value: _is_whole(value, 1, 2**31 - 1)),

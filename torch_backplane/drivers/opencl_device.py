@@ -20,6 +20,7 @@ import pyopencl as cl
 from torch_backplane.drivers.base import (
     ALL_DTYPES,
     FLOAT64_DTYPES,
+    LEAST_LARGEST,
     NATIVE_APIS,
     Device,
     DeviceError,
@@ -138,7 +139,6 @@ class OpenCLDevice(Device):
     def __init__(self, device: cl.Device) -> None:
         self.properties = describe(device)
         self.device = device
-        self.largest_segment = int(device.max_mem_alloc_size)
         self.context = cl.Context([device])
         self.native_launcher = native_launcher(
             device.platform.name,
@@ -165,8 +165,6 @@ class OpenCLDevice(Device):
     # --- memory ------------------------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int) -> cl.Buffer:
-        if nbytes > self.largest_segment:
-            raise MemoryError(f"{nbytes} bytes asked for, and {self.largest_segment} is the most in one OpenCL buffer")
         try:
             with self.health.watch():
                 buffer = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, nbytes)
@@ -314,6 +312,7 @@ def describe(device: cl.Device) -> DeviceProperties:
     return DeviceProperties(
         name=device.name.strip(),
         total_memory=device.global_mem_size,
+        largest_allocation=max(int(device.max_mem_alloc_size), LEAST_LARGEST),
         dtypes=[dtype for dtype in ALL_DTYPES if device.double_fp_config or dtype not in FLOAT64_DTYPES],
         compute_units=max(1, device.max_compute_units),
         capability=capability,
