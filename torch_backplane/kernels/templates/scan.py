@@ -111,13 +111,13 @@ class Accumulation(NamedTuple):
     identity: of the sum, before the first element.
     step: statements that add the number `x_sum` to `state_sum`; of floats, what that lacks is `state_sum_lost`.
     join: the same of another such sum, `x_sum` with `x_sum_lost`.
-    integers: the same of integers.
+    plain: both of sums that lack nothing, such as integers; empty where there is more to it.
     """
 
     identity: str
     step: str
     join: str
-    integers: str = ""
+    plain: str = ""
 
 
 # Dekker's product, without its splitting: fma says what is rounded off.
@@ -157,19 +157,20 @@ def accumulate(
 ) -> list[Launch]:
     """out[k] = what ACCUMULATIONS[name] makes of self[0] to self[k], along dim. Both of one shape and dtype.
 
-    Numbers are accumulated in two of their dtype, float32 in float64 where that costs nothing (`Target.has_wide_sums`);
-    integers modulo 2^64.
+    Numbers are accumulated in two of their dtype, float32 in float64 where that costs nothing (`Target.has_wide_sums`),
+    as PyTorch does; integers modulo 2^64.
     """
     value = value_dtype(out.dtype)
     accumulation = ACCUMULATIONS[name]
     element = "(value_t)load_self(at)"
-    if facts(value).category != "float":
-        sums = {"sum": Field("value_t", torch.uint64, accumulation.identity, element)}
-        step = accumulation.integers
-        scan = Scan(sums, step, step, "store_out(at, state_sum);", torch.uint64)
+    is_float = facts(value).category == "float"
+    if dialect.target.has_wide_sums and out.dtype == torch.float32:
+        value = torch.float64
+    if not is_float or (value != value_dtype(out.dtype) and accumulation.plain):
+        value, step = value if is_float else torch.uint64, accumulation.plain
+        sums = {"sum": Field("value_t", value, accumulation.identity, element)}
+        scan = Scan(sums, step, step, "store_out(at, state_sum);", value)
     else:
-        if dialect.target.has_wide_sums and out.dtype == torch.float32:
-            value = torch.float64
         infinity = dialect.infinity(facts(value).bits)
         identity, step, join = (
             text.replace(_INFINITE, infinity) for text in (accumulation.identity, accumulation.step, accumulation.join)
