@@ -407,7 +407,8 @@ call(
     lambda d: (F(d, 2, 6, 12, 13), F(d, 12, 3, 4, 2), F(d, 12), [1, 2], [0, 1], [2, 1], False, [0, 0], 2),
     together="groups output_padding",
 )
-# Gradients of one size with both strides: the sum for the bias has one form for few elements, and another for many.
+# Gradients of one size with both strides: the sum for the bias has one form for few elements, and another for many. And
+# windows are more than one place apart in both: in lockstep, the gradient of the image has another form.
 call(
     "convolution_backward_overrideable",
     lambda d: (
@@ -415,8 +416,8 @@ call(
         *([2, 2], [1, 1], [1, 1], False, [0, 0], 1, [True] * 3),
     ),
     lambda d: (
-        *(F(d, 2, 6, 12, 13), F(d, 2, 6, 12, 13), F(d, 6, 3, 3, 3)),
-        *([1, 1], [2, 2], [2, 2], False, [0, 0], 2, [True] * 3),
+        *(F(d, 2, 12, 12, 13), F(d, 2, 6, 12, 25), F(d, 12, 3, 3, 3)),
+        *([1, 2], [2, 2], [2, 2], False, [0, 0], 2, [True] * 3),
     ),
     together="stride padding dilation output_padding groups",
 )
