@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from torch_backplane.kernels.dtypes import value_dtype
@@ -150,6 +152,8 @@ def grid_sampler_2d_backward(
     gradient, grid = grad_output.contiguous(), grid.contiguous()
     value, sizes, constants = value_dtype(input.dtype), _sizes(input, grid), _constants(mode, padding, align_corners)
     target = dialect_of(input.device).target
+    common: dict[str, Any] = {"integers": sizes, "value": value, "functions": _FUNCTIONS, "constants": constants}
+    gradients = {"gradient": gradient, "grid": grid}
     anyhow = target.simt and can_swap(target, value) and not torch.are_deterministic_algorithms_enabled()
     if of_input is not None and gradient.numel() and anyhow:
         run_kernel(
@@ -170,11 +174,8 @@ def grid_sampler_2d_backward(
 """,
             items=grid.shape[0] * grid.shape[1] * grid.shape[2],
             outputs={"of_input": of_input},
-            inputs={"gradient": gradient, "grid": grid},
-            integers=sizes,
-            value=value,
-            functions=_FUNCTIONS,
-            constants=constants,
+            inputs=gradients,
+            **common,
         )
     elif of_input is not None and gradient.numel():
         run_kernel(
@@ -194,11 +195,8 @@ def grid_sampler_2d_backward(
 """,
             items=input.shape[0] * input.shape[1],
             outputs={"of_input": of_input},
-            inputs={"gradient": gradient, "grid": grid},
-            integers=sizes,
-            value=value,
-            functions=_FUNCTIONS,
-            constants=constants,
+            inputs=gradients,
+            **common,
         )
     run_kernel(
         "grid_sampler_2d_backward_of_grid",
@@ -221,10 +219,7 @@ def grid_sampler_2d_backward(
 """,
         items=grid.shape[0] * grid.shape[1] * grid.shape[2],
         outputs={"of_grid": of_grid},
-        inputs={"gradient": gradient, "input": input.contiguous(), "grid": grid},
-        integers=sizes,
-        value=value,
-        functions=_FUNCTIONS,
-        constants=constants,
+        inputs={**gradients, "input": input.contiguous()},
+        **common,
     )
     return of_input.to(input.dtype) if of_input is not None else None, of_grid
