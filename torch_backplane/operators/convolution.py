@@ -3,7 +3,8 @@
 Everything comes to three steps; a transposed convolution is the backward of another one, so it uses the same.
 Where work items run in lockstep, products read the image itself, where a patch would have it
 (`kernels/templates/convolution.py`), but for the gradient of the image where windows are more than one place apart.
-Elsewhere patches are in memory; those of a large batch are made for some of its images at a time.
+Elsewhere patches are in memory; those of a large batch are made for some of its images at a time. Where the host sees
+the device's memory, and PyTorch has oneDNN's kernels for the dtype, the host computes all of it.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates.convolution import can_gather, forward, gathered, of_image, of_weight
 from torch_backplane.kernels.templates.unfold import Windows, fold, unfold
 from torch_backplane.operators.linear_algebra import on_host, product
-from torch_backplane.planning import Call, RunOnCPU, dialect_of, operator, run_template
+from torch_backplane.planning import Call, RunOnCPU, call_on_cpu, dialect_of, operator, run_template
 
 _MOST_PATCHES = 64 << 20  # bytes
+
+# Those that oneDNN takes on any processor. In others PyTorch has loops of its own, often slower than kernels.
+_ONEDNN_DTYPES = (torch.float32, torch.bfloat16)
 
 
 @operator("convolution_overrideable", variants=False)
@@ -45,8 +49,12 @@ def convolution(
     meta = torch.ops.aten.convolution(_meta(self), _meta(weight), None if bias is None else _meta(bias), *settings)
     if transposed and (0 in meta.shape[2:] or (self.numel() and not weight.numel())):
         raise RunOnCPU("a result without places or channels")
-    out = self.new_empty(meta.shape)
     layout = _layout(self, weight)
+    if meta.numel() and self.numel() and _on_host(self):
+        out = torch.empty(meta.shape, dtype=self.dtype, device=self.device, memory_format=layout)
+        call_on_cpu(torch.ops.aten.convolution.out, self, weight, bias, *settings, out=out)
+        return out
+    out = self.new_empty(meta.shape)
     if not out.numel():
         return out.contiguous(memory_format=layout)
     self, weight = self.contiguous(), weight.contiguous()
@@ -84,12 +92,19 @@ def convolution_backward(
     wanted = torch.ops.aten.convolution(_meta(self), _meta(weight), None, *settings).shape
     torch._check(grad.shape == wanted, lambda: f"expected gradients of {list(wanted)}, and got {list(grad.shape)}")
     layout = _layout(self, weight)
-    grad, self, weight = grad.contiguous(), self.contiguous(), weight.contiguous()
-    results = [
-        torch.empty_like(self) if output_mask[0] else None,
-        torch.empty_like(weight) if output_mask[1] else None,
+    host = bool(grad.numel() and self.numel()) and _on_host(self)
+    if not host:
+        grad, self, weight = grad.contiguous(), self.contiguous(), weight.contiguous()
+    format = layout if host else torch.contiguous_format
+    results = (
+        torch.empty_like(self, memory_format=format) if output_mask[0] else None,
+        torch.empty_like(weight, memory_format=format) if output_mask[1] else None,
         grad.new_empty(grad.shape[1]) if output_mask[2] else None,
-    ]
+    )
+    if host:
+        of = dict(zip(("of_input", "of_weight", "of_bias"), results, strict=True))
+        call_on_cpu(torch.ops.backplane.convolution_backward.default, grad, self, weight, *settings, **of)
+        return results
     self_grad, weight_grad, bias_grad = results
     if not grad.numel() or not self.numel():
         for result in (self_grad, weight_grad):
@@ -111,6 +126,11 @@ def convolution_backward(
         None if weight_grad is None else weight_grad.contiguous(memory_format=layout),
         bias_grad,
     )
+
+
+def _on_host(self: torch.Tensor) -> bool:
+    """Whether the host's library computes it."""
+    return self.dtype in _ONEDNN_DTYPES and torch.backends.mkldnn.is_available() and on_host(self)
 
 
 def _layout(self: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
