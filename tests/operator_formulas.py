@@ -96,6 +96,7 @@ def read(*files: str) -> Tables:
         **vars(planning),  # for planners that are not called here
         "pointwise": pointwise,
         "operator": operator,
+        "part": lambda schema, **_: lambda planner: planner,
         "run_pointwise": run_pointwise,
         "run_reduction": run_reduction,
         "plan_pointwise": plan_pointwise,

@@ -271,6 +271,7 @@ call("index_fill.int_Scalar", lambda d: (F(d, 8, 12), 0, index(d, 5), 1.5))
 call("scatter.value", lambda d: (F(d, 8, 12), 0, index(d, 8, 12), 1.5))
 call("scatter.value_reduce", lambda d: (F(d, 8, 12), 0, index(d, 8, 12), 1.5, "add"))
 call("nonzero_static", lambda d: (F(d, 8, 12), 10, 3))
+call("backplane::write_coordinates", lambda d: (index(d, 10, 2), F(d, 8, 12), index(d, 2), 3))
 call("unfold_backward", lambda d: (F(d, 8, 5, 4), [8, 12], 1, 4, 2), lambda d: (F(d, 6, 7, 3), [6, 9], 1, 3, 1),
      together="input_sizes size step")  # fmt: skip
 

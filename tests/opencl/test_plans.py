@@ -222,6 +222,29 @@ def test_explain_tells_signature_steps_and_reasons() -> None:
     assert "no planner does it: kernels have no complex32" in plans.explain(lambda: complex_ + complex_)
 
 
+WAITING = {
+    "nonzero": lambda x: (x > 0).nonzero(),
+    "masked_select": lambda x: x.masked_select(x > 0),
+    "a mask as an index": lambda x: x[x > 0],
+    "a mask of rows": lambda x: x[x.sum(1) > 0, 1:],
+    "bincount": lambda x: x.abs().to(torch.int64).view(-1).bincount(),
+    "histc": lambda x: x.histc(5),
+    "unique": lambda x: x.round().unique(),
+}
+
+
+@pytest.mark.parametrize("name", WAITING)
+def test_what_is_done_before_and_after_waiting_for_a_number_is_replayed(name: str) -> None:
+    """Only the operator's own planner runs again, and it launches nothing itself."""
+    for size in (40, 50, 60, 50):
+        x = torch.randn(size, 6)
+        torch.testing.assert_close(WAITING[name](x.to(DEVICE)).cpu(), WAITING[name](x))
+    given = x.to(DEVICE)
+    outcomes = [line for line in plans.explain(WAITING[name], given).splitlines() if ": " in line and line[0] != " "]
+    assert len([line for line in outcomes if not line.partition(": ")[2].startswith("replayed")]) == 1
+    assert sum("backplane::" in line for line in outcomes) >= 1
+
+
 def test_plans_are_bounded_and_the_oldest_go() -> None:
     fresh()
     x = torch.ones(3000, device=DEVICE)

@@ -23,7 +23,7 @@ from torch_backplane.planning import Call, RunOnCPU, call_on_cpu, dialect_of, op
 
 _MOST_PATCHES = 64 << 20  # bytes
 
-# Those that oneDNN takes on any processor. In others PyTorch has loops of its own, often slower than kernels.
+# Those that oneDNN takes everywhere. In others PyTorch has loops of its own, often slower than kernels.
 _ONEDNN_DTYPES = (torch.float32, torch.bfloat16)
 
 

@@ -26,6 +26,7 @@ from torch_backplane.planning import (
     each_once,
     error_words,
     operator,
+    part,
     plan_pointwise,
     run_pointwise,
     run_template,
@@ -69,9 +70,15 @@ def select(call: Call, self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     (out,) = call.outputs(like=[torch.empty(size, dtype=self.dtype, device="meta")])
     if size and selection is not None:
         with contiguous_result(out) as result:
-            arguments = (_bits(result), _bits(self.contiguous()), selection.mask, selection.starts)
-            run_template(compact.select, out.device, *arguments, name="masked_select")
+            write_selected(_bits(result), _bits(self.contiguous()), selection.mask, selection.starts)
     return out
+
+
+@part("(Tensor(a!) out, Tensor source, Tensor mask, Tensor starts) -> ()", dtypes="any")
+def write_selected(
+    call: Call, out: torch.Tensor, source: torch.Tensor, mask: torch.Tensor, starts: torch.Tensor
+) -> None:
+    run_template(compact.select, out.device, out, source, mask, starts, name="masked_select")
 
 
 @operator("masked_scatter_", variants=False, dtypes="any")

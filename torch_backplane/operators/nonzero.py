@@ -1,6 +1,7 @@
 """What is not zero: nonzero, nonzero_static, count_nonzero.
 
-The size of most results is in memory. So their planners wait for one number, and run at every call.
+The size of most results is in memory. So their planners wait for one number, and run at every call; what they do
+before and after has plans.
 """
 
 from __future__ import annotations
@@ -14,7 +15,16 @@ from torch_backplane.kernels import Reduction
 from torch_backplane.kernels.templates import compact
 from torch_backplane.kernels.templates.source import named, split
 from torch_backplane.operators.reduce_ops import Dims, reduce
-from torch_backplane.planning import Call, Refused, check_same_dtype, dialect_of, operator, run_kernel, run_template
+from torch_backplane.planning import (
+    Call,
+    Refused,
+    check_same_dtype,
+    dialect_of,
+    operator,
+    part,
+    run_kernel,
+    run_template,
+)
 
 
 class Selection:
@@ -22,11 +32,7 @@ class Selection:
 
     def __init__(self, mask: torch.Tensor) -> None:
         self.mask = mask.contiguous()
-        self.starts = torch.empty(
-            compact.block_count(dialect_of(mask.device), mask) + 1, dtype=torch.int64, device=mask.device
-        )
-        run_template(compact.count, mask.device, self.starts, self.mask, name="nonzero")
-        run_template(compact.sum_up, mask.device, self.starts, name="nonzero")
+        self.starts: torch.Tensor = count_set(self.mask)
 
     @property
     def count(self) -> torch.Tensor:
@@ -37,41 +43,64 @@ class Selection:
         """The places of the first `size` of them, counted through all dimensions, int64."""
         out = torch.empty(size, dtype=torch.int64, device=self.mask.device)
         if size:
-            run_template(compact.positions, out.device, out, self.mask, self.starts, name="nonzero")
+            write_positions(out, self.mask, self.starts)
         return out
 
-    def coordinates(self, out: torch.Tensor, fill: int = 0) -> torch.Tensor:
-        """out[i] = the coordinates of the i-th one, `fill` if there is none. out: (any size, dimensions), int64."""
-        if out.numel() == 0:
-            return out
-        shape = self.mask.shape
-        names = [f"c{d}" for d in range(len(shape))]
-        stores = " ".join(
-            f"store_out(item * out_step + {d} * out_column, there ? {name} : fill);" for d, name in enumerate(names)
-        )
-        run_kernel(
-            "nonzero",
-            f"""
+    def coordinates(self, out: torch.Tensor, fill: int | None = None) -> torch.Tensor:
+        """out[i] = the coordinates of the i-th one, `fill` if there is none. out: (any size, dimensions), int64, of no
+        more than there are where nothing is to be filled.
+        """
+        if out.numel() and fill is None and self.mask.dim() == 1 and out.is_contiguous():
+            write_positions(out, self.mask, self.starts)
+        elif out.numel():
+            write_coordinates(out, self.mask, self.starts, fill or 0)
+        return out
+
+
+@part("(Tensor mask) -> Tensor", dtypes="any")
+def count_set(call: Call, mask: torch.Tensor) -> torch.Tensor:
+    """Where the results of each block of the mask, which is contiguous, begin, and how many there are in all."""
+    starts = torch.empty(compact.block_count(dialect_of(mask.device), mask) + 1, dtype=torch.int64, device=mask.device)
+    run_template(compact.count, mask.device, starts, mask, name="nonzero")
+    run_template(compact.sum_up, mask.device, starts, name="nonzero")
+    return starts
+
+
+@part("(Tensor(a!) out, Tensor mask, Tensor starts) -> ()", dtypes="any")
+def write_positions(call: Call, out: torch.Tensor, mask: torch.Tensor, starts: torch.Tensor) -> None:
+    run_template(compact.positions, out.device, out.view(-1), mask, starts, name="nonzero")
+
+
+@part("(Tensor(a!) out, Tensor mask, Tensor starts, int fill) -> ()", dtypes="any", passed_through=["fill"])
+def write_coordinates(call: Call, out: torch.Tensor, mask: torch.Tensor, starts: torch.Tensor, fill: int) -> None:
+    positions = torch.empty(out.shape[0], dtype=torch.int64, device=out.device)
+    run_template(compact.positions, out.device, positions, mask, starts, name="nonzero")
+    names = [f"c{d}" for d in range(mask.dim())]
+    stores = " ".join(
+        f"store_out(item * out_step + {d} * out_column, there ? {name} : fill);" for d, name in enumerate(names)
+    )
+    run_kernel(
+        "nonzero",
+        f"""
   const bool there = item < load_total(0);
   const index_t at = there ? load_positions(item) : 0;
-  {split("at", [f"size{d}" for d in range(len(shape))], names)}
+  {split("at", [f"size{d}" for d in range(mask.dim())], names)}
   {stores}
 """,
-            items=out.shape[0],
-            outputs={"out": out},
-            inputs={"positions": self.positions(out.shape[0]), "total": self.starts[-1:]},
-            # The number of elements tells how wide positions are.
-            integers={
-                "elements": self.mask.numel(),
-                "out_step": out.stride(0),
-                "out_column": out.stride(1),
-                **named("size", shape),
-            },
-            numbers={"fill": (torch.int64, fill)},
-            value=torch.int64,
-            strided={"out"},
-        )
-        return out
+        items=out.shape[0],
+        outputs={"out": out},
+        inputs={"positions": positions, "total": starts[-1:]},
+        # The number of elements tells how wide positions are.
+        integers={
+            "elements": mask.numel(),
+            "out_step": out.stride(0),
+            "out_column": out.stride(1),
+            **named("size", mask.shape),
+        },
+        numbers={"fill": (torch.int64, fill)},
+        value=torch.int64,
+        strided={"out"},
+    )
 
 
 def sizes(selections: Sequence[Selection]) -> list[int]:

@@ -8,7 +8,7 @@ import torch
 
 from torch_backplane.kernels import Expression
 from torch_backplane.kernels import functions as f
-from torch_backplane.planning import Call, Refused, RunOnCPU, check_fits, operator, run_pointwise
+from torch_backplane.planning import Call, Refused, RunOnCPU, check_fits, operator, part, run_pointwise
 
 # Sums of so many ones fit 32 bits, whose additions can be atomic.
 _MOST_COUNTED = 2**31 - 1
@@ -23,17 +23,30 @@ def bincount(call: Call, self: torch.Tensor, weights: torch.Tensor | None, minle
         return out.zero_()
     if weights is not None and (weights.shape != self.shape or self.device != weights.device):
         raise Refused("weights of another shape, or on another device")
-    least, most = torch.stack([self.amin(), self.amax()]).tolist()
+    least, most = least_and_most(self).tolist()
     if least < 0 or self.numel() > _MOST_COUNTED:
         raise RunOnCPU("negative numbers")
-    if weights is None:
-        dtype, added = torch.int64, torch.ones(1, dtype=torch.int32, device=self.device).expand(self.shape)
-    else:
-        dtype = torch.float32 if weights.dtype == torch.float32 else torch.float64
-        added = weights.to(dtype)
+    counted = torch.int64 if weights is None else torch.float64
+    dtype = torch.float32 if weights is not None and weights.dtype == torch.float32 else counted
     (out,) = call.outputs(like=[torch.empty(max(most + 1, minlength), dtype=dtype, device="meta")])
+    add_up(out, self, weights)
+    return out
+
+
+@part("(Tensor self) -> Tensor")
+def least_and_most(call: Call, self: torch.Tensor) -> torch.Tensor:
+    return torch.stack([self.amin(), self.amax()])
+
+
+@part("(Tensor(a!) out, Tensor self, Tensor? weights) -> ()")
+def add_up(call: Call, out: torch.Tensor, self: torch.Tensor, weights: torch.Tensor | None) -> None:
+    """out[i] = the sum of the weights, or ones, where self is i."""
+    if weights is None:
+        added = torch.ones(1, dtype=torch.int32, device=self.device).expand(self.shape)
+    else:
+        added = weights.to(out.dtype)
     index = self if self.dtype in (torch.int32, torch.int64) else self.to(torch.int64)
-    return out.copy_(torch.zeros_like(out, dtype=added.dtype).index_add_(0, index, added))
+    out.copy_(torch.zeros_like(out, dtype=added.dtype).index_add_(0, index, added))
 
 
 @operator("histc", by_value=["min", "max"])
@@ -47,7 +60,7 @@ def histc(call: Call, self: torch.Tensor, bins: int, least: float, most: float) 
     if integers:  # as on CUDA, where the range is of the same dtype
         least, most = torch.tensor([least, most]).to(self.dtype).tolist()
     if least == most and self.numel():
-        least, most = torch.stack([self.amin(), self.amax()]).tolist()
+        least, most = least_and_most(self).tolist()
     if not (math.isfinite(least) and math.isfinite(most) and least <= most):
         raise RunOnCPU("a range that is none")
     if least == most:

@@ -6,7 +6,7 @@ Imported once a device that runs kernels is found; `torch_backplane.operators` h
 from torch_backplane import _C
 from torch_backplane._C import Number, Refused, RunOnCPU
 from torch_backplane.planning.call import Call, check, check_apart, check_same_dtype, same_storage
-from torch_backplane.planning.declare import operator
+from torch_backplane.planning.declare import operator, part
 from torch_backplane.planning.host import LibraryFunction, call_on_cpu, host_sees_memory
 from torch_backplane.planning.launch import dialect_of, launch, random_numbers
 from torch_backplane.planning.pointwise import (
@@ -45,6 +45,7 @@ __all__ = [
     "host_sees_memory",
     "launch",
     "operator",
+    "part",
     "plan_pointwise",
     "pointwise",
     "random_numbers",

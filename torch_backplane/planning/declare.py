@@ -21,6 +21,8 @@ Dtypes = Literal["real", "complex", "any"]
 # Numbers by whose value a kernel is chosen, by their names: the values that have kernels of their own.
 Static = Mapping[str, Collection[float]]
 
+_parts = torch.library.Library("backplane", "FRAGMENT")  # kept: operators are declared for good
+
 # Every planner that was declared, by the operator's full name, for the tools.
 declared: dict[str, Planner] = {}
 # What the socket calls for them.
@@ -75,6 +77,28 @@ def operator(
                 numbers = (passed_through, by_value, sizes, static)
                 _register(overload, functional, planner, *numbers, checks, dtypes, one_dtype)
         return planner
+
+    return decorate
+
+
+def part(schema: str, **declared: Any) -> Callable[[Planner], OpOverload]:
+    """Decorates what a planner does before or after it has waited for a number from memory. Such a planner runs at
+    every call; its parts are operators of their own, with plans, and replayed.
+
+    Args:
+        schema: arguments and results, such as "(Tensor mask) -> Tensor". The operator has the name of the function,
+            which is called as planners are.
+        declared: as for `operator`.
+
+    Returns:
+        the operator, to be called with the arguments of the schema.
+    """
+
+    def decorate(planner: Planner) -> OpOverload:
+        name = planner.__name__
+        _parts.define(name + schema)
+        operator(f"backplane::{name}", variants=False, **declared)(planner)
+        return find(f"backplane::{name}")
 
     return decorate
 
