@@ -132,6 +132,34 @@ def test_settings_for_all_devices_are_checked_at_the_import(
     assert f"ValueError: TORCH_BACKPLANE_{name}='loud' is not one of {accepted}" in done.stderr
 
 
+def test_a_variable_that_nobody_reads_is_warned_of_with_the_nearest_name(run_python: Run) -> None:
+    program = (
+        "import warnings\n"
+        "with warnings.catch_warnings(record=True) as caught:\n"
+        "    warnings.simplefilter('always')\n"
+        "    import torch\n"
+        "print(*[one.message for one in caught if 'TORCH_BACKPLANE' in str(one.message)], sep='\\n')\n"
+        "print(torch.bp.device_count() > 0)"
+    )
+    for name, meant in {
+        "TORCH_BACKPLANE_FALBACK": "did you mean TORCH_BACKPLANE_FALLBACK?",
+        "TORCH_BACKPLANE_HOST_DEVICE": "did you mean TORCH_BACKPLANE_HOST_DEVICES?",
+        "TORCH_BACKPLANE_COLOUR": "docs/torch-bp.md lists what there is",
+    }.items():
+        done = run_python(program, **{name: "1"})
+        assert done.stdout == f"{name} is set, and Backplane reads no such variable: {meant}\nTrue\n", done.stderr
+    assert run_python(program, TORCH_BACKPLANE_PLANS="1").stdout == "\nTrue\n"
+
+
+def test_drivers_from_elsewhere_have_variables_of_their_own(tmp_path: Path, run_python: Run) -> None:
+    driver_packages.install(tmp_path, "mine", driver_packages.MINIMAL, "MinimalDriver")
+    done = run_python(
+        "import warnings; warnings.simplefilter('error'); import torch",
+        PYTHONPATH=str(tmp_path), TORCH_BACKPLANE_MINE_SPEED="3", TORCH_BACKPLANE_DRIVERS="host",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
 # --- fork ------------------------------------------------------------------------------------------------------------
 
 FORK = """
