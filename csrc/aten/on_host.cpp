@@ -1,6 +1,8 @@
 // Operators of the CPU's whose results go where arguments say, for planners that have the host compute on the device's memory
 // (torch_backplane.planning.host): PyTorch has them without `out=` only, or with results that are always wanted.
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 #include <ATen/ops/convolution_backward.h>
 #include <torch/library.h>
 
@@ -36,15 +38,60 @@ void convolution_backward(
   }
 }
 
+// Without dropout, as the arguments of backplane::attention (attention.cpp).
+void attention(
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value,
+    const OptionalTensor& bias,
+    bool is_causal,
+    double scale,
+    const Tensor& out,
+    const Tensor& logarithm) {
+  const auto [result, logarithms] =
+      at::_scaled_dot_product_flash_attention_for_cpu(query, key, value, /*dropout_p=*/0, is_causal, bias, scale);
+  out.copy_(result);
+  logarithm.copy_(logarithms);
+}
+
+void attention_backward(
+    const Tensor& grad,
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value,
+    const OptionalTensor& bias,
+    const Tensor& out,
+    const Tensor& logarithm,
+    bool is_causal,
+    double scale,
+    const Tensor& of_query,
+    const Tensor& of_key,
+    const Tensor& of_value) {
+  const auto [query_grad, key_grad, value_grad] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+      grad, query, key, value, out, logarithm, /*dropout_p=*/0, is_causal, bias, scale);
+  of_query.copy_(query_grad);
+  of_key.copy_(key_grad);
+  of_value.copy_(value_grad);
+}
+
 TORCH_LIBRARY_FRAGMENT(backplane, m) {
   m.def(
-      "convolution_backward(Tensor grad, Tensor input, Tensor weight, int[] stride, int[] padding, int[] dilation, "
+      "host_attention(Tensor query, Tensor key, Tensor value, Tensor? bias, bool is_causal, float scale, *, "
+      "Tensor(a!) out, Tensor(b!) logarithm) -> ()");
+  m.def(
+      "host_attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor? bias, Tensor out, "
+      "Tensor logarithm, bool is_causal, float scale, *, Tensor(a!) of_query, Tensor(b!) of_key, "
+      "Tensor(c!) of_value) -> ()");
+  m.def(
+      "host_convolution_backward(Tensor grad, Tensor input, Tensor weight, int[] stride, int[] padding, int[] dilation, "
       "bool transposed, int[] output_padding, int groups, *, Tensor(a!)? of_input, Tensor(b!)? of_weight, "
       "Tensor(c!)? of_bias) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(backplane, CPU, m) {
-  m.impl("convolution_backward", &convolution_backward);
+  m.impl("host_attention", &attention);
+  m.impl("host_attention_backward", &attention_backward);
+  m.impl("host_convolution_backward", &convolution_backward);
 }
 
 } // namespace

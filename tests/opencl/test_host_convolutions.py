@@ -69,7 +69,7 @@ def test_the_host_computes_them_without_patches() -> None:
     said = str(plans.explain(lambda: F.conv2d(image, weight)))
     said += str(plans.explain(lambda: backward(grad, image, weight, [8], *settings, [False, True, True])))
     assert "on the host aten::convolution.out" in said
-    assert "on the host backplane::convolution_backward" in said
+    assert "on the host backplane::host_convolution_backward" in said
     assert "unfold" not in said
 
 

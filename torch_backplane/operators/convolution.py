@@ -103,7 +103,7 @@ def convolution_backward(
     )
     if host:
         of = dict(zip(("of_input", "of_weight", "of_bias"), results, strict=True))
-        call_on_cpu(torch.ops.backplane.convolution_backward.default, grad, self, weight, *settings, **of)
+        call_on_cpu(torch.ops.backplane.host_convolution_backward.default, grad, self, weight, *settings, **of)
         return results
     self_grad, weight_grad, bias_grad = results
     if not grad.numel() or not self.numel():
