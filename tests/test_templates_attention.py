@@ -7,17 +7,21 @@ import torch
 from template_runners import check_cuda
 
 from torch_backplane.kernels.dtypes import value_dtype
-from torch_backplane.kernels.templates.attention import attention, attention_gradient
+from torch_backplane.kernels.templates.attention import Dropout, attention, attention_gradient
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("causal", "biased"), [(False, True), (True, False)])
-def test_it_compiles_as_cuda(dtype: torch.dtype, causal: bool, biased: bool) -> None:
+@pytest.mark.parametrize(
+    ("causal", "biased", "drops"), [(False, True, False), (True, False, False), (False, True, True)]
+)
+def test_it_compiles_as_cuda(dtype: torch.dtype, causal: bool, biased: bool, drops: bool) -> None:
     query, grad, out = (torch.empty(2, 4, 70, 24, dtype=dtype) for _ in range(3))
     key, value = (torch.empty(2, 2, 90, 24, dtype=dtype) for _ in range(2))
     bias = torch.empty(70, 90, dtype=dtype).expand(2, 4, 70, 90) if biased else None
     logarithm = torch.empty(2, 4, 70, dtype=value_dtype(dtype))
-    check_cuda(attention, out, logarithm, query, key, value, bias, causal, 0.5)
+    state = torch.empty(2, dtype=torch.int64)
+    dropout, again = (Dropout(0.5, state, (1, 4)), Dropout(0.5, state)) if drops else (None, None)
+    check_cuda(attention, out, logarithm, query, key, value, bias, causal, 0.5, dropout)
     for of, result in {"query": query, "key": key, "value": value, "inner": logarithm[..., None]}.items():
         inner = None if of == "inner" else logarithm
-        check_cuda(attention_gradient, result, of, grad, query, key, value, bias, logarithm, inner, causal, 0.5)
+        check_cuda(attention_gradient, result, of, grad, query, key, value, bias, logarithm, inner, causal, 0.5, again)

@@ -28,7 +28,11 @@ c10::OperatorHandle find(const char* name) {
 
 std::array<std::atomic<bool>, 256> one_pass_devices;
 
-// Whether the kernels serve this. Dropout is left to the composite form, which keeps its mask.
+bool is_probability(double p) {
+  return p >= 0 && p <= 1;
+}
+
+// Whether the kernels serve this.
 bool is_one_pass(
     const Tensor& query,
     const Tensor& key,
@@ -43,7 +47,7 @@ bool is_one_pass(
     }
   }
   const auto heads = query.sym_size(1), shared = key.sym_size(1);
-  return dropout_p == 0 && c10::isFloatingType(query.scalar_type()) && query.sym_size(0) == key.sym_size(0) &&
+  return is_probability(dropout_p) && c10::isFloatingType(query.scalar_type()) && query.sym_size(0) == key.sym_size(0) &&
       query.sym_size(0) == value.sym_size(0) && shared == value.sym_size(1) &&
       (heads == shared || (enable_gqa && heads % shared == 0)) && query.sym_size(3) == key.sym_size(3) &&
       key.sym_size(2) == value.sym_size(2) && (!mask.has_value() || mask->dim() <= 4);
@@ -59,10 +63,14 @@ int64_t choose(
     std::optional<double> scale,
     bool enable_gqa) {
   constexpr auto kMath = static_cast<int64_t>(at::SDPBackend::math);
+  const bool runs_kernels = !device(query.device().index()).properties().dialect.empty();
+  // The CPU's kernels refuse it, the composite form would leave out what is below 0.
+  TORCH_CHECK(
+      !runs_kernels || is_probability(dropout_p), "dropout probability has to be between 0 and 1, but got ", dropout_p);
   if (mask.has_value() && mask->requires_grad() && c10::GradMode::is_enabled()) {
     return kMath; // neither the flash kernel nor ours gives a gradient for the mask
   }
-  if (!device(query.device().index()).properties().dialect.empty()) {
+  if (runs_kernels) {
     // Its operators run on the device, the CPU's kernel does not.
     const bool in_one_pass = one_pass_devices[query.device().index()] &&
         is_one_pass(query, key, value, mask, dropout_p, enable_gqa);
@@ -74,6 +82,11 @@ int64_t choose(
   run_on_cpu(op, op, &stack);
   const bool flash = stack[0].toInt() == static_cast<int64_t>(at::SDPBackend::flash_attention);
   return flash ? static_cast<int64_t>(at::SDPBackend::overrideable) : kMath;
+}
+
+// The chance of a weight to be kept, where there is dropout.
+std::optional<double> kept_of(double dropout_p) {
+  return dropout_p == 0 ? std::nullopt : std::optional<double>(1 - dropout_p);
 }
 
 double scale_of(const Tensor& query, std::optional<double> scale) {
@@ -91,17 +104,19 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Ten
     std::optional<double> scale) {
   torch::jit::Stack stack;
   if (one_pass_devices[query.device().index()]) {
-    // As choose() has it; calls that go past it are refused here, so that no dropout is left out in silence.
+    // As choose() has it; calls that go past it are refused here.
     TORCH_CHECK(
         is_one_pass(query, key, value, bias, dropout_p, /*enable_gqa=*/true),
-        "attention in one pass takes four dimensions of one dtype that fit together, and no dropout; got sizes ",
+        "attention in one pass takes four dimensions of one dtype that fit together, and a probability; got sizes ",
         query.sym_sizes(), ", ", key.sym_sizes(), ", ", value.sym_sizes(), " and dropout_p=", dropout_p);
     static const auto one_pass = find("backplane::attention");
-    torch::jit::push(stack, query, key, value, bias, is_causal, scale_of(query, scale));
+    torch::jit::push(stack, query, key, value, bias, is_causal, scale_of(query, scale), kept_of(dropout_p));
     one_pass.callBoxed(stack);
+    // Seed and offset are one tensor of the device: plans are replayed with others.
+    const Tensor state = stack[2].toTensor();
     return {
         stack[0].toTensor(), stack[1].toTensor(), Tensor(), Tensor(), query.sym_size(2), key.sym_size(2),
-        at::empty({}, at::kLong), at::empty({}, at::kLong), Tensor()};
+        state.defined() ? state : at::empty({}, at::kLong), at::empty({}, at::kLong), Tensor()};
   }
   static const auto op = find("aten::_scaled_dot_product_flash_attention_for_cpu");
   torch::jit::push(stack, query, key, value, dropout_p, is_causal, bias, scale);
@@ -127,14 +142,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
     c10::SymInt,
     double dropout_p,
     bool is_causal,
-    const Tensor&,
+    const Tensor& state,
     const Tensor&,
     std::optional<double> scale) {
   torch::jit::Stack stack;
   const OptionalTensor mask = bias.defined() ? OptionalTensor(bias) : std::nullopt;
   if (one_pass_devices[query.device().index()]) {
     static const auto one_pass = find("backplane::attention_backward");
+    const auto kept = kept_of(dropout_p);
     torch::jit::push(stack, grad_out, query, key, value, mask, out, logsumexp, is_causal, scale_of(query, scale));
+    torch::jit::push(stack, kept, kept.has_value() ? OptionalTensor(state) : std::nullopt);
     one_pass.callBoxed(stack);
     return {stack[0].toTensor(), stack[1].toTensor(), stack[2].toTensor(), Tensor()};
   }
@@ -145,13 +162,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
 }
 
 // query, key and value have four dimensions; the key and the value may have fewer heads. The second result is, for each
-// query, the logarithm of what its softmax was divided by.
+// query, the logarithm of what its softmax was divided by; the third, where weights are `kept` with a chance, the state
+// of the generator that the gradients need.
 TORCH_LIBRARY_FRAGMENT(backplane, m) {
   m.def(
-      "attention(Tensor query, Tensor key, Tensor value, Tensor? bias, bool is_causal, float scale) -> (Tensor, Tensor)");
+      "attention(Tensor query, Tensor key, Tensor value, Tensor? bias, bool is_causal, float scale, float? kept) -> "
+      "(Tensor, Tensor, Tensor)");
   m.def(
       "attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor? bias, Tensor out, "
-      "Tensor logarithm, bool is_causal, float scale) -> (Tensor, Tensor, Tensor)");
+      "Tensor logarithm, bool is_causal, float scale, float? kept, Tensor? state) -> (Tensor, Tensor, Tensor)");
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {

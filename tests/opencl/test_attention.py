@@ -141,7 +141,7 @@ def test_what_it_is_not_for_is_composed() -> None:
     with target("gpu"):
         assert chosen(x, x, x) == ONE_PASS
         assert chosen(x, x, x, mask) == ONE_PASS
-        assert chosen(x, x, x, dropout_p=0.5) == MATH
+        assert chosen(x, x, x, dropout_p=0.5) == ONE_PASS
         assert chosen(x, x, x, mask.clone().requires_grad_()) == MATH
         assert chosen(x[0], x[0], x[0]) == MATH
         assert chosen(x, x[:, :1], x[:, :1]) == MATH  # heads are not shared unless it is asked for
@@ -151,9 +151,183 @@ def test_what_it_is_not_for_is_composed() -> None:
             F.scaled_dot_product_attention(x[0], x[0], x[0]).cpu(), F.scaled_dot_product_attention(*[x[0].cpu()] * 3)
         )
         past_the_choice = torch.ops.aten._scaled_dot_product_fused_attention_overrideable
-        for given, dropout in (((x, x, x), 0.5), ((x[0], x[0], x[0]), 0.0)):
-            with pytest.raises(RuntimeError, match=f"and no dropout; got sizes .* and dropout_p={dropout:g}"):
+        for given, dropout in (((x, x, x), -0.5), ((x[0], x[0], x[0]), 0.0)):
+            with pytest.raises(RuntimeError, match=f"and a probability; got sizes .* and dropout_p={dropout:g}"):
                 past_the_choice(*given, dropout_p=dropout)
     with target("gpu", local_memory=2 << 10):
         assert chosen(x, x, x) == MATH
     assert chosen(x, x, x) == MATH  # where a work item is a thread's
+
+
+# --- dropout
+
+
+def drawn(given: Any, p: float, seed: int, **options: Any) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """As `attended`, with dropout from a seed; and what the weights were multiplied by, which the same numbers say of
+    values that are an identity.
+    """
+    query, key, _, mask, _ = given
+    torch.manual_seed(seed)
+    found = attended(given, DEVICE, query.dtype, dropout_p=p, **options)
+    keys = key.shape[2]
+    shared = [key, torch.eye(keys, dtype=key.dtype).expand(*key.shape[:2], keys, keys)]
+    inputs = [one.to(DEVICE) for one in (query, *shared)]
+    mask = None if mask is None else mask.to(DEVICE)
+    options["enable_gqa"] = query.shape[1] != key.shape[1]
+    torch.manual_seed(seed)
+    dropped = F.scaled_dot_product_attention(*inputs, attn_mask=mask, dropout_p=p, **options).cpu().double()
+    weights = F.scaled_dot_product_attention(*inputs, attn_mask=mask, **options).cpu().double()
+    factors = torch.where(weights > 0, (dropped / weights.clamp_min(1e-300)), 0.0)
+    assert ((factors - 1 / (1 - p)).abs() < 2e-2).logical_or(factors == 0).all()
+    return found, (factors > 0) / (1 - p)
+
+
+def explicit(given: Any, factors: torch.Tensor, is_causal: bool = False) -> list[torch.Tensor]:
+    """The same in float64 on the CPU, step by step."""
+    *tensors, mask, grad = given
+    inputs = [one.double().detach().requires_grad_() for one in tensors]
+    query, key, value = inputs
+    times = query.shape[1] // key.shape[1]
+    scores = query @ key.repeat_interleave(times, 1).mT / query.shape[3] ** 0.5
+    if is_causal:
+        mask = torch.ones(scores.shape[2:], dtype=torch.bool).tril()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask.double()
+    weights = torch.softmax(scores, -1).nan_to_num(0.0)
+    out = (weights * factors) @ value.repeat_interleave(times, 1)
+    return [one.detach() for one in (out, *torch.autograd.grad(out, inputs, grad.double()))]
+
+
+@pytest.mark.parametrize("figures", [{}, {"max_group_size": 64}, {"local_memory": 8 << 10}], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "bias", "causal"),
+    [
+        (Shape(1, 2, 2, 5, 7, 8, 8), "", False),
+        (Shape(2, 4, 2, 70, 133, 24, 40), "", True),
+        (Shape(2, 4, 1, 33, 65, 8, 200), "float", False),
+        (Shape(2, 2, 2, 70, 33, 8, 8), "bool", False),
+    ],
+)
+def test_dropout_and_its_gradients(shape: Shape, bias: str, causal: bool, figures: dict[str, int]) -> None:
+    given = operands(shape, bias)
+    if bias == "bool":
+        given[3][0, 0] = True  # of a row of which nothing is left, nothing can be recovered
+    with target("gpu", **figures):
+        found, factors = drawn(given, 0.3, 7, is_causal=causal)
+        assert "backplane::attention_backward" in plans.stats()
+    seen = (shape.keys * shape.queries) ** 0.5
+    assert 0.0 < (factors > 0).double().mean() < 0.7 + 3 / seen
+    for name, ours, theirs in zip(
+        ("result", "query", "key", "value"), found, explicit(given, factors, causal), strict=True
+    ):
+        scale = theirs.square().mean().sqrt().item()
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=3e-5 * scale, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_dropout_of_other_dtypes(dtype: torch.dtype) -> None:
+    given = operands(Shape(1, 2, 1, 40, 50, 16, 16), "float", dtype)
+    with target("gpu"):
+        found, factors = drawn(given, 0.5, 3)
+    for ours, theirs in zip(found, explicit(given, factors), strict=True):
+        scale = theirs.square().mean().sqrt().item()
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=TOLERANCES[dtype] * scale)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_what_dropout_keeps(p: float) -> None:
+    """Neither its share nor its place tells anything: within five standard deviations."""
+    given = operands(Shape(2, 3, 3, 90, 150, 8, 8))
+    with target("gpu"):
+        _, factors = drawn(given, p, 11)
+    kept = (factors > 0).double()
+    variance = p * (1 - p)
+    for dims in ([0, 1, 2, 3], [1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2]):
+        shares = kept.mean(dims)
+        assert (shares - (1 - p)).abs().max() <= 5 * (variance * shares.numel() / kept.numel()) ** 0.5
+    centred = kept - (1 - p)
+    for step, dim in ((1, 3), (4, 3), (16, 3), (1, 2), (1, 1), (1, 0)):
+        other = centred.roll(step, dim)
+        assert abs((centred * other).mean()) <= 5 * variance / kept.numel() ** 0.5
+
+
+def test_dropout_expects_what_there_is_without_it() -> None:
+    query, key, value, _, _ = (None if one is None else one.to(DEVICE) for one in operands(Shape(1, 1, 1, 6, 20, 8, 4)))
+    count, p = 400, 0.4
+    many = [one.expand(count, *one.shape[1:]) for one in (query, key, value)]
+    with target("gpu"):
+        found = F.scaled_dot_product_attention(*many, dropout_p=p).cpu().double()
+        right = F.scaled_dot_product_attention(query, key, value).cpu().double()[0]
+    deviation = found.std(0) / count**0.5
+    assert ((found.mean(0) - right).abs() <= 5 * deviation).all()
+    assert found.std(0).min() > 0.01
+
+
+def test_the_next_call_drops_others_and_the_same_seed_the_same() -> None:
+    def draw() -> list[torch.Tensor]:
+        out = F.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
+        return [one.detach().cpu() for one in (out, *torch.autograd.grad(out.sum(), x))]
+
+    x = torch.randn(2, 2, 40, 8, device=DEVICE, requires_grad=True)
+    with target("gpu"):
+        torch.manual_seed(5)
+        first, second, third = draw(), draw(), draw()
+        after = torch.rand(4, device=DEVICE)
+        counts = plans.stats()["backplane::attention"]
+        assert (counts["planner_calls"], counts["replays"]) == (1, 2)
+        torch.manual_seed(5)
+        again = [draw() for _ in range(3)]
+        assert torch.equal(torch.rand(4, device=DEVICE).cpu(), after.cpu())
+        state = torch.bp.get_rng_state()
+        draw()
+        assert not torch.equal(torch.bp.get_rng_state(), state)
+        F.scaled_dot_product_attention(x, x, x)
+        later = torch.bp.get_rng_state()
+        F.scaled_dot_product_attention(x, x, x, dropout_p=0.0)
+        assert torch.equal(torch.bp.get_rng_state(), later)
+    for ours, same in zip((first, second, third), again, strict=True):
+        assert all(map(torch.equal, ours, same))
+    assert not torch.equal(first[0], second[0])
+    assert not torch.equal(second[0], third[0])
+
+
+def test_edges_of_the_chance() -> None:
+    given = operands(Shape(1, 2, 2, 33, 20, 8, 8))
+    with target("gpu"):
+        nothing = attended(given, DEVICE, torch.float32, dropout_p=1.0)
+        assert all((one == 0).all() for one in nothing)
+        everything = attended(given, DEVICE, torch.float32, dropout_p=0.0)
+        assert all(map(torch.equal, everything, attended(given, DEVICE, torch.float32)))
+        for p in (-0.5, 1.5, torch.nan):
+            with pytest.raises(RuntimeError):
+                attended(given, "cpu", torch.float32, dropout_p=p)
+            with pytest.raises(RuntimeError, match="dropout probability has to be between 0 and 1"):
+                attended(given, DEVICE, torch.float32, dropout_p=p)
+    with pytest.raises(RuntimeError, match="dropout probability has to be between 0 and 1"):  # composed
+        attended(given, DEVICE, torch.float32, dropout_p=-0.5)
+
+
+def test_another_chance_is_no_plan_and_any_shape_drops() -> None:
+    with target("gpu"):
+        for number, length in enumerate((20, 20, 35, 35, 70, 90)):
+            given = operands(Shape(1, 2, 2, length, length + 3, 8, 8))
+            p = 0.2 + number / 10
+            found, factors = drawn(given, p, number)
+            for ours, theirs in zip(found, explicit(given, factors), strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=0, atol=3e-5 * theirs.square().mean().sqrt().item())
+        counts = plans.stats()["backplane::attention_backward"]
+        assert counts["planner_calls"] < 6
+        assert counts["any_shape_replays"] > 0
+
+
+def test_dropout_keeps_no_mask() -> None:
+    def peak(length: int) -> int:
+        given = [torch.randn(1, 2, length, 16, device=DEVICE, requires_grad=True) for _ in range(3)]
+        torch.bp.reset_peak_memory_stats()
+        before = torch.bp.memory_allocated()
+        F.scaled_dot_product_attention(*given, is_causal=True, dropout_p=0.2).sum().backward()
+        return torch.bp.max_memory_allocated() - before
+
+    with target("gpu"):
+        peak(64)  # what is kept from then on
+        assert peak(1024) <= 5 * peak(256)

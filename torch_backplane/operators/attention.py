@@ -11,8 +11,14 @@ import torch
 
 from torch_backplane import _C
 from torch_backplane.kernels.dtypes import value_dtype
-from torch_backplane.kernels.templates.attention import attends_in_one_pass, attention, attention_gradient
-from torch_backplane.planning import Call, dialect_of, operator, run_template
+from torch_backplane.kernels.templates.attention import (
+    Dropout,
+    attends_in_one_pass,
+    attention,
+    attention_gradient,
+)
+from torch_backplane.kernels.templates.random import WORDS_PER_CALL
+from torch_backplane.planning import Call, dialect_of, operator, random_numbers, run_template
 
 
 def choose_devices(indices: Iterable[int]) -> None:
@@ -25,7 +31,7 @@ def _scores_like(bias: torch.Tensor | None, query: torch.Tensor, key: torch.Tens
     return None if bias is None else bias.expand(*query.shape[:3], key.shape[2])
 
 
-@operator("backplane::attention", variants=False, passed_through=["scale"])
+@operator("backplane::attention", variants=False, passed_through=["scale", "kept"])
 def one_pass(
     call: Call,
     query: torch.Tensor,
@@ -34,17 +40,25 @@ def one_pass(
     bias: torch.Tensor | None,
     is_causal: bool,
     scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The result, and for each query the logarithm of what its softmax was divided by."""
+    kept: float | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """The result, for each query the logarithm of what its softmax was divided by, and with dropout what it drew from.
+
+    Args:
+        kept: with dropout, the chance of a weight to be kept.
+    """
     shape = (*query.shape[:3], value.shape[3])
     out = torch.empty_like(query) if shape == tuple(query.shape) else query.new_empty(shape)
     logarithm = query.new_empty(query.shape[:3], dtype=value_dtype(query.dtype))
-    arguments = (out, logarithm, query, key, value, _scores_like(bias, query, key), is_causal, scale)
+    dropout = None
+    if kept is not None:
+        dropout = Dropout(kept, query.new_empty(2, dtype=torch.int64), random_numbers(WORDS_PER_CALL))
+    arguments = (out, logarithm, query, key, value, _scores_like(bias, query, key), is_causal, scale, dropout)
     run_template(attention, query.device, *arguments, name="attention")
-    return out, logarithm
+    return out, logarithm, None if dropout is None else dropout.state
 
 
-@operator("backplane::attention_backward", variants=False, passed_through=["scale"])
+@operator("backplane::attention_backward", variants=False, passed_through=["scale", "kept"])
 def one_pass_backward(
     call: Call,
     grad: torch.Tensor,
@@ -56,11 +70,14 @@ def one_pass_backward(
     logarithm: torch.Tensor,
     is_causal: bool,
     scale: float,
+    kept: float | None,
+    state: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     like_scores = _scores_like(bias, query, key)
+    dropout = None if kept is None or state is None else Dropout(kept, state)
 
     def compute(of: str, result: torch.Tensor, inner: torch.Tensor | None) -> None:
-        arguments = (result, of, grad, query, key, value, like_scores, logarithm, inner, is_causal, scale)
+        arguments = (result, of, grad, query, key, value, like_scores, logarithm, inner, is_causal, scale, dropout)
         run_template(attention_gradient, query.device, *arguments, name="attention_backward")
 
     if out.dtype == logarithm.dtype:

@@ -6,6 +6,9 @@ in registers. So memory grows with the length of a sequence, not with its square
 scores are found (Milakov and Gimelshein, «Online normalizer calculation for softmax», 2018; Dao et al.,
 «FlashAttention», 2022). The gradients compute the scores again, from the logarithm of what each softmax was divided by.
 
+With dropout, which weights are kept is drawn again by each kernel, from the seed and the offset that the first one has
+written down: a counter of Philox (`random.py`) has four neighbouring keys of a query, however tiles are.
+
 Where the results of a tile have more columns than its work items can hold, several groups share them, and each computes
 the scores.
 """
@@ -13,19 +16,35 @@ the scores.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import facts, value_dtype
 from torch_backplane.kernels.target import LimitExceeded, Target
+from torch_backplane.kernels.templates.random import scalar_words
 from torch_backplane.kernels.templates.source import Launch, make_launch, split, substitute
 
 # A group of SIDE × SIDE work items has a tile of SIDE × _PER_ITEM rows, and up to _COLUMNS columns of results.
 _PER_ITEM, _DEPTH, _SIDES, _COLUMNS = 4, 16, (16, 8, 4), 128
-_ARGUMENT_BYTES = 512  # at most: for 8 tensors a buffer and 4 strides each, and 10 sizes
+_ARGUMENT_BYTES = 512  # at most: for 10 tensors a buffer, and for 7 of them 4 strides each; 11 sizes and 2 numbers
 _STEPS = ("batch", "head", "row", "column")
+_BITS = torch.uint32  # that a work item says of 16 keys whether they are kept
 _OF_KEYS = ("key", "value")  # whose tiles are of keys; all others' are of queries
+
+
+class Dropout(NamedTuple):
+    """Which weights are kept: each with the chance `kept`, and divided by it.
+
+    Args:
+        state: int64, of two elements: seed and offset. `attention` writes them, gradients read them.
+        drawn: what `attention` writes: the generator's, as `random.fill` takes them.
+    """
+
+    kept: Any
+    state: torch.Tensor
+    drawn: tuple[Any, Any] | None = None
 
 
 def attends_in_one_pass(target: Target) -> bool:
@@ -43,8 +62,9 @@ def attention(
     bias: torch.Tensor | None,
     causal: bool,
     scale: float,
+    dropout: Dropout | None = None,
 ) -> Launch:
-    """out = softmax(scale * query @ key.mT + bias) @ value; 0 in rows of which nothing is left.
+    """out = dropout(softmax(scale * query @ key.mT + bias)) @ value; 0 in rows of which nothing is left.
 
     Args:
         out: (batch, heads, queries, columns). logarithm: (batch, heads, queries), contiguous, of `value_dtype(out)`: of
@@ -58,7 +78,8 @@ def attention(
         LimitExceeded: the target has no place for it (`attends_in_one_pass` says so, too).
     """
     tensors = {"own": query, "other": key, "added": value}
-    return _launch("result", dialect, {"out": out, "logarithm": logarithm}, tensors, {}, bias, causal, scale)
+    outputs = {"out": out, "logarithm": logarithm}
+    return _launch("result", dialect, outputs, tensors, {}, bias, causal, scale, dropout)
 
 
 def attention_gradient(
@@ -74,6 +95,7 @@ def attention_gradient(
     inner: torch.Tensor | None,
     causal: bool,
     scale: float,
+    dropout: Dropout | None = None,
 ) -> Launch:
     """out = the gradient of attention's `of`, "query", "key" or "value", and shaped like it.
 
@@ -90,7 +112,7 @@ def attention_gradient(
         "inner": {"own": query, "other": key, "own_too": grad, "other_too": value},
     }[of]
     rows = {"logarithm": logarithm, **({"inner": inner} if inner is not None and of in ("query", "key") else {})}
-    return _launch(of, dialect, {"out": out}, tensors, rows, bias, causal, scale)
+    return _launch(of, dialect, {"out": out}, tensors, rows, bias, causal, scale, dropout)
 
 
 def _side(target: Target, itemsize: int, rows: int) -> int | None:
@@ -99,7 +121,8 @@ def _side(target: Target, itemsize: int, rows: int) -> int | None:
     def fits(side: int) -> bool:
         tile = side * _PER_ITEM
         numbers = 2 * _DEPTH * (tile + 1) + tile * (tile + 1) + 3 * tile + side * side
-        return side * side <= target.max_group_size and numbers * itemsize <= target.local_memory
+        needed = numbers * itemsize + side * side * _BITS.itemsize
+        return side * side <= target.max_group_size and needed <= target.local_memory
 
     possible = list(filter(fits, _SIDES))
     # One of 8 where it has a place for all rows: the largest would be half empty.
@@ -115,6 +138,7 @@ def _launch(
     bias: torch.Tensor | None,
     causal: bool,
     scale: float,
+    dropout: Dropout | None,
 ) -> Launch:
     """
     Args:
@@ -151,13 +175,25 @@ def _launch(
     for tensor_name, tensor in strided.items():
         steps = [f"{tensor_name}_{step}" for step in _STEPS]
         integers |= dict(zip(steps, tensor.stride(), strict=True))
+    inputs = {**tensors, **({} if bias is None else {"bias": bias}), **rows_read}
+    numbers, functions = {"scale": (value, scale)}, ""
+    if dropout is not None:
+        functions = scalar_words(dialect, value)
+        numbers["kept"] = (value, dropout.kept)
+        if dropout.drawn is None:
+            inputs["state"] = dropout.state
+        else:
+            outputs = {**outputs, "state": dropout.state}
+            numbers |= {name: (torch.int64, one) for name, one in zip(("seed", "offset"), dropout.drawn, strict=True)}
     return make_launch(
         "attention" if of == "result" else f"attention_{of}_gradient",
         dialect,
         outputs=outputs,
-        inputs={**tensors, **({} if bias is None else {"bias": bias}), **rows_read},
+        inputs=inputs,
         integers=integers,
-        numbers={"scale": (value, scale)},
+        numbers=numbers,
+        types={} if dropout is None else {"uint64": torch.uint64, "int64": torch.int64},
+        functions=functions,
         constants={
             "TILE": tile,
             "SIDE": side,
@@ -167,16 +203,17 @@ def _launch(
             "PER_ITEM": _PER_ITEM,
             "DEPTH": _DEPTH,
             "NOTHING": f"(-{dialect.infinity(facts(value).bits)})",
+            "KEPT(query, key)": "(kept_bits[(query) * (SIDE / 4) + (key) / 16] >> (key) % 16 & 1u)",
         },
         value=value,
-        body=_body(of, bias is not None, causal),
+        body=_body(of, bias is not None, causal, dropout is not None),
         groups=batch * heads * row_tiles * column_parts,
         group_size=side * side,
         strided=set(strided),
     )
 
 
-def _body(of: str, biased: bool, causal: bool) -> str:
+def _body(of: str, biased: bool, causal: bool, drops: bool) -> str:
     of_keys = of in _OF_KEYS
     query, key = ("other_at", "own_at") if of_keys else ("own_at", "other_at")
     if causal:
@@ -188,8 +225,11 @@ def _body(of: str, biased: bool, causal: bool) -> str:
     score = "scores[x][y] * scale" + (f" + (value_t)load_bias({bias})" if biased else "")
     query_row = f"(batch * query_heads + query_head) * queries + {query}"
     power = f"(load_logarithm({query_row}) == NOTHING ? (value_t)0 : exp(score - load_logarithm({query_row})))"
-    slope = f"{power} * (slopes[x][y] - load_inner({query_row}))"
-    weight = {"result": "score", "value": power, "inner": f"{power} * slopes[x][y]"}.get(of, slope)
+    in_tile = ("item_row + x * SIDE", "item_column + y * SIDE")
+    kept = f"KEPT({', '.join(reversed(in_tile) if of_keys else in_tile)})"
+    times = f" * ({kept} ? raised : (value_t)0)" if drops else ""
+    slope = f"{power} * (slopes[x][y]{times} - load_inner({query_row}))"
+    weight = {"result": "score", "value": f"{power}{times}", "inner": f"{power} * slopes[x][y]{times}"}.get(of, slope)
     total = "scale * sum[block][x][y]" if of in ("query", "key") else "sum[block][x][y]"
     added = "(value_t)load_added(from_added + other_at * added_row + column * added_column)"
     from_added = "batch * added_batch + head_of_others * added_head"
@@ -214,6 +254,13 @@ def _body(of: str, biased: bool, causal: bool) -> str:
             "weight": weight,
             "unseen": "NOTHING" if of == "result" else "0",
             "weigh": _WEIGH if of == "result" else "",
+            "kept_power": "KEPT(row, j) ? power : (value_t)0" if drops else "power",
+            "drop": (_STATE_WRITTEN if of == "result" else _STATE_READ) if drops else "",
+            "draw": _DRAW if drops else "",
+            "keys": "rows" if of_keys else "others",
+            "first_query": "first" if of_keys else "first_own",
+            "first_key": "first_own" if of_keys else "first",
+            "raised": " * raised" if drops else "",
             "from_added": "0" if of == "inner" else from_added,
             "added": "(value_t)1" if of == "inner" else added,
             "finish": _NORMALIZE if of == "result" else _STORE.replace("TOTAL", total),
@@ -265,6 +312,7 @@ _BODY = """
   const int item_row = ITEM / SIDE, item_column = ITEM % SIDE;
   const index_t first_own = row_tile * TILE, first_column = column_part * (BLOCKS * TILE);
   const index_t query_heads = $query_heads, queries = $queries;
+  $drop
   value_t sum[BLOCKS][PER_ITEM][PER_ITEM];
   for (int block = 0; block < BLOCKS; ++block)
     for (int x = 0; x < PER_ITEM; ++x)
@@ -273,6 +321,7 @@ _BODY = """
     const index_t query_head = $query_head, head_of_others = $head_of_others;
     const index_t from_added = $from_added;
     for (index_t first = $from; first < $to; first += TILE) {
+      $draw
       $scores
       $slopes
       for (int x = 0; x < PER_ITEM; ++x)
@@ -307,6 +356,37 @@ _BODY = """
   $finish
 """
 
+# What is kept of a tile: an item says it of 16 keys of a query. Between this and where it is asked for are barriers of
+# the products, and before the next time those of what is added.
+_DROP = """
+  LOCAL uint kept_bits[ITEMS];
+  const value_t raised = kept > 0 ? 1 / kept : (value_t)0;
+"""
+_STATE_WRITTEN = (
+    _DROP
+    + """
+  if (GROUP == 0 && ITEM == 0) { store_state(0, seed); store_state(1, offset); }
+"""
+)
+_STATE_READ = (
+    _DROP
+    + """
+  const int64 seed = load_state(0), offset = load_state(1);
+"""
+)
+_DRAW = """
+      const index_t drawn_query = $first_query + ITEM / (SIDE / 4), drawn_key = $first_key + ITEM % (SIDE / 4) * 16;
+      const index_t rows_before = (batch * query_heads + query_head) * queries + drawn_query, fours = ($keys + 3) / 4;
+      const index_t end = drawn_query < queries ? min(fours, drawn_key / 4 + 4) : 0;
+      uint bits = 0;
+      for (index_t four = drawn_key / 4; four < end; ++four) {
+        uint words[4];
+        philox(words, (uint64)seed, (uint64)offset, (uint64)rows_before * (uint64)fours + (uint64)four);
+        for (int k = 0; k < 4; ++k) bits |= (above_zero(words[k]) <= kept ? 1u : 0u) << (int)(four % 4 * 4 + k);
+      }
+      kept_bits[ITEM] = bits;
+"""
+
 # Of each row of a tile of scores: the greatest so far, the sum of the exponentials, and what the sums so far are
 # multiplied by, as the greatest has grown.
 _BEFORE = """
@@ -326,7 +406,7 @@ _WEIGH = """
       value_t part_total = 0;
       for (int j = sharer; j < TILE; j += SHARERS) {
         const value_t power = weights[row][j] == NOTHING ? (value_t)0 : exp(weights[row][j] - found);
-        weights[row][j] = power;
+        weights[row][j] = $kept_power;
         part_total += power;
       }
       found_by[ITEM] = part_total;
@@ -356,7 +436,7 @@ _STORE = """
 """
 
 _NORMALIZE = (
-    _STORE.replace("TOTAL", "total[tile_row] == 0 ? (value_t)0 : sum[block][x][y] / total[tile_row]")
+    _STORE.replace("TOTAL", "total[tile_row] == 0 ? (value_t)0 : sum[block][x][y] / total[tile_row]$raised")
     + """
   if (column_part == 0)
     for (int row = ITEM; row < TILE; row += ITEMS)

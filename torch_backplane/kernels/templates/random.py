@@ -81,6 +81,13 @@ _PAIR = """
   const value_t_lanes x{a} = radius{a} * cos(angle{a}), x{b} = radius{a} * sin(angle{a});"""
 
 
+def scalar_words(dialect: Dialect, value: torch.dtype) -> str:
+    """Text before a kernel whose items draw words one by one: `philox(words, seed, offset, block)` fills four words,
+    `above_zero(word)` is in (0, 1], as a value_t. It needs the types uint64 and int64.
+    """
+    return _words(dialect, value, wide=False, lanes=1) + _PHILOX + _NARROW
+
+
 def fill(
     dialect: Dialect,
     out: torch.Tensor,
@@ -197,7 +204,7 @@ def _launch(
         numbers={**numbers, "seed": (torch.int64, seed), "offset": (torch.int64, offset)},
         types={"uint64": torch.uint64, "int64": torch.int64},
         value=value,
-        functions=_words(dialect, value, wide) + _PHILOX + (_WIDE if wide else _NARROW),
+        functions=_words(dialect, value, wide, lanes) + _PHILOX + (_WIDE if wide else _NARROW),
         body=body,
         items=-(-count // (draws * lanes)),
         group_size=dialect.target.small_group(_SMALL_GROUP),
@@ -233,9 +240,8 @@ def _interleaved(type_: str, names: Sequence[str], lanes: int) -> list[str]:
     return [f"({type_})({', '.join(elements[i : i + lanes])})" for i in range(0, len(elements), lanes)]
 
 
-def _words(dialect: Dialect, value: torch.dtype, wide: bool) -> str:
-    """The types of words and draws, and conversions between vectors of as many lanes as value has."""
-    lanes = lane_count(dialect, value)
+def _words(dialect: Dialect, value: torch.dtype, wide: bool, lanes: int) -> str:
+    """The types of words and draws, and conversions between vectors of so many lanes."""
     conversions = {"VALUE": value, "INT64": torch.int64, "UINT64": torch.uint64}
     if lanes == 1:
         first = "0"
