@@ -65,7 +65,7 @@ def test_every_block_of_code_has_a_test() -> None:
         "README.md": {"python"},  # test_packaging.py
         "kernels.md": {"python"},
         "write-a-driver.md": {"python", "toml", "c"},  # the driver itself: test_drivers_contract.py
-        "write-an-operator.md": {"python", "sh"},
+        "write-an-operator.md": {"python", "sh", "c"},
     }
 
 
@@ -81,6 +81,18 @@ def test_the_python_of_write_an_operator_runs() -> None:
 @pytest.mark.parametrize("command", "".join(blocks("write-an-operator.md", "sh")).splitlines())
 def test_the_commands_of_write_an_operator_run(command: str) -> None:
     run(["bash", "-c", command])
+
+
+def test_the_library_of_write_an_operator_is_c(tmp_path: Path) -> None:
+    (part,) = blocks("write-an-operator.md", "c")
+    (launcher,) = blocks("write-a-driver.md", "c")
+    (ours,), (theirs,) = (re.findall(r"\{(.*?)\} argument_t;", re.sub("//.*", "", one), re.DOTALL) for one in (part, launcher))
+    assert ours.split() == theirs.split()
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None:
+        pytest.skip("there is no C compiler, neither cc nor what CC names")
+    (tmp_path / "axpy.c").write_text(part, encoding="utf-8")
+    run([compiler, "-Wall", "-Werror", "-fsyntax-only", str(tmp_path / "axpy.c")])
 
 
 @pytest.mark.usefixtures("opencl")

@@ -1,23 +1,14 @@
 #include "drivers/c_launcher.h"
 
 #include <c10/util/Exception.h>
-#include <c10/util/SmallVector.h>
-
-#include <cstddef>
 
 namespace backplane {
 namespace {
 
 // As docs/write-a-driver.md declares them: `queue`, `kernel` and `memory` are what the driver's native_… methods gave,
 // and what is answered is 0, or a status that the driver's native_error() makes an exception of.
-struct Argument {
-  void* memory;
-  uint64_t offset;
-  const void* data;
-  uint64_t bytes; // of a number; 0 for memory
-};
 using Launch = int (*)(
-    void* queue, void* kernel, const uint64_t* items, const uint64_t* group, const Argument* arguments, uint64_t count);
+    void* queue, void* kernel, const uint64_t* items, const uint64_t* group, const CArgument* arguments, uint64_t count);
 using Copy = int (*)(
     void* queue, void* to, uint64_t to_offset, void* from, uint64_t from_offset, uint64_t bytes);
 using Fill = int (*)(void* queue, void* memory, uint64_t offset, uint64_t bytes, int value);
@@ -42,10 +33,7 @@ class CKernel final : public NativeKernel {
 
   void launch(
       void* queue, const LaunchSize& size, c10::ArrayRef<LaunchArgument> arguments, uint64_t /*generation*/) override {
-    c10::SmallVector<Argument, 32> given;
-    for (const LaunchArgument& one : arguments) {
-      given.push_back({one.memory, one.offset, one.data, one.bytes});
-    }
+    const auto given = c_arguments(arguments);
     uint64_t items[3];
     uint64_t group[3];
     for (size_t i = 0; i < 3; ++i) {
@@ -63,6 +51,10 @@ class CKernel final : public NativeKernel {
 class CLauncher final : public NativeLauncher {
  public:
   explicit CLauncher(const Functions& functions) : functions_(functions) {}
+
+  const char* api() const override {
+    return "c";
+  }
 
   std::unique_ptr<NativeKernel> kernel(void* kernel, const std::string& /*text*/) const override {
     return std::make_unique<CKernel>(functions_.launch, kernel);

@@ -5,8 +5,10 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/util/Exception.h>
 
+#include <string_view>
 #include <vector>
 
+#include "devices/queue_function.h"
 #include "drivers/driver_kernel.h"
 #include "drivers/driver_memory.h"
 #include "drivers/driver_object.h"
@@ -298,10 +300,7 @@ class DriverDevice final : public Device {
     driver_.errors().check();
     DriverStream& stream = streams_.known(stream_handle);
     DriverKernel& kernel = kernel_of(handle);
-    c10::SmallVector<LaunchArgument, 24> resolved;
-    for (const KernelArgument& argument : arguments) {
-      resolved.push_back(memory_.resolve(argument));
-    }
+    const auto resolved = resolve(arguments);
     if (C10_LIKELY(kernel.is_built() && !stream.deferred.any())) {
       launch_now(kernel, size, resolved, stream);
       return;
@@ -314,6 +313,31 @@ class DriverDevice final : public Device {
         c10::intrusive_ptr<KernelBuild>::reclaim_copy(&kernel),
         [this, &kernel, &stream, size, kept = DeferredArguments(resolved)]() mutable {
           launch_now(kernel, size, kept.values(), stream);
+        });
+  }
+
+  std::string queue_api() const override {
+    const NativeLauncher* launcher = driver_.launcher();
+    return launcher == nullptr ? "" : std::string_view(launcher->api()) == "c" ? properties().driver : launcher->api();
+  }
+
+  void call_on_queue(
+      std::shared_ptr<const QueueFunction> function, const std::string& caller,
+      c10::ArrayRef<KernelArgument> arguments, StreamHandle handle) override {
+    if (driver_.launcher() == nullptr) {
+      Device::call_on_queue(std::move(function), caller, arguments, handle); // refuses
+    }
+    driver_.errors().check();
+    DriverStream& stream = streams_.known(handle);
+    const auto resolved = resolve(arguments);
+    if (C10_LIKELY(!stream.deferred.any())) {
+      call_now(*function, caller, resolved, stream);
+      return;
+    }
+    stream.throw_failure();
+    stream.deferred.submit(
+        nullptr, [this, &stream, function = std::move(function), caller, kept = DeferredArguments(resolved)]() mutable {
+          call_now(*function, caller, kept.values(), stream);
         });
   }
 
@@ -344,6 +368,33 @@ class DriverDevice final : public Device {
       return;
     }
     streams_.natively(stream, doing, [&] { kernel.launch(stream.native, size, arguments, memory_.generation()); });
+  }
+
+  c10::SmallVector<LaunchArgument, 24> resolve(c10::ArrayRef<KernelArgument> arguments) const {
+    c10::SmallVector<LaunchArgument, 24> resolved;
+    for (const KernelArgument& argument : arguments) {
+      resolved.push_back(memory_.resolve(argument));
+    }
+    return resolved;
+  }
+
+  void call_now(
+      const QueueFunction& function, const std::string& caller, c10::ArrayRef<LaunchArgument> arguments,
+      DriverStream& stream) {
+    const auto doing = [&] { return c10::str("calling ", function.name(), " for ", caller); };
+    streams_.natively(stream, doing, [&] {
+      const auto given = c_arguments(arguments);
+      const auto call = reinterpret_cast<int (*)(void*, const CArgument*, uint64_t)>(function.address());
+      int status = 0;
+      {
+        const GilReleased released; // a deferred call may come from a thread that has it
+        status = call(stream.native, given.data(), given.size());
+      }
+      if (C10_UNLIKELY(status != 0)) {
+        stream.launches.fetch_add(1, std::memory_order_relaxed); // part of its work may be under way
+        driver_.errors().fail(doing(), function.name(), status, function.explain(status));
+      }
+    });
   }
 
   void copy_natively(void* destination, const void* source, size_t bytes, DriverStream& stream) {

@@ -16,6 +16,14 @@ std::unique_ptr<NativeLauncher> make_native_launcher(
   return make_opencl_launcher(functions);
 }
 
+c10::SmallVector<CArgument, 32> c_arguments(c10::ArrayRef<LaunchArgument> arguments) {
+  c10::SmallVector<CArgument, 32> given;
+  for (const LaunchArgument& one : arguments) {
+    given.push_back({one.memory, one.offset, one.data, one.bytes});
+  }
+  return given;
+}
+
 uintptr_t function_of(const std::map<std::string, uintptr_t>& functions, const char* api, const char* name) {
   const auto found = functions.find(name);
   TORCH_CHECK_VALUE(

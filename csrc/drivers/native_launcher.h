@@ -5,6 +5,7 @@
 #pragma once
 
 #include <c10/util/ArrayRef.h>
+#include <c10/util/SmallVector.h>
 
 #include <cstdint>
 #include <map>
@@ -22,6 +23,15 @@ struct LaunchArgument {
   const void* data;
   uint32_t bytes;
 };
+
+// The same, as functions of a driver's own launcher and of libraries have it: docs/write-a-driver.md declares it.
+struct CArgument {
+  void* memory;
+  uint64_t offset;
+  const void* data;
+  uint64_t bytes;
+};
+c10::SmallVector<CArgument, 32> c_arguments(c10::ArrayRef<LaunchArgument> arguments);
 
 // Thrown where a function of the hardware API answers with an error.
 struct NativeError {
@@ -42,6 +52,8 @@ class NativeKernel {
 class NativeLauncher {
  public:
   virtual ~NativeLauncher() = default;
+  // "opencl" or "c".
+  virtual const char* api() const = 0;
   // `kernel` stays valid as long as what is returned lives; `text` is what it was built from.
   virtual std::unique_ptr<NativeKernel> kernel(void* kernel, const std::string& text) const = 0;
   // Within the device's memory; the ranges do not overlap.

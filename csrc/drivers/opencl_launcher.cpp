@@ -220,6 +220,10 @@ class OpenCLLauncher final : public NativeLauncher {
  public:
   explicit OpenCLLauncher(const Functions& functions) : functions_(functions) {}
 
+  const char* api() const override {
+    return "opencl";
+  }
+
   std::unique_ptr<NativeKernel> kernel(void* kernel, const std::string& text) const override {
     return std::make_unique<OpenCLKernel>(functions_, kernel, text);
   }
