@@ -22,6 +22,7 @@ import typer
 
 from torch_backplane import cli, drivers, kernels
 from torch_backplane.conformance import numbers, report
+from torch_backplane.drivers.base import NATIVE_GROUPS
 from torch_backplane.drivers.checks import ASYNCHRONOUS_METHODS
 from torch_backplane.kernels import Target, layouts, modelled, reductions
 from torch_backplane.planning.launch import MOST_KERNELS
@@ -85,7 +86,7 @@ def test_the_commands_of_write_an_operator_run(command: str) -> None:
 
 def test_the_library_of_write_an_operator_is_c(tmp_path: Path) -> None:
     (part,) = blocks("write-an-operator.md", "c")
-    (launcher,) = blocks("write-a-driver.md", "c")
+    launcher = blocks("write-a-driver.md", "c")[0]
     (ours,), (theirs,) = (re.findall(r"\{(.*?)\} argument_t;", re.sub("//.*", "", one), re.DOTALL) for one in (part, launcher))
     assert ours.split() == theirs.split()
     compiler = shutil.which(os.environ.get("CC", "cc"))
@@ -156,15 +157,17 @@ def test_the_dialect_of_write_a_driver_writes_kernels() -> None:
 
 
 def test_the_launcher_of_write_a_driver_is_c(tmp_path: Path) -> None:
-    (part,) = blocks("write-a-driver.md", "c")
-    assert tuple(re.findall(r"^int (\w+)\(", part, re.MULTILINE)) == drivers.NATIVE_APIS["c"]
+    part = "\n".join(blocks("write-a-driver.md", "c"))
+    names = (*drivers.NATIVE_APIS["c"], *(name for group in NATIVE_GROUPS["c"].values() for name in group))
+    assert tuple(re.findall(r"^int (\w+)\(", part, re.MULTILINE)) == names
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
         pytest.skip("there is no C compiler, neither cc nor what CC names")
     (tmp_path / "launcher.c").write_text(part, encoding="utf-8")
-    # The example's parameters have these names, in this order.
-    example = (ROOT / "examples" / "drivers" / "plain_c" / "plain_c_driver.py").read_text(encoding="utf-8")
-    for name in drivers.NATIVE_APIS["c"]:
+    # The parameters of the example, and those of the test's driver, have these names, in this order.
+    for name in names:
+        where = "examples/drivers/plain_c/plain_c_driver.py" if name in drivers.NATIVE_APIS["c"] else "tests/queued_c_driver.py"
+        example = (ROOT / where).read_text(encoding="utf-8")
         parameters = re.compile(rf"^int {name}\((.*?)\)", re.DOTALL | re.MULTILINE)
         (declared,), (defined,) = parameters.findall(part), parameters.findall(example)
         assert [one.split()[-1].lstrip("*").partition("[")[0] for one in declared.split(",")] == [

@@ -169,7 +169,23 @@ class DriverDevice final : public Device {
     }
     DriverStream& stream = streams_.known(handle);
     const py::handle queue = stream.object;
-    if (kind == CopyKind::HostToDevice) {
+    const NativeLauncher* launcher = driver_.launcher();
+    const bool natively = launcher != nullptr && launcher->copies_host_memory();
+    if (kind == CopyKind::HostToDevice && natively) {
+      memory_.place_of(destination, bytes); // checks the range
+      streams_.natively_in_order(
+          stream, Doing{"copying ", bytes, " bytes to it"},
+          [launcher, &stream, to = memory_.resolve({destination, 0}), source, bytes] {
+            launcher->copy_in(stream.native, to, source, bytes);
+          });
+    } else if (kind == CopyKind::DeviceToHost && natively) {
+      memory_.place_of(source, bytes);
+      streams_.natively_in_order(
+          stream, Doing{"copying ", bytes, " bytes from it"},
+          [launcher, &stream, from = memory_.resolve({source, 0}), destination, bytes] {
+            launcher->copy_out(stream.native, destination, from, bytes);
+          });
+    } else if (kind == CopyKind::HostToDevice) {
       const auto to = memory_.place_of(destination, bytes);
       streams_.in_order(stream, {"copying ", bytes, " bytes to it"}, [this, to, source, bytes, queue] {
         driver_.attr("copy_in")(to.segment, to.offset, read_only(source, bytes), queue);
@@ -179,7 +195,7 @@ class DriverDevice final : public Device {
       streams_.in_order(stream, {"copying ", bytes, " bytes from it"}, [this, from, destination, bytes, queue] {
         driver_.attr("copy_out")(from.segment, from.offset, writable(destination, bytes), queue);
       });
-    } else if (driver_.launcher() != nullptr && !overlap(destination, source, bytes)) {
+    } else if (launcher != nullptr && !overlap(destination, source, bytes)) {
       copy_natively(destination, source, bytes, stream);
     } else {
       const auto to = memory_.place_of(destination, bytes);

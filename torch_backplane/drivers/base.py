@@ -88,21 +88,48 @@ class DeviceProperties:
     software: str = ""  # what drives the hardware, with versions, for people and their bug reports
 
 
-# The APIs that the socket calls itself, and the functions that it needs of each. Where there is a
-# clEnqueueNativeKernel, too, planners may have the host work on the device's memory (torch_backplane.planning.host).
-# «c» is a driver's own launcher for any hardware: four functions of C, which docs/write-a-driver.md declares.
+# The APIs that the socket calls itself, and the functions that it needs of each.
+# «c» is a driver's own launcher for any hardware, in functions of C, which docs/write-a-driver.md declares.
 NATIVE_APIS = {
     "opencl": ("clSetKernelArg", "clEnqueueNDRangeKernel", "clEnqueueCopyBuffer", "clEnqueueFillBuffer", "clFlush"),
     "c": ("launch", "copy", "fill", "flush"),
 }
 
+# What more the socket does itself where it has all functions of a group. Then the driver's methods for that are not
+# called: copy_in() and copy_out(), or those of events (EVENT_METHODS).
+HOST_COPIES, EVENTS = "copies from and to host memory", "events"
+NATIVE_GROUPS = {
+    "opencl": {
+        HOST_COPIES: ("clEnqueueWriteBuffer", "clEnqueueReadBuffer"),
+        EVENTS: (
+            "clEnqueueMarkerWithWaitList", "clEnqueueBarrierWithWaitList", "clWaitForEvents", "clGetEventInfo",
+            "clGetEventProfilingInfo", "clReleaseEvent",
+        ),
+    },
+    "c": {
+        HOST_COPIES: ("copy_in", "copy_out"),
+        EVENTS: (
+            "create_event", "destroy_event", "record_event", "wait_event", "query_event", "synchronize_event", "elapsed",
+        ),
+    },
+}  # fmt: skip
+
+# Functions that help by themselves. With clEnqueueNativeKernel planners may have the host work on the device's memory
+# (torch_backplane.planning.host); with clFinish wider launches of a kernel wait for narrower ones, which PoCL needs.
+NATIVE_EXTRAS: dict[str, tuple[str, ...]] = {"opencl": ("clEnqueueNativeKernel", "clFinish"), "c": ()}
+
 
 @dataclass(frozen=True, kw_only=True)
 class NativeLauncher:
-    """What the socket needs to launch kernels, copy and fill without Python: addresses of functions."""
+    """What the socket needs to launch kernels, copy and fill without Python, and perhaps more: addresses of functions."""
 
     api: str  # one of NATIVE_APIS
-    functions: dict[str, int]  # name: address, in a library that stays loaded
+    # name: address, in a library that stays loaded. Those of NATIVE_APIS, and any of NATIVE_GROUPS and NATIVE_EXTRAS.
+    functions: dict[str, int]
+
+    def has(self, group: str) -> bool:
+        """Whether all functions of one of NATIVE_GROUPS are there."""
+        return all(name in self.functions for name in NATIVE_GROUPS[self.api][group])
 
 
 class Driver(ABC):
@@ -353,6 +380,9 @@ ASYNCHRONOUS_METHODS = (
     "synchronize_event",
     "elapsed_ms",
 )
+
+# Those of them that nobody calls where a native launcher has events.
+EVENT_METHODS = ("create_event", "record_event", "wait_event", "query_event", "synchronize_event", "elapsed_ms")
 
 
 # What only works together.
