@@ -75,6 +75,18 @@ class DiscreteDevice final : public Device {
     inner_->unmap(real(address, bytes), bytes);
   }
 
+  bool can_pin() const override {
+    return inner_->can_pin();
+  }
+
+  void* pin(void* memory, size_t bytes) override {
+    return inner_->pin(memory, bytes);
+  }
+
+  void unpin(void* pinned) override {
+    inner_->unpin(pinned);
+  }
+
   // --- streams and events
   StreamHandle create_stream(int priority) override {
     return inner_->create_stream(priority);

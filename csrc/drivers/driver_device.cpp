@@ -70,7 +70,8 @@ class DriverDevice final : public Device {
         driver_(index, properties().name, std::move(device)),
         memory_(driver_, properties()),
         streams_(driver_),
-        discrete_(discrete) {}
+        discrete_(discrete),
+        can_pin_(driver_.attr("can_pin")().cast<bool>()) {}
 
   bool needs_gil() const override {
     return true;
@@ -115,6 +116,34 @@ class DriverDevice final : public Device {
 
   void unmap(void* address, size_t bytes) override {
     give_back([&] { memory_.unmap(address, bytes); });
+  }
+
+  bool can_pin() const override {
+    return can_pin_;
+  }
+
+  void* pin(void* memory, size_t bytes) override {
+    driver_.errors().check();
+    DriverCall call;
+    try {
+      return driver_.errors().watch(Doing{"pinning ", bytes, " bytes of host memory"}, [&]() -> void* {
+        return driver_.attr("pin")(writable(memory, bytes)).release().ptr();
+      });
+    } catch (py::error_already_set& error) {
+      TORCH_CHECK_WITH(
+          OutOfMemoryError, !error.matches(PyExc_MemoryError), "bp out of memory. Tried to pin ", bytes,
+          " bytes of host memory for ", properties().name, ": ", py::str(error.value()).cast<std::string>());
+      throw;
+    }
+  }
+
+  void unpin(void* pinned) override {
+    if (!Py_IsInitialized()) {
+      return;
+    }
+    DeviceCall gil(true);
+    const py::error_scope kept; // a destructor may be at work
+    driver_.call_quietly("unpin", py::reinterpret_steal<py::object>(static_cast<PyObject*>(pinned)));
   }
 
   // --- streams and events
@@ -440,6 +469,7 @@ class DriverDevice final : public Device {
   DriverMemory memory_;
   DriverStreams streams_;
   const bool discrete_; // the user wants it so: the host must not see the memory
+  const bool can_pin_;
 };
 
 } // namespace

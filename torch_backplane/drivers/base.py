@@ -216,6 +216,26 @@ class Device(ABC):
         """Whether there are these methods."""
         return type(self).reserve is not Device.reserve
 
+    # --- host memory that cannot be paged out, so that hardware transfers it by itself: both methods, or none ---------
+    # They are called for the blocks of `tensor.pin_memory()`: once the device is used, that is with its first
+    # allocation, for those that there are, and for each that is made from then on. Blocks are kept and used again.
+
+    def pin(self, host_memory: memoryview) -> Any:
+        """Pin whole pages of host memory; a handle for unpin(). What transfers are given may lie in them, or elsewhere.
+
+        Raises:
+            MemoryError: no more can be pinned.
+        """
+        raise NotImplementedError(f"{type(self).__name__} pins no host memory")
+
+    def unpin(self, handle: Any) -> None:
+        """Undo pin(). No transfer uses the memory any more, which is freed next."""
+        raise NotImplementedError(f"{type(self).__name__} pins no host memory")
+
+    def can_pin(self) -> bool:
+        """Whether there are these methods."""
+        return type(self).pin is not Device.pin
+
     # --- transfers, in stream order ----------------------------------------------------------------------------------
 
     @abstractmethod
@@ -387,6 +407,7 @@ EVENT_METHODS = ("create_event", "record_event", "wait_event", "query_event", "s
 
 # What only works together.
 RESERVING_METHODS = ("reserve", "unreserve", "map", "unmap")
+PINNING_METHODS = ("pin", "unpin")
 
 
 class SynchronousStream:

@@ -17,6 +17,7 @@ from torch_backplane.drivers.base import (
     NATIVE_EXTRAS,
     NATIVE_GROUPS,
     NATIVE_METHODS,
+    PINNING_METHODS,
     RESERVING_METHODS,
     Device,
     DeviceProperties,
@@ -68,6 +69,7 @@ def check_methods(device: Device, properties: DeviceProperties) -> None:
     for methods, kind in (
         (ASYNCHRONOUS_METHODS, "an asynchronous device"),
         (RESERVING_METHODS, "a device that reserves address space"),
+        (PINNING_METHODS, "a device that pins host memory"),
     ):
         own = [name for name in methods if getattr(cls, name) is not getattr(Device, name)]
         missing = [name for name in methods if name not in own and name not in unneeded]
