@@ -20,7 +20,7 @@ import typer
 
 def record_and_wait(device: torch.device) -> Callable[[], object]:
     """an event recorded in one stream and waited for by another"""
-    first, second, event = torch.bp.Stream(device), torch.bp.Stream(device), torch.bp.Event()
+    first, second, event = torch.Stream(device), torch.Stream(device), torch.Event(device)
 
     def body() -> None:
         event.record(first)
@@ -31,7 +31,7 @@ def record_and_wait(device: torch.device) -> Callable[[], object]:
 
 def query(device: torch.device) -> Callable[[], object]:
     """asking for an event that is reached"""
-    event = torch.bp.Event()
+    event = torch.Event(device)
     event.record()
     event.synchronize()
     return event.query

@@ -1,7 +1,8 @@
 """A driver for tests: the first OpenCL device twice, with calls of OpenCL that fail when they are told to.
 
 `answers[name] = status` makes the function of that name answer so from then on: functions of the native launcher by
-their names in C, for the first device only, and PyOpenCL's by its own, which stand for those of the launcher that do the same. `counts` has how often the launcher called each.
+their names in C, for the first device only, and PyOpenCL's by its own, which stand for those of the launcher that do
+the same. `counts` has how often the launcher called each.
 """
 
 from __future__ import annotations

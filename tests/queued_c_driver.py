@@ -1,9 +1,9 @@
 """A driver for tests: an accelerator with a launcher in C whose queues are threads of C, each of which does its work in
 order. Kernels are those of examples/drivers/plain_c.
 
-`library` has `called`, how often each function of NAMES was, `answers`, what it is to answer, and `with_gil`, how many of
-the calls were made by a thread that had the GIL. QUEUED_C_HANDS_OVER names what else than the four functions that every
-launcher has the driver hands over, QUEUED_C_WITHOUT a function of these that it forgets.
+`library` has `called`, how often each function of NAMES was, `answers`, what it is to answer, and `with_gil`, how many
+of the calls were made by a thread that had the GIL. QUEUED_C_HANDS_OVER names what else than the four functions that
+every launcher has the driver hands over, QUEUED_C_WITHOUT a function of these that it forgets.
 """
 
 from __future__ import annotations
@@ -124,7 +124,8 @@ static void do_launch(void* data) {
   launch_t* given = data;
   void* arguments[MOST];
   for (uint64_t i = 0; i < given->count; ++i)
-    arguments[i] = given->arguments[i].is_number ? (void*)given->arguments[i].number : (void*)&given->arguments[i].place;
+    arguments[i] = given->arguments[i].is_number ? (void*)given->arguments[i].number
+                                                 : (void*)&given->arguments[i].place;
   given->kernel(given->items, given->group, arguments);
 }
 int launch(queue_t* queue, kernel_t* kernel, const uint64_t* items, const uint64_t* group, const argument_t* given,

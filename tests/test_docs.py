@@ -87,7 +87,8 @@ def test_the_commands_of_write_an_operator_run(command: str) -> None:
 def test_the_library_of_write_an_operator_is_c(tmp_path: Path) -> None:
     (part,) = blocks("write-an-operator.md", "c")
     launcher = blocks("write-a-driver.md", "c")[0]
-    (ours,), (theirs,) = (re.findall(r"\{(.*?)\} argument_t;", re.sub("//.*", "", one), re.DOTALL) for one in (part, launcher))
+    declared = re.compile(r"\{(.*?)\} argument_t;", re.DOTALL)
+    (ours,), (theirs,) = (declared.findall(re.sub("//.*", "", one)) for one in (part, launcher))
     assert ours.split() == theirs.split()
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
@@ -166,7 +167,8 @@ def test_the_launcher_of_write_a_driver_is_c(tmp_path: Path) -> None:
     (tmp_path / "launcher.c").write_text(part, encoding="utf-8")
     # The parameters of the example, and those of the test's driver, have these names, in this order.
     for name in names:
-        where = "examples/drivers/plain_c/plain_c_driver.py" if name in drivers.NATIVE_APIS["c"] else "tests/queued_c_driver.py"
+        is_needed = name in drivers.NATIVE_APIS["c"]
+        where = "examples/drivers/plain_c/plain_c_driver.py" if is_needed else "tests/queued_c_driver.py"
         example = (ROOT / where).read_text(encoding="utf-8")
         parameters = re.compile(rf"^int {name}\((.*?)\)", re.DOTALL | re.MULTILINE)
         (declared,), (defined,) = parameters.findall(part), parameters.findall(example)

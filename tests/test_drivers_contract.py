@@ -692,7 +692,7 @@ give_back()
 assert calls() == [("pin", "0", 4096), ("unpin", "0", 4096)]
 """, PINNING, "AsynchronousDriver")  # fmt: skip
     succeeds(result)
-    text = "host memory that was pinned before Asynchronous 0 was used is not pinned for it: bp out of memory. Tried to pin"
+    text = "host memory that was pinned before Asynchronous 0 was used is not pinned for it: bp out of memory. Tried to"
     assert result.stderr.count(text) == 1
 
 

@@ -87,7 +87,8 @@ assert (counts["planner_calls"], counts["replays"], counts["unplannable_calls"])
 assert driver.called("axpy") == 3 and driver.with_gil() == 0
 told = plans.explain(op, y.to("bp"), x.to("bp"), 2.0)
 (line,) = [line for line in told.splitlines() if "call axpy at " in line]
-assert line.endswith("on the queue with allocation 0 (written), allocation 1 (written), argument 1, number 0 as Float, 12")
+given = "allocation 0 (written), allocation 1 (written), argument 1, number 0 as Float, 12"
+assert line.endswith(f"on the queue with {given}"), line
 """)
 
 
@@ -256,10 +257,10 @@ assert torch.equal(whole.cpu(), y) and torch.allclose(lazy.cpu(), y + 2 * x)
         ('QueueFunction("f", 0, "output")', "ValueError: a function of a library needs its address, and f has none"),
         ('QueueFunction("f", "axpy", "output")', "TypeError: f is a function of ctypes or its address, and got 'axpy'"),
         ('QueueFunction("f", 1.5, "output")', "TypeError: f is a function of ctypes or its address, and got 1.5"),
-        ('QueueFunction("f", 1, "inout")', "TypeError: a parameter of f is \"input\", \"output\" or a dtype, and got 'inout'"),
+        ('QueueFunction("f", 1, "inout")', "TypeError: a parameter of f is \"input\", \"output\" or a dtype, and got"),
         ('QueueFunction("f", 1, int)', "TypeError: a parameter of f is"),
         ('QueueFunction("f", 1, torch.complex64)', "TypeError: a kernel's parameter cannot be a number of dtype"),
-        ('QueueFunction("f", 1, "input", explain=3)', "TypeError: explain of f is a function of a status, or None, and got 3"),
+        ('QueueFunction("f", 1, "input", explain=3)', "TypeError: explain of f is a function of a status, or None,"),
         ("axpy(y.to('bp'))", "ValueError: axpy takes 5 arguments, and got 1"),
         ("axpy(1, 2, 3, 4, 5)", "TypeError: axpy needs a bp tensor among its arguments"),
         ("axpy(y.to('bp'), 2, 3, 4, 5)", "TypeError: argument 1 of function axpy is memory, and got <class 'int'>"),
@@ -320,7 +321,8 @@ extern handle clCreateProgramWithSource(handle, unsigned, const char**, const si
 extern int clBuildProgram(handle, unsigned, const handle*, const char*, handle, void*);
 extern handle clCreateKernel(handle, const char*, int*);
 extern int clSetKernelArg(handle, unsigned, size_t, const void*);
-extern int clEnqueueNDRangeKernel(handle, handle, unsigned, const size_t*, const size_t*, const size_t*, unsigned, handle*, handle*);
+extern int clEnqueueNDRangeKernel(
+  handle, handle, unsigned, const size_t*, const size_t*, const size_t*, unsigned, handle*, handle*);
 static const char* text =
   "kernel void axpy(global float* y, uint at_y, global const float* x, uint at_x, float a)"
   "{ uint i = get_global_id(0); y[at_y + i] += a * x[at_x + i]; }";

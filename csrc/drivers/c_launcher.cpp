@@ -30,15 +30,15 @@ struct Functions {
   Fill fill;
   Flush flush;
   // These may be missing, both or all.
-  CopyIn copy_in;
-  CopyOut copy_out;
-  CreateEvent create_event;
-  OfEvent destroy_event;
-  OfEventAndQueue record_event;
-  OfEventAndQueue wait_event;
-  QueryEvent query_event;
-  OfEvent synchronize_event;
-  Elapsed elapsed;
+  CopyIn copy_in = nullptr;
+  CopyOut copy_out = nullptr;
+  CreateEvent create_event = nullptr;
+  OfEvent destroy_event = nullptr;
+  OfEventAndQueue record_event = nullptr;
+  OfEventAndQueue wait_event = nullptr;
+  QueryEvent query_event = nullptr;
+  OfEvent synchronize_event = nullptr;
+  Elapsed elapsed = nullptr;
 };
 
 void check(const char* call, int status) {

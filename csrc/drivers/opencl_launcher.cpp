@@ -63,17 +63,17 @@ struct Functions {
   EnqueueCopyBuffer copy;
   EnqueueFillBuffer fill;
   Flush flush;
-  Finish finish; // nullptr, unless wider launches must wait: see Widths
-  EnqueueNativeKernel enqueue_native; // nullptr, unless the device is a processor that calls functions
+  Finish finish = nullptr; // unless wider launches must wait: see Widths
+  EnqueueNativeKernel enqueue_native = nullptr; // unless the device is a processor that calls functions
   // These may be missing, both or all.
-  EnqueueReadBuffer read;
-  EnqueueWriteBuffer write;
-  EnqueueWithWaitList marker;
-  EnqueueWithWaitList barrier;
-  WaitForEvents wait;
-  EventInfo info;
-  EventInfo profiling_info;
-  ReleaseEvent release;
+  EnqueueReadBuffer read = nullptr;
+  EnqueueWriteBuffer write = nullptr;
+  EnqueueWithWaitList marker = nullptr;
+  EnqueueWithWaitList barrier = nullptr;
+  WaitForEvents wait = nullptr;
+  EventInfo info = nullptr;
+  EventInfo profiling_info = nullptr;
+  ReleaseEvent release = nullptr;
 };
 
 // In the text of kernels whose work items beyond the last do nothing (torch_backplane/kernels/dialects/base.py).

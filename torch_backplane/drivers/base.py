@@ -109,7 +109,8 @@ NATIVE_GROUPS = {
     "c": {
         HOST_COPIES: ("copy_in", "copy_out"),
         EVENTS: (
-            "create_event", "destroy_event", "record_event", "wait_event", "query_event", "synchronize_event", "elapsed",
+            "create_event", "destroy_event", "record_event", "wait_event", "query_event", "synchronize_event",
+            "elapsed",
         ),
     },
 }  # fmt: skip
@@ -121,7 +122,7 @@ NATIVE_EXTRAS: dict[str, tuple[str, ...]] = {"opencl": ("clEnqueueNativeKernel",
 
 @dataclass(frozen=True, kw_only=True)
 class NativeLauncher:
-    """What the socket needs to launch kernels, copy and fill without Python, and perhaps more: addresses of functions."""
+    """What the socket needs to launch kernels, copy and fill without Python, and more: addresses of functions."""
 
     api: str  # one of NATIVE_APIS
     # name: address, in a library that stays loaded. Those of NATIVE_APIS, and any of NATIVE_GROUPS and NATIVE_EXTRAS.

@@ -19,8 +19,8 @@ import pyopencl as cl
 
 from torch_backplane.drivers.base import (
     ALL_DTYPES,
-    FLOAT64_DTYPES,
     EVENTS,
+    FLOAT64_DTYPES,
     HOST_COPIES,
     LEAST_LARGEST,
     NATIVE_APIS,

@@ -1,7 +1,8 @@
 """Functions of vendors' libraries, which planners have give work to the device's queue, such as CLBlast's or cuBLAS's.
 
 Unlike the host's part (`host`), they need not see the device's memory: they are given what its API calls the queue and
-the memory, and return when the work is given. They are called in the order of the stream, in C++, and are part of the plan.
+the memory, and return when the work is given. They are called in the order of the stream, in C++, and are part of the
+plan.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ ROLES = ("input", "output")
 
 
 def queue_api(device: torch.device) -> str:
-    """Whose queues `QueueFunction`s are given on this device: "opencl", or where its driver has a launcher of its own the
-    driver's name. Empty where they cannot be called, as kernels are launched by the driver in Python.
+    """Whose queues `QueueFunction`s are given on this device: "opencl", or where its driver has a launcher of its own
+    the driver's name. Empty where they cannot be called, as kernels are launched by the driver in Python.
     """
     return _C.queue_api(device.index)
 
