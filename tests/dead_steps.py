@@ -45,7 +45,7 @@ def dead_steps(lines: list[str]) -> list[str]:
         elif found := _ALLOCATION.match(line):
             if f"allocation {found[1]}" not in touched or found[2] == "0":
                 dead.append(line)
-        elif line.startswith(("launch ", "on the host ", "copy ")):
+        elif line.startswith(("launch ", "call ", "on the host ", "copy ")):
             copied = _COPY.match(line)
             if copied:
                 written = [places[1][0]]

@@ -8,7 +8,7 @@ import pyopencl as cl
 
 from torch_backplane.drivers import Driver
 from torch_backplane.drivers.opencl import platforms
-from torch_backplane.drivers.opencl_device import OpenCLDevice
+from torch_backplane.drivers.opencl_device import OpenCLDevice, native_launcher
 from torch_backplane.drivers.opencl_staging import Staging
 
 
@@ -16,6 +16,7 @@ class StagingDevice(OpenCLDevice):
     def __init__(self, device: cl.Device) -> None:
         super().__init__(device)
         self.staging = Staging(self.context, self._own_stream.queue, self.health, piece=100_000)
+        self.native_launcher = native_launcher(device.platform.name, calls_functions=True, stages=True)
 
 
 class StagingDriver(Driver):

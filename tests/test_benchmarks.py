@@ -48,6 +48,13 @@ def test_overhead_compares_bp_with_cpu() -> None:
     assert report["first_call_us"] is None
 
 
+def test_events_and_copies_have_a_figure_each() -> None:
+    report = run_json("events.py", "--rounds", "2", "--calls", "3")
+    assert report["device"] == "bp:0"
+    assert set(report["microseconds"]) == {str(one.__doc__) for one in benchmark_modules.load("events").WORKLOADS}
+    assert min(report["microseconds"].values()) > 0
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()

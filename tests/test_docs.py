@@ -22,6 +22,7 @@ import typer
 
 from torch_backplane import cli, drivers, kernels, settings
 from torch_backplane.conformance import numbers, report
+from torch_backplane.drivers.base import NATIVE_GROUPS
 from torch_backplane.drivers.checks import ASYNCHRONOUS_METHODS
 from torch_backplane.kernels import Target, layouts, modelled, reductions
 from torch_backplane.planning.launch import MOST_KERNELS
@@ -65,7 +66,7 @@ def test_every_block_of_code_has_a_test() -> None:
         "README.md": {"python"},  # test_packaging.py
         "kernels.md": {"python"},
         "write-a-driver.md": {"python", "toml", "c"},  # the driver itself: test_drivers_contract.py
-        "write-an-operator.md": {"python", "sh"},
+        "write-an-operator.md": {"python", "sh", "c"},
     }
 
 
@@ -81,6 +82,19 @@ def test_the_python_of_write_an_operator_runs() -> None:
 @pytest.mark.parametrize("command", "".join(blocks("write-an-operator.md", "sh")).splitlines())
 def test_the_commands_of_write_an_operator_run(command: str) -> None:
     run(["bash", "-c", command])
+
+
+def test_the_library_of_write_an_operator_is_c(tmp_path: Path) -> None:
+    (part,) = blocks("write-an-operator.md", "c")
+    launcher = blocks("write-a-driver.md", "c")[0]
+    declared = re.compile(r"\{(.*?)\} argument_t;", re.DOTALL)
+    (ours,), (theirs,) = (declared.findall(re.sub("//.*", "", one)) for one in (part, launcher))
+    assert ours.split() == theirs.split()
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None:
+        pytest.skip("there is no C compiler, neither cc nor what CC names")
+    (tmp_path / "axpy.c").write_text(part, encoding="utf-8")
+    run([compiler, "-Wall", "-Werror", "-fsyntax-only", str(tmp_path / "axpy.c")])
 
 
 @pytest.mark.usefixtures("opencl")
@@ -144,15 +158,18 @@ def test_the_dialect_of_write_a_driver_writes_kernels() -> None:
 
 
 def test_the_launcher_of_write_a_driver_is_c(tmp_path: Path) -> None:
-    (part,) = blocks("write-a-driver.md", "c")
-    assert tuple(re.findall(r"^int (\w+)\(", part, re.MULTILINE)) == drivers.NATIVE_APIS["c"]
+    part = "\n".join(blocks("write-a-driver.md", "c"))
+    names = (*drivers.NATIVE_APIS["c"], *(name for group in NATIVE_GROUPS["c"].values() for name in group))
+    assert tuple(re.findall(r"^int (\w+)\(", part, re.MULTILINE)) == names
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
         pytest.skip("there is no C compiler, neither cc nor what CC names")
     (tmp_path / "launcher.c").write_text(part, encoding="utf-8")
-    # The example's parameters have these names, in this order.
-    example = (ROOT / "examples" / "drivers" / "plain_c" / "plain_c_driver.py").read_text(encoding="utf-8")
-    for name in drivers.NATIVE_APIS["c"]:
+    # The parameters of the example, and those of the test's driver, have these names, in this order.
+    for name in names:
+        is_needed = name in drivers.NATIVE_APIS["c"]
+        where = "examples/drivers/plain_c/plain_c_driver.py" if is_needed else "tests/queued_c_driver.py"
+        example = (ROOT / where).read_text(encoding="utf-8")
         parameters = re.compile(rf"^int {name}\((.*?)\)", re.DOTALL | re.MULTILINE)
         (declared,), (defined,) = parameters.findall(part), parameters.findall(example)
         assert [one.split()[-1].lstrip("*").partition("[")[0] for one in declared.split(",")] == [

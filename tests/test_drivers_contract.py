@@ -560,3 +560,301 @@ assert not errors, errors
 print("done")
 """
     assert succeeds(run(code, ASYNCHRONOUS, "AsynchronousDriver")) == "done\n"
+
+
+# --- pinned host memory ------------------------------------------------------------------------------------------
+
+# Writes down what is pinned, for each device, and refuses to pin more than `most` bytes.
+PINNING = ASYNCHRONOUS + """
+import ctypes
+
+class Pin:
+    def __init__(self, memory):
+        self.start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self.size = len(memory)
+
+calls, most = [], {}
+
+def pin(self, host_memory):
+    assert not host_memory.readonly and len(host_memory) % 4096 == 0
+    made = Pin(host_memory)
+    assert made.start % 4096 == 0
+    name = self.properties.name[-1]
+    if made.size > most.get(name, 1 << 40):
+        raise MemoryError("no more")
+    self.__dict__.setdefault("pins", []).append(made)
+    calls.append(("pin", name, made.size))
+    return made
+
+def unpin(self, handle):
+    self.pins.remove(handle)
+    calls.append(("unpin", self.properties.name[-1], handle.size))
+
+AsynchronousDevice.pin, AsynchronousDevice.unpin = pin, unpin
+"""
+
+PINNED = """
+import gc, torch, threading
+from torch_backplane import _C, drivers
+torch.accelerator.device_count()
+import driver_test_module as driver
+
+def calls():
+    found = list(driver.calls)
+    driver.calls.clear()
+    return found
+
+def is_pinned_by(index, tensor):
+    pins = drivers.device(index).__dict__.get("pins", [])
+    return any(one.start <= tensor.data_ptr() < one.start + one.size for one in pins)
+
+def pinned(size): return torch.ones(size, dtype=torch.uint8).pin_memory()
+def give_back():
+    gc.collect()
+    torch.accelerator.empty_host_cache()
+"""
+
+
+def test_blocks_are_pinned_for_the_devices_in_use(run: Run) -> None:
+    succeeds(run(PINNED + """
+early = pinned(5000)
+assert early.is_pinned() and calls() == []  # no device is in use
+x = torch.empty(5000, dtype=torch.uint8, device="bp:0")
+assert calls() == [("pin", "0", 8192)] and is_pinned_by(0, early)
+x.copy_(early, non_blocking=True)
+torch.bp.synchronize()
+assert x.sum().item() == 5000
+more = [pinned(10) for _ in range(3)]
+assert calls() == [("pin", "0", 4096)] * 3
+y = torch.empty(10, device="bp:1")
+assert sorted(calls()) == [("pin", "1", 4096)] * 3 + [("pin", "1", 8192)]
+address = more.pop().data_ptr()
+assert more[0].data_ptr() != address
+again = pinned(10)
+assert again.data_ptr() == address and calls() == []  # the block is used again as it is
+assert is_pinned_by(0, again) and is_pinned_by(1, again)
+del early, more, again
+give_back()
+assert sorted(calls()) == sorted(("unpin", i, n) for i in "01" for n in (4096, 4096, 4096, 8192))
+assert not drivers.device(0).pins and not drivers.device(1).pins
+""", PINNING, "AsynchronousDriver"))  # fmt: skip
+
+
+def test_a_block_is_unpinned_when_the_streams_that_use_it_have_passed(run: Run) -> None:
+    succeeds(run(PINNED + """
+x = torch.zeros(1 << 20, dtype=torch.uint8, device="bp:0")
+host = pinned(1 << 20)
+torch.bp.synchronize()
+calls()
+_C.sleep(200)
+x.copy_(host, non_blocking=True)
+del host
+give_back()
+assert calls() == []  # the copy is still to come
+torch.bp.synchronize()
+give_back()
+assert calls() == [("unpin", "0", 1 << 20)]
+assert x.sum().item() == 1 << 20
+""", PINNING, "AsynchronousDriver"))  # fmt: skip
+
+
+def test_what_cannot_be_pinned_is_out_of_memory_and_smaller_blocks_go_on(run: Run) -> None:
+    succeeds(run(PINNED + """
+x, y = torch.empty(1, device="bp:0"), torch.empty(1, device="bp:1")
+driver.most["1"] = 1 << 20
+for _ in range(2):
+    try:
+        pinned(1 << 21)
+    except torch.OutOfMemoryError as error:
+        said = "bp out of memory. Tried to pin 2097152 bytes of host memory for Asynchronous 1: no more"
+        assert str(error).startswith(said), error
+    else:
+        raise AssertionError("no error")
+    assert calls() == [("pin", "0", 1 << 21), ("unpin", "0", 1 << 21)]
+    small = pinned(1 << 20)
+    assert is_pinned_by(0, small) and is_pinned_by(1, small)
+    assert torch.equal(small.to("bp:1").cpu(), torch.ones(1 << 20, dtype=torch.uint8))
+    del small
+    give_back()
+    calls()
+""", PINNING, "AsynchronousDriver"))  # fmt: skip
+
+
+def test_an_older_block_that_cannot_be_pinned_is_one_warning(run: Run) -> None:
+    result = run(PINNED + """
+older = [pinned(1 << 21), pinned(1 << 21), pinned(100)]
+driver.most["0"] = 1 << 20
+x = older[0].to("bp:0")
+assert x.sum().item() == 1 << 21
+assert [is_pinned_by(0, one) for one in older] == [False, False, True]
+del older
+give_back()
+assert calls() == [("pin", "0", 4096), ("unpin", "0", 4096)]
+""", PINNING, "AsynchronousDriver")  # fmt: skip
+    succeeds(result)
+    text = "host memory that was pinned before Asynchronous 0 was used is not pinned for it: bp out of memory. Tried to"
+    assert result.stderr.count(text) == 1
+
+
+def test_other_errors_of_pin_come_out_as_they_are_and_those_of_unpin_are_printed(run: Run) -> None:
+    result = run(PINNED + """
+older = pinned(100)
+fine = driver.AsynchronousDevice.pin
+def broken(self, host_memory): raise KeyError("cable 7")
+driver.AsynchronousDevice.pin = broken
+def fails(call):
+    try:
+        call()
+    except KeyError as error:
+        assert error.args == ("cable 7",)
+    else:
+        raise AssertionError("no error")
+fails(lambda: torch.empty(1, device="bp:0"))  # pins the older one
+x = torch.empty(1, device="bp:0")
+fails(lambda: pinned(100))
+driver.AsynchronousDevice.pin = fine
+host = pinned(100)
+assert is_pinned_by(0, host) and host.to("bp:0").sum().item() == 100
+driver.AsynchronousDevice.unpin = lambda self, handle: 1 / 0
+del host, older
+give_back()
+again = pinned(100)
+assert is_pinned_by(0, again)
+""", PINNING, "AsynchronousDriver")  # fmt: skip
+    succeeds(result)
+    assert result.stderr.count("ZeroDivisionError") >= 1
+
+
+def test_a_lost_device_is_not_asked_to_unpin(run: Run) -> None:
+    source = PINNING + """
+from torch_backplane.drivers import DeviceError
+def copy_out(self, *arguments): raise DeviceError("it caught fire", lost=True)
+def break_one(device): device.copy_out = lambda *arguments: copy_out(device)
+"""
+    succeeds(run(PINNED + """
+x, y = torch.ones(4).to("bp:0"), torch.ones(4).to("bp:1")
+host = pinned(100)
+driver.break_one(drivers.device(0))
+try:
+    x.cpu()
+except torch.AcceleratorError as error:
+    assert "was lost" in str(error)
+calls()
+del host
+give_back()
+assert calls() == [("unpin", "1", 4096)]
+other = pinned(5000)
+assert calls() == [("pin", "1", 8192)]
+assert torch.equal(other.to("bp:1").cpu(), other)
+""", source, "AsynchronousDriver"))  # fmt: skip
+
+
+def test_a_forked_child_pins_and_unpins_nothing(run: Run) -> None:
+    succeeds(run(PINNED + """
+import os
+x, host = torch.ones(4).to("bp:0"), pinned(100)
+calls()
+child = os.fork()
+if child == 0:
+    own = pinned(100)
+    assert own.sum().item() == 100 and host.sum().item() == 100
+    del host, own
+    give_back()
+    os._exit(0 if calls() == [] else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert is_pinned_by(0, host) and calls() == []
+""", PINNING, "AsynchronousDriver"))  # fmt: skip
+
+
+def test_garbage_inside_a_call_of_the_driver_is_unpinned_later(run: Run) -> None:
+    source = PINNING + """
+inside, held = [], []
+fill = AsynchronousDevice.copy_in
+def copy_in(self, *arguments):
+    inside.append(True)
+    held.clear()
+    fill(self, *arguments)
+    inside.pop()
+AsynchronousDevice.copy_in = copy_in
+def checked_unpin(self, handle):
+    assert not inside
+    unpin(self, handle)
+AsynchronousDevice.unpin = checked_unpin
+"""
+    settings = {"PYTORCH_ALLOC_CONF": "pinned_max_cached_size_mb:1"}  # larger blocks go at once
+    result = run(PINNED + """
+x = torch.empty(4, device="bp:0")
+driver.held.append(pinned(2 << 20))
+calls()
+x.copy_(torch.ones(4))
+assert calls() == []
+small = pinned(10)
+assert calls() == [("unpin", "0", 2 << 20), ("pin", "0", 4096)]
+""", source, "AsynchronousDriver", **settings)  # fmt: skip
+    succeeds(result)
+    assert not result.stderr
+
+
+def test_threads_that_pin_and_give_back_do_not_lock_each_other_out(run: Run) -> None:
+    code = """
+import sys
+sys.setswitchinterval(1e-5)
+errors = []
+def work(index):
+    try:
+        for step in range(20):
+            host = torch.full((3000 + 1000 * step,), index, dtype=torch.uint8).pin_memory()
+            x = host.to(f"bp:{index % 2}", non_blocking=True)
+            del host
+            torch.accelerator.empty_host_cache()
+            assert x[7].item() == index
+    except BaseException as error:
+        errors.append(error)
+threads = [threading.Thread(target=work, args=(index,)) for index in range(6)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert not errors, errors
+torch.bp.synchronize(0), torch.bp.synchronize(1)
+give_back()
+assert not drivers.device(0).pins and not drivers.device(1).pins
+"""
+    succeeds(run(PINNED + code, PINNING, "AsynchronousDriver"))
+
+
+def test_pins_of_memory_that_the_host_sees_where_it_is_hidden(run: Run) -> None:
+    source = IN_HOST_MEMORY + PINNING[len(ASYNCHRONOUS) :].replace("AsynchronousDevice", "MinimalDevice")
+    for discrete in ("0", "1"):
+        succeeds(run(PINNED + """
+x, host = torch.empty(100, dtype=torch.uint8, device="bp"), pinned(100)
+assert len(calls()) == 1 and is_pinned_by(0, host)
+assert x.copy_(host, non_blocking=True).cpu().sum().item() == 100
+del host
+give_back()
+assert len(calls()) == 1
+""", source, TORCH_BACKPLANE_DISCRETE=discrete))  # fmt: skip
+
+
+@pytest.mark.parametrize(("one", "other"), [("pin", "unpin"), ("unpin", "pin")])
+def test_one_of_the_methods_for_pinning_is_too_few(run: Run, one: str, other: str) -> None:
+    source = MINIMAL + f"MinimalDevice.{one} = lambda self, argument: None\n"
+    result = run("import torch; print(torch.bp.device_count())", source)
+    assert succeeds(result) == "0\n"
+    assert f"has its own {one}; a device that pins host memory also needs {other}" in result.stderr
+
+
+def test_the_end_of_a_process_with_pinned_memory_is_quiet(tmp_path: Path, run_python: Run) -> None:
+    from driver_packages import python_path
+
+    install(tmp_path, "test", PINNING, "AsynchronousDriver")
+    code = """
+import torch
+x = torch.ones(3, device="bp")
+torch.kept = torch.ones(3).pin_memory()  # outlives this module
+x.copy_(torch.kept, non_blocking=True)
+other = torch.ones(3).pin_memory()
+x.copy_(other, non_blocking=True)
+"""
+    result = run_python(
+        code, PYTHONPATH=python_path(tmp_path), TORCH_BACKPLANE_DRIVERS="test", PYTHONWARNINGS="ignore"
+    )
+    assert (result.returncode, result.stderr) == (0, "")

@@ -123,11 +123,7 @@ void copy_bytes(const at::Tensor& source, const at::Tensor& destination, bool no
       recorder->cannot_replay("it copies between the device and the CPU");
     }
   }
-  {
-    const auto handle = stream_handle(stream);
-    DeviceCall call(owner);
-    owner.copy(to, from, bytes, kind, handle);
-  }
+  owner.copy(to, from, bytes, kind, stream_handle(stream));
   if (!both) {
     settle_host_side(is_bp(destination) ? source : destination, stream, non_blocking);
   }

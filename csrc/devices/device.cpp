@@ -31,6 +31,14 @@ void Device::unmap(void*, size_t) {
   TORCH_CHECK(false, properties_.driver, " devices cannot map memory into reserved address space");
 }
 
+void* Device::pin(void*, size_t) {
+  TORCH_CHECK(false, properties_.driver, " devices pin no host memory");
+}
+
+void Device::unpin(void*) {
+  TORCH_CHECK(false, properties_.driver, " devices pin no host memory");
+}
+
 bool Device::copy_from_peer(void*, Device&, const void*, size_t, StreamHandle) {
   return false;
 }
@@ -47,6 +55,12 @@ void Device::destroy_kernel(KernelHandle) noexcept {}
 
 void Device::launch(KernelHandle, const LaunchSize&, c10::ArrayRef<KernelArgument>, StreamHandle) {
   TORCH_CHECK_NOT_IMPLEMENTED(false, properties_.driver, " devices run no kernels");
+}
+
+void Device::call_on_queue(
+    std::shared_ptr<const QueueFunction>, const std::string&, c10::ArrayRef<KernelArgument>, StreamHandle) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false, properties_.name, " has no native launcher, so that functions of libraries cannot be given its queue");
 }
 
 void Device::call_host(HostFunction, c10::ArrayRef<char*>, StreamHandle) {

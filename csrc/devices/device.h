@@ -24,6 +24,8 @@ using StreamHandle = void*;
 using EventHandle = void*;
 using KernelHandle = void*;
 
+class QueueFunction;
+
 struct DeviceProperties {
   std::string driver; // short driver name: "host", "opencl", …
   std::string name; // what the hardware calls itself
@@ -100,6 +102,14 @@ class Device {
   virtual bool map(void* address, size_t bytes); // false: not enough memory
   virtual void unmap(void* address, size_t bytes);
 
+  // Host memory that the device transfers from and to by itself, as it cannot be paged out. Both or none.
+  virtual bool can_pin() const {
+    return false;
+  }
+  // What unpin() gets; throws OutOfMemoryError where there is no more to be had.
+  virtual void* pin(void* memory, size_t bytes);
+  virtual void unpin(void* pinned); // when no transfer uses the memory any more
+
   // --- streams -----------------------------------------------------------------------------------------------------
   virtual StreamHandle create_stream(int priority) = 0;
   virtual void destroy_stream(StreamHandle stream) noexcept = 0;
@@ -131,6 +141,18 @@ class Device {
   virtual void destroy_kernel(KernelHandle kernel) noexcept;
   virtual void launch(
       KernelHandle kernel, const LaunchSize& size, c10::ArrayRef<KernelArgument> arguments, StreamHandle stream);
+
+  // --- functions of libraries that give work to the device's queue themselves (queue_function.h) ------------------------
+  // Whose queues they are given: "opencl", or where the driver has a launcher of its own the driver's name. Empty: none
+  // can be called.
+  virtual std::string queue_api() const {
+    return {};
+  }
+  // Calls it, in stream order, with the native queue and what the device's API calls the memory of `arguments`. An answer
+  // that is not 0 is thrown, naming `caller`, now or by the stream's next synchronization.
+  virtual void call_on_queue(
+      std::shared_ptr<const QueueFunction> function, const std::string& caller,
+      c10::ArrayRef<KernelArgument> arguments, StreamHandle stream);
 
   // --- the host's part in a stream's work, as optional as `sleep` ------------------------------------------------------
   // True where the host can read and write the device's memory in the stream's order: call_host takes memory then.

@@ -75,6 +75,18 @@ class DiscreteDevice final : public Device {
     inner_->unmap(real(address, bytes), bytes);
   }
 
+  bool can_pin() const override {
+    return inner_->can_pin();
+  }
+
+  void* pin(void* memory, size_t bytes) override {
+    return inner_->pin(memory, bytes);
+  }
+
+  void unpin(void* pinned) override {
+    inner_->unpin(pinned);
+  }
+
   // --- streams and events
   StreamHandle create_stream(int priority) override {
     return inner_->create_stream(priority);
@@ -159,12 +171,17 @@ class DiscreteDevice final : public Device {
   void launch(
       KernelHandle kernel, const LaunchSize& size, c10::ArrayRef<KernelArgument> arguments,
       StreamHandle stream) override {
-    c10::SmallVector<KernelArgument, 24> real_arguments;
-    for (const KernelArgument& argument : arguments) {
-      const bool is_memory = argument.bytes == 0 && argument.data != nullptr;
-      real_arguments.push_back({is_memory ? real(argument.data, 1) : argument.data, argument.bytes});
-    }
-    inner_->launch(kernel, size, real_arguments, stream);
+    inner_->launch(kernel, size, real(arguments), stream);
+  }
+
+  std::string queue_api() const override {
+    return inner_->queue_api();
+  }
+
+  void call_on_queue(
+      std::shared_ptr<const QueueFunction> function, const std::string& caller,
+      c10::ArrayRef<KernelArgument> arguments, StreamHandle stream) override {
+    inner_->call_on_queue(std::move(function), caller, real(arguments), stream);
   }
 
   void call_host(HostFunction function, c10::ArrayRef<char*> memory, StreamHandle stream) override {
@@ -192,6 +209,15 @@ class DiscreteDevice final : public Device {
   char* real(const void* address, size_t bytes) const {
     const auto [memory, offset] = shadows_.resolve(address, bytes, properties().name.c_str());
     return static_cast<char*>(memory) + offset;
+  }
+
+  c10::SmallVector<KernelArgument, 24> real(c10::ArrayRef<KernelArgument> arguments) const {
+    c10::SmallVector<KernelArgument, 24> found;
+    for (const KernelArgument& argument : arguments) {
+      const bool is_memory = argument.bytes == 0 && argument.data != nullptr;
+      found.push_back({is_memory ? real(argument.data, 1) : argument.data, argument.bytes});
+    }
+    return found;
   }
 
   const std::unique_ptr<Device> inner_;

@@ -1,33 +1,44 @@
 #include "drivers/c_launcher.h"
 
 #include <c10/util/Exception.h>
-#include <c10/util/SmallVector.h>
 
-#include <cstddef>
+#include "drivers/kernel_build.h"
 
 namespace backplane {
 namespace {
 
 // As docs/write-a-driver.md declares them: `queue`, `kernel` and `memory` are what the driver's native_… methods gave,
 // and what is answered is 0, or a status that the driver's native_error() makes an exception of.
-struct Argument {
-  void* memory;
-  uint64_t offset;
-  const void* data;
-  uint64_t bytes; // of a number; 0 for memory
-};
 using Launch = int (*)(
-    void* queue, void* kernel, const uint64_t* items, const uint64_t* group, const Argument* arguments, uint64_t count);
+    void* queue, void* kernel, const uint64_t* items, const uint64_t* group, const CArgument* arguments, uint64_t count);
 using Copy = int (*)(
     void* queue, void* to, uint64_t to_offset, void* from, uint64_t from_offset, uint64_t bytes);
 using Fill = int (*)(void* queue, void* memory, uint64_t offset, uint64_t bytes, int value);
 using Flush = int (*)(void* queue);
+
+using CopyIn = int (*)(void* queue, void* to, uint64_t to_offset, const void* from, uint64_t bytes);
+using CopyOut = int (*)(void* queue, void* to, void* from, uint64_t from_offset, uint64_t bytes);
+using CreateEvent = int (*)(int timing, void** event);
+using OfEvent = int (*)(void* event);
+using OfEventAndQueue = int (*)(void* event, void* queue);
+using QueryEvent = int (*)(void* event, int* is_reached);
+using Elapsed = int (*)(void* start, void* end, double* milliseconds);
 
 struct Functions {
   Launch launch;
   Copy copy;
   Fill fill;
   Flush flush;
+  // These may be missing, both or all.
+  CopyIn copy_in = nullptr;
+  CopyOut copy_out = nullptr;
+  CreateEvent create_event = nullptr;
+  OfEvent destroy_event = nullptr;
+  OfEventAndQueue record_event = nullptr;
+  OfEventAndQueue wait_event = nullptr;
+  QueryEvent query_event = nullptr;
+  OfEvent synchronize_event = nullptr;
+  Elapsed elapsed = nullptr;
 };
 
 void check(const char* call, int status) {
@@ -42,10 +53,7 @@ class CKernel final : public NativeKernel {
 
   void launch(
       void* queue, const LaunchSize& size, c10::ArrayRef<LaunchArgument> arguments, uint64_t /*generation*/) override {
-    c10::SmallVector<Argument, 32> given;
-    for (const LaunchArgument& one : arguments) {
-      given.push_back({one.memory, one.offset, one.data, one.bytes});
-    }
+    const auto given = c_arguments(arguments);
     uint64_t items[3];
     uint64_t group[3];
     for (size_t i = 0; i < 3; ++i) {
@@ -60,9 +68,55 @@ class CKernel final : public NativeKernel {
   void* const kernel_;
 };
 
+class CEvent final : public NativeEvent {
+ public:
+  CEvent(const Functions& functions, bool timing) : functions_(functions) {
+    check("create_event", functions_.create_event(timing ? 1 : 0, &event_));
+  }
+  // As in all destructors, what goes wrong is left for the next call.
+  ~CEvent() override {
+    if (event_ != nullptr) {
+      static_cast<void>(functions_.destroy_event(event_));
+    }
+  }
+
+  void record(void* queue) override {
+    check("record_event", functions_.record_event(event_, queue));
+  }
+
+  void wait(void* queue) override {
+    check("wait_event", functions_.wait_event(event_, queue));
+  }
+
+  bool query() override {
+    int is_reached = 0;
+    check("query_event", functions_.query_event(event_, &is_reached));
+    return is_reached != 0;
+  }
+
+  void synchronize() override {
+    const GilReleased released; // what the event waits for may be done by a thread of Python's
+    check("synchronize_event", functions_.synchronize_event(event_));
+  }
+
+  double elapsed_ms(NativeEvent& start) override {
+    double milliseconds = 0;
+    check("elapsed", functions_.elapsed(static_cast<CEvent&>(start).event_, event_, &milliseconds));
+    return milliseconds;
+  }
+
+ private:
+  const Functions& functions_; // of the launcher, which lives as long as the process
+  void* event_ = nullptr;
+};
+
 class CLauncher final : public NativeLauncher {
  public:
   explicit CLauncher(const Functions& functions) : functions_(functions) {}
+
+  const char* api() const override {
+    return "c";
+  }
 
   std::unique_ptr<NativeKernel> kernel(void* kernel, const std::string& /*text*/) const override {
     return std::make_unique<CKernel>(functions_.launch, kernel);
@@ -77,6 +131,26 @@ class CLauncher final : public NativeLauncher {
 
   void fill(void* queue, const LaunchArgument& memory, uint8_t value, size_t bytes) const override {
     check("fill", functions_.fill(queue, memory.memory, memory.offset, bytes, value));
+  }
+
+  bool copies_host_memory() const override {
+    return functions_.copy_in != nullptr;
+  }
+
+  void copy_in(void* queue, const LaunchArgument& to, const void* from, size_t bytes) const override {
+    check("copy_in", functions_.copy_in(queue, to.memory, to.offset, from, bytes));
+  }
+
+  void copy_out(void* queue, void* to, const LaunchArgument& from, size_t bytes) const override {
+    check("copy_out", functions_.copy_out(queue, to, from.memory, from.offset, bytes));
+  }
+
+  bool has_events() const override {
+    return functions_.create_event != nullptr;
+  }
+
+  std::unique_ptr<NativeEvent> create_event(bool timing) const override {
+    return std::make_unique<CEvent>(functions_, timing);
   }
 
   void flush(void* queue) const override {
@@ -95,9 +169,23 @@ class CLauncher final : public NativeLauncher {
 
 std::unique_ptr<NativeLauncher> make_c_launcher(const std::map<std::string, uintptr_t>& functions) {
   const auto find = [&](const char* name) { return function_of(functions, "c", name); };
-  return std::make_unique<CLauncher>(Functions{
+  Functions found{
       reinterpret_cast<Launch>(find("launch")), reinterpret_cast<Copy>(find("copy")),
-      reinterpret_cast<Fill>(find("fill")), reinterpret_cast<Flush>(find("flush"))});
+      reinterpret_cast<Fill>(find("fill")), reinterpret_cast<Flush>(find("flush"))};
+  if (has_function(functions, "copy_in")) {
+    found.copy_in = reinterpret_cast<CopyIn>(find("copy_in"));
+    found.copy_out = reinterpret_cast<CopyOut>(find("copy_out"));
+  }
+  if (has_function(functions, "create_event")) {
+    found.create_event = reinterpret_cast<CreateEvent>(find("create_event"));
+    found.destroy_event = reinterpret_cast<OfEvent>(find("destroy_event"));
+    found.record_event = reinterpret_cast<OfEventAndQueue>(find("record_event"));
+    found.wait_event = reinterpret_cast<OfEventAndQueue>(find("wait_event"));
+    found.query_event = reinterpret_cast<QueryEvent>(find("query_event"));
+    found.synchronize_event = reinterpret_cast<OfEvent>(find("synchronize_event"));
+    found.elapsed = reinterpret_cast<Elapsed>(find("elapsed"));
+  }
+  return std::make_unique<CLauncher>(found);
 }
 
 } // namespace backplane

@@ -5,8 +5,10 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/util/Exception.h>
 
+#include <string_view>
 #include <vector>
 
+#include "devices/queue_function.h"
 #include "drivers/driver_kernel.h"
 #include "drivers/driver_memory.h"
 #include "drivers/driver_object.h"
@@ -68,7 +70,8 @@ class DriverDevice final : public Device {
         driver_(index, properties().name, std::move(device)),
         memory_(driver_, properties()),
         streams_(driver_),
-        discrete_(discrete) {}
+        discrete_(discrete),
+        can_pin_(driver_.attr("can_pin")().cast<bool>()) {}
 
   bool needs_gil() const override {
     return true;
@@ -113,6 +116,34 @@ class DriverDevice final : public Device {
 
   void unmap(void* address, size_t bytes) override {
     give_back([&] { memory_.unmap(address, bytes); });
+  }
+
+  bool can_pin() const override {
+    return can_pin_;
+  }
+
+  void* pin(void* memory, size_t bytes) override {
+    driver_.errors().check();
+    DriverCall call;
+    try {
+      return driver_.errors().watch(Doing{"pinning ", bytes, " bytes of host memory"}, [&]() -> void* {
+        return driver_.attr("pin")(writable(memory, bytes)).release().ptr();
+      });
+    } catch (py::error_already_set& error) {
+      TORCH_CHECK_WITH(
+          OutOfMemoryError, !error.matches(PyExc_MemoryError), "bp out of memory. Tried to pin ", bytes,
+          " bytes of host memory for ", properties().name, ": ", py::str(error.value()).cast<std::string>());
+      throw;
+    }
+  }
+
+  void unpin(void* pinned) override {
+    if (!Py_IsInitialized()) {
+      return;
+    }
+    DeviceCall gil(true);
+    const py::error_scope kept; // a destructor may be at work
+    driver_.call_quietly("unpin", py::reinterpret_steal<py::object>(static_cast<PyObject*>(pinned)));
   }
 
   // --- streams and events
@@ -167,7 +198,23 @@ class DriverDevice final : public Device {
     }
     DriverStream& stream = streams_.known(handle);
     const py::handle queue = stream.object;
-    if (kind == CopyKind::HostToDevice) {
+    const NativeLauncher* launcher = driver_.launcher();
+    const bool natively = launcher != nullptr && launcher->copies_host_memory();
+    if (kind == CopyKind::HostToDevice && natively) {
+      memory_.place_of(destination, bytes); // checks the range
+      streams_.natively_in_order(
+          stream, Doing{"copying ", bytes, " bytes to it"},
+          [launcher, &stream, to = memory_.resolve({destination, 0}), source, bytes] {
+            launcher->copy_in(stream.native, to, source, bytes);
+          });
+    } else if (kind == CopyKind::DeviceToHost && natively) {
+      memory_.place_of(source, bytes);
+      streams_.natively_in_order(
+          stream, Doing{"copying ", bytes, " bytes from it"},
+          [launcher, &stream, from = memory_.resolve({source, 0}), destination, bytes] {
+            launcher->copy_out(stream.native, destination, from, bytes);
+          });
+    } else if (kind == CopyKind::HostToDevice) {
       const auto to = memory_.place_of(destination, bytes);
       streams_.in_order(stream, {"copying ", bytes, " bytes to it"}, [this, to, source, bytes, queue] {
         driver_.attr("copy_in")(to.segment, to.offset, read_only(source, bytes), queue);
@@ -177,7 +224,7 @@ class DriverDevice final : public Device {
       streams_.in_order(stream, {"copying ", bytes, " bytes from it"}, [this, from, destination, bytes, queue] {
         driver_.attr("copy_out")(from.segment, from.offset, writable(destination, bytes), queue);
       });
-    } else if (driver_.launcher() != nullptr && !overlap(destination, source, bytes)) {
+    } else if (launcher != nullptr && !overlap(destination, source, bytes)) {
       copy_natively(destination, source, bytes, stream);
     } else {
       const auto to = memory_.place_of(destination, bytes);
@@ -298,10 +345,7 @@ class DriverDevice final : public Device {
     driver_.errors().check();
     DriverStream& stream = streams_.known(stream_handle);
     DriverKernel& kernel = kernel_of(handle);
-    c10::SmallVector<LaunchArgument, 24> resolved;
-    for (const KernelArgument& argument : arguments) {
-      resolved.push_back(memory_.resolve(argument));
-    }
+    const auto resolved = resolve(arguments);
     if (C10_LIKELY(kernel.is_built() && !stream.deferred.any())) {
       launch_now(kernel, size, resolved, stream);
       return;
@@ -314,6 +358,31 @@ class DriverDevice final : public Device {
         c10::intrusive_ptr<KernelBuild>::reclaim_copy(&kernel),
         [this, &kernel, &stream, size, kept = DeferredArguments(resolved)]() mutable {
           launch_now(kernel, size, kept.values(), stream);
+        });
+  }
+
+  std::string queue_api() const override {
+    const NativeLauncher* launcher = driver_.launcher();
+    return launcher == nullptr ? "" : std::string_view(launcher->api()) == "c" ? properties().driver : launcher->api();
+  }
+
+  void call_on_queue(
+      std::shared_ptr<const QueueFunction> function, const std::string& caller,
+      c10::ArrayRef<KernelArgument> arguments, StreamHandle handle) override {
+    if (driver_.launcher() == nullptr) {
+      Device::call_on_queue(std::move(function), caller, arguments, handle); // refuses
+    }
+    driver_.errors().check();
+    DriverStream& stream = streams_.known(handle);
+    const auto resolved = resolve(arguments);
+    if (C10_LIKELY(!stream.deferred.any())) {
+      call_now(*function, caller, resolved, stream);
+      return;
+    }
+    stream.throw_failure();
+    stream.deferred.submit(
+        nullptr, [this, &stream, function = std::move(function), caller, kept = DeferredArguments(resolved)]() mutable {
+          call_now(*function, caller, kept.values(), stream);
         });
   }
 
@@ -346,6 +415,33 @@ class DriverDevice final : public Device {
     streams_.natively(stream, doing, [&] { kernel.launch(stream.native, size, arguments, memory_.generation()); });
   }
 
+  c10::SmallVector<LaunchArgument, 24> resolve(c10::ArrayRef<KernelArgument> arguments) const {
+    c10::SmallVector<LaunchArgument, 24> resolved;
+    for (const KernelArgument& argument : arguments) {
+      resolved.push_back(memory_.resolve(argument));
+    }
+    return resolved;
+  }
+
+  void call_now(
+      const QueueFunction& function, const std::string& caller, c10::ArrayRef<LaunchArgument> arguments,
+      DriverStream& stream) {
+    const auto doing = [&] { return c10::str("calling ", function.name(), " for ", caller); };
+    streams_.natively(stream, doing, [&] {
+      const auto given = c_arguments(arguments);
+      const auto call = reinterpret_cast<int (*)(void*, const CArgument*, uint64_t)>(function.address());
+      int status = 0;
+      {
+        const GilReleased released; // a deferred call may come from a thread that has it
+        status = call(stream.native, given.data(), given.size());
+      }
+      if (C10_UNLIKELY(status != 0)) {
+        stream.launches.fetch_add(1, std::memory_order_relaxed); // part of its work may be under way
+        driver_.errors().fail(doing(), function.name(), status, function.explain(status));
+      }
+    });
+  }
+
   void copy_natively(void* destination, const void* source, size_t bytes, DriverStream& stream) {
     memory_.place_of(destination, bytes); // checks the ranges
     memory_.place_of(source, bytes);
@@ -373,6 +469,7 @@ class DriverDevice final : public Device {
   DriverMemory memory_;
   DriverStreams streams_;
   const bool discrete_; // the user wants it so: the host must not see the memory
+  const bool can_pin_;
 };
 
 } // namespace

@@ -47,6 +47,14 @@ void DriverErrors::convert(const py::error_already_set& error, const std::string
   throw_lost(); // what was first
 }
 
+void DriverErrors::fail(
+    const std::string& doing, const std::string& function, int status, const std::string& why) const {
+  throw_accelerator_error(
+      status,
+      c10::str(
+          name_, " failed while ", doing, ": ", function, " answered ", status, why.empty() ? "" : ", which is: ", why));
+}
+
 void DriverErrors::convert(const NativeError& error, py::handle device, const std::string& doing) {
   check(); // another thread may have found out
   const std::string call = error.call + error.details;

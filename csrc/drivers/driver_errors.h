@@ -38,6 +38,9 @@ class DriverErrors {
   // Throws what the driver says of an error of the native launcher. Takes the GIL.
   [[noreturn]] void convert(const NativeError& error, pybind11::handle device, const std::string& doing);
 
+  // Throws for a function of a library, which is none of the driver's. `why` is empty where nobody knows.
+  [[noreturn]] void fail(const std::string& doing, const std::string& function, int status, const std::string& why) const;
+
   // Calls the driver, which has `doing()` to do.
   template <typename Doing, typename Function>
   std::invoke_result_t<Function> watch(const Doing& doing, const Function& function) {

@@ -13,9 +13,15 @@ namespace backplane {
 class DriverStreams::Event : public c10::intrusive_ptr_target {
  public:
   Event(const DriverObject& driver, py::object event) : driver_(driver), object_(event.release().ptr()) {}
+  Event(const DriverObject& driver, std::unique_ptr<NativeEvent> event)
+      : driver_(driver), native_(std::move(event)), object_(nullptr) {}
 
   ~Event() override {
-    if (!Py_IsInitialized()) {
+    if (!Py_IsInitialized() || (native_ != nullptr && driver_.errors().is_lost())) {
+      static_cast<void>(native_.release()); // neither the driver nor its API is called any more
+      return;
+    }
+    if (native_ != nullptr) {
       return;
     }
     DeviceCall gil(true);
@@ -24,6 +30,10 @@ class DriverStreams::Event : public c10::intrusive_ptr_target {
     Py_DECREF(object_);
   }
 
+  // Null: it is the driver's.
+  NativeEvent* native() const {
+    return native_.get();
+  }
   py::handle object() const {
     return object_;
   }
@@ -50,7 +60,8 @@ class DriverStreams::Event : public c10::intrusive_ptr_target {
 
  private:
   const DriverObject& driver_;
-  PyObject* const object_; // what the driver calls it
+  std::unique_ptr<NativeEvent> native_;
+  PyObject* const object_; // what the driver calls it; null where it is native
   mutable std::mutex lock_;
   StreamPointer stream_;
   std::atomic<int> deferred_{0}; // recordings
@@ -121,6 +132,12 @@ void DriverStreams::synchronize_stream(StreamHandle handle) {
 
 // --- events
 EventHandle DriverStreams::create_event(bool timing) {
+  const NativeLauncher* launcher = driver_.launcher();
+  if (launcher != nullptr && launcher->has_events()) {
+    return ask_natively("making an event", [&]() -> EventHandle {
+      return c10::make_intrusive<Event>(driver_, launcher->create_event(timing)).release();
+    });
+  }
   return driver_.ask("making an event", [&]() -> EventHandle {
     return c10::make_intrusive<Event>(driver_, driver_.attr("create_event")(timing)).release();
   });
@@ -134,6 +151,10 @@ void DriverStreams::record_event(EventHandle handle, StreamHandle stream_handle)
   DriverStream& stream = known(stream_handle);
   Event& event = event_of(handle);
   const auto record = [this, &stream](Event& recorded) {
+    if (recorded.native() != nullptr) {
+      natively(stream, Doing{"recording an event"}, [&] { recorded.native()->record(stream.native); });
+      return;
+    }
     driver_.ask(
         "recording an event", [&] { driver_.attr("record_event")(recorded.object(), py::handle(stream.object)); });
   };
@@ -153,9 +174,12 @@ void DriverStreams::wait_event(EventHandle event, StreamHandle handle) {
   issue_recording(event);
   stream.deferred.issue_all(); // the event may be recorded again, and this means the recording of now
   stream.throw_failure();
-  driver_.ask("making a stream wait for an event", [&] {
-    driver_.attr("wait_event")(event_of(event).object(), py::handle(stream.object));
-  });
+  constexpr const char* kDoing = "making a stream wait for an event";
+  if (NativeEvent* native = event_of(event).native()) {
+    natively(stream, Doing{kDoing}, [&] { native->wait(stream.native); });
+    return;
+  }
+  driver_.ask(kDoing, [&] { driver_.attr("wait_event")(event_of(event).object(), py::handle(stream.object)); });
 }
 
 bool DriverStreams::query_event(EventHandle event) {
@@ -166,14 +190,23 @@ bool DriverStreams::query_event(EventHandle event) {
       return false;
     }
   }
-  return driver_.ask("asked for an event", [&] {
+  constexpr const char* kDoing = "asked for an event";
+  if (NativeEvent* native = event_of(event).native()) {
+    return ask_natively(kDoing, [&] { return native->query(); });
+  }
+  return driver_.ask(kDoing, [&] {
     return driver_.attr("query_event")(event_of(event).object()).cast<bool>();
   });
 }
 
 void DriverStreams::synchronize_event(EventHandle event) {
   issue_recording(event);
-  driver_.ask("waiting for an event", [&] { driver_.attr("synchronize_event")(event_of(event).object()); });
+  constexpr const char* kDoing = "waiting for an event";
+  if (NativeEvent* native = event_of(event).native()) {
+    ask_natively(kDoing, [&] { native->synchronize(); });
+  } else {
+    driver_.ask(kDoing, [&] { driver_.attr("synchronize_event")(event_of(event).object()); });
+  }
   if (const StreamPointer stream = event_of(event).stream()) {
     stream->throw_failure();
   }
@@ -182,7 +215,11 @@ void DriverStreams::synchronize_event(EventHandle event) {
 double DriverStreams::elapsed_ms(EventHandle start, EventHandle end) {
   issue_recording(start);
   issue_recording(end);
-  return driver_.ask("asked for the time between events", [&] {
+  constexpr const char* kDoing = "asked for the time between events";
+  if (NativeEvent* native = event_of(end).native()) {
+    return ask_natively(kDoing, [&] { return native->elapsed_ms(*event_of(start).native()); });
+  }
+  return driver_.ask(kDoing, [&] {
     return driver_.attr("elapsed_ms")(event_of(start).object(), event_of(end).object()).cast<double>();
   });
 }

@@ -100,6 +100,17 @@ class DriverStreams {
 
   static constexpr uint64_t kFlushEvery = 16; // native launches: the device should not idle because nobody synchronizes
 
+  // As DriverObject::ask, of the hardware's API.
+  template <typename Function>
+  std::invoke_result_t<Function> ask_natively(const char* doing, const Function& function) {
+    driver_.errors().check();
+    try {
+      return function();
+    } catch (const NativeError& error) {
+      driver_.errors().convert(error, driver_.object(), doing);
+    }
+  }
+
   static Event& event_of(EventHandle event);
   StreamPointer shared(StreamHandle handle) const;
   std::vector<StreamPointer> all() const;

@@ -16,6 +16,30 @@ std::unique_ptr<NativeLauncher> make_native_launcher(
   return make_opencl_launcher(functions);
 }
 
+c10::SmallVector<CArgument, 32> c_arguments(c10::ArrayRef<LaunchArgument> arguments) {
+  c10::SmallVector<CArgument, 32> given;
+  for (const LaunchArgument& one : arguments) {
+    given.push_back({one.memory, one.offset, one.data, one.bytes});
+  }
+  return given;
+}
+
+void NativeLauncher::copy_in(void*, const LaunchArgument&, const void*, size_t) const {
+  TORCH_CHECK(false, "the native launcher copies no host memory");
+}
+
+void NativeLauncher::copy_out(void*, void*, const LaunchArgument&, size_t) const {
+  TORCH_CHECK(false, "the native launcher copies no host memory");
+}
+
+std::unique_ptr<NativeEvent> NativeLauncher::create_event(bool) const {
+  TORCH_CHECK(false, "the native launcher has no events");
+}
+
+bool has_function(const std::map<std::string, uintptr_t>& functions, const char* name) {
+  return functions.count(name) != 0;
+}
+
 uintptr_t function_of(const std::map<std::string, uintptr_t>& functions, const char* api, const char* name) {
   const auto found = functions.find(name);
   TORCH_CHECK_VALUE(

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <c10/util/ArrayRef.h>
+#include <c10/util/SmallVector.h>
 
 #include <cstdint>
 #include <map>
@@ -23,6 +24,15 @@ struct LaunchArgument {
   uint32_t bytes;
 };
 
+// The same, as functions of a driver's own launcher and of libraries have it: docs/write-a-driver.md declares it.
+struct CArgument {
+  void* memory;
+  uint64_t offset;
+  const void* data;
+  uint64_t bytes;
+};
+c10::SmallVector<CArgument, 32> c_arguments(c10::ArrayRef<LaunchArgument> arguments);
+
 // Thrown where a function of the hardware API answers with an error.
 struct NativeError {
   const char* call; // the function
@@ -39,9 +49,23 @@ class NativeKernel {
       void* queue, const LaunchSize& size, c10::ArrayRef<LaunchArgument> arguments, uint64_t generation) = 0;
 };
 
+// An event of the hardware API's. Thread-safe; needs no GIL. Throws NativeError. When it goes, waits for it that were
+// issued stay in force.
+class NativeEvent {
+ public:
+  virtual ~NativeEvent() = default;
+  virtual void record(void* queue) = 0; // again and again; the others mean the latest recording
+  virtual void wait(void* queue) = 0; // the queue does; does nothing where it was never recorded
+  virtual bool query() = 0; // true: reached, or never recorded
+  virtual void synchronize() = 0;
+  virtual double elapsed_ms(NativeEvent& start) = 0; // since `start`, an event of the same API; both are reached
+};
+
 class NativeLauncher {
  public:
   virtual ~NativeLauncher() = default;
+  // "opencl" or "c".
+  virtual const char* api() const = 0;
   // `kernel` stays valid as long as what is returned lives; `text` is what it was built from.
   virtual std::unique_ptr<NativeKernel> kernel(void* kernel, const std::string& text) const = 0;
   // Within the device's memory; the ranges do not overlap.
@@ -50,6 +74,19 @@ class NativeLauncher {
   virtual void fill(void* queue, const LaunchArgument& memory, uint8_t value, size_t bytes) const = 0;
   // Makes sure that what the queue was given gets to the device without another call. Throws NativeError.
   virtual void flush(void* queue) const = 0;
+
+  // Host memory, as Device::copy; only where copies_host_memory().
+  virtual bool copies_host_memory() const {
+    return false;
+  }
+  virtual void copy_in(void* queue, const LaunchArgument& to, const void* from, size_t bytes) const;
+  virtual void copy_out(void* queue, void* to, const LaunchArgument& from, size_t bytes) const;
+
+  // Events of the API's, where the driver has handed over what they need.
+  virtual bool has_events() const {
+    return false;
+  }
+  virtual std::unique_ptr<NativeEvent> create_event(bool timing) const;
 
   // As Device::host_sees_memory and Device::call_host; `generation` as in NativeKernel::launch.
   virtual bool host_sees_memory() const {
@@ -63,6 +100,8 @@ class NativeLauncher {
 std::unique_ptr<NativeLauncher> make_native_launcher(
     const std::string& api, const std::map<std::string, uintptr_t>& functions);
 
+// Whether there is the first of functions that only work together.
+bool has_function(const std::map<std::string, uintptr_t>& functions, const char* name);
 // The address of an API's function; throws where it is missing.
 uintptr_t function_of(const std::map<std::string, uintptr_t>& functions, const char* api, const char* name);
 

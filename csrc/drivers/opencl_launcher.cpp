@@ -42,14 +42,38 @@ using EnqueueNativeKernel = Status (*)(
 using Flush = Status (*)(void* queue);
 using Finish = Status (*)(void* queue);
 
+using EnqueueReadBuffer = Status (*)(
+    void* queue, void* buffer, uint32_t blocking, size_t offset, size_t bytes, void* memory, uint32_t waits,
+    void* const* wait_list, void** event);
+using EnqueueWriteBuffer = Status (*)(
+    void* queue, void* buffer, uint32_t blocking, size_t offset, size_t bytes, const void* memory, uint32_t waits,
+    void* const* wait_list, void** event);
+using EnqueueWithWaitList = Status (*)(void* queue, uint32_t waits, void* const* wait_list, void** event);
+using WaitForEvents = Status (*)(uint32_t count, void* const* events);
+using EventInfo = Status (*)(void* event, uint32_t name, size_t bytes, void* value, size_t* needed);
+using ReleaseEvent = Status (*)(void* event);
+
+constexpr uint32_t kExecutionStatus = 0x11D3; // CL_EVENT_COMMAND_EXECUTION_STATUS
+constexpr Status kComplete = 0;
+constexpr uint32_t kCommandEnd = 0x1283; // CL_PROFILING_COMMAND_END
+
 struct Functions {
   SetKernelArg set_kernel_arg;
   EnqueueNDRangeKernel enqueue;
   EnqueueCopyBuffer copy;
   EnqueueFillBuffer fill;
   Flush flush;
-  Finish finish; // nullptr, unless wider launches must wait: see Widths
-  EnqueueNativeKernel enqueue_native; // nullptr, unless the device is a processor that calls functions
+  Finish finish = nullptr; // unless wider launches must wait: see Widths
+  EnqueueNativeKernel enqueue_native = nullptr; // unless the device is a processor that calls functions
+  // These may be missing, both or all.
+  EnqueueReadBuffer read = nullptr;
+  EnqueueWriteBuffer write = nullptr;
+  EnqueueWithWaitList marker = nullptr;
+  EnqueueWithWaitList barrier = nullptr;
+  WaitForEvents wait = nullptr;
+  EventInfo info = nullptr;
+  EventInfo profiling_info = nullptr;
+  ReleaseEvent release = nullptr;
 };
 
 // In the text of kernels whose work items beyond the last do nothing (torch_backplane/kernels/dialects/base.py).
@@ -216,9 +240,90 @@ class OpenCLKernel final : public NativeKernel {
   const bool bounded_;
 };
 
+void check(const char* call, Status status) {
+  if (C10_UNLIKELY(status != 0)) {
+    throw NativeError{call, status, ""};
+  }
+}
+
+class OpenCLEvent final : public NativeEvent {
+ public:
+  explicit OpenCLEvent(const Functions& functions) : functions_(functions) {}
+
+  void record(void* queue) override {
+    void* event = nullptr;
+    check("clEnqueueMarkerWithWaitList", functions_.marker(queue, 0, nullptr, &event));
+    Marker marker(event, [release = functions_.release](void* one) { static_cast<void>(release(one)); });
+    check("clFlush", functions_.flush(queue)); // other queues, and who polls, may wait for it
+    const std::lock_guard<std::mutex> guard(lock_);
+    std::swap(marker_, marker); // the one before goes without the lock
+  }
+
+  void wait(void* queue) override {
+    if (const Marker marker = latest()) {
+      void* const event = marker.get();
+      check("clEnqueueBarrierWithWaitList", functions_.barrier(queue, 1, &event, nullptr));
+    }
+  }
+
+  bool query() override {
+    const Marker marker = latest();
+    return marker == nullptr || status(marker) == kComplete;
+  }
+
+  void synchronize() override {
+    if (const Marker marker = latest()) {
+      const GilReleased released; // what the queue waits for may be done by a thread of Python's
+      void* const event = marker.get();
+      const Status answer = functions_.wait(1, &event);
+      status(marker); // what clWaitForEvents answers is only that something is wrong
+      check("clWaitForEvents", answer);
+    }
+  }
+
+  double elapsed_ms(NativeEvent& start) override {
+    const auto end_of = [&](const Marker& marker) {
+      uint64_t nanoseconds = 0;
+      check(
+          "clGetEventProfilingInfo",
+          functions_.profiling_info(marker.get(), kCommandEnd, sizeof nanoseconds, &nanoseconds, nullptr));
+      return nanoseconds;
+    };
+    const Marker first = static_cast<OpenCLEvent&>(start).latest();
+    const Marker last = latest();
+    return static_cast<double>(static_cast<int64_t>(end_of(last) - end_of(first))) / 1e6;
+  }
+
+ private:
+  using Marker = std::shared_ptr<void>; // a recording
+
+  Marker latest() const {
+    const std::lock_guard<std::mutex> guard(lock_);
+    return marker_;
+  }
+
+  // Throws where a command has failed.
+  Status status(const Marker& marker) const {
+    Status status = kComplete;
+    check("clGetEventInfo", functions_.info(marker.get(), kExecutionStatus, sizeof status, &status, nullptr));
+    if (C10_UNLIKELY(status < 0)) {
+      throw NativeError{"a command in front of the event", status, ""};
+    }
+    return status;
+  }
+
+  const Functions& functions_; // of the launcher, which lives as long as the process
+  mutable std::mutex lock_; // not held while OpenCL is called
+  Marker marker_;
+};
+
 class OpenCLLauncher final : public NativeLauncher {
  public:
   explicit OpenCLLauncher(const Functions& functions) : functions_(functions) {}
+
+  const char* api() const override {
+    return "opencl";
+  }
 
   std::unique_ptr<NativeKernel> kernel(void* kernel, const std::string& text) const override {
     return std::make_unique<OpenCLKernel>(functions_, kernel, text);
@@ -226,26 +331,44 @@ class OpenCLLauncher final : public NativeLauncher {
 
   void copy(
       void* queue, const LaunchArgument& destination, const LaunchArgument& source, size_t bytes) const override {
-    const Status status = functions_.copy(
-        queue, source.memory, destination.memory, source.offset, destination.offset, bytes, 0, nullptr, nullptr);
-    if (C10_UNLIKELY(status != 0)) {
-      throw NativeError{"clEnqueueCopyBuffer", status, ""};
-    }
+    check(
+        "clEnqueueCopyBuffer",
+        functions_.copy(
+            queue, source.memory, destination.memory, source.offset, destination.offset, bytes, 0, nullptr, nullptr));
   }
 
   void fill(void* queue, const LaunchArgument& memory, uint8_t value, size_t bytes) const override {
-    const Status status =
-        functions_.fill(queue, memory.memory, &value, sizeof value, memory.offset, bytes, 0, nullptr, nullptr);
-    if (C10_UNLIKELY(status != 0)) {
-      throw NativeError{"clEnqueueFillBuffer", status, ""};
-    }
+    check(
+        "clEnqueueFillBuffer",
+        functions_.fill(queue, memory.memory, &value, sizeof value, memory.offset, bytes, 0, nullptr, nullptr));
   }
 
   void flush(void* queue) const override {
-    const Status status = functions_.flush(queue);
-    if (C10_UNLIKELY(status != 0)) {
-      throw NativeError{"clFlush", status, ""};
-    }
+    check("clFlush", functions_.flush(queue));
+  }
+
+  bool copies_host_memory() const override {
+    return functions_.write != nullptr;
+  }
+
+  void copy_in(void* queue, const LaunchArgument& to, const void* from, size_t bytes) const override {
+    check(
+        "clEnqueueWriteBuffer",
+        functions_.write(queue, to.memory, /*blocking=*/0, to.offset, bytes, from, 0, nullptr, nullptr));
+  }
+
+  void copy_out(void* queue, void* to, const LaunchArgument& from, size_t bytes) const override {
+    check(
+        "clEnqueueReadBuffer",
+        functions_.read(queue, from.memory, /*blocking=*/0, from.offset, bytes, to, 0, nullptr, nullptr));
+  }
+
+  bool has_events() const override {
+    return functions_.marker != nullptr;
+  }
+
+  std::unique_ptr<NativeEvent> create_event(bool) const override {
+    return std::make_unique<OpenCLEvent>(functions_); // queues measure all commands or none
   }
 
   bool host_sees_memory() const override {
@@ -322,11 +445,9 @@ class OpenCLLauncher final : public NativeLauncher {
   void enqueue_native(
       void* queue, void (*function)(void* words), void* words, size_t bytes, uint32_t count, void* const* buffers,
       const void** places) const {
-    const Status status =
-        functions_.enqueue_native(queue, function, words, bytes, count, buffers, places, 0, nullptr, nullptr);
-    if (C10_UNLIKELY(status != 0)) {
-      throw NativeError{"clEnqueueNativeKernel", status, ""};
-    }
+    check(
+        "clEnqueueNativeKernel",
+        functions_.enqueue_native(queue, function, words, bytes, count, buffers, places, 0, nullptr, nullptr));
   }
 
   mutable std::mutex lock_;
@@ -343,15 +464,31 @@ Function find(const std::map<std::string, uintptr_t>& functions, const char* nam
 } // namespace
 
 std::unique_ptr<NativeLauncher> make_opencl_launcher(const std::map<std::string, uintptr_t>& functions) {
-  return std::make_unique<OpenCLLauncher>(Functions{
+  Functions found{
       find<SetKernelArg>(functions, "clSetKernelArg"),
       find<EnqueueNDRangeKernel>(functions, "clEnqueueNDRangeKernel"),
       find<EnqueueCopyBuffer>(functions, "clEnqueueCopyBuffer"),
       find<EnqueueFillBuffer>(functions, "clEnqueueFillBuffer"),
-      find<Flush>(functions, "clFlush"),
-      functions.count("clFinish") != 0 ? find<Finish>(functions, "clFinish") : nullptr,
-      functions.count("clEnqueueNativeKernel") != 0 ? find<EnqueueNativeKernel>(functions, "clEnqueueNativeKernel")
-                                                    : nullptr});
+      find<Flush>(functions, "clFlush")};
+  if (has_function(functions, "clFinish")) {
+    found.finish = find<Finish>(functions, "clFinish");
+  }
+  if (has_function(functions, "clEnqueueNativeKernel")) {
+    found.enqueue_native = find<EnqueueNativeKernel>(functions, "clEnqueueNativeKernel");
+  }
+  if (has_function(functions, "clEnqueueReadBuffer")) {
+    found.read = find<EnqueueReadBuffer>(functions, "clEnqueueReadBuffer");
+    found.write = find<EnqueueWriteBuffer>(functions, "clEnqueueWriteBuffer");
+  }
+  if (has_function(functions, "clEnqueueMarkerWithWaitList")) {
+    found.marker = find<EnqueueWithWaitList>(functions, "clEnqueueMarkerWithWaitList");
+    found.barrier = find<EnqueueWithWaitList>(functions, "clEnqueueBarrierWithWaitList");
+    found.wait = find<WaitForEvents>(functions, "clWaitForEvents");
+    found.info = find<EventInfo>(functions, "clGetEventInfo");
+    found.profiling_info = find<EventInfo>(functions, "clGetEventProfilingInfo");
+    found.release = find<ReleaseEvent>(functions, "clReleaseEvent");
+  }
+  return std::make_unique<OpenCLLauncher>(found);
 }
 
 } // namespace backplane

@@ -5,6 +5,7 @@
 #include "devices/recording.h"
 #include "memory/allocator_config.h"
 #include "memory/caching_allocator.h"
+#include "memory/pinned.h"
 #include "memory/segment_map.h"
 #include "streams/stream.h"
 
@@ -39,6 +40,7 @@ Allocators& all_allocators = allocators(); // spares the hot path the check of a
 C10_NOINLINE DeviceCachingAllocator& make_device_allocator(c10::DeviceIndex index) {
   index = checked_index(index);
   auto fresh = std::make_unique<DeviceCachingAllocator>(index); // calls the device: not under the mutex
+  pin_for(device(index)); // likewise
   std::lock_guard<std::mutex> guard(all_allocators.mutex);
   auto& slot = all_allocators.by_device[index];
   if (slot == nullptr) {

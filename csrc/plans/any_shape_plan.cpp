@@ -30,9 +30,18 @@ bool store(const Patch& patch, int64_t bits, Literal& literal) {
   return true;
 }
 
-Address& address_of(Step& step, uint32_t index) {
+// Of a launch or of a library's function; nullptr: it is neither.
+std::vector<PlannedArgument>* arguments_of(Step& step) {
   if (auto* launch = std::get_if<LaunchStep>(&step)) {
-    return std::get<Address>(launch->arguments[index]);
+    return &launch->arguments;
+  }
+  auto* queued = std::get_if<QueueStep>(&step);
+  return queued != nullptr ? &queued->arguments : nullptr;
+}
+
+Address& address_of(Step& step, uint32_t index) {
+  if (auto* arguments = arguments_of(step)) {
+    return std::get<Address>((*arguments)[index]);
   }
   if (auto* work = std::get_if<HostStep>(&step)) {
     return work->memory[index];
@@ -88,9 +97,9 @@ bool AnyShapePlan::patch(const TapeProgram::Slots& slots, Plan& made) const {
         break;
       case Patch::Field::Number: {
         Step& step = made.steps[patch.step];
-        auto* launch = std::get_if<LaunchStep>(&step);
-        Literal& literal = launch != nullptr ? std::get<Literal>(launch->arguments[patch.index])
-                                             : std::get<Literal>(std::get<HostStep>(step).numbers[patch.index]);
+        auto* arguments = arguments_of(step);
+        Literal& literal = arguments != nullptr ? std::get<Literal>((*arguments)[patch.index])
+                                                : std::get<Literal>(std::get<HostStep>(step).numbers[patch.index]);
         if (!store(patch, value, literal)) {
           return false;
         }

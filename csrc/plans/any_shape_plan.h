@@ -16,7 +16,7 @@ struct Patch {
   enum class Field : uint8_t {
     Bytes, // of an AllocateStep or CopyStep
     Offset, // of the address of argument or memory `index`; of a copy's destination (0) or source (1)
-    Number, // of argument `index` of a launch, or number `index` of host work, as the dtype
+    Number, // of argument `index` of a launch or of a library's function, or number `index` of host work, as the dtype
     HostSize, // of host work, argument `index`, tensor `element` if that is a list: dimension `dimension`
     HostStride,
     Items, // of a launch, in dimension `index`

@@ -106,15 +106,15 @@ std::string CpuOperator::text() const {
   return line + ")";
 }
 
-LibraryFunction::LibraryFunction(std::string name, uintptr_t address, std::vector<Parameter> parameters)
-    : name_(std::move(name)), address_(address), parameters_(std::move(parameters)) {
-  TORCH_CHECK_VALUE(address != 0, "a library function needs its address, and ", name_, " has none");
+LibraryFunction::LibraryFunction(LibrarySymbol symbol, std::vector<Parameter> parameters)
+    : symbol_(std::move(symbol)), parameters_(std::move(parameters)) {
+  TORCH_CHECK_VALUE(symbol_.address != 0, "a library function needs its address, and ", name(), " has none");
   TORCH_CHECK_VALUE(
-      parameters_.size() <= kMostParameters, name_, " has ", parameters_.size(), " parameters, and ", kMostParameters,
+      parameters_.size() <= kMostParameters, name(), " has ", parameters_.size(), " parameters, and ", kMostParameters,
       " is the most that can be passed");
   for (const Parameter& parameter : parameters_) {
     TORCH_CHECK_TYPE(
-        parameter.kind != Kind::Value || c10::isIntegralType(parameter.dtype, /*includeBool=*/false), name_,
+        parameter.kind != Kind::Value || c10::isIntegralType(parameter.dtype, /*includeBool=*/false), name(),
         " cannot take a number of dtype ", parameter.dtype, " by value: only integers are passed so");
   }
 }
@@ -126,11 +126,11 @@ void LibraryFunction::run(char* const* memory, const uint64_t* numbers) const {
         : parameters_[i].kind == Kind::Value       ? *numbers++
                                                    : reinterpret_cast<Word>(numbers++);
   }
-  kCallers[parameters_.size()](address_, words.data());
+  kCallers[parameters_.size()](symbol_.address, words.data());
 }
 
 std::string LibraryFunction::text() const {
-  return c10::str(name_, " at ", address_);
+  return c10::str(name(), " at ", symbol_.address);
 }
 
 void do_on_host(

@@ -14,6 +14,8 @@
 #include <variant>
 #include <vector>
 
+#include "devices/library_symbol.h"
+
 namespace backplane {
 
 class HostWork {
@@ -71,10 +73,10 @@ class LibraryFunction final : public HostWork {
   };
   static constexpr size_t kMostParameters = 20;
 
-  LibraryFunction(std::string name, uintptr_t address, std::vector<Parameter> parameters);
+  LibraryFunction(LibrarySymbol symbol, std::vector<Parameter> parameters);
 
   const std::string& name() const {
-    return name_;
+    return symbol_.name;
   }
   const std::vector<Parameter>& parameters() const {
     return parameters_;
@@ -84,8 +86,7 @@ class LibraryFunction final : public HostWork {
   std::string text() const override;
 
  private:
-  const std::string name_;
-  const uintptr_t address_;
+  const LibrarySymbol symbol_;
   const std::vector<Parameter> parameters_;
 };
 

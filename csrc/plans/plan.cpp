@@ -42,6 +42,18 @@ class Replay {
   }
 
   void run(const LaunchStep& step) {
+    give(step, [&](c10::ArrayRef<KernelArgument> arguments) { step.kernel->launch(step.size, arguments, stream_); });
+  }
+
+  void run(const QueueStep& step) {
+    give(step, [&](c10::ArrayRef<KernelArgument> arguments) {
+      device(call_.device).call_on_queue(step.function, *call_.operator_name, arguments, stream_);
+    });
+  }
+
+  // Calls `go` with the step's arguments.
+  template <typename Step, typename Go>
+  void give(const Step& step, const Go& go) {
     c10::SmallVector<KernelArgument, 24> arguments(step.arguments.size());
     c10::SmallVector<uint64_t, 24> numbers(step.arguments.size());
     for (size_t i = 0; i < arguments.size(); ++i) {
@@ -55,7 +67,7 @@ class Replay {
         arguments[i] = {&numbers[i], store_passed(call_, passed, &numbers[i])};
       }
     }
-    step.kernel->launch(step.size, arguments, stream_);
+    go(arguments);
     if (step.reports_errors) {
       note_reporting_launch(current_stream(call_.device));
     }
@@ -162,6 +174,8 @@ void check_numbers(const Plan& plan, const PlannedCall& call) {
   for (const Step& step : plan.steps) {
     if (const auto* launch = std::get_if<LaunchStep>(&step)) {
       std::for_each(launch->arguments.begin(), launch->arguments.end(), check);
+    } else if (const auto* queued = std::get_if<QueueStep>(&step)) {
+      std::for_each(queued->arguments.begin(), queued->arguments.end(), check);
     } else if (const auto* work = std::get_if<HostStep>(&step)) {
       std::for_each(work->numbers.begin(), work->numbers.end(), check);
     } else if (const auto* one = std::get_if<CheckStep>(&step)) {

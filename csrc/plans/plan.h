@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "devices/compiled_kernel.h"
+#include "devices/queue_function.h"
 #include "plans/host_work.h"
 
 namespace backplane {
@@ -68,6 +69,15 @@ struct LaunchStep {
         arguments == other.arguments;
   }
 };
+struct QueueStep {
+  std::shared_ptr<const QueueFunction> function;
+  std::vector<PlannedArgument> arguments;
+  bool reports_errors;
+
+  bool operator==(const QueueStep& other) const {
+    return function->text() == other.function->text() && arguments == other.arguments;
+  }
+};
 struct HostStep {
   std::shared_ptr<const HostWork> work;
   std::vector<Address> memory;
@@ -89,7 +99,7 @@ struct CheckStep { // a number that nothing is computed of, and that must fit al
 
   bool operator==(const CheckStep&) const = default;
 };
-using Step = std::variant<AllocateStep, FreeStep, LaunchStep, HostStep, CopyStep, CheckStep>;
+using Step = std::variant<AllocateStep, FreeStep, LaunchStep, QueueStep, HostStep, CopyStep, CheckStep>;
 
 // Takes `count` random numbers from the call's generator; seed and offset become the call's numbers `first_number` and
 // `first_number + 1`.
@@ -121,6 +131,7 @@ struct PlannedCall {
   c10::SmallVector<bool, 8> written; // for each tensor
   c10::SmallVector<c10::Scalar, 4> numbers; // those that are passed through, and those of the generator
   const c10::IValue* generator = nullptr; // the Generator argument, if the operator has one
+  const std::string* operator_name = nullptr; // for errors that come later
 };
 
 struct Plan {

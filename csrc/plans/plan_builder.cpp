@@ -85,17 +85,13 @@ class PlanBuilder {
       step.size.items[i] = static_cast<size_t>(count.integer());
       step.size.group[i] = group[i];
     }
-    const auto& parameters = kernel->parameters();
-    for (size_t i = 0; i < values.size(); ++i) {
-      const py::object value = values[i];
-      if (parameters[i].number.has_value()) {
-        step.arguments.push_back(number(value, i, *parameters[i].number));
-      } else {
-        const Address where = address(value, i);
-        step.reports_errors |= where.base == Address::Base::Kept && are_error_words(made_.plan.kept[where.index]);
-        step.arguments.emplace_back(where);
-      }
-    }
+    give(kernel->parameters(), values, step);
+    made_.plan.steps.emplace_back(std::move(step));
+  }
+
+  void call_on_queue(const std::shared_ptr<QueueFunction>& function, const py::sequence& values) {
+    QueueStep step{function, {}, false};
+    give(function->parameters(), values, step);
     made_.plan.steps.emplace_back(std::move(step));
   }
 
@@ -215,6 +211,21 @@ class PlanBuilder {
       made_.patches.push_back(
           {field, static_cast<uint32_t>(made_.plan.steps.size()), static_cast<uint32_t>(index), *number.slot, dtype,
            number.value.isFloatingPoint()});
+    }
+  }
+
+  // The arguments of a launch, or of a library's function.
+  template <typename Step>
+  void give(const std::vector<KernelParameter>& parameters, const py::sequence& values, Step& step) {
+    for (size_t i = 0; i < values.size(); ++i) {
+      const py::object value = values[i];
+      if (parameters[i].number.has_value()) {
+        step.arguments.push_back(number(value, i, *parameters[i].number));
+      } else {
+        const Address where = address(value, i);
+        step.reports_errors |= where.base == Address::Base::Kept && are_error_words(made_.plan.kept[where.index]);
+        step.arguments.emplace_back(where);
+      }
     }
   }
 
@@ -364,6 +375,7 @@ void bind_plan_builder(py::module_& module) {
       .def("allocate", [](PlanBuilder& self, const py::object& bytes) { return self.allocate(bytes); })
       .def("free", &PlanBuilder::free)
       .def("launch", &PlanBuilder::launch)
+      .def("call_on_queue", &PlanBuilder::call_on_queue)
       .def("call_library", &PlanBuilder::call_library)
       .def("call_on_cpu", &PlanBuilder::call_on_cpu)
       .def("copy", [](PlanBuilder& self, const py::object& to, const py::object& from, const py::object& bytes) {

@@ -30,19 +30,27 @@ std::string text(const FreeStep& step) {
   return c10::str("free ", step.index);
 }
 
+std::string text(const std::vector<PlannedArgument>& arguments, const std::vector<KernelParameter>& parameters) {
+  std::string line;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    line += (i > 0 ? ", " : "") + std::visit([](const auto& one) { return text(one); }, arguments[i]);
+    line += parameters[i].written ? " (written)" : "";
+  }
+  return line;
+}
+
 std::string text(const LaunchStep& step) {
   const auto& items = step.size.items;
   const auto& group = step.size.group;
   std::string line = c10::str(
       "launch ", step.kernel->entry(), " on ", items[0], "×", items[1], "×", items[2], " items in groups of ", group[0],
       "×", group[1], "×", group[2], ": ");
-  const char* separator = "";
-  for (size_t i = 0; i < step.arguments.size(); ++i) {
-    line += separator + std::visit([](const auto& one) { return text(one); }, step.arguments[i]);
-    line += step.kernel->parameters()[i].written ? " (written)" : "";
-    separator = ", ";
-  }
-  return line;
+  return line + text(step.arguments, step.kernel->parameters());
+}
+
+std::string text(const QueueStep& step) {
+  return c10::str(
+      "call ", step.function->text(), " on the queue with ", text(step.arguments, step.function->parameters()));
 }
 
 std::string text(const HostStep& step) {

@@ -251,7 +251,7 @@ void PlannedOperator::answer(torch::jit::Stack* stack) {
   for (const size_t i : declaration->written) {
     own_memory(arguments[i]);
   }
-  PlannedCall call{index, {}, {}, {}, nullptr};
+  PlannedCall call{index, {}, {}, {}, nullptr, &name_};
   Signature signature;
   const char* problem = read_call(arguments, facts, call, signature);
   if (C10_UNLIKELY(problem == nullptr && !declaration->checks.hold(arguments))) {
@@ -366,7 +366,7 @@ std::shared_ptr<const Plan> PlannedOperator::plan(
 std::optional<AnyShapePlan> PlannedOperator::trace(
     const Declaration& declaration, c10::ArrayRef<c10::IValue> arguments, c10::DeviceIndex device, std::string& reason) {
   const auto& facts = declaration.facts;
-  PlannedCall call{device, {}, {}, {}, nullptr};
+  PlannedCall call{device, {}, {}, {}, nullptr, &name_};
   Signature signature;
   read_call(arguments, facts, call, signature);
   at::AutoDispatchBelowADInplaceOrView autograd;
@@ -382,7 +382,7 @@ void PlannedOperator::check(
     const Declaration& declaration, c10::ArrayRef<c10::IValue> arguments, const PlannedCall& call, const Plan& known) {
   const auto& facts = declaration.facts;
   check_numbers(known, call);
-  PlannedCall again{call.device, {}, {}, {}, nullptr};
+  PlannedCall again{call.device, {}, {}, {}, nullptr, &name_};
   Signature signature;
   read_call(arguments, facts, again, signature);
   LeftToCpu left;
@@ -428,7 +428,7 @@ PlannedOperator::Times PlannedOperator::time(c10::ArrayRef<c10::IValue> argument
   std::optional<PlannedCall> call;
   Times found;
   found.signature = seconds([&] {
-    call.emplace(PlannedCall{index, {}, {}, {}, nullptr});
+    call.emplace(PlannedCall{index, {}, {}, {}, nullptr, &name_});
     Signature signature;
     read_call(arguments, declaration->facts, *call, signature);
     plan = cache_.find(signature);
@@ -438,7 +438,9 @@ PlannedOperator::Times PlannedOperator::time(c10::ArrayRef<c10::IValue> argument
   Plan without_results = *plan;
   without_results.results.clear();
   Plan only_allocations = without_results;
-  std::erase_if(only_allocations.steps, [](const Step& step) { return std::holds_alternative<LaunchStep>(step); });
+  std::erase_if(only_allocations.steps, [](const Step& step) {
+    return std::holds_alternative<LaunchStep>(step) || std::holds_alternative<QueueStep>(step);
+  });
   const double whole = seconds([&] { replay(*plan, *call); });
   const double unreturned = seconds([&] { replay(without_results, *call); });
   found.allocation = seconds([&] { replay(only_allocations, *call); });

@@ -6,6 +6,7 @@
 #include <torch/csrc/utils/tensor_layouts.h>
 #include <torch/csrc/utils/tensor_memoryformats.h>
 
+#include "plans/given_arguments.h"
 #include "plans/plan_builder.h"
 #include "plans/planned_operator.h"
 #include "plans/python_number.h"
@@ -177,12 +178,6 @@ class PythonPlanner final : public Planner {
 
 // --- launches
 
-uint64_t bits_of(const c10::Scalar& number, c10::ScalarType dtype, uint32_t& bytes) {
-  uint64_t bits = 0;
-  bytes = store_number(number, dtype, &bits);
-  return bits;
-}
-
 LaunchSize launch_size(const std::vector<size_t>& items, const std::vector<size_t>& group) {
   TORCH_CHECK_VALUE(
       !items.empty() && items.size() <= 3 && items.size() == group.size(),
@@ -209,69 +204,9 @@ void launch(
       values.size() == parameters.size(), "kernel ", kernel->entry(), " takes ", parameters.size(),
       " arguments, and got ", values.size());
   const LaunchSize size = launch_size(items, group);
-  Recorder* recorder = Recorder::active();
-  std::vector<PlannedArgument> recorded;
-  bool reports_errors = false;
-  c10::SmallVector<KernelArgument, 24> arguments(values.size());
-  c10::SmallVector<uint64_t, 24> numbers(values.size());
-  // First: memory that is shared lazily is another's from here on, also for arguments in the same storage.
-  for (size_t i = 0; i < values.size(); ++i) {
-    const py::object given = values[i];
-    if (parameters[i].number.has_value()) {
-      continue;
-    }
-    TORCH_CHECK_TYPE(
-        THPVariable_Check(given.ptr()), "argument ", i, " of kernel ", kernel->entry(), " is memory, and got ",
-        py::str(py::type::of(given)).cast<std::string>());
-    if (parameters[i].written) {
-      const at::Tensor& tensor = THPVariable_Unpack(given.ptr());
-      WriteWatch::wrote(tensor.storage());
-      tensor.mutable_data_ptr();
-    }
-  }
-  for (size_t i = 0; i < values.size(); ++i) {
-    const py::object given = values[i];
-    if (!parameters[i].number.has_value()) {
-      const at::Tensor& tensor = THPVariable_Unpack(given.ptr());
-      TORCH_CHECK_VALUE(
-          tensor.device() == c10::Device(c10::kPrivateUse1, kernel->device_index()), "argument ", i, " of kernel ",
-          kernel->entry(), " is on ", tensor.device(), ", and the kernel on bp:", kernel->device_index());
-      TORCH_CHECK_VALUE(
-          !tensor.is_conj() && !tensor.is_neg(), "argument ", i, " of kernel ", kernel->entry(),
-          " is lazily conjugated or negated: resolve it first");
-      arguments[i] = {tensor.const_data_ptr(), 0};
-      reports_errors |= are_error_words(tensor);
-      if (recorder != nullptr) {
-        recorded.emplace_back(recorder->locate(tensor));
-      }
-      continue;
-    }
-    uint32_t bytes = 0;
-    if (py::isinstance<PythonNumber>(given)) {
-      const auto& number = given.cast<const PythonNumber&>();
-      numbers[i] = bits_of(number.passed_value(), *parameters[i].number, bytes);
-      // A number of a call inside the recorded one is the same whenever the outer plan runs.
-      if (recorder != nullptr && number.call == &recorder->call()) {
-        recorded.emplace_back(number.passed(*parameters[i].number));
-      } else if (recorder != nullptr) {
-        recorded.emplace_back(Literal{numbers[i], bytes});
-      }
-    } else {
-      // Not c10::Scalar's conversion: a uint64 may have its highest bit set.
-      const c10::Scalar value = py::isinstance<py::float_>(given) ? c10::Scalar(given.cast<double>())
-          : py::isinstance<py::bool_>(given)                      ? c10::Scalar(given.cast<bool>())
-          : PyLong_Check(given.ptr())
-          ? c10::Scalar(static_cast<int64_t>(PyLong_AsUnsignedLongLongMask(given.ptr())))
-          : c10::Scalar(given.cast<double>());
-      numbers[i] = bits_of(value, *parameters[i].number, bytes);
-      if (recorder != nullptr) {
-        recorded.emplace_back(Literal{numbers[i], bytes});
-      }
-    }
-    arguments[i] = {&numbers[i], bytes};
-  }
-  if (recorder != nullptr) {
-    recorder->launched({kernel, size, std::move(recorded), reports_errors});
+  GivenArguments given("kernel", kernel->entry(), kernel->device_index(), parameters, values);
+  if (Recorder* recorder = Recorder::active()) {
+    recorder->launched({kernel, size, given.take_recorded(), given.reports_errors()});
     if (recorder->is_dry()) {
       return;
     }
@@ -279,8 +214,8 @@ void launch(
   const c10::Stream stream = current_stream(kernel->device_index());
   const StreamHandle handle = stream_handle(stream);
   py::gil_scoped_release released; // the device may have to wait
-  kernel->launch(size, arguments, handle);
-  if (reports_errors) {
+  kernel->launch(size, given.now(), handle);
+  if (given.reports_errors()) {
     note_reporting_launch(stream);
   }
 }

@@ -30,6 +30,10 @@ void Recorder::launched(LaunchStep step) {
   plan_.steps.emplace_back(std::move(step));
 }
 
+void Recorder::called_on_queue(QueueStep step) {
+  plan_.steps.emplace_back(std::move(step));
+}
+
 void Recorder::given_to_host(HostStep step) {
   plan_.steps.emplace_back(std::move(step));
 }

@@ -42,6 +42,7 @@ class Recorder final : public Recording {
   void allocated(void* memory, size_t bytes) override;
   void freed(void* memory) override;
   void launched(LaunchStep step);
+  void called_on_queue(QueueStep step);
   void given_to_host(HostStep step);
   void checked(CheckStep step);
   void copied(const at::Tensor& destination, const at::Tensor& source, size_t bytes);

@@ -9,6 +9,7 @@
 #include "plans/python_number.h"
 #include "plans/recorder.h"
 #include "bindings.h"
+#include "python/library_symbols.h"
 #include "streams/stream.h"
 
 namespace py = pybind11;
@@ -192,15 +193,16 @@ LibraryFunction::Parameter parameter(const py::tuple& described) {
 void bind_host_work(py::module_& module) {
   py::class_<LibraryFunction, std::shared_ptr<LibraryFunction>>(module, "LibraryFunction")
       .def(
-          py::init([](std::string name, uintptr_t address, const std::vector<py::tuple>& described) {
+          py::init([](std::string name, uintptr_t address, py::object owner, const std::vector<py::tuple>& described) {
             std::vector<LibraryFunction::Parameter> parameters;
             for (const py::tuple& one : described) {
               parameters.push_back(parameter(one));
             }
-            return std::make_shared<LibraryFunction>(std::move(name), address, std::move(parameters));
+            return std::make_shared<LibraryFunction>(
+                library_symbol(std::move(name), address, std::move(owner)), std::move(parameters));
           }),
-          py::arg("name"), py::arg("address"), py::arg("parameters"),
-          "`parameters`: (\"memory\", None), (\"value\", dtype) or (\"reference\", dtype) for each.")
+          py::arg("name"), py::arg("address"), py::arg("owner"), py::arg("parameters"),
+          "`owner` keeps the library loaded. `parameters`: (\"memory\", None), (\"value\", dtype) or (\"reference\", dtype) for each.")
       .def_property_readonly("name", &LibraryFunction::name);
   module.def("call_library", &call_library, py::arg("function"), py::arg("arguments"));
   module.def("call_on_cpu", &call_on_cpu, py::arg("operator"), py::arg("arguments"));

@@ -15,6 +15,7 @@ PYBIND11_MODULE(_C, module) {
   backplane::bind_plans(module);
   backplane::bind_plan_builder(module);
   backplane::bind_host_work(module);
+  backplane::bind_queue_functions(module);
   backplane::bind_geometry(module);
   backplane::bind_structured_meta(module);
 }

@@ -173,7 +173,6 @@ Event* record_event(Event* event, c10::Stream stream, bool timing) {
   note_not_replayable("it uses streams or events");
   Device& owner = device(stream.device_index());
   const StreamHandle handle = stream_handle(stream);
-  DeviceCall call(owner);
   std::unique_ptr<Event, void (*)(Event*)> fresh(nullptr, [](Event* unused) { destroy_event(unused); });
   if (event == nullptr) {
     fresh.reset(new Event{stream.device_index(), owner.create_event(timing), timing});
@@ -195,7 +194,6 @@ void block_stream(const Event* event, c10::Stream stream) {
   }
   const StreamHandle handle = stream_handle(stream);
   Device& owner = device(event->device);
-  DeviceCall call(owner);
   if (event->device == stream.device_index()) {
     owner.wait_event(event->handle, handle);
   } else {
@@ -208,14 +206,12 @@ bool query_event(const Event* event) {
     return true;
   }
   Device& owner = device(event->device);
-  DeviceCall call(owner);
   return owner.query_event(event->handle);
 }
 
 void synchronize_event(const Event* event) {
   if (event != nullptr) {
     Device& owner = device(event->device);
-    DeviceCall call(owner);
     owner.synchronize_event(event->handle);
   }
 }
@@ -267,7 +263,6 @@ double elapsed_ms(const Event* start, const Event* end) {
       "Event device_index ", static_cast<int>(start->device), " does not match other's device_index ",
       static_cast<int>(end->device), ".");
   Device& owner = device(start->device);
-  DeviceCall call(owner);
   TORCH_CHECK(
       owner.query_event(start->handle) && owner.query_event(end->handle),
       "Both events must be completed before calculating elapsed time.");
@@ -281,8 +276,7 @@ void destroy_event(Event* event) noexcept {
   if (!in_bad_fork()) {
     try {
       Device& owner = device(event->device);
-      DeviceCall call(owner);
-      owner.destroy_event(event->handle);
+        owner.destroy_event(event->handle);
     } catch (const std::exception&) {
       // A destructor cannot report it; the driver's own error state will at its next call.
     }

@@ -88,21 +88,49 @@ class DeviceProperties:
     software: str = ""  # what drives the hardware, with versions, for people and their bug reports
 
 
-# The APIs that the socket calls itself, and the functions that it needs of each. Where there is a
-# clEnqueueNativeKernel, too, planners may have the host work on the device's memory (torch_backplane.planning.host).
-# «c» is a driver's own launcher for any hardware: four functions of C, which docs/write-a-driver.md declares.
+# The APIs that the socket calls itself, and the functions that it needs of each.
+# «c» is a driver's own launcher for any hardware, in functions of C, which docs/write-a-driver.md declares.
 NATIVE_APIS = {
     "opencl": ("clSetKernelArg", "clEnqueueNDRangeKernel", "clEnqueueCopyBuffer", "clEnqueueFillBuffer", "clFlush"),
     "c": ("launch", "copy", "fill", "flush"),
 }
 
+# What more the socket does itself where it has all functions of a group. Then the driver's methods for that are not
+# called: copy_in() and copy_out(), or those of events (EVENT_METHODS).
+HOST_COPIES, EVENTS = "copies from and to host memory", "events"
+NATIVE_GROUPS = {
+    "opencl": {
+        HOST_COPIES: ("clEnqueueWriteBuffer", "clEnqueueReadBuffer"),
+        EVENTS: (
+            "clEnqueueMarkerWithWaitList", "clEnqueueBarrierWithWaitList", "clWaitForEvents", "clGetEventInfo",
+            "clGetEventProfilingInfo", "clReleaseEvent",
+        ),
+    },
+    "c": {
+        HOST_COPIES: ("copy_in", "copy_out"),
+        EVENTS: (
+            "create_event", "destroy_event", "record_event", "wait_event", "query_event", "synchronize_event",
+            "elapsed",
+        ),
+    },
+}  # fmt: skip
+
+# Functions that help by themselves. With clEnqueueNativeKernel planners may have the host work on the device's memory
+# (torch_backplane.planning.host); with clFinish wider launches of a kernel wait for narrower ones, which PoCL needs.
+NATIVE_EXTRAS: dict[str, tuple[str, ...]] = {"opencl": ("clEnqueueNativeKernel", "clFinish"), "c": ()}
+
 
 @dataclass(frozen=True, kw_only=True)
 class NativeLauncher:
-    """What the socket needs to launch kernels, copy and fill without Python: addresses of functions."""
+    """What the socket needs to launch kernels, copy and fill without Python, and more: addresses of functions."""
 
     api: str  # one of NATIVE_APIS
-    functions: dict[str, int]  # name: address, in a library that stays loaded
+    # name: address, in a library that stays loaded. Those of NATIVE_APIS, and any of NATIVE_GROUPS and NATIVE_EXTRAS.
+    functions: dict[str, int]
+
+    def has(self, group: str) -> bool:
+        """Whether all functions of one of NATIVE_GROUPS are there."""
+        return all(name in self.functions for name in NATIVE_GROUPS[self.api][group])
 
 
 class Driver(ABC):
@@ -188,6 +216,26 @@ class Device(ABC):
     def can_reserve(self) -> bool:
         """Whether there are these methods."""
         return type(self).reserve is not Device.reserve
+
+    # --- host memory that cannot be paged out, so that hardware transfers it by itself: both methods, or none ---------
+    # They are called for the blocks of `tensor.pin_memory()`: once the device is used, that is with its first
+    # allocation, for those that there are, and for each that is made from then on. Blocks are kept and used again.
+
+    def pin(self, host_memory: memoryview) -> Any:
+        """Pin whole pages of host memory; a handle for unpin(). What transfers are given may lie in them, or elsewhere.
+
+        Raises:
+            MemoryError: no more can be pinned.
+        """
+        raise NotImplementedError(f"{type(self).__name__} pins no host memory")
+
+    def unpin(self, handle: Any) -> None:
+        """Undo pin(). No transfer uses the memory any more, which is freed next."""
+        raise NotImplementedError(f"{type(self).__name__} pins no host memory")
+
+    def can_pin(self) -> bool:
+        """Whether there are these methods."""
+        return type(self).pin is not Device.pin
 
     # --- transfers, in stream order ----------------------------------------------------------------------------------
 
@@ -354,9 +402,13 @@ ASYNCHRONOUS_METHODS = (
     "elapsed_ms",
 )
 
+# Those of them that nobody calls where a native launcher has events.
+EVENT_METHODS = ("create_event", "record_event", "wait_event", "query_event", "synchronize_event", "elapsed_ms")
+
 
 # What only works together.
 RESERVING_METHODS = ("reserve", "unreserve", "map", "unmap")
+PINNING_METHODS = ("pin", "unpin")
 
 
 class SynchronousStream:

@@ -9,10 +9,15 @@ import torch
 from torch_backplane import _C
 from torch_backplane.drivers.base import (
     ASYNCHRONOUS_METHODS,
+    EVENT_METHODS,
+    EVENTS,
     KINDS,
     LEAST_LARGEST,
     NATIVE_APIS,
+    NATIVE_EXTRAS,
+    NATIVE_GROUPS,
     NATIVE_METHODS,
+    PINNING_METHODS,
     RESERVING_METHODS,
     Device,
     DeviceProperties,
@@ -40,8 +45,8 @@ def checked_properties(driver: str, device: Any) -> Any:
             raise ValueError(f"{type(device).__name__}.properties.{field} is {value!r}, and must be {accepted}")
     dialect = dialect_name(type(device).__name__, properties.dialect)
     if isinstance(device, Device):
-        check_methods(type(device), properties)
         check_kernels(device, dialect)
+        check_methods(device, properties)
     return _C.DeviceProperties(
         driver=driver,
         name=properties.name,
@@ -55,16 +60,19 @@ def checked_properties(driver: str, device: Any) -> Any:
     )
 
 
-def check_methods(cls: type[Device], properties: DeviceProperties) -> None:
-    """Methods that only make sense together."""
+def check_methods(device: Device, properties: DeviceProperties) -> None:
+    """Methods that only make sense together. Those of events are not needed where a native launcher has events."""
+    cls, launcher = type(device), device.native_launcher
+    unneeded = EVENT_METHODS if launcher is not None and launcher.has(EVENTS) else ()
     if properties.host_accessible and cls.address is Device.address:
         raise TypeError(f"{cls.__name__} says that it is host_accessible and has no address() method")
     for methods, kind in (
         (ASYNCHRONOUS_METHODS, "an asynchronous device"),
         (RESERVING_METHODS, "a device that reserves address space"),
+        (PINNING_METHODS, "a device that pins host memory"),
     ):
         own = [name for name in methods if getattr(cls, name) is not getattr(Device, name)]
-        missing = [name for name in methods if name not in own]
+        missing = [name for name in methods if name not in own and name not in unneeded]
         if own and missing:
             raise TypeError(f"{cls.__name__} has its own {', '.join(own)}; {kind} also needs {', '.join(missing)}")
 
@@ -117,13 +125,39 @@ def check_kernels(device: Device, dialect: str) -> None:
             raise TypeError(f"{cls.__name__}.native_launcher is {launcher!r}, and must be a NativeLauncher or None")
         if launcher.api not in NATIVE_APIS:
             raise ValueError(f"NativeLauncher.api is {launcher.api!r}, and must be one of {', '.join(NATIVE_APIS)}")
-        for name in NATIVE_APIS[launcher.api]:
-            if not _is_whole(launcher.functions.get(name), 1, 2**64 - 1):
-                raise ValueError(f"NativeLauncher.functions has no address of {name}, which {launcher.api} needs")
+        check_functions(launcher)
         needed = NATIVE_METHODS
     missing = [name for name in needed if getattr(cls, name) is getattr(Device, name)]
     if missing:
         raise TypeError(f"{cls.__name__} takes kernels in {dialect}, and has no {', '.join(missing)}")
+
+
+def check_functions(launcher: NativeLauncher) -> None:
+    """Those of a native launcher, whose api is known.
+
+    Raises:
+        TypeError, ValueError: they are no dictionary, one that is needed is missing, or nobody knows it.
+    """
+    api, functions = launcher.api, launcher.functions
+    if not isinstance(functions, dict):
+        raise TypeError(f"NativeLauncher.functions is {functions!r}, and must be a dictionary of names and addresses")
+    for name in NATIVE_APIS[api]:
+        if not _is_whole(functions.get(name), 1, 2**64 - 1):
+            raise ValueError(f"NativeLauncher.functions has no address of {name}, which {api} needs")
+    known = [*NATIVE_APIS[api], *NATIVE_EXTRAS[api]]
+    for purpose, group in NATIVE_GROUPS[api].items():
+        known += group
+        own = [name for name in group if name in functions]
+        missing = [name for name in group if name not in own]
+        if own and missing:
+            raise ValueError(
+                f"NativeLauncher.functions has {', '.join(own)}; {purpose} of {api} also need {', '.join(missing)}"
+            )
+    for name, address in functions.items():
+        if name not in known:
+            raise ValueError(f"NativeLauncher.functions has {name!r}, and {api} knows {', '.join(known)}")
+        if not _is_whole(address, 1, 2**64 - 1):
+            raise ValueError(f"NativeLauncher.functions[{name!r}] is {address!r}, and must be an address above 0")
 
 
 def _is_whole(value: Any, least: int, most: int = LARGEST_MEMORY) -> bool:

@@ -19,9 +19,12 @@ import pyopencl as cl
 
 from torch_backplane.drivers.base import (
     ALL_DTYPES,
+    EVENTS,
     FLOAT64_DTYPES,
+    HOST_COPIES,
     LEAST_LARGEST,
     NATIVE_APIS,
+    NATIVE_GROUPS,
     Device,
     DeviceError,
     DeviceProperties,
@@ -105,13 +108,17 @@ class Stream:
 
 
 @functools.cache
-def native_launcher(platform: str, calls_functions: bool) -> NativeLauncher:
+def native_launcher(platform: str, calls_functions: bool, stages: bool) -> NativeLauncher:
     """OpenCL's functions, in the library that PyOpenCL has loaded, wherever it found it.
 
-    `calls_functions`: the device is a processor that calls functions of the host, on its own memory.
+    Args:
+        calls_functions: the device is a processor that calls functions of the host, on its own memory.
+        stages: transfers go through pinned memory, which is Python's (opencl_staging.py).
     """
     library = ctypes.CDLL(cl._cl.__file__)  # looks in what it was linked with, too
-    names = list(NATIVE_APIS["opencl"])
+    names = [*NATIVE_APIS["opencl"], *NATIVE_GROUPS["opencl"][EVENTS]]
+    if not stages:
+        names += NATIVE_GROUPS["opencl"][HOST_COPIES]
     if platform == POCL:
         names.append("clFinish")  # wider launches wait for narrower ones: csrc/drivers/opencl_launcher.cpp says why
     if calls_functions:
@@ -140,15 +147,16 @@ class OpenCLDevice(Device):
         self.properties = describe(device)
         self.device = device
         self.context = cl.Context([device])
-        self.native_launcher = native_launcher(
-            device.platform.name,
-            bool(device.execution_capabilities & cl.device_exec_capabilities.NATIVE_KERNEL),
-        )
         self._programs = Programs(self.context, device)
         self.health = Health(self.context, device)
         self._own_stream = Stream(self.context, device, self.health)
         # A processor's buffers are in host memory: there is nothing to transfer.
         self.staging = self._make_staging() if self.properties.kind != "cpu" else None
+        self.native_launcher = native_launcher(
+            device.platform.name,
+            bool(device.execution_capabilities & cl.device_exec_capabilities.NATIVE_KERNEL),
+            stages=self.staging is not None,
+        )
         self._run_probe()
 
     def _run_probe(self) -> None:

@@ -19,6 +19,7 @@ from torch_backplane.planning.pointwise import (
     pointwise,
     run_pointwise,
 )
+from torch_backplane.planning.queue_functions import QueueFunction, queue_api
 from torch_backplane.planning.reduce import run_reduction
 from torch_backplane.planning.template import contiguous_result, error_words, expect_values, run_kernel, run_template
 from torch_backplane.planning.tracing import trace
@@ -27,6 +28,7 @@ __all__ = [
     "Call",
     "LibraryFunction",
     "Number",
+    "QueueFunction",
     "Refused",
     "RunOnCPU",
     "as_bits",
@@ -48,6 +50,7 @@ __all__ = [
     "part",
     "plan_pointwise",
     "pointwise",
+    "queue_api",
     "random_numbers",
     "run_kernel",
     "run_pointwise",

@@ -6,7 +6,6 @@ for devices whose memory the host sees: CPUs, through OpenCL. `TORCH_BACKPLANE_D
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch._ops import OpOverload
 
 from torch_backplane import _C
 from torch_backplane.planning import socket
+from torch_backplane.planning.queue_functions import address_of
 
 
 def host_sees_memory(device: torch.device) -> bool:
@@ -60,19 +60,19 @@ class LibraryFunction:
 
     Args:
         name: of the function, for messages.
-        address: of the function, in a library that stays loaded; a function of a `ctypes.CDLL` does, too.
+        address: of the function, in a library that stays loaded; or a function of a `ctypes.CDLL`, which is kept as
+            long as a plan calls it.
         parameters: for each one `torch.Tensor` (a pointer to the tensor's first element; any dtype and strides),
             a dtype (a pointer to a number of that dtype), or `int` (an integer by value).
 
     Raises:
-        TypeError: a parameter is none of these.
+        TypeError: a parameter is none of these, or the address none.
         ValueError: there is no address, or there are more than 20 parameters.
     """
 
     def __init__(self, name: str, address: Any, *parameters: Any) -> None:
-        if not isinstance(address, int):
-            address = ctypes.cast(address, ctypes.c_void_p).value or 0
-        self._function = _C.LibraryFunction(name, address, [_parameter(name, one) for one in parameters])
+        described = [_parameter(name, one) for one in parameters]
+        self._function = _C.LibraryFunction(name, address_of(name, address), address, described)
 
     def __call__(self, *arguments: Any) -> None:
         """Calls the function in the order of the current stream, on bp tensors and numbers (Python's and `Number`s).

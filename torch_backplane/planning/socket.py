@@ -81,6 +81,11 @@ def launch(kernel: Any, arguments: Sequence[Any], items: Sequence[int], group: S
     (current() or _C).launch(kernel, arguments, items, group)
 
 
+def call_on_queue(function: Any, arguments: Sequence[Any]) -> None:
+    """Has a function of a library give work to the device's queue, with tensors and numbers."""
+    (current() or _C).call_on_queue(function, arguments)
+
+
 def call_library(function: Any, arguments: Sequence[Any]) -> None:
     """Runs a function of a library on tensors and numbers."""
     (current() or _C).call_library(function, arguments)

@@ -236,6 +236,9 @@ class Tracer(TorchDispatchMode):
             kernel, self._given(arguments), [quantity(one) for one in items], [int(one) for one in group]
         )
 
+    def call_on_queue(self, function: Any, arguments: Sequence[Any]) -> None:
+        self.builder.call_on_queue(function, self._given(arguments))
+
     def call_library(self, function: Any, arguments: Sequence[Any]) -> None:
         self.builder.call_library(function, self._given(arguments))
 

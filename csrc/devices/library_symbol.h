@@ -1,0 +1,16 @@
+// A function of a C library that somebody in Python has loaded.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace backplane {
+
+struct LibrarySymbol {
+  std::string name; // for messages
+  uintptr_t address;
+  std::shared_ptr<void> owner; // whatever keeps the library loaded
+};
+
+} // namespace backplane

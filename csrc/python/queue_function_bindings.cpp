@@ -1,0 +1,117 @@
+// Functions of libraries that planners have give work to the device's queue (torch_backplane.planning.queue_functions).
+#include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "bindings.h"
+#include "devices/queue_function.h"
+#include "plans/given_arguments.h"
+#include "python/library_symbols.h"
+#include "streams/device_errors.h"
+#include "streams/stream.h"
+
+namespace py = pybind11;
+
+namespace backplane {
+namespace {
+
+// The words of Python's function for a status. What goes wrong in it is said there, since the status is what matters.
+QueueFunction::Explain explanation(py::object function) {
+  if (function.is_none()) {
+    return nullptr;
+  }
+  const LibrarySymbol kept = library_symbol("", 0, std::move(function));
+  return [kept](int status) -> std::string {
+    if (!Py_IsInitialized()) {
+      return {};
+    }
+    const py::gil_scoped_acquire gil;
+    const py::error_scope others;
+    try {
+      return py::str(py::handle(static_cast<PyObject*>(kept.owner.get()))(status));
+    } catch (const py::error_already_set& error) {
+      return c10::str("not known, as what explains it raised ", error.what());
+    }
+  };
+}
+
+// The device of the first memory.
+c10::DeviceIndex device_of(const QueueFunction& function, const py::sequence& values) {
+  const auto& parameters = function.parameters();
+  TORCH_CHECK_VALUE(
+      values.size() == parameters.size(), function.name(), " takes ", parameters.size(), " arguments, and got ",
+      values.size());
+  for (size_t i = 0; i < values.size(); ++i) {
+    const py::object value = values[i];
+    if (!parameters[i].number.has_value() && THPVariable_Check(value.ptr())) {
+      const at::Tensor& tensor = THPVariable_Unpack(value.ptr());
+      TORCH_CHECK_VALUE(
+          tensor.device().is_privateuseone(), "argument ", i, " of function ", function.name(), " is on ",
+          tensor.device(), ", and its memory must be on bp");
+      return tensor.device().index();
+    }
+  }
+  TORCH_CHECK_TYPE(false, function.name(), " needs a bp tensor among its arguments");
+}
+
+// Calls it in the order of the current stream of the tensors' device, and has it recorded.
+void call_on_queue(const std::shared_ptr<QueueFunction>& function, const py::sequence& values) {
+  const c10::DeviceIndex index = device_of(*function, values);
+  GivenArguments given("function", function->name(), index, function->parameters(), values);
+  Device& owner = device(index);
+  TORCH_CHECK(
+      !owner.queue_api().empty(), function->name(), " cannot be called on bp:", static_cast<int>(index), " (",
+      owner.properties().name, "): its driver has no native launcher, whose queue the function could be given");
+  if (Recorder* recorder = Recorder::active()) {
+    recorder->called_on_queue({function, given.take_recorded(), given.reports_errors()});
+    if (recorder->is_dry()) {
+      return;
+    }
+  }
+  const auto* scope = PlannerScope::innermost();
+  const bool is_named = scope != nullptr && scope->call().operator_name != nullptr;
+  const std::string caller = is_named ? *scope->call().operator_name : "no operator";
+  const c10::Stream stream = current_stream(index);
+  const StreamHandle handle = stream_handle(stream);
+  const py::gil_scoped_release released; // the library may have to wait
+  owner.call_on_queue(function, caller, given.now(), handle);
+  if (given.reports_errors()) {
+    note_reporting_launch(stream);
+  }
+}
+
+std::vector<KernelParameter> parameters_of(const std::vector<py::object>& described) {
+  std::vector<KernelParameter> parameters;
+  for (const py::object& one : described) {
+    if (THPDtype_Check(one.ptr())) {
+      const auto dtype = reinterpret_cast<THPDtype*>(one.ptr())->scalar_type;
+      uint64_t bits = 0;
+      store_number(0, dtype, &bits); // refuses what no parameter has
+      parameters.push_back({dtype});
+    } else {
+      parameters.push_back({std::nullopt, one.cast<std::string>() == "output"});
+    }
+  }
+  return parameters;
+}
+
+} // namespace
+
+void bind_queue_functions(py::module_& module) {
+  py::class_<QueueFunction, std::shared_ptr<QueueFunction>>(module, "QueueFunction")
+      .def(
+          py::init([](std::string name, uintptr_t address, py::object owner, const std::vector<py::object>& parameters,
+                      py::object explain) {
+            return std::make_shared<QueueFunction>(
+                library_symbol(std::move(name), address, std::move(owner)), parameters_of(parameters),
+                explanation(std::move(explain)));
+          }),
+          py::arg("name"), py::arg("address"), py::arg("owner"), py::arg("parameters"), py::arg("explain"),
+          "`owner` keeps the library loaded. `parameters`: the dtype of each number; for memory \"input\" or \"output\".")
+      .def_property_readonly("name", &QueueFunction::name);
+  module.def("call_on_queue", &call_on_queue, py::arg("function"), py::arg("arguments"));
+  module.def(
+      "queue_api", [](c10::DeviceIndex index) { return device(index).queue_api(); }, py::arg("device_index"));
+}
+
+} // namespace backplane

@@ -1,0 +1,367 @@
+"""A driver for tests: an accelerator with a launcher in C whose queues are threads of C, each of which does its work in
+order. Kernels are those of examples/drivers/plain_c.
+
+`library` has `called`, how often each function of NAMES was, `answers`, what it is to answer, and `with_gil`, how many
+of the calls were made by a thread that had the GIL. QUEUED_C_HANDS_OVER names what else than the four functions that
+every launcher has the driver hands over, QUEUED_C_WITHOUT a function of these that it forgets.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from typing import Any
+
+from driver_plain_c_module import PlainC, PlainCDevice, address, built
+
+from torch_backplane.drivers import DeviceProperties, Driver, NativeLauncher
+from torch_backplane.kernels import Target
+
+COPIES = ("copy_in", "copy_out")
+EVENTS = (
+    "create_event",
+    "destroy_event",
+    "record_event",
+    "wait_event",
+    "query_event",
+    "synchronize_event",
+    "elapsed",
+)
+NAMES = ("launch", "copy", "fill", "flush", *COPIES, *EVENTS, "axpy")
+
+LAUNCHER = """\
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+typedef struct { char* memory; uint64_t offset; const void* data; uint64_t bytes; } argument_t;
+typedef void kernel_t(const uint64_t* items, const uint64_t* group, void** arguments);
+typedef void work_t(void* data);
+typedef struct command { struct command* next; work_t* work; char data[]; } command_t;
+typedef struct {
+  pthread_mutex_t lock;
+  pthread_cond_t changed;
+  command_t *first, *last;
+  uint64_t given, done;
+} queue_t;
+typedef struct {
+  pthread_mutex_t lock;
+  pthread_cond_t changed;
+  uint64_t recorded, reached;
+  double time;
+} event_t;
+
+enum { LAUNCH, COPY, FILL, FLUSH, COPY_IN, COPY_OUT, CREATE, DESTROY, RECORD, WAIT, QUERY, SYNCHRONIZE, ELAPSED, AXPY };
+uint64_t called[AXPY + 1];
+int answers[AXPY + 1];
+uint64_t with_gil;
+int (*has_gil)(void);
+#define ENTER(which) \\
+  __sync_fetch_and_add(&called[which], 1); \\
+  if (has_gil && has_gil()) __sync_fetch_and_add(&with_gil, 1); \\
+  if (answers[which]) return answers[which]
+
+static void* serve(void* given) {
+  queue_t* queue = given;
+  pthread_mutex_lock(&queue->lock);
+  for (;;) {
+    while (!queue->first) pthread_cond_wait(&queue->changed, &queue->lock);
+    command_t* command = queue->first;
+    pthread_mutex_unlock(&queue->lock);
+    command->work(command->data);
+    pthread_mutex_lock(&queue->lock);
+    queue->first = command->next;
+    if (!queue->first) queue->last = 0;
+    free(command);
+    ++queue->done;
+    pthread_cond_broadcast(&queue->changed);
+  }
+}
+queue_t* create_queue(void) {
+  queue_t* queue = calloc(1, sizeof *queue);
+  pthread_mutex_init(&queue->lock, 0);
+  pthread_cond_init(&queue->changed, 0);
+  pthread_t thread;
+  pthread_create(&thread, 0, serve, queue);
+  pthread_detach(thread);
+  return queue;
+}
+void enqueue(queue_t* queue, work_t* work, const void* data, uint64_t bytes) {
+  command_t* command = malloc(sizeof *command + bytes);
+  command->next = 0;
+  command->work = work;
+  memcpy(command->data, data, bytes);
+  pthread_mutex_lock(&queue->lock);
+  if (queue->last) queue->last->next = command; else queue->first = command;
+  queue->last = command;
+  ++queue->given;
+  pthread_cond_broadcast(&queue->changed);
+  pthread_mutex_unlock(&queue->lock);
+}
+int is_done(queue_t* queue) {
+  pthread_mutex_lock(&queue->lock);
+  const int done = queue->done == queue->given;
+  pthread_mutex_unlock(&queue->lock);
+  return done;
+}
+void finish(queue_t* queue) {
+  pthread_mutex_lock(&queue->lock);
+  for (const uint64_t last = queue->given; queue->done < last;) pthread_cond_wait(&queue->changed, &queue->lock);
+  pthread_mutex_unlock(&queue->lock);
+}
+
+#define MOST 64
+typedef struct {
+  kernel_t* kernel;
+  uint64_t items[3], group[3], count;
+  struct { char* place; uint64_t number[2]; int is_number; } arguments[MOST];
+} launch_t;
+static void do_launch(void* data) {
+  launch_t* given = data;
+  void* arguments[MOST];
+  for (uint64_t i = 0; i < given->count; ++i)
+    arguments[i] = given->arguments[i].is_number ? (void*)given->arguments[i].number
+                                                 : (void*)&given->arguments[i].place;
+  given->kernel(given->items, given->group, arguments);
+}
+int launch(queue_t* queue, kernel_t* kernel, const uint64_t* items, const uint64_t* group, const argument_t* given,
+           uint64_t count) {
+  ENTER(LAUNCH);
+  if (count > MOST) return -1;
+  launch_t made = {kernel, {items[0], items[1], items[2]}, {group[0], group[1], group[2]}, count};
+  for (uint64_t i = 0; i < count; ++i) {
+    made.arguments[i].place = given[i].memory ? given[i].memory + given[i].offset : 0;
+    made.arguments[i].is_number = given[i].bytes > 0;
+    memcpy(made.arguments[i].number, given[i].data, given[i].bytes);
+  }
+  enqueue(queue, do_launch, &made, sizeof made);
+  return 0;
+}
+
+typedef struct { char* to; const char* from; uint64_t bytes; int value; } copy_t;
+static void do_copy(void* data) { const copy_t* given = data; memmove(given->to, given->from, given->bytes); }
+static void do_fill(void* data) { const copy_t* given = data; memset(given->to, given->value, given->bytes); }
+int copy(queue_t* queue, char* to, uint64_t to_offset, char* from, uint64_t from_offset, uint64_t bytes) {
+  ENTER(COPY);
+  enqueue(queue, do_copy, &(copy_t){to + to_offset, from + from_offset, bytes}, sizeof(copy_t));
+  return 0;
+}
+int fill(queue_t* queue, char* memory, uint64_t offset, uint64_t bytes, int value) {
+  ENTER(FILL);
+  enqueue(queue, do_fill, &(copy_t){memory + offset, 0, bytes, value}, sizeof(copy_t));
+  return 0;
+}
+int flush(queue_t* queue) { ENTER(FLUSH); return 0; }
+int copy_in(queue_t* queue, char* to, uint64_t to_offset, const void* from, uint64_t bytes) {
+  ENTER(COPY_IN);
+  enqueue(queue, do_copy, &(copy_t){to + to_offset, from, bytes}, sizeof(copy_t));
+  return 0;
+}
+int copy_out(queue_t* queue, void* to, char* from, uint64_t from_offset, uint64_t bytes) {
+  ENTER(COPY_OUT);
+  enqueue(queue, do_copy, &(copy_t){to, from + from_offset, bytes}, sizeof(copy_t));
+  return 0;
+}
+
+typedef struct { event_t* event; uint64_t which; } recording_t;
+static void reach(void* data) {
+  const recording_t* given = data;
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  pthread_mutex_lock(&given->event->lock);
+  if (given->event->reached < given->which) given->event->reached = given->which;
+  given->event->time = now.tv_sec * 1e3 + now.tv_nsec / 1e6;
+  pthread_cond_broadcast(&given->event->changed);
+  pthread_mutex_unlock(&given->event->lock);
+}
+static void await(void* data) {
+  const recording_t* given = data;
+  pthread_mutex_lock(&given->event->lock);
+  while (given->event->reached < given->which) pthread_cond_wait(&given->event->changed, &given->event->lock);
+  pthread_mutex_unlock(&given->event->lock);
+}
+static uint64_t latest(event_t* event) {
+  pthread_mutex_lock(&event->lock);
+  const uint64_t which = event->recorded;
+  pthread_mutex_unlock(&event->lock);
+  return which;
+}
+int create_event(int timing, event_t** event) {
+  ENTER(CREATE);
+  *event = calloc(1, sizeof **event);
+  pthread_mutex_init(&(*event)->lock, 0);
+  pthread_cond_init(&(*event)->changed, 0);
+  return 0;
+}
+int destroy_event(event_t* event) { ENTER(DESTROY); return 0; } // commands may still have it
+int record_event(event_t* event, queue_t* queue) {
+  ENTER(RECORD);
+  pthread_mutex_lock(&event->lock);
+  const uint64_t which = ++event->recorded;
+  pthread_mutex_unlock(&event->lock);
+  enqueue(queue, reach, &(recording_t){event, which}, sizeof(recording_t));
+  return 0;
+}
+int wait_event(event_t* event, queue_t* queue) {
+  ENTER(WAIT);
+  enqueue(queue, await, &(recording_t){event, latest(event)}, sizeof(recording_t));
+  return 0;
+}
+int query_event(event_t* event, int* is_reached) {
+  ENTER(QUERY);
+  pthread_mutex_lock(&event->lock);
+  *is_reached = event->reached == event->recorded;
+  pthread_mutex_unlock(&event->lock);
+  return 0;
+}
+int synchronize_event(event_t* event) {
+  ENTER(SYNCHRONIZE);
+  await(&(recording_t){event, latest(event)});
+  return 0;
+}
+int elapsed(event_t* start, event_t* end, double* milliseconds) {
+  ENTER(ELAPSED);
+  *milliseconds = end->time - start->time;
+  return 0;
+}
+
+static void do_sleep(void* data) { usleep(*(uint64_t*)data); }
+void keep_busy(queue_t* queue, uint64_t microseconds) { enqueue(queue, do_sleep, &microseconds, sizeof microseconds); }
+
+/* What a vendor's library would be: y = a x + y, for `count` elements, with scratch memory of as many. */
+typedef struct { float *y, *scratch; const float* x; float a; uint64_t count; } axpy_t;
+static void do_axpy(void* data) {
+  const axpy_t* given = data;
+  for (uint64_t i = 0; i < given->count; ++i) given->scratch[i] = given->a * given->x[i];
+  for (uint64_t i = 0; i < given->count; ++i) given->y[i] += given->scratch[i];
+}
+int axpy(queue_t* queue, const argument_t* given, uint64_t count) {
+  ENTER(AXPY);
+  if (count != 5 || given[0].bytes || given[1].bytes || given[2].bytes || given[3].bytes != 4 || given[4].bytes != 8)
+    return -2;
+  axpy_t made = {0};
+  if (*(int64_t*)given[4].data == 0) return 0;
+  made.y = (float*)(given[0].memory + given[0].offset);
+  made.scratch = (float*)(given[1].memory + given[1].offset);
+  made.x = (const float*)(given[2].memory + given[2].offset);
+  made.a = *(const float*)given[3].data;
+  made.count = *(const uint64_t*)given[4].data;
+  enqueue(queue, do_axpy, &made, sizeof made);
+  return 0;
+}
+"""
+
+_library: list[ctypes.CDLL] = []
+gate = threading.Event()  # which kernels are built behind
+gate.set()
+
+
+def library() -> ctypes.CDLL:
+    if not _library:
+        made = built(LAUNCHER)
+        made.create_queue.restype = ctypes.c_void_p
+        _library.append(made)
+        ctypes.c_void_p.in_dll(made, "has_gil").value = address(ctypes.pythonapi.PyGILState_Check)
+    return _library[0]
+
+
+def called(name: str) -> int:
+    return int((ctypes.c_uint64 * len(NAMES)).in_dll(library(), "called")[NAMES.index(name)])
+
+
+def answer(name: str, status: int) -> None:
+    """What the function answers from now on; with 0 it does its work."""
+    (ctypes.c_int * len(NAMES)).in_dll(library(), "answers")[NAMES.index(name)] = status
+
+
+def with_gil() -> int:
+    return int(ctypes.c_uint64.in_dll(library(), "with_gil").value)
+
+
+class Stream:
+    def __init__(self) -> None:
+        self.native = library().create_queue()
+        self.given = ctypes.c_void_p(self.native)
+
+
+class Event:
+    """Of those of Python's methods."""
+
+    def __init__(self) -> None:
+        self.native = ctypes.c_void_p()
+        library().create_event(1, ctypes.byref(self.native))
+
+
+class QueuedDevice(PlainCDevice):
+    def __init__(self) -> None:
+        self.properties = DeviceProperties(
+            name="Queued C accelerator",
+            total_memory=1 << 30,
+            dialect=PlainC,
+            target=Target(simt=False, local_memory=0, max_argument_bytes=1 << 16),
+        )
+        more = [name for group in os.environ.get("QUEUED_C_HANDS_OVER", "").split() for name in globals()[group]]
+        without = os.environ.get("QUEUED_C_WITHOUT")
+        names = [name for name in ("launch", "copy", "fill", "flush", *more) if name != without]
+        self.native_launcher = NativeLauncher(
+            api="c", functions={name: address(library()[name]) for name in names}
+        )
+
+    def compile(self, text: str, entry: str) -> object:
+        assert gate.wait(60)
+        return built(text)[entry]
+
+    def copy_in(self, handle: Any, offset: int, host_memory: memoryview, stream: Any) -> None:
+        source = (ctypes.c_char * len(host_memory)).from_buffer_copy(host_memory)
+        library().finish(stream.given)
+        memoryview(handle).cast("B")[offset : offset + len(host_memory)] = memoryview(source).cast("B")
+
+    def copy_out(self, handle: Any, offset: int, host_memory: memoryview, stream: Any) -> None:
+        library().finish(stream.given)
+        host_memory[:] = memoryview(handle).cast("B")[offset : offset + len(host_memory)]
+
+    def create_stream(self, priority: int) -> Stream:
+        return Stream()
+
+    def native_stream(self, stream: Any) -> int:
+        return stream.native
+
+    def query_stream(self, stream: Any) -> bool:
+        return bool(library().is_done(stream.given))
+
+    def synchronize_stream(self, stream: Any) -> None:
+        library().finish(stream.given)
+
+    def create_event(self, timing: bool) -> Event:
+        return Event()
+
+    def record_event(self, event: Any, stream: Any) -> None:
+        library().record_event(event.native, stream.given)
+
+    def wait_event(self, event: Any, stream: Any) -> None:
+        library().wait_event(event.native, stream.given)
+
+    def query_event(self, event: Any) -> bool:
+        reached = ctypes.c_int()
+        library().query_event(event.native, ctypes.byref(reached))
+        return bool(reached.value)
+
+    def synchronize_event(self, event: Any) -> None:
+        library().synchronize_event(event.native)
+
+    def elapsed_ms(self, start: Any, end: Any) -> float:
+        milliseconds = ctypes.c_double()
+        library().elapsed(start.native, end.native, ctypes.byref(milliseconds))
+        return milliseconds.value
+
+    def sleep(self, milliseconds: float, stream: Any) -> None:
+        library().keep_busy(stream.given, ctypes.c_uint64(int(milliseconds * 1000)))
+
+
+class QueuedDriver(Driver):
+    def devices(self) -> list[QueuedDevice]:
+        return [QueuedDevice()]
