@@ -1,10 +1,11 @@
-// Scaled dot product attention. A device in host memory takes the CPU's flash kernel where the CPU would; one that runs
-// kernels in lockstep does it in one pass (torch_backplane/operators/attention.py). Elsewhere it is the composite form.
+// Scaled dot product attention. A device whose memory the host sees takes the CPU's flash kernel where the CPU would; one that
+// runs kernels in lockstep does it in one pass (torch_backplane/operators/attention.py). Elsewhere it is the composite form.
 #include <ATen/SDPBackend.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/native/DispatchStub.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
 #include <torch/library.h>
 
@@ -26,7 +27,43 @@ c10::OperatorHandle find(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
 }
 
-std::array<std::atomic<bool>, 256> one_pass_devices;
+std::array<std::atomic<AttentionWay>, 256> ways; // by device
+
+AttentionWay way_of(const Tensor& query) {
+  const auto index = query.device().index();
+  const AttentionWay way = ways[index];
+  return way == AttentionWay::Host && !device(index).host_sees_memory() ? AttentionWay::Composed : way;
+}
+
+// Of the CPU, with the same layout and without memory.
+Tensor stand_in(const Tensor& tensor) {
+  static char nothing;
+  return at::from_blob(&nothing, tensor.sizes(), tensor.strides(), at::TensorOptions(tensor.scalar_type()));
+}
+
+// Whether the CPU would take its flash kernel.
+bool is_flash_on_cpu(
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value,
+    const OptionalTensor& mask,
+    double dropout_p,
+    bool is_causal,
+    std::optional<double> scale,
+    bool enable_gqa) {
+  for (const Tensor& tensor : {query, key, value, mask.value_or(query)}) {
+    if (tensor.is_nested() || tensor.device() != query.device()) {
+      return false;
+    }
+  }
+  static const auto op = find("aten::_fused_sdp_choice");
+  torch::jit::Stack stack;
+  torch::jit::push(stack, stand_in(query), stand_in(key), stand_in(value));
+  torch::jit::push(stack, mask.has_value() ? OptionalTensor(stand_in(*mask)) : std::nullopt);
+  torch::jit::push(stack, dropout_p, is_causal, scale, enable_gqa);
+  op.callBoxed(stack);
+  return stack[0].toInt() == static_cast<int64_t>(at::SDPBackend::flash_attention);
+}
 
 bool is_probability(double p) {
   return p >= 0 && p <= 1;
@@ -70,18 +107,14 @@ int64_t choose(
   if (mask.has_value() && mask->requires_grad() && c10::GradMode::is_enabled()) {
     return kMath; // neither the flash kernel nor ours gives a gradient for the mask
   }
-  if (runs_kernels) {
-    // Its operators run on the device, the CPU's kernel does not.
-    const bool in_one_pass = one_pass_devices[query.device().index()] &&
-        is_one_pass(query, key, value, mask, dropout_p, enable_gqa);
-    return in_one_pass ? static_cast<int64_t>(at::SDPBackend::overrideable) : kMath;
-  }
-  static const auto op = find("aten::_fused_sdp_choice");
-  torch::jit::Stack stack;
-  torch::jit::push(stack, query, key, value, mask, dropout_p, is_causal, scale, enable_gqa);
-  run_on_cpu(op, op, &stack);
-  const bool flash = stack[0].toInt() == static_cast<int64_t>(at::SDPBackend::flash_attention);
-  return flash ? static_cast<int64_t>(at::SDPBackend::overrideable) : kMath;
+  const auto way = way_of(query);
+  const bool is_fused =
+      (!runs_kernels ||
+       (way != AttentionWay::Composed &&
+        is_one_pass(query, key, value, mask, dropout_p, enable_gqa && way != AttentionWay::Host))) &&
+      (way == AttentionWay::OnePass ||
+       is_flash_on_cpu(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa));
+  return is_fused ? static_cast<int64_t>(at::SDPBackend::overrideable) : kMath;
 }
 
 // The chance of a weight to be kept, where there is dropout.
@@ -103,12 +136,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Ten
     bool return_debug_mask,
     std::optional<double> scale) {
   torch::jit::Stack stack;
-  if (one_pass_devices[query.device().index()]) {
+  if (way_of(query) != AttentionWay::Composed) {
     // As choose() has it; calls that go past it are refused here.
     TORCH_CHECK(
         is_one_pass(query, key, value, bias, dropout_p, /*enable_gqa=*/true),
         "attention in one pass takes four dimensions of one dtype that fit together, and a probability; got sizes ",
         query.sym_sizes(), ", ", key.sym_sizes(), ", ", value.sym_sizes(), " and dropout_p=", dropout_p);
+    TORCH_CHECK(
+        way_of(query) != AttentionWay::Host || (dropout_p == 0 && query.sym_size(1) == key.sym_size(1)),
+        "the host's attention takes no dropout and as many heads of keys as of queries");
     static const auto one_pass = find("backplane::attention");
     torch::jit::push(stack, query, key, value, bias, is_causal, scale_of(query, scale), kept_of(dropout_p));
     one_pass.callBoxed(stack);
@@ -147,7 +183,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
     std::optional<double> scale) {
   torch::jit::Stack stack;
   const OptionalTensor mask = bias.defined() ? OptionalTensor(bias) : std::nullopt;
-  if (one_pass_devices[query.device().index()]) {
+  if (way_of(query) != AttentionWay::Composed) {
     static const auto one_pass = find("backplane::attention_backward");
     const auto kept = kept_of(dropout_p);
     torch::jit::push(stack, grad_out, query, key, value, mask, out, logsumexp, is_causal, scale_of(query, scale));
@@ -181,8 +217,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 
 } // namespace
 
-void set_one_pass_attention(c10::DeviceIndex device, bool has_it) {
-  one_pass_devices.at(device) = has_it;
+void set_attention(c10::DeviceIndex device, AttentionWay way) {
+  ways.at(device) = way;
 }
 
 } // namespace backplane

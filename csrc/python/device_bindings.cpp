@@ -92,11 +92,16 @@ void bind_devices(py::module_& module) {
   module.def("device_count", &device_count);
   module.def(
       "device_properties", [](int64_t index) { return device(as_index(index)).properties(); }, py::arg("index"));
+  py::enum_<AttentionWay>(module, "AttentionWay")
+      .value("composed", AttentionWay::Composed)
+      .value("one_pass", AttentionWay::OnePass)
+      .value("host", AttentionWay::Host);
   module.def(
-      "set_one_pass_attention",
-      [](int64_t index, bool has_it) { set_one_pass_attention(as_index(index), has_it); },
-      py::arg("index"), py::arg("has_it"),
-      "Whether the operators backplane::attention and its backward serve a device, in place of PyTorch's composition.");
+      "set_attention",
+      [](int64_t index, AttentionWay way) { set_attention(as_index(index), way); },
+      py::arg("index"), py::arg("way"),
+      "How the operators backplane::attention and its backward serve a device that runs kernels, in place of PyTorch's "
+      "composition of products and a softmax.");
   module.def("checked_index", [](int64_t index) { return checked_index(as_index(index)); }, py::arg("index"));
   module.def("current_device", [] {
     ensure_initialized();

@@ -1,4 +1,5 @@
-"""Scaled dot product attention in one pass, with backward, where csrc/aten/attention.cpp chooses it.
+"""Scaled dot product attention in one pass, with backward, where csrc/aten/attention.cpp chooses it: by kernels, or where
+the host sees the device's memory by the CPU's own.
 
 Elsewhere PyTorch composes it of products and a softmax, which keep a number for each query and each key.
 """
@@ -18,13 +19,26 @@ from torch_backplane.kernels.templates.attention import (
     attention_gradient,
 )
 from torch_backplane.kernels.templates.random import WORDS_PER_CALL
-from torch_backplane.planning import Call, dialect_of, operator, random_numbers, run_template
+from torch_backplane.operators.linear_algebra import on_host
+from torch_backplane.planning import (
+    Call,
+    call_on_cpu,
+    dialect_of,
+    operator,
+    random_numbers,
+    run_template,
+)
 
 
 def choose_devices(indices: Iterable[int]) -> None:
-    """Tells the socket on which of these devices, which run kernels, attention is one pass."""
+    """Tells the socket how these devices, which run kernels, compute attention."""
     for index in indices:
-        _C.set_one_pass_attention(index, attends_in_one_pass(dialect_of(index).target))
+        target, way = dialect_of(index).target, _C.AttentionWay.composed
+        if attends_in_one_pass(target):
+            way = _C.AttentionWay.one_pass
+        elif not target.simt:
+            way = _C.AttentionWay.host  # if it sees the memory, which can be asked of devices that are initialized
+        _C.set_attention(index, way)
 
 
 def _scores_like(bias: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor | None:
@@ -50,6 +64,10 @@ def one_pass(
     shape = (*query.shape[:3], value.shape[3])
     out = torch.empty_like(query) if shape == tuple(query.shape) else query.new_empty(shape)
     logarithm = query.new_empty(query.shape[:3], dtype=value_dtype(query.dtype))
+    if on_host(query):
+        given, results = (query, key, value, bias, is_causal, scale), {"out": out, "logarithm": logarithm}
+        call_on_cpu(torch.ops.backplane.host_attention.default, *given, **results)
+        return out, logarithm, None
     dropout = None
     if kept is not None:
         dropout = Dropout(kept, query.new_empty(2, dtype=torch.int64), random_numbers(WORDS_PER_CALL))
@@ -73,6 +91,16 @@ def one_pass_backward(
     kept: float | None,
     state: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    if on_host(query):
+        query_grad, key_grad, value_grad = (
+            one.new_empty(one.shape[0], one.shape[2], one.shape[1], one.shape[3]).transpose(1, 2)
+            for one in (query, key, value)
+        )  # in memory as PyTorch has them
+        gradients = query_grad, key_grad, value_grad
+        given = (grad, query, key, value, bias, out, logarithm, is_causal, scale)
+        results = dict(zip(("of_query", "of_key", "of_value"), gradients, strict=True))
+        call_on_cpu(torch.ops.backplane.host_attention_backward.default, *given, **results)
+        return gradients
     like_scores = _scores_like(bias, query, key)
     dropout = None if kept is None or state is None else Dropout(kept, state)
 
