@@ -207,7 +207,10 @@ def _attended(device: str) -> Arguments:
 call("backplane::attention", lambda d: (*_attended(d), False, 0.25, 0.5))
 call(
     "backplane::attention_backward",
-    lambda d: (F(d, 2, 4, 8, 12), *_attended(d), F(d, 2, 4, 8, 12), F(d, 2, 4, 8), False, 0.25, 0.5, index(d, 2)),
+    lambda d: (
+        *(F(d, 2, 4, 8, 12), *_attended(d), F(d, 2, 4, 8, 12), F(d, 2, 4, 8)),
+        *(False, 0.25, 0.5, index(d, 2), [True] * 4),
+    ),
 )
 
 # --- products, distances

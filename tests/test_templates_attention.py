@@ -8,6 +8,7 @@ from template_runners import check_cuda
 
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates.attention import Dropout, attention, attention_gradient
+from torch_backplane.kernels.templates.attention_bias import attention_bias_gradient
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
@@ -25,3 +26,16 @@ def test_it_compiles_as_cuda(dtype: torch.dtype, causal: bool, biased: bool, dro
     for of, result in {"query": query, "key": key, "value": value, "inner": logarithm[..., None]}.items():
         inner = None if of == "inner" else logarithm
         check_cuda(attention_gradient, result, of, grad, query, key, value, bias, logarithm, inner, causal, 0.5, again)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("sizes", [(2, 4, 70, 90), (1, 1, 1, 90), (2, 4, 70, 1), (1, 1, 1, 1)], ids=str)
+def test_gradients_of_masks_compile_as_cuda(dtype: torch.dtype, sizes: tuple[int, ...]) -> None:
+    query, grad = (torch.empty(2, 4, 70, 24, dtype=dtype) for _ in range(2))
+    key, value = (torch.empty(2, 2, 90, 24, dtype=dtype) for _ in range(2))
+    bias, rows = torch.empty(sizes, dtype=dtype).expand(2, 4, 70, 90), torch.empty(2, 4, 70, dtype=value_dtype(dtype))
+    dropout = Dropout(0.5, torch.empty(2, dtype=torch.int64)) if sizes[0] == 2 else None
+    for parts, out in ((1, dtype), (3, rows.dtype)):
+        summands = torch.empty(parts, *sizes, dtype=out)
+        given = (summands, grad, query, key, value, bias, rows, rows, False, 0.5, dropout)
+        check_cuda(attention_bias_gradient, *given)

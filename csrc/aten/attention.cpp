@@ -69,6 +69,16 @@ bool is_probability(double p) {
   return p >= 0 && p <= 1;
 }
 
+// Whether a mask can be expanded to the scores.
+bool fits(const Tensor& mask, const std::array<c10::SymInt, 4>& scores) {
+  for (int64_t i = 1; i <= mask.dim(); ++i) {
+    if (i > 4 || (mask.sym_size(-i) != 1 && mask.sym_size(-i) != scores[4 - i])) {
+      return false;
+    }
+  }
+  return true;
+}
+
 // Whether the kernels serve this.
 bool is_one_pass(
     const Tensor& query,
@@ -87,7 +97,8 @@ bool is_one_pass(
   return is_probability(dropout_p) && c10::isFloatingType(query.scalar_type()) && query.sym_size(0) == key.sym_size(0) &&
       query.sym_size(0) == value.sym_size(0) && shared == value.sym_size(1) &&
       (heads == shared || (enable_gqa && heads % shared == 0)) && query.sym_size(3) == key.sym_size(3) &&
-      key.sym_size(2) == value.sym_size(2) && (!mask.has_value() || mask->dim() <= 4);
+      key.sym_size(2) == value.sym_size(2) &&
+      (!mask.has_value() || fits(*mask, {query.sym_size(0), heads, query.sym_size(2), key.sym_size(2)}));
 }
 
 int64_t choose(
@@ -104,16 +115,14 @@ int64_t choose(
   // The CPU's kernels refuse it, the composite form would leave out what is below 0.
   TORCH_CHECK(
       !runs_kernels || is_probability(dropout_p), "dropout probability has to be between 0 and 1, but got ", dropout_p);
-  if (mask.has_value() && mask->requires_grad() && c10::GradMode::is_enabled()) {
-    return kMath; // neither the flash kernel nor ours gives a gradient for the mask
-  }
   const auto way = way_of(query);
-  const bool is_fused =
-      (!runs_kernels ||
-       (way != AttentionWay::Composed &&
-        is_one_pass(query, key, value, mask, dropout_p, enable_gqa && way != AttentionWay::Host))) &&
-      (way == AttentionWay::OnePass ||
-       is_flash_on_cpu(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa));
+  bool is_fused = way == AttentionWay::OnePass && is_one_pass(query, key, value, mask, dropout_p, enable_gqa);
+  if (way == AttentionWay::Host || !runs_kernels) {
+    // The CPU's kernel gives no gradient for the mask.
+    is_fused = !(mask.has_value() && mask->requires_grad() && c10::GradMode::is_enabled()) &&
+        (!runs_kernels || is_one_pass(query, key, value, mask, dropout_p, /*enable_gqa=*/false)) &&
+        is_flash_on_cpu(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa);
+  }
   return is_fused ? static_cast<int64_t>(at::SDPBackend::overrideable) : kMath;
 }
 
@@ -187,9 +196,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
     static const auto one_pass = find("backplane::attention_backward");
     const auto kept = kept_of(dropout_p);
     torch::jit::push(stack, grad_out, query, key, value, mask, out, logsumexp, is_causal, scale_of(query, scale));
-    torch::jit::push(stack, kept, kept.has_value() ? OptionalTensor(state) : std::nullopt);
+    torch::jit::push(stack, kept, kept.has_value() ? OptionalTensor(state) : std::nullopt, grad_input_mask);
     one_pass.callBoxed(stack);
-    return {stack[0].toTensor(), stack[1].toTensor(), stack[2].toTensor(), Tensor()};
+    return {stack[0].toTensor(), stack[1].toTensor(), stack[2].toTensor(), stack[3].toTensor()};
   }
   static const auto op = find("aten::_scaled_dot_product_flash_attention_for_cpu_backward");
   torch::jit::push(stack, grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, mask, scale);
@@ -206,7 +215,8 @@ TORCH_LIBRARY_FRAGMENT(backplane, m) {
       "(Tensor, Tensor, Tensor)");
   m.def(
       "attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor? bias, Tensor out, "
-      "Tensor logarithm, bool is_causal, float scale, float? kept, Tensor? state) -> (Tensor, Tensor, Tensor)");
+      "Tensor logarithm, bool is_causal, float scale, float? kept, Tensor? state, bool[4] wanted) -> "
+      "(Tensor, Tensor, Tensor, Tensor)");
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {

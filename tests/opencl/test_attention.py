@@ -142,7 +142,9 @@ def test_what_it_is_not_for_is_composed() -> None:
         assert chosen(x, x, x) == ONE_PASS
         assert chosen(x, x, x, mask) == ONE_PASS
         assert chosen(x, x, x, dropout_p=0.5) == ONE_PASS
-        assert chosen(x, x, x, mask.clone().requires_grad_()) == MATH
+        assert chosen(x, x, x, mask.clone().requires_grad_()) == ONE_PASS
+        assert chosen(x, x, x, mask.expand(3, 2, 6, 6)) == MATH  # the mask's batch is another one
+        assert chosen(x, x, x, mask.expand(1, 1, 1, 6, 6)) == MATH
         assert chosen(x[0], x[0], x[0]) == MATH
         assert chosen(x, x[:, :1], x[:, :1]) == MATH  # heads are not shared unless it is asked for
         assert chosen(x, x[:, :1], x[:, :1], enable_gqa=True) == ONE_PASS
@@ -326,6 +328,130 @@ def test_dropout_keeps_no_mask() -> None:
         torch.bp.reset_peak_memory_stats()
         before = torch.bp.memory_allocated()
         F.scaled_dot_product_attention(*given, is_causal=True, dropout_p=0.2).sum().backward()
+        return torch.bp.max_memory_allocated() - before
+
+    with target("gpu"):
+        peak(64)  # what is kept from then on
+        assert peak(1024) <= 5 * peak(256)
+
+
+# --- the gradient of the mask
+
+
+def with_mask_gradient(given: Any, device: str, dtype: torch.dtype, **options: Any) -> list[torch.Tensor]:
+    """The gradients of query, key, value and mask, in float64 on the CPU."""
+    *tensors, grad = given
+    inputs = [one.to(device, dtype).detach().requires_grad_() for one in tensors]
+    shares = inputs[0].shape[1] != inputs[1].shape[1]
+    out = F.scaled_dot_product_attention(*inputs[:3], attn_mask=inputs[3], enable_gqa=shares, **options)
+    return [one.cpu().double() for one in torch.autograd.grad(out, inputs, grad.to(device, dtype))]
+
+
+def assert_mask_gradient(sizes: tuple[int, ...], shape: Shape, dtype: torch.dtype = torch.float32) -> None:
+    query, key, value, _, grad = operands(shape, dtype=dtype)
+    mask = torch.randn(sizes).to(dtype)
+    if mask.numel() > 4:
+        mask[..., ::3] = -torch.inf if mask.shape[-1] > 1 else 1
+    given = (query, key, value, mask, grad)
+    found, right = with_mask_gradient(given, DEVICE, dtype), with_mask_gradient(given, "cpu", torch.float64)
+    assert found[3].shape == mask.shape
+    for name, ours, theirs in zip(("query", "key", "value", "mask"), found, right, strict=True):
+        # Of sums that are 0, such as the slopes of a whole row, only rounding is left.
+        least = 1e-1 if name == "mask" and sizes[-1:] in ((), (1,)) else 0.0
+        scale = max(theirs.square().mean().sqrt().item(), least)
+        torch.testing.assert_close(
+            ours, theirs, rtol=0, atol=TOLERANCES[dtype] * scale, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+MASKS = [
+    (2, 4, 70, 133),
+    (70, 133),
+    (2, 1, 70, 133),
+    (4, 1, 133),
+    (1, 4, 70, 1),
+    (133,),
+    (2, 1, 1, 133),
+    (1, 1),
+    (),
+    (2, 4, 1, 1),
+]
+
+
+@pytest.mark.parametrize("sizes", MASKS, ids=str)
+@pytest.mark.parametrize("units", [1, 16])
+def test_gradient_of_the_mask(sizes: tuple[int, ...], units: int) -> None:
+    """Broadcast in any dimension; on a device that more groups fill, sums have parts."""
+    with target("gpu", max_group_size=64, compute_units=units):
+        assert_mask_gradient(sizes, Shape(2, 4, 2, 70, 133, 24, 8))
+        assert plans.stats()["backplane::attention_backward"]["planner_calls"] == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_gradient_of_masks_of_other_dtypes(dtype: torch.dtype) -> None:
+    with target("gpu"):
+        for sizes in ((40, 50), (2, 1, 1, 50)):
+            assert_mask_gradient(sizes, Shape(2, 2, 1, 40, 50, 16, 16), dtype)
+        assert "backplane::attention_backward" in plans.stats()
+
+
+def test_gradient_of_a_mask_of_float32_beside_halves() -> None:
+    query, key, value, _, grad = operands(Shape(2, 2, 2, 40, 50, 16, 16), dtype=torch.float16)
+    mask = torch.randn(40, 50).requires_grad_()
+
+    def gradient(device: str) -> torch.Tensor:
+        there = [one.to(device) for one in (query, key, value)]
+        out = F.scaled_dot_product_attention(*there, attn_mask=mask.to(device))
+        (found,) = torch.autograd.grad(out, mask, grad.to(device))
+        return found
+
+    with target("gpu"):
+        assert_close = torch.testing.assert_close
+        assert_close(gradient(DEVICE), gradient("cpu"), rtol=0, atol=2e-2)
+        assert "backplane::attention_backward" in plans.stats()
+
+
+def test_gradient_of_the_mask_alone_with_dropout() -> None:
+    query, key, value, _, grad = operands(Shape(2, 2, 2, 40, 50, 16, 16))
+    mask = torch.randn(1, 2, 40, 50)
+    with target("gpu"):
+        _, factors = drawn((query, key, value, mask.expand(2, 2, 40, 50).contiguous(), grad), 0.4, 9)
+        there = [one.to(DEVICE) for one in (query, key, value, mask)]
+        there[3].requires_grad_()
+        torch.manual_seed(9)
+        out = F.scaled_dot_product_attention(*there[:3], attn_mask=there[3], dropout_p=0.4)
+        (ours,) = torch.autograd.grad(out, there[3], grad.to(DEVICE))
+        text = plans.explain(
+            lambda: torch.autograd.grad(
+                F.scaled_dot_product_attention(*there[:3], attn_mask=there[3], dropout_p=0.4), there[3], grad.to(DEVICE)
+            )
+        )
+    right = mask.double().requires_grad_()
+    scores = query.double() @ key.double().mT / 4 + right
+    ((torch.softmax(scores, -1) * factors) @ value.double()).backward(grad.double())
+    torch.testing.assert_close(ours.cpu().double(), right.grad, rtol=1e-4, atol=1e-5)
+    assert "attention_key_gradient" not in text
+
+
+def test_gradient_of_the_mask_is_the_same_each_time() -> None:
+    query, key, value, _, grad = operands(Shape(2, 4, 2, 70, 133, 24, 8))
+    mask = torch.randn(133)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with target("gpu"):
+            found = [with_mask_gradient((query, key, value, mask, grad), DEVICE, torch.float32) for _ in range(3)]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(all(map(torch.equal, found[0], other)) for other in found[1:])
+
+
+def test_gradient_of_the_mask_has_no_memory_for_scores() -> None:
+    def peak(length: int) -> int:
+        given = [torch.randn(1, 2, length, 16, device=DEVICE, requires_grad=True) for _ in range(3)]
+        mask = torch.zeros(length, device=DEVICE, requires_grad=True)
+        torch.bp.reset_peak_memory_stats()
+        before = torch.bp.memory_allocated()
+        F.scaled_dot_product_attention(*given, attn_mask=mask).sum().backward()
         return torch.bp.max_memory_allocated() - before
 
     with target("gpu"):

@@ -49,7 +49,7 @@ FAMILIES = {
 
 
 # Cases of other families whose results are random.
-RANDOM = frozenset({"randperm"})
+RANDOM = frozenset({"randperm", "attention with dropout, heads of 64"})
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,7 @@ _PASSES = "the statistics are one pass over what is too large for a cache, and t
 _CHUNKS = "as many chunks for each result, a whole number, leave 5 % of a device"
 _BY_DIGITS = r"sort|sort of (int64|int8|columns)|sort, descending|randperm|unique.*|median|median without NaN|topk.*"
 _WEIGHTS = "convolution, 3 × 3, of a sixteenth, backward"
+_OF_MASK = "attention, gradient of a mask, of a sixteenth"
 _PARTS = "fewer groups than fill a target with 8,192 for 512 compute units: parts of columns are divided to fill half"
 KNOWN: tuple[Known, ...] = (
     Known(
@@ -143,6 +144,12 @@ KNOWN: tuple[Known, ...] = (
     Known(
         _WEIGHTS, "chain", "where 16 groups of 256 work items fill a device each has a 6th of a sum's 65,536 products"
     ),
+    Known(
+        _OF_MASK,
+        "chain",
+        "where 16 groups of 256 work items fill a device, one goes through a tile of scores of 64 heads",
+    ),
+    Known(_OF_MASK, "fill", "64 heads of 256 rows, a sixteenth of the size, are too few for 512 compute units"),
     Known("coins of probabilities", "traffic", "probabilities are read once more, to refuse those beyond 1"),
     Known("smallest but 10 of rows", "fill", "merges of the best of each row have fewer work items each time"),
     Known("hash of all", "fallbacks", "the operator needs float64, and runs on the CPU where there is none"),

@@ -428,6 +428,35 @@ def _convolution_backward(device: torch.device, n: int) -> Body:
 case("products", "convolution, 3 × 3, of a sixteenth, backward", _convolution_backward)
 
 
+def _heads(device: torch.device, n: int, most: int) -> list[torch.Tensor]:
+    """query, key and value of n elements, in heads of 64, of up to `most` places."""
+    length = min(most, max(16, n // 512))
+    return [rand(device, max(1, n // (512 * length)), 8, length, 64) for _ in range(3)]
+
+
+def _with_dropout(device: torch.device, n: int) -> Body:
+    query, key, value = _heads(device, n, 512)
+    return lambda: F.scaled_dot_product_attention(query, key, value, dropout_p=0.1)
+
+
+def _mask_backward(device: torch.device, n: int) -> Body:
+    query, key, value = _heads(device, n // 16, 256)
+    mask = rand(device, query.shape[2], key.shape[2]).requires_grad_()
+    result = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    grad = rand(device, *result.shape).square()
+    return lambda: torch.autograd.grad(result, mask, grad, retain_graph=True)
+
+
+def _one_query(device: torch.device, n: int) -> Body:
+    query, key, value = _heads(device, n, 16384)
+    query = query[:, :, :1].contiguous()
+    return lambda: F.scaled_dot_product_attention(query, key, value)
+
+
+case("products", "attention with dropout, heads of 64", _with_dropout)
+case("products", "attention, gradient of a mask, of a sixteenth", _mask_backward)
+
+
 # Random numbers, optimizers
 
 for name, call in {

@@ -201,6 +201,10 @@ class Target:
         """
         return (16 if self.simt else 4) * self.compute_units
 
+    def enough_groups_of(self, size: int) -> int:
+        """The same of groups of `size` work items: one that is larger than `group_size` counts as several."""
+        return -(-self.enough_groups * self.group_size // max(size, self.group_size))
+
     def should_divide(self, groups: int, steps: int) -> bool:
         """Whether work of so many groups, each item of which goes through `steps` elements one after another, should be
         divided among more groups, although that takes further launches and goes through memory once more.

@@ -18,6 +18,7 @@ from torch_backplane.kernels.templates.attention import (
     attention,
     attention_gradient,
 )
+from torch_backplane.kernels.templates.attention_bias import attention_bias_gradient, bias_gradient_parts
 from torch_backplane.kernels.templates.random import WORDS_PER_CALL
 from torch_backplane.operators.linear_algebra import on_host
 from torch_backplane.planning import (
@@ -90,17 +91,18 @@ def one_pass_backward(
     scale: float,
     kept: float | None,
     state: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    wanted: list[bool],
+) -> tuple[torch.Tensor | None, ...]:
+    """The gradients of query, key, value and bias, those that are wanted."""
     if on_host(query):
         query_grad, key_grad, value_grad = (
             one.new_empty(one.shape[0], one.shape[2], one.shape[1], one.shape[3]).transpose(1, 2)
             for one in (query, key, value)
         )  # in memory as PyTorch has them
-        gradients = query_grad, key_grad, value_grad
         given = (grad, query, key, value, bias, out, logarithm, is_causal, scale)
-        results = dict(zip(("of_query", "of_key", "of_value"), gradients, strict=True))
+        results = {"of_query": query_grad, "of_key": key_grad, "of_value": value_grad}
         call_on_cpu(torch.ops.backplane.host_attention_backward.default, *given, **results)
-        return gradients
+        return query_grad, key_grad, value_grad, None
     like_scores = _scores_like(bias, query, key)
     dropout = None if kept is None or state is None else Dropout(kept, state)
 
@@ -113,7 +115,20 @@ def one_pass_backward(
     else:  # the result was rounded, and where gradients all but cancel that would be what is left
         inner = torch.empty_like(logarithm)
         compute("inner", inner.unsqueeze(-1), None)
-    gradients = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+    gradients = [
+        torch.empty_like(one) if wants else None for one, wants in zip((query, key, value), wanted, strict=False)
+    ]
     for of, gradient in zip(("query", "key", "value"), gradients, strict=True):
-        compute(of, gradient, inner)
-    return gradients
+        if gradient is not None:
+            compute(of, gradient, inner)
+    if not wanted[3] or bias is None or like_scores is None:
+        return *gradients, None
+    bias_gradient = torch.empty(bias.shape, dtype=bias.dtype, device=bias.device)
+    result = bias_gradient.reshape([1] * (4 - bias.dim()) + list(bias.shape))
+    parts = bias_gradient_parts(dialect_of(query.device), query, key, result.shape)
+    summands = result.unsqueeze(0) if parts == 1 else logarithm.new_empty([parts, *result.shape])
+    arguments = (summands, grad, query, key, value, like_scores, logarithm, inner, is_causal, scale, dropout)
+    run_template(attention_bias_gradient, query.device, *arguments, name="attention_backward")
+    if parts > 1:
+        result.copy_(summands.sum(0))
+    return *gradients, bias_gradient

@@ -26,10 +26,11 @@ from torch_backplane.kernels.target import LimitExceeded, Target
 from torch_backplane.kernels.templates.random import scalar_words
 from torch_backplane.kernels.templates.source import Launch, make_launch, split, substitute
 
-# A group of SIDE × SIDE work items has a tile of SIDE × _PER_ITEM rows, and up to _COLUMNS columns of results.
-_PER_ITEM, _DEPTH, _SIDES, _COLUMNS = 4, 16, (16, 8, 4), 128
+# A group of SIDE × SIDE work items has a tile of SIDE × PER_ITEM rows, and up to _COLUMNS columns of results.
+PER_ITEM, _DEPTH, _SIDES, _COLUMNS = 4, 16, (16, 8, 4), 128
 _ARGUMENT_BYTES = 512  # at most: for 10 tensors a buffer, and for 7 of them 4 strides each; 11 sizes and 2 numbers
-_STEPS = ("batch", "head", "row", "column")
+STEPS = ("batch", "head", "row", "column")
+TYPES = {"uint64": torch.uint64, "int64": torch.int64}
 _BITS = torch.uint32  # that a work item says of 16 keys whether they are kept
 _OF_KEYS = ("key", "value")  # whose tiles are of keys; all others' are of queries
 
@@ -49,7 +50,7 @@ class Dropout(NamedTuple):
 
 def attends_in_one_pass(target: Target) -> bool:
     """Whether these kernels are for such devices, in any dtype."""
-    return target.simt and _side(target, 8, 64) is not None and target.max_argument_bytes >= _ARGUMENT_BYTES
+    return target.simt and side_of(target, 8, 64) is not None and target.max_argument_bytes >= _ARGUMENT_BYTES
 
 
 def attention(
@@ -115,18 +116,18 @@ def attention_gradient(
     return _launch(of, dialect, {"out": out}, tensors, rows, bias, causal, scale, dropout)
 
 
-def _side(target: Target, itemsize: int, rows: int) -> int | None:
+def side_of(target: Target, itemsize: int, rows: int) -> int | None:
     """Of the group, for tiles of so many rows or fewer; None where the target has no place for any."""
 
     def fits(side: int) -> bool:
-        tile = side * _PER_ITEM
+        tile = side * PER_ITEM
         numbers = 2 * _DEPTH * (tile + 1) + tile * (tile + 1) + 3 * tile + side * side
         needed = numbers * itemsize + side * side * _BITS.itemsize
         return side * side <= target.max_group_size and needed <= target.local_memory
 
     possible = list(filter(fits, _SIDES))
     # One of 8 where it has a place for all rows: the largest would be half empty.
-    return next((side for side in possible if side <= 8 or rows > 8 * _PER_ITEM), None)
+    return next((side for side in possible if side <= 8 or rows > 8 * PER_ITEM), None)
 
 
 def _launch(
@@ -151,10 +152,10 @@ def _launch(
     out = outputs["out"]
     value = value_dtype(out.dtype)
     batch, heads, rows, columns = out.shape
-    side = _side(dialect.target, value.itemsize, rows)
+    side = side_of(dialect.target, value.itemsize, rows)
     if side is None:
         raise LimitExceeded("attention in one pass needs more local memory, or work items in a group, than there are")
-    tile = side * _PER_ITEM
+    tile = side * PER_ITEM
     blocks = next(count for count in (1, 2, 4, 8) if count * tile >= min(columns, _COLUMNS))
     others, other_heads = tensors["other"].shape[2], tensors["other"].shape[1]
     row_tiles, column_parts = -(-rows // tile), -(-columns // (tile * blocks))
@@ -172,39 +173,23 @@ def _launch(
     if "own_too" in tensors:
         integers["depth_too"] = tensors["own_too"].shape[3]
     strided = {"out": out, **tensors, **({} if bias is None else {"bias": bias})}
-    for tensor_name, tensor in strided.items():
-        steps = [f"{tensor_name}_{step}" for step in _STEPS]
-        integers |= dict(zip(steps, tensor.stride(), strict=True))
-    inputs = {**tensors, **({} if bias is None else {"bias": bias}), **rows_read}
     numbers, functions = {"scale": (value, scale)}, ""
     if dropout is not None:
         functions = scalar_words(dialect, value)
         numbers["kept"] = (value, dropout.kept)
-        if dropout.drawn is None:
-            inputs["state"] = dropout.state
-        else:
+        if dropout.drawn is not None:
             outputs = {**outputs, "state": dropout.state}
             numbers |= {name: (torch.int64, one) for name, one in zip(("seed", "offset"), dropout.drawn, strict=True)}
     return make_launch(
         "attention" if of == "result" else f"attention_{of}_gradient",
         dialect,
         outputs=outputs,
-        inputs=inputs,
-        integers=integers,
+        inputs=inputs_of(tensors, bias, rows_read, dropout),
+        integers={**integers, **strides_of(strided)},
         numbers=numbers,
-        types={} if dropout is None else {"uint64": torch.uint64, "int64": torch.int64},
+        types=TYPES,
         functions=functions,
-        constants={
-            "TILE": tile,
-            "SIDE": side,
-            "ITEMS": side * side,
-            "SHARERS": side * side // tile,
-            "BLOCKS": blocks,
-            "PER_ITEM": _PER_ITEM,
-            "DEPTH": _DEPTH,
-            "NOTHING": f"(-{dialect.infinity(facts(value).bits)})",
-            "KEPT(query, key)": "(kept_bits[(query) * (SIDE / 4) + (key) / 16] >> (key) % 16 & 1u)",
-        },
+        constants={**constants_of(dialect, value, side), "SHARERS": side * side // tile, "BLOCKS": blocks},
         value=value,
         body=_body(of, bias is not None, causal, dropout is not None),
         groups=batch * heads * row_tiles * column_parts,
@@ -213,23 +198,79 @@ def _launch(
     )
 
 
+def inputs_of(
+    tensors: Mapping[str, torch.Tensor],
+    bias: torch.Tensor | None,
+    rows_read: Mapping[str, torch.Tensor],
+    dropout: Dropout | None,
+) -> dict[str, torch.Tensor]:
+    """What a kernel reads, in the order of its parameters."""
+    state = {} if dropout is None or dropout.drawn is not None else {"state": dropout.state}
+    return {**tensors, **({} if bias is None else {"bias": bias}), **rows_read, **state}
+
+
+def strides_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """As a kernel's integers: x_batch, x_head, x_row and x_column."""
+    integers: dict[str, int] = {}
+    for name, tensor in tensors.items():
+        integers |= dict(zip([f"{name}_{step}" for step in STEPS], tensor.stride(), strict=True))
+    return integers
+
+
+def constants_of(dialect: Dialect, value: torch.dtype, side: int) -> dict[str, int | str]:
+    """Of every kernel here; KEPT says of a query and a key of the tile whether dropout keeps its weight."""
+    return {
+        "TILE": side * PER_ITEM,
+        "SIDE": side,
+        "ITEMS": side * side,
+        "PER_ITEM": PER_ITEM,
+        "DEPTH": _DEPTH,
+        "NOTHING": f"(-{dialect.infinity(facts(value).bits)})",
+        "KEPT(query, key)": "(kept_bits[(query) * (SIDE / 4) + (key) / 16] >> (key) % 16 & 1u)",
+    }
+
+
+class Words(NamedTuple):
+    """Expressions of a score at x and y of a work item's: itself; its weight in the softmax; that with dropout; whether
+    it is seen, to follow a condition; and its slope.
+    """
+
+    score: str
+    power: str
+    times: str
+    seen: str
+    slope: str
+
+
+def words_of(of_keys: bool, biased: bool, causal: bool, drops: bool) -> Words:
+    """Args:
+    of_keys: the tile's rows are keys, and what it goes through queries.
+    """
+    query, key = ("other_at", "own_at") if of_keys else ("own_at", "other_at")
+    bias = f"batch * bias_batch + query_head * bias_head + {query} * bias_row + {key} * bias_column"
+    query_row = f"(batch * query_heads + query_head) * queries + {query}"
+    power = f"(load_logarithm({query_row}) == NOTHING ? (value_t)0 : exp(score - load_logarithm({query_row})))"
+    in_tile = ("item_row + x * SIDE", "item_column + y * SIDE")
+    times = f" * (KEPT({', '.join(reversed(in_tile) if of_keys else in_tile)}) ? raised : (value_t)0)" if drops else ""
+    return Words(
+        "scores[x][y] * scale" + (f" + (value_t)load_bias({bias})" if biased else ""),
+        power,
+        times,
+        f" && {key} <= {query}" if causal else "",
+        f"{power} * (slopes[x][y]{times} - load_inner({query_row}))",
+    )
+
+
 def _body(of: str, biased: bool, causal: bool, drops: bool) -> str:
     of_keys = of in _OF_KEYS
-    query, key = ("other_at", "own_at") if of_keys else ("own_at", "other_at")
     if causal:
         # Queries before the first key of the tile see none of it, and no query sees keys behind the last one's.
         bounds = ("first_own", "others") if of_keys else ("0", "min(others, first_own + TILE)")
     else:
         bounds = ("0", "others")
-    bias = f"batch * bias_batch + query_head * bias_head + {query} * bias_row + {key} * bias_column"
-    score = "scores[x][y] * scale" + (f" + (value_t)load_bias({bias})" if biased else "")
-    query_row = f"(batch * query_heads + query_head) * queries + {query}"
-    power = f"(load_logarithm({query_row}) == NOTHING ? (value_t)0 : exp(score - load_logarithm({query_row})))"
-    in_tile = ("item_row + x * SIDE", "item_column + y * SIDE")
-    kept = f"KEPT({', '.join(reversed(in_tile) if of_keys else in_tile)})"
-    times = f" * ({kept} ? raised : (value_t)0)" if drops else ""
-    slope = f"{power} * (slopes[x][y]{times} - load_inner({query_row}))"
-    weight = {"result": "score", "value": f"{power}{times}", "inner": f"{power} * slopes[x][y]{times}"}.get(of, slope)
+    words = words_of(of_keys, biased, causal, drops)
+    weights = {"result": "score", "value": words.power + words.times}
+    weights["inner"] = f"{words.power} * slopes[x][y]{words.times}"
     total = "scale * sum[block][x][y]" if of in ("query", "key") else "sum[block][x][y]"
     added = "(value_t)load_added(from_added + other_at * added_row + column * added_column)"
     from_added = "batch * added_batch + head_of_others * added_head"
@@ -247,19 +288,15 @@ def _body(of: str, biased: bool, causal: bool, drops: bool) -> str:
             "head_of_others": "query_head" if of_keys else "head / sharing",
             "from": bounds[0],
             "to": bounds[1],
-            "scores": _product("own", "other", "scores", "depth"),
-            "slopes": "" if of in ("result", "value") else _product("own_too", "other_too", "slopes", "depth_too"),
-            "seen": f" && {key} <= {query}" if causal else "",
-            "score": score,
-            "weight": weight,
+            "scores": product("own", "other", "scores", "depth"),
+            "slopes": "" if of in ("result", "value") else product("own_too", "other_too", "slopes", "depth_too"),
+            "seen": words.seen,
+            "score": words.score,
+            "weight": weights.get(of, words.slope),
             "unseen": "NOTHING" if of == "result" else "0",
             "weigh": _WEIGH if of == "result" else "",
             "kept_power": "KEPT(row, j) ? power : (value_t)0" if drops else "power",
-            "drop": (_STATE_WRITTEN if of == "result" else _STATE_READ) if drops else "",
-            "draw": _DRAW if drops else "",
-            "keys": "rows" if of_keys else "others",
-            "first_query": "first" if of_keys else "first_own",
-            "first_key": "first_own" if of_keys else "first",
+            **drawing(drops, of_keys, writes=of == "result"),
             "raised": " * raised" if drops else "",
             "from_added": "0" if of == "inner" else from_added,
             "added": "(value_t)1" if of == "inner" else added,
@@ -268,9 +305,20 @@ def _body(of: str, biased: bool, causal: bool, drops: bool) -> str:
     )
 
 
-def _product(a: str, b: str, result: str, depth: str) -> str:
+def drawing(drops: bool, of_keys: bool = False, writes: bool = False) -> dict[str, str]:
+    """The parts `drop`, once in a kernel, and `draw`, for a tile, with what they consist of."""
+    return {
+        "drop": (_STATE_WRITTEN if writes else _STATE_READ) if drops else "",
+        "draw": _DRAW if drops else "",
+        "keys": "rows" if of_keys else "others",
+        "first_query": "first" if of_keys else "first_own",
+        "first_key": "first_own" if of_keys else "first",
+    }
+
+
+def product(a: str, b: str, result: str, depth: str) -> str:
     """Statements that declare `result`, of the item's rows of the tile of `a` and its rows of the tile of `b`."""
-    steps = {f"{x}_{step}": f"{name}_{step}" for x, name in (("a", a), ("b", b)) for step in _STEPS}
+    steps = {f"{x}_{step}": f"{name}_{step}" for x, name in (("a", a), ("b", b)) for step in STEPS}
     return substitute(_PRODUCT, {"a": a, "b": b, "result": result, "depth": depth, **steps})
 
 

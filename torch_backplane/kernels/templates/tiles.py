@@ -90,8 +90,7 @@ def divide(target: Target, side: int, batch: int, rows: int, columns: int, depth
     """Into as many parts as fill the device, if these are no more memory than the operands."""
     tile = side * PER_ITEM
     count = batch * -(-rows // tile) * -(-columns // tile)
-    # Larger groups count as several of those that `enough_groups` is about.
-    enough = -(-target.enough_groups * target.group_size // max(side * side, target.group_size))
+    enough = target.enough_groups_of(side * side)
     if count >= enough or depth < 2 * _LEAST_PART:
         return Tiles(side, count, 1, depth)
     parts = min(-(-enough // count), depth // _LEAST_PART, (rows + columns) * depth // (2 * rows * columns))

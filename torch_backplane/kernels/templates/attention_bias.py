@@ -1,0 +1,242 @@
+"""The gradient of what is added to the scores of attention, such as a mask, with memory for itself only.
+
+A group has a tile of it. Where it is broadcast, over batches, heads, queries or keys, the group goes through the tiles
+of scores that it was added to, computes their slopes again and adds them up, in an order that is always the same. Where
+the tiles of a small one are too few to fill the device, several groups share one, and their parts are added up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from torch_backplane.kernels.dialects.base import Dialect
+from torch_backplane.kernels.dtypes import value_dtype
+from torch_backplane.kernels.target import LimitExceeded
+from torch_backplane.kernels.templates.attention import (
+    PER_ITEM,
+    TYPES,
+    Dropout,
+    constants_of,
+    drawing,
+    inputs_of,
+    product,
+    side_of,
+    strides_of,
+    words_of,
+)
+from torch_backplane.kernels.templates.random import scalar_words
+from torch_backplane.kernels.templates.source import Launch, make_launch, split, substitute
+
+
+class _Steps(NamedTuple):
+    """side: of a group. tiles: of the gradient. each: the tiles of scores for one of them. Both by dimension."""
+
+    side: int
+    tiles: tuple[int, int, int, int]
+    each: tuple[int, int, int, int]
+
+
+def _steps(dialect: Dialect, query: torch.Tensor, key: torch.Tensor, shape: Sequence[int]) -> _Steps:
+    batch, heads, rows, _ = query.shape
+    side = side_of(dialect.target, value_dtype(query.dtype).itemsize, rows)
+    if side is None:
+        raise LimitExceeded("attention in one pass needs more local memory, or work items in a group, than there are")
+    tile = side * PER_ITEM
+    scores = (batch, heads, -(-rows // tile), -(-key.shape[2] // tile))
+    own = (shape[0], shape[1], -(-shape[2] // tile), -(-shape[3] // tile))
+    each = [all_of // there for all_of, there in zip(scores, own, strict=True)]
+    return _Steps(side, own, (each[0], each[1], each[2], each[3]))
+
+
+def bias_gradient_parts(dialect: Dialect, query: torch.Tensor, key: torch.Tensor, shape: Sequence[int]) -> int:
+    """Of how many parts the gradient of this shape, of four sizes, is to be the sum, so that they fill the device."""
+    side, tiles, each = _steps(dialect, query, key, shape)
+    target, groups, steps = dialect.target, math.prod(tiles), math.prod(each)
+    if not target.should_divide(groups, steps * side * PER_ITEM):
+        return 1
+    return min(steps, -(-target.enough_groups_of(side * side) // groups))
+
+
+def attention_bias_gradient(
+    dialect: Dialect,
+    out: torch.Tensor,
+    grad: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor,
+    logarithm: torch.Tensor,
+    inner: torch.Tensor,
+    causal: bool,
+    scale: float,
+    dropout: Dropout | None = None,
+) -> Launch:
+    """The gradient of `attention`'s bias, in parts that are to be added up.
+
+    Args:
+        out: (parts, batch, heads, queries, keys), contiguous; each of these as the scores', or 1, where it is the sum.
+        bias: (batch, heads, queries, keys). Any stride may be 0.
+        others: as `attention_gradient` has them.
+    """
+    compute = value_dtype(query.dtype)
+    parts, *shape = out.shape
+    side, tiles, each = _steps(dialect, query, key, shape)
+    steps = math.prod(each)
+    tensors = {"own": query, "other": key, "own_too": grad, "other_too": value}
+    strided = {**tensors, "bias": bias}
+    integers = {
+        "heads": query.shape[1],
+        "sharing": query.shape[1] // key.shape[1],
+        "rows": query.shape[2],
+        "others": key.shape[2],
+        "depth": query.shape[3],
+        "depth_too": value.shape[3],
+        **dict(zip(("out_batches", "out_heads", "out_rows", "out_columns"), shape, strict=True)),
+        **dict(zip(("row_tiles", "column_tiles"), tiles[2:], strict=True)),
+        **dict(zip(("batches_each", "heads_each", "rows_each", "columns_each"), each, strict=True)),
+        "steps": steps,
+        "part_steps": -(-steps // parts),
+    }
+    keeps_rows, keeps_columns = bool(shape[2] == query.shape[2]), bool(shape[3] == key.shape[2])
+    return make_launch(
+        "attention_bias_gradient",
+        dialect,
+        outputs={"out": out},
+        inputs=inputs_of(tensors, bias, {"logarithm": logarithm, "inner": inner}, dropout),
+        integers={**integers, **strides_of(strided)},
+        numbers={"scale": (compute, scale), **({} if dropout is None else {"kept": (compute, dropout.kept)})},
+        types=TYPES,
+        functions="" if dropout is None else scalar_words(dialect, compute),
+        constants=constants_of(dialect, compute, side),
+        value=compute,
+        body=_body(keeps_rows, keeps_columns, causal, dropout is not None),
+        groups=parts * math.prod(tiles),
+        group_size=side * side,
+        strided=set(strided),
+    )
+
+
+def _body(keeps_rows: bool, keeps_columns: bool, causal: bool, drops: bool) -> str:
+    words = words_of(False, True, causal, drops)
+    finish = {(True, True): _STORE, (True, False): _OF_ROWS, (False, True): _OF_COLUMNS, (False, False): _OF_ALL}
+    return substitute(
+        _BODY,
+        {
+            "place": split(
+                "place",
+                ["parts", "out_batches", "out_heads", "row_tiles", "column_tiles"],
+                ["part", "to_batch", "to_head", "to_row_tile", "to_column_tile"],
+            ),
+            "step": split(
+                "at",
+                ["batches_each", "heads_each", "rows_each", "columns_each"],
+                ["further_batch", "further_head", "further_row_tile", "further_column_tile"],
+            ),
+            # No products follow what was asked for before: this is between that and the next.
+            "wait": "BARRIER;" if drops else "",
+            **drawing(drops),
+            "scores": product("own", "other", "scores", "depth"),
+            "slopes": product("own_too", "other_too", "slopes", "depth_too"),
+            "seen": words.seen,
+            "score": words.score,
+            "slope": words.slope,
+            "met": "" if keeps_rows and keeps_columns else "LOCAL value_t met[TILE][SIDE + 1];",
+            "finish": finish[keeps_rows, keeps_columns],
+        },
+    )
+
+
+_BODY = """
+  LOCAL value_t a_tile[DEPTH][TILE + 1];
+  LOCAL value_t b_tile[DEPTH][TILE + 1];
+  $met
+  const index_t place = GROUP;
+  $place
+  const int item_row = ITEM / SIDE, item_column = ITEM % SIDE;
+  const index_t query_heads = heads, queries = rows;
+  const index_t to_row = to_row_tile * TILE, to_column = to_column_tile * TILE;
+  $drop
+  value_t sum[PER_ITEM][PER_ITEM];
+  for (int x = 0; x < PER_ITEM; ++x)
+    for (int y = 0; y < PER_ITEM; ++y) sum[x][y] = 0;
+  const index_t last = min(steps, part * part_steps + part_steps);
+  for (index_t at = part * part_steps; at < last; ++at) {
+    $step
+    const index_t batch = to_batch + further_batch, head = to_head + further_head;
+    const index_t query_head = head, head_of_others = head / sharing;
+    const index_t first_own = to_row + further_row_tile * TILE;
+    const index_t first = to_column + further_column_tile * TILE;
+    $wait
+    $draw
+    $scores
+    $slopes
+    for (int x = 0; x < PER_ITEM; ++x)
+      for (int y = 0; y < PER_ITEM; ++y) {
+        const index_t own_at = first_own + item_row + x * SIDE, other_at = first + item_column + y * SIDE;
+        if (own_at < rows && other_at < others$seen) {
+          const value_t score = $score;
+          sum[x][y] += $slope;
+        }
+      }
+  }
+  const index_t rows_before = ((part * out_batches + to_batch) * out_heads + to_head) * out_rows;
+  $finish
+"""
+
+_STORE = """
+  for (int x = 0; x < PER_ITEM; ++x)
+    for (int y = 0; y < PER_ITEM; ++y) {
+      const index_t row = to_row + item_row + x * SIDE, column = to_column + item_column + y * SIDE;
+      if (row < out_rows && column < out_columns) store_out((rows_before + row) * out_columns + column, sum[x][y]);
+    }
+"""
+
+# One dimension is left: items of the same place along it meet in a row of `met`.
+_OF_ROWS = """
+  for (int x = 0; x < PER_ITEM; ++x) {
+    value_t total = 0;
+    for (int y = 0; y < PER_ITEM; ++y) total += sum[x][y];
+    met[item_row + x * SIDE][item_column] = total;
+  }
+  BARRIER;
+  if (ITEM < TILE && to_row + ITEM < out_rows) {
+    value_t total = 0;
+    for (int i = 0; i < SIDE; ++i) total += met[ITEM][i];
+    store_out(rows_before + to_row + ITEM, total);
+  }
+"""
+_OF_COLUMNS = """
+  for (int y = 0; y < PER_ITEM; ++y) {
+    value_t total = 0;
+    for (int x = 0; x < PER_ITEM; ++x) total += sum[x][y];
+    met[item_column + y * SIDE][item_row] = total;
+  }
+  BARRIER;
+  if (ITEM < TILE && to_column + ITEM < out_columns) {
+    value_t total = 0;
+    for (int i = 0; i < SIDE; ++i) total += met[ITEM][i];
+    store_out(rows_before * out_columns + to_column + ITEM, total);
+  }
+"""
+_OF_ALL = """
+  value_t total = 0;
+  for (int x = 0; x < PER_ITEM; ++x)
+    for (int y = 0; y < PER_ITEM; ++y) total += sum[x][y];
+  met[item_row][item_column] = total;
+  BARRIER;
+  if (ITEM < SIDE) {
+    total = 0;
+    for (int i = 0; i < SIDE; ++i) total += met[ITEM][i];
+    met[ITEM][SIDE] = total;
+  }
+  BARRIER;
+  if (ITEM == 0) {
+    total = 0;
+    for (int i = 0; i < SIDE; ++i) total += met[i][SIDE];
+    store_out(rows_before, total);
+  }
+"""
