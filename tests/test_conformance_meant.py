@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 from torch_backplane.conformance import meant, numbers
 from torch_backplane.conformance.report import KINDS
 
-TABLES = {"numbers": meant.NUMBERS, "forms": meant.FORMS}
+TABLES = {"database": meant.DATABASE, "numbers": meant.NUMBERS, "forms": meant.FORMS}
 KNOWN = meant.Meant(r"add\..*", ("values",), "because", ("float16",), r"alpha=\d+", r"overflow")
 
 

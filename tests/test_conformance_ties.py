@@ -47,8 +47,19 @@ def test_the_place_of_a_number() -> None:
     assert not ties.are_places("topk", torch.tensor(5), (1,), {}, (torch.tensor(5), torch.tensor(1)))
 
 
+def test_places_alone() -> None:
+    """What argsort finds is held against the values that the CPU's places have."""
+    expected = torch.tensor([[1, 3, 0, 2], [0, 1, 2, 3]])
+    for places, right in (([[1, 3, 2, 0], [2, 0, 1, 3]], True), ([[1, 0, 3, 2], [0, 1, 2, 3]], False)):
+        given = ties.values_and_places("argsort", ROWS, (), {}, expected, torch.tensor(places))
+        assert given is not None
+        assert ties.are_places("argsort", ROWS, (), {}, given) is right
+    assert ties.values_and_places("msort", ROWS, (), {}, ROWS, ROWS) is None
+
+
 def test_what_leaves_places_open() -> None:
-    assert ties.leaves_open("sort", (), {})
+    for name in ("sort", "argsort", "msort"):
+        assert ties.leaves_open(name, (), {})
     assert ties.leaves_open("sort", (), {"stable": False})
     assert not ties.leaves_open("sort", (), {"stable": True})
     assert not ties.leaves_open("argmax", (), {})
@@ -68,3 +79,5 @@ def test_gradients_at_other_places(gradient: list[list[float]], same: bool) -> N
     first = ROWS.float()
     assert ties.same_gradients("topk", first, (2,), {}, expected, torch.tensor(gradient)) is same
     assert ties.same_gradients("topk", first.T, (2, 0), {}, expected.T, torch.tensor(gradient).T) is same
+    # Of msort the dimension is the first one.
+    assert ties.same_gradients("msort", first.T, (), {}, expected.T, torch.tensor(gradient).T) is same

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from torch_backplane.conformance import judge, ties
+from torch_backplane.conformance import judge, meant, ties
 from torch_backplane.conformance.calls import SampleCall
 from torch_backplane.conformance.report import EntryResult
 from torch_backplane.conformance.settings import Settings
@@ -260,23 +260,31 @@ class EntryCheck:
                         exact=lambda: call.output_process(exactly().result),
                     )
                 )
-            places = self._other_places(call, actual, differences)
+            places = self._other_places(call, expected, actual, differences)
             for kind, message in differences:
-                note(*(("meant", ties.REASON) if kind == "values" and places is not None else (kind, message)))
+                if kind == "values" and places is not None:
+                    kind, message = "meant", ties.REASON
+                known = meant.reason(meant.DATABASE, self.op.name, self.result.dtype, kind, call.variant, message)
+                note(*(("meant", known) if known else (kind, message)))
             self._compare_arguments(call, expected, actual, exactly if values else None, places)
         except Exception as error:
             note("error", f"reading the result: {_line(error)}")
 
-    def _other_places(self, call: SampleCall, actual: Outcome, differences: list[judge.Difference]) -> Any:
+    def _other_places(
+        self, call: SampleCall, expected: Outcome, actual: Outcome, differences: list[judge.Difference]
+    ) -> Any:
         """The device's indices, where they differ from the CPU's only in which of equal elements they are of."""
         wrong = [message for kind, message in differences if kind == "values"]
         first, args, kwargs = call.arguments
         if not wrong or not ties.leaves_open(self.op.name, args, kwargs):
             return None
-        if not all(message.startswith("result[1]: ") for message in wrong):
+        if isinstance(actual.result, tuple) and not all(message.startswith("result[1]: ") for message in wrong):
             return None
-        found = Transfer(_CPU)(tuple(actual.result))
-        return actual.result[1] if ties.are_places(self.op.name, first, args, kwargs, found) else None
+        on_host = Transfer(_CPU)(actual.result)
+        found = ties.values_and_places(self.op.name, first, args, kwargs, expected.result, on_host)
+        if found is None or not ties.are_places(self.op.name, first, args, kwargs, found):
+            return None
+        return actual.result[1] if isinstance(actual.result, tuple) else actual.result
 
     def _place_of_results(self, outcome: Outcome) -> torch.device:
         """The device under test, unless the call named no device at all: ``torch.arange(3)`` is on the CPU."""

@@ -41,6 +41,15 @@ _HALF = ("float16", "bfloat16")
 _INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
 _NOT_EXACT = (*_HALF, "float32", "float64", "complex64")
 
+# Of the database, where the call is a variant.
+DATABASE: tuple[Meant, ...] = (
+    Meant(
+        r"native_layer_norm|native_batch_norm|_native_batch_norm_legit|_batch_norm_with_update", ("dtype",),
+        "as torch.cuda, whose statistics of half precision are float32", _HALF,
+        words=r"^result\[[12]\]: torch\.float32, expected torch\.b?float16$",
+    ),
+)  # fmt: skip
+
 # Of `--numbers`, where the call is «parameter=number», followed by « of no elements» where tensors have none.
 NUMBERS: tuple[Meant, ...] = (
     Meant(

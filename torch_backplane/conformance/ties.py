@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-# By name, which of the arguments after the input is the dimension.
-_DIM = {"sort": 0, "topk": 1, "kthvalue": 1}
+# By name, which of the arguments after the input is the dimension; None where it is always the first one.
+_DIM = {"sort": 0, "argsort": 0, "topk": 1, "kthvalue": 1, "msort": None}
 
 REASON = "which of equal elements is found is left open"
 
@@ -15,6 +15,17 @@ REASON = "which of equal elements is found is left open"
 def leaves_open(operator: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether this call does: a stable sort does not."""
     return operator in _DIM and not kwargs.get("stable")
+
+
+def values_and_places(
+    operator: str, first: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any], expected: Any, actual: Any
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The values that a call is to find, on the CPU, and the places where it found them; None where it returns none."""
+    if operator == "msort":
+        return None
+    if operator == "argsort":
+        return first.detach().gather(_dim(operator, first, args, kwargs), expected) if first.dim() else first, actual
+    return actual
 
 
 def are_places(operator: str, first: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
@@ -58,4 +69,6 @@ def same_gradients(
 
 def _dim(operator: str, first: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     place = _DIM[operator]
+    if place is None:
+        return 0
     return int(kwargs.get("dim", args[place] if len(args) > place else -1))

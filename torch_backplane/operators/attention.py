@@ -1,5 +1,5 @@
-"""Scaled dot product attention in one pass, with backward, where csrc/aten/attention.cpp chooses it: by kernels, or where
-the host sees the device's memory by the CPU's own.
+"""Scaled dot product attention in one pass, with backward, where csrc/aten/attention.cpp chooses it: by kernels, or
+where the host sees the device's memory by the CPU's own.
 
 Elsewhere PyTorch composes it of products and a softmax, which keep a number for each query and each key.
 """
