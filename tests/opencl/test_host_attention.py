@@ -1,0 +1,86 @@
+"""Attention where the host sees the device's memory: the CPU's flash kernel, in the order of the stream."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from agreement import DEVICE
+from test_host_work import needs_sight
+from torch.nn.attention import SDPBackend
+from torch.nn.functional import scaled_dot_product_attention as attend
+
+from torch_backplane import plans
+
+
+def made(length: int, dtype: torch.dtype, *, turned: bool = False) -> list[torch.Tensor]:
+    """query, key and value; as models make them of one projection, where `turned`."""
+    if turned:
+        return [torch.randn(2, length, 3, 16).to(dtype).transpose(1, 2) for _ in range(3)]
+    return [torch.randn(2, 3, length, 16).to(dtype) for _ in range(3)]
+
+
+def choice(*arguments: torch.Tensor, **named: object) -> int:
+    return int(torch.ops.aten._fused_sdp_choice(*arguments, **named))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("form", ["plain", "causal", "mask", "bools"])
+def test_results_gradients_and_their_layouts_are_the_cpus(form: str, dtype: torch.dtype) -> None:
+    needs_sight()
+    plans.set_mode("check")
+    for length, turned, scale in ((8, False, None), (13, True, 0.5), (8, True, 0.25), (20, False, None)):
+        given = made(length, dtype, turned=turned)
+        masks = {"mask": torch.randn(length, length).to(dtype), "bools": torch.rand(length, length) > 0.3}
+        found = []
+        for device in ("cpu", DEVICE):
+            leaves = [one.to(device).requires_grad_() for one in given]
+            mask = masks[form].to(device) if form in masks else None
+            out = attend(*leaves, attn_mask=mask, is_causal=form == "causal", scale=scale)
+            found.append([out.detach(), *torch.autograd.grad(out.float().square().sum(), leaves)])
+        for expected, ours in zip(*found, strict=True):
+            torch.testing.assert_close(ours.cpu(), expected, equal_nan=True)
+            assert ours.stride() == expected.stride()
+
+
+def test_the_host_computes_it() -> None:
+    needs_sight()
+    given = [one.to(DEVICE) for one in made(8, torch.float32)]
+    assert "on the host backplane::host_attention" in plans.explain(attend, *given)
+    assert choice(*given) == SDPBackend.OVERRIDEABLE.value
+
+
+@pytest.mark.parametrize("form", ["dropout", "shared heads", "a mask with a gradient", "one head", "nothing"])
+def test_what_the_cpus_kernel_does_not_take_is_composed(form: str) -> None:
+    """And what is chosen is what runs."""
+    needs_sight()
+    query, key, value = (one.to(DEVICE) for one in made(8, torch.float32))
+    named: dict[str, object] = {}
+    if form == "dropout":
+        named["dropout_p"] = 0.5
+    elif form == "shared heads":
+        key, value, named["enable_gqa"] = key[:, :1], value[:, :1], True
+    elif form == "a mask with a gradient":
+        named["attn_mask"] = torch.zeros(8, 8, device=DEVICE, requires_grad=True)
+    elif form == "one head":
+        query, key, value = (one[0] for one in (query, key, value))
+    else:
+        query, key, value = (one[:0] for one in (query, key, value))
+    for _ in range(2):
+        out = attend(query, key, value, **named)  # type: ignore[arg-type]
+        assert out.shape == query.shape
+        assert choice(query, key, value, **named) == SDPBackend.MATH.value
+        said = plans.explain(lambda: attend(query, key, value, **named))  # type: ignore[arg-type]
+        assert "host_attention" not in said
+
+
+def test_calls_past_the_choice_are_refused_and_good_ones_go_on() -> None:
+    needs_sight()
+    given = [one.to(DEVICE) for one in made(8, torch.float32)]
+    fused = torch.ops.aten._scaled_dot_product_fused_attention_overrideable
+    expected = attend(*given)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="no dropout"):
+            fused(*given, None, 0.5)
+        with pytest.raises(RuntimeError, match="as many heads"):
+            fused(given[0], given[1][:, :1], given[2][:, :1])
+        torch.testing.assert_close(fused(*given)[0], expected)
