@@ -8,7 +8,7 @@ import pytest
 import torch
 from template_runners import check_cuda, dialect, processors, run
 
-from torch_backplane.kernels.templates.random import DISTRIBUTIONS, fill, fill_integers
+from torch_backplane.kernels.templates.random import DISTRIBUTIONS, fill, fill_integers, shuffle_equal
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
@@ -103,3 +103,24 @@ def test_cuda_compiles(dtype):
         check_cuda(fill, out, name, 1, 0, 1, 1, chance)
     check_cuda(fill_integers, out, 0, 9, 1, 0)
     check_cuda(fill_integers, out, 0, 2**40, 1, 0)
+    if dtype == torch.int64:
+        check_cuda(shuffle_equal, out, out.int(), 1, 0)
+
+
+@processors
+@pytest.mark.parametrize("long", [2, 3, 4])
+def test_equal_keys_are_in_any_order(processor, long):
+    """And only these: each order as often as the others, and elements whose keys are alone stay."""
+    count = 6000
+    keys = torch.arange(count, dtype=torch.int32).repeat_interleave(long)
+    out = torch.arange(count * long)
+    run(shuffle_equal(dialect(processor), out, keys, 42, 8))
+    places = out.view(count, long) - torch.arange(0, count * long, long)[:, None]
+    assert torch.equal(places.sort(1).values, torch.arange(long).expand(count, long))
+    times = places.unique(dim=0, return_counts=True)[1].double()
+    assert len(times) == math.factorial(long)
+    expected = count / len(times)
+    assert ((times - expected).square() / expected).sum() < 3 * len(times) + 12  # chi-squared, p below 1e-4
+    alone = torch.arange(500)
+    run(shuffle_equal(dialect(processor), alone, torch.arange(500, dtype=torch.int32), 42, 8))
+    assert torch.equal(alone, torch.arange(500))

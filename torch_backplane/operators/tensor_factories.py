@@ -11,6 +11,7 @@ from torch_backplane.kernels import Expression
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import FACTS, integer_range
 from torch_backplane.kernels.expression import Formula
+from torch_backplane.kernels.templates.random import WORDS_PER_CALL, shuffle_equal
 from torch_backplane.operators.distributions import EXACT
 from torch_backplane.planning import (
     Call,
@@ -19,7 +20,9 @@ from torch_backplane.planning import (
     operator,
     plan_pointwise,
     pointwise,
+    random_numbers,
     run_pointwise,
+    run_template,
 )
 
 
@@ -61,12 +64,14 @@ made_of_parts("polar", polar, ["abs", "angle"])
 
 @operator("randperm.generator_out", variants=False)
 def randperm(call: Call, n: int, generator: Any) -> torch.Tensor:
-    """The order of random keys. There are so many keys that two equal ones, which stay in order, are not expected."""
+    """The order of random keys; where keys are equal, the order of these elements is drawn, too."""
     (given,) = call.written
     dtype = given.dtype
     most = EXACT[dtype] + 1 if dtype in EXACT else integer_range(dtype)[1] if dtype in FACTS else 0
     if n < 0 or n > most or dtype == torch.bool:
         raise Refused("a number that is negative, or beyond the dtype")
     (out,) = call.outputs(like=[torch.empty(n, dtype=dtype, device="meta")])
-    keys = torch.empty(n, dtype=torch.int64, device=out.device).random_(generator=generator)
-    return out.copy_(keys.argsort())
+    keys, order = torch.empty(n, dtype=torch.int32, device=out.device).random_(generator=generator).sort()
+    if n > 1:
+        run_template(shuffle_equal, out.device, order, keys, *random_numbers(WORDS_PER_CALL), name="randperm")
+    return out.copy_(order)

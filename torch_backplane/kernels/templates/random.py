@@ -152,6 +152,25 @@ def fill_integers(dialect: Dialect, out: torch.Tensor, base: int, count: int, se
     return _launch("integers", dialect, outputs, {}, element, value, numbers, seed, offset, wide=wide)
 
 
+def shuffle_equal(dialect: Dialect, out: torch.Tensor, keys: torch.Tensor, seed: Any, offset: Any) -> Launch:
+    """Exchanges the elements of `out` whose keys, which are in order, are equal: any order of theirs is as likely, by
+    Fisher and Yates. Both of one dimension, contiguous.
+    """
+    return make_launch(
+        "shuffle_equal",
+        dialect,
+        outputs={"out": out},
+        inputs={"keys": keys},
+        integers={"count": out.numel()},
+        numbers={"seed": (torch.int64, seed), "offset": (torch.int64, offset)},
+        types={"uint64": torch.uint64, "int64": torch.int64},
+        value=torch.int64,
+        functions=scalar_words(dialect, torch.int64),
+        body=_SHUFFLE,
+        items=out.numel(),
+    )
+
+
 def _launch(
     name: str,
     dialect: Dialect,
@@ -211,6 +230,21 @@ def _launch(
         strided=[*outputs, *inputs] if dense else (),
     )
 
+
+# The item of the first one of equal keys goes through them from the last one on.
+_SHUFFLE = """
+  if (item > 0 && load_keys(item - 1) == load_keys(item)) return;
+  index_t last = item;
+  while (last + 1 < count && load_keys(last + 1) == load_keys(item)) ++last;
+  for (index_t at = last; at > item; --at) {
+    words_lanes words[4];
+    philox(words, (uint64)seed, (uint64)offset, (uint64)at);
+    const index_t other = item + (index_t)(words[0] % (uint)(at - item + 1));
+    const int64 kept = load_out(at);
+    store_out(at, load_out(other));
+    store_out(other, kept);
+  }
+"""
 
 _WORDS = [f"words[{k}]" for k in range(4)]
 
