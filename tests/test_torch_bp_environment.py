@@ -8,6 +8,7 @@ from pathlib import Path
 
 import driver_packages
 import pytest
+from test_opencl import platform  # noqa: F401  # a fixture
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -257,3 +258,41 @@ def test_forked_dataloader_workers(run_python: Run) -> None:
         "print(model(torch.ones(1, 4, device='bp')).shape)"
     )
     assert done.stdout == "[0.0, 4.0, 8.0, 12.0, 16.0, 20.0, 24.0, 28.0] True\ntorch.Size([1, 1])\n", done.stderr
+
+
+# --- launches that block ------------------------------------------------------------------------------------------
+
+OUT_OF_RANGE = """
+import torch
+table = torch.ones(4, 3, device="bp")
+good, bad = torch.tensor([0, 3], device="bp"), torch.tensor([0, 4], device="bp")
+for _ in range(3):  # planned, for any shape, replayed
+    try:
+        table.index_select(0, bad)
+        where = "later"
+        torch.bp.synchronize()
+    except IndexError:
+        where = "later" if "where" in globals() and where == "later" else "at the call"
+    print(where)
+    where = None
+    print(table.index_select(0, good).sum().item())
+    bad, good = torch.cat([good, bad]), torch.cat([good, good])
+torch._foreach_add_([table], 1)
+print(table._version)
+"""
+
+
+@pytest.mark.parametrize(("blocking", "where"), [("1", "at the call"), ("0", "later")])
+def test_errors_of_kernels_come_from_the_call_itself_if_asked_for(
+    run_python: Run, request: pytest.FixtureRequest, blocking: str, where: str
+) -> None:
+    request.getfixturevalue("platform")
+    done = run_python(OUT_OF_RANGE, TORCH_BACKPLANE_LAUNCH_BLOCKING=blocking, TORCH_BACKPLANE_DRIVERS="opencl")
+    sums = ("6.0", "12.0", "24.0")
+    assert done.stdout.split("\n")[:6] == [line for one in sums for line in (where, one)], done.stderr
+    assert done.stdout.split("\n")[6] == "1"
+
+
+def test_whether_launches_block_is_0_or_1(run_python: Run) -> None:
+    done = run_python("import torch_backplane", TORCH_BACKPLANE_LAUNCH_BLOCKING="yes")
+    assert "ValueError: TORCH_BACKPLANE_LAUNCH_BLOCKING='yes' is not one of 0, 1" in done.stderr

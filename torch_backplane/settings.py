@@ -35,6 +35,10 @@ VARIABLES: Mapping[str, Variable] = {
     "TORCH_BACKPLANE_PLANS": Variable(
         "whether plans are replayed, or what runs beside them", "1, 0, check", "1", "at import"
     ),
+    "TORCH_BACKPLANE_LAUNCH_BLOCKING": Variable(
+        "whether each operator waits for the device, so that errors of kernels come from the call itself",
+        "0, 1", "0", "at import",
+    ),
     "TORCH_BACKPLANE_DRIVERS": Variable(
         "drivers to ask, in order", "names, such as opencl,host", "all that are installed", "at discovery"
     ),
@@ -110,4 +114,5 @@ def apply() -> None:
         meant = f"did you mean {near}?" if near else "docs/torch-bp.md lists what there is"
         warnings.warn(f"{name} is set, and Backplane reads no such variable: {meant}", stacklevel=2)
     _C.set_fallback_policy(choice("TORCH_BACKPLANE_FALLBACK", FALLBACK_POLICIES, default="warn"))
+    _C.set_launch_blocking(choice("TORCH_BACKPLANE_LAUNCH_BLOCKING", {"0": False, "1": True}, default="0"))
     _C.set_plan_mode(choice("TORCH_BACKPLANE_PLANS", {mode: mode for mode in ("1", "0", "check")}, default="1"))

@@ -21,6 +21,7 @@ namespace {
 constexpr size_t kMostZeros = size_t{64} << 20;
 
 std::atomic<PlanMode> mode{PlanMode::On};
+std::atomic<bool> launch_blocking{false};
 thread_local std::vector<PlanEvent>* listener = nullptr;
 
 // The bp device that the arguments name; -1: none.
@@ -146,6 +147,10 @@ PlanMode plan_mode() {
   return mode;
 }
 
+void set_launch_blocking(bool blocking) {
+  launch_blocking = blocking;
+}
+
 std::vector<PlanEvent>* listen(std::vector<PlanEvent>* events) {
   return std::exchange(listener, events);
 }
@@ -215,12 +220,14 @@ void PlannedOperator::set_planner(
 }
 
 void PlannedOperator::run(torch::jit::Stack* stack) {
-  if (written_lists_.empty()) {
+  const bool waits = launch_blocking.load(std::memory_order_relaxed) && Recorder::active() == nullptr;
+  if (C10_LIKELY(written_lists_.empty() && !waits)) {
     answer(stack);
     return;
   }
-  c10::SmallVector<at::Tensor, 4> changed;
   const auto arguments = torch::jit::last(*stack, op_.schema().arguments().size());
+  const auto named = device_of(arguments);
+  c10::SmallVector<at::Tensor, 4> changed;
   for (const size_t i : written_lists_) {
     for (const c10::IValue& element : arguments[i].toListRef()) {
       changed.push_back(element.toTensor());
@@ -229,6 +236,9 @@ void PlannedOperator::run(torch::jit::Stack* stack) {
   answer(stack);
   for (const at::Tensor& tensor : changed) {
     tensor.unsafeGetTensorImpl()->bump_version();
+  }
+  if (waits) {
+    synchronize_stream(current_stream(named >= 0 ? named : current_device()));
   }
 }
 

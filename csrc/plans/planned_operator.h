@@ -53,6 +53,9 @@ enum class PlanMode {
 void set_plan_mode(PlanMode mode);
 PlanMode plan_mode();
 
+// Whether each operator waits until the device is done, so that what a kernel reports is its own call's error.
+void set_launch_blocking(bool blocking);
+
 class PlannedOperator {
  public:
   explicit PlannedOperator(const c10::OperatorHandle& op);

@@ -422,6 +422,7 @@ void bind_plans(py::module_& module) {
     TORCH_CHECK_VALUE(name == "0" || name == "1" || name == "check", "plans are 0, 1 or check, and got ", name);
     set_plan_mode(name == "0" ? PlanMode::Off : name == "1" ? PlanMode::On : PlanMode::Check);
   });
+  module.def("set_launch_blocking", &set_launch_blocking, py::arg("blocking"));
   module.def("plan_mode", [] {
     const auto mode = plan_mode();
     return mode == PlanMode::Off ? "0" : mode == PlanMode::On ? "1" : "check";
