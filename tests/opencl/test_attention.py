@@ -99,6 +99,22 @@ def test_other_dtypes(dtype: torch.dtype) -> None:
         assert "backplane::attention" in plans.stats()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_gradients_of_halves_where_one_weight_is_great(dtype: torch.dtype) -> None:
+    """Slopes all but cancel there, and the logarithm that weights are taken from is a number of three digits."""
+    query, key, value = torch.randn(1, 1, 64, 8), torch.randn(1, 1, 20, 8), 30 * torch.randn(1, 1, 20, 8)
+    query[..., 0], key[..., 0] = 16 + torch.rand(64), 17.25
+    key[..., 0, 0] = 18
+    given = [one.to(dtype) for one in (query, key, value)]
+    given += [None, torch.randn(1, 1, 64, 8).to(dtype)]
+    with target("gpu"):
+        found = attended(given, DEVICE, dtype, scale=1.0)
+    right = attended(given, "cpu", torch.float64, scale=1.0)
+    for ours, theirs in zip(found, right, strict=True):
+        errors = (ours - theirs).norm(dim=-1) / theirs.norm(dim=-1)
+        assert errors.median() < 0.02
+
+
 def test_any_shape() -> None:
     chance = random.Random(0)
     with target("gpu"):
@@ -358,8 +374,8 @@ def assert_mask_gradient(sizes: tuple[int, ...], shape: Shape, dtype: torch.dtyp
     found, right = with_mask_gradient(given, DEVICE, dtype), with_mask_gradient(given, "cpu", torch.float64)
     assert found[3].shape == mask.shape
     for name, ours, theirs in zip(("query", "key", "value", "mask"), found, right, strict=True):
-        # Of sums that are 0, such as the slopes of a whole row, only rounding is left.
-        least = 1e-1 if name == "mask" and sizes[-1:] in ((), (1,)) else 0.0
+        # Of sums that are 0, as the slopes of a whole row are, only rounding is left.
+        least = 1.0 if name == "mask" and sizes[-1:] in ((), (1,)) else 0.0
         scale = max(theirs.square().mean().sqrt().item(), least)
         torch.testing.assert_close(
             ours, theirs, rtol=0, atol=TOLERANCES[dtype] * scale, msg=lambda m, n=name: f"{n}: {m}"
@@ -387,6 +403,25 @@ def test_gradient_of_the_mask(sizes: tuple[int, ...], units: int) -> None:
     with target("gpu", max_group_size=64, compute_units=units):
         assert_mask_gradient(sizes, Shape(2, 4, 2, 70, 133, 24, 8))
         assert plans.stats()["backplane::attention_backward"]["planner_calls"] == 1
+
+
+@pytest.mark.parametrize("sizes", MASKS, ids=str)
+@pytest.mark.parametrize("units", [1, 16])
+def test_sums_of_slopes(sizes: tuple[int, ...], units: int) -> None:
+    """With a result of zeros, of which the sums of whole rows are no zeros."""
+    shape = Shape(2, 4, 2, 70, 133, 24, 8)
+    query, key, value, _, grad = operands(shape)
+    mask = torch.randn(sizes)
+    scores = query.double() @ key.double().repeat_interleave(2, 1).mT * 0.2 + mask.double()
+    right = torch.softmax(scores, -1) * (grad.double() @ value.double().repeat_interleave(2, 1).mT)
+    operands_there = [one.to(DEVICE) for one in (grad, query, key, value, mask, torch.zeros_like(grad))]
+    with target("gpu", max_group_size=64, compute_units=units):
+        logarithm = torch.logsumexp(scores, -1).float().to(DEVICE)
+        options = (False, 0.2, None, None, [False, False, False, True])
+        *others, found = torch.ops.backplane.attention_backward(*operands_there, logarithm, *options)
+    assert others == [None] * 3
+    right = right.sum_to_size(sizes)
+    torch.testing.assert_close(found.cpu().double(), right, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)

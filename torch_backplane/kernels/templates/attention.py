@@ -338,12 +338,13 @@ def _body(of: str, biased: bool, causal: bool, drops: bool, divided: bool) -> st
     weights = {"result": "score", "value": words.power + words.times}
     weights["inner"] = f"{words.power} * slopes[x][y]{words.times}"
     total = "scale * sum[block][x][y]" if of in ("query", "key") else "sum[block][x][y]"
+    finish = _AVERAGE if of == "inner" else _STORE.replace("TOTAL", total)
     added = "(value_t)load_added(from_added + other_at * added_row + column * added_column)"
     from_added = "batch * added_batch + head_of_others * added_head"
     return substitute(
         _BODY,
         {
-            "before": _BEFORE if of == "result" else "",
+            "before": {"result": _BEFORE, "inner": _POWERS}.get(of, ""),
             "place": split("place", *places),
             "out_part": "part * batches * heads * rows * columns" if divided else "0",
             "part_rows": "part * batches * heads * rows" if divided else "0",
@@ -359,6 +360,7 @@ def _body(of: str, biased: bool, causal: bool, drops: bool, divided: bool) -> st
             "seen": words.seen,
             "score": words.score,
             "weight": weights.get(of, words.slope),
+            "also": f"powers[x] += {words.power};" if of == "inner" else "",
             "unseen": "NOTHING" if of == "result" else "0",
             "weigh": _WEIGH if of == "result" else "",
             "kept_power": "KEPT(row, j) ? power : (value_t)0" if drops else "power",
@@ -366,7 +368,7 @@ def _body(of: str, biased: bool, causal: bool, drops: bool, divided: bool) -> st
             "raised": " * raised" if drops else "",
             "from_added": "0" if of == "inner" else from_added,
             "added": "(value_t)1" if of == "inner" else added,
-            "finish": _NORMALIZE if of == "result" else _STORE.replace("TOTAL", total),
+            "finish": _NORMALIZE if of == "result" else finish,
         },
     )
 
@@ -462,6 +464,7 @@ _BODY = """
           if (own_at < rows && other_at < others$seen) {
             const value_t score = $score;
             weight = $weight;
+            $also
           }
           weights[item_row + x * SIDE][item_column + y * SIDE] = weight;
         }
@@ -565,6 +568,23 @@ _STORE = """
           store_out($out_part + batch * out_batch + head * out_head + own_at * out_row + column * out_column, TOTAL);
       }
 """
+
+# The logarithm was rounded, so that the powers of a row add up to nearly one. Their mean has no such error, as all have
+# the same. It is what slopes are taken from, which all but cancel where a row has one great weight.
+_POWERS = """
+  value_t powers[PER_ITEM];
+  for (int x = 0; x < PER_ITEM; ++x) powers[x] = 0;
+"""
+
+_AVERAGE = """
+  BARRIER;
+  for (int x = 0; x < PER_ITEM; ++x) weights[item_row + x * SIDE][item_column] = powers[x];
+  BARRIER;
+  for (int x = 0; x < PER_ITEM; ++x) {
+    powers[x] = 0;
+    for (int i = 0; i < SIDE; ++i) powers[x] += weights[item_row + x * SIDE][i];
+  }
+""" + _STORE.replace("TOTAL", "powers[x] == 0 ? (value_t)0 : sum[block][x][y] / powers[x]")
 
 _NORMALIZE = (
     _STORE.replace("TOTAL", "total[tile_row] == 0 ? (value_t)0 : sum[block][x][y] / total[tile_row]$raised")
