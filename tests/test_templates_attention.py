@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kernel_runners import compile_cuda
 from template_runners import check_cuda
 
+from torch_backplane.kernels import CudaCpp, Target
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates.attention import Dropout, attention, attention_gradient
 from torch_backplane.kernels.templates.attention_bias import attention_bias_gradient
@@ -26,6 +28,18 @@ def test_it_compiles_as_cuda(dtype: torch.dtype, causal: bool, biased: bool, dro
     for of, result in {"query": query, "key": key, "value": value, "inner": logarithm[..., None]}.items():
         inner = None if of == "inner" else logarithm
         check_cuda(attention_gradient, result, of, grad, query, key, value, bias, logarithm, inner, causal, 0.5, again)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+def test_divided_keys_compile_as_cuda(dtype: torch.dtype) -> None:
+    query, out = (torch.empty(1, 1, 1, 24, dtype=dtype) for _ in range(2))
+    key, value = (torch.empty(1, 1, 900, 24, dtype=dtype) for _ in range(2))
+    logarithm = torch.empty(1, 1, 1, dtype=value_dtype(dtype))
+    dialect = CudaCpp(Target(compute_units=16))
+    launches = attention(dialect, out, logarithm, query, key, value, None, False, 0.5)
+    assert [one.kernel.name for one in launches] == ["bp_attention_parts", "bp_attention_merged"]
+    for one in launches:
+        compile_cuda(one.kernel.text, CudaCpp.compile_options)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)

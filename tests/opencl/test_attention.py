@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from agreement import DEVICE
-from targets import target
+from targets import launch, target
 from torch.nn import functional as F
 
 from torch_backplane import plans
@@ -95,6 +97,22 @@ def test_other_dtypes(dtype: torch.dtype) -> None:
     with target("gpu"):
         assert_right(operands(Shape(1, 2, 1, 40, 50, 16, 16), "float", dtype), dtype, scale=0.3)
         assert "backplane::attention" in plans.stats()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_gradients_of_halves_where_one_weight_is_great(dtype: torch.dtype) -> None:
+    """Slopes all but cancel there, and the logarithm that weights are taken from is a number of three digits."""
+    query, key, value = torch.randn(1, 1, 64, 8), torch.randn(1, 1, 20, 8), 30 * torch.randn(1, 1, 20, 8)
+    query[..., 0], key[..., 0] = 16 + torch.rand(64), 17.25
+    key[..., 0, 0] = 18
+    given = [one.to(dtype) for one in (query, key, value)]
+    given += [None, torch.randn(1, 1, 64, 8).to(dtype)]
+    with target("gpu"):
+        found = attended(given, DEVICE, dtype, scale=1.0)
+    right = attended(given, "cpu", torch.float64, scale=1.0)
+    for ours, theirs in zip(found, right, strict=True):
+        errors = (ours - theirs).norm(dim=-1) / theirs.norm(dim=-1)
+        assert errors.median() < 0.02
 
 
 def test_any_shape() -> None:
@@ -356,8 +374,8 @@ def assert_mask_gradient(sizes: tuple[int, ...], shape: Shape, dtype: torch.dtyp
     found, right = with_mask_gradient(given, DEVICE, dtype), with_mask_gradient(given, "cpu", torch.float64)
     assert found[3].shape == mask.shape
     for name, ours, theirs in zip(("query", "key", "value", "mask"), found, right, strict=True):
-        # Of sums that are 0, such as the slopes of a whole row, only rounding is left.
-        least = 1e-1 if name == "mask" and sizes[-1:] in ((), (1,)) else 0.0
+        # Of sums that are 0, as the slopes of a whole row are, only rounding is left.
+        least = 1.0 if name == "mask" and sizes[-1:] in ((), (1,)) else 0.0
         scale = max(theirs.square().mean().sqrt().item(), least)
         torch.testing.assert_close(
             ours, theirs, rtol=0, atol=TOLERANCES[dtype] * scale, msg=lambda m, n=name: f"{n}: {m}"
@@ -385,6 +403,25 @@ def test_gradient_of_the_mask(sizes: tuple[int, ...], units: int) -> None:
     with target("gpu", max_group_size=64, compute_units=units):
         assert_mask_gradient(sizes, Shape(2, 4, 2, 70, 133, 24, 8))
         assert plans.stats()["backplane::attention_backward"]["planner_calls"] == 1
+
+
+@pytest.mark.parametrize("sizes", MASKS, ids=str)
+@pytest.mark.parametrize("units", [1, 16])
+def test_sums_of_slopes(sizes: tuple[int, ...], units: int) -> None:
+    """With a result of zeros, of which the sums of whole rows are no zeros."""
+    shape = Shape(2, 4, 2, 70, 133, 24, 8)
+    query, key, value, _, grad = operands(shape)
+    mask = torch.randn(sizes)
+    scores = query.double() @ key.double().repeat_interleave(2, 1).mT * 0.2 + mask.double()
+    right = torch.softmax(scores, -1) * (grad.double() @ value.double().repeat_interleave(2, 1).mT)
+    operands_there = [one.to(DEVICE) for one in (grad, query, key, value, mask, torch.zeros_like(grad))]
+    with target("gpu", max_group_size=64, compute_units=units):
+        logarithm = torch.logsumexp(scores, -1).float().to(DEVICE)
+        options = (False, 0.2, None, None, [False, False, False, True])
+        *others, found = torch.ops.backplane.attention_backward(*operands_there, logarithm, *options)
+    assert others == [None] * 3
+    right = right.sum_to_size(sizes)
+    torch.testing.assert_close(found.cpu().double(), right, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
@@ -457,3 +494,109 @@ def test_gradient_of_the_mask_has_no_memory_for_scores() -> None:
     with target("gpu"):
         peak(64)  # what is kept from then on
         assert peak(1024) <= 5 * peak(256)
+
+
+# --- keys divided among groups, where queries are few
+
+
+@contextmanager
+def divided(units: int, **figures: Any) -> Iterator[list[str]]:
+    """A target that few groups do not fill; the names of the kernels that are launched there."""
+    names: list[str] = []
+    compiled = launch.compiled
+
+    def noted(index: int, kernel: Any, name: str) -> Any:
+        names.append(kernel.name.removeprefix("bp_"))
+        return compiled(index, kernel, name)
+
+    with target("gpu", compute_units=units, **figures):
+        launch.compiled = noted
+        try:
+            yield names
+        finally:
+            launch.compiled = compiled
+
+
+@pytest.mark.parametrize("units", [2, 16])
+@pytest.mark.parametrize(
+    ("shape", "bias", "causal"),
+    [
+        (Shape(1, 2, 2, 1, 300, 24, 24), "", False),
+        (Shape(2, 4, 1, 3, 517, 8, 150), "float", False),
+        (Shape(1, 2, 2, 2, 260, 8, 8), "bool", False),
+        (Shape(1, 1, 1, 200, 300, 8, 8), "", True),
+        (Shape(1, 1, 1, 150, 150, 8, 8), "", True),
+    ],
+)
+def test_divided_keys(shape: Shape, bias: str, causal: bool, units: int) -> None:
+    with divided(units) as names:
+        assert_right(operands(shape, bias), is_causal=causal)
+    assert names.count("attention_parts") == names.count("attention_merged") == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_divided_keys_of_other_dtypes(dtype: torch.dtype) -> None:
+    with divided(16) as names:
+        assert_right(operands(Shape(1, 2, 1, 2, 260, 16, 16), "float", dtype), dtype, scale=0.3)
+    assert "attention_merged" in names
+
+
+def test_when_keys_are_divided() -> None:
+    for shape, units, expected in (
+        (Shape(1, 2, 2, 1, 100, 8, 8), 64, False),  # few keys
+        (Shape(1, 2, 2, 1, 300, 8, 8), 64, True),
+        (Shape(8, 4, 4, 1, 300, 8, 8), 2, False),  # groups enough
+        (Shape(1, 1, 1, 70, 300, 8, 8), 64, True),
+    ):
+        query, key, value, _, _ = (None if one is None else one.to(DEVICE) for one in operands(shape))
+        with divided(units) as names:
+            F.scaled_dot_product_attention(query, key, value)
+        assert ("attention_merged" in names) == expected, (shape, units)
+
+
+def test_divided_keys_that_are_not_seen() -> None:
+    """Parts of which nothing is left, and a row of which nothing is."""
+    query, key, value, _, grad = operands(Shape(1, 2, 2, 2, 300, 8, 8))
+    mask = torch.zeros(2, 300, dtype=torch.bool)
+    mask[1, 70:75] = True
+    with divided(16) as names:
+        assert_right((query, key, value, mask, grad))
+    assert "attention_merged" in names
+
+
+def test_divided_keys_with_numbers_that_are_not_finite() -> None:
+    query, key, value, _, _ = operands(Shape(1, 1, 1, 4, 300, 8, 8))
+    query[..., 1, 0], key[..., 66, 1], value[..., 5, 2] = torch.nan, torch.inf, torch.inf
+    with divided(16) as names:
+        ours = F.scaled_dot_product_attention(query.to(DEVICE), key.to(DEVICE), value.to(DEVICE)).cpu()
+    torch.testing.assert_close(
+        ours, F.scaled_dot_product_attention(query, key, value), equal_nan=True, rtol=1e-4, atol=1e-5
+    )
+    assert "attention_merged" in names
+
+
+def test_dropout_is_the_same_however_keys_are_divided() -> None:
+    given = operands(Shape(3, 4, 4, 3, 300, 8, 8))
+    found = []
+    for units in (1, 2, 16):
+        with divided(units) as names:
+            torch.manual_seed(3)
+            found.append(attended(given, DEVICE, torch.float32, dropout_p=0.3))
+        assert ("attention_merged" in names) == (units > 1)
+    for other in found[1:]:
+        for ours, theirs in zip(found[0], other, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_decoding_by_a_growing_length() -> None:
+    """A key more each time: not a plan of its own each time."""
+    query, keys, values, _, _ = operands(Shape(1, 2, 2, 1, 340, 8, 8))
+    with divided(16) as names:
+        for length in range(300, 340, 2):
+            key, value = keys[:, :, :length].contiguous(), values[:, :, :length].contiguous()
+            ours = F.scaled_dot_product_attention(query.to(DEVICE), key.to(DEVICE), value.to(DEVICE)).cpu()
+            torch.testing.assert_close(ours, F.scaled_dot_product_attention(query, key, value), rtol=1e-4, atol=1e-5)
+        counts = plans.stats()["backplane::attention"]
+        assert counts["planner_calls"] <= 6
+        assert counts["any_shape_replays"] >= 14
+    assert "attention_merged" in names

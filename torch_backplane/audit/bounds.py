@@ -150,6 +150,11 @@ KNOWN: tuple[Known, ...] = (
         "where 16 groups of 256 work items fill a device, one goes through a tile of scores of 64 heads",
     ),
     Known(_OF_MASK, "fill", "64 heads of 256 rows, a sixteenth of the size, are too few for 512 compute units"),
+    Known(
+        "attention of one query and 16,384 keys",
+        "chain",
+        "where 640 groups fill a device, each has 400 keys, of which a work item has 4 at a time, each of 64 steps",
+    ),
     Known("coins of probabilities", "traffic", "probabilities are read once more, to refuse those beyond 1"),
     Known("smallest but 10 of rows", "fill", "merges of the best of each row have fewer work items each time"),
     Known("hash of all", "fallbacks", "the operator needs float64, and runs on the CPU where there is none"),

@@ -455,6 +455,7 @@ def _one_query(device: torch.device, n: int) -> Body:
 
 case("products", "attention with dropout, heads of 64", _with_dropout)
 case("products", "attention, gradient of a mask, of a sixteenth", _mask_backward)
+case("products", "attention of one query and 16,384 keys", _one_query)
 
 
 # Random numbers, optimizers

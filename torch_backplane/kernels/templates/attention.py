@@ -9,6 +9,9 @@ scores are found (Milakov and Gimelshein, «Online normalizer calculation for so
 With dropout, which weights are kept is drawn again by each kernel, from the seed and the offset that the first one has
 written down: a counter of Philox (`random.py`) has four neighbouring keys of a query, however tiles are.
 
+Where tiles of queries are too few to fill the device, several groups share one: each has a part of the keys, and what
+they come to is merged by a second launch («Flash-Decoding», Dao et al., 2023).
+
 Where the results of a tile have more columns than its work items can hold, several groups share them, and each computes
 the scores.
 """
@@ -64,7 +67,7 @@ def attention(
     causal: bool,
     scale: float,
     dropout: Dropout | None = None,
-) -> Launch:
+) -> list[Launch]:
     """out = dropout(softmax(scale * query @ key.mT + bias)) @ value; 0 in rows of which nothing is left.
 
     Args:
@@ -79,8 +82,15 @@ def attention(
         LimitExceeded: the target has no place for it (`attends_in_one_pass` says so, too).
     """
     tensors = {"own": query, "other": key, "added": value}
-    outputs = {"out": out, "logarithm": logarithm}
-    return _launch("result", dialect, outputs, tensors, {}, bias, causal, scale, dropout)
+    parts, keys = _divided(dialect.target, out, key.shape[2], causal)
+    if parts == 1:
+        outputs = {"out": out, "logarithm": logarithm}
+        return [_launch("result", dialect, outputs, tensors, {}, bias, causal, scale, dropout)]
+    values = torch.empty([parts, *out.shape], dtype=logarithm.dtype, device=out.device)
+    logarithms = torch.empty([parts, *logarithm.shape], dtype=logarithm.dtype, device=out.device)
+    outputs = {"out": values, "logarithm": logarithms}
+    first = _launch("result", dialect, outputs, tensors, {}, bias, causal, scale, dropout, keys)
+    return [first, _merged(dialect, out, logarithm, values, logarithms)]
 
 
 def attention_gradient(
@@ -140,6 +150,7 @@ def _launch(
     causal: bool,
     scale: float,
     dropout: Dropout | None,
+    part_keys: int | None = None,
 ) -> Launch:
     """
     Args:
@@ -148,17 +159,18 @@ def _launch(
         tensors: `own` are the rows that groups have tiles of, `other` those that they go through, `added` what is
             weighed of these (without it, ones); the products of `own_too` and `other_too` are the slopes of the scores.
         rows_read: what has a number for each query.
+        part_keys: how many keys groups go through of a result that is divided: outputs have a dimension for its parts.
     """
     out = outputs["out"]
+    parts = out.shape[0] if part_keys is not None else 1
+    out = out if part_keys is None else out[0]
     value = value_dtype(out.dtype)
     batch, heads, rows, columns = out.shape
     side = side_of(dialect.target, value.itemsize, rows)
     if side is None:
         raise LimitExceeded("attention in one pass needs more local memory, or work items in a group, than there are")
-    tile = side * PER_ITEM
-    blocks = next(count for count in (1, 2, 4, 8) if count * tile >= min(columns, _COLUMNS))
+    tile, blocks, row_tiles, column_parts = _tiles(side, rows, columns)
     others, other_heads = tensors["other"].shape[2], tensors["other"].shape[1]
-    row_tiles, column_parts = -(-rows // tile), -(-columns // (tile * blocks))
     integers = {
         "batches": batch,
         "heads": heads,
@@ -169,6 +181,7 @@ def _launch(
         "row_tiles": row_tiles,
         "column_parts": column_parts,
         "depth": tensors["own"].shape[3],
+        **({} if part_keys is None else {"parts": parts, "part_keys": part_keys}),
     }
     if "own_too" in tensors:
         integers["depth_too"] = tensors["own_too"].shape[3]
@@ -181,7 +194,7 @@ def _launch(
             outputs = {**outputs, "state": dropout.state}
             numbers |= {name: (torch.int64, one) for name, one in zip(("seed", "offset"), dropout.drawn, strict=True)}
     return make_launch(
-        "attention" if of == "result" else f"attention_{of}_gradient",
+        f"attention_{of}_gradient" if of != "result" else "attention" if part_keys is None else "attention_parts",
         dialect,
         outputs=outputs,
         inputs=inputs_of(tensors, bias, rows_read, dropout),
@@ -191,10 +204,59 @@ def _launch(
         functions=functions,
         constants={**constants_of(dialect, value, side), "SHARERS": side * side // tile, "BLOCKS": blocks},
         value=value,
-        body=_body(of, bias is not None, causal, dropout is not None),
-        groups=batch * heads * row_tiles * column_parts,
+        body=_body(of, bias is not None, causal, dropout is not None, part_keys is not None),
+        groups=parts * batch * heads * row_tiles * column_parts,
         group_size=side * side,
         strided=set(strided),
+    )
+
+
+def _tiles(side: int, rows: int, columns: int) -> tuple[int, int, int, int]:
+    """Rows of a tile, blocks of as many columns that a group has, tiles of rows, and groups that share the columns."""
+    tile = side * PER_ITEM
+    blocks = next(count for count in (1, 2, 4, 8) if count * tile >= min(columns, _COLUMNS))
+    return tile, blocks, -(-rows // tile), -(-columns // (tile * blocks))
+
+
+def _divided(target: Target, out: torch.Tensor, keys: int, causal: bool) -> tuple[int, int]:
+    """Into how many parts the keys are divided, and how many each has, so that few queries fill the device."""
+    batch, heads, rows, columns = out.shape
+    side = side_of(target, value_dtype(out.dtype).itemsize, rows)
+    if side is None:
+        return 1, keys
+    tile, _, row_tiles, column_parts = _tiles(side, rows, columns)
+    groups = batch * heads * row_tiles * column_parts
+    seen = min(keys, rows) if causal else keys
+    if not target.should_divide(groups, seen):
+        return 1, keys
+    tiles, wanted = -(-seen // tile), -(-target.enough_groups_of(side * side) // groups)
+    part = max(1, tiles // wanted) * tile  # and so a few more parts rather than fewer
+    return -(-seen // part), part
+
+
+def _merged(
+    dialect: Dialect, out: torch.Tensor, logarithm: torch.Tensor, values: torch.Tensor, logarithms: torch.Tensor
+) -> Launch:
+    """The result of those of parts of the keys: a work item has an element of it."""
+    return make_launch(
+        "attention_merged",
+        dialect,
+        outputs={"out": out, "logarithm": logarithm},
+        inputs={"values": values, "logarithms": logarithms},
+        integers={
+            **dict(zip(("batches", "heads", "rows", "columns"), out.shape, strict=True)),
+            "all_rows": logarithm.numel(),
+            "parts": values.shape[0],
+            **strides_of({"out": out}),
+        },
+        constants={"NOTHING": f"(-{dialect.infinity(facts(logarithm.dtype).bits)})"},
+        value=logarithm.dtype,
+        body=substitute(
+            _MERGE,
+            {"place": split("item", ["batches", "heads", "rows", "columns"], ["batch", "head", "row", "column"])},
+        ),
+        items=out.numel(),
+        strided={"out"},
     )
 
 
@@ -261,26 +323,31 @@ def words_of(of_keys: bool, biased: bool, causal: bool, drops: bool) -> Words:
     )
 
 
-def _body(of: str, biased: bool, causal: bool, drops: bool) -> str:
+def _body(of: str, biased: bool, causal: bool, drops: bool, divided: bool) -> str:
     of_keys = of in _OF_KEYS
     if causal:
         # Queries before the first key of the tile see none of it, and no query sees keys behind the last one's.
         bounds = ("first_own", "others") if of_keys else ("0", "min(others, first_own + TILE)")
     else:
         bounds = ("0", "others")
+    places = ["batches", "heads", "row_tiles", "column_parts"], ["batch", "head", "row_tile", "column_part"]
+    if divided:
+        bounds = "part * part_keys", f"min({bounds[1]}, part * part_keys + part_keys)"
+        places = ["parts", *places[0]], ["part", *places[1]]
     words = words_of(of_keys, biased, causal, drops)
     weights = {"result": "score", "value": words.power + words.times}
     weights["inner"] = f"{words.power} * slopes[x][y]{words.times}"
     total = "scale * sum[block][x][y]" if of in ("query", "key") else "sum[block][x][y]"
+    finish = _AVERAGE if of == "inner" else _STORE.replace("TOTAL", total)
     added = "(value_t)load_added(from_added + other_at * added_row + column * added_column)"
     from_added = "batch * added_batch + head_of_others * added_head"
     return substitute(
         _BODY,
         {
-            "before": _BEFORE if of == "result" else "",
-            "place": split(
-                "place", ["batches", "heads", "row_tiles", "column_parts"], ["batch", "head", "row_tile", "column_part"]
-            ),
+            "before": {"result": _BEFORE, "inner": _POWERS}.get(of, ""),
+            "place": split("place", *places),
+            "out_part": "part * batches * heads * rows * columns" if divided else "0",
+            "part_rows": "part * batches * heads * rows" if divided else "0",
             "query_heads": "heads * sharing" if of_keys else "heads",
             "queries": "others" if of_keys else "rows",
             "sharers": "sharing" if of_keys else "1",
@@ -293,6 +360,7 @@ def _body(of: str, biased: bool, causal: bool, drops: bool) -> str:
             "seen": words.seen,
             "score": words.score,
             "weight": weights.get(of, words.slope),
+            "also": f"powers[x] += {words.power};" if of == "inner" else "",
             "unseen": "NOTHING" if of == "result" else "0",
             "weigh": _WEIGH if of == "result" else "",
             "kept_power": "KEPT(row, j) ? power : (value_t)0" if drops else "power",
@@ -300,7 +368,7 @@ def _body(of: str, biased: bool, causal: bool, drops: bool) -> str:
             "raised": " * raised" if drops else "",
             "from_added": "0" if of == "inner" else from_added,
             "added": "(value_t)1" if of == "inner" else added,
-            "finish": _NORMALIZE if of == "result" else _STORE.replace("TOTAL", total),
+            "finish": _NORMALIZE if of == "result" else finish,
         },
     )
 
@@ -321,6 +389,23 @@ def product(a: str, b: str, result: str, depth: str) -> str:
     steps = {f"{x}_{step}": f"{name}_{step}" for x, name in (("a", a), ("b", b)) for step in STEPS}
     return substitute(_PRODUCT, {"a": a, "b": b, "result": result, "depth": depth, **steps})
 
+
+# The softmax of all is what those of parts are weighed by: each as much as what it was divided by.
+_MERGE = """
+  $place
+  const index_t at = item / columns;
+  value_t greatest = NOTHING, total = 0, sum = 0;
+  for (index_t part = 0; part < parts; ++part) greatest = fmax(greatest, load_logarithms(part * all_rows + at));
+  for (index_t part = 0; part < parts; ++part) {
+    const value_t found = load_logarithms(part * all_rows + at);
+    const value_t power = found == NOTHING ? (value_t)0 : exp(found - greatest);
+    total += power;
+    if (found != NOTHING) sum = fma(power, load_values((part * all_rows + at) * columns + column), sum);
+  }
+  store_out(batch * out_batch + head * out_head + row * out_row + column * out_column,
+            total == 0 ? (value_t)0 : sum / total);
+  if (column == 0) store_logarithm(at, greatest + log(total));
+"""
 
 # Tiles are filled along the dimension that is contiguous in memory, so that work items read neighbours. What is beyond
 # the last row or column is zero.
@@ -379,6 +464,7 @@ _BODY = """
           if (own_at < rows && other_at < others$seen) {
             const value_t score = $score;
             weight = $weight;
+            $also
           }
           weights[item_row + x * SIDE][item_column + y * SIDE] = weight;
         }
@@ -479,9 +565,26 @@ _STORE = """
         const int tile_row = item_row + x * SIDE;
         const index_t own_at = first_own + tile_row, column = first_column + block * TILE + item_column + y * SIDE;
         if (own_at < rows && column < columns)
-          store_out(batch * out_batch + head * out_head + own_at * out_row + column * out_column, TOTAL);
+          store_out($out_part + batch * out_batch + head * out_head + own_at * out_row + column * out_column, TOTAL);
       }
 """
+
+# The logarithm was rounded, so that the powers of a row add up to nearly one. Their mean has no such error, as all have
+# the same. It is what slopes are taken from, which all but cancel where a row has one great weight.
+_POWERS = """
+  value_t powers[PER_ITEM];
+  for (int x = 0; x < PER_ITEM; ++x) powers[x] = 0;
+"""
+
+_AVERAGE = """
+  BARRIER;
+  for (int x = 0; x < PER_ITEM; ++x) weights[item_row + x * SIDE][item_column] = powers[x];
+  BARRIER;
+  for (int x = 0; x < PER_ITEM; ++x) {
+    powers[x] = 0;
+    for (int i = 0; i < SIDE; ++i) powers[x] += weights[item_row + x * SIDE][i];
+  }
+""" + _STORE.replace("TOTAL", "powers[x] == 0 ? (value_t)0 : sum[block][x][y] / powers[x]")
 
 _NORMALIZE = (
     _STORE.replace("TOTAL", "total[tile_row] == 0 ? (value_t)0 : sum[block][x][y] / total[tile_row]$raised")
@@ -489,6 +592,6 @@ _NORMALIZE = (
   if (column_part == 0)
     for (int row = ITEM; row < TILE; row += ITEMS)
       if (first_own + row < rows)
-        store_logarithm((batch * heads + head) * rows + first_own + row, greatest[row] + log(total[row]));
+        store_logarithm($part_rows + (batch * heads + head) * rows + first_own + row, greatest[row] + log(total[row]));
 """
 )
