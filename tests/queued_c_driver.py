@@ -13,6 +13,7 @@ import os
 import threading
 from typing import Any
 
+import numpy
 from driver_plain_c_module import PlainC, PlainCDevice, address, built
 
 from torch_backplane.drivers import DeviceProperties, Driver, NativeLauncher
@@ -316,13 +317,12 @@ class QueuedDevice(PlainCDevice):
         return built(text)[entry]
 
     def copy_in(self, handle: Any, offset: int, host_memory: memoryview, stream: Any) -> None:
-        source = (ctypes.c_char * len(host_memory)).from_buffer_copy(host_memory)
-        library().finish(stream.given)
-        memoryview(handle).cast("B")[offset : offset + len(host_memory)] = memoryview(source).cast("B")
+        source = ctypes.c_void_p(numpy.frombuffer(host_memory, numpy.uint8).ctypes.data)
+        library().copy_in(stream.given, handle, ctypes.c_uint64(offset), source, ctypes.c_uint64(len(host_memory)))
 
     def copy_out(self, handle: Any, offset: int, host_memory: memoryview, stream: Any) -> None:
-        library().finish(stream.given)
-        host_memory[:] = memoryview(handle).cast("B")[offset : offset + len(host_memory)]
+        to = ctypes.c_void_p(numpy.frombuffer(host_memory, numpy.uint8).ctypes.data)
+        library().copy_out(stream.given, to, handle, ctypes.c_uint64(offset), ctypes.c_uint64(len(host_memory)))
 
     def create_stream(self, priority: int) -> Stream:
         return Stream()

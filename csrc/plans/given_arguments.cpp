@@ -45,7 +45,7 @@ GivenArguments::GivenArguments(
       const at::Tensor& tensor = THPVariable_Unpack(given.ptr());
       TORCH_CHECK_VALUE(
           tensor.device() == c10::Device(c10::kPrivateUse1, device), "argument ", i, " of ", kind, " ", name,
-          " is on ", tensor.device(), ", and the ", kind, " on bp:", device);
+          " is on ", tensor.device(), ", and the ", kind, " on ", c10::Device(c10::kPrivateUse1, device));
       TORCH_CHECK_VALUE(
           !tensor.is_conj() && !tensor.is_neg(), "argument ", i, " of ", kind, " ", name,
           " is lazily conjugated or negated: resolve it first");

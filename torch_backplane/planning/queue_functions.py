@@ -69,9 +69,8 @@ class QueueFunction:
 
 def address_of(name: str, function: Any) -> int:
     """The address of a function of C, which ctypes may know by its object. TypeError for what is none."""
-    if isinstance(function, int) and not isinstance(function, bool):
-        return function
-    try:
+    if isinstance(function, (ctypes._CFuncPtr, ctypes.c_void_p)):
         return ctypes.cast(function, ctypes.c_void_p).value or 0
-    except (TypeError, ctypes.ArgumentError):
-        raise TypeError(f"{name} is a function of ctypes or its address, and got {function!r}") from None
+    if not isinstance(function, int) or isinstance(function, bool):
+        raise TypeError(f"{name} is a function of ctypes or its address, and got {function!r}")
+    return function
