@@ -821,10 +821,10 @@ assert not drivers.device(0).pins and not drivers.device(1).pins
     succeeds(run(PINNED + code, PINNING, "AsynchronousDriver"))
 
 
-def test_pins_of_memory_that_the_host_sees_where_it_is_hidden(run: Run) -> None:
+@pytest.mark.parametrize("discrete", ["0", "1"])
+def test_pins_of_memory_that_the_host_sees_where_it_is_hidden(run: Run, discrete: str) -> None:
     source = IN_HOST_MEMORY + PINNING[len(ASYNCHRONOUS) :].replace("AsynchronousDevice", "MinimalDevice")
-    for discrete in ("0", "1"):
-        succeeds(run(PINNED + """
+    succeeds(run(PINNED + """
 x, host = torch.empty(100, dtype=torch.uint8, device="bp"), pinned(100)
 assert len(calls()) == 1 and is_pinned_by(0, host)
 assert x.copy_(host, non_blocking=True).cpu().sum().item() == 100

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import re
 import time
@@ -40,17 +41,35 @@ class Outcome:
     error: Exception | None = None
 
 
+# As C++ calls them, in errors.
+_SCALAR_TYPES = {
+    dtype: torch.empty(0, dtype=dtype).type().removeprefix("torch.").removesuffix("Tensor")
+    for dtype in (torch.float64, torch.complex128)
+}
+
+
+@functools.cache
+def _missing(device: torch.device) -> tuple[torch.dtype, ...]:
+    """Those of the widest dtypes that the hardware lacks: a device without them is common."""
+    if device.type != "bp":
+        return ()
+    there = torch.bp.get_device_properties(device).dtypes  # type: ignore[attr-defined]
+    return tuple(dtype for dtype in _SCALAR_TYPES if dtype not in there)
+
+
 def is_refusal(error: Exception, device: torch.device, dtype: torch.dtype) -> bool:
     """True for an error that says clearly what the device does not support, and names the device.
 
     Two things may be refused: sparse layouts (NotImplementedError or RuntimeError) and dtypes that the hardware lacks
-    (TypeError).
+    (TypeError): the entry's, or another one that the operator needs.
     """
     text = str(error)
     if not re.search(rf"\b{re.escape(device.type)}\b", text):
         return False
     if isinstance(error, TypeError):
-        return str(dtype).removeprefix("torch.") in text
+        return str(dtype).removeprefix("torch.") in text or any(
+            re.search(rf"does not support {_SCALAR_TYPES[one]}\b", text) for one in _missing(device)
+        )
     return isinstance(error, RuntimeError) and "sparse" in text.lower()
 
 

@@ -8,6 +8,7 @@ plan.
 from __future__ import annotations
 
 import ctypes
+from _ctypes import CFuncPtr
 from collections.abc import Callable
 from typing import Any
 
@@ -69,7 +70,7 @@ class QueueFunction:
 
 def address_of(name: str, function: Any) -> int:
     """The address of a function of C, which ctypes may know by its object. TypeError for what is none."""
-    if isinstance(function, (ctypes._CFuncPtr, ctypes.c_void_p)):
+    if isinstance(function, (CFuncPtr, ctypes.c_void_p)):
         return ctypes.cast(function, ctypes.c_void_p).value or 0
     if not isinstance(function, int) or isinstance(function, bool):
         raise TypeError(f"{name} is a function of ctypes or its address, and got {function!r}")
