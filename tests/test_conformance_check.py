@@ -8,7 +8,7 @@ import pytest
 import torch
 from conformance_faulty_ops import FAULTS, info, rubbish_out
 
-from torch_backplane.conformance import EntryResult, Report, Settings, check
+from torch_backplane.conformance import EntryResult, Report, Settings
 from torch_backplane.conformance.catalogue import entries, load, named_dtype
 from torch_backplane.conformance.check import check_entry, is_refusal
 from torch_backplane.conformance.judge import against_float64, same_values, tolerances
@@ -114,7 +114,7 @@ def test_a_wide_dtype_is_refused_only_where_the_hardware_lacks_it(monkeypatch: p
     """What computes in float64 whatever it is given is no failure of a device that has none."""
     error = TypeError("bp:0 (Small) does not support Double; `torch.bp.get_device_properties(0).dtypes` lists")
     for missing, expected in (((), False), ((torch.float64,), True), ((torch.complex128,), False)):
-        monkeypatch.setattr(check, "_missing", lambda device, missing=missing: missing)
+        monkeypatch.setattr("torch_backplane.conformance.check._missing", lambda device, missing=missing: missing)
         assert is_refusal(error, BP, torch.float32) is expected
         assert not is_refusal(RuntimeError(str(error)), BP, torch.float32)
 
