@@ -188,3 +188,50 @@ for training in (True, False):
             found.append([t.cpu() for t in (out.detach(), plain, mean, var, *grads)])
         torch.testing.assert_close(found[1], found[0])
 """)
+
+
+def test_ranks_and_pseudoinverses_need_no_float64(run: Run) -> None:
+    """Their tolerances are tensors, which PyTorch makes of float64."""
+    run("""
+_C.set_fallback_policy(_C.FallbackPolicy.silent)  # singular values are the CPU's
+torch.manual_seed(0)
+calls = [
+    (torch.linalg.pinv, {}), (torch.linalg.pinv, {"rcond": 1e-3}), (torch.linalg.pinv, {"atol": 0.3}),
+    (torch.linalg.pinv, {"rtol": 1e-3, "atol": 1e-3}), (torch.linalg.pinv, {"hermitian": True}), (torch.pinverse, {}),
+    (torch.linalg.matrix_rank, {}), (torch.linalg.matrix_rank, {"tol": 0.3}), (torch.linalg.matrix_rank, {"atol": 0.3}),
+    (torch.linalg.matrix_rank, {"rtol": 0.3}), (torch.linalg.matrix_rank, {"rtol": 0.3, "atol": 1.0}),
+    (torch.linalg.matrix_rank, {"hermitian": True}),
+]
+half = torch.randn(5, 2)
+for base in (half @ half.mT, torch.randn(3, 4, 4), torch.diag(torch.tensor([1.0, 0.2, 1e-9])), torch.randn(4, 6)):
+    for function, named in calls:
+        if named.get("hermitian"):
+            if base.shape[-1] != base.shape[-2]:
+                continue
+            base = base + base.mT
+        for by_tensor in (False, True):
+            if by_tensor and ("hermitian" in named or function is torch.pinverse):
+                continue
+            found = []
+            for device in ("cpu", "bp:0", "bp:1"):
+                given = {key: torch.tensor(one, device=device) if by_tensor else one for key, one in named.items()}
+                a = base.clone().to(device).requires_grad_(function is not torch.linalg.matrix_rank)
+                result = function(a, **given)
+                gradient = torch.autograd.grad(result.sum(), a) if a.requires_grad else ()
+                with torch.inference_mode():
+                    again = function(base.to(device), **given)
+                found.append([one.cpu() for one in (result.detach(), again, *gradient)])
+            for other in found[1:]:
+                torch.testing.assert_close(other, found[0], rtol=1e-3, atol=1e-4)
+for function in (torch.linalg.pinv, torch.linalg.matrix_rank):
+    for device in ("cpu", "bp:0"):
+        try:
+            function(torch.ones(3, device=device))
+        except RuntimeError as error:
+            assert "dimension" in str(error), error
+        else:
+            raise AssertionError(device)
+x = torch.randn(4, 6, device="bp:0", requires_grad=True)
+torch.linalg.lstsq(x, torch.randn(4, 2, device="bp:0")).solution.sum().backward()
+assert x.grad.isfinite().all()
+""")

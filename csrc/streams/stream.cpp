@@ -276,7 +276,7 @@ void destroy_event(Event* event) noexcept {
   if (!in_bad_fork()) {
     try {
       Device& owner = device(event->device);
-        owner.destroy_event(event->handle);
+      owner.destroy_event(event->handle);
     } catch (const std::exception&) {
       // A destructor cannot report it; the driver's own error state will at its next call.
     }
