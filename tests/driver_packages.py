@@ -28,6 +28,16 @@ class MinimalDriver(Driver):
     def devices(self): return [MinimalDevice()]
 '''
 
+# What a call raises, in one line, for programs that print it.
+RAISED = '''
+def raised(call):
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    raise AssertionError("nothing was raised")
+'''
+
 
 def install(site: Path, name: str, source: str, cls: str, distribution: str | None = None) -> None:
     """Makes `source` importable from `site` as a driver called `name` whose class is `cls`."""

@@ -34,14 +34,7 @@ COPIES = ("copy_in", "copy_out")
 EVENTS = (
     "create_event", "destroy_event", "record_event", "wait_event", "query_event", "synchronize_event", "elapsed_ms"
 )
-
-def raised(call):
-    try:
-        call()
-    except Exception as error:
-        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
-    raise AssertionError("nothing was raised")
-"""
+""" + driver_packages.RAISED
 
 QUEUED = PREAMBLE + """
 import driver_queued_module as driver

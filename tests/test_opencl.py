@@ -427,6 +427,41 @@ assert torch.Event("bp").query()                        # never recorded
     run(code)
 
 
+def test_a_stream_is_done_as_soon_as_an_event_behind_its_work_is(run: Run) -> None:
+    """It is not told of again by the next question, though the driver has not seen what was launched past it."""
+    code = QUIET + """
+stream, other, event = torch.bp.Stream(), torch.bp.Stream(), torch.bp.Event()
+host = torch.ones(1 << 12).pin_memory()
+x = host.to("bp:0")
+torch.bp.synchronize()
+for turn in range(60):
+    with stream:
+        if turn % 3 == 0:
+            y = x + turn
+        elif turn % 3 == 1:
+            x.copy_(host, non_blocking=True)
+        else:
+            y = (x * 2).sum() + turn
+    event.record(stream)
+    if turn % 2:
+        event.synchronize()
+    else:
+        other.wait_event(event)
+        other.synchronize()
+    assert stream.query(), turn
+    if turn % 20 == 19:  # and no longer, with more to do behind the event
+        with stream:
+            torch.bp._sleep(50_000_000)
+        assert not stream.query(), turn
+        with stream:
+            y = x + 1
+        assert not stream.query(), turn
+        stream.synchronize()
+        assert stream.query(), turn
+"""
+    run(code)
+
+
 def test_elapsed_time(run: Run) -> None:
     code = QUIET + """
 start, end = (torch.Event("bp", enable_timing=True) for _ in range(2))

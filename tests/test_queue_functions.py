@@ -40,13 +40,7 @@ def declared(name, axpy):
     return getattr(torch.ops.backplane_queue_functions, name)
 
 def expected(y, x, a): return y * 2 + a * x + 1
-def raised(call):
-    try:
-        call()
-    except Exception as error:
-        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
-    raise AssertionError("nothing was raised")
-'''
+''' + driver_packages.RAISED
 
 QUEUED = PLANNERS + '''
 import driver_queued_module as driver

@@ -118,7 +118,10 @@ bool DriverStreams::query_stream(StreamHandle handle) {
     }
   }
   return driver_.ask("asked whether a stream is done", [&] {
-    note_launches(stream);
+    // What the driver is told of it looks for by a marker, which is not reached at once in an idle queue either.
+    if (!stream.is_reached()) {
+      note_launches(stream);
+    }
     return driver_.attr("query_stream")(py::handle(stream.object)).cast<bool>();
   });
 }
@@ -152,7 +155,11 @@ void DriverStreams::record_event(EventHandle handle, StreamHandle stream_handle)
   Event& event = event_of(handle);
   const auto record = [this, &stream](Event& recorded) {
     if (recorded.native() != nullptr) {
+      const uint64_t before = stream.launches.load();
       natively(stream, Doing{"recording an event"}, [&] { recorded.native()->record(stream.native); });
+      if (stream.launches.load() == before + 1) { // else another thread has launched, perhaps behind it
+        stream.ends_with(recorded.native()->latest_recording(), before + 1);
+      }
       return;
     }
     driver_.ask(

@@ -4,7 +4,9 @@
 #include <pybind11/pybind11.h>
 
 #include <atomic>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <shared_mutex>
 #include <unordered_map>
 #include <vector>
@@ -21,6 +23,20 @@ struct DriverStream {
   DeferredCommands deferred;
   std::atomic<uint64_t> launches{0}; // native ones, which the driver does not see
   std::atomic<uint64_t> noted{0}; // how many of them it was told of
+
+  // Whether what was launched natively is done, by the event that was recorded last behind it.
+  bool is_reached() {
+    const std::lock_guard<std::mutex> guard(end_lock);
+    return end && end_launches == launches.load() && end();
+  }
+  void ends_with(std::function<bool()> recording, uint64_t up_to) {
+    const std::lock_guard<std::mutex> guard(end_lock);
+    end = std::move(recording);
+    end_launches = up_to;
+  }
+  std::mutex end_lock;
+  std::function<bool()> end; // NativeEvent::latest_recording
+  uint64_t end_launches = 0; // before the recording, and it
 
   // Throws what a deferred command has failed with.
   void throw_failure() {

@@ -8,6 +8,7 @@
 #include <c10/util/SmallVector.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -59,6 +60,11 @@ class NativeEvent {
   virtual bool query() = 0; // true: reached, or never recorded
   virtual void synchronize() = 0;
   virtual double elapsed_ms(NativeEvent& start) = 0; // since `start`, an event of the same API; both are reached
+  // Says, also when the event is recorded again or gone, whether the latest recording is reached, and nothing before it has
+  // failed. Empty where the API cannot tell.
+  virtual std::function<bool()> latest_recording() const {
+    return {};
+  }
 };
 
 class NativeLauncher {

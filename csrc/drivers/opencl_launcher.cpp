@@ -294,6 +294,13 @@ class OpenCLEvent final : public NativeEvent {
     return static_cast<double>(static_cast<int64_t>(end_of(last) - end_of(first))) / 1e6;
   }
 
+  std::function<bool()> latest_recording() const override {
+    return [info = functions_.info, marker = latest()] {
+      Status status = 1;
+      return info(marker.get(), kExecutionStatus, sizeof status, &status, nullptr) == 0 && status == kComplete;
+    };
+  }
+
  private:
   using Marker = std::shared_ptr<void>; // a recording
 
