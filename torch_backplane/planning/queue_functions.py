@@ -1,4 +1,4 @@
-"""Functions of vendors' libraries, which planners have give work to the device's queue, such as products of matrices.
+"""Functions of libraries that planners have give work to the device's queue, such as products of matrices.
 
 Unlike the host's part (`host`), they need not see the device's memory: they are given what its API calls the queue and
 the memory, and return when the work is given. They are called in the order of the stream, in C++, and are part of the
