@@ -60,9 +60,6 @@ VARIABLES: Mapping[str, Variable] = {
     "TORCH_BACKPLANE_CACHE_DIR": Variable(
         "their folder", "a folder; empty: none", "torch_backplane in $XDG_CACHE_HOME or ~/.cache", "when one is built"
     ),
-    "TORCH_BACKPLANE_SANITIZE": Variable(
-        "the sanitizer to build the socket with", "address, thread", "none", "by setup.py"
-    ),
 }  # fmt: skip
 
 FALLBACK_POLICIES = {
