@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.nn import functional as F
 from torch.utils._pytree import tree_flatten, tree_map_only
 
@@ -440,3 +442,20 @@ def test_modules_are_moved_whole() -> None:
         assert nn.Linear(2, 2).weight.device == torch.device("bp:2")
     assert nn.utils.skip_init(nn.Linear, 2, 2, device="bp").weight.device.type == "bp"
     nn.utils.parametrizations.weight_norm(nn.Linear(2, 2).to("bp"))(torch.ones(1, 2, device="bp")).sum().backward()
+
+
+def test_attention_is_chosen_for_tensors_without_memory() -> None:
+    """The choice looks at layouts alone: modes are told of nothing but what the program calls."""
+    query = torch.randn(2, 3, 8, 16, device="bp")
+    attend = F.scaled_dot_product_attention
+    with FakeTensorMode(shape_env=ShapeEnv()) as mode:
+        for kind in (DimDynamic.STATIC, DimDynamic.DYNAMIC):
+            sizes = [DimDynamic.STATIC, DimDynamic.STATIC, kind, DimDynamic.STATIC]
+            fake = mode.from_tensor(query, symbolic_context=StatelessSymbolicContext(sizes))
+            assert attend(fake, fake, fake).shape == fake.shape
+    for dynamic in (False, True):
+        compiled = torch.compile(lambda x: attend(x, x, x), backend="aot_eager", dynamic=dynamic)
+        given = query.clone().requires_grad_()
+        result = compiled(given)
+        torch.testing.assert_close(result, attend(query, query, query))
+        assert torch.autograd.grad(result.sum(), given)[0].shape == query.shape

@@ -7,6 +7,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
 #include <array>
@@ -52,10 +53,14 @@ bool is_flash_on_cpu(
     std::optional<double> scale,
     bool enable_gqa) {
   for (const Tensor& tensor : {query, key, value, mask.value_or(query)}) {
-    if (tensor.is_nested() || tensor.device() != query.device()) {
+    if (tensor.is_nested() || tensor.device() != query.device() ||
+        tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides()) {
       return false;
     }
   }
+  // The modes of Python's that a program is in (torch.compile's, say) are not told of stand-ins.
+  const c10::impl::ExcludeDispatchKeyGuard no_modes(
+      c10::DispatchKeySet{c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot});
   static const auto op = find("aten::_fused_sdp_choice");
   torch::jit::Stack stack;
   torch::jit::push(stack, stand_in(query), stand_in(key), stand_in(value));
