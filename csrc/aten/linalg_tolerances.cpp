@@ -22,8 +22,9 @@ using at::Tensor;
 using Number = std::optional<double>;
 using OptionalTensor = std::optional<Tensor>;
 
-bool has_float64(const Tensor& self) {
-  return device(self.device().index()).properties().supports(c10::kDouble);
+// Else PyTorch's way works, or has the error for what is no matrix.
+bool needs_own_dtype(const Tensor& self) {
+  return self.dim() >= 2 && !device(self.device().index()).properties().supports(c10::kDouble);
 }
 
 double epsilon(c10::ScalarType dtype) {
@@ -50,12 +51,8 @@ std::pair<Tensor, Tensor> tolerances(const Tensor& self, Number atol, Number rto
   return tolerances(self, made(atol), made(rtol));
 }
 
-bool is_matrix(const Tensor& self) {
-  return self.dim() >= 2; // else PyTorch has the error
-}
-
 Tensor pinv(const Tensor& self, Number atol, Number rtol, bool hermitian) {
-  if (has_float64(self) || !is_matrix(self)) {
+  if (!needs_own_dtype(self)) {
     return at::native::linalg_pinv(self, atol, rtol, hermitian);
   }
   const auto [absolute, relative] = tolerances(self, atol, rtol);
@@ -64,7 +61,7 @@ Tensor pinv(const Tensor& self, Number atol, Number rtol, bool hermitian) {
 
 Tensor pinv_by_tensors(
     const Tensor& self, const OptionalTensor& atol, const OptionalTensor& rtol, bool hermitian) {
-  if (has_float64(self) || !is_matrix(self) || (atol.has_value() && rtol.has_value())) {
+  if (!needs_own_dtype(self) || (atol.has_value() && rtol.has_value())) {
     return at::native::linalg_pinv(self, atol, rtol, hermitian);
   }
   const auto [absolute, relative] = tolerances(self, atol, rtol);
@@ -72,7 +69,7 @@ Tensor pinv_by_tensors(
 }
 
 Tensor matrix_rank(const Tensor& self, Number atol, Number rtol, bool hermitian) {
-  if (has_float64(self) || !is_matrix(self)) {
+  if (!needs_own_dtype(self)) {
     return at::native::linalg_matrix_rank(self, atol, rtol, hermitian);
   }
   const auto [absolute, relative] = tolerances(self, atol, rtol);
@@ -80,7 +77,7 @@ Tensor matrix_rank(const Tensor& self, Number atol, Number rtol, bool hermitian)
 }
 
 Tensor matrix_rank_by_tensors(const Tensor& self, const OptionalTensor& atol, const OptionalTensor& rtol, bool hermitian) {
-  if (has_float64(self) || !is_matrix(self) || (atol.has_value() && rtol.has_value())) {
+  if (!needs_own_dtype(self) || (atol.has_value() && rtol.has_value())) {
     return at::native::linalg_matrix_rank(self, atol, rtol, hermitian);
   }
   const auto [absolute, relative] = tolerances(self, atol, rtol);
@@ -88,19 +85,19 @@ Tensor matrix_rank_by_tensors(const Tensor& self, const OptionalTensor& atol, co
 }
 
 Tensor pinv_by_rcond(const Tensor& self, const Tensor& rcond, bool hermitian) {
-  if (has_float64(self) || !is_matrix(self)) {
+  if (!needs_own_dtype(self)) {
     return at::native::linalg_pinv(self, rcond, hermitian);
   }
   return at::linalg_pinv(self, at::zeros({}, rcond.options()), rcond, hermitian);
 }
 
 Tensor matrix_rank_by_number(const Tensor& self, double tol, bool hermitian) {
-  return has_float64(self) ? at::native::linalg_matrix_rank(self, tol, hermitian)
-                           : at::linalg_matrix_rank(self, Number(tol), Number(0), hermitian);
+  return needs_own_dtype(self) ? at::linalg_matrix_rank(self, Number(tol), Number(0), hermitian)
+                               : at::native::linalg_matrix_rank(self, tol, hermitian);
 }
 
 Tensor matrix_rank_by_tol(const Tensor& self, const Tensor& tol, bool hermitian) {
-  if (has_float64(self) || !is_matrix(self)) {
+  if (!needs_own_dtype(self)) {
     return at::native::linalg_matrix_rank(self, tol, hermitian);
   }
   return at::linalg_matrix_rank(self, tol, at::zeros({}, tol.options()), hermitian);

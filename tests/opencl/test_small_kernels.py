@@ -76,6 +76,16 @@ KERNELS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
     "loss": (gradient(F.cross_entropy), lambda: (torch.randn(6, 5), integers(0, 5, 6))),
     "lists": (lambda *x: torch._foreach_add([*x], 1.5), lambda: (torch.randn(7), torch.randn(3, 2), torch.randn(0))),
     "histogram": (lambda x: torch.histc(x, 4, -1, 1), lambda: (torch.rand(50),)),
+    "transposed copy": (lambda x: x.t().contiguous(), lambda: (torch.randn(40, 37),)),
+    "attention": (F.scaled_dot_product_attention, lambda: tuple(torch.randn(1, 2, 20, 8) for _ in range(3))),
+    "attention, backward": (
+        gradient(lambda x: F.scaled_dot_product_attention(*x.unbind(), is_causal=True)),
+        lambda: (torch.randn(3, 1, 2, 20, 8),),
+    ),
+    "attention, gradient of a mask": (
+        gradient(lambda m, q, k, v: F.scaled_dot_product_attention(q, k, v, m)),
+        lambda: (torch.randn(20, 20), *(torch.randn(1, 2, 20, 8) for _ in range(3))),
+    ),
 }  # fmt: skip
 
 

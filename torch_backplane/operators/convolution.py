@@ -95,10 +95,10 @@ def convolution_backward(
     host = bool(grad.numel() and self.numel()) and _on_host(self)
     if not host:
         grad, self, weight = grad.contiguous(), self.contiguous(), weight.contiguous()
-    format = layout if host else torch.contiguous_format
+    made_in = layout if host else torch.contiguous_format
     results = (
-        torch.empty_like(self, memory_format=format) if output_mask[0] else None,
-        torch.empty_like(weight, memory_format=format) if output_mask[1] else None,
+        torch.empty_like(self, memory_format=made_in) if output_mask[0] else None,
+        torch.empty_like(weight, memory_format=made_in) if output_mask[1] else None,
         grad.new_empty(grad.shape[1]) if output_mask[2] else None,
     )
     if host:

@@ -29,7 +29,7 @@ def bincount(call: Call, self: torch.Tensor, weights: torch.Tensor | None, minle
     counted = torch.int64 if weights is None else torch.float64
     dtype = torch.float32 if weights is not None and weights.dtype == torch.float32 else counted
     (out,) = call.outputs(like=[torch.empty(max(most + 1, minlength), dtype=dtype, device="meta")])
-    add_up(out, self, weights)
+    sum_by_value(out, self, weights)
     return out
 
 
@@ -39,7 +39,7 @@ def least_and_most(call: Call, self: torch.Tensor) -> torch.Tensor:
 
 
 @part("(Tensor(a!) out, Tensor self, Tensor? weights) -> ()")
-def add_up(call: Call, out: torch.Tensor, self: torch.Tensor, weights: torch.Tensor | None) -> None:
+def sum_by_value(call: Call, out: torch.Tensor, self: torch.Tensor, weights: torch.Tensor | None) -> None:
     """out[i] = the sum of the weights, or ones, where self is i."""
     if weights is None:
         added = torch.ones(1, dtype=torch.int32, device=self.device).expand(self.shape)

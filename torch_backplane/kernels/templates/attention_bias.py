@@ -196,32 +196,33 @@ _STORE = """
 """
 
 # One dimension is left: items of the same place along it meet in a row of `met`.
-_OF_ROWS = """
-  for (int x = 0; x < PER_ITEM; ++x) {
+_OF_LINE = """
+  for (int $kept = 0; $kept < PER_ITEM; ++$kept) {
     value_t total = 0;
-    for (int y = 0; y < PER_ITEM; ++y) total += sum[x][y];
-    met[item_row + x * SIDE][item_column] = total;
+    for (int $summed = 0; $summed < PER_ITEM; ++$summed) total += sum[x][y];
+    met[$own + $kept * SIDE][$other] = total;
   }
   BARRIER;
-  if (ITEM < TILE && to_row + ITEM < out_rows) {
+  if (ITEM < TILE && $to + ITEM < $size) {
     value_t total = 0;
     for (int i = 0; i < SIDE; ++i) total += met[ITEM][i];
-    store_out(rows_before + to_row + ITEM, total);
+    store_out($before + $to + ITEM, total);
   }
 """
-_OF_COLUMNS = """
-  for (int y = 0; y < PER_ITEM; ++y) {
-    value_t total = 0;
-    for (int x = 0; x < PER_ITEM; ++x) total += sum[x][y];
-    met[item_column + y * SIDE][item_row] = total;
-  }
-  BARRIER;
-  if (ITEM < TILE && to_column + ITEM < out_columns) {
-    value_t total = 0;
-    for (int i = 0; i < SIDE; ++i) total += met[ITEM][i];
-    store_out(rows_before * out_columns + to_column + ITEM, total);
-  }
-"""
+_OF_ROWS = substitute(
+    _OF_LINE,
+    {
+        "kept": "x", "summed": "y", "own": "item_row", "other": "item_column", "to": "to_row", "size": "out_rows",
+        "before": "rows_before",
+    },
+)  # fmt: skip
+_OF_COLUMNS = substitute(
+    _OF_LINE,
+    {
+        "kept": "y", "summed": "x", "own": "item_column", "other": "item_row", "to": "to_column", "size": "out_columns",
+        "before": "rows_before * out_columns",
+    },
+)  # fmt: skip
 _OF_ALL = """
   value_t total = 0;
   for (int x = 0; x < PER_ITEM; ++x)
