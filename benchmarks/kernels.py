@@ -28,10 +28,9 @@ import torch
 import typer
 from rich.console import Console
 from rich.table import Table
+from turns import SLOW, in_turn, ratio
 
-from torch_backplane.audit.workloads import WORKLOADS, Body, Workload
-
-SLOW = 0.5  # ratios below are listed
+from torch_backplane.audit.workloads import WORKLOADS, Workload
 
 
 @dataclasses.dataclass
@@ -46,34 +45,14 @@ class Result:
     gigabytes_per_second: float | None
 
 
-def seconds(body: Body, device: torch.device, calls: int) -> float:
-    """Time per call, until the device has finished the last. OpenMP's threads, which wait for work by running in a
-    circle for a while, have gone to sleep before.
-    """
-    time.sleep(0.01)
-    start = time.perf_counter()
-    for _ in range(calls):
-        body()
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-    return (time.perf_counter() - start) / calls
-
-
 def run(workload: Workload, device: torch.device, elements: int, rounds: int) -> Result:
     """The workload on `device` and on the CPU in turn."""
     places = [device, torch.device("cpu")]
     bodies = [workload.make(place, elements) for place in places]
-    times: list[list[float]] = [[], []]
-    calls = max(1, min(50, 2**20 // elements))
-    for counted in [False, False] + [True] * rounds:  # the first rounds build kernels and warm up
-        for body, place, record in zip(bodies, places, times, strict=True):
-            measured = seconds(body, place, calls)
-            if counted:
-                record.append(measured)
+    times = in_turn(bodies, places, max(1, min(50, 2**20 // elements)), rounds)
     here, cpu = map(statistics.median, times)
     rate = None if workload.bytes_per_element is None else workload.bytes_per_element * elements / here / 1e9
-    ratio = statistics.median(slow / fast for fast, slow in zip(*times, strict=True))
-    return Result(workload.title, elements, here * 1e3, cpu * 1e3, ratio, rate)
+    return Result(workload.title, elements, here * 1e3, cpu * 1e3, ratio(*times), rate)
 
 
 def memory_copy(elements: int, threads: int, rounds: int) -> float:

@@ -183,3 +183,49 @@ def test_kernels_refuse_what_they_cannot_do(options: list[str]) -> None:
     refused = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert refused.returncode == 2
     assert options[0] in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "row"),
+    [
+        ("matmul.py", "a @ b, 64, float32"),
+        ("convolution.py", "2048 to 512, 1 × 1 of 7, stride 1, gradient of the weight"),
+        ("attention.py", "128 queries and keys, float32, causal, with gradients"),
+        ("rnn.py", "GRU, 24 × 16 × 32 to 64, 2 layers in both directions, with gradients"),
+        ("training.py", "convolutions of 16 and 32 channels, 64 images of 28 × 28"),
+    ],
+)
+def test_a_row_of_each_benchmark_runs(script: str, row: str) -> None:
+    report = run_json(script, "--match", f"^{row}$", "--rounds", "1")
+    (result,) = report["results"]
+    assert result["title"] == row
+    assert result["ratio"] == pytest.approx(result["cpu_ms"] / result["device_ms"])
+    assert float(report["geometric mean"]) == pytest.approx(result["ratio"], abs=0.01)
+
+
+@pytest.mark.parametrize("script", ["matmul.py", "training.py"])
+def test_benchmarks_refuse_a_match_of_nothing(script: str) -> None:
+    command = [sys.executable, str(BENCHMARKS / script), "--match", "^nothing$"]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert refused.returncode == 2
+    assert "--match" in refused.stderr
+
+
+def test_rows_are_measured_in_turn_as_long_as_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns, clock = benchmark_modules.load("turns"), Clock()
+    monkeypatch.setattr(turns, "time", clock)
+    monkeypatch.setattr(clock, "sleep", lambda seconds: None, raising=False)
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda device: None)
+    calls: list[str] = []
+
+    def make(device: torch.device) -> Callable[[], None]:
+        def body() -> None:
+            calls.append(device.type)
+            clock.now += 0.02 if device.type == "bp" else 0.05
+
+        return body
+
+    result = turns.run(turns.Row("made up", make, seconds=0.1), torch.device("bp"), rounds=3)
+    # once to warm up, once to see how long it takes, then two calls a round, of which two do not count
+    assert calls == ["bp", "cpu"] * 2 + ["bp", "bp", "cpu", "cpu"] * 5
+    assert (result.device_ms, result.cpu_ms, result.ratio) == pytest.approx((20, 50, 2.5))

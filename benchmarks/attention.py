@@ -1,0 +1,48 @@
+"""Scaled dot product attention beside PyTorch's on the CPU, from 128 to 8,192 keys, forward alone and with gradients.
+
+    python benchmarks/attention.py --driver opencl
+    python benchmarks/attention.py --driver opencl --generated --match ' 512'
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+import turns
+from torch.nn.functional import scaled_dot_product_attention
+
+LENGTHS = (128, 512, 2048, 8192)
+DTYPES = (torch.float32, torch.bfloat16)
+NUMBERS = 1 << 20  # of each operand, or one head
+
+
+def make(length: int, dtype: torch.dtype, causal: bool, training: bool, device: torch.device) -> turns.Body:
+    heads = max(1, NUMBERS // (64 * length))
+    leaves = [torch.randn(1, heads, length, 64).to(dtype).to(device).requires_grad_(training) for _ in range(3)]
+    query, key, value = leaves
+
+    def forward() -> torch.Tensor:
+        return scaled_dot_product_attention(query, key, value, is_causal=causal)
+
+    return (lambda: torch.autograd.grad(forward().sum(), leaves)) if training else forward
+
+
+def rows() -> list[turns.Row]:
+    """Compares attention of a device with the CPU's."""
+    return [
+        turns.Row(
+            f"{length} queries and keys, {str(dtype).removeprefix('torch.')}{', causal' if causal else ''}"
+            f"{', with gradients' if training else ''}",
+            partial(make, length, dtype, causal, training),
+        )
+        for length in LENGTHS
+        for dtype in DTYPES
+        for causal in (False, True)
+        for training in (False, True)
+        if length < max(LENGTHS) or causal
+    ]
+
+
+if __name__ == "__main__":
+    turns.main(rows)

@@ -1,0 +1,56 @@
+"""Matrix products beside PyTorch's on the CPU: sizes, dtypes, layouts, batches.
+
+    python benchmarks/matmul.py --driver opencl
+    python benchmarks/matmul.py --driver opencl --generated --match 'float32'
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+import turns
+
+SIZES = (64, 256, 1024, 4096)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+LAYOUTS = {"a @ b": (False, False), "a @ bᵀ": (False, True), "aᵀ @ b": (True, False)}
+BATCHES = ((8, 128), (64, 64))
+
+
+def make(
+    size: int, batch: int | None, dtype: torch.dtype, turned: tuple[bool, bool], device: torch.device
+) -> turns.Body:
+    shape = (size, size) if batch is None else (batch, size, size)
+    a, b = (torch.randn(shape).to(dtype).to(device) for _ in range(2))
+    a, b = (one.mT if turn else one for one, turn in zip((a, b), turned, strict=True))
+    out = torch.empty(shape, dtype=dtype, device=device)
+    return lambda: torch.matmul(a, b, out=out)
+
+
+def linear(size: int, dtype: torch.dtype, device: torch.device) -> turns.Body:
+    x, weight = (torch.randn(size, size).to(dtype).to(device) for _ in range(2))
+    bias = torch.randn(size).to(dtype).to(device)
+    return lambda: torch.nn.functional.linear(x, weight, bias)
+
+
+def rows() -> list[turns.Row]:
+    """Compares matrix products of a device with the CPU's."""
+    found = []
+    for dtype in DTYPES:
+        name = str(dtype).removeprefix("torch.")
+        for size in SIZES:
+            # The CPU takes minutes for the largest one in half precision where it has no instructions for it.
+            if size > 1024 and dtype != torch.float32:
+                continue
+            layouts = LAYOUTS.items() if size in (256, 1024) else list(LAYOUTS.items())[:1]
+            for layout, turned in layouts:
+                found.append(turns.Row(f"{layout}, {size}, {name}", partial(make, size, None, dtype, turned)))
+            found.append(turns.Row(f"linear, {size}, {name}", partial(linear, size, dtype)))
+        for batch, size in BATCHES:
+            title = f"{batch} products of {size}, {name}"
+            found.append(turns.Row(title, partial(make, size, batch, dtype, (False, False))))
+    return found
+
+
+if __name__ == "__main__":
+    turns.main(rows)

@@ -1,0 +1,53 @@
+"""Recurrent layers beside PyTorch's on the CPU, forward alone and with gradients.
+
+    python benchmarks/rnn.py --driver opencl
+    python benchmarks/rnn.py --driver opencl --generated      # kernels alone
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+import turns
+from torch import nn
+
+# (time, batch, features, hidden, layers, both directions)
+SHAPES = ((24, 16, 32, 64, 2, True), (64, 32, 128, 128, 1, False), (100, 8, 256, 512, 1, False))
+
+
+def make(kind: str, shape: tuple[int, int, int, int, int, bool], training: bool, device: torch.device) -> turns.Body:
+    time, batch, features, hidden, layers, both = shape
+    module = getattr(nn, kind)(features, hidden, layers, bidirectional=both).to(device)
+    x = torch.randn(time, batch, features).to(device)
+
+    def forward() -> None:
+        with torch.no_grad():
+            module(x)
+
+    def train() -> None:
+        module.zero_grad()
+        module(x)[0].sum().backward()
+
+    return train if training else forward
+
+
+def rows() -> list[turns.Row]:
+    """Compares recurrent layers of a device with the CPU's."""
+
+    def found() -> Iterator[turns.Row]:
+        for kind in ("LSTM", "GRU", "RNN"):
+            for shape in SHAPES:
+                time, batch, features, hidden, layers, both = shape
+                sizes = f"{time} × {batch} × {features} to {hidden}"
+                said = f"{kind}, {sizes}, {layers} layers{' in both directions' if both else ''}"
+                for training in (False, True):
+                    title = f"{said}{', with gradients' if training else ''}"
+                    yield turns.Row(title, partial(make, kind, shape, training))
+
+    return list(found())
+
+
+if __name__ == "__main__":
+    turns.main(rows)
