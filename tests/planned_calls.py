@@ -213,6 +213,25 @@ call(
     ),
 )
 
+# --- recurrent layers
+
+
+def _lstm(device: str) -> Arguments:
+    """input, hx, cx, both weights and both biases."""
+    weights = (F(device, 64, 12), F(device, 64, 16), F(device, 64), F(device, 64))
+    return F(device, 4, 8, 12), F(device, 8, 16), F(device, 8, 16), *weights
+
+
+call("backplane::rnn_layer", lambda d: (*_lstm(d), 2, False, True), mode=None)
+call(
+    "backplane::rnn_layer_backward",
+    lambda d: (
+        *(F(d, 4, 8, 16), F(d, 8, 16), F(d, 8, 16), *_lstm(d)),
+        *(F(d, 4, 8, 16), F(d, 8, 16), F(d, 8, 16), F(d, 4, 8, 80), 2, False),
+    ),
+    mode=None,
+)
+
 # --- products, distances
 
 call("addmm", lambda d: (F(d, 8, 12), F(d, 8, 16), F(d, 16, 12), 0.5, 1.5))

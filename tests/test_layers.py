@@ -14,7 +14,7 @@ CSRC = ("devices", "drivers", "streams", "memory", "c10", "fallback", "plans", "
 PACKAGE = {
     "kernels": set(),
     "drivers": {"_C", "kernels"},
-    "planning": {"_C", "drivers", "kernels"},
+    "planning": {"_C", "drivers", "kernels", "libraries"},
     "operators": {"_C", "kernels", "planning"},
     "accelerator": {"_C", "drivers", "operators"},
     "conformance": {"_C"},

@@ -9,7 +9,7 @@ import torch
 # PyTorch's name for the device type must be set before the compiled part registers anything under it.
 torch.utils.rename_privateuse1_backend("bp")
 
-from torch_backplane import accelerator, ending, interop, printing, settings  # noqa: E402
+from torch_backplane import accelerator, backends, ending, interop, printing, settings  # noqa: E402
 
 settings.apply()
 ending.install()
@@ -20,3 +20,5 @@ interop.install()
 # `import torch.bp.streams` finds the module that is there instead of loading it a second time.
 for _name in ("amp", "memory", "random", "streams"):
     sys.modules[f"torch.bp.{_name}"] = getattr(accelerator, _name)
+torch.backends.bp = backends  # type: ignore[attr-defined]
+sys.modules["torch.backends.bp"] = backends

@@ -1,5 +1,6 @@
 // Scaled dot product attention. A device whose memory the host sees takes the CPU's flash kernel where the CPU would; one that
 // runs kernels in lockstep does it in one pass (torch_backplane/operators/attention.py). Elsewhere it is the composite form.
+#include <ATen/Context.h>
 #include <ATen/SDPBackend.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/native/DispatchStub.h>
@@ -11,10 +12,10 @@
 #include <torch/library.h>
 
 #include <array>
-#include <atomic>
 #include <cmath>
 
 #include "aten/attention.h"
+#include "aten/choices.h"
 #include "devices/device.h"
 #include "fallback/fallback.h"
 
@@ -28,12 +29,15 @@ c10::OperatorHandle find(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
 }
 
-std::array<std::atomic<AttentionWay>, 256> ways; // by device
+enum class Way {
+  Composed, // of products and a softmax
+  OnePass, // by kernels
+  Host, // by the CPU's kernel, in stream order
+};
 
-AttentionWay way_of(const Tensor& query) {
+Way way_of(const Tensor& query) {
   const auto index = query.device().index();
-  const AttentionWay way = ways[index];
-  return way == AttentionWay::Host && !device(index).host_sees_memory() ? AttentionWay::Composed : way;
+  return attends_in_one_pass(index) ? Way::OnePass : computes_on_host(index) ? Way::Host : Way::Composed;
 }
 
 // Of the CPU, with the same layout and without memory.
@@ -106,6 +110,47 @@ bool is_one_pass(
       (!mask.has_value() || fits(*mask, {query.sym_size(0), heads, query.sym_size(2), key.sym_size(2)}));
 }
 
+// Why the fused operator does not serve this; nullptr where it does.
+const char* why_not(
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value,
+    const OptionalTensor& mask,
+    double dropout_p,
+    bool is_causal,
+    std::optional<double> scale,
+    bool enable_gqa) {
+  const auto& context = at::globalContext();
+  const bool runs_kernels = !device(query.device().index()).properties().dialect.empty();
+  const auto way = way_of(query);
+  if (!context.userEnabledFlashSDP() && !context.userEnabledOverrideableSDP()) {
+    return "SDPBackend.FLASH_ATTENTION and SDPBackend.OVERRIDEABLE, which both mean it, are disabled";
+  }
+  const bool fits = is_one_pass(query, key, value, mask, dropout_p, enable_gqa);
+  const char* sizes =
+      "query, key and value need four dimensions, one floating dtype, sizes that fit together and elements, and a mask has to "
+      "expand to the scores";
+  if (runs_kernels && way == Way::Composed) {
+    return "it has no kernel for the device's target, or not the local memory";
+  }
+  if (way == Way::OnePass) {
+    return fits ? nullptr : sizes;
+  }
+  // The CPU's flash kernel
+  if (mask.has_value() && mask->requires_grad() && c10::GradMode::is_enabled()) {
+    return "the CPU's flash kernel gives no gradient for the mask";
+  }
+  if (!context.userEnabledFlashSDP()) {
+    return "it is the CPU's flash kernel here, and SDPBackend.FLASH_ATTENTION is disabled";
+  }
+  if (runs_kernels && (!fits || enable_gqa)) {
+    return fits ? "the CPU's flash kernel has no shared heads on this device" : sizes;
+  }
+  return is_flash_on_cpu(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
+      ? nullptr
+      : "the CPU would not take its flash kernel";
+}
+
 int64_t choose(
     const Tensor& query,
     const Tensor& key,
@@ -115,20 +160,18 @@ int64_t choose(
     bool is_causal,
     std::optional<double> scale,
     bool enable_gqa) {
-  constexpr auto kMath = static_cast<int64_t>(at::SDPBackend::math);
   const bool runs_kernels = !device(query.device().index()).properties().dialect.empty();
   // The CPU's kernels refuse it, the composite form would leave out what is below 0.
   TORCH_CHECK(
       !runs_kernels || is_probability(dropout_p), "dropout probability has to be between 0 and 1, but got ", dropout_p);
-  const auto way = way_of(query);
-  bool is_fused = way == AttentionWay::OnePass && is_one_pass(query, key, value, mask, dropout_p, enable_gqa);
-  if (way == AttentionWay::Host || !runs_kernels) {
-    // The CPU's kernel gives no gradient for the mask.
-    is_fused = !(mask.has_value() && mask->requires_grad() && c10::GradMode::is_enabled()) &&
-        (!runs_kernels || is_one_pass(query, key, value, mask, dropout_p, /*enable_gqa=*/false)) &&
-        is_flash_on_cpu(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa);
+  const char* reason = why_not(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa);
+  if (reason == nullptr) {
+    return static_cast<int64_t>(at::SDPBackend::overrideable);
   }
-  return is_fused ? static_cast<int64_t>(at::SDPBackend::overrideable) : kMath;
+  TORCH_CHECK(
+      at::globalContext().userEnabledMathSDP(),
+      "No available kernel. Aborting execution. SDPBackend.MATH is disabled, and of the fused one: ", reason);
+  return static_cast<int64_t>(at::SDPBackend::math);
 }
 
 // The chance of a weight to be kept, where there is dropout.
@@ -150,14 +193,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Ten
     bool return_debug_mask,
     std::optional<double> scale) {
   torch::jit::Stack stack;
-  if (way_of(query) != AttentionWay::Composed) {
+  if (way_of(query) != Way::Composed) {
     // As choose() has it; calls that go past it are refused here.
     TORCH_CHECK(
         is_one_pass(query, key, value, bias, dropout_p, /*enable_gqa=*/true),
         "attention in one pass takes four dimensions of one dtype that fit together, and a probability; got sizes ",
         query.sym_sizes(), ", ", key.sym_sizes(), ", ", value.sym_sizes(), " and dropout_p=", dropout_p);
     TORCH_CHECK(
-        way_of(query) != AttentionWay::Host || (dropout_p == 0 && query.sym_size(1) == key.sym_size(1)),
+        way_of(query) != Way::Host || (dropout_p == 0 && query.sym_size(1) == key.sym_size(1)),
         "the host's attention takes no dropout and as many heads of keys as of queries");
     static const auto one_pass = find("backplane::attention");
     torch::jit::push(stack, query, key, value, bias, is_causal, scale_of(query, scale), kept_of(dropout_p));
@@ -197,7 +240,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
     std::optional<double> scale) {
   torch::jit::Stack stack;
   const OptionalTensor mask = bias.defined() ? OptionalTensor(bias) : std::nullopt;
-  if (way_of(query) != AttentionWay::Composed) {
+  if (way_of(query) != Way::Composed) {
     static const auto one_pass = find("backplane::attention_backward");
     const auto kept = kept_of(dropout_p);
     torch::jit::push(stack, grad_out, query, key, value, mask, out, logsumexp, is_causal, scale_of(query, scale));
@@ -232,8 +275,16 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 
 } // namespace
 
-void set_attention(c10::DeviceIndex device, AttentionWay way) {
-  ways.at(device) = way;
+std::string why_attention_is_composed(
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value,
+    const OptionalTensor& mask,
+    double dropout_p,
+    bool is_causal,
+    bool enable_gqa) {
+  const char* reason = why_not(query, key, value, mask, dropout_p, is_causal, std::nullopt, enable_gqa);
+  return reason == nullptr ? "" : reason;
 }
 
 } // namespace backplane

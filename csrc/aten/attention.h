@@ -1,16 +1,21 @@
-// How devices that run kernels compute attention (torch_backplane/operators/attention.py).
+// Which attention there is (attention.cpp).
 #pragma once
 
-#include <c10/core/Device.h>
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string>
 
 namespace backplane {
 
-enum class AttentionWay {
-  Composed, // of products and a softmax
-  OnePass, // by kernels
-  Host, // by the CPU's kernel, in stream order; composed where the host does not see the device's memory
-};
-
-void set_attention(c10::DeviceIndex device, AttentionWay way);
+// Why attention of bp tensors is composed of products and a softmax; empty where it is fused.
+std::string why_attention_is_composed(
+    const at::Tensor& query,
+    const at::Tensor& key,
+    const at::Tensor& value,
+    const std::optional<at::Tensor>& mask,
+    double dropout_p,
+    bool is_causal,
+    bool enable_gqa);
 
 } // namespace backplane

@@ -4,6 +4,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "aten/attention.h"
+#include "aten/choices.h"
 #include "c10/generator.h"
 #include "devices/device.h"
 #include "devices/discovery.h"
@@ -92,16 +93,16 @@ void bind_devices(py::module_& module) {
   module.def("device_count", &device_count);
   module.def(
       "device_properties", [](int64_t index) { return device(as_index(index)).properties(); }, py::arg("index"));
-  py::enum_<AttentionWay>(module, "AttentionWay")
-      .value("composed", AttentionWay::Composed)
-      .value("one_pass", AttentionWay::OnePass)
-      .value("host", AttentionWay::Host);
   module.def(
-      "set_attention",
-      [](int64_t index, AttentionWay way) { set_attention(as_index(index), way); },
-      py::arg("index"), py::arg("way"),
-      "How the operators backplane::attention and its backward serve a device that runs kernels, in place of PyTorch's "
-      "composition of products and a softmax.");
+      "set_choices",
+      [](int64_t index, bool attends_in_one_pass, bool runs_threads) {
+        set_choices(as_index(index), {attends_in_one_pass, runs_threads});
+      },
+      py::arg("index"), py::kw_only(), py::arg("attends_in_one_pass"), py::arg("runs_threads"),
+      "What the socket must know of a device that runs kernels before planners are asked (csrc/aten/choices.h).");
+  module.def(
+      "why_attention_is_composed", &why_attention_is_composed, py::arg("query"), py::arg("key"), py::arg("value"),
+      py::arg("mask"), py::arg("dropout_p"), py::arg("is_causal"), py::arg("enable_gqa"));
   module.def("checked_index", [](int64_t index) { return checked_index(as_index(index)); }, py::arg("index"));
   module.def("current_device", [] {
     ensure_initialized();

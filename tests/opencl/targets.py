@@ -11,7 +11,7 @@ import torch
 from agreement import DEVICE, plans_from_the_start
 
 from torch_backplane.kernels import OpenCLC, Target
-from torch_backplane.operators import attention
+from torch_backplane.operators import choices
 
 launch = importlib.import_module("torch_backplane.planning.launch")  # the package has a function of this name
 
@@ -23,11 +23,11 @@ def target(kind: str, **figures: Any) -> Iterator[None]:
     own = launch.dialect_of(index)
     launch._generated.clear()
     launch._dialects[index] = OpenCLC(Target.of_kind(kind, float64=own.target.float64, **figures))
-    attention.choose_devices([index])
+    choices.tell([index])
     try:
         with plans_from_the_start():
             yield
     finally:
         launch._generated.clear()
         launch._dialects[index] = own
-        attention.choose_devices([index])
+        choices.tell([index])

@@ -120,9 +120,9 @@ def _discover() -> None:
     """Find the devices; where one of them runs kernels, declare the operators that have any."""
     drivers.discover()
     if with_kernels := drivers.with_kernels():
-        from torch_backplane.operators import attention  # declares all of them: slow, and not needed on other devices
+        from torch_backplane.operators import choices  # declares all of them: slow, and not needed on other devices
 
-        attention.choose_devices(with_kernels)
+        choices.tell(with_kernels)
 
 
 _C.set_discovery_functions(discover=_discover, initialize=_lazy_init)

@@ -6,21 +6,17 @@ Elsewhere PyTorch composes it of products and a softmax, which keep a number for
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 
-from torch_backplane import _C
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates.attention import (
     Dropout,
-    attends_in_one_pass,
     attention,
     attention_gradient,
 )
 from torch_backplane.kernels.templates.attention_bias import attention_bias_gradient, bias_gradient_parts
 from torch_backplane.kernels.templates.random import WORDS_PER_CALL
-from torch_backplane.operators.linear_algebra import on_host
+from torch_backplane.operators.linear_algebra import host_refuses
 from torch_backplane.planning import (
     Call,
     call_on_cpu,
@@ -29,17 +25,6 @@ from torch_backplane.planning import (
     random_numbers,
     run_template,
 )
-
-
-def choose_devices(indices: Iterable[int]) -> None:
-    """Tells the socket how these devices, which run kernels, compute attention."""
-    for index in indices:
-        target, way = dialect_of(index).target, _C.AttentionWay.composed
-        if attends_in_one_pass(target):
-            way = _C.AttentionWay.one_pass
-        elif not target.simt:
-            way = _C.AttentionWay.host  # if it sees the memory, which can be asked of devices that are initialized
-        _C.set_attention(index, way)
 
 
 def _scores_like(bias: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor | None:
@@ -65,7 +50,7 @@ def one_pass(
     shape = (*query.shape[:3], value.shape[3])
     out = torch.empty_like(query) if shape == tuple(query.shape) else query.new_empty(shape)
     logarithm = query.new_empty(query.shape[:3], dtype=value_dtype(query.dtype))
-    if on_host(query):
+    if host_refuses(query) is None:
         given, results = (query, key, value, bias, is_causal, scale), {"out": out, "logarithm": logarithm}
         call_on_cpu(torch.ops.backplane.host_attention.default, *given, **results)
         return out, logarithm, None
@@ -94,7 +79,7 @@ def one_pass_backward(
     wanted: list[bool],
 ) -> tuple[torch.Tensor | None, ...]:
     """The gradients of query, key, value and bias, those that are wanted."""
-    if on_host(query):
+    if host_refuses(query) is None:
         query_grad, key_grad, value_grad = (
             one.new_empty(one.shape[0], one.shape[2], one.shape[1], one.shape[3]).transpose(1, 2)
             for one in (query, key, value)

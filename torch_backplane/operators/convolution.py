@@ -18,8 +18,17 @@ from torch._prims_common import suggest_memory_format
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates.convolution import can_gather, forward, gathered, of_image, of_weight
 from torch_backplane.kernels.templates.unfold import Windows, fold, unfold
-from torch_backplane.operators.linear_algebra import on_host, product
-from torch_backplane.planning import Call, RunOnCPU, call_on_cpu, dialect_of, operator, run_template
+from torch_backplane.operators.linear_algebra import host_refuses, on_host, product
+from torch_backplane.planning import (
+    Call,
+    Candidate,
+    Candidates,
+    RunOnCPU,
+    call_on_cpu,
+    dialect_of,
+    operator,
+    run_template,
+)
 
 _MOST_PATCHES = 64 << 20  # bytes
 
@@ -128,9 +137,18 @@ def convolution_backward(
     )
 
 
+def _host_refuses(self: torch.Tensor) -> str | None:
+    if self.dtype not in _ONEDNN_DTYPES or not torch.backends.mkldnn.is_available():
+        return f"has no {self.dtype} in oneDNN".replace("torch.", "")
+    return host_refuses(self)
+
+
+convolutions = Candidates("convolutions", Candidate("host", _host_refuses), Candidate("generated", lambda self: None))
+
+
 def _on_host(self: torch.Tensor) -> bool:
     """Whether the host's library computes it."""
-    return self.dtype in _ONEDNN_DTYPES and torch.backends.mkldnn.is_available() and on_host(self)
+    return convolutions.choose(self) == "host"
 
 
 def _layout(self: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:

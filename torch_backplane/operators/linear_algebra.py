@@ -17,6 +17,8 @@ from torch_backplane.kernels.templates.matmul import matmul
 from torch_backplane.operators.reduce_ops import Dims, leave_nothing, list_of, reduce, sum_dtype
 from torch_backplane.planning import (
     Call,
+    Candidate,
+    Candidates,
     Number,
     Refused,
     RunOnCPU,
@@ -145,11 +147,21 @@ def vdot(call: Call, self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return dot(call, self.conj(), other)
 
 
+def host_refuses(out: torch.Tensor) -> str | None:
+    """Why the host does not compute results like this one, in place; None where it does."""
+    if not host_sees_memory(out.device):
+        return "does not see the device's memory"
+    if dialect_of(out.device).target.simt:
+        return "is for devices whose work items do not run in lockstep"
+    return None if out.dtype in BLAS_DTYPES else f"has no {out.dtype}".replace("torch.", "")
+
+
+products = Candidates("products", Candidate("host", host_refuses), Candidate("generated", lambda out: None))
+
+
 def on_host(out: torch.Tensor) -> bool:
-    """Whether products of this result's dtype are computed by the host, in place: not for a device that is taken for
-    one with work items in lockstep.
-    """
-    return host_sees_memory(out.device) and out.dtype in BLAS_DTYPES and not dialect_of(out.device).target.simt
+    """Whether products with this result are computed by the host, in place."""
+    return products.choose(out) == "host"
 
 
 def product(

@@ -6,6 +6,7 @@ Imported once a device that runs kernels is found; `torch_backplane.operators` h
 from torch_backplane import _C
 from torch_backplane._C import Number, Refused, RunOnCPU
 from torch_backplane.planning.call import Call, check, check_apart, check_same_dtype, same_storage
+from torch_backplane.planning.candidates import Candidate, Candidates
 from torch_backplane.planning.declare import operator, part
 from torch_backplane.planning.host import LibraryFunction, call_on_cpu, host_sees_memory
 from torch_backplane.planning.launch import dialect_of, launch, random_numbers
@@ -26,6 +27,8 @@ from torch_backplane.planning.tracing import trace
 
 __all__ = [
     "Call",
+    "Candidate",
+    "Candidates",
     "LibraryFunction",
     "Number",
     "QueueFunction",

@@ -1,0 +1,366 @@
+// One step of a recurrent layer, and its gradients, in operators of other names than PyTorch's: results go where arguments say,
+// so that steps of a layer fill one tensor (rnn_layers.cpp). Devices that run kernels have a kernel for each
+// (torch_backplane/operators/rnn.py). PyTorch's fused cells, which have no CPU kernel, are made of them.
+//
+// Gates lie side by side along the last dimension, each of `hidden` elements: LSTM input, forget, cell, output; GRU reset,
+// update, new; others have one. What is saved for gradients has the activated gates, and of GRU the hidden side's share of new.
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/tanh.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/library.h>
+
+#include <tuple>
+
+#include "aten/rnn_steps.h"
+
+namespace backplane {
+
+using at::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+
+namespace {
+
+bool has(const OptionalTensor& tensor) {
+  return tensor.has_value() && tensor->defined();
+}
+
+// sums = gates + bias
+void add_to(Tensor sums, const Tensor& gates, const OptionalTensor& bias) {
+  sums.copy_(gates);
+  if (has(bias)) {
+    sums.add_(*bias);
+  }
+}
+
+Tensor total_of(const Tensor& grad, const OptionalTensor& later) {
+  return has(later) ? grad + *later : grad;
+}
+
+void lstm_step_of_any(
+    const Tensor& out,
+    const Tensor& new_cell,
+    const Tensor& saved,
+    const Tensor& input_gates,
+    const Tensor& hidden_gates,
+    const OptionalTensor& input_bias,
+    const OptionalTensor& hidden_bias,
+    const Tensor& cell) {
+  add_to(saved, input_gates, input_bias);
+  saved.add_(hidden_gates);
+  if (has(hidden_bias)) {
+    saved.add_(*hidden_bias);
+  }
+  const int64_t hidden = cell.size(1);
+  saved.narrow(1, 0, 2 * hidden).sigmoid_();
+  const auto gates = saved.chunk(4, 1);
+  const Tensor fresh = gates[2].tanh_(), output = gates[3].sigmoid_();
+  new_cell.copy_(gates[1] * cell).addcmul_(gates[0], fresh);
+  out.copy_(new_cell.tanh()).mul_(output);
+}
+
+void lstm_step_backward_of_any(
+    const Tensor& of_gates,
+    const Tensor& of_cell,
+    const Tensor& grad,
+    const OptionalTensor& later,
+    const OptionalTensor& cell_grad,
+    const Tensor& cell,
+    const Tensor& new_cell,
+    const Tensor& saved) {
+  const Tensor total = total_of(grad, later);
+  const auto gates = saved.chunk(4, 1);
+  const Tensor &input = gates[0], &forget = gates[1], &fresh = gates[2], &output = gates[3];
+  const Tensor shown = new_cell.tanh();
+  Tensor inner = total * output * (1 - shown * shown);
+  if (has(cell_grad)) {
+    inner = inner + *cell_grad;
+  }
+  const auto gradients = of_gates.chunk(4, 1);
+  gradients[0].copy_(inner * fresh * input * (1 - input));
+  gradients[1].copy_(inner * cell * forget * (1 - forget));
+  gradients[2].copy_(inner * input * (1 - fresh * fresh));
+  gradients[3].copy_(total * shown * output * (1 - output));
+  of_cell.copy_(inner * forget);
+}
+
+void gru_step_of_any(
+    const Tensor& out,
+    const Tensor& saved,
+    const Tensor& input_gates,
+    const Tensor& hidden_gates,
+    const OptionalTensor& input_bias,
+    const OptionalTensor& hidden_bias,
+    const Tensor& hidden) {
+  const int64_t size = hidden.size(1);
+  const auto parts = saved.chunk(4, 1);
+  const auto from = [size](const Tensor& gates, const OptionalTensor& bias, int64_t first, int64_t count) {
+    const Tensor part = gates.narrow(1, first * size, count * size);
+    return has(bias) ? part + bias->narrow(0, first * size, count * size) : part;
+  };
+  const Tensor both = saved.narrow(1, 0, 2 * size);
+  both.copy_(from(input_gates, input_bias, 0, 2)).add_(from(hidden_gates, hidden_bias, 0, 2)).sigmoid_();
+  parts[3].copy_(from(hidden_gates, hidden_bias, 2, 1));
+  const Tensor &reset = parts[0], &update = parts[1], &fresh = parts[2];
+  fresh.copy_(from(input_gates, input_bias, 2, 1)).addcmul_(reset, parts[3]).tanh_();
+  out.copy_(hidden - fresh).mul_(update).add_(fresh);
+}
+
+void gru_step_backward_of_any(
+    const Tensor& of_gates,
+    const Tensor& of_hidden_gates,
+    const Tensor& of_hidden,
+    const Tensor& grad,
+    const OptionalTensor& later,
+    const Tensor& hidden,
+    const Tensor& saved) {
+  const Tensor total = total_of(grad, later);
+  const auto parts = saved.chunk(4, 1);
+  const Tensor &reset = parts[0], &update = parts[1], &fresh = parts[2];
+  const auto gradients = of_gates.chunk(3, 1);
+  const Tensor of_new = total * (1 - update) * (1 - fresh * fresh);
+  gradients[0].copy_(of_new * parts[3] * reset * (1 - reset));
+  gradients[1].copy_(total * (hidden - fresh) * update * (1 - update));
+  gradients[2].copy_(of_new);
+  of_hidden_gates.copy_(of_gates);
+  of_hidden_gates.narrow(1, 2 * hidden.size(1), hidden.size(1)).mul_(reset);
+  of_hidden.copy_(total * update);
+}
+
+void rnn_step_of_any(
+    const Tensor& out,
+    const Tensor& input_gates,
+    const Tensor& hidden_gates,
+    const OptionalTensor& input_bias,
+    const OptionalTensor& hidden_bias,
+    bool relu) {
+  add_to(out, input_gates, input_bias);
+  out.add_(hidden_gates);
+  if (has(hidden_bias)) {
+    out.add_(*hidden_bias);
+  }
+  relu ? out.relu_() : out.tanh_();
+}
+
+void rnn_step_backward_of_any(
+    const Tensor& of_gates, const Tensor& grad, const OptionalTensor& later, const Tensor& out, bool relu) {
+  const Tensor total = total_of(grad, later);
+  of_gates.copy_(relu ? total * (out > 0) : total * (1 - out * out));
+}
+
+template <class Signature>
+auto find(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+} // namespace
+
+void lstm_step(
+    const Tensor& out,
+    const Tensor& new_cell,
+    const Tensor& saved,
+    const Tensor& input_gates,
+    const Tensor& hidden_gates,
+    const OptionalTensor& input_bias,
+    const OptionalTensor& hidden_bias,
+    const Tensor& cell) {
+  static const auto op = find<decltype(lstm_step)>("backplane::lstm_step");
+  op.call(out, new_cell, saved, input_gates, hidden_gates, input_bias, hidden_bias, cell);
+}
+
+void lstm_step_backward(
+    const Tensor& of_gates,
+    const Tensor& of_cell,
+    const Tensor& grad,
+    const OptionalTensor& later,
+    const OptionalTensor& cell_grad,
+    const Tensor& cell,
+    const Tensor& new_cell,
+    const Tensor& saved) {
+  static const auto op = find<decltype(lstm_step_backward)>("backplane::lstm_step_backward");
+  op.call(of_gates, of_cell, grad, later, cell_grad, cell, new_cell, saved);
+}
+
+void gru_step(
+    const Tensor& out,
+    const Tensor& saved,
+    const Tensor& input_gates,
+    const Tensor& hidden_gates,
+    const OptionalTensor& input_bias,
+    const OptionalTensor& hidden_bias,
+    const Tensor& hidden) {
+  static const auto op = find<decltype(gru_step)>("backplane::gru_step");
+  op.call(out, saved, input_gates, hidden_gates, input_bias, hidden_bias, hidden);
+}
+
+void gru_step_backward(
+    const Tensor& of_gates,
+    const Tensor& of_hidden_gates,
+    const Tensor& of_hidden,
+    const Tensor& grad,
+    const OptionalTensor& later,
+    const Tensor& hidden,
+    const Tensor& saved) {
+  static const auto op = find<decltype(gru_step_backward)>("backplane::gru_step_backward");
+  op.call(of_gates, of_hidden_gates, of_hidden, grad, later, hidden, saved);
+}
+
+void rnn_step(
+    const Tensor& out,
+    const Tensor& input_gates,
+    const Tensor& hidden_gates,
+    const OptionalTensor& input_bias,
+    const OptionalTensor& hidden_bias,
+    bool relu) {
+  static const auto op = find<decltype(rnn_step)>("backplane::rnn_step");
+  op.call(out, input_gates, hidden_gates, input_bias, hidden_bias, relu);
+}
+
+void rnn_step_backward(
+    const Tensor& of_gates, const Tensor& grad, const OptionalTensor& later, const Tensor& out, bool relu) {
+  static const auto op = find<decltype(rnn_step_backward)>("backplane::rnn_step_backward");
+  op.call(of_gates, grad, later, out, relu);
+}
+
+namespace {
+
+void check_cell(
+    const char* name,
+    int64_t count,
+    const Tensor& input_gates,
+    const Tensor& hidden_gates,
+    const Tensor& state,
+    const OptionalTensor& input_bias,
+    const OptionalTensor& hidden_bias) {
+  TORCH_CHECK(
+      state.dim() == 2 && input_gates.sizes() == at::IntArrayRef({state.size(0), count * state.size(1)}) &&
+          hidden_gates.sizes() == input_gates.sizes(),
+      name, " expected gates of ", count, " times the state's columns, and got sizes ", input_gates.sizes(), " and ",
+      hidden_gates.sizes(), " with a state of ", state.sizes());
+  for (const OptionalTensor& one : {OptionalTensor(hidden_gates), OptionalTensor(state), input_bias, hidden_bias}) {
+    TORCH_CHECK(
+        !has(one) || (one->scalar_type() == input_gates.scalar_type() && one->device() == input_gates.device()), name,
+        " expected tensors of one dtype on one device, and got ", input_gates.scalar_type(), " and ", one->scalar_type());
+  }
+  for (const OptionalTensor& bias : {input_bias, hidden_bias}) {
+    TORCH_CHECK(
+        !has(bias) || bias->sizes() == at::IntArrayRef({input_gates.size(1)}), name, " expected a bias of ",
+        input_gates.size(1), " elements, and got sizes ", bias->sizes());
+  }
+  TORCH_CHECK(has(input_bias) == has(hidden_bias), name, " expected two biases, or none");
+}
+
+// PyTorch's cells. Workspaces are ours to lay out: whoever calls the backward operators got them from the forward ones.
+
+// Returns hy, cy and the activated gates.
+std::tuple<Tensor, Tensor, Tensor> lstm_cell(
+    const Tensor& input_gates,
+    const Tensor& hidden_gates,
+    const Tensor& cx,
+    const OptionalTensor& input_bias,
+    const OptionalTensor& hidden_bias) {
+  check_cell("_thnn_fused_lstm_cell", 4, input_gates, hidden_gates, cx, input_bias, hidden_bias);
+  Tensor hy = at::empty(cx.sizes(), cx.options()), cy = at::empty(cx.sizes(), cx.options());
+  Tensor workspace = at::empty(input_gates.sizes(), input_gates.options());
+  lstm_step(hy, cy, workspace, input_gates, hidden_gates, input_bias, hidden_bias, cx);
+  return {hy, cy, workspace};
+}
+
+// Returns the gradients of the gates before activation, of cx, and of one bias.
+std::tuple<Tensor, Tensor, Tensor> lstm_cell_backward(
+    const OptionalTensor& grad_hy,
+    const OptionalTensor& grad_cy,
+    const Tensor& cx,
+    const Tensor& cy,
+    const Tensor& workspace,
+    bool has_bias) {
+  if (!has(grad_hy) && !has(grad_cy)) {
+    return {};
+  }
+  const Tensor grad = has(grad_hy) ? *grad_hy : at::zeros_like(cy);
+  Tensor of_gates = at::empty(workspace.sizes(), workspace.options()), of_cell = at::empty(cx.sizes(), cx.options());
+  lstm_step_backward(of_gates, of_cell, grad, std::nullopt, grad_cy, cx, cy, workspace);
+  return {of_gates, of_cell, has_bias ? of_gates.sum(0) : Tensor()};
+}
+
+// Returns hy, and what the backward needs: what a step saves, and hx.
+std::tuple<Tensor, Tensor> gru_cell(
+    const Tensor& input_gates,
+    const Tensor& hidden_gates,
+    const Tensor& hx,
+    const OptionalTensor& input_bias,
+    const OptionalTensor& hidden_bias) {
+  check_cell("_thnn_fused_gru_cell", 3, input_gates, hidden_gates, hx, input_bias, hidden_bias);
+  Tensor hy = at::empty(hx.sizes(), hx.options());
+  Tensor workspace = at::empty({hx.size(0), 5 * hx.size(1)}, hx.options());
+  gru_step(hy, workspace.narrow(1, 0, 4 * hx.size(1)), input_gates, hidden_gates, input_bias, hidden_bias, hx);
+  workspace.narrow(1, 4 * hx.size(1), hx.size(1)).copy_(hx);
+  return {hy, workspace};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_cell_backward(
+    const Tensor& grad_hy, const Tensor& workspace, bool has_bias) {
+  const int64_t hidden = grad_hy.size(1);
+  Tensor of_gates = at::empty({grad_hy.size(0), 3 * hidden}, grad_hy.options());
+  Tensor of_hidden_gates = at::empty_like(of_gates), of_hidden = at::empty(grad_hy.sizes(), grad_hy.options());
+  gru_step_backward(
+      of_gates, of_hidden_gates, of_hidden, grad_hy, std::nullopt, workspace.narrow(1, 4 * hidden, hidden),
+      workspace.narrow(1, 0, 4 * hidden));
+  return {
+      of_gates,
+      of_hidden_gates,
+      of_hidden,
+      has_bias ? of_gates.sum(0) : Tensor(),
+      has_bias ? of_hidden_gates.sum(0) : Tensor()};
+}
+
+TORCH_LIBRARY_FRAGMENT(backplane, m) {
+  m.def(
+      "lstm_step(Tensor(a!) out, Tensor(b!) new_cell, Tensor(c!) saved, Tensor input_gates, Tensor hidden_gates, "
+      "Tensor? input_bias, Tensor? hidden_bias, Tensor cell) -> ()");
+  m.def(
+      "lstm_step_backward(Tensor(a!) of_gates, Tensor(b!) of_cell, Tensor grad, Tensor? later, Tensor? cell_grad, "
+      "Tensor cell, Tensor new_cell, Tensor saved) -> ()");
+  m.def(
+      "gru_step(Tensor(a!) out, Tensor(b!) saved, Tensor input_gates, Tensor hidden_gates, Tensor? input_bias, "
+      "Tensor? hidden_bias, Tensor hidden) -> ()");
+  m.def(
+      "gru_step_backward(Tensor(a!) of_gates, Tensor(b!) of_hidden_gates, Tensor(c!) of_hidden, Tensor grad, "
+      "Tensor? later, Tensor hidden, Tensor saved) -> ()");
+  m.def(
+      "rnn_step(Tensor(a!) out, Tensor input_gates, Tensor hidden_gates, Tensor? input_bias, Tensor? hidden_bias, "
+      "bool relu) -> ()");
+  m.def("rnn_step_backward(Tensor(a!) of_gates, Tensor grad, Tensor? later, Tensor out, bool relu) -> ()");
+}
+
+void implement(torch::Library& m) {
+  m.impl("lstm_step", &lstm_step_of_any);
+  m.impl("lstm_step_backward", &lstm_step_backward_of_any);
+  m.impl("gru_step", &gru_step_of_any);
+  m.impl("gru_step_backward", &gru_step_backward_of_any);
+  m.impl("rnn_step", &rnn_step_of_any);
+  m.impl("rnn_step_backward", &rnn_step_backward_of_any);
+}
+
+TORCH_LIBRARY_IMPL(backplane, CPU, m) {
+  implement(m);
+}
+
+TORCH_LIBRARY_IMPL(backplane, PrivateUse1, m) {
+  implement(m);
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("_thnn_fused_lstm_cell", &lstm_cell);
+  m.impl("_thnn_fused_lstm_cell_backward_impl", &lstm_cell_backward);
+  m.impl("_thnn_fused_gru_cell", &gru_cell);
+  m.impl("_thnn_fused_gru_cell_backward", &gru_cell_backward);
+}
+
+} // namespace
+} // namespace backplane

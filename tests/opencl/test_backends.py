@@ -1,0 +1,192 @@
+"""torch.backends.bp: every switch has an effect, also on calls that were planned before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from agreement import DEVICE
+from targets import target
+from test_host_work import needs_sight
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention as attend
+
+from torch_backplane import libraries, plans
+from torch_backplane.operators import convolution, linear_algebra, rnn
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was() -> Iterator[None]:
+    yield
+    for family in libraries.LIBRARIES:
+        libraries.prefer(family, libraries.DEFAULT)
+
+
+def runs_on_host(function: Callable[..., Any], *arguments: Any) -> bool:
+    said = plans.explain(function, *arguments)
+    assert ("on the host" in said) != ("launch bp_" in said), said
+    return "on the host" in said
+
+
+def test_the_module_is_there_as_pytorchs_are() -> None:
+    import torch.backends.bp as module
+
+    assert module is torch.backends.bp  # type: ignore[attr-defined]
+    assert module.is_built()
+    assert module.is_available()
+    assert module.version() == "0.1.0"
+    assert all(hasattr(module, name) for name in module.__all__)
+
+
+def test_another_blas_library_computes_products_that_were_planned() -> None:
+    needs_sight()
+    blas = torch.backends.bp.preferred_blas_library  # type: ignore[attr-defined]
+    a, b = torch.randn(7, 5), torch.randn(5, 9)
+    given = [a.to(DEVICE), b.to(DEVICE)]
+    assert blas() == "default"
+    for library, on_host in (("default", True), ("generated", False), ("host", True), ("generated", False)):
+        assert blas(library) == library
+        for _ in range(3):
+            torch.testing.assert_close(torch.mm(*given).cpu(), a @ b)
+        assert runs_on_host(torch.mm, *given) == on_host
+        with pytest.raises(ValueError, match="no library 'cublas': accepted are default, host, generated"):
+            blas("cublas")
+        assert blas() == library
+
+
+def test_a_preferred_library_that_does_not_take_a_call_leaves_it_to_the_next() -> None:
+    torch.backends.bp.preferred_blas_library("host")  # type: ignore[attr-defined]
+    integers = [torch.randint(-9, 9, (4, 4)) for _ in range(2)]
+    ours = torch.mm(*(one.to(DEVICE) for one in integers))
+    assert torch.equal(ours.cpu(), torch.mm(*integers))
+    reasons = linear_algebra.products.reasons(ours)
+    assert reasons["generated"] is None
+    assert reasons["host"] is not None
+    with target("gpu"):
+        a = torch.randn(5, 5, device=DEVICE)
+        torch.testing.assert_close((a @ a).cpu(), a.cpu() @ a.cpu(), atol=1e-5, rtol=1e-5)
+
+
+def _convolved() -> tuple[Callable[..., Any], tuple[torch.Tensor, ...]]:
+    return torch.nn.functional.conv2d, (torch.randn(1, 2, 6, 6), torch.randn(3, 2, 3, 3))
+
+
+def _recurrent() -> tuple[Callable[..., Any], tuple[torch.Tensor, ...]]:
+    x, h = torch.randn(3, 2, 5), torch.randn(1, 2, 4)
+    weights = [torch.randn(12, 5), torch.randn(12, 4)]
+
+    def run(x: torch.Tensor, h: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        return torch.gru(x, h, weights, False, 1, 0.0, False, False, False)[0]
+
+    return run, (x, h, *weights)
+
+
+@pytest.mark.parametrize("name", ["conv", "rnn"])
+def test_switches_of_libraries(name: str) -> None:
+    needs_sight()
+    torch.backends.bp.preferred_blas_library("generated")  # type: ignore[attr-defined]
+    switches = getattr(torch.backends.bp, name)
+    function, given = _convolved() if name == "conv" else _recurrent()
+    on_device = [one.to(DEVICE) for one in given]
+
+    def whole_on_host() -> bool:
+        torch.testing.assert_close(function(*on_device).cpu(), function(*given), atol=1e-5, rtol=1e-5)
+        return runs_on_host(function, *on_device)
+
+    assert switches.enabled
+    assert whole_on_host()
+    switches.enabled = False
+    assert not whole_on_host()
+    switches.enabled = True
+    assert whole_on_host()
+    with switches.flags(enabled=False):
+        assert not switches.enabled
+        assert not whole_on_host()
+    assert whole_on_host()
+    for bad in (1, None, "no"):
+        with pytest.raises(TypeError, match="enabled is a bool"):
+            switches.enabled = bad
+    with pytest.raises(AttributeError):
+        switches.enable = False
+    assert whole_on_host()
+
+
+def test_families_have_the_libraries_that_are_said() -> None:
+    for found in (linear_algebra.products, convolution.convolutions, rnn.layers):
+        assert tuple(found.reasons(torch.randn(1, 1, 1, 1, device=DEVICE))) == libraries.LIBRARIES[found.family]
+
+
+def _attended(**named: Any) -> tuple[int, str]:
+    """PyTorch's choice, and what ran."""
+    given = [torch.randn(1, 2, 8, 16, device=DEVICE) for _ in range(3)]
+    said = plans.explain(lambda: attend(*given, **named))
+    return int(torch.ops.aten._fused_sdp_choice(*given, **named)), said
+
+
+@pytest.mark.parametrize("way", ["as it is", "a GPU's"])
+def test_sdpa_kernel_chooses_the_kernel(way: str) -> None:
+    def check(names: list[SDPBackend], *, fused: bool) -> None:
+        with sdpa_kernel(names):
+            choice, said = _attended()
+        assert choice == (SDPBackend.OVERRIDEABLE if fused else SDPBackend.MATH).value
+        assert ("backplane::attention" in said) == fused
+
+    def run() -> None:
+        for _ in range(2):
+            check([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH], fused=True)
+            check([SDPBackend.MATH], fused=False)
+            check([SDPBackend.FLASH_ATTENTION], fused=True)
+            check([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH], fused=False)
+            with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION), pytest.raises(RuntimeError, match="No available kernel"):
+                _attended()
+
+    if way == "as it is":
+        needs_sight()
+        run()
+        with sdpa_kernel([SDPBackend.OVERRIDEABLE]), pytest.raises(RuntimeError, match="FLASH_ATTENTION is disabled"):
+            _attended()
+        return
+    with target("gpu"):
+        run()
+        check([SDPBackend.OVERRIDEABLE], fused=True)
+
+
+def test_switches_of_attention_are_pytorchs() -> None:
+    panel: Any = torch.backends.bp  # type: ignore[attr-defined]
+    for name in ("flash", "math", "overrideable"):
+        asked, change = getattr(panel, f"{name}_sdp_enabled"), getattr(panel, f"enable_{name}_sdp")
+        assert asked()
+        change(False)
+        try:
+            assert not asked()
+        finally:
+            change(True)
+        assert asked()
+    before = panel.fp16_bf16_reduction_math_sdp_allowed()
+    panel.allow_fp16_bf16_reduction_math_sdp(not before)
+    assert panel.fp16_bf16_reduction_math_sdp_allowed() is not before
+    panel.allow_fp16_bf16_reduction_math_sdp(before)
+
+
+def test_why_attention_is_not_fused_is_told() -> None:
+    panel: Any = torch.backends.bp  # type: ignore[attr-defined]
+    query = torch.randn(1, 2, 8, 16, device=DEVICE)
+
+    def params(*, of: torch.Tensor = query, mask: torch.Tensor | None = None) -> Any:
+        return panel.SDPAParams(of, of, of, mask, 0.0, False, False)
+
+    with target("gpu"):
+        assert panel.can_use_flash_attention(params(), debug=True)
+        with pytest.warns(UserWarning, match="not fused: query, key and value need four dimensions"):
+            assert not panel.can_use_flash_attention(params(of=query[0]), debug=True)
+        assert not panel.can_use_flash_attention(params(of=query[0]))
+        with sdpa_kernel(SDPBackend.MATH), pytest.warns(UserWarning, match="FLASH_ATTENTION and .* are disabled"):
+            assert not panel.can_use_flash_attention(params(), debug=True)
+    with pytest.raises(ValueError, match="bp tensors, and got a query of cpu"):
+        panel.can_use_flash_attention(params(of=query.cpu()))
+    if panel.can_use_flash_attention(params()):
+        mask = torch.zeros(8, 8, device=DEVICE, requires_grad=True)
+        with pytest.warns(UserWarning, match="no gradient for the mask"):
+            assert not panel.can_use_flash_attention(params(mask=mask), debug=True)

@@ -1,0 +1,178 @@
+"""`torch.backends.bp`: what torch.backends.cuda and torch.backends.cudnn are for CUDA devices.
+
+Switches hold for all devices and all threads. Changing one makes plans anew.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from torch_backplane import _C, libraries
+
+__all__ = [
+    "SDPAParams",
+    "allow_fp16_bf16_reduction_math_sdp",
+    "can_use_flash_attention",
+    "conv",
+    "enable_flash_sdp",
+    "enable_math_sdp",
+    "enable_overrideable_sdp",
+    "flash_sdp_enabled",
+    "fp16_bf16_reduction_math_sdp_allowed",
+    "is_available",
+    "is_built",
+    "is_flash_attention_available",
+    "math_sdp_enabled",
+    "overrideable_sdp_enabled",
+    "preferred_blas_library",
+    "rnn",
+    "version",
+]
+
+SDPAParams = torch._C._SDPAParams
+
+
+def is_built() -> bool:
+    """Whether this PyTorch has the device type bp: True, as this module is what brings it."""
+    return True
+
+
+def is_available() -> bool:
+    """Whether there is a bp device. Does not raise, and does not initialize one."""
+    return torch.bp.is_available()  # type: ignore[attr-defined, no-any-return]
+
+
+def version() -> str:
+    """Backplane's version, such as "0.1.0"."""
+    from torch_backplane import __version__
+
+    return __version__
+
+
+def preferred_blas_library(backend: str | None = None) -> str:
+    """The library that computes matrix products, and with `backend` another one from now on.
+
+    Args:
+        backend: "default"; "host", PyTorch's own for the CPU, on devices whose memory it sees; "generated", our
+            kernels. A device that the library cannot serve, or a dtype that it has not, goes on with the next one.
+
+    Raises:
+        ValueError: another name.
+    """
+    if backend is not None:
+        libraries.prefer("products", backend)
+    return libraries.preferred("products")
+
+
+class _Switches:
+    """Those of a family of operators, as torch.backends.cudnn's.
+
+    enabled: whether libraries may compute them, where they take a call; else kernels do. Bool.
+    """
+
+    __slots__ = ("_family",)
+    _family: str
+
+    def __init__(self, family: str) -> None:
+        object.__setattr__(self, "_family", family)
+
+    @property
+    def enabled(self) -> bool:
+        return libraries.preferred(self._family) != "generated"
+
+    @enabled.setter
+    def enabled(self, value: bool) -> None:
+        if not isinstance(value, bool):
+            raise TypeError(f"enabled is a bool, and got {value!r}")
+        libraries.prefer(self._family, libraries.DEFAULT if value else "generated")
+
+    @contextmanager
+    def flags(self, enabled: bool = True) -> Iterator[None]:
+        """With these switches, and as they were afterwards."""
+        if not isinstance(enabled, bool):
+            raise TypeError(f"enabled is a bool, and got {enabled!r}")
+        with libraries.preferring(self._family, libraries.DEFAULT if enabled else "generated"):
+            yield
+
+
+conv = _Switches("convolutions")
+rnn = _Switches("recurrent layers")
+
+
+# Attention. PyTorch's switches are global ones, which torch.nn.attention.sdpa_kernel sets, too. There is one fused
+# kernel on a bp device, for which both SDPBackend.FLASH_ATTENTION and SDPBackend.OVERRIDEABLE stand.
+
+
+def flash_sdp_enabled() -> bool:
+    """Whether attention may be fused, as SDPBackend.FLASH_ATTENTION."""
+    return torch._C._get_flash_sdp_enabled()
+
+
+def enable_flash_sdp(enabled: bool) -> None:
+    """Allow or forbid it."""
+    torch._C._set_sdp_use_flash(enabled)
+
+
+def overrideable_sdp_enabled() -> bool:
+    """Whether attention may be fused, as SDPBackend.OVERRIDEABLE."""
+    return torch._C._get_overrideable_sdp_enabled()
+
+
+def enable_overrideable_sdp(enabled: bool) -> None:
+    """Allow or forbid it."""
+    torch._C._set_sdp_use_overrideable(enabled)
+
+
+def math_sdp_enabled() -> bool:
+    """Whether attention may be composed of products and a softmax, as SDPBackend.MATH."""
+    return torch._C._get_math_sdp_enabled()
+
+
+def enable_math_sdp(enabled: bool) -> None:
+    """Allow or forbid it. Where nothing is left, scaled_dot_product_attention raises a RuntimeError that says why."""
+    torch._C._set_sdp_use_math(enabled)
+
+
+def fp16_bf16_reduction_math_sdp_allowed() -> bool:
+    """Whether composed attention may keep half precision between its steps."""
+    return torch._C._get_math_sdp_allow_fp16_bf16_reduction()
+
+
+def allow_fp16_bf16_reduction_math_sdp(enabled: bool) -> None:
+    """Allow or forbid it."""
+    torch._C._set_math_sdp_allow_fp16_bf16_reduction(enabled)
+
+
+def is_flash_attention_available() -> bool:
+    """Whether there is a device that `can_use_flash_attention` may be True of."""
+    return is_available()
+
+
+def can_use_flash_attention(params: SDPAParams, debug: bool = False) -> bool:
+    """Whether attention of these arguments is fused.
+
+    Args:
+        params: SDPAParams(query, key, value, mask or None, dropout, is_causal, enable_gqa), of bp tensors.
+        debug: warn of the reason where it is not.
+
+    Raises:
+        ValueError: the query is no bp tensor.
+    """
+    if params.query.device.type != "bp":
+        raise ValueError(f"this is for bp tensors, and got a query of {params.query.device}")
+    reason = _C.why_attention_is_composed(
+        params.query,
+        params.key,
+        params.value,
+        params.attn_mask,
+        params.dropout,
+        params.is_causal,
+        params.enable_gqa,
+    )
+    if reason and debug:
+        warnings.warn(f"attention is not fused: {reason}", stacklevel=2)
+    return not reason

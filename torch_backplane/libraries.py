@@ -1,0 +1,52 @@
+"""Which libraries there are for heavy operators, and which of them the user prefers (`torch.backends.bp`).
+
+Kept apart from the operators, which are declared when a device that runs kernels is found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from torch_backplane import _C
+
+DEFAULT = "default"
+
+# The libraries of each family of operators, in the order in which they are tried; the last one takes every call.
+# "host" is PyTorch's own for the CPU, on devices whose memory it sees; "generated" are our kernels.
+LIBRARIES: Mapping[str, tuple[str, ...]] = {
+    "products": ("host", "generated"),
+    "convolutions": ("host", "generated"),
+    "recurrent layers": ("host", "generated"),
+}
+_preferred = dict.fromkeys(LIBRARIES, DEFAULT)
+
+
+def preferred(family: str) -> str:
+    """The library that is tried first; "default" where the order is that of LIBRARIES."""
+    return _preferred[family]
+
+
+def prefer(family: str, library: str) -> None:
+    """Has `library` tried first from now on, on all devices.
+
+    Raises:
+        ValueError: the family has no such library; the message names those that it has.
+    """
+    accepted = (DEFAULT, *LIBRARIES[family])
+    if library not in accepted:
+        raise ValueError(f"{family} have no library {library!r}: accepted are {', '.join(accepted)}")
+    if library != _preferred[family]:
+        _preferred[family] = library
+        _C.advance_configuration_epoch()  # plans were made with another one
+
+
+@contextmanager
+def preferring(family: str, library: str) -> Iterator[None]:
+    """`prefer`, and as it was before afterwards."""
+    before = _preferred[family]
+    prefer(family, library)
+    try:
+        yield
+    finally:
+        prefer(family, before)

@@ -1,0 +1,214 @@
+"""Recurrent layers: what csrc/aten/rnn_layers.cpp makes LSTM, GRU and RNN of. A step is a kernel, or the host computes
+a whole layer, where it computes products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from torch_backplane.kernels.templates.rnn import rnn_step, rnn_step_backward
+from torch_backplane.operators.linear_algebra import host_refuses
+from torch_backplane.planning import Call, Candidate, Candidates, RunOnCPU, call_on_cpu, operator, run_template
+
+backplane = torch.ops.backplane
+
+_LSTM, _GRU = 2, 3  # PyTorch's numbers of kinds of layers
+_SAVED = {_LSTM: 5, _GRU: 4}  # how many times the state's columns steps save
+
+
+def _rows(tensor: torch.Tensor) -> torch.Tensor:
+    """Itself where rows are contiguous, else a copy."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _optional(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else _rows(tensor)
+
+
+@operator("backplane::lstm_step", variants=False)
+def lstm_step(
+    call: Call,
+    out: torch.Tensor,
+    new_cell: torch.Tensor,
+    saved: torch.Tensor,
+    input_gates: torch.Tensor,
+    hidden_gates: torch.Tensor,
+    input_bias: torch.Tensor | None,
+    hidden_bias: torch.Tensor | None,
+    cell: torch.Tensor,
+) -> None:
+    outputs = {"out": out, "new_cell": new_cell, "saved": saved}
+    given = (_rows(input_gates), _rows(hidden_gates), _optional(input_bias), _optional(hidden_bias))
+    run_template(rnn_step, out.device, "lstm", outputs, *given, {"cell": _rows(cell)}, name="lstm")
+
+
+@operator("backplane::lstm_step_backward", variants=False)
+def lstm_step_backward(
+    call: Call,
+    of_gates: torch.Tensor,
+    of_cell: torch.Tensor,
+    grad: torch.Tensor,
+    later: torch.Tensor | None,
+    cell_grad: torch.Tensor | None,
+    cell: torch.Tensor,
+    new_cell: torch.Tensor,
+    saved: torch.Tensor,
+) -> None:
+    outputs = {"of_gates": of_gates, "of_cell": of_cell}
+    inputs = {"grad": _rows(grad), "cell": _rows(cell), "new_cell": _rows(new_cell), "saved": _rows(saved)}
+    given = (outputs, inputs, _optional(later), _optional(cell_grad))
+    run_template(rnn_step_backward, grad.device, "lstm", *given, name="lstm_backward")
+
+
+@operator("backplane::gru_step", variants=False)
+def gru_step(
+    call: Call,
+    out: torch.Tensor,
+    saved: torch.Tensor,
+    input_gates: torch.Tensor,
+    hidden_gates: torch.Tensor,
+    input_bias: torch.Tensor | None,
+    hidden_bias: torch.Tensor | None,
+    hidden: torch.Tensor,
+) -> None:
+    given = (_rows(input_gates), _rows(hidden_gates), _optional(input_bias), _optional(hidden_bias))
+    outputs, state = {"out": out, "saved": saved}, {"state": _rows(hidden)}
+    run_template(rnn_step, out.device, "gru", outputs, *given, state, name="gru")
+
+
+@operator("backplane::gru_step_backward", variants=False)
+def gru_step_backward(
+    call: Call,
+    of_gates: torch.Tensor,
+    of_hidden_gates: torch.Tensor,
+    of_hidden: torch.Tensor,
+    grad: torch.Tensor,
+    later: torch.Tensor | None,
+    hidden: torch.Tensor,
+    saved: torch.Tensor,
+) -> None:
+    outputs = {"of_gates": of_gates, "of_hidden_gates": of_hidden_gates, "of_state": of_hidden}
+    inputs = {"grad": _rows(grad), "state": _rows(hidden), "saved": _rows(saved)}
+    run_template(rnn_step_backward, grad.device, "gru", outputs, inputs, _optional(later), name="gru_backward")
+
+
+@operator("backplane::rnn_step", variants=False)
+def plain_step(
+    call: Call,
+    out: torch.Tensor,
+    input_gates: torch.Tensor,
+    hidden_gates: torch.Tensor,
+    input_bias: torch.Tensor | None,
+    hidden_bias: torch.Tensor | None,
+    relu: bool,
+) -> None:
+    given = (_rows(input_gates), _rows(hidden_gates), _optional(input_bias), _optional(hidden_bias))
+    run_template(rnn_step, out.device, "rnn", {"out": out}, *given, {}, relu, name="rnn")
+
+
+@operator("backplane::rnn_step_backward", variants=False)
+def plain_step_backward(
+    call: Call,
+    of_gates: torch.Tensor,
+    grad: torch.Tensor,
+    later: torch.Tensor | None,
+    out: torch.Tensor,
+    relu: bool,
+) -> None:
+    inputs = {"grad": _rows(grad), "out": _rows(out)}
+    given = ({"of_gates": of_gates}, inputs, _optional(later))
+    run_template(rnn_step_backward, grad.device, "rnn", *given, relu=relu, name="rnn_backward")
+
+
+# Layers
+
+layers = Candidates("recurrent layers", Candidate("host", host_refuses), Candidate("generated", lambda input: None))
+
+
+@operator("backplane::rnn_layer", variants=False)
+def layer(
+    call: Call,
+    input: torch.Tensor,
+    hx: torch.Tensor,
+    cx: torch.Tensor | None,
+    w_ih: torch.Tensor,
+    w_hh: torch.Tensor,
+    b_ih: torch.Tensor | None,
+    b_hh: torch.Tensor | None,
+    mode: int,
+    reverse: bool,
+    training: bool,
+) -> tuple[torch.Tensor, ...]:
+    """The states after all steps, the last state, the last cell and what gradients need."""
+    if layers.choose(input) != "host":
+        raise RunOnCPU("steps are operators of their own")
+    time, batch, features = input.shape
+    hidden = hx.shape[1]
+    of_lstm = mode == _LSTM
+    if not training or mode not in _SAVED:
+        saved = input.new_empty(0)
+    elif of_lstm and input.dtype == torch.float32:
+        saved = input.new_empty(_most_bytes(time, batch, features, hidden), dtype=torch.uint8)
+    else:
+        saved = input.new_empty(time, batch, _SAVED[mode] * hidden)
+    results = [
+        input.new_empty(time, batch, hidden),
+        input.new_empty(batch, hidden),
+        input.new_empty((batch, hidden) if of_lstm else (0,)),
+        saved,
+    ]
+    given = (input, hx, cx, w_ih, w_hh, b_ih, b_hh, mode, reverse, training)
+    names = ("out", "hy", "cy", "saved")
+    call_on_cpu(backplane.host_rnn_layer.default, *given, **_filled(names, results))
+    return tuple(results)
+
+
+def _filled(names: Sequence[str], results: Sequence[torch.Tensor]) -> dict[str, torch.Tensor | None]:
+    """By their names the results that hold anything."""
+    return {name: one if one.numel() else None for name, one in zip(names, results, strict=True)}
+
+
+def _most_bytes(time: int, batch: int, features: int, hidden: int) -> int:
+    """How many bytes oneDNN saves of an LSTM's layer, or a few more: what it saved of 900 layers of up to 1,000
+    features, 100 steps and 33 sequences is at most 0.98 of this. It says no number before it has computed.
+    rnn_layers.cpp puts 64 bytes before, and computes by steps, which save less, where this is too little.
+    """
+
+    def row(size: int) -> int:
+        return (size + 15) // 16 * 16 + 16
+
+    numbers = 8 * row(hidden) + 7 * row(torch.sym_max(features, hidden))
+    return 4 * batch * (time + 1) * numbers + 65536 + 64
+
+
+@operator("backplane::rnn_layer_backward", variants=False, dtypes="any")
+def layer_backward(
+    call: Call,
+    grad: torch.Tensor,
+    grad_hy: torch.Tensor,
+    grad_cy: torch.Tensor,
+    input: torch.Tensor,
+    hx: torch.Tensor,
+    cx: torch.Tensor | None,
+    w_ih: torch.Tensor,
+    w_hh: torch.Tensor,
+    b_ih: torch.Tensor | None,
+    b_hh: torch.Tensor | None,
+    out: torch.Tensor,
+    hy: torch.Tensor,
+    cy: torch.Tensor,
+    saved: torch.Tensor,
+    mode: int,
+    reverse: bool,
+) -> tuple[torch.Tensor, ...]:
+    """The gradients of input, hx, cx, both weights and both biases."""
+    if layers.choose(input) != "host":
+        raise RunOnCPU("steps are operators of their own")
+    of = (input, hx, cx, w_ih, w_hh, b_ih, b_hh)
+    results = tuple(input.new_empty((0,) if one is None else one.shape) for one in of)
+    given = (grad, grad_hy, grad_cy, *of, out, hy, cy, saved, mode, reverse)
+    names = ("of_input", "of_hx", "of_cx", "of_w_ih", "of_w_hh", "of_b_ih", "of_b_hh")
+    call_on_cpu(backplane.host_rnn_layer_backward.default, *given, **_filled(names, results))
+    return results
