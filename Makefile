@@ -99,12 +99,13 @@ lint: $(ready) ## ruff and mypy
 	$(python) -m ruff check .
 	$(python) -m mypy
 
-bench: $(ready) ## time an import, an operator, events, new shapes, kernels, the allocator and a model that writes text
+bench: $(ready) ## time an import, an operator, events, new shapes, kernels, training, the allocator and a model that writes text
 	$(python) benchmarks/import_time.py
 	$(python) benchmarks/overhead.py $(driver_option)
 	$(python) benchmarks/events.py $(driver_option)
 	$(python) benchmarks/dynamic.py $(driver_option)
 	$(python) benchmarks/kernels.py $(driver_option)
+	for one in matmul convolution attention rnn training; do $(python) benchmarks/$$one.py $(driver_option) || exit 1; done
 	$(python) benchmarks/allocator.py $(driver_option)
 	$(python) -m pip install -q transformers
 	$(python) benchmarks/generate.py $(driver_option)
