@@ -292,6 +292,24 @@ def test_steps_compute_what_onednn_does_not(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @kinds
+@pytest.mark.parametrize("first", [True, False])
+def test_another_library_may_compute_the_gradients(kind: str, first: bool) -> None:
+    module, ours = pairs(kind, 5, 7)
+    x = torch.randn(4, 3, 5)
+    module(x)[0].sin().sum().backward()
+    for _ in range(2):
+        ours.zero_grad()
+        with torch.backends.bp.rnn.flags(enabled=first):  # type: ignore[attr-defined]
+            total = ours(x.to(DEVICE))[0].sin().sum()
+        with torch.backends.bp.rnn.flags(enabled=not first):  # type: ignore[attr-defined]
+            total.backward()
+        for one, other in zip(ours.parameters(), module.parameters(), strict=True):
+            assert one.grad is not None
+            assert other.grad is not None
+            torch.testing.assert_close(one.grad.cpu(), other.grad, atol=1e-5, rtol=1e-5)
+
+
+@kinds
 def test_a_gpus_steps_are_a_product_and_a_kernel(kind: str) -> None:
     _, ours = pairs(kind, 5, 7)
     with target("gpu"), torch.no_grad():
