@@ -227,7 +227,7 @@ call(
     "backplane::rnn_layer_backward",
     lambda d: (
         *(F(d, 4, 8, 16), F(d, 8, 16), F(d, 8, 16), *_lstm(d)),
-        *(F(d, 4, 8, 16), F(d, 8, 16), F(d, 8, 16), F(d, 4, 8, 80), 2, False),
+        *(2, False, F(d, 4, 8, 16), F(d, 8, 16), F(d, 8, 16), F(d, 4, 8, 80)),
     ),
     mode=None,
 )

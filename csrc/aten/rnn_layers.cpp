@@ -42,11 +42,68 @@ namespace {
 
 using at::Tensor;
 using at::TensorList;
+using c10::IValue;
 using OptionalTensor = std::optional<Tensor>;
 using Layer = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 enum Mode : int64_t { kRelu, kTanh, kLstm, kGru }; // PyTorch's numbers
+
+// What a layer is computed of, as all operators here take it: nine arguments, in this order.
+struct Given {
+  static constexpr size_t kCount = 9;
+  explicit Given(c10::ArrayRef<IValue> arguments)
+      : input(arguments[0].toTensor()),
+        hx(arguments[1].toTensor()),
+        cx(arguments[2].toOptional<Tensor>()),
+        w_ih(arguments[3].toTensor()),
+        w_hh(arguments[4].toTensor()),
+        b_ih(arguments[5].toOptional<Tensor>()),
+        b_hh(arguments[6].toOptional<Tensor>()),
+        mode(arguments[7].toInt()),
+        reverse(arguments[8].toBool()) {}
+
+  int64_t time() const {
+    return input.size(0);
+  }
+  int64_t batch() const {
+    return input.size(1);
+  }
+  int64_t hidden() const {
+    return hx.size(1);
+  }
+  bool has_biases() const {
+    return b_ih.has_value();
+  }
+
+  Tensor input; // (time, batch, features)
+  Tensor hx; // (batch, hidden)
+  OptionalTensor cx; // of an LSTM
+  Tensor w_ih;
+  Tensor w_hh;
+  OptionalTensor b_ih;
+  OptionalTensor b_hh;
+  int64_t mode;
+  bool reverse;
+};
+
+// What it came to, and the gradients of that, as backward operators take both: three arguments before `Given`'s, four behind.
+struct Computed {
+  static constexpr size_t kCount = 3 + Given::kCount + 4;
+  explicit Computed(c10::ArrayRef<IValue> arguments)
+      : grad(arguments[0].toTensor()),
+        grad_hy(arguments[1].toTensor()),
+        grad_cy(arguments[2].toTensor()),
+        given(arguments.slice(3, Given::kCount)),
+        out(arguments[12].toTensor()),
+        hy(arguments[13].toTensor()),
+        cy(arguments[14].toTensor()),
+        saved(arguments[15].toTensor()) {}
+
+  Tensor grad, grad_hy, grad_cy;
+  Given given;
+  Tensor out, hy, cy, saved;
+};
 
 int64_t gates_of(int64_t mode) {
   return mode == kLstm ? 4 : mode == kGru ? 3 : 1;
@@ -63,104 +120,85 @@ Tensor states_before(const Tensor& first, const Tensor& states, bool reverse) {
   return reverse ? at::cat({states.narrow(0, 1, others), at_first}) : at::cat({at_first, states.narrow(0, 0, others)});
 }
 
-// input: (time, batch, features); hx, cx: (batch, hidden). Returns the states, (time, batch, hidden), the last state, the last
-// cell, and what gradients need: nothing unless training. An LSTM saves its gates and its cell, a GRU what a step saves.
-Layer layer_by_steps(
-    const Tensor& input,
-    const Tensor& hx,
-    const OptionalTensor& cx,
-    const Tensor& w_ih,
-    const Tensor& w_hh,
-    const OptionalTensor& b_ih,
-    const OptionalTensor& b_hh,
-    int64_t mode,
-    bool reverse,
-    bool training) {
-  const int64_t time = input.size(0), batch = input.size(1), hidden = hx.size(1);
+// Returns the states, (time, batch, hidden), the last state, the last cell, and what gradients need: nothing unless training.
+// An LSTM saves its gates and its cell, a GRU what a step saves.
+Layer layer_by_steps(const Given& given, bool training) {
+  const int64_t time = given.time(), batch = given.batch(), hidden = given.hidden();
+  const Tensor& input = given.input;
+  const int64_t gates = gates_of(given.mode) * hidden, kept = given.mode == kLstm ? 5 : given.mode == kGru ? 4 : 0;
   const Tensor from_input =
-      at::mm(input.reshape({time * batch, input.size(2)}), w_ih.t()).view({time, batch, gates_of(mode) * hidden});
+      at::mm(input.reshape({time * batch, input.size(2)}), given.w_ih.t()).view({time, batch, gates});
   const Tensor out = at::empty({time, batch, hidden}, input.options());
-  const int64_t kept = mode == kLstm ? 5 : mode == kGru ? 4 : 0;
   // Without gradients a step's cell is needed by the next one only.
   const int64_t places = training ? time : std::min<int64_t>(time, 2);
   const Tensor saved = kept == 0 ? nothing(input) : at::empty({places, batch, kept * hidden}, input.options());
-  const Tensor to_hidden = w_hh.t();
-  Tensor from_hidden = at::empty({batch, gates_of(mode) * hidden}, input.options());
-  Tensor state = hx, cell = cx.value_or(Tensor());
+  const Tensor to_hidden = given.w_hh.t();
+  Tensor from_hidden = at::empty({batch, gates}, input.options());
+  Tensor state = given.hx, cell = given.cx.value_or(Tensor());
   for (int64_t i = 0; i < time; ++i) {
-    const int64_t t = reverse ? time - 1 - i : i;
+    const int64_t t = given.reverse ? time - 1 - i : i;
     at::mm_out(from_hidden, state, to_hidden);
-    const Tensor gates = from_input.select(0, t), here = out.select(0, t);
+    const Tensor here = out.select(0, t), of_input = from_input.select(0, t);
     if (kept == 0) {
-      rnn_step(here, gates, from_hidden, b_ih, b_hh, mode == kRelu);
-    } else if (const Tensor place = saved.select(0, t % places); mode == kGru) {
-      gru_step(here, place, gates, from_hidden, b_ih, b_hh, state);
+      rnn_step(here, of_input, from_hidden, given.b_ih, given.b_hh, given.mode == kRelu);
+    } else if (const Tensor place = saved.select(0, t % places); given.mode == kGru) {
+      gru_step(here, place, of_input, from_hidden, given.b_ih, given.b_hh, state);
     } else {
       const Tensor new_cell = place.narrow(1, 4 * hidden, hidden);
-      lstm_step(here, new_cell, place.narrow(1, 0, 4 * hidden), gates, from_hidden, b_ih, b_hh, cell);
+      lstm_step(here, new_cell, place.narrow(1, 0, 4 * hidden), of_input, from_hidden, given.b_ih, given.b_hh, cell);
       cell = new_cell;
     }
     state = here;
   }
-  return {out, state.clone(), mode == kLstm ? cell.clone() : nothing(input), training ? saved : nothing(input)};
+  return {
+      out, state.clone(), given.mode == kLstm ? cell.clone() : nothing(input), training ? saved : nothing(input)};
 }
 
-// The gradients of input, hx, cx, both weights and both biases.
-Gradients gradients_by_steps(
-    const Tensor& grad,
-    const Tensor& grad_hy,
-    const Tensor& grad_cy,
-    const Tensor& input,
-    const Tensor& hx,
-    const OptionalTensor& cx,
-    const Tensor& w_ih,
-    const Tensor& w_hh,
-    bool has_biases,
-    const Tensor& out,
-    const Tensor& saved,
-    int64_t mode,
-    bool reverse) {
-  const int64_t time = input.size(0), batch = input.size(1), hidden = hx.size(1);
-  const Tensor of_gates = at::empty({time, batch, gates_of(mode) * hidden}, input.options());
-  const Tensor of_hidden_gates = mode == kGru ? at::empty(of_gates.sizes(), input.options()) : of_gates;
-  Tensor later = grad_hy, of_cell = grad_cy;
+// The gradients of input, hx, cx, both weights and both biases. `saved` is of steps.
+Gradients gradients_by_steps(const Computed& computed, const Tensor& saved) {
+  const Given& given = computed.given;
+  const int64_t time = given.time(), batch = given.batch(), hidden = given.hidden();
+  const Tensor &input = given.input, &out = computed.out;
+  const Tensor of_gates = at::empty({time, batch, gates_of(given.mode) * hidden}, input.options());
+  const Tensor of_hidden_gates = given.mode == kGru ? at::empty(of_gates.sizes(), input.options()) : of_gates;
+  Tensor later = computed.grad_hy, of_cell = computed.grad_cy;
   for (int64_t i = time - 1; i >= 0; --i) {
-    const int64_t t = reverse ? time - 1 - i : i, before = reverse ? t + 1 : t - 1;
-    const Tensor gates = of_gates.select(0, t), here = grad.select(0, t);
-    if (mode == kLstm) {
+    const int64_t t = given.reverse ? time - 1 - i : i, before = given.reverse ? t + 1 : t - 1;
+    const Tensor gates = of_gates.select(0, t), here = computed.grad.select(0, t);
+    if (given.mode == kLstm) {
       const auto cell_at = [&](int64_t at) { return saved.select(0, at).narrow(1, 4 * hidden, hidden); };
       const Tensor of_before = at::empty({batch, hidden}, input.options());
       lstm_step_backward(
-          gates, of_before, here, later, of_cell, i == 0 ? *cx : cell_at(before), cell_at(t),
+          gates, of_before, here, later, of_cell, i == 0 ? *given.cx : cell_at(before), cell_at(t),
           saved.select(0, t).narrow(1, 0, 4 * hidden));
       of_cell = of_before;
-      later = at::mm(gates, w_hh);
-    } else if (mode == kGru) {
+      later = at::mm(gates, given.w_hh);
+    } else if (given.mode == kGru) {
       const Tensor of_before = at::empty({batch, hidden}, input.options()), of_hidden = of_hidden_gates.select(0, t);
       gru_step_backward(
-          gates, of_hidden, of_before, here, later, i == 0 ? hx : out.select(0, before), saved.select(0, t));
-      later = at::addmm(of_before, of_hidden, w_hh);
+          gates, of_hidden, of_before, here, later, i == 0 ? given.hx : out.select(0, before), saved.select(0, t));
+      later = at::addmm(of_before, of_hidden, given.w_hh);
     } else {
-      rnn_step_backward(gates, here, later, out.select(0, t), mode == kRelu);
-      later = at::mm(gates, w_hh);
+      rnn_step_backward(gates, here, later, out.select(0, t), given.mode == kRelu);
+      later = at::mm(gates, given.w_hh);
     }
   }
   const auto flat = [&](const Tensor& tensor) { return tensor.reshape({time * batch, tensor.size(2)}); };
   const Tensor gates = flat(of_gates), hidden_gates = flat(of_hidden_gates);
   return {
-      at::mm(gates, w_ih).view(input.sizes()),
+      at::mm(gates, given.w_ih).view(input.sizes()),
       later,
-      mode == kLstm ? of_cell : nothing(input),
+      given.mode == kLstm ? of_cell : nothing(input),
       at::mm(gates.t(), flat(input)),
-      at::mm(hidden_gates.t(), flat(states_before(hx, out, reverse))),
-      has_biases ? gates.sum(0) : nothing(input),
-      has_biases ? hidden_gates.sum(0) : nothing(input)};
+      at::mm(hidden_gates.t(), flat(states_before(given.hx, out, given.reverse))),
+      given.has_biases() ? gates.sum(0) : nothing(input),
+      given.has_biases() ? hidden_gates.sum(0) : nothing(input)};
 }
 
 // On the CPU
 
-bool is_onednn(const Tensor& input, int64_t mode) {
-  return mode == kLstm && input.scalar_type() == at::kFloat && at::globalContext().userEnabledMkldnn() &&
+bool is_onednn(const Given& given) {
+  return given.mode == kLstm && given.input.scalar_type() == at::kFloat && at::globalContext().userEnabledMkldnn() &&
       at::Context::hasMKLDNN();
 }
 
@@ -172,25 +210,34 @@ Tensor bias_or_zeros(const OptionalTensor& bias, const Tensor& weight) {
   return bias.has_value() ? bias->contiguous() : at::zeros({weight.size(0)}, weight.options());
 }
 
-Layer layer_by_onednn(
-    const Tensor& input,
-    const Tensor& hx,
-    const OptionalTensor& cx,
-    const Tensor& w_ih,
-    const Tensor& w_hh,
-    const OptionalTensor& b_ih,
-    const OptionalTensor& b_hh,
-    int64_t mode,
-    bool reverse,
-    bool training) {
+Layer layer_by_onednn(const Given& given, bool training) {
   // It saves what gradients need where they are enabled, which they are not below autograd.
   const at::AutoDispatchBelowADInplaceOrView below;
   const at::AutoGradMode saves(training);
   auto [out, hy, cy, workspace] = at::mkldnn_rnn_layer(
-      input.contiguous(), w_ih.contiguous(), w_hh.contiguous(), bias_or_zeros(b_ih, w_ih), bias_or_zeros(b_hh, w_hh),
-      of_one_layer(hx), of_one_layer(*cx), reverse, /*batch_sizes=*/{}, mode, hx.size(1), /*num_layers=*/1,
-      b_ih.has_value(), /*bidirectional=*/false, /*batch_first=*/false, training);
-  return {out, hy.squeeze(0), cy.squeeze(0), training ? workspace : nothing(input)};
+      given.input.contiguous(), given.w_ih.contiguous(), given.w_hh.contiguous(), bias_or_zeros(given.b_ih, given.w_ih),
+      bias_or_zeros(given.b_hh, given.w_hh), of_one_layer(given.hx), of_one_layer(*given.cx), given.reverse,
+      /*batch_sizes=*/{}, given.mode, given.hidden(), /*num_layers=*/1, given.has_biases(), /*bidirectional=*/false,
+      /*batch_first=*/false, training);
+  return {out, hy.squeeze(0), cy.squeeze(0), training ? workspace : nothing(given.input)};
+}
+
+Gradients gradients_by_onednn(const Computed& computed, const Tensor& workspace) {
+  const Given& given = computed.given;
+  auto [of_input, of_w_ih, of_w_hh, of_b_ih, of_b_hh, of_hx, of_cx] = at::mkldnn_rnn_layer_backward(
+      given.input.contiguous(), given.w_ih.contiguous(), given.w_hh.contiguous(), bias_or_zeros(given.b_ih, given.w_ih),
+      bias_or_zeros(given.b_hh, given.w_hh), of_one_layer(given.hx), of_one_layer(*given.cx), computed.out,
+      of_one_layer(computed.hy), of_one_layer(computed.cy), computed.grad.contiguous(), of_one_layer(computed.grad_hy),
+      of_one_layer(computed.grad_cy), given.reverse, given.mode, given.hidden(), /*num_layers=*/1, given.has_biases(),
+      /*train=*/true, /*bidirectional=*/false, /*batch_sizes=*/{}, /*batch_first=*/false, workspace);
+  return {
+      of_input,
+      of_hx.view(given.hx.sizes()),
+      of_cx.view(given.hx.sizes()),
+      of_w_ih,
+      of_w_hh,
+      given.has_biases() ? of_b_ih : nothing(given.input),
+      given.has_biases() ? of_b_hh : nothing(given.input)};
 }
 
 // What an LSTM of float32 saves are bytes: whose they are, then oneDNN's workspace or what steps save. Plans set memory aside
@@ -210,148 +257,39 @@ Tensor saved_of_steps(const Tensor& saved, const Tensor& out) {
 }
 
 // With a `place`, what is saved in bytes goes there.
-Layer layer_on_cpu(
-    const Tensor& input,
-    const Tensor& hx,
-    const OptionalTensor& cx,
-    const Tensor& w_ih,
-    const Tensor& w_hh,
-    const OptionalTensor& b_ih,
-    const OptionalTensor& b_hh,
-    int64_t mode,
-    bool reverse,
-    bool training,
-    const OptionalTensor& place) {
-  const auto run = [&](const auto& layer) {
-    return layer(input, hx, cx, w_ih, w_hh, b_ih, b_hh, mode, reverse, training);
+Layer layer_on_cpu(const Given& given, bool training, const OptionalTensor& place = std::nullopt) {
+  const auto place_of = [&](int64_t bytes) {
+    return place.has_value() ? *place : at::empty({kHeader + bytes}, given.input.options().dtype(at::kByte));
   };
-  const bool in_bytes = mode == kLstm && input.scalar_type() == at::kFloat && training;
-  if (is_onednn(input, mode)) {
-    auto [out, hy, cy, workspace] = run(&layer_by_onednn);
+  if (is_onednn(given)) {
+    auto [out, hy, cy, workspace] = layer_by_onednn(given, training);
     if (!training) {
       return {out, hy, cy, workspace};
     }
-    const int64_t bytes = kHeader + workspace.numel();
-    if (!place.has_value() || place->numel() >= bytes) {
-      const Tensor saved = place.has_value() ? *place : at::empty({bytes}, workspace.options());
+    if (const Tensor saved = place_of(workspace.numel()); saved.numel() >= kHeader + workspace.numel()) {
       saved_by(saved) = kOfOnednn;
       saved.narrow(0, kHeader, workspace.numel()).copy_(workspace);
       return {out, hy, cy, saved};
     }
   }
-  auto [out, hy, cy, states] = run(&layer_by_steps);
-  if (!in_bytes) {
+  auto [out, hy, cy, states] = layer_by_steps(given, training);
+  if (given.mode != kLstm || given.input.scalar_type() != at::kFloat || !training) {
     return {out, hy, cy, states};
   }
-  const Tensor saved = place.has_value()
-      ? *place
-      : at::empty({kHeader + states.numel() * static_cast<int64_t>(states.element_size())}, input.options().dtype(at::kByte));
+  const Tensor saved = place_of(static_cast<int64_t>(states.nbytes()));
   saved_by(saved) = kOfSteps;
   saved_of_steps(saved, out).copy_(states);
   return {out, hy, cy, saved};
 }
 
-Gradients gradients_on_cpu(
-    const Tensor& grad,
-    const Tensor& grad_hy,
-    const Tensor& grad_cy,
-    const Tensor& input,
-    const Tensor& hx,
-    const OptionalTensor& cx,
-    const Tensor& w_ih,
-    const Tensor& w_hh,
-    const OptionalTensor& b_ih,
-    const OptionalTensor& b_hh,
-    const Tensor& out,
-    const Tensor& hy,
-    const Tensor& cy,
-    const Tensor& saved,
-    int64_t mode,
-    bool reverse) {
-  const bool in_bytes = saved.scalar_type() == at::kByte;
-  if (!in_bytes || saved_by(saved) == kOfSteps) {
-    return gradients_by_steps(
-        grad, grad_hy, grad_cy, input, hx, cx, w_ih, w_hh, b_ih.has_value(), out,
-        in_bytes ? saved_of_steps(saved, out) : saved, mode, reverse);
+Gradients gradients_on_cpu(const Computed& computed) {
+  const Tensor& saved = computed.saved;
+  if (saved.scalar_type() != at::kByte) {
+    return gradients_by_steps(computed, saved);
   }
-  auto [of_input, of_w_ih, of_w_hh, of_b_ih, of_b_hh, of_hx, of_cx] = at::mkldnn_rnn_layer_backward(
-      input.contiguous(), w_ih.contiguous(), w_hh.contiguous(), bias_or_zeros(b_ih, w_ih), bias_or_zeros(b_hh, w_hh),
-      of_one_layer(hx), of_one_layer(*cx), out, of_one_layer(hy), of_one_layer(cy), grad.contiguous(),
-      of_one_layer(grad_hy), of_one_layer(grad_cy), reverse, mode, hx.size(1), /*num_layers=*/1, b_ih.has_value(), /*train=*/true,
-      /*bidirectional=*/false, /*batch_sizes=*/{}, /*batch_first=*/false,
-      saved.narrow(0, kHeader, saved.numel() - kHeader));
-  const bool has_biases = b_ih.has_value();
-  return {
-      of_input, of_hx.view(hx.sizes()), of_cx.view(hx.sizes()), of_w_ih, of_w_hh,
-      has_biases ? of_b_ih : nothing(input), has_biases ? of_b_hh : nothing(input)};
-}
-
-template <class Results>
-void copy_to(const Results& found, const std::vector<OptionalTensor>& places) {
-  std::apply(
-      [&](const auto&... results) {
-        size_t i = 0;
-        const auto copy = [](const OptionalTensor& place, const Tensor& result) {
-          if (place.has_value()) {
-            place->copy_(result);
-          }
-        };
-        (copy(places[i++], results), ...);
-      },
-      found);
-}
-
-// As these, with results that go where arguments say, if anywhere: for planners.
-void host_layer(
-    const Tensor& input,
-    const Tensor& hx,
-    const OptionalTensor& cx,
-    const Tensor& w_ih,
-    const Tensor& w_hh,
-    const OptionalTensor& b_ih,
-    const OptionalTensor& b_hh,
-    int64_t mode,
-    bool reverse,
-    bool training,
-    const Tensor& out,
-    const Tensor& hy,
-    const OptionalTensor& cy,
-    const OptionalTensor& saved) {
-  const bool in_place = saved.has_value() && saved->scalar_type() == at::kByte;
-  copy_to(
-      layer_on_cpu(
-          input, hx, cx, w_ih, w_hh, b_ih, b_hh, mode, reverse, training, in_place ? saved : std::nullopt),
-      {out, hy, cy, in_place ? std::nullopt : saved});
-}
-
-void host_gradients(
-    const Tensor& grad,
-    const Tensor& grad_hy,
-    const Tensor& grad_cy,
-    const Tensor& input,
-    const Tensor& hx,
-    const OptionalTensor& cx,
-    const Tensor& w_ih,
-    const Tensor& w_hh,
-    const OptionalTensor& b_ih,
-    const OptionalTensor& b_hh,
-    const Tensor& out,
-    const Tensor& hy,
-    const Tensor& cy,
-    const Tensor& saved,
-    int64_t mode,
-    bool reverse,
-    const Tensor& of_input,
-    const Tensor& of_hx,
-    const OptionalTensor& of_cx,
-    const Tensor& of_w_ih,
-    const Tensor& of_w_hh,
-    const OptionalTensor& of_b_ih,
-    const OptionalTensor& of_b_hh) {
-  copy_to(
-      gradients_on_cpu(
-          grad, grad_hy, grad_cy, input, hx, cx, w_ih, w_hh, b_ih, b_hh, out, hy, cy, saved, mode, reverse),
-      {of_input, of_hx, of_cx, of_w_ih, of_w_hh, of_b_ih, of_b_hh});
+  return saved_by(saved) == kOfSteps
+      ? gradients_by_steps(computed, saved_of_steps(saved, computed.out))
+      : gradients_by_onednn(computed, saved.narrow(0, kHeader, saved.numel() - kHeader));
 }
 
 // On bp: whole layers of the host's, by planners on devices that run kernels, or steps.
@@ -364,55 +302,78 @@ bool by_steps(const Tensor& tensor) {
   return runs_kernels(tensor) && !computes_on_host(tensor.device().index());
 }
 
-Layer layer_on_bp(
-    const Tensor& input,
-    const Tensor& hx,
-    const OptionalTensor& cx,
-    const Tensor& w_ih,
-    const Tensor& w_hh,
-    const OptionalTensor& b_ih,
-    const OptionalTensor& b_hh,
-    int64_t mode,
-    bool reverse,
-    bool training) {
-  if (runs_kernels(input)) {
-    return layer_by_steps(input, hx, cx, w_ih, w_hh, b_ih, b_hh, mode, reverse, training);
-  }
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("backplane::rnn_layer", "");
-  torch::jit::Stack stack;
-  torch::jit::push(stack, input, hx, cx, w_ih, w_hh, b_ih, b_hh, mode, reverse, training);
-  run_on_cpu(op, op, &stack);
-  return {stack[0].toTensor(), stack[1].toTensor(), stack[2].toTensor(), stack[3].toTensor()};
+// The operators, boxed: so many arguments would otherwise be spelled out for each.
+
+using c10::OperatorHandle;
+using torch::jit::Stack;
+
+template <class Results>
+void answer(Stack* stack, size_t arguments, const Results& results) {
+  torch::jit::drop(*stack, arguments);
+  std::apply([&](const auto&... each) { torch::jit::push(*stack, each...); }, results);
 }
 
-Gradients gradients_on_bp(
-    const Tensor& grad,
-    const Tensor& grad_hy,
-    const Tensor& grad_cy,
-    const Tensor& input,
-    const Tensor& hx,
-    const OptionalTensor& cx,
-    const Tensor& w_ih,
-    const Tensor& w_hh,
-    const OptionalTensor& b_ih,
-    const OptionalTensor& b_hh,
-    const Tensor& out,
-    const Tensor& hy,
-    const Tensor& cy,
-    const Tensor& saved,
-    int64_t mode,
-    bool reverse) {
-  if (runs_kernels(input)) {
-    return gradients_by_steps(
-        grad, grad_hy, grad_cy, input, hx, cx, w_ih, w_hh, b_ih.has_value(), out, saved, mode, reverse);
+void layer_of_cpu(const OperatorHandle&, Stack* stack) {
+  const auto arguments = torch::jit::last(*stack, Given::kCount + 1);
+  answer(stack, Given::kCount + 1, layer_on_cpu(Given(arguments), arguments.back().toBool()));
+}
+
+void layer_of_bp(const OperatorHandle& op, Stack* stack) {
+  const auto arguments = torch::jit::last(*stack, Given::kCount + 1);
+  const Given given(arguments);
+  if (!runs_kernels(given.input)) {
+    run_on_cpu(op, op, stack);
+    return;
   }
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("backplane::rnn_layer_backward", "");
-  torch::jit::Stack stack;
-  torch::jit::push(
-      stack, grad, grad_hy, grad_cy, input, hx, cx, w_ih, w_hh, b_ih, b_hh, out, hy, cy, saved, mode, reverse);
-  run_on_cpu(op, op, &stack);
-  const auto of = [&](size_t i) { return stack[i].toTensor(); };
-  return {of(0), of(1), of(2), of(3), of(4), of(5), of(6)};
+  answer(stack, Given::kCount + 1, layer_by_steps(given, arguments.back().toBool()));
+}
+
+void gradients_of_cpu(const OperatorHandle&, Stack* stack) {
+  answer(stack, Computed::kCount, gradients_on_cpu(Computed(torch::jit::last(*stack, Computed::kCount))));
+}
+
+void gradients_of_bp(const OperatorHandle& op, Stack* stack) {
+  const Computed computed(torch::jit::last(*stack, Computed::kCount));
+  if (!runs_kernels(computed.given.input)) {
+    run_on_cpu(op, op, stack);
+    return;
+  }
+  answer(stack, Computed::kCount, gradients_by_steps(computed, computed.saved));
+}
+
+// The same with results that go where further arguments say, if anywhere: for planners.
+
+template <class Results>
+void copy_to(c10::ArrayRef<IValue> places, const Results& found) {
+  std::apply(
+      [&](const auto&... results) {
+        size_t i = 0;
+        const auto copy = [](const OptionalTensor& place, const Tensor& result) {
+          if (place.has_value() && !place->is_same(result)) {
+            place->copy_(result);
+          }
+        };
+        (copy(places[i++].toOptional<Tensor>(), results), ...);
+      },
+      found);
+}
+
+void layer_to_places(const OperatorHandle&, Stack* stack) {
+  constexpr size_t kInputs = Given::kCount + 1, kPlaces = 4;
+  const auto arguments = torch::jit::last(*stack, kInputs + kPlaces);
+  const auto saved = arguments.back().toOptional<Tensor>();
+  const bool in_place = saved.has_value() && saved->scalar_type() == at::kByte;
+  copy_to(
+      arguments.slice(kInputs),
+      layer_on_cpu(Given(arguments), arguments[kInputs - 1].toBool(), in_place ? saved : std::nullopt));
+  torch::jit::drop(*stack, kInputs + kPlaces);
+}
+
+void gradients_to_places(const OperatorHandle&, Stack* stack) {
+  constexpr size_t kPlaces = 7;
+  const auto arguments = torch::jit::last(*stack, Computed::kCount + kPlaces);
+  copy_to(arguments.slice(Computed::kCount), gradients_on_cpu(Computed(arguments)));
+  torch::jit::drop(*stack, Computed::kCount + kPlaces);
 }
 
 // With gradients
@@ -475,12 +436,11 @@ class RnnLayer final : public torch::autograd::Function<RnnLayer> {
       bool reverse,
       bool training) {
     const at::AutoDispatchBelowADInplaceOrView below;
-    static const auto op = c10::Dispatcher::singleton()
-                               .findSchemaOrThrow("backplane::rnn_layer", "")
-                               .typed<decltype(layer_on_bp)>();
-    auto [out, hy, cy, saved] = by_steps(input)
-        ? layer_by_steps(input, hx, cx, w_ih, w_hh, b_ih, b_hh, mode, reverse, training)
-        : op.call(input, hx, cx, w_ih, w_hh, b_ih, b_hh, mode, reverse, training);
+    Stack stack;
+    torch::jit::push(stack, input, hx, cx, w_ih, w_hh, b_ih, b_hh, mode, reverse, training);
+    static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("backplane::rnn_layer", "");
+    by_steps(input) ? layer_of_bp(op, &stack) : op.callBoxed(stack);
+    const Tensor out = stack[0].toTensor(), hy = stack[1].toTensor(), cy = stack[2].toTensor(), saved = stack[3].toTensor();
     const auto or_none = [](const OptionalTensor& tensor) { return tensor.value_or(Tensor()); };
     ctx->save_for_backward(
         {input, hx, or_none(cx), w_ih, w_hh, or_none(b_ih), or_none(b_hh), out, hy, cy, saved});
@@ -497,21 +457,17 @@ class RnnLayer final : public torch::autograd::Function<RnnLayer> {
       return differentiable(saved, grads, mode, reverse);
     }
     const at::AutoDispatchBelowADInplaceOrView below;
-    static const auto op = c10::Dispatcher::singleton()
-                               .findSchemaOrThrow("backplane::rnn_layer_backward", "")
-                               .typed<decltype(gradients_on_bp)>();
     const OptionalTensor cx = optional(saved[2]), b_ih = optional(saved[5]), b_hh = optional(saved[6]);
-    auto [of_input, of_hx, of_cx, of_w_ih, of_w_hh, of_b_ih, of_b_hh] = by_steps(saved[0])
-        ? gradients_by_steps(
-              grads[0], grads[1], grads[2], saved[0], saved[1], cx, saved[3], saved[4], b_ih.has_value(), saved[7],
-              saved[10], mode, reverse)
-        : op.call(
-              grads[0], grads[1], grads[2], saved[0], saved[1], cx, saved[3], saved[4], b_ih, b_hh, saved[7], saved[8],
-              saved[9], saved[10], mode, reverse);
-    const auto if_given = [](const Tensor& given, const Tensor& gradient) { return given.defined() ? gradient : Tensor(); };
+    Stack stack;
+    torch::jit::push(stack, grads[0], grads[1], grads[2]);
+    torch::jit::push(stack, saved[0], saved[1], cx, saved[3], saved[4], b_ih, b_hh, mode, reverse);
+    torch::jit::push(stack, saved[7], saved[8], saved[9], saved[10]);
+    static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("backplane::rnn_layer_backward", "");
+    by_steps(saved[0]) ? gradients_of_bp(op, &stack) : op.callBoxed(stack);
+    const auto of = [&](size_t i) { return stack[i].toTensor(); };
     return {
-        of_input, of_hx, if_given(saved[2], of_cx), of_w_ih, of_w_hh, if_given(saved[5], of_b_ih),
-        if_given(saved[6], of_b_hh), Tensor(), Tensor(), Tensor()};
+        of(0), of(1), cx.has_value() ? of(2) : Tensor(), of(3), of(4), b_ih.has_value() ? of(5) : Tensor(),
+        b_hh.has_value() ? of(6) : Tensor(), Tensor(), Tensor(), Tensor()};
   }
 
  private:
@@ -690,33 +646,28 @@ TORCH_LIBRARY_FRAGMENT(backplane, m) {
       "bool reverse, bool training) -> (Tensor, Tensor, Tensor, Tensor)");
   m.def(
       "rnn_layer_backward(Tensor grad, Tensor grad_hy, Tensor grad_cy, Tensor input, Tensor hx, Tensor? cx, Tensor w_ih, "
-      "Tensor w_hh, Tensor? b_ih, Tensor? b_hh, Tensor out, Tensor hy, Tensor cy, Tensor saved, int mode, bool reverse) "
+      "Tensor w_hh, Tensor? b_ih, Tensor? b_hh, int mode, bool reverse, Tensor out, Tensor hy, Tensor cy, Tensor saved) "
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
       "host_rnn_layer(Tensor input, Tensor hx, Tensor? cx, Tensor w_ih, Tensor w_hh, Tensor? b_ih, Tensor? b_hh, "
       "int mode, bool reverse, bool training, *, Tensor(a!) out, Tensor(b!) hy, Tensor(c!)? cy, Tensor(d!)? saved) -> ()");
   m.def(
       "host_rnn_layer_backward(Tensor grad, Tensor grad_hy, Tensor grad_cy, Tensor input, Tensor hx, Tensor? cx, "
-      "Tensor w_ih, Tensor w_hh, Tensor? b_ih, Tensor? b_hh, Tensor out, Tensor hy, Tensor cy, Tensor saved, int mode, "
-      "bool reverse, *, Tensor(a!) of_input, Tensor(b!) of_hx, Tensor(c!)? of_cx, Tensor(d!) of_w_ih, Tensor(e!) of_w_hh, "
+      "Tensor w_ih, Tensor w_hh, Tensor? b_ih, Tensor? b_hh, int mode, bool reverse, Tensor out, Tensor hy, Tensor cy, "
+      "Tensor saved, *, Tensor(a!) of_input, Tensor(b!) of_hx, Tensor(c!)? of_cx, Tensor(d!) of_w_ih, Tensor(e!) of_w_hh, "
       "Tensor(f!)? of_b_ih, Tensor(g!)? of_b_hh) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(backplane, CPU, m) {
-  m.impl(
-      "rnn_layer",
-      +[](const Tensor& input, const Tensor& hx, const OptionalTensor& cx, const Tensor& w_ih, const Tensor& w_hh,
-          const OptionalTensor& b_ih, const OptionalTensor& b_hh, int64_t mode, bool reverse, bool training) {
-        return layer_on_cpu(input, hx, cx, w_ih, w_hh, b_ih, b_hh, mode, reverse, training, std::nullopt);
-      });
-  m.impl("rnn_layer_backward", &gradients_on_cpu);
-  m.impl("host_rnn_layer", &host_layer);
-  m.impl("host_rnn_layer_backward", &host_gradients);
+  m.impl("rnn_layer", torch::CppFunction::makeFromBoxedFunction<&layer_of_cpu>());
+  m.impl("rnn_layer_backward", torch::CppFunction::makeFromBoxedFunction<&gradients_of_cpu>());
+  m.impl("host_rnn_layer", torch::CppFunction::makeFromBoxedFunction<&layer_to_places>());
+  m.impl("host_rnn_layer_backward", torch::CppFunction::makeFromBoxedFunction<&gradients_to_places>());
 }
 
 TORCH_LIBRARY_IMPL(backplane, PrivateUse1, m) {
-  m.impl("rnn_layer", &layer_on_bp);
-  m.impl("rnn_layer_backward", &gradients_on_bp);
+  m.impl("rnn_layer", torch::CppFunction::makeFromBoxedFunction<&layer_of_bp>());
+  m.impl("rnn_layer_backward", torch::CppFunction::makeFromBoxedFunction<&gradients_of_bp>());
 }
 
 void implement(torch::Library& m) {

@@ -4,9 +4,9 @@
 //
 // Gates lie side by side along the last dimension, each of `hidden` elements: LSTM input, forget, cell, output; GRU reset,
 // update, new; others have one. What is saved for gradients has the activated gates, and of GRU the hidden side's share of new.
+// `later` is what the next step adds to the gradient of the result; a GRU's `of_hidden` is what does not go through its gates.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -42,7 +42,7 @@ Tensor total_of(const Tensor& grad, const OptionalTensor& later) {
   return has(later) ? grad + *later : grad;
 }
 
-void lstm_step_of_any(
+void lstm_step_by_tensors(
     const Tensor& out,
     const Tensor& new_cell,
     const Tensor& saved,
@@ -64,7 +64,7 @@ void lstm_step_of_any(
   out.copy_(new_cell.tanh()).mul_(output);
 }
 
-void lstm_step_backward_of_any(
+void lstm_step_backward_by_tensors(
     const Tensor& of_gates,
     const Tensor& of_cell,
     const Tensor& grad,
@@ -89,7 +89,7 @@ void lstm_step_backward_of_any(
   of_cell.copy_(inner * forget);
 }
 
-void gru_step_of_any(
+void gru_step_by_tensors(
     const Tensor& out,
     const Tensor& saved,
     const Tensor& input_gates,
@@ -111,7 +111,7 @@ void gru_step_of_any(
   out.copy_(hidden - fresh).mul_(update).add_(fresh);
 }
 
-void gru_step_backward_of_any(
+void gru_step_backward_by_tensors(
     const Tensor& of_gates,
     const Tensor& of_hidden_gates,
     const Tensor& of_hidden,
@@ -132,7 +132,7 @@ void gru_step_backward_of_any(
   of_hidden.copy_(total * update);
 }
 
-void rnn_step_of_any(
+void rnn_step_by_tensors(
     const Tensor& out,
     const Tensor& input_gates,
     const Tensor& hidden_gates,
@@ -147,87 +147,11 @@ void rnn_step_of_any(
   relu ? out.relu_() : out.tanh_();
 }
 
-void rnn_step_backward_of_any(
+void rnn_step_backward_by_tensors(
     const Tensor& of_gates, const Tensor& grad, const OptionalTensor& later, const Tensor& out, bool relu) {
   const Tensor total = total_of(grad, later);
   of_gates.copy_(relu ? total * (out > 0) : total * (1 - out * out));
 }
-
-template <class Signature>
-auto find(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
-
-} // namespace
-
-void lstm_step(
-    const Tensor& out,
-    const Tensor& new_cell,
-    const Tensor& saved,
-    const Tensor& input_gates,
-    const Tensor& hidden_gates,
-    const OptionalTensor& input_bias,
-    const OptionalTensor& hidden_bias,
-    const Tensor& cell) {
-  static const auto op = find<decltype(lstm_step)>("backplane::lstm_step");
-  op.call(out, new_cell, saved, input_gates, hidden_gates, input_bias, hidden_bias, cell);
-}
-
-void lstm_step_backward(
-    const Tensor& of_gates,
-    const Tensor& of_cell,
-    const Tensor& grad,
-    const OptionalTensor& later,
-    const OptionalTensor& cell_grad,
-    const Tensor& cell,
-    const Tensor& new_cell,
-    const Tensor& saved) {
-  static const auto op = find<decltype(lstm_step_backward)>("backplane::lstm_step_backward");
-  op.call(of_gates, of_cell, grad, later, cell_grad, cell, new_cell, saved);
-}
-
-void gru_step(
-    const Tensor& out,
-    const Tensor& saved,
-    const Tensor& input_gates,
-    const Tensor& hidden_gates,
-    const OptionalTensor& input_bias,
-    const OptionalTensor& hidden_bias,
-    const Tensor& hidden) {
-  static const auto op = find<decltype(gru_step)>("backplane::gru_step");
-  op.call(out, saved, input_gates, hidden_gates, input_bias, hidden_bias, hidden);
-}
-
-void gru_step_backward(
-    const Tensor& of_gates,
-    const Tensor& of_hidden_gates,
-    const Tensor& of_hidden,
-    const Tensor& grad,
-    const OptionalTensor& later,
-    const Tensor& hidden,
-    const Tensor& saved) {
-  static const auto op = find<decltype(gru_step_backward)>("backplane::gru_step_backward");
-  op.call(of_gates, of_hidden_gates, of_hidden, grad, later, hidden, saved);
-}
-
-void rnn_step(
-    const Tensor& out,
-    const Tensor& input_gates,
-    const Tensor& hidden_gates,
-    const OptionalTensor& input_bias,
-    const OptionalTensor& hidden_bias,
-    bool relu) {
-  static const auto op = find<decltype(rnn_step)>("backplane::rnn_step");
-  op.call(out, input_gates, hidden_gates, input_bias, hidden_bias, relu);
-}
-
-void rnn_step_backward(
-    const Tensor& of_gates, const Tensor& grad, const OptionalTensor& later, const Tensor& out, bool relu) {
-  static const auto op = find<decltype(rnn_step_backward)>("backplane::rnn_step_backward");
-  op.call(of_gates, grad, later, out, relu);
-}
-
-namespace {
 
 void check_cell(
     const char* name,
@@ -339,12 +263,12 @@ TORCH_LIBRARY_FRAGMENT(backplane, m) {
 }
 
 void implement(torch::Library& m) {
-  m.impl("lstm_step", &lstm_step_of_any);
-  m.impl("lstm_step_backward", &lstm_step_backward_of_any);
-  m.impl("gru_step", &gru_step_of_any);
-  m.impl("gru_step_backward", &gru_step_backward_of_any);
-  m.impl("rnn_step", &rnn_step_of_any);
-  m.impl("rnn_step_backward", &rnn_step_backward_of_any);
+  m.impl("lstm_step", &lstm_step_by_tensors);
+  m.impl("lstm_step_backward", &lstm_step_backward_by_tensors);
+  m.impl("gru_step", &gru_step_by_tensors);
+  m.impl("gru_step_backward", &gru_step_backward_by_tensors);
+  m.impl("rnn_step", &rnn_step_by_tensors);
+  m.impl("rnn_step_backward", &rnn_step_backward_by_tensors);
 }
 
 TORCH_LIBRARY_IMPL(backplane, CPU, m) {

@@ -1,63 +1,32 @@
-// Steps of recurrent layers, on the CPU's tensors and on bp's: the operators of rnn_steps.cpp, which says what is what.
+// Steps of recurrent layers, on the CPU's tensors and on bp's: operators of rnn_steps.cpp, where schemas say what they take, and
+// what gates and what is saved look like.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
-#include <optional>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
 
 namespace backplane {
 
-// (batch, hidden) each, but gates and what is saved.
-void lstm_step(
-    const at::Tensor& out,
-    const at::Tensor& new_cell,
-    const at::Tensor& saved, // (batch, 4 * hidden)
-    const at::Tensor& input_gates,
-    const at::Tensor& hidden_gates,
-    const std::optional<at::Tensor>& input_bias,
-    const std::optional<at::Tensor>& hidden_bias,
-    const at::Tensor& cell);
-// `later` is what the next step adds to the gradient of the result.
-void lstm_step_backward(
-    const at::Tensor& of_gates,
-    const at::Tensor& of_cell,
-    const at::Tensor& grad,
-    const std::optional<at::Tensor>& later,
-    const std::optional<at::Tensor>& cell_grad,
-    const at::Tensor& cell,
-    const at::Tensor& new_cell,
-    const at::Tensor& saved);
+class Step {
+ public:
+  explicit constexpr Step(const char* name) : name_(name) {}
 
-void gru_step(
-    const at::Tensor& out,
-    const at::Tensor& saved, // (batch, 4 * hidden)
-    const at::Tensor& input_gates,
-    const at::Tensor& hidden_gates,
-    const std::optional<at::Tensor>& input_bias,
-    const std::optional<at::Tensor>& hidden_bias,
-    const at::Tensor& hidden);
-// `of_hidden` is what does not go through the hidden side's gates.
-void gru_step_backward(
-    const at::Tensor& of_gates,
-    const at::Tensor& of_hidden_gates,
-    const at::Tensor& of_hidden,
-    const at::Tensor& grad,
-    const std::optional<at::Tensor>& later,
-    const at::Tensor& hidden,
-    const at::Tensor& saved);
+  template <class... Arguments>
+  void operator()(const Arguments&... arguments) const {
+    torch::jit::Stack stack;
+    torch::jit::push(stack, arguments...);
+    c10::Dispatcher::singleton().findSchemaOrThrow(name_, "").callBoxed(stack);
+  }
 
-void rnn_step(
-    const at::Tensor& out,
-    const at::Tensor& input_gates,
-    const at::Tensor& hidden_gates,
-    const std::optional<at::Tensor>& input_bias,
-    const std::optional<at::Tensor>& hidden_bias,
-    bool relu);
-void rnn_step_backward(
-    const at::Tensor& of_gates,
-    const at::Tensor& grad,
-    const std::optional<at::Tensor>& later,
-    const at::Tensor& out,
-    bool relu);
+ private:
+  const char* name_;
+};
+
+inline constexpr Step lstm_step("backplane::lstm_step");
+inline constexpr Step lstm_step_backward("backplane::lstm_step_backward");
+inline constexpr Step gru_step("backplane::gru_step");
+inline constexpr Step gru_step_backward("backplane::gru_step_backward");
+inline constexpr Step rnn_step("backplane::rnn_step");
+inline constexpr Step rnn_step_backward("backplane::rnn_step_backward");
 
 } // namespace backplane

@@ -196,19 +196,19 @@ def layer_backward(
     w_hh: torch.Tensor,
     b_ih: torch.Tensor | None,
     b_hh: torch.Tensor | None,
+    mode: int,
+    reverse: bool,
     out: torch.Tensor,
     hy: torch.Tensor,
     cy: torch.Tensor,
     saved: torch.Tensor,
-    mode: int,
-    reverse: bool,
 ) -> tuple[torch.Tensor, ...]:
     """The gradients of input, hx, cx, both weights and both biases."""
     if saved.dtype != torch.uint8 and layers.choose(input) != "host":  # bytes are its own, whoever is preferred by now
         raise RunOnCPU("steps are operators of their own")
     of = (input, hx, cx, w_ih, w_hh, b_ih, b_hh)
     results = tuple(input.new_empty((0,) if one is None else one.shape) for one in of)
-    given = (grad, grad_hy, grad_cy, *of, out, hy, cy, saved, mode, reverse)
+    given = (grad, grad_hy, grad_cy, *of, mode, reverse, out, hy, cy, saved)
     names = ("of_input", "of_hx", "of_cx", "of_w_ih", "of_w_hh", "of_b_ih", "of_b_hh")
     call_on_cpu(backplane.host_rnn_layer_backward.default, *given, **_filled(names, results))
     return results
