@@ -49,6 +49,19 @@ using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Ten
 
 enum Mode : int64_t { kRelu, kTanh, kLstm, kGru }; // PyTorch's numbers
 
+// How many times a state's columns gates have, and what a step saves.
+int64_t gates_of(int64_t mode) {
+  return mode == kLstm ? 4 : mode == kGru ? 3 : 1;
+}
+int64_t kept_of(int64_t mode) {
+  return mode == kLstm ? 5 : mode == kGru ? 4 : 0;
+}
+
+// What an LSTM of float32 saves on the CPU are bytes: whose they are, then oneDNN's workspace or what steps save. Plans set memory
+// aside before anybody knows how much oneDNN wants (operators/rnn.py has a bound); where that is too little, steps compute.
+constexpr int64_t kHeader = 64; // so that what follows is aligned
+enum Saved : uint8_t { kOfSteps, kOfOnednn };
+
 // What a layer is computed of, as all operators here take it: nine arguments, in this order.
 struct Given {
   static constexpr size_t kCount = 9;
@@ -61,7 +74,28 @@ struct Given {
         b_ih(arguments[5].toOptional<Tensor>()),
         b_hh(arguments[6].toOptional<Tensor>()),
         mode(arguments[7].toInt()),
-        reverse(arguments[8].toBool()) {}
+        reverse(arguments[8].toBool()) {
+    TORCH_CHECK(mode >= kRelu && mode <= kGru, "a layer's mode is 0 to 3, and got ", mode);
+    TORCH_CHECK(
+        input.dim() == 3 && hx.dim() == 2 && hx.size(0) == batch(), "a layer expected (time, batch, features) and (batch, "
+        "hidden), and got sizes ", input.sizes(), " and ", hx.sizes());
+    TORCH_CHECK(cx.has_value() || mode != kLstm, "an LSTM's layer expected a cell");
+    TORCH_CHECK(b_ih.has_value() == b_hh.has_value(), "a layer expected two biases, or none");
+    const int64_t rows = gates_of(mode) * hidden();
+    check(cx, {batch(), hidden()});
+    check(w_ih, {rows, input.size(2)});
+    check(w_hh, {rows, hidden()});
+    check(b_ih, {rows});
+    check(b_hh, {rows});
+  }
+
+  void check(const OptionalTensor& tensor, at::IntArrayRef sizes) const {
+    TORCH_CHECK(
+        !tensor.has_value() || (tensor->sizes() == sizes && tensor->scalar_type() == input.scalar_type() &&
+                                tensor->device() == input.device()),
+        "a layer expected sizes ", sizes, " and ", input.scalar_type(), " on ", input.device(), ", and got ",
+        tensor->sizes(), " and ", tensor->scalar_type(), " on ", tensor->device());
+  }
 
   int64_t time() const {
     return input.size(0);
@@ -98,16 +132,34 @@ struct Computed {
         out(arguments[12].toTensor()),
         hy(arguments[13].toTensor()),
         cy(arguments[14].toTensor()),
-        saved(arguments[15].toTensor()) {}
+        saved(arguments[15].toTensor()) {
+    const std::vector<int64_t> states{given.time(), given.batch(), given.hidden()}, state{given.batch(), given.hidden()};
+    given.check(grad, states);
+    given.check(out, states);
+    given.check(grad_hy, state);
+    given.check(hy, state);
+    if (given.mode == kLstm) {
+      given.check(grad_cy, state);
+      given.check(cy, state);
+    }
+    const int64_t kept = kept_of(given.mode);
+    if (kept == 0) {
+      return;
+    }
+    if (saved.scalar_type() != at::kByte) {
+      given.check(saved, {given.time(), given.batch(), kept * given.hidden()});
+    } else {
+      TORCH_CHECK(
+          given.mode == kLstm && given.input.scalar_type() == at::kFloat && saved.dim() == 1 && saved.is_contiguous() &&
+              saved.numel() >= kHeader + kept * out.numel() * 4,
+          "a layer saved no such bytes: ", saved.sizes());
+    }
+  }
 
   Tensor grad, grad_hy, grad_cy;
   Given given;
   Tensor out, hy, cy, saved;
 };
-
-int64_t gates_of(int64_t mode) {
-  return mode == kLstm ? 4 : mode == kGru ? 3 : 1;
-}
 
 Tensor nothing(const Tensor& like) {
   return at::empty({0}, like.options());
@@ -125,7 +177,7 @@ Tensor states_before(const Tensor& first, const Tensor& states, bool reverse) {
 Layer layer_by_steps(const Given& given, bool training) {
   const int64_t time = given.time(), batch = given.batch(), hidden = given.hidden();
   const Tensor& input = given.input;
-  const int64_t gates = gates_of(given.mode) * hidden, kept = given.mode == kLstm ? 5 : given.mode == kGru ? 4 : 0;
+  const int64_t gates = gates_of(given.mode) * hidden, kept = kept_of(given.mode);
   const Tensor from_input =
       at::mm(input.reshape({time * batch, input.size(2)}), given.w_ih.t()).view({time, batch, gates});
   const Tensor out = at::empty({time, batch, hidden}, input.options());
@@ -239,11 +291,6 @@ Gradients gradients_by_onednn(const Computed& computed, const Tensor& workspace)
       given.has_biases() ? of_b_ih : nothing(given.input),
       given.has_biases() ? of_b_hh : nothing(given.input)};
 }
-
-// What an LSTM of float32 saves are bytes: whose they are, then oneDNN's workspace or what steps save. Plans set memory aside
-// before anybody knows how much oneDNN wants (operators/rnn.py has a bound); where that is too little, steps compute.
-constexpr int64_t kHeader = 64; // so that what follows is aligned
-enum Saved : uint8_t { kOfSteps, kOfOnednn };
 
 uint8_t& saved_by(const Tensor& saved) {
   return *saved.data_ptr<uint8_t>();

@@ -15,6 +15,7 @@
 #include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
 
+#include <initializer_list>
 #include <tuple>
 
 #include "aten/rnn_steps.h"
@@ -42,6 +43,38 @@ Tensor total_of(const Tensor& grad, const OptionalTensor& later) {
   return has(later) ? grad + *later : grad;
 }
 
+// What a step takes, and how many times the state's columns it has.
+struct Matrix {
+  const char* name;
+  const Tensor& tensor;
+  int64_t times;
+};
+
+void check_matrices(const char* step, const Tensor& state, std::initializer_list<Matrix> matrices) {
+  TORCH_CHECK(state.dim() == 2, step, " expected a state of (batch, hidden), and got sizes ", state.sizes());
+  for (const auto& [name, tensor, times] : matrices) {
+    TORCH_CHECK(
+        tensor.dim() == 2 && tensor.size(0) == state.size(0) && tensor.size(1) == times * state.size(1) &&
+            tensor.scalar_type() == state.scalar_type() && tensor.device() == state.device(),
+        step, " expected ", name, " of sizes [", state.size(0), ", ", times * state.size(1), "] and of ",
+        state.scalar_type(), ", and got ", tensor.sizes(), " of ", tensor.scalar_type());
+  }
+}
+
+void check_vectors(const char* step, const Tensor& state, int64_t times, std::initializer_list<OptionalTensor> biases) {
+  for (const OptionalTensor& bias : biases) {
+    TORCH_CHECK(
+        !has(bias) || (bias->dim() == 1 && bias->size(0) == times * state.size(1) &&
+                       bias->scalar_type() == state.scalar_type() && bias->device() == state.device()),
+        step, " expected a bias of ", times * state.size(1), " elements and of ", state.scalar_type(), ", and got sizes ",
+        bias->sizes(), " of ", bias->scalar_type());
+  }
+}
+
+const Tensor& or_else(const OptionalTensor& tensor, const Tensor& other) {
+  return has(tensor) ? *tensor : other;
+}
+
 void lstm_step_by_tensors(
     const Tensor& out,
     const Tensor& new_cell,
@@ -51,6 +84,11 @@ void lstm_step_by_tensors(
     const OptionalTensor& input_bias,
     const OptionalTensor& hidden_bias,
     const Tensor& cell) {
+  check_matrices(
+      "lstm_step", cell,
+      {{"out", out, 1}, {"new_cell", new_cell, 1}, {"saved", saved, 4}, {"input_gates", input_gates, 4},
+       {"hidden_gates", hidden_gates, 4}});
+  check_vectors("lstm_step", cell, 4, {input_bias, hidden_bias});
   add_to(saved, input_gates, input_bias);
   saved.add_(hidden_gates);
   if (has(hidden_bias)) {
@@ -73,6 +111,10 @@ void lstm_step_backward_by_tensors(
     const Tensor& cell,
     const Tensor& new_cell,
     const Tensor& saved) {
+  check_matrices(
+      "lstm_step_backward", cell,
+      {{"of_gates", of_gates, 4}, {"of_cell", of_cell, 1}, {"grad", grad, 1}, {"later", or_else(later, grad), 1},
+       {"cell_grad", or_else(cell_grad, grad), 1}, {"new_cell", new_cell, 1}, {"saved", saved, 4}});
   const Tensor total = total_of(grad, later);
   const auto gates = saved.chunk(4, 1);
   const Tensor &input = gates[0], &forget = gates[1], &fresh = gates[2], &output = gates[3];
@@ -97,6 +139,10 @@ void gru_step_by_tensors(
     const OptionalTensor& input_bias,
     const OptionalTensor& hidden_bias,
     const Tensor& hidden) {
+  check_matrices(
+      "gru_step", hidden,
+      {{"out", out, 1}, {"saved", saved, 4}, {"input_gates", input_gates, 3}, {"hidden_gates", hidden_gates, 3}});
+  check_vectors("gru_step", hidden, 3, {input_bias, hidden_bias});
   const int64_t size = hidden.size(1);
   const auto parts = saved.chunk(4, 1);
   const auto from = [size](const Tensor& gates, const OptionalTensor& bias, int64_t first, int64_t count) {
@@ -119,6 +165,10 @@ void gru_step_backward_by_tensors(
     const OptionalTensor& later,
     const Tensor& hidden,
     const Tensor& saved) {
+  check_matrices(
+      "gru_step_backward", hidden,
+      {{"of_gates", of_gates, 3}, {"of_hidden_gates", of_hidden_gates, 3}, {"of_hidden", of_hidden, 1}, {"grad", grad, 1},
+       {"later", or_else(later, grad), 1}, {"saved", saved, 4}});
   const Tensor total = total_of(grad, later);
   const auto parts = saved.chunk(4, 1);
   const Tensor &reset = parts[0], &update = parts[1], &fresh = parts[2];
@@ -139,6 +189,8 @@ void rnn_step_by_tensors(
     const OptionalTensor& input_bias,
     const OptionalTensor& hidden_bias,
     bool relu) {
+  check_matrices("rnn_step", out, {{"input_gates", input_gates, 1}, {"hidden_gates", hidden_gates, 1}});
+  check_vectors("rnn_step", out, 1, {input_bias, hidden_bias});
   add_to(out, input_gates, input_bias);
   out.add_(hidden_gates);
   if (has(hidden_bias)) {
@@ -149,6 +201,8 @@ void rnn_step_by_tensors(
 
 void rnn_step_backward_by_tensors(
     const Tensor& of_gates, const Tensor& grad, const OptionalTensor& later, const Tensor& out, bool relu) {
+  check_matrices(
+      "rnn_step_backward", out, {{"of_gates", of_gates, 1}, {"grad", grad, 1}, {"later", or_else(later, grad), 1}});
   const Tensor total = total_of(grad, later);
   of_gates.copy_(relu ? total * (out > 0) : total * (1 - out * out));
 }
@@ -161,21 +215,8 @@ void check_cell(
     const Tensor& state,
     const OptionalTensor& input_bias,
     const OptionalTensor& hidden_bias) {
-  TORCH_CHECK(
-      state.dim() == 2 && input_gates.sizes() == at::IntArrayRef({state.size(0), count * state.size(1)}) &&
-          hidden_gates.sizes() == input_gates.sizes(),
-      name, " expected gates of ", count, " times the state's columns, and got sizes ", input_gates.sizes(), " and ",
-      hidden_gates.sizes(), " with a state of ", state.sizes());
-  for (const OptionalTensor& one : {OptionalTensor(hidden_gates), OptionalTensor(state), input_bias, hidden_bias}) {
-    TORCH_CHECK(
-        !has(one) || (one->scalar_type() == input_gates.scalar_type() && one->device() == input_gates.device()), name,
-        " expected tensors of one dtype on one device, and got ", input_gates.scalar_type(), " and ", one->scalar_type());
-  }
-  for (const OptionalTensor& bias : {input_bias, hidden_bias}) {
-    TORCH_CHECK(
-        !has(bias) || bias->sizes() == at::IntArrayRef({input_gates.size(1)}), name, " expected a bias of ",
-        input_gates.size(1), " elements, and got sizes ", bias->sizes());
-  }
+  check_matrices(name, state, {{"input_gates", input_gates, count}, {"hidden_gates", hidden_gates, count}});
+  check_vectors(name, state, count, {input_bias, hidden_bias});
   TORCH_CHECK(has(input_bias) == has(hidden_bias), name, " expected two biases, or none");
 }
 
