@@ -143,7 +143,7 @@ const char* why_not(
   if (!context.userEnabledFlashSDP()) {
     return "it is the CPU's flash kernel here, and SDPBackend.FLASH_ATTENTION is disabled";
   }
-  if (runs_kernels && (!fits || enable_gqa)) {
+  if (runs_kernels && !is_one_pass(query, key, value, mask, dropout_p, /*enable_gqa=*/false)) {
     return fits ? "the CPU's flash kernel has no shared heads on this device" : sizes;
   }
   return is_flash_on_cpu(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)

@@ -14,7 +14,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as attend
 
 from torch_backplane import libraries, plans
-from torch_backplane.operators import convolution, linear_algebra, rnn
+from torch_backplane.operators import linear_algebra
+from torch_backplane.planning import Candidate, Candidates
 
 
 @pytest.fixture(autouse=True)
@@ -61,9 +62,7 @@ def test_a_preferred_library_that_does_not_take_a_call_leaves_it_to_the_next() -
     integers = [torch.randint(-9, 9, (4, 4)) for _ in range(2)]
     ours = torch.mm(*(one.to(DEVICE) for one in integers))
     assert torch.equal(ours.cpu(), torch.mm(*integers))
-    reasons = linear_algebra.products.reasons(ours)
-    assert reasons["generated"] is None
-    assert reasons["host"] is not None
+    assert linear_algebra.products.choose(ours) == "generated"
     with target("gpu"):
         a = torch.randn(5, 5, device=DEVICE)
         torch.testing.assert_close((a @ a).cpu(), a.cpu() @ a.cpu(), atol=1e-5, rtol=1e-5)
@@ -113,9 +112,9 @@ def test_switches_of_libraries(name: str) -> None:
     assert whole_on_host()
 
 
-def test_families_have_the_libraries_that_are_said() -> None:
-    for found in (linear_algebra.products, convolution.convolutions, rnn.layers):
-        assert tuple(found.reasons(torch.randn(1, 1, 1, 1, device=DEVICE))) == libraries.LIBRARIES[found.family]
+def test_a_family_has_a_candidate_for_each_of_its_libraries() -> None:
+    with pytest.raises(ValueError, match="products have the libraries"):
+        Candidates("products", Candidate("generated", lambda out: None))
 
 
 def _attended(**named: Any) -> tuple[int, str]:

@@ -73,6 +73,14 @@ def test_what_the_cpus_kernel_does_not_take_is_composed(form: str) -> None:
         assert "host_attention" not in said
 
 
+def test_heads_that_might_be_shared_and_are_not_are_the_hosts() -> None:
+    needs_sight()
+    given = [one.to(DEVICE) for one in made(8, torch.float32)]
+    for enable_gqa in (True, False, True):
+        assert choice(*given, enable_gqa=enable_gqa) == SDPBackend.OVERRIDEABLE.value
+        torch.testing.assert_close(attend(*given, enable_gqa=enable_gqa), attend(*given))
+
+
 def test_calls_past_the_choice_are_refused_and_good_ones_go_on() -> None:
     needs_sight()
     given = [one.to(DEVICE) for one in made(8, torch.float32)]

@@ -6,7 +6,7 @@ The first one that takes a call has it, but for a library that the user prefers,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch_backplane.libraries import LIBRARIES, preferred
@@ -43,7 +43,3 @@ class Candidates:
         first = preferred(self.family)
         order = sorted(self._candidates.values(), key=lambda one: one.library != first)
         return next(one.library for one in order if one.refuses(*described) is None)
-
-    def reasons(self, *described: Any) -> Mapping[str, str | None]:
-        """For each library why it does not take a call, None where it does."""
-        return {name: one.refuses(*described) for name, one in self._candidates.items()}
