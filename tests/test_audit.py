@@ -236,7 +236,7 @@ def test_warps_are_those_of_the_target(name: str) -> None:
 SAMPLE = (
     "^(add|gelu|where|cat of 4|sum of rows|argmax of rows|cumsum of rows|softmax of rows|layer norm of rows|sort"
     r"|nonzero|gather of rows|max_pool2d\(2\)|products of 64 × 64 matrices|normal numbers"
-    "|a fused step of AdamW, 8 tensors|exp)$"
+    "|a fused step of AdamW, 8 tensors|exp|step of a recurrent layer: GRU)$"
 )
 
 
@@ -264,6 +264,8 @@ def test_operators_keep_within_their_bounds(tmp_path: Path) -> None:
     assert of_add["operators"] == ["add"]
     assert of_add["figures"]["least_bytes"] == 3 << 20
     assert of_add["figures"]["traffic"] == pytest.approx(1)
+    of_step = next(one for one in said["results"] if one["case"].startswith("step of"))
+    assert of_step["figures"]["least_bytes"] == (12 << 18) + 2 * 3 * 4096  # its two results are written and not read
     page = (tmp_path / "audit.md").read_text(encoding="utf-8")
     assert "| softmax of rows | 1 |" in page
 

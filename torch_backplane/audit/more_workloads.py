@@ -458,6 +458,39 @@ case("products", "attention, gradient of a mask, of a sixteenth", _mask_backward
 case("products", "attention of one query and 16,384 keys", _one_query)
 
 
+# Steps of recurrent layers: states of a quarter of n elements, so that the widest operands have n
+
+
+def _step(call: Any, outputs: tuple[int, ...], inputs: tuple[int, ...], gates: int) -> Make:
+    """A call of outputs and inputs that have so many times the columns of the state, and of two biases of all gates."""
+
+    def make(device: torch.device, n: int) -> Body:
+        batch, hidden = rows(n // 4)
+        written = [torch.empty(batch, times * hidden, device=device) for times in outputs]
+        read = [rand(device, batch, times * hidden) for times in inputs]
+        biases = [rand(device, gates * hidden) for _ in range(2)]
+
+        def body() -> object:
+            call(written, read, biases)
+            return written
+
+        return body
+
+    return make
+
+
+backplane = torch.ops.backplane
+for name, call, outputs, inputs, gates in (
+    ("LSTM", lambda out, x, b: backplane.lstm_step(*out, *x[:2], *b, x[2]), (1, 1, 4), (4, 4, 1), 4),
+    ("LSTM, backward", lambda out, x, b: backplane.lstm_step_backward(*out, *x), (4, 1), (1, 1, 1, 1, 1, 4), 4),
+    ("GRU", lambda out, x, b: backplane.gru_step(*out, *x[:2], *b, x[2]), (1, 4), (3, 3, 1), 3),
+    ("GRU, backward", lambda out, x, b: backplane.gru_step_backward(*out, *x), (3, 3, 1), (1, 1, 1, 4), 3),
+    ("RNN", lambda out, x, b: backplane.rnn_step(*out, *x, *b, False), (1,), (1, 1), 1),
+    ("RNN, backward", lambda out, x, b: backplane.rnn_step_backward(*out, *x, False), (1,), (1, 1, 1), 1),
+):
+    case("pointwise", f"step of a recurrent layer: {name}", _step(call, outputs, inputs, gates))
+
+
 # Random numbers, optimizers
 
 for name, call in {
