@@ -38,8 +38,17 @@ SAME = """
     memory_reserved memory_snapshot memory_stats memory_stats_as_nested_dict memory_summary random
     reset_accumulated_host_memory_stats reset_accumulated_memory_stats reset_max_memory_allocated
     reset_max_memory_cached reset_peak_host_memory_stats reset_peak_memory_stats seed seed_all set_device
-    set_per_process_memory_fraction set_rng_state set_rng_state_all set_stream stream streams synchronize use_mem_pool
+    set_per_process_memory_fraction set_rng_state set_rng_state_all set_stream stream streams synchronize tunable
+    use_mem_pool
 """.split()  # noqa: SIM905 - eighty quoted names would be harder to read
+SAME += """
+    tunable.enable tunable.get_filename tunable.get_max_tuning_duration tunable.get_max_tuning_iterations
+    tunable.get_results tunable.get_rotating_buffer_size tunable.get_validators tunable.is_enabled
+    tunable.mgpu_tune_gemm_in_file tunable.read_file tunable.record_untuned_enable tunable.record_untuned_is_enabled
+    tunable.set_filename tunable.set_max_tuning_duration tunable.set_max_tuning_iterations
+    tunable.set_numerical_check_tolerances tunable.set_rotating_buffer_size tunable.tune_gemm_in_file
+    tunable.tuning_enable tunable.tuning_is_enabled
+""".split()  # noqa: SIM905
 SAME += [f"{dtype}{kind}" for dtype in _LEGACY_DTYPES for kind in ("Storage", "Tensor")]
 
 RENAMED = {"DeferredCudaCallError": "DeferredBpCallError"}
@@ -105,8 +114,6 @@ ABSENT = {
     "set_sync_debug_mode": "synchronizing operations are not reported yet",
     "sparse": _SPARSE,
     "sparse.*": _SPARSE,
-    "tunable": "tuned choice among matrix products is not there yet",
-    "tunable.*": "tuned choice among matrix products is not there yet",
 }
 
 TABLE = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -203,7 +204,16 @@ def test_a_row_of_each_benchmark_runs(script: str, row: str) -> None:
     assert float(report["geometric mean"]) == pytest.approx(result["ratio"], abs=0.01)
 
 
-@pytest.mark.parametrize("script", ["matmul.py", "training.py"])
+def test_what_is_tuned_is_compared_with_what_is_not() -> None:
+    report = run_json("tuning.py", "--match", "^(scores|projection), of 16 tokens$", "--rounds", "1")
+    assert [one["title"] for one in report["results"]] == ["projection, of 16 tokens", "scores, of 16 tokens"]
+    for one in report["results"]:
+        assert one["ratio"] == pytest.approx(one["untuned_ms"] / one["tuned_ms"])
+    mean = math.prod(one["ratio"] for one in report["results"]) ** 0.5
+    assert float(report["geometric mean"]) == pytest.approx(mean, abs=0.01)
+
+
+@pytest.mark.parametrize("script", ["matmul.py", "training.py", "tuning.py"])
 def test_benchmarks_refuse_a_match_of_nothing(script: str) -> None:
     command = [sys.executable, str(BENCHMARKS / script), "--match", "^nothing$"]
     refused = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)

@@ -42,11 +42,11 @@ def prose(page: str) -> str:
     return re.sub(r"```.*?```", "", TEXTS[page], flags=re.DOTALL)
 
 
-def run(command: list[str], **settings: str) -> str:
+def run(command: list[str], folder: Path = ROOT, **settings: str) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_BACKPLANE_")}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"  # `python` is this one
     finished = subprocess.run(
-        command, cwd=ROOT, env={**environment, **settings}, capture_output=True, text=True, check=False
+        command, cwd=folder, env={**environment, **settings}, capture_output=True, text=True, check=False
     )
     assert finished.returncode == 0, finished.stdout[-3000:] + finished.stderr[-3000:]
     return finished.stdout
@@ -65,6 +65,7 @@ def test_every_block_of_code_has_a_test() -> None:
     assert {page: found for page, found in languages.items() if found} == {
         "README.md": {"python"},  # test_packaging.py
         "kernels.md": {"python"},
+        "torch-bp.md": {"python", "sh"},
         "write-a-driver.md": {"python", "toml", "c"},  # the driver itself: test_drivers_contract.py
         "write-an-operator.md": {"python", "sh", "c"},
     }
@@ -82,6 +83,22 @@ def test_the_python_of_write_an_operator_runs() -> None:
 @pytest.mark.parametrize("command", "".join(blocks("write-an-operator.md", "sh")).splitlines())
 def test_the_commands_of_write_an_operator_run(command: str) -> None:
     run(["bash", "-c", command])
+
+
+@pytest.mark.usefixtures("opencl")
+def test_what_torch_bp_says_of_tuning_runs(tmp_path: Path) -> None:
+    (program,) = blocks("torch-bp.md", "python")
+    printed = run([sys.executable, "-c", program], tmp_path, TORCH_BACKPLANE_DRIVERS="opencl")
+    said = "ProductTunableOp_float32,a=64x64:64x1 b=64x64:64x1 added=0,"
+    assert said.split(",")[1] in printed
+    assert said in (tmp_path / "tunableop_results0.csv").read_text(encoding="utf-8")
+    assert said in TEXTS["torch-bp.md"]
+    (tmp_path / "tunableop_results0.csv").unlink()
+    (tmp_path / "train.py").write_text(program.replace("tunable.enable()", "init()"), encoding="utf-8")
+    (commands,) = blocks("torch-bp.md", "sh")
+    printed = run(["bash", "-ec", commands], tmp_path, TORCH_BACKPLANE_DRIVERS="opencl")
+    assert "1 operators; results are in tunableop_results0.csv" in printed
+    assert said.split(",")[1] in printed.splitlines()[-1]  # which the last program has read
 
 
 def test_the_library_of_write_an_operator_is_c(tmp_path: Path) -> None:

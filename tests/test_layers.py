@@ -14,12 +14,13 @@ CSRC = ("devices", "drivers", "streams", "memory", "c10", "fallback", "plans", "
 PACKAGE = {
     "kernels": set(),
     "drivers": {"_C", "kernels"},
-    "planning": {"_C", "drivers", "kernels", "libraries"},
-    "operators": {"_C", "kernels", "planning"},
-    "accelerator": {"_C", "drivers", "operators"},
+    "tuning": {"_C", "__version__"},
+    "planning": {"_C", "drivers", "kernels", "libraries", "tuning"},
+    "operators": {"_C", "kernels", "planning", "tuning"},
+    "accelerator": {"_C", "drivers", "operators", "tuning"},
     "conformance": {"_C"},
     "audit": {"_C", "drivers", "kernels", "operators", "planning"},
-    "cli": {"_C", "audit", "conformance", "drivers", "kernels"},
+    "cli": {"_C", "accelerator", "audit", "conformance", "drivers", "kernels", "tuning"},
 }
 
 

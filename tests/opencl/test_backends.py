@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -18,11 +19,14 @@ from torch_backplane.operators import linear_algebra
 from torch_backplane.planning import Candidate, Candidates
 
 
-@pytest.fixture(autouse=True)
+@contextmanager
 def _as_it_was() -> Iterator[None]:
-    yield
-    for family in libraries.LIBRARIES:
-        libraries.prefer(family, libraries.DEFAULT)
+    """In the process of the tests, in which fixtures do not run."""
+    try:
+        yield
+    finally:
+        for family in libraries.LIBRARIES:
+            libraries.prefer(family, libraries.DEFAULT)
 
 
 def runs_on_host(function: Callable[..., Any], *arguments: Any) -> bool:
@@ -31,6 +35,7 @@ def runs_on_host(function: Callable[..., Any], *arguments: Any) -> bool:
     return "on the host" in said
 
 
+@_as_it_was()
 def test_the_module_is_there_as_pytorchs_are() -> None:
     import torch.backends.bp as module
 
@@ -41,6 +46,7 @@ def test_the_module_is_there_as_pytorchs_are() -> None:
     assert all(hasattr(module, name) for name in module.__all__)
 
 
+@_as_it_was()
 def test_another_blas_library_computes_products_that_were_planned() -> None:
     needs_sight()
     blas = torch.backends.bp.preferred_blas_library  # type: ignore[attr-defined]
@@ -57,6 +63,7 @@ def test_another_blas_library_computes_products_that_were_planned() -> None:
         assert blas() == library
 
 
+@_as_it_was()
 def test_a_preferred_library_that_does_not_take_a_call_leaves_it_to_the_next() -> None:
     torch.backends.bp.preferred_blas_library("host")  # type: ignore[attr-defined]
     integers = [torch.randint(-9, 9, (4, 4)) for _ in range(2)]
@@ -83,6 +90,7 @@ def _recurrent() -> tuple[Callable[..., Any], tuple[torch.Tensor, ...]]:
 
 
 @pytest.mark.parametrize("name", ["conv", "rnn"])
+@_as_it_was()
 def test_switches_of_libraries(name: str) -> None:
     needs_sight()
     torch.backends.bp.preferred_blas_library("generated")  # type: ignore[attr-defined]
@@ -112,6 +120,7 @@ def test_switches_of_libraries(name: str) -> None:
     assert whole_on_host()
 
 
+@_as_it_was()
 def test_a_family_has_a_candidate_for_each_of_its_libraries() -> None:
     with pytest.raises(ValueError, match="products have the libraries"):
         Candidates("products", Candidate("generated", lambda out: None))
@@ -125,6 +134,7 @@ def _attended(**named: Any) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("way", ["as it is", "a GPU's"])
+@_as_it_was()
 def test_sdpa_kernel_chooses_the_kernel(way: str) -> None:
     def check(names: list[SDPBackend], *, fused: bool) -> None:
         with sdpa_kernel(names):
@@ -152,6 +162,7 @@ def test_sdpa_kernel_chooses_the_kernel(way: str) -> None:
         check([SDPBackend.OVERRIDEABLE], fused=True)
 
 
+@_as_it_was()
 def test_switches_of_attention_are_pytorchs() -> None:
     panel: Any = torch.backends.bp  # type: ignore[attr-defined]
     for name in ("flash", "math", "overrideable"):
@@ -169,6 +180,7 @@ def test_switches_of_attention_are_pytorchs() -> None:
     panel.allow_fp16_bf16_reduction_math_sdp(before)
 
 
+@_as_it_was()
 def test_why_attention_is_not_fused_is_told() -> None:
     panel: Any = torch.backends.bp  # type: ignore[attr-defined]
     query = torch.randn(1, 2, 8, 16, device=DEVICE)

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch._C import AcceleratorError, OutOfMemoryError
 
-from torch_backplane.accelerator import _utils, amp, legacy, memory, random, streams
+from torch_backplane.accelerator import _utils, amp, legacy, memory, random, streams, tunable
 from torch_backplane.accelerator.devices import (
     _exchange_device,
     _maybe_exchange_device,
@@ -182,6 +182,7 @@ __all__ = [
     "streams",
     "synchronize",
     "temperature",
+    "tunable",
     "use_mem_pool",
     "utilization",
 ]

@@ -1,6 +1,6 @@
-"""The command line: `python -m torch_backplane devices | info | conformance | ops | audit`. One file per command.
+"""The command line: `python -m torch_backplane devices | info | conformance | ops | audit | tune`.
 
-What a command needs to do its work it imports when it runs, so that `--help` is quick.
+One file per command. What a command needs to do its work it imports when it runs, so that `--help` is quick.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from torch_backplane.cli.conformance import conformance
 from torch_backplane.cli.devices import devices
 from torch_backplane.cli.info import info
 from torch_backplane.cli.ops import ops
+from torch_backplane.cli.tune import tune
 
 app = typer.Typer(
     help="Backplane: PyTorch device backends, written in Python.", no_args_is_help=True, add_completion=False
 )
-for command in (devices, info, conformance, ops, audit):
+for command in (devices, info, conformance, ops, audit, tune):
     app.command()(command)
 
 

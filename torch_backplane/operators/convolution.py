@@ -10,11 +10,14 @@ the device's memory, and PyTorch has oneDNN's kernels for the dtype, the host co
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch._prims_common import suggest_memory_format
 
+from torch_backplane import tuning
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates.convolution import can_gather, forward, gathered, of_image, of_weight
 from torch_backplane.kernels.templates.unfold import Windows, fold, unfold
@@ -59,7 +62,8 @@ def convolution(
     if transposed and (0 in meta.shape[2:] or (self.numel() and not weight.numel())):
         raise RunOnCPU("a result without places or channels")
     layout = _layout(self, weight)
-    if meta.numel() and self.numel() and _on_host(self):
+    operands = {"input": self, "weight": weight, "bias": bias}
+    if meta.numel() and self.numel() and _on_host("Convolution", operands, settings):
         out = torch.empty(meta.shape, dtype=self.dtype, device=self.device, memory_format=layout)
         call_on_cpu(torch.ops.aten.convolution.out, self, weight, bias, *settings, out=out)
         return out
@@ -101,7 +105,8 @@ def convolution_backward(
     wanted = torch.ops.aten.convolution(_meta(self), _meta(weight), None, *settings).shape
     torch._check(grad.shape == wanted, lambda: f"expected gradients of {list(wanted)}, and got {list(grad.shape)}")
     layout = _layout(self, weight)
-    host = bool(grad.numel() and self.numel()) and _on_host(self)
+    operands = {"grad": grad, "input": self, "weight": weight}
+    host = bool(grad.numel() and self.numel()) and _on_host("ConvolutionBackward", operands, settings, output_mask)
     if not host:
         grad, self, weight = grad.contiguous(), self.contiguous(), weight.contiguous()
     made_in = layout if host else torch.contiguous_format
@@ -143,12 +148,39 @@ def _host_refuses(self: torch.Tensor) -> str | None:
     return host_refuses(self)
 
 
+_SETTINGS = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
 convolutions = Candidates("convolutions", Candidate("host", _host_refuses), Candidate("generated", lambda self: None))
 
 
-def _on_host(self: torch.Tensor) -> bool:
+def _on_host(
+    name: str, operands: Mapping[str, torch.Tensor | None], settings: Sequence[Any], mask: Sequence[bool] = ()
+) -> bool:
     """Whether the host's library computes it."""
-    return convolutions.choose(self) == "host"
+    input = operands["input"]
+    assert input is not None
+
+    named = dict(zip(_SETTINGS, settings, strict=True)) | ({"mask": mask} if mask else {})
+    problem = partial(tuning.Problem.of, name, input.dtype, **operands, **named)
+    return convolutions.choose(input, problem=problem) == "host"
+
+
+def _settings(operands: tuning.Operands) -> tuple[Any, ...]:
+    """As `_on_host` was given them."""
+    stride, padding, dilation, transposed, padded, groups = (operands.integers(name) for name in _SETTINGS)
+    return stride, padding, dilation, bool(transposed[0]), padded, groups[0]
+
+
+@tuning.trial("Convolution")
+def _trial(operands: tuning.Operands) -> Callable[[], torch.Tensor]:
+    given = (operands.given("input"), operands.given("weight"), operands.tensor("bias"), *_settings(operands))
+    return lambda: torch.ops.aten.convolution_overrideable(*given)
+
+
+@tuning.trial("ConvolutionBackward")
+def _trial_backward(operands: tuning.Operands) -> Callable[[], tuple[torch.Tensor | None, ...]]:
+    tensors = (operands.given(name) for name in ("grad", "input", "weight"))
+    given = (*tensors, *_settings(operands), [bool(one) for one in operands.integers("mask")])
+    return lambda: torch.ops.aten.convolution_backward_overrideable(*given)
 
 
 def _layout(self: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:

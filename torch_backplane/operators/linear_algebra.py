@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
+from torch_backplane import tuning
 from torch_backplane.kernels import Expression, Reduction
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import part_dtype, value_dtype
 from torch_backplane.kernels.reductions import summation, two_sum, whole
-from torch_backplane.kernels.templates.matmul import matmul
+from torch_backplane.kernels.templates.matmul import forms, matmul
 from torch_backplane.operators.reduce_ops import Dims, leave_nothing, list_of, reduce, sum_dtype
 from torch_backplane.planning import (
     Call,
@@ -156,7 +157,25 @@ def host_refuses(out: torch.Tensor) -> str | None:
     return None if out.dtype in BLAS_DTYPES else f"has no {out.dtype}".replace("torch.", "")
 
 
-products = Candidates("products", Candidate("host", host_refuses), Candidate("generated", lambda out: None))
+def _forms(out: torch.Tensor) -> Sequence[str]:
+    """Of products with this result, where the usual one is by tiles."""
+    dialect = dialect_of(out.device)
+    by_tiles = not out.is_complex() and not (dialect.target.team_size > 1 and 1 in out.shape[-2:])
+    return forms(dialect, out.dtype) if by_tiles else []
+
+
+products = Candidates("products", Candidate("host", host_refuses), Candidate("generated", lambda out: None, _forms))
+
+
+@tuning.trial("Product")
+def _trial(operands: tuning.Operands) -> Callable[[], torch.Tensor]:
+    """Of a product as `product` describes it, of two or three dimensions."""
+    a, b = operands.given("a"), operands.given("b")
+    out = a.new_empty(*a.shape[:-1], b.shape[-1])
+    if operands.flag("added"):
+        added = torch.ones_like(out)
+        return lambda: torch.addmm(added, a, b, out=out) if a.dim() == 2 else torch.baddbmm(added, a, b, out=out)
+    return lambda: torch.mm(a, b, out=out) if a.dim() == 2 else torch.bmm(a, b, out=out)
 
 
 def on_host(out: torch.Tensor) -> bool:
@@ -177,14 +196,18 @@ def product(
         beta, alpha = factors(out.dtype, beta, alpha)
     # PyTorch's Conjugate key lets products see tensors that are conjugated lazily.
     a, b, c = a.resolve_conj(), b.resolve_conj(), None if c is None else c.resolve_conj()
-    if on_host(out) and out.dim() <= 3:
+    problem = partial(tuning.Problem.of, "Product", out.dtype, a=a, b=b, added=c is not None and beta != 0)
+    chosen = products.choose(out, problem=problem if out.dim() <= 3 else None)
+    if chosen == "host" and out.dim() <= 3:
         multiply_on_host(out, a, b, c, beta, alpha)
     elif out.is_complex():
         multiply_parts(out, a, b, None if beta == 0 else c, beta, alpha)
     elif dialect_of(out.device).target.team_size > 1 and 1 in out.shape[-2:]:
         multiply_vector(out, a, b, None if beta == 0 else c, beta, alpha)
     else:
-        run_template(matmul, out.device, out, a, b, None if beta == 0 else c, alpha, beta, name="matmul")
+        form = chosen.partition("/")[2]
+        added = None if beta == 0 else c
+        run_template(matmul, out.device, out, a, b, added, alpha, beta, name="matmul", form=form)
     return out
 
 

@@ -4,10 +4,13 @@ a whole layer, where it computes products.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 
+from torch_backplane import tuning
 from torch_backplane.kernels.templates.rnn import rnn_step, rnn_step_backward
 from torch_backplane.operators.linear_algebra import host_refuses
 from torch_backplane.planning import Call, Candidate, Candidates, RunOnCPU, call_on_cpu, operator, run_template
@@ -127,6 +130,33 @@ def plain_step_backward(
 layers = Candidates("recurrent layers", Candidate("host", host_refuses), Candidate("generated", lambda input: None))
 
 
+_NAMES = ("RNNReLU", "RNNTanh", "LSTM", "GRU")  # by PyTorch's numbers
+
+
+def _problem(input: torch.Tensor, hx: torch.Tensor, bias: torch.Tensor | None, mode: int) -> tuning.Problem:
+    """A layer, forwards: gradients are computed by who computed it."""
+    return tuning.Problem.of(_NAMES[mode], input.dtype, input=input, hidden=hx.shape[1], biases=bias is not None)
+
+
+def _trial(name: str) -> None:
+    gates = {"LSTM": 4, "GRU": 3}.get(name, 1)
+    function: Any = {"LSTM": torch.lstm, "GRU": torch.gru, "RNNTanh": torch.rnn_tanh, "RNNReLU": torch.rnn_relu}[name]
+
+    @tuning.trial(name)
+    def trial(operands: tuning.Operands) -> Callable[[], Sequence[torch.Tensor]]:
+        input, hidden, biases = operands.given("input"), operands.integer("hidden"), operands.flag("biases")
+        batch, features = input.shape[1:]
+        states = [input.new_zeros(1, batch, hidden) for _ in range(2)]
+        weights = [input.new_full((gates * hidden, size), 0.01) for size in (features, hidden)]
+        weights += [input.new_zeros(gates * hidden) for _ in range(2 * biases)]
+        state: Any = states if name == "LSTM" else states[0]
+        return lambda: function(input, state, weights, biases, 1, 0.0, False, False, False)
+
+
+for one in _NAMES:
+    _trial(one)
+
+
 @operator("backplane::rnn_layer", variants=False)
 def layer(
     call: Call,
@@ -142,7 +172,7 @@ def layer(
     training: bool,
 ) -> tuple[torch.Tensor, ...]:
     """The states after all steps, the last state, the last cell and what gradients need."""
-    if layers.choose(input) != "host":
+    if layers.choose(input, problem=partial(_problem, input, hx, b_ih, mode)) != "host":
         raise RunOnCPU("steps are operators of their own")
     time, batch, features = input.shape
     hidden = hx.shape[1]
@@ -204,7 +234,9 @@ def layer_backward(
     saved: torch.Tensor,
 ) -> tuple[torch.Tensor, ...]:
     """The gradients of input, hx, cx, both weights and both biases."""
-    if saved.dtype != torch.uint8 and layers.choose(input) != "host":  # bytes are its own, whoever is preferred by now
+    # Bytes are its own, whoever is preferred by now.
+    problem = partial(_problem, input, hx, b_ih, mode)
+    if saved.dtype != torch.uint8 and layers.choose(input, problem=problem) != "host":
         raise RunOnCPU("steps are operators of their own")
     of = (input, hx, cx, w_ih, w_hh, b_ih, b_hh)
     results = tuple(input.new_empty((0,) if one is None else one.shape) for one in of)

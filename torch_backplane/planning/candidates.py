@@ -1,15 +1,20 @@
 """Heavy operators have several implementations, by their libraries: kernels that are generated, the host's, others'.
 
 The first one that takes a call has it, but for a library that the user prefers, which comes first
-(`torch_backplane.libraries`).
+(`torch_backplane.libraries`), or the one that was the quickest when a call like it was tuned
+(`torch_backplane.tuning`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from torch_backplane.libraries import LIBRARIES, preferred
+import torch
+
+from torch_backplane import tuning
+from torch_backplane.libraries import DEFAULT, LIBRARIES, preferred
+from torch_backplane.planning.launch import dialect_of
 
 
 class Candidate(NamedTuple):
@@ -19,10 +24,12 @@ class Candidate(NamedTuple):
         library: its name, one of the family's.
         refuses: why it does not take a call, in words that go on with «it», None where it does; called with what the
             family describes its calls by. It may look at dtypes, devices and numbers of dimensions.
+        forms: ways of it other than the usual one, which only calls that are tuned are computed by; called likewise.
     """
 
     library: str
     refuses: Callable[..., str | None]
+    forms: Callable[..., Sequence[str]] = lambda *described: ()
 
 
 class Candidates:
@@ -38,8 +45,23 @@ class Candidates:
         if tuple(self._candidates) != LIBRARIES[family]:
             raise ValueError(f"{family} have the libraries {LIBRARIES[family]}, and got {tuple(self._candidates)}")
 
-    def choose(self, *described: Any) -> str:
-        """The library that computes a call."""
-        first = preferred(self.family)
-        order = sorted(self._candidates.values(), key=lambda one: one.library != first)
-        return next(one.library for one in order if one.refuses(*described) is None)
+    def choose(self, first: torch.Tensor, *described: Any, problem: Callable[[], tuning.Problem] | None = None) -> str:
+        """The library that computes a call, with its form where that is not the usual one: "generated/tile=32".
+
+        Args:
+            first, described: what candidates are asked with; first is on the call's device.
+            problem: the call as it is tuned, looked at only where something is.
+        """
+        takers = [one for one in self._candidates.values() if one.refuses(first, *described) is None]
+        wanted = tuning.forced(self.family) or preferred(self.family)
+        if any(one.library == wanted.partition("/")[0] for one in takers):
+            return wanted
+        if wanted == DEFAULT and problem is not None and tuning.context["enabled"]:
+            forms = (
+                [one.library, *(f"{one.library}/{form}" for form in one.forms(first, *described))] for one in takers
+            )
+            names = [name for each in forms for name in each]
+            if len(names) > 1:
+                cache_bytes = dialect_of(first.device).target.cache_bytes
+                return tuning.winner(self.family, problem(), first.device, names, cache_bytes)
+        return takers[0].library

@@ -20,6 +20,8 @@ from torch_backplane.kernels.templates.source import Launch, make_launch, split
 from torch_backplane.kernels.templates.spelling import lane_count
 from torch_backplane.kernels.templates.tiles import (
     BLOCK,
+    PER_ITEM,
+    SIDES,
     Tiles,
     add_parts,
     divide,
@@ -34,6 +36,7 @@ from torch_backplane.kernels.templates.tiles import (
 _SMALL_GROUP = 8
 _OUTER_ROWS = 8
 _INNER_ROWS = _INNER_COLUMNS = 4
+_WHOLE = "/whole"  # at the end of forms whose sums are not divided
 
 
 def matmul(
@@ -44,10 +47,12 @@ def matmul(
     c: torch.Tensor | None = None,
     alpha: int | float = 1,
     beta: int | float = 1,
+    form: str = "",
 ) -> list[Launch]:
     """out = beta * c + alpha * a @ b; without c, out = alpha * a @ b.
 
     Args:
+        form: one of `forms`; the usual one where empty.
         out, c: (batch, rows, columns), with none, one or two dimensions of batch. c has out's shape (expanded), and may
             be out.
         a: (batch, rows, depth). b: (batch, depth, columns). A stride may be anything, 0 too.
@@ -60,17 +65,17 @@ def matmul(
     outer, inner, rows, columns = out.shape
     batch, depth = outer * inner, a.shape[3]
     if c is None and out.stride(3) != 1 and out.stride(2) == 1:
-        return matmul(dialect, out.mT, b.mT, a.mT, None, alpha)
+        return matmul(dialect, out.mT, b.mT, a.mT, None, alpha, form=form)
     factors_of = {"a": a, "b": b}
     inputs = factors_of if c is None else {**factors_of, "c": c}
     integers = {"batches": batch, "inner_batches": inner, "rows": rows, "columns": columns, "depth": depth}
     kind = summed(out.dtype)
     constants: dict[str, int | str] = {"MULTIPLY_ADD(x, y, z)": kind.multiply_add, "WITH_C(at)": with_c(c)}
     launch = partial(make_launch, dialect=dialect, constants=constants, value=kind.value)
-    side = side_of(dialect, kind.value)
+    side = _side(dialect, kind.value, form)
     lanes = lane_count(dialect, kind.value)
     if side is not None:
-        tiles = divide(dialect.target, side, batch, rows, columns, depth)
+        tiles = divide(dialect.target, side, batch, rows, columns, depth, whole=form.endswith(_WHOLE))
         if tiles.parts > 1:
             parts = room(kind, tiles.parts, out.numel(), out.device)
             first = launch(
@@ -107,6 +112,21 @@ def matmul(
         strided={"out", *inputs},
     )
     return [made]
+
+
+def forms(dialect: Dialect, dtype: torch.dtype) -> list[str]:
+    """Which there are beside the usual one, for results of `dtype`: other tiles, and sums that are not divided."""
+    side = side_of(dialect, summed(dtype).value)
+    if side is None:
+        return []
+    tiles = [f"tile={one * PER_ITEM}" for one in SIDES if one <= side]
+    return [*tiles[1:], *(tile + _WHOLE for tile in tiles)]
+
+
+def _side(dialect: Dialect, value: torch.dtype, form: str) -> int | None:
+    """Of a group."""
+    tile = form.removesuffix(_WHOLE).removeprefix("tile=")
+    return int(tile) // PER_ITEM if tile else side_of(dialect, value)
 
 
 def _strides(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:

@@ -18,7 +18,7 @@ from torch_backplane.kernels.target import Target
 from torch_backplane.kernels.templates.source import Launch, make_launch, split, substitute
 
 # A group of SIDE × SIDE work items computes SIDE × SIDE × PER_ITEM × PER_ITEM results, DEPTH products at a time.
-PER_ITEM, DEPTH, _SIDES = 4, 16, (16, 8, 4)
+PER_ITEM, DEPTH, SIDES = 4, 16, (16, 8, 4)
 BLOCK = 64  # additions in a row, for each number of a vector
 _LEAST_PART = 128  # products
 _LONG, _LEAST_CHUNK = 48, 4  # parts: from when on they are added up in chunks, and of a chunk
@@ -64,7 +64,7 @@ def side_of(dialect: Dialect, value: torch.dtype, more: tuple[int, int] = (0, 0)
         tiles = 2 * DEPTH * (side * PER_ITEM + 1) * value.itemsize + more[0] + side * PER_ITEM * more[1]
         return side * side <= dialect.target.max_group_size and tiles <= dialect.target.local_memory
 
-    return next(filter(fits, _SIDES), None) if dialect.target.simt else None
+    return next(filter(fits, SIDES), None) if dialect.target.simt else None
 
 
 class Tiles(NamedTuple):
@@ -86,12 +86,12 @@ class Tiles(NamedTuple):
         return {"parts": self.parts, "part_depth": self.part_depth} if self.parts > 1 else {}
 
 
-def divide(target: Target, side: int, batch: int, rows: int, columns: int, depth: int) -> Tiles:
-    """Into as many parts as fill the device, if these are no more memory than the operands."""
+def divide(target: Target, side: int, batch: int, rows: int, columns: int, depth: int, whole: bool = False) -> Tiles:
+    """Into as many parts as fill the device, if these are no more memory than the operands; none if `whole`."""
     tile = side * PER_ITEM
     count = batch * -(-rows // tile) * -(-columns // tile)
     enough = target.enough_groups_of(side * side)
-    if count >= enough or depth < 2 * _LEAST_PART:
+    if whole or count >= enough or depth < 2 * _LEAST_PART:
         return Tiles(side, count, 1, depth)
     parts = min(-(-enough // count), depth // _LEAST_PART, (rows + columns) * depth // (2 * rows * columns))
     if parts < 2:

@@ -1,0 +1,487 @@
+"""torch.bp.tunable: candidates are timed, the quickest computes, and files remember it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from agreement import DEVICE
+from targets import target
+from test_backends import runs_on_host
+from test_host_work import needs_sight
+from typer.testing import CliRunner
+
+from torch_backplane import _C, plans
+from torch_backplane.cli import app
+from torch_backplane.operators import linear_algebra
+from torch_backplane.tuning import context, forced
+from torch_backplane.tuning.trials import Clock
+
+tunable: Any = torch.bp.tunable  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _anew() -> Iterator[None]:
+    """In a folder of its own, with settings and results as at the start, and the clock as it was."""
+    before = os.getcwd()
+    plain = {"_results": {}, "_asked": set(), "_unwritable": set(), "inserts_ordinal": True}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.multiple(context, _set=dict(context._set), **plain),
+        mock.patch.object(Clock, "milliseconds", Clock.milliseconds),
+    ):
+        os.chdir(folder)
+        try:
+            yield
+        finally:
+            os.chdir(before)
+            _C.advance_configuration_epoch()
+
+
+anew = _anew()  # decorates tests
+
+
+class Times:
+    """Takes the place of the clock: how long each candidate takes, and the trials that there were."""
+
+    def __init__(self, family: str = "products", **milliseconds: float) -> None:
+        self.milliseconds, self.family = milliseconds, family
+        self.trials: list[str] = []
+        timed = Clock.milliseconds
+        Clock.milliseconds = lambda clock: self._say(timed(clock))  # type: ignore[method-assign]
+
+    def _say(self, _: float) -> float:
+        candidate = forced(self.family)
+        if candidate is None:
+            return 1.0
+        self.trials.append(candidate)
+        return self.milliseconds.get(candidate, 5.0)
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.randn(shape).to(DEVICE)
+
+
+def lines() -> list[str]:
+    return Path("tunableop_results0.csv").read_text(encoding="utf-8").splitlines()
+
+
+@anew
+def test_the_quickest_computes_from_then_on() -> None:
+    needs_sight()
+    timed = Times(generated=1.0, host=2.0)
+    a, b, c = random(7, 5), random(5, 9), random(9, 4)
+    assert runs_on_host(torch.mm, a, b)
+    tunable.enable()
+    for _ in range(3):
+        torch.testing.assert_close((a @ b).cpu(), a.cpu() @ b.cpu())
+        assert not runs_on_host(torch.mm, a, b)
+    assert sorted(set(timed.trials)) == ["generated", "host"]
+    count = len(timed.trials)
+    a @ b
+    a.clone() @ b.clone()
+    assert len(timed.trials) == count
+    timed.milliseconds = {"generated": 2.0, "host": 1.0}
+    for _ in range(3):  # other sizes, layouts and dtypes are other problems
+        torch.testing.assert_close((b @ c).cpu(), b.cpu() @ c.cpu())
+    assert len(timed.trials) == 2 * count
+    torch.testing.assert_close((b.t() @ a.t()).cpu(), (b.t().cpu() @ a.t().cpu()))
+    assert len(timed.trials) == 3 * count
+    assert runs_on_host(torch.mm, b, c)
+    assert not runs_on_host(torch.mm, a, b)
+    tunable.enable(False)
+    assert runs_on_host(torch.mm, a, b)
+    tunable.enable()
+    tunable.tuning_enable(False)
+    assert not runs_on_host(torch.mm, a, b)
+    assert runs_on_host(torch.mm, random(3, 5), b)  # untuned
+    assert len(timed.trials) == 3 * count
+    torch.backends.bp.preferred_blas_library("host")  # type: ignore[attr-defined]
+    try:
+        assert runs_on_host(torch.mm, a, b)  # a wish comes first
+    finally:
+        torch.backends.bp.preferred_blas_library("default")  # type: ignore[attr-defined]
+
+
+@anew
+def test_many_shapes_one_after_the_other_are_right_while_they_are_tuned() -> None:
+    tunable.enable()
+    tunable.set_max_tuning_iterations(1)
+    for layout in (lambda x: x, lambda x: x.mT):
+        for rows, depth, columns in ((3, 4, 5), (8, 2, 9), (3, 4, 5), (1, 7, 1), (16, 16, 16), (8, 2, 9), (5, 0, 3)):
+            for batch in ((), (3,), (1,)):
+                a, b = torch.randn(*batch, rows, depth), torch.randn(*batch, columns, depth).mT
+                if layout(a).shape[-1] != layout(b).shape[-2]:
+                    a, b = b.mT, a.mT
+                    a, b = a[..., : min(a.shape[-1], b.shape[-2])], b[..., : min(a.shape[-1], b.shape[-2]), :]
+                x, y = (a, b) if a.shape[-1] == b.shape[-2] else (a, a.mT)
+                torch.testing.assert_close((x.to(DEVICE) @ y.to(DEVICE)).cpu(), x @ y)
+    assert len(tunable.get_results()) == len({one[:2] for one in tunable.get_results()})
+
+
+@anew
+def test_times_are_of_candidates_and_nothing_else_is_touched() -> None:
+    needs_sight()
+    a, b = random(6, 6), random(6, 6)
+    torch.bp.manual_seed(3)  # type: ignore[attr-defined]
+    states = torch.get_rng_state(), torch.bp.get_rng_state(), torch.bp.current_stream()  # type: ignore[attr-defined]
+    tunable.enable()
+    torch.addmm(a, a, b)
+    torch.baddbmm(a[None], a[None], b[None], beta=0)
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert torch.equal(states[1], torch.bp.get_rng_state())  # type: ignore[attr-defined]
+    assert states[2] == torch.bp.current_stream()  # type: ignore[attr-defined]
+    (name, parameters, candidate, milliseconds), (_, batched, *_) = tunable.get_results()
+    assert (name, parameters) == ("ProductTunableOp_float32", "a=6x6:6x1 b=6x6:6x1 added=1")
+    assert batched == "a=1x6x6:36x6x1 b=1x6x6:36x6x1 added=0"
+    assert candidate in ("host", "generated")
+    assert 0 < milliseconds < 1000
+    assert lines()[:4] == [f"Validator,{key},{value}" for key, value in tunable.get_validators()]
+    assert lines()[4].split(",")[:3] == [name, parameters, candidate]
+    assert len(lines()) == 6
+
+
+@anew
+def test_convolutions_and_recurrent_layers_are_tuned() -> None:
+    needs_sight()
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("this PyTorch has no oneDNN, so that convolutions have one candidate")
+    timed = Times("convolutions", generated=1.0, host=2.0)
+    x, w = torch.randn(2, 4, 9, 9, requires_grad=True), torch.randn(6, 2, 3, 3, requires_grad=True)
+    given = [one.detach().to(DEVICE).requires_grad_() for one in (x, w)]
+    tunable.enable()
+    for settings in ({"stride": 2, "groups": 2}, {"padding": 1, "groups": 2}, {"stride": 2, "groups": 2}):
+        found, expected = F.conv2d(*given, None, **settings), F.conv2d(x, w, None, **settings)  # type: ignore[call-overload]
+        torch.testing.assert_close(found.cpu(), expected)
+        grads = torch.autograd.grad(found.square().sum(), given)
+        for one, other in zip(grads, torch.autograd.grad(expected.square().sum(), (x, w)), strict=True):
+            torch.testing.assert_close(one.cpu(), other, atol=1e-4, rtol=1e-4)
+    assert set(timed.trials) == {"host", "generated"}
+    names = [one[0] for one in tunable.get_results() if not one[0].startswith("Product")]
+    assert names == ["ConvolutionTunableOp_float32", "ConvolutionBackwardTunableOp_float32"] * 2
+    assert {one[2] for one in tunable.get_results() if one[0].startswith("Conv")} == {"generated"}
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+@anew
+def test_layers_are_tuned(kind: str) -> None:
+    needs_sight()
+    timed = Times("recurrent layers", generated=1.0, host=2.0)
+    layer, x = getattr(torch.nn, kind)(5, 7), torch.randn(4, 3, 5)
+    expected = layer(x)[0]
+    expected.sum().backward()
+    weights = [one.grad for one in layer.parameters()]
+    there = getattr(torch.nn, kind)(5, 7).to(DEVICE)
+    there.load_state_dict(layer.state_dict())
+    tunable.enable()
+    for _ in range(2):
+        there.zero_grad()
+        found = there(x.to(DEVICE))[0]
+        torch.testing.assert_close(found.cpu(), expected)
+        found.sum().backward()
+        for one, other in zip(there.parameters(), weights, strict=True):
+            assert one.grad is not None
+            torch.testing.assert_close(one.grad.cpu(), other)
+    assert set(timed.trials) == {"host", "generated"}
+    layers = [one for one in tunable.get_results() if not one[0].startswith("Product")]
+    assert [one[2] for one in layers] == ["generated"]
+
+
+@pytest.mark.parametrize("form", ["tile=32", "tile=16", "tile=64/whole", "tile=32/whole", "tile=16/whole"])
+@anew
+def test_a_device_in_lockstep_has_tiles_to_choose_from(form: str) -> None:
+    timed = Times(**{f"generated/{form}": 1.0})
+    with target("gpu"):
+        tunable.enable()
+        tunable.set_max_tuning_iterations(1)
+        for rows, depth, columns in ((70, 3, 33), (9, 700, 40), (1, 5, 8)):
+            a, b = torch.randn(rows, depth), torch.randn(depth, columns)
+            torch.testing.assert_close((a.to(DEVICE) @ b.to(DEVICE)).cpu(), a @ b, atol=1e-4, rtol=1e-4)
+        chosen = [one[2] for one in tunable.get_results()]
+        assert f"generated/{form}" in timed.trials
+        assert set(chosen) == {f"generated/{form}"}
+
+
+@anew
+def test_results_of_a_file_are_used() -> None:
+    needs_sight()
+    timed = Times(generated=1.0, host=2.0)
+    tunable.enable()
+    a, b = random(7, 5), random(5, 9)
+    a @ b
+    count = len(timed.trials)
+    context._results.clear()
+    assert not runs_on_host(torch.mm, a, b)  # it was read when it was asked for
+    assert len(timed.trials) == count
+    for candidate, on_host in (("Default", True), ("generated", False), ("of another version", True), ("host", True)):
+        file = Path(f"other_{on_host}.csv")
+        file.write_text("\n".join([*lines()[:-1], lines()[-1].replace("generated", candidate)]), encoding="utf-8")
+        assert tunable.read_file(str(file))
+        assert runs_on_host(torch.mm, a, b) == on_host
+    assert len(timed.trials) == count
+
+
+GOOD = "ProductTunableOp_float32,a=7x5:5x1 b=5x9:9x1 added=0,generated,0.1"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("ProductTunableOp_float32,a=7x5:5x1", "a result has operator, parameters, candidate and milliseconds"),
+        (GOOD.replace("Tunable", ""), "is no operator and dtype"),
+        (GOOD.replace("float32", "float31"), "is no operator and dtype"),
+        (GOOD.replace("7x5:5x1", "seven"), "'a=seven' is no parameter"),
+        (GOOD.replace("0.1", "soon"), "soon"),
+        (GOOD.replace("0.1", "-1"), "-1 milliseconds"),
+        (GOOD.replace(",generated", ","), "a result has operator"),
+        ("Validator,PT_VERSION", "a validator has a name and a value"),
+        ("Validator,PT_VERSION,1.0", "it is for PT_VERSION 1.0, and here it is"),
+        ("Validator,ROCM_VERSION,6.0", "it is for ROCM_VERSION 6.0, and known are PT_VERSION"),
+    ],
+)
+@anew
+def test_a_damaged_or_stale_file_is_refused_with_its_line(line: str, said: str) -> None:
+    needs_sight()
+    Times(generated=1.0, host=2.0)
+    file = Path("tunableop_results0.csv")
+    header = [f"Validator,{name},{value}" for name, value in tunable.get_validators()]
+    text = "\n".join([*header, GOOD.replace("generated", "host"), line, ""])
+    file.write_text(text, encoding="utf-8")
+    tunable.enable()
+    a, b = random(7, 5), random(5, 9)
+    with pytest.warns(UserWarning, match="tuning results are not read") as caught:
+        assert not runs_on_host(torch.mm, a, b)  # nothing of it was taken: it was tuned
+    assert any(f"tunableop_results0.csv:{len(header) + 2}: " in str(one.message) for one in caught)
+    assert any(said in str(one.message) for one in caught)
+    assert file.read_text(encoding="utf-8") == text  # and it is as it was
+    with pytest.warns(UserWarning, match="not read"):
+        assert not tunable.read_file()
+    assert not runs_on_host(torch.mm, a, b)
+    assert tunable.read_file("tunableop_results0.csv") is False
+
+
+@anew
+def test_a_file_without_validators_or_text_is_refused() -> None:
+    for content in (GOOD.encode(), b"\xff\xfe\x00"):
+        Path("bad.csv").write_bytes(content)
+        with pytest.warns(UserWarning, match="bad.csv:1: "):
+            assert not tunable.read_file("bad.csv")
+    with pytest.warns(UserWarning, match="no_such.csv"):
+        assert not tunable.read_file("no_such.csv")
+
+
+@anew
+def test_what_is_untuned_is_recorded_and_tuned_later() -> None:
+    needs_sight()
+    timed = Times(generated=1.0, host=2.0)
+    tunable.enable()
+    tunable.tuning_enable(False)
+    tunable.record_untuned_enable()
+    shapes = [(7, 5, 9), (2, 3, 4), (7, 5, 9)]
+    for rows, depth, columns in shapes:
+        random(rows, depth) @ random(depth, columns)
+    recorded = Path("tunableop_untuned0.csv").read_text(encoding="utf-8").splitlines()
+    assert recorded == [
+        "ProductTunableOp_float32,a=7x5:5x1 b=5x9:9x1 added=0",
+        "ProductTunableOp_float32,a=2x3:3x1 b=3x4:4x1 added=0",
+    ]
+    assert not timed.trials
+    with pytest.raises(AssertionError, match="Tuning is not enabled"):
+        tunable.tune_gemm_in_file("tunableop_untuned0.csv")
+    tunable.tuning_enable()
+    tunable.record_untuned_enable(False)
+    tunable.tune_gemm_in_file("tunableop_untuned0.csv")
+    assert [one[2] for one in tunable.get_results()] == ["generated"] * 2
+    count = len(timed.trials)
+    assert not runs_on_host(torch.mm, random(7, 5), random(5, 9))
+    assert len(timed.trials) == count
+    tunable.enable(False)
+    with pytest.raises(AssertionError, match="TunableOp is not enabled"):
+        tunable.tune_gemm_in_file("tunableop_untuned0.csv")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("Product", "untuned.csv:2: a problem has operator and parameters"),
+        ("ProductTunableOp_float32,a", "untuned.csv:2: 'a' is no parameter"),
+        ("GemmTunableOp_float32,a=1", "there is no operator GemmTunableOp_float32: known are Convolution"),
+        ("ProductTunableOp_float32,a=3x4:4x1 added=0", "there is no parameter b, but a, added"),
+        ("ProductTunableOp_float32,a=3x4 b=4x4:4x1 added=0", "a=3x4 is no tensor"),
+        ("ProductTunableOp_float32,a=- b=4x4:4x1 added=0", "a=- is no tensor"),
+    ],
+)
+@anew
+def test_a_list_that_is_damaged_is_refused(line: str, said: str) -> None:
+    Path("untuned.csv").write_text(f"ProductTunableOp_float32,a=2x2:2x1 b=2x2:2x1 added=0\n{line}\n", encoding="utf-8")
+    tunable.enable()
+    with pytest.raises(ValueError, match=said):
+        tunable.tune_gemm_in_file("untuned.csv")
+    done = CliRunner().invoke(app, ["tune", "untuned.csv"], env={"COLUMNS": "200"})
+    assert done.exit_code == 2
+    assert said in done.output
+
+
+@anew
+def test_a_candidate_that_fails_or_is_wrong_is_left_out() -> None:
+    needs_sight()
+    Times(generated=1.0, host=2.0)
+    tunable.enable()
+    good = linear_algebra.run_template
+
+    def fails(*arguments: Any, **options: Any) -> None:
+        if forced("products"):
+            raise RuntimeError("out of registers\nand more")
+        good(*arguments, **options)
+
+    a, b = random(7, 5), random(5, 9)
+    warned = pytest.warns(UserWarning, match="generated is left out for .*out of registers")
+    with mock.patch.object(linear_algebra, "run_template", fails), warned:
+        assert runs_on_host(torch.mm, a, b)
+    tunable.set_numerical_check_tolerances(True, 0.0, 0.0)
+    c, d = random(70, 500), random(500, 90)
+    with pytest.warns(UserWarning, match="generated is left out for .*Tensor-likes are not"):
+        assert runs_on_host(torch.mm, c, d)
+    tunable.set_numerical_check_tolerances(True, 1e-3, 1e-3)
+    assert not runs_on_host(torch.mm, d[:400], random(90, 30))
+    tunable.set_numerical_check_tolerances(False)
+
+
+@anew
+def test_results_that_cannot_be_written_are_kept() -> None:
+    needs_sight()
+    Times(generated=1.0, host=2.0)
+    tunable.set_filename("no/such/folder.csv")
+    tunable.enable()
+    a, b = random(7, 5), random(5, 9)
+    with pytest.warns(UserWarning, match="tuning results are not written: .*no/such"):
+        assert not runs_on_host(torch.mm, a, b)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not runs_on_host(torch.mm, b, random(9, 2))  # said once
+    assert len(tunable.get_results()) == 2
+
+
+@anew
+def test_names_of_files() -> None:
+    assert tunable.get_filename() == "tunableop_results0.csv"
+    tunable.set_filename("x.csv")
+    assert tunable.get_filename() == "x.csv"
+    tunable.set_filename("x.csv", insert_device_ordinal=True)
+    assert tunable.get_filename() == "x0.csv"
+    tunable.set_filename("folder/x_%d.csv")
+    assert tunable.get_filename() == "folder/x_0.csv"
+    with pytest.raises(ValueError, match="filename is the name of a file, and got ''"):
+        tunable.set_filename("")
+    assert tunable.get_filename() == "folder/x_0.csv"
+
+
+@anew
+def test_limits() -> None:
+    assert (tunable.get_max_tuning_duration(), tunable.get_max_tuning_iterations()) == (30, 100)
+    tunable.set_max_tuning_duration(7)
+    tunable.set_max_tuning_iterations(3)
+    assert (tunable.get_max_tuning_duration(), tunable.get_max_tuning_iterations()) == (7, 3)
+    for bad in (-1, 2.5, "3"):
+        with pytest.raises(ValueError, match="duration is a whole number that is not negative, and got"):
+            tunable.set_max_tuning_duration(bad)
+        with pytest.raises(ValueError, match="iterations is"):
+            tunable.set_max_tuning_iterations(bad)
+    assert tunable.get_rotating_buffer_size() >= 0
+    tunable.set_rotating_buffer_size(2)
+    assert tunable.get_rotating_buffer_size() == 2048
+
+
+def program(text: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    given = {key: value for key, value in os.environ.items() if not key.startswith("PYTORCH_TUNABLEOP_")}
+    command = [sys.executable, "-c", "import torch\na, b = (torch.ones(4, 4, device='bp') for _ in 'ab')\n" + text]
+    return subprocess.run(command, env=given | environment, capture_output=True, text=True, timeout=300, check=False)
+
+
+@anew
+def test_the_environment_holds_whatever_a_program_sets() -> None:
+    needs_sight()
+    done = program(
+        "t = torch.bp.tunable; t.enable(False); t.set_max_tuning_iterations(5); t.set_filename('other.csv')\n"
+        "a @ b; print(t.is_enabled(), t.get_max_tuning_iterations(), t.get_filename(), len(t.get_results()))",
+        PYTORCH_TUNABLEOP_ENABLED="1",
+        PYTORCH_TUNABLEOP_MAX_TUNING_ITERATIONS="2",
+        PYTORCH_TUNABLEOP_FILENAME="mine%d.csv",
+        PYTORCH_TUNABLEOP_TUNING="perhaps",
+        PYTORCH_TUNABLEOP_VERBOSE="1",
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "True 2 mine0.csv 1"
+    assert "tuned ProductTunableOp_float32 a=4x4:4x1" in done.stdout
+    assert "PYTORCH_TUNABLEOP_TUNING='perhaps' is not 0 or 1, and is left out" in done.stderr
+    assert Path("mine0.csv").exists()
+
+
+@anew
+def test_several_processes_write_one_file() -> None:
+    needs_sight()
+    text = "for n in range(2, 12): torch.ones({}, n, device='bp') @ torch.ones(n, 3, device='bp')"
+    settings = {"PYTORCH_TUNABLEOP_ENABLED": "1", "PYTORCH_TUNABLEOP_MAX_TUNING_ITERATIONS": "1"}
+    given = os.environ | settings
+    commands = [[sys.executable, "-c", "import torch\n" + text.format(rows)] for rows in (5, 6, 5)]
+    running = [subprocess.Popen(command, env=given) for command in commands]
+    assert [one.wait(300) for one in running] == [0, 0, 0]
+    assert tunable.read_file()
+    assert len(tunable.get_results()) == 20
+
+
+@anew
+def test_a_list_is_tuned_on_several_devices_and_by_the_command() -> None:
+    needs_sight()
+    Path("untuned0.csv").write_text("ProductTunableOp_float32,a=4x2:2x1 b=2x3:3x1 added=0\n", encoding="utf-8")
+    Path("untuned1.csv").write_text(
+        "ProductTunableOp_float32,a=4x2:2x1 b=2x3:3x1 added=0\nProductTunableOp_bfloat16,a=4x5:5x1 b=5x3:3x1 added=0\n",
+        encoding="utf-8",
+    )
+    tunable.enable()
+    tunable.set_max_tuning_iterations(2)
+    with pytest.raises(AssertionError, match="num_gpus must be between 1 and 2, got 3"):
+        tunable.mgpu_tune_gemm_in_file("untuned?.csv", 3)
+    with pytest.raises(ValueError, match="bp:1 is another device than bp:0"):
+        tunable.mgpu_tune_gemm_in_file("untuned?.csv", 2)
+    with pytest.raises(ValueError, match="no file is named nothing"):
+        tunable.mgpu_tune_gemm_in_file("nothing*.csv", 1)
+    tunable.mgpu_tune_gemm_in_file("untuned?.csv", 1)
+    assert tunable.read_file("tunableop_results_full0.csv")
+    assert len(tunable.get_results()) == 2
+    done = CliRunner().invoke(
+        app, ["tune", "untuned1.csv", "--output", "tuned.csv", "--iterations", "2"], env={"COLUMNS": "200"}
+    )
+    assert done.exit_code == 0, done.output
+    assert "2 operators; results are in tuned.csv" in done.output
+    for options, said in (
+        (["no.csv"], "no.csv"),
+        (["untuned1.csv", "--device", "7"], "--device 7 is not one of 0 to 1"),
+    ):
+        done = CliRunner().invoke(app, ["tune", *options], env={"COLUMNS": "200"})
+        assert done.exit_code == 2
+        assert said in done.output
+
+
+@anew
+def test_a_tuned_call_is_planned_once() -> None:
+    needs_sight()
+    tunable.enable()
+    a, b = random(7, 5), random(5, 9)
+    for _ in range(3):
+        a @ b
+    before = plans.stats()["aten::mm"]["replays"]
+    for _ in range(5):
+        a @ b
+    assert plans.stats()["aten::mm"]["replays"] - before == 5

@@ -1,0 +1,68 @@
+"""`tune`: the quickest candidates for operators that a program has recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def tune(
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="Of what is untuned (tunableop_untuned0.csv), or results.")
+    ],
+    device: Annotated[int, typer.Option(help="The number of the bp device.")] = 0,
+    output: Annotated[
+        str, typer.Option(metavar="FILE", help="Where results go; by default the file that programs read.")
+    ] = "",
+    duration: Annotated[int, typer.Option(metavar="MS", help="The most for each candidate.", min=0)] = 0,
+    iterations: Annotated[int, typer.Option(metavar="N", help="The most calls of each candidate.", min=0)] = 0,
+) -> None:
+    """Time the candidates of operators that a program recorded with PYTORCH_TUNABLEOP_RECORD_UNTUNED=1, and write the
+    quickest into a file that programs read with PYTORCH_TUNABLEOP_ENABLED=1.
+
+    What the file already has a result for is not tuned again. The exit code is 0 when everything has a result, 2 when
+    FILE cannot be tuned.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+    from rich.table import Table
+
+    import torch_backplane  # noqa: F401 - brings torch.bp
+    from torch_backplane.accelerator import tunable
+    from torch_backplane.accelerator.devices import device_count, set_device
+    from torch_backplane.cli.console import fail
+    from torch_backplane.drivers.base import SettingError
+    from torch_backplane.tuning.files import read_problems
+
+    console = Console(highlight=False)
+    try:
+        problems = read_problems(Path(file))
+        count = device_count()
+        if not 0 <= device < count:
+            fail(f"--device {device} is not one of 0 to {count - 1}" if count else "there is no bp device")
+        set_device(device)
+        tunable.enable()
+        tunable.tuning_enable()
+        if not (tunable.is_enabled() and tunable.tuning_is_enabled()):
+            fail("PYTORCH_TUNABLEOP_ENABLED or PYTORCH_TUNABLEOP_TUNING forbids tuning")
+        if output:
+            tunable.set_filename(output)
+        if duration:
+            tunable.set_max_tuning_duration(duration)
+        if iterations:
+            tunable.set_max_tuning_iterations(iterations)
+        with Progress(console=console, transient=True) as progress:
+            task = progress.add_task("tuning", total=len(problems))
+            tunable.tune_all(problems, device, lambda one: progress.advance(task))
+    except (ValueError, OSError, SettingError) as error:
+        fail(str(error))
+    results = {(name, parameters): rest for name, parameters, *rest in tunable.get_results()}
+    table = Table("operator", "parameters", "candidate", "ms", expand=False)
+    for one in problems:
+        candidate, milliseconds = results.get((one.name, one.parameters), ("the only one", None))
+        said = "" if milliseconds is None else f"{milliseconds:.4g}"
+        table.add_row(one.name, one.parameters, str(candidate), said)
+    console.print(table)
+    console.print(f"{len(problems)} operators; results are in {tunable.get_filename()}")

@@ -1,0 +1,296 @@
+"""What is tuned, and with what limits: the settings, the results, and asking for the candidate of a call."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torch_backplane import _C
+from torch_backplane.tuning.files import BadFile, Result, add_problem, add_result, read_results
+from torch_backplane.tuning.problems import Problem
+from torch_backplane.tuning.trials import ROUNDS, Clock, best
+
+DEFAULT = "Default"  # the candidate that is taken untuned
+PREFIX = "PYTORCH_TUNABLEOP_"
+
+
+class _Thread(threading.local):
+    forced: tuple[str, str] | None = None  # family and candidate, in a trial
+
+
+_thread = _Thread()
+_one_at_a_time = threading.Lock()  # of trials, which would be slower beside each other
+
+
+@contextmanager
+def forcing(family: str, candidate: str) -> Iterator[None]:
+    """This thread's calls of a family of operators are computed by `candidate`, where it takes them."""
+    before, _thread.forced = _thread.forced, (family, candidate)
+    _C.advance_configuration_epoch()  # plans were made with another one
+    try:
+        yield
+    finally:
+        _thread.forced = before
+        _C.advance_configuration_epoch()
+
+
+def forced(family: str) -> str | None:
+    """The candidate that this thread's trial is of."""
+    return _thread.forced[1] if _thread.forced is not None and _thread.forced[0] == family else None
+
+
+def _flag(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise ValueError("0 or 1")
+    return text == "1"
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError("a whole number that is not negative")
+    return int(text)
+
+
+def _any_whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError("a whole number") from None
+
+
+def _tolerances(text: str) -> tuple[float, float] | None:
+    if text in ("0", "1"):
+        return (1e-5, 1e-5) if text == "1" else None
+    try:
+        atol, rtol = (float(one) for one in text.split("_"))
+    except ValueError:
+        raise ValueError("0, 1 or ATOL_RTOL, such as 1e-5_1e-5") from None
+    return atol, rtol
+
+
+# The environment variables of torch.cuda.tunable that have a meaning here, by the setting; and how each is read.
+VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "enabled": ("ENABLED", _flag),
+    "tuning": ("TUNING", _flag),
+    "record_untuned": ("RECORD_UNTUNED", _flag),
+    "filename": ("FILENAME", str),
+    "untuned_filename": ("UNTUNED_FILENAME", str),
+    "max_duration": ("MAX_TUNING_DURATION_MS", _whole),
+    "max_iterations": ("MAX_TUNING_ITERATIONS", _whole),
+    "tolerances": ("NUMERICAL_CHECK", _tolerances),
+    "rotating": ("ROTATING_BUFFER_SIZE", _any_whole),
+    "verbose": ("VERBOSE", _whole),
+}
+
+
+class Context:
+    """The settings of this process, and for each device the results.
+
+    What the environment sets holds whatever a program sets afterwards, as with torch.cuda.
+    """
+
+    def __init__(self) -> None:
+        self._set: dict[str, Any] = {
+            "enabled": False,
+            "tuning": True,
+            "record_untuned": False,
+            "filename": "tunableop_results.csv",
+            "untuned_filename": "tunableop_untuned.csv",
+            "max_duration": 30,
+            "max_iterations": 100,
+            "tolerances": None,
+            "rotating": -1,
+            "verbose": 0,
+        }
+        self._by_environment: set[str] = set()
+        self.inserts_ordinal = True
+        self._lock = threading.RLock()
+        self._results: dict[int, dict[Problem, Result]] = {}
+        self._asked: set[tuple[int, Problem]] = set()  # that are in the file of what is untuned
+        self._unwritable: set[Path] = set()
+        for name, (suffix, read) in VARIABLES.items():
+            text = os.environ.get(PREFIX + suffix)
+            if text is None:
+                continue
+            try:
+                self._set[name] = read(text.strip())
+                self._by_environment.add(name)
+            except ValueError as error:
+                warnings.warn(f"{PREFIX}{suffix}={text!r} is not {error}, and is left out", stacklevel=2)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._set[name]
+
+    def set(self, name: str, value: Any) -> None:
+        if name in self._by_environment:
+            return
+        with self._lock:
+            if self._set[name] != value:
+                self._set[name] = value
+                _C.advance_configuration_epoch()
+
+    def set_filename(self, filename: str, inserts_ordinal: bool) -> None:
+        if "filename" not in self._by_environment:
+            self._set["filename"], self.inserts_ordinal = filename, inserts_ordinal
+
+    def path(self, device: int, setting: str = "filename") -> Path:
+        """With the device's number for %d, or at the end of the name."""
+        name = Path(self[setting])
+        if "%d" in name.name:
+            return name.with_name(name.name.replace("%d", str(device)))
+        if setting == "filename" and not self.inserts_ordinal:
+            return name
+        return name.with_name(f"{name.stem}{device}{name.suffix}")
+
+    # Results
+
+    def results(self, device: int) -> dict[Problem, Result]:
+        """Of a device, those in its file among them, which is read when it is asked for first."""
+        with self._lock:
+            if device not in self._results:
+                self._results[device] = {}
+                if self.path(device).exists():
+                    self.read(self.path(device), device)
+            return self._results[device]
+
+    def read(self, path: Path, device: int) -> bool:
+        """Takes the results of a file; nothing, and a warning, where a line of it is not for here."""
+        try:
+            found = read_results(path, validators(device))
+        except (BadFile, OSError) as error:
+            warnings.warn(f"tuning results are not read: {error}", stacklevel=3)
+            self._unwritable.add(path)
+            return False
+        with self._lock:
+            self._results.setdefault(device, {}).update(found)
+            self._unwritable.discard(path)
+        _C.advance_configuration_epoch()
+        return True
+
+    def add(self, device: int, problem: Problem, result: Result) -> None:
+        path = self.path(device)
+        with self._lock:
+            self.results(device)[problem] = result
+            if path in self._unwritable:
+                return  # as was said when it was read: nothing of others is lost
+            try:
+                add_result(path, validators(device), problem, result)
+            except OSError as error:
+                self._unwritable.add(path)
+                warnings.warn(f"tuning results are not written: {error}", stacklevel=3)
+
+    def record_untuned(self, device: int, problem: Problem) -> None:
+        path = self.path(device, "untuned_filename")
+        with self._lock:
+            if (device, problem) in self._asked or path in self._unwritable:
+                return
+            self._asked.add((device, problem))
+            try:
+                add_problem(path, problem)
+            except OSError as error:
+                self._unwritable.add(path)
+                warnings.warn(f"what is untuned is not recorded: {error}", stacklevel=3)
+
+
+context = Context()
+
+
+def validators(device: int) -> dict[str, str]:
+    """What results hold for."""
+    from torch_backplane import __version__
+
+    said = torch.get_device_module("bp").get_device_properties(device)
+    version = f"{said.driver} {said.major}.{said.minor}"
+    found = {"PT_VERSION": torch.__version__, "BACKPLANE_VERSION": __version__, "DRIVER": version, "DEVICE": said.name}
+    return {name: value.replace(",", ";").strip() for name, value in found.items()}
+
+
+def winner(family: str, problem: Problem, device: torch.device, candidates: Sequence[str], cache_bytes: int) -> str:
+    """Which of several candidates computes a call, the first of which does so untuned. Tunes it, or records that it is
+    untuned, where that was asked for. `cache_bytes` are the device's.
+    """
+    assert device.index is not None
+    found = context.results(device.index).get(problem)
+    if found is None and _thread.forced is None:  # trials tune nothing themselves
+        if context["tuning"]:
+            found = tune(family, problem, device, candidates, cache_bytes)
+        elif context["record_untuned"]:
+            context.record_untuned(device.index, problem)
+    return found.candidate if found is not None and found.candidate in candidates else candidates[0]
+
+
+def tune(family: str, problem: Problem, device: torch.device, candidates: Sequence[str], cache_bytes: int) -> Result:
+    """Times the candidates of a problem, and keeps what came out. One that fails is left out, with a warning.
+
+    Raises:
+        ValueError: the parameters are not those of such an operator.
+    """
+    done: list[Result | BaseException] = []
+    rotating = cache_bytes if context["rotating"] < 0 else context["rotating"] << 20
+
+    def work() -> None:
+        try:
+            with torch.no_grad(), _one_at_a_time:
+                done.append(_times(family, problem, device, candidates, rotating))
+        except BaseException as error:  # raised where it was asked for
+            done.append(error)
+
+    # In a thread of its own, which has no planner under way, no modes and no stream but the default one.
+    thread = threading.Thread(target=work, name="backplane-tuning")
+    thread.start()
+    thread.join()
+    (found,) = done
+    if isinstance(found, BaseException):
+        raise found
+    assert device.index is not None
+    context.add(device.index, problem, found)
+    return found
+
+
+def _times(family: str, problem: Problem, device: torch.device, candidates: Sequence[str], rotating: int) -> Result:
+    torch.accelerator.set_device_index(device.index)
+    try:
+        clock = Clock(problem, device, context["max_duration"], context["max_iterations"], rotating)
+    except RuntimeError as error:
+        warnings.warn(f"{problem.name} {problem.parameters} is not tuned: {_first_line(error)}", stacklevel=2)
+        return Result(DEFAULT, 0.0)
+    times: dict[str, list[float]] = {one: [] for one in candidates}
+    expected: list[torch.Tensor] | None = None
+    for number in range(ROUNDS):
+        for candidate in [*times]:
+            try:
+                with forcing(family, candidate):
+                    if number == 0 and context["tolerances"] is not None:
+                        found = clock.result()
+                        expected = expected or found
+                        _compare(found, expected)
+                    times[candidate].append(clock.milliseconds())
+            except (RuntimeError, AssertionError) as error:
+                del times[candidate]
+                said = f"{candidate} is left out for {problem.name} {problem.parameters}"
+                warnings.warn(f"{said}: {_first_line(error)}", stacklevel=2)
+    if not times:
+        return Result(DEFAULT, 0.0)
+    name, milliseconds = best(times)
+    if context["verbose"]:
+        tried = ", ".join(f"{one} {statistics.median(each):.4g} ms" for one, each in times.items())
+        print(f"tuned {problem.name} {problem.parameters}: {name} ({tried})", flush=True)
+    return Result(name, milliseconds)
+
+
+def _compare(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    atol, rtol = context["tolerances"]
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=atol, rtol=rtol, equal_nan=True)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__

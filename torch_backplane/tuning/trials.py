@@ -1,0 +1,137 @@
+"""Trials: a call of an operator on operands of its own, to be timed with one candidate after the other."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torch_backplane.tuning.problems import Problem
+
+Body = Callable[[], Any]
+TRIALS: dict[str, Callable[[Operands], Body]] = {}
+
+ROUNDS = 5  # in which candidates take turns; the median of each counts
+_MARGIN = 0.97  # of the time of the first candidate, that another one has to stay below
+
+
+def trial(operator: str) -> Callable[[Callable[[Operands], Body]], Callable[[Operands], Body]]:
+    """Decorates what makes a call of `operator`, as `Problem.operator`, of operands that it asks for."""
+
+    def add(make: Callable[[Operands], Body]) -> Callable[[Operands], Body]:
+        TRIALS[operator] = make
+        return make
+
+    return add
+
+
+class Operands:
+    """The operands of a problem, made for a trial, by their names.
+
+    Raises:
+        ValueError: a parameter is not what it has to be, or there is none of this name.
+    """
+
+    def __init__(self, problem: Problem, device: torch.device) -> None:
+        self.dtype, self.device, self.nbytes = problem.torch_dtype, device, 0
+        self._values = problem.values
+        self._generator = torch.Generator().manual_seed(0)  # of its own: programs' random numbers stay as they are
+
+    def tensor(self, name: str) -> torch.Tensor | None:
+        text = self._text(name)
+        if text == "-":
+            return None
+        sizes, colon, strides = text.partition(":")
+        shape, steps = _integers(sizes), _integers(strides)
+        if not colon or len(shape) != len(steps):
+            raise ValueError(f"{name}={text} is no tensor, such as {name}=64x32:32x1")
+        extent = sum((size - 1) * step for size, step in zip(shape, steps, strict=True)) + 1 if all(shape) else 0
+        if self.dtype.is_floating_point or self.dtype.is_complex:
+            memory = torch.rand(extent, generator=self._generator).to(self.dtype)
+        else:
+            memory = torch.randint(0, 3, (extent,), generator=self._generator).to(self.dtype)
+        self.nbytes += memory.nbytes
+        return memory.to(self.device).as_strided(shape, steps)
+
+    def given(self, name: str) -> torch.Tensor:
+        """A tensor that must not be None."""
+        tensor = self.tensor(name)
+        if tensor is None:
+            raise ValueError(f"{name}=- is no tensor, such as {name}=64x32:32x1")
+        return tensor
+
+    def integers(self, name: str) -> list[int]:
+        return _integers(self._text(name))
+
+    def integer(self, name: str) -> int:
+        (value,) = self.integers(name)
+        return value
+
+    def flag(self, name: str) -> bool:
+        return bool(self.integer(name))
+
+    def _text(self, name: str) -> str:
+        if name not in self._values:
+            raise ValueError(f"there is no parameter {name}, but {', '.join(self._values)}")
+        return self._values[name]
+
+
+def _integers(text: str) -> list[int]:
+    return [int(one) for one in text.split("x")] if text else []
+
+
+class Clock:
+    """Times bodies on a device.
+
+    Args:
+        milliseconds: the most for each of them, and `iterations`, whichever is reached first; one at least.
+        rotating: bytes; operands are made again until they have as many, and used by turns.
+    """
+
+    def __init__(
+        self, problem: Problem, device: torch.device, milliseconds: float, iterations: int, rotating: int
+    ) -> None:
+        self._device, self._seconds, self._iterations = device, milliseconds / 1e3, iterations
+        self._bodies: list[Body] = []
+        nbytes, each = 0, 1
+        while not self._bodies or (nbytes + each <= rotating and len(self._bodies) < 256):
+            operands = Operands(problem, device)
+            self._bodies.append(TRIALS[problem.operator](operands))
+            each = max(1, operands.nbytes)
+            nbytes += each
+
+    def result(self) -> list[torch.Tensor]:
+        """What the body gives, on the CPU."""
+        given = self._bodies[0]()
+        found = given if isinstance(given, Sequence) else [given]
+        return [one.cpu() for one in found if isinstance(one, torch.Tensor)]
+
+    def milliseconds(self) -> float:
+        """Of one call, after two which are not counted."""
+        for _ in range(2):
+            self._bodies[0]()
+        self._wait()
+        once = self._time(1)
+        most = max(1, int(self._seconds / ROUNDS / max(once, 1e-9)))
+        return self._time(min(max(1, self._iterations // ROUNDS), most)) * 1e3
+
+    def _time(self, count: int) -> float:
+        start = time.perf_counter()
+        for number in range(count):
+            self._bodies[number % len(self._bodies)]()
+        self._wait()
+        return (time.perf_counter() - start) / count
+
+    def _wait(self) -> None:
+        torch.accelerator.synchronize(self._device)
+
+
+def best(times: dict[str, list[float]]) -> tuple[str, float]:
+    """The quickest, and its time; the first one, unless another is quicker by more than what times scatter."""
+    usual = {name: statistics.median(found) for name, found in times.items()}
+    first = next(iter(usual))
+    name = min(usual, key=lambda one: usual[one])
+    return (name, usual[name]) if usual[name] < _MARGIN * usual[first] else (first, usual[first])
