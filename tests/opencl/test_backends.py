@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from agreement import DEVICE
+from agreement import DEVICE, had, need
 from targets import target
 from test_host_work import needs_sight
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -50,7 +50,7 @@ def test_the_module_is_there_as_pytorchs_are() -> None:
 def test_another_blas_library_computes_products_that_were_planned() -> None:
     needs_sight()
     blas = torch.backends.bp.preferred_blas_library  # type: ignore[attr-defined]
-    a, b = torch.randn(7, 5), torch.randn(5, 9)
+    a, b = torch.randn(70, 50), torch.randn(50, 90)
     given = [a.to(DEVICE), b.to(DEVICE)]
     assert blas() == "default"
     for library, on_host in (("default", True), ("generated", False), ("host", True), ("generated", False)):
@@ -201,3 +201,32 @@ def test_why_attention_is_not_fused_is_told() -> None:
         mask = torch.zeros(8, 8, device=DEVICE, requires_grad=True)
         with pytest.warns(UserWarning, match="no gradient for the mask"):
             assert not panel.can_use_flash_attention(params(mask=mask), debug=True)
+
+
+@_as_it_was()
+def test_small_products_are_kernels_and_others_the_hosts() -> None:
+    needs_sight()
+    sizes = [(8, 8, 8), (64, 64, 64), (65, 64, 64), (8, 8, 8), (1, 64, 64), (300, 30, 300), (16, 64, 16)]
+    kernels = [True, True, False, True, False, False, True]
+    for dtype in had([torch.float32, torch.float64, torch.bfloat16]):
+        for (rows, depth, columns), by_kernel in zip(sizes, kernels, strict=True):
+            a, b = torch.randn(rows, depth, dtype=dtype), torch.randn(depth, columns, dtype=dtype)
+            given = [a.to(DEVICE), b.to(DEVICE)]
+            for _ in range(2):
+                close = {"atol": 1e-1, "rtol": 1e-1} if dtype == torch.bfloat16 else {"atol": 1e-4, "rtol": 1e-4}
+                torch.testing.assert_close(torch.mm(*given).cpu(), a @ b, **close)
+            assert runs_on_host(torch.mm, *given) != by_kernel, (dtype, rows, depth, columns)
+    x, w = torch.randn(64, 64, device=DEVICE), torch.randn(64, 64, device=DEVICE)
+    assert runs_on_host(torch.mm, x, w.t())  # slower where rows are not contiguous
+    assert not runs_on_host(torch.mm, x[:16], w.t())
+    assert runs_on_host(torch.bmm, x.expand(4, 64, 64), w.expand(4, 64, 64))
+    torch.backends.bp.preferred_blas_library("host")  # type: ignore[attr-defined]
+    assert runs_on_host(torch.mm, x, w)
+
+
+@_as_it_was()
+def test_products_in_float16_are_the_hosts_only_where_it_has_instructions() -> None:
+    needs_sight()
+    need(torch.float16)
+    given = [torch.randn(80, 80, device=DEVICE).half() for _ in range(2)]
+    assert runs_on_host(torch.mm, *given) == torch.ops.mkldnn._is_mkldnn_fp16_supported()

@@ -118,7 +118,8 @@ def test_numbers_are_passed_by_value_and_by_reference() -> None:
 def test_matrix_products_are_the_cpus_to_the_bit() -> None:
     needs_sight()
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
-        a, b, c = torch.randn(3, 33, 65, dtype=dtype), torch.randn(3, 65, 17, dtype=dtype), torch.randn(17, dtype=dtype)
+        a, b = torch.randn(3, 133, 65, dtype=dtype), torch.randn(3, 65, 77, dtype=dtype)  # smaller ones are kernels
+        c = torch.randn(77, dtype=dtype)
         on_device = [tensor.to(DEVICE) for tensor in (a, b, c)]
         assert torch.equal(torch.bmm(*on_device[:2]).cpu(), torch.bmm(a, b))
         got = torch.addmm(on_device[2], on_device[0][0], on_device[1][0], beta=0.5, alpha=2)
@@ -127,7 +128,7 @@ def test_matrix_products_are_the_cpus_to_the_bit() -> None:
 
 def test_a_call_in_another_thread() -> None:
     needs_sight()
-    a = torch.randn(20, 20)
+    a = torch.randn(80, 80)
     results: list[torch.Tensor] = []
 
     def work() -> None:

@@ -81,7 +81,7 @@ def lines() -> list[str]:
 def test_the_quickest_computes_from_then_on() -> None:
     needs_sight()
     timed = Times(generated=1.0, host=2.0)
-    a, b, c = random(7, 5), random(5, 9), random(9, 4)
+    a, b, c = random(70, 50), random(50, 90), random(90, 80)
     assert runs_on_host(torch.mm, a, b)
     tunable.enable()
     for _ in range(3):
@@ -105,7 +105,7 @@ def test_the_quickest_computes_from_then_on() -> None:
     tunable.enable()
     tunable.tuning_enable(False)
     assert not runs_on_host(torch.mm, a, b)
-    assert runs_on_host(torch.mm, random(3, 5), b)  # untuned
+    assert runs_on_host(torch.mm, random(90, 50), b)  # untuned
     assert len(timed.trials) == 3 * count
     torch.backends.bp.preferred_blas_library("host")  # type: ignore[attr-defined]
     try:
@@ -218,7 +218,7 @@ def test_results_of_a_file_are_used() -> None:
     needs_sight()
     timed = Times(generated=1.0, host=2.0)
     tunable.enable()
-    a, b = random(7, 5), random(5, 9)
+    a, b = random(70, 50), random(50, 90)
     a @ b
     count = len(timed.trials)
     context._results.clear()
@@ -232,16 +232,16 @@ def test_results_of_a_file_are_used() -> None:
     assert len(timed.trials) == count
 
 
-GOOD = "ProductTunableOp_float32,a=7x5:5x1 b=5x9:9x1 added=0,generated,0.1"
+GOOD = "ProductTunableOp_float32,a=70x50:50x1 b=50x90:90x1 added=0,generated,0.1"
 
 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("ProductTunableOp_float32,a=7x5:5x1", "a result has operator, parameters, candidate and milliseconds"),
+        ("ProductTunableOp_float32,a=70x50:50x1", "a result has operator, parameters, candidate and milliseconds"),
         (GOOD.replace("Tunable", ""), "is no operator and dtype"),
         (GOOD.replace("float32", "float31"), "is no operator and dtype"),
-        (GOOD.replace("7x5:5x1", "seven"), "'a=seven' is no parameter"),
+        (GOOD.replace("70x50:50x1", "seven"), "'a=seven' is no parameter"),
         (GOOD.replace("0.1", "soon"), "soon"),
         (GOOD.replace("0.1", "-1"), "-1 milliseconds"),
         (GOOD.replace(",generated", ","), "a result has operator"),
@@ -259,7 +259,7 @@ def test_a_damaged_or_stale_file_is_refused_with_its_line(line: str, said: str) 
     text = "\n".join([*header, GOOD.replace("generated", "host"), line, ""])
     file.write_text(text, encoding="utf-8")
     tunable.enable()
-    a, b = random(7, 5), random(5, 9)
+    a, b = random(70, 50), random(50, 90)
     with pytest.warns(UserWarning, match="tuning results are not read") as caught:
         assert not runs_on_host(torch.mm, a, b)  # nothing of it was taken: it was tuned
     assert any(f"tunableop_results0.csv:{len(header) + 2}: " in str(one.message) for one in caught)
@@ -288,13 +288,13 @@ def test_what_is_untuned_is_recorded_and_tuned_later() -> None:
     tunable.enable()
     tunable.tuning_enable(False)
     tunable.record_untuned_enable()
-    shapes = [(7, 5, 9), (2, 3, 4), (7, 5, 9)]
+    shapes = [(70, 50, 90), (80, 60, 70), (70, 50, 90)]
     for rows, depth, columns in shapes:
         random(rows, depth) @ random(depth, columns)
     recorded = Path("tunableop_untuned0.csv").read_text(encoding="utf-8").splitlines()
     assert recorded == [
-        "ProductTunableOp_float32,a=7x5:5x1 b=5x9:9x1 added=0",
-        "ProductTunableOp_float32,a=2x3:3x1 b=3x4:4x1 added=0",
+        "ProductTunableOp_float32,a=70x50:50x1 b=50x90:90x1 added=0",
+        "ProductTunableOp_float32,a=80x60:60x1 b=60x70:70x1 added=0",
     ]
     assert not timed.trials
     with pytest.raises(AssertionError, match="Tuning is not enabled"):
@@ -304,7 +304,7 @@ def test_what_is_untuned_is_recorded_and_tuned_later() -> None:
     tunable.tune_gemm_in_file("tunableop_untuned0.csv")
     assert [one[2] for one in tunable.get_results()] == ["generated"] * 2
     count = len(timed.trials)
-    assert not runs_on_host(torch.mm, random(7, 5), random(5, 9))
+    assert not runs_on_host(torch.mm, random(70, 50), random(50, 90))
     assert len(timed.trials) == count
     tunable.enable(False)
     with pytest.raises(AssertionError, match="TunableOp is not enabled"):
@@ -345,7 +345,7 @@ def test_a_candidate_that_fails_or_is_wrong_is_left_out() -> None:
             raise RuntimeError("out of registers\nand more")
         good(*arguments, **options)
 
-    a, b = random(7, 5), random(5, 9)
+    a, b = random(70, 50), random(50, 90)
     warned = pytest.warns(UserWarning, match="generated is left out for .*out of registers")
     with mock.patch.object(linear_algebra, "run_template", fails), warned:
         assert runs_on_host(torch.mm, a, b)
@@ -364,12 +364,12 @@ def test_results_that_cannot_be_written_are_kept() -> None:
     Times(generated=1.0, host=2.0)
     tunable.set_filename("no/such/folder.csv")
     tunable.enable()
-    a, b = random(7, 5), random(5, 9)
+    a, b = random(70, 50), random(50, 90)
     with pytest.warns(UserWarning, match="tuning results are not written: .*no/such"):
         assert not runs_on_host(torch.mm, a, b)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not runs_on_host(torch.mm, b, random(9, 2))  # said once
+        assert not runs_on_host(torch.mm, b, random(90, 80))  # said once
     assert len(tunable.get_results()) == 2
 
 
@@ -478,7 +478,7 @@ def test_a_list_is_tuned_on_several_devices_and_by_the_command() -> None:
 def test_a_tuned_call_is_planned_once() -> None:
     needs_sight()
     tunable.enable()
-    a, b = random(7, 5), random(5, 9)
+    a, b = random(70, 50), random(50, 90)
     for _ in range(3):
         a @ b
     before = plans.stats()["aten::mm"]["replays"]

@@ -157,14 +157,32 @@ def host_refuses(out: torch.Tensor) -> str | None:
     return None if out.dtype in BLAS_DTYPES else f"has no {out.dtype}".replace("torch.", "")
 
 
-def _forms(out: torch.Tensor) -> Sequence[str]:
+def _forms(out: torch.Tensor, *operands: torch.Tensor) -> Sequence[str]:
     """Of products with this result, where the usual one is by tiles."""
     dialect = dialect_of(out.device)
     by_tiles = not out.is_complex() and not (dialect.target.team_size > 1 and 1 in out.shape[-2:])
     return forms(dialect, out.dtype) if by_tiles else []
 
 
-products = Candidates("products", Candidate("host", host_refuses), Candidate("generated", lambda out: None, _forms))
+# So few multiplications kernels have done before one of the host's threads has woken up; a quarter of them, where the
+# second operand's rows are not contiguous (docs/measurements.md).
+_FEW = 64**3
+
+
+def _host_yields(out: torch.Tensor, a: torch.Tensor | None = None, b: torch.Tensor | None = None) -> bool:
+    """Whether kernels are usually quicker: PyTorch's products in float16 are loops where oneDNN has no instructions."""
+    if out.dtype == torch.float16 and not torch.ops.mkldnn._is_mkldnn_fp16_supported():
+        return True
+    if a is None or b is None or out.is_complex() or 1 in out.shape[-2:]:
+        return False
+    return bool(out.numel() * a.shape[-1] <= (_FEW if b.stride(-1) == 1 else _FEW // 4))
+
+
+products = Candidates(
+    "products",
+    Candidate("host", lambda out, *operands: host_refuses(out), yields=_host_yields),
+    Candidate("generated", lambda out, *operands: None, _forms),
+)
 
 
 @tuning.trial("Product")
@@ -197,7 +215,7 @@ def product(
     # PyTorch's Conjugate key lets products see tensors that are conjugated lazily.
     a, b, c = a.resolve_conj(), b.resolve_conj(), None if c is None else c.resolve_conj()
     problem = partial(tuning.Problem.of, "Product", out.dtype, a=a, b=b, added=c is not None and beta != 0)
-    chosen = products.choose(out, problem=problem if out.dim() <= 3 else None)
+    chosen = products.choose(out, a, b, problem=problem if out.dim() <= 3 else None)
     if chosen == "host" and out.dim() <= 3:
         multiply_on_host(out, a, b, c, beta, alpha)
     elif out.is_complex():

@@ -1,7 +1,7 @@
 """Heavy operators have several implementations, by their libraries: kernels that are generated, the host's, others'.
 
-The first one that takes a call has it, but for a library that the user prefers, which comes first
-(`torch_backplane.libraries`), or the one that was the quickest when a call like it was tuned
+The first one that takes a call has it, if it does not yield to the others, but for a library that the user prefers,
+which comes first (`torch_backplane.libraries`), or the one that was the quickest when a call like it was tuned
 (`torch_backplane.tuning`).
 """
 
@@ -25,11 +25,14 @@ class Candidate(NamedTuple):
         refuses: why it does not take a call, in words that go on with «it», None where it does; called with what the
             family describes its calls by. It may look at dtypes, devices and numbers of dimensions.
         forms: ways of it other than the usual one, which only calls that are tuned are computed by; called likewise.
+        yields: whether others that take a call are usually quicker, and come first untuned; called likewise. It may
+            look at sizes, too: plans for any shape are made on either side of what it compares them with.
     """
 
     library: str
     refuses: Callable[..., str | None]
     forms: Callable[..., Sequence[str]] = lambda *described: ()
+    yields: Callable[..., bool] = lambda *described: False
 
 
 class Candidates:
@@ -53,6 +56,8 @@ class Candidates:
             problem: the call as it is tuned, looked at only where something is.
         """
         takers = [one for one in self._candidates.values() if one.refuses(first, *described) is None]
+        if len(takers) > 1:
+            takers.sort(key=lambda one: one.yields(first, *described))
         wanted = tuning.forced(self.family) or preferred(self.family)
         if any(one.library == wanted.partition("/")[0] for one in takers):
             return wanted
