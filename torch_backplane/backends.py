@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import torch
 
-from torch_backplane import _C, libraries
+from torch_backplane import _C, libraries, tuning
 
 __all__ = [
     "SDPAParams",
@@ -69,9 +69,11 @@ def preferred_blas_library(backend: str | None = None) -> str:
 
 
 class _Switches:
-    """Those of a family of operators, as torch.backends.cudnn's.
+    """Those of a family of operators, as torch.backends.cudnn's. Both are bools.
 
-    enabled: whether libraries may compute them, where they take a call; else kernels do. Bool.
+    enabled: whether libraries may compute them, where they take a call; else kernels do.
+    benchmark: whether libraries and kernels are timed at the first call of a dtype, sizes and layout, and the quickest
+        computes from then on. It is forgotten with the process: `torch.bp.tunable` writes it down.
     """
 
     __slots__ = ("_family",)
@@ -86,17 +88,32 @@ class _Switches:
 
     @enabled.setter
     def enabled(self, value: bool) -> None:
-        if not isinstance(value, bool):
-            raise TypeError(f"enabled is a bool, and got {value!r}")
-        libraries.prefer(self._family, libraries.DEFAULT if value else "generated")
+        libraries.prefer(self._family, libraries.DEFAULT if _bool("enabled", value) else "generated")
+
+    @property
+    def benchmark(self) -> bool:
+        return tuning.context.benchmarks(self._family)
+
+    @benchmark.setter
+    def benchmark(self, value: bool) -> None:
+        tuning.context.benchmark(self._family, _bool("benchmark", value))
 
     @contextmanager
-    def flags(self, enabled: bool = True) -> Iterator[None]:
+    def flags(self, enabled: bool = True, benchmark: bool = False) -> Iterator[None]:
         """With these switches, and as they were afterwards."""
-        if not isinstance(enabled, bool):
-            raise TypeError(f"enabled is a bool, and got {enabled!r}")
-        with libraries.preferring(self._family, libraries.DEFAULT if enabled else "generated"):
-            yield
+        _bool("enabled", enabled)
+        before, self.benchmark = self.benchmark, benchmark
+        try:
+            with libraries.preferring(self._family, libraries.DEFAULT if enabled else "generated"):
+                yield
+        finally:
+            self.benchmark = before
+
+
+def _bool(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} is a bool, and got {value!r}")
+    return value
 
 
 conv = _Switches("convolutions")

@@ -35,7 +35,7 @@ tunable: Any = torch.bp.tunable  # type: ignore[attr-defined]
 def _anew() -> Iterator[None]:
     """In a folder of its own, with settings and results as at the start, and the clock as it was."""
     before = os.getcwd()
-    plain = {"_results": {}, "_asked": set(), "_unwritable": set(), "inserts_ordinal": True}
+    plain = {"_results": {}, "_benchmarked": {}, "_asked": set(), "_unwritable": set(), "inserts_ordinal": True}
     with (
         tempfile.TemporaryDirectory() as folder,
         mock.patch.multiple(context, _set=dict(context._set), **plain),
@@ -485,3 +485,37 @@ def test_a_tuned_call_is_planned_once() -> None:
     for _ in range(5):
         a @ b
     assert plans.stats()["aten::mm"]["replays"] - before == 5
+
+
+@anew
+def test_benchmark_times_a_family_for_this_process() -> None:
+    needs_sight()
+    conv = torch.backends.bp.conv  # type: ignore[attr-defined]
+    timed = Times("convolutions", generated=1.0, host=2.0)
+    x, w = random(2, 3, 9, 9), random(4, 3, 3, 3)
+    assert runs_on_host(F.conv2d, x, w)
+    assert not conv.benchmark
+    with pytest.raises(TypeError, match="benchmark is a bool, and got 1"):
+        conv.benchmark = 1
+    conv.benchmark = True
+    for _ in range(2):
+        torch.testing.assert_close(F.conv2d(x, w).cpu(), F.conv2d(x.cpu(), w.cpu()), atol=1e-5, rtol=1e-5)
+        assert not runs_on_host(F.conv2d, x, w)
+    count = len(timed.trials)
+    assert runs_on_host(torch.mm, random(90, 80), random(80, 70))  # of another family
+    assert not any(Path().iterdir())
+    with conv.flags(benchmark=False):
+        assert not conv.benchmark
+        assert runs_on_host(F.conv2d, x, w)
+    assert conv.benchmark
+    assert not torch.backends.bp.rnn.benchmark  # type: ignore[attr-defined]
+    assert not runs_on_host(F.conv2d, x, w)
+    assert len(timed.trials) == count
+    timed.milliseconds = {"host": 1.0}
+    tunable.enable()  # which has a file, and does not know of it
+    assert runs_on_host(F.conv2d, x, w)
+    assert len(lines()) == 5
+    tunable.enable(False)
+    assert not runs_on_host(F.conv2d, x, w)
+    conv.benchmark = False
+    assert runs_on_host(F.conv2d, x, w)

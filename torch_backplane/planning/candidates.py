@@ -61,7 +61,7 @@ class Candidates:
         wanted = tuning.forced(self.family) or preferred(self.family)
         if any(one.library == wanted.partition("/")[0] for one in takers):
             return wanted
-        if wanted == DEFAULT and problem is not None and tuning.context["enabled"]:
+        if wanted == DEFAULT and problem is not None and tuning.context.tunes(self.family):
             forms = (
                 [one.library, *(f"{one.library}/{form}" for form in one.forms(first, *described))] for one in takers
             )

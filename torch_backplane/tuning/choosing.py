@@ -109,11 +109,13 @@ class Context:
             "tolerances": None,
             "rotating": -1,
             "verbose": 0,
+            "benchmarked": frozenset(),  # families that are tuned for this process, whether or not all are
         }
         self._by_environment: set[str] = set()
         self.inserts_ordinal = True
         self._lock = threading.RLock()
         self._results: dict[int, dict[Problem, Result]] = {}
+        self._benchmarked: dict[int, dict[Problem, Result]] = {}
         self._asked: set[tuple[int, Problem]] = set()  # that are in the file of what is untuned
         self._unwritable: set[Path] = set()
         for name, (suffix, read) in VARIABLES.items():
@@ -150,6 +152,17 @@ class Context:
             return name
         return name.with_name(f"{name.stem}{device}{name.suffix}")
 
+    def benchmark(self, family: str, wanted: bool) -> None:
+        """Whether a family is tuned for this process, without a file."""
+        self.set("benchmarked", self["benchmarked"] | {family} if wanted else self["benchmarked"] - {family})
+
+    def benchmarks(self, family: str) -> bool:
+        return family in self["benchmarked"]
+
+    def tunes(self, family: str) -> bool:
+        """Whether calls of a family are computed by whom results say."""
+        return self["enabled"] or self.benchmarks(family)
+
     # Results
 
     def results(self, device: int) -> dict[Problem, Result]:
@@ -160,6 +173,10 @@ class Context:
                 if self.path(device).exists():
                     self.read(self.path(device), device)
             return self._results[device]
+
+    def benchmarked(self, device: int) -> dict[Problem, Result]:
+        """Of a device, what no file knows."""
+        return self._benchmarked.setdefault(device, {})
 
     def read(self, path: Path, device: int) -> bool:
         """Takes the results of a file; nothing, and a warning, where a line of it is not for here."""
@@ -218,17 +235,22 @@ def winner(family: str, problem: Problem, device: torch.device, candidates: Sequ
     untuned, where that was asked for. `cache_bytes` are the device's.
     """
     assert device.index is not None
-    found = context.results(device.index).get(problem)
+    lasting = context["enabled"]
+    known = context.results(device.index) if lasting else context.benchmarked(device.index)
+    found = known.get(problem)
     if found is None and _thread.forced is None:  # trials tune nothing themselves
-        if context["tuning"]:
+        if lasting and context["tuning"]:
             found = tune(family, problem, device, candidates, cache_bytes)
+            context.add(device.index, problem, found)
+        elif context.benchmarks(family):
+            found = known[problem] = tune(family, problem, device, candidates, cache_bytes)
         elif context["record_untuned"]:
             context.record_untuned(device.index, problem)
     return found.candidate if found is not None and found.candidate in candidates else candidates[0]
 
 
 def tune(family: str, problem: Problem, device: torch.device, candidates: Sequence[str], cache_bytes: int) -> Result:
-    """Times the candidates of a problem, and keeps what came out. One that fails is left out, with a warning.
+    """Times the candidates of a problem. One that fails is left out, with a warning.
 
     Raises:
         ValueError: the parameters are not those of such an operator.
@@ -250,8 +272,6 @@ def tune(family: str, problem: Problem, device: torch.device, candidates: Sequen
     (found,) = done
     if isinstance(found, BaseException):
         raise found
-    assert device.index is not None
-    context.add(device.index, problem, found)
     return found
 
 
