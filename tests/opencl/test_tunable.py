@@ -125,8 +125,10 @@ def test_many_shapes_one_after_the_other_are_right_while_they_are_tuned() -> Non
             for x, y in ((a, b), (a.mT.contiguous().mT, b), (a, b.mT.contiguous().mT)):
                 found = (x.to(DEVICE) @ y.to(DEVICE)).cpu()
                 torch.testing.assert_close(found, x @ y, atol=1e-4, rtol=1e-4)
-    results = {one[:2] for one in tunable.get_results()}
-    assert len(results) == len(tunable.get_results()) > 20
+    results = tunable.get_results()
+    assert len({one[:2] for one in results}) == len(results)
+    if linear_algebra.host_refuses(torch.empty(1, device=DEVICE)) is None:  # one candidate alone is not timed
+        assert len(results) > 20
 
 
 @anew
