@@ -58,6 +58,37 @@ def test_long_sums_are_accurate(processor, layouts):
     assert (out - exact).norm() / exact.norm() < 2.5e-7
 
 
+@processors
+@pytest.mark.parametrize("layouts", [("row", "row"), ("column", "row"), ("row", "column"), ("gaps", "gaps")], ids=str)
+@pytest.mark.parametrize("depth", [1, 2, 5, 7])
+def test_short_sums_lose_nothing_but_the_last_rounding(processor, layouts, depth):
+    """Terms that nearly cancel: with roundings between them errors would be thousands of times the result's."""
+    torch.manual_seed(depth)
+    a, b = laid_out((19, depth), layouts[0], torch.float32), laid_out((depth, 21), layouts[1], torch.float32)
+    a.mul_(1000), b.mul_(1000)
+    if depth > 1:
+        a[:, 1] = -a[:, 0] * (1 + 2**-20)
+        b[1] = b[0] * (1 + 2**-19)
+    out, exact = torch.empty(19, 21), a.double() @ b.double()
+    run(matmul(dialect(processor), out, a, b))
+    torch.testing.assert_close(out.double(), exact, rtol=2**-23, atol=1e-4)
+    assert depth == 1 or not torch.allclose((a @ b).double(), exact, rtol=2**-23, atol=1e-4)
+    last, factor = torch.randn(19, 21), 2.5
+    run(matmul(dialect(processor), out, a, b, last, factor, 3))
+    torch.testing.assert_close(out.double(), 3 * last.double() + factor * exact, rtol=2**-21, atol=1e-3)
+
+
+@processors
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_short_sums_keep_what_is_no_number(processor, dtype):
+    largest = torch.finfo(dtype).max
+    a = torch.tensor([[1, 1], [math.inf, 1], [math.nan, 1], [largest, largest], [largest, -largest]], dtype=dtype)
+    b = torch.tensor([[1, -1, 2, math.inf], [1, 1, 2, 1]], dtype=dtype)
+    out = torch.empty(5, 4, dtype=dtype)
+    run(matmul(dialect(processor), out, a, b))
+    torch.testing.assert_close(out, a @ b, equal_nan=True)
+
+
 LAYOUTS = [("row", "row"), ("column", "row"), ("row", "column"), ("gaps", "gaps")]
 
 

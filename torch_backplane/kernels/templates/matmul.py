@@ -5,7 +5,7 @@ groups (`tiles.py`). Elsewhere each item computes a block of results in register
 `outer` has a vector along a row of b and needs no order of a, `inner` has vectors along the summed dimension of both.
 
 All add up the products of a block of the depth, and then the blocks, with what these additions lose: a sum's rounding
-error grows with the longest chain of additions.
+error grows with the longest chain of additions. Short sums keep what each product and addition loses.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch_backplane.kernels.templates.spelling import lane_count
 from torch_backplane.kernels.templates.tiles import (
     BLOCK,
     PER_ITEM,
+    SHORT,
     SIDES,
     Tiles,
     add_parts,
@@ -74,6 +75,7 @@ def matmul(
     launch = partial(make_launch, dialect=dialect, constants=constants, value=kind.value)
     side = _side(dialect, kind.value, form)
     lanes = lane_count(dialect, kind.value)
+    short = depth < SHORT and kind.value == out.dtype
     if side is not None:
         tiles = divide(dialect.target, side, batch, rows, columns, depth, whole=form.endswith(_WHOLE))
         if tiles.parts > 1:
@@ -89,16 +91,17 @@ def matmul(
                 strided=set(factors_of),
             )
             return [first, *add_parts(dialect, "matmul", out, parts, c, alpha, beta)]
-        form, group, groups, body = "tiled", side * side, tiles.groups, _tiled(tiles, kind.loses)
+        form, group, groups, body = "tiled", side * side, tiles.groups, _tiled(tiles, kind.loses, short)
     else:
         form, group = "outer", dialect.target.small_group(_SMALL_GROUP)
         tile_rows, tile_columns = _OUTER_ROWS, lanes
-        if a.stride(3) == 1 and b.stride(2) == 1 and depth >= 2 * lanes:
+        if a.stride(3) == 1 and b.stride(2) == 1 and depth >= max(2 * lanes, SHORT):
             form, tile_rows, tile_columns = "inner", _INNER_ROWS, _INNER_COLUMNS
         row_contiguous = b.stride(3) == 1
         form += "" if form == "inner" or row_contiguous else "_strided"
         groups = -(-(batch * -(-rows // tile_rows) * -(-columns // tile_columns)) // group)
-        body = _inner(group) if form == "inner" else _outer(group, row_contiguous)
+        body = _inner(group) if form == "inner" else _outer(group, row_contiguous, short)
+    form += "_short" if short else ""
     made = launch(
         f"matmul_{form}",
         outputs={"out": out},
@@ -108,7 +111,7 @@ def matmul(
         body=body,
         groups=groups,
         group_size=group,
-        bounded=form != "tiled",
+        bounded=side is None,
         strided={"out", *inputs},
     )
     return [made]
@@ -160,14 +163,15 @@ def _store(i: str, j: str, value: str) -> str:
     )
 
 
-def _outer(group: int, row_contiguous: bool) -> str:
+def _outer(group: int, row_contiguous: bool, short: bool) -> str:
     rows = range(_OUTER_ROWS)
 
     def depth_loop(lanes: str) -> str:
-        steps = "\n".join(
-            f"      block{x} = MULTIPLY_ADD(LANES_OF((value_t)load_a(a_at{x} + k * a_column)), b_lanes, block{x});"
-            for x in rows
-        )
+        factor = "const value_t_lanes a_lanes = LANES_OF((value_t)load_a(a_at{x} + k * a_column));"
+        add = "block{x} = MULTIPLY_ADD(a_lanes, b_lanes, block{x});"
+        if short:
+            add = "ADD_PRODUCT(value_t_lanes, sum{x}, sum{x}_lost, a_lanes, b_lanes)"
+        steps = "\n".join(f"      {{ {factor} {add} }}".replace("{x}", str(x)) for x in rows)
         return f"""for (index_t k = 0; k < depth;) {{
     const index_t end = min(k + {BLOCK}, depth);
     {" ".join(f"value_t_lanes block{x} = LANES_OF(0);" for x in rows)}
@@ -234,7 +238,7 @@ def _inner(group: int) -> str:
 """
 
 
-def _tiled(tiles: Tiles, loses: bool) -> str:
+def _tiled(tiles: Tiles, loses: bool, short: bool = False) -> str:
     # Tiles are filled along the dimension that is contiguous in memory, so that work items read neighbours.
     parts = {
         "a_along_depth": "a_column == 1",
@@ -246,4 +250,5 @@ def _tiled(tiles: Tiles, loses: bool) -> str:
         "next": "",
         "store": _store("i", "j", "VALUE"),
     }
-    return tiled(tiles, {**parts, "lost": ""} if loses else parts)
+    kept = {**({"lost": ""} if loses else {}), **({"short": ""} if short else {})}
+    return tiled(tiles, {**parts, **kept})

@@ -27,6 +27,8 @@ _SUMS = """\
 #define SUM_lanes(sum) value_t_lanes sum##_lanes = LANES_OF(0), sum##_lanes_lost = LANES_OF(0)
 #define ADD_AS(type, sum, lost, x) { const type added_ = (x), next_ = sum + added_, part_ = next_ - sum; \
   lost += (sum - (next_ - part_)) + (added_ - part_); sum = next_; }
+#define ADD_PRODUCT(type, sum, lost, x, y) { const type product_ = (x) * (y); \
+  lost += fma(x, y, -product_); ADD_AS(type, sum, lost, product_) }
 #define ADD(sum, x) ADD_AS(value_t, sum, sum##_lost, x)
 #define ADD_lanes(sum, x) ADD_AS(value_t_lanes, sum, sum##_lost, x)
 #define SETTLE_AS(type, zero, sum, lost) { const type rest_ = lost == lost ? lost : zero; lost = zero; \

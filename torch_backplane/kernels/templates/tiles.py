@@ -20,6 +20,7 @@ from torch_backplane.kernels.templates.source import Launch, make_launch, split,
 # A group of SIDE × SIDE work items computes SIDE × SIDE × PER_ITEM × PER_ITEM results, DEPTH products at a time.
 PER_ITEM, DEPTH, SIDES = 4, 16, (16, 8, 4)
 BLOCK = 64  # additions in a row, for each number of a vector
+SHORT = 8  # sums of fewer products keep what products and additions lose
 _LEAST_PART = 128  # products
 _LONG, _LEAST_CHUNK = 48, 4  # parts: from when on they are added up in chunks, and of a chunk
 
@@ -113,6 +114,7 @@ def tiled(tiles: Tiles, parts: Mapping[str, str]) -> str:
             a: the element in row i, at first + a_k; b: in column j, at first + b_k. Their places in the tile are
                 a_i and b_j.
             next: statements before tiles that begin at `first`, of which the first begin at `first_of_all`.
+            short: anything, where the sums are short and their numbers round.
             lost: anything, where the numbers round.
             store: a statement that takes the value VALUE of the result in row i, column j; of the tile y * SIDE +
                 item_column.
@@ -141,10 +143,13 @@ def tiled(tiles: Tiles, parts: Mapping[str, str]) -> str:
             "per_item": str(PER_ITEM),
             "split": split("tile", sizes, names),
             "store": store,
+            "add": _ADD_EXACTLY if "short" in parts else _ADD,
         },
     )
 
 
+_ADD = "block[x][y] = MULTIPLY_ADD(a_column_part[x], b_row_part[y], block[x][y]);"
+_ADD_EXACTLY = "ADD_PRODUCT(value_t, sum[x][y], lost_of[x][y], a_column_part[x], b_row_part[y])"
 _TILED = """
   LOCAL value_t a_tile[$depth][$tile + 1];
   LOCAL value_t b_tile[$depth][$tile + 1];
@@ -175,7 +180,7 @@ _TILED = """
       for (int x = 0; x < $per_item; ++x) a_column_part[x] = a_tile[k][item_row + x * $side];
       for (int y = 0; y < $per_item; ++y) b_row_part[y] = b_tile[k][item_column + y * $side];
       for (int x = 0; x < $per_item; ++x)
-        for (int y = 0; y < $per_item; ++y) block[x][y] = MULTIPLY_ADD(a_column_part[x], b_row_part[y], block[x][y]);
+        for (int y = 0; y < $per_item; ++y) $add
     }
     BARRIER;
     if ((first + $depth) % $block == 0 || first + $depth >= last)
