@@ -138,6 +138,11 @@ def constant_noise(tensor: torch.Tensor) -> torch.Tensor:
     return torch.full_like(tensor, 0.5)
 
 
+def there_and_back(first: float, then: float) -> Operator:
+    """A chain of steps that are right, of which the first one loses digits: more of them beyond 65536."""
+    return lambda tensor: ((tensor + first) + then) / 3
+
+
 def info(name: str, op: Operator, **more: Any) -> OpInfo:
     options: dict[str, Any] = {"supports_out": False, "dtypes": floating_types(), "sample_inputs_func": two_samples}
     return OpInfo(name, op=op, **{**options, **more})
@@ -158,6 +163,10 @@ FAULTS: dict[str, tuple[OpInfo, str]] = {
         (info("slightly_wrong", on_device(lambda x: torch.sin(x) * 1.0001)), "values"),
         (info("wrong_beside_a_rough_cpu", on_device(lambda x: rough_sin(x) + 2e-3, right=rough_sin)), "values"),
         (info("one_element_wrong", on_device(sin_but_one, right=rough_sin)), "values"),
+        # Of chains also what their steps say.
+        (info("carried", on_device(there_and_back(65536, -65536), right=there_and_back(-65536, 65536))), "carried"),
+        (info("other_number", on_device(there_and_back(65536, -65537), right=there_and_back(-65536, 65536))), "values"),
+        (info("other_wiring", on_device(lambda x: x.cos().sin(), right=lambda x: x.sin().cos())), "values"),
         (info("wrong_nan", on_device(lambda x: torch.sin(x) * float("nan"), right=rough_sin)), "values"),
         (info("rubbish_out_on_the_cpu", on_device(torch.sin, right=rubbish_out), supports_out=True), "cpu out="),
         (info("wrong_out", on_device(wrong_out, right=rubbish_out), supports_out=True), "mutation"),

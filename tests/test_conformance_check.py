@@ -7,12 +7,14 @@ import json
 import pytest
 import torch
 from conformance_faulty_ops import FAULTS, info, rubbish_out
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_backplane.conformance import EntryResult, Report, Settings
 from torch_backplane.conformance.catalogue import entries, load, named_dtype
 from torch_backplane.conformance.check import check_entry, is_refusal
 from torch_backplane.conformance.judge import against_float64, same_values, tolerances
 from torch_backplane.conformance.report import KINDS, Finding, group_findings
+from torch_backplane.conformance.steps import carried
 from torch_backplane.conformance.transfer import Transfer, noncontiguous
 
 CPU = torch.device("cpu")
@@ -44,6 +46,26 @@ def test_a_device_with_the_kernels_of_the_cpu_may_write_its_rubbish() -> None:
     result = check(info("same_rubbish_out", rubbish_out, supports_out=True), BP)
     assert result.status == "passed"
     assert not result.findings
+
+
+@pytest.mark.parametrize("times", [1.0, 1 + 1.2e-6])
+def test_a_chain_is_right_only_if_each_step_is(times: float) -> None:
+    """A step whose error is within the tolerance of results, and more than rounding, is not carried."""
+    x = torch.rand(64, generator=torch.Generator().manual_seed(0)) + 0.5
+    library = torch.library.Library("conformance_steps", "FRAGMENT")
+    name = f"double_{times != 1}"
+    library.define(f"{name}(Tensor x) -> Tensor")
+    library.impl(name, lambda x: x * 2, "CPU")
+    library.impl(name, lambda x: x * (2 * times), "PrivateUse1")
+    double = getattr(torch.ops.conformance_steps, name)
+
+    def call(device: torch.device, mode: TorchDispatchMode) -> torch.Tensor:
+        there = x.to(device)
+        with mode:
+            return double(there) / 3 + 0.1
+
+    said = carried(call, BP, lambda: (x.double() * 2) / 3 + 0.1)
+    assert said == ("" if times != 1 else "each of the 2 steps that round is as exact as the CPU's")
 
 
 def test_gradients_are_compared_only_on_request() -> None:
@@ -297,7 +319,7 @@ def test_report_counts_and_groups() -> None:
     report = sample_report()
     assert report.totals() == {
         "entries": 5, "passed": 2, "failed": 2, "refused": 1, "empty": 0,
-        "layout": 0, "nearer": 0, "cpu_out": 0, "without_fallback": 1, "compared_calls": 8,
+        "layout": 0, "nearer": 0, "carried": 0, "cpu_out": 0, "without_fallback": 1, "compared_calls": 8,
     }  # fmt: skip
     assert not report.ok
     assert report.fallbacks() == {"aten::add.out": {"calls": 4, "entries": 1}}

@@ -46,6 +46,17 @@ def test_values_and_gradients(mode: str, padding: str, corners: bool) -> None:
     agrees(run, *given(1, 2, 1, 4, 3, 2, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("corners", [False, True])
+def test_cubic_gradients_are_as_exact_as_the_cpus(corners: bool) -> None:
+    image, grid = given(1, 4, 90, 130, 20, 30)
+    run = sampled("bicubic", "border", corners)
+    *_, exact = run(image.double(), grid.double())
+    *_, on_cpu = run(image, grid)
+    *_, found = run(image.to(DEVICE), grid.to(DEVICE))
+    ours, theirs = ((one.cpu().double() - exact).square().mean().sqrt() for one in (found, on_cpu))
+    assert ours <= theirs
+
+
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
 def test_gradients_where_work_items_run_in_lockstep(mode: str, deterministic: bool) -> None:

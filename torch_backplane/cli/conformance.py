@@ -218,7 +218,7 @@ def show(report: Report, console: Console) -> None:
     from torch_backplane.conformance.report import group_findings
 
     _show_groups("Failures by cause", group_findings(report.results), console)
-    title = "What fails nothing: nearer to float64 than the CPU, the CPU's own out=, layout, refusals"
+    title = "What fails nothing: nearer to float64 than the CPU, right by steps, the CPU's own out=, layout, refusals"
     _show_groups(title, group_findings(report.results, failing=False), console)
     _show_fallbacks(report, console)
     _show_totals(report, console)
@@ -273,6 +273,7 @@ def _show_totals(report: Report, console: Console) -> None:
     )
     console.print(
         f"  without any fallback {totals['without_fallback']} · with a difference in layout only {totals['layout']} · "
-        f"nearer to float64 than the CPU {totals['nearer']} · where the CPU's out= is wrong {totals['cpu_out']}"
+        f"nearer to float64 than the CPU {totals['nearer']} · right by steps {totals['carried']} · "
+        f"where the CPU's out= is wrong {totals['cpu_out']}"
     )
     console.print("[bold green]All passed.[/]" if report.ok else "[bold red]Not conformant.[/]")

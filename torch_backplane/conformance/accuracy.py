@@ -185,11 +185,8 @@ def measure_one(
         return Measurement(case.name, name, elements, distribution, nothing, nothing, Error(1.0, 1.0), message)
     judged = []
     for ours, theirs, right in zip(found, cpu, exact, strict=True):
-        own, other = _error(ours, right), _error(theirs, right)
-        epsilon = torch.finfo(theirs.dtype).eps
-        allowed = Error(
-            max(TIMES * other.largest, EPSILONS_OF_LARGEST * epsilon), max(TIMES * other.mean, EPSILONS * epsilon)
-        )
+        own, other = error_of(ours, right), error_of(theirs, right)
+        allowed = allowed_error(other, theirs.dtype)
         judged.append(Measurement(case.name, name, elements, distribution, own, other, allowed))
     return max(judged, key=lambda one: one.ratio)
 
@@ -207,13 +204,21 @@ def _results(returned: Any) -> list[torch.Tensor]:
     return [one.detach() for one in tensors]
 
 
-def _error(found: torch.Tensor, exact: torch.Tensor) -> Error:
-    found, exact = found.double(), exact.double()
+def allowed_error(cpu: Error, dtype: torch.dtype) -> Error:
+    """The largest that passes beside the CPU's."""
+    epsilon = torch.finfo(dtype).eps
+    return Error(max(TIMES * cpu.largest, EPSILONS_OF_LARGEST * epsilon), max(TIMES * cpu.mean, EPSILONS * epsilon))
+
+
+def error_of(found: torch.Tensor, exact: torch.Tensor) -> Error:
+    """Of a result, by what float64 or complex128 has."""
+    wide = torch.complex128 if exact.is_complex() else torch.float64
+    found, exact = found.to(wide), exact.to(wide)
     difference = (found - exact).abs()
     # Where both are the same infinity, or both are no number, there is no error; where one is, it is infinite.
     same = (found == exact) | (found.isnan() & exact.isnan())
     difference = torch.where(same, 0.0, difference.nan_to_num(math.inf, math.inf))
     finite = exact[exact.isfinite()]
-    scale = finite.square().mean().sqrt().item() if finite.numel() else 1.0
+    scale = finite.abs().square().mean().sqrt().item() if finite.numel() else 1.0
     scale = scale or 1.0
     return Error(difference.max().item() / scale, difference.square().mean().sqrt().item() / scale)

@@ -7,6 +7,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import islice
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 
-from torch_backplane.conformance import judge, meant, ties
+from torch_backplane.conformance import judge, meant, steps, ties
 from torch_backplane.conformance.calls import SampleCall
 from torch_backplane.conformance.report import EntryResult
 from torch_backplane.conformance.settings import Settings
@@ -224,7 +225,13 @@ class EntryCheck:
         return invoke
 
     def _invoke(
-        self, call: SampleCall, device: torch.device, seed: int | None = None, *, wider: bool = False
+        self,
+        call: SampleCall,
+        device: torch.device,
+        seed: int | None = None,
+        *,
+        wider: bool = False,
+        watching: AbstractContextManager[Any] | None = None,
     ) -> Outcome:
         where = " (on the CPU in float64)" if wider else " (on the CPU)" if device == _CPU else ""
         self.announce(f"sample {call.sample}, {call.variant}{where}")
@@ -233,11 +240,45 @@ class EntryCheck:
             outcome.arguments = first, args, kwargs = call.copied_to(device, wider=wider)
             if seed is not None:
                 torch.manual_seed(seed)
-            outcome.result = call.function(first, *args, **kwargs)
+            with watching or nullcontext():
+                outcome.result = call.function(first, *args, **kwargs)
             _finish(device)
         except Exception as error:
             outcome.error = error
         return outcome
+
+    def _appeal(
+        self,
+        call: SampleCall,
+        exactly: Callable[[], Outcome],
+        *,
+        values: bool,
+        cotangents: list[torch.Tensor] | None = None,
+    ) -> Callable[[str, str], judge.Difference]:
+        """Makes of a difference in values what its steps say it is, looked at when they are first asked for."""
+
+        def invoke(device: torch.device, watching: AbstractContextManager[Any]) -> Any:
+            torch.default_generator.manual_seed(SEED)
+            outcome = self._invoke(call, device, watching=watching)
+            if cotangents is not None and outcome.error is None:
+                there = Transfer(device)(cotangents)
+                with watching:
+                    self._differentiate(call, outcome, there)
+            if outcome.error is not None:
+                raise outcome.error
+            return outcome.result, outcome.arguments
+
+        def exact() -> Any:
+            return exactly().result, exactly().arguments
+
+        @cache
+        def carried() -> str:
+            return steps.carried(invoke, self.device, exact) if values and self.dtype in WIDER else ""
+
+        def appeal(kind: str, message: str) -> judge.Difference:
+            return ("carried", f"{message}; {carried()}") if kind == "values" and carried() else (kind, message)
+
+        return appeal
 
     def _same_errors(self, call: SampleCall, expected: Outcome, actual: Outcome) -> bool:
         """True when both sides gave a result; notes it when only one did."""
@@ -259,6 +300,7 @@ class EntryCheck:
             self.result.add(kind, call.variant, call.describe(), message)
 
         exactly = self._exactly(call)
+        appeal = self._appeal(call, exactly, values=values)
         try:
             plain = _is_identity(call.output_process)
             differences = list(
@@ -284,8 +326,8 @@ class EntryCheck:
                 if kind == "values" and places is not None:
                     kind, message = "meant", ties.REASON
                 known = meant.reason(meant.DATABASE, self.op.name, self.result.dtype, kind, call.variant, message)
-                note(*(("meant", known) if known else (kind, message)))
-            self._compare_arguments(call, expected, actual, exactly if values else None, places)
+                note(*(("meant", known) if known else appeal(kind, message)))
+            self._compare_arguments(call, expected, actual, exactly if values else None, appeal, places)
         except Exception as error:
             note("error", f"reading the result: {_line(error)}")
 
@@ -317,6 +359,7 @@ class EntryCheck:
         expected: Outcome,
         actual: Outcome,
         exactly: Callable[[], Outcome] | None,
+        appeal: Callable[[str, str], judge.Difference],
         places: torch.Tensor | None,
     ) -> None:
         """Afterwards, the arguments must have changed in the same way, and results alias them in the same way.
@@ -342,7 +385,8 @@ class EntryCheck:
                 exact = partial(_leaf, exactly, path)
                 different += judge.compare_values(want.detach(), on_host, self.allowed, exact)
             for kind, message in different:
-                if kind != "nearer":
+                kind, message = appeal(kind, message)
+                if kind not in ("nearer", "carried"):
                     kind = "layout" if kind == "strides" and "resized" in call.variant else "mutation"
                 self.result.add(kind, call.variant, call.describe(), f"{where} afterwards: {message}")
 
@@ -377,7 +421,9 @@ class EntryCheck:
             self._differentiate(call, actual, Transfer(self.device)(cotangents))
         if self._same_errors(call, expected, actual):
             exactly = self._exactly(call, cotangents)
-            self._compare_gradients(call, expected, actual, exactly, values=not (is_random or self.uninitialized))
+            values = not (is_random or self.uninitialized)
+            appeal = self._appeal(call, exactly, values=values, cotangents=cotangents)
+            self._compare_gradients(call, expected, actual, exactly, appeal, values=values)
 
     def _differentiate(
         self, call: SampleCall, outcome: Outcome, cotangents: list[torch.Tensor] | None
@@ -404,7 +450,14 @@ class EntryCheck:
         return cotangents or []
 
     def _compare_gradients(
-        self, call: SampleCall, expected: Outcome, actual: Outcome, exactly: Callable[[], Outcome], *, values: bool
+        self,
+        call: SampleCall,
+        expected: Outcome,
+        actual: Outcome,
+        exactly: Callable[[], Outcome],
+        appeal: Callable[[str, str], judge.Difference],
+        *,
+        values: bool,
     ) -> None:
         try:
             for kind, message in judge.compare(
@@ -413,6 +466,7 @@ class EntryCheck:
             ):  # fmt: skip
                 if kind == "values" and self._is_of_other_places(call, expected.result, actual.result):
                     kind, message = "meant", ties.REASON
+                kind, message = appeal(kind, message)
                 self.result.add(kind, call.variant, call.describe(), message.replace("result", "gradient", 1))
         except Exception as error:
             self.result.add("error", call.variant, call.describe(), f"reading the gradients: {_line(error)}")

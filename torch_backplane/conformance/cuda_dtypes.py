@@ -138,11 +138,11 @@ class CudaDtypeCheck(EntryCheck):
         )
 
     def _invoke(
-        self, call: SampleCall, device: torch.device, seed: int | None = None, *, wider: bool = False
+        self, call: SampleCall, device: torch.device, seed: int | None = None, *, wider: bool = False, **more: Any
     ) -> Outcome:
         if device.type != "cpu" or wider:
-            return super()._invoke(call, device, seed, wider=wider)
-        outcome = super()._invoke(call, device, seed)
+            return super()._invoke(call, device, seed, wider=wider, **more)
+        outcome = super()._invoke(call, device, seed, **more)
         if outcome.error is None or (self.wider == self.dtype and self.op.full_name not in COMPOSED):
             return outcome
         self.announce(f"sample {call.sample}, {call.variant} (on the CPU in {self.wider})")

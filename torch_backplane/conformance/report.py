@@ -30,6 +30,7 @@ KINDS: dict[str, bool] = {
     "aliasing": True,  # a view that is not one, a copy that is not one, an out= that was not returned
     "random": True,  # not reproducible under one seed, or the same under all seeds
     "nearer": False,  # beyond the tolerance of the CPU's values, and nowhere farther from float64's than those
+    "carried": False,  # the same and farther, of a chain of operators of which each is right (steps.py)
     "cpu out=": False,  # the CPU's own out= result is not its functional one; the device was compared with the latter
     "meant": False,  # in the tables of meant.py, with its reason
     "cpu crash": False,  # PyTorch's CPU kernel ended its process; the device was not asked
@@ -163,6 +164,7 @@ class Report:
             **{status: counts[status] for status in ("passed", "failed", "refused", "empty")},
             "layout": sum(bool(result.of_kind("layout")) for result in self.results),
             "nearer": sum(bool(result.of_kind("nearer")) for result in self.results),
+            "carried": sum(bool(result.of_kind("carried")) for result in self.results),
             "cpu_out": sum(bool(result.of_kind("cpu out=")) for result in self.results),
             "without_fallback": sum(result.status == "passed" and not result.fallbacks for result in self.results),
             "compared_calls": sum(result.compared for result in self.results),

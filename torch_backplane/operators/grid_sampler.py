@@ -40,14 +40,15 @@ FUNCTION void taps(const value_t given, const index_t size, index_t* at, value_t
   const value_t factor = (value_t)(CORNERS ? size - 1 : size) / 2;
   value_t x = CORNERS ? (given + 1) / 2 * (value_t)(size - 1) : ((given + 1) * (value_t)size - 1) / 2, turned;
 #if TAPS == 4
-  const value_t base = floor(x), t = x - base, a = (value_t)-0.75;
-  for (int k = 0; k < 4; ++k) {
-    at[k] = place(padded(base + (value_t)(k - 1), size, &turned), size);
-    const value_t d = fabs(t - (value_t)(k - 1)), sign = t < (value_t)(k - 1) ? -1 : 1;
-    weight[k] = k == 1 || k == 2 ? ((a + 2) * d - (a + 3)) * d * d + 1 : ((a * d - 5 * a) * d + 8 * a) * d - 4 * a;
-    slope[k] = sign * factor
-      * (k == 1 || k == 2 ? (3 * (a + 2) * d - 2 * (a + 3)) * d : (3 * a * d - 10 * a) * d + 8 * a);
-  }
+  // The cubic polynomials by their factors, of which no sums cancel, at a place that is not rounded as x is. Where x
+  // was rounded up to a whole number, or is so large that it has no fraction, that lies beyond 0 or 1.
+  const value_t base = floor(x), a = (value_t)-0.75, fraction = fma(given, factor, (value_t)(size - 1) / 2 - base);
+  const value_t t = fraction < 0 ? 0 : fraction > 1 ? 1 : fraction, s = 1 - t;
+  for (int k = 0; k < 4; ++k) at[k] = place(padded(base + (value_t)(k - 1), size, &turned), size);
+  weight[0] = a * t * s * s; slope[0] = factor * (a * s * (1 - 3 * t));
+  weight[1] = s * (1 + t - (a + 2) * t * t); slope[1] = factor * (t * (3 * (a + 2) * t - 2 * (a + 3)));
+  weight[2] = t * (1 + s - (a + 2) * s * s); slope[2] = -factor * (s * (3 * (a + 2) * s - 2 * (a + 3)));
+  weight[3] = a * s * t * t; slope[3] = factor * (a * t * (2 - 3 * t));
 #else
   x = padded(x, size, &turned);
 #if TAPS == 2

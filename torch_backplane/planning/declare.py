@@ -31,6 +31,7 @@ planned: dict[str, Callable[..., Any]] = {}
 passed: dict[str, list[str]] = {}
 # For each of them the numbers that choose among kernels. All others are arguments of kernels.
 static_numbers: dict[str, Static] = {}
+_hints: dict[tuple[int, str], Any] = {}
 
 
 def operator(
@@ -239,11 +240,16 @@ def resolved(planner: Planner, parameter: inspect.Parameter) -> Any:
     """The annotation itself, also where it is text, or the name of an alias; None where there is none."""
     if parameter.annotation is parameter.empty:
         return None
-    holder = SimpleNamespace(__annotations__={"hint": parameter.annotation})
-    try:
-        return get_type_hints(holder, globalns=getattr(inspect.unwrap(planner), "__globals__", None))["hint"]
-    except NameError as error:
-        raise TypeError(f"the annotation of {parameter} in a planner is not known to its module: {error}") from error
+    names = getattr(inspect.unwrap(planner), "__globals__", None)
+    key = (id(names), str(parameter.annotation))  # most planners of a module say the same of most arguments
+    if key not in _hints:
+        holder = SimpleNamespace(__annotations__={"hint": parameter.annotation})
+        try:
+            _hints[key] = get_type_hints(holder, globalns=names)["hint"]
+        except NameError as error:
+            said = f"the annotation of {parameter} in a planner is not known to its module: {error}"
+            raise TypeError(said) from error
+    return _hints[key]
 
 
 def admits_number(hint: Any) -> bool:

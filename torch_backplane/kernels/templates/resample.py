@@ -44,17 +44,15 @@ _FILTERS: Mapping[str, _Filter] = {
         " weight[0] = 1 - weight[1];",
         (-1, 1),
     ),
-    # Keys's convolution with a = -0.75.
+    # Keys's convolution with a = -0.75, its polynomials by their factors: of these no sums cancel.
     "cubic": _Filter(
         4,
         """const index_t base = min((index_t)floor(source), image - 1);
   const value_t t = fmin(fmax(source - (value_t)base, (value_t)0), (value_t)1);
-  for (int k = 0; k < 4; ++k) {
-    at[k] = min(max(base - 1 + k, (index_t)0), image - 1);
-    const value_t x = fabs(t + 1 - (value_t)k);
-    weight[k] = k == 1 || k == 2 ? ((value_t)1.25 * x - (value_t)2.25) * x * x + 1
-      : (((value_t)-0.75 * x + (value_t)3.75) * x - 6) * x + 3;
-  }""",
+  const value_t s = 1 - t;
+  for (int k = 0; k < 4; ++k) at[k] = min(max(base - 1 + k, (index_t)0), image - 1);
+  weight[0] = (value_t)-0.75 * t * s * s; weight[3] = (value_t)-0.75 * s * t * t;
+  weight[1] = s * (1 + t - (value_t)1.25 * t * t); weight[2] = t * (1 + s - (value_t)1.25 * s * s);""",
         (-2, 2),
     ),
 }
