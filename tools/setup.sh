@@ -65,6 +65,11 @@ if ! compgen -G "/etc/OpenCL/vendors/*.icd" >/dev/null; then
   install_packages pocl-opencl-icd || say "no OpenCL platform; to have one:  apt-get install pocl-opencl-icd"
 fi
 
+# Its matrix products are one candidate on OpenCL devices. Without it there is one less, and its tests skip.
+if ! ldconfig -p | grep -q 'libclblast\.so\.1'; then
+  install_packages libclblast1 || say "no CLBlast; to have it:  apt-get install libclblast1"
+fi
+
 "${pip[@]}" install -q "setuptools>=77" ninja wheel
 if [ -n "$wanted" ]; then
   say "installing $wanted"

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import torch
 
-from torch_backplane import _C, libraries, tuning
+from torch_backplane import _C, drivers, libraries, tuning
 
 __all__ = [
     "SDPAParams",
@@ -57,14 +57,24 @@ def preferred_blas_library(backend: str | None = None) -> str:
     """The library that computes matrix products, and with `backend` another one from now on.
 
     Args:
-        backend: "default"; "host", PyTorch's own for the CPU, on devices whose memory it sees; "generated", our
-            kernels. A device that the library cannot serve, or a dtype that it has not, goes on with the next one.
+        backend: "default"; "host", PyTorch's own for the CPU, on devices whose memory it sees; "vendor", one for the
+            hardware, which the device's driver brings (CLBlast on OpenCL, where it is installed); "generated", our
+            kernels. A device that the library cannot serve, or a dtype that it has not, goes on with the next one;
+            a warning says so where no device has a vendor's library.
 
     Raises:
         ValueError: another name.
     """
     if backend is not None:
         libraries.prefer("products", backend)
+        if backend == "vendor" and not any(
+            getattr(drivers.device(index), "product_library", None) for index in range(torch.accelerator.device_count())
+        ):
+            warnings.warn(
+                "no bp device has a vendor's library of matrix products, so others compute them; "
+                "CLBlast, for OpenCL: apt-get install libclblast1",
+                stacklevel=2,
+            )
     return libraries.preferred("products")
 
 

@@ -11,6 +11,7 @@
 #include "devices/discrete_device.h"
 #include "devices/ending.h"
 #include "devices/host_device.h"
+#include "drivers/clblast.h"
 #include "drivers/driver_device.h"
 #include "bindings.h"
 #include "streams/stream.h"
@@ -87,6 +88,9 @@ void bind_drivers(py::module_& module) {
       py::arg("device"), py::arg("properties"), py::arg("discrete") = false,
       "Add a torch_backplane.drivers.base.Device.");
 
+  module.def(
+      "clblast_products", &clblast_products, py::arg("functions"),
+      "Addresses for torch_backplane.drivers.base.ProductLibrary, by names of dtypes, of addresses of CLBlast's.");
   module.def(
       "fail_host_call", &fail_host_call, py::arg("method"), py::arg("nth") = 1,
       "For tests: the nth call from now of this method of a host device (csrc/devices/device.h) fails.");

@@ -22,7 +22,7 @@ from test_backends import runs_on_host
 from test_host_work import needs_sight
 from typer.testing import CliRunner
 
-from torch_backplane import _C, plans
+from torch_backplane import _C, drivers, plans
 from torch_backplane.cli import app
 from torch_backplane.operators import linear_algebra
 from torch_backplane.tuning import context, forced
@@ -33,13 +33,16 @@ tunable: Any = torch.bp.tunable  # type: ignore[attr-defined]
 
 @contextmanager
 def _anew() -> Iterator[None]:
-    """In a folder of its own, with settings and results as at the start, and the clock as it was."""
+    """In a folder of its own, with settings and results as at the start, and the clock as it was. Without a vendor's
+    library, whose own kernels take long to build (test_vendor_products.py).
+    """
     before = os.getcwd()
     plain = {"_results": {}, "_benchmarked": {}, "_asked": set(), "_unwritable": set(), "inserts_ordinal": True}
     with (
         tempfile.TemporaryDirectory() as folder,
         mock.patch.multiple(context, _set=dict(context._set), **plain),
         mock.patch.object(Clock, "milliseconds", Clock.milliseconds),
+        mock.patch.object(drivers.device(0), "product_library", None),
     ):
         os.chdir(folder)
         try:

@@ -14,6 +14,7 @@ from torch_backplane.drivers.base import (
     Driver,
     NativeDevice,
     NativeLauncher,
+    ProductLibrary,
     SettingError,
 )
 from torch_backplane.drivers.discovery import (
@@ -34,6 +35,7 @@ __all__ = [
     "Driver",
     "NativeDevice",
     "NativeLauncher",
+    "ProductLibrary",
     "SettingError",
     "available",
     "device",

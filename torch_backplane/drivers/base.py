@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -133,6 +133,24 @@ class NativeLauncher:
         return all(name in self.functions for name in NATIVE_GROUPS[self.api][group])
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProductLibrary:
+    """Matrix products of a library for this hardware, which gives work to the device's queue itself.
+
+    A function is `int product(void* queue, const argument_t* arguments, uint64_t count)`, as any function of a library
+    that planners call (docs/write-an-operator.md), and computes c = alpha · a @ b + beta · c for each of some
+    matrices. Its arguments are memory for c, a and b; alpha and beta, numbers of the dtype; and integers of 64 bits:
+    how many matrices; rows and columns of c, columns of a; from one row in memory to the next in c, a and b; whether a,
+    and b, lie there transposed (0 or 1), so that the rows in memory are columns; and from one matrix to the next in c,
+    a and b, in elements. No size is 0. Where beta is 0, c is not to be read.
+    """
+
+    name: str  # for people: "CLBlast"
+    # An address in a library that stays loaded for each dtype that it has. It is asked where the launcher is native.
+    products: Mapping[torch.dtype, int]
+    explain: Callable[[int], str] | None = None  # what an answer other than 0 means
+
+
 class Driver(ABC):
     """Reaches one hardware API. Made once per process, without arguments, when bp is first used."""
 
@@ -160,6 +178,9 @@ class Device(ABC):
 
     # Set it where the socket can launch this device's kernels itself, see «kernels».
     native_launcher: NativeLauncher | None = None
+
+    # Set it where a library computes matrix products on this device.
+    product_library: ProductLibrary | None = None
 
     # --- memory ------------------------------------------------------------------------------------------------------
 

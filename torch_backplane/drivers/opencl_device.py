@@ -17,6 +17,7 @@ from typing import Any
 
 import pyopencl as cl
 
+from torch_backplane.drivers import clblast
 from torch_backplane.drivers.base import (
     ALL_DTYPES,
     EVENTS,
@@ -157,6 +158,7 @@ class OpenCLDevice(Device):
             bool(device.execution_capabilities & cl.device_exec_capabilities.NATIVE_KERNEL),
             stages=self.staging is not None,
         )
+        self.product_library = clblast.products()
         self._run_probe()
 
     def _run_probe(self) -> None:

@@ -15,6 +15,7 @@ from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import part_dtype, value_dtype
 from torch_backplane.kernels.reductions import summation, two_sum, whole
 from torch_backplane.kernels.templates.matmul import forms, matmul
+from torch_backplane.operators import vendor_products
 from torch_backplane.operators.reduce_ops import Dims, leave_nothing, list_of, reduce, sum_dtype
 from torch_backplane.planning import (
     Call,
@@ -181,6 +182,8 @@ def _host_yields(out: torch.Tensor, a: torch.Tensor | None = None, b: torch.Tens
 products = Candidates(
     "products",
     Candidate("host", lambda out, *operands: host_refuses(out), yields=_host_yields),
+    # No GPU has told yet whether it is quicker: who prefers it, or tunes, gets it.
+    Candidate("vendor", lambda out, *operands: vendor_products.why_not(out), yields=lambda *described: True),
     Candidate("generated", lambda out, *operands: None, _forms),
 )
 
@@ -218,6 +221,10 @@ def product(
     chosen = products.choose(out, a, b, problem=problem if out.dim() <= 3 else None)
     if chosen == "host" and out.dim() <= 3:
         multiply_on_host(out, a, b, c, beta, alpha)
+    elif chosen == "vendor" and a.shape[-1] and products.tries(
+        "vendor", out, partial(vendor_products.multiply, out, a, b, None if beta == 0 else c, beta, alpha)
+    ):
+        pass
     elif out.is_complex():
         multiply_parts(out, a, b, None if beta == 0 else c, beta, alpha)
     elif dialect_of(out.device).target.team_size > 1 and 1 in out.shape[-2:]:

@@ -20,7 +20,7 @@ from torch_backplane.planning.pointwise import (
     pointwise,
     run_pointwise,
 )
-from torch_backplane.planning.queue_functions import QueueFunction, queue_api
+from torch_backplane.planning.queue_functions import QueueFunction, product_library, queue_api
 from torch_backplane.planning.reduce import run_reduction
 from torch_backplane.planning.template import contiguous_result, error_words, expect_values, run_kernel, run_template
 from torch_backplane.planning.tracing import trace
@@ -53,6 +53,7 @@ __all__ = [
     "part",
     "plan_pointwise",
     "pointwise",
+    "product_library",
     "queue_api",
     "random_numbers",
     "run_kernel",

@@ -7,12 +7,13 @@ which comes first (`torch_backplane.libraries`), or the one that was the quickes
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from torch_backplane import tuning
+from torch_backplane import _C, tuning
 from torch_backplane.libraries import DEFAULT, LIBRARIES, preferred
 from torch_backplane.planning.launch import dialect_of
 
@@ -45,6 +46,7 @@ class Candidates:
     def __init__(self, family: str, *candidates: Candidate) -> None:
         self.family = family
         self._candidates = {one.library: one for one in candidates}
+        self._failed: set[tuple[str, int]] = set()  # libraries, and devices on which they have
         if tuple(self._candidates) != LIBRARIES[family]:
             raise ValueError(f"{family} have the libraries {LIBRARIES[family]}, and got {tuple(self._candidates)}")
 
@@ -55,7 +57,11 @@ class Candidates:
             first, described: what candidates are asked with; first is on the call's device.
             problem: the call as it is tuned, looked at only where something is.
         """
-        takers = [one for one in self._candidates.values() if one.refuses(first, *described) is None]
+        takers = [
+            one
+            for one in self._candidates.values()
+            if (one.library, first.get_device()) not in self._failed and one.refuses(first, *described) is None
+        ]
         if len(takers) > 1:
             takers.sort(key=lambda one: one.yields(first, *described))
         wanted = tuning.forced(self.family) or preferred(self.family)
@@ -70,3 +76,19 @@ class Candidates:
                 cache_bytes = dialect_of(first.device).target.cache_bytes
                 return tuning.winner(self.family, problem(), first.device, names, cache_bytes)
         return takers[0].library
+
+    def tries(self, library: str, first: torch.Tensor, compute: Callable[[], None]) -> bool:
+        """Computes a call by a library that may fail, such as for want of memory. False where it has: then it is not
+        asked again on this device, and the next one takes the call. A trial of a tuner gets the error.
+        """
+        try:
+            compute()
+            return True
+        except torch.AcceleratorError as error:
+            if tuning.forced(self.family) is not None:
+                raise
+            self._failed.add((library, first.get_device()))
+            _C.advance_configuration_epoch()  # plans have calls of it
+            said = str(error).strip().partition("\n")[0]
+            warnings.warn(f"{self.family} go on without the {library} library: {said}", stacklevel=2)
+            return False

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from torch_backplane import _C
+from torch_backplane import _C, drivers
+from torch_backplane.drivers import ProductLibrary
 from torch_backplane.planning import socket
 
 ROLES = ("input", "output")
@@ -25,6 +26,11 @@ def queue_api(device: torch.device) -> str:
     the driver's name. Empty where they cannot be called, as kernels are launched by the driver in Python.
     """
     return _C.queue_api(device.index)
+
+
+def product_library(device: torch.device) -> ProductLibrary | None:
+    """The library of matrix products that the device's driver has brought, if its queues are native."""
+    return getattr(drivers.device(device.index), "product_library", None) if queue_api(device) else None
 
 
 class QueueFunction:

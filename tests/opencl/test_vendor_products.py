@@ -1,0 +1,184 @@
+"""Matrix products by the library that the device's driver brings: CLBlast, where it is installed."""
+
+from __future__ import annotations
+
+import ctypes
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from agreement import DEVICE, agrees, refused_alike
+from test_tunable import Times, anew, tunable
+
+from torch_backplane import _C, drivers, libraries, plans
+from torch_backplane.drivers import ProductLibrary, clblast
+from torch_backplane.operators import linear_algebra, vendor_products
+from torch_backplane.planning import QueueFunction
+
+LIBRARY = "torch_backplane.operators.vendor_products._function"
+LOOSE = {"atol": 1e-4, "rtol": 1e-5}
+
+
+def need_library() -> ProductLibrary:
+    library = drivers.device(0).product_library
+    if library is None:
+        pytest.skip("CLBlast is not installed (Debian: libclblast1)")
+    return library
+
+
+@contextmanager
+def _preferred() -> Iterator[None]:
+    """In the process of the tests, in which fixtures do not run."""
+    need_library()
+    with libraries.preferring("products", "vendor"):
+        yield
+
+
+preferred = _preferred()
+
+
+def called(function: Callable[..., Any], *arguments: Any) -> bool:
+    """Whether the library computes it."""
+    return "call CLBlast's product" in plans.explain(function, *arguments)
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@preferred
+def test_values(dtype: torch.dtype) -> None:
+    for rows, depth, columns in ((3, 4, 5), (1, 7, 1), (1, 3, 6), (6, 3, 1), (33, 65, 17), (9, 1, 8)):
+        a, b, c = (random(*one, dtype=dtype) for one in ((rows, depth), (depth, columns), (rows, columns)))
+        agrees(torch.mm, a, b, **LOOSE)
+        agrees(torch.mm, a.t().contiguous().t(), b, **LOOSE)
+        agrees(torch.mm, a, b.t().contiguous().t(), **LOOSE)
+        agrees(lambda c, a, b: torch.addmm(c, a, b, beta=0.5, alpha=-2), c, a, b, **LOOSE)
+        agrees(torch.addmm, c[0], a, b, **LOOSE)  # which is expanded
+        agrees(torch.mv, a, b[:, 0], **LOOSE)
+        for batch in (1, 3):
+            x, y = random(batch, rows, depth, dtype=dtype), random(batch, depth, columns, dtype=dtype)
+            agrees(torch.bmm, x, y, **LOOSE)
+            agrees(torch.bmm, x.mT.contiguous().mT, y, **LOOSE)
+            agrees(torch.bmm, a.expand(batch, -1, -1), y, **LOOSE)
+            agrees(lambda c, x, y: torch.baddbmm(c, x, y, beta=3, alpha=0.25), c, x, y, **LOOSE)
+    assert called(torch.mm, a.to(DEVICE), b.to(DEVICE))
+    assert called(torch.baddbmm, c.to(DEVICE), x.to(DEVICE), y.to(DEVICE))
+
+
+@preferred
+def test_results_in_any_layout_and_in_place() -> None:
+    a, b, c = random(5, 4), random(4, 6), random(5, 6)
+
+    def into(make: Callable[[torch.device], torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def run(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            memory = make(a.device)
+            torch.mm(a, b, out=memory)
+            return memory
+
+        return run
+
+    nan = float("nan")  # what a result has in memory is not to be read
+    agrees(into(lambda device: torch.full((5, 6), nan, device=device)), a, b, **LOOSE)
+    agrees(into(lambda device: torch.full((6, 5), nan, device=device).t()), a, b, **LOOSE)
+    agrees(into(lambda device: torch.full((5, 12), nan, device=device)[:, ::2]), a, b, **LOOSE)
+    agrees(into(lambda device: torch.full((9, 9), nan, device=device)[2:7, 3:]), a, b, **LOOSE)
+    agrees(lambda c, a, b: c.clone().addmm_(a, b, beta=2), c, a, b, **LOOSE)
+    agrees(lambda c, a, b: c.t().contiguous().t().addmm_(a, b), c, a, b, **LOOSE)
+    agrees(lambda c, a, b: torch.full_like(c, nan).addmm_(a, b, beta=0), c, a, b, **LOOSE)
+
+
+@preferred
+def test_views_begin_where_they_do_and_neighbours_stay() -> None:
+    given, memory = random(40, 40), torch.zeros(40, 40)
+    there, result = given.to(DEVICE), memory.to(DEVICE)
+    for i in range(0, 20, 3):
+        memory[i : i + 5, i + 1 : i + 7] = given[i : i + 5, 2:9] @ given[3:10, i : i + 6]
+        torch.mm(there[i : i + 5, 2:9], there[3:10, i : i + 6], out=result[i : i + 5, i + 1 : i + 7])
+    torch.testing.assert_close(result.cpu(), memory, **LOOSE)
+
+
+@preferred
+def test_plans_for_any_shape_and_nothing_to_add_up() -> None:
+    plans.set_mode("check")
+    for n in (4, 7, 0, 12, 31, 5, 64, 0, 3):
+        for a, b in ((random(n, 3), random(3, n)), (random(3, n), random(n, 2)), (random(2, n, 5), random(2, 5, 4))):
+            torch.testing.assert_close((a.to(DEVICE) @ b.to(DEVICE)).cpu(), a @ b, **LOOSE)
+    refused_alike(torch.mm, random(3, 4), random(3, 4))
+
+
+@preferred
+def test_what_it_has_not_goes_on() -> None:
+    for a in (torch.randint(-9, 9, (4, 4)), random(4, 4).half(), random(4, 4).to(torch.complex64)):
+        agrees(torch.mm, a, a, atol=1e-2, rtol=1e-2)
+        assert not called(torch.mm, a.to(DEVICE), a.to(DEVICE))
+    assert "has no float16" in str(vendor_products.why_not(torch.empty(2, 2, dtype=torch.float16, device=DEVICE)))
+
+
+def test_it_is_asked_for() -> None:
+    need_library()
+    a = random(96, 96).to(DEVICE)
+    assert not called(torch.mm, a, a)
+    with libraries.preferring("products", "vendor"):
+        assert called(torch.mm, a, a)
+    assert not called(torch.mm, a, a)
+
+
+def test_a_library_that_fails_is_left_out_with_one_warning() -> None:
+    need_library()
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64)
+    def fails(*arguments: Any) -> int:
+        return -1011
+
+    parameters = ("output", "input", "input", torch.float32, torch.float32, *[torch.int64] * 12)
+    function = QueueFunction("a product", fails, *parameters, explain=lambda status: "no room")
+    a, b = random(5, 4), random(4, 6)
+    try:
+        with mock.patch(LIBRARY, return_value=function), libraries.preferring("products", "vendor"):
+            with pytest.warns(UserWarning, match=r"products go on without the vendor library: .*no room"):
+                found = a.to(DEVICE) @ b.to(DEVICE)
+            torch.testing.assert_close(found.cpu(), a @ b, **LOOSE)
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                for _ in range(3):
+                    torch.testing.assert_close((a.to(DEVICE) @ b.to(DEVICE)).cpu(), a @ b, **LOOSE)
+                torch.testing.assert_close((b.to(DEVICE).t() @ b.to(DEVICE)).cpu(), b.t() @ b, **LOOSE)
+    finally:
+        linear_algebra.products._failed.clear()
+        _C.advance_configuration_epoch()
+
+
+@anew
+def test_it_is_among_those_that_are_timed() -> None:
+    device = drivers.device(0)
+    with mock.patch.object(device, "product_library", clblast.products()):
+        need_library()
+        Times("products", vendor=1.0, host=2.0, generated=3.0)
+        tunable.enable()
+        a, b = random(5, 4).to(DEVICE), random(4, 6).to(DEVICE)
+        torch.testing.assert_close((a @ b).cpu(), a.cpu() @ b.cpu(), **LOOSE)
+        assert [one[2] for one in tunable.get_results()] == ["vendor"]
+        assert called(torch.mm, a, b)
+
+
+def test_a_preference_that_no_device_can_follow_is_a_warning() -> None:
+    blas = torch.backends.bp.preferred_blas_library  # type: ignore[attr-defined]
+    devices = [drivers.device(index) for index in range(torch.accelerator.device_count())]
+    try:
+        with ExitStack() as stack:
+            for device in devices:
+                stack.enter_context(mock.patch.object(device, "product_library", None, create=True))
+            with pytest.warns(UserWarning, match="no bp device has a vendor's library"):
+                assert blas("vendor") == "vendor"
+        if devices[0].product_library is not None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                blas("vendor")
+    finally:
+        blas("default")
