@@ -28,7 +28,7 @@ import torch
 import typer
 from rich.console import Console
 from rich.table import Table
-from turns import SLOW, in_turn, ratio
+from turns import SLOW, Side, in_turn, ratio
 
 from torch_backplane.audit.workloads import WORKLOADS, Workload
 
@@ -47,9 +47,9 @@ class Result:
 
 def run(workload: Workload, device: torch.device, elements: int, rounds: int) -> Result:
     """The workload on `device` and on the CPU in turn."""
-    places = [device, torch.device("cpu")]
-    bodies = [workload.make(place, elements) for place in places]
-    times = in_turn(bodies, places, max(1, min(50, 2**20 // elements)), rounds)
+    sides = [Side(device), Side(torch.device("cpu"))]
+    bodies = [workload.make(side.place, elements) for side in sides]
+    times = in_turn(bodies, sides, max(1, min(50, 2**20 // elements)), rounds)
     here, cpu = map(statistics.median, times)
     rate = None if workload.bytes_per_element is None else workload.bytes_per_element * elements / here / 1e9
     return Result(workload.title, elements, here * 1e3, cpu * 1e3, ratio(*times), rate)

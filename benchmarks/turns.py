@@ -9,6 +9,7 @@ import os
 import re
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Annotated, NamedTuple
 
@@ -32,12 +33,28 @@ class Row(NamedTuple):
 
 @dataclasses.dataclass
 class Result:
-    """Median milliseconds of a call; `ratio` is the median over the rounds of the CPU's time by the device's."""
+    """Median milliseconds of a call; `ratio` is the median over the rounds of the other's time by the device's."""
 
     title: str
     device_ms: float
-    cpu_ms: float
+    other_ms: float  # the CPU's, or the same device's by another library
     ratio: float
+
+
+class Side(NamedTuple):
+    """One of the two that are compared: a device, and the library that it prefers for products, if that matters."""
+
+    place: torch.device
+    library: str = ""
+
+    def __str__(self) -> str:
+        return self.library or str(self.place)
+
+    def choose(self, body: Body) -> None:
+        """From here on its library computes; plans are made anew."""
+        if self.library:
+            torch.backends.bp.preferred_blas_library(self.library)  # type: ignore[attr-defined]
+            seconds(body, self.place, 2)
 
 
 def seconds(body: Body, device: torch.device, calls: int) -> float:
@@ -53,35 +70,38 @@ def seconds(body: Body, device: torch.device, calls: int) -> float:
     return (time.perf_counter() - start) / calls
 
 
-def in_turn(bodies: Sequence[Body], places: Sequence[torch.device], calls: int, rounds: int) -> list[list[float]]:
-    """Seconds of a call in each round, for each body. The devices take turns, so that what else goes on meets all."""
+def in_turn(bodies: Sequence[Body], sides: Sequence[Side], calls: int, rounds: int) -> list[list[float]]:
+    """Seconds of a call in each round, for each body. The sides take turns, so that what else goes on meets all."""
     times: list[list[float]] = [[] for _ in bodies]
     for counted in [False, False] + [True] * rounds:  # the first rounds build kernels and warm up
-        for body, place, record in zip(bodies, places, times, strict=True):
-            measured = seconds(body, place, calls)
+        for body, side, record in zip(bodies, sides, times, strict=True):
+            side.choose(body)
+            measured = seconds(body, side.place, calls)
             if counted:
                 record.append(measured)
     return times
 
 
-def ratio(device: Sequence[float], cpu: Sequence[float]) -> float:
-    """The median of the rounds' ratios, the CPU's time by the device's."""
-    return statistics.median(slow / fast for fast, slow in zip(device, cpu, strict=True))
+def ratio(device: Sequence[float], other: Sequence[float]) -> float:
+    """The median of the rounds' ratios, the other's time by the device's."""
+    return statistics.median(slow / fast for fast, slow in zip(device, other, strict=True))
 
 
-def run(row: Row, device: torch.device, rounds: int) -> Result:
-    """The row on `device` and on the CPU in turn."""
-    places = [device, torch.device("cpu")]
+def run(row: Row, device: Side, other: Side, rounds: int) -> Result:
+    """The row on both sides in turn."""
+    sides = [device, other]
     bodies = []
-    for place in places:
+    for side in sides:
         torch.manual_seed(0)
-        bodies.append(row.make(place))
-    for body, place in zip(bodies, places, strict=True):
-        seconds(body, place, 1)
-    once = max(seconds(body, place, 1) for body, place in zip(bodies, places, strict=True))
-    times = in_turn(bodies, places, max(1, int(row.seconds / once)), rounds)
-    here, cpu = map(statistics.median, times)
-    return Result(row.title, here * 1e3, cpu * 1e3, ratio(*times))
+        bodies.append(row.make(side.place))
+    once = 0.0
+    for body, side in zip(bodies, sides, strict=True):
+        side.choose(body)
+        seconds(body, side.place, 1)
+        once = max(once, seconds(body, side.place, 1))
+    times = in_turn(bodies, sides, max(1, int(row.seconds / once)), rounds)
+    here, there = map(statistics.median, times)
+    return Result(row.title, here * 1e3, there * 1e3, ratio(*times))
 
 
 def summary(results: Sequence[Result]) -> dict[str, str]:
@@ -102,6 +122,7 @@ def main(rows: Callable[[], Sequence[Row]], unit: str = "ms") -> None:
         device: Annotated[str, typer.Option(help="the device to compare with cpu")] = "bp",
         driver: Annotated[str | None, typer.Option(help="only these Backplane drivers, comma-separated")] = None,
         generated: Annotated[bool, typer.Option(help="kernels alone: as if the host did not see the memory")] = False,
+        vendor: Annotated[bool, typer.Option(help="kernels beside the vendor's products, and not the CPU's")] = False,
         match: Annotated[str, typer.Option(help="a regular expression: only rows whose title has it")] = "",
         rounds: Annotated[int, typer.Option(min=1, help="measurements per row and device")] = 7,
         threads: Annotated[int, typer.Option(min=0, help="PyTorch's CPU threads; 0: one per core")] = 0,
@@ -114,18 +135,27 @@ def main(rows: Callable[[], Sequence[Row]], unit: str = "ms") -> None:
             os.environ["TORCH_BACKPLANE_DISCRETE"] = "1"  # read when the devices are first needed
         threads = threads or os.cpu_count() or 1
         place = machine.place(device, driver, threads)
-        results = [run(row, place, rounds) for row in chosen]
-        environment = machine.environment(place, threads) | {"rounds": rounds, "generated": generated}
+        sides = Side(place), Side(torch.device("cpu"))
+        if vendor:
+            sides = Side(place, "generated"), Side(place, "vendor")
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                try:
+                    sides[1].choose(lambda: None)
+                except UserWarning as error:  # there is none
+                    raise typer.BadParameter(str(error), param_hint="--vendor") from error
+        results = [run(row, *sides, rounds) for row in chosen]
+        environment = machine.environment(place, threads) | {"rounds": rounds, "generated": generated, "vendor": vendor}
         if as_json:
             report = environment | summary(results) | {"results": [dataclasses.asdict(result) for result in results]}
             print(json.dumps(report, indent=2))
             return
-        title = f"cpu's time by {place}'s, and {unit} of {place} and of cpu"
+        title = f"time of {sides[1]} by that of {sides[0]}, and {unit} of both"
         table = Table(title=title, caption=", ".join(f"{key} {value}" for key, value in environment.items()))
-        for column in ("", "", str(place), "cpu"):
+        for column in ("", "", *map(str, sides)):
             table.add_column(column, justify="right" if table.columns else "left")
         for result in results:
-            figures = [result.device_ms, result.cpu_ms]
+            figures = [result.device_ms, result.other_ms]
             shown = [f"{figure:.3f}" if unit == "ms" else f"{1e3 / figure:.2f}" for figure in figures]
             table.add_row(result.title, f"{result.ratio:.2f}", *shown)
         console = Console()

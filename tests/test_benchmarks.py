@@ -200,8 +200,15 @@ def test_a_row_of_each_benchmark_runs(script: str, row: str) -> None:
     report = run_json(script, "--match", f"^{row}$", "--rounds", "1")
     (result,) = report["results"]
     assert result["title"] == row
-    assert result["ratio"] == pytest.approx(result["cpu_ms"] / result["device_ms"])
+    assert result["ratio"] == pytest.approx(result["other_ms"] / result["device_ms"])
     assert float(report["geometric mean"]) == pytest.approx(result["ratio"], abs=0.01)
+
+
+def test_a_vendors_products_are_wanted_where_there_are_none() -> None:
+    command = [sys.executable, str(BENCHMARKS / "matmul.py"), "--driver", "host", "--vendor", "--match", "a @ b, 64"]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert refused.returncode == 2
+    assert "--vendor" in refused.stderr
 
 
 def test_what_is_tuned_is_compared_with_what_is_not() -> None:
@@ -235,7 +242,9 @@ def test_rows_are_measured_in_turn_as_long_as_they_say(monkeypatch: pytest.Monke
 
         return body
 
-    result = turns.run(turns.Row("made up", make, seconds=0.1), torch.device("bp"), rounds=3)
+    result = turns.run(
+        turns.Row("made up", make, seconds=0.1), turns.Side(torch.device("bp")), turns.Side(torch.device("cpu")), 3
+    )
     # once to warm up, once to see how long it takes, then two calls a round, of which two do not count
-    assert calls == ["bp", "cpu"] * 2 + ["bp", "bp", "cpu", "cpu"] * 5
-    assert (result.device_ms, result.cpu_ms, result.ratio) == pytest.approx((20, 50, 2.5))
+    assert calls == ["bp", "bp", "cpu", "cpu"] + ["bp", "bp", "cpu", "cpu"] * 5
+    assert (result.device_ms, result.other_ms, result.ratio) == pytest.approx((20, 50, 2.5))
