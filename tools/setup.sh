@@ -66,7 +66,7 @@ if ! compgen -G "/etc/OpenCL/vendors/*.icd" >/dev/null; then
 fi
 
 # Its matrix products are one candidate on OpenCL devices. Without it there is one less, and its tests skip.
-if ! ldconfig -p | grep -q 'libclblast\.so\.1'; then
+if ! /sbin/ldconfig -p | grep -q 'libclblast\.so\.1'; then
   install_packages libclblast1 || say "no CLBlast; to have it:  apt-get install libclblast1"
 fi
 
