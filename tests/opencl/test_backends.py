@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
-from agreement import DEVICE, had, need
+from agreement import DEVICE, had
 from targets import target
 from test_host_work import needs_sight
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as attend
 
-from torch_backplane import libraries, plans
+from torch_backplane import _C, libraries, plans
 from torch_backplane.operators import linear_algebra
 from torch_backplane.planning import Candidate, Candidates
 
@@ -215,7 +216,8 @@ def test_small_products_are_kernels_and_others_the_hosts() -> None:
             for _ in range(2):
                 close = {"atol": 1e-1, "rtol": 1e-1} if dtype == torch.bfloat16 else {"atol": 1e-4, "rtol": 1e-4}
                 torch.testing.assert_close(torch.mm(*given).cpu(), a @ b, **close)
-            assert runs_on_host(torch.mm, *given) != by_kernel, (dtype, rows, depth, columns)
+            on_host = not by_kernel and not linear_algebra.host_is_slow(dtype)
+            assert runs_on_host(torch.mm, *given) == on_host, (dtype, rows, depth, columns)
     x, w = torch.randn(64, 64, device=DEVICE), torch.randn(64, 64, device=DEVICE)
     assert runs_on_host(torch.mm, x, w.t())  # slower where rows are not contiguous
     assert not runs_on_host(torch.mm, x[:16], w.t())
@@ -224,9 +226,24 @@ def test_small_products_are_kernels_and_others_the_hosts() -> None:
     assert runs_on_host(torch.mm, x, w)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @_as_it_was()
-def test_products_in_float16_are_the_hosts_only_where_it_has_instructions() -> None:
+def test_half_precision_is_the_hosts_only_where_it_has_instructions(dtype: torch.dtype) -> None:
     needs_sight()
-    need(torch.float16)
-    given = [torch.randn(80, 80, device=DEVICE).half() for _ in range(2)]
-    assert runs_on_host(torch.mm, *given) == torch.ops.mkldnn._is_mkldnn_fp16_supported()
+    asked = {torch.float16: "_is_mkldnn_fp16_supported", torch.bfloat16: "_is_mkldnn_bf16_supported"}[dtype]
+    product = torch.mm, *(torch.randn(80, 80).to(dtype).to(DEVICE) for _ in range(2))
+    convolution = (
+        torch.nn.functional.conv2d,
+        *(torch.randn(one).to(dtype).to(DEVICE) for one in ((1, 4, 9, 9), (8, 4, 3, 3))),
+    )
+    ours = [product, convolution] if dtype == torch.bfloat16 else [product]  # convolutions in float16 are kernels
+    has = getattr(torch.ops.mkldnn, asked)()
+    assert [runs_on_host(*one) for one in ours] == [has] * len(ours)
+    for has in (True, False, True):
+        with mock.patch.object(torch.ops.mkldnn, asked, return_value=has):
+            _C.advance_configuration_epoch()
+            assert [runs_on_host(*one) for one in ours] == [has] * len(ours)
+            torch.backends.bp.preferred_blas_library("host")  # type: ignore[attr-defined]
+            assert runs_on_host(*product)  # who wants it gets it
+            torch.backends.bp.preferred_blas_library("default")  # type: ignore[attr-defined]
+    _C.advance_configuration_epoch()

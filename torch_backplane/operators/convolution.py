@@ -21,7 +21,7 @@ from torch_backplane import tuning
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates.convolution import can_gather, forward, gathered, of_image, of_weight
 from torch_backplane.kernels.templates.unfold import Windows, fold, unfold
-from torch_backplane.operators.linear_algebra import host_refuses, on_host, product
+from torch_backplane.operators.linear_algebra import host_is_slow, host_refuses, on_host, product
 from torch_backplane.planning import (
     Call,
     Candidate,
@@ -149,7 +149,11 @@ def _host_refuses(self: torch.Tensor) -> str | None:
 
 
 _SETTINGS = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
-convolutions = Candidates("convolutions", Candidate("host", _host_refuses), Candidate("generated", lambda self: None))
+convolutions = Candidates(
+    "convolutions",
+    Candidate("host", _host_refuses, yields=lambda self: host_is_slow(self.dtype)),
+    Candidate("generated", lambda self: None),
+)
 
 
 def _on_host(

@@ -165,14 +165,25 @@ def _forms(out: torch.Tensor, *operands: torch.Tensor) -> Sequence[str]:
     return forms(dialect, out.dtype) if by_tiles else []
 
 
+def host_is_slow(dtype: torch.dtype) -> bool:
+    """Whether PyTorch's products and convolutions of this dtype are loops on this host, whose processor has no
+    instructions for it that oneDNN uses. Convolutions in bfloat16 are inexact then, too: they round while they add up.
+    """
+    has_instructions = {
+        torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported,
+        torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
+    }
+    return dtype in has_instructions and not has_instructions[dtype]()
+
+
 # So few multiplications kernels have done before one of the host's threads has woken up; a quarter of them, where the
 # second operand's rows are not contiguous (docs/measurements.md).
 _FEW = 64**3
 
 
 def _host_yields(out: torch.Tensor, a: torch.Tensor | None = None, b: torch.Tensor | None = None) -> bool:
-    """Whether kernels are usually quicker: PyTorch's products in float16 are loops where oneDNN has no instructions."""
-    if out.dtype == torch.float16 and not torch.ops.mkldnn._is_mkldnn_fp16_supported():
+    """Whether kernels are usually quicker."""
+    if host_is_slow(out.dtype):
         return True
     if a is None or b is None or out.is_complex() or 1 in out.shape[-2:]:
         return False
