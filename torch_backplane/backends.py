@@ -14,6 +14,8 @@ import torch
 from torch_backplane import _C, drivers, libraries, tuning
 
 __all__ = [
+    "VERBOSE_OFF",
+    "VERBOSE_ON",
     "SDPAParams",
     "allow_fp16_bf16_reduction_math_sdp",
     "can_use_flash_attention",
@@ -30,6 +32,7 @@ __all__ = [
     "overrideable_sdp_enabled",
     "preferred_blas_library",
     "rnn",
+    "verbose",
     "version",
 ]
 
@@ -128,6 +131,35 @@ def _bool(name: str, value: object) -> bool:
 
 conv = _Switches("convolutions")
 rnn = _Switches("recurrent layers")
+
+
+VERBOSE_OFF, VERBOSE_ON = 0, 1
+
+
+class verbose:
+    """A context in which each call of a library for a bp device is printed as it is made: the host's operator with its
+    operands and how long it took, the vendor's function with its numbers and how long it took to give to the queue. It
+    holds for all threads. Calls that the queue has not come to when the context is left are not printed.
+
+    Args:
+        level: VERBOSE_ON or VERBOSE_OFF, as for torch.backends.mkl.verbose.
+
+    Raises:
+        ValueError: another level.
+    """
+
+    def __init__(self, level: int = VERBOSE_ON) -> None:
+        if level not in (VERBOSE_OFF, VERBOSE_ON):
+            raise ValueError(f"level is VERBOSE_OFF (0) or VERBOSE_ON (1), and got {level!r}")
+        self.level = level
+
+    def __enter__(self) -> verbose:
+        self._before = _C.is_verbose()
+        _C.set_verbose(self.level == VERBOSE_ON)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        _C.set_verbose(self._before)
 
 
 # Attention. PyTorch's switches are global ones, which torch.nn.attention.sdpa_kernel sets, too. There is one fused

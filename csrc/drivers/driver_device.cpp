@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "devices/queue_function.h"
+#include "devices/verbose.h"
 #include "drivers/driver_kernel.h"
 #include "drivers/driver_memory.h"
 #include "drivers/driver_object.h"
@@ -63,10 +64,26 @@ class DeferredArguments {
 
 constexpr size_t kParallelCopy = 1 << 20; // bytes
 
+// Those that a function of a library is called with, in words: its integers, and what it computes with.
+std::string numbers_of(const QueueFunction& function, c10::ArrayRef<LaunchArgument> arguments) {
+  std::string line = "(";
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const auto dtype = function.parameters()[i].number.value_or(c10::ScalarType::Undefined);
+    const void* data = arguments[i].data;
+    line += line.size() > 1 && (dtype == c10::kLong || dtype == c10::kFloat || dtype == c10::kDouble) ? ", " : "";
+    line += dtype == c10::kLong ? c10::str(*static_cast<const int64_t*>(data))
+        : dtype == c10::kFloat  ? c10::str(*static_cast<const float*>(data))
+        : dtype == c10::kDouble ? c10::str(*static_cast<const double*>(data))
+                                : "";
+  }
+  return line + ")";
+}
+
 class DriverDevice final : public Device {
  public:
   DriverDevice(c10::DeviceIndex index, DeviceProperties given, py::object device, bool discrete)
       : Device(std::move(given)),
+        index_(index),
         driver_(index, properties().name, std::move(device)),
         memory_(driver_, properties()),
         streams_(driver_),
@@ -433,7 +450,11 @@ class DriverDevice final : public Device {
       int status = 0;
       {
         const GilReleased released; // a deferred call may come from a thread that has it
-        status = call(stream.native, given.data(), given.size());
+        said(
+            [&] { status = call(stream.native, given.data(), given.size()); },
+            [&] {
+              return c10::str("bp:", static_cast<int>(index_), " vendor ", function.name(), numbers_of(function, arguments), ", given to the queue");
+            });
       }
       if (C10_UNLIKELY(status != 0)) {
         stream.launches.fetch_add(1, std::memory_order_relaxed); // part of its work may be under way
@@ -465,6 +486,7 @@ class DriverDevice final : public Device {
     });
   }
 
+  const c10::DeviceIndex index_;
   DriverObject driver_;
   DriverMemory memory_;
   DriverStreams streams_;

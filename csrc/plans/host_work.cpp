@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "devices/device.h"
+#include "devices/verbose.h"
 #include "streams/device_errors.h"
 #include "streams/stream.h"
 
@@ -142,7 +143,9 @@ void do_on_host(
       .call_host(
           [work = std::move(work), numbers = numbers.vec(), stream](char* const* seen) {
             try {
-              work->run(seen, numbers.data());
+              said(
+                  [&] { work->run(seen, numbers.data()); },
+                  [&] { return c10::str("bp:", static_cast<int>(stream.device_index()), " host ", work->text()); });
             } catch (const std::exception& error) {
               const auto* ours = dynamic_cast<const c10::Error*>(&error);
               report_error(stream, ours != nullptr ? ours->what_without_backtrace() : error.what());

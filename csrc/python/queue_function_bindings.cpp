@@ -5,6 +5,7 @@
 
 #include "bindings.h"
 #include "devices/queue_function.h"
+#include "devices/verbose.h"
 #include "plans/given_arguments.h"
 #include "python/library_symbols.h"
 #include "streams/device_errors.h"
@@ -109,6 +110,8 @@ void bind_queue_functions(py::module_& module) {
           py::arg("name"), py::arg("address"), py::arg("owner"), py::arg("parameters"), py::arg("explain"),
           "`owner` keeps the library loaded. `parameters`: the dtype of each number; for memory \"input\" or \"output\".")
       .def_property_readonly("name", &QueueFunction::name);
+  module.def("set_verbose", &set_verbose, py::arg("on"), "Whether each call of a library is printed, with its time.");
+  module.def("is_verbose", &is_verbose);
   module.def("call_on_queue", &call_on_queue, py::arg("function"), py::arg("arguments"));
   module.def(
       "queue_api", [](c10::DeviceIndex index) { return device(index).queue_api(); }, py::arg("device_index"));

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -247,3 +250,38 @@ def test_half_precision_is_the_hosts_only_where_it_has_instructions(dtype: torch
             assert runs_on_host(*product)  # who wants it gets it
             torch.backends.bp.preferred_blas_library("default")  # type: ignore[attr-defined]
     _C.advance_configuration_epoch()
+
+
+def test_calls_of_libraries_are_printed_where_that_is_wanted() -> None:
+    """In a process of its own, whose output is read: the lines come from C++, in whatever thread has the work."""
+    needs_sight()
+    program = """
+import torch
+panel = torch.backends.bp
+a, w = torch.randn(80, 90, device="bp"), torch.randn(90, 70, device="bp")
+image, weight = torch.randn(1, 4, 9, 9, device="bp"), torch.randn(8, 4, 3, 3, device="bp")
+def work():
+    print("--", flush=True)
+    for _ in range(2):
+        a @ w
+    torch.nn.functional.conv2d(image, weight)
+    torch.bp.synchronize()
+work()
+with panel.verbose(panel.VERBOSE_ON):
+    work()
+    with panel.verbose(panel.VERBOSE_OFF):
+        work()
+    work()
+work()
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=True)
+    silent, first, off, second, end = ran.stdout.split("--\n")[1:]
+    assert not (silent + off + end)
+    for said in (first, second):
+        lines = said.splitlines()
+        names = ["aten::mm.out", "aten::mm.out", "aten::convolution.out"]
+        assert [re.sub(r"\(.*", "", line) for line in lines] == [f"backplane: bp:0 host {name}" for name in names]
+        assert "Float [80, 90] strides [90, 1], Float [90, 70] strides [70, 1]" in lines[0]
+        assert all(re.search(r": \d+\.\d{3} ms$", line) for line in lines)
+    with pytest.raises(ValueError, match=r"level is VERBOSE_OFF \(0\) or VERBOSE_ON \(1\), and got 2"):
+        torch.backends.bp.verbose(2)  # type: ignore[attr-defined]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import re
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -118,6 +121,21 @@ def test_what_it_has_not_goes_on() -> None:
         agrees(torch.mm, a, a, atol=1e-2, rtol=1e-2)
         assert not called(torch.mm, a.to(DEVICE), a.to(DEVICE))
     assert "has no float16" in str(vendor_products.why_not(torch.empty(2, 2, dtype=torch.float16, device=DEVICE)))
+
+
+def test_calls_are_printed_with_their_numbers() -> None:
+    need_library()
+    program = """
+import torch
+torch.backends.bp.preferred_blas_library("vendor")
+a, w = torch.randn(8, 9, device="bp"), torch.randn(9, 7, device="bp")
+with torch.backends.bp.verbose(1):
+    a @ w
+    torch.bp.synchronize()
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=True)
+    call = re.escape("vendor CLBlast's product(1, 0, 1, 8, 7, 9, 7, 9, 7, 0, 0, 0, 0, 0), given to the queue")
+    assert re.fullmatch(rf"backplane: bp:0 {call}: \d+\.\d+ ms\n", ran.stdout), ran.stdout
 
 
 def test_it_is_asked_for() -> None:
