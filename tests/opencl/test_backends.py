@@ -239,13 +239,21 @@ def test_half_precision_is_the_hosts_only_where_it_has_instructions(dtype: torch
         torch.nn.functional.conv2d,
         *(torch.randn(one).to(dtype).to(DEVICE) for one in ((1, 4, 9, 9), (8, 4, 3, 3))),
     )
-    ours = [product, convolution] if dtype == torch.bfloat16 else [product]  # convolutions in float16 are kernels
+    layer, steps = torch.nn.GRU(5, 7).to(DEVICE, dtype), torch.randn(3, 2, 5).to(dtype).to(DEVICE)
+
+    def recurrent(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            return layer(x)[0]
+
+    ours: list[tuple[Any, ...]] = [product, (recurrent, steps)]
+    if dtype == torch.bfloat16:  # convolutions in float16 are kernels
+        ours.append(convolution)
     has = getattr(torch.ops.mkldnn, asked)()
-    assert [runs_on_host(*one) for one in ours] == [has] * len(ours)
+    assert ["on the host" in plans.explain(*one) for one in ours] == [has] * len(ours)
     for has in (True, False, True):
         with mock.patch.object(torch.ops.mkldnn, asked, return_value=has):
             _C.advance_configuration_epoch()
-            assert [runs_on_host(*one) for one in ours] == [has] * len(ours)
+            assert ["on the host" in plans.explain(*one) for one in ours] == [has] * len(ours)
             torch.backends.bp.preferred_blas_library("host")  # type: ignore[attr-defined]
             assert runs_on_host(*product)  # who wants it gets it
             torch.backends.bp.preferred_blas_library("default")  # type: ignore[attr-defined]

@@ -12,7 +12,7 @@ import torch
 
 from torch_backplane import tuning
 from torch_backplane.kernels.templates.rnn import rnn_step, rnn_step_backward
-from torch_backplane.operators.linear_algebra import host_refuses
+from torch_backplane.operators.linear_algebra import host_is_slow, host_refuses
 from torch_backplane.planning import Call, Candidate, Candidates, RunOnCPU, call_on_cpu, operator, run_template
 
 backplane = torch.ops.backplane
@@ -127,7 +127,11 @@ def plain_step_backward(
 
 # Layers
 
-layers = Candidates("recurrent layers", Candidate("host", host_refuses), Candidate("generated", lambda input: None))
+layers = Candidates(
+    "recurrent layers",
+    Candidate("host", host_refuses, yields=lambda input: host_is_slow(input.dtype)),
+    Candidate("generated", lambda input: None),
+)
 
 
 _NAMES = ("RNNReLU", "RNNTanh", "LSTM", "GRU")  # by PyTorch's numbers
