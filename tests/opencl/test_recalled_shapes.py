@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -156,3 +158,12 @@ def test_a_rule_that_does_not_hold_is_not_used() -> None:
             form.rule = form.functional_rule = rule
             metas._dtypes.clear()
         assert names.count("aten.take.default") == 2
+
+
+def test_a_first_backward_pass_does_without_sympy() -> None:
+    """PyTorch's own meta functions import it, which takes as long as PyTorch itself."""
+    program = (
+        "import sys, torch; x = torch.randn(5, 6, device='bp', requires_grad=True); (x * 2).sum().backward(); "
+        "x.grad.zero_(); torch.bp.synchronize(); sys.exit('sympy' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=240, check=False).returncode == 0

@@ -28,6 +28,10 @@ Shape = Sequence[Any]
 
 MOST_KINDS = 4096  # of calls whose dtypes are known
 
+# Whose result is of the first operand's dtype, whatever the number, so that PyTorch is not asked at all: its functions
+# for these import SymPy, which takes as long as `import torch`, at the first backward pass.
+_OF_ITS_DTYPE = {"aten::fill.Scalar", "aten::fill_.Scalar", "aten::zero", "aten::zero_"}
+
 # The results' dtypes by kinds of calls; none where the rule says something else than PyTorch.
 _dtypes: Recent[Hashable, tuple[torch.dtype | None, ...]] = Recent(MOST_KINDS)
 
@@ -103,6 +107,8 @@ def recalled(
     asked: list[tuple[Any, ...]] = []
 
     def ask_first() -> tuple[torch.dtype | None, ...]:
+        if form.name in _OF_ITS_DTYPE:
+            return (tensors[0].dtype,)
         asked.append(ask())
         dtypes = tuple([None if one is None else one.dtype for one in asked[0]])
         found = _by_rule(rule, form, dtypes, inputs, tensors, written)
