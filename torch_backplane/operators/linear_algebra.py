@@ -230,12 +230,12 @@ def product(
     a, b, c = a.resolve_conj(), b.resolve_conj(), None if c is None else c.resolve_conj()
     problem = partial(tuning.Problem.of, "Product", out.dtype, a=a, b=b, added=c is not None and beta != 0)
     chosen = products.choose(out, a, b, problem=problem if out.dim() <= 3 else None)
+    if chosen == "vendor" and a.shape[-1]:
+        multiply = partial(vendor_products.multiply, out, a, b, None if beta == 0 else c, beta, alpha)
+        if products.tries("vendor", out, multiply):
+            return out
     if chosen == "host" and out.dim() <= 3:
         multiply_on_host(out, a, b, c, beta, alpha)
-    elif chosen == "vendor" and a.shape[-1] and products.tries(
-        "vendor", out, partial(vendor_products.multiply, out, a, b, None if beta == 0 else c, beta, alpha)
-    ):
-        pass
     elif out.is_complex():
         multiply_parts(out, a, b, None if beta == 0 else c, beta, alpha)
     elif dialect_of(out.device).target.team_size > 1 and 1 in out.shape[-2:]:
