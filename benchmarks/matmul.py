@@ -2,7 +2,7 @@
 
     python benchmarks/matmul.py --driver opencl
     python benchmarks/matmul.py --driver opencl --generated --match 'float32'
-    python benchmarks/matmul.py --driver opencl --vendor --match 'float32'  # our kernels beside CLBlast's
+    python benchmarks/matmul.py --driver opencl --library --match 'float32'  # our kernels beside CLBlast's
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def main(rows: Callable[[], Sequence[Row]], unit: str = "ms") -> None:
         device: Annotated[str, typer.Option(help="the device to compare with cpu")] = "bp",
         driver: Annotated[str | None, typer.Option(help="only these Backplane drivers, comma-separated")] = None,
         generated: Annotated[bool, typer.Option(help="kernels alone: as if the host did not see the memory")] = False,
-        vendor: Annotated[bool, typer.Option(help="kernels beside the vendor's products, and not the CPU's")] = False,
+        library: Annotated[bool, typer.Option(help="kernels beside the driver's library of products")] = False,
         match: Annotated[str, typer.Option(help="a regular expression: only rows whose title has it")] = "",
         rounds: Annotated[int, typer.Option(min=1, help="measurements per row and device")] = 7,
         threads: Annotated[int, typer.Option(min=0, help="PyTorch's CPU threads; 0: one per core")] = 0,
@@ -136,16 +136,17 @@ def main(rows: Callable[[], Sequence[Row]], unit: str = "ms") -> None:
         threads = threads or os.cpu_count() or 1
         place = machine.place(device, driver, threads)
         sides = Side(place), Side(torch.device("cpu"))
-        if vendor:
-            sides = Side(place, "generated"), Side(place, "vendor")
+        if library:
+            sides = Side(place, "generated"), Side(place, "driver")
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
                 try:
                     sides[1].choose(lambda: None)
                 except UserWarning as error:  # there is none
-                    raise typer.BadParameter(str(error), param_hint="--vendor") from error
+                    raise typer.BadParameter(str(error), param_hint="--library") from error
         results = [run(row, *sides, rounds) for row in chosen]
-        environment = machine.environment(place, threads) | {"rounds": rounds, "generated": generated, "vendor": vendor}
+        chosen_by = {"rounds": rounds, "generated": generated, "library": library}
+        environment = machine.environment(place, threads) | chosen_by
         if as_json:
             report = environment | summary(results) | {"results": [dataclasses.asdict(result) for result in results]}
             print(json.dumps(report, indent=2))

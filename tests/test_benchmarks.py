@@ -204,11 +204,11 @@ def test_a_row_of_each_benchmark_runs(script: str, row: str) -> None:
     assert float(report["geometric mean"]) == pytest.approx(result["ratio"], abs=0.01)
 
 
-def test_a_vendors_products_are_wanted_where_there_are_none() -> None:
-    command = [sys.executable, str(BENCHMARKS / "matmul.py"), "--driver", "host", "--vendor", "--match", "a @ b, 64"]
+def test_a_librarys_products_are_wanted_where_there_are_none() -> None:
+    command = [sys.executable, str(BENCHMARKS / "matmul.py"), "--driver", "host", "--library", "--match", "a @ b, 64"]
     refused = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert refused.returncode == 2
-    assert "--vendor" in refused.stderr
+    assert "--library" in refused.stderr
 
 
 def test_what_is_tuned_is_compared_with_what_is_not() -> None:

@@ -60,21 +60,21 @@ def preferred_blas_library(backend: str | None = None) -> str:
     """The library that computes matrix products, and with `backend` another one from now on.
 
     Args:
-        backend: "default"; "host", PyTorch's own for the CPU, on devices whose memory it sees; "vendor", one for the
+        backend: "default"; "host", PyTorch's own for the CPU, on devices whose memory it sees; "driver", one for the
             hardware, which the device's driver brings (CLBlast on OpenCL, where it is installed); "generated", our
             kernels. A device that the library cannot serve, or a dtype that it has not, goes on with the next one;
-            a warning says so where no device has a vendor's library.
+            a warning says so where no driver has brought one.
 
     Raises:
         ValueError: another name.
     """
     if backend is not None:
         libraries.prefer("products", backend)
-        if backend == "vendor" and not any(
+        if backend == "driver" and not any(
             getattr(drivers.device(index), "product_library", None) for index in range(torch.accelerator.device_count())
         ):
             warnings.warn(
-                "no bp device has a vendor's library of matrix products, so others compute them; "
+                "no driver has brought a library of matrix products, so others compute them; "
                 "CLBlast, for OpenCL: apt-get install libclblast1",
                 stacklevel=2,
             )
@@ -138,8 +138,8 @@ VERBOSE_OFF, VERBOSE_ON = 0, 1
 
 class verbose:
     """A context in which each call of a library for a bp device is printed as it is made: the host's operator with its
-    operands and how long it took, the vendor's function with its numbers and how long it took to give to the queue. It
-    holds for all threads. Calls that the queue has not come to when the context is left are not printed.
+    operands and how long it took, the function of a driver's library with its numbers and how long it took to give to
+    the queue. It holds for all threads. Calls that the queue has not come to when the context is left are not printed.
 
     Args:
         level: VERBOSE_ON or VERBOSE_OFF, as for torch.backends.mkl.verbose.

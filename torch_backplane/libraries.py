@@ -13,10 +13,10 @@ from torch_backplane import _C
 DEFAULT = "default"
 
 # The libraries of each family of operators, in the order in which they are tried; the last one takes every call.
-# "host" is PyTorch's own for the CPU, on devices whose memory it sees; "vendor" is one for the hardware, which the
+# "host" is PyTorch's own for the CPU, on devices whose memory it sees; "driver" is one for the hardware, which the
 # device's driver brings (CLBlast on OpenCL's); "generated" are our kernels.
 LIBRARIES: Mapping[str, tuple[str, ...]] = {
-    "products": ("host", "vendor", "generated"),
+    "products": ("host", "driver", "generated"),
     "convolutions": ("host", "generated"),
     "recurrent layers": ("host", "generated"),
 }

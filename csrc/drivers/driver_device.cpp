@@ -453,7 +453,7 @@ class DriverDevice final : public Device {
         said(
             [&] { status = call(stream.native, given.data(), given.size()); },
             [&] {
-              return c10::str("bp:", static_cast<int>(index_), " vendor ", function.name(), numbers_of(function, arguments), ", given to the queue");
+              return c10::str("bp:", static_cast<int>(index_), " driver ", function.name(), numbers_of(function, arguments), ", given to the queue");
             });
       }
       if (C10_UNLIKELY(status != 0)) {

@@ -62,7 +62,7 @@ def test_another_blas_library_computes_products_that_were_planned() -> None:
         for _ in range(3):
             torch.testing.assert_close(torch.mm(*given).cpu(), a @ b)
         assert runs_on_host(torch.mm, *given) == on_host
-        with pytest.raises(ValueError, match="no library 'cublas': accepted are default, host, vendor, generated"):
+        with pytest.raises(ValueError, match="no library 'cublas': accepted are default, host, driver, generated"):
             blas("cublas")
         assert blas() == library
 

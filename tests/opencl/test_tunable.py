@@ -33,8 +33,8 @@ tunable: Any = torch.bp.tunable  # type: ignore[attr-defined]
 
 @contextmanager
 def _anew() -> Iterator[None]:
-    """In a folder of its own, with settings and results as at the start, and the clock as it was. Without a vendor's
-    library, whose own kernels take long to build (test_vendor_products.py).
+    """In a folder of its own, with settings and results as at the start, and the clock as it was. Without a driver's
+    library, whose own kernels take long to build (test_library_products.py).
     """
     before = os.getcwd()
     plain = {"_results": {}, "_benchmarked": {}, "_asked": set(), "_unwritable": set(), "inserts_ordinal": True}

@@ -15,7 +15,7 @@ from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import part_dtype, value_dtype
 from torch_backplane.kernels.reductions import summation, two_sum, whole
 from torch_backplane.kernels.templates.matmul import forms, matmul
-from torch_backplane.operators import vendor_products
+from torch_backplane.operators import library_products
 from torch_backplane.operators.reduce_ops import Dims, leave_nothing, list_of, reduce, sum_dtype
 from torch_backplane.planning import (
     Call,
@@ -166,7 +166,7 @@ def _forms(out: torch.Tensor, *operands: torch.Tensor) -> Sequence[str]:
 
 
 def host_is_slow(dtype: torch.dtype) -> bool:
-    """Whether PyTorch's products and convolutions of this dtype are loops on this host, whose processor has no
+    """Whether PyTorch's products and convolutions of this dtype are loops on this host, which has no
     instructions for it that oneDNN uses. Convolutions in bfloat16 are inexact then, too: they round while they add up.
     """
     has_instructions = {
@@ -194,7 +194,7 @@ products = Candidates(
     "products",
     Candidate("host", lambda out, *operands: host_refuses(out), yields=_host_yields),
     # No GPU has told yet whether it is quicker: who prefers it, or tunes, gets it.
-    Candidate("vendor", lambda out, *operands: vendor_products.why_not(out), yields=lambda *described: True),
+    Candidate("driver", lambda out, *operands: library_products.why_not(out), yields=lambda *described: True),
     Candidate("generated", lambda out, *operands: None, _forms),
 )
 
@@ -230,9 +230,9 @@ def product(
     a, b, c = a.resolve_conj(), b.resolve_conj(), None if c is None else c.resolve_conj()
     problem = partial(tuning.Problem.of, "Product", out.dtype, a=a, b=b, added=c is not None and beta != 0)
     chosen = products.choose(out, a, b, problem=problem if out.dim() <= 3 else None)
-    if chosen == "vendor" and a.shape[-1]:
-        multiply = partial(vendor_products.multiply, out, a, b, None if beta == 0 else c, beta, alpha)
-        if products.tries("vendor", out, multiply):
+    if chosen == "driver" and a.shape[-1]:
+        multiply = partial(library_products.multiply, out, a, b, None if beta == 0 else c, beta, alpha)
+        if products.tries("driver", out, multiply):
             return out
     if chosen == "host" and out.dim() <= 3:
         multiply_on_host(out, a, b, c, beta, alpha)

@@ -90,5 +90,5 @@ class Candidates:
             self._failed.add((library, first.get_device()))
             _C.advance_configuration_epoch()  # plans have calls of it
             said = str(error).strip().partition("\n")[0]
-            warnings.warn(f"{self.family} go on without the {library} library: {said}", stacklevel=2)
+            warnings.warn(f"{self.family} go on without the {library}'s library: {said}", stacklevel=2)
             return False

@@ -19,10 +19,10 @@ from test_tunable import Times, anew, tunable
 
 from torch_backplane import _C, drivers, libraries, plans
 from torch_backplane.drivers import ProductLibrary, clblast
-from torch_backplane.operators import linear_algebra, vendor_products
+from torch_backplane.operators import library_products, linear_algebra
 from torch_backplane.planning import QueueFunction
 
-LIBRARY = "torch_backplane.operators.vendor_products._function"
+LIBRARY = "torch_backplane.operators.library_products._function"
 LOOSE = {"atol": 1e-4, "rtol": 1e-5}
 
 
@@ -37,7 +37,7 @@ def need_library() -> ProductLibrary:
 def _preferred() -> Iterator[None]:
     """In the process of the tests, in which fixtures do not run."""
     need_library()
-    with libraries.preferring("products", "vendor"):
+    with libraries.preferring("products", "driver"):
         yield
 
 
@@ -120,21 +120,21 @@ def test_what_it_has_not_goes_on() -> None:
     for a in (torch.randint(-9, 9, (4, 4)), random(4, 4).half(), random(4, 4).to(torch.complex64)):
         agrees(torch.mm, a, a, atol=1e-2, rtol=1e-2)
         assert not called(torch.mm, a.to(DEVICE), a.to(DEVICE))
-    assert "has no float16" in str(vendor_products.why_not(torch.empty(2, 2, dtype=torch.float16, device=DEVICE)))
+    assert "has no float16" in str(library_products.why_not(torch.empty(2, 2, dtype=torch.float16, device=DEVICE)))
 
 
 def test_calls_are_printed_with_their_numbers() -> None:
     need_library()
     program = """
 import torch
-torch.backends.bp.preferred_blas_library("vendor")
+torch.backends.bp.preferred_blas_library("driver")
 a, w = torch.randn(8, 9, device="bp"), torch.randn(9, 7, device="bp")
 with torch.backends.bp.verbose(1):
     a @ w
     torch.bp.synchronize()
 """
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=True)
-    call = re.escape("vendor CLBlast's product(1, 0, 1, 8, 7, 9, 7, 9, 7, 0, 0, 0, 0, 0), given to the queue")
+    call = re.escape("driver CLBlast's product(1, 0, 1, 8, 7, 9, 7, 9, 7, 0, 0, 0, 0, 0), given to the queue")
     assert re.fullmatch(rf"backplane: bp:0 {call}: \d+\.\d+ ms\n", ran.stdout), ran.stdout
 
 
@@ -142,7 +142,7 @@ def test_it_is_asked_for() -> None:
     need_library()
     a = random(96, 96).to(DEVICE)
     assert not called(torch.mm, a, a)
-    with libraries.preferring("products", "vendor"):
+    with libraries.preferring("products", "driver"):
         assert called(torch.mm, a, a)
     assert not called(torch.mm, a, a)
 
@@ -158,8 +158,8 @@ def test_a_library_that_fails_is_left_out_with_one_warning() -> None:
     function = QueueFunction("a product", fails, *parameters, explain=lambda status: "no room")
     a, b = random(5, 4), random(4, 6)
     try:
-        with mock.patch(LIBRARY, return_value=function), libraries.preferring("products", "vendor"):
-            with pytest.warns(UserWarning, match=r"products go on without the vendor library: .*no room"):
+        with mock.patch(LIBRARY, return_value=function), libraries.preferring("products", "driver"):
+            with pytest.warns(UserWarning, match=r"products go on without the driver's library: .*no room"):
                 found = a.to(DEVICE) @ b.to(DEVICE)
             torch.testing.assert_close(found.cpu(), a @ b, **LOOSE)
             with warnings.catch_warnings():
@@ -177,11 +177,11 @@ def test_it_is_among_those_that_are_timed() -> None:
     device = drivers.device(0)
     with mock.patch.object(device, "product_library", clblast.products()):
         need_library()
-        Times("products", vendor=1.0, host=2.0, generated=3.0)
+        Times("products", driver=1.0, host=2.0, generated=3.0)
         tunable.enable()
         a, b = random(5, 4).to(DEVICE), random(4, 6).to(DEVICE)
         torch.testing.assert_close((a @ b).cpu(), a.cpu() @ b.cpu(), **LOOSE)
-        assert [one[2] for one in tunable.get_results()] == ["vendor"]
+        assert [one[2] for one in tunable.get_results()] == ["driver"]
         assert called(torch.mm, a, b)
 
 
@@ -192,11 +192,11 @@ def test_a_preference_that_no_device_can_follow_is_a_warning() -> None:
         with ExitStack() as stack:
             for device in devices:
                 stack.enter_context(mock.patch.object(device, "product_library", None, create=True))
-            with pytest.warns(UserWarning, match="no bp device has a vendor's library"):
-                assert blas("vendor") == "vendor"
+            with pytest.warns(UserWarning, match="no driver has brought a library of matrix products"):
+                assert blas("driver") == "driver"
         if devices[0].product_library is not None:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
-                blas("vendor")
+                blas("driver")
     finally:
         blas("default")
