@@ -183,7 +183,10 @@ class _Writer:
         return body + (self._vectorised() if self.layout.width > 1 else self._contiguous()), parameters
 
     def _contiguous(self) -> list[str]:
-        return [f"  if ({self.dialect.beyond('item', 'count')}) return;", *self._one_element(lambda name: "item", "  ")]
+        return [
+            f"  if ({self.dialect.beyond(('item', 'count'))}) return;",
+            *self._one_element(lambda name: "item", "  "),
+        ]
 
     def _vectorised(self) -> list[str]:
         width, dialect = self.layout.width, self.dialect
@@ -236,7 +239,7 @@ class _Writer:
         names = [*(name for name, _ in (*self.outputs, *self.inputs)), *self.indices]
         places = {f"{name}_at": f"stride{operand}_" for operand, name in enumerate(names)}
         return [
-            f"  if ({self.dialect.beyond('item', 'count')}) return;",
+            f"  if ({self.dialect.beyond(('item', 'count'))}) return;",
             *(f"  {self.index} {place} = 0;" for place in places),
             *advance(self.index, "item", self.layout.rank, places),
             *self._one_element(lambda name: f"{name}_at", "  "),
@@ -259,7 +262,7 @@ class _Writer:
             # Before the test: a compiler may move a division out of a loop over items only where every item has it.
             *advance(self.index, "row", self.layout.rank, strides, first=1),
             *(f"  {name} += {name}_at;" for name in in_memory),
-            f"  if ({self.dialect.beyond('item', 'size0')} || {self.dialect.beyond('row', 'rows', 1)}) return;",
+            f"  if ({self.dialect.beyond(('item', 'size0'), ('row', 'rows'))}) return;",
             *self._one_element(lambda name: places[name] + (f" + {name}_at" if name in self.indices else ""), "  "),
         ]
 

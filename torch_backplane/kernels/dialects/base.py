@@ -108,9 +108,7 @@ class Dialect(ABC):
 
     def argument_bytes(self, parameters: Iterable[Parameter]) -> int:
         """Of the arguments for all `parameters` together."""
-        return sum(
-            self.buffer_bytes if one.role in ("output", "input") else one.dtype.itemsize for one in parameters
-        )
+        return sum(self.buffer_bytes if one.role in ("output", "input") else one.dtype.itemsize for one in parameters)
 
     def lacks(self, what: str) -> NoReturn:
         """Refuses a kernel that needs what this dialect has not."""
@@ -403,9 +401,9 @@ class Dialect(ABC):
     def global_row(self, wide: bool) -> str:
         """The index in a launch's second dimension."""
 
-    def beyond(self, index: str, count: str, dimension: int = 0) -> str:
-        """Whether the work item of this `index` in a launch's dimension (0 or 1) has nothing to do."""
-        return f"{index} >= {count}"
+    def beyond(self, *bounds: tuple[str, str]) -> str:
+        """Whether a work item has nothing to do, by its index and their count in each dimension of the launch."""
+        return " || ".join(f"{index} >= {count}" for index, count in bounds)
 
     def load_lanes(self, name: str, dtype: torch.dtype, pointer: str, index: str, width: int) -> str:
         """A statement that declares the array `name` and reads `width` elements into it, from index * width on."""
