@@ -160,9 +160,12 @@ class Device {
     return false;
   }
   // Calls a host function, which does not throw, when the stream gets there, in any thread; what comes after waits for it.
-  // Like cudaLaunchHostFunc, except that the function is told where the host sees each address in `memory`.
+  // Like cudaLaunchHostFunc, except that the function is told where the host sees each address in `memory`. One that is
+  // `brief` takes no longer than it would to hand it over, more or less: where the stream is known to have nothing left to
+  // do, the calling thread may do it.
   using HostFunction = std::function<void(char* const* memory)>;
-  virtual void call_host(HostFunction function, c10::ArrayRef<char*> memory, StreamHandle stream);
+  virtual void call_host(
+      HostFunction function, c10::ArrayRef<char*> memory, StreamHandle stream, bool brief = false);
 
   // Keeps the stream busy for about `milliseconds` (for tests and demonstrations, like torch.cuda._sleep).
   virtual void sleep(double milliseconds, StreamHandle stream);

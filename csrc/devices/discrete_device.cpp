@@ -184,9 +184,9 @@ class DiscreteDevice final : public Device {
     inner_->call_on_queue(std::move(function), caller, real(arguments), stream);
   }
 
-  void call_host(HostFunction function, c10::ArrayRef<char*> memory, StreamHandle stream) override {
+  void call_host(HostFunction function, c10::ArrayRef<char*> memory, StreamHandle stream, bool brief) override {
     TORCH_CHECK(memory.empty(), "the host does not see the memory of ", properties().name);
-    inner_->call_host(std::move(function), {}, stream);
+    inner_->call_host(std::move(function), {}, stream, brief);
   }
 
   void sleep(double milliseconds, StreamHandle stream) override {

@@ -339,7 +339,7 @@ class HostDevice final : public Device {
     return true;
   }
 
-  void call_host(HostFunction function, c10::ArrayRef<char*> memory, StreamHandle stream) override {
+  void call_host(HostFunction function, c10::ArrayRef<char*> memory, StreamHandle stream, bool) override {
     queue(stream).enqueue([function = std::move(function), memory = memory.vec()] {
       if (const HostCall call; call.may_run()) {
         function(memory.data());

@@ -284,6 +284,7 @@ class DriverDevice final : public Device {
     stream.throw_failure();
     const auto to = memory_.place_of(destination, bytes);
     const auto from = other->memory_.place_of(source, bytes);
+    const Progress::Giving giving(stream.progress);
     return driver_.ask("copying from another device", [&] {
       const py::handle peer_device = other->driver_.object(), queue = stream.object;
       return driver_
@@ -306,7 +307,7 @@ class DriverDevice final : public Device {
     return properties().host_accessible || (runs_host_functions() && !discrete_);
   }
 
-  void call_host(HostFunction function, c10::ArrayRef<char*> memory, StreamHandle handle) override {
+  void call_host(HostFunction function, c10::ArrayRef<char*> memory, StreamHandle handle, bool brief) override {
     TORCH_CHECK(memory.empty() || host_sees_memory(), "the host does not see the memory of ", properties().name);
     DriverStream& stream = streams_.known(handle);
     if (!runs_host_functions()) {
@@ -318,10 +319,18 @@ class DriverDevice final : public Device {
     for (const char* address : memory) {
       resolved.push_back(memory_.resolve({address, 0}));
     }
+    const NativeLauncher& launcher = *driver_.launcher();
+    if (brief && stream.is_idle() && launcher.call_host_at_once(function, resolved, memory_.generation())) {
+      return;
+    }
     streams_.natively_in_order(
-        stream, {"calling a function of the host"},
-        [this, &stream, function = std::move(function), resolved = std::move(resolved)] {
-          driver_.launcher()->call_host(stream.native, function, resolved, memory_.generation());
+        stream, Doing{"calling a function of the host"},
+        [this, &stream, &launcher, function = std::move(function), resolved = std::move(resolved)](uint64_t number) {
+          const auto then_reached = [function, number, kept = stream.shared_from_this()](char* const* seen) {
+            function(seen);
+            kept->progress.reached(number);
+          };
+          launcher.call_host(stream.native, then_reached, resolved, memory_.generation());
         });
   }
 

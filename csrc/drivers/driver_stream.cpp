@@ -119,7 +119,7 @@ bool DriverStreams::query_stream(StreamHandle handle) {
   }
   return driver_.ask("asked whether a stream is done", [&] {
     // What the driver is told of it looks for by a marker, which is not reached at once in an idle queue either.
-    if (!stream.is_reached()) {
+    if (!stream.is_idle()) {
       note_launches(stream);
     }
     return driver_.attr("query_stream")(py::handle(stream.object)).cast<bool>();
@@ -155,11 +155,12 @@ void DriverStreams::record_event(EventHandle handle, StreamHandle stream_handle)
   Event& event = event_of(handle);
   const auto record = [this, &stream](Event& recorded) {
     if (recorded.native() != nullptr) {
-      const uint64_t before = stream.launches.load();
-      natively(stream, Doing{"recording an event"}, [&] { recorded.native()->record(stream.native); });
-      if (stream.launches.load() == before + 1) { // else another thread has launched, perhaps behind it
-        stream.ends_with(recorded.native()->latest_recording(), before + 1);
-      }
+      natively(stream, Doing{"recording an event"}, [&](uint64_t number) {
+        recorded.native()->record(stream.native);
+        if (number != 0) {
+          stream.ends_with(recorded.native()->latest_recording(), number);
+        }
+      });
       return;
     }
     driver_.ask(
@@ -186,6 +187,7 @@ void DriverStreams::wait_event(EventHandle event, StreamHandle handle) {
     natively(stream, Doing{kDoing}, [&] { native->wait(stream.native); });
     return;
   }
+  const Progress::Giving giving(stream.progress);
   driver_.ask(kDoing, [&] { driver_.attr("wait_event")(event_of(event).object(), py::handle(stream.object)); });
 }
 
@@ -280,10 +282,17 @@ std::vector<DriverStreams::StreamPointer> DriverStreams::all() const {
 
 // Waits for what the driver was given.
 void DriverStreams::synchronize(DriverStream& stream) {
+  driver_.errors().check();
+  const uint64_t last = stream.progress.last();
+  if (last != 0 && last == stream.synchronized.load()) {
+    return; // nothing was given to it since
+  }
   driver_.ask("waiting for a stream", [&] {
     note_launches(stream);
     driver_.attr("synchronize_stream")(py::handle(stream.object));
   });
+  stream.progress.reached(last);
+  stream.synchronized.store(last);
 }
 
 // Tells the driver, which counts what is under way, of launches that went past it.

@@ -14,29 +14,42 @@
 #include "devices/device.h"
 #include "drivers/driver_object.h"
 #include "drivers/kernel_build.h"
+#include "drivers/progress.h"
 
 namespace backplane {
 
-struct DriverStream {
+struct DriverStream : std::enable_shared_from_this<DriverStream> {
   PyObject* object; // what the driver calls it, with one reference to it
   void* native = nullptr; // what its hardware API does; only with a native launcher
   DeferredCommands deferred;
   std::atomic<uint64_t> launches{0}; // native ones, which the driver does not see
   std::atomic<uint64_t> noted{0}; // how many of them it was told of
 
-  // Whether what was launched natively is done, by the event that was recorded last behind it.
-  bool is_reached() {
-    const std::lock_guard<std::mutex> guard(end_lock);
-    return end && end_launches == launches.load() && end();
+  // Whether it is known, without asking the driver, that it has done all that it was given.
+  bool is_idle() {
+    if (deferred.any()) {
+      return false;
+    }
+    if (!progress.is_idle()) {
+      const std::lock_guard<std::mutex> guard(end_lock);
+      if (end && end_number == progress.last() && end()) {
+        progress.reached(end_number);
+        end = nullptr;
+      }
+    }
+    return progress.is_idle();
   }
-  void ends_with(std::function<bool()> recording, uint64_t up_to) {
+  // An event was recorded, as command `number`.
+  void ends_with(std::function<bool()> recording, uint64_t number) {
     const std::lock_guard<std::mutex> guard(end_lock);
     end = std::move(recording);
-    end_launches = up_to;
+    end_number = number;
   }
+  Progress progress;
+  std::atomic<uint64_t> synchronized{0}; // up to which command the driver has waited without an error
   std::mutex end_lock;
   std::function<bool()> end; // NativeEvent::latest_recording
-  uint64_t end_launches = 0; // before the recording, and it
+  uint64_t end_number = 0; // not 0 where there is one
 
   // Throws what a deferred command has failed with.
   void throw_failure() {
@@ -78,9 +91,13 @@ class DriverStreams {
   void in_order(DriverStream& stream, const Doing& doing, Command command) {
     if (stream.deferred.any()) {
       stream.throw_failure();
-      stream.deferred.submit(nullptr, [this, doing, command] { driver_.ask(doing, command); });
+      stream.deferred.submit(nullptr, [this, &stream, doing, command] {
+        const Progress::Giving giving(stream.progress);
+        driver_.ask(doing, command);
+      });
       return;
     }
+    const Progress::Giving giving(stream.progress);
     driver_.ask(doing, command);
   }
 
@@ -96,12 +113,17 @@ class DriverStreams {
     stream.deferred.submit(nullptr, go);
   }
 
-  // Gives the queue something that the driver does not see; `doing` says what, for errors.
+  // Gives the queue something that the driver does not see; `doing` says what, for errors. The command may take its number.
   template <typename Text, typename Command>
   void natively(DriverStream& stream, const Text& doing, const Command& command) {
     driver_.errors().check();
+    const Progress::Giving giving(stream.progress);
     try {
-      command();
+      if constexpr (std::is_invocable_v<const Command&, uint64_t>) {
+        command(giving.number());
+      } else {
+        command();
+      }
       if (stream.launches.fetch_add(1, std::memory_order_relaxed) % kFlushEvery == 0) {
         driver_.launcher()->flush(stream.native);
       }

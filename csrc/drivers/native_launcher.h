@@ -100,6 +100,11 @@ class NativeLauncher {
   }
   virtual void call_host(
       void* queue, Device::HostFunction function, c10::ArrayRef<LaunchArgument> memory, uint64_t generation) const = 0;
+  // Calls it in this thread. False, and nothing is done, where it is not known yet where the host sees the memory.
+  virtual bool call_host_at_once(
+      const Device::HostFunction& function, c10::ArrayRef<LaunchArgument> memory, uint64_t generation) const {
+    return false;
+  }
 };
 
 // The launcher of an API; throws for one that the socket does not know, and where a function is missing.

@@ -396,6 +396,26 @@ class OpenCLLauncher final : public NativeLauncher {
     call.release(); // call_now has it
   }
 
+  bool call_host_at_once(
+      const Device::HostFunction& function, c10::ArrayRef<LaunchArgument> memory, uint64_t generation) const override {
+    c10::SmallVector<char*, 8> seen;
+    {
+      std::lock_guard<std::mutex> guard(lock_);
+      for (const LaunchArgument& one : memory) {
+        const auto known = generation == generation_ ? addresses_.find(one.memory) : addresses_.end();
+        char* const start = known == addresses_.end() ? nullptr : known->second->load();
+        if (start == nullptr && one.memory != nullptr) {
+          return false;
+        }
+        seen.push_back(start == nullptr ? nullptr : start + one.offset);
+      }
+    }
+    if (const backplane::HostCall running; running.may_run()) {
+      function(seen.data());
+    }
+    return true;
+  }
+
  private:
   // Where a buffer is, for the host. Written by the device's threads.
   using HostAddress = std::atomic<char*>;

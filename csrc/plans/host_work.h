@@ -9,6 +9,8 @@
 #include <c10/core/Stream.h>
 #include <c10/util/DimVector.h>
 
+#include <atomic>
+#include <chrono>
 #include <memory>
 #include <string>
 #include <variant>
@@ -25,6 +27,17 @@ class HostWork {
   virtual void run(char* const* memory, const uint64_t* numbers) const = 0;
   // Everything that the work is, in words: what differs does other work.
   virtual std::string text() const = 0;
+
+  // How long it took the last time; before the first time, longer than anything.
+  std::chrono::nanoseconds last_time() const {
+    return last_time_.load(std::memory_order_relaxed);
+  }
+  void took(std::chrono::nanoseconds time) const {
+    last_time_.store(time, std::memory_order_relaxed);
+  }
+
+ private:
+  mutable std::atomic<std::chrono::nanoseconds> last_time_{std::chrono::nanoseconds::max()};
 };
 
 // An operator's CPU kernel. Its results go where arguments say: operators with `out=`, or that work in place.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -126,6 +127,88 @@ def test_matrix_products_are_the_cpus_to_the_bit() -> None:
         assert torch.equal(torch.bmm(*on_device[:2]).cpu(), torch.bmm(a, b))
         got = torch.addmm(on_device[2], on_device[0][0], on_device[1][0], beta=0.5, alpha=2)
         assert torch.equal(got.cpu(), torch.addmm(c, a[0], b[0], beta=0.5, alpha=2))
+
+
+def test_brief_work_is_done_at_once_where_nothing_is_in_front_of_it() -> None:
+    needs_sight()
+    seen = []
+
+    @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    def function(memory: int) -> None:
+        seen.append((threading.get_ident() == here, ctypes.c_float.from_address(memory).value))
+
+    here = threading.get_ident()
+    note = LibraryFunction("function", function, torch.Tensor)
+    x = torch.zeros(1 << 20, device=DEVICE)
+    event = torch.bp.Event()
+    with torch.bp.stream(torch.bp.Stream()):
+        stream = torch.bp.current_stream()
+        for _ in range(3):  # how long it takes, and where the memory is, is known after the first
+            note(x)
+            stream.synchronize()
+        note(x)
+        note(x[1:])
+        assert [at_once for at_once, _ in seen] == [False, True, True, True, True]
+        for value in (1.0, 2.0):
+            x.add_(1)  # a kernel in front
+            note(x)
+            stream.synchronize()
+            assert seen.pop() == (False, value)
+            note(x)
+            assert seen.pop() == (True, value)
+        x.add_(1)
+        event.record()
+        event.synchronize()  # which tells as much
+        note(x)
+        assert seen.pop() == (True, 3.0)
+        gate = _C._StreamGate(stream.device_index, stream.stream_id)
+        before = len(seen)
+        note(x)
+        assert len(seen) == before
+        gate.open()
+        assert seen[before:] == [(False, 3.0)]
+
+
+def test_work_that_is_not_brief_is_done_beside_the_program() -> None:
+    needs_sight()
+    threads = []
+
+    @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    def function(_: int) -> None:
+        threads.append(threading.get_ident())
+        time.sleep(0.002)
+
+    long = LibraryFunction("function", function, torch.Tensor)
+    x = torch.zeros(4, device=DEVICE)
+    for _ in range(4):
+        long(x)
+        torch.bp.synchronize()
+    assert threading.get_ident() not in threads
+    assert len(threads) == 4
+
+
+def test_threads_that_share_a_stream_keep_the_order_of_kernels_and_brief_work() -> None:
+    needs_sight()
+    results = {}
+
+    def work(number: int) -> None:
+        x, y = torch.zeros(1000 * (number + 1), device=DEVICE), torch.empty(1000 * (number + 1), device=DEVICE)
+        for step in range(150):
+            x.add_(1)
+            call_on_cpu(aten.mul.Scalar_out, x, 2.0, out=y)
+            if step % (number + 3) == 0:
+                torch.bp.synchronize()
+            call_on_cpu(aten.sub.out, y, x, out=x)
+            call_on_cpu(aten.add.Scalar_out, x, 1.0, out=x)
+        results[number] = x.cpu()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 4
+    assert all(torch.equal(x, torch.full_like(x, 300.0)) for x in results.values())
 
 
 def test_a_call_in_another_thread() -> None:
