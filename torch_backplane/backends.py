@@ -23,6 +23,7 @@ __all__ = [
     "enable_flash_sdp",
     "enable_math_sdp",
     "enable_overrideable_sdp",
+    "fft",
     "flash_sdp_enabled",
     "fp16_bf16_reduction_math_sdp_allowed",
     "is_available",
@@ -131,6 +132,7 @@ def _bool(name: str, value: object) -> bool:
 
 conv = _Switches("convolutions")
 rnn = _Switches("recurrent layers")
+fft = _Switches("transforms")
 
 
 VERBOSE_OFF, VERBOSE_ON = 0, 1

@@ -19,6 +19,7 @@ LIBRARIES: Mapping[str, tuple[str, ...]] = {
     "products": ("host", "driver", "generated"),
     "convolutions": ("host", "generated"),
     "recurrent layers": ("host", "generated"),
+    "transforms": ("host", "generated"),
 }
 _preferred = dict.fromkeys(LIBRARIES, DEFAULT)
 

@@ -93,13 +93,17 @@ def _recurrent() -> tuple[Callable[..., Any], tuple[torch.Tensor, ...]]:
     return run, (x, h, *weights)
 
 
-@pytest.mark.parametrize("name", ["conv", "rnn"])
+def _transformed() -> tuple[Callable[..., Any], tuple[torch.Tensor, ...]]:
+    return torch.fft.fft, (torch.randn(3, 20, dtype=torch.complex64),)
+
+
+@pytest.mark.parametrize("name", ["conv", "rnn", "fft"])
 @_as_it_was()
 def test_switches_of_libraries(name: str) -> None:
     needs_sight()
     torch.backends.bp.preferred_blas_library("generated")  # type: ignore[attr-defined]
     switches = getattr(torch.backends.bp, name)
-    function, given = _convolved() if name == "conv" else _recurrent()
+    function, given = {"conv": _convolved, "rnn": _recurrent, "fft": _transformed}[name]()
     on_device = [one.to(DEVICE) for one in given]
 
     def whole_on_host() -> bool:

@@ -177,6 +177,22 @@ def test_convolutions_and_recurrent_layers_are_tuned() -> None:
     assert {one[2] for one in tunable.get_results() if one[0].startswith("Conv")} == {"generated"}
 
 
+@anew
+def test_transforms_are_tuned() -> None:
+    needs_sight()
+    timed = Times("transforms", generated=1.0, host=2.0)
+    x = torch.randn(3, 20)
+    tunable.enable()
+    for _ in range(2):
+        found, expected = (torch.fft.irfft(torch.fft.fft(torch.fft.rfft(one))) for one in (x.to(DEVICE), x))
+        torch.testing.assert_close(found.cpu(), expected)
+    assert set(timed.trials) == {"host", "generated"}
+    assert [one[0] for one in tunable.get_results()] == [
+        "TransformTunableOp_float32", "TransformTunableOp_complex64", "TransformTunableOp_complex64"
+    ]  # fmt: skip
+    assert {one[2] for one in tunable.get_results()} == {"generated"}
+
+
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 @anew
 def test_layers_are_tuned(kind: str) -> None:

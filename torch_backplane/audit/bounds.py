@@ -43,6 +43,7 @@ FAMILIES = {
     "indexing": Family(only_samples=False, most_bytes=8 << 20),
     "images": Family(),
     "products": Family(samples_inputs=True),
+    "transforms": Family(samples_inputs=True),
     "random": Family(traffic=1.25, random=True),
     "optimizers": Family(traffic=1.25),
 }

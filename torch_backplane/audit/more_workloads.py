@@ -458,6 +458,24 @@ case("products", "attention, gradient of a mask, of a sixteenth", _mask_backward
 case("products", "attention of one query and 16,384 keys", _one_query)
 
 
+# Fourier transforms, of half as many complex numbers: in local memory, by passes, of a prime length by a convolution
+
+
+def _turned(length: int) -> Make:
+    def make(device: torch.device, n: int) -> Body:
+        x = torch.view_as_complex(rand(device, max(1, n // 2 // length), length, 2))
+        return lambda: torch.fft.fft(x)
+
+    return make
+
+
+case("transforms", "Fourier transform of rows of 1,024", _turned(1024))
+case("transforms", "Fourier transform of rows of 30,030", _turned(30030))
+case("transforms", "Fourier transform of rows of 1,009", _turned(1009))
+case("transforms", "Fourier transform of real rows of 1,000", on(lambda n: (n // 1000, 1000), torch.fft.rfft))
+case("transforms", "Fourier transform of images of 64 × 64", on(lambda n: (n // 4096, 64, 64), torch.fft.rfft2))
+
+
 # Steps of recurrent layers: states of a quarter of n elements, so that the widest operands have n
 
 

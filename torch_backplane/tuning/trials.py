@@ -73,6 +73,9 @@ class Operands:
     def flag(self, name: str) -> bool:
         return bool(self.integer(name))
 
+    def has(self, name: str) -> bool:
+        return name in self._values
+
     def _text(self, name: str) -> str:
         if name not in self._values:
             raise ValueError(f"there is no parameter {name}, but {', '.join(self._values)}")
