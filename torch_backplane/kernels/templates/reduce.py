@@ -29,6 +29,9 @@ from torch_backplane.kernels.templates.source import Launch, make_launch
 
 LANES = 16
 _GROUP = 8  # threads, where the device takes so many
+# Columns that a thread goes through before it comes to the next rows: neighbours in memory are read together, and not
+# in passes over all rows, which are pages apart.
+_WIDTH = 8 * LANES
 # With fewer threads than this, the elements of each result are divided among several.
 _ENOUGH_THREADS = 64
 # From so many elements on a team shares each of a few columns.
@@ -43,16 +46,23 @@ class Form(NamedTuple):
         beside: results of a group by teams; 0 says that it is done by threads.
         columns: whether neighbouring lanes or items have neighbouring results, and not neighbouring elements.
         chunks: into how many parts each result's elements are divided.
+        wide: whether a thread has _WIDTH columns, and not LANES.
     """
 
     along: int
     beside: int
     columns: bool
     chunks: int = 1
+    wide: bool = False
 
     @property
     def by_teams(self) -> bool:
         return self.beside > 0
+
+    @property
+    def width(self) -> int:
+        """Columns of a thread."""
+        return _WIDTH if self.wide else LANES
 
     @property
     def unit(self) -> int:
@@ -64,7 +74,8 @@ def choose_form(target: Target, definition: Reduction, where: ReductionGeometry,
     """The form for a device and a call with so many outputs."""
     if target.team_size == 1:
         columns = _by_columns(where, outputs, LANES // 2)
-        return Form(1, 0, columns, _chunks_of_threads(where, columns))
+        wide = columns and where.kept.sizes[0] >= _WIDTH and len(where.reduced.sizes) == 1
+        return Form(1, 0, columns, _chunks_of_threads(where, columns), wide)
     columns = _by_columns(where, outputs, LANES // 2 if where.reduced.count < _MANY else 2)
     size = target.team_of(sum(dtype.itemsize for dtype in definition.state))
     if columns:
@@ -157,7 +168,7 @@ def reduction(
     )
     left = ReductionGeometry(kept, Geometry(Layout(1, 1, where.wide), (form.chunks,), tuple((1,) for _ in states)))
     whole = form.along * form.beside
-    last = form._replace(columns=False, chunks=1, along=max(1, whole), beside=min(whole, 1))
+    last = form._replace(columns=False, chunks=1, wide=False, along=max(1, whole), beside=min(whole, 1))
     first = known("parts", lambda: _functions(dialect, definition, read, None, compute))
     second = known("again", lambda: _functions(dialect, again, definition.state, written, None))
     return [
@@ -217,10 +228,10 @@ def _launch(
         groups, group_size = -(-results // form.beside) * chunks, form.along * form.beside
     else:
         row_size = kept.sizes[0] if form.columns else 1
-        blocks = -(-row_size // LANES)
+        blocks = -(-row_size // form.width)
         items = results // row_size * blocks * chunks
         numbers |= {"items": items, "blocks": blocks, "row_size": row_size}
-        group_size = dialect.target.group(_GROUP)
+        group_size = _group(dialect, form)
         groups = -(-items // group_size)
     # Partial states are written by the number of their result.
     kept_strides = kept.strides[-len(inputs) :] if partial_states else kept.strides
@@ -245,7 +256,7 @@ def _launch(
         len(definition.scalars),
         tuple([form.columns and not form.by_teams and one[0] == 0 for one in kept_strides[-len(inputs) :]]),
     )
-    kind = ("team_" if form.by_teams else "") + ("columns" if form.columns else "rows")
+    kind = ("team_" if form.by_teams else "wide_" if form.wide else "") + ("columns" if form.columns else "rows")
     return make_launch(
         f"{name}_{kind}" + ("_chunks" if partial_states else ""),
         dialect,
@@ -262,6 +273,11 @@ def _launch(
         strided=names,
         bounded=True,
     )
+
+
+def _group(dialect: Dialect, form: Form) -> int:
+    """Threads of a group."""
+    return 1 if form.wide else dialect.target.group(_GROUP)
 
 
 def _shared_types(form: Form, definition: Reduction) -> dict[str, torch.dtype]:
@@ -305,7 +321,7 @@ def _text(
     names, _ = _names(operands, ranks)
     types, output_types = (tuple(map(dialect.storage_type, dtypes)) for dtypes in (state, outputs))
     constants = tuple(map(dialect.constant, identity, state))
-    group = dialect.target.group(_GROUP)
+    group = _group(dialect, form)
     lists = (types, output_types, constants, alike)
     writer = _Writer(form, group, operands[1], ranks, partial_states, names, scalars, *lists)
     return writer.by_teams() if form.by_teams else writer.by_threads()
@@ -385,10 +401,10 @@ class _Writer:
   const index_t item = (index_t)GROUP * {self.group} + ITEM;
   if (item >= items) return;
   const index_t chunk_number = item % chunks, first_result = item / chunks / blocks * row_size
-    + item / chunks % blocks * {LANES};
+    + item / chunks % blocks * {self.form.width};
   const index_t first = chunk_number * chunk, last = min(first + chunk, reduced_count);
   {self._places("first_result", self.kept_rank, "size", "stride", self.names)}
-  {self._by_columns() if self.form.columns else self._by_rows()}
+  {self._by_rows() if not self.form.columns else self._by_wide_columns() if self.form.wide else self._by_columns()}
 """
 
     def _by_rows(self) -> str:
@@ -437,10 +453,11 @@ class _Writer:
         return f"""for (int lane = 0; lane < {lanes}; ++lane) {{ {self._combine("part", "lane", "block", "lane")} }}
       {self._add_part(f"++whole_blocks >= {BLOCK}", lanes)}"""
 
-    def _add_part(self, when: str, lanes: str = str(LANES)) -> str:
+    def _add_part(self, when: str, lanes: str = str(LANES), all: str = str(LANES)) -> str:
+        """Statements that add them to the state, and begin again with `all`."""
         return f"""if ({when}) {{
         for (int lane = 0; lane < {lanes}; ++lane) {{ {self._combine("state", "lane", "part", "lane")} }}
-        {self._identity("part")}
+        {self._identity("part", all)}
         whole_blocks = 0;
       }}"""
 
@@ -452,7 +469,7 @@ class _Writer:
         {self._reduced_places("position")}
         for (int lane = 0; lane < {lanes}; ++lane) {{
           const index_t along = lane;
-          {self._step("block", "position", None)}
+          {self._step("block", "position", None, "lane")}
         }}
       }}
       {self._add_block(lanes)}
@@ -466,6 +483,34 @@ class _Writer:
   {self._identity("state")} {self._identity("part")}
   int whole_blocks = 0;
   if (columns == {LANES}) {{ {loop(str(LANES))} }} else {{ {loop("columns")} }}
+  for (int lane = 0; lane < columns; ++lane) {{ {finish} }}
+"""
+
+    def _by_wide_columns(self) -> str:
+        """LANES columns of a block of rows after the other, and then the next rows."""
+
+        def block(lanes: str) -> str:
+            return f"""{self._identity("block")}
+        for (index_t position = begin; position < end; ++position) {{
+          {self._reduced_places("position")}
+          for (int lane = 0; lane < {lanes}; ++lane) {{ {self._step("block", "position", None, "column + lane")} }}
+        }}
+        for (int lane = 0; lane < {lanes}; ++lane) {{ {self._combine("part", "column + lane", "block", "lane")} }}"""
+
+        finish = self._finish("lane", "first_result + lane", " + lane * {name}_stride0")
+        return f"""{self._declare("state", "part", lanes=str(_WIDTH))} {self._declare("block")}
+  const index_t left = row_size - item / chunks % blocks * {_WIDTH};
+  const int columns = left < {_WIDTH} ? (int)left : {_WIDTH};
+  {self._identity("state", str(_WIDTH))} {self._identity("part", str(_WIDTH))}
+  int whole_blocks = 0;
+  for (index_t begin = first; begin < last; begin += {BLOCK}) {{
+    const index_t end = min(last, begin + {BLOCK});
+    int column = 0;
+    for (; column + {LANES} <= columns; column += {LANES}) {{ {block(str(LANES))} }}
+    if (column < columns) {{ {block("columns - column")} }}
+    {self._add_part(f"++whole_blocks >= {BLOCK}", "columns", str(_WIDTH))}
+  }}
+  {self._add_part("true", "columns", str(_WIDTH))}
   for (int lane = 0; lane < columns; ++lane) {{ {finish} }}
 """
 
@@ -507,10 +552,12 @@ class _Writer:
         """Makes the single state `name` that of no elements."""
         return " ".join(f"{name}{i}[0] = {value};" for i, value in enumerate(self.identity))
 
-    def _step(self, name: str, position: str, along: str | None) -> str:
-        """Adds the element to the lane of `name`; `along` is where it is in its row, or None for columns."""
+    def _step(self, name: str, position: str, along: str | None, column: str = "") -> str:
+        """Adds the element to the lane of `name`; `along` is where it is in its row, or None for columns, where it is
+        in this `column`.
+        """
         step = "in{i}_reduced_stride0" if self.reduced_rank else "0"
-        offsets = [f"{along} * {step.format(i=i)}" if along else "lane" for i in range(self.inputs)]
+        offsets = [f"{along} * {step.format(i=i)}" if along else column for i in range(self.inputs)]
         if along is None:
             offsets = ["0" if alike else offset for alike, offset in zip(self.alike, offsets, strict=True)]
         elements = ", ".join(f"in{i}[in{i}_from + {offset}]" for i, offset in enumerate(offsets))
