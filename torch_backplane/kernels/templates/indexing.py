@@ -197,6 +197,7 @@ def write(
         body,
         items,
         numbers,
+        group=1 if serial else _SMALL_GROUP,  # few that go through all in order are for a thread each
     )
 
 
@@ -377,6 +378,7 @@ def _launch(
     body: str,
     items: int,
     numbers: dict[str, tuple[torch.dtype, int | float]] | None = None,
+    group: int = _SMALL_GROUP,
 ) -> Launch:
     for position, index in enumerate(indices):
         integers |= {f"step{position}": index.step, f"index_size{position}": index.size}
@@ -395,6 +397,6 @@ def _launch(
         functions=error_words.FUNCTIONS,
         body=body,
         items=items,
-        group_size=dialect.target.small_group(_SMALL_GROUP),
+        group_size=dialect.target.small_group(group),
         strided={*outputs, *inputs, *_INDEX_NAMES[: len(indices)]},
     )
