@@ -26,12 +26,14 @@ __all__ = [
     "fft",
     "flash_sdp_enabled",
     "fp16_bf16_reduction_math_sdp_allowed",
+    "is_acceptable",
     "is_available",
     "is_built",
     "is_flash_attention_available",
     "math_sdp_enabled",
     "overrideable_sdp_enabled",
     "preferred_blas_library",
+    "preferred_linalg_library",
     "rnn",
     "verbose",
     "version",
@@ -80,6 +82,31 @@ def preferred_blas_library(backend: str | None = None) -> str:
                 stacklevel=2,
             )
     return libraries.preferred("products")
+
+
+def preferred_linalg_library(backend: str | None = None) -> str:
+    """The library of decompositions, solvers and eigenvalues, and with `backend` another one from now on.
+
+    Args:
+        backend: "default" or "host", which is PyTorch's own for the CPU: there is no other one yet.
+
+    Raises:
+        ValueError: another name.
+    """
+    if backend is not None:
+        libraries.prefer("linear algebra", backend)
+    return libraries.preferred("linear algebra")
+
+
+def is_acceptable(tensor: torch.Tensor) -> bool:
+    """Whether a library may compute convolutions of this tensor, as `conv.enabled` and its device and dtype are; else
+    kernels do. False of tensors elsewhere.
+    """
+    if tensor.device.type != "bp" or not conv.enabled:
+        return False
+    from torch_backplane.operators.convolution import convolutions  # declared once a device is found
+
+    return convolutions.has_library_for(tensor)
 
 
 class _Switches:

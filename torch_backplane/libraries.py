@@ -20,6 +20,8 @@ LIBRARIES: Mapping[str, tuple[str, ...]] = {
     "convolutions": ("host", "generated"),
     "recurrent layers": ("host", "generated"),
     "transforms": ("host", "generated"),
+    # Decompositions, solvers, eigenvalues: PyTorch's on the CPU, with copies where the host does not see the memory.
+    "linear algebra": ("host",),
 }
 _preferred = dict.fromkeys(LIBRARIES, DEFAULT)
 

@@ -93,6 +93,30 @@ def _recurrent() -> tuple[Callable[..., Any], tuple[torch.Tensor, ...]]:
     return run, (x, h, *weights)
 
 
+@_as_it_was()
+def test_is_acceptable() -> None:
+    acceptable = torch.backends.bp.is_acceptable  # type: ignore[attr-defined]
+    x = torch.randn(2, 3, 4, 4, device=DEVICE)
+    switches = torch.backends.bp.conv  # type: ignore[attr-defined]
+    assert acceptable(x) == runs_on_host(torch.nn.functional.conv2d, x, torch.randn(3, 3, 1, 1, device=DEVICE))
+    assert not acceptable(x.long())
+    assert not acceptable(x.cpu())
+    with switches.flags(enabled=False):
+        assert not acceptable(x)
+
+
+@_as_it_was()
+def test_the_library_of_linear_algebra() -> None:
+    preferred = torch.backends.bp.preferred_linalg_library  # type: ignore[attr-defined]
+    assert preferred() == "default"
+    assert preferred("host") == "host"
+    for bad in ("magma", "cusolver", "generated", ""):
+        with pytest.raises(ValueError, match="accepted are default, host"):
+            preferred(bad)
+    assert preferred() == "host"
+    assert preferred("default") == "default"
+
+
 def _transformed() -> tuple[Callable[..., Any], tuple[torch.Tensor, ...]]:
     return torch.fft.fft, (torch.randn(3, 20, dtype=torch.complex64),)
 

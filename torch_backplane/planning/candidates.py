@@ -77,6 +77,12 @@ class Candidates:
                 return tuning.winner(self.family, problem(), first.device, names, cache_bytes)
         return takers[0].library
 
+    def has_library_for(self, first: torch.Tensor, *described: Any) -> bool:
+        """Whether there is another one than kernels that takes a call."""
+        return any(
+            one.library != "generated" and one.refuses(first, *described) is None for one in self._candidates.values()
+        )
+
     def tries(self, library: str, first: torch.Tensor, compute: Callable[[], None]) -> bool:
         """Computes a call by a library that may fail, such as for want of memory. False where it has: then it is not
         asked again on this device, and the next one takes the call. A trial of a tuner gets the error.
