@@ -100,9 +100,9 @@ def preferred_linalg_library(backend: str | None = None) -> str:
 
 def is_acceptable(tensor: torch.Tensor) -> bool:
     """Whether a library may compute convolutions of this tensor, as `conv.enabled` and its device and dtype are; else
-    kernels do. False of tensors elsewhere.
+    kernels do. False of tensors elsewhere, and on host devices, where all is PyTorch's for the CPU.
     """
-    if tensor.device.type != "bp" or not conv.enabled:
+    if tensor.device.type != "bp" or not conv.enabled or tensor.get_device() not in drivers.with_kernels():
         return False
     from torch_backplane.operators.convolution import convolutions  # declared once a device is found
 
