@@ -18,6 +18,7 @@ __all__ = [
     "VERBOSE_ON",
     "SDPAParams",
     "allow_fp16_bf16_reduction_math_sdp",
+    "blas_workspace_size",
     "can_use_flash_attention",
     "conv",
     "enable_flash_sdp",
@@ -96,6 +97,21 @@ def preferred_linalg_library(backend: str | None = None) -> str:
     if backend is not None:
         libraries.prefer("linear algebra", backend)
     return libraries.preferred("linear algebra")
+
+
+def blas_workspace_size(size: int | None = None) -> int:
+    """Bytes that a product or a convolution may take beside its operands and results, and with `size` others from now
+    on; sys.maxsize where nothing limits it. Long sums of few results are divided where there is room for the parts:
+    with less they are not, which is slower. The first value is that of TORCH_BACKPLANE_WORKSPACE, such as 8MiB.
+
+    Raises:
+        TypeError, ValueError: `size` is no number of bytes.
+        SettingError: the environment variable is not a size.
+    """
+    if size is not None:
+        libraries.set_workspace(size)
+    limit = libraries.workspace()
+    return libraries.NO_LIMIT if limit is None else limit
 
 
 def is_acceptable(tensor: torch.Tensor) -> bool:

@@ -5,10 +5,13 @@ Kept apart from the operators, which are declared when a device that runs kernel
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from torch_backplane import _C
+from torch_backplane.drivers.sizes import parse_size
 
 DEFAULT = "default"
 
@@ -54,3 +57,36 @@ def preferring(family: str, library: str) -> Iterator[None]:
         yield
     finally:
         prefer(family, before)
+
+
+NO_LIMIT = sys.maxsize
+_workspace: int | None = None  # until the environment was asked
+
+
+def workspace() -> int | None:
+    """Bytes that a product or a convolution may take beside operands and results, to divide sums; None: any number.
+
+    Raises:
+        SettingError: TORCH_BACKPLANE_WORKSPACE is not a size.
+    """
+    global _workspace
+    if _workspace is None:
+        text = os.environ.get("TORCH_BACKPLANE_WORKSPACE")
+        _workspace = parse_size(text, "TORCH_BACKPLANE_WORKSPACE") if text else NO_LIMIT
+    return None if _workspace == NO_LIMIT else _workspace
+
+
+def set_workspace(size: int) -> None:
+    """`size` from now on, whatever the environment says; NO_LIMIT: any number.
+
+    Raises:
+        TypeError, ValueError: it is no number of bytes.
+    """
+    global _workspace
+    if isinstance(size, bool) or not isinstance(size, int):
+        raise TypeError(f"a workspace has a whole number of bytes, and got {size!r}")
+    if not 0 <= size <= NO_LIMIT:
+        raise ValueError(f"a workspace has 0 bytes or more, and got {size}")
+    if size != _workspace:
+        _workspace = size
+        _C.advance_configuration_epoch()

@@ -54,6 +54,10 @@ VARIABLES: Mapping[str, Variable] = {
         "a modelled device that those which run kernels are taken for",
         "a name, such as nvidia-ada, or a file", "none", "at discovery",
     ),
+    "TORCH_BACKPLANE_WORKSPACE": Variable(
+        "what a product or a convolution may take beside operands and results", "such as 8MiB", "no limit",
+        "when the first one is planned",
+    ),
     "TORCH_BACKPLANE_CACHE_SIZE": Variable(
         "how large the kernels on disk may get", "such as 512MiB", "1GiB", "when one is written"
     ),

@@ -31,6 +31,7 @@ def _as_it_was() -> Iterator[None]:
     finally:
         for family in libraries.LIBRARIES:
             libraries.prefer(family, libraries.DEFAULT)
+        libraries.set_workspace(libraries.NO_LIMIT)
 
 
 def runs_on_host(function: Callable[..., Any], *arguments: Any) -> bool:
@@ -103,6 +104,43 @@ def test_is_acceptable() -> None:
     assert not acceptable(x.cpu())
     with switches.flags(enabled=False):
         assert not acceptable(x)
+
+
+@_as_it_was()
+def test_a_workspace_bounds_the_parts_of_long_sums() -> None:
+    size = torch.backends.bp.blas_workspace_size  # type: ignore[attr-defined]
+    a, b = torch.randn(40, 8000), torch.randn(8000, 30)
+    grad, x, w = torch.randn(8, 4, 38, 38), torch.randn(8, 3, 40, 40), torch.randn(4, 3, 3, 3)
+
+    def taken(function: Callable[..., torch.Tensor], *given: torch.Tensor) -> int:
+        """Bytes beside operands and result."""
+        on_device = [one.to(DEVICE) for one in given]
+        torch.testing.assert_close(function(*on_device).cpu(), function(*given), atol=1e-3, rtol=1e-4)
+        torch.bp.reset_peak_memory_stats()  # type: ignore[attr-defined]
+        before = torch.bp.memory_allocated()  # type: ignore[attr-defined]
+        result = function(*on_device)
+        return int(torch.bp.max_memory_allocated() - before) - result.numel() * 4  # type: ignore[attr-defined]
+
+    def weight_gradient(grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        settings = (None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [False, True, False])
+        return torch.ops.aten.convolution_backward(grad, x, w, *settings)[1]
+
+    with target("gpu", compute_units=40):
+        for function, given in ((torch.mm, (a, b)), (weight_gradient, (grad, x, w))):
+            free = taken(function, *given)
+            assert free > 40_000
+            for limit in (free // 3, 0, free // 2, 2 * free):
+                assert size(limit) == size() == limit
+                rounded = 512 * 4  # what the allocator adds to each piece
+                found = taken(function, *given)
+                assert found <= min(limit, free) + rounded, (found, limit, free)
+                assert (found > rounded) == (limit > 0), (found, limit, free)
+            size(sys.maxsize)
+            assert taken(function, *given) == free
+    for bad, error in ((-1, ValueError), (1.5, TypeError), (True, TypeError), ("8MiB", TypeError)):
+        with pytest.raises(error, match="a workspace has"):
+            size(bad)
+    assert size() == sys.maxsize
 
 
 @_as_it_was()

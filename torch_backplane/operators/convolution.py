@@ -19,7 +19,7 @@ from torch._prims_common import suggest_memory_format
 
 from torch_backplane import tuning
 from torch_backplane.kernels.dtypes import value_dtype
-from torch_backplane.kernels.templates.convolution import can_gather, forward, gathered, of_image, of_weight
+from torch_backplane.kernels.templates.convolution import Sums, can_gather, forward, gathered, of_image, of_weight
 from torch_backplane.kernels.templates.unfold import Windows, fold, unfold
 from torch_backplane.operators.linear_algebra import host_is_slow, host_refuses, on_host, product
 from torch_backplane.planning import (
@@ -31,6 +31,7 @@ from torch_backplane.planning import (
     dialect_of,
     operator,
     run_template,
+    workspace,
 )
 
 _MOST_PATCHES = 64 << 20  # bytes
@@ -270,13 +271,20 @@ def _by_group(values: torch.Tensor, groups: int) -> torch.Tensor:
     return values.view(batch, groups, channels // groups, math.prod(sizes)).permute(1, 2, 0, 3)
 
 
+def _gather(
+    out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, sums: Sums, results: torch.Tensor, bias: torch.Tensor | None
+) -> None:
+    limit = workspace()
+    run_template(gathered, out.device, out, a, b, sums, results, bias, name="convolution", workspace=limit)
+
+
 def _correlate(
     values: torch.Tensor, image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, groups: int, w: Windows
 ) -> None:
     """values = weight × patches of the image + bias."""
     if not w.trivial and _gathers(values):
         sums, results = forward(values, image, weight, groups, w), _by_group(values, groups)
-        run_template(gathered, values.device, values, weight, image, sums, results, bias, name="convolution")
+        _gather(values, weight, image, sums, results, bias)
         return
     matrix = _matrix(weight, groups)
     for part in _chunks(image, w):
@@ -293,7 +301,7 @@ def _spread(
     float32, as sums of rounded ones would be twenty times as far off."""
     if all(step == 1 for step in w.stride) and _gathers(image):
         sums, results = of_image(image, values, weight, groups, w), _by_group(image, groups)
-        run_template(gathered, image.device, image, weight, values, sums, results, bias, name="convolution")
+        _gather(image, weight, values, sums, results, bias)
         return
     dtype = value_dtype(image.dtype)
     matrix = _matrix(weight, groups).mT.to(dtype)
@@ -311,7 +319,7 @@ def _weight_grad(weight_grad: torch.Tensor, values: torch.Tensor, image: torch.T
         channels, of_group, *window = weight_grad.shape
         results = weight_grad.view(groups, channels // groups, of_group, math.prod(window))
         sums = of_weight(weight_grad, values, image, groups, w)
-        run_template(gathered, image.device, weight_grad, values, image, sums, results, name="convolution")
+        _gather(weight_grad, values, image, sums, results, None)
         return
     # What the parts of a large batch come to is added up in float32.
     parts = list(_chunks(image, w))

@@ -33,6 +33,7 @@ from torch_backplane.planning import (
     run_reduction,
     run_template,
     socket,
+    workspace,
 )
 
 aten = torch.ops.aten
@@ -243,7 +244,8 @@ def product(
     else:
         form = chosen.partition("/")[2]
         added = None if beta == 0 else c
-        run_template(matmul, out.device, out, a, b, added, alpha, beta, name="matmul", form=form)
+        limits = {"form": form, "workspace": workspace()}
+        run_template(matmul, out.device, out, a, b, added, alpha, beta, name="matmul", **limits)
     return out
 
 
@@ -305,7 +307,7 @@ def multiply_parts(
     """A product of complex matrices, by four of real ones."""
     left, right = ([part.contiguous() for part in torch.view_as_real(one).unbind(-1)] for one in (a, b))
     real, imaginary = (torch.empty(out.shape, dtype=left[0].dtype, device=out.device) for _ in range(2))
-    run = partial(run_template, matmul, out.device, name="matmul")
+    run = partial(run_template, matmul, out.device, name="matmul", workspace=workspace())
     run(real, left[1], right[1])
     run(real, left[0], right[0], real, 1, -1)
     run(imaginary, left[0], right[1])

@@ -5,6 +5,7 @@ Imported once a device that runs kernels is found; `torch_backplane.operators` h
 
 from torch_backplane import _C
 from torch_backplane._C import Number, Refused, RunOnCPU
+from torch_backplane.libraries import workspace
 from torch_backplane.planning.call import Call, check, check_apart, check_same_dtype, same_storage
 from torch_backplane.planning.candidates import Candidate, Candidates
 from torch_backplane.planning.declare import operator, part
@@ -61,6 +62,7 @@ __all__ = [
     "run_reduction",
     "run_template",
     "same_storage",
+    "workspace",
 ]
 
 _C.set_tracer(trace)

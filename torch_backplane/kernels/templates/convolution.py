@@ -26,6 +26,7 @@ from torch_backplane.kernels.templates.tiles import (
     PER_ITEM,
     add_parts,
     divide,
+    most_parts,
     room,
     side_of,
     summed,
@@ -188,10 +189,12 @@ def gathered(
     sums: Sums,
     results: torch.Tensor,
     bias: torch.Tensor | None = None,
+    workspace: int | None = None,
 ) -> list[Launch]:
     """Fills out.
 
     Args:
+        workspace: bytes that parts of sums may take, if there is a limit.
         results: out as (groups, rows, *columns), of which the columns' first coordinate is a dimension of its own.
     """
     kind = summed(out.dtype)
@@ -211,7 +214,8 @@ def gathered(
         )
         return [alone]
     launch = partial(launch, constants={"MULTIPLY_ADD(x, y, z)": kind.multiply_add}, group_size=side * side)
-    tiles = divide(dialect.target, side, sums.groups, sums.rows, sums.j.count, sums.k.count)
+    most = most_parts(kind, out.numel(), workspace)
+    tiles = divide(dialect.target, side, sums.groups, sums.rows, sums.j.count, sums.k.count, most)
     text = _text(sums.rank, side, sums.along_depth, bias is not None, tiles.parts > 1)
     if tiles.parts == 1:
         whole = launch(

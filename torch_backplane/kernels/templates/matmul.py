@@ -27,6 +27,7 @@ from torch_backplane.kernels.templates.tiles import (
     add_parts,
     divide,
     factors,
+    most_parts,
     room,
     side_of,
     summed,
@@ -49,11 +50,13 @@ def matmul(
     alpha: int | float = 1,
     beta: int | float = 1,
     form: str = "",
+    workspace: int | None = None,
 ) -> list[Launch]:
     """out = beta * c + alpha * a @ b; without c, out = alpha * a @ b.
 
     Args:
         form: one of `forms`; the usual one where empty.
+        workspace: bytes that parts of sums may take, if there is a limit.
         out, c: (batch, rows, columns), with none, one or two dimensions of batch. c has out's shape (expanded), and may
             be out.
         a: (batch, rows, depth). b: (batch, depth, columns). A stride may be anything, 0 too.
@@ -66,7 +69,7 @@ def matmul(
     outer, inner, rows, columns = out.shape
     batch, depth = outer * inner, a.shape[3]
     if c is None and out.stride(3) != 1 and out.stride(2) == 1:
-        return matmul(dialect, out.mT, b.mT, a.mT, None, alpha, form=form)
+        return matmul(dialect, out.mT, b.mT, a.mT, None, alpha, form=form, workspace=workspace)
     factors_of = {"a": a, "b": b}
     inputs = factors_of if c is None else {**factors_of, "c": c}
     integers = {"batches": batch, "inner_batches": inner, "rows": rows, "columns": columns, "depth": depth}
@@ -77,7 +80,8 @@ def matmul(
     lanes = lane_count(dialect, kind.value)
     short = depth < SHORT and kind.value == out.dtype
     if side is not None:
-        tiles = divide(dialect.target, side, batch, rows, columns, depth, whole=form.endswith(_WHOLE))
+        most = 1 if form.endswith(_WHOLE) else most_parts(kind, out.numel(), workspace)
+        tiles = divide(dialect.target, side, batch, rows, columns, depth, most)
         if tiles.parts > 1:
             parts = room(kind, tiles.parts, out.numel(), out.device)
             first = launch(

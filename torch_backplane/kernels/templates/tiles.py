@@ -87,18 +87,30 @@ class Tiles(NamedTuple):
         return {"parts": self.parts, "part_depth": self.part_depth} if self.parts > 1 else {}
 
 
-def divide(target: Target, side: int, batch: int, rows: int, columns: int, depth: int, whole: bool = False) -> Tiles:
-    """Into as many parts as fill the device, if these are no more memory than the operands; none if `whole`."""
+def divide(
+    target: Target, side: int, batch: int, rows: int, columns: int, depth: int, most: int | None = None
+) -> Tiles:
+    """Into as many parts as fill the device, if these are no more memory than the operands.
+
+    Args:
+        most: parts, if there is a limit.
+    """
     tile = side * PER_ITEM
     count = batch * -(-rows // tile) * -(-columns // tile)
     enough = target.enough_groups_of(side * side)
-    if whole or count >= enough or depth < 2 * _LEAST_PART:
+    if count >= enough or depth < 2 * _LEAST_PART:
         return Tiles(side, count, 1, depth)
     parts = min(-(-enough // count), depth // _LEAST_PART, (rows + columns) * depth // (2 * rows * columns))
+    if most is not None and parts > most:
+        parts = most
     if parts < 2:
         return Tiles(side, count, 1, depth)
     part_depth = depth // (parts * DEPTH) * DEPTH  # and so a few more parts rather than fewer
-    return Tiles(side, count, -(-depth // part_depth), part_depth)
+    made = -(-depth // part_depth)
+    if most is not None and made > most:
+        part_depth += DEPTH
+        made = -(-depth // part_depth)
+    return Tiles(side, count, made, part_depth)
 
 
 def tiled(tiles: Tiles, parts: Mapping[str, str]) -> str:
@@ -208,6 +220,14 @@ def factors(
 ) -> dict[str, tuple[torch.dtype, Any]]:
     """The kernels' numbers."""
     return {"alpha": (kind.number, alpha), **({} if c is None else {"beta": (kind.number, beta)})}
+
+
+def most_parts(kind: Summed, results: int, workspace: int | None) -> int | None:
+    """For which there is room in so many bytes, and for chunks of them (`add_parts`)."""
+    if workspace is None:
+        return None
+    bytes_of_each = results * kind.kept.itemsize * (2 if kind.loses else 1)
+    return (workspace // bytes_of_each - 1) * _LEAST_CHUNK // (_LEAST_CHUNK + 1)
 
 
 def room(kind: Summed, parts: int, results: int, device: torch.device) -> dict[str, torch.Tensor]:
