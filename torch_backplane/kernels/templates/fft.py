@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -82,6 +83,10 @@ def fft(
     return launches
 
 
+# Whether numbers are real; half of a symmetric transform; whether results are real.
+_Kinds = tuple[bool, bool, bool]
+
+
 class _Data(NamedTuple):
     """What a kernel transforms, as `fft` has it."""
 
@@ -95,8 +100,7 @@ class _Data(NamedTuple):
     def value(self) -> torch.dtype:
         return self.x.dtype.to_real() if self.x.is_complex() else self.x.dtype
 
-    def kinds(self) -> tuple[bool, bool, bool]:
-        """Whether it is of real numbers, of half of a symmetric transform, to real numbers."""
+    def kinds(self) -> _Kinds:
         return not self.x.is_complex(), self.x.shape[1] < self.size, not self.out.is_complex()
 
     def launch(self, name: str, dialect: Dialect, body: str, **options: Any) -> Launch:
@@ -126,14 +130,19 @@ class _Data(NamedTuple):
 
 def _fft_pass(dialect: Dialect, data: _Data, radix: int, done: int) -> Launch:
     """Makes transforms of `done * radix` numbers of those of `done`."""
-    body = [
-        "const index_t inner_at = item % inner, rest = item / inner;",
-        f"const index_t steps = size / {radix}, t = rest % steps, outer_at = rest / steps;",
-        *_step(radix, _load(data.kinds()), _store(data.kinds())),
-    ]
     items = data.x.shape[0] * data.x.shape[2] * (data.size // radix)
     integers = {"size": data.size, "done": done}
-    return data.launch(f"fft_{radix}", dialect, "\n".join(body), items=items, integers=integers)
+    return data.launch(f"fft_{radix}", dialect, _pass_text(radix, data.kinds()), items=items, integers=integers)
+
+
+@lru_cache(maxsize=256)
+def _pass_text(radix: int, kinds: _Kinds) -> str:
+    lines = [
+        "const index_t inner_at = item % inner, rest = item / inner;",
+        f"const index_t steps = size / {radix}, t = rest % steps, outer_at = rest / steps;",
+        *_step(radix, _load(kinds), _store(kinds)),
+    ]
+    return "\n".join(lines)
 
 
 # Numbers of a group's transforms, and work items that each has for them.
@@ -144,15 +153,34 @@ def _together(dialect: Dialect, data: _Data, passes: Sequence[int]) -> int:
     """How many transforms a group computes in local memory, all passes in one launch; 0 where it does not."""
     if not dialect.target.simt or len(passes) < 2:
         return 0
-    bytes_of_each = 4 * (data.size + 1) * data.value.itemsize
-    count = data.x.shape[0] * data.x.shape[2]
-    return int(min(dialect.target.local_memory // bytes_of_each, max(1, _IN_A_GROUP // data.size), count))
+    most = max(1, _IN_A_GROUP // data.size)
+    while most and 4 * most * _pitch(data.size, most) * data.value.itemsize > dialect.target.local_memory:
+        most -= 1
+    return most
+
+
+def _pitch(size: int, together: int) -> int:
+    """From one transform in local memory to the next one: in other banks."""
+    return size + 1 if together > 1 else size
 
 
 def _in_local_memory(dialect: Dialect, data: _Data, passes: Sequence[int], together: int) -> Launch:
     """All passes, by groups that compute `together` transforms each. The text is for this length."""
-    size, pitch = data.size, data.size + 1
-    group = min(dialect.target.large_group, max(dialect.target.group_multiple, together * size // _PER_ITEM))
+    group = min(dialect.target.large_group, max(dialect.target.group_multiple, together * data.size // _PER_ITEM))
+    transforms = data.x.shape[0] * data.x.shape[2]
+    return data.launch(
+        "fft_" + "_".join(map(str, passes)),
+        dialect,
+        _local_text(data.size, tuple(passes), together, group, data.kinds()),
+        groups=-(-transforms // together),
+        group_size=group,
+        integers={"transforms": transforms},
+    )
+
+
+@lru_cache(maxsize=256)
+def _local_text(size: int, passes: tuple[int, ...], together: int, group: int, kinds: _Kinds) -> str:
+    pitch = _pitch(size, together)
     lines = [
         f"LOCAL value_t re_0[{together * pitch}], im_0[{together * pitch}];",
         f"LOCAL value_t re_1[{together * pitch}], im_1[{together * pitch}];",
@@ -160,12 +188,11 @@ def _in_local_memory(dialect: Dialect, data: _Data, passes: Sequence[int], toget
     ]
     done = 1
     for at, radix in enumerate(passes):
-        steps = size // radix
         first, last = at == 0, at == len(passes) - 1
-        here, there = (at + 1) % 2, at % 2
+        steps = size // radix
         count = together * steps
-        load = _load(data.kinds()) if first else _load_local(here, pitch)
-        store = _store(data.kinds()) if last else _store_local(there, pitch)
+        load = _load(kinds) if first else _load_local((at + 1) % 2, pitch)
+        store = _store(kinds) if last else _store_local(at % 2, pitch)
         lines += [
             f"for (index_t round = 0; round < {-(-count // group)}; ++round) {{",
             f"const index_t i = round * {group} + ITEM, steps = {steps}, done = {done};",
@@ -179,11 +206,7 @@ def _in_local_memory(dialect: Dialect, data: _Data, passes: Sequence[int], toget
             *([] if last else ["BARRIER;"]),
         ]
         done *= radix
-    transforms = data.x.shape[0] * data.x.shape[2]
-    name = "fft_" + "_".join(map(str, passes))
-    body, groups = "\n".join(lines), -(-transforms // together)
-    integers = {"transforms": transforms}
-    return data.launch(name, dialect, body, groups=groups, group_size=group, integers=integers)
+    return "\n".join(lines)
 
 
 def fft_chirp(dialect: Dialect, out: torch.Tensor, size: int, *, inverse: bool) -> Launch:
@@ -276,7 +299,7 @@ def _step(radix: int, load: _Load, store: _Store, first: bool = False) -> list[s
     return lines
 
 
-def _load(kinds: tuple[bool, bool, bool]) -> _Load:
+def _load(kinds: _Kinds) -> _Load:
     """From memory."""
     of_reals, of_half, _ = kinds
     start = "outer_at * x_outer + inner_at * x_inner"
@@ -300,7 +323,7 @@ def _load(kinds: tuple[bool, bool, bool]) -> _Load:
     return lines
 
 
-def _store(kinds: tuple[bool, bool, bool]) -> _Store:
+def _store(kinds: _Kinds) -> _Store:
     """To memory."""
     start = "outer_at * out_outer + inner_at * out_inner"
 
