@@ -236,7 +236,8 @@ def test_warps_are_those_of_the_target(name: str) -> None:
 SAMPLE = (
     "^(add|gelu|where|cat of 4|sum of rows|argmax of rows|cumsum of rows|softmax of rows|layer norm of rows|sort"
     r"|nonzero|gather of rows|max_pool2d\(2\)|products of 64 × 64 matrices|normal numbers"
-    "|a fused step of AdamW, 8 tensors|exp|step of a recurrent layer: GRU)$"
+    "|a fused step of AdamW, 8 tensors|exp|step of a recurrent layer: GRU|Fourier transform of real rows of 1,000"
+    "|few sums of many products: (usual|tile=32/whole))$"
 )
 
 

@@ -22,6 +22,7 @@ class Family:
         samples_inputs: nor when the inputs are made, on whose values no address depends.
         most_bytes: the size, if that is less than what was asked for.
         random: results cannot be compared.
+        bounded: whether fill and chains are.
     """
 
     traffic: float | None = None
@@ -29,6 +30,7 @@ class Family:
     samples_inputs: bool = False
     most_bytes: int = 1 << 40
     random: bool = False
+    bounded: bool = True
 
 
 FAMILIES = {
@@ -46,6 +48,7 @@ FAMILIES = {
     "transforms": Family(samples_inputs=True),
     "random": Family(traffic=1.25, random=True),
     "optimizers": Family(traffic=1.25),
+    "candidates": Family(samples_inputs=True, bounded=False),
 }
 
 
@@ -190,9 +193,9 @@ def beyond(result: Mapping[str, Any]) -> list[Finding]:
 def _figures_beyond(result: Mapping[str, Any]) -> Iterator[tuple[str, float, float]]:
     figures, family = result["figures"], FAMILIES[result["family"]]
     longest = CHAIN * math.sqrt(result["elements"])
-    if result["bytes"] >= FULL_BYTES and figures["fill"] < 1:
+    if family.bounded and result["bytes"] >= FULL_BYTES and figures["fill"] < 1:
         yield ("fill", figures["fill"], 1.0)
-    if figures["chain"] > longest:
+    if family.bounded and figures["chain"] > longest:
         yield ("chain", figures["chain"], longest)
     if family.traffic is not None and figures["traffic"] > family.traffic:
         yield ("traffic", figures["traffic"], family.traffic)

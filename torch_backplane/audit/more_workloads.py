@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from torch_backplane.audit.workloads import ROW, Body, Make, Workload, backward, images, rand, rows, whole
+from torch_backplane.tuning.choosing import forcing
 
 MORE: list[Workload] = []
 
@@ -474,6 +475,38 @@ case("transforms", "Fourier transform of rows of 30,030", _turned(30030))
 case("transforms", "Fourier transform of rows of 1,009", _turned(1009))
 case("transforms", "Fourier transform of real rows of 1,000", on(lambda n: (n // 1000, 1000), torch.fft.rfft))
 case("transforms", "Fourier transform of images of 64 × 64", on(lambda n: (n // 4096, 64, 64), torch.fft.rfft2))
+
+
+# Candidates of products, each one forced: "usual" is what is chosen untuned
+
+FORMS = ("usual", "tile=32", "tile=16", "tile=64/whole", "tile=32/whole", "tile=16/whole")
+PRODUCTS: dict[str, Any] = {  # rows, depth, columns, for n elements of the larger operand
+    "square matrices": lambda n: (math.isqrt(n) // 4,) * 3,
+    "few sums of many products": lambda n: (64, n // 64, 64),
+    "many sums of few products": lambda n: (n // 1024, 64, 1024),
+    "rows of a small batch": lambda n: (16, math.isqrt(n), math.isqrt(n)),
+}
+
+
+def _by_form(sizes: Any, form: str) -> Make:
+    def make(device: torch.device, n: int) -> Body:
+        rows, depth, columns = sizes(n)
+        a, b = rand(device, rows, depth), rand(device, depth, columns)
+        if form == "usual" or device.type == "cpu":
+            return lambda: torch.mm(a, b)
+
+        def body() -> torch.Tensor:
+            with forcing("products", f"generated/{form}"):
+                return torch.mm(a, b)
+
+        return body
+
+    return make
+
+
+for name, shape in PRODUCTS.items():
+    for form in FORMS:
+        case("candidates", f"{name}: {form}", _by_form(shape, form))
 
 
 # Steps of recurrent layers: states of a quarter of n elements, so that the widest operands have n

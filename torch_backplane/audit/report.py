@@ -66,7 +66,8 @@ def page(results: Sequence[Result], modelled: Sequence[Modelled], nbytes: int) -
         *_bounds(),
         *_by_family(measured, modelled),
         *_findings(results),
-        *_all(measured),
+        *_candidates(measured, modelled),
+        *_all([one for one in measured if one["family"] != "candidates"]),
     ]
     return "\n".join(parts) + "\n"
 
@@ -126,6 +127,35 @@ def _findings(results: Sequence[Result]) -> Iterable[str]:
             f"| {measure} | {case} | {_number(worst.value)} | {_number(worst.bound)} | {len(found)} | "
             f"{worst.reason or 'not known'} |"
         )
+    yield ""
+
+
+def _candidates(results: Sequence[Result], modelled: Sequence[Modelled]) -> Iterable[str]:
+    """Modelled times of what the same product is computed by."""
+    found: dict[str, dict[str, dict[str, float]]] = {}  # by product, form and target
+    for one in results:
+        if one["family"] == "candidates":
+            product, _, form = one["case"].partition(": ")
+            of_form = found.setdefault(product, {}).setdefault(form, {})
+            of_form[one["target"]] = one["figures"]["seconds"] * 1e3
+    if not found:
+        return
+    yield "## Candidates\n"
+    yield "Modelled milliseconds of products, by what is chosen untuned (usual) and by other forms: tiles of results of"
+    yield "a group, and sums that are not divided (whole). What takes 3 % less than the usual one is bold. The model has"
+    yield "no arithmetic: it tells what moves too much or waits too long, not which of two is better beyond that.\n"
+    names = [one.name for one in modelled]
+    yield f"| product | form | {' | '.join(one.partition(' (')[0] for one in names)} |"
+    yield f"|---|---|{'---|' * len(names)}"
+    for product, forms in found.items():
+        for form, times in forms.items():
+            cells = []
+            for name in names:
+                time, usual = times.get(name), forms.get("usual", {}).get(name)
+                text = "–" if time is None else f"{time:.3f}"
+                less = time is not None and usual is not None and time < 0.97 * usual
+                cells.append(f"**{text}**" if less else text)
+            yield f"| {product} | {form} | {' | '.join(cells)} |"
     yield ""
 
 
