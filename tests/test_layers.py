@@ -19,7 +19,7 @@ PACKAGE = {
     "operators": {"_C", "kernels", "planning", "tuning"},
     "accelerator": {"_C", "drivers", "operators", "tuning"},
     "conformance": {"_C"},
-    "audit": {"_C", "drivers", "kernels", "operators", "planning"},
+    "audit": {"_C", "drivers", "kernels", "operators", "planning", "tuning"},
     "cli": {"_C", "accelerator", "audit", "conformance", "drivers", "kernels", "tuning"},
 }
 

@@ -142,8 +142,8 @@ def _candidates(results: Sequence[Result], modelled: Sequence[Modelled]) -> Iter
         return
     yield "## Candidates\n"
     yield "Modelled milliseconds of products, by what is chosen untuned (usual) and by other forms: tiles of results of"
-    yield "a group, and sums that are not divided (whole). What takes 3 % less than the usual one is bold. The model has"
-    yield "no arithmetic: it tells what moves too much or waits too long, not which of two is better beyond that.\n"
+    yield "a group, and sums that are not divided (whole). What takes 3 % less than the usual one is bold. The model"
+    yield "has no arithmetic: it tells what moves too much or waits too long, not which of two is better beyond that.\n"
     names = [one.name for one in modelled]
     yield f"| product | form | {' | '.join(one.partition(' (')[0] for one in names)} |"
     yield f"|---|---|{'---|' * len(names)}"
