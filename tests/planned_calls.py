@@ -444,3 +444,10 @@ call(
     ),
     together="stride padding dilation output_padding groups",
 )
+
+
+# --- Fourier transforms: their text is for the length
+
+call("_fft_c2c", lambda d: (F(d, 8, 12, dtype=torch.complex64), [1], 0, True), normalization=1)
+call("_fft_r2c", lambda d: (F(d, 8, 12), [1], 0, True), normalization=1)
+call("_fft_c2r", lambda d: (F(d, 8, 7, dtype=torch.complex64), [1], 0, 12), normalization=1, last_dim_size=None)

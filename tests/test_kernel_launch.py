@@ -500,6 +500,23 @@ assert o.tolist() == [2.0] * 4
 """)
 
 
+def test_a_launch_behind_a_synchronization_is_waited_for(toy: Run) -> None:
+    toy("""
+a, done = bp(1, 2), threading.Event()
+driver.done = done
+kernel = compile("lambda arrays, numbers: done.wait(60)", "waiting")
+for _ in range(4):
+    torch.bp.synchronize()
+    torch.bp.synchronize()
+    done.clear()
+    launch(kernel, a, a, a)
+    assert not torch.bp.current_stream().query()
+    threading.Timer(0.1, done.set).start()
+    torch.bp.synchronize()
+    assert done.is_set()
+""")
+
+
 def test_errors_of_a_build_and_of_a_launch(toy: Run) -> None:
     toy("""
 a = bp(1, 2)

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from torch_backplane import _C
-from torch_backplane.drivers.sizes import parse_size
 
 DEFAULT = "default"
 
@@ -71,6 +70,8 @@ def workspace() -> int | None:
     """
     global _workspace
     if _workspace is None:
+        from torch_backplane.drivers.sizes import parse_size  # the import of the package imports no driver
+
         text = os.environ.get("TORCH_BACKPLANE_WORKSPACE")
         _workspace = parse_size(text, "TORCH_BACKPLANE_WORKSPACE") if text else NO_LIMIT
     return None if _workspace == NO_LIMIT else _workspace

@@ -434,6 +434,7 @@ class DriverDevice final : public Device {
       DriverKernel& kernel, const LaunchSize& size, c10::ArrayRef<LaunchArgument> arguments, DriverStream& stream) {
     const auto doing = [&] { return c10::str("launching ", kernel.name()); };
     if (driver_.launcher() == nullptr) {
+      const Progress::Giving giving(stream.progress);
       const DeviceCall gil(true); // around what catches errors, too
       driver_.errors().watch(doing, [&] { kernel.launch(stream.object, size, arguments, 0); });
       return;

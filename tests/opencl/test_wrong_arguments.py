@@ -25,6 +25,7 @@ READS = ("nonzero", "masked_select", "masked_scatter", "unique", "repeat_interle
 INTERNAL = ("_backward", "_jvp", "_foreach_norm")
 MEANT = {
     "aten::nansum": "torch.cuda takes complex numbers, the CPU does not",
+    "aten::_fft_r2c": "torch.cuda transforms float16, the CPU does not",
     "aten::logsumexp": "over no dimensions: PyTorch reduces over all, and cannot make the result smaller then",
     "aten::bernoulli_.Tensor": "chances of more elements than there are",
     "aten::_add_relu.Tensor": "the CPU's assertion that it has no such dtype",

@@ -84,10 +84,9 @@ def _fft_c2r(
 
 
 def _dims(self: torch.Tensor, dim: Sequence[int], normalization: int) -> list[int]:
-    """Dimensions, counted from the first one."""
-    dims = [one % self.dim() if self.dim() else one for one in dim]
-    if len({*dims}) < len(dims) or any(not -self.dim() <= one < self.dim() for one in dim):
-        raise Refused("a dimension twice, or one that is none")
+    dims = [int(one) for one in dim]
+    if len({*dims}) < len(dims) or any(not 0 <= one < self.dim() for one in dims):
+        raise Refused("a dimension twice, or one that is none: torch.fft counts from the first one")
     if normalization not in _DIVISORS or self.dtype not in _DTYPES or any(not self.shape[one] for one in dims):
         raise Refused("an unknown normalization, half precision, or no elements to transform")
     return dims
