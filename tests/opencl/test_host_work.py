@@ -140,6 +140,7 @@ def test_brief_work_is_done_at_once_where_nothing_is_in_front_of_it() -> None:
     here = threading.get_ident()
     note = LibraryFunction("function", function, torch.Tensor)
     x = torch.zeros(1 << 20, device=DEVICE)
+    torch.bp.synchronize()  # as another stream goes on with it
     event = torch.bp.Event()
     with torch.bp.stream(torch.bp.Stream()):
         stream = torch.bp.current_stream()
