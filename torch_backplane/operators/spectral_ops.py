@@ -31,6 +31,8 @@ _DTYPES = {torch.float32, torch.float64, torch.complex64, torch.complex128}
 
 @operator("_fft_c2c", dtypes="complex")
 def _fft_c2c(call: Call, self: torch.Tensor, dim: Sequence[int], normalization: int, forward: bool) -> torch.Tensor:
+    if not self.is_complex():
+        raise Refused("a transform of complex numbers of others")
     dims = _dims(self, dim, normalization)
     (out,) = _outputs(call, _laid_out(self, _by_strides(self, dims)))
     if not out.numel():
