@@ -10,14 +10,13 @@ import torch
 
 from torch_backplane import tuning
 from torch_backplane.kernels.templates.fft import fft, fft_chirp, radices
+from torch_backplane.operators.linear_algebra import host_refuses
 from torch_backplane.planning import (
     Call,
     Candidate,
     Candidates,
     Refused,
     call_on_cpu,
-    dialect_of,
-    host_sees_memory,
     operator,
     run_template,
 )
@@ -125,15 +124,7 @@ def _scale(sizes: Sequence[int], dims: Sequence[int], normalization: int) -> flo
 # Who computes
 
 
-def _host_refuses(self: torch.Tensor) -> str | None:
-    if not host_sees_memory(self.device):
-        return "does not see the device's memory"
-    if dialect_of(self.device).target.simt:
-        return "is for devices whose work items do not run in lockstep"
-    return None
-
-
-transforms = Candidates("transforms", Candidate("host", _host_refuses), Candidate("generated", lambda self: None))
+transforms = Candidates("transforms", Candidate("host", host_refuses), Candidate("generated", lambda self: None))
 
 
 def _on_host(self: torch.Tensor, dims: Sequence[int], **settings: int) -> bool:
