@@ -31,6 +31,9 @@ class Event:
         self.time = 0.0
 
 
+awake = threading.Event()  # set by tests: ends every sleep
+
+
 class AsynchronousDevice(Device):
     def __init__(self, index: int) -> None:
         self.properties = DeviceProperties(name=f"Asynchronous {index}", total_memory=1 << 28)
@@ -87,7 +90,7 @@ class AsynchronousDevice(Device):
         return (end.time - start.time) * 1e3
 
     def sleep(self, milliseconds: float, stream: Stream) -> None:
-        stream.work.put(lambda: time.sleep(milliseconds / 1e3))
+        stream.work.put(lambda: awake.wait(milliseconds / 1e3))
 
 
 class AsynchronousDriver(Driver):

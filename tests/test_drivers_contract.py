@@ -492,19 +492,22 @@ def test_streams_run_on_while_the_program_does(run: Run) -> None:
 import torch
 from torch_backplane import _C
 x = torch.zeros(1000, device="bp")
+import driver_test_module as driver
 host = torch.ones(1000).pin_memory()
 torch.accelerator.synchronize()
 stream, event = torch.Stream("bp"), torch.Event("bp")
 with stream:
-    _C.sleep(300)
+    _C.sleep(60_000)
     x.copy_(host, non_blocking=True)
     event.record()
 assert not stream.query() and not event.query()
+driver.awake.set()
 torch.accelerator.current_stream().wait_event(event)
 y = torch.empty(1000).pin_memory()
 y.copy_(x, non_blocking=True)
 torch.accelerator.current_stream().synchronize()
 assert event.query() and y.sum().item() == 1000
+driver.awake.clear()
 start, end = torch.Event("bp", enable_timing=True), torch.Event("bp", enable_timing=True)
 start.record(); _C.sleep(20); end.record(); end.synchronize()
 assert start.elapsed_time(end) >= 20
@@ -646,11 +649,12 @@ x = torch.zeros(1 << 20, dtype=torch.uint8, device="bp:0")
 host = pinned(1 << 20)
 torch.bp.synchronize()
 calls()
-_C.sleep(200)
+_C.sleep(60_000)
 x.copy_(host, non_blocking=True)
 del host
 give_back()
 assert calls() == []  # the copy is still to come
+driver.awake.set()
 torch.bp.synchronize()
 give_back()
 assert calls() == [("unpin", "0", 1 << 20)]
