@@ -477,7 +477,23 @@ case("transforms", "Fourier transform of real rows of 1,000", on(lambda n: (n //
 case("transforms", "Fourier transform of images of 64 × 64", on(lambda n: (n // 4096, 64, 64), torch.fft.rfft2))
 
 
-# Candidates of products, each one forced: "usual" is what is chosen untuned
+# Candidates, each one forced: "usual" is what is chosen untuned
+
+
+def _by_form(family: str, form: str, make: Make) -> Make:
+    def forced(device: torch.device, n: int) -> Body:
+        body = make(device, n)
+        if form == "usual" or device.type == "cpu":
+            return body
+
+        def by_form() -> object:
+            with forcing(family, f"generated/{form}"):
+                return body()
+
+        return by_form
+
+    return forced
+
 
 FORMS = ("usual", "tile=32", "tile=16", "tile=64/whole", "tile=32/whole", "tile=16/whole")
 PRODUCTS: dict[str, Any] = {  # rows, depth, columns, for n elements of the larger operand
@@ -488,25 +504,35 @@ PRODUCTS: dict[str, Any] = {  # rows, depth, columns, for n elements of the larg
 }
 
 
-def _by_form(sizes: Any, form: str) -> Make:
+def _product(sizes: Any) -> Make:
     def make(device: torch.device, n: int) -> Body:
         rows, depth, columns = sizes(n)
         a, b = rand(device, rows, depth), rand(device, depth, columns)
-        if form == "usual" or device.type == "cpu":
-            return lambda: torch.mm(a, b)
-
-        def body() -> torch.Tensor:
-            with forcing("products", f"generated/{form}"):
-                return torch.mm(a, b)
-
-        return body
+        return lambda: torch.mm(a, b)
 
     return make
 
 
 for name, shape in PRODUCTS.items():
     for form in FORMS:
-        case("candidates", f"{name}: {form}", _by_form(shape, form))
+        case("candidates", f"{name}: {form}", _by_form("products", form, _product(shape)))
+
+
+def _layer(channels: int, side: int) -> Make:
+    """A convolution of images with n elements in all, to as many channels as they have."""
+
+    def make(device: torch.device, n: int) -> Body:
+        x = rand(device, max(1, n // (channels * side * side)), channels, side, side)
+        weight = rand(device, channels, channels, 3, 3)
+        return lambda: F.conv2d(x, weight, padding=1)
+
+    return make
+
+
+for channels, side in ((16, 112), (64, 56), (256, 14)):
+    for form in ("usual", "winograd"):
+        name = f"convolution of 3 × 3, {channels} channels of {side} × {side}"
+        case("candidates", f"{name}: {form}", _by_form("convolutions", form, _layer(channels, side)))
 
 
 # Steps of recurrent layers: states of a quarter of n elements, so that the widest operands have n

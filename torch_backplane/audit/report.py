@@ -131,23 +131,24 @@ def _findings(results: Sequence[Result]) -> Iterable[str]:
 
 
 def _candidates(results: Sequence[Result], modelled: Sequence[Modelled]) -> Iterable[str]:
-    """Modelled times of what the same product is computed by."""
-    found: dict[str, dict[str, dict[str, float]]] = {}  # by product, form and target
+    """Modelled times of what the same product or convolution is computed by."""
+    found: dict[str, dict[str, dict[str, float]]] = {}  # by call, form and target
     for one in results:
         if one["family"] == "candidates":
-            product, _, form = one["case"].partition(": ")
-            of_form = found.setdefault(product, {}).setdefault(form, {})
+            call, _, form = one["case"].partition(": ")
+            of_form = found.setdefault(call, {}).setdefault(form, {})
             of_form[one["target"]] = one["figures"]["seconds"] * 1e3
     if not found:
         return
     yield "## Candidates\n"
-    yield "Modelled milliseconds of products, by what is chosen untuned (usual) and by other forms: tiles of results of"
-    yield "a group, and sums that are not divided (whole). What takes 3 % less than the usual one is bold. The model"
-    yield "has no arithmetic: it tells what moves too much or waits too long, not which of two is better beyond that.\n"
+    yield "Modelled milliseconds of products and convolutions, by what is chosen untuned (usual) and by other forms:"
+    yield "tiles of results of a group, sums that are not divided (whole), Winograd's way. What takes 3 % less than the"
+    yield "usual one is bold. The model has no arithmetic: it tells what moves too much or waits too long, not which of"
+    yield "two is better beyond that.\n"
     names = [one.name for one in modelled]
-    yield f"| product | form | {' | '.join(one.partition(' (')[0] for one in names)} |"
+    yield f"| call | form | {' | '.join(one.partition(' (')[0] for one in names)} |"
     yield f"|---|---|{'---|' * len(names)}"
-    for product, forms in found.items():
+    for call, forms in found.items():
         for form, times in forms.items():
             cells = []
             for name in names:
@@ -155,7 +156,7 @@ def _candidates(results: Sequence[Result], modelled: Sequence[Modelled]) -> Iter
                 text = "–" if time is None else f"{time:.3f}"
                 less = time is not None and usual is not None and time < 0.97 * usual
                 cells.append(f"**{text}**" if less else text)
-            yield f"| {product} | {form} | {' | '.join(cells)} |"
+            yield f"| {call} | {form} | {' | '.join(cells)} |"
     yield ""
 
 

@@ -3,8 +3,9 @@
 Everything comes to three steps; a transposed convolution is the backward of another one, so it uses the same.
 Where work items run in lockstep, products read the image itself, where a patch would have it
 (`kernels/templates/convolution.py`), but for the gradient of the image where windows are more than one place apart.
-Elsewhere patches are in memory; those of a large batch are made for some of its images at a time. Where the host sees
-the device's memory, and PyTorch has oneDNN's kernels for the dtype, the host computes all of it.
+Elsewhere patches are in memory; those of a large batch are made for some of its images at a time. Windows of 3 × 3
+may also be computed by Winograd's way (`kernels/templates/winograd.py`), which tuning tries. Where the host sees the
+device's memory, and PyTorch has oneDNN's kernels for the dtype, the host computes all of it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch._prims_common import suggest_memory_format
 
 from torch_backplane import tuning
 from torch_backplane.kernels.dtypes import value_dtype
+from torch_backplane.kernels.templates import winograd
 from torch_backplane.kernels.templates.convolution import Sums, can_gather, forward, gathered, of_image, of_weight
 from torch_backplane.kernels.templates.unfold import Windows, fold, unfold
 from torch_backplane.operators.linear_algebra import host_is_slow, host_refuses, on_host, product
@@ -64,7 +66,8 @@ def convolution(
         raise RunOnCPU("a result without places or channels")
     layout = _layout(self, weight)
     operands = {"input": self, "weight": weight, "bias": bias}
-    if meta.numel() and self.numel() and _on_host("Convolution", operands, settings):
+    library, form = _choose("Convolution", operands, settings)
+    if meta.numel() and self.numel() and library == "host":
         out = torch.empty(meta.shape, dtype=self.dtype, device=self.device, memory_format=layout)
         call_on_cpu(torch.ops.aten.convolution.out, self, weight, bias, *settings, out=out)
         return out
@@ -80,9 +83,9 @@ def convolution(
         if bias is not None:
             out.add_(bias.view(-1, *(1 for _ in windows.image)))
     elif transposed:
-        _spread(out, self, weight, bias, groups, windows)
+        _spread(out, self, weight, bias, groups, windows, form)
     else:
-        _correlate(out, self, weight, bias, groups, windows)
+        _correlate(out, self, weight, bias, groups, windows, form)
     return out.contiguous(memory_format=layout)
 
 
@@ -107,7 +110,8 @@ def convolution_backward(
     torch._check(grad.shape == wanted, lambda: f"expected gradients of {list(wanted)}, and got {list(grad.shape)}")
     layout = _layout(self, weight)
     operands = {"grad": grad, "input": self, "weight": weight}
-    host = bool(grad.numel() and self.numel()) and _on_host("ConvolutionBackward", operands, settings, output_mask)
+    library, form = _choose("ConvolutionBackward", operands, settings, output_mask)
+    host = bool(grad.numel() and self.numel()) and library == "host"
     if not host:
         grad, self, weight = grad.contiguous(), self.contiguous(), weight.contiguous()
     made_in = layout if host else torch.contiguous_format
@@ -129,9 +133,9 @@ def convolution_backward(
         image, values = (grad, self) if transposed else (self, grad)
         windows = _windows(image, values, weight, stride, padding, dilation)
         if self_grad is not None and transposed:
-            _correlate(self_grad, grad, weight, None, groups, windows)
+            _correlate(self_grad, grad, weight, None, groups, windows, form)
         elif self_grad is not None:
-            _spread(self_grad, grad, weight, None, groups, windows)
+            _spread(self_grad, grad, weight, None, groups, windows, form)
         if weight_grad is not None:
             _weight_grad(weight_grad, values, image, groups, windows)
     if bias_grad is not None:
@@ -149,24 +153,34 @@ def _host_refuses(self: torch.Tensor) -> str | None:
     return host_refuses(self)
 
 
+def _forms(self: torch.Tensor, weight: torch.Tensor, settings: Sequence[Any]) -> Sequence[str]:
+    """Of convolutions and their gradients, beside the usual one."""
+    stride, _, dilation, *_ = settings
+    window = tuple(weight.shape[2:])
+    return [_WINOGRAD] if winograd.takes(window, tuple(stride), tuple(dilation)) else []
+
+
+_WINOGRAD = "winograd"
 _SETTINGS = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
 convolutions = Candidates(
     "convolutions",
-    Candidate("host", _host_refuses, yields=lambda self: host_is_slow(self.dtype)),
-    Candidate("generated", lambda self: None),
+    Candidate("host", lambda self, *described: _host_refuses(self), yields=lambda self, *_: host_is_slow(self.dtype)),
+    Candidate("generated", lambda *described: None, _forms),
 )
 
 
-def _on_host(
+def _choose(
     name: str, operands: Mapping[str, torch.Tensor | None], settings: Sequence[Any], mask: Sequence[bool] = ()
-) -> bool:
-    """Whether the host's library computes it."""
-    input = operands["input"]
+) -> tuple[str, str]:
+    """The library that computes it, and the form of it, "" for the usual one."""
+    input, weight = operands["input"], operands["weight"]
     assert input is not None
+    assert weight is not None
 
     named = dict(zip(_SETTINGS, settings, strict=True)) | ({"mask": mask} if mask else {})
     problem = partial(tuning.Problem.of, name, input.dtype, **operands, **named)
-    return convolutions.choose(input, problem=problem) == "host"
+    library, _, form = convolutions.choose(input, weight, settings, problem=problem).partition("/")
+    return library, form
 
 
 def _settings(operands: tuning.Operands) -> tuple[Any, ...]:
@@ -232,7 +246,12 @@ def _chunks(image: torch.Tensor, windows: Windows) -> Iterator[slice]:
     """Parts of the batch whose patches are not too large; one of them unless the batch is."""
     batch, channels = image.shape[:2]
     of_one = channels * math.prod(windows.window) * math.prod(windows.places) * image.itemsize
-    step = batch if windows.trivial else max(1, min(batch, _MOST_PATCHES // max(1, of_one)))
+    return _parts(batch, 0 if windows.trivial else of_one)
+
+
+def _parts(batch: int, of_one: int) -> Iterator[slice]:
+    """Parts of a batch, of which each image takes so many bytes."""
+    step = max(1, min(batch, _MOST_PATCHES // of_one)) if of_one else batch
     return (slice(part * step, min(part * step + step, batch)) for part in range(-(-batch // step)))
 
 
@@ -279,9 +298,18 @@ def _gather(
 
 
 def _correlate(
-    values: torch.Tensor, image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, groups: int, w: Windows
+    values: torch.Tensor,
+    image: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    groups: int,
+    w: Windows,
+    form: str,
 ) -> None:
     """values = weight × patches of the image + bias."""
+    if form == _WINOGRAD:
+        _by_winograd(values, image, weight, bias, groups, w)
+        return
     if not w.trivial and _gathers(values):
         sums, results = forward(values, image, weight, groups, w), _by_group(values, groups)
         _gather(values, weight, image, sums, results, bias)
@@ -295,10 +323,19 @@ def _correlate(
 
 
 def _spread(
-    image: torch.Tensor, values: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, groups: int, w: Windows
+    image: torch.Tensor,
+    values: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    groups: int,
+    w: Windows,
+    form: str,
 ) -> None:
     """image = bias + the sum of the patches weightᵀ × values, each in its place. Half precision is added up in
     float32, as sums of rounded ones would be twenty times as far off."""
+    if form == _WINOGRAD:
+        _by_winograd(image, values, weight, bias, groups, w.turned(), of_image=True)
+        return
     if all(step == 1 for step in w.stride) and _gathers(image):
         sums, results = of_image(image, values, weight, groups, w), _by_group(image, groups)
         _gather(image, weight, values, sums, results, bias)
@@ -311,6 +348,33 @@ def _spread(
         patches = image.new_empty(batch, rows, columns, dtype=dtype)
         product(_grouped(patches, groups), matrix.expand(batch, *matrix.shape), given)
         run_template(fold, image.device, image[part], patches, w, bias, name="convolution")
+
+
+def _by_winograd(
+    out: torch.Tensor,
+    image: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    groups: int,
+    w: Windows,
+    *,
+    of_image: bool = False,
+) -> None:
+    """out = weight × patches of the image + bias; `of_image` takes the weight for the image's gradient. Numbers between
+    the steps are as exact as sums are."""
+    rows, depth, places = out.shape[1] // groups, image.shape[1] // groups, math.prod(winograd.tiles(w))
+    points, dtype = winograd.POINTS * groups, value_dtype(out.dtype)
+    weights = out.new_empty(points, rows, depth, dtype=dtype)
+    run_template(winograd.transform_weight, out.device, weights, weight, groups, of_image, name="convolution")
+    of_one = points * (rows + depth) * places * dtype.itemsize
+    for part in _parts(out.shape[0], of_one):
+        given, made = image[part], out[part]
+        columns = given.shape[0] * places
+        transformed = out.new_empty(points, depth, columns, dtype=dtype)
+        run_template(winograd.transform_image, out.device, transformed, given, w, name="convolution")
+        sums = out.new_empty(points, rows, columns, dtype=dtype)
+        product(sums, weights, transformed)
+        run_template(winograd.transform_results, out.device, made, sums, w, bias, name="convolution")
 
 
 def _weight_grad(weight_grad: torch.Tensor, values: torch.Tensor, image: torch.Tensor, groups: int, w: Windows) -> None:

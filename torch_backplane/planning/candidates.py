@@ -65,8 +65,10 @@ class Candidates:
         if len(takers) > 1:
             takers.sort(key=lambda one: one.yields(first, *described))
         wanted = tuning.forced(self.family) or preferred(self.family)
-        if any(one.library == wanted.partition("/")[0] for one in takers):
-            return wanted
+        library, _, form = wanted.partition("/")
+        for one in takers:
+            if one.library == library:
+                return wanted if form in one.forms(first, *described) else library
         if wanted == DEFAULT and problem is not None and tuning.context.tunes(self.family):
             forms = (
                 [one.library, *(f"{one.library}/{form}" for form in one.forms(first, *described))] for one in takers

@@ -43,6 +43,12 @@ class Windows:
         """Whether the columns are the image itself."""
         return all(w == s == 1 and p == 0 for w, s, p in zip(self.window, self.stride, self.padding, strict=True))
 
+    def turned(self) -> Windows:
+        """Those of the convolution that is the image's gradient, of windows that are one place apart."""
+        reach = zip(self.window, self.dilation, self.padding, strict=True)
+        padding = tuple((size - 1) * apart - pad for size, apart, pad in reach)
+        return Windows(self.places, self.image, self.window, self.stride, padding, self.dilation)
+
     def integers(self) -> dict[str, int]:
         return {
             name: value
