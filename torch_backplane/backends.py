@@ -6,7 +6,7 @@ Switches hold for all devices and all threads. Changing one makes plans anew.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -32,6 +32,7 @@ __all__ = [
     "is_built",
     "is_flash_attention_available",
     "math_sdp_enabled",
+    "matmul",
     "overrideable_sdp_enabled",
     "preferred_blas_library",
     "preferred_linalg_library",
@@ -112,6 +113,75 @@ def blas_workspace_size(size: int | None = None) -> int:
         libraries.set_workspace(size)
     limit = libraries.workspace()
     return libraries.NO_LIMIT if limit is None else limit
+
+
+def _of_sums(dtype: torch.dtype, split_k: bool) -> property:
+    name = {torch.float16: "allow_fp16", torch.bfloat16: "allow_bf16"}[dtype] + "_reduced_precision_reduction"
+
+    def read(_: object) -> bool:
+        found = libraries.divided(dtype)
+        return found.divides if split_k else found.reduced
+
+    def write(_: object, value: bool | Sequence[bool]) -> None:
+        given = [value] if isinstance(value, bool) else list(value) if isinstance(value, (list, tuple)) else []
+        if len(given) not in (1, 2) or not all(isinstance(one, bool) for one in given):
+            raise TypeError(f"{name} is a bool, or two (allow_reduced_precision, allow_splitk), and got {value!r}")
+        libraries.divide(dtype, libraries.Divided(*given))
+
+    return property(read, None if split_k else write)
+
+
+class _Products:
+    """Switches of matrix products, named as torch.backends.cuda.matmul's.
+
+    allow_fp16_reduced_precision_reduction, allow_bf16_reduced_precision_reduction: whether kernels may round the parts
+        of sums that are divided among groups to float16 and bfloat16. Unlike with CUDA they may not unless one says so:
+        parts are kept in float32 with what their additions have lost. Also set to two bools, the second of which says
+        whether sums may be divided, which `…_split_k` tells.
+    fp32_precision, allow_tf32, allow_fp16_accumulation: "ieee", False and False. No bp device computes products with
+        less than float32, so that another value is a warning, and changes nothing.
+    """
+
+    __slots__ = ()
+    allow_fp16_reduced_precision_reduction = _of_sums(torch.float16, False)
+    allow_fp16_reduced_precision_reduction_split_k = _of_sums(torch.float16, True)
+    allow_bf16_reduced_precision_reduction = _of_sums(torch.bfloat16, False)
+    allow_bf16_reduced_precision_reduction_split_k = _of_sums(torch.bfloat16, True)
+
+    @property
+    def fp32_precision(self) -> str:
+        return "ieee"
+
+    @fp32_precision.setter
+    def fp32_precision(self, value: str) -> None:
+        accepted = ("none", "ieee", "tf32", "bf16")
+        if value not in accepted:
+            raise ValueError(f"fp32_precision is one of {', '.join(accepted)}, and got {value!r}")
+        _stays(value in ("none", "ieee"), f"fp32_precision = {value!r}")
+
+    @property
+    def allow_tf32(self) -> bool:
+        return False
+
+    @allow_tf32.setter
+    def allow_tf32(self, value: bool) -> None:
+        _stays(not _bool("allow_tf32", value), "allow_tf32 = True")
+
+    @property
+    def allow_fp16_accumulation(self) -> bool:
+        return False
+
+    @allow_fp16_accumulation.setter
+    def allow_fp16_accumulation(self, value: bool) -> None:
+        _stays(not _bool("allow_fp16_accumulation", value), "allow_fp16_accumulation = True")
+
+
+def _stays(is_so: bool, wanted: str) -> None:
+    if not is_so:
+        warnings.warn(f"matmul.{wanted} changes nothing: bp devices add up products in float32", stacklevel=3)
+
+
+matmul = _Products()
 
 
 def is_acceptable(tensor: torch.Tensor) -> bool:

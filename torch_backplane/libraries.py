@@ -9,6 +9,9 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
 
 from torch_backplane import _C
 
@@ -56,6 +59,33 @@ def preferring(family: str, library: str) -> Iterator[None]:
         yield
     finally:
         prefer(family, before)
+
+
+class Divided(NamedTuple):
+    """How products of a dtype may divide their sums.
+
+    Args:
+        reduced: parts are kept in the dtype, which rounds them, and not in float32 with what they have lost.
+        divides: whether sums may be divided at all.
+    """
+
+    reduced: bool = False
+    divides: bool = True
+
+
+_divided: dict[torch.dtype, Divided] = dict.fromkeys((torch.float16, torch.bfloat16), Divided())
+
+
+def divided(dtype: torch.dtype) -> Divided:
+    """Of float16 and bfloat16 as was set; others are divided and not rounded."""
+    return _divided.get(dtype, Divided())
+
+
+def divide(dtype: torch.dtype, how: Divided) -> None:
+    """From now on, on all devices. Of float16 or bfloat16."""
+    if _divided[dtype] != how:
+        _divided[dtype] = how
+        _C.advance_configuration_epoch()
 
 
 NO_LIMIT = sys.maxsize

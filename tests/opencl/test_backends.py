@@ -32,6 +32,8 @@ def _as_it_was() -> Iterator[None]:
         for family in libraries.LIBRARIES:
             libraries.prefer(family, libraries.DEFAULT)
         libraries.set_workspace(libraries.NO_LIMIT)
+        for dtype in (torch.float16, torch.bfloat16):
+            libraries.divide(dtype, libraries.Divided())
 
 
 def runs_on_host(function: Callable[..., Any], *arguments: Any) -> bool:
@@ -141,6 +143,77 @@ def test_a_workspace_bounds_the_parts_of_long_sums() -> None:
         with pytest.raises(error, match="a workspace has"):
             size(bad)
     assert size() == sys.maxsize
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@_as_it_was()
+def test_parts_of_sums_may_be_rounded_or_not_be(dtype: torch.dtype) -> None:
+    switches, name = torch.backends.bp.matmul, f"allow_{'fp16' if dtype == torch.float16 else 'bf16'}"  # type: ignore[attr-defined]
+    name += "_reduced_precision_reduction"
+    a, b, c = torch.randn(40, 9000), torch.randn(9000, 30), torch.randn(40, 30)
+    exact = torch.addmm(c.to(dtype).double(), a.to(dtype).double(), b.to(dtype).double())
+
+    def multiply(transposed: bool) -> tuple[int, float]:
+        """Bytes beside operands and result, and the error, relative to the largest result."""
+        one, other, added = (tensor.to(dtype).to(DEVICE) for tensor in (a, b, c))
+        given = (added.mT, other.mT, one.mT) if transposed else (added, one, other)
+        torch.addmm(*given)
+        torch.bp.reset_peak_memory_stats()  # type: ignore[attr-defined]
+        before = torch.bp.memory_allocated()  # type: ignore[attr-defined]
+        found = torch.addmm(*given)
+        taken = int(torch.bp.max_memory_allocated() - before) - found.numel() * 2  # type: ignore[attr-defined]
+        found = found.mT if transposed else found
+        return taken, float((found.cpu() - exact).abs().max() / exact.abs().max())
+
+    epsilon = torch.finfo(dtype).eps
+    for units in (40, 4000):  # with so many, chunks of parts are added up first
+        with target("gpu", compute_units=units):
+            for transposed in (False, True):
+                setattr(switches, name, False)
+                assert not getattr(switches, name)
+                taken, error = multiply(transposed)
+                assert taken > 100_000
+                assert error <= epsilon
+                for given in (True, (True, True), [True]):
+                    setattr(switches, name, given)
+                    assert getattr(switches, name)
+                    assert getattr(switches, f"{name}_split_k")
+                    rounded, error = multiply(transposed)
+                    assert rounded <= taken // 4 + 4096
+                    assert error <= 8 * epsilon
+                setattr(switches, name, (False, False))
+                assert not getattr(switches, f"{name}_split_k")
+                whole, error = multiply(transposed)
+                assert whole <= 1024
+                assert error <= epsilon
+    for bad in (1, "True", (), (True, True, True), (True, 0), None):
+        with pytest.raises(TypeError, match=f"{name} is a bool, or two"):
+            setattr(switches, name, bad)
+    with pytest.raises(AttributeError):
+        switches.allow_fp64 = True
+
+
+@_as_it_was()
+def test_no_device_computes_products_with_less() -> None:
+    switches = torch.backends.bp.matmul  # type: ignore[attr-defined]
+    for name, value, stays in (
+        ("fp32_precision", "tf32", "ieee"),
+        ("fp32_precision", "bf16", "ieee"),
+        ("allow_tf32", True, False),
+        ("allow_fp16_accumulation", True, False),
+    ):
+        with pytest.warns(UserWarning, match=f"matmul.{name} = {value!r} changes nothing"):
+            setattr(switches, name, value)
+        assert getattr(switches, name) == stays
+        setattr(switches, name, stays)  # without a warning
+    for name, value, error in (
+        ("fp32_precision", "float", ValueError),
+        ("fp32_precision", 1, ValueError),
+        ("allow_tf32", 1, TypeError),
+        ("allow_fp16_accumulation", None, TypeError),
+    ):
+        with pytest.raises(error, match=name):
+            setattr(switches, name, value)
 
 
 @_as_it_was()

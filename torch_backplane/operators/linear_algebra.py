@@ -27,6 +27,7 @@ from torch_backplane.planning import (
     call_on_cpu,
     check_fits,
     dialect_of,
+    divided,
     host_sees_memory,
     operator,
     run_pointwise,
@@ -244,8 +245,8 @@ def product(
     else:
         form = chosen.partition("/")[2]
         added = None if beta == 0 else c
-        limits = {"form": form, "workspace": workspace()}
-        run_template(matmul, out.device, out, a, b, added, alpha, beta, name="matmul", **limits)
+        how = {"form": form, "workspace": workspace(), **divided(out.dtype)._asdict()}
+        run_template(matmul, out.device, out, a, b, added, alpha, beta, name="matmul", **how)
     return out
 
 

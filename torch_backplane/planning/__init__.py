@@ -5,7 +5,7 @@ Imported once a device that runs kernels is found; `torch_backplane.operators` h
 
 from torch_backplane import _C
 from torch_backplane._C import Number, Refused, RunOnCPU
-from torch_backplane.libraries import workspace
+from torch_backplane.libraries import divided, workspace
 from torch_backplane.planning.call import Call, check, check_apart, check_same_dtype, same_storage
 from torch_backplane.planning.candidates import Candidate, Candidates
 from torch_backplane.planning.declare import operator, part
@@ -45,6 +45,7 @@ __all__ = [
     "contiguous_result",
     "copy_elements",
     "dialect_of",
+    "divided",
     "each_once",
     "error_words",
     "expect_values",

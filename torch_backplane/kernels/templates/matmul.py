@@ -51,12 +51,16 @@ def matmul(
     beta: int | float = 1,
     form: str = "",
     workspace: int | None = None,
+    reduced: bool = False,
+    divides: bool = True,
 ) -> list[Launch]:
     """out = beta * c + alpha * a @ b; without c, out = alpha * a @ b.
 
     Args:
         form: one of `forms`; the usual one where empty.
         workspace: bytes that parts of sums may take, if there is a limit.
+        reduced: parts of sums are rounded to out's dtype.
+        divides: whether sums may be divided.
         out, c: (batch, rows, columns), with none, one or two dimensions of batch. c has out's shape (expanded), and may
             be out.
         a: (batch, rows, depth). b: (batch, depth, columns). A stride may be anything, 0 too.
@@ -66,10 +70,10 @@ def matmul(
     while out.dim() < 4:
         out, a, b = out.unsqueeze(0), a.unsqueeze(0), b.unsqueeze(0)
         c = None if c is None else c.unsqueeze(0)
+    if c is None and out.stride(3) != 1 and out.stride(2) == 1:
+        out, a, b = out.mT, b.mT, a.mT
     outer, inner, rows, columns = out.shape
     batch, depth = outer * inner, a.shape[3]
-    if c is None and out.stride(3) != 1 and out.stride(2) == 1:
-        return matmul(dialect, out.mT, b.mT, a.mT, None, alpha, form=form, workspace=workspace)
     factors_of = {"a": a, "b": b}
     inputs = factors_of if c is None else {**factors_of, "c": c}
     integers = {"batches": batch, "inner_batches": inner, "rows": rows, "columns": columns, "depth": depth}
@@ -80,16 +84,17 @@ def matmul(
     lanes = lane_count(dialect, kind.value)
     short = depth < SHORT and kind.value == out.dtype
     if side is not None:
-        most = 1 if form.endswith(_WHOLE) else most_parts(kind, out.numel(), workspace)
+        in_parts = summed(out.dtype, reduced)
+        most = most_parts(in_parts, out.numel(), workspace) if divides and not form.endswith(_WHOLE) else 1
         tiles = divide(dialect.target, side, batch, rows, columns, depth, most)
         if tiles.parts > 1:
-            parts = room(kind, tiles.parts, out.numel(), out.device)
+            parts = room(in_parts, tiles.parts, out.numel(), out.device)
             first = launch(
                 "matmul_parts",
                 outputs=parts,
                 inputs=factors_of,
                 integers={**integers, **tiles.integers(), **_strides(factors_of)},
-                body=_tiled(tiles, kind.loses),
+                body=_tiled(tiles, in_parts.loses),
                 groups=tiles.groups,
                 group_size=side * side,
                 strided=set(factors_of),

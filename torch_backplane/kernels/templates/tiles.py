@@ -30,27 +30,28 @@ class Summed(NamedTuple):
 
     Args:
         value: the text's value_t. number: what alpha and beta are passed as. kept: what parts of sums are kept in.
+        loses: whether additions round, and what they lose is kept, too.
     """
 
     value: torch.dtype
     number: torch.dtype
     kept: torch.dtype
     multiply_add: str
-
-    @property
-    def loses(self) -> bool:
-        """Whether additions round."""
-        return self.kept.is_floating_point
+    loses: bool
 
 
-def summed(dtype: torch.dtype) -> Summed:
-    """In float32 for float16 and bfloat16; integers wrap."""
+def summed(dtype: torch.dtype, reduced: bool = False) -> Summed:
+    """In float32 for float16 and bfloat16; integers wrap.
+
+    Args:
+        reduced: parts of sums are rounded to `dtype`.
+    """
     if facts(dtype).category == "float":
         value = value_dtype(dtype)
-        return Summed(value, value, value, "fma(x, y, z)")
+        return Summed(value, value, dtype if reduced else value, "fma(x, y, z)", not reduced)
     wide = facts(dtype).bits == 64
     value, kept = (torch.uint64, torch.int64) if wide else (torch.uint32, torch.int32)
-    return Summed(value, torch.int64, kept, "((x) * (y) + (z))")
+    return Summed(value, torch.int64, kept, "((x) * (y) + (z))", False)
 
 
 def side_of(dialect: Dialect, value: torch.dtype, more: tuple[int, int] = (0, 0)) -> int | None:
@@ -249,7 +250,7 @@ def add_parts(
 
     A work item adds up a result, or, where these are too few, a chunk of its parts.
     """
-    kind, results, launches = summed(out.dtype), out.numel(), []
+    kind, results, launches = summed(out.dtype, "lost" not in given), out.numel(), []
     parts = given["sums"].shape[0]
     groups, enough = -(-results // dialect.target.group_size), dialect.target.enough_groups
     while groups < enough and parts >= _LONG:
@@ -259,7 +260,7 @@ def add_parts(
         body = f"""
   const index_t at = item % results, first = item / results * chunk, end = min(parts, first + chunk);
   {_loop("first", "end", kind)}
-  store_added_sums(item, sum);
+  store_added_sums(item, {"sum" if kind.loses else "TOTAL(sum)"});
   {"store_added_lost(item, sum_lost);" if kind.loses else ""}
 """
         launches.append(
