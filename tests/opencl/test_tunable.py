@@ -178,6 +178,23 @@ def test_convolutions_and_recurrent_layers_are_tuned() -> None:
 
 
 @anew
+def test_convolutions_of_nothing_are_not_tuned() -> None:
+    needs_sight()
+    timed = Times("convolutions")
+    tunable.enable()
+    weight, settings = random(6, 4, 3, 3), ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    for batch in (0, 2, 0):
+        x, grad = random(batch, 4, 9, 9), random(batch, 6, 7, 7)
+        before = len(tunable.get_results()), len(timed.trials)
+        # Of those which PyTorch's convolution comes to, as it answers itself where there is nothing.
+        assert torch.ops.aten.convolution_overrideable(x, weight, None, *settings).shape == grad.shape
+        grads = torch.ops.aten.convolution_backward_overrideable(grad, x, weight, *settings, [True, True, True])
+        assert [tuple(one.shape) for one in grads] == [tuple(x.shape), (6, 4, 3, 3), (6,)]
+        assert batch or not any(one.any() for one in grads)
+        assert ((len(tunable.get_results()), len(timed.trials)) == before) == (batch == 0)
+
+
+@anew
 def test_transforms_are_tuned() -> None:
     needs_sight()
     timed = Times("transforms", generated=1.0, host=2.0)

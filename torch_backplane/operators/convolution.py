@@ -66,8 +66,10 @@ def convolution(
         raise RunOnCPU("a result without places or channels")
     layout = _layout(self, weight)
     operands = {"input": self, "weight": weight, "bias": bias}
-    library, form = _choose("Convolution", operands, settings)
-    if meta.numel() and self.numel() and library == "host":
+    library, form = "", ""
+    if meta.numel() and self.numel():
+        library, form = _choose("Convolution", operands, settings)
+    if library == "host":
         out = torch.empty(meta.shape, dtype=self.dtype, device=self.device, memory_format=layout)
         call_on_cpu(torch.ops.aten.convolution.out, self, weight, bias, *settings, out=out)
         return out
@@ -110,8 +112,10 @@ def convolution_backward(
     torch._check(grad.shape == wanted, lambda: f"expected gradients of {list(wanted)}, and got {list(grad.shape)}")
     layout = _layout(self, weight)
     operands = {"grad": grad, "input": self, "weight": weight}
-    library, form = _choose("ConvolutionBackward", operands, settings, output_mask)
-    host = bool(grad.numel() and self.numel()) and library == "host"
+    library, form = "", ""
+    if grad.numel() and self.numel():
+        library, form = _choose("ConvolutionBackward", operands, settings, output_mask)
+    host = library == "host"
     if not host:
         grad, self, weight = grad.contiguous(), self.contiguous(), weight.contiguous()
     made_in = layout if host else torch.contiguous_format

@@ -68,7 +68,7 @@ class Candidates:
         library, _, form = wanted.partition("/")
         for one in takers:
             if one.library == library:
-                return wanted if form in one.forms(first, *described) else library
+                return wanted if form and form in one.forms(first, *described) else library
         if wanted == DEFAULT and problem is not None and tuning.context.tunes(self.family):
             forms = (
                 [one.library, *(f"{one.library}/{form}" for form in one.forms(first, *described))] for one in takers
