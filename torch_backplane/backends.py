@@ -131,6 +131,18 @@ def _of_sums(dtype: torch.dtype, split_k: bool) -> property:
     return property(read, None if split_k else write)
 
 
+def _never(name: str) -> property:
+    def write(_: object, value: bool) -> None:
+        if _bool(name, value):
+            _changes_nothing(name, value)
+
+    return property(lambda _: False, write)
+
+
+def _changes_nothing(name: str, value: object) -> None:
+    warnings.warn(f"matmul.{name} = {value!r} changes nothing: kernels add up products in float32", stacklevel=3)
+
+
 class _Products:
     """Switches of matrix products, named as torch.backends.cuda.matmul's.
 
@@ -138,8 +150,9 @@ class _Products:
         of sums that are divided among groups to float16 and bfloat16. Unlike with CUDA they may not unless one says so:
         parts are kept in float32 with what their additions have lost. Also set to two bools, the second of which says
         whether sums may be divided, which `…_split_k` tells.
-    fp32_precision, allow_tf32, allow_fp16_accumulation: "ieee", False and False. No bp device computes products with
-        less than float32, so that another value is a warning, and changes nothing.
+    fp32_precision, allow_tf32, allow_fp16_accumulation: "ieee", False and False. Kernels compute products of float32
+        in float32, and add up others in it, so that another value is a warning, and changes nothing. Where the host
+        computes, PyTorch's own switch for it holds: torch.backends.mkldnn.matmul.fp32_precision.
     """
 
     __slots__ = ()
@@ -157,28 +170,11 @@ class _Products:
         accepted = ("none", "ieee", "tf32", "bf16")
         if value not in accepted:
             raise ValueError(f"fp32_precision is one of {', '.join(accepted)}, and got {value!r}")
-        _stays(value in ("none", "ieee"), f"fp32_precision = {value!r}")
+        if value not in ("none", "ieee"):
+            _changes_nothing("fp32_precision", value)
 
-    @property
-    def allow_tf32(self) -> bool:
-        return False
-
-    @allow_tf32.setter
-    def allow_tf32(self, value: bool) -> None:
-        _stays(not _bool("allow_tf32", value), "allow_tf32 = True")
-
-    @property
-    def allow_fp16_accumulation(self) -> bool:
-        return False
-
-    @allow_fp16_accumulation.setter
-    def allow_fp16_accumulation(self, value: bool) -> None:
-        _stays(not _bool("allow_fp16_accumulation", value), "allow_fp16_accumulation = True")
-
-
-def _stays(is_so: bool, wanted: str) -> None:
-    if not is_so:
-        warnings.warn(f"matmul.{wanted} changes nothing: bp devices add up products in float32", stacklevel=3)
+    allow_tf32 = _never("allow_tf32")
+    allow_fp16_accumulation = _never("allow_fp16_accumulation")
 
 
 matmul = _Products()

@@ -194,7 +194,7 @@ def test_parts_of_sums_may_be_rounded_or_not_be(dtype: torch.dtype) -> None:
 
 
 @_as_it_was()
-def test_no_device_computes_products_with_less() -> None:
+def test_kernels_compute_products_with_no_less_than_float32() -> None:
     switches = torch.backends.bp.matmul  # type: ignore[attr-defined]
     for name, value, stays in (
         ("fp32_precision", "tf32", "ieee"),

@@ -74,8 +74,6 @@ def transform_weight(
 
 def transform_image(dialect: Dialect, to: torch.Tensor, image: torch.Tensor, windows: Windows) -> Launch:
     """Fills (POINTS, channels, batch · tiles) of the image."""
-    rows, columns = tiles(windows)
-    batch, channels = image.shape[:2]
     loads = [
         f"const value_t t{i}{j} = row{i} == row{i}_inside && column{j} == column{j}_inside"
         f" ? (value_t)load_image(from + row{i}_inside * image_columns + column{j}_inside) : (value_t)0;"
@@ -89,14 +87,14 @@ def transform_image(dialect: Dialect, to: torch.Tensor, image: torch.Tensor, win
         for d in range(_TILE)
     ]
     body = f"""
-  {split("item", ["channels", "batch", "tile_rows", "tile_columns"], ["channel", "n", "tile_row", "tile_column"])}
+  {_TILE_OF_ITEM}
   const index_t from = (n * channels + channel) * image_rows * image_columns;
   {" ".join(places)}
   {" ".join(loads)}
 {_both_ways(_TILE, lambda a, b, c, d: [f"{a} - {c}", f"{b} + {c}", f"{c} - {b}", f"{b} - {d}"])}
   {_store("to")}
 """
-    integers = {"channels": channels, "batch": batch, "tile_rows": rows, "tile_columns": columns}
+    integers, items = _each_tile(image, windows)
     integers |= {"image_rows": windows.image[0], "image_columns": windows.image[1]}
     integers |= {"padding_row": windows.padding[0], "padding_column": windows.padding[1]}
     return make_launch(
@@ -107,7 +105,7 @@ def transform_image(dialect: Dialect, to: torch.Tensor, image: torch.Tensor, win
         integers=integers,
         value=value_dtype(image.dtype),
         body=body,
-        items=channels * batch * rows * columns,
+        items=items,
     )
 
 
@@ -115,8 +113,6 @@ def transform_results(
     dialect: Dialect, out: torch.Tensor, sums: torch.Tensor, windows: Windows, bias: torch.Tensor | None = None
 ) -> Launch:
     """Fills results, of which there are as many as windows have places, from (POINTS, channels, batch · tiles)."""
-    rows, columns = tiles(windows)
-    batch, channels = out.shape[:2]
     loads = [
         f"const value_t t{i}{j} = load_sums({i * _TILE + j} * items + item);"
         for i in range(_TILE)
@@ -129,7 +125,7 @@ def transform_results(
         for j in range(_RESULTS)
     ]
     body = f"""
-  {split("item", ["channels", "batch", "tile_rows", "tile_columns"], ["channel", "n", "tile_row", "tile_column"])}
+  {_TILE_OF_ITEM}
   const index_t row = tile_row * {_RESULTS}, column = tile_column * {_RESULTS};
   const index_t to = ((n * channels + channel) * places_rows + row) * places_columns + column;
   {"" if bias is None else "const value_t added = (value_t)load_bias(channel);"}
@@ -137,7 +133,7 @@ def transform_results(
 {_both_ways(_TILE, lambda a, b, c, d: [f"({a} + {b}) + {c}", f"({b} - {c}) - {d}"])}
   {" ".join(stores)}
 """
-    integers = {"channels": channels, "batch": batch, "tile_rows": rows, "tile_columns": columns}
+    integers, items = _each_tile(out, windows)
     integers |= {"places_rows": windows.places[0], "places_columns": windows.places[1]}
     return make_launch(
         "winograd_results",
@@ -147,8 +143,21 @@ def transform_results(
         integers=integers,
         value=value_dtype(out.dtype),
         body=body,
-        items=channels * batch * rows * columns,
+        items=items,
     )
+
+
+_TILE_OF_ITEM = split(
+    "item", ["channels", "batch", "tile_rows", "tile_columns"], ["channel", "n", "tile_row", "tile_column"]
+)
+
+
+def _each_tile(images: torch.Tensor, windows: Windows) -> tuple[dict[str, int], int]:
+    """The integers of _TILE_OF_ITEM, which declares where a work item is, and how many work items there are."""
+    batch, channels = images.shape[:2]
+    rows, columns = tiles(windows)
+    integers = {"channels": channels, "batch": batch, "tile_rows": rows, "tile_columns": columns}
+    return integers, channels * batch * rows * columns
 
 
 def _both_ways(size: int, transform: Callable[..., list[str]]) -> str:
