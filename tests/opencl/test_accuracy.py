@@ -8,13 +8,15 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from functools import reduce
 
 import pytest
 import torch
 import torch.nn.functional as F
 from agreement import DEVICE
 
-from torch_backplane.conformance.accuracy import chosen, measure_one
+from torch_backplane.conformance.accuracy import DRAWS, chosen, measure_one
 
 SAMPLE = {
     "sum of an expanded": "positive",
@@ -35,6 +37,7 @@ SAMPLE = {
     "interpolate, nearest, backward": "normal",
     "cumsum": "positive",
     "dot": "offset",
+    "trace": "normal",
     "cdist of order 1": "normal",
 }
 
@@ -51,6 +54,28 @@ def test_as_exact_as_the_cpu(name):
     (case,) = [case for case in chosen("") if case.name == name]
     found = measure_one(torch.device("bp:0"), torch.float32, case, min(10**5, case.most), SAMPLE[name])
     assert found.passed, found
+
+
+def test_a_draw_that_cancels_is_not_the_only_one():
+    """Whatever is less exact is so in most draws, and found; one unlucky draw is not enough."""
+    (case,) = [case for case in chosen("") if case.name == "trace"]
+    device = torch.device("bp:0")
+
+    def added_in_order(x: torch.Tensor) -> torch.Tensor:
+        return x.trace() if x.device.type == "cpu" else reduce(torch.add, x.diagonal().unbind())
+
+    assert measure_one(device, torch.float32, case, 1000, "normal").passed
+    worse = measure_one(device, torch.float32, replace(case, function=added_in_order), 1000, "normal")
+    assert not worse.passed
+    assert worse.draws == DRAWS
+
+    # One wrong result of a draw, the first or one whose neighbours are right, is a failure too.
+    def wrong_once(x: torch.Tensor) -> torch.Tensor:
+        out = x.mean(-1)
+        return out if out.device.type == "cpu" else torch.cat([out[:1] * 1.001, out[1:]])
+
+    rows = next(case for case in chosen("") if case.name == "mean")
+    assert not measure_one(device, torch.float32, replace(rows, function=wrong_once), 1000, "positive").passed
 
 
 def test_as_exact_as_the_cpu_on_kernels_for_gpus():

@@ -95,7 +95,42 @@ def test_losses_of_nothing(reduction: str) -> None:
         agrees(lambda a, b: loss(a, b, reduction=reduction), torch.zeros(0, 3), torch.ones(0, 3))  # noqa: B023
 
 
+OVER_A_LIST: dict[str, Callable[..., object]] = {
+    "sum": torch.sum,
+    "nansum": torch.nansum,
+    "mean": torch.mean,
+    "nanmean": torch.nanmean,
+    "logsumexp": torch.logsumexp,
+    "amax": torch.amax,
+    "amin": torch.amin,
+    "any": torch.any,
+    "all": torch.all,
+    "var": torch.var,
+    "std_mean": torch.std_mean,
+    "count_nonzero": lambda x, dim, keepdim: torch.count_nonzero(x, dim),
+    **{
+        f"vector_norm of order {order}": lambda x, dim, keepdim, order=order: torch.linalg.vector_norm(
+            x, order, dim, keepdim
+        )
+        for order in (2, 0, torch.inf)
+    },
+}
+
+
 @pytest.mark.parametrize("keepdim", [False, True])
-def test_a_list_of_no_dimensions_is_all_of_them(keepdim: bool) -> None:
-    for x in (torch.tensor([[1, 2], [3, 4]], dtype=torch.int32), torch.tensor([1.0, torch.nan, 3.0])):
-        agrees(lambda x: (x.sum([], keepdim), x.nansum([], keepdim)), x)
+@pytest.mark.parametrize("name", OVER_A_LIST)
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
+def test_a_list_of_no_dimensions(name: str, keepdim: bool) -> None:
+    """All of them, or none, or what cannot be: as PyTorch says, for any rank, and of nothing."""
+    numbers = torch.tensor([1.0, torch.nan, 3.0, 4.0])
+    for x in (numbers, numbers.view(2, 2), numbers[3], numbers[:1], numbers[:0], numbers[:0].view(2, 0), numbers.int()):
+
+        def reduced(x: torch.Tensor) -> object:
+            return OVER_A_LIST[name](x, [], keepdim=keepdim)
+
+        try:
+            reduced(x)
+        except (RuntimeError, IndexError):
+            refused_alike(reduced, x)
+        else:
+            agrees(reduced, x)

@@ -12,7 +12,8 @@ import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,6 +21,9 @@ SIZES = tuple(10**power for power in range(2, 8))
 # An error may be this many times the CPU's, or this many times the dtype's epsilon, whichever is more: two sums of the
 # same numbers in two orders err by chance. The largest of many errors is that of a large number, so it may be greater.
 TIMES, EPSILONS, EPSILONS_OF_LARGEST = 2.0, 4.0, 8.0
+# Where one draw of the inputs exceeds that, so many are judged together, as if they were one case of more results: of a
+# few sums that cancel all but their last digits, one says nothing.
+DRAWS = 16
 
 DISTRIBUTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "normal": lambda normal: normal,
@@ -100,7 +104,8 @@ class Error:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One call of a case, judged. `device`, `cpu` and `allowed` are the errors of the result that is worst."""
+    """One case of one size, judged, of a draw or of several. `device`, `cpu` and `allowed` are the errors of the result
+    that is worst."""
 
     case: str
     dtype: str
@@ -110,6 +115,7 @@ class Measurement:
     cpu: Error
     allowed: Error
     message: str = ""
+    draws: int = 1
 
     @property
     def ratio(self) -> float:
@@ -169,25 +175,59 @@ def measure(
 def measure_one(
     device: torch.device, dtype: torch.dtype, case: Case, elements: int, distribution: str
 ) -> Measurement | str:
-    seed = zlib.crc32(f"{case.name} {elements} {distribution}".encode())
-    inputs = case.make(elements, Draw(seed, distribution, dtype))
+    """Of one draw, and of DRAWS where that exceeds what is allowed."""
     name = str(dtype).replace("torch.", "")
+
+    def judged(draws: Sequence[_Draw]) -> Measurement:
+        return _judged(draws, partial(Measurement, case.name, name, elements, distribution))
+
+    draws: list[_Draw] = []
+    while True:
+        drawn = _run(device, dtype, case, elements, distribution, len(draws))
+        if drawn is None:
+            return f"{case.name} ({name})"
+        if isinstance(drawn, str):  # a case is not worth the others
+            nothing = Error(math.inf, math.inf)
+            return Measurement(case.name, name, elements, distribution, nothing, nothing, Error(1.0, 1.0), drawn)
+        draws.append(drawn)
+        if len(draws) == DRAWS or (len(draws) == 1 and judged(draws).passed):
+            return judged(draws)
+
+
+class _Draw(NamedTuple):
+    """The results of one draw: the device's, the CPU's, and float64's."""
+
+    found: list[torch.Tensor]
+    cpu: list[torch.Tensor]
+    exact: list[torch.Tensor]
+
+
+def _run(
+    device: torch.device, dtype: torch.dtype, case: Case, elements: int, distribution: str, number: int
+) -> _Draw | str | None:
+    """The draw of this number; the device's error; or None where the CPU cannot run it."""
+    seed = zlib.crc32(f"{case.name} {elements} {distribution}".encode()) + number
+    inputs = case.make(elements, Draw(seed, distribution, dtype))
     try:
         cpu = _results(case.function(*_each(inputs, lambda tensor: tensor.clone())))
     except (RuntimeError, NotImplementedError):
-        return f"{case.name} ({name})"
+        return None
     exact = _results(case.function(*_each(inputs, _widened)))
-    nothing = Error(math.inf, math.inf)
     try:
         found = [one.cpu() for one in _results(case.function(*_each(inputs, lambda tensor: tensor.to(device))))]
-    except Exception as error:  # a case is not worth the others
-        message = f"{type(error).__name__}: {error}"
-        return Measurement(case.name, name, elements, distribution, nothing, nothing, Error(1.0, 1.0), message)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return _Draw(found, cpu, exact)
+
+
+def _judged(draws: Sequence[_Draw], measurement: Callable[..., Measurement]) -> Measurement:
+    """All of the draws, each result of which counts as one of as many times the elements."""
+    found, cpu, exact = (list(zip(*results, strict=True)) for results in zip(*draws, strict=True))
     judged = []
-    for ours, theirs, right in zip(found, cpu, exact, strict=True):
+    for results in zip(found, cpu, exact, strict=True):
+        ours, theirs, right = map(torch.stack, results)
         own, other = error_of(ours, right), error_of(theirs, right)
-        allowed = allowed_error(other, theirs.dtype)
-        judged.append(Measurement(case.name, name, elements, distribution, own, other, allowed))
+        judged.append(measurement(own, other, allowed_error(other, theirs.dtype), draws=len(draws)))
     return max(judged, key=lambda one: one.ratio)
 
 

@@ -41,6 +41,10 @@ _HALF = ("float16", "bfloat16")
 _INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
 _NOT_EXACT = (*_HALF, "float32", "float64", "complex64")
 
+_SCALAR_TENSOR = Meant(
+    r"scalar_tensor(\.out)?", ("error",), "as torch.cuda, which fills a tensor: what is beyond a dtype is refused"
+)
+
 # Of the database, where the call is a variant.
 DATABASE: tuple[Meant, ...] = (
     Meant(
@@ -94,10 +98,7 @@ NUMBERS: tuple[Meant, ...] = (
         r"histc(\.out)?", ("no error",), "as torch.cuda, where the limits are made the tensor's integers first",
         _INTEGERS, words="max must be larger than min",
     ),
-    Meant(
-        r"scalar_tensor(\.out)?", ("error",), "as torch.cuda, which fills a tensor: what is beyond a dtype is refused",
-        _HALF,
-    ),
+    _SCALAR_TENSOR,
     Meant(
         r"special_zeta\.self_scalar.*", ("values",), "the CPU's sum of q to the power of -s is NaN for huge s, not 0",
         words=r"nan",
@@ -114,6 +115,7 @@ NUMBERS: tuple[Meant, ...] = (
 
 # Of `--forms`, where the operator is an overload and the call a form.
 FORMS: tuple[Meant, ...] = (
+    _SCALAR_TENSOR,
     Meant(r"addbmm_", ("error",), "the CPU resizes self in place", words="doesn't match the broadcast shape"),
     Meant(
         r"(kthvalue|topk)(\..*)?", ("values",), ties.REASON,
@@ -151,7 +153,7 @@ FORMS: tuple[Meant, ...] = (
     ),
     Meant(
         r"_embedding_bag(_dense|_per_sample_weights)?_backward", ("values",),
-        "the CPU's kernel, which is used here, reads beyond its memory", calls=r"grad shorter|offsets (longer|wider)",
+        "the CPU's kernel, which is used here, reads beyond its memory", calls=r"grad shorter|offsets (longer|wider|shorter|of nothing)",
     ),
     Meant(
         r"lu_unpack\.out", ("mutation",), "the input is written over while it is read, in no promised order",

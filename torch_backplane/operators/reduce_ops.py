@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -101,6 +102,11 @@ def total(dtype: torch.dtype) -> Reduction:
     return summation(dtype, lambda x, _: x)
 
 
+def total_of_few(dtype: torch.dtype) -> Reduction:
+    """As `total`, and what each addition loses is kept: PyTorch's CPU sums a diagonal in float64."""
+    return replace(total(dtype), add=None)
+
+
 def bits_in_common(dtype: torch.dtype) -> Reduction:
     """The exclusive or of all numbers as uint64; of floats the bits of float64."""
 
@@ -184,7 +190,7 @@ def prod(call: Call, self: torch.Tensor, dtype: torch.dtype | None) -> Any:
 def trace(call: Call, self: torch.Tensor) -> Any:
     if self.dim() != 2:
         raise Refused("the trace of no matrix")  # refused there
-    return reduce(call, self.diagonal(), None, total, key="sum", compute=sum_dtype(call))
+    return reduce(call, self.diagonal(), None, total_of_few, key="trace", compute=sum_dtype(call))
 
 
 # --- truth
@@ -419,6 +425,8 @@ def log_of_summed_exponentials(dtype: torch.dtype) -> Reduction:
 
 @operator("logsumexp")
 def logsumexp(call: Call, self: torch.Tensor, dim: Dims, keepdim: bool) -> Any:
+    if list_of(dim, self.dim(), whole_if_empty=False) == [] and self.dim() and self.numel() and not keepdim:
+        raise Refused("no dimensions, which its sum takes for all and its greatest element keeps")
     return reduce(call, self, dim, log_of_summed_exponentials, key="logsumexp", compute=sum_dtype(call))
 
 
