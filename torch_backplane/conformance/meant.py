@@ -38,12 +38,9 @@ def reason(table: Sequence[Meant], operator: str, dtype: str, kind: str, call: s
 
 
 _HALF = ("float16", "bfloat16")
+_FILLED = "as torch.cuda, which fills a tensor: what is beyond a dtype is refused"
 _INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
 _NOT_EXACT = (*_HALF, "float32", "float64", "complex64")
-
-_SCALAR_TENSOR = Meant(
-    r"scalar_tensor(\.out)?", ("error",), "as torch.cuda, which fills a tensor: what is beyond a dtype is refused"
-)
 
 # Of the database, where the call is a variant.
 DATABASE: tuple[Meant, ...] = (
@@ -98,7 +95,7 @@ NUMBERS: tuple[Meant, ...] = (
         r"histc(\.out)?", ("no error",), "as torch.cuda, where the limits are made the tensor's integers first",
         _INTEGERS, words="max must be larger than min",
     ),
-    _SCALAR_TENSOR,
+    Meant(r"scalar_tensor(\.out)?", ("error",), _FILLED, _HALF),
     Meant(
         r"special_zeta\.self_scalar.*", ("values",), "the CPU's sum of q to the power of -s is NaN for huge s, not 0",
         words=r"nan",
@@ -115,7 +112,7 @@ NUMBERS: tuple[Meant, ...] = (
 
 # Of `--forms`, where the operator is an overload and the call a form.
 FORMS: tuple[Meant, ...] = (
-    _SCALAR_TENSOR,
+    Meant(r"scalar_tensor(\.out)?", ("error",), _FILLED, words="without overflow"),
     Meant(r"addbmm_", ("error",), "the CPU resizes self in place", words="doesn't match the broadcast shape"),
     Meant(
         r"(kthvalue|topk)(\..*)?", ("values",), ties.REASON,
