@@ -150,7 +150,8 @@ FORMS: tuple[Meant, ...] = (
     ),
     Meant(
         r"_embedding_bag(_dense|_per_sample_weights)?_backward", ("values",),
-        "the CPU's kernel, which is used here, reads beyond its memory", calls=r"grad shorter|offsets (longer|wider|shorter|of nothing)",
+        "the CPU's kernel, which is used here, reads beyond its memory",
+        calls=r"grad shorter|offsets (longer|wider|shorter|of nothing)",
     ),
     Meant(
         r"lu_unpack\.out", ("mutation",), "the input is written over while it is read, in no promised order",
