@@ -258,6 +258,7 @@ void absolute_of_bools(const c10::FunctionSchema& schema, torch::jit::Stack* sta
   const bool has_out = schema.arguments().back().is_out();
   const at::Tensor out = has_out ? torch::jit::pop(*stack).toTensor() : at::Tensor();
   if (schema.name() == "aten::abs_") {
+    at::assert_no_internal_overlap(stack->back().toTensor());
     return;
   }
   const at::Tensor self = torch::jit::pop(*stack).toTensor();
