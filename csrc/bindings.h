@@ -15,6 +15,7 @@ void bind_plan_builder(pybind11::module_& module);
 void bind_host_work(pybind11::module_& module);
 void bind_queue_functions(pybind11::module_& module);
 void bind_geometry(pybind11::module_& module);
+void bind_graphs(pybind11::module_& module);
 void bind_structured_meta(pybind11::module_& module);
 
 } // namespace backplane

@@ -32,13 +32,15 @@ SAME = """
     can_device_access_peer current_device current_stream default_generators default_stream device device_count
     device_memory_used device_of empty_cache
     get_allocator_backend get_device_capability get_device_name get_device_properties get_per_process_memory_fraction
-    get_rng_state get_rng_state_all get_stream_from_external host_memory_stats host_memory_stats_as_nested_dict init
-    initial_seed is_available is_bf16_supported is_initialized is_tf32_supported manual_seed manual_seed_all
+    get_rng_state get_rng_state_all get_stream_from_external get_sync_debug_mode graph graph_pool_handle graphs
+    host_memory_stats host_memory_stats_as_nested_dict init
+    initial_seed is_available is_bf16_supported is_current_stream_capturing is_initialized is_tf32_supported
+    make_graphed_callables manual_seed manual_seed_all
     max_memory_allocated max_memory_cached max_memory_reserved mem_get_info memory memory_allocated memory_cached
     memory_reserved memory_snapshot memory_stats memory_stats_as_nested_dict memory_summary random
     reset_accumulated_host_memory_stats reset_accumulated_memory_stats reset_max_memory_allocated
     reset_max_memory_cached reset_peak_host_memory_stats reset_peak_memory_stats seed seed_all set_device
-    set_per_process_memory_fraction set_rng_state set_rng_state_all set_stream stream streams synchronize tunable
+    set_per_process_memory_fraction set_rng_state set_rng_state_all set_stream set_sync_debug_mode stream streams synchronize tunable
     use_mem_pool
 """.split()  # noqa: SIM905 - eighty quoted names would be harder to read
 SAME += """
@@ -51,7 +53,7 @@ SAME += """
 """.split()  # noqa: SIM905
 SAME += [f"{dtype}{kind}" for dtype in _LEGACY_DTYPES for kind in ("Storage", "Tensor")]
 
-RENAMED = {"DeferredCudaCallError": "DeferredBpCallError"}
+RENAMED = {"CUDAGraph": "Graph", "DeferredCudaCallError": "DeferredBpCallError"}
 
 REFUSED = {
     "change_current_allocator": "memory comes from the device's driver",
@@ -64,7 +66,6 @@ REFUSED = {
     "utilization": "drivers cannot tell",
 }
 
-_GRAPHS = "capture and replay of graphs is not there yet"
 _SPARSE = "bp tensors are strided"
 _ARCHITECTURES = "kernels are compiled for the device at hand, not for a list of architectures"
 _CUDA_TYPES = "an annotation of torch.cuda's own code"
@@ -73,7 +74,6 @@ _CUDA_RUNTIME = "CUDA's runtime and its error codes; errors of drivers are Pytho
 _GREEN_CONTEXTS = "splitting one GPU's processors is a feature of CUDA"
 
 ABSENT = {
-    "CUDAGraph": _GRAPHS,
     "CUDAPluggableAllocator": "memory comes from the device's driver: write a driver instead",
     "CudaError": _CUDA_RUNTIME,
     "DEVICE_REQUIREMENT": _ARCHITECTURES,
@@ -92,26 +92,18 @@ ABSENT = {
     "gds.*": "GPUDirect Storage is a feature of CUDA",
     "get_arch_list": _ARCHITECTURES,
     "get_gencode_flags": _ARCHITECTURES,
-    "get_sync_debug_mode": "synchronizing operations are not reported yet",
-    "graph": _GRAPHS,
-    "graph_pool_handle": _GRAPHS,
-    "graphs": _GRAPHS,
-    "graphs.*": _GRAPHS,
     "green_contexts": _GREEN_CONTEXTS,
     "green_contexts.*": _GREEN_CONTEXTS,
     "has_half": "always True there; torch.bp.get_device_properties().dtypes tells for each device",
     "has_magma": "MAGMA is a library for CUDA",
-    "is_current_stream_capturing": _GRAPHS,
     "jiterator": "kernels written in CUDA C++",
     "jiterator.*": "kernels written in CUDA C++",
-    "make_graphed_callables": _GRAPHS,
     "nccl": "NCCL is a library for CUDA",
     "nccl.*": "NCCL is a library for CUDA",
     "nvtx": "marks for NVIDIA's profilers",
     "nvtx.*": "marks for NVIDIA's profilers",
     "profiler": "switches NVIDIA's profilers",
     "profiler.*": "switches NVIDIA's profilers",
-    "set_sync_debug_mode": "synchronizing operations are not reported yet",
     "sparse": _SPARSE,
     "sparse.*": _SPARSE,
 }

@@ -9,7 +9,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 # From the lowest to the highest. A folder may include its own files and those of the folders before it.
-CSRC = ("devices", "drivers", "streams", "memory", "c10", "fallback", "plans", "aten", "python")
+CSRC = ("devices", "drivers", "streams", "memory", "c10", "fallback", "plans", "aten", "graphs", "python")
 # What each part of the package may import besides itself.
 PACKAGE = {
     "kernels": set(),

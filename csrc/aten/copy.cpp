@@ -12,11 +12,14 @@
 
 #include "aten/copies.h"
 #include "c10/storage.h"
+#include "devices/operator_scope.h"
 #include "fallback/cpu_mirror.h"
 #include "memory/allocator.h"
 #include "memory/pinned.h"
 #include "plans/recorder.h"
+#include "streams/capture.h"
 #include "streams/stream.h"
+#include "streams/sync_debug.h"
 
 namespace backplane {
 namespace {
@@ -123,9 +126,21 @@ void copy_bytes(const at::Tensor& source, const at::Tensor& destination, bool no
       recorder->cannot_replay("it copies between the device and the CPU");
     }
   }
+  const at::Tensor& host = is_bp(destination) ? source : destination;
+  const bool waits = !both && !(non_blocking && is_pinned(host.storage().data_ptr().get()));
+  if (const auto capture = Capture::of(stream); C10_UNLIKELY(capture != nullptr)) {
+    if (waits) {
+      capture->refuse("it copies between the device and the CPU, other than with non_blocking=True and pinned memory");
+    }
+    capture->copy(stream, {to, from, bytes, kind, both ? c10::Storage() : host.storage()});
+    return;
+  }
+  if (waits) {
+    note_synchronization();
+  }
   owner.copy(to, from, bytes, kind, stream_handle(stream));
   if (!both) {
-    settle_host_side(is_bp(destination) ? source : destination, stream, non_blocking);
+    settle_host_side(host, stream, non_blocking);
   }
 }
 
@@ -228,6 +243,8 @@ void copy_packed(const at::Tensor& source, const at::Tensor& destination, bool n
 }
 
 at::Tensor copy_from(const at::Tensor& source, const at::Tensor& destination, bool non_blocking) {
+  static const std::string name = "aten::_copy_from";
+  const OperatorScope scope(name);
   TORCH_CHECK(source.defined() && destination.defined(), "copying needs two defined tensors");
   const CopyWay way = way_of(source, destination);
   if (way == CopyWay::Nothing) {
@@ -277,7 +294,10 @@ at::Tensor copy_from_and_resize(const at::Tensor& source, const at::Tensor& dest
 }
 
 at::Scalar local_scalar_dense(const at::Tensor& self) {
-  CpuMirror mirror(self.device().index());
+  static const std::string name = "aten::_local_scalar_dense";
+  const OperatorScope scope(name);
+  note_synchronization();
+  CpuMirror mirror(self.device().index(), /*notes=*/false);
   const at::Tensor host = mirror.stand_in(self, false);
   mirror.load();
   return at::native::_local_scalar_dense_cpu(host);

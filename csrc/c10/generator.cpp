@@ -72,7 +72,7 @@ c10::intrusive_ptr<c10::GeneratorImpl> PhiloxGenerator::graphsafe_get_state() co
 
 PhiloxGenerator::State PhiloxGenerator::advance(uint64_t count) {
   const State before = *state_;
-  state_->offset += (count + 3) / 4 * 4;
+  state_->offset += taken(count);
   return before;
 }
 

@@ -33,6 +33,10 @@ class PhiloxGenerator final : public c10::GeneratorImpl {
   // Takes the numbers for one random operator: the state before the call; the offset moves on by `count` numbers,
   // rounded up to 4. The caller holds mutex_.
   State advance(uint64_t count);
+  // By how much the offset moves on for `count` numbers.
+  static uint64_t taken(uint64_t count) {
+    return (count + 3) / 4 * 4;
+  }
 
   static c10::DeviceType device_type() {
     return c10::kPrivateUse1;

@@ -5,6 +5,7 @@
 #include "devices/device.h"
 #include "memory/allocator.h"
 #include "streams/stream.h"
+#include "streams/sync_debug.h"
 
 namespace backplane {
 namespace {
@@ -83,7 +84,7 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
   }
 
   void* getStreamNativeHandle(const c10::Stream stream) const override {
-    return stream_handle(stream);
+    return stream_identity(stream);
   }
 
   bool queryStream(const c10::Stream& stream) const override {
@@ -91,6 +92,7 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
   }
 
   void synchronizeStream(const c10::Stream& stream) const override {
+    note_synchronization();
     synchronize_stream(stream);
   }
 

@@ -24,7 +24,7 @@ class Stubs final : public ProfilerStubs {
     {
       DeviceCall call(owner);
       *event = std::shared_ptr<Event>(
-          new Event{stream.device_index(), owner.create_event(/*timing=*/true), /*timing=*/true}, destroy_event);
+          new Event{stream.device_index(), owner.create_event(/*timing=*/true), /*timing=*/true, nullptr}, destroy_event);
       owner.record_event(as_event(event)->handle, handle);
     }
     if (cpu_ns != nullptr) {

@@ -3,6 +3,7 @@
 #include "devices/device.h"
 #include "devices/recording.h"
 #include "memory/allocator.h"
+#include "streams/capture.h"
 #include "streams/stream.h"
 
 namespace backplane {
@@ -38,9 +39,15 @@ void resize_storage(c10::StorageImpl* storage, size_t bytes) {
   const size_t kept = std::min(bytes, storage->nbytes());
   if (kept > 0) {
     Device& owner = device(index);
-    const auto stream = stream_handle(current_stream(index));
-    DeviceCall call(owner);
-    owner.copy(grown.get(), storage->data(), kept, CopyKind::WithinDevice, stream);
+    const c10::Stream stream = current_stream(index);
+    const CapturedCopy copy{grown.get(), storage->data(), kept, CopyKind::WithinDevice, {}};
+    if (const auto capture = Capture::of(stream)) {
+      capture->copy(stream, copy);
+    } else {
+      const StreamHandle handle = stream_handle(stream);
+      DeviceCall call(owner);
+      owner.copy(copy.destination, copy.source, copy.bytes, copy.kind, handle);
+    }
   }
   // The old memory goes back to the pool of the stream that still reads it, so no wait is needed.
   storage->set_data_ptr_noswap(std::move(grown));

@@ -9,7 +9,9 @@
 #include "devices/recording.h"
 #include "fallback/cpu_memory.h"
 #include "memory/allocator.h"
+#include "streams/capture.h"
 #include "streams/stream.h"
+#include "streams/sync_debug.h"
 
 namespace backplane {
 
@@ -128,9 +130,16 @@ void set_bits(const at::Tensor& target, const at::Tensor& source) {
 
 } // namespace
 
-CpuMirror::CpuMirror(c10::DeviceIndex index)
+CpuMirror::CpuMirror(c10::DeviceIndex index, bool notes)
     : index_(checked_index(index)), device_(device(index_)), copies_(!device_.properties().host_accessible) {
-  note_not_replayable("it runs code on the CPU, or reads a value there");
+  const char* what = "it runs code on the CPU, or reads a value there";
+  note_not_replayable(what);
+  if (const auto capture = Capture::of(current_stream(index_)); C10_UNLIKELY(capture != nullptr)) {
+    capture->refuse(what);
+  }
+  if (notes && (copies_ || !device_.properties().dialect.empty())) {
+    note_synchronization();
+  }
   if (!copies_) {
     synchronize_stream(current_stream(index_));
   }

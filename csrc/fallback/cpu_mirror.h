@@ -17,7 +17,8 @@ struct Runs; // cpu_mirror.cpp
 class CpuMirror {
  public:
   // Kernels run between construction and finish(). Work that the device's current stream still has is waited for.
-  explicit CpuMirror(c10::DeviceIndex index);
+  // `notes`: that the host waits is told to torch.bp.set_sync_debug_mode, on devices that else work by themselves.
+  explicit CpuMirror(c10::DeviceIndex index, bool notes = true);
   ~CpuMirror();
   CpuMirror(const CpuMirror&) = delete;
   CpuMirror& operator=(const CpuMirror&) = delete;

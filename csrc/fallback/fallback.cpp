@@ -20,6 +20,7 @@
 
 #include "c10/generator.h"
 #include "c10/refusals.h"
+#include "devices/operator_scope.h"
 #include "fallback/cpu_memory.h"
 #include "fallback/cpu_mirror.h"
 #include "fallback/wider.h"
@@ -250,6 +251,7 @@ void apply_policy(OperatorFacts& facts, const CpuMirror& mirror) {
 
 void run_on_cpu(const c10::OperatorHandle& op, const c10::OperatorHandle& kernel, torch::jit::Stack* stack) {
   OperatorFacts& facts = facts_table().of(op);
+  const OperatorScope scope(facts.name);
   const size_t count = facts.written.size();
   auto arguments = torch::jit::last(*stack, count);
 

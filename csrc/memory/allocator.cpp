@@ -7,6 +7,7 @@
 #include "memory/caching_allocator.h"
 #include "memory/pinned.h"
 #include "memory/segment_map.h"
+#include "streams/capture.h"
 #include "streams/stream.h"
 
 #include <c10/core/impl/COW.h>
@@ -86,9 +87,14 @@ class Allocator final : public c10::DeviceAllocator {
         from < 0 || from == index, "memory of bp:", static_cast<int>(from), " cannot be copied to bp:",
         static_cast<int>(index), ": make bp:", static_cast<int>(from), " the current device");
     Device& owner = device(index);
-    StreamHandle stream = stream_handle(current_stream(index));
+    const c10::Stream stream = current_stream(index);
+    if (const auto capture = Capture::of(stream)) {
+      capture->copy(stream, {destination, source, bytes, CopyKind::WithinDevice, {}});
+      return;
+    }
+    const StreamHandle handle = stream_handle(stream);
     DeviceCall call(owner);
-    owner.copy(destination, source, bytes, CopyKind::WithinDevice, stream);
+    owner.copy(destination, source, bytes, CopyKind::WithinDevice, handle);
   }
 
   bool initialized() override {
@@ -221,7 +227,7 @@ void* raw_allocate(c10::Stream stream, size_t bytes) {
   if (bytes == 0) {
     return nullptr;
   }
-  stream_handle(stream); // throws for a stream that does not exist
+  stream_identity(stream); // throws for a stream that does not exist
   return device_allocator(stream.device_index())
       .allocate(bytes, stream.id(), !all_allocators.caching.load(std::memory_order_relaxed));
 }

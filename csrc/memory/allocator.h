@@ -29,6 +29,9 @@ void raw_free(void* pointer);
 
 // The allocator of one device, made at first use. Throws for an index out of range, and after a fork.
 DeviceCachingAllocator& device_allocator(c10::DeviceIndex index);
+// An id that no pool has had: (0, n) of a pool that a user makes, (n, 0) of one that a graph does, as torch.cuda's.
+c10::MempoolId_t new_pool_id(bool made_by_user);
+
 // Visits the allocators that exist already.
 void for_each_device_allocator(const std::function<void(c10::DeviceIndex, DeviceCachingAllocator&)>& visit);
 

@@ -3,6 +3,8 @@
 
 #include <c10/util/Exception.h>
 
+#include <atomic>
+
 namespace backplane {
 
 namespace {
@@ -12,6 +14,12 @@ std::string name_of(c10::MempoolId_t id) {
 }
 
 } // namespace
+
+c10::MempoolId_t new_pool_id(bool made_by_user) {
+  static std::atomic<c10::CaptureId_t> next{1};
+  const c10::CaptureId_t number = next++;
+  return made_by_user ? c10::MempoolId_t{0, number} : c10::MempoolId_t{number, 0};
+}
 
 void DeviceCachingAllocator::create_or_retain_pool(c10::MempoolId_t id) {
   Lock lock(mutex_);

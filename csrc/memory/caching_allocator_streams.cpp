@@ -6,13 +6,21 @@
 #include <Python.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+
+#include "streams/capture.h"
+
 namespace backplane {
 
 namespace {
 
-// Asks `of_stream`, a function that asks the stream's device; a lost device is past everything.
+// Asks `of_stream`, a function that asks the stream's device; a lost device is past everything, and no stream is past what is
+// being captured of it.
 template <typename Function>
 bool stream_or_lost(c10::Stream stream, const Function& of_stream) {
+  if (Capture::of(stream) != nullptr) {
+    return false;
+  }
   const Device& owner = device(stream.device_index());
   try {
     return owner.is_lost() || of_stream();
@@ -27,8 +35,8 @@ bool stream_or_lost(c10::Stream stream, const Function& of_stream) {
 } // namespace
 
 // Called with the lock held; gives it up while events are recorded. Where a stream has no event, because recording it
-// failed or because a call of a driver is under way in this thread (kept off its locks, see driver_call.h), the block
-// waits for the stream itself.
+// failed, because the stream is being captured, or because a call of a driver is under way in this thread (kept off its locks,
+// see driver_call.h), the block waits for the stream itself.
 void DeviceCachingAllocator::free_after_streams(Lock& lock, Block* block, const Context& context) {
   std::vector<c10::Stream> streams = std::move(block->stream_uses);
   block->stream_uses.clear();
@@ -38,7 +46,7 @@ void DeviceCachingAllocator::free_after_streams(Lock& lock, Block* block, const 
   }
   std::exception_ptr failure;
   for (c10::Stream stream : streams) {
-    PendingFree pending{nullptr, block, ++pending_number_, /*without_event=*/inside_driver_call()};
+    PendingFree pending{nullptr, block, ++pending_number_, /*without_event=*/inside_driver_call() || Capture::of(stream) != nullptr};
     if (!pending.without_event) {
       auto& spare = spare_events_[stream.device_index()];
       if (!spare.empty()) {
@@ -89,10 +97,18 @@ void DeviceCachingAllocator::process_events(Lock& lock, const Context& context) 
 
 void DeviceCachingAllocator::synchronize_events(Lock& lock, const Context& context) {
   stats_.num_sync_all_streams += 1;
-  while (!pending_.empty()) {
-    auto [device, id] = pending_.begin()->first;
-    PendingFree front = pending_.begin()->second.front();
-    c10::Stream stream(c10::Stream::UNSAFE, c10::Device(c10::kPrivateUse1, device), id);
+  const auto stream_of = [](const auto& entry) {
+    return c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kPrivateUse1, entry.first.first), entry.first.second);
+  };
+  while (true) {
+    const auto first = std::find_if(pending_.begin(), pending_.end(), [&](const auto& entry) {
+      return Capture::of(stream_of(entry)) == nullptr; // nobody can wait for the others before the capture is over
+    });
+    if (first == pending_.end()) {
+      return;
+    }
+    const c10::Stream stream = stream_of(*first);
+    PendingFree front = first->second.front();
     outside(lock, [&] {
       if (!front.without_event) {
         wait_until_past(front.event);

@@ -10,6 +10,7 @@
 #include "c10/generator.h"
 #include "c10/storage.h"
 #include "memory/allocator.h"
+#include "streams/capture.h"
 #include "streams/device_errors.h"
 #include "streams/stream.h"
 
@@ -26,7 +27,12 @@ uint32_t store_passed(const PlannedCall& call, const PassedNumber& passed, uint6
 class Replay {
  public:
   Replay(const Plan& plan, PlannedCall& call)
-      : plan_(plan), call_(call), stream_(stream_handle(current_stream(call.device))), storages_(plan.allocations) {
+      : plan_(plan),
+        call_(call),
+        stream_(current_stream(call.device)),
+        capture_(Capture::of(stream_)),
+        queue_(capture_ == nullptr ? stream_handle(stream_) : nullptr),
+        storages_(plan.allocations) {
     for (size_t i = 0; i < call.tensors.size(); ++i) {
       // What is written has memory of its own already: PlannedOperator::run sees to that.
       arguments_.push_back(static_cast<char*>(const_cast<void*>(call.tensors[i]->const_data_ptr())));
@@ -42,12 +48,22 @@ class Replay {
   }
 
   void run(const LaunchStep& step) {
-    give(step, [&](c10::ArrayRef<KernelArgument> arguments) { step.kernel->launch(step.size, arguments, stream_); });
+    give(step, [&](c10::ArrayRef<KernelArgument> arguments) {
+      if (C10_LIKELY(capture_ == nullptr)) {
+        step.kernel->launch(step.size, arguments, queue_);
+      } else {
+        capture_->launch(stream_, step.kernel, step.size, arguments, random_numbers(step));
+      }
+    });
   }
 
   void run(const QueueStep& step) {
     give(step, [&](c10::ArrayRef<KernelArgument> arguments) {
-      device(call_.device).call_on_queue(step.function, *call_.operator_name, arguments, stream_);
+      if (C10_LIKELY(capture_ == nullptr)) {
+        device(call_.device).call_on_queue(step.function, *call_.operator_name, arguments, queue_);
+      } else {
+        capture_->call_on_queue(stream_, step.function, *call_.operator_name, arguments, random_numbers(step));
+      }
     });
   }
 
@@ -69,7 +85,7 @@ class Replay {
     }
     go(arguments);
     if (step.reports_errors) {
-      note_reporting_launch(current_stream(call_.device));
+      note_reporting_launch(stream_);
     }
   }
 
@@ -88,12 +104,31 @@ class Replay {
         numbers.push_back(bits);
       }
     }
-    do_on_host(current_stream(call_.device), step.work, memory, numbers);
+    if (C10_LIKELY(capture_ == nullptr)) {
+      do_on_host(stream_, step.work, memory, numbers);
+    } else {
+      const bool random = std::any_of(step.numbers.begin(), step.numbers.end(), [&](const PlannedNumber& number) {
+        return is_random(std::get_if<PassedNumber>(&number));
+      });
+      if (random) {
+        capture_->refuse("it takes random numbers on the host");
+      }
+      capture_->give_to_host(
+          stream_,
+          {step.work->text(), [work = step.work, memory, numbers](c10::Stream stream) {
+             do_on_host(stream, work, memory, numbers);
+           }});
+    }
   }
 
   void run(const CopyStep& step) {
-    device(call_.device)
-        .copy(resolve(step.destination), resolve(step.source), step.bytes, CopyKind::WithinDevice, stream_);
+    const CapturedCopy copy{
+        resolve(step.destination), resolve(step.source), step.bytes, CopyKind::WithinDevice, {}};
+    if (C10_LIKELY(capture_ == nullptr)) {
+      device(call_.device).copy(copy.destination, copy.source, copy.bytes, copy.kind, queue_);
+    } else {
+      capture_->copy(stream_, copy);
+    }
   }
 
   void run(const CheckStep& step) {
@@ -135,9 +170,34 @@ class Replay {
     return static_cast<char*>(plan_.kept[address.index].mutable_data_ptr()) + address.offset;
   }
 
+  // Generators' numbers stand behind those that are passed through, a seed and an offset of each use.
+  bool is_random(const PassedNumber* number) const {
+    return number != nullptr && number->index >= plan_.numbers;
+  }
+
+  // The random numbers of a step that is being captured: take_random_numbers has given what Capture::take_random said.
+  template <typename Step>
+  c10::SmallVector<RandomNumber, 4> random_numbers(const Step& step) const {
+    c10::SmallVector<RandomNumber, 4> found;
+    for (size_t i = 0; i < step.arguments.size(); ++i) {
+      const auto* number = std::get_if<PassedNumber>(&step.arguments[i]);
+      if (!is_random(number)) {
+        continue;
+      }
+      const bool is_offset = (number->index - plan_.numbers) % 2 == 1;
+      const uint32_t first = number->index - (is_offset ? 1 : 0);
+      found.push_back(
+          {static_cast<uint32_t>(i), number->dtype, static_cast<uint32_t>(call_.numbers[first].toLong()), is_offset,
+           static_cast<uint64_t>(call_.numbers[first + 1].toLong())});
+    }
+    return found;
+  }
+
   const Plan& plan_;
   PlannedCall& call_;
-  const StreamHandle stream_;
+  const c10::Stream stream_;
+  const std::shared_ptr<Capture> capture_; // that the stream is in
+  const StreamHandle queue_;
   c10::SmallVector<char*, 8> arguments_;
   c10::SmallVector<c10::Storage, 4> storages_;
 };
@@ -158,6 +218,12 @@ void take_random_numbers(PlannedCall& call, uint64_t count) {
   TORCH_CHECK(
       generator.device().type() == c10::kPrivateUse1,
       "Expected a 'bp' device type for generator but found '", generator.device().type(), "'");
+  if (const auto capture = Capture::of(current_stream(call.device)); C10_UNLIKELY(capture != nullptr)) {
+    const auto [index, beyond] = capture->take_random(generator, PhiloxGenerator::taken(count));
+    call.numbers.push_back(static_cast<int64_t>(index));
+    call.numbers.push_back(static_cast<int64_t>(beyond));
+    return;
+  }
   std::lock_guard<std::mutex> guard(generator.mutex());
   const auto state = generator.get<PhiloxGenerator>()->advance(count);
   call.numbers.push_back(static_cast<int64_t>(state.seed));

@@ -10,8 +10,10 @@
 #include <mutex>
 #include <utility>
 
+#include "devices/operator_scope.h"
 #include "fallback/fallback.h"
 #include "plans/recorder.h"
+#include "streams/capture.h"
 #include "streams/stream.h"
 
 namespace backplane {
@@ -220,6 +222,7 @@ void PlannedOperator::set_planner(
 }
 
 void PlannedOperator::run(torch::jit::Stack* stack) {
+  const OperatorScope scope(name_);
   const bool waits = launch_blocking.load(std::memory_order_relaxed) && Recorder::active() == nullptr;
   if (C10_LIKELY(written_lists_.empty() && !waits)) {
     answer(stack);
@@ -237,8 +240,9 @@ void PlannedOperator::run(torch::jit::Stack* stack) {
   for (const at::Tensor& tensor : changed) {
     tensor.unsafeGetTensorImpl()->bump_version();
   }
-  if (waits) {
-    synchronize_stream(current_stream(named >= 0 ? named : current_device()));
+  const c10::Stream stream = current_stream(named >= 0 ? named : current_device());
+  if (waits && Capture::of(stream) == nullptr) {
+    synchronize_stream(stream);
   }
 }
 
@@ -275,6 +279,12 @@ void PlannedOperator::answer(torch::jit::Stack* stack) {
     }
     run_otherwise(stack);
     return;
+  }
+  if (Recorder::active() == nullptr) {
+    if (const auto captured = Capture::of(current_stream(index)); C10_UNLIKELY(captured != nullptr)) {
+      capture(*captured, *declaration, stack, call, std::move(signature));
+      return;
+    }
   }
   if (Recorder::active() != nullptr || mode.load(std::memory_order_relaxed) == PlanMode::Off) {
     plan(*declaration, stack, call, /*record=*/false);
@@ -388,32 +398,73 @@ std::optional<AnyShapePlan> PlannedOperator::trace(
   return declaration.planner->trace(op_.schema(), arguments, facts, call, reason);
 }
 
+std::optional<Plan> PlannedOperator::rehearse(
+    const Declaration& declaration, c10::ArrayRef<c10::IValue> arguments, c10::DeviceIndex device, LeftToCpu& left) {
+  const auto& facts = declaration.facts;
+  PlannedCall call{device, {}, {}, {}, nullptr, &name_};
+  Signature signature;
+  read_call(arguments, facts, call, signature);
+  BelowEverything guard;
+  Recorder recorder(call, /*dry=*/true);
+  const auto results = declaration.planner->call(op_.schema(), arguments, facts, call, left);
+  return results.has_value() ? std::make_optional(recorder.finish(*results)) : std::nullopt;
+}
+
+// Replays a plan, since that is what can be repeated. Where there is none, planners are rehearsed.
+void PlannedOperator::capture(
+    Capture& capture, const Declaration& declaration, torch::jit::Stack* stack, PlannedCall& call, Signature signature) {
+  const size_t count = declaration.facts.size();
+  const auto arguments = torch::jit::last(*stack, count);
+  const bool keeps = mode.load(std::memory_order_relaxed) != PlanMode::Off;
+  auto known = keeps ? cache_.find(signature) : nullptr;
+  if (known == nullptr && keeps) {
+    known = cache_.find_any_shape(signature);
+  }
+  if (known == nullptr) {
+    LeftToCpu left;
+    auto made = rehearse(declaration, arguments, call.device, left);
+    if (left.refused && falls_back_) {
+      raise_cpu_error(op_, arguments, kMostZeros);
+    }
+    if (!made.has_value()) {
+      made.emplace().unplannable = left.reason;
+      made->falls_back = true;
+    }
+    known = std::make_shared<const Plan>(std::move(*made));
+    cache_.count_planned(*known);
+    if (keeps) {
+      cache_.insert(std::move(signature), known);
+    }
+  }
+  if (known->falls_back) {
+    run_otherwise(stack); // which may be composed of what can be captured
+    return;
+  }
+  if (!known->unplannable.empty()) {
+    capture.refuse(known->unplannable);
+  }
+  capture.hold(known);
+  auto results = replay(*known, call);
+  replace(stack, count, results);
+}
+
 void PlannedOperator::check(
     const Declaration& declaration, c10::ArrayRef<c10::IValue> arguments, const PlannedCall& call, const Plan& known) {
   const auto& facts = declaration.facts;
   check_numbers(known, call);
-  PlannedCall again{call.device, {}, {}, {}, nullptr, &name_};
-  Signature signature;
-  read_call(arguments, facts, again, signature);
   LeftToCpu left;
-  Plan fresh;
-  {
-    BelowEverything guard;
-    Recorder recorder(again, /*dry=*/true);
-    PlannerResult results;
-    try {
-      results = declaration.planner->call(op_.schema(), arguments, facts, again, left);
-    } catch (const std::exception& error) {
-      TORCH_CHECK(
-          false, name_, " has a plan, and its planner now refuses the call: ", error.what(), "\n",
-          describe(arguments, facts));
-    }
+  std::optional<Plan> fresh;
+  try {
+    fresh = rehearse(declaration, arguments, call.device, left);
+  } catch (const std::exception& error) {
     TORCH_CHECK(
-        results.has_value(), name_, " has a plan, and its planner now leaves the call to the CPU: ", left.reason, "\n",
+        false, name_, " has a plan, and its planner now refuses the call: ", error.what(), "\n",
         describe(arguments, facts));
-    fresh = recorder.finish(*results);
   }
-  const std::string found = difference(known, fresh);
+  TORCH_CHECK(
+      fresh.has_value(), name_, " has a plan, and its planner now leaves the call to the CPU: ", left.reason, "\n",
+      describe(arguments, facts));
+  const std::string found = difference(known, *fresh);
   TORCH_CHECK(
       found.empty(), "the plan of ", name_, " is not what its planner does for another call of the same signature: ",
       found, "\n", describe(arguments, facts));

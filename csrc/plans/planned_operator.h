@@ -20,6 +20,8 @@
 
 namespace backplane {
 
+class Capture;
+
 // What calls the Python side (planner_call.cpp): the planner, on what the operator was given. Returns what it returned, one
 // value for each of the schema's; nullopt where it left the call to the CPU.
 using PlannerResult = std::optional<std::vector<c10::IValue>>;
@@ -108,7 +110,14 @@ class PlannedOperator {
       const Declaration& declaration, torch::jit::Stack* stack, PlannedCall& call, bool record);
   std::optional<AnyShapePlan> trace(
       const Declaration& declaration, c10::ArrayRef<c10::IValue> arguments, c10::DeviceIndex device, std::string& reason);
-  // Runs the planner without effect, and throws where it would do something else than the plan.
+  // What the planner does for a call on the device, without effect. nullopt: it leaves the call to the CPU.
+  std::optional<Plan> rehearse(
+      const Declaration& declaration, c10::ArrayRef<c10::IValue> arguments, c10::DeviceIndex device, LeftToCpu& left);
+  // Answers a call of a stream that is being captured.
+  void capture(
+      Capture& capture, const Declaration& declaration, torch::jit::Stack* stack, PlannedCall& call,
+      Signature signature);
+  // Rehearses, and throws where the planner would do something else than the plan.
   void check(const Declaration& declaration, c10::ArrayRef<c10::IValue> arguments, const PlannedCall& call, const Plan& known);
 
   const c10::OperatorHandle op_;

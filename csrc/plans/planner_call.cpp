@@ -12,6 +12,7 @@
 #include "plans/python_number.h"
 #include "plans/recorder.h"
 #include "bindings.h"
+#include "streams/capture.h"
 #include "streams/device_errors.h"
 #include "streams/stream.h"
 
@@ -212,9 +213,14 @@ void launch(
     }
   }
   const c10::Stream stream = current_stream(kernel->device_index());
-  const StreamHandle handle = stream_handle(stream);
+  const auto capture = PlannerScope::innermost() == nullptr ? Capture::of(stream) : nullptr; // planners are rehearsed
+  const StreamHandle handle = capture == nullptr ? stream_handle(stream) : nullptr;
   py::gil_scoped_release released; // the device may have to wait
-  kernel->launch(size, given.now(), handle);
+  if (C10_LIKELY(capture == nullptr)) {
+    kernel->launch(size, given.now(), handle);
+  } else {
+    capture->launch(stream, kernel, size, given.now());
+  }
   if (given.reports_errors()) {
     note_reporting_launch(stream);
   }

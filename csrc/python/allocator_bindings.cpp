@@ -134,7 +134,7 @@ void record_stream(uintptr_t address, c10::DeviceIndex index, c10::StreamId stre
   Segment* segment = segment_map().find(to_pointer(address));
   TORCH_CHECK(segment != nullptr, "invalid device pointer: ", to_pointer(address));
   c10::Stream on(c10::Stream::UNSAFE, c10::Device(c10::kPrivateUse1, index), stream);
-  stream_handle(on); // throws for a stream that does not exist
+  stream_identity(on); // throws for a stream that does not exist
   segment->allocator.load()->record_stream(segment, to_pointer(address), on);
 }
 
@@ -143,12 +143,6 @@ std::pair<uintptr_t, size_t> base_allocation(uintptr_t address) {
   TORCH_CHECK(segment != nullptr, "invalid device pointer: ", to_pointer(address));
   auto [base, bytes] = segment->allocator.load()->base_allocation(segment, to_pointer(address));
   return {reinterpret_cast<uintptr_t>(base), bytes};
-}
-
-c10::MempoolId_t new_pool_id(bool made_by_user) {
-  static std::atomic<c10::CaptureId_t> next{1};
-  c10::CaptureId_t number = next++;
-  return made_by_user ? c10::MempoolId_t{0, number} : c10::MempoolId_t{number, 0};
 }
 
 void begin_allocate_current_thread(c10::DeviceIndex index, c10::MempoolId_t id) {

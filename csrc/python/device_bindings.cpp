@@ -12,6 +12,7 @@
 #include "memory/pinned.h"
 #include "bindings.h"
 #include "streams/stream.h"
+#include "streams/sync_debug.h"
 
 namespace py = pybind11;
 
@@ -152,7 +153,7 @@ void bind_streams(py::module_& module) {
       "Make the stream the current one of its device, and its device the current one.");
   module.def(
       "stream_handle",
-      [](int64_t index, c10::StreamId id) { return reinterpret_cast<uintptr_t>(stream_handle(as_stream(index, id))); });
+      [](int64_t index, c10::StreamId id) { return reinterpret_cast<uintptr_t>(stream_identity(as_stream(index, id))); });
   module.def("stream_priority", [](int64_t index, c10::StreamId id) { return stream_priority(as_stream(index, id)); });
   module.def(
       "elapsed_ms",
@@ -160,6 +161,8 @@ void bind_streams(py::module_& module) {
         return elapsed_ms(reinterpret_cast<const Event*>(start), reinterpret_cast<const Event*>(end));
       },
       py::arg("start"), py::arg("end"), "Milliseconds between two events, given as torch.Event.event_id.");
+  module.def("set_sync_debug_mode", [](int mode) { set_sync_debug_mode(static_cast<SyncDebugMode>(mode)); });
+  module.def("sync_debug_mode", [] { return static_cast<int>(sync_debug_mode()); });
   module.def(
       "synchronize", [](int64_t index) { synchronize_device(as_index(index)); }, py::arg("index"),
       py::call_guard<py::gil_scoped_release>());

@@ -17,5 +17,6 @@ PYBIND11_MODULE(_C, module) {
   backplane::bind_host_work(module);
   backplane::bind_queue_functions(module);
   backplane::bind_geometry(module);
+  backplane::bind_graphs(module);
   backplane::bind_structured_meta(module);
 }

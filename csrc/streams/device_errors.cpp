@@ -9,6 +9,7 @@
 #include <mutex>
 
 #include "devices/device.h"
+#include "streams/capture.h"
 #include "streams/stream.h"
 
 namespace backplane {
@@ -71,6 +72,10 @@ bool are_error_words(const at::Tensor& tensor) {
 }
 
 void note_reporting_launch(c10::Stream stream) {
+  if (const auto capture = Capture::of(stream); C10_UNLIKELY(capture != nullptr)) {
+    capture->note_reporting();
+    return;
+  }
   Watched& device_words = watched(stream.device_index());
   std::lock_guard<std::mutex> guard(device_words.lock);
   auto& streams = device_words.streams;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "devices/recording.h"
+#include "streams/capture.h"
 #include "streams/device_errors.h"
 
 namespace backplane {
@@ -128,6 +129,13 @@ std::optional<c10::Stream> stream_of(c10::DeviceIndex index, StreamHandle handle
 }
 
 StreamHandle stream_handle(c10::Stream stream) {
+  if (const auto capture = Capture::of(stream); C10_UNLIKELY(capture != nullptr)) {
+    capture->refuse("it gives work to the device that cannot be repeated");
+  }
+  return entry_of(stream).handle;
+}
+
+StreamHandle stream_identity(c10::Stream stream) {
   return entry_of(stream).handle;
 }
 
@@ -136,6 +144,9 @@ int stream_priority(c10::Stream stream) {
 }
 
 bool query_stream(c10::Stream stream) {
+  if (const auto capture = Capture::of(stream); C10_UNLIKELY(capture != nullptr)) {
+    capture->refuse("it asks whether the stream that is captured has done its work");
+  }
   Device& owner = device(stream.device_index());
   DeviceCall call(owner);
   return owner.query_stream(stream_handle(stream));
@@ -143,6 +154,9 @@ bool query_stream(c10::Stream stream) {
 
 void synchronize_stream(c10::Stream stream) {
   note_not_replayable("it uses streams or events");
+  if (const auto capture = Capture::of(stream); C10_UNLIKELY(capture != nullptr)) {
+    capture->refuse("it waits for the stream that is captured");
+  }
   Device& owner = device(stream.device_index());
   {
     DeviceCall call(owner);
@@ -154,6 +168,9 @@ void synchronize_stream(c10::Stream stream) {
 void synchronize_device(c10::DeviceIndex index) {
   note_not_replayable("it uses streams or events");
   index = checked_index(index);
+  if (const auto capture = Capture::forbidding(index); C10_UNLIKELY(capture != nullptr)) {
+    capture->refuse("it waits for the device, on one of whose streams a graph is being captured");
+  }
   Device& owner = device(index);
   Streams& streams = streams_of(index);
   {
@@ -172,17 +189,22 @@ void synchronize_device(c10::DeviceIndex index) {
 Event* record_event(Event* event, c10::Stream stream, bool timing) {
   note_not_replayable("it uses streams or events");
   Device& owner = device(stream.device_index());
-  const StreamHandle handle = stream_handle(stream);
+  const auto capture = Capture::of(stream);
   std::unique_ptr<Event, void (*)(Event*)> fresh(nullptr, [](Event* unused) { destroy_event(unused); });
   if (event == nullptr) {
-    fresh.reset(new Event{stream.device_index(), owner.create_event(timing), timing});
+    fresh.reset(new Event{stream.device_index(), owner.create_event(timing), timing, nullptr});
     event = fresh.get();
   }
   TORCH_CHECK(
       event->device == stream.device_index(),
       "Event device ", static_cast<int>(event->device), " does not match recording stream's device ",
       static_cast<int>(stream.device_index()), ".");
-  owner.record_event(event->handle, handle);
+  if (C10_UNLIKELY(capture != nullptr)) {
+    event->captured = capture->point(stream);
+  } else {
+    owner.record_event(event->handle, stream_handle(stream));
+    event->captured = nullptr;
+  }
   static_cast<void>(fresh.release());
   return event;
 }
@@ -191,6 +213,13 @@ void block_stream(const Event* event, c10::Stream stream) {
   note_not_replayable("it uses streams or events");
   if (event == nullptr) {
     return;
+  }
+  if (C10_UNLIKELY(event->captured != nullptr)) {
+    Capture::wait(*event->captured, stream);
+    return;
+  }
+  if (const auto capture = Capture::of(stream); C10_UNLIKELY(capture != nullptr)) {
+    capture->refuse("it lets the stream that is captured wait for an event that was recorded outside of the capture");
   }
   const StreamHandle handle = stream_handle(stream);
   Device& owner = device(event->device);
@@ -201,16 +230,29 @@ void block_stream(const Event* event, c10::Stream stream) {
   }
 }
 
+namespace {
+
+// For the host there is nothing to wait for: the work has not been given to the device.
+void check_not_captured(const Event& event) {
+  if (C10_UNLIKELY(event.captured != nullptr)) {
+    Capture::refuse(*event.captured, "it asks on the host for an event of the capture");
+  }
+}
+
+} // namespace
+
 bool query_event(const Event* event) {
   if (event == nullptr) {
     return true;
   }
+  check_not_captured(*event);
   Device& owner = device(event->device);
   return owner.query_event(event->handle);
 }
 
 void synchronize_event(const Event* event) {
   if (event != nullptr) {
+    check_not_captured(*event);
     Device& owner = device(event->device);
     owner.synchronize_event(event->handle);
   }
@@ -262,6 +304,8 @@ double elapsed_ms(const Event* start, const Event* end) {
       start->device == end->device,
       "Event device_index ", static_cast<int>(start->device), " does not match other's device_index ",
       static_cast<int>(end->device), ".");
+  check_not_captured(*start);
+  check_not_captured(*end);
   Device& owner = device(start->device);
   TORCH_CHECK(
       owner.query_event(start->handle) && owner.query_event(end->handle),

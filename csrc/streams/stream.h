@@ -6,6 +6,7 @@
 
 #include <c10/core/Stream.h>
 
+#include <memory>
 #include <optional>
 
 #include "devices/device.h"
@@ -26,17 +27,24 @@ c10::Stream pool_stream(c10::DeviceIndex index, int priority);
 // The stream that a queue belongs to. All queues are made here, so another handle is none, and must not be followed.
 std::optional<c10::Stream> stream_of(c10::DeviceIndex index, StreamHandle handle);
 
-StreamHandle stream_handle(c10::Stream stream); // throws for an unknown id
+// The queue, to give it work. Throws for an unknown id, and where the stream is being captured (capture.h): whoever has work
+// that can be captured asks for that first.
+StreamHandle stream_handle(c10::Stream stream);
+// The same, to tell queues apart: nothing may be given to it.
+StreamHandle stream_identity(c10::Stream stream);
 int stream_priority(c10::Stream stream);
 bool query_stream(c10::Stream stream);
 void synchronize_stream(c10::Stream stream);
 void synchronize_device(c10::DeviceIndex index); // every stream of the device that was ever used
+
+struct CapturedPoint;
 
 // An event as c10::Event holds it (behind void*): created at first record, on the stream's device.
 struct Event {
   c10::DeviceIndex device;
   EventHandle handle;
   bool timing;
+  std::shared_ptr<const CapturedPoint> captured; // where it was recorded last on a stream that was being captured
 };
 Event* record_event(Event* event, c10::Stream stream, bool timing); // makes one when given nullptr
 void block_stream(const Event* event, c10::Stream stream);

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch._C import AcceleratorError, OutOfMemoryError
 
-from torch_backplane.accelerator import _utils, amp, legacy, memory, random, streams, tunable
+from torch_backplane.accelerator import _utils, amp, graphs, legacy, memory, random, streams, tunable
 from torch_backplane.accelerator.devices import (
     _exchange_device,
     _maybe_exchange_device,
@@ -25,12 +25,21 @@ from torch_backplane.accelerator.devices import (
     get_device_capability,
     get_device_name,
     get_device_properties,
+    get_sync_debug_mode,
     ipc_collect,
     is_available,
     set_device,
+    set_sync_debug_mode,
     synchronize,
 )
 from torch_backplane.accelerator.dtypes import get_amp_supported_dtype, is_bf16_supported, is_tf32_supported
+from torch_backplane.accelerator.graphs import (
+    Graph,
+    graph,
+    graph_pool_handle,
+    is_current_stream_capturing,
+    make_graphed_callables,
+)
 from torch_backplane.accelerator.initialization import (
     DeferredBpCallError,
     _is_compiled,
@@ -107,6 +116,7 @@ __all__ = [
     "DeferredBpCallError",
     "Event",
     "ExternalStream",
+    "Graph",
     "MemPool",
     "OutOfMemoryError",
     "Stream",
@@ -138,6 +148,10 @@ __all__ = [
     "get_rng_state",
     "get_rng_state_all",
     "get_stream_from_external",
+    "get_sync_debug_mode",
+    "graph",
+    "graph_pool_handle",
+    "graphs",
     "host_memory_stats",
     "host_memory_stats_as_nested_dict",
     "init",
@@ -145,9 +159,11 @@ __all__ = [
     "ipc_collect",
     "is_available",
     "is_bf16_supported",
+    "is_current_stream_capturing",
     "is_initialized",
     "is_tf32_supported",
     "list_gpu_processes",
+    "make_graphed_callables",
     "manual_seed",
     "manual_seed_all",
     "max_memory_allocated",
@@ -178,6 +194,7 @@ __all__ = [
     "set_rng_state",
     "set_rng_state_all",
     "set_stream",
+    "set_sync_debug_mode",
     "stream",
     "streams",
     "synchronize",

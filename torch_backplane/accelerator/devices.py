@@ -104,6 +104,34 @@ def can_device_access_peer(device: DeviceLike, peer_device: DeviceLike) -> bool:
     return _C.can_access_peer(_checked(device, "device"), _checked(_get_device_index(peer_device), "peer device"))
 
 
+SYNC_DEBUG_MODES = ("default", "warn", "error")
+
+
+def set_sync_debug_mode(debug_mode: int | str) -> None:
+    """Tell what makes the host wait for a device: `item()`, `nonzero()`, copies to the CPU, operators that run there,
+    and waiting for a stream. Each is named, by the operator that the program has called; what waits for a whole device
+    or for an event on purpose is not, as with torch.cuda. On host devices, where operators run on the CPU anyway, only
+    reads and copies are.
+
+    Args:
+        debug_mode: "default" or 0: nothing is told; "warn" or 1: each is a warning; "error" or 2: each is an error, and
+            nothing waits.
+
+    Raises:
+        ValueError: another mode.
+    """
+    modes = {name: number for number, name in enumerate(SYNC_DEBUG_MODES)}
+    mode = modes.get(debug_mode, -1) if isinstance(debug_mode, str) else debug_mode
+    if mode not in modes.values():
+        raise ValueError(f"debug_mode is 'default' (0), 'warn' (1) or 'error' (2), and got {debug_mode!r}")
+    _C.set_sync_debug_mode(mode)
+
+
+def get_sync_debug_mode() -> int:
+    """0, 1 or 2: see `set_sync_debug_mode`."""
+    return _C.sync_debug_mode()
+
+
 def synchronize(device: DeviceLike = None) -> None:
     """Wait for all work in all streams of the device (None: the current one)."""
     _C.synchronize(_get_device_index(device, optional=True))

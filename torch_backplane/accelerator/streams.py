@@ -125,7 +125,8 @@ class Event(torch.Event):
         external: must be False.
 
     Raises:
-        NotImplementedError: interprocess (no driver shares events between processes), or external (for graphs only).
+        NotImplementedError: interprocess (no driver shares events between processes), or external (those that a replay
+            of a graph records).
     """
 
     def __new__(
@@ -134,7 +135,7 @@ class Event(torch.Event):
         if interprocess:
             raise NotImplementedError("bp events cannot be shared between processes: no driver can export one")
         if external:
-            raise NotImplementedError("external events exist for graph capture, which bp does not have")
+            raise NotImplementedError("events that are recorded in the middle of a graph's replay: no driver has them")
         return super().__new__(cls, torch.device("bp"), enable_timing=enable_timing, blocking=blocking)
 
     @classmethod

@@ -1,0 +1,34 @@
+// Which operator this thread runs, for messages about what it does to streams and memory.
+#pragma once
+
+#include <string>
+
+namespace backplane {
+
+// The outermost one counts: that is what the program has called.
+class OperatorScope {
+ public:
+  explicit OperatorScope(const std::string& name) noexcept : is_outermost_(outermost_ == nullptr) {
+    if (is_outermost_) {
+      outermost_ = &name;
+    }
+  }
+  ~OperatorScope() {
+    if (is_outermost_) {
+      outermost_ = nullptr;
+    }
+  }
+  OperatorScope(const OperatorScope&) = delete;
+  OperatorScope& operator=(const OperatorScope&) = delete;
+
+  // Empty where no operator runs.
+  static std::string name() {
+    return outermost_ != nullptr ? *outermost_ : std::string();
+  }
+
+ private:
+  static inline thread_local const std::string* outermost_ = nullptr;
+  const bool is_outermost_;
+};
+
+} // namespace backplane

@@ -1,0 +1,59 @@
+// Work that a stream was given once, and is given again in one call: captured by streams/capture.h, replayed here.
+#pragma once
+
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/Stream.h>
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "streams/capture.h"
+
+namespace backplane {
+
+// One graph; the names and what they do are torch.cuda.CUDAGraph's. Its memory comes from a pool of its own, or from one that
+// was given, and stays where it is until `reset`: each replay uses the same addresses.
+class Graph {
+ public:
+  explicit Graph(bool keep_graph) : keep_graph_(keep_graph) {}
+  ~Graph();
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+
+  // On the current stream of the current device, which must not be the default one. pool (0, 0): a new one.
+  void capture_begin(c10::MempoolId_t pool, CaptureMode mode);
+  void capture_end();
+  // What has been captured is ready to be replayed; capture_end calls it, unless the graph was made with `keep_graph`.
+  void instantiate();
+  // Gives the work to the current stream of the graph's device. Takes no GIL, unless the device does.
+  void replay();
+  // Forgets the work and gives up the memory: the pool goes back to the device as soon as no tensor lives in it.
+  void reset();
+  c10::MempoolId_t pool() const;
+
+  void enable_debug_mode() {
+    debug_ = true;
+  }
+  // Writes the work as a graph in the dot language.
+  void debug_dump(const std::string& path) const;
+
+  // Pieces of work.
+  size_t size() const;
+
+ private:
+  void check_captured(const char* what) const;
+  void give_up_memory();
+
+  const bool keep_graph_;
+  bool debug_ = false;
+  bool ready_ = false;
+  std::optional<c10::Stream> stream_; // that is being captured, or was
+  std::shared_ptr<Capture> capture_; // under way
+  std::optional<CapturedGraph> graph_;
+  std::optional<c10::MempoolId_t> pool_; // while this holds it
+  std::mutex replays_; // one at a time: random numbers are written to the arguments
+};
+
+} // namespace backplane

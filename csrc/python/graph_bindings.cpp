@@ -1,0 +1,49 @@
+// Graphs, as Python sees them: torch.bp.Graph is made of this (torch_backplane/accelerator/graphs.py).
+#include "bindings.h"
+
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "graphs/accelerator_graph.h"
+#include "graphs/graph.h"
+#include "streams/stream.h"
+
+namespace py = pybind11;
+
+namespace backplane {
+namespace {
+
+CaptureMode mode_named(const std::string& name) {
+  TORCH_CHECK_VALUE(
+      name == "global" || name == "thread_local" || name == "relaxed",
+      "capture_error_mode is 'global', 'thread_local' or 'relaxed', and got '", name, "'");
+  return name == "global" ? CaptureMode::Global
+      : name == "relaxed" ? CaptureMode::Relaxed
+                          : CaptureMode::ThreadLocal;
+}
+
+} // namespace
+
+void bind_graphs(py::module_& module) {
+  register_accelerator_graph();
+  const py::call_guard<py::gil_scoped_release> released;
+  py::class_<Graph>(module, "Graph")
+      .def(py::init<bool>(), py::arg("keep_graph") = false)
+      .def(
+          "capture_begin",
+          [](Graph& graph, std::optional<c10::MempoolId_t> pool, const std::string& mode) {
+            graph.capture_begin(pool.value_or(c10::MempoolId_t{0, 0}), mode_named(mode));
+          },
+          py::arg("pool") = py::none(), py::arg("capture_error_mode") = "global", released)
+      .def("capture_end", &Graph::capture_end, released)
+      .def("instantiate", &Graph::instantiate, released)
+      .def("replay", &Graph::replay, released)
+      .def("reset", &Graph::reset, released)
+      .def("pool", &Graph::pool)
+      .def("enable_debug_mode", &Graph::enable_debug_mode)
+      .def("debug_dump", &Graph::debug_dump, py::arg("debug_path"), released)
+      .def("__len__", &Graph::size);
+  module.def("is_capturing", [](c10::DeviceIndex index) { return Capture::of(current_stream(index)) != nullptr; });
+}
+
+} // namespace backplane

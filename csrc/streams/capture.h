@@ -1,0 +1,168 @@
+// What streams are given while a graph is being captured: it is taken down here, and not done.
+//
+// A capture begins on one stream. Another one joins it by waiting for an event that was recorded in it, and must be waited for
+// in turn before the capture ends. The order in which work was given is one in which it can be done, so a graph is a list.
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <c10/core/ScalarType.h>
+#include <c10/core/Storage.h>
+#include <c10/core/Stream.h>
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <variant>
+#include <vector>
+
+#include "devices/compiled_kernel.h"
+#include "devices/queue_function.h"
+
+namespace backplane {
+
+// Who may wait for the device while a graph is captured on one of its streams: no thread, any but the one that captures, or
+// any (then only for streams that are not captured).
+enum class CaptureMode : uint8_t { Global, ThreadLocal, Relaxed };
+
+// How far a stream had come when an event was recorded on it.
+struct CapturedPoint {
+  uint64_t capture; // its number
+  std::map<c10::StreamId, size_t> seen; // of each stream, how many pieces of its work come before
+};
+
+// A number of a launch that differs in each replay: a generator's seed, or its offset.
+struct RandomNumber {
+  uint32_t argument;
+  c10::ScalarType dtype;
+  uint32_t generator; // index into CapturedGraph::generators
+  bool is_offset;
+  uint64_t beyond; // how far the offset is beyond the generator's at the replay
+};
+
+struct CapturedArguments {
+  CapturedArguments(c10::ArrayRef<KernelArgument> given, c10::ArrayRef<RandomNumber> random);
+
+  std::vector<KernelArgument> arguments; // whose numbers are these:
+  std::unique_ptr<uint64_t[]> numbers;
+  std::vector<RandomNumber> random;
+};
+struct CapturedLaunch {
+  std::shared_ptr<const CompiledKernel> kernel;
+  LaunchSize size;
+  CapturedArguments arguments;
+};
+struct CapturedQueueCall {
+  std::shared_ptr<const QueueFunction> function;
+  std::string caller;
+  CapturedArguments arguments;
+};
+struct CapturedCopy {
+  void* destination;
+  const void* source;
+  size_t bytes;
+  CopyKind kind;
+  c10::Storage pinned; // the host's side, if there is one
+};
+struct CapturedHostWork {
+  std::string name;
+  std::function<void(c10::Stream)> give; // to a stream
+};
+
+struct CapturedNode {
+  std::string operator_name;
+  c10::StreamId stream;
+  std::vector<size_t> after; // nodes that come before, but those that come before these
+  std::variant<CapturedLaunch, CapturedQueueCall, CapturedCopy, CapturedHostWork> work;
+};
+
+struct CapturedGenerator {
+  at::Generator generator;
+  uint64_t used; // by how much its offset moves on with each replay
+};
+
+struct CapturedGraph {
+  std::vector<CapturedNode> nodes;
+  std::vector<CapturedGenerator> generators;
+  std::vector<std::shared_ptr<const void>> held; // as long as it may be replayed
+  bool reports_errors = false; // see device_errors.h
+};
+
+class Capture {
+ public:
+  // Throws where the stream is being captured already.
+  static std::shared_ptr<Capture> begin(c10::Stream stream, CaptureMode mode);
+  // What was captured; the streams are as they were before. Throws why there is no graph: something could not be captured, or
+  // a stream that joined was not waited for.
+  CapturedGraph end();
+
+  // The capture that the stream is in; mostly none.
+  static std::shared_ptr<Capture> of(c10::Stream stream) {
+    return under_way_.load(std::memory_order_relaxed) == 0 ? nullptr : find(stream);
+  }
+  // One that does not let this thread wait for the device's streams; mostly none.
+  static std::shared_ptr<Capture> forbidding(c10::DeviceIndex device) {
+    return under_way_.load(std::memory_order_relaxed) == 0 ? nullptr : find_forbidding(device);
+  }
+
+  // Work for a stream that is in this capture.
+  void launch(
+      c10::Stream stream, std::shared_ptr<const CompiledKernel> kernel, const LaunchSize& size,
+      c10::ArrayRef<KernelArgument> arguments, c10::ArrayRef<RandomNumber> random = {});
+  void call_on_queue(
+      c10::Stream stream, std::shared_ptr<const QueueFunction> function, std::string caller,
+      c10::ArrayRef<KernelArgument> arguments, c10::ArrayRef<RandomNumber> random = {});
+  void copy(c10::Stream stream, CapturedCopy copy);
+  void give_to_host(c10::Stream stream, CapturedHostWork work);
+  // Launches may report errors, which replays have to look for.
+  void note_reporting();
+  // Keeps what the work needs.
+  void hold(std::shared_ptr<const void> needed);
+  // Index of the generator, and how far beyond its offset the next `count` numbers begin.
+  std::pair<uint32_t, uint64_t> take_random(const at::Generator& generator, uint64_t count);
+
+  // Events.
+  std::shared_ptr<const CapturedPoint> point(c10::Stream stream);
+  // The stream waits for the point: it joins, if it was in no capture. Throws where the point's capture is over.
+  static void wait(const CapturedPoint& point, c10::Stream stream);
+  bool contains(c10::Stream stream);
+
+  // Throws that the operator under way cannot be captured, and why. The capture has failed: it says so when it ends.
+  [[noreturn]] void refuse(const std::string& why);
+  // The same, of the capture that a point is of, which may be over.
+  [[noreturn]] static void refuse(const CapturedPoint& point, const std::string& why);
+
+  uint64_t number() const {
+    return number_;
+  }
+
+ private:
+  Capture(c10::Stream stream, CaptureMode mode);
+  static std::shared_ptr<Capture> find(c10::Stream stream);
+  static std::shared_ptr<Capture> find_forbidding(c10::DeviceIndex device);
+  static std::shared_ptr<Capture> numbered(uint64_t number);
+  void add(c10::Stream stream, decltype(CapturedNode::work) work);
+  void check_not_failed();
+
+  const uint64_t number_;
+  const c10::Stream origin_;
+  const CaptureMode mode_;
+  const std::thread::id thread_;
+
+  std::mutex lock_; // of what follows; threads of autograd give work, too
+  struct StreamState {
+    std::map<c10::StreamId, size_t> seen; // of each stream, how many pieces of its work come before the next one here
+    std::map<c10::StreamId, size_t> seen_before; // the last one here
+    std::vector<size_t> nodes; // that were given to this stream
+  };
+  std::map<c10::StreamId, StreamState> streams_; // that are in it
+  CapturedGraph graph_;
+  std::string failure_;
+
+  static inline std::atomic<int> under_way_{0};
+};
+
+} // namespace backplane
