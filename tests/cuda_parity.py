@@ -40,8 +40,8 @@ SAME = """
     memory_reserved memory_snapshot memory_stats memory_stats_as_nested_dict memory_summary random
     reset_accumulated_host_memory_stats reset_accumulated_memory_stats reset_max_memory_allocated
     reset_max_memory_cached reset_peak_host_memory_stats reset_peak_memory_stats seed seed_all set_device
-    set_per_process_memory_fraction set_rng_state set_rng_state_all set_stream set_sync_debug_mode stream streams synchronize tunable
-    use_mem_pool
+    set_per_process_memory_fraction set_rng_state set_rng_state_all set_stream set_sync_debug_mode stream streams
+    synchronize tunable use_mem_pool
 """.split()  # noqa: SIM905 - eighty quoted names would be harder to read
 SAME += """
     tunable.enable tunable.get_filename tunable.get_max_tuning_duration tunable.get_max_tuning_iterations

@@ -87,3 +87,22 @@ def test_other_dtypes_are_refused_as_on_the_cpu() -> None:
     for device in ("cpu", "bp"):
         with pytest.raises(RuntimeError, match=r"^linalg\.inv: Low precision dtypes not supported\. Got Half$"):
             torch.linalg.inv(torch.eye(2, dtype=torch.float16, device=device))
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("abs", torch.bool), ("exp", torch.complex32), ("sigmoid", torch.complex32)], ids=str
+)
+def test_writing_to_elements_in_one_place_is_refused(name: str, dtype: torch.dtype) -> None:
+    """As it is in dtypes for which PyTorch's CPU has a kernel; nothing is written."""
+    function = getattr(torch, name)
+    one = torch.ones(1, device="bp").to(dtype)
+    many = torch.ones(5, device="bp").to(dtype)
+    with pytest.raises(RuntimeError, match="more than one element of the written-to tensor"):
+        getattr(one.expand(2), name + "_")()
+    with pytest.raises(RuntimeError, match="more than one element of the written-to tensor"):
+        function(many[:2], out=one.expand(2))
+    with pytest.raises(RuntimeError, match="some elements of the input tensor and the written-to tensor"):
+        function(many[1:], out=many[:-1])
+    assert torch.equal(one.to(torch.complex64).cpu(), torch.ones(1, dtype=torch.complex64))
+    assert torch.equal(many.to(torch.complex64).cpu(), torch.ones(5, dtype=torch.complex64))
+    getattr(many, name + "_")()

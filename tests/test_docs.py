@@ -64,6 +64,7 @@ def test_every_block_of_code_has_a_test() -> None:
     languages = {page: set(re.findall(r"^```(\w+)$", text, re.MULTILINE)) for page, text in TEXTS.items()}
     assert {page: found for page, found in languages.items() if found} == {
         "README.md": {"python"},  # test_packaging.py
+        "graphs.md": {"python"},
         "kernels.md": {"python"},
         "torch-bp.md": {"python", "sh"},
         "write-a-driver.md": {"python", "toml", "c"},  # the driver itself: test_drivers_contract.py
@@ -83,6 +84,13 @@ def test_the_python_of_write_an_operator_runs() -> None:
 @pytest.mark.parametrize("command", "".join(blocks("write-an-operator.md", "sh")).splitlines())
 def test_the_commands_of_write_an_operator_run(command: str) -> None:
     run(["bash", "-c", command])
+
+
+@pytest.mark.usefixtures("opencl")
+def test_the_python_of_graphs_runs() -> None:
+    (program,) = blocks("graphs.md", "python")
+    printed = [float(line) for line in run([sys.executable, "-c", program], TORCH_BACKPLANE_DRIVERS="opencl").split()]
+    assert len(set(printed)) == 3
 
 
 @pytest.mark.usefixtures("opencl")

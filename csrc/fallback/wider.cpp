@@ -102,6 +102,42 @@ bool is_dtype(const c10::Argument& argument) {
       c10::TypeKind::ScalarTypeType;
 }
 
+// Raises what the CPU's kernel says of a result that overlaps an operand in part, where they are as `arguments` have them, but of
+// the dtype `wide` for `narrow`. Kernels that say nothing compute something, which nobody sees.
+void raise_of_overlaps(
+    const c10::OperatorHandle& op, std::span<const c10::IValue> arguments, ScalarType narrow, ScalarType wide) {
+  const auto written = [&](size_t i) { return is_written(op.schema(), op.schema().arguments()[i]); };
+  const auto tensor = [&](size_t i) { return arguments[i].isTensor() ? arguments[i].toTensor() : at::Tensor(); };
+  bool overlap = false;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    for (size_t j = 0; j < arguments.size() && written(i); ++j) {
+      overlap |= i != j && tensor(i).defined() && tensor(j).defined() &&
+          at::get_overlap_status(tensor(i), tensor(j)) == at::MemOverlapStatus::Partial;
+    }
+  }
+  if (!overlap) {
+    return;
+  }
+  std::unordered_map<const void*, at::Tensor> memory; // by the storage that it stands for
+  torch::jit::Stack probe;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const at::Tensor one = tensor(i);
+    if (!one.defined() || one.scalar_type() != narrow) {
+      const bool is_narrow = arguments[i].isInt() && is_dtype(op.schema().arguments()[i]) &&
+          static_cast<ScalarType>(arguments[i].toInt()) == narrow;
+      probe.push_back(is_narrow ? c10::IValue(static_cast<int64_t>(wide)) : arguments[i]);
+      continue;
+    }
+    auto& storage = memory[one.storage().unsafeGetStorageImpl()];
+    if (!storage.defined()) {
+      const auto elements = static_cast<int64_t>(one.storage().nbytes() / one.itemsize());
+      storage = at::zeros({elements}, one.options().dtype(wide));
+    }
+    probe.emplace_back(storage.as_strided(one.sizes(), one.strides(), one.storage_offset()));
+  }
+  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &probe);
+}
+
 // One call: which dtype is lacking, what its results have, and the tensors that were given for them.
 class WiderCall {
  public:
@@ -257,12 +293,9 @@ void histogram(const c10::FunctionSchema& schema, torch::jit::Stack* stack) {
 void absolute_of_bools(const c10::FunctionSchema& schema, torch::jit::Stack* stack) {
   const bool has_out = schema.arguments().back().is_out();
   const at::Tensor out = has_out ? torch::jit::pop(*stack).toTensor() : at::Tensor();
-  if (schema.name() == "aten::abs_") {
-    at::assert_no_internal_overlap(stack->back().toTensor());
-    return;
-  }
   const at::Tensor self = torch::jit::pop(*stack).toTensor();
   if (has_out) {
+    at::assert_no_internal_overlap(out); // in place, nothing is copied
     TORCH_CHECK(
         out.scalar_type() == ScalarType::Bool, "Found dtype ", out.scalar_type(), " but expected ", ScalarType::Bool);
     at::native::resize_output(out, self.sizes());
@@ -321,6 +354,7 @@ void run_wider(const WiderRule& rule, const c10::OperatorHandle& op, torch::jit:
     rule.composed(op.schema(), stack);
   } else {
     torch::jit::Stack given(stack->end() - op.schema().arguments().size(), stack->end());
+    raise_of_overlaps(op, given, call.lacking(), wider(call.lacking()));
     call.widen();
     try {
       op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
