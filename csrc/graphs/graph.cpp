@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <fstream>
+#include <mutex>
 #include <utility>
 
 #include "c10/generator.h"
@@ -21,14 +22,16 @@ class Replay {
   Replay(c10::Stream stream, c10::ArrayRef<PhiloxGenerator::State> generators)
       : stream_(stream), queue_(stream_handle(stream)), device_(device(stream.device_index())), generators_(generators) {}
 
-  void operator()(CapturedLaunch& launch) const {
-    draw(launch.arguments);
-    launch.kernel->launch(launch.size, launch.arguments.arguments, queue_);
+  void operator()(const CapturedLaunch& launch) const {
+    give(launch.arguments, [&](c10::ArrayRef<KernelArgument> arguments) {
+      launch.kernel->launch(launch.size, arguments, queue_);
+    });
   }
 
-  void operator()(CapturedQueueCall& call) const {
-    draw(call.arguments);
-    device_.call_on_queue(call.function, call.caller, call.arguments.arguments, queue_);
+  void operator()(const CapturedQueueCall& call) const {
+    give(call.arguments, [&](c10::ArrayRef<KernelArgument> arguments) {
+      device_.call_on_queue(call.function, call.caller, arguments, queue_);
+    });
   }
 
   void operator()(const CapturedCopy& copy) const {
@@ -44,12 +47,23 @@ class Replay {
   }
 
  private:
-  void draw(CapturedArguments& arguments) const {
-    for (const RandomNumber& number : arguments.random) {
+  // Calls `go` with the arguments, in which random numbers are this replay's.
+  template <typename Go>
+  void give(const CapturedArguments& captured, const Go& go) const {
+    if (captured.random.empty()) {
+      go(captured.arguments);
+      return;
+    }
+    c10::SmallVector<KernelArgument, 24> arguments(captured.arguments.begin(), captured.arguments.end());
+    c10::SmallVector<uint64_t, 4> numbers(captured.random.size());
+    for (size_t i = 0; i < numbers.size(); ++i) {
+      const RandomNumber& number = captured.random[i];
       const auto& state = generators_[number.generator];
       const uint64_t value = number.is_offset ? state.offset + number.beyond : state.seed;
-      store_number(static_cast<int64_t>(value), number.dtype, &arguments.numbers[number.argument]);
+      arguments[number.argument].bytes = store_number(static_cast<int64_t>(value), number.dtype, &numbers[i]);
+      arguments[number.argument].data = &numbers[i];
     }
+    go(arguments);
   }
 
   const c10::Stream stream_;
@@ -154,7 +168,6 @@ void Graph::replay() {
   if (!ready_) {
     instantiate();
   }
-  std::lock_guard<std::mutex> guard(replays_);
   const c10::Stream stream = current_stream(stream_->device_index());
   if (const auto capture = Capture::of(stream)) {
     capture->refuse("it replays another graph");
@@ -166,7 +179,7 @@ void Graph::replay() {
   }
   const Replay replay(stream, states);
   const DeviceCall call(device(stream.device_index()));
-  for (CapturedNode& node : graph_->nodes) {
+  for (const CapturedNode& node : graph_->nodes) {
     std::visit(replay, node.work);
   }
   if (graph_->reports_errors) {
@@ -176,7 +189,6 @@ void Graph::replay() {
 
 void Graph::reset() {
   TORCH_CHECK(capture_ == nullptr, "a graph cannot be reset while it is being captured");
-  std::lock_guard<std::mutex> guard(replays_);
   graph_.reset();
   ready_ = false;
   give_up_memory();

@@ -5,7 +5,6 @@
 #include <c10/core/Stream.h>
 
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 
@@ -53,7 +52,6 @@ class Graph {
   std::shared_ptr<Capture> capture_; // under way
   std::optional<CapturedGraph> graph_;
   std::optional<c10::MempoolId_t> pool_; // while this holds it
-  std::mutex replays_; // one at a time: random numbers are written to the arguments
 };
 
 } // namespace backplane

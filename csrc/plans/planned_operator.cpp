@@ -282,7 +282,7 @@ void PlannedOperator::answer(torch::jit::Stack* stack) {
   }
   if (Recorder::active() == nullptr) {
     if (const auto captured = Capture::of(current_stream(index)); C10_UNLIKELY(captured != nullptr)) {
-      capture(*captured, *declaration, stack, call, std::move(signature));
+      capture(*captured, *declaration, stack, call, signature);
       return;
     }
   }
@@ -410,15 +410,17 @@ std::optional<Plan> PlannedOperator::rehearse(
   return results.has_value() ? std::make_optional(recorder.finish(*results)) : std::nullopt;
 }
 
-// Replays a plan, since that is what can be repeated. Where there is none, planners are rehearsed.
+// Replays a plan, since that is what can be repeated. Where there is none, the planner is rehearsed; its plan is the capture's
+// alone, as nothing is tuned in one.
 void PlannedOperator::capture(
-    Capture& capture, const Declaration& declaration, torch::jit::Stack* stack, PlannedCall& call, Signature signature) {
+    Capture& capture, const Declaration& declaration, torch::jit::Stack* stack, PlannedCall& call,
+    const Signature& signature) {
   const size_t count = declaration.facts.size();
   const auto arguments = torch::jit::last(*stack, count);
-  const bool keeps = mode.load(std::memory_order_relaxed) != PlanMode::Off;
-  auto known = keeps ? cache_.find(signature) : nullptr;
-  if (known == nullptr && keeps) {
-    known = cache_.find_any_shape(signature);
+  std::shared_ptr<const Plan> known;
+  if (mode.load(std::memory_order_relaxed) != PlanMode::Off) {
+    known = cache_.find(signature);
+    known = known != nullptr ? known : cache_.find_any_shape(signature);
   }
   if (known == nullptr) {
     LeftToCpu left;
@@ -432,9 +434,6 @@ void PlannedOperator::capture(
     }
     known = std::make_shared<const Plan>(std::move(*made));
     cache_.count_planned(*known);
-    if (keeps) {
-      cache_.insert(std::move(signature), known);
-    }
   }
   if (known->falls_back) {
     run_otherwise(stack); // which may be composed of what can be captured

@@ -116,7 +116,7 @@ class PlannedOperator {
   // Answers a call of a stream that is being captured.
   void capture(
       Capture& capture, const Declaration& declaration, torch::jit::Stack* stack, PlannedCall& call,
-      Signature signature);
+      const Signature& signature);
   // Rehearses, and throws where the planner would do something else than the plan.
   void check(const Declaration& declaration, c10::ArrayRef<c10::IValue> arguments, const PlannedCall& call, const Plan& known);
 

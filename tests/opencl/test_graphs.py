@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from agreement import DEVICE
 from torch import nn
 
+from torch_backplane.tuning import choosing
+
 Graphs = pytest.mark.parametrize("kind", ["torch.bp", "torch.accelerator"])
 
 
@@ -476,6 +478,24 @@ def network() -> nn.Module:
 
 def batches(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(torch.randn(8, 12), torch.randint(0, 4, (8,))) for _ in range(count)]
+
+
+def test_nothing_is_tuned_in_a_capture() -> None:
+    """And what follows is tuned: the plan of the capture is not that of later calls."""
+    x, w = torch.randn(1, 4, 12, 13, device=DEVICE), torch.randn(4, 4, 3, 3, device=DEVICE)
+    graph = torch.bp.Graph()
+    before = torch.backends.bp.conv.benchmark
+    torch.backends.bp.conv.benchmark = True
+    try:
+        with captured(graph):
+            y = F.conv2d(x, w)
+        graph.replay()
+        torch.testing.assert_close(y.cpu(), F.conv2d(x.cpu(), w.cpu()), atol=1e-4, rtol=1e-4)
+        known = len(choosing.context.benchmarked(x.device.index))
+        F.conv2d(x, w)
+        assert len(choosing.context.benchmarked(x.device.index)) == known + 1
+    finally:
+        torch.backends.bp.conv.benchmark = before
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam", "AdamW"])

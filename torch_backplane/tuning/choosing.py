@@ -232,13 +232,14 @@ def validators(device: int) -> dict[str, str]:
 
 def winner(family: str, problem: Problem, device: torch.device, candidates: Sequence[str], cache_bytes: int) -> str:
     """Which of several candidates computes a call, the first of which does so untuned. Tunes it, or records that it is
-    untuned, where that was asked for. `cache_bytes` are the device's.
+    untuned, where that was asked for, but not while a graph is captured. `cache_bytes` are the device's.
     """
     assert device.index is not None
     lasting = context["enabled"]
     known = context.results(device.index) if lasting else context.benchmarked(device.index)
     found = known.get(problem)
-    if found is None and _thread.forced is None:  # trials tune nothing themselves
+    # Trials tune nothing themselves, and nothing can be timed while a graph is captured.
+    if found is None and _thread.forced is None and not _C.is_capturing(device.index):
         if lasting and context["tuning"]:
             found = tune(family, problem, device, candidates, cache_bytes)
             context.add(device.index, problem, found)
