@@ -229,6 +229,13 @@ class _Captured:
         self.gradients = [next(found, None) if one.requires_grad else None for one in self.inputs]
         self.outputs = [one.detach() for one in self.outputs]  # without what autograd has kept for them
 
+    def free_gradients(self) -> None:
+        """Gives parameters whose `grad` is still what the last replay wrote, as autograd takes it over, a copy of it:
+        the next one is added to that."""
+        for parameter, gradient in zip(self.inputs, self.gradients, strict=True):
+            if gradient is not None and parameter.grad is not None and parameter.grad.is_set_to(gradient):
+                parameter.grad = parameter.grad.clone()
+
     def made(self) -> Graphed:
         """A function that replays."""
         captured = self
@@ -240,7 +247,10 @@ class _Captured:
                     if place.data_ptr() != given.data_ptr():
                         place.copy_(given)
                 captured.forward_graph.replay()
-                return tuple(one.detach() for one in captured.outputs)
+                outputs = tuple(one.detach() for one in captured.outputs)
+                needless = [out for out, one in zip(outputs, captured.cotangents, strict=True) if one is None]
+                ctx.mark_non_differentiable(*needless)
+                return outputs
 
             @staticmethod
             @torch.autograd.function.once_differentiable
@@ -248,6 +258,7 @@ class _Captured:
                 for place, given in zip(captured.cotangents, cotangents, strict=True):
                     if place is not None and place.data_ptr() != given.data_ptr():
                         place.copy_(given)
+                captured.free_gradients()
                 captured.backward_graph.replay()
                 return tuple(None if one is None else one.detach() for one in captured.gradients)
 

@@ -91,8 +91,7 @@ def error_words(device: torch.device) -> torch.Tensor:
 
 
 def _make_words(device: torch.device) -> None:
-    words = torch.zeros(errors.WORDS, dtype=torch.int32).to(device)
-    torch.accelerator.synchronize(device)
+    words = torch.zeros(errors.WORDS, dtype=torch.int32).to(device)  # waits for this thread's stream, and for no other
     _C.watch_error_words(words, errors.error)  # the socket throws what they say at the next synchronization
     _words[device.index] = words
 
