@@ -20,7 +20,8 @@ PACKAGE = {
     "accelerator": {"_C", "drivers", "operators", "tuning"},
     "conformance": {"_C"},
     "audit": {"_C", "drivers", "kernels", "operators", "planning", "tuning"},
-    "cli": {"_C", "accelerator", "audit", "conformance", "drivers", "kernels", "tuning"},
+    "memory_plot": set(),
+    "cli": {"_C", "accelerator", "audit", "conformance", "drivers", "kernels", "memory_plot", "tuning"},
 }
 
 

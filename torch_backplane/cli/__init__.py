@@ -1,4 +1,4 @@
-"""The command line: `python -m torch_backplane devices | info | conformance | ops | audit | tune`.
+"""The command line: `python -m torch_backplane devices | info | conformance | ops | audit | tune | memory`.
 
 One file per command. What a command needs to do its work it imports when it runs, so that `--help` is quick.
 """
@@ -11,6 +11,7 @@ from torch_backplane.cli.audit import audit
 from torch_backplane.cli.conformance import conformance
 from torch_backplane.cli.devices import devices
 from torch_backplane.cli.info import info
+from torch_backplane.cli.memory import memory
 from torch_backplane.cli.ops import ops
 from torch_backplane.cli.tune import tune
 
@@ -19,6 +20,7 @@ app = typer.Typer(
 )
 for command in (devices, info, conformance, ops, audit, tune):
     app.command()(command)
+app.add_typer(memory, name="memory")
 
 
 def main() -> None:
