@@ -1,4 +1,4 @@
-"""The two examples, run as a user runs them, with small settings."""
+"""The examples, run as a user runs them, with small settings."""
 
 from __future__ import annotations
 
@@ -129,3 +129,21 @@ class TestText:
         assert max(train.max(), held_out.max()) < len(stdlib_text.ALPHABET)
         again, _ = stdlib_text.load()
         assert again.equal(train)
+
+
+class TestSimulatedCluster:
+    SMALL = ("--devices", "3", "--memory", "48MiB", "--steps", "3", "--layers", "6")
+
+    def test_recovers_from_too_little_memory_with_the_right_numbers(self) -> None:
+        finished = run("simulated_cluster.py", *self.SMALL, "--batch", "100001")  # no multiple of three
+        assert finished.returncode == 0, finished.stdout + finished.stderr
+        rows = [line.replace("│", " ").split() for line in finished.stdout.splitlines() if line.startswith("│")]
+        assert [row[0] for row in rows] == ["0", "1", "2"]
+        assert int(rows[0][-1]) > 0  # halved
+        assert rows[1][-1] == rows[2][-1] == "0"
+        assert "beside one CPU: losses differ by" in finished.stdout
+
+    def test_memory_that_is_never_enough(self) -> None:
+        finished = run("simulated_cluster.py", "--devices", "2", "--memory", "64KiB", "--batch", "64", "--steps", "1")
+        assert finished.returncode != 0
+        assert "64KiB is too little" in finished.stdout or "out of memory" in finished.stderr

@@ -1,0 +1,159 @@
+"""Data-parallel training on a cluster that is not there: devices in host memory, with streams and peer copies.
+
+    python examples/simulated_cluster.py                          # four devices
+    python examples/simulated_cluster.py --devices 2 --memory 96MiB --batch 16384 --steps 4
+
+Each device has 512 MiB, a copy of the model and a part of the batch. It computes on one stream and sends gradients on
+another: the first device adds up what the others send, layer by layer, and sends back the mean. The batch is too large
+on purpose. Where a device runs out of memory, the step is given up and made again with half of the batch. In the end
+the same steps on the CPU say whether the numbers are right.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+import typer
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+console = Console(highlight=False)
+
+
+def main(
+    devices: Annotated[int, typer.Option(min=1, max=16, help="how many devices to simulate")] = 4,
+    memory: Annotated[str, typer.Option(help="the memory of each")] = "512MiB",
+    batch: Annotated[int, typer.Option(min=1, help="the batch to begin with, of all devices together")] = 524288,
+    steps: Annotated[int, typer.Option(min=1, help="steps of training")] = 6,
+    layers: Annotated[int, typer.Option(min=1, help="hidden layers, of 64 features each")] = 12,
+    seed: Annotated[int, typer.Option(help="of the data and the first weights")] = 0,
+) -> None:
+    """Trains on simulated devices side by side, recovers from too little memory, and compares with the CPU."""
+    # Read when the devices are first needed, which is below.
+    os.environ |= {"TORCH_BACKPLANE_DRIVERS": "host", "TORCH_BACKPLANE_HOST_DEVICES": str(devices)}
+    os.environ["TORCH_BACKPLANE_HOST_MEMORY"] = memory
+
+    cluster = Cluster(devices, layers, seed)
+    table = Table("step", "batch", "loss", "seconds", "largest peak of a device", "halved")
+    batches, losses = [], []
+    for step in range(steps):
+        start, halved = time.perf_counter(), 0
+        while True:
+            try:
+                loss = cluster.step(*data(batch, seed + step))
+                break
+            except torch.OutOfMemoryError:
+                cluster.give_up()
+                batch, halved = batch // 2, halved + 1
+                if batch < devices:
+                    console.print(f"[bold red]Error:[/] {memory} is too little for one example on each device")
+                    raise typer.Exit(1) from None
+        batches.append(batch)
+        losses.append(loss)
+        peak = max(torch.accelerator.max_memory_allocated(index) for index in range(devices)) / 2**20
+        seconds = time.perf_counter() - start
+        table.add_row(str(step), f"{batch:,}", f"{loss:.5f}", f"{seconds:.2f}", f"{peak:.0f} MiB", str(halved))
+    console.print(table)
+
+    alone, right = network(layers, seed), []
+    optimizer = torch.optim.SGD(alone.parameters(), LEARNING_RATE, MOMENTUM)
+    for step, size in enumerate(batches):
+        optimizer.zero_grad()
+        x, y = data(size, seed + step)
+        expected = F.mse_loss(alone(x), y)
+        expected.backward()
+        optimizer.step()
+        right.append(expected.item())
+    apart = max(abs(one - other) / other for one, other in zip(losses, right, strict=True))
+    weights = max(
+        (one.cpu() - other).abs().max().item()
+        for model in cluster.models
+        for one, other in zip(model.parameters(), alone.parameters(), strict=True)
+    )
+    console.print(f"beside one CPU: losses differ by {apart:.1e} at most (relative), weights by {weights:.1e}")
+    if apart > 1e-3 or weights > 1e-3:
+        console.print("[bold red]Error:[/] these are other numbers")
+        raise typer.Exit(1)
+
+
+LEARNING_RATE, MOMENTUM = 0.05, 0.9
+FEATURES = 64
+
+
+def network(layers: int, seed: int) -> nn.Module:
+    """64 numbers in, one out; the same for the same seed."""
+    torch.manual_seed(seed)
+    hidden = [layer for _ in range(layers) for layer in (nn.Linear(FEATURES, FEATURES), nn.Tanh())]
+    return nn.Sequential(*hidden, nn.Linear(FEATURES, 1))
+
+
+def data(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Examples (count, 64) on the CPU, and what there is to learn of them: (count, 1)."""
+    x = torch.randn(count, FEATURES, generator=torch.Generator().manual_seed(seed))
+    return x, x[:, :8].sin().mean(1, keepdim=True)
+
+
+class Cluster:
+    """A model on each device, with a stream to compute on and one to send on."""
+
+    def __init__(self, devices: int, layers: int, seed: int) -> None:
+        self.devices = [torch.device("bp", index) for index in range(devices)]
+        self.models = [network(layers, seed).to(device) for device in self.devices]
+        self.optimizers = [torch.optim.SGD(model.parameters(), LEARNING_RATE, MOMENTUM) for model in self.models]
+        self.computing = [torch.Stream(device) for device in self.devices]
+        self.sending = [torch.Stream(device) for device in self.devices]
+        for device in self.devices:
+            torch.accelerator.synchronize(device)
+
+    def step(self, x: torch.Tensor, y: torch.Tensor) -> float:
+        """One step on a batch of the CPU's; returns its mean loss. Raises OutOfMemoryError, with no weights changed."""
+        parts = zip(x.tensor_split(len(self.devices)), y.tensor_split(len(self.devices)), strict=True)
+        losses = []
+        for model, stream, (inputs, targets) in zip(self.models, self.computing, parts, strict=True):
+            with stream:
+                model.zero_grad()
+                given, wanted = (one.to(stream.device, non_blocking=True) for one in (inputs, targets))
+                share = len(inputs) / len(x)
+                loss = F.mse_loss(model(given), wanted) * share
+                loss.backward()
+                losses.append(loss.detach())
+        self._average_gradients()
+        for optimizer, stream, sender in zip(self.optimizers, self.computing, self.sending, strict=True):
+            stream.wait_stream(sender)
+            with stream:
+                optimizer.step()
+        for stream in self.computing:
+            stream.synchronize()
+        return sum(loss.item() for loss in losses)
+
+    def _average_gradients(self) -> None:
+        """The gradients of all devices become their sum, which is the mean as losses are shares of one."""
+        first = self.sending[0]
+        for sender, stream in zip(self.sending, self.computing, strict=True):
+            sender.wait_stream(stream)
+        for parameters in zip(*(list(model.parameters())[::-1] for model in self.models), strict=True):
+            total, *others = (parameter.grad for parameter in parameters)
+            with first:
+                for gradient, sender in zip(others, self.sending[1:], strict=True):
+                    first.wait_stream(sender)  # of the last layer's broadcast, too
+                    total.add_(gradient.to(total.device, non_blocking=True))
+            for gradient, sender in zip(others, self.sending[1:], strict=True):
+                sender.wait_stream(first)
+                with sender:
+                    gradient.copy_(total, non_blocking=True)
+
+    def give_up(self) -> None:
+        """Forgets a step that failed, and gives its memory back."""
+        for model, device in zip(self.models, self.devices, strict=True):
+            torch.accelerator.synchronize(device)
+            model.zero_grad()
+        torch.accelerator.empty_cache()
+
+
+if __name__ == "__main__":
+    typer.run(main)
