@@ -21,6 +21,7 @@ PACKAGE = {
     "conformance": {"_C"},
     "audit": {"_C", "drivers", "kernels", "operators", "planning", "tuning"},
     "memory_plot": set(),
+    "testing": {"_C"},
     "cli": {"_C", "accelerator", "audit", "conformance", "drivers", "kernels", "memory_plot", "tuning"},
 }
 

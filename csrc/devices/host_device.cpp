@@ -9,7 +9,6 @@
 #include <cstring>
 #include <deque>
 #include <functional>
-#include <map>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -143,28 +142,6 @@ const HostEvent& state(EventHandle event) {
   return *static_cast<HostEvent*>(event);
 }
 
-// The failures that tests have asked for.
-struct Faults {
-  std::mutex lock;
-  std::map<std::string, int> calls_until; // 1: the next one
-  std::atomic<bool> any{false};
-
-  void meet(const char* method) {
-    if (C10_LIKELY(!any.load(std::memory_order_relaxed))) {
-      return;
-    }
-    std::lock_guard<std::mutex> guard(lock);
-    const auto found = calls_until.find(method);
-    if (found != calls_until.end() && --found->second == 0) {
-      calls_until.erase(found);
-      any.store(!calls_until.empty());
-      TORCH_CHECK(false, "the host device was told to fail at ", method);
-    }
-  }
-};
-
-Faults faults;
-
 void* map_pages(size_t bytes, int protection) {
   void* address = mmap(nullptr, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   return address == MAP_FAILED ? nullptr : address;
@@ -177,7 +154,6 @@ class HostDevice final : public Device {
 
   // --- memory
   void* allocate(size_t bytes) override {
-    faults.meet("allocate");
     if (!take(bytes)) {
       return nullptr;
     }
@@ -191,13 +167,11 @@ class HostDevice final : public Device {
   }
 
   void free(void* address, size_t bytes) override {
-    faults.meet("free");
     munmap(address, bytes);
     give_back(bytes);
   }
 
   std::pair<size_t, size_t> memory_info() override {
-    faults.meet("memory_info");
     const size_t used = used_.load();
     return {limit_ - std::min(used, limit_), limit_};
   }
@@ -207,19 +181,16 @@ class HostDevice final : public Device {
   }
 
   void* reserve(size_t bytes) override {
-    faults.meet("reserve");
     void* address = map_pages(bytes, PROT_NONE);
     TORCH_CHECK(address != nullptr, "cannot reserve ", bytes, " bytes of address space");
     return address;
   }
 
   void unreserve(void* address, size_t bytes) override {
-    faults.meet("unreserve");
     munmap(address, bytes);
   }
 
   bool map(void* address, size_t bytes) override {
-    faults.meet("map");
     if (!take(bytes)) {
       return false;
     }
@@ -232,7 +203,6 @@ class HostDevice final : public Device {
   }
 
   void unmap(void* address, size_t bytes) override {
-    faults.meet("unmap");
     madvise(address, bytes, MADV_DONTNEED);
     mprotect(address, bytes, PROT_NONE);
     give_back(bytes);
@@ -240,25 +210,21 @@ class HostDevice final : public Device {
 
   // --- streams
   StreamHandle create_stream(int) override {
-    faults.meet("create_stream");
     return new HostQueue;
   }
 
   void destroy_stream(StreamHandle) noexcept override {} // a queue's thread may still run: queues are kept
 
   bool query_stream(StreamHandle stream) override {
-    faults.meet("query_stream");
     return queue(stream).query();
   }
 
   void synchronize_stream(StreamHandle stream) override {
-    faults.meet("synchronize_stream");
     queue(stream).drain();
   }
 
   // --- events
   EventHandle create_event(bool) override {
-    faults.meet("create_event");
     return new HostEvent(std::make_shared<HostEventState>());
   }
 
@@ -267,7 +233,6 @@ class HostDevice final : public Device {
   }
 
   void record_event(EventHandle event, StreamHandle stream) override {
-    faults.meet("record_event");
     HostEvent shared = state(event);
     uint64_t version = 0;
     {
@@ -291,14 +256,12 @@ class HostDevice final : public Device {
   }
 
   bool query_event(EventHandle event) override {
-    faults.meet("query_event");
     const HostEvent& shared = state(event);
     std::lock_guard<std::mutex> guard(shared->lock);
     return shared->reached >= shared->recorded;
   }
 
   void synchronize_event(EventHandle event) override {
-    faults.meet("synchronize_event");
     HostEvent shared = state(event);
     uint64_t version = 0;
     {
@@ -314,12 +277,10 @@ class HostDevice final : public Device {
 
   // --- transfers
   void copy(void* destination, const void* source, size_t bytes, CopyKind, StreamHandle stream) override {
-    faults.meet("copy");
     queue(stream).run([=] { std::memmove(destination, source, bytes); });
   }
 
   void fill(void* address, uint8_t value, size_t bytes, StreamHandle stream) override {
-    faults.meet("fill");
     queue(stream).run([=] { std::memset(address, value, bytes); });
   }
 
@@ -378,12 +339,6 @@ class HostDevice final : public Device {
 };
 
 } // namespace
-
-void fail_host_call(const std::string& method, int nth) {
-  std::lock_guard<std::mutex> guard(faults.lock);
-  faults.calls_until[method] = nth;
-  faults.any.store(true);
-}
 
 std::unique_ptr<Device> make_host_device(DeviceProperties properties, size_t memory_limit) {
   return std::make_unique<HostDevice>(std::move(properties), memory_limit);

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <string>
 
 #include "devices/device.h"
 
@@ -10,8 +9,5 @@ namespace backplane {
 
 // `memory_limit` in bytes; allocations beyond it fail as they would on a card of that size.
 std::unique_ptr<Device> make_host_device(DeviceProperties properties, size_t memory_limit);
-
-// For tests: the `nth` call from now of the method of Device that is called `method`, of any host device, throws.
-void fail_host_call(const std::string& method, int nth);
 
 } // namespace backplane

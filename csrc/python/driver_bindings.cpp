@@ -10,6 +10,7 @@
 #include "devices/discovery.h"
 #include "devices/discrete_device.h"
 #include "devices/ending.h"
+#include "devices/faulty_device.h"
 #include "devices/host_device.h"
 #include "drivers/clblast.h"
 #include "drivers/driver_device.h"
@@ -23,7 +24,8 @@ namespace {
 
 void add(std::unique_ptr<Device> device, bool discrete) {
   const bool hide = discrete && device->properties().host_accessible;
-  add_device(hide ? make_discrete(std::move(device)) : std::move(device));
+  auto shown = hide ? make_discrete(std::move(device)) : std::move(device);
+  add_device(faults_are_prepared() ? make_faulty(std::move(shown)) : std::move(shown));
 }
 
 uintptr_t compile_kernel(
@@ -91,9 +93,29 @@ void bind_drivers(py::module_& module) {
   module.def(
       "clblast_products", &clblast_products, py::arg("functions"),
       "Addresses for torch_backplane.drivers.base.ProductLibrary, by names of dtypes, of addresses of CLBlast's.");
+  // What torch_backplane.testing.faults is made of.
+  module.def("prepare_faults", &prepare_faults);
+  module.def("fault_names", &fault_names);
   module.def(
-      "fail_host_call", &fail_host_call, py::arg("method"), py::arg("nth") = 1,
-      "For tests: the nth call from now of this method of a host device (csrc/devices/device.h) fails.");
+      "fail_call",
+      [](const std::string& name, uint64_t nth, const std::string& kind) {
+        fail_call(
+            name, nth,
+            kind == "error"      ? FaultKind::Error
+                : kind == "lost" ? FaultKind::Loss
+                                 : FaultKind::OutOfMemory);
+      },
+      py::arg("name"), py::arg("nth") = 1, py::arg("kind") = "error");
+  module.def("fail_by_chance", &fail_by_chance, py::arg("names"), py::arg("probability"), py::arg("seed"));
+  module.def("slow_calls", &slow_calls, py::arg("milliseconds"));
+  module.def("clear_faults", &clear_faults);
+  module.def(
+      "fault_counts",
+      [](bool reset) {
+        const FaultCounts counts = fault_counts(reset);
+        return std::make_pair(counts.calls, counts.failed);
+      },
+      py::arg("reset") = false);
   module.def("finish_autograd_threads", &finish_autograd_threads, py::call_guard<py::gil_scoped_release>());
   module.def("finish_host_calls_at_exit", &finish_host_calls_at_exit);
 

@@ -1,0 +1,380 @@
+#include "devices/faulty_device.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <thread>
+#include <utility>
+
+namespace backplane {
+namespace {
+
+// Of all devices.
+class Faults {
+ public:
+  // Counts a call, and says whether it fails.
+  std::optional<FaultKind> meet(const char* name) {
+    double wait = 0;
+    std::optional<FaultKind> found;
+    {
+      std::lock_guard<std::mutex> guard(lock_);
+      counts_.calls[name] += 1;
+      wait = milliseconds_;
+      if (const auto told = told_.find(name); told != told_.end() && --told->second.first == 0) {
+        found = told->second.second;
+        told_.erase(told);
+      } else if (std::find(by_chance_.begin(), by_chance_.end(), name) != by_chance_.end()) {
+        if (std::uniform_real_distribution<>()(random_) < probability_) {
+          found = FaultKind::Error;
+        }
+      }
+      counts_.failed += found.has_value() ? 1 : 0;
+    }
+    if (wait > 0) {
+      std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(wait));
+    }
+    return found;
+  }
+
+  void tell(const std::string& name, uint64_t nth, FaultKind kind) {
+    std::lock_guard<std::mutex> guard(lock_);
+    told_[name] = {nth, kind};
+  }
+
+  void tell_chance(const std::vector<std::string>& names, double probability, uint64_t seed) {
+    std::lock_guard<std::mutex> guard(lock_);
+    by_chance_ = names;
+    probability_ = probability;
+    random_.seed(seed);
+  }
+
+  void slow(double milliseconds) {
+    std::lock_guard<std::mutex> guard(lock_);
+    milliseconds_ = milliseconds;
+  }
+
+  void clear() {
+    std::lock_guard<std::mutex> guard(lock_);
+    told_.clear();
+    by_chance_.clear();
+    milliseconds_ = 0;
+  }
+
+  FaultCounts counts(bool reset) {
+    std::lock_guard<std::mutex> guard(lock_);
+    return reset ? std::exchange(counts_, {}) : counts_;
+  }
+
+ private:
+  std::mutex lock_; // not held while the device is called
+  std::map<std::string, std::pair<uint64_t, FaultKind>> told_; // 1: the next one
+  std::vector<std::string> by_chance_;
+  double probability_ = 0;
+  double milliseconds_ = 0;
+  std::mt19937_64 random_;
+  FaultCounts counts_;
+};
+
+Faults& faults() {
+  static auto* instance = new Faults;
+  return *instance;
+}
+
+std::atomic<bool> prepared{false};
+
+bool allocates(const std::string& name) {
+  return name == "allocate" || name == "map";
+}
+
+void check_name(const std::string& name) {
+  const auto& names = fault_names();
+  if (std::find(names.begin(), names.end(), name) == names.end()) {
+    std::string all;
+    for (const std::string& one : names) {
+      all += (all.empty() ? "" : ", ") + one;
+    }
+    TORCH_CHECK_VALUE(false, "devices have no call ", name, " that can fail: there are ", all);
+  }
+}
+
+class FaultyDevice final : public Device {
+ public:
+  explicit FaultyDevice(std::unique_ptr<Device> inner) : Device(inner->properties()), inner_(std::move(inner)) {}
+
+  bool needs_gil() const override {
+    return inner_->needs_gil();
+  }
+
+  bool is_lost() const noexcept override {
+    return lost_.load() || inner_->is_lost();
+  }
+
+  void check_not_lost() const override {
+    if (lost_.load()) {
+      throw_lost();
+    }
+    inner_->check_not_lost();
+  }
+
+  // --- memory
+  void* allocate(size_t bytes) override {
+    return meets("allocate") ? nullptr : inner_->allocate(bytes);
+  }
+
+  void free(void* address, size_t bytes) override {
+    if (!lost_.load()) { // what gives something back works on a lost device
+      meets("free");
+    }
+    inner_->free(address, bytes);
+  }
+
+  std::pair<size_t, size_t> memory_info() override {
+    meets("memory_info");
+    return inner_->memory_info();
+  }
+
+  bool can_reserve() const override {
+    return inner_->can_reserve();
+  }
+
+  void* reserve(size_t bytes) override {
+    meets("reserve");
+    return inner_->reserve(bytes);
+  }
+
+  void unreserve(void* address, size_t bytes) override {
+    if (!lost_.load()) {
+      meets("unreserve");
+    }
+    inner_->unreserve(address, bytes);
+  }
+
+  bool map(void* address, size_t bytes) override {
+    return !meets("map") && inner_->map(address, bytes);
+  }
+
+  void unmap(void* address, size_t bytes) override {
+    if (!lost_.load()) {
+      meets("unmap");
+    }
+    inner_->unmap(address, bytes);
+  }
+
+  bool can_pin() const override {
+    return inner_->can_pin();
+  }
+
+  void* pin(void* memory, size_t bytes) override {
+    meets("pin");
+    return inner_->pin(memory, bytes);
+  }
+
+  void unpin(void* pinned) override {
+    inner_->unpin(pinned);
+  }
+
+  // --- streams and events
+  StreamHandle create_stream(int priority) override {
+    meets("create_stream");
+    return inner_->create_stream(priority);
+  }
+
+  void destroy_stream(StreamHandle stream) noexcept override {
+    inner_->destroy_stream(stream);
+  }
+
+  bool query_stream(StreamHandle stream) override {
+    meets("query_stream");
+    return inner_->query_stream(stream);
+  }
+
+  void synchronize_stream(StreamHandle stream) override {
+    meets("synchronize_stream");
+    inner_->synchronize_stream(stream);
+  }
+
+  EventHandle create_event(bool timing) override {
+    meets("create_event");
+    return inner_->create_event(timing);
+  }
+
+  void destroy_event(EventHandle event) noexcept override {
+    inner_->destroy_event(event);
+  }
+
+  void record_event(EventHandle event, StreamHandle stream) override {
+    meets("record_event");
+    inner_->record_event(event, stream);
+  }
+
+  void wait_event(EventHandle event, StreamHandle stream) override {
+    meets("wait_event");
+    inner_->wait_event(event, stream);
+  }
+
+  bool query_event(EventHandle event) override {
+    meets("query_event");
+    return inner_->query_event(event);
+  }
+
+  void synchronize_event(EventHandle event) override {
+    meets("synchronize_event");
+    inner_->synchronize_event(event);
+  }
+
+  double elapsed_ms(EventHandle start, EventHandle end) override {
+    meets("elapsed_ms");
+    return inner_->elapsed_ms(start, end);
+  }
+
+  // --- transfers
+  void copy(void* destination, const void* source, size_t bytes, CopyKind kind, StreamHandle stream) override {
+    meets("copy");
+    inner_->copy(destination, source, bytes, kind, stream);
+  }
+
+  void fill(void* address, uint8_t value, size_t bytes, StreamHandle stream) override {
+    meets("fill");
+    inner_->fill(address, value, bytes, stream);
+  }
+
+  bool copy_from_peer(void* destination, Device& peer, const void* source, size_t bytes, StreamHandle stream) override {
+    meets("copy_from_peer");
+    auto* other = dynamic_cast<FaultyDevice*>(&peer);
+    return inner_->copy_from_peer(destination, other != nullptr ? *other->inner_ : peer, source, bytes, stream);
+  }
+
+  bool can_access_peer(const Device& peer) const override {
+    const auto* other = dynamic_cast<const FaultyDevice*>(&peer);
+    return inner_->can_access_peer(other != nullptr ? *other->inner_ : peer);
+  }
+
+  // --- kernels, and the host's part
+  KernelHandle compile(const std::string& text, const std::string& entry, const std::string& operator_name) override {
+    meets("compile");
+    return inner_->compile(text, entry, operator_name);
+  }
+
+  void destroy_kernel(KernelHandle kernel) noexcept override {
+    inner_->destroy_kernel(kernel);
+  }
+
+  void launch(
+      KernelHandle kernel, const LaunchSize& size, c10::ArrayRef<KernelArgument> arguments,
+      StreamHandle stream) override {
+    meets("launch");
+    inner_->launch(kernel, size, arguments, stream);
+  }
+
+  std::string queue_api() const override {
+    return inner_->queue_api();
+  }
+
+  void call_on_queue(
+      std::shared_ptr<const QueueFunction> function, const std::string& caller,
+      c10::ArrayRef<KernelArgument> arguments, StreamHandle stream) override {
+    meets("call_on_queue");
+    inner_->call_on_queue(std::move(function), caller, arguments, stream);
+  }
+
+  bool host_sees_memory() const override {
+    return inner_->host_sees_memory();
+  }
+
+  void call_host(HostFunction function, c10::ArrayRef<char*> memory, StreamHandle stream, bool brief) override {
+    meets("call_host");
+    inner_->call_host(std::move(function), memory, stream, brief);
+  }
+
+  void sleep(double milliseconds, StreamHandle stream) override {
+    meets("sleep");
+    inner_->sleep(milliseconds, stream);
+  }
+
+ private:
+  // Throws where the call fails, but for want of memory: then it is true.
+  bool meets(const char* name) {
+    check_not_lost();
+    const auto fault = faults().meet(name);
+    if (!fault.has_value() || *fault == FaultKind::OutOfMemory) {
+      return fault.has_value();
+    }
+    if (*fault == FaultKind::Loss) {
+      lost_ = true;
+      throw_lost();
+    }
+    TORCH_CHECK(false, properties().name, " was told to fail at ", name);
+  }
+
+  [[noreturn]] void throw_lost() const {
+    throw c10::AcceleratorError(
+        {__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, -1,
+        c10::str(
+            properties().name, " was told to be lost. What its tensors held is gone, and every use of it ends with this "
+            "error: restart the process to use it again. Other devices go on working"));
+  }
+
+  const std::unique_ptr<Device> inner_;
+  std::atomic<bool> lost_{false};
+};
+
+} // namespace
+
+void prepare_faults() {
+  TORCH_CHECK(!is_discovered(), "faults have to be prepared before devices are found, and they have been");
+  prepared = true;
+}
+
+bool faults_are_prepared() {
+  return prepared;
+}
+
+std::unique_ptr<Device> make_faulty(std::unique_ptr<Device> inner) {
+  return std::make_unique<FaultyDevice>(std::move(inner));
+}
+
+const std::vector<std::string>& fault_names() {
+  static const auto* names = new std::vector<std::string>{
+      "allocate",    "call_host",    "call_on_queue", "compile",      "copy",         "copy_from_peer",
+      "create_event", "create_stream", "elapsed_ms",   "fill",         "free",         "launch",
+      "map",         "memory_info",  "pin",           "query_event",  "query_stream", "record_event",
+      "reserve",     "sleep",        "synchronize_event", "synchronize_stream", "unmap", "unreserve",
+      "wait_event"};
+  return *names;
+}
+
+void fail_call(const std::string& name, uint64_t nth, FaultKind kind) {
+  check_name(name);
+  TORCH_CHECK_VALUE(nth > 0, "calls are counted from 1, and got ", nth);
+  TORCH_CHECK_VALUE(
+      kind != FaultKind::OutOfMemory || allocates(name), name, " does not allocate; allocate and map do");
+  faults().tell(name, nth, kind);
+}
+
+void fail_by_chance(const std::vector<std::string>& names, double probability, uint64_t seed) {
+  for (const std::string& name : names) {
+    check_name(name);
+  }
+  TORCH_CHECK_VALUE(probability >= 0 && probability <= 1, "a probability is 0 to 1, and got ", probability);
+  faults().tell_chance(names, probability, seed);
+}
+
+void slow_calls(double milliseconds) {
+  TORCH_CHECK_VALUE(milliseconds >= 0, "a device is slower by 0 ms or more, and got ", milliseconds);
+  faults().slow(milliseconds);
+}
+
+void clear_faults() {
+  faults().clear();
+}
+
+FaultCounts fault_counts(bool reset) {
+  return faults().counts(reset);
+}
+
+} // namespace backplane

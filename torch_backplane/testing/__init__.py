@@ -1,0 +1,1 @@
+"""For tests of programs and of drivers: `faults` makes calls of a device fail."""
