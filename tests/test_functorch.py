@@ -9,6 +9,7 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor, nn
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, linearize, stack_module_state, vjp, vmap
+from torch.utils._pytree import tree_map_only
 
 # Importing some of torch.func's rules compiles them with torch.jit, and linearize folds constants of a graph.
 pytestmark = pytest.mark.filterwarnings(
@@ -143,3 +144,37 @@ def test_tangents_of_zero_without_memory() -> None:
 
 def test_functionalize() -> None:
     both(torch.func.functionalize(lambda x: x.clone().view(-1).add_(1).sin_()), torch.randn(2, 3))
+
+
+ON_ZEROS: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
+    "dot": lambda z, x: (torch.dot(z, x), torch.dot(x, z), torch.dot(z, z)),
+    "vdot": lambda z, x: (torch.vdot(z, x), torch.vdot(z, z)),
+    "dot, out=": lambda z, x: torch.dot(z, x, out=torch.empty((), device=x.device)),
+    "arithmetic": lambda z, x: (z + x, x - z, z * x, z / x, z * 2, z + 1, -z),
+    "in place": lambda z, x: (x.clone().add_(z), x.clone().mul_(z), x.clone().copy_(z)),
+    "matrix products": lambda z, x: (z[None] @ x[:, None], torch.outer(z, x), torch.mv(x.repeat(3, 1), z)),
+    "reductions": lambda z, x: (z.sum(), z.max(), z.norm(), z.isnan().any()),
+    "lists": lambda z, x: (torch.cat([z, x]), torch.stack([z, z]), torch._foreach_add([z, x], [x, z])),
+    "copies": lambda z, x: (z.clone(), z.cpu(), z.half(), z.to(x.device), z.contiguous()),
+    "views": lambda z, x: (z.view(3, 1), z[1:], z.unsqueeze(0).expand(2, 3)),
+    "functions": lambda z, x: (z.sin(), z.exp(), torch.where(z > 0, z, x), torch.nn.functional.relu(z)),
+    "item": lambda z, x: z[0].item(),
+}
+
+
+@pytest.mark.parametrize("name", ON_ZEROS)
+def test_tensors_of_zeros_without_memory_are_operands(name: str) -> None:
+    function = ON_ZEROS[name]
+    found, expected = (
+        function(torch._efficientzerotensor((3,), device=device), torch.arange(1.0, 4.0, device=device))
+        for device in ("bp", "cpu")
+    )
+    found, expected = (tree_map_only(Tensor, lambda one: one.cpu().clone(), each) for each in (found, expected))
+    torch.testing.assert_close(found, expected)
+
+
+def test_products_of_gradients_that_are_zero() -> None:
+    x = torch.tensor([1.0, -2.0], device="bp", requires_grad=True)
+    (slope,) = torch.autograd.grad(x.abs().sum(), x, create_graph=True)
+    (none,) = torch.autograd.grad(slope.square().sum(), x)
+    assert torch.dot(none, none).item() == 0

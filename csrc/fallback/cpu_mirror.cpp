@@ -1,5 +1,6 @@
 #include "fallback/cpu_mirror.h"
 
+#include <ATen/ops/zeros.h>
 #include <c10/core/CPUAllocator.h>
 
 #include <algorithm>
@@ -197,6 +198,9 @@ at::Tensor CpuMirror::stand_in(const at::Tensor& tensor, bool written) {
       }
       return entry.stand_in;
     }
+  }
+  if (tensor._is_zerotensor()) { // which has no memory; who asks for one writes to none
+    return at::zeros(tensor.sizes(), tensor.options().device(at::kCPU));
   }
   const size_t slot = share(tensor, written);
   auto stand_in = at::detail::make_tensor<c10::TensorImpl>(

@@ -47,11 +47,6 @@ MEANT: list[Known] = [
         "of nothing, where torch.cuda looks at no index",
     ),
     Known(
-        r"^no error: (masked\.)?logsumexp( out=)?$",
-        r"output with shape \[.*\] doesn't match the broadcast shape \[1",
-        "over no dimensions named, which is over all; PyTorch then keeps them all",
-    ),
-    Known(
         r"^error RuntimeError: [\w.]+ out=$",
         r"more than one element of the written-to tensor refers to a single memory location",
         "PyTorch writes to an expanded tensor of the right shape as often as it has elements: which is last is open",
@@ -96,6 +91,20 @@ MEANT: list[Known] = [
         r"^layout: (nn\.functional\.(max_pool1d|logsigmoid)|pad)$",
         r"",
         "the CPU has a kernel of its own, and torch.cuda's result is laid out as bp's",
+    ),
+    Known(
+        r"^layout: ",
+        r"^\w+: strides ",
+        "the CPU copies operands of another dtype first, and expanded ones lose their strides; torch.cuda converts "
+        "what it reads",
+        last_call.converts_an_expanded,
+    ),
+    Known(
+        r"^layout: ",
+        r"^\w+: strides ",
+        "results of operators on lists have their operands' strides, as torch.cuda's, where a size is 1, too; the "
+        "CPU's have others there, by which other operators choose a layout",
+        last_call.of_results_of_lists_with_a_size_of_one,
     ),
     Known(
         r"^((argument|other) )?values: special\.\w+_polynomial_\w+( out=)?$",

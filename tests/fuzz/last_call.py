@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from fuzz.programs import NAME, namespace
 
@@ -87,6 +89,24 @@ def several_nans(call: LastCall) -> bool:
 def of_nan(call: LastCall) -> bool:
     tensors = [one for one in call.operands() if isinstance(one, torch.Tensor)]
     return any(bool((one != one).any()) for one in tensors)
+
+
+def converts_an_expanded(call: LastCall) -> bool:
+    """Whether an operand that is expanded has another dtype than the operands together."""
+    tensors = [one for one in call.operands() if isinstance(one, torch.Tensor)]
+    together = functools.reduce(torch.promote_types, [one.dtype for one in tensors], torch.bool)
+    return any(
+        one.dtype != together and any(size > 1 and not step for size, step in zip(one.shape, one.stride(), strict=True))
+        for one in tensors
+    )
+
+
+def of_results_of_lists_with_a_size_of_one(call: LastCall) -> bool:
+    """Whether an operand with a dimension of one element comes from an operator on lists."""
+    lists = {name for line in call.lines[:-1] for name in re.findall(r"(\bt\d+) = torch\._foreach_", line)}
+    used = {name for name in re.findall(r"\bt\d+\b", call.lines[-1]) if name in lists}
+    tensors = [one for name in used for one in tree_leaves(call.value(name)) if isinstance(one, torch.Tensor)]
+    return any(1 in one.shape for one in tensors)
 
 
 def far_below_zero(call: LastCall) -> bool:

@@ -319,6 +319,20 @@ MEANT_OF: dict[str, tuple[str, str, list[str], list[str]]] = {  # key, message, 
         ["t0 = torch.ones(3, 4, 2, 2).to(d)", "t1 = t0.permute(3, 2, 0, 1)", "torch.triu(t1, out=t1)"],
         ["t0 = torch.ones(3, 4, 2, 2).to(d)", "t1 = t0.mT", "torch.triu(t1, out=t1)"],
     ),
+    "converted": (
+        "layout: pow", "t2: strides (3, 6, 1), expected (9, 3, 1) of (2, 3, 3)",
+        ["t0 = torch.ones(1, 3, 3).bool().to(d).expand(2, 3, 3)", "t1 = torch.ones(3, 2, 3).to(d).permute(1, 0, 2)",
+         "t2 = torch.pow(t0, t1)"],
+        ["t0 = torch.ones(1, 3, 3).to(d).expand(2, 3, 3)", "t1 = torch.ones(3, 2, 3).to(d).permute(1, 0, 2)",
+         "t2 = torch.pow(t0, t1)"],
+    ),
+    "lists": (
+        "layout: vstack", "t2: strides (12, 4, 4, 1), expected (12, 1, 12, 3) of (2, 3, 1, 4)",
+        ["t0 = torch.ones(1, 4, 3, 1).to(d).permute(3, 2, 0, 1)", "t1 = torch._foreach_sqrt([t0, t0])",
+         "t2 = torch.vstack([t1[1], t1[0]])"],
+        ["t0 = torch.ones(1, 4, 3, 1).to(d).permute(3, 2, 0, 1)", "t1 = torch._foreach_sqrt([t0, t0])",
+         "t2 = torch.vstack([t0, t0])"],
+    ),
 }  # fmt: skip
 
 
