@@ -11,8 +11,20 @@
 #include <mutex>
 
 #include "devices/device.h"
+#include "streams/capture.h"
+#include "streams/stream.h"
 
 namespace backplane {
+namespace {
+
+// A capture's numbers are counted from where the generator is at each replay, so its state at the capture is none of theirs.
+void check_not_capturing(c10::DeviceIndex index) {
+  if (const auto capture = Capture::of(current_stream(index))) {
+    capture->refuse("it reads or sets the state of a random generator");
+  }
+}
+
+} // namespace
 
 PhiloxGenerator::PhiloxGenerator(c10::DeviceIndex index) : PhiloxGenerator(index, std::make_shared<State>()) {}
 
@@ -21,6 +33,7 @@ PhiloxGenerator::PhiloxGenerator(c10::DeviceIndex index, std::shared_ptr<State> 
       state_(std::move(state)) {}
 
 void PhiloxGenerator::set_current_seed(uint64_t seed) {
+  check_not_capturing(device().index());
   *state_ = State{seed, 0};
 }
 
@@ -35,11 +48,13 @@ uint64_t PhiloxGenerator::seed() {
 }
 
 void PhiloxGenerator::set_offset(uint64_t offset) {
+  check_not_capturing(device().index());
   TORCH_CHECK(offset % 4 == 0, "the offset of a bp generator must be a multiple of 4, and got ", offset);
   state_->offset = offset;
 }
 
 uint64_t PhiloxGenerator::get_offset() const {
+  check_not_capturing(device().index());
   return state_->offset;
 }
 
@@ -55,6 +70,7 @@ void PhiloxGenerator::set_state(const c10::TensorImpl& state) {
 }
 
 c10::intrusive_ptr<c10::TensorImpl> PhiloxGenerator::get_state() const {
+  check_not_capturing(device().index());
   auto tensor = at::empty({sizeof(State)}, at::TensorOptions().dtype(at::kByte).device(at::kCPU));
   std::memcpy(tensor.data_ptr<uint8_t>(), state_.get(), sizeof(State));
   return tensor.getIntrusivePtr();

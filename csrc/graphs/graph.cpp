@@ -133,6 +133,7 @@ void Graph::capture_begin(c10::MempoolId_t pool, CaptureMode mode) {
   TORCH_CHECK(
       stream != default_stream(index),
       "graphs must be captured on a stream that is not the default one; they can be replayed on any");
+  default_generator(index); // is seeded when it is made, which nobody may do in a capture
   auto capture = Capture::begin(stream, mode);
   const bool fresh = pool == c10::MempoolId_t{0, 0};
   pool_ = fresh ? new_pool_id(/*made_by_user=*/false) : pool;

@@ -213,6 +213,9 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor], object], str]] = {
     "query": (lambda x: torch.bp.current_stream().query(), "this call"),
     "an event": (lambda x: torch.bp.current_stream().record_event().synchronize(), "this call"),
     "equal": (lambda x: torch.equal(x, x + 1), "aten::equal"),
+    "seeding": (lambda x: torch.manual_seed(3), "this call"),
+    "a generator's state": (lambda x: torch.bp.get_rng_state(), "this call"),
+    "setting it": (lambda x: torch.Generator(x.device).set_state(torch.zeros(16, dtype=torch.uint8)), "this call"),
 }
 
 
