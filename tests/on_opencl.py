@@ -31,6 +31,7 @@ FILES = {
     "test_drivers_discovery.py": _OWN,
     "test_examples.py": _REPORTS,
     "test_exit.py": _OWN,
+    "test_faults.py": _OWN,
     "test_kernel_launch.py": _OWN,
     "test_kernels_complex.py": _TEXT,
     "test_kernels_expression.py": _TEXT,
