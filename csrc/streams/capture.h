@@ -135,10 +135,6 @@ class Capture {
   // The same, of the capture that a point is of, which may be over.
   [[noreturn]] static void refuse(const CapturedPoint& point, const std::string& why);
 
-  uint64_t number() const {
-    return number_;
-  }
-
  private:
   Capture(c10::Stream stream, CaptureMode mode);
   static std::shared_ptr<Capture> find(c10::Stream stream);
