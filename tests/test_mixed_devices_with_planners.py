@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 CODE = """
@@ -31,3 +32,14 @@ print("fine")
 def test_planners_leave_host_devices_alone(run_python: Callable[..., Any]) -> None:
     result = run_python(CODE, TORCH_BACKPLANE_DRIVERS="host")
     assert (result.returncode, result.stdout) == (0, "fine\n"), result.stderr
+
+
+# Tests of what the host's operators answer. Other files may run before them in a process, or after; here planners are declared.
+ANSWERS = ["test_cuda_dtypes.py", "test_fallback.py", "test_copy_on_write.py"]
+
+
+def test_the_hosts_operators_answer_as_they_do_without_planners(run_python: Callable[..., Any]) -> None:
+    files = [str(Path(__file__).with_name(name)) for name in ANSWERS]
+    code = f"import sys, pytest, torch, torch_backplane.operators; sys.exit(pytest.main({['-q', '-x', *files]}))"
+    result = run_python(code, timeout=600, TORCH_BACKPLANE_DRIVERS="host", PYTEST_XDIST_WORKER=None)
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-1000:]

@@ -291,17 +291,21 @@ void histogram(const c10::FunctionSchema& schema, torch::jit::Stack* stack) {
 
 // They are it already.
 void absolute_of_bools(const c10::FunctionSchema& schema, torch::jit::Stack* stack) {
-  const bool has_out = schema.arguments().back().is_out();
-  const at::Tensor out = has_out ? torch::jit::pop(*stack).toTensor() : at::Tensor();
-  const at::Tensor self = torch::jit::pop(*stack).toTensor();
-  if (has_out) {
-    at::assert_no_internal_overlap(out); // in place, nothing is copied
+  const auto& last = schema.arguments().back();
+  if (!is_written(schema, last)) {
+    torch::jit::push(*stack, torch::jit::pop(*stack).toTensor().clone());
+    return;
+  }
+  const at::Tensor out = torch::jit::pop(*stack).toTensor();
+  at::assert_no_internal_overlap(out);
+  if (last.is_out()) { // it is not computed in place
+    const at::Tensor self = torch::jit::pop(*stack).toTensor();
     TORCH_CHECK(
         out.scalar_type() == ScalarType::Bool, "Found dtype ", out.scalar_type(), " but expected ", ScalarType::Bool);
     at::native::resize_output(out, self.sizes());
     out.copy_(self);
   }
-  torch::jit::push(*stack, has_out ? out : self.clone());
+  torch::jit::push(*stack, out);
 }
 
 void sum_without_nan(const c10::FunctionSchema& schema, torch::jit::Stack* stack) {
