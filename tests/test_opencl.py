@@ -140,6 +140,29 @@ assert torch.bp.get_device_properties(0).driver == "opencl"
     assert run("import torch\n" + code).stderr == ""
 
 
+def test_an_interrupt_spoils_no_kernel_that_is_being_built(run: Run, tmp_path: Path) -> None:
+    """At SIGINT, LLVM removes the files of the builds that are under way in its process, such as PoCL's."""
+    code = """
+import contextlib, random, signal, threading, time
+import torch
+random.seed(0)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+x = torch.rand(50, device="bp") + 0.5
+for name in "sin cos tan exp log sqrt rsqrt tanh sigmoid erf floor expm1 log1p atan asinh".split():
+    timer = threading.Timer(0.001 + 0.1 * random.random(), signal.raise_signal, (signal.SIGINT,))
+    with contextlib.suppress(KeyboardInterrupt):
+        timer.start()
+        getattr(torch, name)(x)
+        torch.bp.synchronize()
+        timer.join()
+    with contextlib.suppress(KeyboardInterrupt):
+        timer.join()
+        time.sleep(0.01)
+    torch.testing.assert_close(getattr(torch, name)(x).cpu(), getattr(torch, name)(x.cpu()), rtol=1e-4, atol=1e-4)
+"""
+    run(code, POCL_CACHE_DIR=str(tmp_path), TORCH_BACKPLANE_CACHE_DIR="")
+
+
 def test_a_kernel_that_cannot_be_built_comes_with_the_compilers_words(run: Run) -> None:
     code = """
 import pyopencl as cl

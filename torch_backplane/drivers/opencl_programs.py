@@ -72,9 +72,17 @@ class Programs:
 
     def build(self, text: str) -> cl.Program:
         """The same, without the disk."""
-        # A program made from text has a cache of PyOpenCL's, which writes the text of one that does not build to a file
-        # that nobody deletes.
-        return self._built(cl._cl._Program(self._context, text))
+        for last in (False, True):
+            try:
+                # A program made from text has a cache of PyOpenCL's, which writes the text of one that does not build
+                # to a file that nobody deletes.
+                return self._built(cl._cl._Program(self._context, text))
+            except cl.Error as error:
+                # At SIGINT (Ctrl-C), LLVM, which is the compiler of PoCL and others, removes the files of all builds of
+                # its process. They fail then, and are nobody's fault.
+                if last or error.code != cl.status_code.BUILD_PROGRAM_FAILURE:
+                    raise
+        raise AssertionError
 
     def _load(self, name: str) -> cl.Program | None:
         binary = kernel_cache.load(name)
