@@ -67,6 +67,58 @@ void Device::call_host(HostFunction, c10::ArrayRef<char*>, StreamHandle, bool) {
   TORCH_CHECK_NOT_IMPLEMENTED(false, properties_.driver, " devices cannot call host functions in stream order");
 }
 
+namespace {
+
+class EventTimer final : public CommandTimer {
+ public:
+  EventTimer(Device& device, StreamHandle stream)
+      : device_(device), stream_(stream), first_(record()) {}
+
+  ~EventTimer() override {
+    for (const EventHandle event : {first_, last_}) {
+      if (event != nullptr) {
+        device_.destroy_event(event);
+      }
+    }
+  }
+
+  void stop() override {
+    last_ = record();
+  }
+
+  std::optional<std::pair<double, double>> since(EventHandle base) override {
+    if (last_ == nullptr) {
+      return std::nullopt;
+    }
+    device_.synchronize_event(last_);
+    return std::pair(device_.elapsed_ms(base, first_), device_.elapsed_ms(base, last_));
+  }
+
+ private:
+  EventHandle record() const {
+    const DeviceCall call(device_);
+    const EventHandle event = device_.create_event(/*timing=*/true);
+    try {
+      device_.record_event(event, stream_);
+    } catch (...) {
+      device_.destroy_event(event);
+      throw;
+    }
+    return event;
+  }
+
+  Device& device_;
+  const StreamHandle stream_;
+  const EventHandle first_;
+  EventHandle last_ = nullptr;
+};
+
+} // namespace
+
+std::unique_ptr<CommandTimer> Device::time_commands(StreamHandle stream) {
+  return std::make_unique<EventTimer>(*this, stream);
+}
+
 void Device::sleep(double, StreamHandle) {
   TORCH_CHECK_NOT_IMPLEMENTED(false, properties_.driver, " devices cannot keep a stream busy for a given time");
 }

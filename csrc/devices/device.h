@@ -17,6 +17,8 @@
 #include <string>
 #include <utility>
 
+#include "devices/command_timer.h"
+
 namespace backplane {
 
 // A driver's queue, event and compiled kernel. Opaque: only the device that made one may look inside.
@@ -166,6 +168,12 @@ class Device {
   using HostFunction = std::function<void(char* const* memory)>;
   virtual void call_host(
       HostFunction function, c10::ArrayRef<char*> memory, StreamHandle stream, bool brief = false);
+
+  // --- profiles -------------------------------------------------------------------------------------------------------
+  // Times the commands that the calling thread gives to the stream until CommandTimer::stop(). Commands that wait for a
+  // kernel to be built are given to the driver first. Devices that cannot tell when a command ran record an event before and
+  // one after it.
+  virtual std::unique_ptr<CommandTimer> time_commands(StreamHandle stream);
 
   // Keeps the stream busy for about `milliseconds` (for tests and demonstrations, like torch.cuda._sleep).
   virtual void sleep(double milliseconds, StreamHandle stream);

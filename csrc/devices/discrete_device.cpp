@@ -4,6 +4,7 @@
 #include <c10/util/SmallVector.h>
 
 #include "devices/address_space.h"
+#include "devices/forwarding_device.h"
 
 namespace backplane {
 namespace {
@@ -13,22 +14,10 @@ DeviceProperties without_host_access(DeviceProperties properties) {
   return properties;
 }
 
-class DiscreteDevice final : public Device {
+class DiscreteDevice final : public ForwardingDevice {
  public:
   explicit DiscreteDevice(std::unique_ptr<Device> inner)
-      : Device(without_host_access(inner->properties())), inner_(std::move(inner)) {}
-
-  bool needs_gil() const override {
-    return inner_->needs_gil();
-  }
-
-  bool is_lost() const noexcept override {
-    return inner_->is_lost();
-  }
-
-  void check_not_lost() const override {
-    inner_->check_not_lost();
-  }
+      : ForwardingDevice(without_host_access(inner->properties()), std::move(inner)) {}
 
   // --- memory
   void* allocate(size_t bytes) override {
@@ -43,14 +32,6 @@ class DiscreteDevice final : public Device {
 
   void free(void* address, size_t bytes) override {
     inner_->free(unshadow(address, bytes), bytes);
-  }
-
-  std::pair<size_t, size_t> memory_info() override {
-    return inner_->memory_info();
-  }
-
-  bool can_reserve() const override {
-    return inner_->can_reserve();
   }
 
   void* reserve(size_t bytes) override {
@@ -73,63 +54,6 @@ class DiscreteDevice final : public Device {
 
   void unmap(void* address, size_t bytes) override {
     inner_->unmap(real(address, bytes), bytes);
-  }
-
-  bool can_pin() const override {
-    return inner_->can_pin();
-  }
-
-  void* pin(void* memory, size_t bytes) override {
-    return inner_->pin(memory, bytes);
-  }
-
-  void unpin(void* pinned) override {
-    inner_->unpin(pinned);
-  }
-
-  // --- streams and events
-  StreamHandle create_stream(int priority) override {
-    return inner_->create_stream(priority);
-  }
-
-  void destroy_stream(StreamHandle stream) noexcept override {
-    inner_->destroy_stream(stream);
-  }
-
-  bool query_stream(StreamHandle stream) override {
-    return inner_->query_stream(stream);
-  }
-
-  void synchronize_stream(StreamHandle stream) override {
-    inner_->synchronize_stream(stream);
-  }
-
-  EventHandle create_event(bool timing) override {
-    return inner_->create_event(timing);
-  }
-
-  void destroy_event(EventHandle event) noexcept override {
-    inner_->destroy_event(event);
-  }
-
-  void record_event(EventHandle event, StreamHandle stream) override {
-    inner_->record_event(event, stream);
-  }
-
-  void wait_event(EventHandle event, StreamHandle stream) override {
-    inner_->wait_event(event, stream);
-  }
-
-  bool query_event(EventHandle event) override {
-    return inner_->query_event(event);
-  }
-
-  void synchronize_event(EventHandle event) override {
-    inner_->synchronize_event(event);
-  }
-
-  double elapsed_ms(EventHandle start, EventHandle end) override {
-    return inner_->elapsed_ms(start, end);
   }
 
   // --- transfers
@@ -160,22 +84,10 @@ class DiscreteDevice final : public Device {
     return other != nullptr && inner_->can_access_peer(*other->inner_);
   }
 
-  KernelHandle compile(const std::string& text, const std::string& entry, const std::string& operator_name) override {
-    return inner_->compile(text, entry, operator_name);
-  }
-
-  void destroy_kernel(KernelHandle kernel) noexcept override {
-    inner_->destroy_kernel(kernel);
-  }
-
   void launch(
       KernelHandle kernel, const LaunchSize& size, c10::ArrayRef<KernelArgument> arguments,
       StreamHandle stream) override {
     inner_->launch(kernel, size, real(arguments), stream);
-  }
-
-  std::string queue_api() const override {
-    return inner_->queue_api();
   }
 
   void call_on_queue(
@@ -184,13 +96,13 @@ class DiscreteDevice final : public Device {
     inner_->call_on_queue(std::move(function), caller, real(arguments), stream);
   }
 
+  bool host_sees_memory() const override {
+    return false;
+  }
+
   void call_host(HostFunction function, c10::ArrayRef<char*> memory, StreamHandle stream, bool brief) override {
     TORCH_CHECK(memory.empty(), "the host does not see the memory of ", properties().name);
     inner_->call_host(std::move(function), {}, stream, brief);
-  }
-
-  void sleep(double milliseconds, StreamHandle stream) override {
-    inner_->sleep(milliseconds, stream);
   }
 
  private:
@@ -220,7 +132,6 @@ class DiscreteDevice final : public Device {
     return found;
   }
 
-  const std::unique_ptr<Device> inner_;
   AddressSpace shadows_; // the address a tensor has → the memory it means
 };
 

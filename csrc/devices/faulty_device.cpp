@@ -11,6 +11,8 @@
 #include <thread>
 #include <utility>
 
+#include "devices/forwarding_device.h"
+
 namespace backplane {
 namespace {
 
@@ -102,13 +104,9 @@ void check_name(const std::string& name) {
   }
 }
 
-class FaultyDevice final : public Device {
+class FaultyDevice final : public ForwardingDevice {
  public:
-  explicit FaultyDevice(std::unique_ptr<Device> inner) : Device(inner->properties()), inner_(std::move(inner)) {}
-
-  bool needs_gil() const override {
-    return inner_->needs_gil();
-  }
+  explicit FaultyDevice(std::unique_ptr<Device> inner) : ForwardingDevice(inner->properties(), std::move(inner)) {}
 
   bool is_lost() const noexcept override {
     return lost_.load() || inner_->is_lost();
@@ -138,10 +136,6 @@ class FaultyDevice final : public Device {
     return inner_->memory_info();
   }
 
-  bool can_reserve() const override {
-    return inner_->can_reserve();
-  }
-
   void* reserve(size_t bytes) override {
     meets("reserve");
     return inner_->reserve(bytes);
@@ -165,27 +159,15 @@ class FaultyDevice final : public Device {
     inner_->unmap(address, bytes);
   }
 
-  bool can_pin() const override {
-    return inner_->can_pin();
-  }
-
   void* pin(void* memory, size_t bytes) override {
     meets("pin");
     return inner_->pin(memory, bytes);
-  }
-
-  void unpin(void* pinned) override {
-    inner_->unpin(pinned);
   }
 
   // --- streams and events
   StreamHandle create_stream(int priority) override {
     meets("create_stream");
     return inner_->create_stream(priority);
-  }
-
-  void destroy_stream(StreamHandle stream) noexcept override {
-    inner_->destroy_stream(stream);
   }
 
   bool query_stream(StreamHandle stream) override {
@@ -201,10 +183,6 @@ class FaultyDevice final : public Device {
   EventHandle create_event(bool timing) override {
     meets("create_event");
     return inner_->create_event(timing);
-  }
-
-  void destroy_event(EventHandle event) noexcept override {
-    inner_->destroy_event(event);
   }
 
   void record_event(EventHandle event, StreamHandle stream) override {
@@ -245,23 +223,13 @@ class FaultyDevice final : public Device {
 
   bool copy_from_peer(void* destination, Device& peer, const void* source, size_t bytes, StreamHandle stream) override {
     meets("copy_from_peer");
-    auto* other = dynamic_cast<FaultyDevice*>(&peer);
-    return inner_->copy_from_peer(destination, other != nullptr ? *other->inner_ : peer, source, bytes, stream);
-  }
-
-  bool can_access_peer(const Device& peer) const override {
-    const auto* other = dynamic_cast<const FaultyDevice*>(&peer);
-    return inner_->can_access_peer(other != nullptr ? *other->inner_ : peer);
+    return ForwardingDevice::copy_from_peer(destination, peer, source, bytes, stream);
   }
 
   // --- kernels, and the host's part
   KernelHandle compile(const std::string& text, const std::string& entry, const std::string& operator_name) override {
     meets("compile");
     return inner_->compile(text, entry, operator_name);
-  }
-
-  void destroy_kernel(KernelHandle kernel) noexcept override {
-    inner_->destroy_kernel(kernel);
   }
 
   void launch(
@@ -271,19 +239,11 @@ class FaultyDevice final : public Device {
     inner_->launch(kernel, size, arguments, stream);
   }
 
-  std::string queue_api() const override {
-    return inner_->queue_api();
-  }
-
   void call_on_queue(
       std::shared_ptr<const QueueFunction> function, const std::string& caller,
       c10::ArrayRef<KernelArgument> arguments, StreamHandle stream) override {
     meets("call_on_queue");
     inner_->call_on_queue(std::move(function), caller, arguments, stream);
-  }
-
-  bool host_sees_memory() const override {
-    return inner_->host_sees_memory();
   }
 
   void call_host(HostFunction function, c10::ArrayRef<char*> memory, StreamHandle stream, bool brief) override {
@@ -319,7 +279,6 @@ class FaultyDevice final : public Device {
             "error: restart the process to use it again. Other devices go on working"));
   }
 
-  const std::unique_ptr<Device> inner_;
   std::atomic<bool> lost_{false};
 };
 

@@ -1,0 +1,158 @@
+// A device that is another one in all that it does not do otherwise.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "devices/device.h"
+
+namespace backplane {
+
+class ForwardingDevice : public Device {
+ public:
+  // By reference, so that the properties may be made of the device's, in whatever order the two are.
+  ForwardingDevice(DeviceProperties properties, std::unique_ptr<Device>&& inner)
+      : Device(std::move(properties)), inner_(std::move(inner)) {}
+
+  bool needs_gil() const override {
+    return inner_->needs_gil();
+  }
+
+  bool is_lost() const noexcept override {
+    return inner_->is_lost();
+  }
+  void check_not_lost() const override {
+    inner_->check_not_lost();
+  }
+
+  void* allocate(size_t bytes) override {
+    return inner_->allocate(bytes);
+  }
+  void free(void* address, size_t bytes) override {
+    inner_->free(address, bytes);
+  }
+  std::pair<size_t, size_t> memory_info() override {
+    return inner_->memory_info();
+  }
+  bool can_reserve() const override {
+    return inner_->can_reserve();
+  }
+  void* reserve(size_t bytes) override {
+    return inner_->reserve(bytes);
+  }
+  void unreserve(void* address, size_t bytes) override {
+    inner_->unreserve(address, bytes);
+  }
+  bool map(void* address, size_t bytes) override {
+    return inner_->map(address, bytes);
+  }
+  void unmap(void* address, size_t bytes) override {
+    inner_->unmap(address, bytes);
+  }
+  bool can_pin() const override {
+    return inner_->can_pin();
+  }
+  void* pin(void* memory, size_t bytes) override {
+    return inner_->pin(memory, bytes);
+  }
+  void unpin(void* pinned) override {
+    inner_->unpin(pinned);
+  }
+
+  StreamHandle create_stream(int priority) override {
+    return inner_->create_stream(priority);
+  }
+  void destroy_stream(StreamHandle stream) noexcept override {
+    inner_->destroy_stream(stream);
+  }
+  bool query_stream(StreamHandle stream) override {
+    return inner_->query_stream(stream);
+  }
+  void synchronize_stream(StreamHandle stream) override {
+    inner_->synchronize_stream(stream);
+  }
+
+  EventHandle create_event(bool timing) override {
+    return inner_->create_event(timing);
+  }
+  void destroy_event(EventHandle event) noexcept override {
+    inner_->destroy_event(event);
+  }
+  void record_event(EventHandle event, StreamHandle stream) override {
+    inner_->record_event(event, stream);
+  }
+  void wait_event(EventHandle event, StreamHandle stream) override {
+    inner_->wait_event(event, stream);
+  }
+  bool query_event(EventHandle event) override {
+    return inner_->query_event(event);
+  }
+  void synchronize_event(EventHandle event) override {
+    inner_->synchronize_event(event);
+  }
+  double elapsed_ms(EventHandle start, EventHandle end) override {
+    return inner_->elapsed_ms(start, end);
+  }
+
+  void copy(void* destination, const void* source, size_t bytes, CopyKind kind, StreamHandle stream) override {
+    inner_->copy(destination, source, bytes, kind, stream);
+  }
+  void fill(void* address, uint8_t value, size_t bytes, StreamHandle stream) override {
+    inner_->fill(address, value, bytes, stream);
+  }
+  bool copy_from_peer(
+      void* destination, Device& peer, const void* source, size_t bytes, StreamHandle stream) override {
+    return inner_->copy_from_peer(destination, inside(peer), source, bytes, stream);
+  }
+  bool can_access_peer(const Device& peer) const override {
+    return inner_->can_access_peer(inside(const_cast<Device&>(peer)));
+  }
+
+  KernelHandle compile(const std::string& text, const std::string& entry, const std::string& operator_name) override {
+    return inner_->compile(text, entry, operator_name);
+  }
+  void destroy_kernel(KernelHandle kernel) noexcept override {
+    inner_->destroy_kernel(kernel);
+  }
+  void launch(
+      KernelHandle kernel, const LaunchSize& size, c10::ArrayRef<KernelArgument> arguments,
+      StreamHandle stream) override {
+    inner_->launch(kernel, size, arguments, stream);
+  }
+
+  std::string queue_api() const override {
+    return inner_->queue_api();
+  }
+  void call_on_queue(
+      std::shared_ptr<const QueueFunction> function, const std::string& caller,
+      c10::ArrayRef<KernelArgument> arguments, StreamHandle stream) override {
+    inner_->call_on_queue(std::move(function), caller, arguments, stream);
+  }
+
+  bool host_sees_memory() const override {
+    return inner_->host_sees_memory();
+  }
+  void call_host(HostFunction function, c10::ArrayRef<char*> memory, StreamHandle stream, bool brief) override {
+    inner_->call_host(std::move(function), memory, stream, brief);
+  }
+
+  std::unique_ptr<CommandTimer> time_commands(StreamHandle stream) override {
+    return inner_->time_commands(stream);
+  }
+
+  void sleep(double milliseconds, StreamHandle stream) override {
+    inner_->sleep(milliseconds, stream);
+  }
+
+ protected:
+  // What `device` is in truth, if it is one of these; else itself.
+  static Device& inside(Device& device) {
+    auto* forwarding = dynamic_cast<ForwardingDevice*>(&device);
+    return forwarding != nullptr ? *forwarding->inner_ : device;
+  }
+
+  const std::unique_ptr<Device> inner_;
+};
+
+} // namespace backplane
