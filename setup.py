@@ -93,7 +93,11 @@ setup(
         CppExtension(
             "torch_backplane._C",
             sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/**/*.cpp")),
-            include_dirs=[str(ROOT / "csrc")],
+            # PyTorch's header for profilers finds those of its profiling library by their names alone.
+            include_dirs=[
+                str(ROOT / "csrc"),
+                *(str(path) for one in include_paths() for path in pathlib.Path(one).glob("kineto")),
+            ],
             extra_compile_args=[
                 "-std=c++20", *OPTIMIZE, "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter",
             ],

@@ -17,5 +17,6 @@ void bind_queue_functions(pybind11::module_& module);
 void bind_geometry(pybind11::module_& module);
 void bind_graphs(pybind11::module_& module);
 void bind_structured_meta(pybind11::module_& module);
+void bind_sync_watch(pybind11::module_& module);
 
 } // namespace backplane

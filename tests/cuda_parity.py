@@ -37,7 +37,8 @@ SAME = """
     initial_seed is_available is_bf16_supported is_current_stream_capturing is_initialized is_tf32_supported
     make_graphed_callables manual_seed manual_seed_all
     max_memory_allocated max_memory_cached max_memory_reserved mem_get_info memory memory_allocated memory_cached
-    memory_reserved memory_snapshot memory_stats memory_stats_as_nested_dict memory_summary random
+    memory_reserved memory_snapshot memory_stats memory_stats_as_nested_dict memory_summary nvtx nvtx.mark nvtx.range
+    nvtx.range_end nvtx.range_pop nvtx.range_push nvtx.range_start random
     reset_accumulated_host_memory_stats reset_accumulated_memory_stats reset_max_memory_allocated
     reset_max_memory_cached reset_peak_host_memory_stats reset_peak_memory_stats seed seed_all set_device
     set_per_process_memory_fraction set_rng_state set_rng_state_all set_stream set_sync_debug_mode stream streams
@@ -100,10 +101,8 @@ ABSENT = {
     "jiterator.*": "kernels written in CUDA C++",
     "nccl": "NCCL is a library for CUDA",
     "nccl.*": "NCCL is a library for CUDA",
-    "nvtx": "marks for NVIDIA's profilers",
-    "nvtx.*": "marks for NVIDIA's profilers",
-    "profiler": "switches NVIDIA's profilers",
-    "profiler.*": "switches NVIDIA's profilers",
+    "profiler": "switches NVIDIA's profilers; torch.profiler has what bp does",
+    "profiler.*": "switches NVIDIA's profilers; torch.profiler has what bp does",
     "sparse": _SPARSE,
     "sparse.*": _SPARSE,
 }

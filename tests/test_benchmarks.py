@@ -56,6 +56,13 @@ def test_events_and_copies_have_a_figure_each() -> None:
     assert min(report["microseconds"].values()) > 0
 
 
+def test_profiles_have_a_cost_each() -> None:
+    report = run_json("profiling.py", "--match", "chain", "--rounds", "1")
+    (result,) = report["results"]
+    assert result["commands"] == 1000
+    assert min(result[name] for name in ("plain_ms", "by_devices", "by_operators", "cpu_by_operators")) > 0
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()

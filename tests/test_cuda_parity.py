@@ -99,7 +99,7 @@ def test_all_lists_every_public_name() -> None:
         and name not in ("annotations", "Any")
     }
     legacy = set(torch.bp.legacy.NAMES)  # made when they are asked for
-    modules = {"amp", "graphs", "memory", "random", "streams", "tunable"}
+    modules = {"amp", "graphs", "memory", "nvtx", "random", "streams", "tunable"}
     assert set(torch.bp.__all__) == public | legacy | modules | {"default_generators"}
     assert len(set(torch.bp.__all__)) == len(torch.bp.__all__)
 

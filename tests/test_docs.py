@@ -66,6 +66,7 @@ def test_every_block_of_code_has_a_test() -> None:
         "README.md": {"python"},  # test_packaging.py
         "graphs.md": {"python"},
         "kernels.md": {"python"},
+        "profiling.md": {"python"},
         "torch-bp.md": {"python", "sh"},
         "write-a-driver.md": {"python", "toml", "c"},  # the driver itself: test_drivers_contract.py
         "write-an-operator.md": {"python", "sh", "c"},
@@ -91,6 +92,13 @@ def test_the_python_of_graphs_runs() -> None:
     (program,) = blocks("graphs.md", "python")
     printed = [float(line) for line in run([sys.executable, "-c", program], TORCH_BACKPLANE_DRIVERS="opencl").split()]
     assert len(set(printed)) == 3
+
+
+def test_the_python_of_profiling_runs(tmp_path: Path) -> None:
+    (program,) = blocks("profiling.md", "python")
+    printed = run([sys.executable, "-c", program], tmp_path)
+    assert "Self BP" in printed
+    assert (tmp_path / "trace.json").stat().st_size > 1000
 
 
 @pytest.mark.usefixtures("opencl")

@@ -360,6 +360,33 @@ def test_operator_without_any_kernel_is_refused_by_name() -> None:
             torch.ops.backplane_test_fallback.nowhere(torch.ones(1, device="bp"))
 
 
+def test_lengths_may_be_on_the_cpu_as_on_gpus() -> None:
+    scores, targets = torch.randn(5, 2, 4).log_softmax(2), torch.tensor([[1, 2], [2, 3]])
+    lengths = torch.tensor([5, 5]), torch.tensor([2, 2])
+    op = torch.ops.aten._ctc_loss.Tensor
+    assert torch.equal(op(scores.to("bp"), targets.to("bp"), *lengths)[0].cpu(), op(scores, targets, *lengths)[0])
+    with pytest.raises(RuntimeError, match="at least two devices, bp:0 and cpu"):
+        op(scores.to("bp"), targets, *lengths)
+
+
+def test_operators_that_come_to_lie_where_others_were() -> None:
+    """Libraries go with their operators; those of the next have other arguments."""
+    for number in range(10):
+        with torch.library._scoped_library("backplane_test_first", "DEF") as library:
+            library.define(f"first{number}(Tensor x) -> Tensor")
+            library.impl(f"first{number}", lambda x: x + 1, "CPU")
+            first = getattr(torch.ops.backplane_test_first, f"first{number}")
+            assert first(torch.ones(2, device="bp")).tolist() == [2, 2]
+        with torch.library._scoped_library("backplane_test_second", "DEF") as library:
+            library.define(f"second{number}(Tensor x, Tensor(a!) y, Tensor z) -> ()")
+            library.impl(f"second{number}", lambda x, y, z: (y.copy_(x + z), None)[1], "CPU")
+            y = torch.zeros(2, device="bp")
+            second = getattr(torch.ops.backplane_test_second, f"second{number}")
+            second(torch.ones(2, device="bp"), y, torch.ones(2, device="bp"))
+            assert y.tolist() == [2, 2]
+            assert _C.fallback_counts()[f"backplane_test_second::second{number}"] == 1
+
+
 def test_errors_of_the_cpu_kernel_come_through_and_leave_the_arguments_alone() -> None:
     x = torch.zeros(2, 2, device="bp")
     with pytest.raises(torch.linalg.LinAlgError, match="singular"):

@@ -13,6 +13,7 @@
 #include "aten/copies.h"
 #include "c10/storage.h"
 #include "devices/operator_scope.h"
+#include "devices/profile.h"
 #include "fallback/cpu_mirror.h"
 #include "memory/allocator.h"
 #include "memory/pinned.h"
@@ -138,7 +139,11 @@ void copy_bytes(const at::Tensor& source, const at::Tensor& destination, bool no
   if (waits) {
     note_synchronization();
   }
-  owner.copy(to, from, bytes, kind, stream_handle(stream));
+  {
+    const StreamHandle handle = stream_handle(stream);
+    const ProfiledCommand profiled(index, handle, kind, bytes);
+    owner.copy(to, from, bytes, kind, handle);
+  }
   if (!both) {
     settle_host_side(host, stream, non_blocking);
   }
@@ -165,6 +170,7 @@ void copy_bytes_between(const at::Tensor& source, const at::Tensor& destination)
   {
     const auto handle = stream_handle(to_stream);
     DeviceCall call(from.needs_gil() || to.needs_gil());
+    const ProfiledCommand profiled(Activity::Kind::Copy, to_index, handle, "Memcpy PtoP", source.nbytes());
     done = to.copy_from_peer(
         destination.mutable_data_ptr(), from, source.const_data_ptr(), source.nbytes(), handle);
   }

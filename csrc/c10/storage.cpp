@@ -1,6 +1,7 @@
 #include "c10/storage.h"
 
 #include "devices/device.h"
+#include "devices/profile.h"
 #include "devices/recording.h"
 #include "memory/allocator.h"
 #include "streams/capture.h"
@@ -46,6 +47,7 @@ void resize_storage(c10::StorageImpl* storage, size_t bytes) {
     } else {
       const StreamHandle handle = stream_handle(stream);
       DeviceCall call(owner);
+      const ProfiledCommand profiled(index, handle, copy.kind, copy.bytes);
       owner.copy(copy.destination, copy.source, copy.bytes, copy.kind, handle);
     }
   }

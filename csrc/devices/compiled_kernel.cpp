@@ -5,6 +5,8 @@
 
 #include <cstring>
 
+#include "devices/profile.h"
+
 namespace backplane {
 
 CompiledKernel::CompiledKernel(
@@ -25,6 +27,7 @@ CompiledKernel::~CompiledKernel() {
 }
 
 void CompiledKernel::launch(const LaunchSize& size, c10::ArrayRef<KernelArgument> arguments, StreamHandle stream) const {
+  const ProfiledCommand profiled(device_, stream, entry_, size);
   device(device_).launch(handle_, size, arguments, stream);
 }
 

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "devices/profile.h"
 #include "devices/queue_function.h"
 #include "devices/verbose.h"
 #include "drivers/driver_kernel.h"
@@ -208,6 +209,11 @@ class DriverDevice final : public Device {
     return streams_.elapsed_ms(start, end);
   }
 
+  std::unique_ptr<CommandTimer> time_commands(StreamHandle stream) override {
+    auto timer = streams_.time_commands(stream);
+    return timer != nullptr ? std::move(timer) : Device::time_commands(stream);
+  }
+
   // --- transfers
   void copy(void* destination, const void* source, size_t bytes, CopyKind kind, StreamHandle handle) override {
     if (bytes == 0) {
@@ -372,6 +378,10 @@ class DriverDevice final : public Device {
     DriverStream& stream = streams_.known(stream_handle);
     DriverKernel& kernel = kernel_of(handle);
     const auto resolved = resolve(arguments);
+    if (C10_UNLIKELY(Profile::is_active())) { // which has to know when this command runs, and no other
+      const GilReleased released;
+      kernel.wait();
+    }
     if (C10_LIKELY(kernel.is_built() && !stream.deferred.any())) {
       launch_now(kernel, size, resolved, stream);
       return;

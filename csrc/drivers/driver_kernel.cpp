@@ -5,6 +5,8 @@
 
 #include <sstream>
 
+#include "devices/profile.h"
+
 namespace py = pybind11;
 
 namespace backplane {
@@ -26,20 +28,22 @@ std::string described(const py::error_already_set& error) {
       py::str(error.type().attr("__name__")).cast<std::string>(), ": ", py::str(error.value()).cast<std::string>());
 }
 
-// The driver's compile(). Ctrl-C does not stop it, which would leave a kernel that cannot be launched, but comes later.
-py::object compile(const DriverObject& driver, const std::string& text, const std::string& entry) {
-  for (bool interrupted = false;;) {
+// Calls `function`, which may be called again. Ctrl-C does not stop it, which would leave a kernel that can never be launched,
+// but comes afterwards: unless somebody insists.
+template <typename Function>
+void uninterrupted(const Function& function) {
+  constexpr int kPatience = 10;
+  for (int interrupts = 0;;) {
     try {
-      py::object kernel = driver.attr("compile")(text, entry);
-      if (interrupted) {
-        PyErr_SetInterrupt();
+      function();
+      if (interrupts > 0) {
+        PyErr_SetInterrupt(); // from here on any Python code is interrupted
       }
-      return kernel;
+      return;
     } catch (const py::error_already_set& error) {
-      if (interrupted || !error.matches(PyExc_KeyboardInterrupt)) {
+      if (!error.matches(PyExc_KeyboardInterrupt) || ++interrupts > kPatience) {
         throw;
       }
-      interrupted = true;
     }
   }
 }
@@ -77,10 +81,15 @@ void DriverKernel::build() {
   driver_.errors().check();
   std::string failure;
   const InsideDriverCall inside;
+  const ProfiledRange profiled(Activity::Kind::Building, "build", source_.entry);
   try {
-    py::object kernel = compile(driver_, source_.text, source_.entry);
+    py::object kernel;
+    uintptr_t native = 0;
+    uninterrupted([&] {
+      kernel = driver_.attr("compile")(source_.text, source_.entry);
+      native = driver_.launcher() == nullptr ? 0 : driver_.attr("native_kernel")(kernel).cast<uintptr_t>();
+    });
     if (driver_.launcher() != nullptr) {
-      const auto native = driver_.attr("native_kernel")(kernel).cast<uintptr_t>();
       native_ = driver_.launcher()->kernel(reinterpret_cast<void*>(native), source_.text);
     }
     object_ = kernel.release().ptr();

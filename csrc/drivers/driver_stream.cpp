@@ -233,6 +233,32 @@ double DriverStreams::elapsed_ms(EventHandle start, EventHandle end) {
   });
 }
 
+class DriverStreams::Timer final : public CommandTimer {
+ public:
+  Timer(DriverStreams& streams, std::unique_ptr<NativeTimer> native) : streams_(streams), native_(std::move(native)) {}
+
+  void stop() override {
+    native_->stop();
+  }
+
+  std::optional<std::pair<double, double>> since(EventHandle base) override {
+    return streams_.ask_natively(
+        "asked for the time of a command", [&] { return native_->since(*event_of(base).native()); });
+  }
+
+ private:
+  DriverStreams& streams_;
+  const std::unique_ptr<NativeTimer> native_;
+};
+
+std::unique_ptr<CommandTimer> DriverStreams::time_commands(StreamHandle handle) {
+  DriverStream& stream = known(handle);
+  stream.deferred.issue_all();
+  stream.throw_failure();
+  auto native = driver_.launcher() == nullptr ? nullptr : driver_.launcher()->time_commands();
+  return native == nullptr ? nullptr : std::make_unique<Timer>(*this, std::move(native));
+}
+
 // --- their order
 // Each thread remembers the last good handle.
 DriverStream& DriverStreams::known(StreamHandle handle) const {

@@ -78,6 +78,8 @@ class DriverStreams {
   bool query_event(EventHandle event);
   void synchronize_event(EventHandle event);
   double elapsed_ms(EventHandle start, EventHandle end);
+  // Null where the launcher has no timer.
+  std::unique_ptr<CommandTimer> time_commands(StreamHandle stream);
 
   // The stream of a handle; throws where there is none.
   DriverStream& known(StreamHandle handle) const;
@@ -135,6 +137,7 @@ class DriverStreams {
  private:
   using StreamPointer = std::shared_ptr<DriverStream>;
   class Event;
+  class Timer;
 
   static constexpr uint64_t kFlushEvery = 16; // native launches: the device should not idle because nobody synchronizes
 

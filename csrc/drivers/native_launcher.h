@@ -11,7 +11,9 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "devices/device.h"
 
@@ -67,6 +69,14 @@ class NativeEvent {
   }
 };
 
+// As CommandTimer, of a queue of the hardware API's.
+class NativeTimer {
+ public:
+  virtual ~NativeTimer() = default;
+  virtual void stop() = 0;
+  virtual std::optional<std::pair<double, double>> since(NativeEvent& base) = 0; // throws NativeError
+};
+
 class NativeLauncher {
  public:
   virtual ~NativeLauncher() = default;
@@ -93,6 +103,10 @@ class NativeLauncher {
     return false;
   }
   virtual std::unique_ptr<NativeEvent> create_event(bool timing) const;
+  // Times what the calling thread gives to queues through this. Null: the API has nothing better than events.
+  virtual std::unique_ptr<NativeTimer> time_commands() const {
+    return nullptr;
+  }
 
   // As Device::host_sees_memory and Device::call_host; `generation` as in NativeKernel::launch.
   virtual bool host_sees_memory() const {

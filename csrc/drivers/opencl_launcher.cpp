@@ -55,6 +55,7 @@ using ReleaseEvent = Status (*)(void* event);
 
 constexpr uint32_t kExecutionStatus = 0x11D3; // CL_EVENT_COMMAND_EXECUTION_STATUS
 constexpr Status kComplete = 0;
+constexpr uint32_t kCommandStart = 0x1282; // CL_PROFILING_COMMAND_START
 constexpr uint32_t kCommandEnd = 0x1283; // CL_PROFILING_COMMAND_END
 
 struct Functions {
@@ -159,6 +160,55 @@ class Widths {
   std::vector<std::pair<void*, Finish>> queues_; // with launches
 };
 
+void check(const char* call, Status status) {
+  if (C10_UNLIKELY(status != 0)) {
+    throw NativeError{call, status, ""};
+  }
+}
+
+// Of a command that has ended, in nanoseconds.
+uint64_t moment(const Functions& functions, void* event, uint32_t which) {
+  uint64_t nanoseconds = 0;
+  check(
+      "clGetEventProfilingInfo",
+      functions.profiling_info(event, which, sizeof nanoseconds, &nanoseconds, nullptr));
+  return nanoseconds;
+}
+
+// OpenCL measures each command that has an event.
+class OpenCLTimer final : public NativeTimer {
+ public:
+  explicit OpenCLTimer(const Functions& functions) : functions_(functions), outer_(std::exchange(current_, this)) {}
+
+  ~OpenCLTimer() override {
+    stop();
+    for (void* event : events_) {
+      static_cast<void>(functions_.release(event));
+    }
+  }
+
+  // Where the command that this thread enqueues next puts its event; nullptr: it need not have one.
+  static void** event() {
+    return C10_LIKELY(current_ == nullptr) ? nullptr : &current_->events_.emplace_back(nullptr);
+  }
+
+  void stop() override {
+    if (current_ == this) {
+      current_ = outer_;
+      events_.erase(std::remove(events_.begin(), events_.end(), nullptr), events_.end()); // of commands that failed
+    }
+  }
+
+  std::optional<std::pair<double, double>> since(NativeEvent& base) override;
+
+ private:
+  static inline thread_local OpenCLTimer* current_ = nullptr;
+
+  const Functions& functions_; // of the launcher
+  OpenCLTimer* const outer_;
+  std::vector<void*> events_;
+};
+
 class OpenCLKernel final : public NativeKernel {
  public:
   OpenCLKernel(const Functions& functions, void* kernel, const std::string& text)
@@ -196,7 +246,8 @@ class OpenCLKernel final : public NativeKernel {
   void enqueue(void* queue, const LaunchSize& size) {
     const auto dimensions = size.items[2] > 1 ? 3 : size.items[1] > 1 ? 2 : 1;
     const Status status = functions_.enqueue(
-        queue, kernel_, dimensions, nullptr, size.items.data(), size.group.data(), 0, nullptr, nullptr);
+        queue, kernel_, dimensions, nullptr, size.items.data(), size.group.data(), 0, nullptr,
+        OpenCLTimer::event());
     if (C10_UNLIKELY(status != 0)) {
       throw NativeError{
           "clEnqueueNDRangeKernel", status,
@@ -240,12 +291,6 @@ class OpenCLKernel final : public NativeKernel {
   const bool bounded_;
 };
 
-void check(const char* call, Status status) {
-  if (C10_UNLIKELY(status != 0)) {
-    throw NativeError{call, status, ""};
-  }
-}
-
 class OpenCLEvent final : public NativeEvent {
  public:
   explicit OpenCLEvent(const Functions& functions) : functions_(functions) {}
@@ -282,16 +327,12 @@ class OpenCLEvent final : public NativeEvent {
   }
 
   double elapsed_ms(NativeEvent& start) override {
-    const auto end_of = [&](const Marker& marker) {
-      uint64_t nanoseconds = 0;
-      check(
-          "clGetEventProfilingInfo",
-          functions_.profiling_info(marker.get(), kCommandEnd, sizeof nanoseconds, &nanoseconds, nullptr));
-      return nanoseconds;
-    };
-    const Marker first = static_cast<OpenCLEvent&>(start).latest();
-    const Marker last = latest();
-    return static_cast<double>(static_cast<int64_t>(end_of(last) - end_of(first))) / 1e6;
+    return milliseconds(end_of(static_cast<OpenCLEvent&>(start)), end_of(*this));
+  }
+
+  // From the recording of `base` to a moment.
+  static double since(NativeEvent& base, uint64_t nanoseconds) {
+    return milliseconds(end_of(static_cast<OpenCLEvent&>(base)), nanoseconds);
   }
 
   std::function<bool()> latest_recording() const override {
@@ -303,6 +344,14 @@ class OpenCLEvent final : public NativeEvent {
 
  private:
   using Marker = std::shared_ptr<void>; // a recording
+
+  static uint64_t end_of(const OpenCLEvent& event) {
+    return moment(event.functions_, event.latest().get(), kCommandEnd);
+  }
+
+  static double milliseconds(uint64_t from, uint64_t to) {
+    return static_cast<double>(static_cast<int64_t>(to - from)) / 1e6;
+  }
 
   Marker latest() const {
     const std::lock_guard<std::mutex> guard(lock_);
@@ -324,6 +373,21 @@ class OpenCLEvent final : public NativeEvent {
   Marker marker_;
 };
 
+std::optional<std::pair<double, double>> OpenCLTimer::since(NativeEvent& base) {
+  if (events_.empty()) {
+    return std::nullopt;
+  }
+  {
+    const GilReleased released; // what the queue waits for may be done by a thread of Python's
+    if (functions_.wait(static_cast<uint32_t>(events_.size()), events_.data()) != 0) {
+      return std::nullopt; // one has failed, which whoever synchronizes gets to know
+    }
+  }
+  return std::pair(
+      OpenCLEvent::since(base, moment(functions_, events_.front(), kCommandStart)),
+      OpenCLEvent::since(base, moment(functions_, events_.back(), kCommandEnd)));
+}
+
 class OpenCLLauncher final : public NativeLauncher {
  public:
   explicit OpenCLLauncher(const Functions& functions) : functions_(functions) {}
@@ -341,13 +405,15 @@ class OpenCLLauncher final : public NativeLauncher {
     check(
         "clEnqueueCopyBuffer",
         functions_.copy(
-            queue, source.memory, destination.memory, source.offset, destination.offset, bytes, 0, nullptr, nullptr));
+            queue, source.memory, destination.memory, source.offset, destination.offset, bytes, 0, nullptr,
+            OpenCLTimer::event()));
   }
 
   void fill(void* queue, const LaunchArgument& memory, uint8_t value, size_t bytes) const override {
     check(
         "clEnqueueFillBuffer",
-        functions_.fill(queue, memory.memory, &value, sizeof value, memory.offset, bytes, 0, nullptr, nullptr));
+        functions_.fill(
+            queue, memory.memory, &value, sizeof value, memory.offset, bytes, 0, nullptr, OpenCLTimer::event()));
   }
 
   void flush(void* queue) const override {
@@ -361,13 +427,15 @@ class OpenCLLauncher final : public NativeLauncher {
   void copy_in(void* queue, const LaunchArgument& to, const void* from, size_t bytes) const override {
     check(
         "clEnqueueWriteBuffer",
-        functions_.write(queue, to.memory, /*blocking=*/0, to.offset, bytes, from, 0, nullptr, nullptr));
+        functions_.write(
+            queue, to.memory, /*blocking=*/0, to.offset, bytes, from, 0, nullptr, OpenCLTimer::event()));
   }
 
   void copy_out(void* queue, void* to, const LaunchArgument& from, size_t bytes) const override {
     check(
         "clEnqueueReadBuffer",
-        functions_.read(queue, from.memory, /*blocking=*/0, from.offset, bytes, to, 0, nullptr, nullptr));
+        functions_.read(
+            queue, from.memory, /*blocking=*/0, from.offset, bytes, to, 0, nullptr, OpenCLTimer::event()));
   }
 
   bool has_events() const override {
@@ -376,6 +444,10 @@ class OpenCLLauncher final : public NativeLauncher {
 
   std::unique_ptr<NativeEvent> create_event(bool) const override {
     return std::make_unique<OpenCLEvent>(functions_); // queues measure all commands or none
+  }
+
+  std::unique_ptr<NativeTimer> time_commands() const override {
+    return has_events() ? std::make_unique<OpenCLTimer>(functions_) : nullptr;
   }
 
   bool host_sees_memory() const override {
@@ -392,7 +464,7 @@ class OpenCLLauncher final : public NativeLauncher {
       call->memory.emplace_back(one.memory == nullptr ? nullptr : learn(queue, one.memory, generation), one.offset);
     }
     void* words[] = {call.get()};
-    enqueue_native(queue, &call_now, words, sizeof words, 0, nullptr, nullptr);
+    enqueue_native(queue, &call_now, words, sizeof words, 0, nullptr, nullptr, OpenCLTimer::event());
     call.release(); // call_now has it
   }
 
@@ -471,10 +543,10 @@ class OpenCLLauncher final : public NativeLauncher {
   // OpenCL copies the words, and replaces the buffers in them by their addresses.
   void enqueue_native(
       void* queue, void (*function)(void* words), void* words, size_t bytes, uint32_t count, void* const* buffers,
-      const void** places) const {
+      const void** places, void** event = nullptr) const {
     check(
         "clEnqueueNativeKernel",
-        functions_.enqueue_native(queue, function, words, bytes, count, buffers, places, 0, nullptr, nullptr));
+        functions_.enqueue_native(queue, function, words, bytes, count, buffers, places, 0, nullptr, event));
   }
 
   mutable std::mutex lock_;

@@ -4,15 +4,18 @@
 #include <c10/core/CPUAllocator.h>
 
 #include <algorithm>
+#include <optional>
 #include <tuple>
 
 #include "c10/storage.h"
+#include "devices/profile.h"
 #include "devices/recording.h"
 #include "fallback/cpu_memory.h"
 #include "memory/allocator.h"
 #include "streams/capture.h"
 #include "streams/stream.h"
 #include "streams/sync_debug.h"
+#include "streams/sync_watch.h"
 
 namespace backplane {
 
@@ -142,6 +145,10 @@ CpuMirror::CpuMirror(c10::DeviceIndex index, bool notes)
     note_synchronization();
   }
   if (!copies_) {
+    std::optional<SyncWatch::Unseen> unseen;
+    if (device_.properties().dialect.empty()) { // the host is what runs such a device's operators
+      unseen.emplace();
+    }
     synchronize_stream(current_stream(index_));
   }
 }
@@ -215,7 +222,9 @@ at::Tensor CpuMirror::stand_in(const at::Tensor& tensor, bool written) {
 void CpuMirror::transfer(void* destination, const void* source, size_t bytes, CopyKind kind) {
   if (bytes > 0) {
     in_flight_ = true;
-    device_.copy(destination, source, bytes, kind, stream_handle(current_stream(index_)));
+    const StreamHandle stream = stream_handle(current_stream(index_));
+    const ProfiledCommand profiled(index_, stream, kind, bytes);
+    device_.copy(destination, source, bytes, kind, stream);
   }
 }
 

@@ -21,9 +21,11 @@
 #include "c10/generator.h"
 #include "c10/refusals.h"
 #include "devices/operator_scope.h"
+#include "devices/profile.h"
 #include "fallback/cpu_memory.h"
 #include "fallback/cpu_mirror.h"
 #include "fallback/wider.h"
+#include "streams/stream.h"
 
 namespace backplane {
 namespace {
@@ -42,7 +44,7 @@ struct OperatorFacts {
   c10::SmallVector<bool, 16> written; // per argument
   int generator = -1; // index of the Generator argument
   const WiderRule* wider; // dtypes that its CPU kernel lacks
-  bool indexes = false; // its list of optional tensors are indices, which may be CPU tensors of any shape
+  c10::SmallVector<bool, 16> from_anywhere; // per argument: its tensors may be the CPU's, whatever their shape, as on GPUs
   std::atomic<uint64_t> calls{0};
   std::atomic<bool> warned{false};
 
@@ -57,24 +59,43 @@ struct OperatorFacts {
         generator = static_cast<int>(i);
       }
     }
-    // As on GPUs, an index may come from the CPU.
     static constexpr std::string_view kIndexing[] = {
         "aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl", "aten::_index_put_impl_",
         "aten::_unsafe_index", "aten::_unsafe_index_put"};
+    bool indexes = false;
     for (const auto& indexing : kIndexing) {
       indexes |= op.schema().name() == indexing;
+    }
+    const bool has_lengths = op.schema().name() == "aten::_ctc_loss" || op.schema().name() == "aten::_ctc_loss_backward";
+    for (const auto& argument : arguments) {
+      from_anywhere.push_back(
+          (indexes && argument.name() == "indices") ||
+          (has_lengths && (argument.name() == "input_lengths" || argument.name() == "target_lengths")));
     }
   }
 };
 
 class FactsTable {
  public:
-  // Facts live as long as the process. Each thread has a map of its own in front, so that the hot path takes no lock.
+  FactsTable() {
+    // Kept for good, as the table is.
+    static_cast<void>(new c10::RegistrationHandleRAII(
+        c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Listener>(*this))));
+  }
+
+  // Each thread has a map of its own in front, so that the hot path takes no lock.
   OperatorFacts& of(const c10::OperatorHandle& op) {
-    static thread_local ska::flat_hash_map<const void*, OperatorFacts*> cache;
+    struct Cache {
+      ska::flat_hash_map<const void*, OperatorFacts*> facts;
+      uint64_t forgotten = 0;
+    };
+    static thread_local Cache cache;
+    if (const uint64_t forgotten = forgotten_.load(std::memory_order_acquire); C10_UNLIKELY(cache.forgotten != forgotten)) {
+      cache = {{}, forgotten};
+    }
     const void* key = &op.schema();
-    auto found = cache.find(key);
-    if (C10_LIKELY(found != cache.end())) {
+    auto found = cache.facts.find(key);
+    if (C10_LIKELY(found != cache.facts.end())) {
       return *found->second;
     }
     std::lock_guard<std::mutex> guard(lock_);
@@ -82,7 +103,7 @@ class FactsTable {
     if (facts == nullptr) {
       facts = std::make_unique<OperatorFacts>(op);
     }
-    cache[key] = facts.get();
+    cache.facts[key] = facts.get();
     return *facts;
   }
 
@@ -95,8 +116,32 @@ class FactsTable {
   }
 
  private:
+  // Operators of a library go with it (torch.library.Library), and others come to lie where they were.
+  class Listener final : public c10::OpRegistrationListener {
+   public:
+    explicit Listener(FactsTable& table) : table_(table) {}
+    void onOperatorRegistered(const c10::OperatorHandle&) override {}
+    void onOperatorDeregistered(const c10::OperatorHandle& op) override {
+      table_.forget(&op.schema());
+    }
+
+   private:
+    FactsTable& table_;
+  };
+
+  void forget(const void* key) {
+    std::lock_guard<std::mutex> guard(lock_);
+    const auto found = facts_.find(key);
+    if (found != facts_.end()) {
+      static_cast<void>(found->second.release()); // a thread may be at it
+      facts_.erase(found);
+      forgotten_.fetch_add(1, std::memory_order_release);
+    }
+  }
+
   std::mutex lock_;
-  ska::flat_hash_map<const void*, std::unique_ptr<OperatorFacts>> facts_;
+  ska::flat_hash_map<const void*, std::unique_ptr<OperatorFacts>> facts_; // by the schema's address
+  std::atomic<uint64_t> forgotten_{0}; // operators
 };
 
 FactsTable& facts_table() {
@@ -107,7 +152,7 @@ FactsTable& facts_table() {
 // The one bp device among the arguments; -1 when there is none.
 class CommonDevice {
  public:
-  void see(const at::Tensor& tensor, bool is_index) {
+  void see(const at::Tensor& tensor, bool from_anywhere) {
     seen_ = true;
     const auto device = tensor.device();
     if (device.is_privateuseone()) {
@@ -116,7 +161,7 @@ class CommonDevice {
       } else if (index_ != device.index()) {
         refuse(c10::Device(c10::kPrivateUse1, index_), device);
       }
-    } else if (tensor.dim() > 0 && !is_index && !foreign_.has_value()) {
+    } else if (tensor.dim() > 0 && !from_anywhere && !foreign_.has_value()) {
       foreign_ = device;
     }
   }
@@ -256,9 +301,8 @@ void run_on_cpu(const c10::OperatorHandle& op, const c10::OperatorHandle& kernel
   auto arguments = torch::jit::last(*stack, count);
 
   CommonDevice common;
-  for (const c10::IValue& value : arguments) {
-    const bool indices = facts.indexes && is_optional_tensor_list(value);
-    for_each_tensor(value, [&](const at::Tensor& tensor) { common.see(tensor, indices); });
+  for (size_t i = 0; i < count; ++i) {
+    for_each_tensor(arguments[i], [&](const at::Tensor& tensor) { common.see(tensor, facts.from_anywhere[i]); });
   }
   for (const c10::IValue& value : arguments) {
     if (value.isDevice()) {
@@ -289,8 +333,10 @@ void run_on_cpu(const c10::OperatorHandle& op, const c10::OperatorHandle& kernel
   {
     at::AutoDispatchBelowADInplaceOrView below;
     std::optional<CpuMemoryScope> scope;
+    std::optional<ProfiledCommand> profiled;
     if (!mirror.copies()) {
       scope.emplace(index);
+      profiled.emplace(Activity::Kind::Operator, index, stream_identity(current_stream(index)), facts.name);
     }
     if (C10_UNLIKELY(facts.wider != nullptr)) {
       run_wider(*facts.wider, kernel, stack);
@@ -369,10 +415,9 @@ void raise_cpu_error(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> a
   const OperatorFacts& facts = facts_table().of(op);
   CommonDevice common; // throws PyTorch's error of two devices, which comes before all others
   size_t bytes = 0;
-  for (const c10::IValue& value : arguments) {
-    const bool indices = facts.indexes && is_optional_tensor_list(value);
-    for_each_tensor(value, [&](const at::Tensor& tensor) {
-      common.see(tensor, indices);
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
+      common.see(tensor, facts.from_anywhere[i]);
       bytes += tensor.device().is_privateuseone() ? spanned_bytes(tensor) : 0;
     });
   }

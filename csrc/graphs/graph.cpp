@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "c10/generator.h"
+#include "devices/profile.h"
 #include "memory/allocator.h"
 #include "memory/caching_allocator.h"
 #include "memory/pinned.h"
@@ -30,11 +31,14 @@ class Replay {
 
   void operator()(const CapturedQueueCall& call) const {
     give(call.arguments, [&](c10::ArrayRef<KernelArgument> arguments) {
+      const ProfiledCommand profiled(
+          Activity::Kind::Library, stream_.device_index(), queue_, call.function->name());
       device_.call_on_queue(call.function, call.caller, arguments, queue_);
     });
   }
 
   void operator()(const CapturedCopy& copy) const {
+    const ProfiledCommand profiled(stream_.device_index(), queue_, copy.kind, copy.bytes);
     device_.copy(copy.destination, copy.source, copy.bytes, copy.kind, queue_);
     if (copy.pinned) {
       const auto& pointer = copy.pinned.data_ptr();

@@ -2,6 +2,7 @@
 
 #include "devices/device.h"
 #include "devices/discovery.h"
+#include "devices/profile.h"
 #include "devices/recording.h"
 #include "memory/allocator_config.h"
 #include "memory/caching_allocator.h"
@@ -94,6 +95,7 @@ class Allocator final : public c10::DeviceAllocator {
     }
     const StreamHandle handle = stream_handle(stream);
     DeviceCall call(owner);
+    const ProfiledCommand profiled(index, handle, CopyKind::WithinDevice, bytes);
     owner.copy(destination, source, bytes, CopyKind::WithinDevice, handle);
   }
 

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "devices/device.h"
+#include "devices/profile.h"
 #include "devices/verbose.h"
 #include "streams/device_errors.h"
 #include "streams/stream.h"
@@ -144,6 +145,8 @@ void do_on_host(
     c10::ArrayRef<char*> memory,
     c10::ArrayRef<uint64_t> numbers) {
   const bool brief = work->last_time() < kBrief;
+  const StreamHandle handle = stream_handle(stream);
+  const ProfiledCommand profiled(Activity::Kind::HostStep, stream.device_index(), handle, work->name());
   device(stream.device_index())
       .call_host(
           [work = std::move(work), numbers = numbers.vec(), stream](char* const* seen) {
@@ -158,7 +161,7 @@ void do_on_host(
             }
             work->took(std::chrono::steady_clock::now() - start);
           },
-          memory, stream_handle(stream), brief);
+          memory, handle, brief);
 }
 
 } // namespace backplane

@@ -25,6 +25,7 @@ class HostWork {
   virtual ~HostWork() = default;
   // `memory`: where the host sees each piece of memory; `numbers`: the bytes of each number, as store_number writes them.
   virtual void run(char* const* memory, const uint64_t* numbers) const = 0;
+  virtual const std::string& name() const = 0;
   // Everything that the work is, in words: what differs does other work.
   virtual std::string text() const = 0;
 
@@ -57,6 +58,9 @@ class CpuOperator final : public HostWork {
       : op_(std::move(op)), arguments_(std::move(arguments)) {}
 
   void run(char* const* memory, const uint64_t* numbers) const override;
+  const std::string& name() const override {
+    return op_.operator_name().name;
+  }
   std::string text() const override;
 
   const c10::OperatorHandle& op() const {
@@ -88,7 +92,7 @@ class LibraryFunction final : public HostWork {
 
   LibraryFunction(LibrarySymbol symbol, std::vector<Parameter> parameters);
 
-  const std::string& name() const {
+  const std::string& name() const override {
     return symbol_.name;
   }
   const std::vector<Parameter>& parameters() const {

@@ -9,6 +9,7 @@
 
 #include "c10/generator.h"
 #include "c10/storage.h"
+#include "devices/profile.h"
 #include "memory/allocator.h"
 #include "streams/capture.h"
 #include "streams/device_errors.h"
@@ -60,6 +61,7 @@ class Replay {
   void run(const QueueStep& step) {
     give(step, [&](c10::ArrayRef<KernelArgument> arguments) {
       if (C10_LIKELY(capture_ == nullptr)) {
+        const ProfiledCommand profiled(Activity::Kind::Library, call_.device, queue_, step.function->name());
         device(call_.device).call_on_queue(step.function, *call_.operator_name, arguments, queue_);
       } else {
         capture_->call_on_queue(stream_, step.function, *call_.operator_name, arguments, random_numbers(step));
@@ -125,6 +127,7 @@ class Replay {
     const CapturedCopy copy{
         resolve(step.destination), resolve(step.source), step.bytes, CopyKind::WithinDevice, {}};
     if (C10_LIKELY(capture_ == nullptr)) {
+      const ProfiledCommand profiled(call_.device, queue_, copy.kind, copy.bytes);
       device(call_.device).copy(copy.destination, copy.source, copy.bytes, copy.kind, queue_);
     } else {
       capture_->copy(stream_, copy);

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "devices/operator_scope.h"
+#include "devices/profile.h"
 #include "fallback/fallback.h"
 #include "plans/recorder.h"
 #include "streams/capture.h"
@@ -355,6 +356,7 @@ std::shared_ptr<const Plan> PlannedOperator::plan(
     if (record) {
       recorder.emplace(call, /*dry=*/false);
     }
+    const ProfiledRange profiled(Activity::Kind::Planning, "plan", name_);
     results = declaration.planner->call(op_.schema(), arguments, facts, call, left);
     if (results.has_value() && record) {
       *recorded = recorder->finish(*results);
@@ -395,6 +397,7 @@ std::optional<AnyShapePlan> PlannedOperator::trace(
   const c10::DispatchKeySet modes{c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot};
   const c10::impl::ForceDispatchKeyGuard keys{
       local.included_, (local.excluded_ - modes) | c10::autocast_dispatch_keyset};
+  const ProfiledRange profiled(Activity::Kind::Planning, "plan for any shape", name_);
   return declaration.planner->trace(op_.schema(), arguments, facts, call, reason);
 }
 

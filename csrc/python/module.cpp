@@ -19,4 +19,5 @@ PYBIND11_MODULE(_C, module) {
   backplane::bind_geometry(module);
   backplane::bind_graphs(module);
   backplane::bind_structured_meta(module);
+  backplane::bind_sync_watch(module);
 }

@@ -4,6 +4,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "bindings.h"
+#include "devices/profile.h"
 #include "devices/queue_function.h"
 #include "devices/verbose.h"
 #include "plans/given_arguments.h"
@@ -75,6 +76,7 @@ void call_on_queue(const std::shared_ptr<QueueFunction>& function, const py::seq
   const c10::Stream stream = current_stream(index);
   const StreamHandle handle = stream_handle(stream);
   const py::gil_scoped_release released; // the library may have to wait
+  const ProfiledCommand profiled(Activity::Kind::Library, index, handle, function->name());
   owner.call_on_queue(function, caller, given.now(), handle);
   if (given.reports_errors()) {
     note_reporting_launch(stream);

@@ -8,9 +8,11 @@
 #include <mutex>
 #include <vector>
 
+#include "devices/profile.h"
 #include "devices/recording.h"
 #include "streams/capture.h"
 #include "streams/device_errors.h"
+#include "streams/sync_watch.h"
 
 namespace backplane {
 namespace {
@@ -68,6 +70,13 @@ const Entry& entry_of(c10::Stream stream) {
     }
   }
   return *entry;
+}
+
+template <typename Function>
+void tell(const Function& function) {
+  if (SyncWatch* watch = SyncWatch::active(); C10_UNLIKELY(watch != nullptr) && !SyncWatch::is_unseen()) {
+    function(*watch);
+  }
 }
 
 } // namespace
@@ -149,7 +158,11 @@ bool query_stream(c10::Stream stream) {
   }
   Device& owner = device(stream.device_index());
   DeviceCall call(owner);
-  return owner.query_stream(stream_handle(stream));
+  const bool done = owner.query_stream(stream_handle(stream));
+  if (done) {
+    tell([&](SyncWatch& watch) { watch.host_passed(stream); });
+  }
+  return done;
 }
 
 void synchronize_stream(c10::Stream stream) {
@@ -160,8 +173,10 @@ void synchronize_stream(c10::Stream stream) {
   Device& owner = device(stream.device_index());
   {
     DeviceCall call(owner);
+    const ProfiledRange profiled(Activity::Kind::Waiting, "bpStreamSynchronize");
     owner.synchronize_stream(stream_handle(stream));
   }
+  tell([&](SyncWatch& watch) { watch.host_passed(stream); });
   throw_reported_errors(stream);
 }
 
@@ -175,12 +190,14 @@ void synchronize_device(c10::DeviceIndex index) {
   Streams& streams = streams_of(index);
   {
     DeviceCall call(owner);
+    const ProfiledRange profiled(Activity::Kind::Waiting, "bpDeviceSynchronize");
     for (c10::StreamId id = 0; id < streams.size.load(); ++id) {
       if (const Entry* entry = streams.entries[id].load(std::memory_order_acquire)) {
         owner.synchronize_stream(entry->handle);
       }
     }
   }
+  tell([&](SyncWatch& watch) { watch.host_passed(index); });
   throw_reported_errors(index);
 }
 
@@ -205,6 +222,7 @@ Event* record_event(Event* event, c10::Stream stream, bool timing) {
     owner.record_event(event->handle, stream_handle(stream));
     event->captured = nullptr;
   }
+  tell([&](SyncWatch& watch) { watch.recorded(event, stream); });
   static_cast<void>(fresh.release());
   return event;
 }
@@ -216,6 +234,7 @@ void block_stream(const Event* event, c10::Stream stream) {
   }
   if (C10_UNLIKELY(event->captured != nullptr)) {
     Capture::wait(*event->captured, stream);
+    tell([&](SyncWatch& watch) { watch.waits(stream, event); });
     return;
   }
   if (const auto capture = Capture::of(stream); C10_UNLIKELY(capture != nullptr)) {
@@ -228,6 +247,7 @@ void block_stream(const Event* event, c10::Stream stream) {
   } else {
     owner.synchronize_event(event->handle); // no driver can queue a wait for another driver's event
   }
+  tell([&](SyncWatch& watch) { watch.waits(stream, event); });
 }
 
 namespace {
@@ -247,14 +267,20 @@ bool query_event(const Event* event) {
   }
   check_not_captured(*event);
   Device& owner = device(event->device);
-  return owner.query_event(event->handle);
+  const bool reached = owner.query_event(event->handle);
+  if (reached) {
+    tell([&](SyncWatch& watch) { watch.host_passed(event); });
+  }
+  return reached;
 }
 
 void synchronize_event(const Event* event) {
   if (event != nullptr) {
     check_not_captured(*event);
     Device& owner = device(event->device);
+    const ProfiledRange profiled(Activity::Kind::Waiting, "bpEventSynchronize");
     owner.synchronize_event(event->handle);
+    tell([&](SyncWatch& watch) { watch.host_passed(event); });
   }
 }
 
@@ -319,6 +345,7 @@ void destroy_event(Event* event) noexcept {
   }
   if (!in_bad_fork()) {
     try {
+      tell([&](SyncWatch& watch) { watch.destroyed(event); });
       Device& owner = device(event->device);
       owner.destroy_event(event->handle);
     } catch (const std::exception&) {

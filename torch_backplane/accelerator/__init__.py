@@ -12,7 +12,7 @@ from typing import Any
 
 from torch._C import AcceleratorError, OutOfMemoryError
 
-from torch_backplane.accelerator import _utils, amp, graphs, legacy, memory, random, streams, tunable
+from torch_backplane.accelerator import _utils, amp, graphs, legacy, memory, nvtx, random, streams, tunable
 from torch_backplane.accelerator.devices import (
     _exchange_device,
     _maybe_exchange_device,
@@ -179,6 +179,7 @@ __all__ = [
     "memory_stats_as_nested_dict",
     "memory_summary",
     "memory_usage",
+    "nvtx",
     "power_draw",
     "random",
     "reset_accumulated_host_memory_stats",

@@ -1,0 +1,233 @@
+#include "devices/profile.h"
+
+#include <c10/util/ApproximateClock.h>
+#include <c10/util/Exception.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <exception>
+#include <functional>
+
+namespace backplane {
+namespace {
+
+std::mutex& active_lock() {
+  static auto* lock = new std::mutex;
+  return *lock;
+}
+
+std::shared_ptr<Profile>& active_profile() {
+  static auto* profile = new std::shared_ptr<Profile>;
+  return *profile;
+}
+
+thread_local std::vector<uint64_t> correlations, user_correlations;
+
+uint64_t innermost(const std::vector<uint64_t>& numbers) {
+  return numbers.empty() ? 0 : numbers.back();
+}
+
+void pop(std::vector<uint64_t>& numbers) {
+  if (!numbers.empty()) { // the profile may have begun in the middle of it
+    numbers.pop_back();
+  }
+}
+
+std::unique_ptr<Activity> begun(Activity::Kind kind, std::string name) {
+  auto activity = std::make_unique<Activity>();
+  activity->kind = kind;
+  activity->name = std::move(name);
+  activity->thread = static_cast<int32_t>(::syscall(SYS_gettid));
+  activity->correlation = innermost(correlations);
+  activity->user_correlation = innermost(user_correlations);
+  activity->begun = c10::getTime();
+  return activity;
+}
+
+void ended(std::unique_ptr<Activity> activity) noexcept {
+  activity->ended = c10::getTime();
+  try {
+    if (const auto profile = Profile::active()) {
+      profile->add(std::move(*activity));
+    }
+  } catch (const std::exception&) { // no memory
+  }
+}
+
+std::string said_of(const std::exception& error) {
+  const auto* ours = dynamic_cast<const c10::Error*>(&error);
+  return ours != nullptr ? ours->what_without_backtrace() : error.what();
+}
+
+} // namespace
+
+std::atomic<bool> Profile::is_active_{false};
+
+std::shared_ptr<Profile> Profile::active() {
+  const std::lock_guard<std::mutex> guard(active_lock());
+  return active_profile();
+}
+
+std::shared_ptr<Profile> Profile::start() {
+  auto profile = std::make_shared<Profile>();
+  const std::lock_guard<std::mutex> guard(active_lock());
+  active_profile() = profile;
+  is_active_ = true;
+  return profile;
+}
+
+void Profile::push_correlation(uint64_t number) {
+  correlations.push_back(number);
+}
+void Profile::pop_correlation() {
+  pop(correlations);
+}
+void Profile::push_user_correlation(uint64_t number) {
+  user_correlations.push_back(number);
+}
+void Profile::pop_user_correlation() {
+  pop(user_correlations);
+}
+
+void Profile::add(Activity activity) {
+  const std::lock_guard<std::mutex> guard(lock_);
+  activities_.push_back(std::move(activity));
+}
+
+// An idle stream passes an event when it is recorded, more or less: the closest of some tries is taken.
+Profile::Base Profile::base_of(Device& device, StreamHandle stream) {
+  constexpr int kTries = 10;
+  using Owned = std::unique_ptr<void, std::function<void(EventHandle)>>;
+  const auto destroy = [&device](EventHandle event) { device.destroy_event(event); };
+  Owned best(nullptr, destroy);
+  int64_t closest = 0;
+  int64_t nanoseconds = 0;
+  const DeviceCall call(device);
+  for (int i = 0; i < kTries; ++i) {
+    Owned event(device.create_event(/*timing=*/true), destroy);
+    const int64_t before = c10::getTime();
+    device.record_event(event.get(), stream);
+    device.synchronize_event(event.get());
+    const int64_t after = c10::getTime();
+    if (best == nullptr || after - before < closest) {
+      closest = after - before;
+      nanoseconds = before + closest / 2;
+      best = std::move(event);
+    }
+  }
+  return {best.release(), nanoseconds};
+}
+
+void Profile::stop() {
+  {
+    const std::lock_guard<std::mutex> guard(active_lock());
+    if (active_profile().get() == this) {
+      active_profile() = nullptr;
+      is_active_ = false;
+    }
+  }
+  std::vector<Activity> recorded;
+  {
+    const std::lock_guard<std::mutex> guard(lock_);
+    recorded.swap(activities_);
+  }
+  std::map<c10::DeviceIndex, std::optional<Base>> bases;
+  const auto note = [&](c10::DeviceIndex index, const std::exception& error) {
+    const std::string line = c10::str("bp:", static_cast<int>(index), ": ", said_of(error));
+    if (std::find(errors_.begin(), errors_.end(), line) == errors_.end()) {
+      errors_.push_back(line);
+    }
+  };
+  for (Activity& activity : recorded) {
+    if (activity.timer == nullptr) {
+      continue;
+    }
+    Device& owner = device(activity.device);
+    try {
+      auto found = bases.find(activity.device);
+      if (found == bases.end()) {
+        found = bases.emplace(activity.device, std::nullopt).first; // where it throws, it is not tried again
+        found->second = base_of(owner, activity.stream);
+      }
+      if (found->second.has_value()) {
+        const auto at = [&](double milliseconds) {
+          return found->second->nanoseconds + static_cast<int64_t>(milliseconds * 1e6);
+        };
+        if (const auto times = activity.timer->since(found->second->event)) {
+          activity.ran = {at(times->first), at(times->second)};
+        } else if (activity.kind == Activity::Kind::HostStep) {
+          activity.ran = {activity.begun, activity.ended}; // the calling thread did it at once
+        }
+      }
+    } catch (const std::exception& error) {
+      note(activity.device, error);
+    }
+  }
+  for (Activity& activity : recorded) {
+    activity.timer.reset();
+  }
+  for (auto& [index, base] : bases) {
+    if (base.has_value()) {
+      device(index).destroy_event(base->event);
+    }
+  }
+  const std::lock_guard<std::mutex> guard(lock_);
+  activities_ = std::move(recorded);
+}
+
+std::string_view ProfiledCommand::name_of(CopyKind kind) {
+  switch (kind) {
+    case CopyKind::HostToDevice:
+      return "Memcpy HtoD";
+    case CopyKind::DeviceToHost:
+      return "Memcpy DtoH";
+    case CopyKind::WithinDevice:
+      return "Memcpy DtoD";
+  }
+  return "Memcpy";
+}
+
+void ProfiledCommand::begin(
+    Activity::Kind kind, c10::DeviceIndex index, StreamHandle stream, std::string_view name) {
+  activity_ = begun(kind, std::string(name));
+  activity_->device = index;
+  activity_->stream = stream;
+  exceptions_ = std::uncaught_exceptions();
+  if (kind != Activity::Kind::Operator) {
+    activity_->timer = device(index).time_commands(stream);
+    activity_->begun = c10::getTime();
+  }
+}
+
+void ProfiledCommand::end() noexcept {
+  const bool failed = std::uncaught_exceptions() > exceptions_;
+  if (activity_->timer != nullptr) {
+    try {
+      activity_->timer->stop();
+    } catch (const std::exception&) {
+      activity_->timer = nullptr; // the command has its own error
+    }
+    if (failed) {
+      activity_->timer = nullptr;
+    }
+  } else if (!failed) {
+    activity_->ran = {activity_->begun, c10::getTime()};
+  }
+  ended(std::move(activity_));
+}
+
+void ProfiledRange::begin(Activity::Kind kind, std::string_view what, std::string_view of) {
+  std::string name(what);
+  if (!of.empty()) {
+    name += ' ';
+    name += of;
+  }
+  activity_ = begun(kind, std::move(name));
+}
+
+void ProfiledRange::end() noexcept {
+  ended(std::move(activity_));
+}
+
+} // namespace backplane
