@@ -95,11 +95,14 @@ tsan: $(ready) ## the same under ThreadSanitizer
 fuzz: $(ready) ## run random programs on a device and compare with the CPU; findings come as programs to paste
 	$(python) tests/fuzz --seconds $(SECONDS) $(driver_option) $(ARGS)
 
+soak: $(ready) ## four threads on four devices train, generate, capture, fail, fork and are interrupted, for SECONDS
+	$(python) tests/soak.py --seconds $(SECONDS) $(driver_option) $(ARGS)
+
 lint: $(ready) ## ruff and mypy
 	$(python) -m ruff check .
 	$(python) -m mypy
 
-bench: $(ready) ## time an import, an operator, events, new shapes, kernels, training, the allocator and a model that writes text
+bench: $(ready) ## time an import, an operator, events, new shapes, kernels, training, the allocator and a model that writes text, profiles
 	$(python) benchmarks/import_time.py
 	$(python) benchmarks/overhead.py $(driver_option)
 	$(python) benchmarks/events.py $(driver_option)
@@ -109,6 +112,7 @@ bench: $(ready) ## time an import, an operator, events, new shapes, kernels, tra
 	$(python) benchmarks/allocator.py $(driver_option)
 	$(python) -m pip install -q transformers
 	$(python) benchmarks/generate.py $(driver_option)
+	$(python) benchmarks/profiling.py $(driver_option)
 
 conformance: $(ready) ## run PyTorch's operator database on bp
 	$(python) -m torch_backplane conformance --device bp $(ARGS)

@@ -34,7 +34,7 @@ def test_planners_leave_host_devices_alone(run_python: Callable[..., Any]) -> No
     assert (result.returncode, result.stdout) == (0, "fine\n"), result.stderr
 
 
-# Tests of what the host's operators answer. Other files may run before them in a process, or after; here planners are declared.
+# Tests of what the host's operators answer. Whether planners are declared depends on what ran before them in a process.
 ANSWERS = ["test_cuda_dtypes.py", "test_fallback.py", "test_copy_on_write.py"]
 
 

@@ -333,6 +333,7 @@ def test_copies_across_streams_keep_the_order_of_events() -> None:
     host = torch.full((16,), 7.0).pin_memory()
     target = torch.zeros(16, device="bp")
     result = torch.zeros(16).pin_memory()
+    first.wait_stream(torch.bp.current_stream())
     with first:
         torch.bp._sleep(100 * MILLISECOND)
         target.copy_(host, non_blocking=True)

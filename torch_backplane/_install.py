@@ -18,7 +18,11 @@ torch.utils.generate_methods_for_privateuse1_backend(for_packed_sequence=True, f
 printing.install()
 interop.install()
 # `import torch.bp.streams` finds the module that is there instead of loading it a second time.
-for _name in ("amp", "memory", "random", "streams"):
+for _name in ("amp", "graphs", "memory", "nvtx", "random", "streams", "tunable"):
     sys.modules[f"torch.bp.{_name}"] = getattr(accelerator, _name)
 torch.backends.bp = backends  # type: ignore[attr-defined]
 sys.modules["torch.backends.bp"] = backends
+if settings.has_sanitizer():
+    from torch_backplane.testing import sanitizer
+
+    sanitizer.enable()

@@ -35,6 +35,10 @@ VARIABLES: Mapping[str, Variable] = {
     "TORCH_BACKPLANE_PLANS": Variable(
         "whether plans are replayed, or what runs beside them", "1, 0, check", "1", "at import"
     ),
+    "TORCH_BACKPLANE_SANITIZER": Variable(
+        "whether work of two streams on the same memory, without a wait between them, is an error", "0, 1", "0",
+        "at import",
+    ),
     "TORCH_BACKPLANE_LAUNCH_BLOCKING": Variable(
         "whether each operator waits for the device, so that errors of kernels come from the call itself",
         "0, 1", "0", "at import",
@@ -103,6 +107,11 @@ def unknown() -> dict[str, str]:
         for name in sorted(names)
         if not name.startswith(others)
     }
+
+
+def has_sanitizer() -> bool:
+    """Whether the environment wants races between streams to be looked for."""
+    return choice("TORCH_BACKPLANE_SANITIZER", {"0": False, "1": True}, default="0")
 
 
 def apply() -> None:

@@ -1,0 +1,343 @@
+"""Finds work on two streams that uses the same memory while nothing makes one wait for the other.
+
+    TORCH_BACKPLANE_SANITIZER=1 python program.py
+
+or, around a part of a program:
+
+    from torch_backplane.testing import sanitizer
+
+    with sanitizer.sanitize():
+        step()
+
+Like torch.cuda's sanitizer it looks at every operator of the thread that it was enabled in, and of the backward passes
+that this thread starts, and raises `RaceError` at the second of two that may run at once, with where both were called.
+It does not need bad luck: what counts is what waits for what, not what ran when. It goes by bytes, so parts of a tensor
+may be used on several streams; and it knows memory for the same after it was freed, so that a block which another
+stream still uses when it gets to a new tensor is found (`Tensor.record_stream` prevents that).
+
+What it does not see: replays of graphs (what is captured is looked at once, as it is captured), and host memory.
+
+How: each stream has a vector clock, the latest operator of each other stream that it has waited for (Lamport 1978;
+Mattern 1989). Events copy it, waits merge it. For each range of memory the last write and the reads since are known.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import re
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torch_backplane import _C
+
+MOST_FRAMES = 20
+"""Of the innermost callers of an operator, which an error shows."""
+
+MOST_RUNS = 256
+"""A tensor whose elements lie in more separate runs of memory than that is looked at in these alone."""
+
+# Their results are new memory that nobody has written.
+_UNWRITTEN = re.compile(r"aten::(empty|new_empty|empty_like|empty_strided|new_empty_strided|empty_permuted)$")
+# They take tensors for what they look like.
+_LIKE = re.compile(r"aten::(new_.*|.*_like)$")
+_NO_WORK = {"aten::record_stream", "aten::set_", "aten::resize_", "aten::is_same_size", "aten::is_pinned"}
+
+
+class StreamKey(NamedTuple):
+    device: int
+    stream: int
+
+    def __str__(self) -> str:
+        return f"stream {self.stream} of bp:{self.device}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Access:
+    """What an operator does to a tensor."""
+
+    stream: StreamKey
+    number: int
+    writes: bool
+    operator: str
+    argument: str
+    stack: traceback.StackSummary
+
+    def __str__(self) -> str:
+        what = f"{'writes' if self.writes else 'reads'} {self.argument} on {self.stream}"
+        return f"{self.operator}, which {what}, called at:\n{''.join(self.stack.format())}"
+
+
+class RaceError(RuntimeError):
+    """Two operators may use the same memory at once. `first` and `second` are their accesses."""
+
+    def __init__(self, first: Access, second: Access, range_: tuple[int, int]) -> None:
+        self.first, self.second = first, second
+        start, end = range_
+        super().__init__(
+            f"{end - start:,} bytes of bp:{second.stream.device} at {start:#x} may be used by two operators "
+            f"at once: nothing makes {second.stream} wait for {first.stream} between\n\n{first}\nand\n\n{second}"
+        )
+
+
+@dataclasses.dataclass
+class _Interval:
+    start: int
+    end: int
+    write: Access | None = None
+    reads: dict[StreamKey, Access] = dataclasses.field(default_factory=dict)
+
+
+class Memory:
+    """The accesses of each range of addresses: the last write, and the reads after it."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._intervals: list[_Interval] = []
+
+    def _split(self, at: int) -> None:
+        place = bisect.bisect_right(self._starts, at) - 1
+        if place < 0 or not self._intervals[place].start < at < self._intervals[place].end:
+            return
+        left = self._intervals[place]
+        right = _Interval(at, left.end, left.write, dict(left.reads))
+        left.end = at
+        self._starts.insert(place + 1, at)
+        self._intervals.insert(place + 1, right)
+
+    def touching(self, start: int, end: int) -> list[_Interval]:
+        """The intervals that have bytes from `start` to `end`, cut so that they have no others."""
+        self._split(start)
+        self._split(end)
+        return self._intervals[bisect.bisect_left(self._starts, start) : bisect.bisect_left(self._starts, end)]
+
+    def write(self, start: int, end: int, access: Access) -> None:
+        self._split(start)
+        self._split(end)
+        first, last = bisect.bisect_left(self._starts, start), bisect.bisect_left(self._starts, end)
+        self._starts[first:last] = [start]
+        self._intervals[first:last] = [_Interval(start, end, access)]
+
+    def read(self, start: int, end: int, access: Access) -> None:
+        place = start
+        for interval in self.touching(start, end):
+            if place < interval.start:
+                self._insert(_Interval(place, interval.start, None, {access.stream: access}))
+            interval.reads[access.stream] = access
+            place = interval.end
+        if place < end:
+            self._insert(_Interval(place, end, None, {access.stream: access}))
+
+    def _insert(self, interval: _Interval) -> None:
+        place = bisect.bisect_left(self._starts, interval.start)
+        self._starts.insert(place, interval.start)
+        self._intervals.insert(place, interval)
+
+
+Clock = dict[StreamKey, int]
+
+
+def _merge(clock: Clock, other: Clock) -> None:
+    for stream, number in other.items():
+        if clock.get(stream, 0) < number:
+            clock[stream] = number
+
+
+class Order:
+    """Which operators are over before what a stream is given next."""
+
+    def __init__(self) -> None:
+        self._streams: dict[StreamKey, Clock] = {}
+        self._events: dict[int, Clock] = {}
+        self._host: Clock = {}  # operators that the host knows to be over
+        self._number = 0
+
+    def next_on(self, stream: StreamKey) -> int:
+        """The number of an operator that the stream is given."""
+        self._number += 1
+        clock = self._streams.setdefault(stream, {})
+        _merge(clock, self._host)
+        clock[stream] = self._number
+        return self._number
+
+    def is_over(self, access: Access, before: StreamKey) -> bool:
+        return access.number <= self._streams.get(before, {}).get(access.stream, 0)
+
+    def note(self, what: str, event: int, device: int, stream: int) -> None:
+        """What `_C.watch_synchronization` tells."""
+        key = StreamKey(device, stream)
+        if what == "recorded":
+            self._events[event] = self._known(key)
+        elif what == "waits":
+            _merge(self._streams.setdefault(key, {}), self._events.get(event, {}))
+        elif what == "host passed event":
+            _merge(self._host, self._events.get(event, {}))
+        elif what == "host passed stream":
+            _merge(self._host, self._known(key))
+        elif what == "host passed device":
+            for one in list(self._streams):
+                if one.device == device:
+                    _merge(self._host, self._known(one))
+        elif what == "destroyed":
+            self._events.pop(event, None)
+
+    def _known(self, stream: StreamKey) -> Clock:
+        """Also what was over when the host gave the stream whatever comes next."""
+        clock = dict(self._streams.get(stream, {}))
+        _merge(clock, self._host)
+        return clock
+
+
+def _runs(tensor: torch.Tensor) -> list[tuple[int, int]]:
+    """The ranges of addresses, [start, end), that the tensor's elements take."""
+    if tensor.numel() == 0 or tensor.data_ptr() == 0:
+        return []
+    length = tensor.element_size()
+    others: list[tuple[int, int]] = []  # (stride in bytes, size)
+    for stride, size in sorted(zip(tensor.stride(), tensor.size(), strict=True)):
+        step = stride * tensor.element_size()
+        if size == 1 or stride == 0:
+            continue
+        if step <= length and not others:
+            length += (size - 1) * step
+        else:
+            others.append((step, size))
+    starts = [tensor.data_ptr()]
+    for step, size in others:
+        starts = [start + index * step for index in range(min(size, MOST_RUNS)) for start in starts][:MOST_RUNS]
+    return [(start, start + length) for start in starts]
+
+
+class Sanitizer(TorchDispatchMode):
+    """Looks at the operators of the threads that have it as a mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.RLock()
+        self._order = Order()
+        self._memory: dict[int, Memory] = {}
+        self.operators = 0
+        """How many have been looked at."""
+
+    def note(self, what: str, event: int, device: int, stream: int) -> None:
+        with self._lock:
+            self._order.note(what, event, device, stream)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name
+        if name in _NO_WORK:
+            return func(*args, **kwargs)
+        given = list(self._given(func._schema, args, kwargs, bool(_LIKE.match(name))))
+        result = func(*args, **kwargs)
+        made = [] if _UNWRITTEN.match(name) else list(self._made(func._schema, result, args, kwargs))
+        if given or made:
+            stack = traceback.StackSummary.extract(
+                traceback.walk_stack(None), limit=MOST_FRAMES + 1, lookup_lines=False
+            )
+            stack.reverse()
+            del stack[-1:]  # this function
+            with self._lock:
+                self.operators += 1
+                self._look(str(func), [*given, *made], stack)
+        return result
+
+    @staticmethod
+    def _given(schema: Any, args: Any, kwargs: Any, is_like: bool) -> Iterator[tuple[str, torch.Tensor, bool]]:
+        """The tensors that are read or written: what they are called, and whether they are written."""
+        for index, argument in enumerate(schema.arguments):
+            value = args[index] if index < len(args) else kwargs.get(argument.name)
+            alias = argument.alias_info
+            if value is None or (alias is not None and not alias.is_write) or (is_like and alias is None):
+                continue  # not there; looked at as another view; or in its shape alone
+            for tensor in pytree.tree_leaves(value):
+                if isinstance(tensor, torch.Tensor) and tensor.device.type == "bp":
+                    yield f"argument {argument.name}", tensor, alias is not None
+
+    @staticmethod
+    def _made(schema: Any, result: Any, args: Any, kwargs: Any) -> Iterator[tuple[str, torch.Tensor, bool]]:
+        known = {
+            tensor.untyped_storage().data_ptr()
+            for tensor in pytree.tree_leaves((args, kwargs))
+            if isinstance(tensor, torch.Tensor) and tensor.device.type == "bp"
+        }
+        results = (result,) if len(schema.returns) == 1 else result or ()
+        for returned, value in zip(schema.returns, results, strict=False):
+            if returned.alias_info is not None:
+                continue
+            for tensor in pytree.tree_leaves(value):
+                on_device = isinstance(tensor, torch.Tensor) and tensor.device.type == "bp"
+                if on_device and tensor.untyped_storage().data_ptr() not in known:  # else a view that the schema hides
+                    yield "its result", tensor, True
+
+    def _look(
+        self, operator: str, tensors: list[tuple[str, torch.Tensor, bool]], stack: traceback.StackSummary
+    ) -> None:
+        numbers: dict[StreamKey, int] = {}
+        found: RaceError | None = None
+        for argument, tensor, writes in sorted(tensors, key=lambda one: one[2]):
+            index = tensor.device.index
+            stream = StreamKey(index, torch.bp.current_stream(index).stream_id)  # type: ignore[attr-defined]
+            if stream not in numbers:
+                numbers[stream] = self._order.next_on(stream)
+            access = Access(stream, numbers[stream], writes, operator, argument, stack)
+            memory = self._memory.setdefault(index, Memory())
+            for start, end in _runs(tensor):
+                for interval in memory.touching(start, end):
+                    before = [*interval.reads.values()] if writes else []
+                    before += [interval.write] if interval.write is not None else []
+                    for other in before:
+                        if found is None and not self._order.is_over(other, stream):
+                            found = RaceError(other, access, (interval.start, interval.end))
+                if writes:
+                    memory.write(start, end, access)
+                else:
+                    memory.read(start, end, access)
+        if found is not None:
+            raise found
+
+
+_enabled: Sanitizer | None = None
+
+
+@contextmanager
+def sanitize() -> Iterator[Sanitizer]:
+    """Looks at the operators of this thread, and of backward passes that it starts, in a `with` block.
+
+    What was on its way before is taken to be over: the devices are waited for at the beginning.
+
+    Raises:
+        RaceError: at the second of two operators that may use the same memory at once.
+        RuntimeError: it is enabled already.
+    """
+    global _enabled
+    if _enabled is not None:
+        raise RuntimeError("the sanitizer is enabled already, and one is enough")
+    sanitizer = Sanitizer()
+    for index in range(torch.bp.device_count()):  # type: ignore[attr-defined]
+        torch.bp.synchronize(index)  # type: ignore[attr-defined]
+    _enabled = sanitizer
+    _C.watch_synchronization(sanitizer.note)
+    try:
+        with sanitizer:
+            yield sanitizer
+    finally:
+        _C.watch_synchronization(None)
+        _enabled = None
+
+
+def enable() -> None:
+    """Looks at this thread's operators from now on, until the program ends: what TORCH_BACKPLANE_SANITIZER=1 does."""
+    global _enabled
+    if _enabled is not None:
+        raise RuntimeError("the sanitizer is enabled already, and one is enough")
+    _enabled = Sanitizer()
+    _C.watch_synchronization(_enabled.note)
+    _enabled.__enter__()
