@@ -163,6 +163,33 @@ for name in "sin cos tan exp log sqrt rsqrt tanh sigmoid erf floor expm1 log1p a
     run(code, POCL_CACHE_DIR=str(tmp_path), TORCH_BACKPLANE_CACHE_DIR="")
 
 
+def test_an_interrupt_arrives_wherever_it_meets_the_program(run: Run) -> None:
+    """In planners, in their traces, in destructors."""
+    code = """
+import random, signal, threading
+import torch
+random.seed(0)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+x = torch.rand(50, 50, device="bp")
+arrived = 0
+for round in range(30):
+    timer = threading.Timer(0.02 * random.random(), signal.raise_signal, (signal.SIGINT,))
+    try:
+        timer.start()
+        for size in range(1, 2000):
+            y = x.narrow(0, 0, size % 49 + 1).narrow(1, 0, size % 47 + 1)
+            (y.t() @ y + size).softmax(0).cumsum(1)
+        timer.join()
+    except KeyboardInterrupt:
+        arrived += 1
+    timer.join()
+print(arrived)
+torch.testing.assert_close((x @ x).cpu(), x.cpu() @ x.cpu())
+"""
+    arrived = int(run(code, PYTHONWARNINGS="ignore").stdout)
+    assert arrived >= 26  # of 30: those that meet a __del__, Python itself ignores
+
+
 def test_a_kernel_that_cannot_be_built_comes_with_the_compilers_words(run: Run) -> None:
     code = """
 import pyopencl as cl

@@ -52,7 +52,10 @@ void DriverObject::call_quietly(const char* method, py::handle argument) const n
   }
   const InsideDriverCall inside;
   PyObject* result = PyObject_CallMethod(object_.ptr(), method, "O", argument.ptr());
-  if (result == nullptr) {
+  if (result == nullptr && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) {
+    PyErr_Clear();
+    PyErr_SetInterrupt(); // for the next Python code
+  } else if (result == nullptr) {
     PyErr_WriteUnraisable(object_.ptr());
   }
   Py_XDECREF(result);

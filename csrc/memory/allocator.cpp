@@ -4,6 +4,7 @@
 #include "devices/discovery.h"
 #include "devices/profile.h"
 #include "devices/recording.h"
+#include "drivers/interrupts.h"
 #include "memory/allocator_config.h"
 #include "memory/caching_allocator.h"
 #include "memory/pinned.h"
@@ -65,7 +66,9 @@ void delete_allocation(void* pointer) {
   try {
     raw_free(pointer);
   } catch (const std::exception& error) {
-    TORCH_WARN("bp memory was freed, and meanwhile: ", error.what()); // a destructor calls: nobody could catch it
+    if (!postpone_interrupt(error)) { // a destructor calls: nobody could catch it
+      TORCH_WARN("bp memory was freed, and meanwhile: ", error.what());
+    }
   }
 }
 

@@ -139,6 +139,9 @@ class PythonPlanner final : public Planner {
       reason = tracer(py::reinterpret_borrow<py::object>(function_), given, builder, schema.returns().size())
                    .cast<std::string>();
     } catch (py::error_already_set& error) {
+      if (!error.matches(PyExc_Exception)) {
+        throw; // Ctrl-C, say
+      }
       reason = error.what();
     }
     if (!reason.empty()) {

@@ -3,6 +3,7 @@
 
 #include "bindings.h"
 #include "devices/device.h"
+#include "drivers/interrupts.h"
 #include "streams/stream.h"
 #include "streams/sync_watch.h"
 
@@ -46,7 +47,9 @@ class PythonWatch final : public SyncWatch {
       py::reinterpret_borrow<py::object>(function_)(
           what, reinterpret_cast<uintptr_t>(event), static_cast<int>(device), stream);
     } catch (py::error_already_set& error) {
-      error.discard_as_unraisable("the function of watch_synchronization()");
+      if (!postpone_interrupt(error)) {
+        error.discard_as_unraisable("the function of watch_synchronization()");
+      }
     }
   }
 

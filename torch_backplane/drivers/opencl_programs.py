@@ -21,6 +21,11 @@ KEEP_THEIR_OWN = ("Portable Computing Language",)
 ONE_BUILD_AT_A_TIME = ("Oclgrind",)
 _one_build = threading.Lock()
 
+# At SIGINT (Ctrl-C), LLVM, which is the compiler of PoCL and others, removes the files of all builds of its process.
+# These fail then, which is nobody's fault, and are begun again, so often.
+FILES_ARE_GONE = "No such file or directory"
+PATIENCE = 20
+
 # For every build, before the user's own (PYOPENCL_BUILD_OPTIONS): PoCL's compiler writes to stderr how many warnings it
 # has had, of texts that users never see.
 _QUIET = "-w"
@@ -72,15 +77,13 @@ class Programs:
 
     def build(self, text: str) -> cl.Program:
         """The same, without the disk."""
-        for last in (False, True):
+        for attempt in range(PATIENCE):
             try:
                 # A program made from text has a cache of PyOpenCL's, which writes the text of one that does not build
                 # to a file that nobody deletes.
                 return self._built(cl._cl._Program(self._context, text))
             except cl.Error as error:
-                # At SIGINT (Ctrl-C), LLVM, which is the compiler of PoCL and others, removes the files of all builds of
-                # its process. They fail then, and are nobody's fault.
-                if last or error.code != cl.status_code.BUILD_PROGRAM_FAILURE:
+                if FILES_ARE_GONE not in str(error) or attempt == PATIENCE - 1:
                     raise
         raise AssertionError
 
