@@ -7,6 +7,7 @@
 
 #define USE_KINETO
 #define FMT_HEADER_ONLY 1
+#include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 #include <libkineto.h>
 #include <output_base.h>
@@ -64,6 +65,9 @@ class Session final : public libkineto::IActivityProfilerSession {
   void stop() override {
     if (profile_ != nullptr) {
       profile_->stop();
+      for (const std::string& error : profile_->errors()) {
+        TORCH_WARN("a profile does not know when some commands ran: ", error);
+      }
     }
   }
 
