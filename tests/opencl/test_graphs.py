@@ -631,9 +631,9 @@ def test_two_graphs_at_once_in_two_threads() -> None:
     results: dict[int, list[float]] = {}
 
     def work(number: int) -> None:
-        x = torch.zeros(1000, device=DEVICE)
         graph = torch.bp.Graph()
         with torch.bp.Stream() as _:
+            x = torch.zeros(1000, device=DEVICE)
             graph.capture_begin(capture_error_mode="relaxed")
             x += number
             y = x * 2

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from agreement import DEVICE, agrees, placed
+from agreement import DEVICE, agrees, need, placed
 from targets import target
 
 from torch_backplane import plans
@@ -116,7 +116,12 @@ def test_formulas_with_operands_in_several_orders(figures: str) -> None:
         agrees(lambda a, b, c: torch.lerp(a.t(), b, c.expand(70, 65)), a, b, c)
         agrees(lambda a: a.t().contiguous().tril(3) + a.t().tril(), a)  # positions are computed
         agrees(lambda a, b: torch.frexp(a.t() + b), a, b)
-        agrees(lambda a, b: a.double() + b.t().to(torch.float16), a, b)
+
+
+def test_formulas_of_several_dtypes() -> None:
+    need(torch.float64)
+    with target("gpu"):
+        agrees(lambda a, b: a.double() + b.t().to(torch.float16), torch.randn(65, 70), torch.randn(70, 65))
 
 
 def test_dtypes_that_are_converted_on_the_way() -> None:
