@@ -36,7 +36,7 @@ help: ## this list
 	@echo "  DRIVER=name   use only this driver (demo, demo-digits, test-exit, fuzz, bench)"
 	@echo "  STEPS=n       training steps (demo)"
 	@echo "  DRAWS=n       random numbers of each kind (test-random)"
-	@echo "  SECONDS=n     for how long (fuzz; default 300)"
+	@echo "  SECONDS=n     for how long (fuzz, soak; default 300)"
 	@echo "  RUNS=n        of each way to end a program (test-exit)"
 	@echo "  WORKERS=n     test files that run side by side (test, test-plans; default: as many as cores, up to 8)"
 	@echo "  ARGS=…        further options, passed on as they are (demo, demo-digits, test…, fuzz, asan, tsan, conformance, ops, audit)"

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <atomic>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -45,10 +44,6 @@ struct Activity {
   std::unique_ptr<CommandTimer> timer;
   // When the device was at it. Nothing: it cannot be told, as where a command failed.
   std::optional<std::pair<int64_t, int64_t>> ran;
-
-  bool is_command() const {
-    return device >= 0;
-  }
 };
 
 // What is recorded between start() and stop(). One at a time is active, the one that was started last.
