@@ -80,7 +80,7 @@ class Build(BuildExtension.with_options(use_ninja=True)):  # type: ignore[misc]
 
     def run(self) -> None:
         headers = next(path for one in include_paths() if (path := pathlib.Path(one, "ATen", "ops")).exists())
-        write_table(headers, ROOT / "csrc" / "plans" / "structured_metas.inc")
+        write_table(headers, ROOT / "csrc" / "fallback" / "structured_metas.inc")
         super().run()
         # Read before the compiled part is loaded (torch_backplane/_release.py).
         folder = ROOT if self.inplace else pathlib.Path(self.build_lib)

@@ -1,6 +1,7 @@
 """What every test needs: four devices, one computing thread, and a way to run a program in a fresh interpreter.
 
-The devices are the host's; with `pytest --on opencl` they are OpenCL's (on_opencl.py says which tests that leaves out).
+The devices are the host's; with `pytest --on opencl` they are OpenCL's, and with `--on late-host` the host's that work
+asynchronously (on_opencl.py says which tests these leave out).
 TORCH_BACKPLANE_DRIVERS and its like in the environment put the tests on others.
 """
 
@@ -25,16 +26,22 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--on", choices=["host", "opencl"], default="host", help="the devices to run on (default: host)")
+    parser.addoption(
+        "--on", choices=["host", "late-host", "opencl"], default="host",
+        help="the devices to run on: the host's (default), the host's whose streams work in threads of their own, with delays "
+        "that --seed gives, or OpenCL's",
+    )  # fmt: skip
     parser.addoption("--seed", type=int, default=0, help="other random numbers in every test (default: 0)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if getattr(config.option, "hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(config.getoption("--seed"))
-    if config.getoption("--on") == "host":
+    if config.getoption("--on").endswith("host"):
         os.environ.setdefault("TORCH_BACKPLANE_DRIVERS", "host")
         os.environ.setdefault("TORCH_BACKPLANE_HOST_DEVICES", "4")
+        if config.getoption("--on") == "late-host":
+            os.environ.setdefault("TORCH_BACKPLANE_HOST_DELAYS", str(config.getoption("--seed")))
     elif not on_opencl.choose_devices():
         pytest.exit(
             "NO TEST RUNS ON OPENCL: there is no device (pip install pyopencl, apt-get install pocl-opencl-icd).",
@@ -74,10 +81,11 @@ def _nothing_left_of_other_files() -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    return (config.getoption("--on") == "opencl" and not has_place_on_opencl(collection_path)) or None
+    return (config.getoption("--on") != "host" and not is_general(collection_path)) or None
 
 
-def has_place_on_opencl(path: Path) -> bool:
+def is_general(path: Path) -> bool:
+    """Whether its tests are about no devices in particular."""
     place = path.relative_to(HERE).parts
     return not place or (place[0] not in on_opencl.FOLDERS and place[-1] not in on_opencl.FILES)
 
@@ -85,7 +93,9 @@ def has_place_on_opencl(path: Path) -> bool:
 def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
     if config.getoption("--on") == "host":
         return
-    items[:] = [item for item in items if has_place_on_opencl(item.path)]  # named files are never ignored
+    items[:] = [item for item in items if is_general(item.path)]  # named files are never ignored
+    if config.getoption("--on") != "opencl":
+        return
     for item in items:
         reason = on_opencl.TESTS.get(f"{item.path.name}::{item.nodeid.rpartition('::')[2].partition('[')[0]}")
         if reason is not None:
@@ -94,7 +104,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Confi
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     # What was asked for by name may all be among what has no place here.
-    if session.config.getoption("--on") == "opencl" and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+    if session.config.getoption("--on") != "host" and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
         session.exitstatus = pytest.ExitCode.OK
 
 

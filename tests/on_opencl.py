@@ -32,6 +32,8 @@ FILES = {
     "test_examples.py": _REPORTS,
     "test_exit.py": _OWN,
     "test_faults.py": _OWN,
+    "test_graphs_on_host.py": "tests of opencl/ on host devices",
+    "test_host_async.py": _OWN,
     "test_kernel_launch.py": _OWN,
     "test_kernels_complex.py": _TEXT,
     "test_kernels_expression.py": _TEXT,

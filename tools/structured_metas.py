@@ -1,4 +1,4 @@
-"""Writes the table of PyTorch's structured meta functions, which csrc/plans/structured_meta.cpp includes.
+"""Writes the table of PyTorch's structured meta functions, which csrc/fallback/structured_meta.cpp includes.
 
 A structured operator has C++ functions that check a call and say what its results look like: `at::meta::add_outf`.
 They are found in the headers of the PyTorch that is built against, so that the table is that release's.

@@ -51,6 +51,13 @@ VARIABLES: Mapping[str, Variable] = {
     ),
     "TORCH_BACKPLANE_HOST_DEVICES": Variable("number of host devices", "0 to 64", "1", "at discovery"),
     "TORCH_BACKPLANE_HOST_MEMORY": Variable("memory of each", "such as 2GiB", "the machine's", "at discovery"),
+    "TORCH_BACKPLANE_HOST_ASYNC": Variable(
+        "whether streams of host devices work in threads of their own, as GPUs do", "0, 1", "0", "at discovery"
+    ),
+    "TORCH_BACKPLANE_HOST_DELAYS": Variable(
+        "the same, and some of the work begins up to 0.2 ms late, as this seed has it", "a seed, such as 1", "none",
+        "at discovery",
+    ),
     "TORCH_BACKPLANE_DISCRETE": Variable(
         "whether devices in host memory behave as if the CPU could not reach it", "0, 1", "0", "at discovery"
     ),

@@ -15,6 +15,7 @@
 #include "devices/operator_scope.h"
 #include "devices/profile.h"
 #include "fallback/cpu_mirror.h"
+#include "fallback/deferred.h"
 #include "memory/allocator.h"
 #include "memory/pinned.h"
 #include "plans/recorder.h"
@@ -194,7 +195,8 @@ at::Tensor without_lazy_bits(const at::Tensor& tensor) {
   return stored;
 }
 
-// Within a device that runs kernels: any dtypes and strides, by a planner (torch_backplane/operators/tensor_shape.py).
+// Within a device: any dtypes and strides, in stream order, by a planner (torch_backplane/operators/tensor_shape.py) where
+// kernels run.
 void copy_by_kernel(const at::Tensor& source, const at::Tensor& destination) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("backplane::copy_elements", "")
@@ -284,7 +286,9 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& destination, bo
     }
   } else if (way == CopyWay::Bytes) {
     copy_bytes(source, destination, non_blocking);
-  } else if (is_bp(source) && is_bp(destination) && runs_kernels(device(source.device().index()))) {
+  } else if (
+      is_bp(source) && is_bp(destination) &&
+      (runs_kernels(device(source.device().index())) || defers(source.device().index()))) {
     copy_by_kernel(source, destination);
   } else if (is_to_be_packed(source, destination)) {
     copy_packed(source, destination, non_blocking);
@@ -324,6 +328,7 @@ void copy_elements_on_cpu(const at::Tensor& source, const at::Tensor& destinatio
 TORCH_LIBRARY_FRAGMENT(backplane, m) {
   m.def("copy_elements(Tensor source, Tensor(a!) destination, bool conjugate, bool negate) -> ()");
   m.impl("copy_elements", c10::DispatchKey::CPU, &copy_elements_on_cpu);
+  m.impl("copy_elements", c10::DispatchKey::Meta, [](const at::Tensor&, const at::Tensor&, bool, bool) {});
 }
 
 // The kernels above handle these bits themselves; the generic fallbacks would call _copy_from again, without end.

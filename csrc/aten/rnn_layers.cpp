@@ -35,6 +35,7 @@
 #include "aten/choices.h"
 #include "aten/rnn_steps.h"
 #include "devices/device.h"
+#include "fallback/deferred.h"
 #include "fallback/fallback.h"
 
 namespace backplane {
@@ -345,6 +346,11 @@ bool runs_kernels(const Tensor& tensor) {
   return !device(tensor.device().index()).properties().dialect.empty();
 }
 
+// Whether a whole layer is a call of the host's, at once.
+bool is_host_call(const Tensor& tensor) {
+  return !runs_kernels(tensor) && !defers(tensor.device().index());
+}
+
 bool by_steps(const Tensor& tensor) {
   return runs_kernels(tensor) && !computes_on_host(tensor.device().index());
 }
@@ -368,7 +374,7 @@ void layer_of_cpu(const OperatorHandle&, Stack* stack) {
 void layer_of_bp(const OperatorHandle& op, Stack* stack) {
   const auto arguments = torch::jit::last(*stack, Given::kCount + 1);
   const Given given(arguments);
-  if (!runs_kernels(given.input)) {
+  if (is_host_call(given.input)) {
     run_on_cpu(op, op, stack);
     return;
   }
@@ -381,7 +387,7 @@ void gradients_of_cpu(const OperatorHandle&, Stack* stack) {
 
 void gradients_of_bp(const OperatorHandle& op, Stack* stack) {
   const Computed computed(torch::jit::last(*stack, Computed::kCount));
-  if (!runs_kernels(computed.given.input)) {
+  if (is_host_call(computed.given.input) || computed.saved.scalar_type() == at::kByte) { // bytes are a host's layer's
     run_on_cpu(op, op, stack);
     return;
   }

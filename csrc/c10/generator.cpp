@@ -109,16 +109,15 @@ const at::Generator& default_generator(c10::DeviceIndex index) {
   return generator;
 }
 
-at::Generator cpu_generator_for(const std::optional<at::Generator>& generator, c10::DeviceIndex index) {
-  at::Generator source = generator.has_value() && generator->defined() ? *generator : default_generator(index);
+at::Generator source_generator(const std::optional<at::Generator>& given, c10::DeviceIndex index) {
+  at::Generator source = given.has_value() && given->defined() ? *given : default_generator(index);
   TORCH_CHECK(
       source.device().type() == c10::kPrivateUse1,
       "Expected a 'bp' device type for generator but found '", source.device().type(), "'");
-  PhiloxGenerator::State state;
-  {
-    std::lock_guard<std::mutex> guard(source.mutex());
-    state = source.get<PhiloxGenerator>()->advance(4);
-  }
+  return source;
+}
+
+at::Generator cpu_generator(PhiloxGenerator::State state) {
   // Every word of the Mersenne twister's state comes from Philox, so that two calls share no numbers; its own seeding
   // would keep 32 bits only. (seed, offset / 4) names the call, the Philox counter runs over the words.
   at::Philox4_32 philox(state.seed, /*subsequence=*/state.offset / 4);

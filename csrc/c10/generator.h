@@ -52,8 +52,15 @@ class PhiloxGenerator final : public c10::GeneratorImpl {
 // The generator that bp:`index` uses when none is given (-1: the current device).
 const at::Generator& default_generator(c10::DeviceIndex index);
 
-// A CPU generator with the state that Philox gives for the next `generator` step (nullopt: the device's default one), for
-// running a CPU kernel in the name of a bp device. Valid until the calling thread asks for the next one.
-at::Generator cpu_generator_for(const std::optional<at::Generator>& generator, c10::DeviceIndex index);
+// The generator that an operator draws from in the name of bp:`index`: the given one, or the device's default one. Throws for
+// one of another device type.
+at::Generator source_generator(const std::optional<at::Generator>& given, c10::DeviceIndex index);
+
+// By how much the offset moves on where the CPU draws for bp, however much it draws.
+inline constexpr uint64_t kCpuDraw = 4;
+
+// A CPU generator with the state that Philox gives for `state`, for running a CPU kernel in the name of a bp device. Valid
+// until the calling thread asks for the next one.
+at::Generator cpu_generator(PhiloxGenerator::State state);
 
 } // namespace backplane

@@ -10,8 +10,11 @@
 #include <deque>
 #include <functional>
 #include <mutex>
+#include <optional>
+#include <random>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "devices/ending.h"
 
@@ -20,12 +23,38 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+std::atomic<bool> asynchronous{false};
+std::optional<uint64_t> delay_seed;
+
+// How late the work of one queue begins, in turn.
+class Delays {
+ public:
+  Delays() : random_(*delay_seed + next_queue_++) {}
+
+  void wait() {
+    if (random_() % 2 == 0) {
+      std::this_thread::sleep_for(std::chrono::microseconds(random_() % 200));
+    }
+  }
+
+ private:
+  static inline std::atomic<uint64_t> next_queue_{0};
+  std::mt19937_64 random_;
+};
+
 // An in-order queue. Work that finds the queue empty runs at once in the calling thread, which is what nearly all work
-// does; only what comes behind something slow goes to the queue's own thread, started when it is first needed.
+// does; only what comes behind something slow goes to the queue's own thread, started when it is first needed. Where host
+// devices are asynchronous, all work goes there.
 class HostQueue {
  public:
+  HostQueue() {
+    if (delay_seed.has_value()) {
+      delays_.emplace();
+    }
+  }
+
   void run(std::function<void()> work) {
-    if (idle()) {
+    if (idle() && !host_devices_are_asynchronous()) {
       work();
     } else {
       enqueue(std::move(work));
@@ -88,6 +117,9 @@ class HostQueue {
         work.call();
       } else {
         guard.unlock();
+        if (delays_.has_value()) {
+          delays_->wait();
+        }
         work.call();
         work.call = nullptr;
         guard.lock();
@@ -102,6 +134,7 @@ class HostQueue {
   std::deque<Work> work_;
   std::atomic<int64_t> pending_{0};
   bool started_ = false;
+  std::optional<Delays> delays_; // of the thread
 };
 
 // One event; each recording is a version, and waiting is for the version that was current when the wait was issued.
@@ -166,8 +199,12 @@ class HostDevice final : public Device {
     return address;
   }
 
+  // What the streams still have to do may be with this memory: it goes when all have passed this moment.
   void free(void* address, size_t bytes) override {
-    munmap(address, bytes);
+    const std::shared_ptr<void> last_use(address, [bytes](void* memory) { munmap(memory, bytes); });
+    for (HostQueue* busy : busy_queues()) {
+      busy->enqueue([last_use] {});
+    }
     give_back(bytes);
   }
 
@@ -203,6 +240,9 @@ class HostDevice final : public Device {
   }
 
   void unmap(void* address, size_t bytes) override {
+    for (HostQueue* busy : busy_queues()) {
+      busy->drain();
+    }
     madvise(address, bytes, MADV_DONTNEED);
     mprotect(address, bytes, PROT_NONE);
     give_back(bytes);
@@ -210,7 +250,10 @@ class HostDevice final : public Device {
 
   // --- streams
   StreamHandle create_stream(int) override {
-    return new HostQueue;
+    auto* made = new HostQueue;
+    std::lock_guard<std::mutex> guard(lock_);
+    queues_.push_back(made);
+    return made;
   }
 
   void destroy_stream(StreamHandle) noexcept override {} // a queue's thread may still run: queues are kept
@@ -300,12 +343,17 @@ class HostDevice final : public Device {
     return true;
   }
 
-  void call_host(HostFunction function, c10::ArrayRef<char*> memory, StreamHandle stream, bool) override {
-    queue(stream).enqueue([function = std::move(function), memory = memory.vec()] {
+  void call_host(HostFunction function, c10::ArrayRef<char*> memory, StreamHandle stream, bool brief) override {
+    auto call = [function = std::move(function), memory = memory.vec()] {
       if (const HostCall call; call.may_run()) {
         function(memory.data());
       }
-    });
+    };
+    if (brief) {
+      queue(stream).run(std::move(call));
+    } else {
+      queue(stream).enqueue(std::move(call));
+    }
   }
 
   void sleep(double milliseconds, StreamHandle stream) override {
@@ -314,6 +362,17 @@ class HostDevice final : public Device {
   }
 
  private:
+  std::vector<HostQueue*> busy_queues() {
+    std::lock_guard<std::mutex> guard(lock_);
+    std::vector<HostQueue*> busy;
+    for (HostQueue* one : queues_) {
+      if (!one->idle()) {
+        busy.push_back(one);
+      }
+    }
+    return busy;
+  }
+
   bool take(size_t bytes) {
     size_t used = used_.load();
     do {
@@ -336,9 +395,20 @@ class HostDevice final : public Device {
 
   const size_t limit_;
   std::atomic<size_t> used_{0};
+  std::mutex lock_;
+  std::vector<HostQueue*> queues_; // that were ever made
 };
 
 } // namespace
+
+void make_host_devices_asynchronous(std::optional<uint64_t> delays) {
+  delay_seed = delays;
+  asynchronous.store(true);
+}
+
+bool host_devices_are_asynchronous() noexcept {
+  return asynchronous.load(std::memory_order_relaxed);
+}
 
 std::unique_ptr<Device> make_host_device(DeviceProperties properties, size_t memory_limit) {
   return std::make_unique<HostDevice>(std::move(properties), memory_limit);

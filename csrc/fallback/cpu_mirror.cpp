@@ -153,6 +153,8 @@ CpuMirror::CpuMirror(c10::DeviceIndex index, bool notes)
   }
 }
 
+CpuMirror::CpuMirror(Later, c10::DeviceIndex index) : index_(index), device_(device(index)), copies_(false) {}
+
 size_t CpuMirror::share(const at::Tensor& tensor, bool written) {
   const c10::Storage& storage = tensor.storage();
   auto* impl = storage.unsafeGetStorageImpl();

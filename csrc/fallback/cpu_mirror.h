@@ -19,6 +19,11 @@ class CpuMirror {
   // Kernels run between construction and finish(). Work that the device's current stream still has is waited for.
   // `notes`: that the host waits is told to torch.bp.set_sync_debug_mode, on devices that else work by themselves.
   explicit CpuMirror(c10::DeviceIndex index, bool notes = true);
+  // For kernels that run later, in stream order, on host-accessible memory: nothing is waited for, and there is no finish().
+  // The stand-ins outlive this, and own no memory.
+  static CpuMirror for_later(c10::DeviceIndex index) {
+    return CpuMirror(Later{}, index);
+  }
   ~CpuMirror();
   CpuMirror(const CpuMirror&) = delete;
   CpuMirror& operator=(const CpuMirror&) = delete;
@@ -61,6 +66,9 @@ class CpuMirror {
     size_t shared; // index into shared_
     bool written;
   };
+
+  struct Later {};
+  CpuMirror(Later, c10::DeviceIndex index);
 
   size_t share(const at::Tensor& tensor, bool written);
   void transfer(void* destination, const void* source, size_t bytes, CopyKind kind);

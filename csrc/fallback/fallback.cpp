@@ -3,7 +3,6 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/List.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/flat_hash_map.h>
 #include <torch/library.h>
@@ -22,8 +21,11 @@
 #include "c10/refusals.h"
 #include "devices/operator_scope.h"
 #include "devices/profile.h"
+#include "fallback/arguments.h"
 #include "fallback/cpu_memory.h"
 #include "fallback/cpu_mirror.h"
+#include "fallback/deferred.h"
+#include "fallback/structured_meta.h"
 #include "fallback/wider.h"
 #include "streams/stream.h"
 
@@ -44,11 +46,13 @@ struct OperatorFacts {
   c10::SmallVector<bool, 16> written; // per argument
   int generator = -1; // index of the Generator argument
   const WiderRule* wider; // dtypes that its CPU kernel lacks
+  const c10::KernelFunction* structured_meta; // nullptr: none
   c10::SmallVector<bool, 16> from_anywhere; // per argument: its tensors may be the CPU's, whatever their shape, as on GPUs
   std::atomic<uint64_t> calls{0};
   std::atomic<bool> warned{false};
 
-  explicit OperatorFacts(const c10::OperatorHandle& op) : name(toString(op.operator_name())), wider(wider_rule(op)) {
+  explicit OperatorFacts(const c10::OperatorHandle& op)
+      : name(toString(op.operator_name())), wider(wider_rule(op)), structured_meta(backplane::structured_meta(name)) {
     const auto& arguments = op.schema().arguments();
     for (size_t i = 0; i < arguments.size(); ++i) {
       written.push_back(is_written(op.schema(), arguments[i]));
@@ -196,63 +200,11 @@ class CommonDevice {
   std::optional<c10::Device> foreign_; // a CPU tensor that is no scalar
 };
 
-bool is_optional_tensor_list(const c10::IValue& value) {
-  if (!value.isList() || value.isTensorList()) {
-    return false;
-  }
-  const auto elements = value.toListRef();
-  return !elements.empty() && (elements[0].isTensor() || elements[0].isNone());
-}
-
-// Without those that are not defined, which stand for «none» in lists of optional tensors, too.
-template <typename Function>
-void for_each_tensor(const c10::IValue& value, const Function& function) {
-  const auto if_defined = [&](const at::Tensor& tensor) {
-    if (tensor.defined()) {
-      function(tensor);
-    }
-  };
-  if (value.isTensor()) {
-    if_defined(value.toTensor());
-  } else if (value.isTensorList()) {
-    for (const at::Tensor& tensor : value.toTensorVector()) {
-      if_defined(tensor);
-    }
-  } else if (is_optional_tensor_list(value)) {
-    for (const c10::IValue& element : value.toListRef()) {
-      if (element.isTensor()) {
-        if_defined(element.toTensor());
-      }
-    }
-  }
-}
-
 at::Tensor stand_in(CpuMirror& mirror, const at::Tensor& tensor, bool written) {
   if (!tensor.defined() || !tensor.device().is_privateuseone()) {
     return tensor;
   }
   return mirror.stand_in(tensor, written);
-}
-
-void replace_argument(CpuMirror& mirror, c10::IValue& value, bool written) {
-  if (value.isTensor()) {
-    value = stand_in(mirror, value.toTensor(), written);
-  } else if (value.isTensorList()) {
-    c10::List<at::Tensor> replaced;
-    for (const at::Tensor& tensor : value.toTensorVector()) {
-      replaced.push_back(stand_in(mirror, tensor, written));
-    }
-    value = std::move(replaced);
-  } else if (is_optional_tensor_list(value)) {
-    c10::List<std::optional<at::Tensor>> replaced;
-    for (const c10::IValue& element : value.toListRef()) {
-      replaced.push_back(
-          element.isTensor() ? std::optional<at::Tensor>(stand_in(mirror, element.toTensor(), written)) : std::nullopt);
-    }
-    value = std::move(replaced);
-  } else if (value.isDevice() && value.toDevice().is_privateuseone()) {
-    value = c10::Device(c10::kCPU);
-  }
 }
 
 at::Tensor bp_result(CpuMirror& mirror, const OperatorFacts& facts, at::Tensor tensor) {
@@ -314,20 +266,30 @@ void run_on_cpu(const c10::OperatorHandle& op, const c10::OperatorHandle& kernel
   TORCH_CHECK_NOT_IMPLEMENTED(
       kernel.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU),
       "bp has no kernel for ", facts.name, ", and neither has the CPU, so it cannot fall back");
+  TORCH_CHECK(
+      facts.generator < 0 || !common.is_cpu(), "Expected a 'cpu' device type for generator but found '",
+      c10::Device(c10::kPrivateUse1).type(), "'");
+  if (C10_UNLIKELY(defers(index)) &&
+      defer({op, kernel, facts.name, facts.written, facts.generator, facts.wider, facts.structured_meta}, index, stack)) {
+    facts.calls.fetch_add(1, std::memory_order_relaxed);
+    return;
+  }
   CpuMirror mirror(index);
   apply_policy(facts, mirror);
   facts.calls.fetch_add(1, std::memory_order_relaxed);
 
   const size_t base = stack->size() - count;
   for (size_t i = 0; i < count; ++i) {
-    replace_argument(mirror, (*stack)[base + i], facts.written[i]);
+    replace_tensors((*stack)[base + i], c10::kCPU, [&](const at::Tensor& tensor) {
+      return stand_in(mirror, tensor, facts.written[i]);
+    });
   }
   if (facts.generator >= 0) {
     c10::IValue& value = (*stack)[base + facts.generator];
-    TORCH_CHECK(
-        !common.is_cpu(), "Expected a 'cpu' device type for generator but found '",
-        c10::Device(c10::kPrivateUse1).type(), "'");
-    value = cpu_generator_for(value.isNone() ? std::nullopt : std::optional(value.toGenerator()), index);
+    at::Generator source =
+        source_generator(value.isNone() ? std::nullopt : std::optional(value.toGenerator()), index);
+    std::lock_guard<std::mutex> guard(source.mutex());
+    value = cpu_generator(source.get<PhiloxGenerator>()->advance(kCpuDraw));
   }
   mirror.load();
   {
@@ -385,27 +347,6 @@ at::Tensor zeros_on_cpu(const at::Tensor& tensor) {
   return found;
 }
 
-c10::IValue zeros_on_cpu(const c10::IValue& value) {
-  if (value.isTensor()) {
-    return zeros_on_cpu(value.toTensor());
-  }
-  if (value.isTensorList()) {
-    c10::List<at::Tensor> list;
-    for (const at::Tensor& tensor : value.toTensorVector()) {
-      list.push_back(zeros_on_cpu(tensor));
-    }
-    return list;
-  }
-  if (is_optional_tensor_list(value)) {
-    c10::List<std::optional<at::Tensor>> list;
-    for (const c10::IValue& element : value.toListRef()) {
-      list.push_back(element.isTensor() ? std::optional(zeros_on_cpu(element.toTensor())) : std::nullopt);
-    }
-    return list;
-  }
-  return value.isDevice() ? c10::IValue(c10::Device(c10::kCPU)) : value;
-}
-
 } // namespace
 
 void raise_cpu_error(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments, size_t most_bytes) {
@@ -427,7 +368,8 @@ void raise_cpu_error(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> a
   at::AutoDispatchBelowADInplaceOrView below;
   torch::jit::Stack stack;
   for (const c10::IValue& value : arguments) {
-    stack.push_back(zeros_on_cpu(value));
+    stack.push_back(value);
+    replace_tensors(stack.back(), c10::kCPU, &zeros_on_cpu);
   }
   if (facts.generator >= 0) {
     stack[facts.generator] = at::detail::createCPUGenerator(); // not the default one, which would move on

@@ -8,6 +8,7 @@
 
 #include "c10/generator.h"
 #include "devices/profile.h"
+#include "fallback/deferred.h"
 #include "memory/allocator.h"
 #include "memory/caching_allocator.h"
 #include "memory/pinned.h"
@@ -47,7 +48,12 @@ class Replay {
   }
 
   void operator()(const CapturedHostWork& work) const {
-    work.give(stream_);
+    RandomState random{};
+    if (work.draw.has_value()) {
+      const auto& state = generators_[work.draw->generator];
+      random = {state.seed, state.offset + work.draw->beyond};
+    }
+    work.give(stream_, random);
   }
 
  private:
@@ -132,8 +138,9 @@ void Graph::capture_begin(c10::MempoolId_t pool, CaptureMode mode) {
   const c10::Stream stream = current_stream(current_device());
   const auto index = stream.device_index();
   TORCH_CHECK_NOT_IMPLEMENTED(
-      !device(index).properties().dialect.empty(), "bp:", static_cast<int>(index), " (", device(index).properties().name,
-      ") runs no kernels, and graphs are captured on devices that do");
+      !device(index).properties().dialect.empty() || can_defer(index), "bp:", static_cast<int>(index), " (",
+      device(index).properties().name,
+      ") runs no kernels, and the host cannot compute in its memory: graphs are captured on devices where one of the two holds");
   TORCH_CHECK(
       stream != default_stream(index),
       "graphs must be captured on a stream that is not the default one; they can be replayed on any");

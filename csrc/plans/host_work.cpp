@@ -156,8 +156,7 @@ void do_on_host(
                   [&] { work->run(seen, numbers.data()); },
                   [&] { return c10::str("bp:", static_cast<int>(stream.device_index()), " host ", work->text()); });
             } catch (const std::exception& error) {
-              const auto* ours = dynamic_cast<const c10::Error*>(&error);
-              report_error(stream, ours != nullptr ? ours->what_without_backtrace() : error.what());
+              report_error(stream, error);
             }
             work->took(std::chrono::steady_clock::now() - start);
           },

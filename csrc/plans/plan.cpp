@@ -117,7 +117,7 @@ class Replay {
       }
       capture_->give_to_host(
           stream_,
-          {step.work->text(), [work = step.work, memory, numbers](c10::Stream stream) {
+          {step.work->text(), [work = step.work, memory, numbers](c10::Stream stream, RandomState) {
              do_on_host(stream, work, memory, numbers);
            }});
     }

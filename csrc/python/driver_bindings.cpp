@@ -82,6 +82,7 @@ void bind_drivers(py::module_& module) {
       },
       py::arg("properties"), py::arg("discrete") = false,
       "Add a device in host memory; total_memory is its limit. `discrete`: with addresses that the CPU cannot touch.");
+  module.def("make_host_devices_asynchronous", &make_host_devices_asynchronous, py::arg("delays"));
   module.def(
       "add_driver_device",
       [](py::object device, DeviceProperties properties, bool discrete) {

@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <variant>
@@ -67,9 +68,19 @@ struct CapturedCopy {
   CopyKind kind;
   c10::Storage pinned; // the host's side, if there is one
 };
+// Where a generator is at a replay, for random numbers that the host draws.
+struct RandomState {
+  uint64_t seed;
+  uint64_t offset;
+};
 struct CapturedHostWork {
   std::string name;
-  std::function<void(c10::Stream)> give; // to a stream
+  std::function<void(c10::Stream, RandomState)> give; // to a stream
+  struct Draw {
+    uint32_t generator; // index into CapturedGraph::generators
+    uint64_t beyond; // as RandomNumber's
+  };
+  std::optional<Draw> draw{}; // nothing: it draws no random numbers
 };
 
 struct CapturedNode {

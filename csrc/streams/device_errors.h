@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Stream.h>
 
+#include <exception>
 #include <functional>
 #include <optional>
 #include <string>
@@ -30,9 +31,9 @@ bool are_error_words(const at::Tensor& tensor);
 // A kernel that may report an error was given to the stream.
 void note_reporting_launch(c10::Stream stream);
 
-// Something that the stream was given has failed, as `text` says: a RuntimeError at its next synchronization. From any
-// thread, without the GIL.
-void report_error(c10::Stream stream, std::string text);
+// Something that the stream was given has failed, as `error` says: an IndexError if it is one, else a RuntimeError, at the
+// stream's next synchronization. From any thread, without the GIL.
+void report_error(c10::Stream stream, const std::exception& error);
 
 // Throws what a kernel on the stream (or on any stream of the device) has reported. The words are zero afterwards. To be
 // called when the stream is synchronized. Costs nothing where no such kernel was launched.

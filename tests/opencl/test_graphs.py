@@ -68,7 +68,7 @@ OPERATORS: dict[str, Callable[[torch.Tensor], object]] = {
     "convolution": lambda x: F.conv2d(x[None, None], x[:3, :9].reshape(3, 1, 3, 3)),
     "pooling": lambda x: F.max_pool2d(x[None, None], 2),
     "sort": lambda x: x.sort(1),
-    "indexing": lambda x: (x[x.argsort(0)[0] % 8], x.index_add(0, x[:1].argmax(1), x[:1])),
+    "indexing": lambda x: (x[x.argsort(0)[0] % 8], x.index_add(0, x[:1].argmax(1) % 8, x[:1])),
     "scan": lambda x: x.cumsum(1),
     "views": lambda x: x.T.reshape(-1)[3:].unfold(0, 4, 2).contiguous(),
     "attention": lambda x: F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None]),
@@ -434,7 +434,7 @@ def test_an_index_out_of_range_is_told_after_the_replay() -> None:
     index.fill_(7)
     torch.bp.synchronize()
     graph.replay()
-    with pytest.raises((IndexError, RuntimeError), match="index 7 is out of bounds"):
+    with pytest.raises((IndexError, RuntimeError), match=r"index (7 is out of bounds|out of range in self)"):
         torch.bp.synchronize()
     index.fill_(4)
     graph.replay()
@@ -608,7 +608,7 @@ def test_inputs_without_a_part_in_the_results() -> None:
     assert found[1] is None
 
 
-WITHOUT_KERNELS = """
+OUT_OF_REACH = """
 import pytest, torch
 x = torch.zeros(3, device="bp")
 for graph in (torch.bp.Graph(), torch.accelerator.Graph()):
@@ -618,12 +618,11 @@ assert (x + 1).tolist() == [1, 1, 1]
 """
 
 
-def test_graphs_on_devices_without_kernels_are_refused() -> None:
+def test_graphs_are_refused_where_nothing_can_be_captured() -> None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("TORCH_BACKPLANE_")}
-    command = [sys.executable, "-c", WITHOUT_KERNELS]
-    done = subprocess.run(
-        command, env=environment | {"TORCH_BACKPLANE_DRIVERS": "host"}, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", OUT_OF_REACH]
+    settings = {"TORCH_BACKPLANE_DRIVERS": "host", "TORCH_BACKPLANE_DISCRETE": "1"}
+    done = subprocess.run(command, env=environment | settings, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 

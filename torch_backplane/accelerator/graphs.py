@@ -53,7 +53,7 @@ class Graph(_C.Graph):
 
         Raises:
             RuntimeError: this graph has been captured, the stream is the default one, or it is being captured.
-            NotImplementedError: the device runs no kernels, as host devices do not.
+            NotImplementedError: the device runs no kernels, and the host cannot compute in its memory.
             ValueError: another mode.
         """
         super().capture_begin(pool, capture_error_mode)

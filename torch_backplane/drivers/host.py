@@ -1,7 +1,9 @@
 """Devices in host memory.
 
 TORCH_BACKPLANE_HOST_DEVICES=4 gives four of them (default 1), TORCH_BACKPLANE_HOST_MEMORY=2GiB the memory limit of each
-(default: all physical memory). Operators run as PyTorch's CPU kernels on the device's own memory, without copies.
+(default: all physical memory). Operators run as PyTorch's CPU kernels on the device's own memory, without copies, in
+the thread that calls them. With TORCH_BACKPLANE_HOST_ASYNC=1 each stream does its work in a thread of its own, as a
+GPU would, and with TORCH_BACKPLANE_HOST_DELAYS=SEED some of it late: a program that lacks a wait gives wrong numbers.
 """
 
 from __future__ import annotations
@@ -41,6 +43,8 @@ class HostDriver(Driver):
     priority = -10  # hardware first
 
     def devices(self) -> Sequence[HostDevice]:
+        if is_asynchronous():
+            _C.make_host_devices_asynchronous(delay_seed())
         return [HostDevice(memory_limit()) for _ in range(device_count())]
 
 
@@ -66,6 +70,32 @@ def memory_limit() -> int:
     if text is None:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return parse_size(text, "TORCH_BACKPLANE_HOST_MEMORY")
+
+
+def is_asynchronous() -> bool:
+    """TORCH_BACKPLANE_HOST_ASYNC, false by default; also where TORCH_BACKPLANE_HOST_DELAYS has a seed.
+
+    Raises:
+        SettingError: it is neither 0 nor 1.
+    """
+    text = os.environ.get("TORCH_BACKPLANE_HOST_ASYNC", "0").strip()
+    if text not in ("0", "1"):
+        raise SettingError(f"TORCH_BACKPLANE_HOST_ASYNC={text!r} is not one of 0, 1")
+    return text == "1" or delay_seed() is not None
+
+
+def delay_seed() -> int | None:
+    """TORCH_BACKPLANE_HOST_DELAYS, None by default: no delays.
+
+    Raises:
+        SettingError: it is not a whole number below 2⁶⁴.
+    """
+    text = os.environ.get("TORCH_BACKPLANE_HOST_DELAYS", "").strip()
+    if not text:
+        return None
+    if not text.isdecimal() or int(text) >= 2**64:
+        raise SettingError(f"TORCH_BACKPLANE_HOST_DELAYS={text!r} is not a seed: a whole number below 2**64")
+    return int(text)
 
 
 def processor_name() -> str:

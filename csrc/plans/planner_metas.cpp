@@ -1,7 +1,4 @@
-// PyTorch's C++ meta functions of structured operators: they check a call as its CPU and CUDA kernels do, and say what the
-// results look like. The dispatcher does not lead to them: PyTorch registers Python functions over many, which refuse less.
-#include "plans/structured_meta.h"
-
+// What planners in Python ask of PyTorch's meta functions: the results of a call, and arguments as these functions take them.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/EmptyTensor.h>
 #include <torch/csrc/Device.h>
@@ -13,49 +10,26 @@
 #include <unordered_map>
 
 #include "bindings.h"
+#include "fallback/structured_meta.h"
 #include "plans/python_number.h"
-#include "plans/structured_metas.inc" // the headers
 
 namespace py = pybind11;
 
 namespace backplane {
 namespace {
 
-template <class Type>
-c10::KernelFunction boxed(Type* function) {
-  return c10::KernelFunction::makeFromUnboxedRuntimeFunction(function);
-}
-
-struct Function {
-  c10::KernelFunction kernel;
-  std::optional<c10::OperatorHandle> op; // found when it is first asked
-};
-
-using Table = std::unordered_map<std::string, Function>;
-
-Table& table() {
-  static Table* all = [] {
-    auto* made = new Table;
-#define STRUCTURED_META(type, function, name) \
-  made->emplace(name, Function{boxed(static_cast<std::add_pointer_t<STRUCTURED_META_TYPE type>>(&at::meta::function)), {}});
-#define STRUCTURED_META_TYPE(...) __VA_ARGS__
-#include "plans/structured_metas.inc"
-#undef STRUCTURED_META
-    return made;
-  }();
-  return *all;
-}
-
 py::tuple results_of(const std::string& name, const py::args& given) {
-  const auto found = table().find(name);
-  TORCH_CHECK_VALUE(found != table().end(), name, " has no structured meta function");
-  auto& [kernel, op] = found->second;
-  if (!op.has_value()) {
+  static auto* operators = new std::unordered_map<std::string, c10::OperatorHandle>; // under the GIL
+  const c10::KernelFunction* kernel = structured_meta(name);
+  TORCH_CHECK_VALUE(kernel != nullptr, name, " has no structured meta function");
+  auto found = operators->find(name);
+  if (found == operators->end()) {
     const auto dot = name.find('.');
-    op = c10::Dispatcher::singleton().findSchemaOrThrow(
-        name.substr(0, dot).c_str(), dot == std::string::npos ? "" : name.substr(dot + 1).c_str());
+    found = operators->emplace(name, c10::Dispatcher::singleton().findSchemaOrThrow(
+        name.substr(0, dot).c_str(), dot == std::string::npos ? "" : name.substr(dot + 1).c_str())).first;
   }
-  const auto& schema = op->schema().arguments();
+  const c10::OperatorHandle& op = found->second;
+  const auto& schema = op.schema().arguments();
   TORCH_CHECK_VALUE(given.size() == schema.size(), name, " takes ", schema.size(), " arguments");
   torch::jit::Stack stack;
   stack.reserve(schema.size());
@@ -67,7 +41,7 @@ py::tuple results_of(const std::string& name, const py::args& given) {
       stack.push_back(torch::jit::toIValue(one, schema[i].type()));
     }
   }
-  kernel.callBoxed(*op, c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
+  kernel->callBoxed(op, c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
   py::tuple results(stack.size());
   for (size_t i = 0; i < stack.size(); ++i) {
     results[i] = torch::jit::toPyObject(std::move(stack[i]));
@@ -179,12 +153,7 @@ py::list new_like(const py::sequence& metas, c10::DeviceIndex index) {
 
 } // namespace
 
-const c10::KernelFunction* structured_meta(const std::string& name) {
-  const auto found = table().find(name);
-  return found == table().end() ? nullptr : &found->second.kernel;
-}
-
-void bind_structured_meta(py::module_& module) {
+void bind_planner_metas(py::module_& module) {
   module.def(
       "has_structured_meta", [](const std::string& name) { return structured_meta(name) != nullptr; }, py::arg("name"));
   module.def(

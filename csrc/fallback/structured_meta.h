@@ -1,4 +1,5 @@
-// PyTorch's C++ meta functions of structured operators, past the Python ones that are registered over them.
+// PyTorch's C++ meta functions of structured operators: they check a call as its CPU and CUDA kernels do, and say what the
+// results look like. The dispatcher does not lead to them: PyTorch registers Python functions over many, which refuse less.
 #pragma once
 
 #include <ATen/core/boxing/KernelFunction.h>

@@ -1,0 +1,320 @@
+#include "fallback/deferred.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/clone.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/DimVector.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "c10/generator.h"
+#include "c10/storage.h"
+#include "devices/host_device.h"
+#include "devices/profile.h"
+#include "fallback/arguments.h"
+#include "fallback/cpu_mirror.h"
+#include "fallback/fallback.h"
+#include "streams/capture.h"
+#include "streams/device_errors.h"
+#include "streams/stream.h"
+
+namespace backplane {
+namespace {
+
+// A call of a CPU kernel, with all that it needs.
+class DeferredCall {
+ public:
+  struct Written { // a stand-in, and how it is to look afterwards, too
+    at::Tensor tensor;
+    c10::DimVector sizes;
+    c10::DimVector strides;
+  };
+
+  std::string name;
+  c10::OperatorHandle kernel;
+  const WiderRule* wider;
+  int generator; // index of the Generator argument; -1: none
+  torch::jit::Stack arguments{};
+  std::vector<Written> written{};
+  // Of all results, those of lists one after the other: where they go. Not defined: there is no such tensor, or it is a
+  // written argument.
+  std::vector<at::Tensor> results{};
+
+  void run(RandomState random) const {
+    // The thread may be one of the program's, in any of PyTorch's modes.
+    const c10::impl::ForceDispatchKeyGuard keys(
+        c10::default_included_set, c10::default_excluded_set | c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+    torch::jit::Stack stack = arguments;
+    if (generator >= 0) {
+      stack[generator] = cpu_generator({random.seed, random.offset});
+    }
+    if (wider != nullptr) {
+      run_wider(*wider, kernel, &stack);
+    } else {
+      kernel.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
+    }
+    for (const Written& one : written) {
+      check(one.tensor.sizes() == one.sizes && one.tensor.strides() == one.strides);
+    }
+    size_t count = 0;
+    const auto put = [&](const at::Tensor& found) {
+      check(count < results.size());
+      const at::Tensor& place = results[count++];
+      if (place.defined()) {
+        check(found.defined() && found.sizes() == place.sizes() && found.scalar_type() == place.scalar_type());
+        copy(found, place);
+      }
+    };
+    for (const c10::IValue& value : stack) {
+      if (value.isTensor()) {
+        put(value.toTensor());
+      } else {
+        for (const at::Tensor& tensor : value.toTensorVector()) {
+          put(tensor);
+        }
+      }
+    }
+    check(count == results.size());
+  }
+
+ private:
+  void check(bool is_as_foretold) const {
+    TORCH_CHECK(
+        is_as_foretold, name, " has a result that is not what PyTorch's meta kernel says of it, so it cannot be done later");
+  }
+
+  static void copy(const at::Tensor& from, const at::Tensor& to) {
+    if (from.strides() == to.strides() && from.is_non_overlapping_and_dense() && from.is_conj() == to.is_conj() &&
+        from.is_neg() == to.is_neg()) {
+      if (from.numel() > 0) {
+        std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), from.nbytes());
+      }
+    } else {
+      to.copy_(from);
+    }
+  }
+};
+
+void give(c10::Stream stream, std::shared_ptr<const DeferredCall> call, RandomState random) {
+  const StreamHandle handle = stream_handle(stream);
+  const ProfiledCommand profiled(Activity::Kind::Operator, stream.device_index(), handle, call->name);
+  device(stream.device_index())
+      .call_host(
+          [call = std::move(call), random, stream](char* const*) {
+            try {
+              call->run(random);
+            } catch (const std::exception& error) {
+              report_error(stream, error);
+            }
+          },
+          {}, handle, /*brief=*/true);
+}
+
+// The arguments of a call as tensors of the meta device; each of the call's has one.
+class Metas {
+ public:
+  at::Tensor of(const at::Tensor& tensor) {
+    if (!tensor.defined() || (!tensor.device().is_privateuseone() && tensor.dim() == 0)) {
+      return tensor; // a number of the CPU's has a value
+    }
+    for (const auto& [original, meta] : pairs_) {
+      if (original.is_same(tensor)) {
+        return meta;
+      }
+    }
+    const at::Tensor meta(at::detail::empty_strided_meta(tensor.sizes(), tensor.strides(), tensor.scalar_type()));
+    meta._set_conj(tensor.is_conj());
+    meta._set_neg(tensor.is_neg());
+    pairs_.emplace_back(tensor, meta);
+    return meta;
+  }
+
+  // The call's tensor for its meta one; nullptr: it is none of the call's.
+  const at::Tensor* original_of(const at::Tensor& tensor) const {
+    for (const auto& [original, meta] : pairs_) {
+      if (meta.is_same(tensor)) {
+        return &original;
+      }
+    }
+    return nullptr;
+  }
+
+  bool shares_memory(const at::Tensor& tensor) const {
+    for (const auto& [original, meta] : pairs_) {
+      if (meta.is_alias_of(tensor)) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+ private:
+  std::vector<std::pair<at::Tensor, at::Tensor>> pairs_;
+};
+
+bool is_tensors(const c10::Argument& result) {
+  const auto& type = *result.type();
+  const auto* list = type.castRaw<c10::ListType>();
+  const bool fits = type.kind() == c10::TypeKind::TensorType ||
+      (list != nullptr && list->getElementType()->kind() == c10::TypeKind::TensorType);
+  return fits && (result.alias_info() == nullptr || result.alias_info()->isWrite()); // else it is a view
+}
+
+// Kernels of others may be Python's, which streams and graphs would call without asking.
+bool is_known(const c10::OperatorHandle& op) {
+  const std::string& name = op.operator_name().name;
+  return name.starts_with("aten::") || name.starts_with("backplane::");
+}
+
+// Whether the meta kernel says what the results are; it leaves them on the stack.
+bool ask_meta_kernel(const DeferredOperator& call, Metas& metas, torch::jit::Stack& stack) {
+  constexpr c10::DispatchKeySet kMeta(c10::DispatchKey::Meta);
+  const auto& asked = call.kernel.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta) ? call.kernel : call.op;
+  if (call.structured_meta == nullptr && !asked.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta)) {
+    return false;
+  }
+  const torch::jit::Stack arguments = stack;
+  for (c10::IValue& value : stack) {
+    replace_tensors(value, c10::kMeta, [&](const at::Tensor& tensor) { return metas.of(tensor); });
+  }
+  if (call.generator >= 0) {
+    stack[call.generator] = c10::IValue();
+  }
+  try {
+    at::AutoDispatchBelowADInplaceOrView below;
+    if (call.structured_meta != nullptr) {
+      call.structured_meta->callBoxed(call.op, kMeta, &stack);
+    } else {
+      asked.redispatchBoxed(kMeta, &stack);
+    }
+    return true;
+  } catch (const std::exception&) {
+    // It refuses the call, which is the CPU kernel's to say, or it would need values.
+    raise_cpu_error(call.kernel, arguments);
+    return false;
+  }
+}
+
+// Gives what is written the sizes that it will have.
+void resize_written(const at::Tensor& tensor, const at::Tensor& meta) {
+  if (tensor.sizes() != meta.sizes()) {
+    tensor.resize_(meta.sizes());
+  }
+  if (tensor.strides() != meta.strides()) {
+    tensor.unsafeGetTensorImpl()->set_sizes_and_strides(meta.sizes(), meta.strides(), tensor.storage_offset());
+  }
+}
+
+at::Tensor like(const at::Tensor& meta, c10::DeviceIndex index) {
+  check_dtype(index, meta.scalar_type());
+  const size_t bytes = at::detail::computeStorageNbytes(meta.sizes(), meta.strides(), meta.itemsize());
+  const at::Tensor made = make_tensor(make_storage(index, bytes), meta.dtype(), meta.sizes(), meta.strides());
+  made._set_conj(meta.is_conj());
+  made._set_neg(meta.is_neg());
+  return made;
+}
+
+} // namespace
+
+bool can_defer(c10::DeviceIndex index) {
+  const Device& owner = device(index);
+  return owner.properties().dialect.empty() && owner.properties().host_accessible && owner.host_sees_memory();
+}
+
+bool defers(c10::DeviceIndex index) {
+  return (Capture::of(current_stream(index)) != nullptr || host_devices_are_asynchronous()) && can_defer(index);
+}
+
+bool defer(const DeferredOperator& call, c10::DeviceIndex index, torch::jit::Stack* stack) {
+  const auto& returns = call.op.schema().returns();
+  if (!is_known(call.op) || !is_known(call.kernel) || !std::all_of(returns.begin(), returns.end(), &is_tensors)) {
+    return false;
+  }
+  const size_t count = call.written.size();
+  const size_t base = stack->size() - count;
+  Metas metas;
+  torch::jit::Stack found(stack->begin() + static_cast<std::ptrdiff_t>(base), stack->end());
+  if (!ask_meta_kernel(call, metas, found)) {
+    return false;
+  }
+  bool is_view = false;
+  for (const c10::IValue& value : found) {
+    for_each_tensor(value, [&](const at::Tensor& meta) {
+      is_view |= metas.original_of(meta) == nullptr && metas.shares_memory(meta);
+    });
+  }
+  if (is_view) {
+    return false;
+  }
+
+  auto deferred = std::make_shared<DeferredCall>(DeferredCall{call.name, call.kernel, call.wider, call.generator});
+  CpuMirror mirror = CpuMirror::for_later(index);
+  for (size_t i = 0; i < count; ++i) {
+    c10::IValue& value = deferred->arguments.emplace_back((*stack)[base + i]);
+    if (call.written[i]) {
+      for_each_tensor(value, [&](const at::Tensor& tensor) { resize_written(tensor, metas.of(tensor)); });
+    }
+    replace_tensors(value, c10::kCPU, [&](const at::Tensor& tensor) {
+      if (!tensor.defined()) {
+        return tensor;
+      }
+      if (!tensor.device().is_privateuseone()) {
+        return tensor.clone(); // as it is now
+      }
+      const at::Tensor stand_in = mirror.stand_in(tensor, call.written[i]);
+      if (call.written[i]) {
+        deferred->written.push_back(
+            {stand_in, c10::DimVector(stand_in.sizes()), c10::DimVector(stand_in.strides())});
+      }
+      return stand_in;
+    });
+  }
+  for (c10::IValue& value : found) {
+    replace_tensors(value, c10::kMeta, [&](const at::Tensor& meta) {
+      const at::Tensor* original = meta.defined() ? metas.original_of(meta) : nullptr;
+      const at::Tensor result = original != nullptr ? *original : meta.defined() ? like(meta, index) : meta;
+      deferred->results.push_back(
+          original == nullptr && meta.defined() ? mirror.stand_in(result, /*written=*/true) : at::Tensor());
+      return result;
+    });
+  }
+
+  const c10::Stream stream = current_stream(index);
+  std::optional<at::Generator> generator;
+  if (call.generator >= 0) {
+    const c10::IValue& given = (*stack)[base + call.generator];
+    generator = source_generator(given.isNone() ? std::nullopt : std::optional(given.toGenerator()), index);
+  }
+  if (const auto capture = Capture::of(stream)) {
+    CapturedHostWork work{call.name, [deferred](c10::Stream replaying, RandomState random) {
+      give(replaying, deferred, random);
+    }};
+    if (generator.has_value()) {
+      const auto [which, beyond] = capture->take_random(*generator, kCpuDraw);
+      work.draw = {which, beyond};
+    }
+    capture->give_to_host(stream, std::move(work));
+  } else {
+    RandomState random{};
+    if (generator.has_value()) {
+      std::lock_guard<std::mutex> guard(generator->mutex());
+      const auto state = generator->get<PhiloxGenerator>()->advance(kCpuDraw);
+      random = {state.seed, state.offset};
+    }
+    give(stream, deferred, random);
+  }
+  torch::jit::drop(*stack, count);
+  stack->insert(stack->end(), std::make_move_iterator(found.begin()), std::make_move_iterator(found.end()));
+  return true;
+}
+
+} // namespace backplane

@@ -1,0 +1,207 @@
+"""Host devices whose streams work in threads of their own: what a missing wait does there, and that right programs stay right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+START = """
+import time
+import pytest, torch
+import torch.nn.functional as F
+from torch import nn
+
+DEVICE = "bp:0"
+"""
+
+TRAINING = """
+torch.manual_seed(3)
+model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Dropout(0.2), nn.Linear(4 * 36, 5)).to(DEVICE)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+side = torch.bp.Stream()
+for step in range(6):
+    with side:  # the next batch is made beside the step
+        x = torch.rand(8, 1, 8, 8, device=DEVICE)
+        y = torch.randint(0, 5, (8,), device=DEVICE)
+    torch.bp.current_stream().wait_stream(side)
+    x.record_stream(torch.bp.current_stream())
+    y.record_stream(torch.bp.current_stream())
+    loss = F.cross_entropy(model(x.mul(2)), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    side.wait_stream(torch.bp.current_stream())
+    print(round(loss.item(), 5))
+print(sum(one.double().abs().sum().item() for one in model.parameters()).__round__(4))
+"""
+
+PROGRAMS = {
+    "operators return before they are done": """
+x = torch.ones(1000, device=DEVICE)
+torch.bp.synchronize()
+torch.bp._sleep(300_000_000)
+start = time.monotonic()
+y = (x + 1).mul_(3).cumsum(0)
+F.softmax(y, 0, dtype=torch.float64)
+returned = time.monotonic() - start
+assert not torch.bp.current_stream().query()
+assert returned < 0.25, returned
+assert y[-1].item() == 6000
+assert time.monotonic() - start > 0.2
+""",
+    "a missing wait gives wrong numbers": """
+x = torch.zeros(1000, device=DEVICE)
+side = torch.bp.Stream()
+torch.bp.synchronize()
+with side:
+    torch.bp._sleep(200_000_000)
+    x.fill_(1)
+early = x + 1
+assert early.tolist() == [1] * 1000
+side.synchronize()
+assert (x + 1).tolist() == [2] * 1000
+""",
+    "a wait makes them right": """
+x = torch.zeros(1000, device=DEVICE)
+side = torch.bp.Stream()
+side.wait_stream(torch.bp.current_stream())
+with side:
+    torch.bp._sleep(100_000_000)
+    x.fill_(1)
+torch.bp.current_stream().wait_stream(side)
+assert (x + 1).tolist() == [2] * 1000
+event = torch.bp.Event()
+with side:
+    torch.bp._sleep(50_000_000)
+    x.add_(1)
+    event.record()
+event.synchronize()
+assert x.cpu().tolist() == [2] * 1000
+""",
+    "memory that another stream still uses": """
+side = torch.bp.Stream()
+torch.bp.synchronize()
+x = torch.full((5000,), 7.0, device=DEVICE)
+side.wait_stream(torch.bp.current_stream())
+with side:
+    torch.bp._sleep(100_000_000)
+    y = x + 1
+where = x.data_ptr()
+del x
+again = torch.zeros(5000, device=DEVICE)
+assert again.data_ptr() == where  # nobody said that the other stream uses it
+side.synchronize()
+assert y.unique().tolist() == [1]
+x = torch.full((5000,), 7.0, device=DEVICE)
+side.wait_stream(torch.bp.current_stream())
+with side:
+    torch.bp._sleep(100_000_000)
+    y = x + 1
+x.record_stream(side)
+where = x.data_ptr()
+del x
+again = torch.zeros(5000, device=DEVICE)
+assert again.data_ptr() != where
+side.synchronize()
+assert y.unique().tolist() == [8]
+""",
+    "memory that is given back while it is in use": """
+x = torch.zeros(1 << 22, device=DEVICE)
+torch.bp.synchronize()
+torch.bp._sleep(100_000_000)
+x.add_(1)
+del x
+torch.bp.empty_cache()
+y = torch.ones(1 << 22, device=DEVICE)
+assert y.sum().item() == 1 << 22
+""",
+    "what values are wrong is told by the next synchronization": """
+table = torch.randn(5, 3, device=DEVICE)
+index = torch.tensor([0, 7]).to(DEVICE)
+found = F.embedding(index, table)
+with pytest.raises(IndexError, match="out of range"):
+    torch.bp.synchronize()
+index.fill_(4)
+assert torch.equal(F.embedding(index, table).cpu(), table.cpu()[[4, 4]])
+with pytest.raises(RuntimeError, match="size"):
+    table + torch.ones(4, device=DEVICE)  # shapes are refused by the call itself
+with pytest.raises(RuntimeError, match="result type Float can't be cast"):
+    index += 1.5
+assert index.tolist() == [4, 4]
+""",
+    "results whose shape depends on values, and Python's": """
+x = torch.arange(10.0, device=DEVICE)
+torch.bp._sleep(50_000_000)
+x.sub_(5)
+assert x.nonzero().flatten().tolist() == [0, 1, 2, 3, 4, 6, 7, 8, 9]
+x.mul_(2)
+assert x[x > 2].tolist() == [4, 6, 8]
+assert x.unique().numel() == 10 and not torch.equal(x, x + 1) and bool((x == 0).any())
+values, where = x.max(0)
+assert (values.item(), where.item()) == (8, 9)
+""",
+    "out= of another size, in place, views, other dtypes": """
+x = torch.arange(12.0, device=DEVICE).reshape(3, 4)
+out = torch.empty(0, device=DEVICE)
+torch.bp._sleep(50_000_000)
+assert torch.add(x, 1, out=out) is out and out.shape == (3, 4)
+x.t().mul_(2)
+x[1].copy_(x[2])
+half = x.half()
+strided = torch.empty(4, 3, device=DEVICE).t().copy_(x)
+complex_ = torch.complex(x, x).conj().resolve_conj()
+torch.testing.assert_close(out.cpu(), torch.arange(12.0).reshape(3, 4) + 1)
+right = torch.arange(12.0).reshape(3, 4) * 2
+right[1] = right[2]
+for found in (x, half.float(), strided, complex_.real, -complex_.imag):
+    torch.testing.assert_close(found.cpu(), right)
+""",
+    "random numbers": """
+torch.manual_seed(5)
+torch.bp._sleep(50_000_000)
+first = [torch.rand(10, device=DEVICE), torch.randn(10, device=DEVICE), F.dropout(torch.ones(10, device=DEVICE))]
+torch.bp.synchronize()
+torch.manual_seed(5)
+again = [torch.rand(10, device=DEVICE), torch.randn(10, device=DEVICE), F.dropout(torch.ones(10, device=DEVICE))]
+for one, other in zip(first, again):
+    assert torch.equal(one.cpu(), other.cpu())
+assert not torch.equal(torch.rand(10, device=DEVICE).cpu(), first[0].cpu())
+""",
+    "numbers on the CPU are those at the call": """
+x = torch.zeros(10, device=DEVICE)
+number = torch.tensor(2.0)
+torch.bp._sleep(50_000_000)
+y = x + number
+number.fill_(5)
+assert y.tolist() == [2] * 10
+""",
+}
+
+
+@pytest.mark.parametrize("settings", [{"TORCH_BACKPLANE_HOST_ASYNC": "1"}, {"TORCH_BACKPLANE_HOST_DELAYS": "7"}],
+                         ids=["asynchronous", "delayed"])  # fmt: skip
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_asynchronous_host_devices(name: str, settings: dict[str, str], run_python: Callable[..., Any]) -> None:
+    done = run_python(START + PROGRAMS[name], TORCH_BACKPLANE_DRIVERS="host", **settings)
+    assert done.returncode == 0, done.stderr
+
+
+def test_right_programs_give_the_same_numbers(run_python: Callable[..., Any]) -> None:
+    ways: list[dict[str, str]] = [{}, {"TORCH_BACKPLANE_HOST_ASYNC": "1"}]
+    ways += [{"TORCH_BACKPLANE_HOST_DELAYS": seed} for seed in ("1", "2")]
+    done = [run_python(START + TRAINING, TORCH_BACKPLANE_DRIVERS="host", **settings) for settings in ways]
+    assert [one.returncode for one in done] == [0] * len(ways), done[-1].stderr
+    assert len({one.stdout for one in done}) == 1, [one.stdout for one in done]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("HOST_ASYNC", "yes"), ("HOST_DELAYS", "-1"), ("HOST_DELAYS", "soon"), ("HOST_DELAYS", str(2**64))],
+)
+def test_malformed_settings(name: str, value: str, run_python: Callable[..., Any]) -> None:
+    program = "import torch\ntorch.ones(1, device='bp')"
+    done = run_python(program, TORCH_BACKPLANE_DRIVERS="host", **{f"TORCH_BACKPLANE_{name}": value})
+    assert done.returncode != 0
+    assert f"TORCH_BACKPLANE_{name}='{value}'" in done.stderr
