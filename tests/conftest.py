@@ -28,8 +28,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--on", choices=["host", "late-host", "opencl"], default="host",
-        help="the devices to run on: the host's (default), the host's whose streams work in threads of their own, with delays "
-        "that --seed gives, or OpenCL's",
+        help="the devices to run on: the host's (default), the same with streams in their own threads and delays that "
+        "--seed gives, or OpenCL's",
     )  # fmt: skip
     parser.addoption("--seed", type=int, default=0, help="other random numbers in every test (default: 0)")
 

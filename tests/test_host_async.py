@@ -1,4 +1,4 @@
-"""Host devices whose streams work in threads of their own: what a missing wait does there, and that right programs stay right."""
+"""Host devices with streams in threads of their own: what a missing wait does, and that right programs stay right."""
 
 from __future__ import annotations
 
