@@ -9,19 +9,13 @@ Times are microseconds of a step, or of an operator where a step is a chain of t
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
-import re
 import statistics
 from collections.abc import Callable
-from typing import Annotated
 
-import machine
+import report
 import torch
 import turns
 import typer
-from rich.console import Console
-from rich.table import Table
 from torch import nn
 
 CHAIN = 1000
@@ -141,36 +135,27 @@ def run(title: str, place: torch.device, rounds: int) -> Result:
 
 
 def main(
-    driver: Annotated[str | None, typer.Option(help="only these Backplane drivers, comma-separated")] = None,
-    generated: Annotated[bool, typer.Option(help="kernels alone: as if the host did not see the memory")] = False,
-    match: Annotated[str, typer.Option(help="a regular expression: only rows whose title has it")] = "",
-    rounds: Annotated[int, typer.Option(min=1, help="measurements per row")] = 7,
-    threads: Annotated[int, typer.Option(min=0, help="PyTorch's CPU threads; 0: one per core")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
+    driver: report.Driver = None,
+    generated: report.Generated = False,
+    match: report.Match = "",
+    rounds: report.Rounds = 7,
+    threads: report.Threads = 0,
+    as_json: report.AsJson = False,
 ) -> None:
     """Compares replays of graphs with the same steps made eagerly, and with the CPU's."""
-    titles = [title for title in ROWS if re.search(match, title)]
-    if not titles:
-        raise typer.BadParameter(f"no row has {match!r} in its title", param_hint="--match")
-    if generated:
-        os.environ["TORCH_BACKPLANE_DISCRETE"] = "1"  # read when the devices are first needed
-    threads = threads or os.cpu_count() or 1
-    place = machine.place("bp", driver, threads)
-    environment = machine.environment(place, threads) | {"rounds": rounds, "generated": generated}
+    titles = report.chosen(ROWS, match)
+    place, environment = report.begin(driver, threads, generated=generated)
     results = [run(title, place, rounds) for title in titles]
-    if as_json:
-        print(json.dumps(environment | {"results": [dataclasses.asdict(result) for result in results]}, indent=2))
-        return
-    table = Table(
-        title="µs of a step, or of an operator of a chain",
-        caption=", ".join(f"{k} {v}" for k, v in environment.items()),
-    )
-    for column in ("", "in the graph", "replay", "eager", "cpu", "eager by replay", "cpu by replay"):
-        table.add_column(column, justify="right" if table.columns else "left")
-    for one in results:
-        figures = [f"{one.replay_us:,.1f}", f"{one.eager_us:,.1f}", f"{one.cpu_us:,.1f}"]
-        table.add_row(one.title, str(one.nodes), *figures, f"{one.by_eager:.2f}", f"{one.by_cpu:.2f}")
-    Console().print(table)
+    cells = [
+        [
+            one.title, str(one.nodes), f"{one.replay_us:,.1f}", f"{one.eager_us:,.1f}", f"{one.cpu_us:,.1f}",
+            f"{one.by_eager:.2f}", f"{one.by_cpu:.2f}",
+        ]
+        for one in results
+    ]  # fmt: skip
+    columns = ("", "in the graph", "replay", "eager", "cpu", "eager by replay", "cpu by replay")
+    environment |= {"rounds": rounds, "generated": generated}
+    report.tell(environment, results, "µs of a step, or of an operator of a chain", columns, cells, as_json)
 
 
 if __name__ == "__main__":
