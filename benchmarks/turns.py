@@ -40,6 +40,7 @@ class Side(NamedTuple):
 
     place: torch.device
     library: str = ""
+    finish: Callable[[], object] | None = None  # waits for the device, in place of PyTorch
 
     def __str__(self) -> str:
         return self.library or str(self.place)
@@ -51,7 +52,7 @@ class Side(NamedTuple):
             seconds(body, self.place, 2)
 
 
-def seconds(body: Body, device: torch.device, calls: int) -> float:
+def seconds(body: Body, device: torch.device, calls: int, finish: Callable[[], object] | None = None) -> float:
     """Time per call, until the device has finished the last. OpenMP's threads, which wait for work by running in a
     circle for a while, have gone to sleep before.
     """
@@ -59,7 +60,9 @@ def seconds(body: Body, device: torch.device, calls: int) -> float:
     start = time.perf_counter()
     for _ in range(calls):
         body()
-    if device.type != "cpu":
+    if finish is not None:
+        finish()
+    elif device.type != "cpu":
         torch.accelerator.synchronize(device)
     return (time.perf_counter() - start) / calls
 
@@ -70,7 +73,7 @@ def in_turn(bodies: Sequence[Body], sides: Sequence[Side], calls: int, rounds: i
     for counted in [False, False] + [True] * rounds:  # the first rounds build kernels and warm up
         for body, side, record in zip(bodies, sides, times, strict=True):
             side.choose(body)
-            measured = seconds(body, side.place, calls)
+            measured = seconds(body, side.place, calls, side.finish)
             if counted:
                 record.append(measured)
     return times
