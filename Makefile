@@ -102,7 +102,7 @@ lint: $(ready) ## ruff and mypy
 	$(python) -m ruff check .
 	$(python) -m mypy
 
-bench: $(ready) ## time an import, an operator, events, new shapes, kernels, training, the allocator and a model that writes text, profiles
+bench: $(ready) ## time an import, an operator, events, new shapes, kernels, training, the allocator and its history, a model that writes text, graphs, profiles
 	$(python) benchmarks/import_time.py
 	$(python) benchmarks/overhead.py $(driver_option)
 	$(python) benchmarks/events.py $(driver_option)
@@ -110,8 +110,10 @@ bench: $(ready) ## time an import, an operator, events, new shapes, kernels, tra
 	$(python) benchmarks/kernels.py $(driver_option)
 	for one in matmul convolution attention rnn training; do $(python) benchmarks/$$one.py $(driver_option) || exit 1; done
 	$(python) benchmarks/allocator.py $(driver_option)
+	$(python) benchmarks/memory_history.py $(driver_option)
 	$(python) -m pip install -q transformers
 	$(python) benchmarks/generate.py $(driver_option)
+	$(python) benchmarks/graphs.py $(driver_option)
 	$(python) benchmarks/profiling.py $(driver_option)
 
 conformance: $(ready) ## run PyTorch's operator database on bp

@@ -4,30 +4,35 @@
     python benchmarks/graphs.py --match chain --json
 
 Times are microseconds of a step, or of an operator where a step is a chain of them.
+
+A chain on OpenCL is also given to the same queue by a bare loop in C: as many clEnqueueNDRangeKernel of the same
+programs' functions with the same arguments and groups. A kernel that is launched with other arguments than before needs
+clSetKernelArg, so the loop calls it as often as the replay does, and is what a replay is held against. A second
+loop has a kernel for each launch, whose arguments were set before the time began: the least that OpenCL can take.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
-import re
 import statistics
-from collections.abc import Callable
-from typing import Annotated
+from collections.abc import Callable, Sequence
 
-import machine
+import launches
+import report
 import torch
 import turns
 import typer
-from rich.console import Console
-from rich.table import Table
 from torch import nn
 
 CHAIN = 1000
+AIM = 1.3  # a replay of the chain, in times the loop in C
+TITLE = "µs of a step, or of an operator of a chain"
 
 
-def chain(device: torch.device) -> turns.Body:
+Step = Callable[[], torch.Tensor]
+
+
+def chain(device: torch.device) -> Step:
     """So many operators on 64 numbers, each of which waits for the one before."""
     x = torch.ones(64).to(device)
 
@@ -40,7 +45,7 @@ def chain(device: torch.device) -> turns.Body:
     return step
 
 
-def training(model: nn.Module, x: torch.Tensor, target: torch.Tensor) -> turns.Body:
+def training(model: nn.Module, x: torch.Tensor, target: torch.Tensor) -> Step:
     """Forward, loss, backward and the optimizer's step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, capturable=x.device.type != "cpu")
 
@@ -80,17 +85,17 @@ class Writer(nn.Module):
         return self.head(self.layers(self.embed(x) + self.place, self.mask, is_causal=True))
 
 
-def tagger(device: torch.device) -> turns.Body:
+def tagger(device: torch.device) -> Step:
     x = torch.randint(0, 50, (24, 16))
     return training(Tagger().to(device), x.to(device), (x % 10).to(device))
 
 
-def writer(device: torch.device) -> turns.Body:
+def writer(device: torch.device) -> Step:
     x = torch.randint(0, 65, (8, 32))
     return training(Writer().to(device), x.to(device), x.to(device))
 
 
-ROWS: dict[str, tuple[Callable[[torch.device], turns.Body], int]] = {
+ROWS: dict[str, tuple[Callable[[torch.device], Step], int]] = {
     f"chain of {CHAIN} operators": (chain, CHAIN),
     "training step of a GPT": (writer, 1),
     "training step of an LSTM": (tagger, 1),
@@ -99,7 +104,8 @@ ROWS: dict[str, tuple[Callable[[torch.device], turns.Body], int]] = {
 
 @dataclasses.dataclass
 class Result:
-    """Median microseconds, and medians over the rounds of how many times as fast a replay is."""
+    """Median microseconds, and medians over the rounds of how many times as fast a replay is; and of how many times as
+    long it takes as a loop in C."""
 
     title: str
     nodes: int
@@ -108,10 +114,15 @@ class Result:
     cpu_us: float
     by_eager: float
     by_cpu: float
+    loop_us: float | None = None
+    by_loop: float | None = None
+    set_before_us: float | None = None  # the loop whose kernels have their arguments
+    by_set_before: float | None = None
+    without_loop: str = ""  # why there is none
 
 
-def replayed(step: turns.Body) -> tuple[torch.bp.Graph, turns.Body]:  # type: ignore[name-defined]
-    """The graph of a step, once it is warm, and what replays it."""
+def replayed(step: Step) -> tuple[torch.bp.Graph, torch.Tensor]:  # type: ignore[name-defined]
+    """The graph of a step, once it is warm, and its result."""
     stream = torch.bp.Stream()  # type: ignore[attr-defined]
     stream.wait_stream(torch.bp.current_stream())  # type: ignore[attr-defined]
     with stream:
@@ -120,57 +131,114 @@ def replayed(step: turns.Body) -> tuple[torch.bp.Graph, turns.Body]:  # type: ig
     torch.bp.current_stream().wait_stream(stream)  # type: ignore[attr-defined]
     graph = torch.bp.Graph()  # type: ignore[attr-defined]
     with torch.bp.graph(graph):  # type: ignore[attr-defined]
-        step()
-    return graph, graph.replay
+        result = step()
+    return graph, result
 
 
-def run(title: str, place: torch.device, rounds: int) -> Result:
+def watched() -> launches.Watch | launches.Unavailable:
+    """Takes down what OpenCL launches from here on, or says why not."""
+    try:
+        return launches.Watch()
+    except launches.Unavailable as error:
+        return error
+
+
+def bare_loops(
+    watch: launches.Watch | launches.Unavailable,
+    graph: torch.bp.Graph,  # type: ignore[name-defined]
+    result: torch.Tensor,
+) -> list[launches.Loop]:
+    """Loops in C that do what the graph does, and are seen to: with arguments set in the loop, and before it.
+
+    Raises:
+        Unavailable: nothing was taken down, or OpenCL does not launch all of the graph's work.
+    """
+    if isinstance(watch, launches.Unavailable):
+        raise watch
+    for _ in range(2):  # the second replay sets those arguments that any later one sets
+        start = watch.calls()
+        graph.replay()
+        torch.accelerator.synchronize(result.device)
+    given = watch.launches(start)
+    watch.stop()
+    if len(given) != len(graph):
+        raise launches.Unavailable(f"OpenCL launched {len(given)} kernels for {len(graph)} pieces of work")
+    expected = result.cpu()
+    loops = [watch.loop(given, beforehand) for beforehand in (False, True)]
+    for loop in loops:
+        result.zero_()
+        torch.accelerator.synchronize(result.device)
+        loop()
+        loop.finish()
+        if not torch.equal(result.cpu(), expected):
+            raise RuntimeError("the loop in C does not compute what the replay does")
+    return loops
+
+
+def run(title: str, place: torch.device, rounds: int, watch: launches.Watch | launches.Unavailable) -> Result:
+    """The row's step replayed, eager and on the CPU in turn; a chain also by the loops in C."""
     make, operators = ROWS[title]
     cpu = torch.device("cpu")
     torch.manual_seed(0)
     step = make(place)  # has the inputs, which the graph reads at each replay
-    graph, replay = replayed(step)
+    graph, result = replayed(step)
+    loops, without = [], ""
+    if operators > 1:
+        try:
+            loops = bare_loops(watch, graph, result)
+        except launches.Unavailable as error:
+            without = str(error)
     torch.manual_seed(0)
-    bodies = [replay, step, make(cpu)]
+    bodies = [graph.replay, step, make(cpu), *loops]
     sides = [turns.Side(place), turns.Side(place), turns.Side(cpu)]
-    once = max(turns.seconds(body, side.place, 2) for body, side in zip(bodies, sides, strict=True))
+    sides += [turns.Side(place, finish=loop.finish) for loop in loops]
+    once = max(turns.seconds(body, side.place, 2, side.finish) for body, side in zip(bodies, sides, strict=True))
     times = turns.in_turn(bodies, sides, max(1, int(0.1 / once)), rounds)
-    replays, eagers, cpus = (statistics.median(one) * 1e6 / operators for one in times)
+    replays, eagers, cpus, *of_loops = (statistics.median(one) * 1e6 / operators for one in times)
     by_eager, by_cpu = turns.ratio(times[0], times[1]), turns.ratio(times[0], times[2])
-    return Result(title, len(graph), replays, eagers, cpus, by_eager, by_cpu)
+    found = Result(title, len(graph), replays, eagers, cpus, by_eager, by_cpu, without_loop=without)
+    if loops:
+        found.loop_us, found.set_before_us = of_loops
+        found.by_loop, found.by_set_before = turns.ratio(times[3], times[0]), turns.ratio(times[4], times[0])
+    return found
+
+
+def beside_loops(results: Sequence[Result]) -> dict[str, str]:
+    """What is told of the loops in C."""
+    told = {}
+    for one in results:
+        if one.without_loop:
+            told[f"{one.title}, without a loop in C"] = one.without_loop
+        elif one.by_loop is not None:
+            told[f"{one.title}, replay by the loop in C (aim {AIM})"] = f"{one.by_loop:.2f}; {one.loop_us:.2f} µs"
+            before = f"{one.by_set_before:.2f}; {one.set_before_us:.2f} µs"
+            told[f"{one.title}, by the one whose arguments were set before"] = before
+    return told
 
 
 def main(
-    driver: Annotated[str | None, typer.Option(help="only these Backplane drivers, comma-separated")] = None,
-    generated: Annotated[bool, typer.Option(help="kernels alone: as if the host did not see the memory")] = False,
-    match: Annotated[str, typer.Option(help="a regular expression: only rows whose title has it")] = "",
-    rounds: Annotated[int, typer.Option(min=1, help="measurements per row")] = 7,
-    threads: Annotated[int, typer.Option(min=0, help="PyTorch's CPU threads; 0: one per core")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
+    driver: report.Driver = None,
+    generated: report.Generated = False,
+    match: report.Match = "",
+    rounds: report.Rounds = 7,
+    threads: report.Threads = 0,
+    as_json: report.AsJson = False,
 ) -> None:
     """Compares replays of graphs with the same steps made eagerly, and with the CPU's."""
-    titles = [title for title in ROWS if re.search(match, title)]
-    if not titles:
-        raise typer.BadParameter(f"no row has {match!r} in its title", param_hint="--match")
-    if generated:
-        os.environ["TORCH_BACKPLANE_DISCRETE"] = "1"  # read when the devices are first needed
-    threads = threads or os.cpu_count() or 1
-    place = machine.place("bp", driver, threads)
-    environment = machine.environment(place, threads) | {"rounds": rounds, "generated": generated}
-    results = [run(title, place, rounds) for title in titles]
-    if as_json:
-        print(json.dumps(environment | {"results": [dataclasses.asdict(result) for result in results]}, indent=2))
-        return
-    table = Table(
-        title="µs of a step, or of an operator of a chain",
-        caption=", ".join(f"{k} {v}" for k, v in environment.items()),
-    )
-    for column in ("", "in the graph", "replay", "eager", "cpu", "eager by replay", "cpu by replay"):
-        table.add_column(column, justify="right" if table.columns else "left")
-    for one in results:
-        figures = [f"{one.replay_us:,.1f}", f"{one.eager_us:,.1f}", f"{one.cpu_us:,.1f}"]
-        table.add_row(one.title, str(one.nodes), *figures, f"{one.by_eager:.2f}", f"{one.by_cpu:.2f}")
-    Console().print(table)
+    titles = report.chosen(ROWS, match)
+    watch = watched()  # before there are devices
+    place, environment = report.begin(driver, threads, generated=generated)
+    results = [run(title, place, rounds, watch) for title in titles]
+    cells = [
+        [
+            one.title, str(one.nodes), f"{one.replay_us:,.1f}", f"{one.eager_us:,.1f}", f"{one.cpu_us:,.1f}",
+            f"{one.by_eager:.2f}", f"{one.by_cpu:.2f}",
+        ]
+        for one in results
+    ]  # fmt: skip
+    columns = ("", "in the graph", "replay", "eager", "cpu", "eager by replay", "cpu by replay")
+    environment |= {"rounds": rounds, "generated": generated}
+    report.tell(environment, results, TITLE, columns, cells, as_json, beside_loops(results))
 
 
 if __name__ == "__main__":

@@ -13,21 +13,15 @@ compare, numpy copies one array of that size to another with one thread per core
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
-import os
-import re
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated
 
-import machine
 import numpy as np
+import report
 import torch
 import typer
-from rich.console import Console
-from rich.table import Table
 from turns import SLOW, Side, in_turn, ratio
 
 from torch_backplane.audit.workloads import WORKLOADS, Workload
@@ -68,22 +62,14 @@ def memory_copy(elements: int, threads: int, rounds: int) -> float:
     return 8 * elements / statistics.median(times[1:]) / 1e9
 
 
-def summary(results: list[Result]) -> dict[str, str]:
-    """The geometric mean of the ratios, and what is below SLOW."""
-    mean = math.exp(statistics.fmean(math.log(result.ratio) for result in results))
-    slow = (result for result in results if result.ratio < SLOW)
-    named = [f"{result.workload} of {result.elements:,}: {result.ratio:.2f}" for result in slow]
-    return {"geometric mean": f"{mean:.2f}", f"below {SLOW}": "; ".join(named) or "none"}
-
-
 def main(
-    device: Annotated[str, typer.Option(help="the device to compare with cpu")] = "bp",
-    driver: Annotated[str | None, typer.Option(help="only these Backplane drivers, comma-separated")] = None,
-    match: Annotated[str, typer.Option(help="a regular expression: only rows whose title has it")] = "",
+    device: report.Device = "bp",
+    driver: report.Driver = None,
+    match: report.Match = "",
     sizes: Annotated[str, typer.Option(help="elements of operands, with commas between them")] = "4096,262144,4194304",
-    rounds: Annotated[int, typer.Option(min=1, help="measurements per workload, size and device")] = 7,
-    threads: Annotated[int, typer.Option(min=0, help="PyTorch's CPU threads; 0: one per core")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
+    rounds: report.Rounds = 7,
+    threads: report.Threads = 0,
+    as_json: report.AsJson = False,
 ) -> None:
     """Compares the kernels of a device with the CPU's."""
     try:
@@ -92,37 +78,22 @@ def main(
         raise typer.BadParameter(f"{sizes} are no numbers with commas between them", param_hint="--sizes") from None
     if counts[0] < 256:
         raise typer.BadParameter(f"{counts[0]} elements are fewer than 256", param_hint="--sizes")
-    chosen = [workload for workload in WORKLOADS if re.search(match, workload.title)]
-    if not chosen:
-        raise typer.BadParameter(f"no row has {match!r} in its title", param_hint="--match")
-    threads = threads or os.cpu_count() or 1
-    place = machine.place(device, driver, threads)
+    chosen = report.chosen(WORKLOADS, match, lambda workload: workload.title)
+    place, environment = report.begin(driver, threads, device)
     results = [run(workload, place, elements, rounds) for workload in chosen for elements in counts]
-    environment = machine.environment(place, threads) | {
-        "memory copy, GB/s": round(memory_copy(counts[-1], threads, rounds), 1),
+    environment |= {
+        "memory copy, GB/s": round(memory_copy(counts[-1], environment["threads"], rounds), 1),
         "rounds": rounds,
     }
-    if as_json:
-        report = environment | summary(results) | {"results": [dataclasses.asdict(result) for result in results]}
-        print(json.dumps(report, indent=2))
-        return
-    table = Table(
-        title=f"cpu's time by {place}'s, and {place}'s ms",
-        caption=", ".join(f"{key} {value}" for key, value in environment.items()),
-    )
-    table.add_column("")
-    for count in counts:
-        table.add_column(f"{count:,}", justify="right")
-    table.add_column("GB/s", justify="right")
+    cells = []
     for at in range(0, len(results), len(counts)):
         of_sizes = results[at : at + len(counts)]
         rate = of_sizes[-1].gigabytes_per_second
-        cells = [f"{result.ratio:.2f}  {result.device_ms:.3f}" for result in of_sizes]
-        table.add_row(of_sizes[0].workload, *cells, "" if rate is None else f"{rate:.1f}")
-    console = Console()
-    console.print(table)
-    for key, value in summary(results).items():
-        console.print(f"{key}: {value}")
+        shown = [f"{result.ratio:.2f}  {result.device_ms:.3f}" for result in of_sizes]
+        cells.append([of_sizes[0].workload, *shown, "" if rate is None else f"{rate:.1f}"])
+    columns = ("", *(f"{count:,}" for count in counts), "GB/s")
+    in_all = report.summary({f"{one.workload} of {one.elements:,}": one.ratio for one in results}, SLOW)
+    report.tell(environment, results, f"cpu's time by {place}'s, and {place}'s ms", columns, cells, as_json, in_all)
 
 
 if __name__ == "__main__":

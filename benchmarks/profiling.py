@@ -10,19 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
-import os
-import re
 import statistics
-from typing import Annotated
 
 import graphs
-import machine
+import report
 import torch
 import turns
 import typer
-from rich.console import Console
-from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
 
@@ -70,35 +64,26 @@ def run(title: str, place: torch.device, rounds: int) -> Result:
 
 
 def main(
-    driver: Annotated[str | None, typer.Option(help="only these Backplane drivers, comma-separated")] = None,
-    match: Annotated[str, typer.Option(help="a regular expression: only rows whose title has it")] = "",
-    rounds: Annotated[int, typer.Option(min=1, help="measurements per row")] = 7,
-    threads: Annotated[int, typer.Option(min=0, help="PyTorch's CPU threads; 0: one per core")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
+    driver: report.Driver = None,
+    match: report.Match = "",
+    rounds: report.Rounds = 7,
+    threads: report.Threads = 0,
+    as_json: report.AsJson = False,
 ) -> None:
     """Compares steps under a profile with the same steps without one."""
-    titles = [title for title in graphs.ROWS if re.search(match, title)]
-    if not titles:
-        raise typer.BadParameter(f"no row has {match!r} in its title", param_hint="--match")
-    threads = threads or os.cpu_count() or 1
-    place = machine.place("bp", driver, threads)
-    environment = machine.environment(place, threads) | {"rounds": rounds}
+    titles = report.chosen(graphs.ROWS, match)
+    place, environment = report.begin(driver, threads)
     results = [run(title, place, rounds) for title in titles]
-    if as_json:
-        print(json.dumps(environment | {"results": [dataclasses.asdict(result) for result in results]}, indent=2))
-        return
-    table = Table(
-        title="a step under a profile, in times a step without one",
-        caption=", ".join(f"{k} {v}" for k, v in environment.items()),
-    )
-    for column in ("", "ms", "operators and bp", "operators", "cpu ms", "cpu operators", "commands"):
-        table.add_column(column, justify="right" if table.columns else "left")
-    for one in results:
-        table.add_row(
+    cells = [
+        [
             one.title, f"{one.plain_ms:,.2f}", f"{one.by_devices:.2f}", f"{one.by_operators:.2f}",
             f"{one.cpu_plain_ms:,.2f}", f"{one.cpu_by_operators:.2f}", str(one.commands),
-        )  # fmt: skip
-    Console().print(table)
+        ]
+        for one in results
+    ]  # fmt: skip
+    columns = ("", "ms", "operators and bp", "operators", "cpu ms", "cpu operators", "commands")
+    title = "a step under a profile, in times a step without one"
+    report.tell(environment | {"rounds": rounds}, results, title, columns, cells, as_json)
 
 
 if __name__ == "__main__":

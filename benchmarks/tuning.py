@@ -7,22 +7,15 @@ TORCH_BACKPLANE_TARGET=nvidia-ada python benchmarks/tuning.py --driver opencl --
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
-import os
-import re
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Annotated
 
-import machine
+import report
 import torch
 import turns
 import typer
-from rich.console import Console
-from rich.table import Table
 
 WIDTH, HEADS, WORDS = 768, 12, 50257
 TOKENS = (1, 16, 64, 256)
@@ -86,43 +79,28 @@ def compare(title: str, body: turns.Body, device: torch.device, rounds: int, sec
     return Result(title, chosen, before, after, turns.ratio(times[True], times[False]))
 
 
-def summary(results: Sequence[Result]) -> dict[str, str]:
-    mean = math.exp(statistics.fmean(math.log(result.ratio) for result in results))
-    slower = [f"{result.title}: {result.ratio:.2f}" for result in results if result.ratio < 0.95]
-    return {"geometric mean": f"{mean:.2f}", "slower than 0.95": "; ".join(slower) or "none"}
-
-
 def program(
-    driver: Annotated[str | None, typer.Option(help="only these Backplane drivers, comma-separated")] = None,
-    match: Annotated[str, typer.Option(help="a regular expression: only rows whose title has it")] = "",
-    rounds: Annotated[int, typer.Option(min=1, help="measurements per row, tuned and untuned")] = 7,
-    threads: Annotated[int, typer.Option(min=0, help="PyTorch's CPU threads; 0: one per core")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
+    driver: report.Driver = None,
+    match: report.Match = "",
+    rounds: report.Rounds = 7,
+    threads: report.Threads = 0,
+    as_json: report.AsJson = False,
 ) -> None:
     """Compares GPT-2's products untuned and tuned."""
-    chosen = {title: make for title, make in rows().items() if re.search(match, title)}
-    if not chosen:
-        raise typer.BadParameter(f"no row has {match!r} in its title", param_hint="--match")
-    threads = threads or os.cpu_count() or 1
-    place = machine.place("bp", driver, threads)
+    makers = rows()
+    titles = report.chosen(makers, match)
+    place, environment = report.begin(driver, threads)
     with tempfile.TemporaryDirectory() as folder:  # what was tuned elsewhere is not looked at
         torch.get_device_module("bp").tunable.set_filename(f"{folder}/results.csv")
-        results = [compare(title, make(place), place, rounds) for title, make in chosen.items()]
-    environment = machine.environment(place, threads) | {"rounds": rounds}
-    if as_json:
-        shown = {"results": [dataclasses.asdict(result) for result in results]}
-        print(json.dumps(environment | summary(results) | shown, indent=2))
-        return
-    caption = ", ".join(f"{key} {value}" for key, value in environment.items())
-    table = Table(title=f"time untuned by time tuned on {place}, and ms of both", caption=caption)
-    for column in ("", "", "untuned", "tuned", "candidate"):
-        table.add_column(column, justify="right" if 0 < len(table.columns) < 4 else "left")
-    for one in results:
-        table.add_row(one.title, f"{one.ratio:.2f}", f"{one.untuned_ms:.3f}", f"{one.tuned_ms:.3f}", one.candidate)
-    console = Console()
-    console.print(table)
-    for key, value in summary(results).items():
-        console.print(f"{key}: {value}")
+        results = [compare(title, makers[title](place), place, rounds) for title in titles]
+    cells = [
+        [one.title, f"{one.ratio:.2f}", f"{one.untuned_ms:.3f}", f"{one.tuned_ms:.3f}", one.candidate]
+        for one in results
+    ]
+    columns = ("", "", "untuned", "tuned", "candidate")
+    title = f"time untuned by time tuned on {place}, and ms of both"
+    in_all = report.summary({one.title: one.ratio for one in results}, 0.95, "slower than")
+    report.tell(environment | {"rounds": rounds}, results, title, columns, cells, as_json, in_all)
 
 
 if __name__ == "__main__":

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
-import os
-import re
 import statistics
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Annotated, NamedTuple
 
-import machine
+import report
 import torch
 import typer
-from rich.console import Console
-from rich.table import Table
 
 SLOW = 0.5  # ratios below are listed
 Body = Callable[[], object]
@@ -46,6 +40,7 @@ class Side(NamedTuple):
 
     place: torch.device
     library: str = ""
+    finish: Callable[[], object] | None = None  # waits for the device, in place of PyTorch
 
     def __str__(self) -> str:
         return self.library or str(self.place)
@@ -57,7 +52,7 @@ class Side(NamedTuple):
             seconds(body, self.place, 2)
 
 
-def seconds(body: Body, device: torch.device, calls: int) -> float:
+def seconds(body: Body, device: torch.device, calls: int, finish: Callable[[], object] | None = None) -> float:
     """Time per call, until the device has finished the last. OpenMP's threads, which wait for work by running in a
     circle for a while, have gone to sleep before.
     """
@@ -65,7 +60,9 @@ def seconds(body: Body, device: torch.device, calls: int) -> float:
     start = time.perf_counter()
     for _ in range(calls):
         body()
-    if device.type != "cpu":
+    if finish is not None:
+        finish()
+    elif device.type != "cpu":
         torch.accelerator.synchronize(device)
     return (time.perf_counter() - start) / calls
 
@@ -76,7 +73,7 @@ def in_turn(bodies: Sequence[Body], sides: Sequence[Side], calls: int, rounds: i
     for counted in [False, False] + [True] * rounds:  # the first rounds build kernels and warm up
         for body, side, record in zip(bodies, sides, times, strict=True):
             side.choose(body)
-            measured = seconds(body, side.place, calls)
+            measured = seconds(body, side.place, calls, side.finish)
             if counted:
                 record.append(measured)
     return times
@@ -104,13 +101,6 @@ def run(row: Row, device: Side, other: Side, rounds: int) -> Result:
     return Result(row.title, here * 1e3, there * 1e3, ratio(*times))
 
 
-def summary(results: Sequence[Result]) -> dict[str, str]:
-    """The geometric mean of the ratios, and what is below SLOW."""
-    mean = math.exp(statistics.fmean(math.log(result.ratio) for result in results))
-    slow = [f"{result.title}: {result.ratio:.2f}" for result in results if result.ratio < SLOW]
-    return {"geometric mean": f"{mean:.2f}", f"below {SLOW}": "; ".join(slow) or "none"}
-
-
 def main(rows: Callable[[], Sequence[Row]], unit: str = "ms") -> None:
     """The program: runs what the command line asks for among `rows()`.
 
@@ -119,22 +109,17 @@ def main(rows: Callable[[], Sequence[Row]], unit: str = "ms") -> None:
     """
 
     def program(
-        device: Annotated[str, typer.Option(help="the device to compare with cpu")] = "bp",
-        driver: Annotated[str | None, typer.Option(help="only these Backplane drivers, comma-separated")] = None,
-        generated: Annotated[bool, typer.Option(help="kernels alone: as if the host did not see the memory")] = False,
+        device: report.Device = "bp",
+        driver: report.Driver = None,
+        generated: report.Generated = False,
         library: Annotated[bool, typer.Option(help="kernels beside the driver's library of products")] = False,
-        match: Annotated[str, typer.Option(help="a regular expression: only rows whose title has it")] = "",
-        rounds: Annotated[int, typer.Option(min=1, help="measurements per row and device")] = 7,
-        threads: Annotated[int, typer.Option(min=0, help="PyTorch's CPU threads; 0: one per core")] = 0,
-        as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
+        match: report.Match = "",
+        rounds: report.Rounds = 7,
+        threads: report.Threads = 0,
+        as_json: report.AsJson = False,
     ) -> None:
-        chosen = [row for row in rows() if re.search(match, row.title)]
-        if not chosen:
-            raise typer.BadParameter(f"no row has {match!r} in its title", param_hint="--match")
-        if generated:
-            os.environ["TORCH_BACKPLANE_DISCRETE"] = "1"  # read when the devices are first needed
-        threads = threads or os.cpu_count() or 1
-        place = machine.place(device, driver, threads)
+        chosen = report.chosen(rows(), match, lambda row: row.title)
+        place, environment = report.begin(driver, threads, device, generated)
         sides = Side(place), Side(torch.device("cpu"))
         if library:
             sides = Side(place, "generated"), Side(place, "driver")
@@ -145,24 +130,15 @@ def main(rows: Callable[[], Sequence[Row]], unit: str = "ms") -> None:
                 except UserWarning as error:  # there is none
                     raise typer.BadParameter(str(error), param_hint="--library") from error
         results = [run(row, *sides, rounds) for row in chosen]
-        chosen_by = {"rounds": rounds, "generated": generated, "library": library}
-        environment = machine.environment(place, threads) | chosen_by
-        if as_json:
-            report = environment | summary(results) | {"results": [dataclasses.asdict(result) for result in results]}
-            print(json.dumps(report, indent=2))
-            return
-        title = f"time of {sides[1]} by that of {sides[0]}, and {unit} of both"
-        table = Table(title=title, caption=", ".join(f"{key} {value}" for key, value in environment.items()))
-        for column in ("", "", *map(str, sides)):
-            table.add_column(column, justify="right" if table.columns else "left")
+        environment |= {"rounds": rounds, "generated": generated, "library": library}
+        cells = []
         for result in results:
             figures = [result.device_ms, result.other_ms]
             shown = [f"{figure:.3f}" if unit == "ms" else f"{1e3 / figure:.2f}" for figure in figures]
-            table.add_row(result.title, f"{result.ratio:.2f}", *shown)
-        console = Console()
-        console.print(table)
-        for key, value in summary(results).items():
-            console.print(f"{key}: {value}")
+            cells.append([result.title, f"{result.ratio:.2f}", *shown])
+        in_all = report.summary({result.title: result.ratio for result in results}, SLOW)
+        title = f"time of {sides[1]} by that of {sides[0]}, and {unit} of both"
+        report.tell(environment, results, title, ("", "", *map(str, sides)), cells, as_json, in_all)
 
     program.__doc__ = rows.__doc__
     typer.run(program)

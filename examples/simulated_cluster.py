@@ -1,7 +1,7 @@
 """Data-parallel training on a cluster that is not there: devices in host memory, with streams and peer copies.
 
     python examples/simulated_cluster.py                          # four devices
-    python examples/simulated_cluster.py --devices 2 --memory 96MiB --batch 16384 --steps 4
+    python examples/simulated_cluster.py --devices 2 --memory 96MiB --batch 65536 --steps 4
 
 Each device has 512 MiB, a copy of the model and a part of the batch. It computes on one stream and sends gradients on
 another: the first device adds up what the others send, layer by layer, and sends back the mean. The batch is too large
@@ -28,7 +28,7 @@ console = Console(highlight=False)
 def main(
     devices: Annotated[int, typer.Option(min=1, max=16, help="how many devices to simulate")] = 4,
     memory: Annotated[str, typer.Option(help="the memory of each")] = "512MiB",
-    batch: Annotated[int, typer.Option(min=1, help="the batch to begin with, of all devices together")] = 524288,
+    batch: Annotated[int, typer.Option(min=1, help="the batch to begin with, of all devices together")] = 1048576,
     steps: Annotated[int, typer.Option(min=1, help="steps of training")] = 6,
     layers: Annotated[int, typer.Option(min=1, help="hidden layers, of 64 features each")] = 12,
     seed: Annotated[int, typer.Option(help="of the data and the first weights")] = 0,

@@ -21,6 +21,7 @@ _REPORTS = "tests a tool, whose output it expects of host devices"
 FILES = {
     "test_allocator_model.py": _OWN,
     "test_benchmarks.py": _REPORTS,
+    "test_benchmarks_of_graphs.py": _REPORTS,
     "test_benchmarks_of_shapes.py": _REPORTS,
     "test_cli.py": _REPORTS,
     "test_conformance_pool.py": _REPORTS,

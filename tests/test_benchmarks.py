@@ -63,6 +63,17 @@ def test_profiles_have_a_cost_each() -> None:
     assert min(result[name] for name in ("plain_ms", "by_devices", "by_operators", "cpu_by_operators")) > 0
 
 
+def test_memorys_history_is_timed_beside_steps_without_it() -> None:
+    report = run_json("memory_history.py", "--rounds", "1", "--match", "alone|default")
+    off, *recorded = report["results"]
+    assert [off["title"], off["events"], off["step_by_off"]] == ["off", 0, 1]
+    assert [one["title"] for one in recorded] == ["events alone", "Python and C++ stacks, the default"]
+    for one in recorded:
+        assert one["events"] > 100
+        assert one["step_by_off"] == pytest.approx(one["step_ms"] / off["step_ms"])
+        assert one["event_by_off"] == pytest.approx(one["event_ns"] / off["event_ns"])
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
