@@ -13,6 +13,8 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -37,6 +39,19 @@ class DeferredCall {
     at::Tensor tensor;
     c10::DimVector sizes;
     c10::DimVector strides;
+    const void* memory;
+    bool is_conj;
+
+    explicit Written(const at::Tensor& stand_in)
+        : tensor(stand_in),
+          sizes(stand_in.sizes()),
+          strides(stand_in.strides()),
+          memory(stand_in.const_data_ptr()),
+          is_conj(stand_in.is_conj()) {}
+    bool is_as_it_was() const {
+      return tensor.sizes() == sizes && tensor.strides() == strides && tensor.const_data_ptr() == memory &&
+          tensor.is_conj() == is_conj;
+    }
   };
 
   std::string name;
@@ -63,14 +78,14 @@ class DeferredCall {
       kernel.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
     }
     for (const Written& one : written) {
-      check(one.tensor.sizes() == one.sizes && one.tensor.strides() == one.strides);
+      check(one.is_as_it_was(), one.tensor);
     }
     size_t count = 0;
     const auto put = [&](const at::Tensor& found) {
-      check(count < results.size());
+      check(count < results.size(), found);
       const at::Tensor& place = results[count++];
       if (place.defined()) {
-        check(found.defined() && found.sizes() == place.sizes() && found.scalar_type() == place.scalar_type());
+        check(found.defined() && found.sizes() == place.sizes() && found.scalar_type() == place.scalar_type(), found);
         copy(found, place);
       }
     };
@@ -83,13 +98,14 @@ class DeferredCall {
         }
       }
     }
-    check(count == results.size());
+    check(count == results.size(), at::Tensor());
   }
 
  private:
-  void check(bool is_as_foretold) const {
+  void check(bool is_as_foretold, const at::Tensor& found) const {
     TORCH_CHECK(
-        is_as_foretold, name, " has a result that is not what PyTorch's meta kernel says of it, so it cannot be done later");
+        is_as_foretold, name, " has a result that is not what PyTorch's meta kernel says of it (",
+        found.defined() ? c10::str(found.scalar_type(), found.sizes()) : "none", "), so it cannot be done later");
   }
 
   static void copy(const at::Tensor& from, const at::Tensor& to) {
@@ -119,6 +135,57 @@ void give(c10::Stream stream, std::shared_ptr<const DeferredCall> call, RandomSt
           {}, handle, /*brief=*/true);
 }
 
+// Of a structured operator the overload that puts all results where further arguments say: "aten::add.out" for
+// "aten::add.Tensor". Not of losses, which resize them on their way.
+std::optional<c10::OperatorHandle> find_out_form(const c10::OperatorHandle& op) {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  static const auto* overloads = [&] {
+    auto* all = new std::unordered_map<std::string, std::vector<c10::OperatorName>>;
+    for (const auto& name : dispatcher.getAllOpNames()) {
+      (*all)[name.name].push_back(name);
+    }
+    return all;
+  }();
+  const auto& schema = op.schema();
+  const auto& arguments = schema.arguments();
+  const auto found = overloads->find(schema.name());
+  const bool has_none = std::any_of(arguments.begin(), arguments.end(), [](const c10::Argument& one) {
+    return one.alias_info() != nullptr || one.name() == "reduction";
+  });
+  if (found == overloads->end() || has_none) {
+    return std::nullopt;
+  }
+  for (const c10::OperatorName& name : found->second) {
+    const auto other = dispatcher.findSchema(name);
+    if (!other.has_value() || !other->hasKernelForDispatchKey(c10::DispatchKey::CPU)) {
+      continue;
+    }
+    const auto& theirs = other->schema().arguments();
+    const auto same = [](const c10::Argument& one, const c10::Argument& other) {
+      return one.name() == other.name() && *one.type() == *other.type();
+    };
+    const auto is_place = [](const c10::Argument& one) {
+      return one.type()->kind() == c10::TypeKind::TensorType && one.alias_info() != nullptr && one.alias_info()->isWrite();
+    };
+    if (theirs.size() == arguments.size() + schema.returns().size() &&
+        other->schema().returns().size() == schema.returns().size() &&
+        std::equal(arguments.begin(), arguments.end(), theirs.begin(), same) &&
+        std::all_of(theirs.begin() + static_cast<std::ptrdiff_t>(arguments.size()), theirs.end(), is_place)) {
+      return other;
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<c10::OperatorHandle> out_form(const c10::OperatorHandle& op) {
+  static auto* known = new std::unordered_map<std::string, std::optional<c10::OperatorHandle>>;
+  static std::mutex lock;
+  std::lock_guard<std::mutex> guard(lock);
+  const std::string name = toString(op.operator_name());
+  const auto found = known->find(name);
+  return found != known->end() ? found->second : known->emplace(name, find_out_form(op)).first->second;
+}
+
 // The arguments of a call as tensors of the meta device; each of the call's has one.
 class Metas {
  public:
@@ -131,7 +198,14 @@ class Metas {
         return meta;
       }
     }
-    const at::Tensor meta(at::detail::empty_strided_meta(tensor.sizes(), tensor.strides(), tensor.scalar_type()));
+    c10::Storage& storage = storages_[tensor.storage().unsafeGetStorageImpl()];
+    if (!storage) { // what shares memory goes on sharing it: meta kernels look at that
+      storage = c10::Storage(
+          c10::Storage::use_byte_size_t(), tensor.storage().nbytes(), c10::GetAllocator(c10::kMeta), /*resizable=*/true);
+    }
+    const auto meta = at::detail::make_tensor<c10::TensorImpl>(
+        c10::Storage(storage), c10::DispatchKeySet(c10::DispatchKey::Meta), tensor.dtype());
+    meta.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
     meta._set_conj(tensor.is_conj());
     meta._set_neg(tensor.is_neg());
     pairs_.emplace_back(tensor, meta);
@@ -159,6 +233,7 @@ class Metas {
 
  private:
   std::vector<std::pair<at::Tensor, at::Tensor>> pairs_;
+  std::unordered_map<const c10::StorageImpl*, c10::Storage> storages_;
 };
 
 bool is_tensors(const c10::Argument& result) {
@@ -169,10 +244,55 @@ bool is_tensors(const c10::Argument& result) {
   return fits && (result.alias_info() == nullptr || result.alias_info()->isWrite()); // else it is a view
 }
 
+// Of some of PyTorch's operators the CPU has results of other shapes than all other devices, or lazily conjugated ones.
+constexpr std::string_view kLikeNoOther[] = {
+    "aten::_embedding_bag",
+    "aten::_embedding_bag_forward_only",
+    "aten::linalg_eig",
+    "aten::linalg_eig.out",
+    "aten::linalg_eigvals",
+    "aten::linalg_eigvals.out",
+    "aten::linalg_lu_solve",
+    "aten::linalg_lu_solve.out",
+    "aten::native_batch_norm.out"};
+
 // Kernels of others may be Python's, which streams and graphs would call without asking.
 bool is_known(const c10::OperatorHandle& op) {
   const std::string& name = op.operator_name().name;
-  return name.starts_with("aten::") || name.starts_with("backplane::");
+  const auto* other = std::find(std::begin(kLikeNoOther), std::end(kLikeNoOther), toString(op.operator_name()));
+  return other == std::end(kLikeNoOther) && (name.starts_with("aten::") || name.starts_with("backplane::"));
+}
+
+at::Tensor meta_of(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::ScalarType dtype) {
+  return at::Tensor(at::detail::empty_strided_meta(sizes, strides, dtype));
+}
+
+// Where the CPU's results look otherwise than the meta kernel says.
+void correct(const DeferredOperator& call, const torch::jit::Stack& arguments, torch::jit::Stack& results) {
+  const std::string name = toString(call.kernel.operator_name());
+  if (name == "aten::native_batch_norm" || name == "aten::_native_batch_norm_legit") {
+    const at::Tensor& input = arguments[0].toTensor();
+    const auto is_float = [](const c10::IValue& value) {
+      return value.isTensor() && value.toTensor().defined() && value.toTensor().scalar_type() == at::kFloat;
+    };
+    const bool has_floats = std::any_of(arguments.begin() + 1, arguments.begin() + 5, is_float);
+    const auto dtype = has_floats ? at::kFloat : input.scalar_type();
+    const int64_t count = arguments[5].toBool() ? input.size(1) : 0; // in training
+    for (const size_t i : {1, 2}) {
+      results[i] = meta_of({count}, {1}, dtype);
+    }
+  } else if (name == "aten::convolution") {
+    const at::Tensor meta = results[0].toTensor();
+    for (const auto format : {at::MemoryFormat::ChannelsLast, at::MemoryFormat::ChannelsLast3d}) {
+      const auto has_format = [&](const c10::IValue& value) { return value.toTensor().suggest_memory_format() == format; };
+      if (meta.dim() == (format == at::MemoryFormat::ChannelsLast ? 4 : 5) &&
+          (has_format(arguments[0]) || has_format(arguments[1]))) {
+        const auto strides = format == at::MemoryFormat::ChannelsLast ? c10::get_channels_last_strides_2d(meta.sizes())
+                                                                      : c10::get_channels_last_strides_3d(meta.sizes());
+        results[0] = meta_of(meta.sizes(), strides, meta.scalar_type());
+      }
+    }
+  }
 }
 
 // Whether the meta kernel says what the results are; it leaves them on the stack.
@@ -196,6 +316,7 @@ bool ask_meta_kernel(const DeferredOperator& call, Metas& metas, torch::jit::Sta
     } else {
       asked.redispatchBoxed(kMeta, &stack);
     }
+    correct(call, arguments, stack);
     return true;
   } catch (const std::exception&) {
     // It refuses the call, which is the CPU kernel's to say, or it would need values.
@@ -268,12 +389,13 @@ bool defer(const DeferredOperator& call, c10::DeviceIndex index, torch::jit::Sta
         return tensor;
       }
       if (!tensor.device().is_privateuseone()) {
-        return tensor.clone(); // as it is now
+        at::Tensor number = tensor.clone(); // as it is now
+        number.unsafeGetTensorImpl()->set_wrapped_number(tensor.unsafeGetTensorImpl()->is_wrapped_number());
+        return number;
       }
       const at::Tensor stand_in = mirror.stand_in(tensor, call.written[i]);
       if (call.written[i]) {
-        deferred->written.push_back(
-            {stand_in, c10::DimVector(stand_in.sizes()), c10::DimVector(stand_in.strides())});
+        deferred->written.emplace_back(stand_in);
       }
       return stand_in;
     });
@@ -286,6 +408,19 @@ bool defer(const DeferredOperator& call, c10::DeviceIndex index, torch::jit::Sta
           original == nullptr && meta.defined() ? mirror.stand_in(result, /*written=*/true) : at::Tensor());
       return result;
     });
+  }
+
+  const auto& places = deferred->results;
+  const bool has_places = std::all_of(places.begin(), places.end(), [](const at::Tensor& one) {
+    return one.defined() && !one.is_conj() && !one.is_neg();
+  });
+  const bool may_have_form = has_places && call.structured_meta != nullptr && call.wider == nullptr;
+  if (const auto form = may_have_form ? out_form(call.kernel) : std::nullopt) {
+    deferred->kernel = *form;
+    for (at::Tensor& place : deferred->results) {
+      deferred->written.emplace_back(place);
+      deferred->arguments.emplace_back(std::exchange(place, at::Tensor()));
+    }
   }
 
   const c10::Stream stream = current_stream(index);

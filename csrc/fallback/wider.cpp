@@ -230,6 +230,9 @@ class WiderCall {
     if (c10::isComplexType(wide) && result.scalar_type() == c10::toRealValueType(wide)) {
       return result.to(c10::toRealValueType(lacking_));
     }
+    if (c10::isFloatingType(wide) && result.scalar_type() == c10::toComplexType(wide)) {
+      return result.to(c10::toComplexType(lacking_));
+    }
     return result;
   }
 
