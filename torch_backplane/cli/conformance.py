@@ -282,7 +282,7 @@ def _show_totals(report: Report, console: Console) -> None:
         f"nearer to float64 than the CPU {totals['nearer']} · right by steps {totals['carried']} · "
         f"where the CPU's out= is wrong {totals['cpu_out']}"
     )
-    if report.settings["sanitize"]:
+    if report.settings.get("sanitize"):
         console.print(
             f"  {totals['launches']:,} launches sanitized, {totals['accesses']:,} accesses to device memory · "
             f"out of bounds {totals['out_of_bounds']} · races {totals['race']} · barriers {totals['barrier']}"

@@ -164,6 +164,14 @@ class Report:
         """True when something was compared and nothing failed."""
         return bool(self.with_status("passed")) and not self.with_status("failed")
 
+    def _sanitized(self) -> dict[str, int]:
+        """How much the kernel sanitizer looked at, and how many findings it has of each kind."""
+        return {
+            "launches": sum(result.launches for result in self.results),
+            "accesses": sum(result.accesses for result in self.results),
+            **{kind.replace(" ", "_"): self._count(kind) for kind in SANITIZER_KINDS},
+        }
+
     def _count(self, kind: str) -> int:
         return sum(finding.count for result in self.results for finding in result.of_kind(kind))
 
@@ -178,9 +186,7 @@ class Report:
             "cpu_out": sum(bool(result.of_kind("cpu out=")) for result in self.results),
             "without_fallback": sum(result.status == "passed" and not result.fallbacks for result in self.results),
             "compared_calls": sum(result.compared for result in self.results),
-            "launches": sum(result.launches for result in self.results),
-            "accesses": sum(result.accesses for result in self.results),
-            **{kind.replace(" ", "_"): self._count(kind) for kind in SANITIZER_KINDS},
+            **(self._sanitized() if self.settings.get("sanitize") else {}),
         }
 
     def fallbacks(self) -> dict[str, dict[str, int]]:
