@@ -367,6 +367,69 @@ def test_kernels_of_every_family_are_right_and_nothing_is_found(target: str) -> 
     assert {name for name, count in launches.items() if count == 0} == without
 
 
+# Makes every kernel wrong in one way, and says which there were, and of which something was found.
+ALL_WRONG = """
+import json, re, warnings
+warnings.simplefilter("ignore")
+import torch
+from test_small_kernels import KERNELS
+from torch_backplane.drivers import sanitizer
+from torch_backplane.drivers.sanitizer import device
+from torch_backplane.drivers.sanitizer.runtime import Extent, Resolve
+
+kernels, found = set(), set()
+build, requested = device.SanitizerDevice.compile, device._requested
+{way}
+torch.manual_seed(0)
+for function, arguments in KERNELS.values():
+    given = [one.to("bp") for one in arguments()]
+    with sanitizer.collected():
+        function(*given)
+        torch.bp.synchronize()
+    found |= {{one.kernel for one in sanitizer.take()}}
+print(json.dumps([sorted(kernels), sorted(found)]))
+"""
+
+WITHOUT_BARRIERS = """
+def compiled(self, text, entry):
+    built = build(self, text, entry)
+    if built.native.has_barriers:
+        kernels.add(entry)
+        built = build(self, re.sub(r"#define BARRIER .*", "#define BARRIER", text), entry)
+    return built
+
+device.SanitizerDevice.compile = compiled
+"""
+
+LESS_MEMORY = """
+def compiled(self, text, entry):
+    kernels.add(entry)
+    return build(self, text, entry)
+
+def less(address, extent):
+    known = requested(address, extent)
+    if known:
+        extent[0] = Extent(extent[0].begin, extent[0].bytes - 1, extent[0].fixed)
+    return known
+
+device.SanitizerDevice.compile = compiled
+device._RESOLVE = Resolve(less)
+"""
+
+
+@pytest.mark.parametrize(
+    ("way", "target", "least"),
+    [(WITHOUT_BARRIERS, "nvidia-ada", 20), (LESS_MEMORY, "nvidia-ada", 45), (LESS_MEMORY, "", 45)],
+    ids=["no barrier", "a byte less memory", "a byte less memory, processors"],
+)
+def test_no_kernel_escapes(way: str, target: str, least: int) -> None:
+    ended = run(ALL_WRONG.format(way=way), TORCH_BACKPLANE_TARGET=target)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    kernels, found = json.loads(ended.stdout)
+    assert len(kernels) >= least
+    assert set(kernels) - set(found) == set()
+
+
 TOO_FAR = """
 import sys
 sys.path.insert(0, "..")
