@@ -367,6 +367,24 @@ def test_kernels_of_every_family_are_right_and_nothing_is_found(target: str) -> 
     assert {name for name, count in launches.items() if count == 0} == without
 
 
+def test_without_clang_the_error_says_so() -> None:
+    ended = run('import torch; torch.empty(1, device="bp")', PATH="")
+    assert ended.returncode == 1
+    words = r"SettingError: TORCH_BACKPLANE_SANITIZE_KERNELS=1: .* compiles them with clang .*, and there is none"
+    assert re.search(words, ended.stderr), ended.stderr[-2000:]
+
+
+def test_it_is_the_only_device_whatever_drivers_are_named_and_has_no_cache() -> None:
+    program = """
+import torch
+x = torch.ones(1000, device="bp")
+x = None
+print(torch.bp.device_count(), torch.bp.get_device_name(0), torch.bp.memory_reserved())
+"""
+    ended = run(program, TORCH_BACKPLANE_DRIVERS="host", TORCH_BACKPLANE_HOST_DEVICES="3")
+    assert ended.stdout == "1 kernel sanitizer 0\n", ended.stderr[-2000:]
+
+
 # Makes every kernel wrong in one way, and says which there were, and of which something was found.
 ALL_WRONG = """
 import json, re, warnings

@@ -14,11 +14,20 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch_backplane import _C
-from torch_backplane.drivers.base import ALL_DTYPES, Device, DeviceError, DeviceProperties, Driver, NativeLauncher
+from torch_backplane.drivers.base import (
+    ALL_DTYPES,
+    Device,
+    DeviceError,
+    DeviceProperties,
+    Driver,
+    NativeLauncher,
+    SettingError,
+)
 from torch_backplane.drivers.sanitizer.findings import BARRIER, OUT_OF_BOUNDS, RACE, Finding, KernelSanitizerError
 from torch_backplane.drivers.sanitizer.runtime import (
     CheckedKernel,
     Extent,
+    NoCompiler,
     RawFinding,
     Resolve,
     library,
@@ -174,5 +183,14 @@ class SanitizerDriver(Driver):
     """One device, instead of all others: TORCH_BACKPLANE_SANITIZE_KERNELS=1."""
 
     def devices(self) -> list[SanitizerDevice]:
+        """The device; the allocator's cache is off from then on.
+
+        Raises:
+            SettingError: there is no clang.
+        """
+        try:
+            found = [SanitizerDevice()]
+        except NoCompiler as error:
+            raise SettingError(f"TORCH_BACKPLANE_SANITIZE_KERNELS=1: {error}") from error
         _C._memory_enable_caching(False)
-        return [SanitizerDevice()]
+        return found
