@@ -132,6 +132,7 @@ uint32_t group_items = 1;
 uint32_t group = 0;
 uint16_t global_epoch = 0, local_epoch = 0;
 uint32_t barrier_flags = 0;
+bool unordered = false;  // what the item writes now may be overwritten by others that say so, too
 uint64_t place[18];  // get_global_id, get_local_id, get_group_id, get_global_size, get_local_size, get_num_groups
 uint64_t stack_begin = 0, stack_end = 0;
 
@@ -354,6 +355,7 @@ struct Sizes {
 };
 
 void set_place(const Sizes& sizes, uint64_t local) {
+  unordered = false;
   item = static_cast<uint32_t>(group * uint64_t{group_items} + local);
   const uint64_t at[3] = {
       local % sizes.group[0], local / sizes.group[0] % sizes.group[1], local / sizes.group[0] / sizes.group[1]};
@@ -642,6 +644,10 @@ void backplane_sanitizer_range(uint64_t address, uint64_t bytes, uint32_t writes
   writes != 0 ? touch<kWrite>(address, bytes) : touch<kRead>(address, bytes);
 }
 
+void backplane_sanitizer_unordered(uint32_t begins) {
+  unordered = begins != 0;
+}
+
 uint32_t backplane_sanitizer_swap(uint64_t address, uint32_t expected, uint32_t desired) {
   touch<kSwap>(address, 4);
   auto* at = reinterpret_cast<uint32_t*>(address);
@@ -654,8 +660,11 @@ uint32_t backplane_sanitizer_swap(uint64_t address, uint32_t expected, uint32_t 
 
 // --- what compilers call for -fsanitize=thread -----------------------------------------------------------------------
 
-#define ACCESS(name, size, access) \
-  void __tsan_##name(void* at) { touch<access>(reinterpret_cast<uint64_t>(at), size); }
+#define ACCESS(name, size, access)                                                                \
+  void __tsan_##name(void* at) {                                                                  \
+    access == kWrite && unordered ? touch<kSwap>(reinterpret_cast<uint64_t>(at), size)            \
+                                  : touch<access>(reinterpret_cast<uint64_t>(at), size);          \
+  }
 #define ACCESSES(size)                        \
   ACCESS(read##size, size, kRead)             \
   ACCESS(write##size, size, kWrite)           \

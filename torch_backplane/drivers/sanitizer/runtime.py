@@ -103,7 +103,7 @@ def _on_disk(name: str, contents: bytes) -> Iterator[str]:
 def _library_bytes() -> bytes:
     sources = {"runtime.cpp": SOURCE.read_text(encoding="utf-8"), "scalars.c": builtins.scalars()}
     sources["vectors.cl"] = builtins.vectors()
-    key = kernel_cache.key(["sanitizer's library 2", version(), *sources.values()])
+    key = kernel_cache.key(["sanitizer's library", version(), *sources.values()])
     if (known := kernel_cache.load(key)) is not None:
         return known
     options = ["-O2", "-w", "-fPIC", "-c"]
@@ -193,7 +193,7 @@ class CheckedKernel:
 
 
 def _kernel_bytes(text: str) -> bytes:
-    key = kernel_cache.key(["sanitizer's kernel 2", version(), *KERNEL_OPTIONS, text])
+    key = kernel_cache.key(["sanitizer's kernel", version(), *KERNEL_OPTIONS, text])
     if (known := kernel_cache.load(key)) is not None:
         return known
     with tempfile.TemporaryDirectory() as folder:

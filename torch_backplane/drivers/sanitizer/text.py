@@ -17,6 +17,7 @@ _WORDS = "\n".join([
     "ulong backplane_sanitizer_place(uint which) __attribute__((const));",  # one work item, one answer
     "void backplane_sanitizer_barrier(uint flags);",
     "void backplane_sanitizer_range(ulong address, ulong bytes, uint writes);",
+    "void backplane_sanitizer_unordered(uint begins);",
     "uint backplane_sanitizer_swap(ulong address, uint expected, uint desired);",
     "float backplane_sanitizer_from_half(const ushort bits);",
     "ushort backplane_sanitizer_to_half(const float value);",
@@ -25,6 +26,7 @@ _WORDS = "\n".join([
     "#define barrier(flags) backplane_sanitizer_barrier(flags)",
     "#define mem_fence(flags)",
     "#define atomic_cmpxchg(at, expected, desired) backplane_sanitizer_swap((ulong)(at), expected, desired)",
+    "#define ANY_MAY_STAY(store) backplane_sanitizer_unordered(1); store; backplane_sanitizer_unordered(0)",
     # A whole access of a vector is told at once, so these functions are not looked at.
     "#define BACKPLANE_TOLD static __attribute__((overloadable, no_sanitize(\"thread\")))",
     "",
