@@ -240,6 +240,19 @@ def test_swaps_do_not_race_with_each_other_and_do_with_plain_writes() -> None:
     assert (one.kind, one.argument, one.index) == ("out of bounds", "out", 31)
 
 
+def test_stores_of_which_any_may_stay_do_not_race_with_each_other_and_do_with_others() -> None:
+    found, results = launched(kernel("ANY_MAY_STAY(out[i % 2] = in[i]);"), VALUES, 2, 32)
+    assert found == []
+    assert results[0] in VALUES[::2]
+    assert only(launched(kernel("out[i % 2] = in[i];"), VALUES, 2, 32)[0]).kind == "race"
+    mixed = "ANY_MAY_STAY(out[0] = in[i]); if (i == 9) out[0] = 1;"
+    assert only(launched(kernel(mixed), VALUES, 2, 32)[0]).kind == "race"
+    one = only(launched(kernel("ANY_MAY_STAY(out[i] = in[i]); if (i < 9) out[i + 1] = 1;"), VALUES, 32, 32, 4)[0])
+    assert one.kind == "race"
+    one = only(launched(kernel("ANY_MAY_STAY(out[2] = in[i]);"), VALUES, 2, 32)[0])
+    assert (one.kind, one.index, one.count) == ("out of bounds", 2, 32)
+
+
 def test_every_byte_counts() -> None:
     body = "((global uchar*)out)[i] = (uchar)in[i];"
     assert launched(kernel(body), VALUES, 8, 32)[0] == []
@@ -446,6 +459,31 @@ def test_no_kernel_escapes(way: str, target: str, least: int) -> None:
     kernels, found = json.loads(ended.stdout)
     assert len(kernels) >= least
     assert set(kernels) - set(found) == set()
+
+
+IN_ONE_PLACE = """
+import torch
+from torch_backplane.drivers.sanitizer import device
+
+kernels, build = [], device.SanitizerDevice.compile
+device.SanitizerDevice.compile = lambda self, text, entry: kernels.append(entry) or build(self, text, entry)
+places = torch.tensor([1, 0, 1, 1], device="bp")
+for dtype in (torch.float32, torch.complex64):
+    values = torch.tensor([1, 2, 3, 4], device="bp").to(dtype) * (1 if dtype == torch.float32 else 1 + 1j)
+    result = torch.zeros(3, dtype=dtype, device="bp")
+    result[places] = values
+    assert result[0].item() == values[1].item() and result[1].item() in values[[0, 2, 3]].tolist(), result
+print(*(name for name in kernels if "indexed_assign" in name))
+"""
+
+
+def test_complex_numbers_that_are_assigned_to_one_place_are_no_mixtures() -> None:
+    """Parts are numbers of their own to the kernel: in any order the parts of two could stay."""
+    ended = run(IN_ONE_PLACE, TORCH_BACKPLANE_TARGET="nvidia-ada")
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    of_floats, of_complex = ended.stdout.split()
+    assert of_floats.endswith("_anyhow")
+    assert not of_complex.endswith("_anyhow")
 
 
 TOO_FAR = """
