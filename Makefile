@@ -71,7 +71,7 @@ test-plans: $(ready) ## run the tests on OpenCL again, with plans switched off a
 test-intel test-rusticl: test-%: $(ready) ## run tests/opencl on Intel's and on Mesa's OpenCL for processors
 	tools/opencl.sh $* $(VENV) $(pytest) tests/opencl $(ARGS)
 
-test-oclgrind: $(ready) ## run one small kernel of each kind, in processors' and in GPUs' forms, on a simulator that reports races
+test-oclgrind: $(ready) ## run one small kernel of each kind, in processors' and in GPUs' forms, on a simulator that reports races, and hold the kernel sanitizer against it
 	@for target in "" nvidia-ada; do \
 		rm -f $(oclgrind_log); \
 		TORCH_BACKPLANE_TARGET=$$target OCLGRIND_DATA_RACES=1 OCLGRIND_LOG=$(oclgrind_log) \
@@ -79,6 +79,7 @@ test-oclgrind: $(ready) ## run one small kernel of each kind, in processors' and
 			$(python) -m pytest -q -p no:cacheprovider --timeout 1800 tests/opencl/test_small_kernels.py $(ARGS) || exit 1; \
 		if [ -s $(oclgrind_log) ]; then cat $(oclgrind_log); exit 1; fi; \
 	done
+	tools/opencl.sh oclgrind $(VENV) $(python) -m pytest -q -p no:cacheprovider tests/test_oclgrind_agrees.py $(ARGS)
 
 test-random: $(ready) ## test every distribution with DRAWS draws for each dtype, 10 million by default (some minutes)
 	DRAWS=$(DRAWS) $(python) -m pytest -q --timeout 1800 tests/opencl/test_distributions.py $(ARGS)

@@ -18,7 +18,7 @@ PACKAGE = {
     "planning": {"_C", "drivers", "kernels", "libraries", "tuning"},
     "operators": {"_C", "kernels", "planning", "tuning"},
     "accelerator": {"_C", "drivers", "operators", "tuning"},
-    "conformance": {"_C"},
+    "conformance": {"_C", "drivers"},
     "audit": {"_C", "drivers", "kernels", "operators", "planning", "tuning"},
     "memory_plot": set(),
     "testing": {"_C"},

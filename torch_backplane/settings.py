@@ -65,6 +65,10 @@ VARIABLES: Mapping[str, Variable] = {
         "a modelled device that those which run kernels are taken for",
         "a name, such as nvidia-ada, or a file", "none", "at discovery",
     ),
+    "TORCH_BACKPLANE_SANITIZE_KERNELS": Variable(
+        "whether the only device is one that checks what kernels do to memory: bounds, and races in a launch",
+        "0, 1", "0", "at discovery",
+    ),
     "TORCH_BACKPLANE_WORKSPACE": Variable(
         "what a product or a convolution may take beside operands and results", "such as 8MiB", "no limit",
         "when the first one is planned",

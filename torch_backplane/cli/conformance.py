@@ -33,6 +33,9 @@ def conformance(
     grad: Annotated[bool, typer.Option("--grad/--no-grad", help="Compare gradients too.")] = False,
     forms: Annotated[bool, typer.Option("--forms", help="Wrong arguments, overlaps and any out= instead.")] = False,
     sizes: Annotated[bool, typer.Option("--sizes", help="Sizes that do not fit together instead.")] = False,
+    sanitize: Annotated[
+        bool, typer.Option("--sanitize", help="On the kernel sanitizer: bounds and races of every launch.")
+    ] = False,
     samples: Annotated[int, typer.Option(min=0, help="Sample inputs per operator; 0 means all.")] = 0,
     json_file: Annotated[str, typer.Option("--json", metavar="FILE", help="Write the report; - is stdout.")] = "",
     jobs: Annotated[int, typer.Option(min=0, help="Worker processes; 0 means one per core.")] = 0,
@@ -70,8 +73,11 @@ def conformance(
             cuda_dtypes=cuda_dtypes,
             driver=driver or None,
             target=target or None,
+            sanitize=sanitize,
             **({"database": database} if database else {}),
         )
+        if sanitize and (numbers or accuracy):
+            raise ConformanceError("--sanitize goes with calls of the database: not with --numbers or --accuracy")
         if numbers:
             if samples or timeout != TIMEOUT:
                 raise ConformanceError("--numbers has no --samples and no --timeout: it tries all of them")
@@ -276,4 +282,9 @@ def _show_totals(report: Report, console: Console) -> None:
         f"nearer to float64 than the CPU {totals['nearer']} · right by steps {totals['carried']} · "
         f"where the CPU's out= is wrong {totals['cpu_out']}"
     )
+    if report.settings.get("sanitize"):
+        console.print(
+            f"  {totals['launches']:,} launches sanitized, {totals['accesses']:,} accesses to device memory · "
+            f"out of bounds {totals['out_of_bounds']} · races {totals['race']} · barriers {totals['barrier']}"
+        )
     console.print("[bold green]All passed.[/]" if report.ok else "[bold red]Not conformant.[/]")

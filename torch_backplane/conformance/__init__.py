@@ -4,6 +4,7 @@
     pool.py       crash-isolated workers worker.py     the loop inside one of them
     check.py      one operator           calls.py      the ways to call it with one sample
     transfer.py   one tensor, two places judge.py      are these the same?
+    sanitize.py    bounds and races of launches
     forms.py, forms_check.py  the forms that a call can take   sizes.py  sizes that do not fit
     report.py     what was found         coverage.py   where each ATen operator comes from
 

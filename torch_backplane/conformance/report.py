@@ -28,6 +28,9 @@ KINDS: dict[str, bool] = {
     "strides": True,  # of a tensor that the caller owns: in-place, out=
     "mutation": True,  # an input that changed differently
     "aliasing": True,  # a view that is not one, a copy that is not one, an out= that was not returned
+    "out of bounds": True,  # what the kernel sanitizer finds (`--sanitize`)
+    "race": True,
+    "barrier": True,
     "random": True,  # not reproducible under one seed, or the same under all seeds
     "nearer": False,  # beyond the tolerance of the CPU's values, and nowhere farther from float64's than those
     "carried": False,  # the same and farther, of a chain of operators of which each is right (steps.py)
@@ -39,6 +42,8 @@ KINDS: dict[str, bool] = {
     "layout": False,  # other strides, or another lazy conj/neg bit, of a fresh result: the same numbers
     "refused": False,  # a clear refusal: names the device and what it does not support (sparse, a dtype)
 }
+
+SANITIZER_KINDS = ("out of bounds", "race", "barrier")
 
 
 @dataclass
@@ -68,6 +73,8 @@ class EntryResult:
     both_raised: int = 0  # calls that raised on both sides
     findings: list[Finding] = field(default_factory=list)
     fallbacks: dict[str, int] = field(default_factory=dict)  # ATen operator: calls that fell back
+    launches: int = 0  # that the kernel sanitizer looked at, and accesses to device memory in them (`--sanitize`)
+    accesses: int = 0
 
     @property
     def status(self) -> str:
@@ -157,6 +164,17 @@ class Report:
         """True when something was compared and nothing failed."""
         return bool(self.with_status("passed")) and not self.with_status("failed")
 
+    def _sanitized(self) -> dict[str, int]:
+        """How much the kernel sanitizer looked at, and how many findings it has of each kind."""
+        return {
+            "launches": sum(result.launches for result in self.results),
+            "accesses": sum(result.accesses for result in self.results),
+            **{kind.replace(" ", "_"): self._count(kind) for kind in SANITIZER_KINDS},
+        }
+
+    def _count(self, kind: str) -> int:
+        return sum(finding.count for result in self.results for finding in result.of_kind(kind))
+
     def totals(self) -> dict[str, int]:
         counts = Counter(result.status for result in self.results)
         return {
@@ -168,6 +186,7 @@ class Report:
             "cpu_out": sum(bool(result.of_kind("cpu out=")) for result in self.results),
             "without_fallback": sum(result.status == "passed" and not result.fallbacks for result in self.results),
             "compared_calls": sum(result.compared for result in self.results),
+            **(self._sanitized() if self.settings.get("sanitize") else {}),
         }
 
     def fallbacks(self) -> dict[str, dict[str, int]]:

@@ -24,6 +24,8 @@ class Settings:
         cuda_dtypes: check the dtypes that CUDA serves and the CPU lacks, in place of ``dtypes``.
         driver: value of ``TORCH_BACKPLANE_DRIVERS`` in the workers; None leaves it as it is.
         target: likewise of ``TORCH_BACKPLANE_TARGET``.
+        sanitize: the device is the kernel sanitizer's (``TORCH_BACKPLANE_SANITIZE_KERNELS``), and what it finds of
+            bounds and races in launches is a finding, too. Excludes ``driver``.
     """
 
     device: str = "bp"
@@ -38,6 +40,7 @@ class Settings:
     forms: bool = False
     sizes: bool = False
     cuda_dtypes: bool = False
+    sanitize: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtypes", tuple(self.dtypes))  # JSON brings a list
@@ -47,9 +50,13 @@ class Settings:
             raise ValueError(f"samples is {self.samples}: use a positive limit, or 0 for all")
         if self.timeout <= 0:
             raise ValueError(f"timeout is {self.timeout}: use a positive number of seconds")
+        if self.sanitize and self.driver:
+            raise ValueError(f"driver is {self.driver!r}, and the device that sanitizes is no driver's")
 
     @property
     def environment(self) -> dict[str, str]:
         """What a process needs, beside what it has, to find the devices under test."""
         wanted = {"TORCH_BACKPLANE_DRIVERS": self.driver, "TORCH_BACKPLANE_TARGET": self.target}
+        if self.sanitize:
+            wanted["TORCH_BACKPLANE_SANITIZE_KERNELS"] = "1"
         return {name: value for name, value in wanted.items() if value is not None}

@@ -37,6 +37,12 @@ def _fallback_counters(device_type: str) -> Any:
     return _C
 
 
+def _launch_watch() -> Any:
+    from torch_backplane.conformance.sanitize import LaunchWatch
+
+    return LaunchWatch()
+
+
 class Worker:
     """The state of one worker: the operators, and the device under test."""
 
@@ -51,6 +57,7 @@ class Worker:
         self.channel = channel
         self.ops = catalogue.load(settings.database)
         self.device = torch.empty(0, device=settings.device).device  # with its index, and it works at all
+        self.watch = _launch_watch() if settings.sanitize else None
 
     def send(self, **message: Any) -> None:
         self.channel.write(json.dumps(message) + "\n")
@@ -84,7 +91,14 @@ class Worker:
         if counters:
             counters.reset_fallback_counts()
         op, dtype = self.ops[request["op"]], catalogue.named_dtype(request["dtype"])
-        announce = lambda text: self.send(at=text)  # noqa: E731
+
+        def announce(text: str) -> None:
+            if self.watch:
+                self.watch.announced(text)
+            self.send(at=text)
+
+        if self.watch:
+            self.watch.begin()
         if self.settings.forms:
             result = check_forms(op, dtype, self.settings, self.device, announce)
         elif self.settings.sizes:
@@ -94,6 +108,8 @@ class Worker:
             result = check(op, dtype, self.settings, self.device, announce=announce).run(
                 errors=request["errors"] and not self.settings.cuda_dtypes
             )
+        if self.watch:
+            self.watch.end(result)
         if counters:
             result.fallbacks = dict(counters.fallback_counts())
         self.send(result=result.to_json())

@@ -7,6 +7,7 @@ TORCH_BACKPLANE_DRIVERS=opencl,host            the drivers to ask, their devices
 TORCH_BACKPLANE_VISIBLE_DEVICES=host:1,host:0  the devices to use, numbered in this order; «host» means all of host's
 TORCH_BACKPLANE_DISCRETE=1                     devices in host memory behave as if the CPU could not reach it
 TORCH_BACKPLANE_TARGET=nvidia-ada              devices that run kernels are taken for this one (modelled_devices.py)
+TORCH_BACKPLANE_SANITIZE_KERNELS=1             one device and no other, which checks what kernels do (sanitizer/)
 """
 
 from __future__ import annotations
@@ -99,7 +100,10 @@ def discover() -> None:
             raise RuntimeError("a driver used bp devices while it was asked which there are")
         _running = True
         try:
-            discrete = switch("TORCH_BACKPLANE_DISCRETE") or bool(os.environ.get("TORCH_BACKPLANE_TARGET"))
+            # The sanitizer knows memory by the addresses that the allocator has.
+            discrete = not sanitizes_kernels() and (
+                switch("TORCH_BACKPLANE_DISCRETE") or bool(os.environ.get("TORCH_BACKPLANE_TARGET"))
+            )
             chosen = choose_devices()
             if len(chosen) > MOST_DEVICES:
                 raise SettingError(
@@ -120,6 +124,11 @@ def discover() -> None:
 
 def choose_devices() -> list[Found]:
     """The devices to use, in the order of their numbers."""
+    if sanitizes_kernels():
+        from importlib.metadata import EntryPoint
+
+        point = EntryPoint("sanitizer", "torch_backplane.drivers.sanitizer:SanitizerDriver", ENTRY_POINT_GROUP)
+        return ask_drivers({point.name: point}, [point.name]).get(point.name, [])
     installed = available()
     text = os.environ.get("TORCH_BACKPLANE_VISIBLE_DEVICES")
     if text is None:
@@ -226,6 +235,11 @@ def switch(variable: str) -> bool:
     if text not in ("", "0", "1"):
         raise SettingError(f"{variable}={text!r} is neither 0 nor 1")
     return text == "1"
+
+
+def sanitizes_kernels() -> bool:
+    """Whether the environment wants the kernel sanitizer's device, and no other."""
+    return switch("TORCH_BACKPLANE_SANITIZE_KERNELS")
 
 
 def _skip(name: str, reason: str) -> None:

@@ -103,7 +103,7 @@ def run_write(
     if self.is_complex():
         _write_parts(name, self, source, shape, kept, strides, indices, **options)
         return
-    deterministic = torch.are_deterministic_algorithms_enabled()
+    deterministic = options.pop("in_order", False) or torch.are_deterministic_algorithms_enabled()
     meet = options.get("combine") in ("add", "multiply") and not options.get("distinct")
     several = any(size > 1 and step == 0 for size, step in zip(shape, kept, strict=True))
     # Rounded after each of many additions, half precision would stay where it is.
@@ -161,6 +161,7 @@ def _write_parts(
         [*(2 * step for step in strides), 1],
         [Index(one.tensor, (*one.strides, 0), 2 * one.step, one.size) for one in indices],
         combine=combine,
+        in_order=combine == "assign",  # of several values in one place both parts are to be of the same one
         **options,
     )
 

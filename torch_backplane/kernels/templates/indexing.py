@@ -207,7 +207,7 @@ _SWAPPED = frozenset({torch.float32, torch.int32})  # as their bits, by 32-bit c
 def _meet(combine: str, dtype: torch.dtype, in_order: bool) -> str:
     expression = _COMBINE[combine]
     if combine == "assign":
-        return "store_self(place, value);"
+        return "store_self(place, value);" if in_order else "ANY_MAY_STAY(store_self(place, value));"
     if in_order:
         return f"const value_t there = load_self(place); store_self(place, {expression});"
     return atomically("self + place", dtype, expression)
@@ -353,9 +353,7 @@ def _places(
     return "\n  ".join(lines)
 
 
-def _add_indices(
-    which: Sequence[int], place: str, leave: str, rows: _Form | None = None, suffix: str = "at"
-) -> str:
+def _add_indices(which: Sequence[int], place: str, leave: str, rows: _Form | None = None, suffix: str = "at") -> str:
     """Statements that add to `place` what the indices `which` say; with `rows`, for the element i of the row."""
     lines = []
     for t in which:

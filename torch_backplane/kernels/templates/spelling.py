@@ -39,6 +39,14 @@ _SUMS = """\
 #define MEET(sum) lanes_meet(sum##_lanes, sum##_lanes_lost, &sum, &sum##_lost)
 """
 
+# A store to a place that other work items of the launch may store to, too, where it does not matter whose value stays:
+# no mistake, and what looks for races is told so by another definition.
+_ANY_MAY_STAY = """\
+#ifndef ANY_MAY_STAY
+#define ANY_MAY_STAY(store) store
+#endif
+"""
+
 _WORDS = {word.partition("(")[0]: word for word in WORDS}
 
 
@@ -47,7 +55,8 @@ def macros(dialect: Dialect, text: str) -> str:
     for name, called in dict.fromkeys(re.findall(r"\b([A-Za-z_]\w*)\b(\(?)", text)):
         if (called and name in dialect.missing) or (name in _WORDS and _WORDS[name] not in dialect.words):
             dialect.lacks(name)
-    return "".join(f"#define {word} {meaning}\n" for word, meaning in dialect.words.items()) + _SUMS
+    words = "".join(f"#define {word} {meaning}\n" for word, meaning in dialect.words.items())
+    return words + _SUMS + (_ANY_MAY_STAY if "ANY_MAY_STAY" in text else "")
 
 
 def lane_count(dialect: Dialect, value: torch.dtype) -> int:
