@@ -27,7 +27,7 @@ driver_option := $(if $(DRIVER),--driver $(DRIVER))
 torch_request := $(if $(filter file,$(origin TORCH)),any supported release,$(TORCH))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-digits test test-plans test-shapes test-exit test-random test-intel test-rusticl test-oclgrind \
+.PHONY: help setup demo demo-digits test test-plans test-late-host test-shapes test-exit test-random test-intel test-rusticl test-oclgrind \
 	fuzz asan tsan lint bench conformance ops audit clean FORCE
 
 help: ## this list
@@ -67,6 +67,9 @@ test-plans: $(ready) ## run the tests on OpenCL again, with plans switched off a
 	TORCH_BACKPLANE_PLANS=0 $(pytest) tests/opencl $(ARGS)
 	TORCH_BACKPLANE_PLANS=0 $(pytest) --on opencl $(ARGS)
 	TORCH_BACKPLANE_PLANS=check $(pytest) --on opencl $(ARGS)
+
+test-late-host: $(ready) ## run the tests about no devices in particular on host devices that work asynchronously, with delays (10 minutes)
+	$(pytest) --on late-host $(ARGS)
 
 test-intel test-rusticl: test-%: $(ready) ## run tests/opencl on Intel's and on Mesa's OpenCL for processors
 	tools/opencl.sh $* $(VENV) $(pytest) tests/opencl $(ARGS)

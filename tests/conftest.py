@@ -94,10 +94,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Confi
     if config.getoption("--on") == "host":
         return
     items[:] = [item for item in items if is_general(item.path)]  # named files are never ignored
-    if config.getoption("--on") != "opencl":
-        return
+    left_out = on_opencl.TESTS if config.getoption("--on") == "opencl" else on_opencl.LATE_TESTS
     for item in items:
-        reason = on_opencl.TESTS.get(f"{item.path.name}::{item.nodeid.rpartition('::')[2].partition('[')[0]}")
+        name = f"{item.path.name}::{item.nodeid.rpartition('::')[2]}"
+        reason = left_out.get(name) or left_out.get(name.partition("[")[0])
         if reason is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
 

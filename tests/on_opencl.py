@@ -79,6 +79,16 @@ TESTS = {
 }
 
 
+_LATER = "PyTorch's meta kernel does not look, so that the CPU's refuses when the stream gets there"
+
+# What `pytest --on late-host` leaves out of these.
+LATE_TESTS = {
+    "test_conformance_forms.py::test_a_sample[linspace]": "an out= that PyTorch's meta kernel gives another shape",
+    "test_cuda_dtypes.py::test_writing_to_elements_in_one_place_is_refused": _LATER,
+    "test_custom_operators.py::test_cpp_operator": "the operator reads through data_ptr, which waits for nothing",
+    "test_fallback.py::test_empty_and_zero_dimensional_tensors": _LATER,
+}
+
 WITHOUT = "without OpenCL: "
 
 
