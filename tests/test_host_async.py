@@ -41,7 +41,7 @@ PROGRAMS = {
     "operators return before they are done": """
 x = torch.ones(1000, device=DEVICE)
 torch.bp.synchronize()
-gate = _C.StreamGate(0, 0)
+gate = _C._StreamGate(0, 0)
 y = (x + 1).mul_(3).cumsum(0)
 F.softmax(y, 0, dtype=torch.float64)
 F.layer_norm(y, (1000,))
