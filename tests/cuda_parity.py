@@ -29,8 +29,8 @@ SAME = """
     AcceleratorError ComplexDoubleStorage ComplexFloatStorage Event ExternalStream MemPool OutOfMemoryError Stream
     StreamContext amp amp.GradScaler amp.amp_definitely_not_available amp.autocast amp.custom_bwd amp.custom_fwd
     caching_allocator_alloc caching_allocator_delete caching_allocator_disabled caching_allocator_enable
-    can_device_access_peer current_device current_stream default_generators default_stream device device_count
-    device_memory_used device_of empty_cache
+    can_device_access_peer change_current_allocator current_device current_stream default_generators default_stream
+    device device_count device_memory_used device_of empty_cache
     get_allocator_backend get_device_capability get_device_name get_device_properties get_per_process_memory_fraction
     get_rng_state get_rng_state_all get_stream_from_external get_sync_debug_mode graph graph_pool_handle graphs
     host_memory_stats host_memory_stats_as_nested_dict init
@@ -54,10 +54,13 @@ SAME += """
 """.split()  # noqa: SIM905
 SAME += [f"{dtype}{kind}" for dtype in _LEGACY_DTYPES for kind in ("Storage", "Tensor")]
 
-RENAMED = {"CUDAGraph": "Graph", "DeferredCudaCallError": "DeferredBpCallError"}
+RENAMED = {
+    "CUDAGraph": "Graph",
+    "CUDAPluggableAllocator": "PluggableAllocator",
+    "DeferredCudaCallError": "DeferredBpCallError",
+}
 
 REFUSED = {
-    "change_current_allocator": "memory comes from the device's driver",
     "clock_rate": "drivers cannot tell",
     "ipc_collect": "bp tensors cannot be shared between processes",
     "list_gpu_processes": "drivers see only their own process",
@@ -75,7 +78,6 @@ _CUDA_RUNTIME = "CUDA's runtime and its error codes; errors of drivers are Pytho
 _GREEN_CONTEXTS = "splitting one GPU's processors is a feature of CUDA"
 
 ABSENT = {
-    "CUDAPluggableAllocator": "memory comes from the device's driver: write a driver instead",
     "CudaError": _CUDA_RUNTIME,
     "DEVICE_REQUIREMENT": _ARCHITECTURES,
     "Device": _CUDA_TYPES,

@@ -61,6 +61,7 @@ FILES = {
     "test_templates_sort_resample.py": _TEXT,
     "test_templates_softmax.py": _TEXT,
     "test_torch_bp_environment.py": _OWN,
+    "test_pluggable_allocators.py": "of devices in host memory",
     "test_toy_driver.py": _OWN,
 }
 # These folders have processes with devices of their own.

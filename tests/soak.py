@@ -99,9 +99,9 @@ def chain(x: torch.Tensor) -> torch.Tensor:
 
 
 def capture(device: torch.device) -> list[float]:
-    """A graph's results, of two inputs; without graphs, the same eagerly."""
+    """A graph's results, of two inputs; on the CPU the same eagerly."""
     x = torch.linspace(-1, 1, 64).view(8, 8).to(device)
-    if device.type == "cpu" or not torch.bp.get_device_properties(device).dialect:
+    if device.type == "cpu":
         return [number for scale in (1, 2) for number in chain(x * scale).flatten().tolist()]
     place, graph = x.clone(), torch.bp.Graph()
     side = torch.bp.Stream(device)

@@ -10,7 +10,10 @@
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <vector>
+
+#include "memory/memory_source.h"
 
 namespace backplane {
 
@@ -75,6 +78,7 @@ struct Segment {
   size_t index = 0; // in the allocator's list
   size_t page = 0; // expandable: unit of mapping; otherwise 0
   bool uncached = false; // goes back to the device as soon as it is free
+  std::optional<MemorySource> source; // where it goes back to; nothing: to the device
   Context context; // where it was obtained
 
   // Allocated blocks by where they start. In the small pool they are at least 512 bytes long and in the large pool

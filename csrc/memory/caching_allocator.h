@@ -60,6 +60,7 @@ struct PrivatePool {
   size_t segments = 0;
   bool use_on_oom = false; // serves others as a last resort before an out-of-memory error
   bool no_split = false;
+  std::optional<MemorySource> source; // nothing: the device, or what all others have
   BlockPool small{true, this};
   BlockPool large{false, this};
 };
@@ -126,6 +127,12 @@ class DeviceCachingAllocator {
   void create_or_retain_pool(c10::MempoolId_t id);
   void release_pool(c10::MempoolId_t id);
   void set_pool_options(c10::MempoolId_t id, bool use_on_oom, bool no_split);
+  // Segments of the pool come from there from now on. Throws NotImplementedError where the device knows only its driver's
+  // memory.
+  void set_pool_source(c10::MempoolId_t id, MemorySource source);
+  // The same of all others, which throws where the device has given memory already; and whether it would.
+  void set_source(MemorySource source);
+  void check_may_set_source();
   int pool_use_count(c10::MempoolId_t id);
   // From here to end_allocate_to_pool, requests for streams that pass the filter come from the pool.
   void begin_allocate_to_pool(c10::MempoolId_t id, std::function<bool(c10::StreamId)> filter);
@@ -191,6 +198,10 @@ class DeviceCachingAllocator {
   // caching_allocator_segments.cpp
   Block* obtain_segment(Lock& lock, Request& request, bool retry);
   Segment* new_segment(const Request& request, char* address, size_t size, size_t page);
+  std::optional<MemorySource> source_of(const BlockPool& pool) const;
+  void* take_memory(const std::optional<MemorySource>& source, size_t bytes, c10::StreamId stream);
+  void return_memory(const std::optional<MemorySource>& source, void* memory, size_t bytes, c10::StreamId stream);
+  void check_takes_any_memory() const;
   Segment* detach(Segment* segment, const Context& context);
   void give_back(Lock& lock, const std::vector<Segment*>& segments);
   void collect_garbage(Lock& lock, const Context& context);
@@ -226,6 +237,7 @@ class DeviceCachingAllocator {
   std::map<c10::DeviceIndex, std::vector<Event*>> spare_events_; // by the device of the stream
 
   size_t reserved_ = 0; // what the device has handed out, including what is on its way
+  std::optional<MemorySource> source_; // of all but pools that have their own
   std::optional<double> fraction_;
   size_t total_memory_ = 0; // of the device
   bool can_reserve_ = false;

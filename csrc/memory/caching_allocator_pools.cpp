@@ -51,6 +51,14 @@ void DeviceCachingAllocator::set_pool_options(c10::MempoolId_t id, bool use_on_o
   entry->second->no_split = no_split;
 }
 
+void DeviceCachingAllocator::set_pool_source(c10::MempoolId_t id, MemorySource source) {
+  check_takes_any_memory();
+  Lock lock(mutex_);
+  auto entry = private_pools_.find(id);
+  TORCH_CHECK(entry != private_pools_.end(), "no memory pool ", name_of(id), " on bp:", static_cast<int>(index_));
+  entry->second->source = source;
+}
+
 int DeviceCachingAllocator::pool_use_count(c10::MempoolId_t id) {
   Lock lock(mutex_);
   auto entry = private_pools_.find(id);

@@ -5,6 +5,7 @@
 #include "devices/driver_call.h"
 #include "memory/allocator_config.h"
 #include "memory/segment_map.h"
+#include "streams/stream.h"
 
 #include <c10/util/Exception.h>
 
@@ -38,20 +39,22 @@ Block* DeviceCachingAllocator::obtain_segment(Lock& lock, Request& request, bool
     TORCH_WARN("expandable_segments is not supported by bp:", static_cast<int>(index_), ": its driver cannot reserve");
     lock.lock();
   }
-  if (expandable() && !request.uncached) {
+  const auto source = source_of(*request.pool);
+  if (expandable() && !request.uncached && !source.has_value()) {
     return expand(lock, request);
   }
   reserved_ += size; // other threads must not pass the limit meanwhile
   void* address = nullptr;
   Segment* segment = nullptr;
   try {
-    address = outside(lock, [&] { return device_.allocate(size); });
+    address = outside(lock, [&] { return take_memory(source, size, request.stream); });
     if (address != nullptr) {
       segment = new_segment(request, static_cast<char*>(address), size, /*page=*/0);
+      segment->source = source;
     }
   } catch (...) {
     if (address != nullptr) {
-      outside(lock, [&] { device_.free(address, size); });
+      outside(lock, [&] { return_memory(source, address, size, request.stream); });
     }
     reserved_ -= size;
     throw;
@@ -69,6 +72,57 @@ Block* DeviceCachingAllocator::obtain_segment(Lock& lock, Request& request, bool
   history_.record(
       TraceAction::SegmentAlloc, address, size, segment->stream, id_of(*segment->pool), request.context);
   return segment->first;
+}
+
+std::optional<MemorySource> DeviceCachingAllocator::source_of(const BlockPool& pool) const {
+  return pool.owner != nullptr && pool.owner->source.has_value() ? pool.owner->source : source_;
+}
+
+void* DeviceCachingAllocator::take_memory(
+    const std::optional<MemorySource>& source, size_t bytes, c10::StreamId stream) {
+  if (!source.has_value()) {
+    return device_.allocate(bytes);
+  }
+  constexpr uintptr_t kAlignment = 16; // as malloc's: the widest that kernels of the CPU's take for granted
+  const auto queue = stream_identity(c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kPrivateUse1, index_), stream));
+  void* memory = source->allocate(static_cast<ssize_t>(bytes), index_, queue);
+  if (reinterpret_cast<uintptr_t>(memory) % kAlignment != 0) {
+    source->free(memory, static_cast<ssize_t>(bytes), index_, queue);
+    TORCH_CHECK(false, "the pluggable allocator gave memory at ", memory, ", which is no multiple of ", kAlignment);
+  }
+  return memory;
+}
+
+void DeviceCachingAllocator::return_memory(
+    const std::optional<MemorySource>& source, void* memory, size_t bytes, c10::StreamId stream) {
+  if (!source.has_value()) {
+    device_.free(memory, bytes);
+    return;
+  }
+  // The device knows when its own memory is out of use; who gets this back does not.
+  const auto queue = stream_identity(c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kPrivateUse1, index_), stream));
+  device_.synchronize_stream(queue);
+  source->free(memory, static_cast<ssize_t>(bytes), index_, queue);
+}
+
+void DeviceCachingAllocator::check_takes_any_memory() const {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      device_.properties().host_accessible, "bp:", static_cast<int>(index_), " (", device_.properties().name,
+      ") knows its driver's memory only, so it has no pluggable allocators; devices in host memory have them");
+}
+
+void DeviceCachingAllocator::check_may_set_source() {
+  check_takes_any_memory();
+  Lock lock(mutex_);
+  TORCH_CHECK(
+      stats_.num_device_alloc == 0, "bp:", static_cast<int>(index_),
+      " has given memory already, and its allocator can only be changed before that");
+}
+
+void DeviceCachingAllocator::set_source(MemorySource source) {
+  check_may_set_source();
+  Lock lock(mutex_);
+  source_ = source;
 }
 
 // Changes nothing if it throws.
@@ -91,6 +145,7 @@ Segment* DeviceCachingAllocator::new_segment(const Request& request, char* addre
   segment->index = segments_.size();
   segment->page = page;
   segment->uncached = request.uncached;
+  segment->source.reset();
   segment->context = request.context;
   segment->slot_shift = slot_shift;
   segment->slots = std::move(slots);
@@ -159,7 +214,7 @@ void DeviceCachingAllocator::give_back(Lock& lock, const std::vector<Segment*>& 
         if (segment->is_expandable()) {
           device_.unreserve(segment->begin(), segment->bytes());
         } else {
-          device_.free(segment->begin(), segment->bytes());
+          return_memory(segment->source, segment->begin(), segment->bytes(), segment->stream);
         }
       } catch (const std::exception&) {
         failure = failure == nullptr ? std::current_exception() : failure;

@@ -150,6 +150,11 @@ void begin_allocate_current_thread(c10::DeviceIndex index, c10::MempoolId_t id) 
       id, [thread = std::this_thread::get_id()](c10::StreamId) { return std::this_thread::get_id() == thread; });
 }
 
+MemorySource source_at(uintptr_t allocate, uintptr_t free) {
+  return {
+      reinterpret_cast<decltype(MemorySource::allocate)>(allocate), reinterpret_cast<decltype(MemorySource::free)>(free)};
+}
+
 // Holds up a stream until it is opened or forgotten, so that tests decide when pending work ends.
 class StreamGate {
  public:
@@ -247,6 +252,17 @@ void bind_allocator(py::module_& module) {
       "_memory_set_pool_options", [](c10::DeviceIndex index, c10::MempoolId_t id, bool use_on_oom, bool no_split) {
         device_allocator(index).set_pool_options(id, use_on_oom, no_split);
       });
+  released("_memory_set_pool_source", [](c10::DeviceIndex index, c10::MempoolId_t id, uintptr_t allocate, uintptr_t free) {
+    device_allocator(index).set_pool_source(id, source_at(allocate, free));
+  });
+  released("_memory_set_source", [](uintptr_t allocate, uintptr_t free) {
+    for (c10::DeviceIndex index = 0; index < device_count(); ++index) {
+      device_allocator(index).check_may_set_source();
+    }
+    for (c10::DeviceIndex index = 0; index < device_count(); ++index) {
+      device_allocator(index).set_source(source_at(allocate, free));
+    }
+  });
   released("_memory_pool_use_count", [](c10::DeviceIndex index, c10::MempoolId_t id) {
     return device_allocator(index).pool_use_count(id);
   });

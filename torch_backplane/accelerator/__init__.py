@@ -51,6 +51,7 @@ from torch_backplane.accelerator.initialization import (
 )
 from torch_backplane.accelerator.memory import (
     MemPool,
+    PluggableAllocator,
     caching_allocator_alloc,
     caching_allocator_delete,
     caching_allocator_disabled,
@@ -118,6 +119,7 @@ __all__ = [
     "ExternalStream",
     "Graph",
     "MemPool",
+    "PluggableAllocator",
     "OutOfMemoryError",
     "Stream",
     "StreamContext",

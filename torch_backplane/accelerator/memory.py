@@ -18,11 +18,14 @@ import torch
 from typing_extensions import deprecated
 
 from torch_backplane import _C
+from torch_backplane.accelerator import pluggable
 from torch_backplane.accelerator._utils import DeviceLike, _get_device_index
 from torch_backplane.accelerator.initialization import is_initialized
+from torch_backplane.accelerator.pluggable import PluggableAllocator
 
 __all__ = [
     "MemPool",
+    "PluggableAllocator",
     "caching_allocator_alloc",
     "caching_allocator_delete",
     "caching_allocator_disabled",
@@ -288,16 +291,15 @@ def get_allocator_backend() -> str:
     return "native"
 
 
-def change_current_allocator(allocator: Any) -> None:
-    """Not possible: what memory is made of is the driver's business.
+def change_current_allocator(allocator: PluggableAllocator) -> None:
+    """Takes the memory of all devices from an allocator, for the rest of the process; pools that have one keep theirs.
 
     Raises:
-        NotImplementedError: always.
+        RuntimeError: a device has given memory already.
+        NotImplementedError: a device knows only its driver's memory, as all do that are not in host memory.
+        TypeError: it is no `PluggableAllocator`.
     """
-    raise NotImplementedError(
-        "bp devices have no pluggable allocators: memory comes from the device's driver, so write a driver whose "
-        "allocate() and free() do what your allocator would (see torch_backplane.drivers.base)"
-    )
+    _C._memory_set_source(*pluggable.checked(allocator).addresses)
 
 
 def list_gpu_processes(device: DeviceLike = None) -> str:
@@ -345,18 +347,22 @@ class MemPool:
     Its segments go back to the device when neither this object nor a tensor needs them any more.
 
     Args:
-        allocator: must be None; see `change_current_allocator`.
+        allocator: a `PluggableAllocator`, where its segments come from; None: the device.
         use_on_oom: its free blocks serve other allocations before an out-of-memory error would be raised.
         no_split: every allocation takes a whole segment or cached block.
     """
 
-    def __init__(self, allocator: None = None, use_on_oom: bool = False, no_split: bool = False) -> None:
-        if allocator is not None:
-            change_current_allocator(allocator)
+    def __init__(
+        self, allocator: PluggableAllocator | None = None, use_on_oom: bool = False, no_split: bool = False
+    ) -> None:
+        source = None if allocator is None else pluggable.checked(allocator)
+        self._allocator = source
         self.device = _C.current_device()
         self._id: PoolId = _C._memory_new_pool_id(True)
         _C._memory_retain_pool(self.device, self._id)
         _C._memory_set_pool_options(self.device, self._id, use_on_oom, no_split)
+        if source is not None:
+            _C._memory_set_pool_source(self.device, self._id, *source.addresses)
 
     def __del__(self) -> None:
         # At exit the module's globals may be gone, and the memory goes with the process anyway.
@@ -370,9 +376,9 @@ class MemPool:
         return self._id
 
     @property
-    def allocator(self) -> None:
-        """None: pools take memory from the device's driver."""
-        return None
+    def allocator(self) -> PluggableAllocator | None:
+        """Where its segments come from; None: the device."""
+        return self._allocator
 
     def use_count(self) -> int:
         """How many users the pool has: this object, and each `use_mem_pool` that is under way."""
