@@ -42,6 +42,8 @@ def test_results_have_the_dtype_of_promotion() -> None:
     assert torch.angle(half).dtype == torch.float16
     assert torch.div(half, torch.ones(2, device="bp")).dtype == torch.complex64
     assert torch.sum(half, dtype=torch.complex64).dtype == torch.complex64
+    real = torch.ones(8, dtype=torch.float16, device="bp")
+    assert torch.ops.aten._fft_r2c(real, [0], 0, True).dtype == torch.complex32
     out = torch.empty(0, dtype=torch.complex64, device="bp")
     assert torch.exp(half, out=out) is out
     assert out.shape == (2,)
