@@ -319,9 +319,7 @@ bool ask_meta_kernel(const DeferredOperator& call, Metas& metas, torch::jit::Sta
     correct(call, arguments, stack);
     return true;
   } catch (const std::exception&) {
-    // It refuses the call, which is the CPU kernel's to say, or it would need values.
-    raise_cpu_error(call.kernel, arguments);
-    return false;
+    return false; // it refuses the call, which is the CPU kernel's to say, or it would need values
   }
 }
 
@@ -365,6 +363,9 @@ bool defer(const DeferredOperator& call, c10::DeviceIndex index, torch::jit::Sta
   Metas metas;
   torch::jit::Stack found(stack->begin() + static_cast<std::ptrdiff_t>(base), stack->end());
   if (!ask_meta_kernel(call, metas, found)) {
+    if (Capture::of(current_stream(index)) != nullptr) { // else it will be said when the call is done, at once
+      raise_cpu_error(call.kernel, c10::ArrayRef<c10::IValue>(*stack).slice(base));
+    }
     return false;
   }
   bool is_view = false;
