@@ -240,8 +240,10 @@ class HostDevice final : public Device {
   }
 
   void unmap(void* address, size_t bytes) override {
-    for (HostQueue* busy : busy_queues()) {
-      busy->drain();
+    if (host_devices_are_asynchronous()) { // else hardly anything is still to be done
+      for (HostQueue* busy : busy_queues()) {
+        busy->drain();
+      }
     }
     madvise(address, bytes, MADV_DONTNEED);
     mprotect(address, bytes, PROT_NONE);
