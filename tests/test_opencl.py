@@ -168,7 +168,7 @@ def test_an_interrupt_arrives_wherever_it_meets_the_program(run: Run) -> None:
     code = """
 import random, signal, threading
 import torch
-import torch.fx.experimental.symbolic_shapes  # torch._check does so at its first call; Python's imports do not stand interrupts
+import torch.fx.experimental.symbolic_shapes  # as torch._check does: an import that is interrupted stays in pieces
 random.seed(0)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 x = torch.rand(50, 50, device="bp")
