@@ -33,8 +33,8 @@ struct DeferredOperator {
 };
 
 // Gives the call to the current stream of the device, and puts the results in the place of the arguments on the stack. False,
-// and nothing is changed: it has to be done at once. Throws what the meta kernel, or else the CPU's, refuses; what is refused
-// for values is thrown by the stream's next synchronization.
+// and nothing is changed: it has to be done at once, and refused then if it is wrong; in a capture, where it cannot be done, this
+// throws what the CPU's kernel refuses. What is refused for values is thrown by the stream's next synchronization.
 bool defer(const DeferredOperator& call, c10::DeviceIndex index, torch::jit::Stack* stack);
 
 } // namespace backplane
