@@ -430,3 +430,19 @@ def test_in_place_leaves_lazy_clones_alone() -> None:
     original.mul_(10)
     assert original.tolist() == [0, 10, 20, 30]
     assert clone.tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64], ids=str)
+def test_triangles_are_written_where_they_belong(dtype: torch.dtype) -> None:
+    """Of matrices that are not one step apart, where PyTorch's CPU kernels write beyond memory."""
+    x = (3 * torch.randn(3, 3, 2, 6)).to(dtype)
+    for function in (torch.tril, torch.triu):
+        for diagonal in (-1, 0, 2):
+            for strides in ((3, 72, 1, 9), (12, 40, 6, 1), (36, 12, 6, 1), (1, 3, 54, 9)):
+                memory, expected = torch.zeros(400, dtype=dtype, device="bp"), torch.zeros(400, dtype=dtype)
+                out = memory.as_strided(x.shape, strides, 20)
+                assert function(x.to("bp"), diagonal, out=out) is out
+                expected.as_strided(x.shape, strides, 20).copy_(function(x, diagonal))
+                assert torch.equal(memory.cpu(), expected), (function, diagonal, strides)
+        with pytest.raises(RuntimeError, match="Expected out tensor to have dtype"):
+            function(x.to("bp"), out=torch.zeros(6, 2, 3, 3, dtype=torch.int16, device="bp").permute(2, 3, 1, 0))

@@ -29,6 +29,7 @@ using Composed = void (*)(const c10::FunctionSchema& schema, torch::jit::Stack* 
 void histogram(const c10::FunctionSchema& schema, torch::jit::Stack* stack);
 void sum_without_nan(const c10::FunctionSchema& schema, torch::jit::Stack* stack);
 void absolute_of_bools(const c10::FunctionSchema& schema, torch::jit::Stack* stack);
+void triangle(const c10::FunctionSchema& schema, torch::jit::Stack* stack);
 
 constexpr uint64_t bit(ScalarType dtype) {
   return uint64_t{1} << static_cast<unsigned>(dtype);
@@ -78,6 +79,7 @@ const std::vector<Row>& rows() {
       {kBool | kComplexHalf, {"trace"}},
       {kIntegers, {"histc"}, &histogram},
       {kComplex, {"nansum"}, &sum_without_nan},
+      {~uint64_t{0}, {"tril", "triu"}, &triangle}, // their layout decides
   };
   return *table;
 }
@@ -309,6 +311,25 @@ void absolute_of_bools(const c10::FunctionSchema& schema, torch::jit::Stack* sta
     out.copy_(self);
   }
   torch::jit::push(*stack, out);
+}
+
+// The CPU's kernels take the matrices of an out= to be one step apart, and write beyond it where they are not: they are
+// given one that is contiguous.
+void triangle(const c10::FunctionSchema& schema, torch::jit::Stack* stack) {
+  const auto kernel =
+      c10::Dispatcher::singleton().findSchemaOrThrow(schema.name().c_str(), schema.overload_name().c_str());
+  at::Tensor out;
+  if (schema.arguments().back().is_out() && stack->back().toTensor().dim() > 3 &&
+      !stack->back().toTensor().is_contiguous()) {
+    out = torch::jit::pop(*stack).toTensor();
+    torch::jit::push(*stack, out.clone(at::MemoryFormat::Contiguous));
+  }
+  kernel.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  if (out.defined()) {
+    const at::Tensor made = torch::jit::pop(*stack).toTensor();
+    at::native::resize_output(out, made.sizes());
+    torch::jit::push(*stack, out.copy_(made));
+  }
 }
 
 void sum_without_nan(const c10::FunctionSchema& schema, torch::jit::Stack* stack) {

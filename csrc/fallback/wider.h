@@ -1,4 +1,4 @@
-// Dtypes that CUDA's kernels take and the CPU's do not: the CPU's kernel runs in a wider one.
+// Dtypes that CUDA's kernels take and the CPU's do not: the CPU's kernel runs in a wider one. Likewise layouts.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
