@@ -123,8 +123,11 @@ def masked_fill(call: Call, self: torch.Tensor, mask: torch.Tensor, value: Any) 
             once, mask = of_expanded(self, mask)
             once.masked_fill_(mask, value)
             return self
-        return plan_pointwise("masked_fill.Tensor", choose_value, call, (self, mask, value))
     result = torch.ops.aten.masked_fill.Scalar(as_meta(self), as_meta(mask), 0)  # of any number, which `fitting` checks
+    if isinstance(value, torch.Tensor):
+        if not call.is_in_place:
+            call.outputs(like=[result], elementwise=True)
+        return plan_pointwise("masked_fill.Tensor", choose_value, call, (self, mask, value))
     (out,) = call.outputs(like=(result,), expanded=call.is_in_place)
     if call.is_in_place and self.numel():
         self, mask = of_expanded(self, mask)

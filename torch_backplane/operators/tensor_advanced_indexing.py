@@ -168,9 +168,10 @@ def index_fill(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, va
     expanded = call.is_in_place and each_once(self) is not self
     if expanded:
         warn_of_expanded("index_fill_")
-    if of_tensor or expanded:
-        like = [torch.empty_like(as_meta(self))] if of_tensor else call.meta(call.functional)
-        call.outputs(like=like, expanded=call.is_in_place)
+    if not of_tensor:
+        call.meta()  # for its errors: PyTorch's result is laid out as a clone, and the meta kernel's is not
+    if expanded or not call.is_in_place:
+        call.outputs(like=[torch.empty_like(as_meta(self))], expanded=call.is_in_place)
     return _write_slices("index_fill", call, self, dim, index, value, wraps=True)
 
 
