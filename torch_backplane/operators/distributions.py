@@ -163,8 +163,8 @@ def bernoulli_tensor(call: Call, self: torch.Tensor, chance: torch.Tensor, gener
 def bernoulli(call: Call, self: torch.Tensor, generator: Any) -> torch.Tensor:
     """A result that is given may be of any dtype."""
     check(self.is_floating_point(), "chances that are none")
-    socket.check_overlaps(call.written, [self])
     (out,) = call.outputs(like=[torch.empty(self.shape, dtype=self.dtype, device="meta")])
+    socket.check_overlaps(call.written, [self])
     _expect_chances(self)
     return _fill(out, fill, "bernoulli_each", chance=self.contiguous())
 

@@ -188,6 +188,7 @@ def huber_loss(call: Call, self: torch.Tensor, target: torch.Tensor, reduction: 
         raise Refused("a difference that is none of self's dtype")  # which refuses it
     reduction = reduction if reduction in (MEAN, SUM) else NONE  # as PyTorch has it
     result = elementwise_result([self, target], self.dtype)
+    call.check_each_once()
     call.outputs(like=[result if reduction == NONE else result.new_empty(())])
     return loss(call, _huber, self, target, reduction=reduction, numbers=(delta,))
 
@@ -232,6 +233,7 @@ def binary_cross_entropy(
 ) -> torch.Tensor:
     if reduction == NONE and self.shape == target.shape and call.overload is call.functional:
         call.outputs(like=[torch.empty_like(self, device="meta")])
+    call.check_each_once()
     result = loss(call, _weighted(_binary_cross_entropy), self, target, weight, reduction=reduction)
     expect_values(
         (self, UNIT_INTERVAL, "all elements of input should be between 0 and 1"),
@@ -282,6 +284,7 @@ def soft_margin_loss(call: Call, self: torch.Tensor, target: torch.Tensor, reduc
     check_shape(self.shape, [target])
     check_same_dtype(call, self.dtype)
     scalar = torch.empty((), dtype=self.dtype, device="meta")
+    call.check_each_once()
     call.outputs(like=[elementwise_result([self], self.dtype) if reduction == NONE else scalar])
     return loss(call, lambda a, b: f.log1p(f.exp(-a * b)), self, target, reduction=reduction)
 

@@ -18,7 +18,6 @@ from torch_backplane.planning import (
     plan_pointwise,
     pointwise,
     run_pointwise,
-    socket,
 )
 
 pointwise("neg", lambda a: -a, dtypes="complex")
@@ -166,7 +165,7 @@ def polygamma(call: Call, n: int, self: torch.Tensor) -> torch.Tensor:
 def mvlgamma(call: Call, self: torch.Tensor, p: int) -> torch.Tensor:
     if self.dtype == torch.bool:
         raise Refused("mvlgamma of bools")  # which refuses it
-    call.outputs(elementwise=True, contiguous=True)
+    call.outputs(contiguous=True)
     numbers = (p, special.mvlgamma_constant(p))
     return plan_pointwise("mvlgamma", special.mvlgamma, call, (self, *numbers))
 
@@ -220,7 +219,6 @@ def conj_physical(call: Call, self: torch.Tensor) -> torch.Tensor:
     """Also of a tensor that is conjugated lazily, which PyTorch passes on to this operator."""
     if call.name == "aten::conj_physical_" and not self.is_complex():
         return self
-    socket.check_overlaps(call.written, [])  # before they are resized
     if not self.is_complex():
         check_same_dtype(call, self.dtype)
     (out,) = call.outputs(elementwise=True)
@@ -243,7 +241,6 @@ def nan_to_num(
     of_integers = not (self.is_floating_point() or self.is_complex())
     if of_integers and call.is_in_place:
         return call.written[0]  # of any strides: PyTorch copies it to itself, which is nothing
-    socket.check_overlaps(call.written, [])  # before they are resized
     (out,) = call.outputs(elementwise=True)
     if of_integers:
         return out.copy_(self)

@@ -237,7 +237,8 @@ class Call:
             like: tensors of the results' shapes, strides and dtypes, where PyTorch's meta kernel is missing or says
                 something else than its CPU kernel.
             elementwise: each element is read where it is written, if at all, and dtypes that kernels compute in are
-                converted as they are stored: then temporary tensors are rarely needed.
+                converted as they are stored: then temporary tensors are rarely needed. PyTorch looks then, before it
+                resizes what was given, whether there are several elements in one place, and else afterwards.
             expanded: given tensors may have several elements in one place, which is PyTorch's error otherwise.
             contiguous: what is made or resized is, where PyTorch's meta kernel follows the inputs' layout.
         """
@@ -263,6 +264,8 @@ class Call:
                     if given.shape != result.shape:
                         if any(given is value for value in flatten(self.inputs)):
                             _refuse_to_resize(given, result, elementwise)
+                        if elementwise and not expanded:
+                            socket.check_overlaps([given], [])
                         socket.not_replayable("it resizes a tensor that it was given")
                         given.resize_(result.shape)
                         given.as_strided_(result.shape, result.stride())
@@ -305,6 +308,12 @@ class Call:
 
     def finish_one(self, returned: Any) -> Any:
         return next((given for computed, given in self._stand_ins if computed is returned), returned)
+
+    def check_each_once(self) -> None:
+        """Raises PyTorch's error where a tensor that is written has several elements in one place, which an operator
+        that is elementwise in PyTorch looks at before it resizes one. `outputs(elementwise=True)` does so itself.
+        """
+        socket.check_overlaps(self.written, [])
 
     def check_apart(self) -> None:
         """Raises PyTorch's error where an `out=` shares memory with an input, or one of its elements with another one.
