@@ -39,6 +39,7 @@ __all__ = [
     "rnn",
     "verbose",
     "version",
+    "without_workspace",
 ]
 
 SDPAParams = torch._C._SDPAParams
@@ -102,8 +103,11 @@ def preferred_linalg_library(backend: str | None = None) -> str:
 
 def blas_workspace_size(size: int | None = None) -> int:
     """Bytes that a product or a convolution may take beside its operands and results, and with `size` others from now
-    on; sys.maxsize where nothing limits it. Long sums of few results are divided where there is room for the parts:
-    with less they are not, which is slower. The first value is that of TORCH_BACKPLANE_WORKSPACE, such as 8MiB.
+    on; sys.maxsize where nothing limits it. Long sums of few results are divided where there is room for the parts, and
+    patches of images are made of as many images at a time as there is room for, of one at least. A candidate that
+    needs more leaves the call to the next one (`without_workspace`), and the last one takes what it needs: products of
+    complex numbers, which kernels compute by their parts, and patches of one image. The first value is that of
+    TORCH_BACKPLANE_WORKSPACE, such as 8MiB.
 
     Raises:
         TypeError, ValueError: `size` is no number of bytes.
@@ -113,6 +117,13 @@ def blas_workspace_size(size: int | None = None) -> int:
         libraries.set_workspace(size)
     limit = libraries.workspace()
     return libraries.NO_LIMIT if limit is None else limit
+
+
+def without_workspace() -> dict[str, int]:
+    """How often planners have left out candidates that need more than `blas_workspace_size()`, by their names, such as
+    {"convolutions: generated/winograd": 1}. Plans that are replayed do not count.
+    """
+    return libraries.without_room()
 
 
 def _of_sums(dtype: torch.dtype, split_k: bool) -> property:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -93,7 +94,7 @@ _workspace: int | None = None  # until the environment was asked
 
 
 def workspace() -> int | None:
-    """Bytes that a product or a convolution may take beside operands and results, to divide sums; None: any number.
+    """Bytes that a product or a convolution may take beside operands and results; None: any number.
 
     Raises:
         SettingError: TORCH_BACKPLANE_WORKSPACE is not a size.
@@ -121,3 +122,18 @@ def set_workspace(size: int) -> None:
     if size != _workspace:
         _workspace = size
         _C.advance_configuration_epoch()
+
+
+_without_room: Counter[str] = Counter()
+
+
+def count_without_room(candidate: str) -> None:
+    """Once more a planner has left this one out, as it needs more than `workspace()`."""
+    _without_room[candidate] += 1
+
+
+def without_room() -> dict[str, int]:
+    """Which candidates were left out for want of workspace, such as "convolutions: generated/winograd", and how often
+    planners did so: a plan that is replayed counts once.
+    """
+    return dict(_without_room)

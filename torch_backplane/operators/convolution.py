@@ -23,7 +23,7 @@ from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates import winograd
 from torch_backplane.kernels.templates.convolution import Sums, can_gather, forward, gathered, of_image, of_weight
 from torch_backplane.kernels.templates.unfold import Windows, fold, unfold
-from torch_backplane.operators.linear_algebra import host_is_slow, host_refuses, on_host, product
+from torch_backplane.operators.linear_algebra import MultiplicationCost, host_refuses, on_host, product
 from torch_backplane.planning import (
     Call,
     Candidate,
@@ -36,7 +36,7 @@ from torch_backplane.planning import (
     workspace,
 )
 
-_MOST_PATCHES = 64 << 20  # bytes
+_MOST_PATCHES = 64 << 20  # bytes, unless the workspace is smaller
 
 # Those that oneDNN takes everywhere. In others PyTorch has loops of its own, often slower than kernels.
 _ONEDNN_DTYPES = (torch.float32, torch.bfloat16)
@@ -68,7 +68,7 @@ def convolution(
     operands = {"input": self, "weight": weight, "bias": bias}
     library, form = "", ""
     if meta.numel() and self.numel():
-        library, form = _choose("Convolution", operands, settings)
+        library, form = _choose("Convolution", operands, settings, (meta, self) if transposed else (self, meta))
     if library == "host":
         out = torch.empty(meta.shape, dtype=self.dtype, device=self.device, memory_format=layout)
         call_on_cpu(torch.ops.aten.convolution.out, self, weight, bias, *settings, out=out)
@@ -114,7 +114,8 @@ def convolution_backward(
     operands = {"grad": grad, "input": self, "weight": weight}
     library, form = "", ""
     if grad.numel() and self.numel():
-        library, form = _choose("ConvolutionBackward", operands, settings, output_mask)
+        sides = (grad, self) if transposed else (self, grad)
+        library, form = _choose("ConvolutionBackward", operands, settings, sides, output_mask)
     host = library == "host"
     if not host:
         grad, self, weight = grad.contiguous(), self.contiguous(), weight.contiguous()
@@ -157,33 +158,61 @@ def _host_refuses(self: torch.Tensor) -> str | None:
     return host_refuses(self)
 
 
-def _forms(self: torch.Tensor, weight: torch.Tensor, settings: Sequence[Any]) -> Sequence[str]:
+def _forms(self: torch.Tensor, weight: torch.Tensor, groups: int, w: Windows) -> Sequence[str]:
     """Of convolutions and their gradients, beside the usual one."""
-    stride, _, dilation, *_ = settings
-    window = tuple(weight.shape[2:])
-    return [_WINOGRAD] if winograd.takes(window, tuple(stride), tuple(dilation)) else []
+    return [_WINOGRAD] if winograd.takes(w.window, w.stride, w.dilation) else []
+
+
+def _workspace(form: str, self: torch.Tensor, weight: torch.Tensor, groups: int, w: Windows) -> int:
+    """Bytes of what kernels keep of one image."""
+    dtype = value_dtype(self.dtype)
+    of_values, of_group = weight.shape[0], weight.shape[1]
+    if form == _WINOGRAD:
+        tiles = max(math.prod(winograd.tiles(one)) for one in (w, w.turned()))
+        return winograd.POINTS * (of_values * of_group + (of_values + of_group * groups) * tiles) * dtype.itemsize
+    if w.trivial or _gathers(self):
+        return 0
+    return of_group * groups * math.prod(w.window) * math.prod(w.places) * dtype.itemsize
 
 
 _WINOGRAD = "winograd"
 _SETTINGS = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
+# Costs are those of one of as many multiplications.
 convolutions = Candidates(
     "convolutions",
-    Candidate("host", lambda self, *described: _host_refuses(self), yields=lambda self, *_: host_is_slow(self.dtype)),
-    Candidate("generated", lambda *described: None, _forms),
+    Candidate(
+        "host",
+        lambda self, *described: _host_refuses(self),
+        cost=lambda self, *described: MultiplicationCost.on_host(self.dtype),
+    ),
+    Candidate(
+        "generated",
+        lambda *described: None,
+        _forms,
+        cost=lambda *described: MultiplicationCost.KERNEL,
+        workspace=_workspace,
+    ),
 )
 
 
 def _choose(
-    name: str, operands: Mapping[str, torch.Tensor | None], settings: Sequence[Any], mask: Sequence[bool] = ()
+    name: str,
+    operands: Mapping[str, torch.Tensor | None],
+    settings: Sequence[Any],
+    sides: tuple[torch.Tensor, torch.Tensor],
+    mask: Sequence[bool] = (),
 ) -> tuple[str, str]:
-    """The library that computes it, and the form of it, "" for the usual one."""
+    """The library that computes it, and the form of it, "" for the usual one. `sides` are shaped like the image and the
+    values of windows.
+    """
     input, weight = operands["input"], operands["weight"]
     assert input is not None
     assert weight is not None
 
     named = dict(zip(_SETTINGS, settings, strict=True)) | ({"mask": mask} if mask else {})
     problem = partial(tuning.Problem.of, name, input.dtype, **operands, **named)
-    library, _, form = convolutions.choose(input, weight, settings, problem=problem).partition("/")
+    windows = _windows(*sides, weight, *settings[:3])
+    library, _, form = convolutions.choose(input, weight, settings[-1], windows, problem=problem).partition("/")
     return library, form
 
 
@@ -246,16 +275,18 @@ def _windows(
     )
 
 
-def _chunks(image: torch.Tensor, windows: Windows) -> Iterator[slice]:
-    """Parts of the batch whose patches are not too large; one of them unless the batch is."""
+def _chunks(image: torch.Tensor, windows: Windows, dtype: torch.dtype) -> Iterator[slice]:
+    """Parts of the batch whose patches of `dtype` are not too large; one of them unless the batch is."""
     batch, channels = image.shape[:2]
-    of_one = channels * math.prod(windows.window) * math.prod(windows.places) * image.itemsize
+    of_one = channels * math.prod(windows.window) * math.prod(windows.places) * dtype.itemsize
     return _parts(batch, 0 if windows.trivial else of_one)
 
 
-def _parts(batch: int, of_one: int) -> Iterator[slice]:
-    """Parts of a batch, of which each image takes so many bytes."""
-    step = max(1, min(batch, _MOST_PATCHES // of_one)) if of_one else batch
+def _parts(batch: int, of_one: int, of_all: int = 0) -> Iterator[slice]:
+    """Parts of a batch, of which each image takes so many bytes of the workspace, and all together `of_all`."""
+    limit = workspace()
+    most = _MOST_PATCHES if limit is None else min(limit - of_all, _MOST_PATCHES)
+    step = max(1, min(batch, most // of_one)) if of_one else batch
     return (slice(part * step, min(part * step + step, batch)) for part in range(-(-batch // step)))
 
 
@@ -319,11 +350,12 @@ def _correlate(
         _gather(values, weight, image, sums, results, bias)
         return
     matrix = _matrix(weight, groups)
-    for part in _chunks(image, w):
+    for part in _chunks(image, w, image.dtype):
         out = _grouped(values[part], groups)
         patches = _grouped(_patches(image[part], w), groups)
         added = None if bias is None else bias.view(1, groups, -1, 1).expand(out.shape)
         product(out, matrix.expand(out.shape[0], *matrix.shape), patches, added, 1)
+        del patches  # before the next ones are made; likewise below
 
 
 def _spread(
@@ -346,12 +378,13 @@ def _spread(
         return
     dtype = value_dtype(image.dtype)
     matrix = _matrix(weight, groups).mT.to(dtype)
-    for part in _chunks(image, w):
+    for part in _chunks(image, w, dtype):
         given = _grouped(values[part], groups).to(dtype)
         batch, rows, columns = given.shape[0], image.shape[1] * math.prod(w.window), given.shape[3]
         patches = image.new_empty(batch, rows, columns, dtype=dtype)
         product(_grouped(patches, groups), matrix.expand(batch, *matrix.shape), given)
         run_template(fold, image.device, image[part], patches, w, bias, name="convolution")
+        del given, patches
 
 
 def _by_winograd(
@@ -371,7 +404,7 @@ def _by_winograd(
     weights = out.new_empty(points, rows, depth, dtype=dtype)
     run_template(winograd.transform_weight, out.device, weights, weight, groups, of_image, name="convolution")
     of_one = points * (rows + depth) * places * dtype.itemsize
-    for part in _parts(out.shape[0], of_one):
+    for part in _parts(out.shape[0], of_one, weights.numel() * dtype.itemsize):
         given, made = image[part], out[part]
         columns = given.shape[0] * places
         transformed = out.new_empty(points, depth, columns, dtype=dtype)
@@ -379,6 +412,7 @@ def _by_winograd(
         sums = out.new_empty(points, rows, columns, dtype=dtype)
         product(sums, weights, transformed)
         run_template(winograd.transform_results, out.device, made, sums, w, bias, name="convolution")
+        del transformed, sums
 
 
 def _weight_grad(weight_grad: torch.Tensor, values: torch.Tensor, image: torch.Tensor, groups: int, w: Windows) -> None:
@@ -390,7 +424,7 @@ def _weight_grad(weight_grad: torch.Tensor, values: torch.Tensor, image: torch.T
         _gather(weight_grad, values, image, sums, results, None)
         return
     # What the parts of a large batch come to is added up in float32.
-    parts = list(_chunks(image, w))
+    parts = list(_chunks(image, w, image.dtype))
     total = weight_grad if len(parts) == 1 else torch.zeros_like(weight_grad, dtype=value_dtype(weight_grad.dtype))
     of_part = weight_grad if len(parts) == 1 else torch.empty_like(weight_grad)
     for part in parts:
@@ -398,6 +432,7 @@ def _weight_grad(weight_grad: torch.Tensor, values: torch.Tensor, image: torch.T
         patches = _patches(image[part], w, rows_first=True).transpose(0, 1)
         right = patches.view(groups, patches.shape[0] // groups, -1).mT
         product(_matrix(of_part, groups), left, right)
+        del left, patches, right
         if total is not of_part:
             total.add_(of_part)
     if total is not weight_grad:

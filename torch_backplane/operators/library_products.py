@@ -22,13 +22,18 @@ def why_not(out: torch.Tensor) -> str | None:
     return None if out.dim() in (2, 3) else "takes matrices and batches of them"
 
 
+def workspace(out: torch.Tensor, *operands: torch.Tensor) -> int:
+    """Bytes of what has to be copied: operands, and a result, whose rows or columns are not each in one piece."""
+    return sum(one.numel() * one.itemsize for one in (out, *operands) if not _has_rows(one) and not _has_rows(one.mT))
+
+
 def multiply(
     out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, beta: Any, alpha: Any
 ) -> None:
     """out = beta * c + alpha * a @ b, of matrices or batches of matrices, none of which is empty."""
     if out.stride(-1) != 1 and out.stride(-2) == 1:  # its columns are in one piece: outᵀ = bᵀ aᵀ
         out, a, b, c = out.mT, b.mT, a.mT, None if c is None else c.mT
-    has_rows = out.stride(-1) == 1 and out.stride(-2) >= out.shape[-1]
+    has_rows = _has_rows(out)
     result = out if has_rows else torch.empty(out.shape, dtype=out.dtype, device=out.device)
     if c is not None:
         result.copy_(c)
@@ -52,9 +57,13 @@ def _function(device: torch.device, dtype: torch.dtype) -> QueueFunction:
 
 def _in_rows(matrix: torch.Tensor) -> tuple[torch.Tensor, int, int]:
     """It, or a copy, from one row in memory to the next, and whether these rows are its columns."""
-    rows, columns = matrix.shape[-2:]
-    if matrix.stride(-1) == 1 and matrix.stride(-2) >= columns:
+    if _has_rows(matrix):
         return matrix, matrix.stride(-2), 0
-    if matrix.stride(-2) == 1 and matrix.stride(-1) >= rows:
+    if _has_rows(matrix.mT):
         return matrix, matrix.stride(-1), 1
-    return matrix.contiguous(), columns, 0
+    return matrix.contiguous(), matrix.shape[-1], 0
+
+
+def _has_rows(matrix: torch.Tensor) -> bool:
+    """Whether each row is in one piece, and before the next one."""
+    return bool(matrix.stride(-1) == 1 and matrix.stride(-2) >= matrix.shape[-1])

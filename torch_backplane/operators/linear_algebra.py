@@ -36,6 +36,7 @@ from torch_backplane.planning import (
     socket,
     workspace,
 )
+from torch_backplane.planning.call import elementwise_result
 
 aten = torch.ops.aten
 
@@ -54,6 +55,26 @@ BLAS_DTYPES = (
 def mm(call: Call, self: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
     (out,) = call.outputs()
     return product(out, self, mat2)
+
+
+@operator("_int_mm")
+def int_mm(call: Call, self: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
+    """Of int8, to int32."""
+    shape = (self.shape[0], mat2.shape[1])
+    if any(one.shape != shape or one.dtype != torch.int32 or not one.is_contiguous() for one in call.written):
+        raise Refused("a result of another shape, dtype or layout")  # which is not resized
+    (out,) = call.outputs()
+    if not out.numel():
+        return out
+    if not self.shape[-1]:
+        return out.zero_()
+    if products.choose(out, self, mat2) == "host":
+        # PyTorch's kernel takes one row whose strides are both 1 for others.
+        usual = (one.contiguous().view(-1).view(one.shape) if 1 in one.shape else one for one in (self, mat2))
+        call_on_cpu(aten._int_mm.out, *usual, out=out)
+    else:
+        run_template(matmul, out.device, out, self, mat2, name="matmul", workspace=workspace())
+    return out
 
 
 @operator("addmm", "baddbmm", by_value=["beta"], static={"beta": (0,)}, dtypes="complex")
@@ -76,8 +97,8 @@ def addbmm(
     call: Call, self: torch.Tensor, batch1: torch.Tensor, batch2: torch.Tensor, beta: Any, alpha: Any
 ) -> torch.Tensor:
     """One product of the batches side by side, which sums over them."""
-    socket.check_overlaps(call.written, [self])
     (out,) = call.outputs()
+    socket.check_overlaps(call.written, [self])
     if on_host(out) and self.dtype == batch1.dtype == batch2.dtype == out.dtype and out.numel():
         call_on_cpu(aten.addbmm.out, self, batch1, batch2, beta=beta, alpha=alpha, out=out)
         return out
@@ -104,7 +125,8 @@ def addr(call: Call, self: torch.Tensor, vec1: torch.Tensor, vec2: torch.Tensor,
     if any(isinstance(number, bool) for number in (beta, alpha)):
         raise Refused("a bool among numbers")
     added = self.expand(shape)
-    (out,) = call.outputs(like=[torch.empty(shape, dtype=self.dtype, device="meta")])
+    call.check_each_once()
+    (out,) = call.outputs(like=[elementwise_result([added, vec1[:, None], vec2], self.dtype)])
     dtype = value_dtype(self.dtype)
 
     def formula(a: Expression, x: Expression, y: Expression, beta: Expression, alpha: Expression) -> Expression:
@@ -151,13 +173,14 @@ def vdot(call: Call, self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return dot(call, self.conj(), other)
 
 
-def host_refuses(out: torch.Tensor) -> str | None:
+def host_refuses(out: torch.Tensor, *operands: torch.Tensor) -> str | None:
     """Why the host does not compute results like this one, in place; None where it does."""
     if not host_sees_memory(out.device):
         return "does not see the device's memory"
     if dialect_of(out.device).target.simt:
         return "is for devices whose work items do not run in lockstep"
-    return None if out.dtype in BLAS_DTYPES else f"has no {out.dtype}".replace("torch.", "")
+    of_bytes = (torch.int8, torch.int32) == (operands[0].dtype, out.dtype) if operands else False
+    return None if out.dtype in BLAS_DTYPES or of_bytes else f"has no {out.dtype}".replace("torch.", "")
 
 
 def _forms(out: torch.Tensor, *operands: torch.Tensor) -> Sequence[str]:
@@ -178,26 +201,53 @@ def host_is_slow(dtype: torch.dtype) -> bool:
     return dtype in has_instructions and not has_instructions[dtype]()
 
 
-# So few multiplications kernels have done before one of the host's threads has woken up; a quarter of them, where the
-# second operand's rows are not contiguous (docs/measurements.md).
-_FEW = 64**3
+class MultiplicationCost:
+    """Of one, in picoseconds, where the host may compute products and convolutions (docs/measurements.md)."""
+
+    HOST = 20
+    LOOP = 2300  # where oneDNN has no instructions for the dtype
+    KERNEL = 50
+    ROWS_APART = 140  # a kernel's, where the second operand's rows are not contiguous
+
+    @classmethod
+    def on_host(cls, dtype: torch.dtype) -> int:
+        return cls.LOOP if host_is_slow(dtype) else cls.HOST
 
 
-def _host_yields(out: torch.Tensor, a: torch.Tensor | None = None, b: torch.Tensor | None = None) -> bool:
-    """Whether kernels are usually quicker."""
-    if host_is_slow(out.dtype):
-        return True
-    if a is None or b is None or out.is_complex() or 1 in out.shape[-2:]:
-        return False
-    return bool(out.numel() * a.shape[-1] <= (_FEW if b.stride(-1) == 1 else _FEW // 4))
+_WAKING = 7_900_000  # picoseconds until one of the host's threads has begun; kernels need less
+
+
+def _cost_on_host(out: torch.Tensor, a: torch.Tensor | None = None, b: torch.Tensor | None = None) -> int:
+    each = MultiplicationCost.on_host(out.dtype)
+    if a is None:
+        return each
+    # Who has no instructions is never quicker.
+    return (3 * _WAKING if each == MultiplicationCost.LOOP else _WAKING) + out.numel() * a.shape[-1] * each
+
+
+def _cost_by_kernels(out: torch.Tensor, a: torch.Tensor | None = None, b: torch.Tensor | None = None) -> int:
+    each = MultiplicationCost.KERNEL
+    if a is None or b is None:
+        return each
+    count = out.numel() * a.shape[-1]
+    if out.is_complex():  # four products, and what takes complex numbers apart
+        return 2 * _WAKING + count * 4 * each
+    if 1 in out.shape[-2:]:
+        return 2 * _WAKING + count * each
+    return count * (each if b.stride(-1) == 1 else MultiplicationCost.ROWS_APART)
 
 
 products = Candidates(
     "products",
-    Candidate("host", lambda out, *operands: host_refuses(out), yields=_host_yields),
+    Candidate("host", host_refuses, cost=_cost_on_host),
     # No GPU has told yet whether it is quicker: who prefers it, or tunes, gets it.
-    Candidate("driver", lambda out, *operands: library_products.why_not(out), yields=lambda *described: True),
-    Candidate("generated", lambda out, *operands: None, _forms),
+    Candidate(
+        "driver",
+        lambda out, *operands: library_products.why_not(out),
+        cost=None,
+        workspace=lambda form, out, *operands: library_products.workspace(out, *operands),
+    ),
+    Candidate("generated", lambda out, *operands: None, _forms, cost=_cost_by_kernels),
 )
 
 
@@ -451,8 +501,8 @@ def cross_product(
 
 @operator("linalg_cross", dtypes="complex", one_dtype=["self", "other"])
 def linalg_cross(call: Call, self: torch.Tensor, other: torch.Tensor, dim: int) -> torch.Tensor:
-    call.check_apart()
     (out,) = call.outputs()
+    call.check_apart()
     a, b = (tensor.expand(out.shape).unbind(dim) for tensor in (self, other))
     run_pointwise(cross_product, out.unbind(dim), [*a, *b], key="cross", name="cross")
     return out

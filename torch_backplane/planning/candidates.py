@@ -1,8 +1,8 @@
 """Heavy operators have several implementations, by their libraries: kernels that are generated, the host's, others'.
 
-The first one that takes a call has it, if it does not yield to the others, but for a library that the user prefers,
-which comes first (`torch_backplane.libraries`), or the one that was the quickest when a call like it was tuned
-(`torch_backplane.tuning`).
+Of those that take a call, and have room, the one that is expected to be the quickest has it, but for a library that the
+user prefers, which comes first (`torch_backplane.libraries`), or the one that was the quickest when a call like it was
+tuned (`torch_backplane.tuning`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torch_backplane import _C, tuning
-from torch_backplane.libraries import DEFAULT, LIBRARIES, preferred
+from torch_backplane.libraries import DEFAULT, LIBRARIES, count_without_room, preferred, workspace
 from torch_backplane.planning.launch import dialect_of
 
 
@@ -26,14 +26,18 @@ class Candidate(NamedTuple):
         refuses: why it does not take a call, in words that go on with «it», None where it does; called with what the
             family describes its calls by. It may look at dtypes, devices and numbers of dimensions.
         forms: ways of it other than the usual one, which only calls that are tuned are computed by; called likewise.
-        yields: whether others that take a call are usually quicker, and come first untuned; called likewise. It may
-            look at sizes, too: plans for any shape are made on either side of what it compares them with.
+        cost: about how many picoseconds a call takes, to be compared with the others of its family, in whole numbers;
+            called likewise. It may look at sizes, too: plans for any shape are made on either side of where the order
+            changes. None where nobody has measured it: it comes after all that were measured.
+        workspace: how many bytes it cannot do without, beside operands and results; called with one of its forms, ""
+            for the usual one, and likewise.
     """
 
     library: str
     refuses: Callable[..., str | None]
     forms: Callable[..., Sequence[str]] = lambda *described: ()
-    yields: Callable[..., bool] = lambda *described: False
+    cost: Callable[..., int] | None = lambda *described: 0
+    workspace: Callable[..., int] = lambda form, *described: 0
 
 
 class Candidates:
@@ -53,6 +57,8 @@ class Candidates:
     def choose(self, first: torch.Tensor, *described: Any, problem: Callable[[], tuning.Problem] | None = None) -> str:
         """The library that computes a call, with its form where that is not the usual one: "generated/tile=32".
 
+        A candidate whose workspace is more than `libraries.workspace()` is left out, unless there is no other one.
+
         Args:
             first, described: what candidates are asked with; first is on the call's device.
             problem: the call as it is tuned, looked at only where something is.
@@ -63,21 +69,38 @@ class Candidates:
             if (one.library, first.get_device()) not in self._failed and one.refuses(first, *described) is None
         ]
         if len(takers) > 1:
-            takers.sort(key=lambda one: one.yields(first, *described))
+            takers = [one for one in takers if self._has_room(one, "", first, *described)] or takers[-1:]
+        if len(takers) > 1:
+            unmeasured = [one for one in takers if one.cost is None]
+            takers = [one for one in takers if one.cost is not None]
+            takers.sort(key=lambda one: one.cost(first, *described))  # type: ignore[misc]
+            takers += unmeasured
         wanted = tuning.forced(self.family) or preferred(self.family)
         library, _, form = wanted.partition("/")
         for one in takers:
             if one.library == library:
-                return wanted if form and form in one.forms(first, *described) else library
+                return wanted if form and form in self._forms(one, first, *described) else library
         if wanted == DEFAULT and problem is not None and tuning.context.tunes(self.family):
             forms = (
-                [one.library, *(f"{one.library}/{form}" for form in one.forms(first, *described))] for one in takers
+                [one.library, *(f"{one.library}/{form}" for form in self._forms(one, first, *described))]
+                for one in takers
             )
             names = [name for each in forms for name in each]
             if len(names) > 1:
                 cache_bytes = dialect_of(first.device).target.cache_bytes
                 return tuning.winner(self.family, problem(), first.device, names, cache_bytes)
         return takers[0].library
+
+    def _forms(self, candidate: Candidate, *described: Any) -> list[str]:
+        """Those that there is room for."""
+        return [form for form in candidate.forms(*described) if self._has_room(candidate, form, *described)]
+
+    def _has_room(self, candidate: Candidate, form: str, *described: Any) -> bool:
+        limit = workspace()
+        if limit is None or candidate.workspace(form, *described) <= limit:
+            return True
+        count_without_room(f"{self.family}: {candidate.library}{'/' if form else ''}{form}")
+        return False
 
     def has_library_for(self, first: torch.Tensor, *described: Any) -> bool:
         """Whether there is another one than kernels that takes a call."""

@@ -1,0 +1,164 @@
+"""Which candidate of a heavy operator computes a call, untuned: by what it costs, and by the room that it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from agreement import DEVICE
+from targets import target
+from test_library_products import need_library
+
+from torch_backplane import libraries, plans
+from torch_backplane.planning import Candidate, Candidates, host_sees_memory
+from torch_backplane.tuning import choosing
+
+backends: Any = torch.backends.bp  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _as_it_was() -> Iterator[None]:
+    """In the process of the tests, in which fixtures do not run."""
+    before = libraries.without_room()
+    libraries._without_room.clear()
+    try:
+        yield
+    finally:
+        libraries.set_workspace(libraries.NO_LIMIT)
+        for family in libraries.LIBRARIES:
+            libraries.prefer(family, libraries.DEFAULT)
+        libraries._without_room.clear()
+        libraries._without_room.update(before)
+
+
+as_it_was = _as_it_was()  # decorates tests
+
+
+def takes_all(*described: Any) -> None:
+    return None
+
+
+@as_it_was
+def test_the_one_that_costs_least_has_a_call_and_nobodys_measure_comes_last() -> None:
+    family = Candidates(
+        "products",
+        Candidate("host", takes_all, cost=lambda x: 100 + x.numel()),
+        Candidate("driver", takes_all, cost=None),
+        Candidate("generated", takes_all, cost=lambda x: 4 * x.numel()),
+    )
+    for size, quickest in ((5, "generated"), (50, "host"), (33, "generated"), (34, "host"), (5, "generated")):
+        assert family.choose(torch.empty(size, device=DEVICE)) == quickest
+    with libraries.preferring("products", "driver"):
+        assert family.choose(torch.empty(5, device=DEVICE)) == "driver"
+    unmeasured = Candidates(
+        "transforms",
+        Candidate("host", lambda x: "does not", cost=lambda x: 1),
+        *(Candidate(one, takes_all, cost=None) for one in libraries.LIBRARIES["transforms"][1:]),
+    )
+    assert unmeasured.choose(torch.empty(5, device=DEVICE)) == libraries.LIBRARIES["transforms"][1]
+
+
+@as_it_was
+def test_one_that_has_no_room_leaves_a_call_to_the_next() -> None:
+    family = Candidates(
+        "convolutions",
+        Candidate("host", takes_all, workspace=lambda form, x: 10 * x.numel()),
+        Candidate(
+            "generated",
+            takes_all,
+            forms=lambda x: ["wide", "narrow"],
+            cost=lambda x: 1,
+            workspace=lambda form, x: {"": 2, "wide": 8, "narrow": 4}[form] * x.numel(),
+        ),
+    )
+    x = torch.empty(10, device=DEVICE)
+    assert family.choose(x) == "host"
+    for limit, found in ((100, "host"), (99, "generated"), (100, "host"), (0, "generated")):
+        libraries.set_workspace(limit)
+        assert family.choose(x) == found
+    with libraries.preferring("convolutions", "host"):
+        assert family.choose(x) == "generated"  # a wish makes no room
+    for limit, found in ((80, "wide"), (79, ""), (libraries.NO_LIMIT, "wide")):
+        libraries.set_workspace(limit)
+        with choosing.forcing("convolutions", "generated/wide"):
+            assert family.choose(x) == f"generated{'/' if found else ''}{found}"
+    # Of the last one nothing but its forms is left out: who else would compute the call?
+    assert backends.without_workspace() == {
+        "convolutions: host": 5,
+        "convolutions: generated": 2,
+        "convolutions: generated/wide": 1,
+    }
+
+
+def _taken(function: Callable[..., torch.Tensor], *given: torch.Tensor) -> int:
+    """Bytes beside operands and result."""
+    torch.bp.reset_peak_memory_stats()  # type: ignore[attr-defined]
+    before = torch.bp.memory_allocated()  # type: ignore[attr-defined]
+    result = function(*given)
+    return int(torch.bp.max_memory_allocated() - before) - result.numel() * result.itemsize  # type: ignore[attr-defined]
+
+
+def _of_image(image: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    settings = (None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, False, False])
+    grad = image[:, :1].expand(-1, weight.shape[0], -1, -1).contiguous()
+    return torch.ops.aten.convolution_backward(grad, image, weight, *settings)[0]
+
+
+def _by_patches(image: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.conv2d(image, weight, padding=1)
+
+
+@as_it_was
+def test_patches_are_made_for_as_many_images_as_there_is_room_for() -> None:
+    image, weight = torch.randn(6, 4, 20, 20), torch.randn(8, 4, 3, 3)
+    given = image.to(DEVICE), weight.to(DEVICE)
+    of_one = 4 * 9 * 400 * 4
+    with target("cpu"), libraries.preferring("convolutions", "generated"):
+        for function in (_by_patches, _of_image):
+            expected, free = function(image, weight), _taken(function, *given)
+            assert free >= 6 * of_one
+            for limit in (3 * of_one, of_one, 7 * of_one):
+                libraries.set_workspace(limit)
+                torch.testing.assert_close(function(*given).cpu(), expected, atol=1e-4, rtol=1e-4)
+                found = _taken(function, *given)
+                images = min(6, limit // of_one)
+                assert abs(free - found - (6 - images) * of_one) <= 1024, (limit, free, found)  # pieces are rounded
+            libraries.set_workspace(of_one - 1)  # the host has it, or else it takes one image's
+            torch.testing.assert_close(function(*given).cpu(), expected, atol=1e-4, rtol=1e-4)
+            images = 0 if host_sees_memory(given[0].device) else 1
+            found = _taken(function, *given)
+            assert abs(free - found - (6 - images) * of_one) <= 1024, found
+            libraries.set_workspace(libraries.NO_LIMIT)
+
+
+@as_it_was
+def test_winograds_way_is_left_where_its_tiles_do_not_fit() -> None:
+    image, weight = torch.randn(3, 4, 9, 10), torch.randn(8, 4, 3, 3)
+    given = image.to(DEVICE), weight.to(DEVICE)
+    of_weights, of_one = 16 * 8 * 4 * 4, 16 * (8 + 4) * 25 * 4
+    expected = _by_patches(image, weight)
+    with choosing.forcing("convolutions", "generated/winograd"):
+        enough = of_weights + of_one
+        for limit, parts in ((libraries.NO_LIMIT, 1), (enough + of_one, 2), (enough, 3), (enough - 1, 0)):
+            libraries.set_workspace(limit)
+            for _ in range(2):
+                torch.testing.assert_close(_by_patches(*given).cpu(), expected, atol=1e-4, rtol=1e-4)
+            said = plans.explain(_by_patches, *given)
+            assert said.count("launch bp_winograd_image") == parts, (limit, said)
+    assert set(backends.without_workspace()) == {"convolutions: generated/winograd"}
+
+
+@as_it_was
+def test_a_drivers_library_is_left_where_copies_do_not_fit() -> None:
+    need_library()
+    a, b = torch.randn(5, 12), torch.randn(6, 4)
+    backends.preferred_blas_library("driver")
+    for limit, gaps in ((0, 1), (5 * 6 * 4, 2), (5 * 6 * 4 - 1, 2), (libraries.NO_LIMIT, 2)):
+        libraries.set_workspace(limit)
+        given = a.to(DEVICE)[:, : 6 * gaps : gaps], b.to(DEVICE)
+        torch.testing.assert_close(torch.mm(*given).cpu(), a[:, : 6 * gaps : gaps] @ b, atol=1e-4, rtol=1e-4)
+        called = "call CLBlast's product" in plans.explain(torch.mm, *given)
+        assert called == (limit != 5 * 6 * 4 - 1), limit
+    assert set(backends.without_workspace()) == {"products: driver"}
