@@ -54,7 +54,7 @@ demo-digits: $(ready) ## train a convolutional network on handwritten digits (un
 test: lint ## check style and types, then run the tests, on host devices and on OpenCL (half an hour to an hour on 2 cores)
 	$(pytest) $(ARGS)
 	$(pytest) --on opencl $(ARGS)
-	TORCH_BACKPLANE_PLANS=check TORCH_BACKPLANE_DISCRETE=1 $(pytest) tests/opencl
+	TORCH_BACKPLANE_PLANS=check TORCH_BACKPLANE_DISCRETE=1 $(pytest) --each-value-once tests/opencl
 
 test-shapes: $(ready) ## hold plans for any shape against planners, over PyTorch's operator database (half an hour on 2 cores)
 	@for part in $$(seq $(WORKERS)); do \
@@ -63,10 +63,11 @@ test-shapes: $(ready) ## hold plans for any shape against planners, over PyTorch
 	done; \
 	failed=0; for part in $$parts; do wait $$part || failed=1; done; exit $$failed
 
-test-plans: $(ready) ## run the tests on OpenCL again, with plans switched off and with plans checked
+test-plans: $(ready) ## run the tests on OpenCL again, with plans switched off, and with plans checked in every case
 	TORCH_BACKPLANE_PLANS=0 $(pytest) tests/opencl $(ARGS)
 	TORCH_BACKPLANE_PLANS=0 $(pytest) --on opencl $(ARGS)
 	TORCH_BACKPLANE_PLANS=check $(pytest) --on opencl $(ARGS)
+	TORCH_BACKPLANE_PLANS=check TORCH_BACKPLANE_DISCRETE=1 $(pytest) tests/opencl $(ARGS)
 
 test-late-host: $(ready) ## run the tests about no devices in particular on host devices that work asynchronously, with delays (10 minutes)
 	$(pytest) --on late-host $(ARGS)

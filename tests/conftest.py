@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import each_value
 import on_opencl
 import pytest
 
@@ -30,6 +31,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--on", choices=["host", "late-host", "opencl"], default="host",
         help="the devices to run on: the host's (default), the same with streams in their own threads and delays that "
         "--seed gives, or OpenCL's",
+    )  # fmt: skip
+    parser.addoption(
+        "--each-value-once", action="store_true",
+        help="of each test only as many cases as have every value of every parameter among them",
     )  # fmt: skip
     parser.addoption("--seed", type=int, default=0, help="other random numbers in every test (default: 0)")
 
@@ -91,6 +96,10 @@ def is_general(path: Path) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
+    if config.getoption("--each-value-once"):
+        kept = each_value.keep(items)
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+        items[:] = kept
     if config.getoption("--on") == "host":
         return
     items[:] = [item for item in items if is_general(item.path)]  # named files are never ignored
