@@ -81,8 +81,12 @@ def test_seed(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(autouse=True, scope="module")
 def _nothing_left_of_other_files() -> None:
-    """Tensors in reference cycles of files before this one go now, and not while a test here counts memory."""
+    """Tensors in reference cycles of files before this one go now, and not while a test here counts memory. What is
+    left, PyTorch above all, is not gone through again by collections in this file.
+    """
+    gc.unfreeze()
     gc.collect()
+    gc.freeze()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
