@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import each_value
+import covering
 import on_opencl
 import pytest
 
@@ -33,8 +33,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--seed gives, or OpenCL's",
     )  # fmt: skip
     parser.addoption(
-        "--each-value-once", action="store_true",
-        help="of each test only as many cases as have every value of every parameter among them",
+        "--cover", type=int, default=0, metavar="N",
+        help="of each test as few cases as have any N values of different parameters together (default: all cases)",
     )  # fmt: skip
     parser.addoption("--seed", type=int, default=0, help="other random numbers in every test (default: 0)")
 
@@ -100,9 +100,9 @@ def is_general(path: Path) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
-    if config.getoption("--each-value-once"):
-        kept = each_value.keep(items)
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    if config.getoption("--cover"):
+        kept = covering.keep(items, config.getoption("--cover"))
+        config.hook.pytest_deselected(items=list(set(items) - set(kept)))
         items[:] = kept
     if config.getoption("--on") == "host":
         return
