@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import covering
+import forked
 import on_opencl
 import pytest
 
@@ -135,5 +136,15 @@ def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
             timeout=timeout,
             check=False,
         )
+
+    return run
+
+
+@pytest.fixture
+def run_forked(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """As run_python, for what happens after the import: torch is imported already and has not looked for devices."""
+
+    def run(code: str, **env: str | None) -> subprocess.CompletedProcess[str]:
+        return forked.run(code, tmp_path, **env)
 
     return run

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import driver_packages
-import forked
 import pytest
 from test_opencl import platform  # noqa: F401  # a fixture
 
@@ -29,16 +28,6 @@ with warnings.catch_warnings(record=True) as caught:
     print("warned:", caught[0].message if caught else None)
 print(torch.ones(2).sum().item())
 """
-
-
-@pytest.fixture
-def run_forked(tmp_path: Path) -> Run:
-    """As run_python, but torch is imported already and has not looked for devices."""
-
-    def run(code: str, **env: str | None) -> subprocess.CompletedProcess[str]:
-        return forked.run(code, tmp_path, **env)
-
-    return run
 
 
 @pytest.mark.parametrize(
