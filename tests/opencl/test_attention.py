@@ -199,20 +199,27 @@ def test_what_it_is_not_for_is_composed() -> None:
 
 def drawn(given: Any, p: float, seed: int, **options: Any) -> tuple[list[torch.Tensor], torch.Tensor]:
     """As `attended`, with dropout from a seed; and what the weights were multiplied by, which the same numbers say of
-    values that are an identity.
+    values that are an identity: as many of its columns at a time as the values have, for which there are kernels.
     """
-    query, key, _, mask, _ = given
+    query, key, value, mask, _ = given
     torch.manual_seed(seed)
     found = attended(given, DEVICE, query.dtype, dropout_p=p, **options)
-    keys = key.shape[2]
-    shared = [key, torch.eye(keys, dtype=key.dtype).expand(*key.shape[:2], keys, keys)]
-    inputs = [one.to(DEVICE) for one in (query, *shared)]
+    keys, columns = key.shape[2], value.shape[3]
+    identity = F.pad(torch.eye(keys, dtype=key.dtype), (0, -keys % columns))
+    there = [one.to(DEVICE) for one in (query, key)]
     mask = None if mask is None else mask.to(DEVICE)
     options["enable_gqa"] = query.shape[1] != key.shape[1]
-    torch.manual_seed(seed)
-    dropped = F.scaled_dot_product_attention(*inputs, attn_mask=mask, dropout_p=p, **options).cpu().double()
-    weights = F.scaled_dot_product_attention(*inputs, attn_mask=mask, **options).cpu().double()
-    factors = torch.where(weights > 0, (dropped / weights.clamp_min(1e-300)), 0.0)
+
+    def weights(p: float) -> torch.Tensor:
+        parts = []
+        for part in identity.split(columns, 1):
+            values = part.expand(*key.shape[:2], keys, columns).contiguous().to(DEVICE)
+            torch.manual_seed(seed)
+            parts.append(F.scaled_dot_product_attention(*there, values, attn_mask=mask, dropout_p=p, **options).cpu())
+        return torch.cat(parts, -1)[..., :keys].double()
+
+    dropped, whole = weights(p), weights(0.0)
+    factors = torch.where(whole > 0, (dropped / whole.clamp_min(1e-300)), 0.0)
     assert ((factors - 1 / (1 - p)).abs() < 2e-2).logical_or(factors == 0).all()
     return found, (factors > 0) / (1 - p)
 
