@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import on_opencl
 import pytest
 
@@ -42,8 +40,7 @@ SAMPLE = (
 
 def said(target: str) -> dict[str, object]:
     on_opencl.require_platform()
-    environment = {**os.environ, **SETTINGS, "TORCH_BACKPLANE_TARGET": target}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=300)
+    done = forked.run(PROGRAM, Path(), timeout=300, **SETTINGS, TORCH_BACKPLANE_TARGET=target)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
