@@ -14,7 +14,7 @@ LOSSES: list[Callable[..., torch.Tensor]] = [
     F.binary_cross_entropy, F.binary_cross_entropy_with_logits, F.hinge_embedding_loss, F.multilabel_soft_margin_loss,
 ]  # fmt: skip
 DTYPES = [torch.int8, torch.int64, torch.bool, torch.float16, torch.float32]
-REDUCED = [torch.int64, torch.float16]
+REDUCED = [torch.int64, torch.bool, torch.float16]
 
 
 def outcome(loss: Callable[..., torch.Tensor], shape: tuple[int, ...], device: str, *dtypes: torch.dtype) -> str:
