@@ -15,12 +15,15 @@ STEPS ?=
 DRAWS ?= 10000000
 RUNS ?= 200
 SECONDS ?= 300
+EVERY ?=
 ARGS ?=
 WORKERS ?= $(shell nproc | awk '{ print ($$1 < 8 ? $$1 : 8) }')
 
 python := $(VENV)/bin/python
 # Files of tests side by side, each of them in one process.
 pytest := $(python) -m pytest -q --numprocesses $(WORKERS) --dist loadfile
+# Of a test with several parameters, the cases that have any $(1) values of theirs together; all with EVERY=1.
+cover = $(if $(EVERY),,--cover $(1))
 ready := $(VENV)/.ready
 oclgrind_log := $(abspath $(VENV))/oclgrind.log
 driver_option := $(if $(DRIVER),--driver $(DRIVER))
@@ -39,6 +42,7 @@ help: ## this list
 	@echo "  SECONDS=n     for how long (fuzz, soak; default 300)"
 	@echo "  RUNS=n        of each way to end a program (test-exit)"
 	@echo "  WORKERS=n     test files that run side by side (test, test-plans; default: as many as cores, up to 8)"
+	@echo "  EVERY=1       every combination of the parameters of a test (test)"
 	@echo "  ARGS=…        further options, passed on as they are (demo, demo-digits, test…, fuzz, asan, tsan, conformance, ops, audit)"
 	@echo "  TORCH=…       the torch to install, as pip names it (default $(TORCH))"
 	@echo "  PYTHON=…      the Python to make .venv with (default $(PYTHON))"
@@ -52,9 +56,9 @@ demo-digits: $(ready) ## train a convolutional network on handwritten digits (un
 	$(python) examples/train_digits.py $(driver_option) $(ARGS)
 
 test: lint ## check style and types, then run the tests, on host devices and on OpenCL (half an hour to an hour on 2 cores)
-	$(pytest) $(ARGS)
-	$(pytest) --on opencl $(ARGS)
-	TORCH_BACKPLANE_PLANS=check TORCH_BACKPLANE_DISCRETE=1 $(pytest) tests/opencl
+	$(pytest) $(call cover,2) $(ARGS)
+	$(pytest) --on opencl $(call cover,2) $(ARGS)
+	TORCH_BACKPLANE_PLANS=check TORCH_BACKPLANE_DISCRETE=1 $(pytest) $(call cover,1) tests/opencl
 
 test-shapes: $(ready) ## hold plans for any shape against planners, over PyTorch's operator database (half an hour on 2 cores)
 	@for part in $$(seq $(WORKERS)); do \
@@ -63,10 +67,11 @@ test-shapes: $(ready) ## hold plans for any shape against planners, over PyTorch
 	done; \
 	failed=0; for part in $$parts; do wait $$part || failed=1; done; exit $$failed
 
-test-plans: $(ready) ## run the tests on OpenCL again, with plans switched off and with plans checked
+test-plans: $(ready) ## run the tests on OpenCL again, with plans switched off, and with plans checked in every case
 	TORCH_BACKPLANE_PLANS=0 $(pytest) tests/opencl $(ARGS)
 	TORCH_BACKPLANE_PLANS=0 $(pytest) --on opencl $(ARGS)
 	TORCH_BACKPLANE_PLANS=check $(pytest) --on opencl $(ARGS)
+	TORCH_BACKPLANE_PLANS=check TORCH_BACKPLANE_DISCRETE=1 $(pytest) tests/opencl $(ARGS)
 
 test-late-host: $(ready) ## run the tests about no devices in particular on host devices that work asynchronously, with delays (10 minutes)
 	$(pytest) --on late-host $(ARGS)

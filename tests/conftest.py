@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import covering
+import forked
 import on_opencl
 import pytest
 
@@ -30,6 +32,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--on", choices=["host", "late-host", "opencl"], default="host",
         help="the devices to run on: the host's (default), the same with streams in their own threads and delays that "
         "--seed gives, or OpenCL's",
+    )  # fmt: skip
+    parser.addoption(
+        "--cover", type=int, default=0, metavar="N",
+        help="of each test as few cases as have any N values of different parameters together (default: all cases)",
     )  # fmt: skip
     parser.addoption("--seed", type=int, default=0, help="other random numbers in every test (default: 0)")
 
@@ -76,8 +82,12 @@ def test_seed(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(autouse=True, scope="module")
 def _nothing_left_of_other_files() -> None:
-    """Tensors in reference cycles of files before this one go now, and not while a test here counts memory."""
+    """Tensors in reference cycles of files before this one go now, and not while a test here counts memory. What is
+    left, PyTorch above all, is not gone through again by collections in this file.
+    """
+    gc.unfreeze()
     gc.collect()
+    gc.freeze()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -91,6 +101,10 @@ def is_general(path: Path) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
+    if config.getoption("--cover"):
+        kept = covering.keep(items, config.getoption("--cover"))
+        config.hook.pytest_deselected(items=list(set(items) - set(kept)))
+        items[:] = kept
     if config.getoption("--on") == "host":
         return
     items[:] = [item for item in items if is_general(item.path)]  # named files are never ignored
@@ -122,5 +136,15 @@ def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
             timeout=timeout,
             check=False,
         )
+
+    return run
+
+
+@pytest.fixture
+def run_forked(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """As run_python, for what happens after the import: torch is imported already and has not looked for devices."""
+
+    def run(code: str, **env: str | None) -> subprocess.CompletedProcess[str]:
+        return forked.run(code, tmp_path, **env)
 
     return run

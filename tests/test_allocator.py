@@ -4,49 +4,45 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import pathlib
 import random
 import re
 import subprocess
-import sys
 import textwrap
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+import forked
 import pytest
 import torch
-from driver_packages import MINIMAL, install, install_toy, python_path
+from driver_packages import MINIMAL, install, install_toy
 
 import torch_backplane  # noqa: F401
 from torch_backplane import _C
 from torch_backplane.accelerator import memory
 
 MIB = 1 << 20
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+PRELUDE = """
+    import torch, torch_backplane
+    from torch_backplane import _C
+    from torch_backplane.accelerator import memory
+    MIB = 1 << 20
+    def empty(n, device="bp"): return torch.empty(n, dtype=torch.uint8, device=device)
+"""
+SETTINGS: dict[str, str | None] = {
+    "TORCH_BACKPLANE_DRIVERS": "host",
+    "TORCH_BACKPLANE_HOST_MEMORY": "64MiB",
+    "TORCH_BACKPLANE_HOST_DEVICES": "1",
+    "TORCH_BACKPLANE_VISIBLE_DEVICES": None,
+}
 
 
-def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(code: str, site: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a program in a process of its own, on one small host device unless the environment says otherwise."""
-    inherited = {name: value for name, value in os.environ.items() if name != "TORCH_BACKPLANE_VISIBLE_DEVICES"}
-    defaults = {
-        "TORCH_BACKPLANE_DRIVERS": "host",
-        "TORCH_BACKPLANE_HOST_MEMORY": "64MiB",
-        "TORCH_BACKPLANE_HOST_DEVICES": "1",
-        "OMP_NUM_THREADS": "1",
-    }
-    prelude = """
-        import torch, torch_backplane
-        from torch_backplane import _C
-        from torch_backplane.accelerator import memory
-        MIB = 1 << 20
-        def empty(n, device="bp"): return torch.empty(n, dtype=torch.uint8, device=device)
-    """
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(prelude) + textwrap.dedent(code)],
-        env=inherited | defaults | environment,
-        capture_output=True,
-        text=True,
-        check=False,
+    return forked.run(
+        textwrap.dedent(PRELUDE) + textwrap.dedent(code), pathlib.Path(site), **{**SETTINGS, **environment}
     )
 
 
@@ -368,16 +364,17 @@ def test_a_forked_child_gets_an_error_and_the_parent_goes_on() -> None:
 
 
 @pytest.mark.parametrize("options", ["", "expandable_segments:True"])
-def test_tensors_may_outlive_python(options: str) -> None:
-    check(
-        """
+def test_tensors_may_outlive_python(options: str, run_python: Run) -> None:
+    """In an interpreter of its own, which ends as interpreters do."""
+    code = """
         import builtins
         side = _C.pool_stream(0, 0)[0]
         builtins.kept = [empty(1000), empty(3 * MIB)]
         _C._memory_record_stream(builtins.kept[1].data_ptr(), 0, side)
-        """,
-        PYTORCH_ALLOC_CONF=options,
-    )
+    """
+    settings = {**SETTINGS, "PYTORCH_ALLOC_CONF": options}
+    result = run_python(textwrap.dedent(PRELUDE) + textwrap.dedent(code), **settings)
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 # --- PYTORCH_ALLOC_CONF ----------------------------------------------------------------------------------------------
@@ -505,7 +502,7 @@ def test_drivers_in_python_are_called_without_holding_the_lock(tmp_path: pathlib
         assert memory.memory_reserved() == 0 and memory.mem_get_info() == (64 * MIB, 64 * MIB)
         """,
         TORCH_BACKPLANE_DRIVERS="toy",
-        PYTHONPATH=python_path(tmp_path),
+        site=str(tmp_path),
     )
 
 
@@ -518,7 +515,7 @@ def test_segments_expand_only_where_the_driver_can_reserve(tmp_path: pathlib.Pat
         assert not any(segment["is_expandable"] for segment in memory.memory_snapshot())
         """,
         TORCH_BACKPLANE_DRIVERS="toy",
-        PYTHONPATH=python_path(tmp_path),
+        site=str(tmp_path),
         PYTORCH_ALLOC_CONF="expandable_segments:True",
     )
     assert result.returncode == 0, result.stderr
@@ -544,7 +541,7 @@ def test_a_driver_that_fails_does_not_harm_the_allocator(tmp_path: pathlib.Path)
         assert memory.memory_reserved() == 2 * MIB
         """,
         TORCH_BACKPLANE_DRIVERS="faulty",
-        PYTHONPATH=python_path(tmp_path),
+        site=str(tmp_path),
     )
 
 

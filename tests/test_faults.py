@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 from test_opencl import platform  # noqa: F401  # a fixture
 
@@ -22,11 +23,8 @@ def told(call): return pytest.raises(RuntimeError, match=f"was told to fail at {
 
 
 def run(code: str, **settings: str) -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_BACKPLANE_")}
-    environment |= {"TORCH_BACKPLANE_DRIVERS": "host", **settings}
-    done = subprocess.run(
-        [sys.executable, "-c", PREPARED + code], env=environment, capture_output=True, text=True, check=False
-    )
+    unset = {name: None for name in os.environ if name.startswith("TORCH_BACKPLANE_")}
+    done = forked.run(PREPARED + code, Path(), **{**unset, "TORCH_BACKPLANE_DRIVERS": "host", **settings})
     assert done.returncode == 0, done.stderr
 
 

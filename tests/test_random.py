@@ -98,8 +98,8 @@ def test_a_generator_of_ones_own() -> None:
     assert torch.equal(torch.rand(4, device="bp:1", generator=generator), first)
 
 
-def test_a_dataset_seed_does_not_discover_devices(run_python: Run) -> None:
-    done = run_python(
+def test_a_dataset_seed_does_not_discover_devices(run_forked: Run) -> None:
+    done = run_forked(
         "import torch; from torch_backplane import _C\n"
         "torch.manual_seed(1); torch.bp.manual_seed(2); torch.bp.seed_all(); torch.bp.manual_seed_all(3)\n"
         "print(_C.is_discovered(), torch.bp.is_initialized(), torch.bp.default_generators)\n"
@@ -108,24 +108,24 @@ def test_a_dataset_seed_does_not_discover_devices(run_python: Run) -> None:
     assert done.stdout == "False False ()\n1\n", done.stderr
 
 
-def test_seeds_before_the_first_use_take_effect(run_python: Run) -> None:
+def test_seeds_before_the_first_use_take_effect(run_forked: Run) -> None:
     program = "import torch; {}; print(torch.rand(3, device='bp:1').tolist(), torch.bp.is_initialized())"
-    late = run_python(program.format("torch.zeros(1, device='bp'); torch.manual_seed(7)"))
+    late = run_forked(program.format("torch.zeros(1, device='bp'); torch.manual_seed(7)"))
     for put_off in (
         "torch.manual_seed(7)",
         "torch.bp.manual_seed(5); torch.bp.manual_seed_all(7)",
         "torch.manual_seed(7); torch.bp.manual_seed(5)",  # bp:0 only
         "torch.bp.manual_seed_all(7); torch.bp.device_count()",  # counting is no use yet
     ):
-        early = run_python(program.format(put_off))
+        early = run_forked(program.format(put_off))
         assert early.stdout == late.stdout != "", early.stderr
 
 
-def test_states_before_the_first_use_take_effect(run_python: Run) -> None:
+def test_states_before_the_first_use_take_effect(run_forked: Run) -> None:
     torch.bp.manual_seed(21)
     state = torch.bp.get_rng_state()
     expected = draw()
-    done = run_python(
+    done = run_forked(
         f"import torch; state = torch.tensor({state.tolist()}, dtype=torch.uint8)\n"
         "torch.bp.set_rng_state(state); state.zero_(); print(torch.bp.is_initialized())\n"
         "print(torch.rand(4, device='bp').tolist())"
@@ -133,8 +133,8 @@ def test_states_before_the_first_use_take_effect(run_python: Run) -> None:
     assert done.stdout == f"False\n{expected}\n", done.stderr
 
 
-def test_a_call_that_fails_late_says_where_it_was_made(run_python: Run) -> None:
-    done = run_python(
+def test_a_call_that_fails_late_says_where_it_was_made(run_forked: Run) -> None:
+    done = run_forked(
         "import torch\n"
         "def careless():\n"
         "    torch.bp.set_rng_state(torch.zeros(3, dtype=torch.uint8))\n"
@@ -148,8 +148,8 @@ def test_a_call_that_fails_late_says_where_it_was_made(run_python: Run) -> None:
     assert done.stdout == "True True\n0.0\n", done.stderr
 
 
-def test_calls_are_put_off_in_order(run_python: Run) -> None:
-    done = run_python(
+def test_calls_are_put_off_in_order(run_forked: Run) -> None:
+    done = run_forked(
         "import torch; seen = []\n"
         "for name in 'abc': torch.bp._lazy_call(lambda name=name: seen.append(name))\n"
         "print(seen); torch.bp.init(); print(seen)\n"

@@ -1,4 +1,6 @@
-"""Bad input from outside: environment variables, and use after a fork. Each case in a fresh interpreter."""
+"""Bad input from outside: environment variables, and use after a fork. Each case in a process of its own: in a fresh
+interpreter, except for variables that are read when devices are found.
+"""
 
 from __future__ import annotations
 
@@ -44,10 +46,10 @@ print(torch.ones(2).sum().item())
         ("VISIBLE_DEVICES", "host:64", "names host:64; driver 'host' has "),
     ],
 )
-def test_a_malformed_setting_is_named_at_every_use(run_python: Run, name: str, value: str, message: str) -> None:
+def test_a_malformed_setting_is_named_at_every_use(run_forked: Run, name: str, value: str, message: str) -> None:
     name = f"TORCH_BACKPLANE_{name}"
     message = f"{name}={value!r} {message}"
-    done = run_python(USE, **{"TORCH_BACKPLANE_DRIVERS": "host", name: value})
+    done = run_forked(USE, **{"TORCH_BACKPLANE_DRIVERS": "host", name: value})
     lines = done.stdout.splitlines()
     assert len(lines) == 7, done.stderr
     for line in lines[:4]:
@@ -57,8 +59,8 @@ def test_a_malformed_setting_is_named_at_every_use(run_python: Run, name: str, v
     assert lines[6] == "2.0"  # the rest of PyTorch works
 
 
-def test_no_devices(run_python: Run) -> None:
-    done = run_python(USE, TORCH_BACKPLANE_DRIVERS="host", TORCH_BACKPLANE_HOST_DEVICES="0")
+def test_no_devices(run_forked: Run) -> None:
+    done = run_forked(USE, TORCH_BACKPLANE_DRIVERS="host", TORCH_BACKPLANE_HOST_DEVICES="0")
     lines = done.stdout.splitlines()
     assert len(lines) == 7, done.stderr
     for line in lines[:4]:
@@ -66,8 +68,8 @@ def test_no_devices(run_python: Run) -> None:
     assert lines[4:] == ["0 False False", "warned: None", "2.0"]
 
 
-def test_without_devices_seeding_and_autocast_do_no_harm(run_python: Run) -> None:
-    done = run_python(
+def test_without_devices_seeding_and_autocast_do_no_harm(run_forked: Run) -> None:
+    done = run_forked(
         "import torch; torch.manual_seed(1); torch.bp.manual_seed(2); print(torch.bp.get_amp_supported_dtype(),\n"
         "torch.bp.is_bf16_supported())",
         TORCH_BACKPLANE_DRIVERS="host",
@@ -77,8 +79,8 @@ def test_without_devices_seeding_and_autocast_do_no_harm(run_python: Run) -> Non
 
 
 @pytest.mark.parametrize("count", ["1", "3", None])
-def test_the_number_of_host_devices(run_python: Run, count: str | None) -> None:
-    done = run_python(
+def test_the_number_of_host_devices(run_forked: Run, count: str | None) -> None:
+    done = run_forked(
         "import torch; print(torch.bp.device_count(), torch.zeros(1, device='bp').device)\n"
         "try: torch.zeros(1, device='bp:3')\n"
         "except RuntimeError as error: print(error)",
@@ -90,8 +92,8 @@ def test_the_number_of_host_devices(run_python: Run, count: str | None) -> None:
     assert done.stdout == expected, done.stderr
 
 
-def test_the_memory_limit(run_python: Run) -> None:
-    done = run_python(
+def test_the_memory_limit(run_forked: Run) -> None:
+    done = run_forked(
         "import torch; print(torch.bp.get_device_properties(1).total_memory >> 20, torch.bp.mem_get_info()[1] >> 20)",
         TORCH_BACKPLANE_HOST_DEVICES="2",
         TORCH_BACKPLANE_HOST_MEMORY="1.5 GiB",
@@ -100,8 +102,8 @@ def test_the_memory_limit(run_python: Run) -> None:
     assert done.stdout == "1536 1536\n", done.stderr
 
 
-def test_an_allocator_setting_is_an_error_of_allocations(run_python: Run) -> None:
-    done = run_python(
+def test_an_allocator_setting_is_an_error_of_allocations(run_forked: Run) -> None:
+    done = run_forked(
         "import torch; print(torch.bp.device_count())\n"
         "try: torch.zeros(1, device='bp')\n"
         "except ValueError as error: print(error)",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import multiprocessing
 import os
@@ -56,6 +57,7 @@ def _start(settings: dict[str, str], path: list[str]) -> None:
     import torch_backplane
 
     torch_backplane._C.set_fallback_policy(torch_backplane._C.FallbackPolicy.silent)
+    gc.freeze()  # PyTorch's own objects: collections go through the tests' alone
 
 
 def _call(module: str, function: str, arguments: dict[str, Any], seed: int) -> str | None:

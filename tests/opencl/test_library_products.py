@@ -56,7 +56,8 @@ def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @preferred
 def test_values(dtype: torch.dtype) -> None:
-    for rows, depth, columns in ((3, 4, 5), (1, 7, 1), (1, 3, 6), (6, 3, 1), (33, 65, 17), (9, 1, 8)):
+    sizes = ((3, 4, 5), (1, 7, 1), (1, 3, 6), (6, 3, 1), (33, 65, 17), (9, 1, 8))
+    for rows, depth, columns in sizes if dtype == torch.float32 else sizes[-2:]:
         a, b, c = (random(*one, dtype=dtype) for one in ((rows, depth), (depth, columns), (rows, columns)))
         agrees(torch.mm, a, b, **LOOSE)
         agrees(torch.mm, a.t().contiguous().t(), b, **LOOSE)

@@ -1,0 +1,39 @@
+"""What `pytest --cover N` runs: of each test as few cases as have any N values of different parameters together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import combinations
+
+import pytest
+
+
+def chosen(cases: Sequence[Sequence[str]], together: int) -> list[int]:
+    """Which of the cases, each of them one value for each parameter. Next is always the one that has most values
+    together that no other has had, and among these one whose values were seldom had.
+    """
+    sets = [set(combinations(enumerate(case), min(together, len(case)))) for case in cases]
+    used: Counter[tuple[int, str]] = Counter()
+    had: set[tuple[tuple[int, str], ...]] = set()
+    left, found = dict(enumerate(sets)), []
+    while left:
+        best = max(left, key=lambda at: (len(left[at] - had), -sum(used[one] for one in enumerate(cases[at]))))
+        if left[best] <= had:
+            break
+        had |= left.pop(best)
+        used.update(enumerate(cases[best]))
+        found.append(best)
+    return sorted(found)
+
+
+def keep(items: Sequence[pytest.Item], together: int) -> list[pytest.Item]:
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    kept = {cases[at] for cases in tests.values() for at in chosen([_values(case) for case in cases], together)}
+    return [item for item in items if item in kept]
+
+
+def _values(item: pytest.Item) -> list[str]:
+    return [str(value) for value in item.callspec._idlist] if hasattr(item, "callspec") else []
