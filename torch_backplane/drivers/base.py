@@ -188,7 +188,9 @@ class TransformLibrary:
     # An address in a library that stays loaded for float32 and float64, the real numbers that are computed with, or for
     # one of them. It is asked where the launcher is native.
     transforms: Mapping[torch.dtype, int]
-    most_bytes: int = 2**63 - 1  # of what is transformed, and of the result; other calls go to others
+    # What it takes: elements along a dimension, and bytes of what is transformed, and of the result.
+    most_elements: int = 2**63 - 1
+    most_bytes: int = 2**63 - 1
     explain: Callable[[int], str] | None = None  # what an answer other than 0 means
     cache: TransformCache | None = None
 

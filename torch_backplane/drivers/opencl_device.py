@@ -159,7 +159,7 @@ class OpenCLDevice(Device):
             stages=self.staging is not None,
         )
         self.product_library = clblast.products()
-        self.transform_library = vkfft.transforms(cl._cl.__file__)
+        self.transform_library = vkfft.transforms(cl._cl.__file__, self.properties.kind == "cpu")
         self._run_probe()
 
     def _run_probe(self) -> None:

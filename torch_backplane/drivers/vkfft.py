@@ -22,6 +22,11 @@ OPENCL_FUNCTIONS = (
     "clReleaseMemObject",
 )  # fmt: skip
 
+# A processor's OpenCL keeps what all work items of a group have in registers on the stack of a thread: of 8 MiB usually,
+# of 2 where `ulimit -s` is unlimited. Of VkFFT's kernels on PoCL 3.1 a group took up to 1.0 MB for 128 elements along a
+# dimension, 2.9 for 251, 5.3 for 1,024, and 14 for 30,030, with which the process ended.
+MOST_ON_PROCESSORS = 128
+
 # Beyond these bytes, counted without the batch, its kernels compute addresses in more than 32 bits.
 MOST_BYTES = 2**32 - 1
 
@@ -53,12 +58,28 @@ class Applications:
 
 
 @functools.cache
-def transforms(opencl: str) -> TransformLibrary | None:
+def transforms(opencl: str, is_processor: bool) -> TransformLibrary | None:
     """None where it is not installed, or in a version that is not known.
 
     Args:
         opencl: the file of a library that is loaded and has, or is linked with, OpenCL's functions.
+        is_processor: the device is the CPU.
     """
+    functions = _functions(opencl)
+    if functions is None:
+        return None
+    return TransformLibrary(
+        name="VkFFT",
+        transforms=functions,
+        most_elements=MOST_ON_PROCESSORS if is_processor else 2**63 - 1,
+        most_bytes=MOST_BYTES,
+        explain=lambda status: _STATUSES.get(status, "see vkFFT_Structs.h, or OpenCL's cl.h where it is negative"),
+        cache=Applications(),
+    )
+
+
+@functools.cache
+def _functions(opencl: str) -> dict[torch.dtype, int] | None:
     file = _file()
     if file is None:
         return None
@@ -70,21 +91,12 @@ def transforms(opencl: str) -> TransformLibrary | None:
     except (OSError, AttributeError):  # built for another system, or without OpenCL
         return None
     names = (*FUNCTIONS, *OPENCL_FUNCTIONS)
-    addresses = {
-        name: ctypes.cast(one, ctypes.c_void_p).value or 0 for name, one in zip(names, functions, strict=True)
-    }
-    found = {getattr(torch, dtype): address for dtype, address in _C.vkfft_transforms(addresses, dimensions).items()}
-    return TransformLibrary(
-        name="VkFFT",
-        transforms=found,
-        most_bytes=MOST_BYTES,
-        explain=lambda status: _STATUSES.get(status, "see vkFFT_Structs.h, or OpenCL's cl.h where it is negative"),
-        cache=Applications(),
-    )
+    addresses = {name: ctypes.cast(one, ctypes.c_void_p).value or 0 for name, one in zip(names, functions, strict=True)}
+    return {getattr(torch, dtype): address for dtype, address in _C.vkfft_transforms(addresses, dimensions).items()}
 
 
 def _file() -> Path | None:
-    """The package's shared object for OpenCL; the package, which imports NumPy and PyOpenCL's arrays, is not imported."""
+    """The package's shared object for OpenCL. The package itself, which imports a lot, is not imported."""
     try:
         spec = importlib.util.find_spec(PACKAGE)
         version = importlib.metadata.version(PACKAGE)

@@ -1,4 +1,4 @@
-"""Fourier transforms by a library for the device's hardware, which its driver brings (`drivers.base.TransformLibrary`)."""
+"""Fourier transforms by a library for the hardware that the driver brings (`drivers.base.TransformLibrary`)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def fits(out: torch.Tensor, x: torch.Tensor, dims: Sequence[int]) -> bool:
     whole = x if out.is_complex() else out
     return (
         library is not None
-        and all(whole.shape[dim] > 1 for dim in dims)
+        and all(1 < whole.shape[dim] <= library.most_elements for dim in dims)
         and all(one.numel() * one.element_size() <= library.most_bytes for one in (out, x))
     )
 
@@ -59,8 +59,9 @@ def transform(out: torch.Tensor, x: torch.Tensor, dims: Sequence[int], scale: fl
 
 
 def _make_ends_real(half: torch.Tensor, size: int) -> None:
-    """Nobody else's memory. Real numbers have a transform whose first element is real, and so is the middle one; PyTorch
-    does not look at their imaginary parts."""
+    """Of memory that nobody else has. The transform of real numbers begins with a real one, and has one in the middle:
+    PyTorch does not look at their imaginary parts.
+    """
     imaginary = torch.view_as_real(half).select(-1, 1)
     imaginary.select(-1, 0).zero_()
     if size % 2 == 0:
@@ -91,6 +92,4 @@ def _function(device: torch.device, dtype: torch.dtype, what: int) -> QueueFunct
     library = transform_library(device)
     assert library is not None
     parameters = ("output", "output" if what == FROM_HALF else "input", *[torch.int64] * _INTEGERS)
-    return QueueFunction(
-        f"{library.name}'s transform", library.transforms[dtype], *parameters, explain=library.explain
-    )
+    return QueueFunction(f"{library.name}'s transform", library.transforms[dtype], *parameters, explain=library.explain)

@@ -153,9 +153,7 @@ def _choose(self: torch.Tensor, dims: Sequence[int], **settings: int) -> str:
     return transforms.choose(self, len(dims), problem=problem)
 
 
-def _by_library(
-    out: torch.Tensor, x: torch.Tensor, dims: Sequence[int], scale: float, inverse: bool = False
-) -> bool:
+def _by_library(out: torch.Tensor, x: torch.Tensor, dims: Sequence[int], scale: float, inverse: bool = False) -> bool:
     """Whether the driver's library has computed it."""
     if not library_transforms.fits(out, x, dims):
         return False
