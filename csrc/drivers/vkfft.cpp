@@ -3,10 +3,10 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <array>
 #include <list>
 #include <memory>
 #include <mutex>
+#include <type_traits>
 #include <utility>
 #include <vector>
 

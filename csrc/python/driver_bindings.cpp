@@ -97,7 +97,8 @@ void bind_drivers(py::module_& module) {
       "Addresses for torch_backplane.drivers.base.ProductLibrary, by names of dtypes, of addresses of CLBlast's.");
   module.def(
       "vkfft_transforms", &vkfft_transforms, py::arg("functions"), py::arg("dimensions"),
-      "Addresses for torch_backplane.drivers.base.TransformLibrary, by names of dtypes, of addresses of VkFFT's and OpenCL's.");
+      "Addresses for torch_backplane.drivers.base.TransformLibrary, by names of dtypes, of addresses of VkFFT's and of "
+      "OpenCL's.");
   module.def("vkfft_applications", &vkfft_applications);
   module.def("vkfft_most_applications", &vkfft_most_applications);
   module.def(

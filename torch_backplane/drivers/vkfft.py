@@ -22,8 +22,8 @@ OPENCL_FUNCTIONS = (
     "clReleaseMemObject",
 )  # fmt: skip
 
-# A processor's OpenCL keeps what all work items of a group have in registers on the stack of a thread: of 8 MiB usually,
-# of 2 where `ulimit -s` is unlimited. Of VkFFT's kernels on PoCL 3.1 a group took up to 1.0 MB for 128 elements along a
+# A processor's OpenCL keeps what all work items of a group have in registers on the stack of a thread, which has 8 MiB,
+# or 2 where `ulimit -s` is unlimited. Of VkFFT's kernels on PoCL 3.1 a group took up to 1.0 MB for 128 elements along a
 # dimension, 2.9 for 251, 5.3 for 1,024, and 14 for 30,030, with which the process ended.
 MOST_ON_PROCESSORS = 128
 
