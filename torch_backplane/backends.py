@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import torch
 
 from torch_backplane import _C, drivers, libraries, tuning
+from torch_backplane.drivers.base import TransformCache
 
 __all__ = [
     "VERBOSE_OFF",
@@ -25,6 +26,7 @@ __all__ = [
     "enable_math_sdp",
     "enable_overrideable_sdp",
     "fft",
+    "fft_plan_cache",
     "flash_sdp_enabled",
     "fp16_bf16_reduction_math_sdp_allowed",
     "is_acceptable",
@@ -35,6 +37,7 @@ __all__ = [
     "matmul",
     "overrideable_sdp_enabled",
     "preferred_blas_library",
+    "preferred_fft_library",
     "preferred_linalg_library",
     "rnn",
     "verbose",
@@ -76,15 +79,38 @@ def preferred_blas_library(backend: str | None = None) -> str:
     """
     if backend is not None:
         libraries.prefer("products", backend)
-        if backend == "driver" and not any(
-            getattr(drivers.device(index), "product_library", None) for index in range(torch.accelerator.device_count())
-        ):
+        if backend == "driver" and not _brought("product_library"):
             warnings.warn(
                 "no driver has brought a library of matrix products, so others compute them; "
                 "CLBlast, for OpenCL: apt-get install libclblast1",
                 stacklevel=2,
             )
     return libraries.preferred("products")
+
+
+def preferred_fft_library(backend: str | None = None) -> str:
+    """The library that computes Fourier transforms, and with `backend` another one from now on.
+
+    Args:
+        backend: as of `preferred_blas_library`; the driver's on OpenCL is VkFFT, where pyvkfft is installed.
+
+    Raises:
+        ValueError: another name.
+    """
+    if backend is not None:
+        libraries.prefer("transforms", backend)
+        if backend == "driver" and not _brought("transform_library"):
+            warnings.warn(
+                "no driver has brought a library of Fourier transforms, so others compute them; "
+                "VkFFT, for OpenCL: pip install pyvkfft",
+                stacklevel=2,
+            )
+    return libraries.preferred("transforms")
+
+
+def _brought(library: str) -> bool:
+    """Whether a device's driver has."""
+    return any(getattr(drivers.device(index), library, None) for index in range(torch.accelerator.device_count()))
 
 
 def preferred_linalg_library(backend: str | None = None) -> str:
@@ -222,7 +248,13 @@ class _Switches:
 
     @enabled.setter
     def enabled(self, value: bool) -> None:
-        libraries.prefer(self._family, libraries.DEFAULT if _bool("enabled", value) else "generated")
+        libraries.prefer(self._family, self._library(_bool("enabled", value)))
+
+    def _library(self, enabled: bool) -> str:
+        """The one that is preferred stays so, if it is one."""
+        if not enabled:
+            return "generated"
+        return libraries.preferred(self._family) if self.enabled else libraries.DEFAULT
 
     @property
     def benchmark(self) -> bool:
@@ -238,7 +270,7 @@ class _Switches:
         _bool("enabled", enabled)
         before, self.benchmark = self.benchmark, benchmark
         try:
-            with libraries.preferring(self._family, libraries.DEFAULT if enabled else "generated"):
+            with libraries.preferring(self._family, self._library(enabled)):
                 yield
         finally:
             self.benchmark = before
@@ -253,6 +285,58 @@ def _bool(name: str, value: object) -> bool:
 conv = _Switches("convolutions")
 rnn = _Switches("recurrent layers")
 fft = _Switches("transforms")
+
+
+class _PlanCache:
+    """What the library of transforms that a device's driver has brought keeps for calls like those before, as
+    torch.backends.cuda.cufft_plan_cache: that of the current device, and `fft_plan_cache[device]`.
+
+    size: how many plans are kept; 0 where there is no library.
+    max_size: how many may be. With fewer than there are, those go that were not used for the longest time.
+    """
+
+    def __init__(self, device: torch.device | int | str | None = None) -> None:
+        self._device = device
+
+    def __getitem__(self, device: torch.device | int | str) -> _PlanCache:
+        return _PlanCache(device)
+
+    def _cache(self) -> TransformCache | None:
+        index = torch._utils._get_device_index(self._device, optional=True)
+        library = getattr(drivers.device(index), "transform_library", None)
+        return None if library is None else library.cache
+
+    @property
+    def size(self) -> int:
+        cache = self._cache()
+        return 0 if cache is None else cache.size()
+
+    @property
+    def max_size(self) -> int:
+        cache = self._cache()
+        return 0 if cache is None else cache.max_size()
+
+    @max_size.setter
+    def max_size(self, most: int) -> None:
+        cache = self._cache()
+        if isinstance(most, bool) or not isinstance(most, int):
+            raise TypeError(f"max_size is a whole number of plans, and got {most!r}")
+        if most < 0:
+            raise ValueError(f"max_size is 0 or more, and got {most}")
+        if cache is None:
+            raise RuntimeError("this device has no library of Fourier transforms, whose plans could be kept")
+        cache.set_max_size(most)
+
+    def clear(self) -> None:
+        """Have all of them go."""
+        cache = self._cache()
+        if cache is not None:
+            most = cache.max_size()
+            cache.set_max_size(0)
+            cache.set_max_size(most)
+
+
+fft_plan_cache = _PlanCache()
 
 
 VERBOSE_OFF, VERBOSE_ON = 0, 1

@@ -20,12 +20,12 @@ DEFAULT = "default"
 
 # The libraries of each family of operators, in the order in which they are tried; the last one takes every call.
 # "host" is PyTorch's own for the CPU, on devices whose memory it sees; "driver" is one for the hardware, which the
-# device's driver brings (CLBlast on OpenCL's); "generated" are our kernels.
+# device's driver brings (CLBlast and VkFFT on OpenCL's); "generated" are our kernels.
 LIBRARIES: Mapping[str, tuple[str, ...]] = {
     "products": ("host", "driver", "generated"),
     "convolutions": ("host", "generated"),
     "recurrent layers": ("host", "generated"),
-    "transforms": ("host", "generated"),
+    "transforms": ("host", "driver", "generated"),
     # Decompositions, solvers, eigenvalues: PyTorch's on the CPU, with copies where the host does not see the memory.
     "linear algebra": ("host",),
 }

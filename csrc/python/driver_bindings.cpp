@@ -14,6 +14,7 @@
 #include "devices/host_device.h"
 #include "drivers/clblast.h"
 #include "drivers/driver_device.h"
+#include "drivers/vkfft.h"
 #include "bindings.h"
 #include "streams/stream.h"
 
@@ -94,6 +95,15 @@ void bind_drivers(py::module_& module) {
   module.def(
       "clblast_products", &clblast_products, py::arg("functions"),
       "Addresses for torch_backplane.drivers.base.ProductLibrary, by names of dtypes, of addresses of CLBlast's.");
+  module.def(
+      "vkfft_transforms", &vkfft_transforms, py::arg("functions"), py::arg("dimensions"),
+      "Addresses for torch_backplane.drivers.base.TransformLibrary, by names of dtypes, of addresses of VkFFT's and of "
+      "OpenCL's.");
+  module.def("vkfft_applications", &vkfft_applications);
+  module.def("vkfft_most_applications", &vkfft_most_applications);
+  module.def(
+      "vkfft_limit_applications", &vkfft_limit_applications, py::arg("most"),
+      py::call_guard<py::gil_scoped_release>());
   // What torch_backplane.testing.faults is made of.
   module.def("prepare_faults", &prepare_faults);
   module.def("fault_names", &fault_names);

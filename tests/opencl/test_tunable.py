@@ -34,7 +34,7 @@ tunable: Any = torch.bp.tunable  # type: ignore[attr-defined]
 @contextmanager
 def _anew() -> Iterator[None]:
     """In a folder of its own, with settings and results as at the start, and the clock as it was. Without a driver's
-    library, whose own kernels take long to build (test_library_products.py).
+    libraries, whose own kernels take long to build (test_library_products.py, test_library_transforms.py).
     """
     before = os.getcwd()
     plain = {"_results": {}, "_benchmarked": {}, "_asked": set(), "_unwritable": set(), "inserts_ordinal": True}
@@ -43,6 +43,7 @@ def _anew() -> Iterator[None]:
         mock.patch.multiple(context, _set=dict(context._set), **plain),
         mock.patch.object(Clock, "milliseconds", Clock.milliseconds),
         mock.patch.object(drivers.device(0), "product_library", None),
+        mock.patch.object(drivers.device(0), "transform_library", None),
     ):
         os.chdir(folder)
         try:

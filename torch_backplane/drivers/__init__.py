@@ -16,6 +16,7 @@ from torch_backplane.drivers.base import (
     NativeLauncher,
     ProductLibrary,
     SettingError,
+    TransformLibrary,
 )
 from torch_backplane.drivers.discovery import (
     ENTRY_POINT_GROUP,
@@ -37,6 +38,7 @@ __all__ = [
     "NativeLauncher",
     "ProductLibrary",
     "SettingError",
+    "TransformLibrary",
     "available",
     "device",
     "discover",

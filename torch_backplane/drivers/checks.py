@@ -24,6 +24,7 @@ from torch_backplane.drivers.base import (
     NativeDevice,
     NativeLauncher,
     ProductLibrary,
+    TransformLibrary,
 )
 
 LARGEST_MEMORY = 2**63 - 1
@@ -128,9 +129,10 @@ def check_kernels(device: Device, dialect: str) -> None:
             raise ValueError(f"NativeLauncher.api is {launcher.api!r}, and must be one of {', '.join(NATIVE_APIS)}")
         check_functions(launcher)
         needed = NATIVE_METHODS
-    library = device.product_library
-    if library is not None and not isinstance(library, ProductLibrary):
-        raise TypeError(f"{cls.__name__}.product_library is {library!r}, and must be a ProductLibrary or None")
+    for name, of_type in (("product_library", ProductLibrary), ("transform_library", TransformLibrary)):
+        library = getattr(device, name)
+        if library is not None and not isinstance(library, of_type):
+            raise TypeError(f"{cls.__name__}.{name} is {library!r}, and must be a {of_type.__name__} or None")
     missing = [name for name in needed if getattr(cls, name) is getattr(Device, name)]
     if missing:
         raise TypeError(f"{cls.__name__} takes kernels in {dialect}, and has no {', '.join(missing)}")

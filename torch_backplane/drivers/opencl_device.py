@@ -17,7 +17,7 @@ from typing import Any
 
 import pyopencl as cl
 
-from torch_backplane.drivers import clblast
+from torch_backplane.drivers import clblast, vkfft
 from torch_backplane.drivers.base import (
     ALL_DTYPES,
     EVENTS,
@@ -159,6 +159,7 @@ class OpenCLDevice(Device):
             stages=self.staging is not None,
         )
         self.product_library = clblast.products()
+        self.transform_library = vkfft.transforms(cl._cl.__file__, self.properties.kind == "cpu")
         self._run_probe()
 
     def _run_probe(self) -> None:

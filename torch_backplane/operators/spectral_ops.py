@@ -10,6 +10,7 @@ import torch
 
 from torch_backplane import tuning
 from torch_backplane.kernels.templates.fft import fft, fft_chirp, radices
+from torch_backplane.operators import library_transforms
 from torch_backplane.operators.linear_algebra import host_refuses
 from torch_backplane.planning import (
     Call,
@@ -38,10 +39,14 @@ def _fft_c2c(call: Call, self: torch.Tensor, dim: Sequence[int], normalization: 
         return out
     if not dims:
         return out.copy_(self)
-    if _on_host(self, dims, forward=forward):
+    chosen = _choose(self, dims, forward=forward)
+    if chosen == "host":
         call_on_cpu(aten._fft_c2c.out, self, dims, normalization, forward, out=out)
         return out
-    _transform(out, self, dims, list(self.shape), _scale(self.shape, dims, normalization), inverse=not forward)
+    scale = _scale(self.shape, dims, normalization)
+    if chosen == "driver" and _by_library(out, self, _by_strides(self, dims), scale, inverse=not forward):
+        return out
+    _transform(out, self, dims, list(self.shape), scale, inverse=not forward)
     return out
 
 
@@ -52,14 +57,19 @@ def _fft_r2c(call: Call, self: torch.Tensor, dim: Sequence[int], normalization: 
     dims = _dims(self, dim, normalization)
     last = dims[-1]
     size = self.shape[last] // 2 + 1 if onesided else self.shape[last]
-    made = _laid_out(self, [*_by_strides(self, dims[:-1]), last], size, self.dtype.to_complex())
+    inward = [*_by_strides(self, dims[:-1]), last]
+    made = _laid_out(self, inward, size, self.dtype.to_complex())
     (out,) = _outputs(call, made)
     if not out.numel():
         return out
-    if _on_host(self, dims, onesided=onesided):
+    chosen = _choose(self, dims, onesided=onesided)
+    if chosen == "host":
         call_on_cpu(aten._fft_r2c.out, self, dims, normalization, onesided, out=out)
         return out
-    _transform(out, self, [*dims[-1:], *dims[:-1]], list(self.shape), _scale(self.shape, dims, normalization))
+    scale = _scale(self.shape, dims, normalization)
+    if chosen == "driver" and _by_library(out, self, inward, scale):
+        return out
+    _transform(out, self, [*dims[-1:], *dims[:-1]], list(self.shape), scale)
     return out
 
 
@@ -76,11 +86,16 @@ def _fft_c2r(
     (out,) = _outputs(call, _laid_out(laid_out, dims[-1:], last_dim_size, self.dtype.to_real()))
     if not out.numel():
         return out
-    if _on_host(self, dims, size=last_dim_size):
+    chosen = _choose(self, dims, size=last_dim_size)
+    if chosen == "host":
         call_on_cpu(aten._fft_c2r.out, self, dims, normalization, last_dim_size, out=out)
         return out
     sizes = list(out.shape)
-    _transform(out, self, dims, sizes, _scale(sizes, dims, normalization), inverse=True)
+    scale = _scale(sizes, dims, normalization)
+    inward = [*_by_strides(self, dims[:-1]), dims[-1]]
+    if chosen == "driver" and _by_library(out, self, inward, scale, inverse=True):
+        return out
+    _transform(out, self, dims, sizes, scale, inverse=True)
     return out
 
 
@@ -124,12 +139,25 @@ def _scale(sizes: Sequence[int], dims: Sequence[int], normalization: int) -> flo
 # Who computes
 
 
-transforms = Candidates("transforms", Candidate("host", host_refuses), Candidate("generated", lambda self: None))
+transforms = Candidates(
+    "transforms",
+    Candidate("host", lambda self, dimensions: host_refuses(self)),
+    # No GPU has told yet whether it is quicker: who prefers it, or tunes, gets it.
+    Candidate("driver", library_transforms.why_not, yields=lambda *described: True),
+    Candidate("generated", lambda self, dimensions: None),
+)
 
 
-def _on_host(self: torch.Tensor, dims: Sequence[int], **settings: int) -> bool:
+def _choose(self: torch.Tensor, dims: Sequence[int], **settings: int) -> str:
     problem = partial(tuning.Problem.of, "Transform", self.dtype, self=self, dims=dims, **settings)
-    return transforms.choose(self, problem=problem) == "host"
+    return transforms.choose(self, len(dims), problem=problem)
+
+
+def _by_library(out: torch.Tensor, x: torch.Tensor, dims: Sequence[int], scale: float, inverse: bool = False) -> bool:
+    """Whether the driver's library has computed it."""
+    if not library_transforms.fits(out, x, dims):
+        return False
+    return transforms.tries("driver", x, partial(library_transforms.transform, out, x, dims, scale, inverse))
 
 
 @tuning.trial("Transform")

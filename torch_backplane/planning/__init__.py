@@ -21,7 +21,7 @@ from torch_backplane.planning.pointwise import (
     pointwise,
     run_pointwise,
 )
-from torch_backplane.planning.queue_functions import QueueFunction, product_library, queue_api
+from torch_backplane.planning.queue_functions import QueueFunction, product_library, queue_api, transform_library
 from torch_backplane.planning.reduce import run_reduction
 from torch_backplane.planning.template import contiguous_result, error_words, expect_values, run_kernel, run_template
 from torch_backplane.planning.tracing import trace
@@ -63,6 +63,7 @@ __all__ = [
     "run_reduction",
     "run_template",
     "same_storage",
+    "transform_library",
     "workspace",
 ]
 

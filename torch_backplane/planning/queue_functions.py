@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from torch_backplane import _C, drivers
-from torch_backplane.drivers import ProductLibrary
+from torch_backplane.drivers import ProductLibrary, TransformLibrary
 from torch_backplane.planning import socket
 
 ROLES = ("input", "output")
@@ -31,6 +31,11 @@ def queue_api(device: torch.device) -> str:
 def product_library(device: torch.device) -> ProductLibrary | None:
     """The library of matrix products that the device's driver has brought, if its queues are native."""
     return getattr(drivers.device(device.index), "product_library", None) if queue_api(device) else None
+
+
+def transform_library(device: torch.device) -> TransformLibrary | None:
+    """The same of Fourier transforms."""
+    return getattr(drivers.device(device.index), "transform_library", None) if queue_api(device) else None
 
 
 class QueueFunction:
