@@ -103,8 +103,8 @@ def outcome(
     return None
 
 
-# Where the CPU does not look: it computes one result over the other, or writes beyond the tensor. bp has PyTorch's error, as
-# most operators have.
+# Where the CPU does not look: it computes one result over the other, or writes beyond the tensor. bp has PyTorch's
+# error, as most operators have.
 _UNSEEN_BY_THE_CPU = {
     "bmm.out", "mv.out", "cummax.out", "cummin.out", "_softmax.out", "_softmax_backward_data.out", "_log_softmax.out",
     "linalg_vector_norm.out", "norm.out", "prod.int_out", "tril.out", "triu.out", "narrow_copy.out", "avg_pool3d.out",

@@ -139,12 +139,13 @@ def _scale(sizes: Sequence[int], dims: Sequence[int], normalization: int) -> flo
 # Who computes
 
 
+# Costs are those of one of as many elements, in rows of 1,024 (docs/measurements.md).
 transforms = Candidates(
     "transforms",
-    Candidate("host", lambda self, dimensions: host_refuses(self)),
+    Candidate("host", lambda self, dimensions: host_refuses(self), cost=lambda *described: 6_000),
     # No GPU has told yet whether it is quicker: who prefers it, or tunes, gets it.
-    Candidate("driver", library_transforms.why_not, yields=lambda *described: True),
-    Candidate("generated", lambda self, dimensions: None),
+    Candidate("driver", library_transforms.why_not, cost=None),
+    Candidate("generated", lambda self, dimensions: None, cost=lambda *described: 29_000),
 )
 
 
