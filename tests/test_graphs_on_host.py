@@ -79,3 +79,47 @@ def test_results_of_any_layout_and_dtype() -> None:
         for one, right in zip(found, results(there.cpu()), strict=True):
             torch.testing.assert_close(one.cpu(), right, atol=1e-5, rtol=1e-5)
         there.copy_(torch.randn(6, 4, 5))
+
+
+MODES = {
+    "LSTM": torch.nn.LSTM, "GRU": torch.nn.GRU,
+    "tanh": torch.nn.RNN, "relu": lambda *sizes, **named: torch.nn.RNN(*sizes, nonlinearity="relu", **named),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_recurrent_layer_is_one_call(mode: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """And so are its gradients; of sizes for which oneDNN saves more, and for which it saves less."""
+    for features, hidden, steps, biases in ((3, 5, 4, True), (70, 33, 9, False), (1, 130, 2, True)):
+        torch.manual_seed(hidden)
+        model = MODES[mode](features, hidden, bidirectional=True, bias=biases).to("bp", dtype)
+        reference = MODES[mode](features, hidden, bidirectional=True, bias=biases).to(dtype)
+        reference.load_state_dict(model.cpu().state_dict())
+        model.to("bp")
+        x = torch.randn(steps, 2, features, dtype=dtype)
+        there = x.to("bp").requires_grad_()
+        wanted = [there, *model.parameters()]
+        graph = torch.bp.Graph()
+        graph.enable_debug_mode()
+        with captured(graph):
+            out, _ = model(there)
+            gradients = torch.autograd.grad(out.square().sum(), wanted)
+            with torch.no_grad():
+                evaluated, _ = model(there)
+        graph.debug_dump(str(tmp_path / "graph.dot"))
+        dumped = (tmp_path / "graph.dot").read_text(encoding="utf-8")
+        assert dumped.count('label="backplane::host_rnn_layer_backward') == 2
+        assert dumped.count('label="backplane::host_rnn_layer') == 6
+        assert "_step" not in dumped
+        for factor in (1, -2, 0.5):
+            here = (x * factor).requires_grad_()
+            with torch.no_grad():
+                there.copy_(here)
+            graph.replay()
+            expected, _ = reference(here)
+            torch.testing.assert_close(out.cpu(), expected, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(evaluated.cpu(), expected, atol=1e-5, rtol=1e-5)
+            right = torch.autograd.grad(expected.square().sum(), [here, *reference.parameters()])
+            for one, other in zip(gradients, right, strict=True):
+                torch.testing.assert_close(one.cpu(), other, atol=1e-4, rtol=1e-4)

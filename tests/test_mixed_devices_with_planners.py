@@ -35,7 +35,7 @@ def test_planners_leave_host_devices_alone(run_python: Callable[..., Any]) -> No
 
 
 # Tests of what the host's operators answer. Whether planners are declared depends on what ran before them in a process.
-ANSWERS = ["test_cuda_dtypes.py", "test_fallback.py", "test_copy_on_write.py"]
+ANSWERS = ["test_cuda_dtypes.py", "test_fallback.py", "test_copy_on_write.py", "test_graphs_on_host.py"]
 
 
 def test_the_hosts_operators_answer_as_they_do_without_planners(run_python: Callable[..., Any]) -> None:

@@ -1,5 +1,5 @@
 // One step of a recurrent layer, and its gradients, in operators of other names than PyTorch's: results go where arguments say,
-// so that steps of a layer fill one tensor (rnn_layers.cpp). Devices that run kernels have a kernel for each
+// so that steps of a layer fill one tensor (rnn_layer.cpp). Devices that run kernels have a kernel for each
 // (torch_backplane/operators/rnn.py). PyTorch's fused cells, which have no CPU kernel, are made of them.
 //
 // Gates lie side by side along the last dimension, each of `hidden` elements: LSTM input, forget, cell, output; GRU reset,

@@ -1,0 +1,26 @@
+// One layer of an LSTM, GRU or RNN in one direction, and its gradients: by steps, by a whole call of the host's (an LSTM's by
+// oneDNN), at once or in stream order. As operators, `backplane::rnn_layer` and `backplane::rnn_layer_backward`, which planners
+// also have (torch_backplane/operators/rnn.py).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include <cstdint>
+
+namespace backplane {
+
+enum Mode : int64_t { kRelu, kTanh, kLstm, kGru }; // PyTorch's numbers
+
+// How many times a state's columns gates have.
+int64_t gates_of(int64_t mode);
+
+// Whether no planner is asked for a layer, declared or not: it is composed of steps here, or a host device's later call.
+bool is_no_planners(const at::Tensor& tensor);
+
+// The operators on bp, without planners.
+void layer_of_bp(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+void gradients_of_bp(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+
+} // namespace backplane
