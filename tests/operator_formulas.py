@@ -54,6 +54,9 @@ class Call:
     def meta(self, overload: Any = None) -> tuple[torch.Tensor, ...]:
         return self.made
 
+    def check_each_once(self) -> None:
+        """Nothing is given."""
+
     def outputs(self, like: Any = None, **_: bool) -> tuple[torch.Tensor, ...]:
         return self.made
 
