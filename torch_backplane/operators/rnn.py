@@ -207,7 +207,8 @@ def _filled(names: Sequence[str], results: Sequence[torch.Tensor]) -> dict[str, 
 def _most_bytes(time: int, batch: int, features: int, hidden: int) -> int:
     """How many bytes oneDNN saves of an LSTM's layer, or a few more: what it saved of 900 layers of up to 1,000
     features, 100 steps and 33 sequences is at most 0.98 of this. It says no number before it has computed.
-    rnn_layer.cpp, which has the same, puts 64 bytes before, and computes by steps, which save less, where this is too little.
+    rnn_layer.cpp, which has the same, puts 64 bytes before, and computes by steps, which save less, where this is too
+    little.
     """
 
     def row(size: int) -> int:
