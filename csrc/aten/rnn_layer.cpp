@@ -402,7 +402,7 @@ Gradients gradients_later(const Given& given, c10::ArrayRef<IValue> arguments) {
 
 } // namespace
 
-bool is_no_planners(const Tensor& tensor) {
+bool asks_no_planner(const Tensor& tensor) {
   return runs_kernels(tensor) ? !computes_on_host(tensor.device().index()) : is_later_host_call(tensor);
 }
 

@@ -17,7 +17,7 @@ enum Mode : int64_t { kRelu, kTanh, kLstm, kGru }; // PyTorch's numbers
 int64_t gates_of(int64_t mode);
 
 // Whether no planner is asked for a layer, declared or not: it is composed of steps here, or a host device's later call.
-bool is_no_planners(const at::Tensor& tensor);
+bool asks_no_planner(const at::Tensor& tensor);
 
 // The operators on bp, without planners.
 void layer_of_bp(const c10::OperatorHandle& op, torch::jit::Stack* stack);

@@ -95,7 +95,7 @@ class RnnLayer final : public torch::autograd::Function<RnnLayer> {
     Stack stack;
     torch::jit::push(stack, input, hx, cx, w_ih, w_hh, b_ih, b_hh, mode, reverse, training);
     static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("backplane::rnn_layer", "");
-    is_no_planners(input) ? layer_of_bp(op, &stack) : op.callBoxed(stack);
+    asks_no_planner(input) ? layer_of_bp(op, &stack) : op.callBoxed(stack);
     const Tensor out = stack[0].toTensor(), hy = stack[1].toTensor(), cy = stack[2].toTensor(), saved = stack[3].toTensor();
     const auto or_none = [](const OptionalTensor& tensor) { return tensor.value_or(Tensor()); };
     ctx->save_for_backward(
@@ -119,7 +119,7 @@ class RnnLayer final : public torch::autograd::Function<RnnLayer> {
     torch::jit::push(stack, saved[0], saved[1], cx, saved[3], saved[4], b_ih, b_hh, mode, reverse);
     torch::jit::push(stack, saved[7], saved[8], saved[9], saved[10]);
     static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("backplane::rnn_layer_backward", "");
-    is_no_planners(saved[0]) ? gradients_of_bp(op, &stack) : op.callBoxed(stack);
+    asks_no_planner(saved[0]) ? gradients_of_bp(op, &stack) : op.callBoxed(stack);
     const auto of = [&](size_t i) { return stack[i].toTensor(); };
     return {
         of(0), of(1), cx.has_value() ? of(2) : Tensor(), of(3), of(4), b_ih.has_value() ? of(5) : Tensor(),
