@@ -78,13 +78,7 @@ def preferred_blas_library(backend: str | None = None) -> str:
         ValueError: another name.
     """
     if backend is not None:
-        libraries.prefer("products", backend)
-        if backend == "driver" and not _brought("product_library"):
-            warnings.warn(
-                "no driver has brought a library of matrix products, so others compute them; "
-                "CLBlast, for OpenCL: apt-get install libclblast1",
-                stacklevel=2,
-            )
+        _prefer("products", backend, "product_library", "matrix products", "CLBlast", "apt-get install libclblast1")
     return libraries.preferred("products")
 
 
@@ -98,19 +92,19 @@ def preferred_fft_library(backend: str | None = None) -> str:
         ValueError: another name.
     """
     if backend is not None:
-        libraries.prefer("transforms", backend)
-        if backend == "driver" and not _brought("transform_library"):
-            warnings.warn(
-                "no driver has brought a library of Fourier transforms, so others compute them; "
-                "VkFFT, for OpenCL: pip install pyvkfft",
-                stacklevel=2,
-            )
+        _prefer("transforms", backend, "transform_library", "Fourier transforms", "VkFFT", "pip install pyvkfft")
     return libraries.preferred("transforms")
 
 
-def _brought(library: str) -> bool:
-    """Whether a device's driver has."""
-    return any(getattr(drivers.device(index), library, None) for index in range(torch.accelerator.device_count()))
+def _prefer(family: str, backend: str, attribute: str, computed: str, opencls: str, install: str) -> None:
+    """Prefers a library, with a warning where it is the driver's and no device has brought one as its `attribute`."""
+    libraries.prefer(family, backend)
+    devices = map(drivers.device, range(torch.accelerator.device_count()))
+    if backend == "driver" and not any(getattr(one, attribute, None) for one in devices):
+        warnings.warn(
+            f"no driver has brought a library of {computed}, so others compute them; {opencls}, for OpenCL: {install}",
+            stacklevel=3,
+        )
 
 
 def preferred_linalg_library(backend: str | None = None) -> str:
