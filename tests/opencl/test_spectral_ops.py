@@ -51,6 +51,8 @@ OF_DOUBLES = [1, 5, 8, 15, 16, 37, 243, 1009, 2048, 30030]
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("way", ["default", "generated", "local memory"])
 def test_every_length(way: str, dtype: torch.dtype) -> None:
+    if dtype not in had((dtype,)):
+        pytest.skip("the device has no float64")
     torch.manual_seed(0)
     lengths = OF_DOUBLES if dtype == torch.float64 else LENGTHS
     with computed_by(way):
