@@ -191,6 +191,53 @@ torch.testing.assert_close((x @ x).cpu(), x.cpu() @ x.cpu())
     assert arrived >= 26  # of 30: those that meet a __del__, Python itself ignores
 
 
+def test_an_interrupt_leaves_no_trace_behind(run: Run) -> None:
+    """At each call, and each return, of what enters traces and leaves them: Python looks for interrupts there."""
+    code = """
+import sys
+import torch
+from torch_backplane import plans
+from torch_backplane.planning import tracing
+x = torch.rand(6, 7, device="bp")
+files = ("torch_backplane/planning/tracing.py", "torch/utils/_python_dispatch.py")
+torch.softmax(x.t(), 0)
+
+def interrupt_at(point):
+    left = point
+
+    def profile(frame, event, argument):
+        nonlocal left
+        code = frame.f_code
+        if event not in ("call", "c_return") or not code.co_filename.endswith(files):
+            return
+        if code.co_name not in ("__del__", "freed", "<genexpr>"):  # Python ignores what is raised as objects are freed
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt  # which ends the profile
+
+    plans.clear()
+    sys.setprofile(profile)
+    try:
+        for rows in (3, 4, 5, 6):
+            torch.softmax(x[:rows].t(), 0)
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.setprofile(None)
+    assert left >= 0, (point, "the interrupt is lost")
+    return False
+
+points = 0
+while interrupt_at(points):
+    assert tracing.current() is None, points
+    assert torch._C._len_torch_dispatch_stack() == 0, points
+    torch.testing.assert_close(torch.softmax(x.t(), 0).cpu(), torch.softmax(x.cpu().t(), 0))
+    points += 1
+print(points)
+"""
+    assert int(run(code).stdout) > 100
+
+
 def test_a_kernel_that_cannot_be_built_comes_with_the_compilers_words(run: Run) -> None:
     code = """
 import pyopencl as cl

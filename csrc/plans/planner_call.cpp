@@ -1,4 +1,5 @@
 // Planners in Python: how they are called, and what they may ask of the socket meanwhile (torch_backplane.planning).
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
@@ -28,6 +29,23 @@ py::object tracer; // torch_backplane.planning.tracing.trace
 py::object dtype_object(c10::ScalarType dtype) {
   return py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(torch::getTHPDtype(dtype)));
 }
+
+// Ctrl-C may meet PyTorch's code that enters a mode or leaves it, and the mode stays then: this restores the thread's.
+class DispatchModes {
+ public:
+  DispatchModes() = default;
+  DispatchModes(const DispatchModes&) = delete;
+  DispatchModes& operator=(const DispatchModes&) = delete;
+  ~DispatchModes() {
+    if (c10::impl::TorchDispatchModeTLS::stack_len() != length_) {
+      c10::impl::TorchDispatchModeTLS::set_state(std::move(before_));
+    }
+  }
+
+ private:
+  int64_t length_ = c10::impl::TorchDispatchModeTLS::stack_len();
+  c10::impl::TorchDispatchModeTLS before_ = c10::impl::TorchDispatchModeTLS::get_state();
+};
 
 // Arguments as Python objects; counts the numbers as read_call (signature.cpp) does.
 class Converter {
@@ -135,6 +153,7 @@ class PythonPlanner final : public Planner {
       given.append(py::make_tuple(one, facts[given.size()].is_size));
     }
     py::object builder = new_plan_builder(call);
+    const DispatchModes unchanged;
     try {
       reason = tracer(py::reinterpret_borrow<py::object>(function_), given, builder, schema.returns().size())
                    .cast<std::string>();

@@ -9,6 +9,7 @@ shapes only, and `plans.stats()` says why.
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -43,6 +44,8 @@ def current() -> Tracer | None:
 
 class Memory:
     """Where tensors lie: ("argument" | "allocation" | "kept" | "meta" | "nothing", index)."""
+
+    base = "nothing"  # also of one whose making was interrupted
 
     def __init__(self, tracer: Tracer, base: str, index: int, alignment: int = 0) -> None:
         self.tracer, self.base, self.index, self.alignment = tracer, base, index, alignment
@@ -351,6 +354,7 @@ def trace(planner: Callable[..., Any], arguments: list[tuple[Any, bool]], builde
     Returns:
         Why there is no such plan; "" where there is one.
     """
+    handled = sys.exc_info()[1]
     tracer = Tracer(builder)
     outer, _here.tracer = current(), tracer
     try:
@@ -366,15 +370,27 @@ def trace(planner: Callable[..., Any], arguments: list[tuple[Any, bool]], builde
     except _C.RunOnCPU as reason:
         return f"it is left to the CPU: {reason}"
     except Exception as error:  # whatever it is, calls are served without the trace
+        _raise_interrupt(error, handled)
         return f"{type(error).__name__} while it was traced: {str(error).partition(chr(10))[0]}"
     finally:
+        _here.tracer = outer  # before anything is called, where Ctrl-C may arrive
         tracer.is_writing = False
         # Trace and tensors know each other, and what looks at frames may keep this one. The call's tensors must not
         # wait for either.
         tracer.arguments.clear()
         arguments.clear()
-        _here.tracer = outer
     return ""
+
+
+def _raise_interrupt(error: BaseException, handled: BaseException | None) -> None:
+    """Raises what is no `Exception`, such as Ctrl-C, where `error` came of it: PyTorch's modes, interrupted as they are
+    entered, raise errors of their own as they are left. What was being handled before is not looked at.
+    """
+    behind: BaseException | None = error
+    while behind is not None and behind is not handled:
+        if not isinstance(behind, Exception):
+            raise behind
+        behind = behind.__context__
 
 
 def _write_results(tracer: Tracer, returned: Any) -> None:
