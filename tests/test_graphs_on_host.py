@@ -11,6 +11,7 @@ import torch
 sys.path.append(str(Path(__file__).parent / "opencl"))
 
 import test_graphs as on_opencl
+from test_graph_branches import *  # noqa: F403
 from test_graphed_training import *  # noqa: F403
 from test_graphs import *  # noqa: F403
 from test_graphs import captured

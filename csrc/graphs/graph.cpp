@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "c10/generator.h"
+#include "devices/host_device.h"
 #include "devices/profile.h"
 #include "fallback/deferred.h"
 #include "memory/allocator.h"
@@ -104,6 +105,25 @@ std::string described(const CapturedHostWork& work) {
   return c10::str("on the host: ", work.name);
 }
 
+// Whether streams of the device work beside each other: those of host devices mostly do all in the calling thread.
+bool has_queues(c10::DeviceIndex index) {
+  return !can_defer(index) || host_devices_are_asynchronous();
+}
+
+// Lets queue 0 wait for all that the others were given, where a replay ends early. What cannot be done is left.
+void join(Device& device, c10::ArrayRef<StreamHandle> queues) noexcept {
+  for (const StreamHandle queue : queues.slice(1)) {
+    try {
+      const EventHandle event = device.create_event(/*timing=*/false);
+      device.record_event(event, queue);
+      device.wait_event(event, queues[0]);
+      device.destroy_event(event);
+    } catch (const std::exception&) {
+      // The error that ended the replay is told.
+    }
+  }
+}
+
 // As it stands between quotation marks in the dot language, where \n is a line's end.
 std::string quoted(const std::string& text) {
   std::string found;
@@ -127,6 +147,7 @@ Graph::~Graph() {
   } catch (const std::exception&) {
     // Nobody wants the graph.
   }
+  destroy_events();
   give_up_memory();
 }
 
@@ -165,6 +186,9 @@ void Graph::capture_end() {
     give_up_memory();
     throw;
   }
+  if (has_queues(stream_->device_index())) {
+    branches_ = find_branches(graph_->nodes, 1 + kBranchStreams);
+  }
   if (!keep_graph_) {
     instantiate();
   }
@@ -172,7 +196,33 @@ void Graph::capture_end() {
 
 void Graph::instantiate() {
   check_captured("instantiate()");
+  if (!ready_ && branches_.queues > 1) {
+    make_events();
+  }
   ready_ = true;
+}
+
+void Graph::make_events() {
+  Device& owner = device(stream_->device_index());
+  const DeviceCall call(owner);
+  try {
+    for (const Branches::Step& step : branches_.steps) {
+      events_.push_back(step.is_waited_for ? owner.create_event(/*timing=*/false) : nullptr);
+    }
+    events_.push_back(owner.create_event(/*timing=*/false));
+  } catch (const std::exception&) {
+    destroy_events();
+    throw;
+  }
+}
+
+void Graph::destroy_events() noexcept {
+  for (const EventHandle event : events_) {
+    if (event != nullptr) {
+      device(stream_->device_index()).destroy_event(event);
+    }
+  }
+  events_.clear();
 }
 
 void Graph::replay() {
@@ -189,18 +239,58 @@ void Graph::replay() {
     std::lock_guard<std::mutex> held(one.generator.mutex());
     states.push_back(one.generator.get<PhiloxGenerator>()->advance(one.used));
   }
-  const Replay replay(stream, states);
-  const DeviceCall call(device(stream.device_index()));
-  for (const CapturedNode& node : graph_->nodes) {
-    std::visit(replay, node.work);
+  Device& owner = device(stream.device_index());
+  const DeviceCall call(owner);
+  if (branches_.queues == 1) {
+    const Replay replay(stream, states);
+    for (const CapturedNode& node : graph_->nodes) {
+      std::visit(replay, node.work);
+    }
+  } else {
+    replay_branches(owner, stream, states);
   }
   if (graph_->reports_errors) {
     note_reporting_launch(stream);
   }
 }
 
+void Graph::replay_branches(
+    Device& owner, c10::Stream stream, c10::ArrayRef<PhiloxGenerator::State> generators) {
+  std::vector<StreamHandle> queues{stream_handle(stream)};
+  std::vector<Replay> replays{{stream, generators}};
+  for (size_t queue = 1; queue < branches_.queues; ++queue) {
+    const c10::Stream branch = branch_stream(stream.device_index(), static_cast<int>(queue) - 1);
+    queues.push_back(stream_handle(branch));
+    replays.emplace_back(branch, generators);
+  }
+  try {
+    owner.record_event(events_.back(), queues[0]);
+    for (size_t i = 0; i < graph_->nodes.size(); ++i) {
+      const Branches::Step& step = branches_.steps[i];
+      if (step.waits_for_begin) {
+        owner.wait_event(events_.back(), queues[step.queue]);
+      }
+      for (const size_t before : step.waits_for) {
+        owner.wait_event(events_[before], queues[step.queue]);
+      }
+      std::visit(replays[step.queue], graph_->nodes[i].work);
+      if (step.is_waited_for) {
+        owner.record_event(events_[i], queues[step.queue]);
+      }
+    }
+    for (const size_t node : branches_.joined) {
+      owner.wait_event(events_[node], queues[0]);
+    }
+  } catch (...) {
+    join(owner, queues);
+    throw;
+  }
+}
+
 void Graph::reset() {
   TORCH_CHECK(capture_ == nullptr, "a graph cannot be reset while it is being captured");
+  destroy_events();
+  branches_ = {};
   graph_.reset();
   ready_ = false;
   give_up_memory();
@@ -219,8 +309,10 @@ void Graph::debug_dump(const std::string& path) const {
   for (size_t i = 0; i < graph_->nodes.size(); ++i) {
     const CapturedNode& node = graph_->nodes[i];
     const std::string work = std::visit([](const auto& one) { return described(one); }, node.work);
-    file << "  n" << i << " [label=" << quoted(c10::str(node.operator_name, "\\n", work, "\\nstream ", node.stream))
-         << "];\n";
+    const size_t queue = branches_.queues == 1 ? 0 : branches_.steps[i].queue;
+    const std::string text =
+        c10::str(node.operator_name, "\\n", work, "\\nstream ", node.stream, ", at a replay queue ", queue);
+    file << "  n" << i << " [label=" << quoted(text) << "];\n";
     for (const size_t before : node.after) {
       file << "  n" << before << " -> n" << i << ";\n";
     }

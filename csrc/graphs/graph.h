@@ -7,7 +7,11 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "c10/generator.h"
+#include "devices/device.h"
+#include "graphs/branches.h"
 #include "streams/capture.h"
 
 namespace backplane {
@@ -26,7 +30,8 @@ class Graph {
   void capture_end();
   // What has been captured is ready to be replayed; capture_end calls it, unless the graph was made with `keep_graph`.
   void instantiate();
-  // Gives the work to the current stream of the graph's device. Takes no GIL, unless the device does.
+  // Gives the work to the current stream of the graph's device, and what may run beside it to queues of its own, which the
+  // stream then waits for. Takes no GIL, unless the device does.
   void replay();
   // Forgets the work and gives up the memory: the pool goes back to the device as soon as no tensor lives in it.
   void reset();
@@ -43,6 +48,10 @@ class Graph {
 
  private:
   void check_captured(const char* what) const;
+  void replay_branches(
+      Device& owner, c10::Stream stream, c10::ArrayRef<PhiloxGenerator::State> generators);
+  void make_events();
+  void destroy_events() noexcept;
   void give_up_memory();
 
   const bool keep_graph_;
@@ -51,6 +60,8 @@ class Graph {
   std::optional<c10::Stream> stream_; // that is being captured, or was
   std::shared_ptr<Capture> capture_; // under way
   std::optional<CapturedGraph> graph_;
+  Branches branches_;
+  std::vector<EventHandle> events_; // of each node, nullptr where nobody waits for it; the last one is that of the begin
   std::optional<c10::MempoolId_t> pool_; // while this holds it
 };
 

@@ -17,7 +17,7 @@
 namespace backplane {
 namespace {
 
-constexpr c10::StreamId kMostStreams = 1 + 2 * kStreamsPerPool; // per device: the default one, and both pools
+constexpr c10::StreamId kMostStreams = 1 + 2 * kStreamsPerPool + kBranchStreams; // per device, with the default one
 
 struct Entry {
   StreamHandle handle;
@@ -33,6 +33,7 @@ struct Streams {
   // Per priority (least, greatest): the ids made so far, and how many have been handed out.
   std::array<std::vector<c10::StreamId>, 2> pools;
   std::array<size_t, 2> handed_out{};
+  std::vector<c10::StreamId> branches; // of graphs
 };
 
 Streams& streams_of(c10::DeviceIndex index) {
@@ -123,6 +124,28 @@ c10::Stream pool_stream(c10::DeviceIndex index, int priority) {
   guard.unlock();
   owner.destroy_stream(handle); // other threads filled it meanwhile
   return make(index, ids[slot]);
+}
+
+c10::Stream branch_stream(c10::DeviceIndex index, int number) {
+  index = checked_index(index);
+  TORCH_INTERNAL_ASSERT(number >= 0 && number < kBranchStreams);
+  Streams& streams = streams_of(index);
+  for (;;) {
+    {
+      std::lock_guard<std::mutex> guard(streams.lock);
+      if (streams.branches.size() > static_cast<size_t>(number)) {
+        return make(index, streams.branches[number]);
+      }
+    }
+    const StreamHandle handle = device(index).create_stream(kLeastPriority);
+    std::unique_lock<std::mutex> guard(streams.lock);
+    if (streams.branches.size() < kBranchStreams) {
+      streams.branches.push_back(append(streams, handle, kLeastPriority));
+    } else {
+      guard.unlock();
+      device(index).destroy_stream(handle); // other threads have made all there may be
+    }
+  }
 }
 
 std::optional<c10::Stream> stream_of(c10::DeviceIndex index, StreamHandle handle) {

@@ -1,7 +1,7 @@
 // Streams and events of all devices. c10::Stream is only a number (device, id); this table maps it to the driver's queue.
 //
-// Stream ids: 0 is the device's default stream; 1… are entries of the device's table in order of creation. Pool streams
-// are created on first use and live as long as the process, as torch.cuda's do.
+// Stream ids: 0 is the device's default stream; 1… are entries of the device's table in order of creation. Those of
+// pools and of graphs are created on first use and live as long as the process, as torch.cuda's do.
 #pragma once
 
 #include <c10/core/Stream.h>
@@ -14,6 +14,7 @@
 namespace backplane {
 
 constexpr int kStreamsPerPool = 32;
+constexpr int kBranchStreams = 7;
 // Priorities as in torch.cuda: lower numbers run first.
 constexpr int kLeastPriority = 0;
 constexpr int kGreatestPriority = -1;
@@ -24,6 +25,8 @@ c10::Stream current_stream(c10::DeviceIndex index);
 c10::Stream exchange_current_stream(c10::Stream stream);
 // The next stream of the device's pool, round robin.
 c10::Stream pool_stream(c10::DeviceIndex index, int priority);
+// One of those that graphs give their branches to, 0 to kBranchStreams - 1: nobody else has work for them.
+c10::Stream branch_stream(c10::DeviceIndex index, int number);
 // The stream that a queue belongs to. All queues are made here, so another handle is none, and must not be followed.
 std::optional<c10::Stream> stream_of(c10::DeviceIndex index, StreamHandle handle);
 

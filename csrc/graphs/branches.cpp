@@ -1,0 +1,128 @@
+#include "graphs/branches.h"
+
+#include <algorithm>
+#include <optional>
+
+namespace backplane {
+namespace {
+
+// What a wait for another queue costs is the time of so many small kernels, and a kernel is a small one for each so many work
+// items, up to some; measured on PoCL (docs/measurements.md). What the host or a library does is mostly more.
+constexpr size_t kWeightOfWait = 12;
+constexpr size_t kItems = 8192;
+constexpr size_t kMostWeight = 32;
+
+size_t weight(const CapturedNode& node) {
+  const auto* launch = std::get_if<CapturedLaunch>(&node.work);
+  if (launch == nullptr) {
+    return kMostWeight;
+  }
+  const auto& [x, y, z] = launch->size.items;
+  return std::clamp(x * y * z / kItems, size_t{1}, kMostWeight);
+}
+
+// How much of each queue's work comes before something: up to the node of this number, counted from 1; 0 is nothing.
+using Past = std::vector<size_t>;
+
+void add(Past& past, const Past& more) {
+  for (size_t queue = 0; queue < past.size(); ++queue) {
+    past[queue] = std::max(past[queue], more[queue]);
+  }
+}
+
+class Search {
+ public:
+  Search(c10::ArrayRef<CapturedNode> nodes, size_t most_queues) : nodes_(nodes), most_(most_queues), last_(1, 0) {}
+
+  Branches found() {
+    for (size_t node = 0; node < nodes_.size(); ++node) {
+      place(node);
+    }
+    found_.queues = last_.size();
+    if (found_.queues == 1) {
+      return {};
+    }
+    Past joined = past_of_queue(0);
+    for (size_t node = nodes_.size(); node-- > 0;) { // the latest first: what comes before it needs no wait of its own
+      if (joined[found_.steps[node].queue] < node + 1) {
+        found_.joined.push_back(node);
+        found_.steps[node].is_waited_for = true;
+        add(joined, past_[node]);
+      }
+    }
+    return pays() ? std::move(found_) : Branches{};
+  }
+
+ private:
+  bool pays() const {
+    size_t beside = 0, waits = found_.joined.size();
+    for (size_t node = 0; node < nodes_.size(); ++node) {
+      const Branches::Step& step = found_.steps[node];
+      beside += step.queue == 0 ? 0 : weight(nodes_[node]);
+      waits += step.waits_for.size() + (step.waits_for_begin ? 1 : 0);
+    }
+    return beside >= kWeightOfWait * waits;
+  }
+
+  Past past_of_queue(size_t queue) const {
+    const size_t last = last_[queue];
+    return last == 0 ? Past(most_, 0) : past_[last - 1];
+  }
+
+  // Of the queues whose last node comes before this one, queue 0, where the others have to end, or that whose last node is
+  // the latest.
+  size_t queue_after(const Past& before) {
+    std::optional<size_t> found;
+    for (size_t queue = 0; queue < last_.size() && found != size_t{0}; ++queue) {
+      if (last_[queue] <= before[queue] && (!found.has_value() || last_[queue] > last_[*found])) {
+        found = queue;
+      }
+    }
+    if (found.has_value()) {
+      return *found;
+    }
+    if (last_.size() < most_) {
+      last_.push_back(0);
+      return last_.size() - 1;
+    }
+    return std::min_element(last_.begin(), last_.end()) - last_.begin(); // which has had nothing for longest
+  }
+
+  void place(size_t node) {
+    auto after = nodes_[node].after;
+    std::sort(after.rbegin(), after.rend());
+    Past before(most_, 0);
+    for (const size_t one : after) {
+      add(before, past_[one]);
+    }
+    Branches::Step step;
+    step.queue = queue_after(before);
+    const bool is_first = step.queue != 0 && last_[step.queue] == 0;
+    Past past = past_of_queue(step.queue);
+    for (const size_t one : after) {
+      if (past[found_.steps[one].queue] < one + 1) {
+        step.waits_for.push_back(one);
+        found_.steps[one].is_waited_for = true;
+        add(past, past_[one]);
+      }
+    }
+    step.waits_for_begin = is_first && step.waits_for.empty();
+    last_[step.queue] = past[step.queue] = node + 1;
+    past_.push_back(std::move(past));
+    found_.steps.push_back(std::move(step));
+  }
+
+  const c10::ArrayRef<CapturedNode> nodes_;
+  const size_t most_;
+  std::vector<size_t> last_; // of each queue, the number of its last node
+  std::vector<Past> past_; // of each node, itself included
+  Branches found_;
+};
+
+} // namespace
+
+Branches find_branches(c10::ArrayRef<CapturedNode> nodes, size_t most_queues) {
+  return Search(nodes, most_queues).found();
+}
+
+} // namespace backplane

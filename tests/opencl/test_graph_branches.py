@@ -1,0 +1,175 @@
+"""Branches of graphs, which run beside each other: what comes after what is kept."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from agreement import DEVICE
+from test_graphs import captured
+
+SIZE = 200_000  # elements with which branches are worth their waits
+
+def queues(graph: torch.bp.Graph, path: Path) -> list[int]:
+    """Which queue each piece of the graph's work is given to, by its picture."""
+    graph.debug_dump(str(path / "graph.dot"))
+    return [int(found) for found in re.findall(r"queue (\d+)", (path / "graph.dot").read_text())]
+
+
+def need_queues() -> None:
+    if torch.bp.get_device_properties(DEVICE).driver == "host":
+        pytest.skip("host devices do all in the calling thread: there is nothing beside anything")
+
+
+def graph_to_look_at() -> torch.bp.Graph:
+    graph = torch.bp.Graph()
+    graph.enable_debug_mode()
+    return graph
+
+
+def test_branches_have_queues_and_chains_have_one(tmp_path: Path) -> None:
+    need_queues()
+    x = torch.ones(SIZE, device=DEVICE)
+    side, third = torch.bp.Stream(), torch.bp.Stream()
+    chain = graph_to_look_at()
+    with captured(chain):  # over two streams, and nothing is beside anything
+        first = torch.bp.current_stream()
+        y = x + 1
+        side.wait_stream(first)
+        with side:
+            y = y * 2
+        first.wait_stream(side)
+        y = y + 3
+    assert queues(chain, tmp_path) == [0, 0, 0]
+
+    forked = graph_to_look_at()
+    with captured(forked):
+        first = torch.bp.current_stream()
+        for stream in (side, third):
+            stream.wait_stream(first)
+        with side:
+            a = (x + 1) * 2
+        with third:
+            b = (x + 3) * 4
+        c = (x + 5) * 6
+        first.wait_stream(side)
+        d = a + c
+        first.wait_stream(third)
+        e = b + d
+    assert queues(forked, tmp_path) == [0, 0, 1, 1, 2, 2, 0, 0]  # the first branch goes on where nothing is before it
+
+    small = graph_to_look_at()
+    with captured(small):  # takes less time than the waits
+        first = torch.bp.current_stream()
+        side.wait_stream(first)
+        with side:
+            x[:10] + 1
+        x[:10] + 2
+        first.wait_stream(side)
+    assert queues(small, tmp_path) == [0, 0]
+    for number in (1, 2):
+        x.fill_(number)
+        forked.replay()
+        chain.replay()
+        assert y.tolist() == [(number + 1) * 2 + 3] * SIZE
+        assert e.tolist() == [(number + 1) * 2 + (number + 3) * 4 + (number + 5) * 6] * SIZE
+
+
+def test_more_branches_than_queues(tmp_path: Path) -> None:
+    need_queues()
+    x = torch.rand(SIZE, device=DEVICE)
+    graph, streams = graph_to_look_at(), [torch.bp.Stream() for _ in range(20)]
+    results = []
+    with captured(graph):
+        first = torch.bp.current_stream()
+        for number, stream in enumerate(streams):
+            stream.wait_stream(first)
+            with stream:
+                results.append((x + number).sin() * 2)
+        for stream in streams:
+            first.wait_stream(stream)
+        total = torch.stack(results).sum(0)
+    assert set(queues(graph, tmp_path)) == set(range(8))
+    for add in (0, 1):
+        x += add
+        graph.replay()
+        expected = sum((x.cpu() + number).sin() * 2 for number in range(20))
+        torch.testing.assert_close(total.cpu(), expected)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_programs_over_several_streams(seed: int) -> None:
+    """What waits is only what has to: for who wrote what is read, and for who reads what is written."""
+    chance = random.Random(seed)
+    values = [torch.full((chance.choice((7, 300_000)),), float(number), device=DEVICE) for number in range(6)]
+    expected = [value.cpu() for value in values]
+    graph, others = torch.bp.Graph(), [torch.bp.Stream() for _ in range(chance.randint(1, 4))]
+    program = []
+    for _ in range(60):
+        source, target = chance.sample(range(len(values)), 2)
+        program.append((chance.randrange(len(others) + 1), source, target, chance.random() < 0.3))
+
+    def step(values: list[torch.Tensor], source: int, target: int, heavy: bool) -> None:
+        new = values[source].sum()
+        for _ in range(4 if heavy else 0):
+            new = (values[source] * 0.5 + new).mean()
+        values[target].mul_(0.5).add_(new * 1e-3)
+
+    with captured(graph):
+        first = torch.bp.current_stream()
+        begin = first.record_event()
+        streams = [first, *others]
+        written = [begin] * len(values)
+        read: list[list[torch.bp.Event]] = [[] for _ in values]
+        joined = [first]
+        for index, source, target, heavy in program:
+            stream = streams[index]
+            if stream not in joined:
+                joined.append(stream)
+            for event in (begin, written[source], written[target], *read[target]):
+                stream.wait_event(event)
+            with stream:
+                step(values, source, target, heavy)
+            done = stream.record_event()
+            read[source].append(done)
+            written[target], read[target] = done, []
+        for stream in joined[1:]:
+            first.wait_stream(stream)
+
+    on = torch.bp.Stream()
+    for replay in range(4):
+        with on if replay % 2 else torch.bp.current_stream():
+            torch.bp.current_stream().wait_stream(torch.bp.default_stream())
+            graph.replay()
+            found = [value * 2 for value in values]  # after the replay, without waiting
+            torch.bp.default_stream().wait_stream(torch.bp.current_stream())
+        for _, source, target, heavy in program:
+            step(expected, source, target, heavy)
+        for one, wanted in zip(found, expected, strict=True):
+            torch.testing.assert_close(one.cpu(), wanted * 2, rtol=1e-4, atol=1e-4)
+
+
+def test_random_numbers_of_branches_are_the_captures() -> None:
+    x = torch.zeros(1000, device=DEVICE)
+    graph, side = torch.bp.Graph(), torch.bp.Stream()
+
+    def drawn() -> list[torch.Tensor]:
+        first = torch.bp.current_stream()
+        side.wait_stream(first)
+        with side:
+            a = torch.rand_like(x)
+        b = torch.rand_like(x)
+        first.wait_stream(side)
+        return [a, b]
+
+    with captured(graph):
+        results = drawn()
+    torch.manual_seed(3)
+    expected = [[one.cpu() for one in drawn()] for _ in range(2)]
+    torch.manual_seed(3)
+    for wanted in expected:
+        graph.replay()
+        assert all(torch.equal(one.cpu(), other) for one, other in zip(results, wanted, strict=True))
