@@ -14,7 +14,7 @@ import pytest
 import torch
 from test_opencl import platform  # noqa: F401  # a fixture
 
-from torch_backplane import ending
+from torch_backplane import _C, autograd
 
 
 @pytest.fixture(scope="module", params=exit_ways.DRIVERS)
@@ -39,6 +39,7 @@ from torch_backplane import _C
 class Held:
     pass
 
+torch.autograd.Variable._execution_engine = torch._C._ImperativeEngine()  # of passes that C++ begins
 x = torch.ones(3, device="bp:1", requires_grad=True)
 found = []
 for finish in (False, True, True, True):
@@ -70,7 +71,8 @@ def test_the_threads_of_devices_let_go_of_their_last_pass(tmp_path: Path) -> Non
 
 def test_a_pass_in_a_pass_at_the_end_of_the_program() -> None:
     """What runs after our own function at the exit: empty passes that follow each pass, but not those in one."""
-    engine = ending._EngineAtTheEnd(torch.autograd.Variable._execution_engine)
+    engine = autograd.Engine(torch.autograd.Variable._execution_engine)
+    engine.after_each_pass = _C.finish_autograd_threads
     x = torch.ones(3, device="bp", requires_grad=True)
     grads = []
 
