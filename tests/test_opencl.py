@@ -238,6 +238,79 @@ print(points)
     assert int(run(code).stdout) > 100
 
 
+def test_a_replay_that_fails_half_way_leaves_its_branches_in_order(run: Run) -> None:
+    """What the stream is given afterwards comes after what the branches were given, and the next replay is right."""
+    code = """
+import torch
+from torch_backplane import _C
+from torch_backplane.testing import faults
+faults.prepare()
+side, x = torch.bp.Stream(), torch.ones(300_000, device="bp")
+graph = torch.bp.Graph(keep_graph=True)
+torch.bp.synchronize()
+with torch.bp.Stream():
+    graph.capture_begin()
+    side.wait_stream(torch.bp.current_stream())
+    with side:
+        a = x + 1
+        for _ in range(8):
+            a = a * 2
+    b = x + 3
+    for _ in range(8):
+        b = b * 0.5
+    torch.bp.current_stream().wait_stream(side)
+    c = a + b
+    graph.capture_end()
+with faults.fails("create_event", 2):
+    try:
+        graph.instantiate()
+        raise AssertionError("instantiate() did not fail")
+    except RuntimeError:
+        pass
+graph.instantiate()
+failed = 0
+for call, most in (("record_event", 4), ("wait_event", 4), ("launch", 19)):
+    for nth in range(1, most + 1):
+        faults.fail(call, nth)
+        try:
+            graph.replay()
+        except RuntimeError:
+            failed += 1
+        faults.clear()
+        a.fill_(nth)  # after what the side was given
+        assert a.unique().tolist() == [nth], (call, nth)
+        x.fill_(nth)
+        graph.replay()
+        assert c.unique().tolist() == [(nth + 1) * 256 + (nth + 3) / 256], (call, nth)
+print(failed)
+"""
+    assert int(run(code, drivers="opencl").stdout) >= 21  # all launches, and at least one event of each kind
+
+
+def test_small_steps_of_recurrent_layers_need_no_team_of_threads(run: Run) -> None:
+    """The many threads of OpenMP that a device's threads would have hinder each other."""
+    code = """
+import os, torch
+torch.set_num_threads(4)
+x = torch.ones(20, 4, 16, device="bp") + 1
+small = [torch.nn.LSTM(16, 32).to("bp"), torch.nn.GRU(16, 32).to("bp"), torch.nn.RNN(16, 32).to("bp")]
+large = torch.nn.LSTM(512, 1024).to("bp")
+y = torch.ones(2, 64, 512, device="bp")
+torch.bp.synchronize()
+threads = []
+for models, given in (([], x), (small, x), ([large], y)):
+    for _ in range(4):
+        for model in models:
+            model(given)[0].sum().backward()
+    torch.bp.synchronize()
+    threads.append(len(os.listdir("/proc/self/task")))
+print(threads[1] - threads[0], threads[2] - threads[1])
+"""
+    small, large = map(int, run(code, TORCH_BACKPLANE_HOST_DEVICES="0", drivers="opencl").stdout.split())
+    assert small < 3  # autograd's own thread, say
+    assert large >= 3
+
+
 def test_a_kernel_that_cannot_be_built_comes_with_the_compilers_words(run: Run) -> None:
     code = """
 import pyopencl as cl

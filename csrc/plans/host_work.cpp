@@ -14,6 +14,7 @@
 #include "devices/device.h"
 #include "devices/profile.h"
 #include "devices/verbose.h"
+#include "fallback/openmp.h"
 #include "streams/device_errors.h"
 #include "streams/stream.h"
 
@@ -150,6 +151,7 @@ void do_on_host(
   device(stream.device_index())
       .call_host(
           [work = std::move(work), numbers = numbers.vec(), stream](char* const* seen) {
+            const AmongTeams among_teams;
             const auto start = std::chrono::steady_clock::now();
             try {
               said(
