@@ -178,7 +178,6 @@ def bare_loops(
 def run(title: str, place: torch.device, rounds: int, watch: launches.Watch | launches.Unavailable) -> Result:
     """The row's step replayed, eager and on the CPU in turn; a chain also by the loops in C."""
     make, operators = ROWS[title]
-    cpu = torch.device("cpu")
     torch.manual_seed(0)
     step = make(place)  # has the inputs, which the graph reads at each replay
     graph, result = replayed(step)
@@ -188,9 +187,8 @@ def run(title: str, place: torch.device, rounds: int, watch: launches.Watch | la
             loops = bare_loops(watch, graph, result)
         except launches.Unavailable as error:
             without = str(error)
-    torch.manual_seed(0)
-    bodies = [graph.replay, step, make(cpu), *loops]
-    sides = [turns.Side(place), turns.Side(place), turns.Side(cpu)]
+    bodies = [graph.replay, step, turns.Apart(make), *loops]
+    sides = [turns.Side(place), turns.Side(place), turns.Side(turns.CPU)]
     sides += [turns.Side(place, finish=loop.finish) for loop in loops]
     once = max(turns.seconds(body, side.place, 2, side.finish) for body, side in zip(bodies, sides, strict=True))
     times = turns.in_turn(bodies, sides, max(1, int(0.1 / once)), rounds)

@@ -4,10 +4,10 @@
     python benchmarks/kernels.py --match "sort|unique" --sizes 1000000 --json
 
 A row's operand has about as many elements as the column says. Ratios are the CPU's time by the device's: above 1 the
-device is faster. The devices take turns, round by round, in one process; times are medians over the rounds, until the
-device has finished, and ratios medians of the rounds' ratios. Where PyTorch has an `out=` form it is used, so that
-nobody pays for fresh memory. GB/s are of the bytes that must be read and written, once each, at the largest size; to
-compare, numpy copies one array of that size to another with one thread per core.
+device is faster. The devices take turns, round by round, the CPU in a process of its own; times are medians over the
+rounds, until the device has finished, and ratios medians of the rounds' ratios. Where PyTorch has an `out=` form it is
+used, so that nobody pays for fresh memory. GB/s are of the bytes that must be read and written, once each, at the
+largest size; to compare, numpy copies one array of that size to another with one thread per core.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import dataclasses
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Annotated
 
 import numpy as np
 import report
 import torch
 import typer
-from turns import SLOW, Side, in_turn, ratio
+from turns import CPU, SLOW, Apart, Body, Side, in_turn, ratio
 
 from torch_backplane.audit.workloads import WORKLOADS, Workload
 
@@ -39,10 +40,16 @@ class Result:
     gigabytes_per_second: float | None
 
 
+def make(title: str, elements: int, device: torch.device) -> Body:
+    """The workload of this title."""
+    (workload,) = (one for one in WORKLOADS if one.title == title)
+    return workload.make(device, elements)
+
+
 def run(workload: Workload, device: torch.device, elements: int, rounds: int) -> Result:
     """The workload on `device` and on the CPU in turn."""
-    sides = [Side(device), Side(torch.device("cpu"))]
-    bodies = [workload.make(side.place, elements) for side in sides]
+    sides = [Side(device), Side(CPU)]
+    bodies: list[Body] = [workload.make(device, elements), Apart(partial(make, workload.title, elements))]
     times = in_turn(bodies, sides, max(1, min(50, 2**20 // elements)), rounds)
     here, cpu = map(statistics.median, times)
     rate = None if workload.bytes_per_element is None else workload.bytes_per_element * elements / here / 1e9

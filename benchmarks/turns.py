@@ -1,27 +1,37 @@
-"""Benchmarks whose rows are a device's time beside the CPU's: what they have in common."""
+"""Benchmarks whose rows are a device's time beside the CPU's: what they have in common.
+
+The CPU's side is in a process of its own, as a program that uses no other device is. Within one process OpenMP's
+threads of the one and those that compute for the other would hinder each other (csrc/fallback/openmp.h says why).
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import multiprocessing
 import statistics
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Annotated, NamedTuple
+from multiprocessing.connection import Connection
+from typing import Annotated, Any, NamedTuple
 
 import report
 import torch
 import typer
 
 SLOW = 0.5  # ratios below are listed
+CPU = torch.device("cpu")
 Body = Callable[[], object]
+Make = Callable[[torch.device], Body]
 
 
 class Row(NamedTuple):
     """What is measured: `make(device)` gives a function to be called; nobody looks at what it returns."""
 
     title: str
-    make: Callable[[torch.device], Body]
+    make: Make
     seconds: float = 0.05  # how long a round should go on, on either device
 
 
@@ -35,12 +45,68 @@ class Result:
     ratio: float
 
 
+class Apart:
+    """A body for the CPU in the other process, one at a time.
+
+    Args:
+        make: as a row's; what can be pickled.
+
+    Raises:
+        RuntimeError: it could not be made.
+    """
+
+    def __init__(self, make: Make) -> None:
+        self._ask(make)
+
+    def seconds(self, calls: int) -> float:
+        """As the function. Raises RuntimeError where a call raises."""
+        return float(self._ask(calls))
+
+    def __call__(self) -> None:
+        self.seconds(1)
+
+    @staticmethod
+    def _ask(what: Make | int) -> Any:
+        connection = _process(torch.get_num_threads())
+        connection.send(what)
+        found, error = connection.recv()
+        if error:
+            raise RuntimeError(f"in the process of the CPU's side:\n{error}")
+        return found
+
+
+@functools.cache
+def _process(threads: int) -> Connection:
+    """Starts it, as a daemon, and returns the way to it."""
+    context = multiprocessing.get_context("spawn")  # a forked one would have this one's OpenMP
+    here, there = context.Pipe()
+    context.Process(target=_serve, args=(there, threads), daemon=True).start()
+    return here
+
+
+def _serve(connection: Connection, threads: int) -> None:
+    torch.set_num_threads(threads)
+    body: Body = lambda: None  # noqa: E731
+    while True:
+        what = connection.recv()
+        try:
+            if isinstance(what, int):
+                connection.send((seconds(body, CPU, what), ""))
+            else:
+                torch.manual_seed(0)
+                body = what(CPU)
+                connection.send((None, ""))
+        except Exception:
+            connection.send((None, traceback.format_exc()))
+
+
 class Side(NamedTuple):
     """One of the two that are compared: a device, and the library that it prefers for products, if that matters."""
 
     place: torch.device
     library: str = ""
     finish: Callable[[], object] | None = None  # waits for the device, in place of PyTorch
+    is_apart: bool = False  # in the other process: see Apart
 
     def __str__(self) -> str:
         return self.library or str(self.place)
@@ -56,6 +122,8 @@ def seconds(body: Body, device: torch.device, calls: int, finish: Callable[[], o
     """Time per call, until the device has finished the last. OpenMP's threads, which wait for work by running in a
     circle for a while, have gone to sleep before.
     """
+    if isinstance(body, Apart):
+        return body.seconds(calls)
     time.sleep(0.01)
     start = time.perf_counter()
     for _ in range(calls):
@@ -87,10 +155,10 @@ def ratio(device: Sequence[float], other: Sequence[float]) -> float:
 def run(row: Row, device: Side, other: Side, rounds: int) -> Result:
     """The row on both sides in turn."""
     sides = [device, other]
-    bodies = []
+    bodies: list[Body] = []
     for side in sides:
         torch.manual_seed(0)
-        bodies.append(row.make(side.place))
+        bodies.append(Apart(row.make) if side.is_apart else row.make(side.place))
     once = 0.0
     for body, side in zip(bodies, sides, strict=True):
         side.choose(body)
@@ -120,7 +188,7 @@ def main(rows: Callable[[], Sequence[Row]], unit: str = "ms") -> None:
     ) -> None:
         chosen = report.chosen(rows(), match, lambda row: row.title)
         place, environment = report.begin(driver, threads, device, generated)
-        sides = Side(place), Side(torch.device("cpu"))
+        sides = Side(place), Side(CPU, is_apart=True)
         if library:
             sides = Side(place, "generated"), Side(place, "driver")
             with warnings.catch_warnings():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -244,6 +245,22 @@ def test_benchmarks_refuse_a_match_of_nothing(script: str) -> None:
     refused = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert refused.returncode == 2
     assert "--match" in refused.stderr
+
+
+def test_the_cpus_side_is_another_process() -> None:
+    import turns  # whose functions that process has to find, too
+
+    def calls_with_the_device(function: Callable[..., Any]) -> Any:
+        return functools.partial(functools.partial, function)
+
+    good = turns.Apart(calls_with_the_device(repr))
+    assert turns.seconds(good, CPU, 3) > 0
+    with pytest.raises(RuntimeError, match=r"(?s)the CPU's side.*TypeError"):
+        turns.Apart(len)
+    fails = turns.Apart(calls_with_the_device(len))
+    with pytest.raises(RuntimeError, match=r"(?s)the CPU's side.*TypeError"):
+        fails()
+    turns.Apart(calls_with_the_device(repr))()
 
 
 def test_rows_are_measured_in_turn_as_long_as_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
