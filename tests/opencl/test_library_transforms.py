@@ -244,7 +244,7 @@ def test_what_it_does_not_take_goes_on(name: str) -> None:
         if torch.float64 in had((torch.float64,)):
             agrees(torch.fft.fft, random(3, 4, dtype=torch.complex128))
             wide = x.to(torch.complex128)
-            assert "(Narrow) has no complex128" in str(library_transforms.why_not(wide, 1))
+            assert "(Narrow) has no complex128" in str(library_transforms.why_not(wide, wide, [1]))
 
 
 @both
@@ -339,6 +339,18 @@ def test_it_is_among_those_that_are_timed() -> None:
         torch.testing.assert_close(torch.fft.fft(x.to(DEVICE)).cpu(), torch.fft.fft(x))
         assert [one[2] for one in tunable.get_results()] == ["driver"]
         assert called(torch.fft.fft, x.to(DEVICE))
+
+
+@anew
+def test_it_is_not_among_those_that_are_timed_where_it_does_not_take_a_call() -> None:
+    """A trial by its name would be one of kernels."""
+    narrow = TransformLibrary(name="Narrow", transforms={torch.float32: 1}, most_elements=3)
+    with having(narrow, "default"):
+        timed = Times("transforms", driver=1.0, host=2.0, generated=3.0)
+        tunable.enable()
+        torch.fft.fft(random(5, 12).to(DEVICE))
+        assert "driver" not in timed.trials
+        assert [one[2] for one in tunable.get_results()] in (["host"], [])  # of one candidate nothing is timed
 
 
 def test_a_preference_that_no_device_can_follow_is_a_warning() -> None:

@@ -16,31 +16,25 @@ _INTEGERS = 6
 MOST_DIMENSIONS = 3
 
 
-def why_not(x: torch.Tensor, dimensions: int) -> str | None:
-    """Why the library does not transform this along so many dimensions, in words that go on with «it»; None where it
-    does.
-    """
+def why_not(x: torch.Tensor, out: torch.Tensor, dims: Sequence[int]) -> str | None:
+    """Why the library does not transform x along `dims` to `out`, in words that go on with «it»; None where it does."""
     library = transform_library(x.device)
     if library is None:
         return "is not there for this device"
     if x.dtype.to_real() not in library.transforms:
         return f"({library.name}) has no {x.dtype}".replace("torch.", "")
-    return None if dimensions <= MOST_DIMENSIONS else f"transforms along up to {MOST_DIMENSIONS} dimensions"
-
-
-def fits(out: torch.Tensor, x: torch.Tensor, dims: Sequence[int]) -> bool:
-    """Whether it takes these sizes."""
-    library = transform_library(out.device)
+    if len(dims) > MOST_DIMENSIONS:
+        return f"transforms along up to {MOST_DIMENSIONS} dimensions"
     whole = x if out.is_complex() else out
-    return (
-        library is not None
-        and all(1 < whole.shape[dim] <= library.most_elements for dim in dims)
-        and all(one.numel() * one.element_size() <= library.most_bytes for one in (out, x))
-    )
+    if not all(1 < whole.shape[dim] <= library.most_elements for dim in dims):
+        return f"transforms along 2 to {library.most_elements} elements"
+    if not all(one.numel() * one.element_size() <= library.most_bytes for one in (x, out)):
+        return f"transforms up to {library.most_bytes} bytes"
+    return None
 
 
 def transform(out: torch.Tensor, x: torch.Tensor, dims: Sequence[int], scale: float, inverse: bool = False) -> None:
-    """out = scale · the transform of x along `dims`, of what `why_not` and `fits` have nothing against.
+    """out = scale · the transform of x along `dims`, of what `why_not` has nothing against.
 
     Where x is real, `out` may have all of the last of `dims`, or half of it; where `out` is, x has half of it.
     """
