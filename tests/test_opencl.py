@@ -287,28 +287,45 @@ print(failed)
     assert int(run(code, drivers="opencl").stdout) >= 21  # all launches, and at least one event of each kind
 
 
-def test_small_steps_of_recurrent_layers_need_no_team_of_threads(run: Run) -> None:
-    """The many threads of OpenMP that a device's threads would have hinder each other."""
+def test_the_hosts_part_of_streams_has_one_team_of_threads(run: Run) -> None:
+    """Each thread of the device's would have one else, and they would hinder each other; small parts need none."""
     code = """
-import os, torch
+import os, threading, torch
 torch.set_num_threads(4)
-x = torch.ones(20, 4, 16, device="bp") + 1
-small = [torch.nn.LSTM(16, 32).to("bp"), torch.nn.GRU(16, 32).to("bp"), torch.nn.RNN(16, 32).to("bp")]
-large = torch.nn.LSTM(512, 1024).to("bp")
-y = torch.ones(2, 64, 512, device="bp")
-torch.bp.synchronize()
-threads = []
-for models, given in (([], x), (small, x), ([large], y)):
-    for _ in range(4):
-        for model in models:
-            model(given)[0].sum().backward()
+
+def threads():
     torch.bp.synchronize()
-    threads.append(len(os.listdir("/proc/self/task")))
-print(threads[1] - threads[0], threads[2] - threads[1])
+    return len(os.listdir("/proc/self/task"))
+
+def product(size):
+    x = torch.ones(size, size, device="bp")
+    streams = [torch.bp.Stream() for _ in range(4)]
+    for _ in range(10):
+        for stream in streams:
+            with stream:
+                x @ x
+    torch.bp.synchronize()
+
+torch.ones(9, device="bp").add_(1)
+torch.backends.bp.preferred_blas_library("host")
+counts = [threads()]
+product(96)  # 27,648 elements
+counts.append(threads())
+product(500)
+counts.append(threads())
+product(501)
+counts.append(threads())
+torch.ones(2000, 2000).add_(1)  # the program's own team, which goes when there is work for the other
+counts.append(threads())
+product(502)
+counts.append(threads())
+torch.set_num_threads(1)
+product(503)
+print(*[later - before for before, later in zip(counts, counts[1:])])
+x = torch.rand(503, 503)
+torch.testing.assert_close((x.to("bp") @ x.to("bp")).cpu(), x @ x)
 """
-    small, large = map(int, run(code, TORCH_BACKPLANE_HOST_DEVICES="0", drivers="opencl").stdout.split())
-    assert small < 3  # autograd's own thread, say
-    assert large >= 3
+    assert run(code, drivers="opencl").stdout.splitlines() == ["0 4 0 3 -3"]  # the thread with the team, and the team
 
 
 def test_a_kernel_that_cannot_be_built_comes_with_the_compilers_words(run: Run) -> None:

@@ -14,7 +14,6 @@
 #include <torch/library.h>
 
 #include <algorithm>
-#include <optional>
 #include <tuple>
 #include <vector>
 
@@ -23,7 +22,6 @@
 #include "devices/device.h"
 #include "fallback/deferred.h"
 #include "fallback/fallback.h"
-#include "fallback/openmp.h"
 
 namespace backplane {
 
@@ -290,25 +288,8 @@ Tensor saved_of_steps(const Tensor& saved, const Tensor& out) {
       .view({out.size(0), out.size(1), 5 * out.size(2)});
 }
 
-// A layer has parallel parts for each step. Those of a step with so many multiplications are better done by one thread, where
-// teams hinder each other: measured with two processors (docs/measurements.md).
-constexpr int64_t kSmallStep = 1 << 20;
-
-class Alone {
- public:
-  explicit Alone(const Given& given) {
-    if (AmongTeams::is_here() && given.batch() * given.hidden() * given.hidden() <= kSmallStep) {
-      without_team_.emplace();
-    }
-  }
-
- private:
-  std::optional<WithoutTeam> without_team_;
-};
-
 // With a `place`, what is saved in bytes goes there.
 Layer layer_on_cpu(const Given& given, bool training, const OptionalTensor& place = std::nullopt) {
-  const Alone alone(given);
   const auto place_of = [&](int64_t bytes) {
     return place.has_value() ? *place : at::empty({kHeader + bytes}, given.input.options().dtype(at::kByte));
   };
@@ -334,7 +315,6 @@ Layer layer_on_cpu(const Given& given, bool training, const OptionalTensor& plac
 }
 
 Gradients gradients_on_cpu(const Computed& computed) {
-  const Alone alone(computed.given);
   const Tensor& saved = computed.saved;
   if (saved.scalar_type() != at::kByte) {
     return gradients_by_steps(computed, saved);

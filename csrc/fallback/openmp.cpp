@@ -2,29 +2,85 @@
 
 #include <ATen/Parallel.h>
 
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+
 // PyTorch's OpenMP and MKL, if it has them.
 extern "C" {
 __attribute__((weak)) void omp_set_num_threads(int count);
+__attribute__((weak)) int omp_pause_resource_all(int kind);
+__attribute__((weak)) void __kmpc_fork_call(void*, int, void*, ...); // LLVM's and Intel's, which pause all teams at once
 __attribute__((weak)) int MKL_Set_Num_Threads_Local(int count); // 0: as many as in all threads; returns what was set
 }
 
 namespace backplane {
 namespace {
 
-thread_local bool among_teams = false;
+constexpr int kSoftPause = 1; // omp_pause_soft
+
+class ThreadWithTeam {
+ public:
+  // Of the process, which ends without it.
+  static ThreadWithTeam& instance() {
+    static auto* one = new ThreadWithTeam;
+    return *one;
+  }
+
+  void run(int threads, const std::function<void()>& function) {
+    Task task(threads, function);
+    std::unique_lock<std::mutex> guard(lock_);
+    tasks_.push_back(&task);
+    given_.notify_one();
+    task.done.wait(guard, [&] { return task.is_done; });
+  }
+
+ private:
+  struct Task {
+    Task(int team, const std::function<void()>& given) : threads(team), function(given) {}
+    const int threads;
+    const std::function<void()>& function;
+    std::condition_variable done;
+    bool is_done = false;
+  };
+
+  ThreadWithTeam() {
+    std::thread([this] { loop(); }).detach();
+  }
+
+  [[noreturn]] void loop() {
+    std::unique_lock<std::mutex> guard(lock_);
+    for (;;) {
+      given_.wait(guard, [&] { return !tasks_.empty(); });
+      Task& task = *tasks_.front();
+      tasks_.pop_front();
+      guard.unlock();
+      if (omp_set_num_threads != nullptr && at::get_num_threads() != task.threads) {
+        omp_set_num_threads(task.threads);
+      }
+      task.function();
+      guard.lock();
+      task.is_done = true;
+      task.done.notify_one(); // under the lock: the task is gone once its thread sees that it is done
+    }
+  }
+
+  std::mutex lock_;
+  std::condition_variable given_;
+  std::deque<Task*> tasks_;
+};
 
 } // namespace
 
-AmongTeams::AmongTeams() : before_(among_teams) {
-  among_teams = true;
+void run_with_team(int threads, const std::function<void()>& function) {
+  ThreadWithTeam::instance().run(threads, function);
 }
 
-AmongTeams::~AmongTeams() {
-  among_teams = before_;
-}
-
-bool AmongTeams::is_here() {
-  return among_teams;
+void give_up_team() {
+  if (omp_pause_resource_all != nullptr && __kmpc_fork_call == nullptr) {
+    omp_pause_resource_all(kSoftPause);
+  }
 }
 
 WithoutTeam::WithoutTeam() {

@@ -1,25 +1,22 @@
 // OpenMP's teams: the threads with which PyTorch's CPU kernels compute.
 //
 // Each thread that begins a parallel part has a team of its own. Where there are more threads in teams than processors, GNU's
-// OpenMP lets those that wait sleep at once, which takes longer than a small part does: the step of an LSTM three times as long.
-// A device's threads (PoCL has one per processor) have a team each, so that work of many small parts is better done without.
+// OpenMP lets those that wait for others sleep at once, in all teams of the process, and what has many small parts takes three
+// times as long. So one thread begins the parallel parts of the work that streams give to the host, whichever thread of the
+// device's comes to it (PoCL has one per processor). To wake that thread, and its team, takes longer than small work does, which
+// is computed by one thread, where it is.
 #pragma once
+
+#include <functional>
 
 namespace backplane {
 
-// Lives while a thread does the host's part in a device's work: there are more such threads, and their teams.
-class AmongTeams {
- public:
-  AmongTeams();
-  ~AmongTeams();
-  AmongTeams(const AmongTeams&) = delete;
-  AmongTeams& operator=(const AmongTeams&) = delete;
-  // Whether the calling thread does.
-  static bool is_here();
+// Runs it in the thread that has the team, of so many threads, and waits. `function` throws nothing, and waits for nobody who
+// waits for that thread.
+void run_with_team(int threads, const std::function<void()>& function);
 
- private:
-  const bool before_;
-};
+// Ends the team that the calling thread itself may have: the next parallel part makes another one.
+void give_up_team();
 
 // While it lives, the calling thread computes alone.
 class WithoutTeam {

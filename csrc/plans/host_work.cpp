@@ -1,11 +1,13 @@
 #include "plans/host_work.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/List.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/Scalar.h>
 #include <c10/util/bit_cast.h>
 #include <c10/util/StringUtil.h>
+#include <c10/util/accumulate.h>
 
 #include <array>
 #include <cstring>
@@ -78,6 +80,31 @@ constexpr auto callers(std::index_sequence<Counts...>) {
 // better done beside the program.
 constexpr std::chrono::microseconds kBrief{300};
 
+// Work on fewer elements is one thread's, also where more would do it sooner: how sums are rounded must not depend on how long
+// something took.
+constexpr int64_t kFewElements = 1 << 17;
+
+int64_t elements_of(const CpuOperator::Argument& argument) {
+  if (const auto* memory = std::get_if<CpuOperator::Memory>(&argument)) {
+    return c10::multiply_integers(memory->sizes);
+  }
+  int64_t all = 0;
+  if (const auto* list = std::get_if<std::vector<CpuOperator::Memory>>(&argument)) {
+    for (const auto& one : *list) {
+      all += c10::multiply_integers(one.sizes);
+    }
+  }
+  return all;
+}
+
+HostWork::Threads threads_for(const std::vector<CpuOperator::Argument>& arguments) {
+  int64_t all = 0;
+  for (const auto& argument : arguments) {
+    all += elements_of(argument);
+  }
+  return all < kFewElements ? HostWork::Threads::One : HostWork::Threads::Team;
+}
+
 constexpr auto kCallers = callers(std::make_index_sequence<LibraryFunction::kMostParameters + 1>()); // by their number
 
 } // namespace
@@ -102,6 +129,9 @@ void CpuOperator::run(char* const* memory, const uint64_t* numbers) const {
   at::AutoDispatchBelowADInplaceOrView guard; // the thread is the device's, and knows no modes
   op_.callBoxed(stack);
 }
+
+CpuOperator::CpuOperator(c10::OperatorHandle op, std::vector<Argument> arguments)
+    : op_(std::move(op)), arguments_(std::move(arguments)), threads_(threads_for(arguments_)) {}
 
 std::string CpuOperator::text() const {
   std::string line = c10::str(op_.operator_name(), "(");
@@ -145,22 +175,36 @@ void do_on_host(
     std::shared_ptr<const HostWork> work,
     c10::ArrayRef<char*> memory,
     c10::ArrayRef<uint64_t> numbers) {
-  const bool brief = work->last_time() < kBrief;
+  const int threads = at::get_num_threads(); // those of the program's thread
+  const bool has_team = threads > 1 && work->threads() == HostWork::Threads::Team;
+  const bool brief = !has_team && work->last_time() < kBrief;
+  if (has_team) {
+    give_up_team(); // there should be one
+  }
   const StreamHandle handle = stream_handle(stream);
   const ProfiledCommand profiled(Activity::Kind::HostStep, stream.device_index(), handle, work->name());
   device(stream.device_index())
       .call_host(
-          [work = std::move(work), numbers = numbers.vec(), stream](char* const* seen) {
-            const AmongTeams among_teams;
-            const auto start = std::chrono::steady_clock::now();
-            try {
-              said(
-                  [&] { work->run(seen, numbers.data()); },
-                  [&] { return c10::str("bp:", static_cast<int>(stream.device_index()), " host ", work->text()); });
-            } catch (const std::exception& error) {
-              report_error(stream, error);
+          [work = std::move(work), numbers = numbers.vec(), stream, has_team, threads](char* const* seen) {
+            const auto run = [&] {
+              const auto start = std::chrono::steady_clock::now();
+              try {
+                said(
+                    [&] { work->run(seen, numbers.data()); },
+                    [&] { return c10::str("bp:", static_cast<int>(stream.device_index()), " host ", work->text()); });
+              } catch (const std::exception& error) {
+                report_error(stream, error);
+              }
+              work->took(std::chrono::steady_clock::now() - start);
+            };
+            if (has_team) {
+              run_with_team(threads, run);
+            } else if (work->threads() == HostWork::Threads::Its) {
+              run();
+            } else {
+              const WithoutTeam alone;
+              run();
             }
-            work->took(std::chrono::steady_clock::now() - start);
           },
           memory, handle, brief);
 }

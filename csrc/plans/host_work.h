@@ -29,6 +29,14 @@ class HostWork {
   // Everything that the work is, in words: what differs does other work.
   virtual std::string text() const = 0;
 
+  // Which threads compute it.
+  enum class Threads {
+    Its, // its own choice
+    One,
+    Team // fallback/openmp.h
+  };
+  virtual Threads threads() const = 0;
+
   // How long it took the last time; before the first time, longer than anything.
   std::chrono::nanoseconds last_time() const {
     return last_time_.load(std::memory_order_relaxed);
@@ -54,9 +62,11 @@ class CpuOperator final : public HostWork {
   };
   using Argument = std::variant<c10::IValue, Memory, std::vector<Memory>, Number>;
 
-  CpuOperator(c10::OperatorHandle op, std::vector<Argument> arguments)
-      : op_(std::move(op)), arguments_(std::move(arguments)) {}
+  CpuOperator(c10::OperatorHandle op, std::vector<Argument> arguments);
 
+  Threads threads() const override {
+    return threads_;
+  }
   void run(char* const* memory, const uint64_t* numbers) const override;
   const std::string& name() const override {
     return op_.operator_name().name;
@@ -73,6 +83,7 @@ class CpuOperator final : public HostWork {
  private:
   const c10::OperatorHandle op_;
   const std::vector<Argument> arguments_;
+  const Threads threads_;
 };
 
 // A function of a C library. All that it takes must be passed as integers and pointers are, which holds for BLAS and
@@ -97,6 +108,9 @@ class LibraryFunction final : public HostWork {
   }
   const std::vector<Parameter>& parameters() const {
     return parameters_;
+  }
+  Threads threads() const override {
+    return Threads::Its;
   }
 
   void run(char* const* memory, const uint64_t* numbers) const override;

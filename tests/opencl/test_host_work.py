@@ -14,7 +14,7 @@ import pytest
 import torch
 from agreement import DEVICE, plans_from_the_start
 
-from torch_backplane import _C, plans
+from torch_backplane import _C, libraries, plans
 from torch_backplane.operators.linear_algebra import host_is_slow
 from torch_backplane.planning import Call, LibraryFunction, call_on_cpu, host_sees_memory, operator
 
@@ -209,6 +209,22 @@ def test_work_that_is_not_brief_is_done_beside_the_program() -> None:
         long(x)
         torch.bp.synchronize()
     assert long.seen == [(False, 0.0)] * 4
+
+
+@pytest.mark.parametrize("size", [90, 700])
+def test_how_sums_are_rounded_does_not_depend_on_when_they_are_computed(size: int) -> None:
+    """At once or behind a kernel, by one thread (the smaller one) or by a team."""
+    needs_sight()
+    a, b, x = (torch.randn(size, size, device=DEVICE) for _ in range(3))
+    with libraries.preferring("products", "host"):
+        found = []
+        for step in range(20):
+            if step % 2:
+                x.mul_(1.5)
+            else:
+                torch.bp.synchronize()
+            found.append(a @ b)
+        assert all(torch.equal(one, found[0]) for one in found)
 
 
 def test_threads_that_share_a_stream_keep_the_order_of_kernels_and_brief_work() -> None:
