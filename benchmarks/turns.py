@@ -81,6 +81,7 @@ def _process(threads: int) -> Connection:
     context = multiprocessing.get_context("spawn")  # a forked one would have this one's OpenMP
     here, there = context.Pipe()
     context.Process(target=_serve, args=(there, threads), daemon=True).start()
+    there.close()  # so that the end of that process ends what waits for it
     return here
 
 
