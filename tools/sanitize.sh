@@ -60,7 +60,7 @@ run() {
 }
 if [ $# -eq 0 ]; then
   run "$root"/tests/test_{allocator,allocator_model,streams,threads,memory,device_faults,device_loss,kernel_launch}.py \
-    "$root"/tests/opencl/test_{plans,host_work}.py \
+    "$root"/tests/opencl/test_{plans,host_work,graph_branches}.py \
     "$root"/tests/opencl/test_any_shape_guards.py::test_threads_call_one_operator_with_ever_new_shapes
   run --on opencl "$root"/tests/test_{streams,threads,memory}.py
 else
