@@ -290,7 +290,8 @@ print(failed)
 def test_the_hosts_part_of_streams_has_one_team_of_threads(run: Run) -> None:
     """Each thread of the device's would have one else, and they would hinder each other; small parts need none."""
     code = """
-import os, threading, torch
+import os, torch
+from torch_backplane.drivers import builds
 torch.set_num_threads(4)
 
 def threads():
@@ -298,7 +299,7 @@ def threads():
     return len(os.listdir("/proc/self/task"))
 
 def product(size):
-    x = torch.ones(size, size, device="bp")
+    x = operands[size]
     streams = [torch.bp.Stream() for _ in range(4)]
     for _ in range(10):
         for stream in streams:
@@ -306,7 +307,9 @@ def product(size):
                 x @ x
     torch.bp.synchronize()
 
-torch.ones(9, device="bp").add_(1)
+operands = {size: torch.ones(size, size, device="bp") for size in (96, 500, 501, 502, 503)}
+torch.bp.synchronize()
+builds.wait_for_all()  # no threads of theirs are new from here on
 torch.backends.bp.preferred_blas_library("host")
 counts = [threads()]
 product(96)  # 27,648 elements
