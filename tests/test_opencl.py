@@ -307,7 +307,16 @@ def product(size):
                 x @ x
     torch.bp.synchronize()
 
+def copy():  # by all threads: it is large
+    streams = [torch.bp.Stream() for _ in range(4)]
+    for _ in range(10):
+        for to, stream in zip(copies, streams):
+            with stream:
+                to.copy_(large)
+    torch.bp.synchronize()
+
 operands = {size: torch.ones(size, size, device="bp") for size in (96, 500, 501, 502, 503)}
+large, *copies = torch.ones(5, 1 << 20, device="bp")
 torch.bp.synchronize()
 builds.wait_for_all()  # no threads of theirs are new from here on
 torch.backends.bp.preferred_blas_library("host")
@@ -317,6 +326,8 @@ counts.append(threads())
 product(500)
 counts.append(threads())
 product(501)
+counts.append(threads())
+copy()
 counts.append(threads())
 torch.ones(2000, 2000).add_(1)  # the program's own team, which goes when there is work for the other
 counts.append(threads())
@@ -328,7 +339,7 @@ print(*[later - before for before, later in zip(counts, counts[1:])])
 x = torch.rand(503, 503)
 torch.testing.assert_close((x.to("bp") @ x.to("bp")).cpu(), x @ x)
 """
-    assert run(code, drivers="opencl").stdout.splitlines() == ["0 4 0 3 -3"]  # the thread with the team, and the team
+    assert run(code, drivers="opencl").stdout.splitlines() == ["0 4 0 0 3 -3"]  # the thread with the team, and the team
 
 
 def test_a_kernel_that_cannot_be_built_comes_with_the_compilers_words(run: Run) -> None:

@@ -2,7 +2,7 @@
 
 Otherwise PyTorch runs the nodes of each device in a thread of that device's. What computes on the host is spread over
 several threads then, each with a team of OpenMP's, and where there are more threads in teams than processors, those
-that wait for others fall asleep at once (csrc/fallback/openmp.h). A step of training on host devices took twice as long
+that wait for others fall asleep at once (csrc/devices/openmp.h). A step of training on host devices took twice as long
 so (docs/measurements.md). It is what `torch.autograd.set_multithreading_enabled(False)` does, for each pass of a
 program that has used a bp device.
 """

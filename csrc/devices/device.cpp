@@ -63,7 +63,7 @@ void Device::call_on_queue(
       false, properties_.name, " has no native launcher, so that functions of libraries cannot be given its queue");
 }
 
-void Device::call_host(HostFunction, c10::ArrayRef<char*>, StreamHandle, bool) {
+void Device::call_host(HostFunction, c10::ArrayRef<char*>, StreamHandle) {
   TORCH_CHECK_NOT_IMPLEMENTED(false, properties_.driver, " devices cannot call host functions in stream order");
 }
 

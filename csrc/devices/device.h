@@ -161,13 +161,17 @@ class Device {
   virtual bool host_sees_memory() const {
     return false;
   }
-  // Calls a host function, which does not throw, when the stream gets there, in any thread; what comes after waits for it.
-  // Like cudaLaunchHostFunc, except that the function is told where the host sees each address in `memory`. One that is
-  // `brief` takes no longer than it would to hand it over, more or less: where the stream is known to have nothing left to
-  // do, the calling thread may do it.
-  using HostFunction = std::function<void(char* const* memory)>;
-  virtual void call_host(
-      HostFunction function, c10::ArrayRef<char*> memory, StreamHandle stream, bool brief = false);
+  // Calls a host function, which does not throw, when the stream gets there; what comes after waits for it. Like
+  // cudaLaunchHostFunc, except that the function is told where the host sees each address in `memory`.
+  struct HostFunction {
+    std::function<void(char* const* memory)> call;
+    // How many of OpenMP's threads compute it (openmp.h). 0: its own choice, in any thread.
+    int threads = 0;
+    // It takes no longer than it would to hand it over, more or less: where the stream is known to have nothing left to do, the
+    // calling thread may do it.
+    bool brief = false;
+  };
+  virtual void call_host(HostFunction function, c10::ArrayRef<char*> memory, StreamHandle stream);
 
   // --- profiles -------------------------------------------------------------------------------------------------------
   // Times the commands that the calling thread gives to the stream until CommandTimer::stop(). Commands that wait for a

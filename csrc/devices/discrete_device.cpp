@@ -100,9 +100,9 @@ class DiscreteDevice final : public ForwardingDevice {
     return false;
   }
 
-  void call_host(HostFunction function, c10::ArrayRef<char*> memory, StreamHandle stream, bool brief) override {
+  void call_host(HostFunction function, c10::ArrayRef<char*> memory, StreamHandle stream) override {
     TORCH_CHECK(memory.empty(), "the host does not see the memory of ", properties().name);
-    inner_->call_host(std::move(function), {}, stream, brief);
+    inner_->call_host(std::move(function), {}, stream);
   }
 
  private:

@@ -246,9 +246,9 @@ class FaultyDevice final : public ForwardingDevice {
     inner_->call_on_queue(std::move(function), caller, arguments, stream);
   }
 
-  void call_host(HostFunction function, c10::ArrayRef<char*> memory, StreamHandle stream, bool brief) override {
+  void call_host(HostFunction function, c10::ArrayRef<char*> memory, StreamHandle stream) override {
     meets("call_host");
-    inner_->call_host(std::move(function), memory, stream, brief);
+    inner_->call_host(std::move(function), memory, stream);
   }
 
   void sleep(double milliseconds, StreamHandle stream) override {

@@ -133,8 +133,8 @@ class ForwardingDevice : public Device {
   bool host_sees_memory() const override {
     return inner_->host_sees_memory();
   }
-  void call_host(HostFunction function, c10::ArrayRef<char*> memory, StreamHandle stream, bool brief) override {
-    inner_->call_host(std::move(function), memory, stream, brief);
+  void call_host(HostFunction function, c10::ArrayRef<char*> memory, StreamHandle stream) override {
+    inner_->call_host(std::move(function), memory, stream);
   }
 
   std::unique_ptr<CommandTimer> time_commands(StreamHandle stream) override {

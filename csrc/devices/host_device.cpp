@@ -345,10 +345,11 @@ class HostDevice final : public Device {
     return true;
   }
 
-  void call_host(HostFunction function, c10::ArrayRef<char*> memory, StreamHandle stream, bool brief) override {
+  void call_host(HostFunction function, c10::ArrayRef<char*> memory, StreamHandle stream) override {
+    const bool brief = function.brief;
     auto call = [function = std::move(function), memory = memory.vec()] {
       if (const HostCall call; call.may_run()) {
-        function(memory.data());
+        function.call(memory.data());
       }
     };
     if (brief) {

@@ -157,10 +157,6 @@ class CLauncher final : public NativeLauncher {
     check("flush", functions_.flush(queue));
   }
 
-  void call_host(void*, Device::HostFunction, c10::ArrayRef<LaunchArgument>, uint64_t) const override {
-    TORCH_CHECK(false, "a launcher in C calls no functions of the host");
-  }
-
  private:
   const Functions functions_;
 };

@@ -1,5 +1,6 @@
 #include "drivers/driver_device.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
@@ -8,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "devices/openmp.h"
 #include "devices/profile.h"
 #include "devices/queue_function.h"
 #include "devices/verbose.h"
@@ -313,31 +315,24 @@ class DriverDevice final : public Device {
     return properties().host_accessible || (runs_host_functions() && !discrete_);
   }
 
-  void call_host(HostFunction function, c10::ArrayRef<char*> memory, StreamHandle handle, bool brief) override {
+  void call_host(HostFunction function, c10::ArrayRef<char*> memory, StreamHandle handle) override {
     TORCH_CHECK(memory.empty() || host_sees_memory(), "the host does not see the memory of ", properties().name);
     DriverStream& stream = streams_.known(handle);
     if (!runs_host_functions()) {
       synchronize_stream(handle);
-      function(memory.data());
+      function.call(memory.data());
       return;
     }
     std::vector<LaunchArgument> resolved;
     for (const char* address : memory) {
       resolved.push_back(memory_.resolve({address, 0}));
     }
-    const NativeLauncher& launcher = *driver_.launcher();
-    if (brief && stream.is_idle() && launcher.call_host_at_once(function, resolved, memory_.generation())) {
-      return;
+    auto known = driver_.launcher()->known_host_memory(resolved, memory_.generation());
+    if (known && function.brief && stream.is_idle()) {
+      HostCalls::call(function, *known);
+    } else if (!known || !joins_last_calls(stream, std::move(function), std::move(*known))) {
+      call_host_in_order(stream, std::move(function), std::move(resolved));
     }
-    streams_.natively_in_order(
-        stream, Doing{"calling a function of the host"},
-        [this, &stream, &launcher, function = std::move(function), resolved = std::move(resolved)](uint64_t number) {
-          const auto then_reached = [function, number, kept = stream.shared_from_this()](char* const* seen) {
-            function(seen);
-            kept->progress.reached(number);
-          };
-          launcher.call_host(stream.native, then_reached, resolved, memory_.generation());
-        });
   }
 
   void sleep(double milliseconds, StreamHandle handle) override {
@@ -483,6 +478,34 @@ class DriverDevice final : public Device {
     });
   }
 
+  // False, and nothing is taken, unless the queue was given host functions last, and is not done with them.
+  bool joins_last_calls(DriverStream& stream, HostFunction&& function, HostMemory&& memory) {
+    if (stream.deferred.any() || Profile::is_active()) { // which has to know when this one runs, and no other
+      return false;
+    }
+    driver_.errors().check();
+    const std::lock_guard<std::mutex> guard(stream.calls_lock);
+    return stream.calls != nullptr && stream.calls_number == stream.progress.last() &&
+        stream.calls->add(std::move(function), std::move(memory));
+  }
+
+  void call_host_in_order(DriverStream& stream, HostFunction function, std::vector<LaunchArgument> memory) {
+    streams_.natively_in_order(
+        stream, Doing{"calling a function of the host"},
+        [this, &stream, function = std::move(function), memory = std::move(memory)](uint64_t number) {
+          const NativeLauncher& launcher = *driver_.launcher();
+          const auto calls = std::make_shared<HostCalls>();
+          calls->add(HostFunction(function), launcher.host_memory(stream.native, memory, memory_.generation()));
+          launcher.call_host(stream.native, [calls, number, kept = stream.shared_from_this()] {
+            calls->run();
+            kept->progress.reached(number);
+          });
+          const std::lock_guard<std::mutex> guard(stream.calls_lock);
+          stream.calls = number == 0 ? nullptr : calls;
+          stream.calls_number = number;
+        });
+  }
+
   void copy_natively(void* destination, const void* source, size_t bytes, DriverStream& stream) {
     memory_.place_of(destination, bytes); // checks the ranges
     memory_.place_of(source, bytes);
@@ -491,14 +514,14 @@ class DriverDevice final : public Device {
     const Doing doing{"copying ", bytes, " bytes within it"};
     if (bytes >= kParallelCopy && host_sees_memory()) {
       // One thread of an OpenCL processor copies, where all of the host's can.
-      streams_.natively_in_order(stream, doing, [this, &stream, to, from, bytes] {
-        const HostFunction work = [bytes](char* const* memory) {
-          const at::AutoDispatchBelowADInplaceOrView guard;
-          const auto tensor = [&](char* start) { return at::from_blob(start, static_cast<int64_t>(bytes), at::kByte); };
-          tensor(memory[0]).copy_(tensor(memory[1]));
-        };
-        driver_.launcher()->call_host(stream.native, work, {to, from}, memory_.generation());
-      });
+      const auto work = [bytes](char* const* memory) {
+        const at::AutoDispatchBelowADInplaceOrView guard;
+        const auto tensor = [&](char* start) { return at::from_blob(start, static_cast<int64_t>(bytes), at::kByte); };
+        tensor(memory[0]).copy_(tensor(memory[1]));
+      };
+      const int threads = at::get_num_threads();
+      give_up_team(); // there should be one
+      call_host_in_order(stream, {work, threads}, {to, from});
       return;
     }
     streams_.natively_in_order(stream, doing, [this, &stream, to, from, bytes] {

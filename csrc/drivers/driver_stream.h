@@ -13,6 +13,7 @@
 
 #include "devices/device.h"
 #include "drivers/driver_object.h"
+#include "drivers/host_calls.h"
 #include "drivers/kernel_build.h"
 #include "drivers/progress.h"
 
@@ -50,6 +51,10 @@ struct DriverStream : std::enable_shared_from_this<DriverStream> {
   std::mutex end_lock;
   std::function<bool()> end; // NativeEvent::latest_recording
   uint64_t end_number = 0; // not 0 where there is one
+
+  std::mutex calls_lock;
+  std::shared_ptr<HostCalls> calls; // the last that the queue was given, as command `calls_number`
+  uint64_t calls_number = 0;
 
   // Throws what a deferred command has failed with.
   void throw_failure() {

@@ -36,6 +36,14 @@ std::unique_ptr<NativeEvent> NativeLauncher::create_event(bool) const {
   TORCH_CHECK(false, "the native launcher has no events");
 }
 
+void NativeLauncher::call_host(void*, std::function<void()>) const {
+  TORCH_CHECK(false, "the native launcher calls no functions of the host");
+}
+
+HostMemory NativeLauncher::host_memory(void*, c10::ArrayRef<LaunchArgument>, uint64_t) const {
+  TORCH_CHECK(false, "the host does not see the memory of the native launcher's device");
+}
+
 bool has_function(const std::map<std::string, uintptr_t>& functions, const char* name) {
   return functions.count(name) != 0;
 }

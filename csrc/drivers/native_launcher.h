@@ -7,6 +7,7 @@
 #include <c10/util/ArrayRef.h>
 #include <c10/util/SmallVector.h>
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -14,6 +15,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "devices/device.h"
 
@@ -77,6 +79,27 @@ class NativeTimer {
   virtual std::optional<std::pair<double, double>> since(NativeEvent& base) = 0; // throws NativeError
 };
 
+// Where the host sees pieces of memory.
+class HostMemory {
+ public:
+  using Start = std::shared_ptr<const std::atomic<char*>>; // of a buffer, once it is known
+
+  void add(Start start, uint64_t offset) {
+    starts_.emplace_back(std::move(start), offset);
+  }
+
+  c10::SmallVector<char*, 8> addresses() const {
+    c10::SmallVector<char*, 8> all;
+    for (const auto& [start, offset] : starts_) {
+      all.push_back(start == nullptr ? nullptr : start->load() + offset); // null: of no bytes
+    }
+    return all;
+  }
+
+ private:
+  std::vector<std::pair<Start, uint64_t>> starts_;
+};
+
 class NativeLauncher {
  public:
   virtual ~NativeLauncher() = default;
@@ -108,17 +131,17 @@ class NativeLauncher {
     return nullptr;
   }
 
-  // As Device::host_sees_memory and Device::call_host; `generation` as in NativeKernel::launch.
+  // As Device::host_sees_memory and Device::call_host. The function is told nothing of memory, and does not throw.
   virtual bool host_sees_memory() const {
     return false;
   }
-  virtual void call_host(
-      void* queue, Device::HostFunction function, c10::ArrayRef<LaunchArgument> memory, uint64_t generation) const = 0;
-  // Calls it in this thread. False, and nothing is done, where it is not known yet where the host sees the memory.
-  virtual bool call_host_at_once(
-      const Device::HostFunction& function, c10::ArrayRef<LaunchArgument> memory, uint64_t generation) const {
-    return false;
+  virtual void call_host(void* queue, std::function<void()> function) const;
+  // Where the host sees memory; `generation` as in NativeKernel::launch. Nothing: that is not known yet.
+  virtual std::optional<HostMemory> known_host_memory(c10::ArrayRef<LaunchArgument> memory, uint64_t generation) const {
+    return std::nullopt;
   }
+  // The same, known to functions that the queue calls after this.
+  virtual HostMemory host_memory(void* queue, c10::ArrayRef<LaunchArgument> memory, uint64_t generation) const;
 };
 
 // The launcher of an API; throws for one that the socket does not know, and where a function is missing.

@@ -18,7 +18,6 @@
 #include <utility>
 #include <vector>
 
-#include "devices/ending.h"
 #include "drivers/kernel_build.h"
 
 namespace backplane {
@@ -454,58 +453,47 @@ class OpenCLLauncher final : public NativeLauncher {
     return functions_.enqueue_native != nullptr;
   }
 
-  void call_host(
-      void* queue, Device::HostFunction function, c10::ArrayRef<LaunchArgument> memory,
-      uint64_t generation) const override {
+  void call_host(void* queue, std::function<void()> function) const override {
     TORCH_CHECK(host_sees_memory(), "the OpenCL device calls no functions of the host");
-    auto call = std::make_unique<HostCall>();
-    call->function = std::move(function);
-    for (const LaunchArgument& one : memory) {
-      call->memory.emplace_back(one.memory == nullptr ? nullptr : learn(queue, one.memory, generation), one.offset);
-    }
+    auto call = std::make_unique<std::function<void()>>(std::move(function));
     void* words[] = {call.get()};
     enqueue_native(queue, &call_now, words, sizeof words, 0, nullptr, nullptr, OpenCLTimer::event());
     call.release(); // call_now has it
   }
 
-  bool call_host_at_once(
-      const Device::HostFunction& function, c10::ArrayRef<LaunchArgument> memory, uint64_t generation) const override {
-    c10::SmallVector<char*, 8> seen;
-    {
-      std::lock_guard<std::mutex> guard(lock_);
-      for (const LaunchArgument& one : memory) {
-        const auto known = generation == generation_ ? addresses_.find(one.memory) : addresses_.end();
-        char* const start = known == addresses_.end() ? nullptr : known->second->load();
-        if (start == nullptr && one.memory != nullptr) {
-          return false;
-        }
-        seen.push_back(start == nullptr ? nullptr : start + one.offset);
+  std::optional<HostMemory> known_host_memory(
+      c10::ArrayRef<LaunchArgument> memory, uint64_t generation) const override {
+    HostMemory seen;
+    const std::lock_guard<std::mutex> guard(lock_);
+    for (const LaunchArgument& one : memory) {
+      const auto known = generation == generation_ ? addresses_.find(one.memory) : addresses_.end();
+      if (one.memory == nullptr) {
+        seen.add(nullptr, 0);
+      } else if (known == addresses_.end() || known->second->load() == nullptr) {
+        return std::nullopt;
+      } else {
+        seen.add(known->second, one.offset);
       }
     }
-    if (const backplane::HostCall running; running.may_run()) {
-      function(seen.data());
+    return seen;
+  }
+
+  HostMemory host_memory(
+      void* queue, c10::ArrayRef<LaunchArgument> memory, uint64_t generation) const override {
+    HostMemory seen;
+    for (const LaunchArgument& one : memory) {
+      seen.add(one.memory == nullptr ? nullptr : learn(queue, one.memory, generation), one.offset);
     }
-    return true;
+    return seen;
   }
 
  private:
   // Where a buffer is, for the host. Written by the device's threads.
   using HostAddress = std::atomic<char*>;
 
-  struct HostCall {
-    Device::HostFunction function;
-    std::vector<std::pair<std::shared_ptr<HostAddress>, size_t>> memory; // null: of no bytes; and the offset
-  };
-
   static void call_now(void* words) {
-    const std::unique_ptr<HostCall> call(*static_cast<HostCall**>(words));
-    c10::SmallVector<char*, 8> memory;
-    for (const auto& [address, offset] : call->memory) {
-      memory.push_back(address == nullptr ? nullptr : address->load() + offset);
-    }
-    if (const backplane::HostCall running; running.may_run()) {
-      call->function(memory.data());
-    }
+    const std::unique_ptr<std::function<void()>> call(*static_cast<std::function<void()>**>(words));
+    (*call)();
   }
 
   // Known when the queue is done with what it has been given. A processor's buffers stay where they are, so each is asked

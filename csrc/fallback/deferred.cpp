@@ -125,14 +125,15 @@ void give(c10::Stream stream, std::shared_ptr<const DeferredCall> call, RandomSt
   const ProfiledCommand profiled(Activity::Kind::Operator, stream.device_index(), handle, call->name);
   device(stream.device_index())
       .call_host(
-          [call = std::move(call), random, stream](char* const*) {
-            try {
-              call->run(random);
-            } catch (const std::exception& error) {
-              report_error(stream, error);
-            }
-          },
-          {}, handle, /*brief=*/true);
+          {[call = std::move(call), random, stream](char* const*) {
+             try {
+               call->run(random);
+             } catch (const std::exception& error) {
+               report_error(stream, error);
+             }
+           },
+           /*threads=*/0, /*brief=*/true},
+          {}, handle);
 }
 
 // Of a structured operator the overload that puts all results where further arguments say: "aten::add.out" for

@@ -14,9 +14,9 @@
 #include <utility>
 
 #include "devices/device.h"
+#include "devices/openmp.h"
 #include "devices/profile.h"
 #include "devices/verbose.h"
-#include "fallback/openmp.h"
 #include "streams/device_errors.h"
 #include "streams/stream.h"
 
@@ -175,38 +175,30 @@ void do_on_host(
     std::shared_ptr<const HostWork> work,
     c10::ArrayRef<char*> memory,
     c10::ArrayRef<uint64_t> numbers) {
-  const int threads = at::get_num_threads(); // those of the program's thread
-  const bool has_team = threads > 1 && work->threads() == HostWork::Threads::Team;
-  const bool brief = !has_team && work->last_time() < kBrief;
-  if (has_team) {
+  const int threads = work->threads() == HostWork::Threads::Its ? 0
+      : work->threads() == HostWork::Threads::One               ? 1
+                                                                : at::get_num_threads(); // of the program's thread
+  if (threads > 1) {
     give_up_team(); // there should be one
   }
+  const bool brief = threads <= 1 && work->last_time() < kBrief;
   const StreamHandle handle = stream_handle(stream);
   const ProfiledCommand profiled(Activity::Kind::HostStep, stream.device_index(), handle, work->name());
   device(stream.device_index())
       .call_host(
-          [work = std::move(work), numbers = numbers.vec(), stream, has_team, threads](char* const* seen) {
-            const auto run = [&] {
-              const auto start = std::chrono::steady_clock::now();
-              try {
-                said(
-                    [&] { work->run(seen, numbers.data()); },
-                    [&] { return c10::str("bp:", static_cast<int>(stream.device_index()), " host ", work->text()); });
-              } catch (const std::exception& error) {
-                report_error(stream, error);
-              }
-              work->took(std::chrono::steady_clock::now() - start);
-            };
-            if (has_team) {
-              run_with_team(threads, run);
-            } else if (work->threads() == HostWork::Threads::Its) {
-              run();
-            } else {
-              const WithoutTeam alone;
-              run();
-            }
-          },
-          memory, handle, brief);
+          {[work = std::move(work), numbers = numbers.vec(), stream](char* const* seen) {
+             const auto start = std::chrono::steady_clock::now();
+             try {
+               said(
+                   [&] { work->run(seen, numbers.data()); },
+                   [&] { return c10::str("bp:", static_cast<int>(stream.device_index()), " host ", work->text()); });
+             } catch (const std::exception& error) {
+               report_error(stream, error);
+             }
+             work->took(std::chrono::steady_clock::now() - start);
+           },
+           threads, brief},
+          memory, handle);
 }
 
 } // namespace backplane

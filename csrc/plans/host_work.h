@@ -33,7 +33,7 @@ class HostWork {
   enum class Threads {
     Its, // its own choice
     One,
-    Team // fallback/openmp.h
+    Team // devices/openmp.h
   };
   virtual Threads threads() const = 0;
 

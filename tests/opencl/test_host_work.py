@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import random
 import threading
 import time
 import uuid
@@ -249,6 +250,76 @@ def test_threads_that_share_a_stream_keep_the_order_of_kernels_and_brief_work() 
         thread.join()
     assert len(results) == 4
     assert all(torch.equal(x, torch.full_like(x, 300.0)) for x in results.values())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_calls_in_a_row_are_done_in_order_whatever_is_between_them(seed: int) -> None:
+    needs_sight()
+    choose = random.Random(seed)
+    small, large = torch.rand(3, 5, 5) / 3, torch.rand(3, 400, 400) / 200  # computed by one thread, and by all
+    want = [list(small), list(large)]
+    have = [[one.to(DEVICE) for one in operands] for operands in want]
+    event = torch.bp.Event()
+    for _ in range(60):
+        kind = choose.choice("pppppppkercs")
+        operands = choose.randrange(2)
+        x, y, to = (choose.randrange(3) for _ in range(3))
+        for device, tensors in (("cpu", want[operands]), (DEVICE, have[operands])):
+            if kind == "p" and to not in (x, y):
+                torch.mm(tensors[x], tensors[y], out=tensors[to])
+            elif kind == "k":
+                tensors[x].mul_(1.5)
+            elif kind == "c":
+                tensors[to].copy_(tensors[x])
+            elif kind == "e" and device == DEVICE:
+                event.record()
+            elif kind == "r" and device == DEVICE:
+                event.wait()
+            elif kind == "s" and device == DEVICE:
+                torch.bp.synchronize()
+    for tensors, results in zip(want, have, strict=True):
+        for one, result in zip(tensors, results, strict=True):
+            torch.testing.assert_close(result.cpu(), one)
+
+
+def test_a_call_in_a_row_that_fails_leaves_the_others_right() -> None:
+    needs_sight()
+    a = torch.rand(400, 400, device=DEVICE)
+    out, other, wrong = (torch.empty_like(a) for _ in range(3))
+    torch.bp.synchronize()
+    for _ in range(2):
+        stream = torch.bp.Stream()
+        with stream:
+            gate = _C._StreamGate(stream.device_index, stream.stream_id)
+            call_on_cpu(aten.mm.out, a, a, out=out)
+            call_on_cpu(aten.mm.out, a, a[:3], out=wrong)
+            call_on_cpu(aten.mm.out, out, a, out=other)
+        with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
+            gate.open()
+        torch.bp.synchronize()
+        assert torch.equal(other.cpu(), a.cpu() @ a.cpu() @ a.cpu())
+        out.zero_()
+        other.zero_()
+
+
+def test_calls_of_one_stream_that_wait_do_not_hold_up_those_of_another() -> None:
+    needs_sight()
+    a = torch.rand(400, 400, device=DEVICE)  # computed by the one thread that has a team
+    out, other = torch.empty_like(a), torch.empty_like(a)
+    torch.bp.synchronize()
+    stream = torch.bp.Stream()
+    with stream:
+        first = _C._StreamGate(stream.device_index, stream.stream_id)
+        call_on_cpu(aten.mm.out, a, a, out=out)
+        second = _C._StreamGate(stream.device_index, stream.stream_id)
+    thread = threading.Thread(target=first.open)
+    thread.start()
+    call_on_cpu(aten.mm.out, a, a, out=other)
+    torch.bp.current_stream().synchronize()
+    assert not stream.query()
+    second.open()
+    thread.join()
+    assert torch.equal(out.cpu(), other.cpu())
 
 
 def test_a_call_in_another_thread() -> None:

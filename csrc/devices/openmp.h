@@ -11,8 +11,8 @@
 
 namespace backplane {
 
-// Runs it in the thread that has the team, of so many threads, and waits. `function` throws nothing, and waits for nobody who
-// waits for that thread.
+// Runs it in the thread that has the team, of so many threads, and waits; at once where that is the calling thread. `function`
+// throws nothing, and waits for nobody who waits for that thread.
 void run_with_team(int threads, const std::function<void()>& function);
 
 // Ends the team that the calling thread itself may have: the next parallel part makes another one.

@@ -1,4 +1,4 @@
-#include "fallback/openmp.h"
+#include "devices/openmp.h"
 
 #include <ATen/Parallel.h>
 
@@ -29,6 +29,10 @@ class ThreadWithTeam {
   }
 
   void run(int threads, const std::function<void()>& function) {
+    if (std::this_thread::get_id() == thread_) {
+      compute(threads, function);
+      return;
+    }
     Task task(threads, function);
     std::unique_lock<std::mutex> guard(lock_);
     tasks_.push_back(&task);
@@ -46,7 +50,16 @@ class ThreadWithTeam {
   };
 
   ThreadWithTeam() {
-    std::thread([this] { loop(); }).detach();
+    std::thread thread([this] { loop(); });
+    thread_ = thread.get_id();
+    thread.detach();
+  }
+
+  static void compute(int threads, const std::function<void()>& function) {
+    if (omp_set_num_threads != nullptr && at::get_num_threads() != threads) {
+      omp_set_num_threads(threads);
+    }
+    function();
   }
 
   [[noreturn]] void loop() {
@@ -56,16 +69,14 @@ class ThreadWithTeam {
       Task& task = *tasks_.front();
       tasks_.pop_front();
       guard.unlock();
-      if (omp_set_num_threads != nullptr && at::get_num_threads() != task.threads) {
-        omp_set_num_threads(task.threads);
-      }
-      task.function();
+      compute(task.threads, task.function);
       guard.lock();
       task.is_done = true;
       task.done.notify_one(); // under the lock: the task is gone once its thread sees that it is done
     }
   }
 
+  std::thread::id thread_;
   std::mutex lock_;
   std::condition_variable given_;
   std::deque<Task*> tasks_;

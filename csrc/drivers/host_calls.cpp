@@ -1,0 +1,61 @@
+#include "drivers/host_calls.h"
+
+#include "devices/ending.h"
+#include "devices/openmp.h"
+
+namespace backplane {
+
+void HostCalls::call(const Device::HostFunction& function, const HostMemory& memory) {
+  const auto go = [&] {
+    if (const HostCall running; running.may_run()) {
+      function.call(memory.addresses().data());
+    }
+  };
+  if (function.threads > 1) {
+    run_with_team(function.threads, go);
+  } else if (function.threads == 1) {
+    const WithoutTeam alone;
+    go();
+  } else {
+    go();
+  }
+}
+
+bool HostCalls::add(Device::HostFunction&& function, HostMemory&& memory) {
+  const std::lock_guard<std::mutex> guard(lock_);
+  if (over_) {
+    return false;
+  }
+  calls_.emplace_back(std::move(function), std::move(memory));
+  return true;
+}
+
+void HostCalls::run() {
+  std::optional<Call> one = next();
+  while (one) {
+    if (one->first.threads > 1) { // what comes next need not be handed over to the team's thread again
+      run_with_team(one->first.threads, [&] {
+        do {
+          call(one->first, one->second);
+          one = next();
+        } while (one && one->first.threads > 0); // others may wait for that thread
+      });
+    } else {
+      call(one->first, one->second);
+      one = next();
+    }
+  }
+}
+
+std::optional<HostCalls::Call> HostCalls::next() {
+  const std::lock_guard<std::mutex> guard(lock_);
+  if (calls_.empty()) {
+    over_ = true;
+    return std::nullopt;
+  }
+  Call one = std::move(calls_.front());
+  calls_.pop_front();
+  return one;
+}
+
+} // namespace backplane
