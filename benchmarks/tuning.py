@@ -1,5 +1,8 @@
 """What tuning makes of GPT-2's matrix products: untuned and tuned by turns, on one device.
 
+Those of its layers are taken in turn, as the model does: their weights are more than caches hold, which tuning is for
+(`torch.bp.tunable.set_rotating_buffer_size`). Where the call before left the operands there, others may be quicker.
+
 python benchmarks/tuning.py --driver opencl
 TORCH_BACKPLANE_TARGET=nvidia-ada python benchmarks/tuning.py --driver opencl --match 'of 64 tokens'
 """
@@ -7,6 +10,7 @@ TORCH_BACKPLANE_TARGET=nvidia-ada python benchmarks/tuning.py --driver opencl --
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -17,7 +21,7 @@ import torch
 import turns
 import typer
 
-WIDTH, HEADS, WORDS = 768, 12, 50257
+LAYERS, WIDTH, HEADS, WORDS = 12, 768, 12, 50257
 TOKENS = (1, 16, 64, 256)
 
 
@@ -33,16 +37,23 @@ class Result:
 
 
 def linear(tokens: int, size: int, out_size: int, device: torch.device) -> turns.Body:
-    x, weight, bias = torch.randn(tokens, size), torch.randn(out_size, size), torch.randn(out_size)
-    given = [one.to(device) for one in (x, weight, bias)]
-    return lambda: torch.nn.functional.linear(*given)
+    shapes = ((tokens, size), (out_size, size), (out_size,))
+    layers = 1 if out_size == WORDS else LAYERS
+    given = itertools.cycle([[torch.randn(shape).to(device) for shape in shapes] for _ in range(layers)])
+    return lambda: torch.nn.functional.linear(*next(given))
 
 
 def heads(tokens: int, by_values: bool, device: torch.device) -> turns.Body:
     """Queries by keys, or what softmax makes of that by values."""
-    a = torch.randn(HEADS, tokens, tokens if by_values else WIDTH // HEADS).to(device)
-    b = torch.randn(HEADS, tokens, WIDTH // HEADS).to(device)
-    return lambda: torch.bmm(a, b if by_values else b.mT)
+    width = WIDTH // HEADS
+    shapes = ((HEADS, tokens, tokens if by_values else width), (HEADS, tokens, width))
+    given = itertools.cycle([[torch.randn(shape).to(device) for shape in shapes] for _ in range(LAYERS)])
+
+    def multiply() -> torch.Tensor:
+        a, b = next(given)
+        return torch.bmm(a, b if by_values else b.mT)
+
+    return multiply
 
 
 def rows() -> dict[str, Callable[[torch.device], turns.Body]]:

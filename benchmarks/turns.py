@@ -1,7 +1,7 @@
 """Benchmarks whose rows are a device's time beside the CPU's: what they have in common.
 
 The CPU's side is in a process of its own, as a program that uses no other device is. Within one process OpenMP's
-threads of the one and those that compute for the other would hinder each other (csrc/fallback/openmp.h says why).
+threads of the one and those that compute for the other would hinder each other (csrc/devices/openmp.h says why).
 """
 
 from __future__ import annotations

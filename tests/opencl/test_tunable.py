@@ -26,7 +26,7 @@ from torch_backplane import _C, drivers, plans
 from torch_backplane.cli import app
 from torch_backplane.operators import linear_algebra
 from torch_backplane.tuning import context, forced
-from torch_backplane.tuning.trials import Clock
+from torch_backplane.tuning.trials import ROUNDS, Clock
 
 tunable: Any = torch.bp.tunable  # type: ignore[attr-defined]
 
@@ -57,9 +57,9 @@ anew = _anew()  # decorates tests
 
 
 class Times:
-    """Takes the place of the clock: how long each candidate takes, and the trials that there were."""
+    """Takes the place of the clock: how long each candidate takes, always or time after time, and the trials."""
 
-    def __init__(self, family: str = "products", **milliseconds: float) -> None:
+    def __init__(self, family: str = "products", **milliseconds: float | list[float]) -> None:
         self.milliseconds, self.family = milliseconds, family
         self.trials: list[str] = []
         timed = Clock.milliseconds
@@ -69,8 +69,10 @@ class Times:
         candidate = forced(self.family)
         if candidate is None:
             return 1.0
+        given = self.milliseconds.get(candidate, 5.0)
+        one = given if isinstance(given, float) else given[min(self.trials.count(candidate), len(given) - 1)]
         self.trials.append(candidate)
-        return self.milliseconds.get(candidate, 5.0)
+        return one
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -99,9 +101,9 @@ def test_the_quickest_computes_from_then_on() -> None:
     timed.milliseconds = {"generated": 2.0, "host": 1.0}
     for _ in range(3):  # other sizes, layouts and dtypes are other problems
         torch.testing.assert_close((b @ c).cpu(), b.cpu() @ c.cpu())
-    assert len(timed.trials) == 2 * count
+    assert len(timed.trials) == count + count // 2  # what is quickest untuned is not timed again
     torch.testing.assert_close((b.t() @ a.t()).cpu(), (b.t().cpu() @ a.t().cpu()))
-    assert len(timed.trials) == 3 * count
+    assert len(timed.trials) == 2 * count
     assert runs_on_host(torch.mm, b, c)
     assert not runs_on_host(torch.mm, a, b)
     tunable.enable(False)
@@ -110,12 +112,30 @@ def test_the_quickest_computes_from_then_on() -> None:
     tunable.tuning_enable(False)
     assert not runs_on_host(torch.mm, a, b)
     assert runs_on_host(torch.mm, random(90, 50), b)  # untuned
-    assert len(timed.trials) == 3 * count
+    assert len(timed.trials) == 2 * count
     torch.backends.bp.preferred_blas_library("host")  # type: ignore[attr-defined]
     try:
         assert runs_on_host(torch.mm, a, b)  # a wish comes first
     finally:
         torch.backends.bp.preferred_blas_library("default")  # type: ignore[attr-defined]
+
+
+@anew
+@pytest.mark.parametrize(
+    "quick",
+    [
+        pytest.param([1.0] * ROUNDS + [3.0], id="in its first rounds"),
+        pytest.param([1.0, 3.0] * ROUNDS, id="in every other round"),
+        pytest.param([1.0] * (ROUNDS - 2) + [2.1, 2.1] + [1.0] * ROUNDS, id="but not in two rounds"),
+        pytest.param([1.99], id="by what times scatter"),
+    ],
+)
+def test_who_was_quick_by_chance_does_not_compute(quick: list[float]) -> None:
+    needs_sight()
+    Times(generated=quick, host=2.0)
+    tunable.enable()
+    assert runs_on_host(torch.mm, random(70, 50), random(50, 90))
+    assert [one[2] for one in tunable.get_results()] == ["host"]
 
 
 @anew
