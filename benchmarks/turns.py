@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import multiprocessing
+import random
 import statistics
 import time
 import traceback
@@ -137,10 +138,13 @@ def seconds(body: Body, device: torch.device, calls: int, finish: Callable[[], o
 
 
 def in_turn(bodies: Sequence[Body], sides: Sequence[Side], calls: int, rounds: int) -> list[list[float]]:
-    """Seconds of a call in each round, for each body. The sides take turns, so that what else goes on meets all."""
+    """Seconds of a call in each round, for each body. The sides take turns, so that what else goes on meets all, in an
+    order that is drawn for each round: who comes after the CPU's process, say, is quicker than who comes after others.
+    """
     times: list[list[float]] = [[] for _ in bodies]
+    turns, draws = list(zip(bodies, sides, times, strict=True)), random.Random(0)
     for counted in [False, False] + [True] * rounds:  # the first rounds build kernels and warm up
-        for body, side, record in zip(bodies, sides, times, strict=True):
+        for body, side, record in draws.sample(turns, len(turns)):
             side.choose(body)
             measured = seconds(body, side.place, calls, side.finish)
             if counted:
