@@ -86,6 +86,10 @@ def several_nans(call: LastCall) -> bool:
     return isinstance(tensor, torch.Tensor) and int((tensor != tensor).sum()) > 1
 
 
+def after_elu_or_hardswish(call: LastCall) -> bool:
+    return any(re.search(r"\b([cs]?elu|hardswish)_?\(", line) for line in call.lines)
+
+
 def of_nan(call: LastCall) -> bool:
     tensors = [one for one in call.operands() if isinstance(one, torch.Tensor)]
     return any(bool((one != one).any()) for one in tensors)
