@@ -328,6 +328,22 @@ assert list((ctypes.c_float * 6).from_address(y.data_ptr())) == [0, 2, 6, 12, 20
     succeeds(run(code, source))
 
 
+def test_the_hosts_part_has_one_team_of_threads_without_a_queue_for_it(run: Run) -> None:
+    code = """
+import os, torch
+from torch_backplane.planning import call_on_cpu
+torch.set_num_threads(4)
+x = torch.rand(500, 500, device="bp")
+out = torch.empty_like(x)
+seen = []
+for _ in range(4):
+    call_on_cpu(torch.ops.aten.mm.out, x, x, out=out)
+    seen.append(set(os.listdir("/proc/self/task")))
+print([len(after - before) for before, after in zip(seen, seen[1:])], torch.equal(out.cpu(), x.cpu() @ x.cpu()))
+"""
+    assert run(code, IN_HOST_MEMORY).stdout == "[0, 0, 0] True\n"
+
+
 def test_host_accessible_memory_can_be_hidden(run: Run) -> None:
     source = IN_HOST_MEMORY + NOTING[len(MINIMAL):]
     code = """

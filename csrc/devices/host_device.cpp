@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "devices/ending.h"
+#include "devices/openmp.h"
 
 namespace backplane {
 namespace {
@@ -349,7 +350,7 @@ class HostDevice final : public Device {
     const bool brief = function.brief;
     auto call = [function = std::move(function), memory = memory.vec()] {
       if (const HostCall call; call.may_run()) {
-        function.call(memory.data());
+        run_with_threads(function.threads, [&] { function.call(memory.data()); });
       }
     };
     if (brief) {

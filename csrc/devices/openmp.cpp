@@ -113,4 +113,15 @@ WithoutTeam::~WithoutTeam() {
   }
 }
 
+void run_with_threads(int threads, const std::function<void()>& function) {
+  if (threads > 1) {
+    run_with_team(threads, function);
+  } else if (threads == 1) {
+    const WithoutTeam alone;
+    function();
+  } else {
+    function();
+  }
+}
+
 } // namespace backplane

@@ -31,4 +31,7 @@ class WithoutTeam {
   int threads_of_mkl_ = 0;
 };
 
+// Runs it with so many threads, and waits: with more than one as run_with_team, with one here and alone; 0 is its own choice, here.
+void run_with_threads(int threads, const std::function<void()>& function);
+
 } // namespace backplane

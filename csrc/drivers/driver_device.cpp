@@ -320,7 +320,7 @@ class DriverDevice final : public Device {
     DriverStream& stream = streams_.known(handle);
     if (!runs_host_functions()) {
       synchronize_stream(handle);
-      function.call(memory.data());
+      run_with_threads(function.threads, [&] { function.call(memory.data()); });
       return;
     }
     std::vector<LaunchArgument> resolved;

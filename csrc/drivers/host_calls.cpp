@@ -6,19 +6,11 @@
 namespace backplane {
 
 void HostCalls::call(const Device::HostFunction& function, const HostMemory& memory) {
-  const auto go = [&] {
+  run_with_threads(function.threads, [&] {
     if (const HostCall running; running.may_run()) {
       function.call(memory.addresses().data());
     }
-  };
-  if (function.threads > 1) {
-    run_with_team(function.threads, go);
-  } else if (function.threads == 1) {
-    const WithoutTeam alone;
-    go();
-  } else {
-    go();
-  }
+  });
 }
 
 bool HostCalls::add(Device::HostFunction&& function, HostMemory&& memory) {
