@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -48,6 +49,20 @@ def need_memory(bytes_: int) -> None:
     except torch.OutOfMemoryError as error:
         pytest.skip(str(error).splitlines()[0])
     torch.accelerator.empty_cache()
+
+
+def peak_memory(function: Callable[..., Any], *arguments: Any) -> int:
+    """Bytes that a call has at its peak, its result among them. What earlier tests left behind is let go of before:
+    memory that came back during the call would count as less.
+    """
+    gc.collect()
+    torch.bp.synchronize()  # type: ignore[attr-defined]
+    torch.bp.reset_peak_memory_stats()  # type: ignore[attr-defined]
+    before = torch.bp.memory_allocated()  # type: ignore[attr-defined]
+    result = function(*arguments)
+    peak = torch.bp.max_memory_allocated()  # type: ignore[attr-defined]
+    del result  # lived until now
+    return int(peak - before)
 
 
 def placed(

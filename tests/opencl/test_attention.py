@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from agreement import DEVICE
+from agreement import DEVICE, peak_memory
 from targets import launch, target
 from torch.nn import functional as F
 
@@ -155,10 +155,7 @@ def test_numbers_that_are_not_finite() -> None:
 def test_memory_grows_with_the_length() -> None:
     def peak(length: int) -> int:
         given = [torch.randn(1, 2, length, 16, device=DEVICE, requires_grad=True) for _ in range(3)]
-        torch.bp.reset_peak_memory_stats()
-        before = torch.bp.memory_allocated()
-        F.scaled_dot_product_attention(*given, is_causal=True).sum().backward()
-        return torch.bp.max_memory_allocated() - before
+        return peak_memory(lambda: F.scaled_dot_product_attention(*given, is_causal=True).sum().backward())
 
     with target("gpu"):
         peak(64)  # what is kept from then on
@@ -366,10 +363,8 @@ def test_another_chance_is_no_plan_and_any_shape_drops() -> None:
 def test_dropout_keeps_no_mask() -> None:
     def peak(length: int) -> int:
         given = [torch.randn(1, 2, length, 16, device=DEVICE, requires_grad=True) for _ in range(3)]
-        torch.bp.reset_peak_memory_stats()
-        before = torch.bp.memory_allocated()
-        F.scaled_dot_product_attention(*given, is_causal=True, dropout_p=0.2).sum().backward()
-        return torch.bp.max_memory_allocated() - before
+        attention = F.scaled_dot_product_attention
+        return peak_memory(lambda: attention(*given, is_causal=True, dropout_p=0.2).sum().backward())
 
     with target("gpu"):
         peak(64)  # what is kept from then on
@@ -509,10 +504,7 @@ def test_gradient_of_the_mask_has_no_memory_for_scores() -> None:
     def peak(length: int) -> int:
         given = [torch.randn(1, 2, length, 16, device=DEVICE, requires_grad=True) for _ in range(3)]
         mask = torch.zeros(length, device=DEVICE, requires_grad=True)
-        torch.bp.reset_peak_memory_stats()
-        before = torch.bp.memory_allocated()
-        F.scaled_dot_product_attention(*given, attn_mask=mask).sum().backward()
-        return torch.bp.max_memory_allocated() - before
+        return peak_memory(lambda: F.scaled_dot_product_attention(*given, attn_mask=mask).sum().backward())
 
     with target("gpu"):
         peak(64)  # what is kept from then on

@@ -12,7 +12,7 @@ from unittest import mock
 
 import pytest
 import torch
-from agreement import DEVICE, had
+from agreement import DEVICE, had, peak_memory
 from targets import target
 from test_host_work import needs_sight
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -118,10 +118,7 @@ def test_a_workspace_bounds_the_parts_of_long_sums() -> None:
         """Bytes beside operands and result."""
         on_device = [one.to(DEVICE) for one in given]
         torch.testing.assert_close(function(*on_device).cpu(), function(*given), atol=1e-3, rtol=1e-4)
-        torch.bp.reset_peak_memory_stats()  # type: ignore[attr-defined]
-        before = torch.bp.memory_allocated()  # type: ignore[attr-defined]
-        result = function(*on_device)
-        return int(torch.bp.max_memory_allocated() - before) - result.numel() * 4  # type: ignore[attr-defined]
+        return peak_memory(function, *on_device) - function(*on_device).nbytes
 
     def weight_gradient(grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         settings = (None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [False, True, False])
@@ -157,11 +154,8 @@ def test_parts_of_sums_may_be_rounded_or_not_be(dtype: torch.dtype) -> None:
         """Bytes beside operands and result, and the error, relative to the largest result."""
         one, other, added = (tensor.to(dtype).to(DEVICE) for tensor in (a, b, c))
         given = (added.mT, other.mT, one.mT) if transposed else (added, one, other)
-        torch.addmm(*given)
-        torch.bp.reset_peak_memory_stats()  # type: ignore[attr-defined]
-        before = torch.bp.memory_allocated()  # type: ignore[attr-defined]
         found = torch.addmm(*given)
-        taken = int(torch.bp.max_memory_allocated() - before) - found.numel() * 2  # type: ignore[attr-defined]
+        taken = peak_memory(torch.addmm, *given) - found.nbytes
         found = found.mT if transposed else found
         return taken, float((found.cpu() - exact).abs().max() / exact.abs().max())
 

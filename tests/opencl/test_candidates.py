@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from agreement import DEVICE
+from agreement import DEVICE, peak_memory
 from targets import target
 from test_library_products import need_library
 
@@ -94,10 +94,7 @@ def test_one_that_has_no_room_leaves_a_call_to_the_next() -> None:
 
 def _taken(function: Callable[..., torch.Tensor], *given: torch.Tensor) -> int:
     """Bytes beside operands and result."""
-    torch.bp.reset_peak_memory_stats()  # type: ignore[attr-defined]
-    before = torch.bp.memory_allocated()  # type: ignore[attr-defined]
-    result = function(*given)
-    return int(torch.bp.max_memory_allocated() - before) - result.numel() * result.itemsize  # type: ignore[attr-defined]
+    return peak_memory(function, *given) - function(*given).nbytes
 
 
 def _of_image(image: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
