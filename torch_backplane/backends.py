@@ -36,6 +36,7 @@ __all__ = [
     "math_sdp_enabled",
     "matmul",
     "overrideable_sdp_enabled",
+    "preferred_attention_library",
     "preferred_blas_library",
     "preferred_fft_library",
     "preferred_linalg_library",
@@ -80,6 +81,22 @@ def preferred_blas_library(backend: str | None = None) -> str:
     if backend is not None:
         _prefer("products", backend, "product_library", "matrix products", "CLBlast", "apt-get install libclblast1")
     return libraries.preferred("products")
+
+
+def preferred_attention_library(backend: str | None = None) -> str:
+    """The library that computes attention and its gradients, and with `backend` another one from now on.
+
+    Args:
+        backend: "default"; "host", PyTorch's own for the CPU, on processors whose memory it sees; "generated", our
+            kernels. What the library does not take goes on with the other one, such as dropout; and what neither takes
+            PyTorch composes (`can_use_flash_attention`).
+
+    Raises:
+        ValueError: another name.
+    """
+    if backend is not None:
+        libraries.prefer("attention", backend)
+    return libraries.preferred("attention")
 
 
 def preferred_fft_library(backend: str | None = None) -> str:

@@ -24,6 +24,7 @@ DEFAULT = "default"
 LIBRARIES: Mapping[str, tuple[str, ...]] = {
     "products": ("host", "driver", "generated"),
     "convolutions": ("host", "generated"),
+    "attention": ("host", "generated"),
     "recurrent layers": ("host", "generated"),
     "transforms": ("host", "driver", "generated"),
     # Decompositions, solvers, eigenvalues: PyTorch's on the CPU, with copies where the host does not see the memory.

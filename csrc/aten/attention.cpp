@@ -1,5 +1,5 @@
-// Scaled dot product attention. A device whose memory the host sees takes the CPU's flash kernel where the CPU would; one that
-// runs kernels in lockstep does it in one pass (torch_backplane/operators/attention.py). Elsewhere it is the composite form.
+// Scaled dot product attention, in one pass by kernels or by the CPU's flash kernel (torch_backplane/operators/attention.py).
+// Where a device has neither for a call it is the composite form. Devices without kernels take the CPU's where the CPU would.
 #include <ATen/Context.h>
 #include <ATen/SDPBackend.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -31,13 +31,20 @@ c10::OperatorHandle find(const char* name) {
 
 enum class Way {
   Composed, // of products and a softmax
-  OnePass, // by kernels
+  OnePass, // by kernels, or by the CPU's where the planner finds it quicker
   Host, // by the CPU's kernel, in stream order
 };
 
-Way way_of(const Tensor& query) {
+// Of a processor's kernels, which compute some rows at once: how many queries are worth it, and the most columns.
+constexpr int64_t kFewestQueries = 8, kMostColumns = 256; // as attention_lanes.py has the latter
+
+Way way_of(const Tensor& query, const Tensor& value, double dropout_p) {
   const auto index = query.device().index();
-  return attends_in_one_pass(index) ? Way::OnePass : computes_on_host(index) ? Way::Host : Way::Composed;
+  const bool by_kernels = attends_in_one_pass(index) &&
+      (!runs_threads(index) ||
+       (dropout_p == 0 && query.sym_size(2) >= kFewestQueries && query.sym_size(3) <= kMostColumns &&
+        value.sym_size(3) <= kMostColumns));
+  return by_kernels ? Way::OnePass : computes_on_host(index) ? Way::Host : Way::Composed;
 }
 
 // Of the CPU, with the same layout and without memory.
@@ -122,7 +129,6 @@ const char* why_not(
     bool enable_gqa) {
   const auto& context = at::globalContext();
   const bool runs_kernels = !device(query.device().index()).properties().dialect.empty();
-  const auto way = way_of(query);
   if (!context.userEnabledFlashSDP() && !context.userEnabledOverrideableSDP()) {
     return "SDPBackend.FLASH_ATTENTION and SDPBackend.OVERRIDEABLE, which both mean it, are disabled";
   }
@@ -130,14 +136,19 @@ const char* why_not(
   const char* sizes =
       "query, key and value need four dimensions, one floating dtype, sizes that fit together and elements, and a mask has to "
       "expand to the scores";
-  if (runs_kernels && way == Way::Composed) {
-    return "it has no kernel for the device's target, or not the local memory";
-  }
-  if (way == Way::OnePass) {
+  const auto index = query.device().index();
+  const auto way = fits || !runs_threads(index) ? way_of(query, value, dropout_p) : Way::Composed;
+  const bool wants_mask_gradient = mask.has_value() && mask->requires_grad() && c10::GradMode::is_enabled();
+  if (way == Way::OnePass && !(runs_threads(index) && wants_mask_gradient)) {
     return fits ? nullptr : sizes;
   }
+  if (runs_kernels && !computes_on_host(index)) {
+    return !runs_threads(index) ? "it has no kernel for the device's target, or not the local memory"
+        : !fits                 ? sizes
+                : "a processor's kernel is for 8 queries or more, of up to 256 columns, without dropout and a gradient of the mask";
+  }
   // The CPU's flash kernel
-  if (mask.has_value() && mask->requires_grad() && c10::GradMode::is_enabled()) {
+  if (wants_mask_gradient) {
     return "the CPU's flash kernel gives no gradient for the mask";
   }
   if (!context.userEnabledFlashSDP()) {
@@ -193,14 +204,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Ten
     bool return_debug_mask,
     std::optional<double> scale) {
   torch::jit::Stack stack;
-  if (way_of(query) != Way::Composed) {
+  if (way_of(query, value, dropout_p) != Way::Composed) {
     // As choose() has it; calls that go past it are refused here.
     TORCH_CHECK(
         is_one_pass(query, key, value, bias, dropout_p, /*enable_gqa=*/true),
         "attention in one pass takes four dimensions of one dtype that fit together, and a probability; got sizes ",
         query.sym_sizes(), ", ", key.sym_sizes(), ", ", value.sym_sizes(), " and dropout_p=", dropout_p);
     TORCH_CHECK(
-        way_of(query) != Way::Host || (dropout_p == 0 && query.sym_size(1) == key.sym_size(1)),
+        way_of(query, value, dropout_p) != Way::Host || (dropout_p == 0 && query.sym_size(1) == key.sym_size(1)),
         "the host's attention takes no dropout and as many heads of keys as of queries");
     static const auto one_pass = find("backplane::attention");
     torch::jit::push(stack, query, key, value, bias, is_causal, scale_of(query, scale), kept_of(dropout_p));
@@ -240,7 +251,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
     std::optional<double> scale) {
   torch::jit::Stack stack;
   const OptionalTensor mask = bias.defined() ? OptionalTensor(bias) : std::nullopt;
-  if (way_of(query) != Way::Composed) {
+  if (way_of(query, value, dropout_p) != Way::Composed) {
     static const auto one_pass = find("backplane::attention_backward");
     const auto kept = kept_of(dropout_p);
     torch::jit::push(stack, grad_out, query, key, value, mask, out, logsumexp, is_causal, scale_of(query, scale));

@@ -21,8 +21,12 @@ bool attends_in_one_pass(c10::DeviceIndex device) {
   return one_pass.at(device);
 }
 
+bool runs_threads(c10::DeviceIndex device) {
+  return threads.at(device);
+}
+
 bool computes_on_host(c10::DeviceIndex index) {
-  return threads.at(index) && device(index).host_sees_memory();
+  return runs_threads(index) && device(index).host_sees_memory();
 }
 
 } // namespace backplane

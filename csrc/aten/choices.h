@@ -13,6 +13,7 @@ struct Choices {
 
 void set_choices(c10::DeviceIndex device, Choices choices);
 bool attends_in_one_pass(c10::DeviceIndex device);
+bool runs_threads(c10::DeviceIndex device);
 // Whether the host computes on the device's memory what it has better libraries for. Not of devices without kernels.
 bool computes_on_host(c10::DeviceIndex device);
 

@@ -243,7 +243,9 @@ Event* record_event(Event* event, c10::Stream stream, bool timing) {
     event->captured = capture->point(stream);
   } else {
     owner.record_event(event->handle, stream_handle(stream));
-    event->captured = nullptr;
+    if (event->captured != nullptr) { // the allocator's, none of which is captured, may be asked for by another thread now
+      event->captured = nullptr;
+    }
   }
   tell([&](SyncWatch& watch) { watch.recorded(event, stream); });
   static_cast<void>(fresh.release());

@@ -222,6 +222,25 @@ def test_the_library_of_linear_algebra() -> None:
     assert preferred("default") == "default"
 
 
+@_as_it_was()
+def test_the_library_of_attention() -> None:
+    needs_sight()
+    preferred = torch.backends.bp.preferred_attention_library  # type: ignore[attr-defined]
+    given = [torch.randn(1, 2, 16, 8) for _ in range(3)]
+    expected = attend(*given)
+    assert preferred() == "default"
+    for name in ("host", "generated", "host"):
+        assert preferred(name) == name
+        on_device = [one.to(DEVICE) for one in given]
+        torch.testing.assert_close(attend(*on_device).cpu(), expected, atol=1e-5, rtol=1e-4)
+        said = plans.explain(attend, *on_device)
+        assert ("launch bp_attention" in said) == (name == "generated"), said
+        assert ("host_attention" in said) == (name == "host"), said
+    with pytest.raises(ValueError, match="accepted are default, host, generated"):
+        preferred("flash")
+    assert preferred() == "host"
+
+
 def _transformed() -> tuple[Callable[..., Any], tuple[torch.Tensor, ...]]:
     return torch.fft.fft, (torch.randn(3, 20, dtype=torch.complex64),)
 
@@ -263,9 +282,9 @@ def test_a_family_has_a_candidate_for_each_of_its_libraries() -> None:
         Candidates("products", Candidate("generated", lambda out: None))
 
 
-def _attended(**named: Any) -> tuple[int, str]:
+def _attended(queries: int = 8, **named: Any) -> tuple[int, str]:
     """PyTorch's choice, and what ran."""
-    given = [torch.randn(1, 2, 8, 16, device=DEVICE) for _ in range(3)]
+    given = [torch.randn(1, 2, queries, 16, device=DEVICE) for _ in range(3)]
     said = plans.explain(lambda: attend(*given, **named))
     return int(torch.ops.aten._fused_sdp_choice(*given, **named)), said
 
@@ -291,8 +310,9 @@ def test_sdpa_kernel_chooses_the_kernel(way: str) -> None:
     if way == "as it is":
         needs_sight()
         run()
+        check([SDPBackend.OVERRIDEABLE], fused=True)
         with sdpa_kernel([SDPBackend.OVERRIDEABLE]), pytest.raises(RuntimeError, match="FLASH_ATTENTION is disabled"):
-            _attended()
+            _attended(7)  # of which kernels for processors are not
         return
     with target("gpu"):
         run()

@@ -231,6 +231,29 @@ def test_transforms_are_tuned() -> None:
     assert {one[2] for one in tunable.get_results()} == {"generated"}
 
 
+@anew
+def test_attention_is_tuned() -> None:
+    needs_sight()
+    timed = Times("attention", generated=2.0, host=1.0)
+    given = [torch.randn(1, 2, 16, 8, requires_grad=True) for _ in range(3)]
+    there = [one.detach().to(DEVICE).requires_grad_() for one in given]
+    tunable.enable()
+    for _ in range(2):
+        for is_causal in (False, True):
+            found, expected = (
+                F.scaled_dot_product_attention(*tensors, is_causal=is_causal) for tensors in (there, given)
+            )
+            torch.testing.assert_close(found.cpu(), expected, atol=1e-5, rtol=1e-4)
+            for ours, theirs in zip(
+                torch.autograd.grad(found.sum(), there), torch.autograd.grad(expected.sum(), given), strict=True
+            ):
+                torch.testing.assert_close(ours.cpu(), theirs, atol=1e-5, rtol=1e-4)
+    assert set(timed.trials) == {"host", "generated"}
+    names = ["AttentionTunableOp_float32", "AttentionBackwardTunableOp_float32"]
+    assert [one[0] for one in tunable.get_results()] == names * 2
+    assert {one[2] for one in tunable.get_results()} == {"host"}
+
+
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 @anew
 def test_layers_are_tuned(kind: str) -> None:
@@ -374,7 +397,7 @@ def test_what_is_untuned_is_recorded_and_tuned_later() -> None:
     [
         ("Product", "untuned.csv:2: a problem has operator and parameters"),
         ("ProductTunableOp_float32,a", "untuned.csv:2: 'a' is no parameter"),
-        ("GemmTunableOp_float32,a=1", "there is no operator GemmTunableOp_float32: known are Convolution"),
+        ("GemmTunableOp_float32,a=1", "there is no operator GemmTunableOp_float32: known are Attention"),
         ("ProductTunableOp_float32,a=3x4:4x1 added=0", "there is no parameter b, but a, added"),
         ("ProductTunableOp_float32,a=3x4 b=4x4:4x1 added=0", "a=3x4 is no tensor"),
         ("ProductTunableOp_float32,a=- b=4x4:4x1 added=0", "a=- is no tensor"),

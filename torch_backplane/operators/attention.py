@@ -1,13 +1,17 @@
 """Scaled dot product attention in one pass, with backward, where csrc/aten/attention.cpp chooses it: by kernels, or
-where the host sees the device's memory by the CPU's own.
+where the host sees a processor's memory by the CPU's own.
 
 Elsewhere PyTorch composes it of products and a softmax, which keep a number for each query and each key.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 
+from torch_backplane import tuning
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates.attention import (
     Dropout,
@@ -16,15 +20,84 @@ from torch_backplane.kernels.templates.attention import (
 )
 from torch_backplane.kernels.templates.attention_bias import attention_bias_gradient, bias_gradient_parts
 from torch_backplane.kernels.templates.random import WORDS_PER_CALL
-from torch_backplane.operators.linear_algebra import host_refuses
+from torch_backplane.operators.linear_algebra import MultiplicationCost, host_refuses
 from torch_backplane.planning import (
     Call,
+    Candidate,
+    Candidates,
     call_on_cpu,
     dialect_of,
     operator,
     random_numbers,
     run_template,
 )
+
+# Picoseconds: of a multiplication, and until the host's threads have begun (docs/measurements.md).
+_BY_KERNELS, _ON_HOST, _WAKING = 15, 16, 20_000_000
+_TILE = 32  # rows, of which a work item computes all
+
+
+def _cost_by_kernels(query: torch.Tensor, key: torch.Tensor, columns: int, backward: bool) -> int:
+    queries, keys = (-(-one.shape[2] // _TILE) * _TILE for one in (query, key))
+    # Scores and slopes are computed again for each gradient: three products of the query's and five of the key's rows.
+    rows = 3 * queries * key.shape[2] + 5 * keys * query.shape[2] if backward else 2 * queries * key.shape[2]
+    return _BY_KERNELS * query.shape[0] * query.shape[1] * rows * columns
+
+
+def _cost_on_host(query: torch.Tensor, key: torch.Tensor, columns: int, backward: bool) -> int:
+    products = 5 if backward else 2
+    count = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2] * columns
+    return _WAKING + products * count * min(_ON_HOST, MultiplicationCost.on_host(query.dtype))
+
+
+ways = Candidates(
+    "attention",
+    Candidate("host", lambda query, *described: host_refuses(query), cost=_cost_on_host),
+    Candidate("generated", lambda *described: None, cost=_cost_by_kernels),
+)
+
+
+@tuning.trial("Attention")
+def _trial(operands: tuning.Operands) -> Callable[[], tuple[torch.Tensor, ...]]:
+    given, causal = [operands.given(name) for name in ("query", "key", "value")], operands.flag("causal")
+    bias, scale = operands.tensor("bias"), given[0].shape[3] ** -0.5
+    return lambda: torch.ops.backplane.attention(*given, bias, causal, scale, None)[:2]
+
+
+@tuning.trial("AttentionBackward")
+def _trial_backward(operands: tuning.Operands) -> Callable[[], tuple[torch.Tensor, ...]]:
+    given, causal = [operands.given(name) for name in ("query", "key", "value")], operands.flag("causal")
+    bias, scale = operands.tensor("bias"), given[0].shape[3] ** -0.5
+    out, logarithm, _ = torch.ops.backplane.attention(*given, bias, causal, scale, None)
+    saved = (torch.ones_like(out), *given, bias, out, logarithm, causal, scale, None, None, [True, True, True, False])
+    return lambda: torch.ops.backplane.attention_backward(*saved)[:3]
+
+
+def _is_on_host(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None,
+    causal: bool,
+    only_by_kernels: bool,
+    backward: bool = False,
+) -> bool:
+    """
+    Args:
+        only_by_kernels: it has dropout, or a gradient of the bias.
+    """
+    if only_by_kernels or query.shape[1] != key.shape[1] or query.shape[3] != value.shape[3]:
+        return False
+    operator = "AttentionBackward" if backward else "Attention"
+    problem = partial(
+        tuning.Problem.of, operator, query.dtype, query=query, key=key, value=value, bias=bias, causal=causal
+    )
+    return ways.choose(query, key, value.shape[3], backward, problem=problem) == "host"
+
+
+def _as_kernels_read(tensor: torch.Tensor) -> torch.Tensor:
+    """Converted where a work item is a thread's, as each number is read for many rows, one after the other."""
+    return tensor if dialect_of(tensor.device).target.simt else tensor.to(value_dtype(tensor.dtype))
 
 
 def _scores_like(bias: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor | None:
@@ -50,10 +123,11 @@ def one_pass(
     shape = (*query.shape[:3], value.shape[3])
     out = torch.empty_like(query) if shape == tuple(query.shape) else query.new_empty(shape)
     logarithm = query.new_empty(query.shape[:3], dtype=value_dtype(query.dtype))
-    if host_refuses(query) is None:
+    if _is_on_host(query, key, value, bias, is_causal, kept is not None):
         given, results = (query, key, value, bias, is_causal, scale), {"out": out, "logarithm": logarithm}
         call_on_cpu(torch.ops.backplane.host_attention.default, *given, **results)
         return out, logarithm, None
+    key, value = _as_kernels_read(key), _as_kernels_read(value)
     dropout = None
     if kept is not None:
         dropout = Dropout(kept, query.new_empty(2, dtype=torch.int64), random_numbers(WORDS_PER_CALL))
@@ -79,7 +153,7 @@ def one_pass_backward(
     wanted: list[bool],
 ) -> tuple[torch.Tensor | None, ...]:
     """The gradients of query, key, value and bias, those that are wanted."""
-    if host_refuses(query) is None:
+    if _is_on_host(query, key, value, bias, is_causal, kept is not None or wanted[3], backward=True):
         query_grad, key_grad, value_grad = (
             one.new_empty(one.shape[0], one.shape[2], one.shape[1], one.shape[3]).transpose(1, 2)
             for one in (query, key, value)
@@ -88,6 +162,10 @@ def one_pass_backward(
         results = {"of_query": query_grad, "of_key": key_grad, "of_value": value_grad}
         call_on_cpu(torch.ops.backplane.host_attention_backward.default, *given, **results)
         return query_grad, key_grad, value_grad, None
+    gradients = [
+        torch.empty_like(one) if wants else None for one, wants in zip((query, key, value), wanted, strict=False)
+    ]
+    grad, query, key, value = map(_as_kernels_read, (grad, query, key, value))
     like_scores = _scores_like(bias, query, key)
     dropout = None if kept is None or state is None else Dropout(kept, state)
 
@@ -100,9 +178,6 @@ def one_pass_backward(
     else:  # the result was rounded, and where gradients all but cancel that would be what is left
         inner = torch.empty_like(logarithm)
         compute("inner", inner.unsqueeze(-1), None)
-    gradients = [
-        torch.empty_like(one) if wants else None for one, wants in zip((query, key, value), wanted, strict=False)
-    ]
     for of, gradient in zip(("query", "key", "value"), gradients, strict=True):
         if gradient is not None:
             compute(of, gradient, inner)

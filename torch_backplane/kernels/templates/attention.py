@@ -1,10 +1,14 @@
-"""Scaled dot product attention in one pass over the keys, and its gradients, where work items run in lockstep.
+"""Scaled dot product attention in one pass over the keys, and its gradients.
+
+Memory grows with the length of a sequence, not with its square. The softmax is corrected as greater scores are found
+(Milakov and Gimelshein, «Online normalizer calculation for softmax», 2018; Dao et al., «FlashAttention», 2022). The
+gradients compute the scores again, from the logarithm of what each softmax was divided by. Where a work item is a
+thread's, the text is that of `attention_lanes.py`, but with dropout and for many columns; all that follows is about the
+one for work items that run in lockstep.
 
 A group has a tile of rows: of queries, and for the gradients of keys and of values a tile of keys. It goes through the
 other ones tile by tile, computes the tile of scores in local memory, and adds what they weigh to its results, which are
-in registers. So memory grows with the length of a sequence, not with its square. The softmax is corrected as greater
-scores are found (Milakov and Gimelshein, «Online normalizer calculation for softmax», 2018; Dao et al.,
-«FlashAttention», 2022). The gradients compute the scores again, from the logarithm of what each softmax was divided by.
+in registers.
 
 With dropout, which weights are kept is drawn again by each kernel, from the seed and the offset that the first one has
 written down: a counter of Philox (`random.py`) has four neighbouring keys of a query, however tiles are.
@@ -26,8 +30,10 @@ import torch
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import facts, value_dtype
 from torch_backplane.kernels.target import LimitExceeded, Target
+from torch_backplane.kernels.templates import attention_lanes
 from torch_backplane.kernels.templates.random import scalar_words
 from torch_backplane.kernels.templates.source import Launch, make_launch, split, substitute
+from torch_backplane.kernels.templates.spelling import lane_count
 
 # A group of SIDE × SIDE work items has a tile of SIDE × PER_ITEM rows, and up to _COLUMNS columns of results.
 PER_ITEM, _DEPTH, _SIDES, _COLUMNS = 4, 16, (16, 8, 4), 128
@@ -53,7 +59,7 @@ class Dropout(NamedTuple):
 
 def attends_in_one_pass(target: Target) -> bool:
     """Whether these kernels are for such devices, in any dtype."""
-    return target.simt and side_of(target, 8, 64) is not None and target.max_argument_bytes >= _ARGUMENT_BYTES
+    return side_of(target, 8, 64) is not None and target.max_argument_bytes >= _ARGUMENT_BYTES
 
 
 def attention(
@@ -82,7 +88,7 @@ def attention(
         LimitExceeded: the target has no place for it (`attends_in_one_pass` says so, too).
     """
     tensors = {"own": query, "other": key, "added": value}
-    parts, keys = _divided(dialect.target, out, key.shape[2], causal)
+    parts, keys = _divided(dialect.target, out, key.shape[2], causal) if dialect.target.simt else (1, 0)
     if parts == 1:
         outputs = {"out": out, "logarithm": logarithm}
         return [_launch("result", dialect, outputs, tensors, {}, bias, causal, scale, dropout)]
@@ -164,13 +170,15 @@ def _launch(
     out = outputs["out"]
     parts = out.shape[0] if part_keys is not None else 1
     out = out if part_keys is None else out[0]
-    value = value_dtype(out.dtype)
-    batch, heads, rows, columns = out.shape
-    side = side_of(dialect.target, value.itemsize, rows)
-    if side is None:
-        raise LimitExceeded("attention in one pass needs more local memory, or work items in a group, than there are")
-    tile, blocks, row_tiles, column_parts = _tiles(side, rows, columns)
     others, other_heads = tensors["other"].shape[2], tensors["other"].shape[1]
+    depth_too = tensors["own_too"].shape[3] if "own_too" in tensors else 0
+    batch, heads, rows, columns = out.shape
+    value = value_dtype(out.dtype)
+    told, most = (of, bias is not None, causal), max(columns, tensors["own"].shape[3], depth_too)
+    if dialect.target.simt or dropout is not None or most > attention_lanes.MOST_COLUMNS:
+        form = _of_groups(dialect, value, out, *told, dropout is not None, part_keys is not None)
+    else:
+        form = _of_threads(dialect, value, out, *told, tensors["own"].shape[3], depth_too)
     integers = {
         "batches": batch,
         "heads": heads,
@@ -178,13 +186,11 @@ def _launch(
         "rows": rows,
         "others": others,
         "columns": columns,
-        "row_tiles": row_tiles,
-        "column_parts": column_parts,
         "depth": tensors["own"].shape[3],
         **({} if part_keys is None else {"parts": parts, "part_keys": part_keys}),
+        **({"depth_too": depth_too} if depth_too else {}),
+        **form.integers,
     }
-    if "own_too" in tensors:
-        integers["depth_too"] = tensors["own_too"].shape[3]
     strided = {"out": out, **tensors, **({} if bias is None else {"bias": bias})}
     numbers, functions = {"scale": (value, scale)}, ""
     if dropout is not None:
@@ -202,12 +208,68 @@ def _launch(
         numbers=numbers,
         types=TYPES,
         functions=functions,
-        constants={**constants_of(dialect, value, side), "SHARERS": side * side // tile, "BLOCKS": blocks},
+        constants=form.constants,
         value=value,
-        body=_body(of, bias is not None, causal, dropout is not None, part_keys is not None),
-        groups=parts * batch * heads * row_tiles * column_parts,
-        group_size=side * side,
+        body=form.body,
+        groups=parts * batch * heads * form.groups,
+        group_size=form.group_size,
         strided=set(strided),
+    )
+
+
+class _Form(NamedTuple):
+    """What the two forms differ in. groups: for each head."""
+
+    integers: dict[str, int]
+    constants: dict[str, int | str]
+    body: str
+    groups: int
+    group_size: int
+
+
+def _of_groups(
+    dialect: Dialect,
+    value: torch.dtype,
+    out: torch.Tensor,
+    of: str,
+    biased: bool,
+    causal: bool,
+    drops: bool,
+    divided: bool,
+) -> _Form:
+    rows, columns = out.shape[2:]
+    side = side_of(dialect.target, value.itemsize, rows)
+    if side is None:
+        raise LimitExceeded("attention in one pass needs more local memory, or work items in a group, than there are")
+    tile, blocks, row_tiles, column_parts = _tiles(side, rows, columns)
+    return _Form(
+        {"row_tiles": row_tiles, "column_parts": column_parts},
+        {**constants_of(dialect, value, side), "SHARERS": side * side // tile, "BLOCKS": blocks},
+        _body(of, biased, causal, drops, divided),
+        row_tiles * column_parts,
+        side * side,
+    )
+
+
+def _of_threads(
+    dialect: Dialect,
+    value: torch.dtype,
+    out: torch.Tensor,
+    of: str,
+    biased: bool,
+    causal: bool,
+    depth: int,
+    depth_too: int,
+) -> _Form:
+    rows, columns = out.shape[2:]
+    vectors = attention_lanes.vectors_of(dialect, value, rows)
+    row_tiles = -(-rows // (vectors * lane_count(dialect, value)))
+    return _Form(
+        {"row_tiles": row_tiles},
+        {"NOTHING": _nothing(dialect, value), **attention_lanes.constants_of(vectors, columns, depth, depth_too)},
+        attention_lanes.body(of, biased, causal, vectors),
+        row_tiles,
+        1,
     )
 
 
@@ -249,7 +311,7 @@ def _merged(
             "parts": values.shape[0],
             **strides_of({"out": out}),
         },
-        constants={"NOTHING": f"(-{dialect.infinity(facts(logarithm.dtype).bits)})"},
+        constants={"NOTHING": _nothing(dialect, logarithm.dtype)},
         value=logarithm.dtype,
         body=substitute(
             _MERGE,
@@ -287,9 +349,14 @@ def constants_of(dialect: Dialect, value: torch.dtype, side: int) -> dict[str, i
         "ITEMS": side * side,
         "PER_ITEM": PER_ITEM,
         "DEPTH": _DEPTH,
-        "NOTHING": f"(-{dialect.infinity(facts(value).bits)})",
+        "NOTHING": _nothing(dialect, value),
         "KEPT(query, key)": "(kept_bits[(query) * (SIDE / 4) + (key) / 16] >> (key) % 16 & 1u)",
     }
+
+
+def _nothing(dialect: Dialect, value: torch.dtype) -> str:
+    """The score of what is not seen."""
+    return f"(-{dialect.infinity(facts(value).bits)})"
 
 
 class Words(NamedTuple):
