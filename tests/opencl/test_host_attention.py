@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 from agreement import DEVICE
@@ -9,7 +12,14 @@ from test_host_work import needs_sight
 from torch.nn.attention import SDPBackend
 from torch.nn.functional import scaled_dot_product_attention as attend
 
-from torch_backplane import plans
+from torch_backplane import libraries, plans
+
+
+@contextmanager
+def _on_host() -> Iterator[None]:
+    needs_sight()
+    with libraries.preferring("attention", "host"):
+        yield
 
 
 def made(length: int, dtype: torch.dtype, *, turned: bool = False) -> list[torch.Tensor]:
@@ -25,8 +35,8 @@ def choice(*arguments: torch.Tensor, **named: object) -> int:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("form", ["plain", "causal", "mask", "bools"])
+@_on_host()
 def test_results_gradients_and_their_layouts_are_the_cpus(form: str, dtype: torch.dtype) -> None:
-    needs_sight()
     plans.set_mode("check")
     for length, turned, scale in ((8, False, None), (13, True, 0.5), (8, True, 0.25), (20, False, None)):
         given = made(length, dtype, turned=turned)
@@ -42,25 +52,39 @@ def test_results_gradients_and_their_layouts_are_the_cpus(form: str, dtype: torc
             assert ours.stride() == expected.stride()
 
 
-def test_the_host_computes_it() -> None:
+@pytest.mark.parametrize("form", ["plain", "causal"])
+def test_layouts_are_the_cpus_whoever_computes(form: str) -> None:
     needs_sight()
+    for turned in (False, True, False):
+        for library in ("generated", "host"):
+            with libraries.preferring("attention", library):
+                found = []
+                for device in ("cpu", DEVICE):
+                    leaves = [one.to(device).requires_grad_() for one in made(9, torch.float32, turned=turned)]
+                    out = attend(*leaves, is_causal=form == "causal")
+                    found.append([out, *torch.autograd.grad(out.sum(), leaves)])
+            assert [one.stride() for one in found[0]] == [one.stride() for one in found[1]]
+
+
+@_on_host()
+def test_the_host_computes_it() -> None:
     given = [one.to(DEVICE) for one in made(8, torch.float32)]
     assert "on the host backplane::host_attention" in plans.explain(attend, *given)
     assert choice(*given) == SDPBackend.OVERRIDEABLE.value
 
 
 @pytest.mark.parametrize("form", ["dropout", "shared heads", "a mask with a gradient", "one head", "nothing"])
+@_on_host()
 def test_what_the_cpus_kernel_does_not_take_is_composed(form: str) -> None:
-    """And what is chosen is what runs."""
-    needs_sight()
-    query, key, value = (one.to(DEVICE) for one in made(8, torch.float32))
+    """And what is chosen is what runs: of so few queries not by kernels."""
+    query, key, value = (one.to(DEVICE) for one in made(7, torch.float32))
     named: dict[str, object] = {}
     if form == "dropout":
         named["dropout_p"] = 0.5
     elif form == "shared heads":
         key, value, named["enable_gqa"] = key[:, :1], value[:, :1], True
     elif form == "a mask with a gradient":
-        named["attn_mask"] = torch.zeros(8, 8, device=DEVICE, requires_grad=True)
+        named["attn_mask"] = torch.zeros(7, 7, device=DEVICE, requires_grad=True)
     elif form == "one head":
         query, key, value = (one[0] for one in (query, key, value))
     else:
@@ -73,17 +97,17 @@ def test_what_the_cpus_kernel_does_not_take_is_composed(form: str) -> None:
         assert "host_attention" not in said
 
 
+@_on_host()
 def test_heads_that_might_be_shared_and_are_not_are_the_hosts() -> None:
-    needs_sight()
     given = [one.to(DEVICE) for one in made(8, torch.float32)]
     for enable_gqa in (True, False, True):
         assert choice(*given, enable_gqa=enable_gqa) == SDPBackend.OVERRIDEABLE.value
         torch.testing.assert_close(attend(*given, enable_gqa=enable_gqa), attend(*given))
 
 
+@_on_host()
 def test_calls_past_the_choice_are_refused_and_good_ones_go_on() -> None:
-    needs_sight()
-    given = [one.to(DEVICE) for one in made(8, torch.float32)]
+    given = [one.to(DEVICE) for one in made(7, torch.float32)]
     fused = torch.ops.aten._scaled_dot_product_fused_attention_overrideable
     expected = attend(*given)
     for _ in range(2):

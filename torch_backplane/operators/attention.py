@@ -1,5 +1,5 @@
 """Scaled dot product attention in one pass, with backward, where csrc/aten/attention.cpp chooses it: by kernels, or
-where the host sees a processor's memory by the CPU's own.
+where the host sees the memory of devices that do not run in lockstep by the CPU's own.
 
 Elsewhere PyTorch composes it of products and a softmax, which keep a number for each query and each key.
 """
@@ -95,6 +95,14 @@ def _is_on_host(
     return ways.choose(query, key, value.shape[3], backward, problem=problem) == "host"
 
 
+def _gradient_like(tensor: torch.Tensor) -> torch.Tensor:
+    """In memory as PyTorch has it: torch.cuda's like the tensor, the CPU's with heads next to columns."""
+    if dialect_of(tensor.device).target.simt:
+        return torch.empty_like(tensor)
+    batch, heads, rows, columns = tensor.shape
+    return tensor.new_empty(batch, rows, heads, columns).transpose(1, 2)
+
+
 def _as_kernels_read(tensor: torch.Tensor) -> torch.Tensor:
     """Converted where a work item is a thread's, as each number is read for many rows, one after the other."""
     return tensor if dialect_of(tensor.device).target.simt else tensor.to(value_dtype(tensor.dtype))
@@ -154,16 +162,13 @@ def one_pass_backward(
 ) -> tuple[torch.Tensor | None, ...]:
     """The gradients of query, key, value and bias, those that are wanted."""
     if _is_on_host(query, key, value, bias, is_causal, kept is not None or wanted[3], backward=True):
-        query_grad, key_grad, value_grad = (
-            one.new_empty(one.shape[0], one.shape[2], one.shape[1], one.shape[3]).transpose(1, 2)
-            for one in (query, key, value)
-        )  # in memory as PyTorch has them
+        query_grad, key_grad, value_grad = map(_gradient_like, (query, key, value))
         given = (grad, query, key, value, bias, out, logarithm, is_causal, scale)
         results = {"of_query": query_grad, "of_key": key_grad, "of_value": value_grad}
         call_on_cpu(torch.ops.backplane.host_attention_backward.default, *given, **results)
         return query_grad, key_grad, value_grad, None
     gradients = [
-        torch.empty_like(one) if wants else None for one, wants in zip((query, key, value), wanted, strict=False)
+        _gradient_like(one) if wants else None for one, wants in zip((query, key, value), wanted, strict=False)
     ]
     grad, query, key, value = map(_as_kernels_read, (grad, query, key, value))
     like_scores = _scores_like(bias, query, key)
