@@ -6,12 +6,14 @@ import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from agreement import DEVICE, plans_from_the_start
 
+from torch_backplane import _C
 from torch_backplane.kernels import OpenCLC, Target
-from torch_backplane.operators import choices
+from torch_backplane.operators import attention, choices, convolution, linear_algebra
 
 launch = importlib.import_module("torch_backplane.planning.launch")  # the package has a function of this name
 
@@ -31,3 +33,18 @@ def target(kind: str, **figures: Any) -> Iterator[None]:
         launch._generated.clear()
         launch._dialects[index] = own
         choices.tell([index])
+
+
+@contextmanager
+def host_first() -> Iterator[None]:
+    """As if it cost nothing that the host's team takes the cores: then what it has libraries for is the host's, however
+    small, but for what it has to be woken up for.
+    """
+    with (
+        mock.patch.object(linear_algebra, "_CHANGING", 0),
+        mock.patch.object(convolution, "_CHANGING", 0),
+        mock.patch.object(attention, "_CHANGING", 0),
+    ):
+        _C.advance_configuration_epoch()  # plans were made otherwise
+        yield
+    _C.advance_configuration_epoch()

@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 import torch
 from agreement import DEVICE, had, peak_memory
-from targets import target
+from targets import host_first, target
 from test_host_work import needs_sight
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as attend
@@ -54,6 +54,7 @@ def test_the_module_is_there_as_pytorchs_are() -> None:
 
 
 @_as_it_was()
+@host_first()
 def test_another_blas_library_computes_products_that_were_planned() -> None:
     needs_sight()
     blas = torch.backends.bp.preferred_blas_library  # type: ignore[attr-defined]
@@ -97,6 +98,7 @@ def _recurrent() -> tuple[Callable[..., Any], tuple[torch.Tensor, ...]]:
 
 
 @_as_it_was()
+@host_first()
 def test_is_acceptable() -> None:
     acceptable = torch.backends.bp.is_acceptable  # type: ignore[attr-defined]
     x = torch.randn(2, 3, 4, 4, device=DEVICE)
@@ -247,6 +249,7 @@ def _transformed() -> tuple[Callable[..., Any], tuple[torch.Tensor, ...]]:
 
 @pytest.mark.parametrize("name", ["conv", "rnn", "fft"])
 @_as_it_was()
+@host_first()
 def test_switches_of_libraries(name: str) -> None:
     needs_sight()
     torch.backends.bp.preferred_blas_library("generated")  # type: ignore[attr-defined]
@@ -361,10 +364,10 @@ def test_why_attention_is_not_fused_is_told() -> None:
 
 
 @_as_it_was()
-def test_small_products_are_kernels_and_others_the_hosts() -> None:
+def test_products_are_kernels_but_those_of_few_rows_and_large_ones() -> None:
     needs_sight()
-    sizes = [(8, 8, 8), (64, 64, 64), (65, 64, 64), (8, 8, 8), (1, 64, 64), (300, 30, 300), (16, 64, 16)]
-    kernels = [True, True, False, True, False, False, True]
+    sizes = [(8, 8, 8), (64, 64, 64), (8, 8, 8), (1, 64, 64), (300, 30, 300), (4, 300, 300), (16, 64, 16)]
+    kernels = [True, True, True, False, True, False, True]
     for dtype in had([torch.float32, torch.float64, torch.bfloat16]):
         for (rows, depth, columns), by_kernel in zip(sizes, kernels, strict=True):
             a, b = torch.randn(rows, depth, dtype=dtype), torch.randn(depth, columns, dtype=dtype)
@@ -375,15 +378,17 @@ def test_small_products_are_kernels_and_others_the_hosts() -> None:
             on_host = not by_kernel and not linear_algebra.host_is_slow(dtype)
             assert runs_on_host(torch.mm, *given) == on_host, (dtype, rows, depth, columns)
     x, w = torch.randn(64, 64, device=DEVICE), torch.randn(64, 64, device=DEVICE)
-    assert runs_on_host(torch.mm, x, w.t())  # slower where rows are not contiguous
-    assert not runs_on_host(torch.mm, x[:16], w.t())
-    assert runs_on_host(torch.bmm, x.expand(4, 64, 64), w.expand(4, 64, 64))
+    for given in ((x, w.t()), (x[:16], w.t()), (x.t(), w)):
+        assert not runs_on_host(torch.mm, *given)
+    assert not runs_on_host(torch.bmm, x.expand(4, 64, 64), w.expand(4, 64, 64))
+    assert runs_on_host(torch.mm, torch.zeros(1200, 1100, device=DEVICE), torch.zeros(1100, 1100, device=DEVICE))
     torch.backends.bp.preferred_blas_library("host")  # type: ignore[attr-defined]
     assert runs_on_host(torch.mm, x, w)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @_as_it_was()
+@host_first()
 def test_half_precision_is_the_hosts_only_where_it_has_instructions(dtype: torch.dtype) -> None:
     needs_sight()
     asked = {torch.float16: "_is_mkldnn_fp16_supported", torch.bfloat16: "_is_mkldnn_bf16_supported"}[dtype]
@@ -418,7 +423,10 @@ def test_calls_of_libraries_are_printed_where_that_is_wanted() -> None:
     needs_sight()
     program = """
 import torch
+from torch_backplane import libraries
 panel = torch.backends.bp
+for family in ("products", "convolutions"):
+    libraries.prefer(family, "host")
 a, w = torch.randn(80, 90, device="bp"), torch.randn(90, 70, device="bp")
 image, weight = torch.randn(1, 4, 9, 9, device="bp"), torch.randn(8, 4, 3, 3, device="bp")
 def work():

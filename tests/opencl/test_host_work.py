@@ -118,11 +118,12 @@ def test_numbers_are_passed_by_value_and_by_reference() -> None:
     assert seen == [(-3, 0.1, 2.5, -7)]
 
 
+@libraries.preferring("products", "host")
 def test_matrix_products_are_the_cpus_to_the_bit() -> None:
     needs_sight()
     dtypes = (torch.float32, torch.float64, torch.bfloat16)
     for dtype in (one for one in dtypes if not host_is_slow(one)):
-        a, b = torch.randn(3, 133, 65, dtype=dtype), torch.randn(3, 65, 77, dtype=dtype)  # smaller ones are kernels
+        a, b = torch.randn(3, 133, 65, dtype=dtype), torch.randn(3, 65, 77, dtype=dtype)
         c = torch.randn(77, dtype=dtype)
         on_device = [tensor.to(DEVICE) for tensor in (a, b, c)]
         assert torch.equal(torch.bmm(*on_device[:2]).cpu(), torch.bmm(a, b))
@@ -322,6 +323,7 @@ def test_calls_of_one_stream_that_wait_do_not_hold_up_those_of_another() -> None
     assert torch.equal(out.cpu(), other.cpu())
 
 
+@libraries.preferring("products", "host")
 def test_a_call_in_another_thread() -> None:
     needs_sight()
     a = torch.randn(80, 80)

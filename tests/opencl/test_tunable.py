@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from agreement import DEVICE
-from targets import target
+from targets import host_first, target
 from test_backends import runs_on_host
 from test_host_work import needs_sight
 from typer.testing import CliRunner
@@ -40,6 +40,7 @@ def _anew() -> Iterator[None]:
     plain = {"_results": {}, "_benchmarked": {}, "_asked": set(), "_unwritable": set(), "inserts_ordinal": True}
     with (
         tempfile.TemporaryDirectory() as folder,
+        host_first(),
         mock.patch.multiple(context, _set=dict(context._set), **plain),
         mock.patch.object(Clock, "milliseconds", Clock.milliseconds),
         mock.patch.object(drivers.device(0), "product_library", None),

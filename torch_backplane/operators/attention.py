@@ -32,8 +32,8 @@ from torch_backplane.planning import (
     run_template,
 )
 
-# Picoseconds: of a multiplication, and until the host's threads have begun (docs/measurements.md).
-_BY_KERNELS, _ON_HOST, _WAKING = 15, 16, 20_000_000
+# Picoseconds: of a multiplication, and as of products where the host's team takes the cores (docs/measurements.md).
+_BY_KERNELS, _ON_HOST, _CHANGING = 15, 16, 2_000_000_000
 _TILE = 32  # rows, of which a work item computes all
 
 
@@ -47,7 +47,7 @@ def _cost_by_kernels(query: torch.Tensor, key: torch.Tensor, columns: int, backw
 def _cost_on_host(query: torch.Tensor, key: torch.Tensor, columns: int, backward: bool) -> int:
     products = 5 if backward else 2
     count = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2] * columns
-    return _WAKING + products * count * min(_ON_HOST, MultiplicationCost.on_host(query.dtype))
+    return _CHANGING + products * count * min(_ON_HOST, MultiplicationCost.on_host(query.dtype))
 
 
 ways = Candidates(

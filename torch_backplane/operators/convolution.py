@@ -177,19 +177,29 @@ def _workspace(form: str, self: torch.Tensor, weight: torch.Tensor, groups: int,
 
 _WINOGRAD = "winograd"
 _SETTINGS = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
-# Costs are those of one of as many multiplications.
+# Picoseconds that it costs a program when the host's team takes the cores (linear_algebra.py): less than of products,
+# as a model whose larger convolutions are the host's has the team anyhow.
+_CHANGING = 200_000_000
+
+
+def _multiplications(self: torch.Tensor, weight: torch.Tensor, groups: int, w: Windows) -> int:
+    return self.shape[0] * math.prod(w.places) * weight.numel()
+
+
 convolutions = Candidates(
     "convolutions",
     Candidate(
         "host",
         lambda self, *described: _host_refuses(self),
-        cost=lambda self, *described: MultiplicationCost.on_host(self.dtype),
+        cost=lambda *described: (
+            _CHANGING + _multiplications(*described) * MultiplicationCost.on_host(described[0].dtype)
+        ),
     ),
     Candidate(
         "generated",
         lambda *described: None,
         _forms,
-        cost=lambda *described: MultiplicationCost.KERNEL,
+        cost=lambda *described: _multiplications(*described) * MultiplicationCost.KERNEL,
         workspace=_workspace,
     ),
 )

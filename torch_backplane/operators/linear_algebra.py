@@ -14,7 +14,7 @@ from torch_backplane.kernels import Expression, Reduction
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import part_dtype, value_dtype
 from torch_backplane.kernels.reductions import summation, two_sum, whole
-from torch_backplane.kernels.templates.matmul import forms, matmul
+from torch_backplane.kernels.templates.matmul import forms, matmul, packs
 from torch_backplane.operators import library_products
 from torch_backplane.operators.reduce_ops import Dims, leave_nothing, list_of, reduce, sum_dtype
 from torch_backplane.planning import (
@@ -215,14 +215,24 @@ class MultiplicationCost:
 
 
 _WAKING = 7_900_000  # picoseconds until one of the host's threads has begun; kernels need less
+# What it costs a program when the host's team takes the cores between kernels that are as quick: its threads wait for
+# more work in a circle, and the device's own have to be woken up.
+_CHANGING = 4_000_000_000
+
+
+def _is_packed(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> bool:
+    return not out.is_complex() and packs(dialect_of(out.device), out, a, b)
 
 
 def _cost_on_host(out: torch.Tensor, a: torch.Tensor | None = None, b: torch.Tensor | None = None) -> int:
     each = MultiplicationCost.on_host(out.dtype)
-    if a is None:
+    if a is None or b is None:
         return each
+    count = out.numel() * a.shape[-1]
+    if _is_packed(out, a, b):
+        return _CHANGING + count * (7 * out.itemsize // 2 if each == MultiplicationCost.HOST else each)
     # Who has no instructions is never quicker.
-    return (3 * _WAKING if each == MultiplicationCost.LOOP else _WAKING) + out.numel() * a.shape[-1] * each
+    return (3 * _WAKING if each == MultiplicationCost.LOOP else _WAKING) + count * each
 
 
 def _cost_by_kernels(out: torch.Tensor, a: torch.Tensor | None = None, b: torch.Tensor | None = None) -> int:
@@ -230,6 +240,8 @@ def _cost_by_kernels(out: torch.Tensor, a: torch.Tensor | None = None, b: torch.
     if a is None or b is None:
         return each
     count = out.numel() * a.shape[-1]
+    if _is_packed(out, a, b):
+        return count * 17 * value_dtype(out.dtype).itemsize // 4
     if out.is_complex():  # four products, and what takes complex numbers apart
         return 2 * _WAKING + count * 4 * each
     if 1 in out.shape[-2:]:

@@ -132,16 +132,17 @@ def _product(result: str, own: str, other: str, depth: str, vectors: int) -> str
     """Statements that make a step of `result`: of rows of `other` with the item's own."""
     each = [(x, v) for x in range(_BLOCK) for v in range(vectors)]
     ats = " ".join(
-        f"const index_t at{x} = from_{other} + min(first + j + {x}, others - 1) * {other}_row;" for x in range(_BLOCK)
+        f"const {other}_pointer row{x} = from_{other} + min(first + j + {x}, others - 1) * {other}_row;"
+        for x in range(_BLOCK)
     )
     steps = "\n".join(
-        f"          {{ const value_t_lanes one = LANES_OF((value_t)load_{other}(at{x} + k * {other}_column)); "
+        f"          {{ const value_t_lanes one = LANES_OF((value_t)load_{other}_from(row{x}, k * {other}_column)); "
         + " ".join(f"sum{x}_{v} = fma(one, own{v}, sum{x}_{v});" for v in range(vectors))
         + " }"
         for x in range(_BLOCK)
     )
     return f"""
-      const index_t from_{other} = batch * {other}_batch + head_of_others * {other}_head;
+      const {other}_pointer from_{other} = {other} + batch * {other}_batch + head_of_others * {other}_head;
       for (int j = 0; j < count; j += {_BLOCK}) {{
         {ats}
         {" ".join(f"value_t_lanes sum{x}_{v} = LANES_OF(0);" for x, v in each)}
@@ -157,10 +158,10 @@ def _add(of: str, vectors: int) -> str:
     """Statements that add what the rows of a step weigh."""
     each = [(x, v) for x in range(_BLOCK) for v in range(vectors)]
     ats = " ".join(
-        f"const index_t at{x} = from_added + min(i + {x}, columns - 1) * added_column;" for x in range(_BLOCK)
+        f"const added_pointer column{x} = from_added + min(i + {x}, columns - 1) * added_column;" for x in range(_BLOCK)
     )
     steps = "\n".join(
-        f"          {{ const value_t_lanes one = LANES_OF((value_t)load_added(at{x} + j * added_row)); "
+        f"          {{ const value_t_lanes one = LANES_OF((value_t)load_added_from(column{x}, j * added_row)); "
         + " ".join(f"sum{x}_{v} = fma(one, weight{v}, sum{x}_{v});" for v in range(vectors))
         + " }"
         for x in range(_BLOCK)
@@ -169,7 +170,7 @@ def _add(of: str, vectors: int) -> str:
     total = corrected if of == "result" else "result[i + {x}][{v}] + sum{x}_{v}"
     stores = " ".join(f"result[i + {x}][{v}] = {total.format(x=x, v=v)};" for x, v in each)
     return f"""
-      const index_t from_added = batch * added_batch + head_of_others * added_head + first * added_row;
+      const added_pointer from_added = added + batch * added_batch + head_of_others * added_head + first * added_row;
       for (index_t i = 0; i < columns; i += {_BLOCK}) {{
         {ats}
         {" ".join(f"value_t_lanes sum{x}_{v} = LANES_OF(0);" for x, v in each)}

@@ -164,6 +164,7 @@ def _kernel(
         parts.append(spelling.lanes(dialect, value))
         parts.append(spelling.lane_functions(dialect, frozenset(used), value))
         parts += [spelling.lane_access(dialect, tensor, dtype, value) for tensor, dtype, _ in tensors]
+    parts += [spelling.pointers(dialect, tensor, dtype) for tensor, dtype, _ in tensors if f"{tensor}_pointer" in body]
     entry = entry_point(name)
     parts += [functions, dialect.kernel(entry, declared, group_size, [*pointers, body], bounded)]
     shared = local_bytes(functions + body, aliases, dict(constants))

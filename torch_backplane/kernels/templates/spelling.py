@@ -111,6 +111,31 @@ FUNCTION void lanes_meet(const value_t x, const value_t lost, value_t* sum, valu
     return "\n".join(lines) + "\n"
 
 
+def turning(dialect: Dialect, value: torch.dtype) -> str:
+    """The declaration of `lanes_turn(x)`, which turns a square of LANES vectors of LANES numbers: rows become columns.
+
+    Each pass mixes the vectors of both halves, number by number, as cards are shuffled.
+    """
+    width = lane_count(dialect, value)
+    half, mixed = width // 2, []
+    for start in (0, half):
+        numbers = ", ".join(f"one.s{i:x}, other.s{i:x}" for i in range(start, start + half))
+        mixed.append(f"(value_t_lanes)({numbers})")
+    return f"""\
+FUNCTION void lanes_turn(value_t_lanes* x) {{
+  for (int pass = 1; pass < LANES; pass *= 2) {{
+    value_t_lanes mixed[LANES];
+    for (int i = 0; i < LANES / 2; ++i) {{
+      const value_t_lanes one = x[i], other = x[i + LANES / 2];
+      mixed[2 * i] = {mixed[0]};
+      mixed[2 * i + 1] = {mixed[1]};
+    }}
+    for (int i = 0; i < LANES; ++i) x[i] = mixed[i];
+  }}
+}}
+"""
+
+
 def lane_access(dialect: Dialect, name: str, dtype: torch.dtype, value: torch.dtype) -> str:
     """`load_NAME_lanes(at)` and `store_NAME_lanes(at, x)`: LANES elements from `at` on, converted to value_t."""
     width = lane_count(dialect, value)
@@ -133,6 +158,17 @@ def lane_access(dialect: Dialect, name: str, dtype: torch.dtype, value: torch.dt
     if value_dtype(dtype) != value:
         load = f"{target}({load})"
     return f"#define load_{name}_lanes(at) {load}\n#define store_{name}_lanes(at, x) {store}\n"
+
+
+def pointers(dialect: Dialect, name: str, dtype: torch.dtype) -> str:
+    """`NAME_pointer`, the type of a place in a tensor that is read, and `load_NAME_from(pointer, at)`, as `load_NAME`.
+
+    Loops that read several rows by steps spend less on places of their own than on indices.
+    """
+    return (
+        f"typedef const GLOBAL {dialect.storage_type(dtype)}* {name}_pointer;\n"
+        f"#define load_{name}_from(pointer, at) ({dialect.decode('(pointer)[at]', dtype)})\n"
+    )
 
 
 def lane_functions(dialect: Dialect, dtypes: frozenset[torch.dtype], value: torch.dtype) -> str:
