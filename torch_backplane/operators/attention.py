@@ -57,17 +57,21 @@ ways = Candidates(
 )
 
 
+def _operands(operands: tuning.Operands) -> tuple[list[torch.Tensor], torch.Tensor | None, bool, float]:
+    """Query, key and value, bias, whether it is causal, and the scale."""
+    given = [operands.given(name) for name in ("query", "key", "value")]
+    return given, operands.tensor("bias"), operands.flag("causal"), given[0].shape[3] ** -0.5
+
+
 @tuning.trial("Attention")
 def _trial(operands: tuning.Operands) -> Callable[[], tuple[torch.Tensor, ...]]:
-    given, causal = [operands.given(name) for name in ("query", "key", "value")], operands.flag("causal")
-    bias, scale = operands.tensor("bias"), given[0].shape[3] ** -0.5
-    return lambda: torch.ops.backplane.attention(*given, bias, causal, scale, None)[:2]
+    given, *how = _operands(operands)
+    return lambda: torch.ops.backplane.attention(*given, *how, None)[:2]
 
 
 @tuning.trial("AttentionBackward")
 def _trial_backward(operands: tuning.Operands) -> Callable[[], tuple[torch.Tensor, ...]]:
-    given, causal = [operands.given(name) for name in ("query", "key", "value")], operands.flag("causal")
-    bias, scale = operands.tensor("bias"), given[0].shape[3] ** -0.5
+    given, bias, causal, scale = _operands(operands)
     out, logarithm, _ = torch.ops.backplane.attention(*given, bias, causal, scale, None)
     saved = (torch.ones_like(out), *given, bias, out, logarithm, causal, scale, None, None, [True, True, True, False])
     return lambda: torch.ops.backplane.attention_backward(*saved)[:3]
