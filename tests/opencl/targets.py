@@ -46,5 +46,7 @@ def host_first() -> Iterator[None]:
         mock.patch.object(attention, "_CHANGING", 0),
     ):
         _C.advance_configuration_epoch()  # plans were made otherwise
-        yield
-    _C.advance_configuration_epoch()
+        try:
+            yield
+        finally:
+            _C.advance_configuration_epoch()

@@ -208,6 +208,8 @@ class MultiplicationCost:
     LOOP = 2300  # where oneDNN has no instructions for the dtype
     KERNEL = 50
     ROWS_APART = 140  # a kernel's, where the second operand's rows are not contiguous
+    # Of products that kernels compute by packed tiles, for four bytes of a number: the host's and theirs.
+    LARGE, PACKED = 14, 17
 
     @classmethod
     def on_host(cls, dtype: torch.dtype) -> int:
@@ -230,7 +232,8 @@ def _cost_on_host(out: torch.Tensor, a: torch.Tensor | None = None, b: torch.Ten
         return each
     count = out.numel() * a.shape[-1]
     if _is_packed(out, a, b):
-        return _CHANGING + count * (7 * out.itemsize // 2 if each == MultiplicationCost.HOST else each)
+        has_instructions = each == MultiplicationCost.HOST
+        return _CHANGING + count * (MultiplicationCost.LARGE * out.itemsize // 4 if has_instructions else each)
     # Who has no instructions is never quicker.
     return (3 * _WAKING if each == MultiplicationCost.LOOP else _WAKING) + count * each
 
@@ -241,7 +244,7 @@ def _cost_by_kernels(out: torch.Tensor, a: torch.Tensor | None = None, b: torch.
         return each
     count = out.numel() * a.shape[-1]
     if _is_packed(out, a, b):
-        return count * 17 * value_dtype(out.dtype).itemsize // 4
+        return count * MultiplicationCost.PACKED * value_dtype(out.dtype).itemsize // 4
     if out.is_complex():  # four products, and what takes complex numbers apart
         return 2 * _WAKING + count * 4 * each
     if 1 in out.shape[-2:]:

@@ -45,6 +45,15 @@ def constants_of(vectors: int, columns: int, depth: int, depth_too: int) -> dict
     }
 
 
+def heads_of(of_keys: bool) -> dict[str, str]:
+    """Parts of both forms' text: how a head of the item's rows, keys or queries, goes with those of the others."""
+    if of_keys:
+        own = {"query_heads": "heads * sharing", "queries": "others", "sharers": "sharing"}
+        return {**own, "query_head": "head * sharing + shared", "head_of_others": "query_head"}
+    own = {"query_heads": "heads", "queries": "rows", "sharers": "1"}
+    return {**own, "query_head": "head", "head_of_others": "head / sharing"}
+
+
 def body(of: str, biased: bool, causal: bool, vectors: int) -> str:
     """The statements of the kernel that computes `of`, as in `attention.py`."""
     of_keys = of in ("key", "value")
@@ -89,11 +98,7 @@ def body(of: str, biased: bool, causal: bool, vectors: int) -> str:
             "place": split("place", ["batches", "heads", "row_tiles"], ["batch", "head", "row_tile"]),
             # The longest first, so that all threads end at about the same time.
             "tile": "row_tiles - 1 - row_tile" if causal and not of_keys else "row_tile",
-            "query_heads": "heads * sharing" if of_keys else "heads",
-            "queries": "others" if of_keys else "rows",
-            "sharers": "sharing" if of_keys else "1",
-            "query_head": "head * sharing + shared" if of_keys else "head",
-            "head_of_others": "query_head" if of_keys else "head / sharing",
+            **heads_of(of_keys),
             "from": bounds[0],
             "to": bounds[1],
             "own": _own("own", "DEPTH", "depth"),
