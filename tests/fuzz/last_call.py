@@ -118,6 +118,10 @@ def far_below_zero(call: LastCall) -> bool:
     return isinstance(tensor, torch.Tensor) and bool((tensor < -1000).any())
 
 
+def of_an_order_near_zero(call: LastCall) -> bool:
+    return any(isinstance(one, float) and 0 < abs(one) < 0.1 for one in call.operands()[1:2])
+
+
 def normalizes_zeros(call: LastCall) -> bool:
     """Whether a line before takes F.normalize of a tensor with zeros."""
     found = [part for line in call.lines for part in re.findall(r"F\.normalize\((t\d+)", line)]

@@ -194,6 +194,17 @@ def test_float64_excuses_what_is_as_near_as_the_cpu() -> None:
     assert not judging.excused(exact["t0"], cpu, torch.tensor([1e-3, torch.nan]))
 
 
+def test_float64_excuses_beside_a_result_of_another_dtype() -> None:
+    """Batch norm's statistics of bfloat16 are float32 on devices: that excuses no other number, and is no offence."""
+    exact = [torch.tensor([2.1640625], dtype=torch.float64), torch.tensor([0.08984375], dtype=torch.float64)]
+    cpu = [torch.tensor([2.15625], dtype=torch.bfloat16), torch.tensor([0.09375], dtype=torch.bfloat16)]
+    ours = [torch.tensor([2.1640625]), torch.tensor([0.08984375], dtype=torch.bfloat16)]
+    assert judging.excused(exact, cpu, ours)
+    assert not judging.excused(exact, cpu, [torch.tensor([2.5]), ours[1]])
+    assert not judging.excused(exact, cpu, [ours[0], torch.tensor([0.5], dtype=torch.bfloat16)])
+    assert not judging.excused(exact, cpu, [torch.tensor([2]), ours[1]])
+
+
 def test_float64_excuses_what_the_operands_precision_leaves_open() -> None:
     """1 - 0.99999 has few digits; integers become float64 for float64 to judge."""
     names = {"t0": torch.tensor([0.99999, 0.5]), "t1": torch.tensor([3]), "torch": torch}
@@ -325,6 +336,11 @@ MEANT_OF: dict[str, tuple[str, str, list[str], list[str]]] = {  # key, message, 
          "t2 = torch.pow(t0, t1)"],
         ["t0 = torch.ones(1, 3, 3).to(d).expand(2, 3, 3)", "t1 = torch.ones(3, 2, 3).to(d).permute(1, 0, 2)",
          "t2 = torch.pow(t0, t1)"],
+    ),
+    "orders": (
+        "values: linalg.vector_norm", "t1: 5.679144, expected 5.679480 at (); 1 of 1 differ (torch.float32)",
+        ["t0 = torch.tensor(5.67948).to(d)", "t1 = torch.linalg.vector_norm(t0, 0.001, dim=[0])"],
+        ["t0 = torch.tensor(5.67948).to(d)", "t1 = torch.linalg.vector_norm(t0, 2.5, dim=[0])"],
     ),
     "lists": (
         "layout: vstack", "t2: strides (12, 4, 4, 1), expected (12, 1, 12, 3) of (2, 3, 1, 4)",
