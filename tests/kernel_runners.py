@@ -152,7 +152,7 @@ def run_pointwise(
     staged = [*[0] * len(outputs), *(tensor.itemsize for tensor in inputs)]
     where = geometry(
         shape, strides, width=width, limits=dialect.target.row_limits, streaming=streaming,
-        staged=staged, tile_memory=dialect.tile_memory,
+        staged=staged, tile_memory=dialect.tile_memory, tile_side=dialect.target.tile_side,
     )  # fmt: skip
     layout = replace(where.layout, wide=wide)
     kernel = pointwise(

@@ -153,7 +153,8 @@ int64_t tile_pitch(const Tile& tile, int64_t itemsize) {
 }
 
 // `staged`: for each operand, the bytes of an element if it is an input, else 0.
-Tile find_tile(const std::vector<Dimension>& dimensions, const std::vector<int64_t>& staged, int64_t memory) {
+Tile find_tile(
+    const std::vector<Dimension>& dimensions, const std::vector<int64_t>& staged, int64_t memory, int64_t fixed) {
   Tile tile;
   const auto step = [&](size_t dim, size_t operand) { return dimensions[dim].steps[operand]; };
   for (size_t operand = 0; operand < staged.size() && tile.along == 0; ++operand) {
@@ -170,7 +171,7 @@ Tile find_tile(const std::vector<Dimension>& dimensions, const std::vector<int64
       tile.along = fastest;
     }
   }
-  if (tile.along == 0) {
+  if (tile.along == 0 || 2 * std::min(dimensions[0].size, dimensions[tile.along].size) < fixed) {
     return {};
   }
   int64_t largest = 0;
@@ -181,14 +182,15 @@ Tile find_tile(const std::vector<Dimension>& dimensions, const std::vector<int64
     tile.inner.push_back(goes_through ? kStaged : std::min<int64_t>(step(0, operand), 2));
     largest = std::max(largest, goes_through ? staged[operand] : 0);
   }
-  for (const int64_t edge : {64, 32, 16}) {
+  const std::vector<int64_t> edges = fixed > 0 ? std::vector<int64_t>{fixed} : std::vector<int64_t>{64, 32, 16};
+  for (const int64_t edge : edges) {
     if (edge == 64 && largest > 2) { // 64 bytes to a row, at least
       continue;
     }
     const int64_t across = dimensions[0].size;
     const int64_t down = dimensions[tile.along].size;
-    tile.width = side(across, edge);
-    tile.height = side(down, edge);
+    tile.width = fixed > 0 ? fixed : side(across, edge);
+    tile.height = fixed > 0 ? fixed : side(down, edge);
     if (tile.width < edge) {
       tile.height = side(down, edge * edge / tile.width);
     } else if (tile.height < edge) {
@@ -218,7 +220,8 @@ py::tuple pointwise_geometry(
     std::optional<int64_t> streaming_bytes,
     int64_t shortest_row,
     int64_t most_rows,
-    int64_t tile_memory) {
+    int64_t tile_memory,
+    int64_t tile_side) {
   const c10::IntArrayRef shape = outputs.at(0).sizes();
   const size_t operands = outputs.size() + inputs.size() + positions.size();
   std::vector<Dimension> given(shape.size());
@@ -264,7 +267,7 @@ py::tuple pointwise_geometry(
     std::transform(inputs.begin(), inputs.end(), staged.begin() + outputs.size(), [](const at::Tensor& input) {
       return static_cast<int64_t>(input.itemsize());
     });
-    const Tile tile = find_tile(dimensions, staged, tile_memory);
+    const Tile tile = find_tile(dimensions, staged, tile_memory, tile_side);
     if (tile.along > 0) {
       inner = py::tuple(operands);
       for (size_t operand = 0; operand < operands; ++operand) {
@@ -394,6 +397,7 @@ void bind_geometry(py::module_& module) {
       "pointwise_geometry", &pointwise_geometry, py::arg("outputs"), py::arg("inputs"), py::arg("positions"),
       py::arg("width"), py::arg("streaming_bytes"), py::arg("shortest_row"), py::arg("most_rows"),
       py::arg("tile_memory"),
+      py::arg("tile_side"),
       "(the arguments of a Layout, sizes, strides), as kernels.layouts.geometry has them, for inputs that broadcast to the "
       "outputs' shape. `positions`: for each operand that is not in memory, the dimension that it counts along, or None.");
   module.def(

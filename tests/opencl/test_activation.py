@@ -1,4 +1,4 @@
-"""Activations that are more than a formula: RReLU, which draws a slope for each negative element, and keeps it."""
+"""Activations that are more than a formula: RReLU, which draws slopes for negative elements and keeps them; GELU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from agreement import DEVICE, agrees, need, plans_from_the_start, refused_alike, to_cpu
+from agreement import DEVICE, agrees, need, plans_from_the_start, refused_alike, to_cpu, why_not
 from torch.nn import functional as F
 
 from torch_backplane import _C, plans
@@ -240,3 +240,17 @@ def test_gradients_where_the_input_is_no_number(name: str, dtype: torch.dtype) -
         function(x).backward(torch.full_like(x, -0.75))
         found.append(x.grad.cpu())
     torch.testing.assert_close(found[1], found[0], equal_nan=True)
+
+
+def test_gelu_is_as_exact_as_the_cpus() -> None:
+    """Everywhere, and where nothing is left of one of its sides."""
+    x = torch.cat([torch.linspace(-13, 13, 100_001), torch.tensor([0.0, -0.0, 3e38, -3e38, 1e-38, -1e-30])])
+    for function in (F.gelu, lambda x: aten.gelu_backward(torch.ones_like(x), x)):
+        exact = function(x.double())
+        worst = [(function(x.to(device)).cpu() - exact).abs().max().item() for device in ("cpu", DEVICE)]
+        assert worst[1] <= max(worst[0], 1e-6), worst
+    far = torch.tensor([torch.inf, -torch.inf, torch.nan], device=DEVICE)
+    assert F.gelu(far).cpu().isnan().tolist() == [False, True, True]  # as torch.cuda's
+    assert F.gelu(far)[0].item() == torch.inf
+    if why_not([torch.float64]) is None:
+        torch.testing.assert_close(F.gelu(x.double().to(DEVICE)).cpu(), F.gelu(x.double()), rtol=1e-12, atol=1e-14)

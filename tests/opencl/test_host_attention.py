@@ -36,7 +36,7 @@ def choice(*arguments: torch.Tensor, **named: object) -> int:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("form", ["plain", "causal", "mask", "bools"])
 @_on_host()
-def test_results_gradients_and_their_layouts_are_the_cpus(form: str, dtype: torch.dtype) -> None:
+def test_results_and_gradients_are_the_cpus(form: str, dtype: torch.dtype) -> None:
     plans.set_mode("check")
     for length, turned, scale in ((8, False, None), (13, True, 0.5), (8, True, 0.25), (20, False, None)):
         given = made(length, dtype, turned=turned)
@@ -49,21 +49,20 @@ def test_results_gradients_and_their_layouts_are_the_cpus(form: str, dtype: torc
             found.append([out.detach(), *torch.autograd.grad(out.float().square().sum(), leaves)])
         for expected, ours in zip(*found, strict=True):
             torch.testing.assert_close(ours.cpu(), expected, equal_nan=True)
-            assert ours.stride() == expected.stride()
 
 
 @pytest.mark.parametrize("form", ["plain", "causal"])
-def test_layouts_are_the_cpus_whoever_computes(form: str) -> None:
+def test_layouts_are_the_tensors_whoever_computes(form: str) -> None:
+    """As torch.cuda's: what a model splits heads by is undone without copies."""
     needs_sight()
     for turned in (False, True, False):
         for library in ("generated", "host"):
             with libraries.preferring("attention", library):
-                found = []
-                for device in ("cpu", DEVICE):
-                    leaves = [one.to(device).requires_grad_() for one in made(9, torch.float32, turned=turned)]
-                    out = attend(*leaves, is_causal=form == "causal")
-                    found.append([out, *torch.autograd.grad(out.sum(), leaves)])
-            assert [one.stride() for one in found[0]] == [one.stride() for one in found[1]]
+                leaves = [one.to(DEVICE).requires_grad_() for one in made(9, torch.float32, turned=turned)]
+                out = attend(*leaves, is_causal=form == "causal")
+                gradients = torch.autograd.grad(out.sum(), leaves)
+            assert out.stride() == leaves[0].stride()
+            assert [one.stride() for one in gradients] == [one.stride() for one in leaves]
 
 
 @_on_host()

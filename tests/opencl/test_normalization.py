@@ -108,6 +108,21 @@ def test_rms_norm(dtype: torch.dtype, eps: float | None) -> None:
     agrees(lambda x, w: F.rms_norm(x.requires_grad_(), (40,), w, eps).detach(), x, weight, **wide)
 
 
+@pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
+def test_layouts_of_results_and_gradients_are_pytorchs(norm: str) -> None:
+    """Contiguous, whatever the input is."""
+    for order in ((0, 1, 2), (1, 0, 2), (2, 1, 0), (0, 1, 2)):
+        found = []
+        for device in ("cpu", DEVICE):
+            x = numbers(6, 7, 8).to(device).permute(order).requires_grad_()
+            out = getattr(F, norm)(x, x.shape[2:])
+            (gradient,) = torch.autograd.grad(out.square().sum(), x)
+            found.append((out, gradient))
+        for expected, ours in zip(*found, strict=True):
+            torch.testing.assert_close(ours.cpu(), expected)
+            assert ours.stride() == expected.stride()
+
+
 def test_rms_norm_of_nothing() -> None:
     agrees(lambda *t: gradients(lambda x, w: F.rms_norm(x, (5,), w), *t), torch.zeros(0, 5), torch.ones(5))
     agrees(lambda *t: gradients(lambda x, w: F.rms_norm(x, (0,), w), *t), torch.zeros(3, 0), torch.ones(0))

@@ -34,7 +34,7 @@ class Layout:
     wide: whether indices need 64 bits.
     inner: empty, or, where a launch has one dimension for the innermost dimension and one for the others (`rows`), each
         operand's stride there: 0, 1, or 2 for any other. Compilers make vectors of strides that they know. In tiles 3
-        is an input that goes through local memory.
+        is an input that is read by its own rows first.
     streaming: whether results are written past the caches, where the dialect and the formula allow it; only where
         contiguous, and each output begins at a multiple of 16 bytes. `pointwise` says when.
     tile: empty, or, where a group has a tile of the innermost dimension and another one, in which neighbours of some
@@ -97,6 +97,7 @@ def geometry(
     streaming: bool = False,
     staged: Sequence[int] = (),
     tile_memory: int = 0,
+    tile_side: int = 0,
 ) -> Geometry:
     """The simplest geometry that visits every element once.
 
@@ -108,7 +109,8 @@ def geometry(
         limits: which calls that are not contiguous go by rows.
         streaming: whether to write past the caches where everything is contiguous.
         staged: for each operand, the bytes of an element if it is an input, which may go through local memory, else 0.
-        tile_memory: bytes of local memory for tiles, at most; 0: no tiles.
+        tile_memory: bytes for tiles, at most; 0: no tiles.
+        tile_side: of all tiles, which are of matrices of half as much at least; 0: as the sizes ask.
     """
     for operand in strides:
         if len(operand) != len(sizes):
@@ -120,7 +122,7 @@ def geometry(
         layout = Layout(0, width if aligned else 1, wide, streaming=streaming)
         return Geometry(layout, (count,), tuple((1,) for _ in strides_))
     if tile_memory:
-        tile, inner = _tile(sizes_, strides_, staged, tile_memory)
+        tile, inner = _tile(sizes_, strides_, staged, tile_memory, tile_side)
         if tile:
             return Geometry(Layout(len(sizes_), 1, wide, inner, tile=tile), sizes_, strides_)
     inner = ()
@@ -149,12 +151,14 @@ def tile_pitch(tile: Sequence[int], itemsize: int) -> int:
 
 
 def _tile(
-    sizes: Sequence[int], strides: Sequence[Sequence[int]], staged: Sequence[int], memory: int
+    sizes: Sequence[int], strides: Sequence[Sequence[int]], staged: Sequence[int], memory: int, fixed: int
 ) -> tuple[tuple[int, int, int] | tuple[()], tuple[int, ...]]:
     """The tile, and each operand's stride along the innermost dimension as `Layout.inner` has it; both empty where
     no input is read faster so.
     """
     along = 0
+    if 2 * sizes[0] < fixed:
+        return (), ()
     for steps, itemsize in zip(strides, staged, strict=True):
         if along == 0 and itemsize > 0 and steps[0] > 0:
             fastest = 0
@@ -163,7 +167,7 @@ def _tile(
                     fastest = dim
             if steps[fastest] * itemsize < SECTOR:
                 along = fastest
-    if along == 0:
+    if along == 0 or 2 * sizes[along] < fixed:
         return (), ()
     inner = tuple(
         3
@@ -172,10 +176,10 @@ def _tile(
         for steps, itemsize in zip(strides, staged, strict=True)
     )
     through = [itemsize for itemsize, step in zip(staged, inner, strict=True) if step == 3]
-    for edge in (64, 32, 16):
+    for edge in (fixed,) if fixed else (64, 32, 16):
         if edge == 64 and max(through) > 2:  # 64 bytes to a row, at least
             continue
-        width, height = _side(sizes[0], edge), _side(sizes[along], edge)
+        width, height = (fixed, fixed) if fixed else (_side(sizes[0], edge), _side(sizes[along], edge))
         if width < edge:
             height = _side(sizes[along], edge * edge // width)
         elif height < edge:

@@ -30,7 +30,8 @@ class Reduction:
             commutative: the order in which states meet is not that of the elements.
         finish: takes a state, the number of elements (int64), and the numbers of `scalars`; returns a value for each
             output.
-        add: combines the state of at most BLOCK elements with that of one more; without it, `combine` does.
+        add: as `combine`, of two states which have no more than BLOCK elements for a lane: what is rounded off may be
+            lost. Without it, `combine` does.
         scalars: dtypes of numbers that are arguments of the kernel: another number is the same kernel.
     """
 

@@ -273,16 +273,24 @@ class Target:
         elif length < 16:
             wanted = (8, 8)
         else:
-            wanted = (16, 16) if strided else (64, 4)
+            wanted = (16 if strided else 64, 16)
         along = self.group(wanted[0])
         return along, max(1, min(wanted[1], self.max_group_size // along))
 
     @property
     def tile_memory(self) -> int:
-        """Bytes of local memory for tiles of operands that are in another order than the results: no more than leaves
-        a compute unit room for some groups. 0: no tiles, as a processor's caches hold the lines that are needed again.
+        """Bytes for tiles of operands that are in another order than the results: of local memory no more than leaves
+        a compute unit room for some groups; a thread has its tile for itself. 0: no tiles.
         """
-        return min(self.local_memory, _TILE_MEMORY) if self.simt else 0
+        return min(self.local_memory, _TILE_MEMORY) if self.simt else 64 << 10
+
+    @property
+    def tile_side(self) -> int:
+        """Of all tiles, which are made of matrices of half as much at least; 0: as the sizes ask.
+
+        A thread gains nothing by less than a square in registers, and one text serves all sizes.
+        """
+        return 0 if self.simt else 32
 
     @property
     def large_group(self) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torch_backplane.kernels import Expression
+from torch_backplane.kernels import Expression, special
 from torch_backplane.kernels import functions as f
 from torch_backplane.planning import Call, Refused, check_same_dtype, operator, pointwise, run_pointwise
 from torch_backplane.planning.pointwise import type_name
@@ -152,7 +152,7 @@ def gelu(a: Expression, approximate: str) -> Expression:
     _check_approximation(approximate)
     if approximate == "tanh":
         return 0.5 * a * (1.0 + f.tanh(_TANH_SCALE * (a + _TANH_CUBIC * a * a * a)))
-    return a * 0.5 * (1.0 + f.erf(a * math.sqrt(0.5)))
+    return a * special.normal_distribution(a)
 
 
 def gelu_backward(grad: Expression, a: Expression, approximate: str) -> Expression:
@@ -162,7 +162,7 @@ def gelu_backward(grad: Expression, a: Expression, approximate: str) -> Expressi
         slope = _TANH_SCALE * (1.0 + 3.0 * _TANH_CUBIC * a * a)
         return grad * (0.5 * (1.0 + tanh) + 0.5 * a * (1.0 - tanh * tanh) * slope)
     density = f.exp(-0.5 * a * a) * (1.0 / math.sqrt(2.0 * math.pi))
-    return grad * (0.5 * (1.0 + f.erf(a * math.sqrt(0.5))) + a * density)
+    return grad * (special.normal_distribution(a) + a * density)
 
 
 pointwise("gelu", gelu)

@@ -13,6 +13,7 @@ import torch
 
 from torch_backplane import tuning
 from torch_backplane.kernels.dtypes import value_dtype
+from torch_backplane.kernels.reductions import summation
 from torch_backplane.kernels.templates.attention import (
     Dropout,
     attention,
@@ -29,8 +30,10 @@ from torch_backplane.planning import (
     dialect_of,
     operator,
     random_numbers,
+    run_reduction,
     run_template,
 )
+from torch_backplane.planning.launch import traced
 
 # Picoseconds: of a multiplication, and as of products where the host's team takes the cores (docs/measurements.md).
 _BY_KERNELS, _ON_HOST, _CHANGING = 15, 16, 2_000_000_000
@@ -99,14 +102,6 @@ def _is_on_host(
     return ways.choose(query, key, value.shape[3], backward, problem=problem) == "host"
 
 
-def _gradient_like(tensor: torch.Tensor) -> torch.Tensor:
-    """In memory as PyTorch has it: torch.cuda's like the tensor, the CPU's with heads next to columns."""
-    if dialect_of(tensor.device).target.simt:
-        return torch.empty_like(tensor)
-    batch, heads, rows, columns = tensor.shape
-    return tensor.new_empty(batch, rows, heads, columns).transpose(1, 2)
-
-
 def _as_kernels_read(tensor: torch.Tensor) -> torch.Tensor:
     """Converted where a work item is a thread's, as each number is read for many rows, one after the other."""
     return tensor if dialect_of(tensor.device).target.simt else tensor.to(value_dtype(tensor.dtype))
@@ -166,13 +161,13 @@ def one_pass_backward(
 ) -> tuple[torch.Tensor | None, ...]:
     """The gradients of query, key, value and bias, those that are wanted."""
     if _is_on_host(query, key, value, bias, is_causal, kept is not None or wanted[3], backward=True):
-        query_grad, key_grad, value_grad = map(_gradient_like, (query, key, value))
+        query_grad, key_grad, value_grad = map(torch.empty_like, (query, key, value))
         given = (grad, query, key, value, bias, out, logarithm, is_causal, scale)
         results = {"of_query": query_grad, "of_key": key_grad, "of_value": value_grad}
         call_on_cpu(torch.ops.backplane.host_attention_backward.default, *given, **results)
         return query_grad, key_grad, value_grad, None
     gradients = [
-        _gradient_like(one) if wants else None for one, wants in zip((query, key, value), wanted, strict=False)
+        torch.empty_like(one) if wants else None for one, wants in zip((query, key, value), wanted, strict=False)
     ]
     grad, query, key, value = map(_as_kernels_read, (grad, query, key, value))
     like_scores = _scores_like(bias, query, key)
@@ -182,10 +177,11 @@ def one_pass_backward(
         arguments = (result, of, grad, query, key, value, like_scores, logarithm, inner, is_causal, scale, dropout)
         run_template(attention_gradient, query.device, *arguments, name="attention_backward")
 
+    inner = torch.empty_like(logarithm)
     if out.dtype == logarithm.dtype:
-        inner = (grad * out).sum(-1)
+        definition = traced(("products", out.dtype), lambda: summation(out.dtype, lambda a, b, _: a * b))
+        run_reduction(definition, [inner], [grad, out], [3], key=("products", out.dtype), name="sum_of_products")
     else:  # the result was rounded, and where gradients all but cancel that would be what is left
-        inner = torch.empty_like(logarithm)
         compute("inner", inner.unsqueeze(-1), None)
     for of, gradient in zip(("query", "key", "value"), gradients, strict=True):
         if gradient is not None:

@@ -89,7 +89,7 @@ def native_layer_norm_backward(
 ) -> Results:
     size = math.prod(normalized_shape)
     _check_backward(grad, self, normalized_shape, weight, bias, mean, rstd)
-    results = new_like([self, weight, bias], output_mask)
+    results = new_like([self, weight, bias], output_mask, first=torch.contiguous_format)
     run_norm_backward(Sets.layer(self.numel() // max(1, size), size), results, grad, self, mean, rstd, weight)
     return results
 
@@ -131,6 +131,6 @@ def rms_norm_backward(
 ) -> Results:
     _check_real(self, weight)
     _check_backward(grad, self, normalized_shape, weight, None, rstd)
-    results = new_like([self, weight], output_mask)
+    results = new_like([self, weight], output_mask, first=torch.contiguous_format)
     run_norm_backward(Sets.layer(rstd.numel(), math.prod(normalized_shape)), results, grad, self, None, rstd, weight)
     return results

@@ -141,11 +141,13 @@ def check_shape(wanted: Sequence[int], **tensors: Optional) -> None:
             torch._check(False, lambda: f"expected {name} of shape {list(wanted)}, and got {given}")  # noqa: B023, at once
 
 
-def new_like(tensors: Sequence[Optional], wanted: Sequence[bool]) -> Results:
+def new_like(
+    tensors: Sequence[Optional], wanted: Sequence[bool], first: torch.memory_format = torch.preserve_format
+) -> Results:
     """An uninitialized tensor like each, or None where it is not wanted. Those of parameters, all but the first, are
     contiguous, as PyTorch makes them and as kernels write them.
     """
-    formats = [torch.preserve_format, *[torch.contiguous_format] * (len(tensors) - 1)]
+    formats = [first, *[torch.contiguous_format] * (len(tensors) - 1)]
     return tuple(
         torch.empty_like(tensor, memory_format=memory_format) if want and tensor is not None else None
         for tensor, want, memory_format in zip(tensors, wanted, formats, strict=True)

@@ -61,7 +61,15 @@ def pointwise_geometry(
     if current() is None:
         streaming = dialect.streaming_bytes
         return _C.pointwise_geometry(
-            outputs, inputs, positions, width, streaming, limits.shortest, limits.most, dialect.tile_memory
+            outputs,
+            inputs,
+            positions,
+            width,
+            streaming,
+            limits.shortest,
+            limits.most,
+            dialect.tile_memory,
+            dialect.target.tile_side,
         )
     return pointwise_geometry_of_symbols(outputs, inputs, positions, width, dialect)
 
@@ -91,6 +99,7 @@ def pointwise_geometry_of_symbols(
         streaming=streaming,
         staged=staged,
         tile_memory=dialect.tile_memory,
+        tile_side=dialect.target.tile_side,
     )
     of = where.layout
     return (of.rank, of.width, of.wide, of.inner, of.streaming, of.tile), where.sizes, where.strides

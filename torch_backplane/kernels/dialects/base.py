@@ -102,8 +102,8 @@ class Dialect(ABC):
 
     @property
     def tile_memory(self) -> int:
-        """Bytes of local memory for tiles, at most; 0: no tiles."""
-        needed = ("LOCAL", "ITEM", "GROUP", "BARRIER")
+        """`Target.tile_memory`, where the dialect can spell tiles."""
+        needed = ("LOCAL", "ITEM", "GROUP", "BARRIER") if self.target.simt else ("GROUP",)
         return self.target.tile_memory if all(word in self.words for word in needed) else 0
 
     def argument_bytes(self, parameters: Iterable[Parameter]) -> int:

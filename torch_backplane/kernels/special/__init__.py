@@ -21,7 +21,7 @@ from torch_backplane.kernels.special.bessel import (
     y0,
     y1,
 )
-from torch_backplane.kernels.special.errors import erfcx, erfinv, log_ndtr, ndtri
+from torch_backplane.kernels.special.errors import erfcx, erfinv, log_ndtr, ndtri, normal_distribution
 from torch_backplane.kernels.special.gamma import (
     digamma,
     gammainc,
@@ -72,6 +72,7 @@ __all__ = [
     "mvlgamma",
     "mvlgamma_constant",
     "ndtri",
+    "normal_distribution",
     "polygamma_factor",
     "spherical_j0",
     "trigamma",

@@ -24,7 +24,7 @@ def polynomial(coefficients: Sequence[float], x: Expression) -> Expression:
     """c[0] + c[1] x + …, by Horner's rule."""
     value = f.full_like(x, coefficients[-1])
     for c in reversed(coefficients[:-1]):
-        value = value * x + c
+        value = f.fma(value, x, f.full_like(x, c))
     return value
 
 

@@ -33,7 +33,7 @@ from torch_backplane.kernels.target import LimitExceeded, Target
 from torch_backplane.kernels.templates import attention_lanes
 from torch_backplane.kernels.templates.random import scalar_words
 from torch_backplane.kernels.templates.source import Launch, make_launch, split, substitute
-from torch_backplane.kernels.templates.spelling import lane_count
+from torch_backplane.kernels.templates.spelling import lane_count, turning
 
 # A group of SIDE × SIDE work items has a tile of SIDE × PER_ITEM rows, and up to _COLUMNS columns of results.
 PER_ITEM, _DEPTH, _SIDES, _COLUMNS = 4, 16, (16, 8, 4), 128
@@ -178,7 +178,7 @@ def _launch(
     if dialect.target.simt or dropout is not None or most > attention_lanes.MOST_COLUMNS:
         form = _of_groups(dialect, value, out, *told, dropout is not None, part_keys is not None)
     else:
-        form = _of_threads(dialect, value, out, *told, tensors["own"].shape[3], depth_too)
+        form = _of_threads(dialect, value, out, *told, tensors)
     integers = {
         "batches": batch,
         "heads": heads,
@@ -192,9 +192,9 @@ def _launch(
         **form.integers,
     }
     strided = {"out": out, **tensors, **({} if bias is None else {"bias": bias})}
-    numbers, functions = {"scale": (value, scale)}, ""
+    numbers, functions = {"scale": (value, scale)}, form.functions
     if dropout is not None:
-        functions = scalar_words(dialect, value)
+        functions += scalar_words(dialect, value)
         numbers["kept"] = (value, dropout.kept)
         if dropout.drawn is not None:
             outputs = {**outputs, "state": dropout.state}
@@ -225,6 +225,7 @@ class _Form(NamedTuple):
     body: str
     groups: int
     group_size: int
+    functions: str = ""
 
 
 def _of_groups(
@@ -258,18 +259,22 @@ def _of_threads(
     of: str,
     biased: bool,
     causal: bool,
-    depth: int,
-    depth_too: int,
+    tensors: Mapping[str, torch.Tensor],
 ) -> _Form:
     rows, columns = out.shape[2:]
+    depth, depth_too = (tensors[name].shape[3] if name in tensors else 0 for name in ("own", "own_too"))
+    lanes = lane_count(dialect, value)
+    could = {"out": out, **tensors} if lanes > 1 and of != "inner" else {}
+    turned = frozenset(name for name in ("own", "own_too", "out") if name in could and could[name].stride(3) == 1)
     vectors = attention_lanes.vectors_of(dialect, value, rows)
-    row_tiles = -(-rows // (vectors * lane_count(dialect, value)))
+    row_tiles = -(-rows // (vectors * lanes))
     return _Form(
         {"row_tiles": row_tiles},
         {"NOTHING": _nothing(dialect, value), **attention_lanes.constants_of(vectors, columns, depth, depth_too)},
-        attention_lanes.body(of, biased, causal, vectors),
+        attention_lanes.body(of, biased, causal, vectors, turned),
         row_tiles,
         1,
+        turning("lanes_turn", "value_t_lanes", lanes, facts(value).bits) if turned else "",
     )
 
 

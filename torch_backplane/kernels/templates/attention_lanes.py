@@ -4,10 +4,13 @@ A work item has one or two vectors of rows: of queries, and for the gradients of
 their columns in memory of its own, one vector behind the other, and goes through the rows of the other side, _STEP of
 them at a time, with the softmax corrected as in `attention.py`. A row of the other side comes as single numbers, each
 multiplied with vectors, so that it is read once, by any strides, and nothing is added up across lanes. Sums over the
-rows of a step are added to those before, so that rounding errors do not grow with the number of rows.
+rows of a step are added to those before, so that rounding errors do not grow with the number of rows. Where the columns
+of its own rows are neighbours in memory, they are turned in registers on their way there, and results on theirs back.
 """
 
 from __future__ import annotations
+
+from collections.abc import Container
 
 import torch
 
@@ -54,8 +57,13 @@ def heads_of(of_keys: bool) -> dict[str, str]:
     return {**own, "query_head": "head", "head_of_others": "head / sharing"}
 
 
-def body(of: str, biased: bool, causal: bool, vectors: int) -> str:
-    """The statements of the kernel that computes `of`, as in `attention.py`."""
+def body(of: str, biased: bool, causal: bool, vectors: int, turned: Container[str]) -> str:
+    """The statements of the kernel that computes `of`, as in `attention.py`.
+
+    Args:
+        turned: those of "own", "own_too" and "out" whose columns are neighbours in memory; with any, `lanes_turn` is
+            needed.
+    """
     of_keys = of in ("key", "value")
     slopes = of not in ("result", "value")
     bounds = ("0", "others")
@@ -101,8 +109,8 @@ def body(of: str, biased: bool, causal: bool, vectors: int) -> str:
             **heads_of(of_keys),
             "from": bounds[0],
             "to": bounds[1],
-            "own": _own("own", "DEPTH", "depth"),
-            "own_too": _own("own_too", "DEPTH_TOO", "depth_too") if slopes else "",
+            "own": _own("own", "DEPTH", "depth", "own" in turned),
+            "own_too": _own("own_too", "DEPTH_TOO", "depth_too", "own_too" in turned) if slopes else "",
             "before": {"result": _BEFORE, "inner": _BEFORE_INNER}.get(of, ""),
             "own_rows": "" if of_keys else own_rows,
             "other_rows": other_rows if of_keys else "",
@@ -119,17 +127,29 @@ def body(of: str, biased: bool, causal: bool, vectors: int) -> str:
             "also": also,
             "add": _ADD_ONES if of == "inner" else _add(of, vectors),
             "finish": finish,
+            "turn_back": _TURN_BACK if "out" in turned else "",
             "finished": _LOGARITHM if of == "result" else "",
         },
     )
 
 
-def _own(name: str, room: str, depth: str) -> str:
+def _own(name: str, room: str, depth: str, turned: bool) -> str:
+    row = f"batch * {name}_batch + head * {name}_head + min(first_own + %s, rows - 1) * {name}_row"
+    squares = f"""
+  for (; {name}_turned + LANES <= {depth}; {name}_turned += LANES)
+    for (int v = 0; v < VECTORS; ++v) {{
+      value_t_lanes square[LANES];
+      for (int i = 0; i < LANES; ++i) square[i] = load_{name}_lanes({row % "v * LANES + i"} + {name}_turned);
+      lanes_turn(square);
+      for (int i = 0; i < LANES; ++i) {name}_tile[{name}_turned + i][v] = square[i];
+    }}"""
     return f"""
   value_t_lanes {name}_tile[{room}][VECTORS];
+  index_t {name}_turned = 0;{squares if turned else ""}
   for (int lane = 0; lane < TILE; ++lane) {{
-    const index_t at = batch * {name}_batch + head * {name}_head + min(first_own + lane, rows - 1) * {name}_row;
-    for (index_t k = 0; k < {depth}; ++k) LANE_OF({name}_tile, k, lane) = (value_t)load_{name}(at + k * {name}_column);
+    const index_t at = {row % "lane"};
+    for (index_t k = {name}_turned; k < {depth}; ++k)
+      LANE_OF({name}_tile, k, lane) = (value_t)load_{name}(at + k * {name}_column);
   }}"""
 
 
@@ -217,10 +237,12 @@ _BODY = """
   }
   for (index_t i = 0; i < columns; ++i)
     for (int v = 0; v < VECTORS; ++v) result[i][v] = $finish;
-  for (int lane = 0; lane < TILE && first_own + lane < rows; ++lane) {
-    const index_t at = batch * out_batch + head * out_head + (first_own + lane) * out_row;
-    for (index_t i = 0; i < columns; ++i) store_out(at + i * out_column, LANE_OF(result, i, lane));
-  }
+  const index_t out_at = batch * out_batch + head * out_head + first_own * out_row;
+  index_t stored = 0;
+  $turn_back
+  for (int lane = 0; lane < TILE && first_own + lane < rows; ++lane)
+    for (index_t i = stored; i < columns; ++i)
+      store_out(out_at + lane * out_row + i * out_column, LANE_OF(result, i, lane));
   $finished
 """
 
@@ -240,6 +262,16 @@ _UNSEEN = """
 _BEFORE = """
   value_t_lanes greatest[VECTORS], total[VECTORS];
   for (int v = 0; v < VECTORS; ++v) { greatest[v] = LANES_OF(NOTHING); total[v] = LANES_OF(0); }"""
+
+_TURN_BACK = """
+  for (; stored + LANES <= columns; stored += LANES)
+    for (int v = 0; v < VECTORS; ++v) {
+      value_t_lanes square[LANES];
+      for (int i = 0; i < LANES; ++i) square[i] = result[stored + i][v];
+      lanes_turn(square);
+      for (int i = 0; i < LANES; ++i)
+        if (first_own + v * LANES + i < rows) store_out_lanes(out_at + (v * LANES + i) * out_row + stored, square[i]);
+    }"""
 
 # As in attention.py: the mean of powers has no error of the logarithm's rounding.
 _BEFORE_INNER = """

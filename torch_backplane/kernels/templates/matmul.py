@@ -17,6 +17,7 @@ from functools import partial
 import torch
 
 from torch_backplane.kernels.dialects.base import Dialect
+from torch_backplane.kernels.dtypes import facts
 from torch_backplane.kernels.templates.source import Launch, make_launch, split
 from torch_backplane.kernels.templates.spelling import lane_count, turning
 from torch_backplane.kernels.templates.tiles import (
@@ -111,7 +112,7 @@ def matmul(
         groups = batch * -(-rows // tile_rows) * -(-columns // (_PACKED_VECTORS * lanes))
         in_rows = out.stride(3) == 1 and (c is None or c.stride(3) == 1)
         along = "row" if b.stride(3) == 1 else "column" if b.stride(2) == 1 else ""
-        functions = turning(dialect, kind.value) if along == "column" else ""
+        functions = turning("lanes_turn", "value_t_lanes", lanes, facts(kind.value).bits) if along == "column" else ""
         body = _packed(tile_rows, along, in_rows, kind.loses, c is not None)
     else:
         form, group = "outer", dialect.target.small_group(_SMALL_GROUP)

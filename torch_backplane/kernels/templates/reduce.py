@@ -3,8 +3,9 @@
 Then the elements of each are reduced in chunks to partial states, which the second launch combines. The forms:
 
 - by threads, where a work item is a thread: it has LANES states, which are reduced side by side in a vector register.
-  In rows, lanes are neighbouring elements of one result; in columns they are neighbouring results, where the elements
-  of one result are far from each other in memory and those of the next result beside them.
+  In rows, lanes are neighbouring elements of one result, of which a short row has few enough for one sum; in columns
+  they are neighbouring results, where the elements of one result are far from each other in memory and those of the
+  next result beside them.
 - by teams, where work items run in lockstep: the items of a team share a result, and meet in a tree in local memory. A
   group is several teams. In rows, neighbouring items have neighbouring elements; in columns, neighbouring results.
 """
@@ -47,6 +48,7 @@ class Form(NamedTuple):
         columns: whether neighbouring lanes or items have neighbouring results, and not neighbouring elements.
         chunks: into how many parts each result's elements are divided.
         wide: whether a thread has _WIDTH columns, and not LANES.
+        short: whether a thread's row is one block for each lane at most.
     """
 
     along: int
@@ -54,6 +56,7 @@ class Form(NamedTuple):
     columns: bool
     chunks: int = 1
     wide: bool = False
+    short: bool = False
 
     @property
     def by_teams(self) -> bool:
@@ -75,7 +78,9 @@ def choose_form(target: Target, definition: Reduction, where: ReductionGeometry,
     if target.team_size == 1:
         columns = _by_columns(where, outputs, LANES // 2)
         wide = columns and where.kept.sizes[0] >= _WIDTH and len(where.reduced.sizes) == 1
-        return Form(1, 0, columns, _chunks_of_threads(where, columns), wide)
+        chunks = _chunks_of_threads(where, columns)
+        short = not columns and chunks == 1 and len(where.reduced.sizes) == 1 and where.reduced.count <= BLOCK * LANES
+        return Form(1, 0, columns, chunks, wide, short)
     columns = _by_columns(where, outputs, LANES // 2 if where.reduced.count < _MANY else 2)
     size = target.team_of(sum(dtype.itemsize for dtype in definition.state))
     if columns:
@@ -254,9 +259,10 @@ def _launch(
         ranks,
         partial_states,
         len(definition.scalars),
-        tuple([form.columns and not form.by_teams and one[0] == 0 for one in kept_strides[-len(inputs) :]]),
+        _steps(form, where, len(inputs)),
     )
-    kind = ("team_" if form.by_teams else "wide_" if form.wide else "") + ("columns" if form.columns else "rows")
+    kind = "team_" if form.by_teams else "wide_" if form.wide else "short_" if form.short else ""
+    kind += "columns" if form.columns else "rows"
     return make_launch(
         f"{name}_{kind}" + ("_chunks" if partial_states else ""),
         dialect,
@@ -273,6 +279,16 @@ def _launch(
         strided=names,
         bounded=True,
     )
+
+
+def _steps(form: Form, where: ReductionGeometry, inputs: int) -> tuple[int, ...]:
+    """Of each input from a thread's lane to the next: 0, 1, or 2 for any other. Compilers make vectors of steps that
+    they know.
+    """
+    if form.by_teams or not (form.columns or where.reduced.sizes):
+        return (2,) * inputs
+    strides = where.kept.strides[-inputs:] if form.columns else where.reduced.strides
+    return tuple([int(min(one[0], 2)) for one in strides])
 
 
 def _group(dialect: Dialect, form: Form) -> int:
@@ -313,16 +329,14 @@ def _text(
     ranks: tuple[int, int],
     partial_states: bool,
     scalars: int,
-    alike: tuple[bool, ...],
+    steps: tuple[int, ...],
 ) -> str:
-    """The body. `exactly` is `identity` as text, which tells zeros apart. `alike`: which inputs have one number for
-    neighbouring columns.
-    """
+    """The body. `exactly` is `identity` as text, which tells zeros apart. `steps`: as `_steps` says."""
     names, _ = _names(operands, ranks)
     types, output_types = (tuple(map(dialect.storage_type, dtypes)) for dtypes in (state, outputs))
     constants = tuple(map(dialect.constant, identity, state))
     group = _group(dialect, form)
-    lists = (types, output_types, constants, alike)
+    lists = (types, output_types, constants, steps)
     writer = _Writer(form, group, operands[1], ranks, partial_states, names, scalars, *lists)
     return writer.by_teams() if form.by_teams else writer.by_threads()
 
@@ -340,9 +354,9 @@ class _Writer:
         types: Sequence[str],
         output_types: Sequence[str],
         identity: Sequence[str],
-        alike: Sequence[bool],
+        steps: Sequence[int],
     ) -> None:
-        self.form, self.group, self.alike = form, group, alike
+        self.form, self.group, self.steps = form, group, steps
         self.inputs, self.partial, self.names = inputs, partial_states, names
         self.kept_rank, self.reduced_rank = ranks
         self.scalars = "".join(f", scalar{i}" for i in range(scalars))
@@ -404,11 +418,37 @@ class _Writer:
     + item / chunks % blocks * {self.form.width};
   const index_t first = chunk_number * chunk, last = min(first + chunk, reduced_count);
   {self._places("first_result", self.kept_rank, "size", "stride", self.names)}
-  {self._by_rows() if not self.form.columns else self._by_wide_columns() if self.form.wide else self._by_columns()}
+  {self._statements()}
 """
 
+    def _statements(self) -> str:
+        if self.form.columns:
+            return self._by_wide_columns() if self.form.wide else self._by_columns()
+        return self._by_short_rows() if self.form.short else self._by_rows()
+
+    def _by_short_rows(self) -> str:
+        return f"""{self._declare("state")} {self._declare("rest", lanes="1")}
+  {self._identity("state")} {self._identity("rest", "1")}
+  {self._reduced_places("first", outer_only=True)}
+  index_t position = first;
+  for (; position + {LANES} <= last; position += {LANES})
+    for (int lane = 0; lane < {LANES}; ++lane) {{ {self._step("state", "position + lane", "(position + lane)")} }}
+  for (; position < last; ++position) {{
+    const int lane = 0;
+    {self._step("rest", "position", "position")}
+  }}
+  if (last - first >= {LANES}) {{ {self._meet_lanes("add")} }}
+  {self._combine("state", "0", "rest", "0", "add")}
+  {self._finish("0", "first_result", "")}
+"""
+
+    def _meet_lanes(self, by: str = "combine") -> str:
+        """Statements after which the first lane of the state has that of all."""
+        step = self._combine("state", "lane", "state", "lane + half_size", by)
+        return f"""for (int half_size = {LANES // 2}; half_size > 0; half_size /= 2)
+      for (int lane = 0; lane < half_size; ++lane) {{ {step} }}"""
+
     def _by_rows(self) -> str:
-        half = LANES // 2
         # What is left of rows is reduced by itself, and counts as a block when it has the elements of one.
         return f"""{self._declare("state", "part", "block")} {self._declare("rest", lanes="1")}
   {self._identity("state")} {self._identity("part")} {self._identity("rest", "1")}
@@ -441,8 +481,7 @@ class _Writer:
   }}
   if (last - first >= {LANES}) {{
     {self._add_part("true")}
-    for (int half_size = {half}; half_size > 0; half_size /= 2)
-      for (int lane = 0; lane < half_size; ++lane) {{ {self._combine("state", "lane", "state", "lane + half_size")} }}
+    {self._meet_lanes()}
   }}
   {self._combine("state", "0", "rest", "0")}
   {self._finish("0", "first_result", "")}
@@ -556,10 +595,8 @@ class _Writer:
         """Adds the element to the lane of `name`; `along` is where it is in its row, or None for columns, where it is
         in this `column`.
         """
-        step = "in{i}_reduced_stride0" if self.reduced_rank else "0"
-        offsets = [f"{along} * {step.format(i=i)}" if along else column for i in range(self.inputs)]
-        if along is None:
-            offsets = ["0" if alike else offset for alike, offset in zip(self.alike, offsets, strict=True)]
+        any_step = f"{along} * in{{i}}_reduced_stride0" if along and self.reduced_rank else "0"
+        offsets = [("0", along or column, any_step)[step].format(i=i) for i, step in enumerate(self.steps)]
         elements = ", ".join(f"in{i}[in{i}_from + {offset}]" for i, offset in enumerate(offsets))
         declared = " ".join(f"{t} next{i};" for i, t in enumerate(self.types))
         pointers = ", ".join(f"&next{i}" for i in range(len(self.types)))
@@ -569,10 +606,10 @@ class _Writer:
         start = f"start({elements}, (int64)({position}){self.scalars}, {pointers});"
         return f"{declared} {start} add({own}, {others}, {results});"
 
-    def _combine(self, to: str, lane: str, name: str, other: str) -> str:
+    def _combine(self, to: str, lane: str, name: str, other: str, by: str = "combine") -> str:
         numbers = range(len(self.types))
         own, others = (", ".join(f"{n}{i}[{at}]" for i in numbers) for n, at in ((to, lane), (name, other)))
-        return f"combine({own}, {others}, {', '.join(f'&{to}{i}[{lane}]' for i in numbers)});"
+        return f"{by}({own}, {others}, {', '.join(f'&{to}{i}[{lane}]' for i in numbers)});"
 
     def _finish(self, lane: str, result: str, offset: str) -> str:
         numbers = range(len(self.types))

@@ -111,29 +111,66 @@ FUNCTION void lanes_meet(const value_t x, const value_t lost, value_t* sum, valu
     return "\n".join(lines) + "\n"
 
 
-def turning(dialect: Dialect, value: torch.dtype) -> str:
-    """The declaration of `lanes_turn(x)`, which turns a square of LANES vectors of LANES numbers: rows become columns.
+def turning(name: str, vector: str, width: int, bits: int) -> str:
+    """The declaration of the function `name`, which turns a square of `width` vectors of as many numbers, each of
+    `bits`: rows become columns.
 
-    Each pass mixes the vectors of both halves, number by number, as cards are shuffled.
+    Each pass makes two vectors of two others. First it mixes numbers within parts of vectors, which takes one
+    instruction, and then whole parts, until each vector has one column. Clang is asked by its own function: of
+    OpenCL C's words it makes single numbers, and of these far more instructions.
+
+    Args:
+        vector: the type of OpenCL C.
     """
-    width = lane_count(dialect, value)
-    half, mixed = width // 2, []
-    for start in (0, half):
-        numbers = ", ".join(f"one.s{i:x}, other.s{i:x}" for i in range(start, start + half))
-        mixed.append(f"(value_t_lanes)({numbers})")
-    return f"""\
-FUNCTION void lanes_turn(value_t_lanes* x) {{
-  for (int pass = 1; pass < LANES; pass *= 2) {{
-    value_t_lanes mixed[LANES];
-    for (int i = 0; i < LANES / 2; ++i) {{
-      const value_t_lanes one = x[i], other = x[i + LANES / 2];
-      mixed[2 * i] = {mixed[0]};
-      mixed[2 * i + 1] = {mixed[1]};
-    }}
-    for (int i = 0; i < LANES; ++i) x[i] = mixed[i];
-  }}
-}}
-"""
+    part = min(width, _PART_BITS // bits)
+    vectors = [(f"x[{row}]", [(row, column) for column in range(width)]) for row in range(width)]
+    lines, step = [], 1
+    while step < width:
+        for i in range(width):
+            if i & step:
+                continue
+            (one, has_one), (other, has_other) = vectors[i], vectors[i + step]
+            both = has_one + has_other
+            for at, chosen in zip((i, i + step), _mixed(width, part, step), strict=True):
+                made = f"x{step}_{at}"
+                lines.append(f"  const {vector} {made} = {name}_mix({one}, {other}, {', '.join(map(str, chosen))});")
+                vectors[at] = made, [both[number] for number in chosen]
+        step *= 2
+    lines += [f"  x[{numbers[0][1]}] = {made};" for made, numbers in vectors]
+    mask = {8: "uchar", 16: "ushort", 32: "uint", 64: "ulong"}[bits]
+    numbers = ", ".join(f"n{i}" for i in range(width))
+    return "\n".join(
+        [
+            "#ifdef __clang__",
+            f"#define {name}_mix(one, other, {numbers}) __builtin_shufflevector(one, other, {numbers})",
+            "#else",
+            f"#define {name}_mix(one, other, {numbers}) shuffle2(one, other, ({mask}{width})({numbers}))",
+            "#endif",
+            f"FUNCTION void {name}({vector}* x) {{",
+            *lines,
+            "}\n",
+        ]
+    )
+
+
+_PART_BITS = 128
+
+
+def _mixed(width: int, part: int, step: int) -> tuple[list[int], list[int]]:
+    """Which numbers of two vectors, one after the other, the two that are made of them have: of lower and of upper
+    halves of all parts, `step` neighbours of each in turn; or, from steps of a part on, even and odd parts.
+    """
+    if step >= part:
+        even = [at for at in range(2 * width) if at // part % 2 == 0]
+        return even, [at + part for at in even]
+    lower = [
+        first + at + vector * width
+        for first in range(0, width, part)
+        for chunk in range(0, part // 2, step)
+        for vector in (0, 1)
+        for at in range(chunk, chunk + step)
+    ]
+    return lower, [at + part // 2 for at in lower]
 
 
 def lane_access(dialect: Dialect, name: str, dtype: torch.dtype, value: torch.dtype) -> str:
