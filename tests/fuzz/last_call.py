@@ -122,6 +122,11 @@ def of_an_order_near_zero(call: LastCall) -> bool:
     return any(isinstance(one, float) and 0 < abs(one) < 0.1 for one in call.operands()[1:2])
 
 
+def of_halves(call: LastCall) -> bool:
+    (tensor, *_) = call.operands() or [None]
+    return isinstance(tensor, torch.Tensor) and tensor.dtype in (torch.float16, torch.bfloat16)
+
+
 def normalizes_zeros(call: LastCall) -> bool:
     """Whether a line before takes F.normalize of a tensor with zeros."""
     found = [part for line in call.lines for part in re.findall(r"F\.normalize\((t\d+)", line)]

@@ -337,6 +337,11 @@ MEANT_OF: dict[str, tuple[str, str, list[str], list[str]]] = {  # key, message, 
         ["t0 = torch.ones(1, 3, 3).to(d).expand(2, 3, 3)", "t1 = torch.ones(3, 2, 3).to(d).permute(1, 0, 2)",
          "t2 = torch.pow(t0, t1)"],
     ),
+    "sums of halves": (
+        "argument values: logsumexp out=", "t1: 3.49858, expected 3.49862 at (0,); 1 of 1 differ (torch.float32)",
+        ["t0 = torch.ones(3, 4).half().to(d)", "t1 = torch.ones(3).to(d)", "torch.logsumexp(t0, 1, out=t1)"],
+        ["t0 = torch.ones(3, 4).to(d)", "t1 = torch.ones(3).to(d)", "torch.logsumexp(t0, 1, out=t1)"],
+    ),
     "orders": (
         "values: linalg.vector_norm", "t1: 5.679144, expected 5.679480 at (); 1 of 1 differ (torch.float32)",
         ["t0 = torch.tensor(5.67948).to(d)", "t1 = torch.linalg.vector_norm(t0, 0.001, dim=[0])"],

@@ -1,4 +1,4 @@
-"""Pooling whose windows follow from sizes or are drawn, and its inverse."""
+"""Pooling whose windows follow from sizes or are drawn, and its inverse; max pooling of rows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from agreement import DEVICE, agrees
+from agreement import DEVICE, agrees, to_cpu
 
 aten, F = torch.ops.aten, torch.nn.functional
 DTYPES = [torch.float32, torch.bfloat16]
@@ -138,3 +138,26 @@ def test_an_index_beyond_the_plane_is_left_out() -> None:
         found = torch.ops.aten.max_pool2d_with_indices_backward(*arguments)
         assert found.flatten(1)[:, 1:].eq(0).all()
         assert found.flatten(1)[:, 0].ge(1).all()
+
+
+WINDOWS = [(2, 2, 0, 1), (3, 2, 1, 1), (3, 1, 1, 1), (2, 3, 1, 1), (3, 2, 1, 2), (1, 1, 0, 1)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int32], ids=str)
+def test_max_pool_of_rows_of_every_length(dtype: torch.dtype) -> None:
+    """Places side by side are computed together, and again at the end of a row; those at the edges are not."""
+    generator = torch.Generator().manual_seed(0)
+    for width in (1, 2, 3, 5, 7, 8, 9, 14, 15, 16, 17, 28, 33):
+        for window, stride, padding, dilation in WINDOWS:
+            x = torch.randint(-3, 3, (2, 3, 4, width), generator=generator).to(dtype)  # many are equal
+            if dtype.is_floating_point:
+                x[:, :, 1:3, width // 2 :: 5] = torch.nan
+            for ceil_mode in (False, True):
+                arguments = ((1, window), (1, stride), (0, padding), (1, dilation), ceil_mode)
+                if width + 2 * padding < dilation * (window - 1) + 1:
+                    continue
+                expected = F.max_pool2d(x, *arguments, return_indices=True)
+                found = F.max_pool2d(x.to(DEVICE), *arguments, return_indices=True)
+                told = f"{width} {arguments}"
+                torch.testing.assert_close(to_cpu(found[0]), expected[0], equal_nan=True, msg=told)
+                assert torch.equal(to_cpu(found[1]), expected[1]), told

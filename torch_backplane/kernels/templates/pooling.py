@@ -13,22 +13,106 @@ import torch
 
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import facts, value_dtype
+from torch_backplane.kernels.layouts import NARROW_LIMIT
 from torch_backplane.kernels.target import Target
 from torch_backplane.kernels.templates.source import Launch, make_launch, split
 from torch_backplane.kernels.templates.unfold import Windows, linear
+
+# Where items are threads: neighbouring places that are computed together, and rows of places of a group.
+_RUNS, _ROWS = (8, 4), 8
 
 
 def max_pool(
     dialect: Dialect, out: torch.Tensor, indices: torch.Tensor, image: torch.Tensor, windows: Windows
 ) -> Launch:
     """The greatest element of each window, the first NaN if there is one; and its place in the plane."""
-    rank = windows.rank
+    rank, outputs = windows.rank, {"out": out, "indices": indices}
+    if not dialect.target.simt:
+        return _max_pool_by_rows(dialect, outputs, image, windows)
     loops = f"{_loops(rank)} {_covered(rank)} if (!({_inside(rank)})) continue;"
     body = f"""
   {_places(rank, "out", "places")}
   {_greatest(out.dtype, loops, _element(rank), rank)}
 """
-    return _launch("max_pool", dialect, {"out": out, "indices": indices}, {"image": image}, windows, body, out)
+    return _launch("max_pool", dialect, outputs, {"image": image}, windows, body, out)
+
+
+def _max_pool_by_rows(
+    dialect: Dialect, outputs: dict[str, torch.Tensor], image: torch.Tensor, windows: Windows
+) -> Launch:
+    """A thread has a row of places. Of floating-point numbers, runs of places whose windows are inside of the image are
+    computed as vectors, the last run again with some of the one before; others are computed one by one.
+    """
+    out = outputs["out"]
+    value, last, step = value_dtype(out.dtype), windows.rank - 1, windows.stride[-1]
+    is_float = facts(value).category == "float"
+    kind, number = dialect.type(value), "long" if facts(value).bits == 64 else "int"
+    runs = _RUNS if is_float and dialect.vectors and math.prod(windows.image) <= NARROW_LIMIT else ()
+
+    def computed(count: int, at: str) -> str:
+        """Statements for the places from `at` on."""
+        wide = str(count) if count > 1 else ""
+        place = f"{number}{wide}" if wide else "index_t"
+        elements = ", ".join(f"(value_t)load_image(plane_at + from + {lane} * STEP)" for lane in range(count))
+        at_out, lanes = f"first + {at}", [f".s{lane:x}" for lane in range(count)] if wide else [""]
+        if wide and out.dtype == value:
+            stores = f"vstore{wide}(best, 0, out + {at_out});"
+        else:
+            stores = " ".join(f"store_out({at_out} + {i}, best{one});" for i, one in enumerate(lanes))
+        if wide:
+            stores += f" vstore{wide}(convert_long{wide}(place), 0, indices + {at_out});"
+        else:
+            stores += f" indices[{at_out}] = place;"
+        numbers = ", ".join(f"from + {lane} * STEP" for lane in range(count))
+        inside = "" if wide else f"if (from < row || from >= row + image{last}) continue;"
+        nan = " || value != value" if is_float else ""
+        row = linear([f"i{d}" for d in range(last)], [f"image{d}" for d in range(1, last)])
+        return f"""{kind}{wide} best = 0; {place} place = -1;
+      {_loops(last)} {_covered(last)} {f"if (!({_inside(last)})) continue;" if last else ""}
+        const index_t row = ({row}) * image{last};
+        for (index_t k = 0; k < window{last}; ++k) {{
+          const index_t from = row + {at} * STEP - padding{last} + k * dilation{last};
+          {inside}
+          const {kind}{wide} value = ({kind}{wide})({elements});
+          const {number}{wide} taken = place < 0 || value > best{nan};
+          best = taken ? value : best;
+          place = taken ? ({place})({numbers}) : place;
+        }}
+      {"}" * last}
+      {stores}"""
+
+    def computed_together(run: int) -> str:
+        return f"""const index_t begin = min(o, inside_to - {run});
+      {computed(run, "begin")}
+      o = begin + {run};
+      continue;"""
+
+    body = f"""
+  {split("item", ["planes", *(f"places{d}" for d in range(last))], ["plane", *(f"o{d}" for d in range(last))])}
+  const index_t plane_at = {_plane_at(windows.rank, "image")}, first = item * places{last};
+  const index_t reach = image{last} + padding{last} - (window{last} - 1) * dilation{last};
+  const index_t inside_from = (padding{last} + STEP - 1) / STEP;
+  const index_t inside_to = reach <= 0 ? 0 : min(places{last}, (reach + STEP - 1) / STEP);
+  const index_t side_by_side = max(inside_to - inside_from, (index_t)0);
+  for (index_t o = 0; o < places{last};) {{
+    const index_t could = o >= inside_from && o < inside_to ? side_by_side : 0;
+    {" ".join(f"if (could >= {run}) {{ {computed_together(run)} }}" for run in runs)}
+    {computed(1, "o")}
+    ++o;
+  }}
+"""
+    return make_launch(
+        f"max_pool{windows.rank}_rows",
+        dialect,
+        outputs=outputs,
+        inputs={"image": image},
+        integers={"planes": out.shape[0], **windows.integers()},
+        constants={"STEP": step if step in (1, 2) else f"stride{last}"},
+        value=value,
+        body=body,
+        items=math.prod(out.shape[:-1]),
+        group_size=dialect.target.small_group(_ROWS),
+    )
 
 
 def adaptive_max_pool(dialect: Dialect, out: torch.Tensor, indices: torch.Tensor, image: torch.Tensor) -> Launch:
