@@ -153,6 +153,20 @@ def test_gradients_of_halves_where_one_weight_is_great(kind: str, dtype: torch.d
 
 
 @KINDS
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_gradients_of_halves_where_values_are_alike(kind: str, dtype: torch.dtype, causal: bool) -> None:
+    """Whatever scores are, they change nothing then: slopes are what all weigh, and cancel."""
+    query, key = (torch.randn(2, 4, 50, 24) for _ in range(2))
+    value = torch.full((2, 4, 50, 24), 9984.0) * torch.randn(2, 4, 1, 24).sign()
+    given = [*(one.to(dtype) for one in (query, key[:, ::2], value[:, ::2])), None, torch.randn(2, 4, 50, 24).to(dtype)]
+    with kernels(kind):
+        found = attended(given, DEVICE, dtype, is_causal=causal)
+    assert not found[1].any()
+    assert not found[2].any()
+
+
+@KINDS
 def test_any_shape(kind: str) -> None:
     chance = random.Random(0)
     with kernels(kind):

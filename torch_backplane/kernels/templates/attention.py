@@ -408,7 +408,7 @@ def _body(of: str, biased: bool, causal: bool, drops: bool, divided: bool) -> st
         places = ["parts", *places[0]], ["part", *places[1]]
     words = words_of(of_keys, biased, causal, drops)
     weights = {"result": "score", "value": words.power + words.times}
-    weights["inner"] = f"{words.power} * slopes[x][y]{words.times}"
+    weights["inner"] = f"{words.power} * (slopes[x][y]{words.times} - shift[x])"
     total = "scale * sum[block][x][y]" if of in ("query", "key") else "sum[block][x][y]"
     finish = _AVERAGE if of == "inner" else _STORE.replace("TOTAL", total)
     added = "(value_t)load_added(from_added + other_at * added_row + column * added_column)"
@@ -417,6 +417,7 @@ def _body(of: str, biased: bool, causal: bool, drops: bool, divided: bool) -> st
         _BODY,
         {
             "before": {"result": _BEFORE, "inner": _POWERS}.get(of, ""),
+            "shift": _SHIFT if of == "inner" else "",
             "place": split("place", *places),
             "out_part": "part * batches * heads * rows * columns" if divided else "0",
             "part_rows": "part * batches * heads * rows" if divided else "0",
@@ -514,6 +515,7 @@ _BODY = """
   const index_t first_own = row_tile * TILE, first_column = column_part * (BLOCKS * TILE);
   const index_t query_heads = $query_heads, queries = $queries;
   $drop
+  $shift
   value_t sum[BLOCKS][PER_ITEM][PER_ITEM];
   for (int block = 0; block < BLOCKS; ++block)
     for (int x = 0; x < PER_ITEM; ++x)
@@ -638,10 +640,21 @@ _STORE = """
 """
 
 # The logarithm was rounded, so that the powers of a row add up to nearly one. Their mean has no such error, as all have
-# the same. It is what slopes are taken from, which all but cancel where a row has one great weight.
+# the same. It is what slopes are taken from, which all but cancel where a row has one great weight, or where values are
+# alike: so it is the mean of what differs from the first slope.
 _POWERS = """
-  value_t powers[PER_ITEM];
-  for (int x = 0; x < PER_ITEM; ++x) powers[x] = 0;
+  value_t powers[PER_ITEM], shift[PER_ITEM];
+  for (int x = 0; x < PER_ITEM; ++x) { powers[x] = 0; shift[x] = 0; }
+"""
+_SHIFT = """
+  const index_t first_value = batch * other_too_batch + head / sharing * other_too_head;
+  for (int x = 0; x < PER_ITEM; ++x) {
+    const index_t row = min(first_own + item_row + x * SIDE, rows - 1);
+    const index_t at = batch * own_too_batch + head * own_too_head + row * own_too_row;
+    for (index_t k = 0; k < depth_too; ++k)
+      shift[x] = fma((value_t)load_own_too(at + k * own_too_column),
+        (value_t)load_other_too(first_value + k * other_too_column), shift[x]);
+  }
 """
 
 _AVERAGE = """
@@ -652,7 +665,7 @@ _AVERAGE = """
     powers[x] = 0;
     for (int i = 0; i < SIDE; ++i) powers[x] += weights[item_row + x * SIDE][i];
   }
-""" + _STORE.replace("TOTAL", "powers[x] == 0 ? (value_t)0 : sum[block][x][y] / powers[x]")
+""" + _STORE.replace("TOTAL", "powers[x] == 0 ? (value_t)0 : shift[x] + sum[block][x][y] / powers[x]")
 
 _NORMALIZE = (
     _STORE.replace("TOTAL", "total[tile_row] == 0 ? (value_t)0 : sum[block][x][y] / total[tile_row]$raised")

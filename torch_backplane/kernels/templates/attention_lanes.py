@@ -87,7 +87,7 @@ def body(of: str, biased: bool, causal: bool, vectors: int, turned: Container[st
         "query": f"{power} * (slopes[j][v] - {inner})",
         "key": f"{power} * (slopes[j][v] - {inner})",
         "value": power,
-        "inner": "power * slopes[j][v]",
+        "inner": "power * (slopes[j][v] - shift[v])",
         "result": "",
     }[of]
     also = f"const value_t_lanes power = {power}; powers[v] += power;" if of == "inner" else ""
@@ -96,7 +96,7 @@ def body(of: str, biased: bool, causal: bool, vectors: int, turned: Container[st
         "query": "LANES_OF(scale) * result[i][v]",
         "key": "LANES_OF(scale) * result[i][v]",
         "value": "result[i][v]",
-        "inner": "powers[v] == 0 ? LANES_OF(0) : result[i][v] / powers[v]",
+        "inner": "powers[v] == 0 ? LANES_OF(0) : shift[v] + result[i][v] / powers[v]",
         "result": "total[v] == 0 ? LANES_OF(0) : result[i][v] / total[v]",
     }[of]
     bias_row, bias_lane = ("row", "column") if of_keys else ("column", "row")
@@ -122,6 +122,7 @@ def body(of: str, biased: bool, causal: bool, vectors: int, turned: Container[st
             "bias": substitute(_BIAS, {"row": bias_row, "lane": bias_lane}) if biased else "",
             "biased": " + bias_tile[v]" if biased else "",
             "unseen": substitute(_UNSEEN, {"than": "<" if not of_keys else ">"}) if causal else "",
+            "shift": substitute(_SHIFT, {"from": bounds[0]}) if of == "inner" else "",
             "weigh": weigh,
             "weight": weight,
             "also": also,
@@ -231,6 +232,7 @@ _BODY = """
         for (int v = 0; v < VECTORS; ++v) weights[j][v] = weights[j][v] * LANES_OF(scale)$biased;
       }
       $unseen
+      $shift
       $weigh
       $add
     }
@@ -273,9 +275,14 @@ _TURN_BACK = """
         if (first_own + v * LANES + i < rows) store_out_lanes(out_at + (v * LANES + i) * out_row + stored, square[i]);
     }"""
 
-# As in attention.py: the mean of powers has no error of the logarithm's rounding.
+# As in attention.py: the mean of powers has no error of the logarithm's rounding, and that of what differs from the
+# first one, which each query sees, none where all are alike.
+_SHIFT = """
+      if (first == $from)
+        for (int v = 0; v < VECTORS; ++v) shift[v] = slopes[0][v];"""
+
 _BEFORE_INNER = """
-  value_t_lanes powers[VECTORS];
+  value_t_lanes powers[VECTORS], shift[VECTORS];
   for (int v = 0; v < VECTORS; ++v) powers[v] = LANES_OF(0);"""
 
 _WEIGH = """
