@@ -206,8 +206,8 @@ def in_float64(names: dict[str, Any], line: str, shaken: bool = False) -> dict[s
         shaken: numbers are first moved up or down by the precision of their dtype.
     """
     found = [dtype for dtype in _dtypes(names, line) if dtype.is_floating_point or dtype.is_complex]
-    if len({torch.finfo(dtype).eps for dtype in found}) > 1:
-        return {}  # which precision is meant is what is being asked
+    if len({torch.finfo(dtype).eps for dtype in found}) > 1 and "._foreach_" not in line:
+        return {}  # which precision is meant is what is being asked; tensors of lists have each its own
     wide = re.sub(r"torch\.(float16|bfloat16|float32|complex64)\b", lambda m: "torch." + _WIDER[m[1]], line)
     transfer = Transfer(torch.device("cpu"), wider=True)
     torch.set_default_dtype(torch.float64)  # what PyTorch makes of integers

@@ -238,6 +238,8 @@ def test_two_precisions_are_not_for_float64_to_judge() -> None:
     names = {"t0": torch.ones(2, dtype=torch.float16), "t1": torch.zeros(2)}
     assert judging.in_float64({**names, "torch": torch}, "torch.exp(t0, out=t1)") == {}
     assert judging.in_float64({"t0": torch.ones(2), "torch": torch}, "t1 = torch.exp(t0)")["t1"].dtype == torch.float64
+    each = judging.in_float64({**names, "torch": torch}, "t2 = torch._foreach_norm([t0, t1])")["t2"]
+    assert [one.dtype for one in each] == [torch.float64, torch.float64]
 
 
 PROGRAM = [
