@@ -42,6 +42,8 @@ class Report:
             self.rounding += 1
             return False
         reason = reason_for(key, item["message"], [step["line"] for step in item["steps"]], self.on)
+        if item["verdict"] == "the CPU's":
+            reason = "PyTorch's kernel for the CPU ends the process by itself"
         if reason is not None:
             self.meant[reason] = self.meant.get(reason, 0) + 1
             return False
@@ -169,7 +171,19 @@ class Campaign:
         item["steps"] = [step.to_json() for step in steps]
         kind, _, operator = item["finding"].partition(": ")
         around = {name: value for name, value in self.environment.items() if name.startswith("TORCH_BACKPLANE_")}
-        item["program"] = as_program(steps, Finding(kind, operator, item["message"]), "bp:0", "bp:1", around, set())
+        devices = ("bp:0", "bp:1")
+        item["program"] = as_program(steps, Finding(kind, operator, item["message"]), *devices, around, set())
+        if _ends_on_cpu(item["program"], devices, self.environment):
+            item["verdict"] = "the CPU's"
+
+
+def _ends_on_cpu(program: str, devices: tuple[str, str], environment: dict[str, str]) -> bool:
+    """Whether the program ends its process without what it does on the devices."""
+    on_devices = f'program("{devices[0]}", "{devices[1]}")'
+    assert on_devices in program
+    alone = program.replace(on_devices, "")
+    done = subprocess.run([sys.executable, "-c", alone], env=environment, capture_output=True, timeout=300)
+    return done.returncode < 0
 
 
 def _lines(process: subprocess.Popen[str], progress: str) -> Any:

@@ -36,7 +36,8 @@ def excused(steps: list[Step], device: str, other: str) -> bool:
     """
     run = Lockstep(device, other)
     leaves = [at for at, step in enumerate(steps[:-1]) if ".requires_grad_(" in step.line]
-    begin = leaves[0] + 1 if leaves and "autograd.grad(" in steps[-1].line else len(steps) - 1
+    is_gradient = re.search(r"autograd\.grad\(|\.grad$", steps[-1].line.strip())
+    begin = leaves[0] + 1 if leaves and is_gradient else len(steps) - 1
     # What is made of nothing has the numbers of its own dtype.
     for step in [*steps[:begin], *(step for step in steps[begin:] if not step.used)]:
         run.run(step)

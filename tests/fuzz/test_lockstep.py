@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,7 +10,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from fuzz import judging
+from fuzz import campaign, judging
 from fuzz.calls import attempt
 from fuzz.campaign import Report
 from fuzz.drawing import Drawer
@@ -89,6 +90,10 @@ def test_out_is_judged_by_what_is_computed_without_it() -> None:
 
     def of_float(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         return torch.exp(x.float()) if out is None else out.copy_(torch.exp(x.float()))
+
+    of_reals = torch.tensor([3.7621956])
+    for near, is_right in ((3.7621958 + 0j, True), (3.77 + 0j, False), (3.7621958 + 1e-3j, False)):
+        assert judging.as_computed(of_reals, torch.tensor([near], dtype=torch.complex128)) == is_right
 
     half = ("t3 = t0.half()", "t4 = torch.zeros_like(t0)")
     assert kinds("f(t3, out=t4)", of_half, of_float, half) == ["argument values: f"]
@@ -228,9 +233,11 @@ def test_gradients_are_judged_by_a_graph_in_float64() -> None:
         )
         return [Step(line, "f") for line in lines]
 
+    kept = (Step("t2.sum().backward()", "f"), Step("t3 = t1.grad", "f"))
     for factor, is_right in (("t1 * 1", True), ("t1 * 1.1", False)):
-        assert replayed(program(factor), "values: f", "bp:0", "bp:1") is not None
-        assert excused(program(factor), "bp:0", "bp:1") == is_right
+        for steps in (program(factor), [*program(factor)[:-1], *kept]):
+            assert replayed(steps, "values: f", "bp:0", "bp:1") is not None
+            assert excused(steps, "bp:0", "bp:1") == is_right
 
 
 def test_two_precisions_are_not_for_float64_to_judge() -> None:
@@ -370,6 +377,20 @@ def test_what_is_meant_is_meant_of_these_operands(name: str) -> None:
 @pytest.mark.parametrize("key", ["values: native_group_norm", "values: signbit", "values: atan2", "values: view_dtype"])
 def test_nothing_is_meant_of_these(key: str) -> None:
     assert reason_for(key, "t9: 0, expected -128 at (0,)", [NORM], "opencl") is None
+
+
+def test_who_ends_the_process() -> None:
+    ends = "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)"
+    for where, is_cpus in (("d == 'cpu'", True), ("d != 'cpu'", False)):
+        program = f"def program(d, e):\n    if {where}:\n        exec({ends!r})\n" + "".join(
+            f'program("{one}", "{other}")\n' for one, other in (("cpu", "cpu"), ("bp:0", "bp:1"))
+        )
+        assert campaign._ends_on_cpu(program, ("bp:0", "bp:1"), dict(os.environ)) == is_cpus
+    report = Report("host")
+    item = {"finding": "crash (status -11): f", "message": "", "seed": 0, "steps": [], "program": ""}
+    assert report.add({**item, "verdict": "repeats"})
+    assert not report.add({**item, "finding": "crash (status -11): g", "verdict": "the CPU's"})
+    assert len(report.findings) == sum(report.meant.values()) == 1
 
 
 def test_the_sign_of_a_zero_is_the_devices() -> None:
