@@ -3,10 +3,13 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
+#include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
 #include <torch/library.h>
 
 #include <array>
+
+#include "aten/places.h"
 
 namespace backplane {
 namespace {
@@ -28,17 +31,36 @@ void convolution_backward(
     const OptionalTensor& of_input,
     const OptionalTensor& of_weight,
     const OptionalTensor& of_bias) {
-  const auto [input_grad, weight_grad, bias_grad] = at::convolution_backward(
-      grad, input, weight, grad.sizes().slice(1, 1), stride, padding, dilation, transposed, output_padding, groups,
-      {of_input.has_value(), of_weight.has_value(), of_bias.has_value()});
-  for (const auto& [out, result] : {std::pair{&of_input, &input_grad}, {&of_weight, &weight_grad}, {&of_bias, &bias_grad}}) {
-    if (out->has_value()) {
-      (*out)->copy_(*result);
-    }
-  }
+  const Places places{of_input, of_weight, of_bias};
+  deliver(places, [&]() -> std::vector<Tensor> {
+    const Offer offer(places);
+    const auto [input_grad, weight_grad, bias_grad] = at::convolution_backward(
+        grad, input, weight, grad.sizes().slice(1, 1), stride, padding, dilation, transposed, output_padding, groups,
+        {of_input.has_value(), of_weight.has_value(), of_bias.has_value()});
+    return {input_grad, weight_grad, bias_grad};
+  }());
 }
 
-// Without dropout, as the arguments of backplane::attention (attention.cpp).
+void convolution(
+    const Tensor& input,
+    const Tensor& weight,
+    const OptionalTensor& bias,
+    at::IntArrayRef stride,
+    at::IntArrayRef padding,
+    at::IntArrayRef dilation,
+    bool transposed,
+    at::IntArrayRef output_padding,
+    int64_t groups,
+    const Tensor& out) {
+  const Places places{out};
+  deliver(places, [&]() -> std::vector<Tensor> {
+    const Offer offer(places);
+    return {at::convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)};
+  }());
+}
+
+// Without dropout, as the arguments of backplane::attention (attention.cpp). PyTorch's kernels have heads next to columns, which
+// seldom is what a place has.
 void attention(
     const Tensor& query,
     const Tensor& key,
@@ -83,6 +105,9 @@ TORCH_LIBRARY_FRAGMENT(backplane, m) {
       "Tensor logarithm, bool is_causal, float scale, *, Tensor(a!) of_query, Tensor(b!) of_key, "
       "Tensor(c!) of_value) -> ()");
   m.def(
+      "host_convolution(Tensor input, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation, "
+      "bool transposed, int[] output_padding, int groups, *, Tensor(a!) out) -> ()");
+  m.def(
       "host_convolution_backward(Tensor grad, Tensor input, Tensor weight, int[] stride, int[] padding, int[] dilation, "
       "bool transposed, int[] output_padding, int groups, *, Tensor(a!)? of_input, Tensor(b!)? of_weight, "
       "Tensor(c!)? of_bias) -> ()");
@@ -91,6 +116,7 @@ TORCH_LIBRARY_FRAGMENT(backplane, m) {
 TORCH_LIBRARY_IMPL(backplane, CPU, m) {
   m.impl("host_attention", &attention);
   m.impl("host_attention_backward", &attention_backward);
+  m.impl("host_convolution", &convolution);
   m.impl("host_convolution_backward", &convolution_backward);
 }
 

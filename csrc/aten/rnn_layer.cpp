@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "aten/choices.h"
+#include "aten/places.h"
 #include "aten/rnn_steps.h"
 #include "devices/device.h"
 #include "fallback/deferred.h"
@@ -442,36 +443,45 @@ void gradients_of_cpu(const OperatorHandle&, Stack* stack) {
 
 // The same with results that go where further arguments say, if anywhere: for planners.
 
+Places places_of(c10::ArrayRef<IValue> arguments) {
+  Places places;
+  for (const IValue& one : arguments) {
+    places.push_back(one.toOptional<Tensor>());
+  }
+  return places;
+}
+
 template <class Results>
-void copy_to(c10::ArrayRef<IValue> places, const Results& found) {
-  std::apply(
-      [&](const auto&... results) {
-        size_t i = 0;
-        const auto copy = [](const OptionalTensor& place, const Tensor& result) {
-          if (place.has_value() && !place->is_same(result)) {
-            place->copy_(result);
-          }
-        };
-        (copy(places[i++].toOptional<Tensor>(), results), ...);
-      },
-      found);
+std::vector<Tensor> listed(const Results& results) {
+  return std::apply([](const auto&... each) { return std::vector<Tensor>{each...}; }, results);
 }
 
 void layer_to_places(const OperatorHandle&, Stack* stack) {
   constexpr size_t kInputs = Given::kCount + 1, kPlaces = 4;
   const auto arguments = torch::jit::last(*stack, kInputs + kPlaces);
-  const auto saved = arguments.back().toOptional<Tensor>();
-  const bool in_place = saved.has_value() && saved->scalar_type() == at::kByte;
-  copy_to(
-      arguments.slice(kInputs),
-      layer_on_cpu(Given(arguments), arguments[kInputs - 1].toBool(), in_place ? saved : std::nullopt));
+  const Places places = places_of(arguments.slice(kInputs));
+  const OptionalTensor& saved = places.back();
+  const bool in_bytes = saved.has_value() && saved->scalar_type() == at::kByte;
+  Places offered = places;
+  if (in_bytes) {
+    offered.back() = saved->narrow(0, kHeader, saved->numel() - kHeader);
+  }
+  deliver(places, [&] {
+    const Offer offer(offered);
+    return listed(
+        layer_on_cpu(Given(arguments), arguments[kInputs - 1].toBool(), in_bytes ? saved : std::nullopt));
+  }());
   torch::jit::drop(*stack, kInputs + kPlaces);
 }
 
 void gradients_to_places(const OperatorHandle&, Stack* stack) {
   constexpr size_t kPlaces = 7;
   const auto arguments = torch::jit::last(*stack, Computed::kCount + kPlaces);
-  copy_to(arguments.slice(Computed::kCount), gradients_on_cpu(Computed(arguments)));
+  const Places places = places_of(arguments.slice(Computed::kCount));
+  deliver(places, [&] {
+    const Offer offer(places);
+    return listed(gradients_on_cpu(Computed(arguments)));
+  }());
   torch::jit::drop(*stack, Computed::kCount + kPlaces);
 }
 

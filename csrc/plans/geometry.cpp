@@ -152,7 +152,8 @@ int64_t tile_pitch(const Tile& tile, int64_t itemsize) {
   return tile.height + std::max<int64_t>(1, 4 / itemsize) * std::max<int64_t>(1, 32 / tile.width);
 }
 
-// `staged`: for each operand, the bytes of an element if it is an input, else 0.
+// `staged`: for each operand, the bytes of an element if it is an input, else 0. `fixed`: the side of all tiles, which are of
+// matrices of half as much at least; 0: as the sizes ask.
 Tile find_tile(
     const std::vector<Dimension>& dimensions, const std::vector<int64_t>& staged, int64_t memory, int64_t fixed) {
   Tile tile;

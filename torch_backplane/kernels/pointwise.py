@@ -330,7 +330,7 @@ class _Writer:
         assert self.layout.tile
         along, width, height = self.layout.tile
         wide, names, dtypes = self.dialect.index_type(True), self._names(), dict((*self.outputs, *self.inputs))
-        staged = [name for name in self._staged() if _edge(dtypes[name]) > 0]
+        staged = [name for name in self._staged() if self.dialect.vectors and _edge(dtypes[name]) > 0]
         lines = self._tile_start()
         lines += [
             f"const {self.index} here_x = min(size0 - tile_x, ({self.index}){width});",

@@ -71,7 +71,7 @@ def convolution(
         library, form = _choose("Convolution", operands, settings, (meta, self) if transposed else (self, meta))
     if library == "host":
         out = torch.empty(meta.shape, dtype=self.dtype, device=self.device, memory_format=layout)
-        call_on_cpu(torch.ops.aten.convolution.out, self, weight, bias, *settings, out=out)
+        call_on_cpu(torch.ops.backplane.host_convolution.default, self, weight, bias, *settings, out=out)
         return out
     out = self.new_empty(meta.shape)
     if not out.numel():

@@ -1,0 +1,133 @@
+"""Results of PyTorch's CPU kernels are computed where they are wanted and not copied there; right wherever they are."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+import torch_backplane
+
+assert torch_backplane.__version__
+ops, aten = torch.ops.backplane, torch.ops.aten
+GRADIENTS = ("of_input", "of_hx", "of_cx", "of_w_ih", "of_w_hh", "of_b_ih", "of_b_hh")
+
+
+def allocated(function: Callable[[], Any]) -> int:
+    """Bytes of the CPU's memory that operators ask for meanwhile."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        function()
+    return sum(max(0, event.self_cpu_memory_usage) for event in found.events())
+
+
+def unset(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    return [torch.full_like(one, torch.nan) for one in tensors]
+
+
+# Groups, and sizes of which results, weights and images have as many elements as another.
+CONVOLUTIONS = {
+    "plain": ((4, 64, 32, 32), (64, 64, 3, 3), 1, False, 1),
+    "of as many weights as elements": ((4, 64, 12, 12), (64, 64, 3, 3), 1, False, 1),
+    "strided": ((4, 32, 32, 32), (64, 32, 3, 3), 2, False, 1),
+    "of groups": ((4, 64, 16, 16), (64, 16, 3, 3), 1, False, 4),
+    "transposed": ((4, 64, 16, 16), (64, 32, 3, 3), 1, True, 1),
+    "little": ((1, 2, 5, 5), (3, 2, 3, 3), 1, False, 1),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+def test_convolutions(name: str, last: bool) -> None:
+    image, kernel, stride, transposed, groups = CONVOLUTIONS[name]
+    settings = ([stride] * 2, [1, 1], [1, 1], transposed, [0, 0], groups)
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        x, w, b = torch.randn(image), torch.randn(kernel) / 10, torch.randn(kernel[1] if transposed else kernel[0])
+        if last:
+            x, w = (one.contiguous(memory_format=torch.channels_last) for one in (x, w))
+        expected = aten.convolution(x, w, b, *settings)
+        for given in (expected, torch.empty_like(expected, memory_format=torch.contiguous_format)):
+            (out,) = unset(given)
+            ops.host_convolution(x, w, b, *settings, out=out)
+            torch.testing.assert_close(out, expected)
+        grad = torch.randn(expected.shape).to(memory_format=torch.channels_last if last else torch.contiguous_format)
+        right = aten.convolution_backward(grad, x, w, [b.numel()], *settings, [True] * 3)
+        for wanted in ((True, True, True), (True, False, False), (False, True, True), (False, True, False)):
+            places = [one if want else None for one, want in zip(unset(x, w, b), wanted, strict=True)]
+            of = dict(zip(("of_input", "of_weight", "of_bias"), places, strict=True))
+            ops.host_convolution_backward(grad, x, w, *settings, **of)
+            for place, one in zip(places, right, strict=True):
+                if place is not None:
+                    torch.testing.assert_close(place, one, rtol=1e-4, atol=1e-4)
+
+
+def layer(mode: int, time: int, batch: int, features: int, hidden: int) -> tuple[list[Any], list[torch.Tensor]]:
+    """Its arguments, and places for its results."""
+    gates = (1, 1, 4, 3)[mode]
+    weights = [torch.randn(gates * hidden, size) / size**0.5 for size in (features, hidden)]
+    states = [torch.randn(batch, hidden), torch.randn(batch, hidden) if mode == 2 else None]
+    biases = [torch.randn(gates * hidden) for _ in range(2)]
+    given = [torch.randn(time, batch, features), *states, *weights, *biases]
+    rows = 16 * (4 * batch * (time + 1) * (hidden + features + 16))
+    saved = torch.zeros(rows, dtype=torch.uint8) if mode == 2 else torch.empty(time, batch, 4 * hidden)
+    return given, [torch.empty(time, batch, hidden), torch.empty(batch, hidden), torch.empty(batch, hidden), saved]
+
+
+@pytest.mark.parametrize("mode", [2, 3], ids=["LSTM", "GRU"])
+@pytest.mark.parametrize("sizes", [(9, 16, 64, 64), (64, 16, 64, 64), (32, 16, 96, 64), (3, 2, 5, 4)], ids=str)
+def test_recurrent_layers(mode: int, sizes: tuple[int, ...]) -> None:
+    function = {2: torch.lstm, 3: torch.gru}[mode]
+    for reverse in (False, True):
+        given, results = layer(mode, *sizes)
+        x, hx, cx, *parameters = given
+        leaves = [one.clone().requires_grad_() for one in (x, hx, *([cx] if mode == 2 else []), *parameters)]
+        first, state, *rest = leaves
+        states = (state, rest.pop(0)) if mode == 2 else (state,)
+        hidden = [one.unsqueeze(0) for one in states]
+        turned = first.flip(0) if reverse else first
+        expected, *_ = function(turned, hidden if mode == 2 else hidden[0], rest, True, 1, 0.0, True, False, False)
+        expected = expected.flip(0) if reverse else expected
+        out, hy, cy, saved = results
+        ops.host_rnn_layer(*given, mode, reverse, True, out=out, hy=hy, cy=cy if mode == 2 else None, saved=saved)
+        torch.testing.assert_close(out, expected.detach(), rtol=1e-4, atol=1e-5)
+        grad = torch.randn(out.shape)
+        zeros = torch.zeros_like(hy)
+        right = torch.autograd.grad(expected, leaves, grad)
+        places = [None if one is None else torch.full_like(one, torch.nan) for one in given]
+        of = dict(zip(GRADIENTS, places, strict=True))
+        last = [zeros, zeros if mode == 2 else zeros.new_empty(0)]
+        after = [out, hy, cy if mode == 2 else cy.new_empty(0), saved]
+        ops.host_rnn_layer_backward(grad, *last, *given, mode, reverse, *after, **of)
+        for place, one in zip([one for one in places if one is not None], right, strict=True):
+            torch.testing.assert_close(place, one, rtol=1e-3, atol=1e-4)
+
+
+def test_they_are_computed_there() -> None:
+    x, w, b = torch.randn(4, 64, 32, 32), torch.randn(64, 64, 3, 3), torch.randn(64)
+    settings = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    of_x, of_w, of_b = unset(x, w, b)
+    assert allocated(lambda: aten.convolution(x, w, b, *settings)) >= x.nbytes
+    assert allocated(lambda: ops.host_convolution(x, w, b, *settings, out=of_x)) < 4096
+    of = {"of_input": of_x, "of_weight": of_w, "of_bias": of_b}
+    assert allocated(lambda: ops.host_convolution_backward(x, x, w, *settings, **of)) < 4096
+    given, (out, hy, cy, saved) = layer(2, 64, 16, 64, 64)
+    told = allocated(lambda: ops.host_rnn_layer(*given, 2, False, True, out=out, hy=hy, cy=cy, saved=saved))
+    assert told < out.nbytes
+
+
+def test_other_threads_and_later_calls_have_their_own_memory() -> None:
+    x, w = torch.randn(4, 64, 32, 32), torch.randn(64, 64, 3, 3)
+    settings = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    (out,) = unset(x)
+    for _ in range(3):
+        ops.host_convolution(x, w, None, *settings, out=out)
+        others = [torch.empty(x.shape), torch.nn.functional.conv2d(x, w, padding=1), torch.empty_like(out)]
+        assert len({one.data_ptr() for one in (out, *others)}) == 4
+    with pytest.raises(RuntimeError):  # an error leaves no offer behind
+        ops.host_convolution(x, w[:, :5], None, *settings, out=out)
+    pairs = itertools.combinations((out, torch.empty(x.shape), torch.empty(x.shape)), 2)
+    assert all(one.data_ptr() != other.data_ptr() for one, other in pairs)
