@@ -119,7 +119,7 @@ def test_they_are_computed_there() -> None:
     assert told < out.nbytes
 
 
-def test_other_threads_and_later_calls_have_their_own_memory() -> None:
+def test_what_is_asked_for_later_has_its_own_memory() -> None:
     x, w = torch.randn(4, 64, 32, 32), torch.randn(64, 64, 3, 3)
     settings = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
     (out,) = unset(x)

@@ -108,7 +108,7 @@ def geometry(
         aligned: whether every operand begins at a multiple of width elements; without it, width is 1.
         limits: which calls that are not contiguous go by rows.
         streaming: whether to write past the caches where everything is contiguous.
-        staged: for each operand, the bytes of an element if it is an input, which may go through local memory, else 0.
+        staged: for each operand, the bytes of an element if it is an input, which a tile may read first, else 0.
         tile_memory: bytes for tiles, at most; 0: no tiles.
         tile_side: of all tiles, which are of matrices of half as much at least; 0: as the sizes ask.
     """
@@ -154,7 +154,7 @@ def _tile(
     sizes: Sequence[int], strides: Sequence[Sequence[int]], staged: Sequence[int], memory: int, fixed: int
 ) -> tuple[tuple[int, int, int] | tuple[()], tuple[int, ...]]:
     """The tile, and each operand's stride along the innermost dimension as `Layout.inner` has it; both empty where
-    no input is read faster so.
+    no input is read faster so. `fixed`: as `geometry`'s `tile_side`.
     """
     along = 0
     if 2 * sizes[0] < fixed:

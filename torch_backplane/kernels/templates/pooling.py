@@ -25,7 +25,7 @@ _RUNS, _ROWS = (8, 4), 8
 def max_pool(
     dialect: Dialect, out: torch.Tensor, indices: torch.Tensor, image: torch.Tensor, windows: Windows
 ) -> Launch:
-    """The greatest element of each window, the first NaN if there is one; and its place in the plane."""
+    """The greatest element of each window, the last NaN if there is one; and its place in the plane."""
     rank, outputs = windows.rank, {"out": out, "indices": indices}
     if not dialect.target.simt:
         return _max_pool_by_rows(dialect, outputs, image, windows)
