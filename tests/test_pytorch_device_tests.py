@@ -114,6 +114,13 @@ class TestOperators(TestCase):
         out = (torch.empty(0, dtype=torch.int64, device=device), torch.empty(0, dtype=torch.int64, device=device))
         torch.mode(integers, out=out)
         self.assertEqual(tuple(tensor.cpu() for tensor in out), tuple(torch.mode(integers.cpu())))
+        mantissas, exponents = torch.tensor([0.0, 2.0**-149, 1.0, -3.0]), torch.tensor([2000, 276, 2**32 + 1, -150])
+        expected = torch.ldexp(mantissas, exponents)
+        found = torch.ldexp(mantissas.to(device), exponents.to(device))
+        given = torch.empty(4, device=device)
+        torch.ldexp(mantissas.to(device), exponents.to(device), out=given)
+        for one in (found, given, mantissas.to(device).ldexp_(exponents.to(device))):
+            self.assertEqual(one.cpu(), expected, rtol=0, atol=0)
 
     def gradients(self, arguments: Any, result: Any) -> list[torch.Tensor]:
         """Gradients for fixed, well-behaved ones of the results, on the CPU."""

@@ -426,6 +426,9 @@ class DirectFallbacks {
     // These composite kernels call CPU code for whatever device they are given, or ask for a device that they know.
     fall_back("conj_physical_");
     fall_back("mode.values");
+    for (const char* name : {"ldexp.Tensor", "ldexp.out", "ldexp_"}) {
+      fall_back(name);
+    }
   }
 
  private:

@@ -40,6 +40,20 @@ def test_the_power_of_ldexp_has_a_dtype_of_its_own() -> None:
         agrees(torch.ldexp, small, torch.tensor([150, 200, 127, -140, -200]), rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+def test_ldexp_is_exact_for_any_exponent(dtype: torch.dtype) -> None:
+    """Of zeros and numbers below the least normal one, to powers beyond the dtype; beyond C's int exponents wrap."""
+    (dtype,) = had((dtype,)) or pytest.skip(f"the device has no {dtype}")
+    few = [0.0, -0.0, 1.0, -1.5, 3.0, 2.0**-149, 1.2345e-38, 3e38, torch.inf, -torch.inf, torch.nan]
+    x = torch.tensor(few).to(dtype)
+    for exponents in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
+        for exponent in (0, 1, -1, 2000, -2000, 276, -149, -150, 2**31 - 1, -(2**31), 2**32 + 1, 2**40, 2**33 - 2):
+            if torch.iinfo(exponents).min <= exponent <= torch.iinfo(exponents).max:
+                agrees(torch.ldexp, x, torch.tensor([exponent], dtype=exponents), rtol=0, atol=0)
+                agrees(torch.ldexp, x, torch.tensor(exponent, dtype=exponents), rtol=0, atol=0)
+    agrees(lambda x, e: x.ldexp_(e), x, torch.arange(len(x)) * 37 - 200, rtol=0, atol=0)
+
+
 def test_numbers_of_integers_stay_where_they_are() -> None:
     """Where there is nothing to replace, PyTorch copies a tensor to itself: any strides are right."""
     for dtype in (torch.bool, torch.int32):

@@ -179,16 +179,35 @@ pointwise("hypot", f.hypot)
 
 
 def scaled(a: Expression, exponent: Expression) -> Expression:
-    """By half of the exponent twice: a power may be beyond the dtype where the result is not."""
-    half = f.trunc(exponent / 2.0)
-    return a * f.exp2(half) * f.exp2(exponent - half)
+    """a · 2^exponent, rounded once. The exponent is C's int, as in PyTorch's kernels, to which wider ones wrap."""
+    wide = a.dtype == torch.float64
+    digits, greatest, bits = (52, 1023, torch.int64) if wide else (23, 127, torch.int32)
+    fraction = 1 << digits
+    # A number in [1, 2) with a's sign, and the exponent that it lacks. Below the least normal number a is made larger.
+    small = f.absolute(a) < 2.0 ** (1 - greatest)
+    normal = f.where(small, a * float(fraction), a)
+    pattern = normal.view(bits)
+    own = ((pattern >> digits) & (2 * greatest + 1)) - greatest
+    own = f.where(small, own - digits, own)
+    significand = ((pattern & ~((2 * greatest + 1) << digits)) | (greatest << digits)).view(a.dtype)
+    # In two steps, of which the first one is exact. Beyond these bounds results are 0 or infinite as they are at them.
+    # The sum of two exponents may be beyond int32, so bounds come first.
+    asked = f.maximum(f.minimum(exponent.to(torch.int32), 4 * greatest), -4 * greatest).to(bits)
+    total = f.maximum(f.minimum(own + asked, 2 * greatest), -greatest - digits - 3)
+    first = f.maximum(f.minimum(total, greatest), 1 - greatest)
+
+    def power(of: Expression) -> Expression:
+        return ((of + greatest) << digits).view(a.dtype)
+
+    result = significand * power(first) * power(total - first)
+    return f.where((a == 0.0) | ~f.isfinite(a), a, result)
 
 
 @operator("ldexp.Tensor", dtypes="complex")
 def ldexp(call: Call, self: Any, other: torch.Tensor) -> torch.Tensor:
     """Exact by whole exponents; by others as PyTorch composes it of operators, where the power has its own dtype."""
     if self.dtype.is_floating_point and not (other.is_floating_point() or other.is_complex()):
-        return plan_pointwise("ldexp", scaled, call, (self, other))
+        return plan_pointwise("ldexp", scaled, call, (self, other), compute="inputs")
     if self.dtype == torch.float64 or self.dtype.is_complex:  # a tensor without dimensions of this dtype is the base
         other = other.to(torch.result_type(torch.empty((), dtype=self.dtype, device="meta"), other))
         check_supported(other.dtype)
