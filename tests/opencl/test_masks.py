@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from agreement import DEVICE, LAYOUTS, agrees, plans_from_the_start
@@ -135,6 +138,26 @@ def test_strides_are_those_of_pytorchs_kernels() -> None:
     x, mask = torch.empty(3, 3, 3, 2).permute(1, 3, 2, 0), torch.ones(3, dtype=torch.bool)
     for read in (lambda x, m: x[None, m], lambda x, m: x[:, :, m], lambda x, m: x[m, :, None]):
         assert read(x.to(DEVICE), mask.to(DEVICE)).stride() == read(x, mask).stride()
+
+
+@pytest.mark.parametrize("shape", [(14,), (2, 7), (1, 2, 7), (2, 7, 1), (2, 1, 7)])
+@pytest.mark.parametrize("value", [False, 0.5, torch.tensor(True)], ids=["number", "fraction", "tensor"])
+def test_a_mask_may_be_what_it_masks(shape: tuple[int, ...], value: Any) -> None:
+    """`mask[mask] = False`, in any layout, also where a dimension of size 1 has a stride that is not the usual one."""
+    ways: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "as it is": lambda x: x,
+        "reversed": lambda x: x.permute(*reversed(range(x.dim()))),
+        "turned": lambda x: x.movedim(-1, 0),
+        "with gaps": lambda x: x[..., ::2],
+    }
+    for turned in ways.values():
+
+        def fill(x: torch.Tensor, turned: Callable[[torch.Tensor], torch.Tensor] = turned) -> torch.Tensor:
+            view = turned(x)
+            view[view] = value
+            return x
+
+        agrees(fill, mask_of(shape))
 
 
 def test_bytes_as_masks() -> None:

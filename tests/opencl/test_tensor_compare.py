@@ -47,3 +47,14 @@ def test_isin_refuses_bools() -> None:
         for elements in (2, True, 0.5, torch.ones(2), torch.ones(2, dtype=torch.int64), bools):
             refused_alike(torch.isin, elements, bools)
         refused_alike(torch.isin, bools, torch.ones(2, dtype=torch.int64))
+
+
+def test_isin_says_first_what_pytorch_says_first() -> None:
+    """Of a dtype that it does not take, then of `out`, and only then of dtypes that have none in common."""
+    some = {dtype: torch.ones(2).to(dtype) for dtype in (torch.bool, torch.uint16, torch.uint32, torch.int32)}
+    for a in some.values():
+        for b in some.values():
+            if a.dtype != b.dtype:
+                refused_alike(lambda a, b: torch.isin(a, b, out=torch.zeros(2, device=a.device)), a, b)
+                if not {torch.bool, torch.int32} >= {a.dtype, b.dtype}:
+                    refused_alike(torch.isin, a, b)

@@ -215,12 +215,17 @@ def _merged(self: torch.Tensor, dim: int, count: int) -> torch.Tensor | None:
 
 
 def only_mask(self: torch.Tensor, indices: Indices) -> torch.Tensor | None:
-    """The mask, of as many dimensions as self, that says the same as `indices`; None where there are others, too."""
+    """The mask that says the same as `indices` and broadcasts to self; None where there are others, too.
+
+    Its strides are PyTorch's, which of a mask that is self asks whether the two are laid out alike.
+    """
     given = [(dim, index) for dim, index in enumerate(indices) if index is not None]
     if len(given) != 1 or given[0][1].dtype not in MASKS:
         return None
     ((dim, mask),) = given
-    return mask.view([*[1] * dim, *mask.shape, *[1] * (self.dim() - dim - mask.dim())])
+    for _ in range(self.dim() - dim - mask.dim()):
+        mask = mask.unsqueeze(-1)
+    return mask
 
 
 def of_expanded(

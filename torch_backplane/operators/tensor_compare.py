@@ -66,11 +66,10 @@ pointwise("isin.Tensor_Scalar", lambda a, b, assume_unique, invert: a != b if in
 @operator("isin.Tensor_Tensor", "isin.Scalar_Tensor")
 def isin(call: Call, elements: Any, test_elements: torch.Tensor, assume_unique: bool, invert: bool) -> torch.Tensor:
     """Looks for each element in those that it is tested for, which are sorted."""
-    example = elements.example if isinstance(elements, Number) else elements
-    dtype = torch.result_type(example, test_elements)
     if torch.bool in (elements.dtype, test_elements.dtype) or elements.dtype.is_complex:
         raise Refused("isin of bools, or of a complex number")
     check_same_dtype(call, torch.bool)
+    dtype = torch.result_type(elements.example if isinstance(elements, Number) else elements, test_elements)
     if isinstance(elements, Number):
         number, elements = elements, torch.empty((), dtype=dtype, device=test_elements.device)
         run_pointwise(lambda x: x, [elements], [], [(number, value_dtype(dtype))], key="value", name="value")
