@@ -26,7 +26,7 @@ class Known:
 # Counted under their reasons.
 MEANT: list[Known] = [
     Known(
-        r"^error RuntimeError: ",
+        r"^error (RuntimeError|text): ",
         r"cannot resize variables that require grad",
         "PyTorch resizes out= of the CPU and CUDA directly, and of other devices by resize_, which refuses this",
     ),
@@ -267,7 +267,7 @@ MEANT: list[Known] = [
         last_call.one_tensor_for_all_results,
     ),
     Known(
-        r"^(argument |other )?values: ([\w.]+ out=|\w+_)$",
+        r"^(argument |other )?values: ([\w.]+ out=|\w+_|index_put)$",
         r"",
         "into a tensor with several elements in one place: which is last is open",
         last_call.written_overlaps_itself,

@@ -30,7 +30,10 @@ class LastCall:
 
     @property
     def written(self) -> list[Any]:
-        """What `out=` was given: a tensor's name, or names."""
+        """What `out=` was given: a tensor's name, or names; of `t0[…] = …` the tensor."""
+        (statement,) = ast.parse(self.lines[-1].strip()).body
+        if isinstance(statement, ast.Assign) and isinstance(target := statement.targets[0], ast.Subscript):
+            return [ast.unparse(target.value)]
         found = [word.value for word in self._call.keywords if word.arg == "out"]
         places = found[0].elts if found and isinstance(found[0], (ast.Tuple, ast.List)) else found
         return [ast.unparse(place) for place in places]

@@ -325,6 +325,11 @@ MEANT_OF: dict[str, tuple[str, str, list[str], list[str]]] = {  # key, message, 
         ["t0 = torch.ones(4).to(d)", "t1 = t0.unfold(0, 3, 1)", "torch.softmax(t1, 0, out=t1)"],
         ["t0 = torch.ones(4, 3).to(d)", "t1 = t0.t()", "torch.softmax(t1, 0, out=t1)"],
     ),
+    "windows": (
+        "other values: index_put", "t0: 2.0, expected -0.0 at (1,); 1 of 4 differ (torch.float32)",
+        ["t0 = torch.ones(4).to(d)", "t1 = t0.unfold(0, 3, 1)", "t2 = torch.tensor([0]).to(d)", "t1[t2, ...] = t0[:3]"],
+        ["t0 = torch.ones(4, 3).to(d)", "t1 = t0.t()", "t2 = torch.tensor([0]).to(d)", "t1[t2, ...] = t0[:, 0]"],
+    ),
     "one element": (
         "error RuntimeError: fill_", "RuntimeError: value cannot be converted to type c10::Half without overflow",
         ["t0 = torch.ones(1, 1).half().to(d)", "t0.fill_(1e30)"], ["t0 = torch.ones(2).half().to(d)", "t0.fill_(1e30)"],
