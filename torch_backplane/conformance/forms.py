@@ -146,6 +146,16 @@ def wrong_arguments(overload: OpOverload, arguments: Arguments) -> Iterator[Form
     for one in overload._schema.arguments:
         for kind, value in others(one, arguments[one.name]):
             yield Form(f"{one.name} {kind}", overload, {**arguments, one.name: value}, wrong=True)
+    # All of the first one's dtype together, which are not refused for being of two.
+    of = next((value.dtype for value in arguments.values() if _is_dense(value)), None)
+    for dtype in (*ARGUMENT_DTYPES, torch.int16, torch.uint32):
+        if of is not None and dtype != of and not (of.is_complex and not dtype.is_complex):
+            alike = {name: value.detach().to(dtype) for name, value in arguments.items() if _is_dense(value, of)}
+            yield Form(f"all {of} as {dtype}".replace("torch.", ""), overload, {**arguments, **alike}, wrong=True)
+
+
+def _is_dense(value: Any, dtype: torch.dtype | None = None) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout == torch.strided and dtype in (None, value.dtype)
 
 
 def others(argument: Any, value: Any) -> Iterator[tuple[str, Any]]:

@@ -49,6 +49,7 @@ BLAS_DTYPES = (
     torch.complex64,
     torch.complex128,
 )
+_WITHOUT_PRODUCTS = (torch.bool, torch.uint16, torch.uint32, torch.uint64)
 
 
 @operator("mm", "bmm", dtypes="complex")
@@ -287,7 +288,7 @@ def product(
 ) -> torch.Tensor:
     """out = beta * c + alpha * a @ b; c is not read where beta is 0."""
     dtypes = {out.dtype, a.dtype, b.dtype, *(() if c is None else (c.dtype,))}
-    if len(dtypes) > 1 or out.dtype == torch.bool:
+    if len(dtypes) > 1 or out.dtype in _WITHOUT_PRODUCTS:
         raise Refused(f"a matrix product of {' and '.join(sorted(map(str, dtypes)))}")
     if not out.numel():
         return out

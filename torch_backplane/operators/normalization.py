@@ -119,7 +119,10 @@ def check_channels(channels: int, **tensors: Optional) -> None:
 
 
 def check_parameters(self: torch.Tensor, *parameters: Optional) -> bool:
-    """Refuses parameters of another dtype than the input's, but for float32 beside half precision: whether they are."""
+    """Refuses integers, and parameters of another dtype than the input's, but for float32 beside half precision:
+    whether they are.
+    """
+    check(self.is_floating_point(), "a norm of integers")
     given = {one.dtype for one in parameters if one is not None}
     mixed = given == {torch.float32} and self.dtype in (torch.float16, torch.bfloat16)
     check(given <= {self.dtype} or mixed, "parameters of another dtype")

@@ -35,6 +35,8 @@ def _log_softmax(call: Call, self: torch.Tensor, dim: int, half_to_float: bool) 
 
 
 def _backward(call: Call, grad: torch.Tensor, output: torch.Tensor, dim: int, log: bool) -> torch.Tensor:
+    if not grad.dtype.is_floating_point:
+        raise Refused(f"the gradient of softmax of {grad.dtype}".replace("torch.", ""))
     (out,) = call.outputs()
     # In PyTorch's words of softmax. Of log_softmax it does not look, and reads beyond memory.
     torch._check(
