@@ -132,12 +132,21 @@ FORMS: tuple[Meant, ...] = (
     Meant(
         r"polygamma(\.out)?", ("values",),
         "the CPU rounds πx to float32 (or float64) before it takes the sine: no poles, and few digits near them",
-        calls=r"self as int64|out as float64",
+        calls=r"(self|all float32) as int(16|64)|out as float64",
     ),
     Meant(
         r"special_(bessel_[jy][01]|airy_ai)(\.out)?", ("values",),
         "the CPU has few digits: by its integral, J0(-5.01) is what it is here to 1e-16, and 4e-7 off there",
-        calls=r"(x|self|out) as float64",
+        calls=r"(x|self|out|all float32) as float64",
+    ),
+    Meant(
+        r"special_bessel_[jy][01](\.out)?", ("values",), "of numbers beyond 10^6, where float32 has no phase of a wave",
+        calls=r"all float32 as uint32",  # of negative numbers
+    ),
+    Meant(
+        r"native_(layer|batch)_norm|_native_batch_norm_legit(\.no_stats)?|_batch_norm_with_update", ("dtype",),
+        "as torch.cuda, whose statistics of half precision are float32",
+        calls=r"all float32 as float16", words=r"^result\[[12]\]: torch\.float32, expected torch\.float16$",
     ),
     Meant(
         r"(_native_batch_norm_legit|_batch_norm_with_update)(\..*)?", ("values",),
@@ -172,11 +181,16 @@ FORMS: tuple[Meant, ...] = (
         calls=r"(grad_output|target|self|out) (with another dimension|with two more|of nothing|flat|flat in gaps)",
     ),
     Meant(
-        r"nansum(\.out)?", ("no error",), "as torch.cuda, which sums complex numbers", calls=r"self as complex64",
+        r"nansum(\.out)?", ("no error",), "as torch.cuda, which sums complex numbers",
+        calls=r"(self|all float32) as complex64",
     ),
     Meant(
         r"_fft_r2c(\.out)?", ("no error",), "as torch.cuda, which transforms half precision",
-        calls=r"self as float16",
+        calls=r"(self|all float32) as float16",
+    ),
+    Meant(
+        r"_fft_(r2c|c2r|c2c)(\.out)?", ("no error",), "no transforms, of which MKL makes an error",
+        calls=r"(self|out) (shorter|of nothing)", words="MKL FFT error",
     ),
     Meant(
         r"rrelu_with_noise(_|\.out)?", ("error",), "the CPU writes to another dtype as if it were self's",

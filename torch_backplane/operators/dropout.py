@@ -36,4 +36,5 @@ def native_dropout(call: Call, self: torch.Tensor, p: float, train: bool | None)
 def native_dropout_backward(call: Call, grad: torch.Tensor, mask: torch.Tensor, scale: Any) -> torch.Tensor:
     # As torch.cuda; PyTorch's CPU multiplies by any mask.
     torch._check(mask.dtype == torch.bool, lambda: f"Mask should be Bool Scalar Type, and got {mask.dtype}")
+    torch.result_type(grad, mask)  # in PyTorch's words: unsigned integers and bools have none in common
     return plan_pointwise("native_dropout_backward", lambda g, m, s: g * (m.to(g.dtype) * s), call, (grad, mask, scale))
