@@ -54,14 +54,15 @@ def zeta(s: Expression, q: Expression) -> Expression:
     # A sum from far below would take forever.
     start = f.where(q > -1e6, q, 1.0)
     a, total, _, _ = f.while_loop(more, add, (start, f.power(start, -s), s, f.full_like(q, 0.0)))
-    power = f.power(a, -s)
-    value = total + power * a / (s - 1.0) - 0.5 * power
+    rest = f.power(a, 1.0 - s)  # which is a number where its part, the power, is too small to be one
+    power = rest / a
+    value = total + rest / (s - 1.0) - 0.5 * power
     term = power * s / a
     for k, b in enumerate(_BERNOULLI):
         value = value + float(b / math.factorial(2 * k + 2)) * term
         term = term * ((s + (2.0 * k + 1.0)) / a) * ((s + (2.0 * k + 2.0)) / a)
-    # Without an infinite s times nothing; for infinite q it is NaN, as in PyTorch.
-    value = f.where((power == 0.0) & ~f.isinf(q), total, value)
+    value = f.where(rest == 0.0, total, value)  # without an infinite s times nothing
+    value = f.where(q == _INF, _NAN, value)  # as in PyTorch
     value = f.where(q <= -1e6, _NAN, value)
     pole = f.where(q == f.floor(q), _INF, f.where(s == f.floor(s), value, _NAN))
     value = f.where(q <= 0.0, pole, value)
@@ -104,6 +105,13 @@ def mvlgamma(x: Expression, p: Expression, constant: Expression) -> Expression:
 # Incomplete gamma functions. The sum needs some sqrt(a) terms where x is near a, and far fewer elsewhere.
 
 _MOST_TERMS = 1 << 16
+_LARGE = 1e4
+# Of Temme's expansion (DLMF 8.12.12), rows for the powers of 1/a, by powers of eta.
+_TEMME = (
+    (-1 / 3, 1 / 12, -2 / 135, 1 / 864, 1 / 2835, -139 / 777600, 1 / 25515),
+    (-1 / 540, -1 / 288, 1 / 378, -77 / 77760),
+    (25 / 6048, -139 / 51840),
+)
 
 
 def _density(a: Expression, x: Expression) -> Expression:
@@ -158,12 +166,33 @@ def _by_fraction(a: Expression, x: Expression, used: Expression) -> Expression:
     return _density(a, x) * a * h
 
 
+def _by_normal_distribution(a: Expression, x: Expression, lower: bool) -> Expression:
+    """Temme's uniform expansion (DLMF 8.12.3 to 8.12.10) of large a, whose coefficients are series around x = a.
+
+    Far from there a function of such an a is 0 or 1, which the complementary error function is, too.
+    """
+    distance = (x - a) / a
+    # The root of 2 (distance - log(1 + distance)), by a series where the logarithm would cancel.
+    near = distance * f.sqrt(2.0 * polynomial([(-1.0) ** k / (k + 2.0) for k in range(16)], distance))
+    far = f.copysign(f.sqrt(2.0 * (distance - f.log1p(distance))), distance)
+    eta = f.where(f.absolute(distance) < 0.1, near, far)
+    close = f.maximum(f.minimum(eta, 1.0), -1.0)  # beyond which what is multiplied by it is 0
+    rest = polynomial(_TEMME[-1], close)
+    for coefficients in reversed(_TEMME[:-1]):
+        rest = polynomial(coefficients, close) + rest / a
+    exponent = f.sqrt(0.5 * a) * eta
+    rest = rest * f.exp(-exponent * exponent) / (f.sqrt(a) * math.sqrt(2.0 * math.pi))
+    return 0.5 * f.erfc(-exponent if lower else exponent) + (-rest if lower else rest)
+
+
 def _incomplete(a: Expression, x: Expression, lower: bool) -> Expression:
-    regular = (a > 0.0) & (x > 0.0) & (a < _INF) & (x < _INF)
+    is_large = a > _LARGE
+    regular = (a > 0.0) & (x > 0.0) & ~is_large & (x < _INF)
     by_sum = x < a + 1.0
     summed = _by_sum(a, x, regular & by_sum)
     fraction = _by_fraction(a, x, regular & ~by_sum)
     value = f.where(by_sum, summed, 1.0 - fraction) if lower else f.where(by_sum, 1.0 - summed, fraction)
+    value = f.where(is_large, _by_normal_distribution(a, x, lower), value)
     none, all_ = (0.0, 1.0) if lower else (1.0, 0.0)
     value = f.where((x == 0.0) | (a == _INF), none, value)
     value = f.where((a == 0.0) | ((x == _INF) & (a != _INF)), all_, value)

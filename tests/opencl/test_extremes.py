@@ -1,0 +1,93 @@
+"""Operators of two tensors, of all pairs of zeros, numbers at the ends of a dtype and beyond those of functions.
+
+Of floats the CPU in float64 is the judge, beside the CPU in the same dtype, which is no better everywhere.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from agreement import DEVICE, why_not
+from torch.testing._internal.common_methods_invocations import BinaryUfuncInfo, op_db
+
+OPERATORS = {op.full_name: op for op in op_db if isinstance(op, BinaryUfuncInfo) and "jiterator" not in op.name}
+FLOATS = [
+    *(0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 3.0, 2.0**-149, 1.1754944e-38, 1e-7, 35.0, 88.7, -103.9, 170.6, 65504.0, -7e4),
+    *(2.0**31, -(2.0**31), 2.0**63, 1e19, 1e30, 3.4e38, -3.4e38, torch.inf, -torch.inf, torch.nan),
+]
+INTEGERS = [0, 1, 2, 3, 5, 7, 8, 15, 16, 31, 32, 33, 63, 64, 65, 100, 127, 128, 255, 256, 1000, 2000, 32767, 2**31 - 1]
+# The degree of a polynomial is made an int64 of what is no value of one, which C leaves open.
+POLYNOMIALS = [name for name in OPERATORS if "polynomial" in name]
+
+
+def extremes(dtype: torch.dtype) -> torch.Tensor:
+    if dtype.is_floating_point:
+        return torch.tensor(FLOATS, dtype=torch.float64).to(dtype)
+    limits = torch.iinfo(dtype)
+    wanted = {limits.min, limits.min + 1, limits.max - 1, limits.max, 2**33 + 1, -(2**32) - 1, *INTEGERS}
+    wanted |= {-one for one in INTEGERS}
+    return torch.tensor(sorted(one for one in wanted if limits.min <= one <= limits.max), dtype=dtype)
+
+
+def is_near(found: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Within the roundings of the CPU's own functions; what is below the least normal number may be lost."""
+    least = 64 * torch.finfo(dtype).tiny
+    tolerance = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float32: 1e-4, torch.float64: 1e-7}[dtype]
+    return torch.isclose(found.double(), wanted.double(), rtol=tolerance, atol=least, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "dtypes",
+    [
+        (torch.float32, torch.float32),
+        (torch.int16, torch.int16),
+        (torch.int64, torch.int64),
+        (torch.float16, torch.int64),
+    ],
+    ids=lambda pair: " ".join(str(dtype).removeprefix("torch.") for dtype in pair),
+)
+def test_pairs_of_extremes(dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+    if reason := why_not(dtypes):
+        pytest.skip(reason)
+    a, b = extremes(dtypes[0])[:, None].contiguous(), extremes(dtypes[1])
+    wrong = []
+    for name, op in OPERATORS.items():
+        if name in POLYNOMIALS:
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                wanted = op.op(a, b)
+            except RuntimeError:
+                continue  # which dtypes are refused is others' to test
+            found = op.op(a.to(DEVICE), b.to(DEVICE)).cpu()
+            wide = op.op(*(one.double() if one.is_floating_point() else one for one in (a, b)))
+        assert found.dtype == wanted.dtype, name
+        if found.is_complex():
+            continue
+        if not found.dtype.is_floating_point:
+            right = found == wanted
+        else:
+            right = is_near(found, wanted, found.dtype) | is_near(found, wide.to(found.dtype), found.dtype)
+        right |= meant(name, a, b)
+        if not right.all():
+            row, column = (~right).nonzero()[0].tolist()
+            given = a[row, 0].item(), b[column].item()
+            said = f"{found[row, column]}, expected {wanted[row, column]}"
+            wrong.append(f"{name}{given}: {said}; {(~right).sum()} differ")
+    assert not wrong, "\n".join(wrong)
+
+
+def meant(name: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Where an operator is meant to be something else than on the CPU."""
+    none = torch.zeros_like(a + b, dtype=torch.bool)
+    if name == "gcd":  # the CPU's is negative beside the least integer, whose absolute value is no integer
+        least = torch.iinfo(a.dtype).min
+        return (a == least) | (b == least)
+    if name == "special.zeta":  # the CPU's sum of b to the power of -a is NaN for huge a, not 0
+        return (a > 1e3) | none
+    if name == "igammac":  # which is one minus igamma here, also where it is next to nothing
+        return (a.abs() < 1e-6) & (b.abs() <= 1)
+    return none
