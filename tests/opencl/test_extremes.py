@@ -1,4 +1,4 @@
-"""Operators of two tensors, of all pairs of zeros, numbers at the ends of a dtype and beyond those of functions.
+"""Operators of two tensors and of rows: of all pairs of zeros, and of numbers at the ends of a dtype and of functions.
 
 Of floats the CPU in float64 is the judge, beside the CPU in the same dtype, which is no better everywhere.
 """
@@ -6,10 +6,13 @@ Of floats the CPU in float64 is the judge, beside the CPU in the same dtype, whi
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from agreement import DEVICE, why_not
+from torch.nn import functional
 from torch.testing._internal.common_methods_invocations import BinaryUfuncInfo, op_db
 
 OPERATORS = {op.full_name: op for op in op_db if isinstance(op, BinaryUfuncInfo) and "jiterator" not in op.name}
@@ -91,3 +94,47 @@ def meant(name: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     if name == "igammac":  # which is one minus igamma here, also where it is next to nothing
         return (a.abs() < 1e-6) & (b.abs() <= 1)
     return none
+
+
+# Of rows of numbers, where PyTorch's results are no matter of rounding.
+OF_ROWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    **{
+        name: partial(getattr(torch, name), dim=1)
+        for name in ("sum", "prod", "mean", "nansum", "logsumexp", "amax", "amin", "argmax", "argmin", "all", "any")
+    },
+    **{
+        f"running {name}": partial(getattr(torch, name), dim=1)
+        for name in ("cumsum", "cumprod", "logcumsumexp")
+    },
+    **{f"var of {kind}": partial(torch.var, dim=1, correction=kind) for kind in (0, 1)},
+    **{f"std of {kind}": partial(torch.std, dim=1, correction=kind) for kind in (0, 1)},
+    **{f"softmax in {name}": partial(getattr(torch, name), dim=1) for name in ("softmax", "log_softmax")},
+    **{f"norm of {p}": partial(torch.linalg.vector_norm, ord=p, dim=1) for p in (0, 1, 2, torch.inf, -torch.inf)},
+    "logits": lambda x: functional.binary_cross_entropy_with_logits(x, x.flip(1), reduction="none"),
+    "pooled": lambda x: functional.max_pool1d(x[:, None], 2, 1),
+    "entropy": lambda x: functional.cross_entropy(x, torch.arange(len(x), device=x.device) % 3, reduction="none"),
+    "between": lambda x: torch.lerp(x[:, :1], x[:, 1:2], x[:, 2:]),
+    "clamped": lambda x: torch.clamp(x, x[:, :1], x[:, 1:2]),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_rows_of_extremes(dtype: torch.dtype) -> None:
+    few = torch.tensor([one for one in FLOATS if one != -3.4e38], dtype=torch.float64)  # whose differences are infinite
+    rows = torch.stack([*torch.meshgrid(few, few, indexing="ij"), torch.full((len(few), len(few)), 0.5)]).flatten(1).mT
+    rows = rows.to(dtype).contiguous()
+    wrong = []
+    for name, function in OF_ROWS.items():
+        wanted, found = function(rows), function(rows.to(DEVICE)).cpu()
+        wide = function(rows.double()).to(wanted.dtype)
+        # A sum of squares, or its like, may be beyond float32 where float64 has it, and the CPU adds in float64.
+        if not found.dtype.is_floating_point:
+            right = found == wanted
+        else:
+            right = is_near(found, wanted, found.dtype) | is_near(found, wide, found.dtype)
+            right |= found.isinf() & (wanted.abs() > 1e18)
+        if not right.all():
+            (place, *_) = (~right).nonzero().tolist()
+            said = f"{found[tuple(place)]}, expected {wanted[tuple(place)]}"
+            wrong.append(f"{name} of {rows[place[0]].tolist()}: {said}; {(~right).sum()} differ")
+    assert not wrong, "\n".join(wrong)

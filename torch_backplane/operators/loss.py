@@ -221,10 +221,10 @@ def _binary_cross_entropy_slope(a: Expression, target: Expression) -> Expression
     return (a - target) / f.maximum((1.0 - a) * a, 1e-12)
 
 
-def _with_logits(a: Expression, target: Expression, weight: Expression) -> Expression:
+def _with_logits(a: Expression, target: Expression, weight: Expression | None) -> Expression:
     """`weight` is that of the positive answers."""
     log_sigmoid = f.minimum(a, 0.0) - f.log1p(f.exp(-f.absolute(a)))
-    return (1.0 - target) * a - ((weight - 1.0) * target + 1.0) * log_sigmoid
+    return (1.0 - target) * a - (log_sigmoid if weight is None else ((weight - 1.0) * target + 1.0) * log_sigmoid)
 
 
 @operator("binary_cross_entropy", one_dtype=["self", "target", "weight"])
@@ -267,7 +267,7 @@ def binary_cross_entropy_with_logits(
     def formula(a: Expression, target: Expression, *weights: Expression) -> Expression:
         given = iter(weights)
         each = next(given) if weight is not None else None
-        value = _with_logits(a, target, next(given) if pos_weight is not None else f.full_like(a, 1.0))
+        value = _with_logits(a, target, next(given) if pos_weight is not None else None)
         return value if each is None else value * each
 
     if not self.is_floating_point():
