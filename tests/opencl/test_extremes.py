@@ -55,6 +55,8 @@ def test_pairs_of_extremes(dtypes: tuple[torch.dtype, torch.dtype]) -> None:
     if reason := why_not(dtypes):
         pytest.skip(reason)
     a, b = extremes(dtypes[0])[:, None].contiguous(), extremes(dtypes[1])
+    if not dtypes[0].is_floating_point:
+        a = a[1:]  # the least one divided by -1 ends the process on a CPU now and then, by PyTorch's own kernel
     wrong = []
     for name, op in OPERATORS.items():
         if name in POLYNOMIALS:
