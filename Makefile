@@ -76,8 +76,9 @@ test-plans: $(ready) ## run the tests on OpenCL again, with plans switched off, 
 test-late-host: $(ready) ## run the tests about no devices in particular on host devices that work asynchronously, with delays (10 minutes)
 	$(pytest) --on late-host $(ARGS)
 
-test-intel test-rusticl: test-%: $(ready) ## run tests/opencl on Intel's and on Mesa's OpenCL for processors
-	tools/opencl.sh $* $(VENV) $(pytest) tests/opencl $(ARGS)
+# Mesa takes long to build kernels: a test of plans for any shape a quarter of an hour.
+test-intel test-rusticl: test-%: $(ready) ## run tests/opencl on Intel's and on Mesa's OpenCL for processors (the second for hours)
+	tools/opencl.sh $* $(VENV) $(pytest) --timeout 1800 tests/opencl $(ARGS)
 
 test-oclgrind: $(ready) ## run one small kernel of each kind, in processors' and in GPUs' forms, on a simulator that reports races, and hold the kernel sanitizer against it
 	@for target in "" nvidia-ada; do \
