@@ -25,9 +25,16 @@ INTEGERS = [0, 1, 2, 3, 5, 7, 8, 15, 16, 31, 32, 33, 63, 64, 65, 100, 127, 128, 
 POLYNOMIALS = [name for name in OPERATORS if "polynomial" in name]
 
 
+def floats() -> list[float]:
+    """Without those below the least normal number where the device, or its fma alone, takes them for zeros."""
+    few = torch.tensor([2.0**-140, 2.0**100], device=DEVICE)
+    has_smaller = bool((few[:1] * few[1:]).cpu()) and bool(few.prod().cpu())
+    return [one for one in FLOATS if has_smaller or one != 2.0**-149]
+
+
 def extremes(dtype: torch.dtype) -> torch.Tensor:
     if dtype.is_floating_point:
-        return torch.tensor(FLOATS, dtype=torch.float64).to(dtype)
+        return torch.tensor(floats(), dtype=torch.float64).to(dtype)
     limits = torch.iinfo(dtype)
     wanted = {limits.min, limits.min + 1, limits.max - 1, limits.max, 2**33 + 1, -(2**32) - 1, *INTEGERS}
     wanted |= {-one for one in INTEGERS}
@@ -67,6 +74,8 @@ def test_pairs_of_extremes(dtypes: tuple[torch.dtype, torch.dtype]) -> None:
                 wanted = op.op(a, b)
             except RuntimeError:
                 continue  # which dtypes are refused is others' to test
+            if why_not([wanted.dtype]):
+                continue
             found = op.op(a.to(DEVICE), b.to(DEVICE)).cpu()
             wide = op.op(*(one.double() if one.is_floating_point() else one for one in (a, b)))
         assert found.dtype == wanted.dtype, name
@@ -122,7 +131,7 @@ OF_ROWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_rows_of_extremes(dtype: torch.dtype) -> None:
-    few = torch.tensor([one for one in FLOATS if one != -3.4e38], dtype=torch.float64)  # whose differences are infinite
+    few = torch.tensor([one for one in floats() if one != -3.4e38], dtype=torch.float64)  # of infinite differences
     rows = torch.stack([*torch.meshgrid(few, few, indexing="ij"), torch.full((len(few), len(few)), 0.5)]).flatten(1).mT
     rows = rows.to(dtype).contiguous()
     wrong = []
