@@ -76,7 +76,7 @@ test-plans: $(ready) ## run the tests on OpenCL again, with plans switched off, 
 test-late-host: $(ready) ## run the tests about no devices in particular on host devices that work asynchronously, with delays (10 minutes)
 	$(pytest) --on late-host $(ARGS)
 
-# Mesa takes long to build kernels: a test of plans for any shape a quarter of an hour.
+# Mesa takes long to build kernels, and tests of plans for any shape build many.
 test-intel test-rusticl: test-%: $(ready) ## run tests/opencl on Intel's and on Mesa's OpenCL for processors (the second for hours)
 	tools/opencl.sh $* $(VENV) $(pytest) --timeout 1800 tests/opencl $(ARGS)
 

@@ -147,7 +147,7 @@ def gcd(a: Expression, b: Expression) -> Expression:
 
 def lcm(a: Expression, b: Expression) -> Expression:
     """In C's int at least, as in PyTorch, where what is beyond narrower dtypes wraps after its sign is gone."""
-    wide = torch.int64 if a.dtype == torch.int64 else torch.int32
+    wide = torch.int32 if a.dtype.itemsize < 4 else a.dtype
     return f.absolute(f.trunc_divide(a, gcd(a, b)).to(wide) * b.to(wide)).to(a.dtype)
 
 

@@ -346,7 +346,7 @@ def moments(finish: Callable[..., Any], dtype: torch.dtype) -> Reduction:
         mean, lost = two_sum(mean_a, delta * share)
         none = n_a == 0.0  # then the difference is the whole mean, and would round off what it lacks
         mean, low = f.where(none, mean_b, mean), f.where(none, low_b, low_a + lost)
-        return mean, low, m2_a + (m2_b + (delta * share) * (delta * n_a)), n  # 0 of the first, however large
+        return mean, low, m2_a + (m2_b + delta * share * n_a * delta), n  # 0 where a side is empty, however large delta
 
     return Reduction([dtype] * 4, [0.0] * 4, lambda x, *_: (x, 0.0, 0.0, 1.0), combine, finish, scalars=[dtype])
 
