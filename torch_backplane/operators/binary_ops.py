@@ -192,8 +192,12 @@ def scaled(a: Expression, exponent: Expression) -> Expression:
     own = f.where(small, own - digits, own)
     significand = ((pattern & ~((2 * greatest + 1) << digits)) | (greatest << digits)).view(a.dtype)
     # In two steps, of which the first one is exact. Beyond these bounds results are 0 or infinite as they are at them.
-    # The sum of two exponents may be beyond int32, so bounds come first.
-    asked = f.maximum(f.minimum(exponent.to(torch.int32), 4 * greatest), -4 * greatest).to(bits)
+    asked = exponent.to(torch.int32)
+    if exponent.dtype.itemsize >= 4:
+        # The sum of two exponents may be beyond int32, so bounds come first. Shorter integers go without: LLVM 15, which
+        # compiles for Mesa's llvmpipe, is wrong about bounds of an int8 made int32, or ends the process.
+        asked = f.maximum(f.minimum(asked, 4 * greatest), -4 * greatest)
+    asked = asked.to(bits)
     total = f.maximum(f.minimum(own + asked, 2 * greatest), -greatest - digits - 3)
     first = f.maximum(f.minimum(total, greatest), 1 - greatest)
 
