@@ -454,6 +454,9 @@ assert gpu == Target(
 groups = {"max_work_group_size": 4096, "max_work_item_sizes": [4096], "preferred_work_group_size_multiple": 8}
 cpu = target(Modelled(**groups), "cpu")
 assert (cpu.simt, cpu.subgroup_size, cpu.group_multiple) == (False, 1, 8)
+lanes = target(Modelled(**groups, native_vector_width_float=1), "cpu")  # its compiler makes lanes of work items
+assert (lanes.simt, lanes.subgroup_size, lanes.group_multiple, lanes.host_memory) == (True, 8, 8, False)
+assert not target(Modelled(**groups, native_vector_width_float=8), "cpu").simt
 # What cannot be is left out, also where two answers do not go together.
 odd = Modelled(max_work_group_size=16, max_work_item_sizes=[16], wavefront_width_amd=64, max_parameter_size=0,
                global_mem_cacheline_size=0, local_mem_size=-1, preferred_vector_width_float=3)

@@ -201,8 +201,11 @@ CASES: dict[str, tuple[Function, Callable[[int, int], Arguments]]] = {
     ),
 }  # fmt: skip
 
-# The last one is of a class of its own on devices with eight compute units.
-SEEN = [(5, 7), (6, 9), (8, 12), (12, 20), (20, 9), (7, 8), (9, 6), (18, 22), (16, 24), (14, 18)]
+# Some are of classes of their own on devices with eight compute units, and where work items run in lockstep.
+SEEN = [
+    (5, 7), (6, 9), (8, 12), (12, 20), (20, 9), (7, 8), (9, 6), (18, 22), (16, 24), (14, 18), (13, 12), (9, 16),
+    (14, 10), (11, 15), (15, 11), (23, 12), (24, 10),
+]  # fmt: skip
 NEW = [(11, 13), (16, 20), (10, 14), (13, 24), (24, 11)]
 
 

@@ -236,11 +236,10 @@ def test_a_class_has_plans_for_many_layouts() -> None:
             compare(lambda x, y: x + y, (x.permute(order), randn(*x.permute(order).shape)), f"{order}, {n}")
 
     with plans_from_the_start():
-        for n in (2, 3, 4, 5):
+        for n in (9, 10, 12):  # where work items run in lockstep, smaller and larger ones are of other classes
             call_all(n, orders)
         before = planner_calls()
-        for n in (7, 6, 8):
-            call_all(n, reversed(orders) if n % 2 else orders[::5])
+        call_all(11, reversed(orders))
         assert planner_calls() == before
         found = plans.stats()["aten::add.Tensor"]
         assert found["traces"] < 64

@@ -32,10 +32,13 @@ def target(device: cl.Device, kind: str) -> Target:
     most = min(items) if all(items) else 0
     if lanes is not None and lanes > most:
         lanes = None
+    # A compiler for a processor that makes no vectors of one item's work makes lanes of neighbouring items: Mesa's.
+    simt = Target.of_kind(kind).simt or _ask(device, "native_vector_width_float") == 1
     figures = {
+        "simt": simt,
         "max_group_size": most,
         "group_multiple": lanes,
-        "subgroup_size": lanes if Target.of_kind(kind).simt else 1,
+        "subgroup_size": lanes if simt else 1,
         "subgroup_operations": bool(has & {"cl_khr_subgroups", "cl_intel_subgroups"}),
         "local_memory": _ask(device, "local_mem_size"),
         "compute_units": _ask(device, "max_compute_units"),

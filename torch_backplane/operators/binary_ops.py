@@ -194,8 +194,8 @@ def scaled(a: Expression, exponent: Expression) -> Expression:
     # In two steps, of which the first one is exact. Beyond these bounds results are 0 or infinite as they are at them.
     asked = exponent.to(torch.int32)
     if exponent.dtype.itemsize >= 4:
-        # The sum of two exponents may be beyond int32, so bounds come first. Shorter integers go without: LLVM 15, which
-        # compiles for Mesa's llvmpipe, is wrong about bounds of an int8 made int32, or ends the process.
+        # The sum of two exponents may be beyond int32, so bounds come first. Shorter ones go without: LLVM 15, which
+        # compiles for Mesa, is wrong about bounds of an int8 made int32, or ends the process.
         asked = f.maximum(f.minimum(asked, 4 * greatest), -4 * greatest)
     asked = asked.to(bits)
     total = f.maximum(f.minimum(own + asked, 2 * greatest), -greatest - digits - 3)
