@@ -126,15 +126,20 @@ def test_results_in_another_dtype_are_as_exact_as_what_is_computed(
     assert {one.variant for one in check(ops["neg"], BP).findings} == {"out as float64"}
 
 
-def test_a_kernel_that_cannot_be_built_is_no_refusal(ops: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error", [RuntimeError("the kernel bp_neg could not be built"), IndexError("tuple index out of range")], ids=str
+)
+def test_what_breaks_in_a_call_is_no_refusal(
+    error: Exception, ops: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     call = Form.__call__
 
-    def unbuilt(self: Form, arguments: dict[str, Any]) -> Any:
+    def broken(self: Form, arguments: dict[str, Any]) -> Any:
         if self.name == "out as bool" and arguments["self"].device != CPU:
-            raise RuntimeError("the kernel bp_neg could not be built")
+            raise error
         return call(self, arguments)
 
-    monkeypatch.setattr(Form, "__call__", unbuilt)
+    monkeypatch.setattr(Form, "__call__", broken)
     assert [(one.kind, one.variant) for one in check(ops["neg"], BP).findings] == [("error", "out as bool")]
 
 

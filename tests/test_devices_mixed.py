@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -144,10 +145,22 @@ def test_modules_on_another_device_than_their_input(other: str) -> None:
             module.to("bp:0")(torch.ones(shape, device=other))
 
 
-def test_data_parallel_is_refused() -> None:
-    for options in ({}, {"device_ids": [0, 1]}):
-        with pytest.raises(NotImplementedError, match=r"DataParallel is not supported on bp.*DistributedDataParallel"):
-            torch.nn.DataParallel(torch.nn.Linear(2, 2).to("bp:0"), **options)
+def test_data_parallel_is_refused_on_bp_alone() -> None:
+    linear = torch.nn.Linear(2, 2)
+    for module, options in (
+        (copy.deepcopy(linear).to("bp:0"), {}),
+        (copy.deepcopy(linear).to("bp:0"), {"device_ids": [0, 1]}),
+        (linear, {"device_ids": ["bp:0"]}),
+        (linear, {"output_device": torch.device("bp:1")}),
+        (torch.nn.BatchNorm1d(2, affine=False).to("bp:1"), {}),
+    ):
+        refused = pytest.raises(NotImplementedError, match=r"not supported on bp.*DistributedDataParallel")
+        with refused:
+            torch.nn.DataParallel(module, **options)
+        with refused:
+            torch.nn.parallel.data_parallel(module, torch.ones(1, 2), **options)
+    x = torch.randn(3, 2)
+    assert torch.equal(torch.nn.DataParallel(linear)(x), linear(x))
 
 
 def test_results_are_on_the_device_of_the_arguments_not_on_the_current_one() -> None:

@@ -80,7 +80,10 @@ found.append(told(data_parallel._get_available_device_type, 1))
 linear = torch.nn.Linear(3, 1)
 with torch.no_grad():
     linear.weight.fill_(1.0), linear.bias.fill_(0.0)
-found.append(told(lambda: torch.nn.DataParallel(linear)(x).tolist()))
+for options in ({}, {"device_ids": [0]}, {"device_ids": [0, 1], "output_device": 0}, {"dim": 1}, {"unknown": 1}):
+    found.append(told(lambda: torch.nn.DataParallel(linear, **options)(x).tolist()))
+    found.append(told(lambda: torch.nn.parallel.data_parallel(linear, x, **options).tolist()))
+found += [told(torch.nn.DataParallel), told(lambda: torch.nn.DataParallel(3).module), str(linear.weight.device)]
 """
 
 REPLACED = {
@@ -90,6 +93,8 @@ REPLACED = {
     "torch.storage.UntypedStorage._share_filename_cpu_": SHARING,
     "torch._tensor_str._tensor_str": PRINTING,
     "torch._tensor_str.get_summarized_data": PRINTING,
+    "torch.nn.parallel.data_parallel": DATA_PARALLEL,
+    "torch.nn.parallel.data_parallel.DataParallel.__init__": DATA_PARALLEL,
     "torch.nn.parallel.data_parallel._get_available_device_type": DATA_PARALLEL,
 }
 
@@ -139,23 +144,27 @@ def test_each_replaced_name_is_known() -> None:
 
 
 @pytest.fixture(scope="module")
-def answers() -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    """What PyTorch says without Backplane, and with it."""
+def answers() -> dict[str, list[list[str]]]:
+    """What PyTorch says without Backplane, with it and no device, and with two devices."""
     parts = {SCALERS: "SCALERS", DLPACK: "DLPACK", SHARING: "SHARING", PRINTING: "PRINTING", DATA_PARALLEL: "PARALLEL"}
     program = PREAMBLE + "all = {}\n"
     for text, name in parts.items():
         program += f"found = []\n{text}\nall[{name!r}] = found\n"
     program += "print(json.dumps(all))"
-    alone = json.loads(run(program, TORCH_DEVICE_BACKEND_AUTOLOAD="0"))
-    no_devices = {"TORCH_BACKPLANE_DRIVERS": "host", "TORCH_BACKPLANE_HOST_DEVICES": "0"}
-    together = json.loads(run(program, TORCH_DEVICE_BACKEND_AUTOLOAD="1", **no_devices))
-    names = {name: text for text, name in parts.items()}
-    return ({names[key]: said for key, said in alone.items()}, {names[key]: said for key, said in together.items()})
+    runs = [
+        json.loads(run(program, TORCH_BACKPLANE_DRIVERS="host", **environment))
+        for environment in (
+            {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+            {"TORCH_DEVICE_BACKEND_AUTOLOAD": "1", "TORCH_BACKPLANE_HOST_DEVICES": "0"},
+            {"TORCH_DEVICE_BACKEND_AUTOLOAD": "1", "TORCH_BACKPLANE_HOST_DEVICES": "2"},
+        )
+    ]
+    return {text: [found[name] for found in runs] for text, name in parts.items()}
 
 
 @pytest.mark.parametrize("name", REPLACED)
-def test_other_devices_see_pytorch_itself(name: str, answers: tuple[dict, dict]) -> None:
-    alone, together = answers
-    text = REPLACED[name]
-    assert len(alone[text]) > 2
-    assert together[text] == alone[text]
+def test_other_devices_see_pytorch_itself(name: str, answers: dict[str, list[list[str]]]) -> None:
+    alone, without_devices, with_devices = answers[REPLACED[name]]
+    assert len(alone) > 2
+    assert without_devices == alone
+    assert with_devices == alone

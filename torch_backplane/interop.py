@@ -8,6 +8,8 @@ from __future__ import annotations
 import enum
 import functools
 import importlib
+import inspect
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -45,16 +47,36 @@ def _extension_device(dlpack_device: Callable[[torch.Tensor], Any]) -> Callable[
     return method
 
 
-def _no_data_parallel(available_device_type: Callable[[], str | None]) -> Callable[[], str | None]:
+def _data_parallel_without_bp(available_device_type: Callable[[], str | None]) -> Callable[[], str | None]:
+    """DataParallel has nothing to spread modules over: those of the CPU run there, as without an accelerator."""
+
     @functools.wraps(available_device_type)
     def function() -> str | None:
         device_type = available_device_type()
-        if device_type == "bp":
+        return None if device_type == "bp" else device_type
+
+    return function
+
+
+def _no_data_parallel(parallel: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuses modules on bp, and bp's devices for modules that are elsewhere."""
+
+    @functools.wraps(parallel)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        try:
+            given = inspect.signature(parallel).bind(*args, **kwargs).arguments
+        except TypeError:
+            return parallel(*args, **kwargs)  # says so in its own words
+        module = given["module"]
+        devices = [*(given.get("device_ids") or ()), given.get("output_device")]
+        if isinstance(module, torch.nn.Module):
+            devices += [tensor.device for tensor in itertools.chain(module.parameters(), module.buffers())]
+        if any(str(one).partition(":")[0] == "bp" for one in devices):
             raise NotImplementedError(
                 "torch.nn.DataParallel is not supported on bp: it needs CUDA's broadcast and gather. "
                 "Use torch.nn.parallel.DistributedDataParallel, one process per device"
             )
-        return device_type
+        return parallel(*args, **kwargs)
 
     return function
 
@@ -97,6 +119,8 @@ def install() -> None:
     for owner, name, wrap in (
         (torch.Tensor, "__dlpack_device__", _extension_device),
         (torch.amp.GradScaler, "unscale_", _unscale_without_float64),
-        (data_parallel, "_get_available_device_type", _no_data_parallel),
+        (data_parallel, "_get_available_device_type", _data_parallel_without_bp),
+        (data_parallel.DataParallel, "__init__", _no_data_parallel),
+        (torch.nn.parallel, "data_parallel", _no_data_parallel),
     ):
         setattr(owner, name, wrap(getattr(owner, name)))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from agreement import DEVICE, agrees, plans_from_the_start
+from targets import launch
 
 import torch_backplane
 from torch_backplane import plans
@@ -15,8 +16,8 @@ LARGE = 32 << 20  # bytes: `streaming_bytes` of OpenCL C on a CPU
 
 
 def needs_a_processor() -> None:
-    if torch_backplane._C.device_properties(0).kind != "cpu":
-        pytest.skip("is about processors")
+    if torch_backplane._C.device_properties(0).kind != "cpu" or launch.target_of(0).simt:
+        pytest.skip("is about processors, whose groups are threads")
 
 
 def explained(function: Callable[..., object], *arguments: object, **keywords: object) -> str:

@@ -16,7 +16,7 @@ def test_several_draws() -> None:
         with plans_from_the_start():
             drawn = torch.multinomial(given, 20000, True)
             assert drawn.dtype == torch.int64
-            shares = torch.stack([(drawn == i).double().mean(-1) for i in range(4)], -1).cpu()
+            shares = torch.stack([(drawn.cpu() == i).double().mean(-1) for i in range(4)], -1)
             torch.testing.assert_close(shares, weights.double() / 4, atol=0.02, rtol=0)
             assert not shares[weights == 0].any()
             assert not torch.equal(drawn, torch.multinomial(given, 20000, True))
@@ -29,7 +29,7 @@ def test_draws_without_replacement() -> None:
         drawn = torch.multinomial(weights, 2).sort(-1)[0]
         assert drawn.tolist() == [[1, 3], [0, 2]]
     first = torch.stack([torch.multinomial(weights[0], 2) for _ in range(400)])[:, 0]
-    assert 0.6 < (first == 3).double().mean().item() < 0.9
+    assert 0.6 < (first.cpu() == 3).double().mean().item() < 0.9
     out = torch.empty(2, 2, dtype=torch.int64, device=DEVICE)
     torch.multinomial(weights, 2, out=out)
     assert out.sort(-1)[0].tolist() == [[1, 3], [0, 2]]

@@ -94,7 +94,6 @@ def test_gradients(name: str) -> None:
     agrees(gradient, values((5, 9), torch.float32), fallbacks=None)  # flip may fall back
 
 
-@pytest.mark.fault("short loops")
 def test_a_long_sum_is_exact() -> None:
     x = torch.full((3, 1_000_003), 0.1)
     assert (x.to(DEVICE).cumsum(1).cpu().double()[:, -1] - x.double().sum(1)).abs().max() < 0.005

@@ -152,6 +152,15 @@ def wrong_arguments(overload: OpOverload, arguments: Arguments) -> Iterator[Form
         if of is not None and dtype != of and not (of.is_complex and not dtype.is_complex):
             alike = {name: value.detach().to(dtype) for name, value in arguments.items() if _is_dense(value, of)}
             yield Form(f"all {of} as {dtype}".replace("torch.", ""), overload, {**arguments, **alike}, wrong=True)
+    # All in ranks that fit each other, and may be none of the operator's.
+    dense = {name: value.detach() for name, value in arguments.items() if _is_dense(value)}
+    if len(dense) > 1:
+        ranks: list[tuple[str, Any]] = [("another dimension", (None,)), ("two more", (None, None))]
+        if all(value.dim() and len(value) for value in dense.values()):
+            ranks.append(("a dimension less", (0,)))
+        for kind, index in ranks:
+            given = {name: value[index].clone() for name, value in dense.items()}
+            yield Form(f"all with {kind}", overload, {**arguments, **given}, wrong=True)
 
 
 def _is_dense(value: Any, dtype: torch.dtype | None = None) -> bool:

@@ -184,7 +184,7 @@ class FormsCheck:
         on_device = Transfer(self.device)(form.arguments)
         self.announce(f"{form.name}: {described}")
         actual, error = self._invoke(form, on_device, self.device)
-        if error is not None and judge.UNBUILT in str(error):
+        if error is not None and judge.is_broken(str(error), str(refusal)):
             note("error", _line(error))
         elif refusal is not None and error is not None:
             self.result.both_raised += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import cmath
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
@@ -16,10 +17,19 @@ from torch_backplane.conformance.transfer import WIDER, Transfer, leaves
 # others (gradcheck, tracing, extremal inputs) do not apply here.
 _VALUE_TESTS = {None, "test_compare_cpu", "test_out", "test_noncontiguous_samples", "test_reference_numerics_small"}
 _CPU = torch.device("cpu")
-UNBUILT = "could not be built"  # what is said of a kernel, which a call that is refused needs none of
+# Words about a kernel, which a call that is refused needs none of, and Python's own about what nobody has checked.
+_BROKEN = re.compile(
+    "could not be built|(tuple|list) index out of range|values to unpack|has no attribute|unsupported operand type|"
+    "not supported between|is not subscriptable|object is not|division or modulo by zero|division by zero|NoneType"
+)
 
 Difference = tuple[str, str]  # a kind of finding, and what to say
 Exact = Callable[[], Any]  # what the CPU has in float64, a tree of results or a tensor; None where it has nothing
+
+
+def is_broken(words: str, expected: str) -> bool:
+    """Whether an error of the device, where the CPU said what is `expected`, comes from within and is no refusal."""
+    return words != expected and _BROKEN.search(words) is not None
 
 
 def tolerances(op: Any, dtype: torch.dtype) -> tuple[float, float] | None:

@@ -252,7 +252,8 @@ def is_nearer(overload: OpOverload, arguments: dict[str, Any], expected: Any, fo
 def difference(expected: Any, found: Any) -> str | None:
     """The kind of a finding."""
     if isinstance(expected, Raised) or isinstance(found, Raised):
-        if isinstance(found, Raised) and judge.UNBUILT in found.words:
+        words = expected.words if isinstance(expected, Raised) else ""
+        if isinstance(found, Raised) and judge.is_broken(found.words, words):
             return "error"
         if not isinstance(found, Raised):
             return None if "not implemented for" in expected.words else "no error"

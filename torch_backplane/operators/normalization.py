@@ -197,6 +197,7 @@ def _batch_norm(
     eps: float,
     with_reserve: bool = False,
 ) -> Results:
+    check(self.dim() > 1, "no channels")
     check_channels(self.shape[1], running_mean=running_mean, running_var=running_var, weight=weight, bias=bias)
     moved = [] if running_mean is None or running_var is None else [running_mean, running_var]
     _check_channel_tensors(self, (weight, bias), (running_mean, running_var))

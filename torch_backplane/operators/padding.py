@@ -128,6 +128,11 @@ def _run_rows(
 def _declare(mode: str, rank: int) -> None:
     @operator(f"{mode}_pad{rank}d", dtypes="complex")
     def forward(call: Call, self: torch.Tensor, padding: Sequence[int]) -> torch.Tensor:
+        torch._check(  # which reflection_pad2d's meta kernel leaves out
+            rank < self.dim() <= rank + 2,
+            lambda: f"Expected {rank + 1}D or {rank + 2}D (batch mode) tensor with possibly 0 batch size and other "
+            f"non-zero dimensions for input, but got: {list(self.shape)}",
+        )
         (out,) = call.outputs()
         return pad(out, self, padding, mode)
 

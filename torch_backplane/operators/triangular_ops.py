@@ -42,7 +42,7 @@ def triangle(call: Call, self: torch.Tensor, diagonal: Any, keeps: Any, key: str
 # matrix; so the number of elements before it is a sum of clamp(a, 0, columns) over a range of a, which `up_to` gives.
 _TRIANGLE = """
 FUNCTION value_t up_to(const value_t a, const value_t columns) {
-  if (a <= 0) return 0;
+  if (-a >= 0) return 0; // to Mesa's compiler no int32 that was made an int64 is below zero
   return a <= columns ? a * (a + 1) / 2 : columns * (columns + 1) / 2 + (a - columns) * columns;
 }
 """
