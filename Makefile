@@ -42,7 +42,7 @@ help: ## this list
 	@echo "  SECONDS=n     for how long (fuzz, soak; default 300)"
 	@echo "  RUNS=n        of each way to end a program (test-exit)"
 	@echo "  WORKERS=n     test files that run side by side (test, test-plans; default: as many as cores, up to 8)"
-	@echo "  EVERY=1       every combination of the parameters of a test (test)"
+	@echo "  EVERY=1       every combination of the parameters of a test (test, test-intel, test-rusticl)"
 	@echo "  ARGS=…        further options, passed on as they are (demo, demo-digits, test…, fuzz, asan, tsan, conformance, ops, audit)"
 	@echo "  TORCH=…       the torch to install, as pip names it (default $(TORCH))"
 	@echo "  PYTHON=…      the Python to make .venv with (default $(PYTHON))"
@@ -76,9 +76,9 @@ test-plans: $(ready) ## run the tests on OpenCL again, with plans switched off, 
 test-late-host: $(ready) ## run the tests about no devices in particular on host devices that work asynchronously, with delays (10 minutes)
 	$(pytest) --on late-host $(ARGS)
 
-# Mesa takes long to build kernels, and tests of plans for any shape build many.
-test-intel test-rusticl: test-%: $(ready) ## run tests/opencl on Intel's and on Mesa's OpenCL for processors (the second for hours)
-	tools/opencl.sh $* $(VENV) $(pytest) --timeout 1800 tests/opencl $(ARGS)
+# Mesa takes long to build kernels.
+test-intel test-rusticl: test-%: $(ready) ## run tests/opencl on Intel's and on Mesa's OpenCL for processors (each half an hour on 2 cores)
+	tools/opencl.sh $* $(VENV) $(pytest) --timeout 1800 $(call cover,1) tests/opencl $(ARGS)
 
 test-oclgrind: $(ready) ## run one small kernel of each kind, in processors' and in GPUs' forms, on a simulator that reports races, and hold the kernel sanitizer against it
 	@for target in "" nvidia-ada; do \

@@ -35,6 +35,11 @@ def test_cdist(p: float, dtype: torch.dtype) -> None:
     agrees(lambda a, b: run(a.mT, b), numbers(4, 3, dtype=dtype), b[0], **close)
     agrees(lambda a, b: torch.cdist(a, b, p), numbers(0, 4, dtype=dtype), b[0])
     agrees(lambda a, b: torch.cdist(a, b, p), numbers(3, 0, dtype=dtype), numbers(5, 0, dtype=dtype))
+    for shape, other in (((3, 4), (0, 4)), ((0, 4), (3, 4)), ((1, 3, 4), (0, 5, 4)), ((2, 3, 0), (5, 0))):
+        agrees(run, numbers(*shape, dtype=dtype), numbers(*other, dtype=dtype))
+    point = numbers(5, dtype=dtype).to(DEVICE)
+    with pytest.raises(RuntimeError, match="only supports at least 2D tensors, not of"):
+        torch.ops.aten._cdist_backward(point, point, point, p, point)
 
 
 @pytest.mark.parametrize("p", ORDERS)

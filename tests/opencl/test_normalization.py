@@ -319,3 +319,13 @@ def test_group_norm_refuses_numbers_that_do_not_fit() -> None:
         torch.ops.aten.native_group_norm(x, torch.ones(6, device=DEVICE), None, *good, 1e-5)
         with pytest.raises(RuntimeError):
             torch.ops.aten.native_group_norm(x, torch.ones(weight, device=DEVICE), None, *numbers, 1e-5)
+
+
+def test_batch_norm_needs_a_dimension_of_channels() -> None:
+    batch_norm, backward = torch.ops.aten.native_batch_norm, torch.ops.aten.native_batch_norm_backward
+    refused_alike(lambda x: batch_norm(x, None, None, None, None, True, 0.1, 1e-5), torch.ones(3))
+    x, one = torch.ones(3, device=DEVICE), torch.ones((), device=DEVICE)
+    with pytest.raises(ValueError, match="SmallVector"):  # PyTorch's words
+        batch_norm(one, None, None, None, None, True, 0.1, 1e-5)
+    with pytest.raises(RuntimeError, match=r"an input has channels, and got one of shape \[3\]"):
+        backward(x, x, one, one, one, one, one, True, 1e-5, [True] * 3)

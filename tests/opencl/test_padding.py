@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from agreement import agrees
+from agreement import agrees, refused_alike
 
 SHAPES = {1: (2, 3, 6), 2: (2, 3, 5, 6), 3: (2, 2, 4, 5, 6)}
 PADDINGS = {
@@ -45,3 +45,20 @@ def test_channels_last_and_nothing() -> None:
 def test_errors_are_pytorchs() -> None:
     with pytest.raises(RuntimeError, match="Padding size should be less than the corresponding input dimension"):
         torch.nn.functional.pad(torch.ones(1, 1, 3, device="bp:0"), (3, 0), "reflect")
+
+
+@pytest.mark.parametrize("mode", ["reflection", "replication"])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_other_ranks_and_lists_are_refused(mode: str, rank: int) -> None:
+    forward = getattr(torch.ops.aten, f"{mode}_pad{rank}d")
+    backward = getattr(torch.ops.aten, f"{mode}_pad{rank}d_backward")
+    for dims in range(7):
+        refuses = refused_alike if not rank < dims <= rank + 2 else agrees
+        refuses(forward, torch.ones((4,) * dims), [1] * 2 * rank)
+    x = torch.randn(2, 3, *(4,) * rank)
+    grad = torch.randn(2, 3, *(6,) * rank)
+    agrees(backward, grad, x, [1] * 2 * rank)
+    for count in (0, 2 * rank - 1, 2 * rank + 2):
+        refused_alike(forward, x, [1] * count)
+        with pytest.raises(RuntimeError, match=f"padding size is expected to be {2 * rank}, but got: {count}"):
+            backward(grad.to("bp:0"), x.to("bp:0"), [1] * count)

@@ -167,6 +167,10 @@ FORMS: tuple[Meant, ...] = (
         calls=r"out begins with LU_data",
     ),
     Meant(
+        r"baddbmm_", ("values",), "an operand is written over while it is read, in no promised order",
+        calls=r"self (begins with|is one behind) batch[12]",
+    ),
+    Meant(
         r"grid_sampler_[23]d(_backward)?", ("values",), "the CPU writes anything, or nothing, in a mode there is not",
         calls=r"(interpolation|padding)_mode = (-1|-3|100)",
     ),

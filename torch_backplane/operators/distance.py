@@ -101,12 +101,16 @@ def _cdist_backward(
 ) -> torch.Tensor:
     """The gradient of x1, expanded to the batches of both."""
     _check(grad, x1, x2, cdist)
+    ranks = x1.dim(), x2.dim()
+    torch._check(min(ranks) > 1, lambda: f"cdist only supports at least 2D tensors, not of {ranks} dimensions")
     batch = socket.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
+    if not x1.numel() or not x2.numel():  # not expanded then
+        (out,) = call.outputs(like=[torch.empty(x1.shape, dtype=x1.dtype, device="meta")])
+        return out.zero_()
     shape = (*batch, *x1.shape[-2:])
     (out,) = call.outputs(like=[torch.empty(shape, dtype=x1.dtype, device="meta")])
     wide = (*batch, x1.shape[-2], x2.shape[-2])
-    if out.numel():
-        _run("cdist_backward", _BACKWARD, p, out, x1, x2, grad=grad.expand(wide), distances=cdist.expand(wide))
+    _run("cdist_backward", _BACKWARD, p, out, x1, x2, grad=grad.expand(wide), distances=cdist.expand(wide))
     return out
 
 

@@ -321,6 +321,7 @@ def native_batch_norm_backward(
     if mean is None or rstd is None:
         raise Refused("no statistics")
     check_shape(self.shape, gradients=grad)
+    torch._check(self.dim() > 1, lambda: f"an input has channels, and got one of shape {list(self.shape)}")
     check_channels(self.shape[1], weight=weight, mean=mean, rstd=rstd)
     saved = (save_mean, save_invstd)
     _check_channel_tensors(self, (weight,), (running_mean, running_var))

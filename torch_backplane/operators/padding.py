@@ -139,7 +139,10 @@ def _declare(mode: str, rank: int) -> None:
     @operator(f"{mode}_pad{rank}d_backward", dtypes="complex", one_dtype=["grad_output", "self"])
     def backward(call: Call, grad: torch.Tensor, self: torch.Tensor, padding: Sequence[int]) -> torch.Tensor:
         check_same_dtype(call, self.dtype)
-        check(len(padding) == 2 * rank and self.dim() > rank, "padding of other dimensions")
+        torch._check(  # PyTorch's kernels write beyond memory
+            len(padding) == 2 * rank, lambda: f"padding size is expected to be {2 * rank}, but got: {len(padding)}"
+        )
+        check(self.dim() > rank, "padding of other dimensions")
         check(self.dtype != torch.bool and (self.is_floating_point() or self.is_complex()), "gradients of integers")
         wanted, given = self.shape[:-rank], grad.shape[:-rank]  # PyTorch reads what is not there
         torch._check(given == wanted, lambda: f"expected gradients of {list(wanted)} planes, and got {list(given)}")
