@@ -238,8 +238,12 @@ def _shake(values: list[Any], eps: float) -> None:
 
 
 def _dtypes(names: dict[str, Any], line: str) -> Iterator[torch.dtype]:
-    for name in re.findall(r"\bt\d+\b", line):
-        for leaf in tree_flatten(names.get(name))[0]:
+    """Of the tensors that the line speaks of: of a list that it takes one of, of that one alone."""
+    for name, place in re.findall(r"\b(t\d+)(?:\[(\d+)\])?", line):
+        value = names.get(name)
+        if place and isinstance(value, (list, tuple)):
+            value = value[int(place)]
+        for leaf in tree_flatten(value)[0]:
             if isinstance(leaf, torch.Tensor):
                 yield leaf.dtype
 

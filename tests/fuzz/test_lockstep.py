@@ -218,6 +218,9 @@ def test_float64_excuses_what_the_operands_precision_leaves_open() -> None:
     assert judging.excused(exact, cpu, off, shaken)
     assert not judging.excused(exact, cpu, off * torch.tensor([1.0, 1.001]), shaken)
     assert judging.in_float64(names, "t2 = t1.sqrt()")["t2"].dtype == torch.float64
+    names["t3"] = [torch.ones(2), torch.ones(2, dtype=torch.float64)]
+    assert judging.in_float64(names, "t4 = t3[0].std()")["t4"] == 0
+    assert judging.in_float64(names, "t4 = t3[0] + t3[1]") == {}  # which precision is meant is open
     assert torch.get_default_dtype() == torch.float32
 
 
