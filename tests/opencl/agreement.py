@@ -34,6 +34,11 @@ def why_not(dtypes: Iterable[torch.dtype]) -> str | None:
     return f"the device has no {lacking[0]}" if lacking else None
 
 
+def lacks_a_dtype_of(values: Any) -> bool:
+    """Whether the device lacks the dtype of a tensor among `values`, which may be nested."""
+    return why_not(one.dtype for one in tree_iter(values) if isinstance(one, torch.Tensor)) is not None
+
+
 def need(*dtypes: torch.dtype) -> None:
     """Skips the test on a device that lacks one of `dtypes`. Those that a test has among its parameters are needed
     without a call of this (`conftest.py`)."""

@@ -10,7 +10,7 @@ from typing import Any
 import database_calls
 import pytest
 import torch
-from agreement import DEVICE, placed, why_not
+from agreement import DEVICE, lacks_a_dtype_of, placed
 from database_calls import Call
 from test_layouts import LEFT_OUT, OF_THE_CPU
 from test_numbers_for_tensors import without_kernels
@@ -66,7 +66,7 @@ def test_results_of_all_operators_lie_as_the_cpus(memory: Callable[[torch.Size],
             expected = call.function(*arguments, **named)
         except RuntimeError:  # such as views
             continue
-        if why_not(one.dtype for one in tree_leaves((arguments, named, expected)) if isinstance(one, torch.Tensor)):
+        if lacks_a_dtype_of((arguments, named, expected)):
             continue
         arguments, named = tree_map_only(torch.Tensor, moved, (arguments, named))
         named = {key: DEVICE if isinstance(one, torch.device) else one for key, one in named.items()}

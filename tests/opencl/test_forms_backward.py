@@ -101,8 +101,6 @@ REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
         x[:2].view(2, 1, 1, 1).long(), grad_input=x.double()),
     "max_unpool3d, a flat result with gaps": lambda x: aten.max_unpool3d.out(
         x[:1].view(1, 1, 1, 1), x[:1].view(1, 1, 1, 1).long(), [2, 2, 2], [2, 2, 2], [0, 0, 0], out=x[::2]),
-    "reflection_pad1d, of two dimensions": lambda x: aten.reflection_pad1d_backward(
-        x[:6].view(1, 6), x[:3].view(1, 3), [1, 2, 1, 1]),
     "rrelu, noise of float16": lambda x: aten.rrelu_with_noise(x, x.half(), 0.0, 1.0, True),
     "soft_margin_loss, a result of float64": lambda x: aten.soft_margin_loss.out(x, x, out=x.double()),
     "soft_margin_loss, gradients for integers": lambda x: aten.soft_margin_loss_backward(x, x.long(), x, 0),
@@ -168,6 +166,8 @@ BEYOND: dict[str, Callable[[torch.Tensor], Any]] = {
         x[:4].view(1, 2, 2), x.view(4, 2, 2), [2, 2], [2, 2], x[:4].view(1, 2, 2).long()),
     "replication_pad2d": lambda x: aten.replication_pad2d_backward(
         x.view(1, 4, 4), x.view(4, 2, 2), [1, 1, 1, 1]),
+    "reflection_pad1d, of two dimensions": lambda x: aten.reflection_pad1d_backward(
+        x[:6].view(1, 6), x[:3].view(1, 3), [1, 2, 1, 1]),
     "reflection_pad1d": lambda x: aten.reflection_pad1d_backward(x[:0].view(0, 6), x[:3].view(1, 3), [1, 2]),
     "convolution of wider gradients": lambda x: conv_backward(
         x[:10].view(1, 2, 5), x.view(1, 2, 8), x[:8].view(2, 2, 2)),

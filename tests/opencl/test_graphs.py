@@ -165,6 +165,7 @@ def test_streams_fork_and_join() -> None:
 
 def test_a_stream_that_is_not_waited_for_is_an_error() -> None:
     x = torch.zeros(10, device=DEVICE)
+    torch.bp.synchronize()  # other streams read it
     graph, other = torch.bp.Graph(), torch.bp.Stream()
     with torch.bp.Stream():
         graph.capture_begin()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import database_calls
 import pytest
 import torch
-from agreement import DEVICE
+from agreement import DEVICE, lacks_a_dtype_of
 from database_calls import Call
 from test_layouts import LEFT_OUT
 from test_numbers_for_tensors import without_kernels
@@ -50,6 +50,8 @@ def found() -> list[Found]:
         if any(word in call.function.name() for word in LEFT_OUT):  # read what no kernel has written
             return False
         are_tensors = all(isinstance(one, torch.Tensor) for one in call.results)
+        if lacks_a_dtype_of((call.arguments, call.named, call.results)):
+            return False
         return overload is not None and are_tensors and len(_written(overload)) == len(call.results)
 
     return [
