@@ -47,8 +47,8 @@ MEANT: list[Known] = [
         "torch.cuda takes any strides",
     ),
     Known(
-        r"^no error: index_select$",
-        r"INDICES element is out of DATA bounds",
+        r"^no error: (index_select|index_reduce)$",
+        r"INDICES element is out of DATA bounds|index out of range in self",
         "of nothing, where torch.cuda looks at no index",
     ),
     Known(
@@ -122,6 +122,12 @@ MEANT: list[Known] = [
         r"expected nan at ",
         "gradients of elu and hardswish at NaN: of one tensor the CPU returns NaN for most and numbers for the last",
         last_call.after_elu_or_hardswish,
+    ),
+    Known(
+        r"^values: (torch\.|masked\.)?prod( out=)?$",
+        r"nan, expected|expected nan",
+        "zeros, and numbers whose product is infinite: the order decides, on the CPU by the layout, too",
+        last_call.is_infinite_beside_zeros,
     ),
     Known(r"^values: unique$", r"nan.* at \(\d+, \d", "rows with NaN have no order"),
     Known(

@@ -121,6 +121,14 @@ def far_below_zero(call: LastCall) -> bool:
     return isinstance(tensor, torch.Tensor) and bool((tensor < -1000).any())
 
 
+def is_infinite_beside_zeros(call: LastCall) -> bool:
+    """Whether there is a zero, and the product of what is greater than one is beyond float32."""
+    (tensor, *_) = call.operands() or [None]
+    if not isinstance(tensor, torch.Tensor) or not bool((tensor == 0).any()):
+        return False
+    return tensor.detach().abs().double().clamp(min=1).log2().sum().item() > 127
+
+
 def of_an_order_near_zero(call: LastCall) -> bool:
     return any(isinstance(one, float) and 0 < abs(one) < 0.1 for one in call.operands()[1:2])
 

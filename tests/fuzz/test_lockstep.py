@@ -342,6 +342,11 @@ MEANT_OF: dict[str, tuple[str, str, list[str], list[str]]] = {  # key, message, 
         ["t0 = torch.tensor([nan, nan, 1.0]).to(d)", "t1 = torch.unique(t0, return_inverse=True)"],
         ["t0 = torch.tensor([nan, 2.0, 1.0]).to(d)", "t1 = torch.unique(t0, return_inverse=True)"],
     ),
+    "products": (
+        "values: prod", "t1: nan, expected 0.0 at (); 1 of 1 differ (torch.float32)",
+        ["t0 = torch.tensor([1e30, 1e30, 0.0]).to(d)", "t1 = t0.prod()"],
+        ["t0 = torch.tensor([1e30, 1e-30, 0.0]).to(d)", "t1 = t0.prod()"],
+    ),
     "batches": (
         "crash (status -11): triu out=", "",
         ["t0 = torch.ones(3, 4, 2, 2).to(d)", "t1 = t0.permute(3, 2, 0, 1)", "torch.triu(t1, out=t1)"],
