@@ -1,4 +1,4 @@
-"""put_, index_reduce."""
+"""put_, index_reduce, and numbers that are elements of what is written."""
 
 from __future__ import annotations
 
@@ -114,3 +114,39 @@ def test_what_is_written_is_read_nowhere_else(length: int) -> None:
             refused += bool(expected[0])
             assert found == expected, name
         assert refused >= 10
+
+
+# In place, with an element of the tensor itself for the number.
+WITH_ITS_OWN: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
+    "index_fill_ of no dimensions": lambda x, i: x[0].index_fill_(0, i[:1] * 0, x[0]),
+    "index_fill_": lambda x, i: x.index_fill_(0, i, x[1]),
+    "fill_": lambda x, i: x.fill_(x[1]),
+    "fill_ of no dimensions": lambda x, i: x[1].fill_(x[1]),
+    "masked_fill_": lambda x, i: x.masked_fill_(x > 0, x[1]),
+    "a mask": lambda x, i: x.__setitem__(x > 0, x[1]),
+    "indices": lambda x, i: x.__setitem__(i, x[1]),
+    "a slice": lambda x, i: x.__setitem__(slice(0, 2), x[1]),
+    "index_put_": lambda x, i: x.index_put_((i,), x[1]),
+    "put_": lambda x, i: x.put_(i[:1], x[1:2]),
+    "scatter_": lambda x, i: x.scatter_(0, i[:1], x[1:2]),
+    "index_add_": lambda x, i: x.index_add_(0, i[:1], x[1:2]),
+    "mul_": lambda x, i: x.mul_(x[1]),
+    "copy_": lambda x, i: x.copy_(x[1]),
+    "_foreach_mul_": lambda x, i: torch._foreach_mul_([x], x[1]),
+}
+
+
+@pytest.mark.parametrize("name", WITH_ITS_OWN)
+def test_a_number_that_is_an_element_of_what_is_written(name: str) -> None:
+    """Taken, or refused, as on the CPU."""
+
+    def after(device: str, *indices: int) -> list[float] | str:
+        x = torch.tensor([1.0, 2.0, -3.0, 4.0], device=device)
+        try:
+            WITH_ITS_OWN[name](x, torch.tensor(indices, device=device))
+        except RuntimeError as error:
+            return str(error)
+        return x.tolist()
+
+    for indices in ((0, 2), (1, 3), (0, 1)):
+        assert after(DEVICE, *indices) == after("cpu", *indices), indices

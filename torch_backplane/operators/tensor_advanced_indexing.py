@@ -172,6 +172,8 @@ def index_fill(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, va
         call.meta()  # for its errors: PyTorch's result is laid out as a clone, and the meta kernel's is not
     if expanded or not call.is_in_place:
         call.outputs(like=[torch.empty_like(as_meta(self))], expanded=call.is_in_place)
+    if call.is_in_place and isinstance(value, torch.Tensor) and same_storage(self, value):
+        value = value.clone()  # a number that PyTorch reads first
     return _write_slices("index_fill", call, self, dim, index, value, wraps=True)
 
 
