@@ -122,8 +122,10 @@ def far_below_zero(call: LastCall) -> bool:
 
 
 def is_infinite_beside_zeros(call: LastCall) -> bool:
-    """Whether there is a zero, and the product of what is greater than one is beyond float32."""
-    (tensor, *_) = call.operands() or [None]
+    """Whether there is a zero, and the product of what is greater than one is beyond float32, of a whole tensor."""
+    (tensor, *rest) = call.operands() or [None]
+    if rest or "dim" in call.lines[-1]:
+        return False
     if not isinstance(tensor, torch.Tensor) or not bool((tensor == 0).any()):
         return False
     return tensor.detach().abs().double().clamp(min=1).log2().sum().item() > 127
