@@ -217,17 +217,17 @@ call(
 
 
 def _lstm(device: str) -> Arguments:
-    """input, hx, cx, both weights and both biases."""
+    """input, hx, cx, and of both directions both weights and both biases."""
     weights = (F(device, 64, 12), F(device, 64, 16), F(device, 64), F(device, 64))
-    return F(device, 4, 8, 12), F(device, 8, 16), F(device, 8, 16), *weights
+    return F(device, 4, 8, 12), F(device, 2, 8, 16), F(device, 2, 8, 16), [*weights, *weights]
 
 
-call("backplane::rnn_layer", lambda d: (*_lstm(d), 2, False, True), mode=None)
+call("backplane::rnn_layer", lambda d: (*_lstm(d), 2, True), mode=None)
 call(
     "backplane::rnn_layer_backward",
     lambda d: (
-        *(F(d, 4, 8, 16), F(d, 8, 16), F(d, 8, 16), *_lstm(d)),
-        *(2, False, F(d, 4, 8, 16), F(d, 8, 16), F(d, 8, 16), F(d, 4, 8, 80)),
+        *(F(d, 4, 8, 32), F(d, 2, 8, 16), F(d, 2, 8, 16), *_lstm(d)),
+        *(2, F(d, 4, 8, 32), F(d, 2, 8, 16), F(d, 2, 8, 16), F(d, 2, 4, 8, 80)),
     ),
     mode=None,
 )

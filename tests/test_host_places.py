@@ -14,7 +14,6 @@ import torch_backplane
 
 assert torch_backplane.__version__
 ops, aten = torch.ops.backplane, torch.ops.aten
-GRADIENTS = ("of_input", "of_hx", "of_cx", "of_w_ih", "of_w_hh", "of_b_ih", "of_b_hh")
 
 
 def allocated(function: Callable[[], Any]) -> int:
@@ -65,45 +64,68 @@ def test_convolutions(name: str, last: bool) -> None:
                     torch.testing.assert_close(place, one, rtol=1e-4, atol=1e-4)
 
 
-def layer(mode: int, time: int, batch: int, features: int, hidden: int) -> tuple[list[Any], list[torch.Tensor]]:
+def layer(mode: int, directions: int, time: int, batch: int, features: int, hidden: int) -> tuple[list[Any], list[Any]]:
     """Its arguments, and places for its results."""
     gates = (1, 1, 4, 3)[mode]
-    weights = [torch.randn(gates * hidden, size) / size**0.5 for size in (features, hidden)]
-    states = [torch.randn(batch, hidden), torch.randn(batch, hidden) if mode == 2 else None]
-    biases = [torch.randn(gates * hidden) for _ in range(2)]
-    given = [torch.randn(time, batch, features), *states, *weights, *biases]
-    rows = 16 * (4 * batch * (time + 1) * (hidden + features + 16))
-    saved = torch.zeros(rows, dtype=torch.uint8) if mode == 2 else torch.empty(time, batch, 4 * hidden)
-    return given, [torch.empty(time, batch, hidden), torch.empty(batch, hidden), torch.empty(batch, hidden), saved]
+    states = [torch.randn(directions, batch, hidden), torch.randn(directions, batch, hidden) if mode == 2 else None]
+    params = []
+    for _ in range(directions):
+        params += [torch.randn(gates * hidden, size) / size**0.5 for size in (features, hidden)]
+        params += [torch.randn(gates * hidden) for _ in range(2)]
+    bytes_ = 16 * (4 * batch * (time + 1) * (hidden + features + 16))
+    saved = torch.zeros(directions, bytes_, dtype=torch.uint8)
+    if mode != 2:
+        saved = torch.empty(directions, time, batch, 4 * hidden)
+    last = torch.empty(directions, batch, hidden)
+    places = [torch.empty(time, batch, directions * hidden), last, last.clone() if mode == 2 else None, saved]
+    return [torch.randn(time, batch, features), *states, params, mode], places
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3], ids="{} threads".format)
 @pytest.mark.parametrize("mode", [2, 3], ids=["LSTM", "GRU"])
 @pytest.mark.parametrize("sizes", [(9, 16, 64, 64), (64, 16, 64, 64), (32, 16, 96, 64), (3, 2, 5, 4)], ids=str)
-def test_recurrent_layers(mode: int, sizes: tuple[int, ...]) -> None:
+def test_recurrent_layers(mode: int, sizes: tuple[int, ...], threads: int) -> None:
+    """With two threads two directions are computed side by side."""
     function = {2: torch.lstm, 3: torch.gru}[mode]
-    for reverse in (False, True):
-        given, results = layer(mode, *sizes)
-        x, hx, cx, *parameters = given
-        leaves = [one.clone().requires_grad_() for one in (x, hx, *([cx] if mode == 2 else []), *parameters)]
-        first, state, *rest = leaves
-        states = (state, rest.pop(0)) if mode == 2 else (state,)
-        hidden = [one.unsqueeze(0) for one in states]
-        turned = first.flip(0) if reverse else first
-        expected, *_ = function(turned, hidden if mode == 2 else hidden[0], rest, True, 1, 0.0, True, False, False)
-        expected = expected.flip(0) if reverse else expected
-        out, hy, cy, saved = results
-        ops.host_rnn_layer(*given, mode, reverse, True, out=out, hy=hy, cy=cy if mode == 2 else None, saved=saved)
-        torch.testing.assert_close(out, expected.detach(), rtol=1e-4, atol=1e-5)
-        grad = torch.randn(out.shape)
-        zeros = torch.zeros_like(hy)
-        right = torch.autograd.grad(expected, leaves, grad)
-        places = [None if one is None else torch.full_like(one, torch.nan) for one in given]
-        of = dict(zip(GRADIENTS, places, strict=True))
-        last = [zeros, zeros if mode == 2 else zeros.new_empty(0)]
-        after = [out, hy, cy if mode == 2 else cy.new_empty(0), saved]
-        ops.host_rnn_layer_backward(grad, *last, *given, mode, reverse, *after, **of)
-        for place, one in zip([one for one in places if one is not None], right, strict=True):
-            torch.testing.assert_close(place, one, rtol=1e-3, atol=1e-4)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for directions in (1, 2):
+            given, (out, hy, cy, saved) = layer(mode, directions, *sizes)
+            x, hx, cx, params, _ = given
+            first, *others = (one.clone().requires_grad_() for one in (x, hx, *([cx] if mode == 2 else []), *params))
+            states, weights = (others[:2], others[2:]) if mode == 2 else (others[0], others[1:])
+            expected, *_ = function(first, states, weights, True, 1, 0.0, True, directions == 2, False)
+            ops.host_rnn_layer(*given, True, out=out, hy=hy, cy=cy, saved=saved)
+            torch.testing.assert_close(out, expected.detach(), rtol=1e-4, atol=1e-5)
+            grad = torch.randn(out.shape)
+            right = torch.autograd.grad(expected, [first, *others], grad)
+            of_input, of_hx, *of_params = unset(x, hx, *params)
+            of_cx = None if cx is None else torch.full_like(cx, torch.nan)
+            no_cell = hy.new_empty(0) if cy is None else torch.zeros_like(cy)
+            after = (out, hy, no_cell if cy is None else cy, saved)
+            of = {"of_input": of_input, "of_hx": of_hx, "of_cx": of_cx, "of_params": of_params}
+            ops.host_rnn_layer_backward(grad, torch.zeros_like(hy), no_cell, *given, *after, **of)
+            found = [of_input, of_hx, *([] if of_cx is None else [of_cx]), *of_params]
+            for place, one in zip(found, right, strict=True):
+                torch.testing.assert_close(place, one, rtol=1e-3, atol=1e-4)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_what_one_direction_throws_is_thrown_and_the_next_call_is_right() -> None:
+    given, (out, hy, cy, saved) = layer(2, 2, 9, 4, 8, 8)
+    places = {"out": out, "hy": hy, "cy": cy, "saved": saved}
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"expected sizes \[32\]"):
+            ops.host_rnn_layer(*given[:3], [*given[3][:7], torch.empty(31)], 2, True, **places)
+        with pytest.raises(RuntimeError):  # of the second direction, found as it is computed
+            ops.host_rnn_layer(*given, True, **{**places, "saved": saved[:, :63]})
+        ops.host_rnn_layer(*given, True, **places)
+        states = [one for one in given[1:3] if one is not None]
+        torch.testing.assert_close(
+            out, torch.lstm(given[0], states, given[3], True, 1, 0.0, True, True, False)[0], rtol=1e-4, atol=1e-5
+        )
 
 
 def test_they_are_computed_there() -> None:
@@ -114,8 +136,8 @@ def test_they_are_computed_there() -> None:
     assert allocated(lambda: ops.host_convolution(x, w, b, *settings, out=of_x)) < 4096
     of = {"of_input": of_x, "of_weight": of_w, "of_bias": of_b}
     assert allocated(lambda: ops.host_convolution_backward(x, x, w, *settings, **of)) < 4096
-    given, (out, hy, cy, saved) = layer(2, 64, 16, 64, 64)
-    told = allocated(lambda: ops.host_rnn_layer(*given, 2, False, True, out=out, hy=hy, cy=cy, saved=saved))
+    given, (out, hy, cy, saved) = layer(2, 1, 64, 16, 64, 64)
+    told = allocated(lambda: ops.host_rnn_layer(*given, True, out=out, hy=hy, cy=cy, saved=saved))
     assert told < out.nbytes
 
 

@@ -1,5 +1,5 @@
-// One layer of an LSTM, GRU or RNN in one direction, and its gradients: by steps, by a whole call of the host's (an LSTM's by
-// oneDNN), at once or in stream order. As operators, `backplane::rnn_layer` and `backplane::rnn_layer_backward`, which planners
+// One layer of an LSTM, GRU or RNN, in one direction or both, and its gradients: by steps, by a whole call of the host's (an
+// LSTM's by oneDNN), at once or in stream order. As operators, `backplane::rnn_layer` and `backplane::rnn_layer_backward`, which planners
 // also have (torch_backplane/operators/rnn.py).
 #pragma once
 

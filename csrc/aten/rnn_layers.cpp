@@ -13,7 +13,6 @@
 #include <ATen/ops/lstm_native.h>
 #include <ATen/ops/rnn_relu_native.h>
 #include <ATen/ops/rnn_tanh_native.h>
-#include <ATen/ops/stack.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -76,7 +75,7 @@ States composed(const Tensor& input, const Tensor& hx, const OptionalTensor& cx,
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// One layer in one direction.
+// One layer, in as many directions as there are states.
 class RnnLayer final : public torch::autograd::Function<RnnLayer> {
  public:
   static variable_list forward(
@@ -84,56 +83,51 @@ class RnnLayer final : public torch::autograd::Function<RnnLayer> {
       const Tensor& input,
       const Tensor& hx,
       const OptionalTensor& cx,
-      const Tensor& w_ih,
-      const Tensor& w_hh,
-      const OptionalTensor& b_ih,
-      const OptionalTensor& b_hh,
+      TensorList params,
       int64_t mode,
-      bool reverse,
       bool training) {
     const at::AutoDispatchBelowADInplaceOrView below;
     Stack stack;
-    torch::jit::push(stack, input, hx, cx, w_ih, w_hh, b_ih, b_hh, mode, reverse, training);
+    torch::jit::push(stack, input, hx, cx, params.vec(), mode, training);
     static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("backplane::rnn_layer", "");
     asks_no_planner(input) ? layer_of_bp(op, &stack) : op.callBoxed(stack);
     const Tensor out = stack[0].toTensor(), hy = stack[1].toTensor(), cy = stack[2].toTensor(), saved = stack[3].toTensor();
-    const auto or_none = [](const OptionalTensor& tensor) { return tensor.value_or(Tensor()); };
-    ctx->save_for_backward(
-        {input, hx, or_none(cx), w_ih, w_hh, or_none(b_ih), or_none(b_hh), out, hy, cy, saved});
+    variable_list kept{out, hy, cy, saved, input, hx, cx.value_or(Tensor())};
+    kept.insert(kept.end(), params.begin(), params.end());
+    ctx->save_for_backward(kept);
     ctx->saved_data["mode"] = mode;
-    ctx->saved_data["reverse"] = reverse;
     return {out, hy, cy};
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const variable_list saved = ctx->get_saved_variables();
+    const variable_list given(saved.begin() + 4, saved.end()); // input, hx, cx, and the parameters
     const int64_t mode = ctx->saved_data["mode"].toInt();
-    const bool reverse = ctx->saved_data["reverse"].toBool();
+    variable_list found;
     if (at::GradMode::is_enabled()) {
-      return differentiable(saved, grads, mode, reverse);
+      found = differentiable(given, grads, mode);
+    } else {
+      const at::AutoDispatchBelowADInplaceOrView below;
+      const OptionalTensor cx = given[2].defined() ? OptionalTensor(given[2]) : std::nullopt;
+      Stack stack;
+      torch::jit::push(stack, grads[0], grads[1], grads[2]);
+      torch::jit::push(stack, given[0], given[1], cx, std::vector<Tensor>(given.begin() + 3, given.end()), mode);
+      torch::jit::push(stack, saved[0], saved[1], saved[2], saved[3]);
+      static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("backplane::rnn_layer_backward", "");
+      asks_no_planner(given[0]) ? gradients_of_bp(op, &stack) : op.callBoxed(stack);
+      found = stack[0].toTensorVector();
+      if (!cx.has_value()) {
+        found[2] = Tensor();
+      }
     }
-    const at::AutoDispatchBelowADInplaceOrView below;
-    const OptionalTensor cx = optional(saved[2]), b_ih = optional(saved[5]), b_hh = optional(saved[6]);
-    Stack stack;
-    torch::jit::push(stack, grads[0], grads[1], grads[2]);
-    torch::jit::push(stack, saved[0], saved[1], cx, saved[3], saved[4], b_ih, b_hh, mode, reverse);
-    torch::jit::push(stack, saved[7], saved[8], saved[9], saved[10]);
-    static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("backplane::rnn_layer_backward", "");
-    asks_no_planner(saved[0]) ? gradients_of_bp(op, &stack) : op.callBoxed(stack);
-    const auto of = [&](size_t i) { return stack[i].toTensor(); };
-    return {
-        of(0), of(1), cx.has_value() ? of(2) : Tensor(), of(3), of(4), b_ih.has_value() ? of(5) : Tensor(),
-        b_hh.has_value() ? of(6) : Tensor(), Tensor(), Tensor(), Tensor()};
+    found.resize(given.size() + 2); // none of mode and training
+    return found;
   }
 
  private:
-  static OptionalTensor optional(const Tensor& tensor) {
-    return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
-  }
-
   // The gradients of what PyTorch composes, which have gradients themselves.
-  static variable_list differentiable(const variable_list& saved, const variable_list& grads, int64_t mode, bool reverse) {
-    variable_list given(saved.begin(), saved.begin() + 7), found(10), inputs;
+  static variable_list differentiable(variable_list given, const variable_list& grads, int64_t mode) {
+    variable_list found(given.size()), inputs;
     std::vector<size_t> places;
     for (size_t i = 0; i < given.size(); ++i) {
       if (given[i].defined()) {
@@ -144,17 +138,16 @@ class RnnLayer final : public torch::autograd::Function<RnnLayer> {
         places.push_back(i);
       }
     }
-    const bool has_biases = given[5].defined();
-    const variable_list params(given.begin() + 3, given.begin() + (has_biases ? 7 : 5));
-    const auto ordered = [&](const Tensor& sequence) { return reverse ? sequence.flip(0) : sequence; };
-    const OptionalTensor cx = given[2].defined() ? OptionalTensor(given[2].unsqueeze(0)) : std::nullopt;
+    const variable_list params(given.begin() + 3, given.end());
+    const int64_t directions = given[1].size(0);
+    const OptionalTensor cx = given[2].defined() ? OptionalTensor(given[2]) : std::nullopt;
     const auto [out, hy, cy] = composed(
-        ordered(given[0]), given[1].unsqueeze(0), cx,
-        {params, mode, has_biases, /*num_layers=*/1, /*dropout=*/0, /*train=*/true, /*bidirectional=*/false,
-         /*batch_first=*/false});
-    variable_list outputs{ordered(out), hy.squeeze(0)}, cotangents{grads[0], grads[1]};
+        given[0], given[1], cx,
+        {params, mode, /*has_biases=*/static_cast<int64_t>(params.size()) == 4 * directions, /*num_layers=*/1, /*dropout=*/0,
+         /*train=*/true, /*bidirectional=*/directions == 2, /*batch_first=*/false});
+    variable_list outputs{out, hy}, cotangents{grads[0], grads[1]};
     if (cx.has_value()) {
-      outputs.push_back(cy.squeeze(0));
+      outputs.push_back(cy);
       cotangents.push_back(grads[2]);
     }
     const variable_list gradients = torch::autograd::grad(
@@ -215,28 +208,24 @@ States layers(const Tensor& given, const Tensor& hx, const OptionalTensor& cx, c
       (given.requires_grad() || hx.requires_grad() || (cx.has_value() && cx->requires_grad()) ||
        std::any_of(with.params.begin(), with.params.end(), [](const Tensor& one) { return one.requires_grad(); }));
   Tensor input = with.batch_first ? given.transpose(0, 1) : given;
-  const size_t of_layer = with.has_biases ? 4 : 2;
+  const int64_t directions = with.bidirectional ? 2 : 1;
+  const size_t of_layer = directions * (with.has_biases ? 4 : 2);
   std::vector<Tensor> last, cells;
-  for (int64_t layer = 0, place = 0; layer < with.num_layers; ++layer) {
-    std::vector<Tensor> outs;
-    for (int64_t direction = 0; direction < (with.bidirectional ? 2 : 1); ++direction, ++place) {
-      const auto params = with.params.slice(place * of_layer, of_layer);
-      const auto found = RnnLayer::apply(
-          input, hx.select(0, place), cx.has_value() ? OptionalTensor(cx->select(0, place)) : std::nullopt, params[0],
-          params[1], with.has_biases ? OptionalTensor(params[2]) : std::nullopt,
-          with.has_biases ? OptionalTensor(params[3]) : std::nullopt, with.mode, direction == 1, any);
-      outs.push_back(found[0]);
-      last.push_back(found[1]);
-      cells.push_back(found[2]);
-    }
-    input = outs.size() == 1 ? outs[0] : at::cat(outs, 2);
+  for (int64_t layer = 0; layer < with.num_layers; ++layer) {
+    const auto states = [&](const Tensor& all) { return all.narrow(0, layer * directions, directions); };
+    const auto found = RnnLayer::apply(
+        input, states(hx), cx.has_value() ? OptionalTensor(states(*cx)) : std::nullopt,
+        with.params.slice(layer * of_layer, of_layer), with.mode, any);
+    input = found[0];
+    last.push_back(found[1]);
+    cells.push_back(found[2]);
     if (with.dropout != 0 && with.train && layer + 1 < with.num_layers) {
       input = at::dropout(input, with.dropout, /*train=*/true);
     }
   }
+  const auto joined = [](const std::vector<Tensor>& states) { return states.size() == 1 ? states[0] : at::cat(states); };
   return {
-      with.batch_first ? input.transpose(0, 1) : input, at::stack(last),
-      cx.has_value() ? at::stack(cells) : Tensor()};
+      with.batch_first ? input.transpose(0, 1) : input, joined(last), cx.has_value() ? joined(cells) : Tensor()};
 }
 
 States run(const Tensor& input, const Tensor& hx, const OptionalTensor& cx, const Arguments& with) {

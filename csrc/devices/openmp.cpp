@@ -2,14 +2,18 @@
 
 #include <ATen/Parallel.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <exception>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 // PyTorch's OpenMP and MKL, if it has them.
 extern "C" {
 __attribute__((weak)) void omp_set_num_threads(int count);
+__attribute__((weak)) void GOMP_parallel(void (*function)(void*), void* data, unsigned threads, unsigned flags); // LLVM's has it too
 __attribute__((weak)) int omp_pause_resource_all(int kind);
 __attribute__((weak)) void __kmpc_fork_call(void*, int, void*, ...); // LLVM's and Intel's, which pause all teams at once
 __attribute__((weak)) int MKL_Set_Num_Threads_Local(int count); // 0: as many as in all threads; returns what was set
@@ -110,6 +114,41 @@ WithoutTeam::~WithoutTeam() {
   }
   if (MKL_Set_Num_Threads_Local != nullptr) {
     MKL_Set_Num_Threads_Local(threads_of_mkl_);
+  }
+}
+
+void run_side_by_side(int64_t count, const std::function<void(int64_t)>& function) {
+  struct Calls {
+    const int64_t count;
+    const std::function<void(int64_t)>& function;
+    std::atomic<int64_t> next{0};
+    std::atomic<int64_t> ended{0};
+    std::vector<std::exception_ptr> errors;
+
+    void take() {
+      const WithoutTeam alone;
+      for (int64_t i = next.fetch_add(1); i < count; i = next.fetch_add(1)) {
+        try {
+          function(i);
+        } catch (...) {
+          errors[i] = std::current_exception();
+        }
+        ++ended;
+      }
+    }
+  } calls{count, function};
+  calls.errors.resize(count);
+  calls.next = 0; // orders what was written before for those who take; `ended` what they write for what comes
+  if (GOMP_parallel != nullptr && count > 1 && at::get_num_threads() > 1 && !at::in_parallel_region()) {
+    GOMP_parallel([](void* data) { static_cast<Calls*>(data)->take(); }, &calls, static_cast<unsigned>(count), 0);
+  } else {
+    calls.take();
+  }
+  TORCH_INTERNAL_ASSERT(calls.ended == count);
+  for (const auto& error : calls.errors) {
+    if (error) {
+      std::rethrow_exception(error);
+    }
   }
 }
 

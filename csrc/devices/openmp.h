@@ -7,6 +7,7 @@
 // is computed by one thread, where it is.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 
 namespace backplane {
@@ -30,6 +31,10 @@ class WithoutTeam {
   int threads_ = 0; // that parts had before; 0: nobody knows
   int threads_of_mkl_ = 0;
 };
+
+// Calls it with 0 to count - 1, side by side in a team of so many threads of the calling thread's, where it may have one. Each
+// computes alone meanwhile. What calls throw is thrown here, of the first that threw.
+void run_side_by_side(int64_t count, const std::function<void(int64_t)>& function);
 
 // Runs it with so many threads, and waits: with more than one as run_with_team, with one here and alone; 0 is its own choice, here.
 void run_with_threads(int threads, const std::function<void()>& function);

@@ -137,9 +137,11 @@ layers = Candidates(
 _NAMES = ("RNNReLU", "RNNTanh", "LSTM", "GRU")  # by PyTorch's numbers
 
 
-def _problem(input: torch.Tensor, hx: torch.Tensor, bias: torch.Tensor | None, mode: int) -> tuning.Problem:
+def _problem(input: torch.Tensor, hx: torch.Tensor, params: Sequence[torch.Tensor], mode: int) -> tuning.Problem:
     """A layer, forwards: gradients are computed by who computed it."""
-    return tuning.Problem.of(_NAMES[mode], input.dtype, input=input, hidden=hx.shape[1], biases=bias is not None)
+    directions, _, hidden = hx.shape
+    both, biases = directions == 2, len(params) == 4 * directions
+    return tuning.Problem.of(_NAMES[mode], input.dtype, input=input, hidden=hidden, biases=biases, both=both)
 
 
 def _trial(name: str) -> None:
@@ -149,12 +151,13 @@ def _trial(name: str) -> None:
     @tuning.trial(name)
     def trial(operands: tuning.Operands) -> Callable[[], Sequence[torch.Tensor]]:
         input, hidden, biases = operands.given("input"), operands.integer("hidden"), operands.flag("biases")
+        both = operands.flag("both")
         batch, features = input.shape[1:]
-        states = [input.new_zeros(1, batch, hidden) for _ in range(2)]
+        states = [input.new_zeros(1 + both, batch, hidden) for _ in range(2)]
         weights = [input.new_full((gates * hidden, size), 0.01) for size in (features, hidden)]
         weights += [input.new_zeros(gates * hidden) for _ in range(2 * biases)]
         state: Any = states if name == "LSTM" else states[0]
-        return lambda: function(input, state, weights, biases, 1, 0.0, False, False, False)
+        return lambda: function(input, state, weights * (1 + both), biases, 1, 0.0, False, both, False)
 
 
 for one in _NAMES:
@@ -167,41 +170,32 @@ def layer(
     input: torch.Tensor,
     hx: torch.Tensor,
     cx: torch.Tensor | None,
-    w_ih: torch.Tensor,
-    w_hh: torch.Tensor,
-    b_ih: torch.Tensor | None,
-    b_hh: torch.Tensor | None,
+    params: Sequence[torch.Tensor],
     mode: int,
-    reverse: bool,
     training: bool,
 ) -> tuple[torch.Tensor, ...]:
-    """The states after all steps, the last state, the last cell and what gradients need."""
-    if layers.choose(input, problem=partial(_problem, input, hx, b_ih, mode)) != "host":
+    """The states after all steps, the last states, the last cells and what gradients need; in one direction or both."""
+    if layers.choose(input, problem=partial(_problem, input, hx, params, mode)) != "host":
         raise RunOnCPU("steps are operators of their own")
     time, batch, features = input.shape
-    hidden = hx.shape[1]
+    directions, _, hidden = hx.shape
     of_lstm = mode == _LSTM
     if not training or mode not in _SAVED:
         saved = input.new_empty(0)
     elif of_lstm and input.dtype == torch.float32:
-        saved = input.new_empty(_most_bytes(time, batch, features, hidden), dtype=torch.uint8)
+        saved = input.new_empty(directions, _most_bytes(time, batch, features, hidden), dtype=torch.uint8)
     else:
-        saved = input.new_empty(time, batch, _SAVED[mode] * hidden)
-    results = [
-        input.new_empty(time, batch, hidden),
-        input.new_empty(batch, hidden),
-        input.new_empty((batch, hidden) if of_lstm else (0,)),
-        saved,
-    ]
-    given = (input, hx, cx, w_ih, w_hh, b_ih, b_hh, mode, reverse, training)
-    names = ("out", "hy", "cy", "saved")
-    call_on_cpu(backplane.host_rnn_layer.default, *given, **_filled(names, results))
-    return tuple(results)
+        saved = input.new_empty(directions, time, batch, _SAVED[mode] * hidden)
+    out, hy = input.new_empty(time, batch, directions * hidden), input.new_empty(hx.shape)
+    cy = input.new_empty(hx.shape if of_lstm else (0,))
+    places = {"out": out, "hy": hy, "cy": _if_any(cy), "saved": _if_any(saved)}
+    call_on_cpu(backplane.host_rnn_layer.default, input, hx, cx, params, mode, training, **places)
+    return out, hy, cy, saved
 
 
-def _filled(names: Sequence[str], results: Sequence[torch.Tensor]) -> dict[str, torch.Tensor | None]:
-    """By their names the results that hold anything."""
-    return {name: one if one.numel() else None for name, one in zip(names, results, strict=True)}
+def _if_any(result: torch.Tensor) -> torch.Tensor | None:
+    """None of what holds nothing."""
+    return result if result.numel() else None
 
 
 def _most_bytes(time: int, batch: int, features: int, hidden: int) -> int:
@@ -227,25 +221,21 @@ def layer_backward(
     input: torch.Tensor,
     hx: torch.Tensor,
     cx: torch.Tensor | None,
-    w_ih: torch.Tensor,
-    w_hh: torch.Tensor,
-    b_ih: torch.Tensor | None,
-    b_hh: torch.Tensor | None,
+    params: Sequence[torch.Tensor],
     mode: int,
-    reverse: bool,
     out: torch.Tensor,
     hy: torch.Tensor,
     cy: torch.Tensor,
     saved: torch.Tensor,
-) -> tuple[torch.Tensor, ...]:
-    """The gradients of input, hx, cx, both weights and both biases."""
+) -> list[torch.Tensor]:
+    """The gradients of input, hx, cx, and of all parameters."""
     # Bytes are its own, whoever is preferred by now.
-    problem = partial(_problem, input, hx, b_ih, mode)
+    problem = partial(_problem, input, hx, params, mode)
     if saved.dtype != torch.uint8 and layers.choose(input, problem=problem) != "host":
         raise RunOnCPU("steps are operators of their own")
-    of = (input, hx, cx, w_ih, w_hh, b_ih, b_hh)
-    results = tuple(input.new_empty((0,) if one is None else one.shape) for one in of)
-    given = (grad, grad_hy, grad_cy, *of, mode, reverse, out, hy, cy, saved)
-    names = ("of_input", "of_hx", "of_cx", "of_w_ih", "of_w_hh", "of_b_ih", "of_b_hh")
-    call_on_cpu(backplane.host_rnn_layer_backward.default, *given, **_filled(names, results))
-    return results
+    of_input, of_hx, of_cx = (input.new_empty((0,) if one is None else one.shape) for one in (input, hx, cx))
+    of_params = [input.new_empty(one.shape) for one in params]
+    given = (grad, grad_hy, grad_cy, input, hx, cx, params, mode, out, hy, cy, saved)
+    places = {"of_input": of_input, "of_hx": of_hx, "of_cx": _if_any(of_cx), "of_params": of_params}
+    call_on_cpu(backplane.host_rnn_layer_backward.default, *given, **places)
+    return [of_input, of_hx, of_cx, *of_params]
