@@ -2,10 +2,12 @@
 
 #include <ATen/Parallel.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -13,7 +15,6 @@
 // PyTorch's OpenMP and MKL, if it has them.
 extern "C" {
 __attribute__((weak)) void omp_set_num_threads(int count);
-__attribute__((weak)) void GOMP_parallel(void (*function)(void*), void* data, unsigned threads, unsigned flags); // LLVM's has it too
 __attribute__((weak)) int omp_pause_resource_all(int kind);
 __attribute__((weak)) void __kmpc_fork_call(void*, int, void*, ...); // LLVM's and Intel's, which pause all teams at once
 __attribute__((weak)) int MKL_Set_Num_Threads_Local(int count); // 0: as many as in all threads; returns what was set
@@ -86,6 +87,88 @@ class ThreadWithTeam {
   std::deque<Task*> tasks_;
 };
 
+// Calls of one function, which whoever comes takes one by one.
+class Calls {
+ public:
+  Calls(int64_t count, const std::function<void(int64_t)>& function) : count_(count), function_(function), errors_(count) {}
+
+  void take() {
+    for (int64_t i = next_.fetch_add(1); i < count_; i = next_.fetch_add(1)) {
+      const WithoutTeam alone;
+      try {
+        function_(i);
+      } catch (...) {
+        errors_[i] = std::current_exception();
+      }
+      const std::lock_guard<std::mutex> guard(lock_);
+      if (++ended_ == count_) {
+        all_ended_.notify_one();
+      }
+    }
+  }
+
+  // For what others have taken. Throws what the first that threw has thrown.
+  void wait() {
+    std::unique_lock<std::mutex> guard(lock_);
+    all_ended_.wait(guard, [&] { return ended_ == count_; });
+    for (const auto& error : errors_) {
+      if (error) {
+        std::rethrow_exception(error);
+      }
+    }
+  }
+
+ private:
+  const int64_t count_;
+  const std::function<void(int64_t)>& function_; // of who waits: nobody calls it after the last has ended
+  std::vector<std::exception_ptr> errors_;
+  std::atomic<int64_t> next_{0};
+  std::mutex lock_;
+  std::condition_variable all_ended_;
+  int64_t ended_ = 0;
+};
+
+// Threads that take calls beside who has them to do. They sleep when they have none, as OpenMP's do not: those run in a circle
+// for some milliseconds, on the processors that the device's threads want. In a forked process there are none.
+class Helpers {
+ public:
+  // Of the process, which ends without them.
+  static Helpers& instance() {
+    static auto* one = new Helpers;
+    return *one;
+  }
+
+  void ask(const std::shared_ptr<Calls>& calls, int64_t helpers) {
+    {
+      const std::lock_guard<std::mutex> guard(lock_);
+      for (; threads_ < helpers; ++threads_) {
+        std::thread([this] { loop(); }).detach();
+      }
+      asked_.insert(asked_.end(), helpers, calls);
+    }
+    given_.notify_all();
+  }
+
+ private:
+  [[noreturn]] void loop() {
+    for (;;) {
+      std::shared_ptr<Calls> calls;
+      {
+        std::unique_lock<std::mutex> guard(lock_);
+        given_.wait(guard, [&] { return !asked_.empty(); });
+        calls = std::move(asked_.front());
+        asked_.pop_front();
+      }
+      calls->take();
+    }
+  }
+
+  std::mutex lock_;
+  std::condition_variable given_;
+  std::deque<std::shared_ptr<Calls>> asked_;
+  int64_t threads_ = 0;
+};
+
 } // namespace
 
 void run_with_team(int threads, const std::function<void()>& function) {
@@ -118,38 +201,12 @@ WithoutTeam::~WithoutTeam() {
 }
 
 void run_side_by_side(int64_t count, const std::function<void(int64_t)>& function) {
-  struct Calls {
-    const int64_t count;
-    const std::function<void(int64_t)>& function;
-    std::atomic<int64_t> next{0};
-    std::atomic<int64_t> ended{0};
-    std::vector<std::exception_ptr> errors;
-
-    void take() {
-      const WithoutTeam alone;
-      for (int64_t i = next.fetch_add(1); i < count; i = next.fetch_add(1)) {
-        try {
-          function(i);
-        } catch (...) {
-          errors[i] = std::current_exception();
-        }
-        ++ended;
-      }
-    }
-  } calls{count, function};
-  calls.errors.resize(count);
-  calls.next = 0; // orders what was written before for those who take; `ended` what they write for what comes
-  if (GOMP_parallel != nullptr && count > 1 && at::get_num_threads() > 1 && !at::in_parallel_region()) {
-    GOMP_parallel([](void* data) { static_cast<Calls*>(data)->take(); }, &calls, static_cast<unsigned>(count), 0);
-  } else {
-    calls.take();
+  const auto calls = std::make_shared<Calls>(count, function);
+  if (at::get_num_threads() > 1 && !at::in_parallel_region()) {
+    Helpers::instance().ask(calls, std::min<int64_t>(count, at::get_num_threads()) - 1);
   }
-  TORCH_INTERNAL_ASSERT(calls.ended == count);
-  for (const auto& error : calls.errors) {
-    if (error) {
-      std::rethrow_exception(error);
-    }
-  }
+  calls->take();
+  calls->wait();
 }
 
 void run_with_threads(int threads, const std::function<void()>& function) {

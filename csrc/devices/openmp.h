@@ -32,8 +32,8 @@ class WithoutTeam {
   int threads_of_mkl_ = 0;
 };
 
-// Calls it with 0 to count - 1, side by side in a team of so many threads of the calling thread's, where it may have one. Each
-// computes alone meanwhile. What calls throw is thrown here, of the first that threw.
+// Calls it with 0 to count - 1, side by side where the calling thread may use several threads, and waits. Each call computes
+// alone. What calls throw is thrown here, of the first that threw.
 void run_side_by_side(int64_t count, const std::function<void(int64_t)>& function);
 
 // Runs it with so many threads, and waits: with more than one as run_with_team, with one here and alone; 0 is its own choice, here.

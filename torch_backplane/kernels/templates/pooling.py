@@ -16,6 +16,7 @@ from torch_backplane.kernels.dtypes import facts, value_dtype
 from torch_backplane.kernels.layouts import NARROW_LIMIT
 from torch_backplane.kernels.target import Target
 from torch_backplane.kernels.templates.source import Launch, make_launch, split
+from torch_backplane.kernels.templates.spelling import mixing, vector_load
 from torch_backplane.kernels.templates.unfold import Windows, linear
 
 # Where items are threads: neighbouring places that are computed together, and rows of places of a group.
@@ -53,7 +54,7 @@ def _max_pool_by_rows(
         """Statements for the places from `at` on."""
         wide = str(count) if count > 1 else ""
         place = f"{number}{wide}" if wide else "index_t"
-        elements = ", ".join(f"(value_t)load_image(plane_at + from + {lane} * STEP)" for lane in range(count))
+        elements = _apart(dialect, out.dtype, "plane_at + from", step, count)
         at_out, lanes = f"first + {at}", [f".s{lane:x}" for lane in range(count)] if wide else [""]
         if wide and out.dtype == value:
             stores = f"vstore{wide}(best, 0, out + {at_out});"
@@ -73,7 +74,7 @@ def _max_pool_by_rows(
         for (index_t k = 0; k < window{last}; ++k) {{
           const index_t from = row + {at} * STEP - padding{last} + k * dilation{last};
           {inside}
-          const {kind}{wide} value = ({kind}{wide})({elements});
+          const {kind}{wide} value = {elements};
           const {number}{wide} taken = place < 0 || value > best{nan};
           best = taken ? value : best;
           place = taken ? ({place})({numbers}) : place;
@@ -101,6 +102,7 @@ def _max_pool_by_rows(
     ++o;
   }}
 """
+    bits = facts(value).bits
     return make_launch(
         f"max_pool{windows.rank}_rows",
         dialect,
@@ -110,9 +112,27 @@ def _max_pool_by_rows(
         constants={"STEP": step if step in (1, 2) else f"stride{last}"},
         value=value,
         body=body,
+        functions="".join(mixing(f"mix{run}", run, bits) for run in runs) if step == 2 else "",
         items=math.prod(out.shape[:-1]),
         group_size=dialect.target.small_group(_ROWS),
     )
+
+
+def _apart(dialect: Dialect, dtype: torch.dtype, at: str, step: int, count: int) -> str:
+    """So many elements of the image from `at` on, which lie STEP apart. Neighbours, and every second one, are read as
+    vectors: to gather numbers takes ten times as long.
+    """
+    if count == 1 or step > 2 or dtype == torch.float16:
+        elements = ", ".join(f"(value_t)load_image({at} + {lane} * STEP)" for lane in range(count))
+        return f"({dialect.type(value_dtype(dtype))}{count if count > 1 else ''})({elements})"
+    first = vector_load(dialect, f"image + {at}", dtype, count)
+    if step == 1:
+        return first
+    # The second vector ends with the last element that is wanted: what follows may be nobody's memory.
+    second = vector_load(dialect, f"image + {at} + {count - 1}", dtype, count)
+    half = count // 2
+    numbers = [2 * lane for lane in range(half)] + [count + 2 * lane + 1 for lane in range(half)]
+    return f"mix{count}({first}, {second}, {', '.join(map(str, numbers))})"
 
 
 def adaptive_max_pool(dialect: Dialect, out: torch.Tensor, indices: torch.Tensor, image: torch.Tensor) -> Launch:

@@ -116,8 +116,7 @@ def turning(name: str, vector: str, width: int, bits: int) -> str:
     `bits`: rows become columns.
 
     Each pass makes two vectors of two others. First it mixes numbers within parts of vectors, which takes one
-    instruction, and then whole parts, until each vector has one column. Clang is asked by its own function: of
-    OpenCL C's words it makes single numbers, and of these far more instructions.
+    instruction, and then whole parts, until each vector has one column.
 
     Args:
         vector: the type of OpenCL C.
@@ -137,20 +136,23 @@ def turning(name: str, vector: str, width: int, bits: int) -> str:
                 vectors[at] = made, [both[number] for number in chosen]
         step *= 2
     lines += [f"  x[{numbers[0][1]}] = {made};" for made, numbers in vectors]
+    return mixing(f"{name}_mix", width, bits) + "\n".join([f"FUNCTION void {name}({vector}* x) {{", *lines, "}\n"])
+
+
+def mixing(name: str, width: int, bits: int) -> str:
+    """The definition of the macro `name(one, other, n0, n1, …)`: a vector of the numbers n0, n1, … of two vectors, one
+    after the other, each of `width` numbers of so many bits. Clang is asked by its own function: of OpenCL C's words it
+    makes single numbers, and of these far more instructions.
+    """
     mask = {8: "uchar", 16: "ushort", 32: "uint", 64: "ulong"}[bits]
     numbers = ", ".join(f"n{i}" for i in range(width))
-    return "\n".join(
-        [
-            "#ifdef __clang__",
-            f"#define {name}_mix(one, other, {numbers}) __builtin_shufflevector(one, other, {numbers})",
-            "#else",
-            f"#define {name}_mix(one, other, {numbers}) shuffle2(one, other, ({mask}{width})({numbers}))",
-            "#endif",
-            f"FUNCTION void {name}({vector}* x) {{",
-            *lines,
-            "}\n",
-        ]
-    )
+    return f"""\
+#ifdef __clang__
+#define {name}(one, other, {numbers}) __builtin_shufflevector(one, other, {numbers})
+#else
+#define {name}(one, other, {numbers}) shuffle2(one, other, ({mask}{width})({numbers}))
+#endif
+"""
 
 
 _PART_BITS = 128
@@ -181,20 +183,31 @@ def lane_access(dialect: Dialect, name: str, dtype: torch.dtype, value: torch.dt
             f"#define load_{name}_lanes(at) ((value_t)load_{name}(at))\n"
             f"#define store_{name}_lanes(at, x) store_{name}(at, x)\n"
         )
-    loaded, stored = f"vload{width}(0, {name} + (at))", f"vstore{width}({{}}, 0, {name} + (at))"
-    target = f"convert_{dialect.type(value)}{width}"
+    stored = f"vstore{width}({{}}, 0, {name} + (at))"
     if dtype == torch.float16:
-        load, store = f"half_to_lanes({loaded})", stored.format(f"lanes_to_half(convert_float{width}(x))")
+        store = stored.format(f"lanes_to_half(convert_float{width}(x))")
     elif dtype == torch.bfloat16:
-        load = f"as_float{width}(convert_uint{width}({loaded}) << 16)"
         store = stored.format(f"bfloat16_lanes(as_uint{width}(convert_float{width}(x)))")
     elif dtype == torch.bool:
-        load, store = f"(convert_int{width}({loaded}) != 0 ? 1 : 0)", stored.format(f"convert_uchar{width}(x)")
+        store = stored.format(f"convert_uchar{width}(x)")
     else:
-        load, store = loaded, stored.format(f"convert_{dialect.type(dtype)}{width}(x)")
+        store = stored.format(f"convert_{dialect.type(dtype)}{width}(x)")
+    load = vector_load(dialect, f"{name} + (at)", dtype, width)
     if value_dtype(dtype) != value:
-        load = f"{target}({load})"
+        load = f"convert_{dialect.type(value)}{width}({load})"
     return f"#define load_{name}_lanes(at) {load}\n#define store_{name}_lanes(at, x) {store}\n"
+
+
+def vector_load(dialect: Dialect, pointer: str, dtype: torch.dtype, width: int) -> str:
+    """So many neighbouring elements of `dtype`, converted to what is computed with; of halves with `half_to_lanes`."""
+    loaded = f"vload{width}(0, {pointer})"
+    if dtype == torch.float16:
+        return f"half_to_lanes({loaded})"
+    if dtype == torch.bfloat16:
+        return f"as_float{width}(convert_uint{width}({loaded}) << 16)"
+    if dtype == torch.bool:
+        return f"(convert_int{width}({loaded}) != 0 ? 1 : 0)"
+    return loaded
 
 
 def pointers(dialect: Dialect, name: str, dtype: torch.dtype) -> str:
