@@ -15,6 +15,8 @@
 // PyTorch's OpenMP and MKL, if it has them.
 extern "C" {
 __attribute__((weak)) void omp_set_num_threads(int count);
+// LLVM's has it too.
+__attribute__((weak)) void GOMP_parallel(void (*function)(void*), void* data, unsigned threads, unsigned flags);
 __attribute__((weak)) int omp_pause_resource_all(int kind);
 __attribute__((weak)) void __kmpc_fork_call(void*, int, void*, ...); // LLVM's and Intel's, which pause all teams at once
 __attribute__((weak)) int MKL_Set_Num_Threads_Local(int count); // 0: as many as in all threads; returns what was set
@@ -25,6 +27,8 @@ namespace {
 
 constexpr int kSoftPause = 1; // omp_pause_soft
 
+thread_local bool has_the_team = false; // whether this is the thread of ThreadWithTeam
+
 class ThreadWithTeam {
  public:
   // Of the process, which ends without it.
@@ -34,7 +38,7 @@ class ThreadWithTeam {
   }
 
   void run(int threads, const std::function<void()>& function) {
-    if (std::this_thread::get_id() == thread_) {
+    if (has_the_team) {
       compute(threads, function);
       return;
     }
@@ -55,9 +59,7 @@ class ThreadWithTeam {
   };
 
   ThreadWithTeam() {
-    std::thread thread([this] { loop(); });
-    thread_ = thread.get_id();
-    thread.detach();
+    std::thread([this] { loop(); }).detach();
   }
 
   static void compute(int threads, const std::function<void()>& function) {
@@ -68,6 +70,7 @@ class ThreadWithTeam {
   }
 
   [[noreturn]] void loop() {
+    has_the_team = true;
     std::unique_lock<std::mutex> guard(lock_);
     for (;;) {
       given_.wait(guard, [&] { return !tasks_.empty(); });
@@ -81,7 +84,6 @@ class ThreadWithTeam {
     }
   }
 
-  std::thread::id thread_;
   std::mutex lock_;
   std::condition_variable given_;
   std::deque<Task*> tasks_;
@@ -129,7 +131,7 @@ class Calls {
 };
 
 // Threads that take calls beside who has them to do. They sleep when they have none, as OpenMP's do not: those run in a circle
-// for some milliseconds, on the processors that the device's threads want. In a forked process there are none.
+// for some milliseconds. In a forked process there are none.
 class Helpers {
  public:
   // Of the process, which ends without them.
@@ -202,8 +204,15 @@ WithoutTeam::~WithoutTeam() {
 
 void run_side_by_side(int64_t count, const std::function<void(int64_t)>& function) {
   const auto calls = std::make_shared<Calls>(count, function);
-  if (at::get_num_threads() > 1 && !at::in_parallel_region()) {
-    Helpers::instance().ask(calls, std::min<int64_t>(count, at::get_num_threads()) - 1);
+  const auto threads = std::min<int64_t>(count, at::get_num_threads());
+  if (threads > 1 && !at::in_parallel_region()) {
+    // On the processors that a device's own threads want, OpenMP's would run in a circle; a program's thread, which computes
+    // everything with its team, has them awake anyhow.
+    if (GOMP_parallel == nullptr || has_the_team) {
+      Helpers::instance().ask(calls, threads - 1);
+    } else {
+      GOMP_parallel([](void* taken) { static_cast<Calls*>(taken)->take(); }, calls.get(), static_cast<unsigned>(threads), 0);
+    }
   }
   calls->take();
   calls->wait();
