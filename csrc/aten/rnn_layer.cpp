@@ -468,7 +468,6 @@ void gradients_on_cpu(const Computed& computed, const std::vector<Tensor>& gradi
     }
   });
   if (of_input_reversed.defined()) {
-    const WithoutTeam alone; // which would run in a circle for milliseconds after so little
     gradients[0].add_(of_input_reversed);
   }
 }

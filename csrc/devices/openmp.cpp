@@ -7,7 +7,6 @@
 #include <condition_variable>
 #include <deque>
 #include <exception>
-#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -27,8 +26,6 @@ namespace {
 
 constexpr int kSoftPause = 1; // omp_pause_soft
 
-thread_local bool has_the_team = false; // whether this is the thread of ThreadWithTeam
-
 class ThreadWithTeam {
  public:
   // Of the process, which ends without it.
@@ -38,14 +35,14 @@ class ThreadWithTeam {
   }
 
   void run(int threads, const std::function<void()>& function) {
-    if (has_the_team) {
+    if (std::this_thread::get_id() == thread_) {
       compute(threads, function);
       return;
     }
     Task task(threads, function);
     std::unique_lock<std::mutex> guard(lock_);
     tasks_.push_back(&task);
-    given_.notify_one();
+    given_.notify_all();
     task.done.wait(guard, [&] { return task.is_done; });
   }
 
@@ -59,7 +56,9 @@ class ThreadWithTeam {
   };
 
   ThreadWithTeam() {
-    std::thread([this] { loop(); }).detach();
+    std::thread thread([this] { loop(); });
+    thread_ = thread.get_id();
+    thread.detach();
   }
 
   static void compute(int threads, const std::function<void()>& function) {
@@ -70,29 +69,45 @@ class ThreadWithTeam {
   }
 
   [[noreturn]] void loop() {
-    has_the_team = true;
-    std::unique_lock<std::mutex> guard(lock_);
+    bool has_team = false;
     for (;;) {
-      given_.wait(guard, [&] { return !tasks_.empty(); });
+      // OpenMP's threads run in a circle for milliseconds once they have nothing to do, on processors that the device's threads
+      // want between parts of the host's. So they sleep with this one, in a parallel part that ends when there is a task.
+      if (has_team && GOMP_parallel != nullptr) {
+        GOMP_parallel([](void* self) { static_cast<ThreadWithTeam*>(self)->sleep(); }, this, /*threads=*/0, /*flags=*/0);
+      } else {
+        sleep();
+      }
+      std::unique_lock<std::mutex> guard(lock_);
       Task& task = *tasks_.front();
       tasks_.pop_front();
       guard.unlock();
       compute(task.threads, task.function);
+      has_team = task.threads > 1;
       guard.lock();
       task.is_done = true;
       task.done.notify_one(); // under the lock: the task is gone once its thread sees that it is done
     }
   }
 
+  // Until there is a task, which stays as long as any thread sleeps.
+  void sleep() {
+    std::unique_lock<std::mutex> guard(lock_);
+    given_.wait(guard, [&] { return !tasks_.empty(); });
+  }
+
+  std::thread::id thread_;
   std::mutex lock_;
   std::condition_variable given_;
   std::deque<Task*> tasks_;
 };
 
-// Calls of one function, which whoever comes takes one by one.
+// Calls of one function, which a team's threads take one by one.
 class Calls {
  public:
-  Calls(int64_t count, const std::function<void(int64_t)>& function) : count_(count), function_(function), errors_(count) {}
+  Calls(int64_t count, const std::function<void(int64_t)>& function) : count_(count), function_(function), errors_(count) {
+    next_ = 0; // orders what was written before for those who take
+  }
 
   void take() {
     for (int64_t i = next_.fetch_add(1); i < count_; i = next_.fetch_add(1)) {
@@ -102,17 +117,13 @@ class Calls {
       } catch (...) {
         errors_[i] = std::current_exception();
       }
-      const std::lock_guard<std::mutex> guard(lock_);
-      if (++ended_ == count_) {
-        all_ended_.notify_one();
-      }
+      ++ended_;
     }
   }
 
-  // For what others have taken. Throws what the first that threw has thrown.
-  void wait() {
-    std::unique_lock<std::mutex> guard(lock_);
-    all_ended_.wait(guard, [&] { return ended_ == count_; });
+  // When all have been taken and have ended. Throws what the first that threw has thrown.
+  void end() const {
+    TORCH_INTERNAL_ASSERT(ended_ == count_); // also orders what they wrote before what comes
     for (const auto& error : errors_) {
       if (error) {
         std::rethrow_exception(error);
@@ -122,53 +133,10 @@ class Calls {
 
  private:
   const int64_t count_;
-  const std::function<void(int64_t)>& function_; // of who waits: nobody calls it after the last has ended
+  const std::function<void(int64_t)>& function_;
   std::vector<std::exception_ptr> errors_;
   std::atomic<int64_t> next_{0};
-  std::mutex lock_;
-  std::condition_variable all_ended_;
-  int64_t ended_ = 0;
-};
-
-// Threads that take calls beside who has them to do. They sleep when they have none, as OpenMP's do not: those run in a circle
-// for some milliseconds. In a forked process there are none.
-class Helpers {
- public:
-  // Of the process, which ends without them.
-  static Helpers& instance() {
-    static auto* one = new Helpers;
-    return *one;
-  }
-
-  void ask(const std::shared_ptr<Calls>& calls, int64_t helpers) {
-    {
-      const std::lock_guard<std::mutex> guard(lock_);
-      for (; threads_ < helpers; ++threads_) {
-        std::thread([this] { loop(); }).detach();
-      }
-      asked_.insert(asked_.end(), helpers, calls);
-    }
-    given_.notify_all();
-  }
-
- private:
-  [[noreturn]] void loop() {
-    for (;;) {
-      std::shared_ptr<Calls> calls;
-      {
-        std::unique_lock<std::mutex> guard(lock_);
-        given_.wait(guard, [&] { return !asked_.empty(); });
-        calls = std::move(asked_.front());
-        asked_.pop_front();
-      }
-      calls->take();
-    }
-  }
-
-  std::mutex lock_;
-  std::condition_variable given_;
-  std::deque<std::shared_ptr<Calls>> asked_;
-  int64_t threads_ = 0;
+  std::atomic<int64_t> ended_{0};
 };
 
 } // namespace
@@ -203,19 +171,14 @@ WithoutTeam::~WithoutTeam() {
 }
 
 void run_side_by_side(int64_t count, const std::function<void(int64_t)>& function) {
-  const auto calls = std::make_shared<Calls>(count, function);
+  Calls calls(count, function);
   const auto threads = std::min<int64_t>(count, at::get_num_threads());
-  if (threads > 1 && !at::in_parallel_region()) {
-    // On the processors that a device's own threads want, OpenMP's would run in a circle; a program's thread, which computes
-    // everything with its team, has them awake anyhow.
-    if (GOMP_parallel == nullptr || has_the_team) {
-      Helpers::instance().ask(calls, threads - 1);
-    } else {
-      GOMP_parallel([](void* taken) { static_cast<Calls*>(taken)->take(); }, calls.get(), static_cast<unsigned>(threads), 0);
-    }
+  if (GOMP_parallel != nullptr && threads > 1 && !at::in_parallel_region()) {
+    GOMP_parallel([](void* taken) { static_cast<Calls*>(taken)->take(); }, &calls, static_cast<unsigned>(threads), 0);
+  } else {
+    calls.take();
   }
-  calls->take();
-  calls->wait();
+  calls.end();
 }
 
 void run_with_threads(int threads, const std::function<void()>& function) {
