@@ -79,7 +79,7 @@ def rows() -> dict[str, Callable[[torch.device], turns.Body]]:
 
 def computed_by(body: turns.Body) -> list[str]:
     """The kernels and the host's operators that a call consists of."""
-    return re.findall(r"(?:launch|on the host) (\S+)", str(plans.explain(body)))
+    return re.findall(r"(?:launch|on the host) ([\w:.]+)", str(plans.explain(body)))
 
 
 def compare(title: str, body: turns.Body, device: torch.device, rounds: int, seconds: float = 0.05) -> Result:

@@ -235,8 +235,26 @@ def test_what_is_tuned_is_compared_with_what_is_not() -> None:
     assert [one["title"] for one in report["results"]] == ["projection, of 16 tokens", "scores, of 16 tokens"]
     for one in report["results"]:
         assert one["ratio"] == pytest.approx(one["untuned_ms"] / one["tuned_ms"])
-    mean = math.prod(one["ratio"] for one in report["results"]) ** 0.5
-    assert float(report["geometric mean"]) == pytest.approx(mean, abs=0.01)
+    changed = [one["ratio"] for one in report["results"] if one["is_changed"]]
+    assert report["changed by tuning"] == f"{len(changed)} of 2"
+    assert ("geometric mean" in report) == bool(changed)
+    if changed:
+        mean = math.prod(changed) ** (1 / len(changed))
+        assert float(report["geometric mean"]) == pytest.approx(mean, abs=0.01)
+
+
+def test_a_call_is_changed_by_tuning_where_another_one_computes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    import tuning
+
+    said = iter(
+        [
+            "aten::mm: planned\n  → launch bp_matmul_packed on 2×1×1 items in groups of 1×1×1: argument 0",
+            "aten::mm: planned\n  → on the host backplane::host_product(None, argument 0)",
+        ]
+    )
+    monkeypatch.setattr(tuning.plans, "explain", lambda body: next(said))
+    assert tuning.computed_by(lambda: None) == ["bp_matmul_packed"]
+    assert tuning.computed_by(lambda: None) == ["backplane::host_product"]
 
 
 @pytest.mark.parametrize("script", ["matmul.py", "training.py", "tuning.py"])
