@@ -9,6 +9,9 @@ A chain on OpenCL is also given to the same queue by a bare loop in C: as many c
 programs' functions with the same arguments and groups. A kernel that is launched with other arguments than before needs
 clSetKernelArg, so the loop calls it as often as the replay does, and is what a replay is held against. A second
 loop has a kernel for each launch, whose arguments were set before the time began: the least that OpenCL can take.
+
+"device" is how long the device is at work on a replay, by a profile: what no graph can save. "at most" is the eager step
+by that, so how many times as fast as eagerly a replay could be that takes no time beside.
 """
 
 from __future__ import annotations
@@ -104,14 +107,15 @@ ROWS: dict[str, tuple[Callable[[torch.device], Step], int]] = {
 
 @dataclasses.dataclass
 class Result:
-    """Median microseconds, and medians over the rounds of how many times as fast a replay is; and of how many times as
-    long it takes as a loop in C."""
+    """Median microseconds, those that the device is at work in a replay, and medians over the rounds of how many times
+    as fast a replay is; and of how many times as long it takes as a loop in C."""
 
     title: str
     nodes: int
     replay_us: float
     eager_us: float
     cpu_us: float
+    device_us: float
     by_eager: float
     by_cpu: float
     beside_us: float | None = None  # the replay, when it takes turns with the loops
@@ -134,6 +138,17 @@ def replayed(step: Step) -> tuple[torch.bp.Graph, torch.Tensor]:  # type: ignore
     with torch.bp.graph(graph):  # type: ignore[attr-defined]
         result = step()
     return graph, result
+
+
+def at_work(graph: torch.bp.Graph, rounds: int) -> float:  # type: ignore[name-defined]
+    """Microseconds that the device is at work on a replay, by a profile; the median of so many."""
+    times = []
+    for _ in range(rounds):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.PrivateUse1]) as profile:
+            graph.replay()
+            torch.accelerator.synchronize()
+        times.append(sum(event.device_time_total for event in profile.events()))
+    return statistics.median(times)
 
 
 def watched() -> launches.Watch | launches.Unavailable:
@@ -198,7 +213,8 @@ def run(title: str, place: torch.device, rounds: int, watch: launches.Watch | la
     here = turns.Side(place)
     times, (replay, eager, cpu) = timed([graph.replay, step, turns.Apart(make)], [here, here, turns.Side(turns.CPU)])
     by_eager, by_cpu = turns.ratio(times[0], times[1]), turns.ratio(times[0], times[2])
-    found = Result(title, len(graph), replay, eager, cpu, by_eager, by_cpu, without_loop=without)
+    device = at_work(graph, rounds) / operators
+    found = Result(title, len(graph), replay, eager, cpu, device, by_eager, by_cpu, without_loop=without)
     if loops:  # whose turns are their own: a queue is quicker after a pause, such as the CPU's turn is
         finished = [turns.Side(place, finish=loop.finish) for loop in loops]
         times, (found.beside_us, found.loop_us, found.set_before_us) = timed([graph.replay, *loops], [here, *finished])
@@ -237,11 +253,11 @@ def main(
     cells = [
         [
             one.title, str(one.nodes), f"{one.replay_us:,.1f}", f"{one.eager_us:,.1f}", f"{one.cpu_us:,.1f}",
-            f"{one.by_eager:.2f}", f"{one.by_cpu:.2f}",
+            f"{one.device_us:,.1f}", f"{one.by_eager:.2f}", f"{one.eager_us / one.device_us:.2f}", f"{one.by_cpu:.2f}",
         ]
         for one in results
     ]  # fmt: skip
-    columns = ("", "in the graph", "replay", "eager", "cpu", "eager by replay", "cpu by replay")
+    columns = ("", "pieces", "replay", "eager", "cpu", "device", "eager by replay", "at most", "cpu by replay")
     environment |= {"rounds": rounds, "generated": generated}
     report.tell(environment, results, TITLE, columns, cells, as_json, beside_loops(results))
 

@@ -2,6 +2,7 @@
 # Builds the socket under a compiler's sanitizer, beside the ordinary build, and runs tests with it.
 #
 #   tools/sanitize.sh address|thread PYTHON [options and files for pytest]
+#   tools/sanitize.sh address|thread PYTHON --program tests/soak.py --seconds 600 --growth 2000
 #
 # Only csrc is instrumented: PyTorch, Python and PoCL are not, so what they do with our memory and locks is only seen where
 # it goes through a function that the sanitizer's library replaces. What is theirs is in tools/sanitize-KIND.txt, with reasons.
@@ -54,11 +55,15 @@ loaded=$("$python" -c 'import importlib.util; print(importlib.util.find_spec("to
 
 # setarch: ThreadSanitizer needs to know where things are. The options of faulthandler would hide the reports.
 status=0
-run() {
-  setarch -R env LD_PRELOAD="$preload" "$python" -m pytest -q -c "$root/pyproject.toml" --rootdir "$root" \
-    -p no:faulthandler -p no:cacheprovider --timeout 1200 "$@" || status=$?
+under() {
+  setarch -R env LD_PRELOAD="$preload" "$python" "$@" || status=$?
 }
-if [ $# -eq 0 ]; then
+run() {
+  under -m pytest -q -c "$root/pyproject.toml" --rootdir "$root" -p no:faulthandler -p no:cacheprovider --timeout 1200 "$@"
+}
+if [ "${1-}" = --program ]; then
+  under "$root/$2" "${@:3}"
+elif [ $# -eq 0 ]; then
   run "$root"/tests/test_{allocator,allocator_model,streams,threads,memory,device_faults,device_loss,kernel_launch}.py \
     "$root"/tests/opencl/test_{plans,host_work,graph_branches}.py \
     "$root"/tests/opencl/test_any_shape_guards.py::test_threads_call_one_operator_with_ever_new_shapes
