@@ -206,7 +206,8 @@ def run(title: str, place: torch.device, rounds: int, watch: launches.Watch | la
 
     def timed(bodies: list[turns.Body], sides: list[turns.Side]) -> tuple[list[list[float]], list[float]]:
         """Each body's times in rounds, and its median in microseconds."""
-        once = max(turns.seconds(body, side.place, 2, side.finish) for body, side in zip(bodies, sides, strict=True))
+        for _ in range(2):  # the first calls are slow, above all those of the CPU's process
+            once = max(turns.seconds(body, side.place, 3, side.finish) for body, side in zip(bodies, sides, strict=True))
         times = turns.in_turn(bodies, sides, max(1, int(0.1 / once)), rounds)
         return times, [statistics.median(one) * 1e6 / operators for one in times]
 

@@ -113,6 +113,37 @@ def test_recurrent_layers(mode: int, sizes: tuple[int, ...], threads: int) -> No
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("mode", [1, 2, 3], ids=["RNN", "LSTM", "GRU"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_threads_share_the_sequences(mode: int, dtype: torch.dtype) -> None:
+    """In as many shares as there are threads and pairs of sequences; gradients in those of the layer."""
+    function = {1: torch.rnn_tanh, 2: torch.lstm, 3: torch.gru}[mode]
+    before = torch.get_num_threads()
+    try:
+        for batch, directions, biases in itertools.product((1, 2, 3, 5, 16), (1, 2), (True, False)):
+            (x, hx, cx, params, _), _ = layer(mode, directions, 7, batch, 6, 20)
+            hx, params = hx.to(dtype), [one.to(dtype) for one in params if biases or one.dim() == 2]
+            x, cx = x.to(dtype), None if cx is None else cx.to(dtype)
+            inputs = [one.clone().requires_grad_() for one in (x, hx, *([] if cx is None else [cx]), *params)]
+            states, weights = (inputs[1:3], inputs[3:]) if mode == 2 else (inputs[1], inputs[2:])
+            expected, *last = function(inputs[0], states, weights, biases, 1, 0.0, True, directions == 2, False)
+            grads = [torch.randn(one.shape, dtype=dtype) for one in (expected, *last)]
+            right = torch.autograd.grad([expected, *last], inputs, grads)
+            for forwards, backwards in ((1, 2), (2, 1), (2, 2), (3, 3), (4, 2), (3, 16), (16, 4)):
+                torch.set_num_threads(forwards)
+                out, hy, cy, saved = ops.rnn_layer(x, hx, cx, params, mode, True)
+                for found, one in zip((out, hy, cy), (expected, *last), strict=False):
+                    torch.testing.assert_close(found, one)
+                torch.testing.assert_close(ops.rnn_layer(x, hx, cx, params, mode, False)[:2], (out, hy))
+                torch.set_num_threads(backwards)
+                given = (grads[0], grads[1], grads[2] if mode == 2 else cy, x, hx, cx, params, mode, out, hy, cy, saved)
+                found = [one for one in ops.rnn_layer_backward(*given) if one.numel()]
+                for one, of_it in zip(right, found, strict=True):
+                    torch.testing.assert_close(of_it, one, rtol=1e-4, atol=1e-5)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_what_one_direction_throws_is_thrown_and_the_next_call_is_right() -> None:
     given, (out, hy, cy, saved) = layer(2, 2, 9, 4, 8, 8)
     places = {"out": out, "hy": hy, "cy": cy, "saved": saved}

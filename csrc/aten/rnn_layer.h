@@ -7,14 +7,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
-#include <cstdint>
-
 namespace backplane {
-
-enum Mode : int64_t { kRelu, kTanh, kLstm, kGru }; // PyTorch's numbers
-
-// How many times a state's columns gates have.
-int64_t gates_of(int64_t mode);
 
 // Whether no planner is asked for a layer, declared or not: it is composed of steps here, or a host device's later call.
 bool asks_no_planner(const at::Tensor& tensor);

@@ -23,6 +23,7 @@
 #include <tuple>
 #include <vector>
 
+#include "aten/rnn_directions.h"
 #include "aten/rnn_layer.h"
 
 namespace backplane {
