@@ -10,8 +10,8 @@ programs' functions with the same arguments and groups. A kernel that is launche
 clSetKernelArg, so the loop calls it as often as the replay does, and is what a replay is held against. A second
 loop has a kernel for each launch, whose arguments were set before the time began: the least that OpenCL can take.
 
-"device" is how long the device is at work on a replay, by a profile: what no graph can save. "at most" is the eager step
-by that, so how many times as fast as eagerly a replay could be that takes no time beside.
+"device" is how long the device is at work on a replay, by a profile: what no graph can save. "at most" is the eager
+step by that, so how many times as fast as eagerly a replay could be that takes no time beside.
 """
 
 from __future__ import annotations
@@ -140,15 +140,13 @@ def replayed(step: Step) -> tuple[torch.bp.Graph, torch.Tensor]:  # type: ignore
     return graph, result
 
 
-def at_work(graph: torch.bp.Graph, rounds: int) -> float:  # type: ignore[name-defined]
-    """Microseconds that the device is at work on a replay, by a profile; the median of so many."""
-    times = []
-    for _ in range(rounds):
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.PrivateUse1]) as profile:
+def at_work(graph: torch.bp.Graph, replays: int) -> float:  # type: ignore[name-defined]
+    """Microseconds that the device is at work on a replay, by a profile of so many."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.PrivateUse1]) as profile:
+        for _ in range(replays):
             graph.replay()
-            torch.accelerator.synchronize()
-        times.append(sum(event.device_time_total for event in profile.events()))
-    return statistics.median(times)
+        torch.accelerator.synchronize()
+    return sum(event.device_time_total for event in profile.events()) / replays
 
 
 def watched() -> launches.Watch | launches.Unavailable:
@@ -206,15 +204,16 @@ def run(title: str, place: torch.device, rounds: int, watch: launches.Watch | la
 
     def timed(bodies: list[turns.Body], sides: list[turns.Side]) -> tuple[list[list[float]], list[float]]:
         """Each body's times in rounds, and its median in microseconds."""
+        pairs = list(zip(bodies, sides, strict=True))
         for _ in range(2):  # the first calls are slow, above all those of the CPU's process
-            once = max(turns.seconds(body, side.place, 3, side.finish) for body, side in zip(bodies, sides, strict=True))
+            once = max(turns.seconds(body, side.place, 3, side.finish) for body, side in pairs)
         times = turns.in_turn(bodies, sides, max(1, int(0.1 / once)), rounds)
         return times, [statistics.median(one) * 1e6 / operators for one in times]
 
     here = turns.Side(place)
     times, (replay, eager, cpu) = timed([graph.replay, step, turns.Apart(make)], [here, here, turns.Side(turns.CPU)])
     by_eager, by_cpu = turns.ratio(times[0], times[1]), turns.ratio(times[0], times[2])
-    device = at_work(graph, rounds) / operators
+    device = at_work(graph, 10) / operators
     found = Result(title, len(graph), replay, eager, cpu, device, by_eager, by_cpu, without_loop=without)
     if loops:  # whose turns are their own: a queue is quicker after a pause, such as the CPU's turn is
         finished = [turns.Side(place, finish=loop.finish) for loop in loops]

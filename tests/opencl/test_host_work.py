@@ -39,7 +39,7 @@ def defined(schema: str, planner: Callable[..., Any]) -> Any:
 
 def test_a_cpu_kernel_reads_and_writes_the_devices_memory() -> None:
     needs_sight()
-    a, b = torch.randn(7, 5), torch.randn(4, 5)
+    a, b = torch.randint(9, (7, 5)).float(), torch.randint(9, (4, 5)).float()  # sums are exact
     out = torch.zeros(9, 7, device=DEVICE)
     call_on_cpu(aten.mm.out, b.to(DEVICE), a.to(DEVICE).T, out=out[2:6])
     assert torch.equal(out[2:6].cpu(), b @ a.T)
@@ -305,7 +305,7 @@ def test_a_call_in_a_row_that_fails_leaves_the_others_right() -> None:
 
 def test_calls_of_one_stream_that_wait_do_not_hold_up_those_of_another() -> None:
     needs_sight()
-    a = torch.rand(400, 400, device=DEVICE)  # computed by the one thread that has a team
+    a = torch.randint(9, (400, 400), device=DEVICE).float()  # computed by the one thread that has a team
     out, other = torch.empty_like(a), torch.empty_like(a)
     torch.bp.synchronize()
     stream = torch.bp.Stream()
@@ -326,7 +326,7 @@ def test_calls_of_one_stream_that_wait_do_not_hold_up_those_of_another() -> None
 @libraries.preferring("products", "host")
 def test_a_call_in_another_thread() -> None:
     needs_sight()
-    a = torch.randn(80, 80)
+    a = torch.randint(9, (80, 80)).float()
     results: list[torch.Tensor] = []
 
     def work() -> None:
