@@ -287,8 +287,8 @@ def test_a_call_in_a_row_that_fails_leaves_the_others_right() -> None:
     needs_sight()
     a = torch.randint(3, (400, 400), device=DEVICE).float()  # sums are exact, whoever adds them
     out, other, wrong = (torch.empty_like(a) for _ in range(3))
-    torch.bp.synchronize()
     for _ in range(2):
+        torch.bp.synchronize()  # the other stream does not wait for what is filled
         stream = torch.bp.Stream()
         with stream:
             gate = _C._StreamGate(stream.device_index, stream.stream_id)
