@@ -64,7 +64,7 @@ run() {
 if [ "${1-}" = --program ]; then
   under "$root/$2" "${@:3}"
 elif [ $# -eq 0 ]; then
-  run "$root"/tests/test_{allocator,allocator_model,streams,threads,memory,device_faults,device_loss,kernel_launch}.py \
+  run "$root"/tests/test_{allocator,allocator_model,streams,threads,memory,device_faults,device_loss,kernel_launch,host_places}.py \
     "$root"/tests/opencl/test_{plans,host_work,graph_branches}.py \
     "$root"/tests/opencl/test_any_shape_guards.py::test_threads_call_one_operator_with_ever_new_shapes
   run --on opencl "$root"/tests/test_{streams,threads,memory}.py
