@@ -181,3 +181,27 @@ def test_a_python_hook_in_a_backward_thread_while_the_main_thread_holds_the_lock
         (x * 2).sum().backward()
     assert len(names) == 20
     assert x.grad.tolist() == [60.0] * 3
+
+
+def test_profiles_end_while_other_threads_compute() -> None:
+    done = threading.Event()
+
+    def work(number: int) -> int:
+        if number == 0:
+            try:
+                counts = []
+                for _ in range(20):
+                    with torch.profiler.profile(activities=torch.profiler.supported_activities()) as profile:
+                        torch.ones(8, device="bp").mul_(2)
+                    counts.append(sum(event.name == "aten::mul_" for event in profile.events()))
+                return min(counts)
+            finally:
+                done.set()
+        x, calls = torch.ones(8, 8, device=torch.device("bp", number - 1)), 0
+        while not done.is_set():
+            x = (x @ x) / 8
+            calls += 1
+        assert x.sum().item() == 64
+        return calls
+
+    assert all(in_threads(3, work))

@@ -43,8 +43,10 @@ common=log_path=$reports/report:suppressions=$PWD/tools/sanitize-$kind.txt
 export ASAN_OPTIONS=$common:detect_leaks=0:allocator_may_return_null=1:use_sigaltstack=0
 export UBSAN_OPTIONS=log_path=$reports/report-undefined:print_stacktrace=1
 # ignore_interceptors_accesses: what others do to memory by memcpy() and free() is not looked at, because their atomics are not
-# seen that order it; their locks are seen. report_signal_unsafe: Python's and LLVM's handlers.
+# seen that order it; their locks are seen. report_signal_unsafe: Python's and LLVM's handlers. die_after_fork: children that
+# soak.py forks go on.
 export TSAN_OPTIONS=$common:ignore_interceptors_accesses=1:second_deadlock_stack=1:report_signal_unsafe=0:exitcode=66
+TSAN_OPTIONS+=:allocator_may_return_null=1:die_after_fork=0
 export PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH} PYTHONMALLOC=malloc
 
 # The folder that Python is started in comes before PYTHONPATH, so it is this one; and what is given is named from here.

@@ -93,7 +93,9 @@ void Profile::pop_user_correlation() {
 
 void Profile::add(Activity activity) {
   const std::lock_guard<std::mutex> guard(lock_);
-  activities_.push_back(std::move(activity));
+  if (!is_stopped_) { // another thread may have stopped it since this one asked for it
+    activities_.push_back(std::move(activity));
+  }
 }
 
 // An idle stream passes an event when it is recorded, more or less: the closest of some tries is taken.
@@ -131,6 +133,7 @@ void Profile::stop() {
   std::vector<Activity> recorded;
   {
     const std::lock_guard<std::mutex> guard(lock_);
+    is_stopped_ = true;
     recorded.swap(activities_);
   }
   std::map<c10::DeviceIndex, std::optional<Base>> bases;

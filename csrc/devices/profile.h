@@ -88,6 +88,7 @@ class Profile {
   static std::atomic<bool> is_active_;
 
   std::mutex lock_; // not held while a device is called
+  bool is_stopped_ = false; // what threads add later is left out
   std::vector<Activity> activities_;
   std::vector<std::string> errors_;
 };
