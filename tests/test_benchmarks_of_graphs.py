@@ -155,7 +155,7 @@ def test_without_a_compiler_the_row_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     assert str(missing) == "there is no C compiler"
     with pytest.raises(graphs.launches.Unavailable, match="no C compiler"):
         graphs.bare_loops(missing, None, None)
-    result = graphs.Result("made up", 3, 1, 1, 1, 1, 1, without_loop=str(missing))
+    result = graphs.Result("made up", 3, 1, 1, 1, 1, 1, 1, without_loop=str(missing))
     assert graphs.beside_loops([result]) == {"made up, without a loop in C": "there is no C compiler"}
 
 

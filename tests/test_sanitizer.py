@@ -158,6 +158,57 @@ def test_copies_between_devices_wait_by_themselves() -> None:
         assert host.sum().item() == 2000
 
 
+def test_a_copy_between_devices_is_over_for_who_waits_for_either() -> None:
+    """As where one device sums another's gradients, and sends the sum."""
+    if bp.device_count() < 2:
+        pytest.skip("there is one device")
+    first, second = (torch.bp.Stream(f"bp:{index}") for index in range(2))
+    with sanitizer.sanitize():
+        total, gradient = (torch.ones(1000, device=f"bp:{index}") for index in range(2))
+        first.wait_stream(bp.current_stream(0))
+        second.wait_stream(bp.current_stream(1))
+        with first:
+            total.add_(gradient.to(total.device))  # on the current stream of bp:1, which is not the second
+        second.wait_stream(first)
+        with second:
+            gradient.copy_(total)
+        with pytest.raises(RaceError):
+            total.add_(1)  # `first` is not waited for
+
+
+def test_what_a_graph_captures_has_not_run() -> None:
+    with sanitizer.sanitize():
+        x = torch.ones(64, device="bp")
+        for _ in range(2):  # each on another stream
+            graph = torch.accelerator.Graph()
+            with torch.Stream(x.device), graph:
+                x.add_(1)
+            x.mul_(2)
+            graph.replay()
+            assert x.cpu().unique().numel() == 1
+        side = other_stream()
+        x.add_(1)
+        with bp.stream(side), pytest.raises(RaceError):
+            x.mul_(2)
+
+
+def test_a_race_within_a_graph() -> None:
+    with sanitizer.sanitize():
+        x = torch.ones(64, device="bp")
+        graph, stream, side = torch.accelerator.Graph(), bp.Stream(), bp.Stream()
+        with stream, graph:
+            y = x + 1
+            side.wait_stream(stream)
+            x.mul_(2)
+            with bp.stream(side):
+                y.mul_(2)
+                with pytest.raises(RaceError, match="mul_"):
+                    x.sub_(1)
+            stream.wait_stream(side)
+        graph.replay()
+        assert x.cpu().unique().numel() == 1
+
+
 def test_it_ends_with_its_block_and_is_enabled_once() -> None:
     x = torch.ones(8, device="bp")
     with sanitizer.sanitize():

@@ -43,7 +43,10 @@ void bind_graphs(py::module_& module) {
       .def("enable_debug_mode", &Graph::enable_debug_mode)
       .def("debug_dump", &Graph::debug_dump, py::arg("debug_path"), released)
       .def("__len__", &Graph::size);
-  module.def("is_capturing", [](c10::DeviceIndex index) { return Capture::of(current_stream(index)) != nullptr; });
+  module.def("capture_of", [](c10::DeviceIndex index) -> uint64_t {
+    const auto capture = Capture::of(current_stream(index));
+    return capture != nullptr ? capture->number() : 0;
+  });
 }
 
 } // namespace backplane

@@ -110,6 +110,10 @@ class Capture {
   // a stream that joined was not waited for.
   CapturedGraph end();
 
+  // From 1, another one for each.
+  uint64_t number() const {
+    return number_;
+  }
   // The capture that the stream is in; mostly none.
   static std::shared_ptr<Capture> of(c10::Stream stream) {
     return under_way_.load(std::memory_order_relaxed) == 0 ? nullptr : find(stream);

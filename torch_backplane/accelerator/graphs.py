@@ -165,7 +165,7 @@ def graph_pool_handle() -> PoolId:
 
 def is_current_stream_capturing() -> bool:
     """Whether what the current stream is given is being captured."""
-    return _C.is_capturing(current_device())
+    return _C.capture_of(current_device()) != 0
 
 
 # --- callables -------------------------------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ It does not need bad luck: what counts is what waits for what, not what ran when
 may be used on several streams; and it knows memory for the same after it was freed, so that a block which another
 stream still uses when it gets to a new tensor is found (`Tensor.record_stream` prevents that).
 
-What it does not see: replays of graphs (what is captured is looked at once, as it is captured), and host memory.
+What it does not see: replays of graphs, and host memory. What a graph captures is looked at once, beside the rest of the
+graph: nothing of it runs yet.
 
 How: each stream has a vector clock, the latest operator of each other stream that it has waited for (Lamport 1978;
 Mattern 1989). Events copy it, waits merge it. For each range of memory the last write and the reads since are known.
@@ -28,7 +29,7 @@ import dataclasses
 import re
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -48,6 +49,8 @@ MOST_RUNS = 256
 _UNWRITTEN = re.compile(r"aten::(empty|new_empty|empty_like|empty_strided|new_empty_strided|empty_permuted)$")
 # They take tensors for what they look like.
 _LIKE = re.compile(r"aten::(new_.*|.*_like)$")
+# Between devices the stream of each waits for the other's, before and after.
+_COPIES = {"aten::copy_", "aten::_to_copy", "aten::_foreach_copy_"}
 _NO_WORK = {"aten::record_stream", "aten::set_", "aten::resize_", "aten::is_same_size", "aten::is_pinned"}
 
 
@@ -167,6 +170,14 @@ class Order:
         clock[stream] = self._number
         return self._number
 
+    def join(self, streams: Collection[StreamKey]) -> None:
+        """Each has waited for what the others were given."""
+        together: Clock = {}
+        for stream in streams:
+            _merge(together, self._streams[stream])
+        for stream in streams:
+            _merge(self._streams[stream], together)
+
     def is_over(self, access: Access, before: StreamKey) -> bool:
         return access.number <= self._streams.get(before, {}).get(access.stream, 0)
 
@@ -223,6 +234,8 @@ class Sanitizer(TorchDispatchMode):
         self._lock = threading.RLock()
         self._order = Order()
         self._memory: dict[int, Memory] = {}
+        self._captured: dict[int, tuple[int, Memory]] = {}
+        """Of a device, the latest capture's number, and what it does to memory when it is replayed."""
         self.operators = 0
         """How many have been looked at."""
 
@@ -246,7 +259,7 @@ class Sanitizer(TorchDispatchMode):
             del stack[-1:]  # this function
             with self._lock:
                 self.operators += 1
-                self._look(str(func), [*given, *made], stack)
+                self._look(func, [*given, *made], stack)
         return result
 
     @staticmethod
@@ -277,8 +290,17 @@ class Sanitizer(TorchDispatchMode):
                 if on_device and tensor.untyped_storage().data_ptr() not in known:  # else a view that the schema hides
                     yield "its result", tensor, True
 
+    def _memory_of(self, device: int) -> Memory:
+        """Where accesses on the device's current stream are."""
+        capture = _C.capture_of(device)
+        if capture == 0:
+            return self._memory.setdefault(device, Memory())
+        if self._captured.get(device, (0,))[0] != capture:
+            self._captured[device] = capture, Memory()
+        return self._captured[device][1]
+
     def _look(
-        self, operator: str, tensors: list[tuple[str, torch.Tensor, bool]], stack: traceback.StackSummary
+        self, operator: Any, tensors: list[tuple[str, torch.Tensor, bool]], stack: traceback.StackSummary
     ) -> None:
         numbers: dict[StreamKey, int] = {}
         found: RaceError | None = None
@@ -287,8 +309,8 @@ class Sanitizer(TorchDispatchMode):
             stream = StreamKey(index, torch.bp.current_stream(index).stream_id)  # type: ignore[attr-defined]
             if stream not in numbers:
                 numbers[stream] = self._order.next_on(stream)
-            access = Access(stream, numbers[stream], writes, operator, argument, stack)
-            memory = self._memory.setdefault(index, Memory())
+            access = Access(stream, numbers[stream], writes, str(operator), argument, stack)
+            memory = self._memory_of(index)
             for start, end in _runs(tensor):
                 for interval in memory.touching(start, end):
                     before = [*interval.reads.values()] if writes else []
@@ -300,6 +322,8 @@ class Sanitizer(TorchDispatchMode):
                     memory.write(start, end, access)
                 else:
                     memory.read(start, end, access)
+        if operator._schema.name in _COPIES:
+            self._order.join(numbers)
         if found is not None:
             raise found
 

@@ -239,7 +239,7 @@ def winner(family: str, problem: Problem, device: torch.device, candidates: Sequ
     known = context.results(device.index) if lasting else context.benchmarked(device.index)
     found = known.get(problem)
     # Trials tune nothing themselves, and nothing can be timed while a graph is captured.
-    if found is None and _thread.forced is None and not _C.is_capturing(device.index):
+    if found is None and _thread.forced is None and not _C.capture_of(device.index):
         if lasting and context["tuning"]:
             found = tune(family, problem, device, candidates, cache_bytes)
             context.add(device.index, problem, found)
