@@ -15,8 +15,8 @@ It does not need bad luck: what counts is what waits for what, not what ran when
 may be used on several streams; and it knows memory for the same after it was freed, so that a block which another
 stream still uses when it gets to a new tensor is found (`Tensor.record_stream` prevents that).
 
-What it does not see: replays of graphs, and host memory. What a graph captures is looked at once, beside the rest of the
-graph: nothing of it runs yet.
+What it does not see: replays of graphs, and host memory. What a graph captures is looked at once, beside the rest of
+the graph: nothing of it runs yet.
 
 How: each stream has a vector clock, the latest operator of each other stream that it has waited for (Lamport 1978;
 Mattern 1989). Events copy it, waits merge it. For each range of memory the last write and the reads since are known.
