@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torch_backplane.testing import sanitizer
 from torch_backplane.testing.sanitizer import RaceError
@@ -190,6 +191,31 @@ def test_what_a_graph_captures_has_not_run() -> None:
         x.add_(1)
         with bp.stream(side), pytest.raises(RaceError):
             x.mul_(2)
+
+
+@pytest.mark.parametrize("name", ["item", "tolist", "cpu", "nonzero", "equal", "unique"])
+def test_what_waits_for_itself_is_over(name: str) -> None:
+    def wait(x: torch.Tensor) -> object:
+        return x.sum().item() if name == "item" else x.equal(x + 1) if name == "equal" else getattr(x, name)()
+
+    with sanitizer.sanitize():
+        x = torch.ones(64, device="bp")
+        side = other_stream()
+        wait(x)
+        with bp.stream(side):
+            x.mul_(2)
+        bp.current_stream().wait_stream(side)
+        x.sum()
+        with bp.stream(side), pytest.raises(RaceError):
+            x.mul_(2)
+
+
+def test_fake_tensors_have_no_memory() -> None:
+    with sanitizer.sanitize() as looked, FakeTensorMode():
+        x = torch.ones(64, device="bp")
+        with bp.stream(bp.Stream()):
+            x.add_(1)
+        assert looked.operators == 0
 
 
 def test_a_race_within_a_graph() -> None:

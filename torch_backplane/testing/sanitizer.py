@@ -29,7 +29,7 @@ import dataclasses
 import re
 import threading
 import traceback
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -51,6 +51,8 @@ _UNWRITTEN = re.compile(r"aten::(empty|new_empty|empty_like|empty_strided|new_em
 _LIKE = re.compile(r"aten::(new_.*|.*_like)$")
 # Between devices the stream of each waits for the other's, before and after.
 _COPIES = {"aten::copy_", "aten::_to_copy", "aten::_foreach_copy_"}
+# The host waits for what they make of numbers in memory: Python numbers, or the sizes of results.
+_WAITING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _NO_WORK = {"aten::record_stream", "aten::set_", "aten::resize_", "aten::is_same_size", "aten::is_pinned"}
 
 
@@ -178,6 +180,11 @@ class Order:
         for stream in streams:
             _merge(self._streams[stream], together)
 
+    def host_passed(self, streams: Iterable[StreamKey]) -> None:
+        """What they were given is over."""
+        for stream in streams:
+            _merge(self._host, self._known(stream))
+
     def is_over(self, access: Access, before: StreamKey) -> bool:
         return access.number <= self._streams.get(before, {}).get(access.stream, 0)
 
@@ -191,11 +198,9 @@ class Order:
         elif what == "host passed event":
             _merge(self._host, self._events.get(event, {}))
         elif what == "host passed stream":
-            _merge(self._host, self._known(key))
+            self.host_passed([key])
         elif what == "host passed device":
-            for one in list(self._streams):
-                if one.device == device:
-                    _merge(self._host, self._known(one))
+            self.host_passed([one for one in self._streams if one.device == device])
         elif what == "destroyed":
             self._events.pop(event, None)
 
@@ -204,6 +209,19 @@ class Order:
         clock = dict(self._streams.get(stream, {}))
         _merge(clock, self._host)
         return clock
+
+
+def _is_in_memory(value: object) -> bool:
+    """Whether it is a tensor of bp's, and no fake one."""
+    if not isinstance(value, torch.Tensor) or value.device.type != "bp" or value.layout != torch.strided:
+        return False
+    return value.untyped_storage().device.type == "bp"
+
+
+def _stream_of(tensor: torch.Tensor) -> StreamKey:
+    """The current one of its device."""
+    index = tensor.device.index
+    return StreamKey(index, torch.bp.current_stream(index).stream_id)  # type: ignore[attr-defined]
 
 
 def _runs(tensor: torch.Tensor) -> list[tuple[int, int]]:
@@ -249,7 +267,12 @@ class Sanitizer(TorchDispatchMode):
         if name in _NO_WORK:
             return func(*args, **kwargs)
         given = list(self._given(func._schema, args, kwargs, bool(_LIKE.match(name))))
+        with self._lock:  # before it waits for itself, as item() does
+            numbers = {one: self._order.next_on(one) for one in {_stream_of(tensor) for _, tensor, _ in given}}
         result = func(*args, **kwargs)
+        if _WAITING.intersection(func.tags):
+            with self._lock:
+                self._order.host_passed(numbers)
         made = [] if _UNWRITTEN.match(name) else list(self._made(func._schema, result, args, kwargs))
         if given or made:
             stack = traceback.StackSummary.extract(
@@ -259,7 +282,7 @@ class Sanitizer(TorchDispatchMode):
             del stack[-1:]  # this function
             with self._lock:
                 self.operators += 1
-                self._look(func, [*given, *made], stack)
+                self._look(func, [*given, *made], numbers, stack)
         return result
 
     @staticmethod
@@ -271,7 +294,7 @@ class Sanitizer(TorchDispatchMode):
             if value is None or (alias is not None and not alias.is_write) or (is_like and alias is None):
                 continue  # not there; looked at as another view; or in its shape alone
             for tensor in pytree.tree_leaves(value):
-                if isinstance(tensor, torch.Tensor) and tensor.device.type == "bp":
+                if _is_in_memory(tensor):
                     yield f"argument {argument.name}", tensor, alias is not None
 
     @staticmethod
@@ -279,15 +302,15 @@ class Sanitizer(TorchDispatchMode):
         known = {
             tensor.untyped_storage().data_ptr()
             for tensor in pytree.tree_leaves((args, kwargs))
-            if isinstance(tensor, torch.Tensor) and tensor.device.type == "bp"
+            if _is_in_memory(tensor)
         }
         results = (result,) if len(schema.returns) == 1 else result or ()
         for returned, value in zip(schema.returns, results, strict=False):
             if returned.alias_info is not None:
                 continue
             for tensor in pytree.tree_leaves(value):
-                on_device = isinstance(tensor, torch.Tensor) and tensor.device.type == "bp"
-                if on_device and tensor.untyped_storage().data_ptr() not in known:  # else a view that the schema hides
+                # Known memory is a view's that the schema hides.
+                if _is_in_memory(tensor) and tensor.untyped_storage().data_ptr() not in known:
                     yield "its result", tensor, True
 
     def _memory_of(self, device: int) -> Memory:
@@ -300,17 +323,19 @@ class Sanitizer(TorchDispatchMode):
         return self._captured[device][1]
 
     def _look(
-        self, operator: Any, tensors: list[tuple[str, torch.Tensor, bool]], stack: traceback.StackSummary
+        self,
+        operator: Any,
+        tensors: list[tuple[str, torch.Tensor, bool]],
+        numbers: dict[StreamKey, int],
+        stack: traceback.StackSummary,
     ) -> None:
-        numbers: dict[StreamKey, int] = {}
         found: RaceError | None = None
         for argument, tensor, writes in sorted(tensors, key=lambda one: one[2]):
-            index = tensor.device.index
-            stream = StreamKey(index, torch.bp.current_stream(index).stream_id)  # type: ignore[attr-defined]
-            if stream not in numbers:
+            stream = _stream_of(tensor)
+            if stream not in numbers:  # of another device than what it was given
                 numbers[stream] = self._order.next_on(stream)
             access = Access(stream, numbers[stream], writes, str(operator), argument, stack)
-            memory = self._memory_of(index)
+            memory = self._memory_of(stream.device)
             for start, end in _runs(tensor):
                 for interval in memory.touching(start, end):
                     before = [*interval.reads.values()] if writes else []
