@@ -210,6 +210,23 @@ def test_what_waits_for_itself_is_over(name: str) -> None:
             x.mul_(2)
 
 
+def test_what_comes_from_the_cpu_is_there() -> None:
+    """As in torch.cuda, unless it comes from pinned memory and nobody waits for it."""
+    with sanitizer.sanitize():
+        x = torch.ones(64).to("bp")
+        with bp.stream(bp.Stream()):
+            x.add_(1)
+
+
+def test_lazy_copies_stay_lazy() -> None:
+    x = torch.ones(64, device="bp")
+    with sanitizer.sanitize():
+        lazy = x._lazy_clone()
+        x.sum()
+        lazy.sum()
+        assert torch._C._is_cow_tensor(lazy)  # type: ignore[attr-defined]
+
+
 def test_fake_tensors_have_no_memory() -> None:
     with sanitizer.sanitize() as looked, FakeTensorMode():
         x = torch.ones(64, device="bp")

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import itertools
 import re
 import threading
 import traceback
@@ -162,15 +163,25 @@ class Order:
         self._streams: dict[StreamKey, Clock] = {}
         self._events: dict[int, Clock] = {}
         self._host: Clock = {}  # operators that the host knows to be over
-        self._number = 0
+        self._numbers = itertools.count(1)
+        self._under_way = threading.local()
 
-    def next_on(self, stream: StreamKey) -> int:
-        """The number of an operator that the stream is given."""
-        self._number += 1
+    @contextmanager
+    def operator(self) -> Iterator[int]:
+        """Its number. What waits for a stream meanwhile waits for what the operator does on that stream, as item()
+        waits for itself.
+        """
+        self._under_way.number = number = next(self._numbers)
+        try:
+            yield number
+        finally:
+            self._under_way.number = 0
+
+    def give(self, stream: StreamKey, number: int) -> None:
+        """The stream is given the operator with this number."""
         clock = self._streams.setdefault(stream, {})
         _merge(clock, self._host)
-        clock[stream] = self._number
-        return self._number
+        _merge(clock, {stream: number})
 
     def join(self, streams: Collection[StreamKey]) -> None:
         """Each has waited for what the others were given."""
@@ -208,6 +219,8 @@ class Order:
         """Also what was over when the host gave the stream whatever comes next."""
         clock = dict(self._streams.get(stream, {}))
         _merge(clock, self._host)
+        if number := getattr(self._under_way, "number", 0):
+            clock[stream] = number
         return clock
 
 
@@ -218,6 +231,11 @@ def _is_in_memory(value: object) -> bool:
     return value.untyped_storage().device.type == "bp"
 
 
+def _storage_of(tensor: torch.Tensor) -> int:
+    """Where its memory begins. `data_ptr()` would make a lazy copy a real one."""
+    return int(torch._C._data_address(tensor))  # type: ignore[attr-defined]
+
+
 def _stream_of(tensor: torch.Tensor) -> StreamKey:
     """The current one of its device."""
     index = tensor.device.index
@@ -226,8 +244,10 @@ def _stream_of(tensor: torch.Tensor) -> StreamKey:
 
 def _runs(tensor: torch.Tensor) -> list[tuple[int, int]]:
     """The ranges of addresses, [start, end), that the tensor's elements take."""
-    if tensor.numel() == 0 or tensor.data_ptr() == 0:
+    start = _storage_of(tensor)
+    if tensor.numel() == 0 or start == 0:
         return []
+    start += int(tensor.storage_offset()) * tensor.element_size()
     length = tensor.element_size()
     others: list[tuple[int, int]] = []  # (stride in bytes, size)
     for stride, size in sorted(zip(tensor.stride(), tensor.size(), strict=True)):
@@ -238,7 +258,7 @@ def _runs(tensor: torch.Tensor) -> list[tuple[int, int]]:
             length += (size - 1) * step
         else:
             others.append((step, size))
-    starts = [tensor.data_ptr()]
+    starts = [start]
     for step, size in others:
         starts = [start + index * step for index in range(min(size, MOST_RUNS)) for start in starts][:MOST_RUNS]
     return [(start, start + length) for start in starts]
@@ -267,12 +287,11 @@ class Sanitizer(TorchDispatchMode):
         if name in _NO_WORK:
             return func(*args, **kwargs)
         given = list(self._given(func._schema, args, kwargs, bool(_LIKE.match(name))))
-        with self._lock:  # before it waits for itself, as item() does
-            numbers = {one: self._order.next_on(one) for one in {_stream_of(tensor) for _, tensor, _ in given}}
-        result = func(*args, **kwargs)
-        if _WAITING.intersection(func.tags):
-            with self._lock:
-                self._order.host_passed(numbers)
+        with self._order.operator() as number:
+            result = func(*args, **kwargs)
+            if _WAITING.intersection(func.tags):
+                with self._lock:
+                    self._order.host_passed({_stream_of(tensor) for _, tensor, _ in given})
         made = [] if _UNWRITTEN.match(name) else list(self._made(func._schema, result, args, kwargs))
         if given or made:
             stack = traceback.StackSummary.extract(
@@ -282,7 +301,7 @@ class Sanitizer(TorchDispatchMode):
             del stack[-1:]  # this function
             with self._lock:
                 self.operators += 1
-                self._look(func, [*given, *made], numbers, stack)
+                self._look(func, [*given, *made], number, stack)
         return result
 
     @staticmethod
@@ -299,18 +318,14 @@ class Sanitizer(TorchDispatchMode):
 
     @staticmethod
     def _made(schema: Any, result: Any, args: Any, kwargs: Any) -> Iterator[tuple[str, torch.Tensor, bool]]:
-        known = {
-            tensor.untyped_storage().data_ptr()
-            for tensor in pytree.tree_leaves((args, kwargs))
-            if _is_in_memory(tensor)
-        }
+        known = {_storage_of(tensor) for tensor in pytree.tree_leaves((args, kwargs)) if _is_in_memory(tensor)}
         results = (result,) if len(schema.returns) == 1 else result or ()
         for returned, value in zip(schema.returns, results, strict=False):
             if returned.alias_info is not None:
                 continue
             for tensor in pytree.tree_leaves(value):
                 # Known memory is a view's that the schema hides.
-                if _is_in_memory(tensor) and tensor.untyped_storage().data_ptr() not in known:
+                if _is_in_memory(tensor) and _storage_of(tensor) not in known:
                     yield "its result", tensor, True
 
     def _memory_of(self, device: int) -> Memory:
@@ -326,15 +341,17 @@ class Sanitizer(TorchDispatchMode):
         self,
         operator: Any,
         tensors: list[tuple[str, torch.Tensor, bool]],
-        numbers: dict[StreamKey, int],
+        number: int,
         stack: traceback.StackSummary,
     ) -> None:
+        streams: set[StreamKey] = set()
         found: RaceError | None = None
         for argument, tensor, writes in sorted(tensors, key=lambda one: one[2]):
             stream = _stream_of(tensor)
-            if stream not in numbers:  # of another device than what it was given
-                numbers[stream] = self._order.next_on(stream)
-            access = Access(stream, numbers[stream], writes, str(operator), argument, stack)
+            if stream not in streams:
+                streams.add(stream)
+                self._order.give(stream, number)
+            access = Access(stream, number, writes, str(operator), argument, stack)
             memory = self._memory_of(stream.device)
             for start, end in _runs(tensor):
                 for interval in memory.touching(start, end):
@@ -348,7 +365,7 @@ class Sanitizer(TorchDispatchMode):
                 else:
                     memory.read(start, end, access)
         if operator._schema.name in _COPIES:
-            self._order.join(numbers)
+            self._order.join(streams)
         if found is not None:
             raise found
 
