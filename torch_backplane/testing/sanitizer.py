@@ -171,11 +171,16 @@ class Order:
         """Its number. What waits for a stream meanwhile waits for what the operator does on that stream, as item()
         waits for itself.
         """
+        around = self._number_under_way()
         self._under_way.number = number = next(self._numbers)
         try:
             yield number
         finally:
-            self._under_way.number = 0
+            self._under_way.number = around
+
+    def _number_under_way(self) -> int:
+        """Of the calling thread's operator; 0: none."""
+        return getattr(self._under_way, "number", 0)
 
     def give(self, stream: StreamKey, number: int) -> None:
         """The stream is given the operator with this number."""
@@ -219,7 +224,7 @@ class Order:
         """Also what was over when the host gave the stream whatever comes next."""
         clock = dict(self._streams.get(stream, {}))
         _merge(clock, self._host)
-        if number := getattr(self._under_way, "number", 0):
+        if number := self._number_under_way():
             clock[stream] = number
         return clock
 
