@@ -173,6 +173,7 @@ def test_a_copy_between_devices_is_over_for_who_waits_for_either() -> None:
         second.wait_stream(first)
         with second:
             gradient.copy_(total)
+        first.wait_stream(bp.current_stream(0))
         with first:  # the host may have waited for the copies, where devices are of two drivers
             total.add_(1)
         with torch.bp.Stream("bp:0"), pytest.raises(RaceError):
