@@ -31,11 +31,12 @@ bool is_onednn(const Tensor& input, int64_t mode) {
 
 constexpr int64_t kLeastSequences = 2; // of a share: weights are read by each, and have gradients in each
 constexpr int64_t kMostShares = 255;
-constexpr int64_t kFewMultiplications = 1 << 20; // of a step: weights of more do not fit into a processor's own cache
+constexpr int64_t kFewMultiplications = 1 << 20; // of a step
 
-// Whether each thread computes shares of its own, rather than all threads each step. Of few multiplications that takes 0.4 to
-// 0.9 of the time, by steps of any number 0.7 to 0.9; oneDNN's layers of more are as quick or quicker with all threads, up to
-// three times (docs/measurements.md). Nor where more than half of the threads would have nothing to do.
+// Whether each thread computes shares of its own, rather than all threads each step. Measured with two threads
+// (docs/measurements.md): of few multiplications that mostly takes 0.4 to 1.0 of the time, by steps of any number 0.7 to 1.0;
+// oneDNN's layers of more are 1.4 times as quick to 2.7 times as slow. Nor where more than half of the threads would have
+// nothing to do.
 bool apart(const Given& given, int64_t shares) {
   const int64_t threads = at::get_num_threads(), parts = given.directions() * shares;
   if (threads <= given.directions()) {

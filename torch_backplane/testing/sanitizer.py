@@ -30,7 +30,7 @@ import itertools
 import re
 import threading
 import traceback
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -50,8 +50,6 @@ MOST_RUNS = 256
 _UNWRITTEN = re.compile(r"aten::(empty|new_empty|empty_like|empty_strided|new_empty_strided|empty_permuted)$")
 # They take tensors for what they look like.
 _LIKE = re.compile(r"aten::(new_.*|.*_like)$")
-# Between devices the stream of each waits for the other's, before and after.
-_COPIES = {"aten::copy_", "aten::_to_copy", "aten::_foreach_copy_"}
 # The host waits for what they make of numbers in memory: Python numbers, or the sizes of results.
 _WAITING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _NO_WORK = {"aten::record_stream", "aten::set_", "aten::resize_", "aten::is_same_size", "aten::is_pinned"}
@@ -188,14 +186,6 @@ class Order:
         _merge(clock, self._host)
         _merge(clock, {stream: number})
 
-    def join(self, streams: Collection[StreamKey]) -> None:
-        """Each has waited for what the others were given."""
-        together: Clock = {}
-        for stream in streams:
-            _merge(together, self._streams[stream])
-        for stream in streams:
-            _merge(self._streams[stream], together)
-
     def host_passed(self, streams: Iterable[StreamKey]) -> None:
         """What they were given is over."""
         for stream in streams:
@@ -306,7 +296,7 @@ class Sanitizer(TorchDispatchMode):
             del stack[-1:]  # this function
             with self._lock:
                 self.operators += 1
-                self._look(func, [*given, *made], number, stack)
+                self._look(str(func), [*given, *made], number, stack)
         return result
 
     @staticmethod
@@ -344,7 +334,7 @@ class Sanitizer(TorchDispatchMode):
 
     def _look(
         self,
-        operator: Any,
+        operator: str,
         tensors: list[tuple[str, torch.Tensor, bool]],
         number: int,
         stack: traceback.StackSummary,
@@ -356,7 +346,7 @@ class Sanitizer(TorchDispatchMode):
             if stream not in streams:
                 streams.add(stream)
                 self._order.give(stream, number)
-            access = Access(stream, number, writes, str(operator), argument, stack)
+            access = Access(stream, number, writes, operator, argument, stack)
             memory = self._memory_of(stream.device)
             for start, end in _runs(tensor):
                 for interval in memory.touching(start, end):
@@ -369,8 +359,6 @@ class Sanitizer(TorchDispatchMode):
                     memory.write(start, end, access)
                 else:
                     memory.read(start, end, access)
-        if operator._schema.name in _COPIES:
-            self._order.join(streams)
         if found is not None:
             raise found
 
