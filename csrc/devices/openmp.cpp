@@ -103,7 +103,8 @@ class ThreadWithTeam {
   std::deque<Task*> tasks_;
 };
 
-// Calls of one function, which a team's threads take one by one.
+// Calls of one function, which a team's threads take one by one. A thread that finds none left sleeps until the last one has ended:
+// at the end of a parallel part OpenMP's run in a circle, on a processor that the last call may be waiting for.
 class Calls {
  public:
   Calls(int64_t count, const std::function<void(int64_t)>& function) : count_(count), function_(function), errors_(count) {}
@@ -116,13 +117,17 @@ class Calls {
       } catch (...) {
         errors_[i] = std::current_exception();
       }
-      ++ended_;
+      const std::lock_guard<std::mutex> guard(lock_);
+      if (++ended_ == count_) {
+        all_ended_.notify_all();
+      }
     }
+    std::unique_lock<std::mutex> guard(lock_);
+    all_ended_.wait(guard, [&] { return ended_ == count_; });
   }
 
-  // When all have been taken and have ended. Throws what the first that threw has thrown.
+  // After `take`: throws what the first that threw has thrown.
   void end() const {
-    TORCH_INTERNAL_ASSERT(ended_ == count_);
     for (const auto& error : errors_) {
       if (error) {
         std::rethrow_exception(error);
@@ -135,7 +140,9 @@ class Calls {
   const std::function<void(int64_t)>& function_;
   std::vector<std::exception_ptr> errors_;
   std::atomic<int64_t> next_{0};
-  std::atomic<int64_t> ended_{0};
+  std::mutex lock_;
+  std::condition_variable all_ended_;
+  int64_t ended_ = 0;
 };
 
 // Where a parallel part begins and ends OpenMP orders what is done before, in it and after. ThreadSanitizer does not see that in
