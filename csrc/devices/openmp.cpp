@@ -103,8 +103,8 @@ class ThreadWithTeam {
   std::deque<Task*> tasks_;
 };
 
-// Calls of one function, which a team's threads take one by one. A thread that finds none left sleeps until the last one has ended:
-// at the end of a parallel part OpenMP's run in a circle, on a processor that the last call may be waiting for.
+// Calls of one function, which a team's threads take one by one. A thread that finds none left sleeps until the last one has
+// ended: at the end of a parallel part OpenMP's run in a circle, on a processor that the last call may be waiting for.
 class Calls {
  public:
   Calls(int64_t count, const std::function<void(int64_t)>& function) : count_(count), function_(function), errors_(count) {}
