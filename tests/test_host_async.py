@@ -167,13 +167,65 @@ for one, other in zip(first, again):
     assert torch.equal(one.cpu(), other.cpu())
 assert not torch.equal(torch.rand(10, device=DEVICE).cpu(), first[0].cpu())
 """,
-    "numbers on the CPU are those at the call": """
+    "a program waits where much is left to do": """
+import threading, time
+x, given = torch.zeros(10, device=DEVICE), 0
+torch.bp.synchronize()
+gate = _C._StreamGate(0, 0)
+
+def give():
+    global given
+    for given in range(1, 3001):
+        x.add_(1)
+
+thread = threading.Thread(target=give)
+thread.start()
+before = -1
+while before != given:
+    before = given
+    time.sleep(0.3)
+assert 1000 < given < 1100, given
+gate.open()
+thread.join()
+assert (given, x.tolist()) == (3000, [3000] * 10)
+""",
+    "synchronizing does not wait for what other threads give meanwhile": """
+import threading, time
+x, enough = torch.zeros(10, device=DEVICE), threading.Event()
+
+def give():
+    end = time.monotonic() + 20
+    while not enough.is_set() and time.monotonic() < end:
+        torch.bp._sleep(1_000_000)
+        x.add_(1)
+
+thread = threading.Thread(target=give)
+thread.start()
+try:
+    time.sleep(0.1)
+    torch.bp.synchronize()
+    assert thread.is_alive()
+finally:
+    enough.set()
+    thread.join()
+""",
+    "numbers and indices on the CPU are those at the call": """
 x = torch.zeros(10, device=DEVICE)
 number = torch.tensor(2.0)
 torch.bp._sleep(50_000_000)
 y = x + number
 number.fill_(5)
 assert y.tolist() == [2] * 10
+x = torch.arange(6.0, device=DEVICE).view(3, 2)
+rows, some, value = torch.tensor([2, 0]), torch.tensor([True, False, True]), torch.tensor(7.0)
+torch.bp._sleep(50_000_000)
+y = x[rows]
+x.index_put_((rows,), value)
+x.index_put_((rows[:1],), torch.ones(2, device=DEVICE), accumulate=True)
+chosen = x[some]
+rows.fill_(1)
+value.fill_(8)
+assert (y.tolist(), x.tolist(), chosen.tolist()) == ([[4, 5], [0, 1]], [[7, 7], [2, 3], [8, 8]], [[7, 7], [8, 8]])
 """,
 }
 

@@ -78,8 +78,19 @@ class HostQueue {
       started_ = true;
     }
     pending_.fetch_add(1, std::memory_order_acq_rel);
+    ++given_;
     work_.push_back({std::move(work), signals});
     changed_.notify_all();
+  }
+
+  // Until few enough pieces of work are waiting for one more, as programs wait for CUDA's queues: each takes memory, and a program
+  // that waits for nothing gives them faster than they are done. At once in a thread of a queue's, which might wait for itself.
+  void wait_for_room() {
+    if (is_server || pending_.load(std::memory_order_acquire) < kMostPending) {
+      return;
+    }
+    std::unique_lock<std::mutex> guard(lock_);
+    changed_.wait(guard, [this] { return pending_.load(std::memory_order_acquire) < kMostPending; });
   }
 
   bool idle() const {
@@ -94,21 +105,26 @@ class HostQueue {
     return idle();
   }
 
+  // Until what it was given so far is done: other threads may never stop to give it more.
   void drain() {
     if (idle()) {
       return;
     }
     std::unique_lock<std::mutex> guard(lock_);
-    changed_.wait(guard, [this] { return idle(); });
+    changed_.wait(guard, [this, so_far = given_] { return done_ >= so_far; });
   }
 
  private:
+  static constexpr int64_t kMostPending = 1024; // as CUDA
+  static thread_local bool is_server;
+
   struct Work {
     std::function<void()> call;
     bool signals; // called with the lock, and takes no time
   };
 
   void serve() {
+    is_server = true;
     std::unique_lock<std::mutex> guard(lock_);
     while (true) {
       changed_.wait(guard, [this] { return !work_.empty(); });
@@ -125,6 +141,7 @@ class HostQueue {
         work.call = nullptr;
         guard.lock();
       }
+      ++done_;
       pending_.fetch_sub(1, std::memory_order_acq_rel);
       changed_.notify_all();
     }
@@ -134,9 +151,12 @@ class HostQueue {
   std::condition_variable changed_;
   std::deque<Work> work_;
   std::atomic<int64_t> pending_{0};
+  uint64_t given_ = 0, done_ = 0; // in all
   bool started_ = false;
   std::optional<Delays> delays_; // of the thread
 };
+
+thread_local bool HostQueue::is_server = false;
 
 // One event; each recording is a version, and waiting is for the version that was current when the wait was issued.
 struct HostEventState {
@@ -353,10 +373,12 @@ class HostDevice final : public Device {
         run_with_threads(function.threads, [&] { function.call(memory.data()); });
       }
     };
+    HostQueue& given = queue(stream);
+    given.wait_for_room();
     if (brief) {
-      queue(stream).run(std::move(call));
+      given.run(std::move(call));
     } else {
-      queue(stream).enqueue(std::move(call));
+      given.enqueue(std::move(call));
     }
   }
 

@@ -391,9 +391,11 @@ bool defer(const DeferredOperator& call, c10::DeviceIndex index, torch::jit::Sta
         return tensor;
       }
       if (!tensor.device().is_privateuseone()) {
-        at::Tensor number = tensor.clone(); // as it is now
-        number.unsafeGetTensorImpl()->set_wrapped_number(tensor.unsafeGetTensorImpl()->is_wrapped_number());
-        return number;
+        at::Tensor copy = tensor.clone(); // as it is now
+        if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+          copy.unsafeGetTensorImpl()->set_wrapped_number(true); // which a tensor with dimensions may not even be told not to be
+        }
+        return copy;
       }
       const at::Tensor stand_in = mirror.stand_in(tensor, call.written[i]);
       if (call.written[i]) {
