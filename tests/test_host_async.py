@@ -180,13 +180,14 @@ def give():
 
 thread = threading.Thread(target=give)
 thread.start()
-before = -1
-while before != given:
-    before = given
-    time.sleep(0.3)
-assert 1000 < given < 1100, given
-gate.open()
-thread.join()
+try:
+    while given < 1000:
+        time.sleep(0.01)
+    time.sleep(0.5)
+    assert given < 1100, given
+finally:
+    gate.open()
+    thread.join()
 assert (given, x.tolist()) == (3000, [3000] * 10)
 """,
     "synchronizing does not wait for what other threads give meanwhile": """

@@ -78,13 +78,13 @@ class HostQueue {
       started_ = true;
     }
     pending_.fetch_add(1, std::memory_order_acq_rel);
-    ++given_;
     work_.push_back({std::move(work), signals});
     changed_.notify_all();
   }
 
-  // Until few enough pieces of work are waiting for one more, as programs wait for CUDA's queues: each takes memory, and a program
-  // that waits for nothing gives them faster than they are done. At once in a thread of a queue's, which might wait for itself.
+  // Until few enough pieces of work are left to do for one more, as programs wait where CUDA's queues are full: each takes
+  // memory, and a program that waits for nothing gives them faster than they are done. At once in a thread of a queue's, which
+  // might wait for itself.
   void wait_for_room() {
     if (is_server || pending_.load(std::memory_order_acquire) < kMostPending) {
       return;
@@ -111,11 +111,11 @@ class HostQueue {
       return;
     }
     std::unique_lock<std::mutex> guard(lock_);
-    changed_.wait(guard, [this, so_far = given_] { return done_ >= so_far; });
+    changed_.wait(guard, [this, so_far = done_ + pending_] { return done_ >= so_far; });
   }
 
  private:
-  static constexpr int64_t kMostPending = 1024; // as CUDA
+  static constexpr int64_t kMostPending = 1024;
   static thread_local bool is_server;
 
   struct Work {
@@ -151,7 +151,7 @@ class HostQueue {
   std::condition_variable changed_;
   std::deque<Work> work_;
   std::atomic<int64_t> pending_{0};
-  uint64_t given_ = 0, done_ = 0; // in all
+  int64_t done_ = 0; // in all
   bool started_ = false;
   std::optional<Delays> delays_; // of the thread
 };
