@@ -435,6 +435,47 @@ assert driver.builds == ["slow"]  # once
 """)
 
 
+@pytest.mark.parametrize("before", ["a build", "slow work", "a build, and slow work behind it"])
+def test_a_program_waits_where_much_is_left_to_do(toy: Run, before: str) -> None:
+    toy(f"""
+import asynchronous_driver
+before = {before!r}
+a, b = bp(1, 2), bp(10, 10)
+torch.bp.synchronize()
+if "build" in before:
+    driver.gate.clear()
+add = compile()
+if "build" not in before:
+    launch(add, b, b, b, 0.0)
+    torch.bp.synchronize()
+if "slow" in before:
+    torch.bp._sleep(60_000_000_000)
+given = 0
+
+def give():
+    global given
+    for given in range(1, 3001):
+        launch(add, a, b, a)
+
+def stops():
+    last = -1
+    while last != given or given == 0:
+        last = given
+        threading.Event().wait(0.3)
+    return last
+
+thread = threading.Thread(target=give)
+thread.start()
+assert stops() < 1100, given
+driver.gate.set()
+if "slow" in before:
+    assert stops() < 2200, given
+asynchronous_driver.awake.set()
+thread.join()
+assert given == 3000 and a.tolist() == [30001, 30002]
+""")
+
+
 def test_other_streams_do_not_wait(toy: Run) -> None:
     toy("""
 a, b, o = bp(1, 2), bp(10, 10), bp(0, 0)

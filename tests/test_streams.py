@@ -115,6 +115,34 @@ def test_work_on_a_stream_is_done_in_order() -> None:
     assert torch.equal(back, source)
 
 
+@pytest.mark.parametrize("kind", ["kernel", "fill", "copy", "product", "event", "all of them"])
+def test_a_program_waits_where_much_is_left_to_do(kind: str) -> None:
+    x, y, z = (torch.ones(8, 8, device="bp") for _ in range(3))
+    event = torch.bp.Event()
+    commands = {
+        "kernel": lambda: y.add_(1),
+        "fill": lambda: z.zero_(),
+        "copy": lambda: z.copy_(x),
+        "product": lambda: torch.mm(x, x, out=z),
+        "event": lambda: event.record(),
+    }
+    chosen = [commands[kind]] if kind in commands else list(commands.values())
+    for _ in range(2):
+        for command in chosen:
+            command()  # now its kernel is built
+        y.zero_()
+        torch.bp.synchronize()
+        end, given = torch.bp.Event(), 0
+        torch.bp._sleep(500 * MILLISECOND)
+        end.record()
+        while not end.query() and given < 3000:
+            chosen[given % len(chosen)]()
+            given += 1
+        assert given < 1100
+        added = -(-given // len(chosen)) if chosen[0] is commands["kernel"] else 0
+        assert y.unique().tolist() == [added]
+
+
 def test_tensors_of_a_busy_stream_are_waited_for_when_read() -> None:
     values = torch.zeros(8, device="bp")
     torch.bp._sleep(50 * MILLISECOND)

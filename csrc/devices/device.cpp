@@ -136,6 +136,18 @@ DeviceCall::~DeviceCall() {
   }
 }
 
+GilReleased::GilReleased() {
+  if (Py_IsInitialized() && PyGILState_Check()) {
+    saved_ = PyEval_SaveThread();
+  }
+}
+
+GilReleased::~GilReleased() {
+  if (saved_ != nullptr) {
+    PyEval_RestoreThread(static_cast<PyThreadState*>(saved_));
+  }
+}
+
 // --- the table -------------------------------------------------------------------------------------------------------
 
 namespace {

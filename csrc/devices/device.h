@@ -200,6 +200,22 @@ class DeviceCall {
   int gil_state_ = -1;
 };
 
+// Who gives a stream more than about so many commands that are not done waits until some are, as with CUDA's streams: each
+// takes memory, and a program that waits for nothing gives them faster than they are done.
+constexpr int64_t kMostWaiting = 1024;
+
+// Gives the GIL up while it lives, if this thread has it: what it waits for may need Python.
+class GilReleased {
+ public:
+  GilReleased();
+  ~GilReleased();
+  GilReleased(const GilReleased&) = delete;
+  GilReleased& operator=(const GilReleased&) = delete;
+
+ private:
+  void* saved_ = nullptr;
+};
+
 // --- the table of devices ----------------------------------------------------------------------------------------------
 // Filled once, at first use, by the Python side (torch_backplane.drivers.discover), and never changed afterwards.
 

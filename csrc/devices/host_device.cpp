@@ -72,6 +72,7 @@ class HostQueue {
   }
 
   void enqueue(std::function<void()> work, bool signals = false) {
+    wait_for_room();
     std::lock_guard<std::mutex> guard(lock_);
     if (!started_) {
       std::thread([this] { serve(); }).detach(); // lives as long as the process, like the queue
@@ -80,17 +81,6 @@ class HostQueue {
     pending_.fetch_add(1, std::memory_order_acq_rel);
     work_.push_back({std::move(work), signals});
     changed_.notify_all();
-  }
-
-  // Until few enough pieces of work are left to do for one more, as programs wait where CUDA's queues are full: each takes
-  // memory, and a program that waits for nothing gives them faster than they are done. At once in a thread of a queue's, which
-  // might wait for itself.
-  void wait_for_room() {
-    if (is_server || pending_.load(std::memory_order_acquire) < kMostPending) {
-      return;
-    }
-    std::unique_lock<std::mutex> guard(lock_);
-    changed_.wait(guard, [this] { return pending_.load(std::memory_order_acquire) < kMostPending; });
   }
 
   bool idle() const {
@@ -115,8 +105,17 @@ class HostQueue {
   }
 
  private:
-  static constexpr int64_t kMostPending = 1024;
   static thread_local bool is_server;
+
+  // Not in a thread of a queue's, which might wait for itself.
+  void wait_for_room() {
+    if (is_server || pending_.load(std::memory_order_acquire) < kMostWaiting) {
+      return;
+    }
+    const GilReleased released;
+    std::unique_lock<std::mutex> guard(lock_);
+    changed_.wait(guard, [this] { return pending_.load(std::memory_order_acquire) < kMostWaiting; });
+  }
 
   struct Work {
     std::function<void()> call;
@@ -373,12 +372,10 @@ class HostDevice final : public Device {
         run_with_threads(function.threads, [&] { function.call(memory.data()); });
       }
     };
-    HostQueue& given = queue(stream);
-    given.wait_for_room();
     if (brief) {
-      given.run(std::move(call));
+      queue(stream).run(std::move(call));
     } else {
-      given.enqueue(std::move(call));
+      queue(stream).enqueue(std::move(call));
     }
   }
 

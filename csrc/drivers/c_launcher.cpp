@@ -2,7 +2,7 @@
 
 #include <c10/util/Exception.h>
 
-#include "drivers/kernel_build.h"
+#include "devices/device.h"
 
 namespace backplane {
 namespace {

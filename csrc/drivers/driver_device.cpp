@@ -292,7 +292,7 @@ class DriverDevice final : public Device {
     stream.throw_failure();
     const auto to = memory_.place_of(destination, bytes);
     const auto from = other->memory_.place_of(source, bytes);
-    const Progress::Giving giving(stream.progress);
+    const auto given = streams_.giving(stream);
     return driver_.ask("copying from another device", [&] {
       const py::handle peer_device = other->driver_.object(), queue = stream.object;
       return driver_
@@ -439,7 +439,7 @@ class DriverDevice final : public Device {
       DriverKernel& kernel, const LaunchSize& size, c10::ArrayRef<LaunchArgument> arguments, DriverStream& stream) {
     const auto doing = [&] { return c10::str("launching ", kernel.name()); };
     if (driver_.launcher() == nullptr) {
-      const Progress::Giving giving(stream.progress);
+      const auto given = streams_.giving(stream);
       const DeviceCall gil(true); // around what catches errors, too
       driver_.errors().watch(doing, [&] { kernel.launch(stream.object, size, arguments, 0); });
       return;
@@ -484,6 +484,7 @@ class DriverDevice final : public Device {
       return false;
     }
     driver_.errors().check();
+    streams_.wait_for_room(stream);
     const std::lock_guard<std::mutex> guard(stream.calls_lock);
     return stream.calls != nullptr && stream.calls_number == stream.progress.last() &&
         stream.calls->add(std::move(function), std::move(memory));

@@ -99,6 +99,7 @@ void DriverStreams::destroy_stream(StreamHandle handle) noexcept {
   const py::error_scope kept;
   StreamPointer stream = shared(handle);
   stream->deferred.issue_all();
+  stream->mark = nullptr;
   {
     std::unique_lock<std::shared_mutex> guard(lock_);
     streams_.erase(handle);
@@ -153,27 +154,14 @@ void DriverStreams::destroy_event(EventHandle event) noexcept {
 void DriverStreams::record_event(EventHandle handle, StreamHandle stream_handle) {
   DriverStream& stream = known(stream_handle);
   Event& event = event_of(handle);
-  const auto record = [this, &stream](Event& recorded) {
-    if (recorded.native() != nullptr) {
-      natively(stream, Doing{"recording an event"}, [&](uint64_t number) {
-        recorded.native()->record(stream.native);
-        if (number != 0) {
-          stream.ends_with(recorded.native()->latest_recording(), number);
-        }
-      });
-      return;
-    }
-    driver_.ask(
-        "recording an event", [&] { driver_.attr("record_event")(recorded.object(), py::handle(stream.object)); });
-  };
   if (!stream.deferred.any()) {
-    record(event);
+    record(event, stream);
     return;
   }
   event.defer(shared(stream_handle));
-  stream.deferred.submit(nullptr, [record, kept = c10::intrusive_ptr<Event>::reclaim_copy(&event)] {
+  stream.deferred.submit(nullptr, [this, &stream, kept = c10::intrusive_ptr<Event>::reclaim_copy(&event)] {
     const auto done = c10::make_scope_exit([&] { kept->recorded(); });
-    record(*kept);
+    record(*kept, stream);
   });
 }
 
@@ -187,7 +175,7 @@ void DriverStreams::wait_event(EventHandle event, StreamHandle handle) {
     natively(stream, Doing{kDoing}, [&] { native->wait(stream.native); });
     return;
   }
-  const Progress::Giving giving(stream.progress);
+  const auto given = giving(stream);
   driver_.ask(kDoing, [&] { driver_.attr("wait_event")(event_of(event).object(), py::handle(stream.object)); });
 }
 
@@ -210,12 +198,7 @@ bool DriverStreams::query_event(EventHandle event) {
 
 void DriverStreams::synchronize_event(EventHandle event) {
   issue_recording(event);
-  constexpr const char* kDoing = "waiting for an event";
-  if (NativeEvent* native = event_of(event).native()) {
-    ask_natively(kDoing, [&] { native->synchronize(); });
-  } else {
-    driver_.ask(kDoing, [&] { driver_.attr("synchronize_event")(event_of(event).object()); });
-  }
+  synchronize(event_of(event), "waiting for an event");
   if (const StreamPointer stream = event_of(event).stream()) {
     stream->throw_failure();
   }
@@ -304,6 +287,46 @@ std::vector<DriverStreams::StreamPointer> DriverStreams::all() const {
     found.push_back(stream);
   }
   return found;
+}
+
+// Now.
+void DriverStreams::record(Event& event, DriverStream& stream) {
+  constexpr const char* kDoing = "recording an event";
+  NativeEvent* native = event.native();
+  if (native == nullptr) {
+    driver_.ask(kDoing, [&] { driver_.attr("record_event")(event.object(), py::handle(stream.object)); });
+    return;
+  }
+  natively(stream, Doing{kDoing}, [&](uint64_t number) {
+    native->record(stream.native);
+    if (number != 0) {
+      stream.ends_with(native->latest_recording(), number);
+    }
+  });
+}
+
+void DriverStreams::synchronize(const Event& event, const char* doing) {
+  if (NativeEvent* native = event.native()) {
+    ask_natively(doing, [&] { native->synchronize(); });
+  } else {
+    driver_.ask(doing, [&] { driver_.attr("synchronize_event")(event.object()); });
+  }
+}
+
+// Marks where the queue is now, and waits until it has come to the mark before.
+void DriverStreams::wait_for_last_mark(DriverStream& stream) {
+  if (HostCalls::inside()) {
+    return;
+  }
+  std::shared_ptr<void> mark(create_event(/*timing=*/false), [this](EventHandle event) { destroy_event(event); });
+  record(event_of(mark.get()), stream);
+  {
+    const std::lock_guard<std::mutex> guard(stream.mark_lock);
+    std::swap(stream.mark, mark);
+  }
+  if (mark != nullptr) {
+    synchronize(event_of(mark.get()), "waiting for room in a queue");
+  }
 }
 
 // Waits for what the driver was given.

@@ -52,6 +52,10 @@ struct DriverStream : std::enable_shared_from_this<DriverStream> {
   std::function<bool()> end; // NativeEvent::latest_recording
   uint64_t end_number = 0; // not 0 where there is one
 
+  std::atomic<uint64_t> given{0}; // commands, and host functions that joined one
+  std::mutex mark_lock;
+  std::shared_ptr<void> mark; // the latest of DriverStreams::wait_for_room, an event
+
   std::mutex calls_lock;
   std::shared_ptr<HostCalls> calls; // the last that the queue was given, as command `calls_number`
   uint64_t calls_number = 0;
@@ -93,18 +97,30 @@ class DriverStreams {
   // A build is over: gives the driver what waited for it.
   void issue_ready() noexcept;
 
+  // Called before something is given to the queue: see kMostWaiting.
+  void wait_for_room(DriverStream& stream) {
+    if (C10_UNLIKELY(stream.given.fetch_add(1, std::memory_order_relaxed) % kBetweenMarks == kBetweenMarks - 1)) {
+      wait_for_last_mark(stream);
+    }
+  }
+  // Exists while a command is given to the queue, for which there is room then.
+  Progress::Giving giving(DriverStream& stream) {
+    wait_for_room(stream);
+    return Progress::Giving(stream.progress);
+  }
+
   // Calls the driver now, or when the commands in front have been given to it.
   template <typename Command>
   void in_order(DriverStream& stream, const Doing& doing, Command command) {
     if (stream.deferred.any()) {
       stream.throw_failure();
       stream.deferred.submit(nullptr, [this, &stream, doing, command] {
-        const Progress::Giving giving(stream.progress);
+        const auto given = giving(stream);
         driver_.ask(doing, command);
       });
       return;
     }
-    const Progress::Giving giving(stream.progress);
+    const auto given = giving(stream);
     driver_.ask(doing, command);
   }
 
@@ -124,10 +140,10 @@ class DriverStreams {
   template <typename Text, typename Command>
   void natively(DriverStream& stream, const Text& doing, const Command& command) {
     driver_.errors().check();
-    const Progress::Giving giving(stream.progress);
+    const auto given = giving(stream);
     try {
       if constexpr (std::is_invocable_v<const Command&, uint64_t>) {
-        command(giving.number());
+        command(given.number());
       } else {
         command();
       }
@@ -145,6 +161,7 @@ class DriverStreams {
   class Timer;
 
   static constexpr uint64_t kFlushEvery = 16; // native launches: the device should not idle because nobody synchronizes
+  static constexpr uint64_t kBetweenMarks = kMostWaiting / 2; // the queue is not empty when the last mark is reached
 
   // As DriverObject::ask, of the hardware's API.
   template <typename Function>
@@ -160,6 +177,9 @@ class DriverStreams {
   static Event& event_of(EventHandle event);
   StreamPointer shared(StreamHandle handle) const;
   std::vector<StreamPointer> all() const;
+  void record(Event& event, DriverStream& stream);
+  void synchronize(const Event& event, const char* doing);
+  void wait_for_last_mark(DriverStream& stream);
   void synchronize(DriverStream& stream);
   void note_launches(DriverStream& stream);
   void issue_recording(EventHandle event);

@@ -1,9 +1,34 @@
 #include "drivers/host_calls.h"
 
+#include <utility>
+
 #include "devices/ending.h"
 #include "devices/openmp.h"
 
 namespace backplane {
+namespace {
+
+thread_local bool running = false;
+
+// This thread runs what a queue was given, or lets go of it, while this lives.
+class Running {
+ public:
+  Running() : before_(std::exchange(running, true)) {}
+  ~Running() {
+    running = before_;
+  }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+
+ private:
+  const bool before_;
+};
+
+} // namespace
+
+bool HostCalls::inside() noexcept {
+  return running;
+}
 
 void HostCalls::call(const Device::HostFunction& function, const HostMemory& memory) {
   run_with_threads(function.threads, [&] {
@@ -23,10 +48,12 @@ bool HostCalls::add(Device::HostFunction&& function, HostMemory&& memory) {
 }
 
 void HostCalls::run() {
+  const Running here;
   std::optional<Call> one = next();
   while (one) {
     if (one->first.threads > 1) { // what comes next need not be handed over to the team's thread again
       run_with_team(one->first.threads, [&] {
+        const Running there;
         do {
           call(one->first, one->second);
           one = next();

@@ -17,6 +17,9 @@ class HostCalls {
   // Calls one of a device's functions with the threads that it wants, unless the process ends.
   static void call(const Device::HostFunction& function, const HostMemory& memory);
 
+  // Whether this thread is in run(): it must not wait for the queue.
+  static bool inside() noexcept;
+
   // False, and nothing is taken: run() is over, or as good as.
   bool add(Device::HostFunction&& function, HostMemory&& memory);
 

@@ -1,22 +1,10 @@
 #include "drivers/kernel_build.h"
 
-#include <Python.h>
-
 #include <utility>
 
+#include "devices/device.h"
+
 namespace backplane {
-
-GilReleased::GilReleased() {
-  if (Py_IsInitialized() && PyGILState_Check()) {
-    saved_ = PyEval_SaveThread();
-  }
-}
-
-GilReleased::~GilReleased() {
-  if (saved_ != nullptr) {
-    PyEval_RestoreThread(static_cast<PyThreadState*>(saved_));
-  }
-}
 
 // --- one build -------------------------------------------------------------------------------------------------------
 
@@ -58,12 +46,18 @@ bool DeferredCommands::is_waiting() const {
 }
 
 void DeferredCommands::submit(c10::intrusive_ptr<KernelBuild> kernel, std::function<void()> command) {
+  bool many = false;
   {
     std::lock_guard<std::mutex> guard(lock_);
     commands_.push_back(Command{std::move(kernel), std::move(command)});
+    many = commands_.size() >= kMostWaiting;
     update();
   }
-  issue_ready();
+  if (C10_UNLIKELY(many)) {
+    issue_all();
+  } else {
+    issue_ready();
+  }
 }
 
 void DeferredCommands::issue_ready() noexcept {

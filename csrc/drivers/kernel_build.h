@@ -18,18 +18,6 @@
 
 namespace backplane {
 
-// Gives the GIL up while it lives, if this thread has it: who waits for a build must let the builders run.
-class GilReleased {
- public:
-  GilReleased();
-  ~GilReleased();
-  GilReleased(const GilReleased&) = delete;
-  GilReleased& operator=(const GilReleased&) = delete;
-
- private:
-  void* saved_ = nullptr;
-};
-
 class KernelBuild : public c10::intrusive_ptr_target {
  public:
   bool is_built() const noexcept {
@@ -68,7 +56,8 @@ class DeferredCommands {
   // True while a command has not been given to the driver.
   bool is_waiting() const;
   // Appends a command, to be called when `kernel` (which may be null) is built and all earlier ones have been called.
-  // That may be before this returns; no lock is held meanwhile. What it throws is kept for rethrow().
+  // That may be before this returns; no lock is held meanwhile. What it throws is kept for rethrow(). Where many wait, this
+  // waits for the builds.
   void submit(c10::intrusive_ptr<KernelBuild> kernel, std::function<void()> command);
   // Calls the commands in front that need not wait. Never throws.
   void issue_ready() noexcept;

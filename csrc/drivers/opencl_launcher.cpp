@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "drivers/kernel_build.h"
+#include "devices/device.h"
 
 namespace backplane {
 namespace {

@@ -303,6 +303,31 @@ def test_a_call_in_a_row_that_fails_leaves_the_others_right() -> None:
         other.zero_()
 
 
+def test_a_function_that_a_queue_calls_may_give_it_more_than_it_takes_of_others() -> None:
+    needs_sight()
+    x = torch.zeros(4, device=DEVICE)
+    x.add_(1).sub_(1)  # a first launch waits for those before it, and so cannot come from inside a queue
+    stream = torch.bp.Stream()
+    torch.bp.synchronize()
+    given: list[int] = []
+
+    def give(_: int) -> float:
+        with stream:
+            for _ in range(3000):
+                x.add_(1)
+        given.append(3000)
+        return 0.0
+
+    many = Noting(give)
+    for times in (1, 2):
+        with stream:
+            x.sub_(0)  # in front, so that the queue calls
+            many(x)
+        stream.synchronize()
+        torch.bp.synchronize()
+        assert (len(given), x.tolist()) == (times, [3000.0 * times] * 4)
+
+
 def test_calls_of_one_stream_that_wait_do_not_hold_up_those_of_another() -> None:
     needs_sight()
     a = torch.randint(9, (400, 400), device=DEVICE).float()  # computed by the one thread that has a team
