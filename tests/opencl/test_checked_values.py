@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 import torch
 from agreement import DEVICE
 from torch import Tensor
 from torch.nn import functional as F
+
+from torch_backplane.planning import host_sees_memory
 
 NAN, INFINITY = float("nan"), float("inf")
 
@@ -117,3 +120,25 @@ def test_a_bad_value_is_found_wherever_it_is(at: int, shape: tuple[int, ...]) ->
         torch.bp.synchronize()
     torch.bernoulli(given.clamp(max=1))
     torch.bp.synchronize()
+
+
+def test_a_result_of_good_values_is_waited_for_once() -> None:
+    if not host_sees_memory(torch.empty(1, device=DEVICE).device):
+        pytest.skip(
+            "the host does not see the device's memory: what the device has written down is copied, and waited for"
+        )
+    from torch_backplane.drivers.opencl_device import Stream
+
+    table = torch.arange(12.0, device=DEVICE).reshape(4, 3)
+    good, bad = torch.tensor([0, 3], device=DEVICE), torch.tensor([0, 4], device=DEVICE)
+    found = []
+    for index in (good, good, bad, good, bad):
+        with mock.patch.object(Stream, "synchronize", autospec=True, side_effect=Stream.synchronize) as wait:
+            result: Any = F.embedding(index, table).sum()
+            try:
+                result = result.item()
+            except IndexError:
+                result = "refused"
+        found.append((result, wait.call_count))
+    # The first one learns where the memory is; what was refused is cleared.
+    assert found[1:] == [(33.0, 1), ("refused", 2), (33.0, 1), ("refused", 2)], found
