@@ -352,9 +352,14 @@ assert torch.bp.current_stream(0).query()
 """)
 
 
-@pytest.mark.parametrize("function", ["enqueue_copy", "enqueue_marker"])
-def test_an_index_error_outlives_a_failure_of_the_device(on_opencl: Callable[..., str], function: str) -> None:
-    on_opencl(f"""
+@pytest.mark.parametrize(
+    ("function", "discrete"),
+    [("enqueue_copy", "1"), ("enqueue_marker", "1"), ("enqueue_marker", "0")],  # what the host sees is not copied
+)
+def test_an_index_error_outlives_a_failure_of_the_device(
+    on_opencl: Callable[..., str], function: str, discrete: str
+) -> None:
+    code = f"""
 held.index_select(0, torch.tensor([5000], device="bp:0"))
 answers[{function!r}] = -5
 fails(lambda: torch.bp.synchronize(0))
@@ -363,7 +368,8 @@ try: torch.bp.synchronize(0)
 except IndexError: pass
 else: raise AssertionError("no IndexError")
 torch.bp.synchronize(0)
-""")
+"""
+    on_opencl(code, TORCH_BACKPLANE_DISCRETE=discrete)
 
 
 def test_pinned_memory_is_freed_where_its_event_cannot_be_recorded(on_opencl: Callable[..., str]) -> None:
