@@ -52,7 +52,7 @@ struct DriverStream : std::enable_shared_from_this<DriverStream> {
   std::function<bool()> end; // NativeEvent::latest_recording
   uint64_t end_number = 0; // not 0 where there is one
 
-  std::atomic<uint64_t> given{0}; // commands, and host functions that joined one
+  std::atomic<uint64_t> given{0}; // commands, and host functions; one that begins a command counts as two
   std::mutex mark_lock;
   std::shared_ptr<void> mark; // the latest of DriverStreams::wait_for_room, an event
 
