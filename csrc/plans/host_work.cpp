@@ -27,8 +27,7 @@ at::Tensor tensor_at(char* memory, const CpuOperator::Memory& described) {
   return at::from_blob(memory, described.sizes, described.strides, at::TensorOptions(described.dtype));
 }
 
-// A number that store_number wrote as int64 or double.
-// Reads a number, and goes on behind it.
+// Reads a number that store_number wrote as int64 or double, and goes on behind it.
 c10::Scalar next_number(const uint64_t*& numbers, c10::ScalarType dtype) {
   if (dtype == c10::kLong) {
     return static_cast<int64_t>(*numbers++);
@@ -46,16 +45,17 @@ std::string text(const CpuOperator::Memory& memory) {
   return c10::str(memory.dtype, " ", c10::IntArrayRef(memory.sizes), " strides ", c10::IntArrayRef(memory.strides));
 }
 
-std::string text(const std::vector<CpuOperator::Memory>& list) {
-  std::string line = "[";
-  for (const auto& memory : list) {
-    line += (line.size() > 1 ? ", " : "") + text(memory);
-  }
-  return line + "]";
-}
-
 std::string text(const CpuOperator::Number& number) {
   return c10::str("a number as ", number.dtype);
+}
+
+template <typename T>
+std::string text(const std::vector<T>& list) {
+  std::string line = "[";
+  for (const T& one : list) {
+    line += (line.size() > 1 ? ", " : "") + text(one);
+  }
+  return line + "]";
 }
 
 using Word = uint64_t; // what a register takes of an integer or a pointer
@@ -122,8 +122,14 @@ void CpuOperator::run(char* const* memory, const uint64_t* numbers) const {
         tensors.push_back(tensor_at(*memory++, element));
       }
       stack.emplace_back(std::move(tensors));
+    } else if (const auto* number = std::get_if<Number>(&argument)) {
+      stack.emplace_back(next_number(numbers, number->dtype));
     } else {
-      stack.emplace_back(next_number(numbers, std::get<Number>(argument).dtype));
+      c10::List<c10::Scalar> scalars;
+      for (const Number& element : std::get<std::vector<Number>>(argument)) {
+        scalars.push_back(next_number(numbers, element.dtype));
+      }
+      stack.emplace_back(std::move(scalars));
     }
   }
   at::AutoDispatchBelowADInplaceOrView guard; // the thread is the device's, and knows no modes

@@ -60,7 +60,7 @@ class CpuOperator final : public HostWork {
   struct Number { // the next number, of int64 or float64; of complex128 the next two, its parts
     c10::ScalarType dtype;
   };
-  using Argument = std::variant<c10::IValue, Memory, std::vector<Memory>, Number>;
+  using Argument = std::variant<c10::IValue, Memory, std::vector<Memory>, Number, std::vector<Number>>;
 
   CpuOperator(c10::OperatorHandle op, std::vector<Argument> arguments);
 

@@ -121,6 +121,16 @@ class PlanBuilder {
         name.substr(0, dot).c_str(), dot == std::string::npos ? "" : name.substr(dot + 1).c_str());
     HostStep step;
     std::vector<CpuOperator::Argument> arguments;
+    const auto number_of = [&](const py::object& value) {
+      const auto& given = value.cast<const PythonNumber&>();
+      TORCH_CHECK_TYPE(!given.value.isComplex(), "complex numbers are not traced to the host");
+      const auto dtype = given.value.isFloatingPoint() ? c10::kDouble : c10::kLong;
+      const PlannedArgument passed = number(value, step.numbers.size(), dtype);
+      step.numbers.push_back(
+          std::holds_alternative<Literal>(passed) ? PlannedNumber(std::get<Literal>(passed))
+                                                  : PlannedNumber(std::get<PassedNumber>(passed)));
+      return CpuOperator::Number{dtype};
+    };
     for (size_t i = 0; i < values.size(); ++i) {
       const py::object value = values[i];
       if (py::isinstance<py::tuple>(value)) {
@@ -132,14 +142,13 @@ class PlanBuilder {
         }
         arguments.emplace_back(std::move(list));
       } else if (py::isinstance<PythonNumber>(value)) {
-        const auto& given = value.cast<const PythonNumber&>();
-        const auto dtype = given.value.isFloatingPoint() ? c10::kDouble : c10::kLong;
-        TORCH_CHECK_TYPE(!given.value.isComplex(), "complex numbers are not traced to the host");
-        const PlannedArgument passed = number(value, step.numbers.size(), dtype);
-        step.numbers.push_back(
-            std::holds_alternative<Literal>(passed) ? PlannedNumber(std::get<Literal>(passed))
-                                                    : PlannedNumber(std::get<PassedNumber>(passed)));
-        arguments.emplace_back(CpuOperator::Number{dtype});
+        arguments.emplace_back(number_of(value));
+      } else if (is_number_list(value)) {
+        std::vector<CpuOperator::Number> list;
+        for (const py::handle& one : value) {
+          list.push_back(number_of(py::reinterpret_borrow<py::object>(one)));
+        }
+        arguments.emplace_back(std::move(list));
       } else {
         arguments.emplace_back(torch::jit::toIValue(value, op.schema().arguments()[i].type()));
       }

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Scalar.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <optional>
 
@@ -33,5 +34,19 @@ struct PythonNumber {
     return {index, dtype, part, fits};
   }
 };
+
+// The first element of a list or tuple; nothing where it is none, or empty.
+inline pybind11::object first_element(const pybind11::handle& value) {
+  if (!pybind11::isinstance<pybind11::list>(value) && !pybind11::isinstance<pybind11::tuple>(value)) {
+    return {};
+  }
+  const auto sequence = pybind11::reinterpret_borrow<pybind11::sequence>(value);
+  return sequence.size() > 0 ? pybind11::object(sequence[0]) : pybind11::object();
+}
+
+inline bool is_number_list(const pybind11::handle& value) {
+  const pybind11::object first = first_element(value);
+  return first && pybind11::isinstance<PythonNumber>(first);
+}
 
 } // namespace backplane

@@ -54,6 +54,17 @@ class Gathered {
     }
   }
 
+  CpuOperator::Number add(const PythonNumber& number) {
+    if (number.value.isComplex()) {
+      add(number.of_part(NumberPart::Real), c10::kDouble);
+      add(number.of_part(NumberPart::Imaginary), c10::kDouble);
+      return {c10::kComplexDouble};
+    }
+    const auto dtype = number.value.isFloatingPoint() ? c10::kDouble : c10::kLong;
+    add(number, dtype);
+    return {dtype};
+  }
+
   void add(const c10::Scalar& number, c10::ScalarType dtype) {
     uint64_t bits = 0;
     const uint32_t bytes = store_number(number, dtype, &bits);
@@ -93,11 +104,8 @@ CpuOperator::Memory described(const at::Tensor& tensor) {
 }
 
 bool is_tensor_list(const py::handle& value) {
-  if (!py::isinstance<py::list>(value) && !py::isinstance<py::tuple>(value)) {
-    return false;
-  }
-  const auto sequence = py::reinterpret_borrow<py::sequence>(value);
-  return sequence.size() > 0 && THPVariable_Check(py::object(sequence[0]).ptr());
+  const py::object first = first_element(value);
+  return first && THPVariable_Check(first.ptr());
 }
 
 c10::OperatorHandle find(const std::string& name) {
@@ -136,16 +144,13 @@ void call_on_cpu(const std::string& name, const py::sequence& values) {
       }
       arguments.emplace_back(std::move(list));
     } else if (py::isinstance<PythonNumber>(value)) {
-      const auto& number = value.cast<const PythonNumber&>();
-      if (number.value.isComplex()) {
-        gathered.add(number.of_part(NumberPart::Real), c10::kDouble);
-        gathered.add(number.of_part(NumberPart::Imaginary), c10::kDouble);
-        arguments.emplace_back(CpuOperator::Number{c10::kComplexDouble});
-        continue;
+      arguments.emplace_back(gathered.add(value.cast<const PythonNumber&>()));
+    } else if (is_number_list(value)) {
+      std::vector<CpuOperator::Number> list;
+      for (const py::handle& element : value) {
+        list.push_back(gathered.add(element.cast<const PythonNumber&>()));
       }
-      const auto dtype = number.value.isFloatingPoint() ? c10::kDouble : c10::kLong;
-      gathered.add(number, dtype);
-      arguments.emplace_back(CpuOperator::Number{dtype});
+      arguments.emplace_back(std::move(list));
     } else {
       arguments.emplace_back(torch::jit::toIValue(value, declared[i].type()));
     }

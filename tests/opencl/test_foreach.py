@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from torch._ops import OpOverload
 from torch.utils._pytree import tree_iter
 
 import torch_backplane
-from torch_backplane import plans
+from torch_backplane import libraries, plans
+from torch_backplane.planning import host_sees_memory
 
 Lists = Sequence[list[torch.Tensor]]
 Scene = Callable[[str], Lists]  # of a device: the lists of a call, as many as there are; others are made like the first
@@ -107,15 +109,23 @@ def takes(overload: OpOverload, number: Any) -> bool:
     return any("number" in str(one.type) for one in overload._schema.arguments)
 
 
+def who_computes() -> Sequence[str]:
+    """The libraries that change lists in place, on this device."""
+    return ("host", "generated") if host_sees_memory(torch.empty(0, device=DEVICE).device) else ("generated",)
+
+
 def wrong_ones(scene: Scene, numbers: Sequence[Any] = (), names: Sequence[str] = ()) -> str:
     """What is different on the device, in calls with these numbers; of all overloads with 0.5, if there are none."""
     wrong = []
-    for overload in overloads(names):
+    for library, overload in product(who_computes(), overloads(names)):
+        if library == "host" and not overload._schema.is_mutable:
+            continue
         for number in [one for one in numbers if takes(overload, one)] if numbers else [0.5]:
             try:
-                compare(overload, scene, number)
+                with libraries.preferring("lists", library):
+                    compare(overload, scene, number)
             except AssertionError as error:
-                wrong.append(f"{overload} with {number}: {error}")
+                wrong.append(f"{overload} with {number} by {library}: {error}")
             except NotImplementedError:
                 continue  # the CPU does not have it
     return "\n".join(wrong)
@@ -402,6 +412,86 @@ def test_lists_without_shared_memory_take_few_launches() -> None:
             assert plans.explain(function).count("launch") == 1
         torch._foreach_neg_([lists[0][0], lists[0][0]])
         assert "another set has" in plans.explain(lambda: torch._foreach_neg_([lists[0][0], lists[0][0]]))
+
+
+def large(device: str, more: int = 0) -> Lists:
+    """The host changes such lists where it sees memory. `more`: rows of the first tensor."""
+    shapes = ((7_000 + more, 10), (30_001,))
+    return [[values(shape, device, seed=seed + at) for at, shape in enumerate(shapes)] for seed in (0, 5, 9)]
+
+
+CHANGES: dict[str, Callable[[Lists, float], None]] = {
+    "lists": lambda lists, number: torch._foreach_mul_(lists[0], lists[1]),
+    "alpha": lambda lists, number: torch._foreach_add_(lists[0], lists[1], alpha=number),
+    "scalar": lambda lists, number: torch._foreach_lerp_(lists[0], lists[1], number),
+    "scalars": lambda lists, number: torch._foreach_addcdiv_(*lists, [number, -number]),
+    "whole numbers among them": lambda lists, number: torch._foreach_div_(lists[0], [number, 3]),
+    "nothing else": lambda lists, number: torch._foreach_sqrt_(lists[0]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_large_lists_are_changed_by_the_host_in_plans_for_all_numbers_and_sizes(change: str) -> None:
+    torch_backplane._C.reset_fallback_counts()
+    with plans_from_the_start():
+        for more in (0, 20, 3, 41, 0):
+            expected, found = large("cpu", more), large(DEVICE, more)
+            for number in (0.5, 2.25, 0.125, 0.5):
+                for lists in (expected, found):
+                    CHANGES[change](lists, number)
+                for ours, theirs in zip(found[0], expected[0], strict=True):
+                    torch.testing.assert_close(ours.cpu(), theirs)
+        said = plans.explain(lambda: CHANGES[change](found, 0.75))
+        counts = [one for name, one in torch_backplane._C.plan_counts().items() if "_foreach_" in name]
+    assert sum(one["any_shape_replays"] for one in counts) > 0
+    assert ("on the host" in said) == ("host" in who_computes())
+    assert ("launch" in said) == ("host" not in who_computes())
+    assert not any(torch_backplane._C.fallback_counts().values())
+
+
+def test_the_host_refuses_numbers_as_kernels_do() -> None:
+    """At the call, which then has changed nothing; numbers of the same plan go on."""
+    there = large(DEVICE)
+    before = [one.cpu() for one in there[0]]
+    with plans_from_the_start():
+        for _ in range(2):
+            torch._foreach_add_(there[0], there[1], alpha=0.0)
+            with pytest.raises(RuntimeError, match="without overflow"):
+                torch._foreach_add_(there[0], there[1], alpha=1e39)
+            with pytest.raises(RuntimeError, match="without overflow"):
+                torch._foreach_addcmul_(*there, [0.5, 1e39])
+    assert all(torch.equal(one.cpu(), other) for one, other in zip(there[0], before, strict=True))
+
+
+def test_who_changes_lists_is_decided_by_their_tensors() -> None:
+    """Few or large ones are the host's where it sees memory; many small ones, other dtypes and results kernels'."""
+
+    def by_host(*lists: list[torch.Tensor]) -> bool:
+        with plans_from_the_start():
+            return "on the host" in plans.explain(lambda: torch._foreach_add_(lists[0], lists[-1]))
+
+    def like(size: int, count: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+        return [torch.ones(size, dtype=dtype, device=DEVICE) for _ in range(count)]
+
+    host = "host" in who_computes()
+    for size, count, expected in ((50, 16, False), (50_000, 16, host), (50, 16, False), (50, 2, host), (9, 9, False)):
+        assert by_host(like(size, count)) == expected, (size, count)
+        with libraries.preferring("lists", "generated"):
+            assert not by_host(like(size, count))
+    assert not by_host(like(50_000, 4, torch.float16))
+    lists, single = like(50_000, 4), torch.ones((), device=DEVICE)
+    for function in (
+        lambda: torch.ops.aten._foreach_add_.Tensor(lists, single),
+        lambda: torch._foreach_add(lists, 2.0),
+    ):
+        said = plans.explain(function)
+        assert "on the host" not in said, said
+    with plans_from_the_start():  # a plan for any shape is for one side of where it changes
+        for size in (40, 60, 30_000, 50_000, 70, 45_000):
+            lists = [values((size,), DEVICE, seed=at) for at in range(16)]
+            expected = torch._foreach_mul([one.cpu() for one in lists], 1.5)
+            torch._foreach_mul_(lists, 1.5)
+            assert all(torch.equal(one.cpu(), other) for one, other in zip(lists, expected, strict=True)), size
 
 
 def test_a_tensor_without_dimensions_counts_as_much_as_one_in_the_list() -> None:

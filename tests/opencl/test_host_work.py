@@ -29,11 +29,11 @@ def needs_sight() -> None:
         pytest.skip("the host does not see the device's memory: it is no processor, or TORCH_BACKPLANE_DISCRETE is 1")
 
 
-def defined(schema: str, planner: Callable[..., Any]) -> Any:
-    """An operator with this planner: `schema` begins with the arguments."""
+def defined(schema: str, planner: Callable[..., Any], **declared: Any) -> Any:
+    """An operator with this planner, declared so: `schema` begins with the arguments."""
     name = f"test_{uuid.uuid4().hex}"
     LIBRARY.define(name + schema)
-    operator(f"backplane_host_work::{name}", variants=False)(planner)
+    operator(f"backplane_host_work::{name}", variants=False, **declared)(planner)
     return getattr(torch.ops.backplane_host_work, name)
 
 
@@ -53,6 +53,29 @@ def test_lists_of_tensors_and_plain_values_are_passed() -> None:
     out = torch.empty(6, device=DEVICE)
     call_on_cpu(aten.cat.out, [part.to(DEVICE) for part in parts], 0, out=out)
     assert torch.equal(out.cpu(), torch.cat(parts))
+
+
+def by_numbers(call: Call, tensors: list[torch.Tensor], numbers: list[Any]) -> list[torch.Tensor]:
+    results = [one.clone(memory_format=torch.contiguous_format) for one in tensors]
+    call_on_cpu(aten._foreach_mul_.ScalarList, results, numbers)
+    return results
+
+
+def test_lists_of_numbers_are_passed_by_plans_for_all_values_of_them() -> None:
+    needs_sight()
+    scaled = defined("(Tensor[] tensors, Scalar[] numbers) -> Tensor[]", by_numbers, dtypes="complex")
+    kept: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
+    with plans_from_the_start():
+        for sizes in ((3, 4), (5, 6), (3, 4)):
+            tensors = [torch.randn(size, dtype=torch.complex64) for size in sizes]
+            for numbers in ([2.0, 0.5], [-0.25, 8.0], [3, 0.5], [2 + 1j, 0.5], [7, 0.5], [0.5 - 3j, 4.0]):
+                found = scaled([one.to(DEVICE) for one in tensors], numbers)
+                kept.append((found, torch._foreach_mul(tensors, numbers)))
+        counts = _C.plan_counts()[scaled.default.name()]
+    assert counts["replays"] > counts["planner_calls"] > 0
+    for found, expected in kept:
+        for ours, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours.cpu(), theirs)
 
 
 def test_the_host_waits_for_kernels_and_kernels_for_the_host() -> None:

@@ -255,6 +255,26 @@ def test_attention_is_tuned() -> None:
     assert {one[2] for one in tunable.get_results()} == {"host"}
 
 
+@pytest.mark.parametrize("lists", [1, 2, 3])
+@anew
+def test_lists_are_tuned(lists: int) -> None:
+    needs_sight()
+    timed = Times("lists", generated=1.0, host=2.0)
+    change = (torch._foreach_neg_, torch._foreach_add_, torch._foreach_addcdiv_)[lists - 1]
+    tunable.enable()
+    for sizes in ((5, 3), (40_000, 5), (5, 3)):
+        given = [[torch.rand(size) + 0.5 for size in sizes] for _ in range(lists)]
+        there = [[tensor.to(DEVICE) for tensor in one] for one in given]
+        change(*given)
+        change(*there)
+        for found, expected in zip(there[0], given[0], strict=True):
+            torch.testing.assert_close(found.cpu(), expected)
+    assert set(timed.trials) == {"host", "generated"}
+    assert [one[:3] for one in tunable.get_results()] == [
+        ("ListsTunableOp_float32", f"lists={lists} elements={sizes}", "generated") for sizes in ("5x3", "40000x5")
+    ]
+
+
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 @anew
 def test_layers_are_tuned(kind: str) -> None:

@@ -1,9 +1,9 @@
 """`torch.bp.tunable`: what torch.cuda.tunable is for CUDA devices, for every operator that has several candidates.
 
 While it is enabled, the first call of such an operator with a dtype, sizes and layout times all candidates that take it
-and keeps the quickest, in a file too, from which later processes read it. Products, convolutions with their gradients
-and recurrent layers have candidates: the host's libraries, on devices whose memory it sees, and generated kernels.
-What `torch.backends.bp` prefers is not tuned.
+and keeps the quickest, in a file too, from which later processes read it. Products, convolutions with their gradients,
+attention, recurrent layers, Fourier transforms and lists of tensors have candidates: the host's libraries, on devices
+whose memory it sees, and generated kernels. What `torch.backends.bp` prefers is not tuned.
 
 The environment variables are torch.cuda's, and hold whatever a program sets: PYTORCH_TUNABLEOP_ENABLED, _TUNING,
 _RECORD_UNTUNED, _FILENAME, _UNTUNED_FILENAME, _MAX_TUNING_DURATION_MS, _MAX_TUNING_ITERATIONS, _NUMERICAL_CHECK,

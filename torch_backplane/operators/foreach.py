@@ -2,24 +2,38 @@
 
 PyTorch goes through the lists of torch._foreach_* in order, and composes each set's result of other operators. A launch
 computes many sets at once, so it is for calls where nobody can tell: what a set writes is no other set's, and there is
-nothing to refuse. Planners leave all other calls (`RunOnCPU`) to PyTorch's composition, which runs on the device.
+nothing to refuse. Planners leave all other calls (`RunOnCPU`) to PyTorch's composition, which runs on the device. Lists
+of large tensors are changed by the host, where it computes products.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from operator import itemgetter
 from typing import Any
 
 import torch
 
-from torch_backplane import kernels
+from torch_backplane import kernels, tuning
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.multi_tensor import multi_tensor, slots_within
-from torch_backplane.operators.linear_algebra import NORMS
-from torch_backplane.planning import Call, Number, RunOnCPU, dialect_of, launch, operator, run_pointwise, socket
+from torch_backplane.operators.linear_algebra import NORMS, host_refuses
+from torch_backplane.planning import (
+    Call,
+    Candidate,
+    Candidates,
+    Number,
+    RunOnCPU,
+    call_on_cpu,
+    dialect_of,
+    launch,
+    operator,
+    run_pointwise,
+    socket,
+)
 from torch_backplane.planning.call import elementwise_result, extent
 from torch_backplane.planning.launch import generated, tracing
 from torch_backplane.planning.pointwise import Fitting
@@ -29,6 +43,63 @@ MOST_ELEMENTS = 2**31 - 1  # of one tensor: kernels count in 32 bits
 
 Place = tuple[int, int, int, bool, torch.Tensor]  # where it begins and ends, its set, whether it is written
 Set = tuple[list[torch.Tensor], list[torch.Tensor], list[Any]]  # one tensor of each list; one-element tensors; numbers
+
+# Picoseconds (docs/measurements.md): of a launch for MOST_SLOTS tensors and of an element, which mostly one thread
+# computes, as PoCL wakes its others too late; of an operator that the host begins for one tensor, and of an element.
+_LAUNCH, _BY_KERNELS = 7_200_000, 120
+_CALL, _ON_HOST = 2_000_000, 60
+
+
+def _cost_on_host(first: torch.Tensor, changed: Sequence[torch.Tensor], *described: Any) -> int:
+    return _CALL * len(changed) + _ON_HOST * sum(one.numel() for one in changed)
+
+
+def _cost_by_kernels(first: torch.Tensor, changed: Sequence[torch.Tensor], *described: Any) -> int:
+    return _LAUNCH * -(-len(changed) // MOST_SLOTS) + _BY_KERNELS * sum(one.numel() for one in changed)
+
+
+def _host_refuses(first: torch.Tensor, changed: Sequence[torch.Tensor], singles: int) -> str | None:
+    if singles or not changed:
+        return "changes lists by lists and numbers"
+    if first.dtype not in (torch.float32, torch.float64) or any(one.dtype != first.dtype for one in changed):
+        return "rounds as kernels do where all are float32, or all float64"
+    return host_refuses(first)
+
+
+ways = Candidates(
+    "lists",
+    Candidate("host", _host_refuses, cost=_cost_on_host),
+    Candidate("generated", lambda *described: None, cost=_cost_by_kernels),
+)
+
+
+def _problem(lists: Sequence[Sequence[torch.Tensor]]) -> tuning.Problem:
+    """What decides of the time, which the formula hardly does."""
+    elements = [one.numel() for one in lists[0]]
+    return tuning.Problem.of("Lists", lists[0][0].dtype, lists=len(lists), elements=elements)
+
+
+# By how many lists there are: what is timed, and its number, with which the result is the same at each call.
+_CHANGES: dict[int, tuple[Callable[..., Any], float]] = {
+    1: (torch._foreach_mul_, 1.0),
+    2: (torch._foreach_lerp_, 0.0),
+    3: (torch._foreach_addcmul_, 0.0),
+}
+
+
+@tuning.trial("Lists")
+def _trial(operands: tuning.Operands) -> Callable[[], Sequence[torch.Tensor]]:
+    lists, elements = operands.integer("lists"), operands.integers("elements")
+    if lists not in _CHANGES:
+        raise ValueError(f"lists={lists} is none of 1, 2 and 3")
+    first, *others = [[operands.vector(size) for size in elements] for _ in range(lists)]
+    change, number = _CHANGES[lists]
+
+    def body() -> Sequence[torch.Tensor]:
+        change(first, *others, number)
+        return first
+
+    return body
 
 
 def run_sets(
@@ -179,6 +250,15 @@ def foreach(name: str, formula: Callable[..., Any], **fitting: Fitting) -> None:
             written = [value for value, one in zip(call.arguments, schema, strict=True) if one.is_write]
             if written:
                 check_order(tensors, singles)
+                described = (tensors[0], len(singles))
+                if ways.choose(tensors[0][0], *described, problem=partial(_problem, tensors)) == "host":
+                    fits = partial(fitted, dtype=tensors[0][0].dtype)
+                    given = {
+                        name: map_numbers(value, partial(fits, fitting=fitting.get(name, "any")))
+                        for name, value in zip(_names, arguments, strict=True)
+                    }
+                    call_on_cpu(call.overload, **given)
+                    return None
             outputs = written[0] if written else [result_of(one) for one in zip(*tensors, strict=True)]
             sets: list[Set] = []
             for i, result in enumerate(outputs):
@@ -195,6 +275,13 @@ def result_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         return torch.empty_like(first)
     made = elementwise_result(tensors, first.dtype)
     return torch.empty_strided(first.shape, made.stride(), dtype=first.dtype, device=first.device)
+
+
+def map_numbers(value: Any, change: Callable[[Number], Number]) -> Any:
+    """`value`, an argument, with what `change` makes of a number, or of each one in a list."""
+    if isinstance(value, list):
+        return [map_numbers(one, change) for one in value]
+    return change(value) if isinstance(value, Number) else value
 
 
 def fitted(number: Number, fitting: Fitting, dtype: torch.dtype) -> Number:

@@ -49,12 +49,16 @@ class Operands:
         if not colon or len(shape) != len(steps):
             raise ValueError(f"{name}={text} is no tensor, such as {name}=64x32:32x1")
         extent = sum((size - 1) * step for size, step in zip(shape, steps, strict=True)) + 1 if all(shape) else 0
+        return self.vector(extent).as_strided(shape, steps)
+
+    def vector(self, size: int) -> torch.Tensor:
+        """So many numbers: from 0 to 1, or of integers 0, 1 and 2."""
         if self.dtype.is_floating_point or self.dtype.is_complex:
-            memory = torch.rand(extent, generator=self._generator).to(self.dtype)
+            memory = torch.rand(size, generator=self._generator).to(self.dtype)
         else:
-            memory = torch.randint(0, 3, (extent,), generator=self._generator).to(self.dtype)
+            memory = torch.randint(0, 3, (size,), generator=self._generator).to(self.dtype)
         self.nbytes += memory.nbytes
-        return memory.to(self.device).as_strided(shape, steps)
+        return memory.to(self.device)
 
     def given(self, name: str) -> torch.Tensor:
         """A tensor that must not be None."""
