@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -340,6 +341,35 @@ x = torch.randint(9, (503, 503)).float()  # sums are exact, whatever library mul
 torch.testing.assert_close((x.to("bp") @ x.to("bp")).cpu(), x @ x, rtol=0, atol=0)
 """
     assert run(code, drivers="opencl").stdout.splitlines() == ["0 4 0 0 3 -3"]  # the thread with the team, and the team
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_team_is_where_the_program_may_be(run: Run, count: int) -> None:
+    """Threads that wake up on one processor move apart, and may go on from there."""
+    allowed = sorted(os.sched_getaffinity(0))[:count]
+    if len(allowed) < count:
+        pytest.skip(f"there are no {count} processors")
+    code = f"""
+import os, subprocess, sys, time, torch
+allowed = {set(allowed)}
+os.sched_setaffinity(0, allowed)
+torch.set_num_threads(2)
+torch.backends.bp.preferred_blas_library("host")
+x = torch.randint(9, (500, 500)).float()  # sums are exact, whatever library multiplies
+there, expected = x.to("bp"), x @ x
+before = set(os.listdir("/proc/self/task"))
+busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])  # so that it is the first one that threads wake on
+os.sched_setaffinity(busy.pid, {{max(allowed)}})
+try:
+    for _ in range(100):
+        time.sleep(0.003)
+        assert torch.equal((there @ there).cpu(), expected)
+finally:
+    busy.kill()
+team = [int(one) for one in set(os.listdir("/proc/self/task")) - before]
+print(len(team) >= 2, {{*map(frozenset, map(os.sched_getaffinity, team))}} == {{frozenset(allowed)}})
+"""
+    assert run(code, drivers="opencl").stdout == "True True\n"
 
 
 def test_a_kernel_that_cannot_be_built_comes_with_the_compilers_words(run: Run) -> None:

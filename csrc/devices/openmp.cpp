@@ -12,6 +12,10 @@
 #include <thread>
 #include <vector>
 
+#ifdef __linux__
+#include <sched.h>
+#endif
+
 // PyTorch's OpenMP and MKL, if it has them.
 extern "C" {
 __attribute__((weak)) void omp_set_num_threads(int count);
@@ -26,6 +30,50 @@ namespace backplane {
 namespace {
 
 constexpr int kSoftPause = 1; // omp_pause_soft
+
+// The processors that threads of a team have woken up on. Two may have woken on one while another is idle, and Linux may leave them
+// there for a tenth of a second, in which they take turns of milliseconds: who waits for the other runs in a circle.
+class WokenOn {
+ public:
+  void nobody() {
+#ifdef __linux__
+    CPU_ZERO(&taken_);
+#endif
+  }
+
+  // The calling thread has woken: moves it if it is where another one is, to where none is, if it may go there.
+  void come() {
+#ifdef __linux__
+    int processor = sched_getcpu();
+    if (processor < 0 || processor >= CPU_SETSIZE) {
+      return;
+    }
+    if (CPU_ISSET(processor, &taken_)) {
+      cpu_set_t allowed;
+      if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) {
+        return;
+      }
+      const int own = processor;
+      do {
+        processor = (processor + 1) % CPU_SETSIZE;
+      } while (processor != own && (CPU_ISSET(processor, &taken_) || !CPU_ISSET(processor, &allowed)));
+      if (processor != own) {
+        cpu_set_t wanted;
+        CPU_ZERO(&wanted);
+        CPU_SET(processor, &wanted);
+        sched_setaffinity(0, sizeof(wanted), &wanted);
+        sched_setaffinity(0, sizeof(allowed), &allowed); // it may go on from there
+      }
+    }
+    CPU_SET(processor, &taken_);
+#endif
+  }
+
+ private:
+#ifdef __linux__
+  cpu_set_t taken_;
+#endif
+};
 
 class ThreadWithTeam {
  public:
@@ -74,6 +122,7 @@ class ThreadWithTeam {
     for (;;) {
       // OpenMP's threads run in a circle for milliseconds once they have nothing to do, on processors that the device's threads
       // want between parts of the host's. So they sleep with this one, in a parallel part that ends when there is a task.
+      woken_on_.nobody();
       if (has_team && GOMP_parallel != nullptr) {
         GOMP_parallel([](void* self) { static_cast<ThreadWithTeam*>(self)->sleep(); }, this, /*threads=*/0, /*flags=*/0);
       } else {
@@ -95,12 +144,14 @@ class ThreadWithTeam {
   void sleep() {
     std::unique_lock<std::mutex> guard(lock_);
     given_.wait(guard, [&] { return !tasks_.empty(); });
+    woken_on_.come();
   }
 
   std::thread::id thread_;
   std::mutex lock_;
   std::condition_variable given_;
   std::deque<Task*> tasks_;
+  WokenOn woken_on_; // under the lock
 };
 
 // Calls of one function, which a team's threads take one by one. A thread that finds none left sleeps until the last one has
