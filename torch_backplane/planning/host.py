@@ -28,7 +28,7 @@ def call_on_cpu(overload: OpOverload, *arguments: Any, **named: Any) -> None:
     next synchronization.
 
     Args:
-        arguments, named: as for the overload itself: bp tensors of one device, `Number`s, lists of either, plain values.
+        arguments, named: as for the overload itself: bp tensors of one device, `Number`s, lists of these, plain values.
 
     Raises:
         TypeError: an argument is missing or unknown, a tensor is on another device, or there is none.
