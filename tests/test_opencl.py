@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -370,6 +371,35 @@ team = [int(one) for one in set(os.listdir("/proc/self/task")) - before]
 print(len(team) >= 2, {{*map(frozenset, map(os.sched_getaffinity, team))}} == {{frozenset(allowed)}})
 """
     assert run(code, drivers="opencl").stdout == "True True\n"
+
+
+@pytest.mark.parametrize("threads", ["1", "2"])
+@pytest.mark.parametrize("environment", [{}, {"MALLOC_MMAP_THRESHOLD_": "131072"}], ids=["", "as the environment says"])
+def test_what_the_host_frees_is_kept_for_its_next_work(
+    platform: None, threads: str, environment: dict[str, str]
+) -> None:
+    """Fresh memory comes page by page, each with a fault. What the environment has told glibc, at its start, holds."""
+    code = """
+import resource, torch
+x, w = torch.rand(16, 64, 32, 32, device="bp"), torch.rand(128, 64, 1, 1, device="bp")
+grad = torch.rand_like(torch.nn.functional.conv2d(x, w, None, 2))
+
+def faults(calls):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(calls):
+        torch.ops.aten.convolution_backward(
+            grad, x, w, None, [2, 2], [0, 0], [1, 1], False, [0, 0], 1, [True, True, False])
+    torch.bp.synchronize()
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / calls
+
+faults(50)  # each thread of the device's has memory of its own
+print(faults(20) < 500)
+"""
+    given = {"TORCH_BACKPLANE_DRIVERS": "opencl", "OMP_NUM_THREADS": threads} | environment
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | given, capture_output=True, text=True, timeout=120
+    )
+    assert result.stdout == f"{not environment}\n", result.stderr
 
 
 def test_a_kernel_that_cannot_be_built_comes_with_the_compilers_words(run: Run) -> None:

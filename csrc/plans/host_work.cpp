@@ -9,8 +9,14 @@
 #include <c10/util/StringUtil.h>
 #include <c10/util/accumulate.h>
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 #include <array>
+#include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <utility>
 
 #include "devices/device.h"
@@ -105,6 +111,21 @@ HostWork::Threads threads_for(const std::vector<CpuOperator::Argument>& argument
   return all < kFewElements ? HostWork::Threads::One : HostWork::Threads::Team;
 }
 
+// PyTorch's kernels allocate megabytes for themselves, such as a convolution's operands in another order. Freed in another thread
+// than the program's first, glibc mostly gives them back to the system at once, which clears them page by page for the next
+// call: that may take longer than the convolution. So it keeps up to 128 MiB of a thread's, unless the environment says what it does.
+void keep_freed_memory() {
+#ifdef __GLIBC__
+  const char* tunables = std::getenv("GLIBC_TUNABLES");
+  if (std::getenv("MALLOC_MMAP_THRESHOLD_") != nullptr || std::getenv("MALLOC_TRIM_THRESHOLD_") != nullptr ||
+      (tunables != nullptr && std::strstr(tunables, "glibc.malloc.") != nullptr)) {
+    return;
+  }
+  mallopt(M_MMAP_THRESHOLD, 32 << 20); // the most that glibc takes, and chooses itself once as much was freed
+  mallopt(M_TRIM_THRESHOLD, 128 << 20);
+#endif
+}
+
 constexpr auto kCallers = callers(std::make_index_sequence<LibraryFunction::kMostParameters + 1>()); // by their number
 
 } // namespace
@@ -181,6 +202,8 @@ void do_on_host(
     std::shared_ptr<const HostWork> work,
     c10::ArrayRef<char*> memory,
     c10::ArrayRef<uint64_t> numbers) {
+  static std::once_flag once;
+  std::call_once(once, keep_freed_memory);
   const int threads = work->threads() == HostWork::Threads::Its ? 0
       : work->threads() == HostWork::Threads::One               ? 1
                                                                 : at::get_num_threads(); // of the program's thread
