@@ -228,8 +228,6 @@ def foreach(name: str, formula: Callable[..., Any], **fitting: Fitting) -> None:
             continue
         full = f"_foreach_{name}" + ("" if overload == "default" else f".{overload}")
         of_tensors = [one == "List[Tensor]" for one in types]
-        # Of one list, what the host computes each result with: operators on lists have no results in given places.
-        each = getattr(torch.ops.aten, name).out if overload == "default" and name != "zero" else None
 
         @operator(full)
         def plan(
@@ -238,7 +236,6 @@ def foreach(name: str, formula: Callable[..., Any], **fitting: Fitting) -> None:
             _name: str = f"foreach_{name}_{overload.lower()}",
             _names: tuple[str, ...] = names,
             _of_tensors: list[bool] = of_tensors,
-            _each: Any = each,
         ) -> Any:
             tensors = [value for value, found in zip(arguments, _of_tensors, strict=True) if found]
             others = [
@@ -253,22 +250,16 @@ def foreach(name: str, formula: Callable[..., Any], **fitting: Fitting) -> None:
             written = [value for value, one in zip(call.arguments, schema, strict=True) if one.is_write]
             if written:
                 check_order(tensors, singles)
+                described = (tensors[0], len(singles))
+                if ways.choose(tensors[0][0], *described, problem=partial(_problem, tensors)) == "host":
+                    fits = partial(fitted, dtype=tensors[0][0].dtype)
+                    given = {
+                        name: map_numbers(value, partial(fits, fitting=fitting.get(name, "any")))
+                        for name, value in zip(_names, arguments, strict=True)
+                    }
+                    call_on_cpu(call.overload, **given)
+                    return None
             outputs = written[0] if written else [result_of(one) for one in zip(*tensors, strict=True)]
-            described = (tensors[0], len(singles))
-            if (written or _each is not None) and (
-                ways.choose(tensors[0][0], *described, problem=partial(_problem, tensors)) == "host"
-            ):
-                if not written:
-                    for one, result in zip(tensors[0], outputs, strict=True):
-                        call_on_cpu(_each, one, out=result)
-                    return outputs
-                fits = partial(fitted, dtype=tensors[0][0].dtype)
-                given = {
-                    name: map_numbers(value, partial(fits, fitting=fitting.get(name, "any")))
-                    for name, value in zip(_names, arguments, strict=True)
-                }
-                call_on_cpu(call.overload, **given)
-                return None
             sets: list[Set] = []
             for i, result in enumerate(outputs):
                 passed = [fitted(values[i], fitting.get(name, "any"), result.dtype) for name, values in numbers]
