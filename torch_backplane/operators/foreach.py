@@ -210,11 +210,12 @@ def chunks(values: Sequence[int], size: int) -> Iterator[list[int]]:
         yield chunk
 
 
-def foreach(name: str, formula: Callable[..., Any], **fitting: Fitting) -> None:
+def foreach(name: str, formula: Callable[..., Any], host: bool = True, **fitting: Fitting) -> None:
     """Declares torch._foreach_NAME in all its overloads, in place and not.
 
     Args:
         formula: takes an element of each list of tensors, then each number, in the order of the schema.
+        host: whether the host may compute it.
         fitting: what numbers must be values of, as in `pointwise`, by the argument's name. "any" without: PyTorch makes
             tensors of what it adds, subtracts, multiplies and divides.
     """
@@ -251,7 +252,7 @@ def foreach(name: str, formula: Callable[..., Any], **fitting: Fitting) -> None:
             if written:
                 check_order(tensors, singles)
                 described = (tensors[0], len(singles))
-                if ways.choose(tensors[0][0], *described, problem=partial(_problem, tensors)) == "host":
+                if host and ways.choose(tensors[0][0], *described, problem=partial(_problem, tensors)) == "host":
                     fits = partial(fitted, dtype=tensors[0][0].dtype)
                     given = {
                         name: map_numbers(value, partial(fits, fitting=fitting.get(name, "any")))
@@ -353,8 +354,8 @@ foreach("addcdiv", lambda a, b, c, value: a + value * b / c, value="computed", s
 foreach("lerp", f.lerp, weight="computed")
 foreach("neg", lambda a: -a)
 foreach("abs", abs)
-foreach("sqrt", f.sqrt)
-foreach("exp", f.exp)
+foreach("sqrt", f.sqrt, host=False)  # MKL's takes longer than kernels (docs/measurements.md),
+foreach("exp", f.exp, host=False)  # and so does this
 foreach("reciprocal", lambda a: 1.0 / a)
 foreach("zero", lambda a: 0.0)
 
