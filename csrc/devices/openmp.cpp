@@ -122,7 +122,10 @@ class ThreadWithTeam {
     for (;;) {
       // OpenMP's threads run in a circle for milliseconds once they have nothing to do, on processors that the device's threads
       // want between parts of the host's. So they sleep with this one, in a parallel part that ends when there is a task.
-      woken_on_.nobody();
+      {
+        const std::lock_guard<std::mutex> guard(lock_);
+        woken_on_.nobody();
+      }
       if (has_team && GOMP_parallel != nullptr) {
         GOMP_parallel([](void* self) { static_cast<ThreadWithTeam*>(self)->sleep(); }, this, /*threads=*/0, /*flags=*/0);
       } else {
