@@ -3,7 +3,7 @@
 PyTorch goes through the lists of torch._foreach_* in order, and composes each set's result of other operators. A launch
 computes many sets at once, so it is for calls where nobody can tell: what a set writes is no other set's, and there is
 nothing to refuse. Planners leave all other calls (`RunOnCPU`) to PyTorch's composition, which runs on the device. Lists
-of large tensors are changed by the host, where it computes products.
+of few or large tensors are changed by the host, where it computes products.
 """
 
 from __future__ import annotations
