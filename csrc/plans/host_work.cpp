@@ -121,7 +121,7 @@ void keep_freed_memory() {
       (tunables != nullptr && std::strstr(tunables, "glibc.malloc.") != nullptr)) {
     return;
   }
-  mallopt(M_MMAP_THRESHOLD, 32 << 20); // the most that glibc takes, and chooses itself once as much was freed
+  mallopt(M_MMAP_THRESHOLD, 32 << 20); // the most that glibc chooses by itself, once as much was freed
   mallopt(M_TRIM_THRESHOLD, 128 << 20);
 #endif
 }

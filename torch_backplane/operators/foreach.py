@@ -59,7 +59,7 @@ def _cost_by_kernels(first: torch.Tensor, changed: Sequence[torch.Tensor], *desc
 
 
 def _host_refuses(first: torch.Tensor, changed: Sequence[torch.Tensor], singles: int) -> str | None:
-    if singles or not changed:
+    if singles:
         return "changes lists by lists and numbers"
     if first.dtype not in (torch.float32, torch.float64) or any(one.dtype != first.dtype for one in changed):
         return "rounds as kernels do where all are float32, or all float64"
