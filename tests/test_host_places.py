@@ -40,9 +40,11 @@ CONVOLUTIONS = {
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 @pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
-def test_convolutions(name: str, last: bool) -> None:
+@pytest.mark.parametrize("winograd", [False, None], ids=["direct", "as pays"])
+def test_convolutions(name: str, last: bool, winograd: bool | None) -> None:
     image, kernel, stride, transposed, groups = CONVOLUTIONS[name]
     settings = ([stride] * 2, [1, 1], [1, 1], transposed, [0, 0], groups)
+    near = {} if winograd is False else {"rtol": 1e-4, "atol": 1e-4}
     for seed in (0, 1):
         torch.manual_seed(seed)
         x, w, b = torch.randn(image), torch.randn(kernel) / 10, torch.randn(kernel[1] if transposed else kernel[0])
@@ -51,17 +53,17 @@ def test_convolutions(name: str, last: bool) -> None:
         expected = aten.convolution(x, w, b, *settings)
         for given in (expected, torch.empty_like(expected, memory_format=torch.contiguous_format)):
             (out,) = unset(given)
-            ops.host_convolution(x, w, b, *settings, out=out)
-            torch.testing.assert_close(out, expected)
+            ops.host_convolution(x, w, b, *settings, out=out, winograd=winograd)
+            torch.testing.assert_close(out, expected, **near)
         grad = torch.randn(expected.shape).to(memory_format=torch.channels_last if last else torch.contiguous_format)
         right = aten.convolution_backward(grad, x, w, [b.numel()], *settings, [True] * 3)
         for wanted in ((True, True, True), (True, False, False), (False, True, True), (False, True, False)):
             places = [one if want else None for one, want in zip(unset(x, w, b), wanted, strict=True)]
             of = dict(zip(("of_input", "of_weight", "of_bias"), places, strict=True))
-            ops.host_convolution_backward(grad, x, w, *settings, **of)
+            ops.host_convolution_backward(grad, x, w, *settings, **of, winograd=winograd)
             for place, one in zip(places, right, strict=True):
                 if place is not None:
-                    torch.testing.assert_close(place, one, rtol=1e-4, atol=1e-4)
+                    assert (place - one).abs().max() <= 3e-6 * one.abs().max()
 
 
 def layer(mode: int, directions: int, time: int, batch: int, features: int, hidden: int) -> tuple[list[Any], list[Any]]:
@@ -164,9 +166,11 @@ def test_they_are_computed_there() -> None:
     settings = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
     of_x, of_w, of_b = unset(x, w, b)
     assert allocated(lambda: aten.convolution(x, w, b, *settings)) >= x.nbytes
-    assert allocated(lambda: ops.host_convolution(x, w, b, *settings, out=of_x)) < 4096
     of = {"of_input": of_x, "of_weight": of_w, "of_bias": of_b}
-    assert allocated(lambda: ops.host_convolution_backward(x, x, w, *settings, **of)) < 4096
+    for winograd in (False, None):
+        way = {"winograd": winograd}
+        assert allocated(lambda way=way: ops.host_convolution(x, w, b, *settings, out=of_x, **way)) < 4096
+        assert allocated(lambda way=way: ops.host_convolution_backward(x, x, w, *settings, **of, **way)) < 4096
     given, (out, hy, cy, saved) = layer(2, 1, 64, 16, 64, 64)
     told = allocated(lambda: ops.host_rnn_layer(*given, True, out=out, hy=hy, cy=cy, saved=saved))
     assert told < out.nbytes
@@ -177,10 +181,10 @@ def test_what_is_asked_for_later_has_its_own_memory() -> None:
     settings = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
     (out,) = unset(x)
     for _ in range(3):
-        ops.host_convolution(x, w, None, *settings, out=out)
+        ops.host_convolution(x, w, None, *settings, out=out, winograd=False)
         others = [torch.empty(x.shape), torch.nn.functional.conv2d(x, w, padding=1), torch.empty_like(out)]
         assert len({one.data_ptr() for one in (out, *others)}) == 4
     with pytest.raises(RuntimeError):  # an error leaves no offer behind
-        ops.host_convolution(x, w[:, :5], None, *settings, out=out)
+        ops.host_convolution(x, w[:, :5], None, *settings, out=out, winograd=False)
     pairs = itertools.combinations((out, torch.empty(x.shape), torch.empty(x.shape)), 2)
     assert all(one.data_ptr() != other.data_ptr() for one, other in pairs)

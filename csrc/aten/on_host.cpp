@@ -7,14 +7,8 @@
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/baddbmm.h>
 #include <ATen/ops/bmm.h>
-#include <ATen/ops/convolution.h>
-#include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/mm.h>
 #include <torch/library.h>
-
-#include <array>
-
-#include "aten/places.h"
 
 // PyTorch's way to oneDNN's products, which it takes for halves and bfloat16; there is no header of it.
 namespace at::native {
@@ -73,48 +67,6 @@ void product(
   }
 }
 
-// The gradients that there is a tensor for.
-void convolution_backward(
-    const Tensor& grad,
-    const Tensor& input,
-    const Tensor& weight,
-    at::IntArrayRef stride,
-    at::IntArrayRef padding,
-    at::IntArrayRef dilation,
-    bool transposed,
-    at::IntArrayRef output_padding,
-    int64_t groups,
-    const OptionalTensor& of_input,
-    const OptionalTensor& of_weight,
-    const OptionalTensor& of_bias) {
-  const Places places{of_input, of_weight, of_bias};
-  deliver(places, [&]() -> std::vector<Tensor> {
-    const Offer offer(places);
-    const auto [input_grad, weight_grad, bias_grad] = at::convolution_backward(
-        grad, input, weight, grad.sizes().slice(1, 1), stride, padding, dilation, transposed, output_padding, groups,
-        {of_input.has_value(), of_weight.has_value(), of_bias.has_value()});
-    return {input_grad, weight_grad, bias_grad};
-  }());
-}
-
-void convolution(
-    const Tensor& input,
-    const Tensor& weight,
-    const OptionalTensor& bias,
-    at::IntArrayRef stride,
-    at::IntArrayRef padding,
-    at::IntArrayRef dilation,
-    bool transposed,
-    at::IntArrayRef output_padding,
-    int64_t groups,
-    const Tensor& out) {
-  const Places places{out};
-  deliver(places, [&]() -> std::vector<Tensor> {
-    const Offer offer(places);
-    return {at::convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)};
-  }());
-}
-
 // Without dropout, as the arguments of backplane::attention (attention.cpp). PyTorch's kernels have heads next to columns, which
 // seldom is what a place has.
 void attention(
@@ -160,13 +112,6 @@ TORCH_LIBRARY_FRAGMENT(backplane, m) {
       "host_attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor? bias, Tensor out, "
       "Tensor logarithm, bool is_causal, float scale, *, Tensor(a!) of_query, Tensor(b!) of_key, "
       "Tensor(c!) of_value) -> ()");
-  m.def(
-      "host_convolution(Tensor input, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation, "
-      "bool transposed, int[] output_padding, int groups, *, Tensor(a!) out) -> ()");
-  m.def(
-      "host_convolution_backward(Tensor grad, Tensor input, Tensor weight, int[] stride, int[] padding, int[] dilation, "
-      "bool transposed, int[] output_padding, int groups, *, Tensor(a!)? of_input, Tensor(b!)? of_weight, "
-      "Tensor(c!)? of_bias) -> ()");
   m.def("host_product(Tensor? added, Tensor a, Tensor b, Scalar beta, Scalar alpha, *, Tensor(a!) out) -> ()");
 }
 
@@ -174,8 +119,6 @@ TORCH_LIBRARY_IMPL(backplane, CPU, m) {
   m.impl("host_product", &product);
   m.impl("host_attention", &attention);
   m.impl("host_attention_backward", &attention_backward);
-  m.impl("host_convolution", &convolution);
-  m.impl("host_convolution_backward", &convolution_backward);
 }
 
 } // namespace

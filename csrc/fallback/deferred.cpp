@@ -282,7 +282,7 @@ void correct(const DeferredOperator& call, const torch::jit::Stack& arguments, t
     for (const size_t i : {1, 2}) {
       results[i] = meta_of({count}, {1}, dtype);
     }
-  } else if (name == "aten::convolution") {
+  } else if (name == "backplane::convolution") {
     const at::Tensor meta = results[0].toTensor();
     for (const auto format : {at::MemoryFormat::ChannelsLast, at::MemoryFormat::ChannelsLast3d}) {
       const auto has_format = [&](const c10::IValue& value) { return value.toTensor().suggest_memory_format() == format; };

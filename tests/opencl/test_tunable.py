@@ -26,6 +26,7 @@ from torch_backplane import _C, drivers, plans
 from torch_backplane.cli import app
 from torch_backplane.operators import linear_algebra
 from torch_backplane.tuning import context, forced
+from torch_backplane.tuning.choosing import forcing
 from torch_backplane.tuning.trials import ROUNDS, Clock
 
 tunable: Any = torch.bp.tunable  # type: ignore[attr-defined]
@@ -197,6 +198,26 @@ def test_convolutions_and_recurrent_layers_are_tuned() -> None:
     names = [one[0] for one in tunable.get_results() if not one[0].startswith("Product")]
     assert names == ["ConvolutionTunableOp_float32", "ConvolutionBackwardTunableOp_float32"] * 2
     assert {one[2] for one in tunable.get_results() if one[0].startswith("Conv")} == {"generated"}
+
+
+@pytest.mark.parametrize("quickest", ["host/winograd", "host/direct"])
+@anew
+def test_the_hosts_convolutions_are_tuned_both_ways(quickest: str) -> None:
+    needs_sight()
+    if not _C.host_has_winograd():
+        pytest.skip("this processor has no AVX-512, or PyTorch no products of blocks")
+    given = [random(2, 20, 9, 9), random(20, 20, 3, 3), random(20)]
+    by = {}
+    for form in ("host/winograd", "host/direct"):
+        with forcing("convolutions", form):
+            by[form] = F.conv2d(*given, padding=1).cpu()
+    assert not torch.equal(*by.values())
+    timed = Times("convolutions", **{quickest: 1.0})
+    tunable.enable()
+    for _ in range(2):
+        assert torch.equal(F.conv2d(*given, padding=1).cpu(), by[quickest])
+        assert set(timed.trials) == {"host", "host/winograd", "host/direct", "generated", "generated/winograd"}
+        assert [one[2] for one in tunable.get_results()] == [quickest]
 
 
 @anew
