@@ -19,8 +19,8 @@ using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 using winograd::Direction;
 
-// Whether Winograd's way computes what goes to `out`: where it can, if it is asked for, or else where it pays. `results` are the
-// convolution's, or their gradients.
+// Whether Winograd's way computes what goes to `out`: where it can, if it is asked for, or else where it pays. `results` are
+// those of the convolution, or their gradients.
 bool is_winograds(
     Direction direction,
     const std::optional<bool>& asked,

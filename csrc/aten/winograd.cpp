@@ -112,7 +112,7 @@ using at::native::cpublas::brgemm;
 
 namespace {
 
-// Numbers between the beginnings of matrices of so many. At a distance of a power of two, as sizes mostly are, what all matrices
+// Numbers between the beginnings of matrices of so many. At a distance of a power of two, as sizes mostly are, what all of them
 // have at one place would be at one place of the cache.
 int64_t with_gap(int64_t numbers) {
   return up_to(numbers + kLanes, 1024) + 80;

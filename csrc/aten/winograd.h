@@ -1,7 +1,7 @@
 // Convolutions of 3 × 3 windows that are one place apart, by Winograd's way, F(2 × 2, 3 × 3), on the CPU: 16 products give four
-// neighbouring results, which oneDNN computes by 36 (its own way of it is gone since oneDNN 3). Lavin and Gray, "Fast Algorithms
-// for Convolutional Neural Networks", 2015 (arXiv:1509.09308), have the formulas, and the gradients are what these are turned
-// round. Parts of the tiles go from the image to the results in a processor's own cache.
+// neighbouring results, for which oneDNN takes 36 (it has had no such kernels for these processors since its third version).
+// Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 2015 (arXiv:1509.09308), have the formulas; gradients are
+// the same turned round. Parts of the tiles go from the image to the results in a processor's own cache.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,6 +1,6 @@
-// What Winograd's way (aten/winograd.h) makes of images, windows and products on the way, with AVX-512: kernels/templates/winograd.py
-// has the formulas. A window, and what is below a tile of 2 × 2 results, comes to 16 numbers, each of which is in a matrix of its
-// own; point 4 r + s is row r and column s of them.
+// What Winograd's way (aten/winograd.h) makes of images, windows and products on the way, with AVX-512; the formulas are those of
+// kernels/templates/winograd.py. A window, and what is below a tile of 2 × 2 results, comes to 16 numbers, each of which is in a
+// matrix of its own: number 4 r + s is row r and column s of them.
 #pragma once
 
 #include <cstdint>
@@ -66,7 +66,7 @@ void transform_weight(const float* weight, Range results, int64_t channels, cons
 void transform_weight_turned(
     const float* weight, int64_t results, Range some, int64_t channels, const Matrices& to);
 
-// Windows from (results, channels), Gᵀ m G, for some of the results: of the sum of some such matrices, `distance` numbers apart.
+// Windows from (results, channels), Gᵀ m G, for some of the results: of the sum of such matrices, `distance` numbers apart.
 void transform_windows(
     float* weight, Range results, int64_t channels, const Matrices& from, int64_t sums, int64_t distance);
 

@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "devices/command_timer.h"
+#include "devices/piecewise.h"
 
 namespace backplane {
 
@@ -170,6 +171,8 @@ class Device {
     // It takes no longer than it would to hand it over, more or less: where the stream is known to have nothing left to do, the
     // calling thread may do it.
     bool brief = false;
+    // What `call` does, where it can also be done piece by piece with others that come next; null: it cannot.
+    std::shared_ptr<const Piecewise> piecewise = nullptr;
   };
   virtual void call_host(HostFunction function, c10::ArrayRef<char*> memory, StreamHandle stream);
 

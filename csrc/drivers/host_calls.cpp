@@ -1,6 +1,7 @@
 #include "drivers/host_calls.h"
 
 #include <utility>
+#include <vector>
 
 #include "devices/ending.h"
 #include "devices/openmp.h"
@@ -55,15 +56,47 @@ void HostCalls::run() {
       run_with_team(one->first.threads, [&] {
         const Running there;
         do {
-          call(one->first, one->second);
-          one = next();
+          one = run_one(*std::move(one));
         } while (one && one->first.threads > 0); // others may wait for that thread
       });
     } else {
-      call(one->first, one->second);
-      one = next();
+      one = run_one(*std::move(one));
     }
   }
+}
+
+std::optional<HostCalls::Call> HostCalls::run_one(Call one) {
+  if (one.first.piecewise != nullptr) {
+    return run_piecewise(std::move(one));
+  }
+  call(one.first, one.second);
+  return next();
+}
+
+std::optional<HostCalls::Call> HostCalls::run_piecewise(Call first) {
+  std::vector<Call> given;
+  given.push_back(std::move(first));
+  std::optional<Call> other;
+  while ((other = next()) && other->first.piecewise != nullptr && other->first.threads == given[0].first.threads) {
+    given.push_back(*std::move(other));
+  }
+  std::vector<c10::SmallVector<char*, 8>> memory; // of the calls
+  std::vector<PiecewiseCall> calls;
+  for (const auto& [function, seen] : given) {
+    memory.push_back(seen.addresses());
+  }
+  for (size_t i = 0; i < given.size(); ++i) {
+    calls.push_back({given[i].first.piecewise.get(), memory[i]});
+  }
+  run_with_threads(given[0].first.threads, [&] {
+    const HostCall running;
+    for (c10::ArrayRef<PiecewiseCall> rest = calls; !rest.empty() && running.may_run();) {
+      const size_t count = count_together(rest);
+      run_piece_by_piece(rest.slice(0, count));
+      rest = rest.slice(count);
+    }
+  });
+  return other;
 }
 
 std::optional<HostCalls::Call> HostCalls::next() {

@@ -31,6 +31,9 @@ class HostCalls {
 
   // Nothing: there are no more, and none can be added.
   std::optional<Call> next();
+  // Both return what next() does afterwards.
+  std::optional<Call> run_one(Call one);
+  std::optional<Call> run_piecewise(Call first); // and those that come next, as far as they are, too, together where they can be
 
   std::mutex lock_;
   std::deque<Call> calls_;

@@ -13,6 +13,7 @@
 #include <malloc.h>
 #endif
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <cstring>
@@ -21,6 +22,7 @@
 
 #include "devices/device.h"
 #include "devices/openmp.h"
+#include "devices/piecewise.h"
 #include "devices/profile.h"
 #include "devices/verbose.h"
 #include "streams/device_errors.h"
@@ -103,6 +105,55 @@ int64_t elements_of(const CpuOperator::Argument& argument) {
   return all;
 }
 
+bool is_contiguous(const CpuOperator::Memory& memory) {
+  int64_t expected = 1;
+  for (size_t i = memory.sizes.size(); i-- > 0;) {
+    if (memory.sizes[i] != 1 && memory.strides[i] != expected) {
+      return false;
+    }
+    expected *= memory.sizes[i];
+  }
+  return true;
+}
+
+// As CpuOperator::list_elements.
+std::vector<int64_t> list_elements_of(const c10::OperatorHandle& op, const std::vector<CpuOperator::Argument>& arguments) {
+  const auto& schema = op.schema();
+  if (schema.name().rfind("aten::_foreach_", 0) != 0 || !schema.returns().empty()) {
+    return {}; // those that return something add up, or make lists
+  }
+  std::vector<int64_t> elements;
+  std::optional<c10::ScalarType> dtype;
+  for (const auto& argument : arguments) {
+    if (std::holds_alternative<CpuOperator::Memory>(argument)) {
+      return {};
+    }
+    const auto* list = std::get_if<std::vector<CpuOperator::Memory>>(&argument);
+    std::vector<int64_t> found;
+    for (size_t i = 0; list != nullptr && i < list->size(); ++i) {
+      const auto& one = (*list)[i];
+      if (!is_contiguous(one) || one.dtype != dtype.value_or(one.dtype)) {
+        return {};
+      }
+      dtype = one.dtype;
+      found.push_back(c10::multiply_integers(one.sizes));
+    }
+    if (list != nullptr && !elements.empty() && found != elements) {
+      return {};
+    }
+    if (list != nullptr) {
+      elements = std::move(found);
+    }
+  }
+  for (const auto& argument : arguments) {
+    const auto* numbers = std::get_if<std::vector<CpuOperator::Number>>(&argument);
+    if (numbers != nullptr && numbers->size() != elements.size()) {
+      return {};
+    }
+  }
+  return elements;
+}
+
 HostWork::Threads threads_for(const std::vector<CpuOperator::Argument>& arguments) {
   int64_t all = 0;
   for (const auto& argument : arguments) {
@@ -125,6 +176,32 @@ void keep_freed_memory() {
   mallopt(M_TRIM_THRESHOLD, 128 << 20);
 #endif
 }
+
+// An operator on lists, with its numbers.
+class ListChange final : public Piecewise {
+ public:
+  ListChange(std::shared_ptr<const CpuOperator> op, std::vector<uint64_t> numbers, c10::Stream stream)
+      : op_(std::move(op)), numbers_(std::move(numbers)), stream_(stream) {}
+
+  c10::ArrayRef<int64_t> elements() const override {
+    return op_->list_elements();
+  }
+  size_t element_bytes() const override {
+    return c10::elementSize(op_->list_dtype());
+  }
+  void run(char* const* memory, const Piece& piece) const override {
+    try {
+      op_->run_piece(memory, numbers_.data(), piece);
+    } catch (const std::exception& error) {
+      report_error(stream_, error);
+    }
+  }
+
+ private:
+  const std::shared_ptr<const CpuOperator> op_;
+  const std::vector<uint64_t> numbers_;
+  const c10::Stream stream_;
+};
 
 constexpr auto kCallers = callers(std::make_index_sequence<LibraryFunction::kMostParameters + 1>()); // by their number
 
@@ -158,7 +235,46 @@ void CpuOperator::run(char* const* memory, const uint64_t* numbers) const {
 }
 
 CpuOperator::CpuOperator(c10::OperatorHandle op, std::vector<Argument> arguments)
-    : op_(std::move(op)), arguments_(std::move(arguments)), threads_(threads_for(arguments_)) {}
+    : op_(std::move(op)),
+      arguments_(std::move(arguments)),
+      threads_(threads_for(arguments_)),
+      list_elements_(list_elements_of(op_, arguments_)) {}
+
+c10::ScalarType CpuOperator::list_dtype() const {
+  return std::get<std::vector<Memory>>(arguments_.front()).front().dtype;
+}
+
+void CpuOperator::run_piece(char* const* memory, const uint64_t* numbers, const Piecewise::Piece& piece) const {
+  torch::jit::Stack stack;
+  const auto bytes = static_cast<int64_t>(c10::elementSize(list_dtype()));
+  for (const Argument& argument : arguments_) {
+    if (const auto* value = std::get_if<c10::IValue>(&argument)) {
+      stack.push_back(*value);
+    } else if (std::holds_alternative<std::vector<Memory>>(argument)) {
+      c10::List<at::Tensor> tensors;
+      for (size_t i = piece.first; i < piece.end; ++i) {
+        const int64_t count = std::min(piece.to, list_elements_[i]) - piece.from;
+        tensors.push_back(at::from_blob(memory[i] + piece.from * bytes, {count}, at::TensorOptions(list_dtype())));
+      }
+      memory += list_elements_.size();
+      stack.emplace_back(std::move(tensors));
+    } else if (const auto* number = std::get_if<Number>(&argument)) {
+      stack.emplace_back(next_number(numbers, number->dtype));
+    } else {
+      c10::List<c10::Scalar> scalars;
+      const auto& list = std::get<std::vector<Number>>(argument);
+      for (size_t i = 0; i < list.size(); ++i) {
+        const c10::Scalar scalar = next_number(numbers, list[i].dtype);
+        if (i >= piece.first && i < piece.end) {
+          scalars.push_back(scalar);
+        }
+      }
+      stack.emplace_back(std::move(scalars));
+    }
+  }
+  at::AutoDispatchBelowADInplaceOrView guard; // as above
+  op_.callBoxed(stack);
+}
 
 std::string CpuOperator::text() const {
   std::string line = c10::str(op_.operator_name(), "(");
@@ -213,6 +329,16 @@ void do_on_host(
   const bool brief = threads <= 1 && work->last_time() < kBrief;
   const StreamHandle handle = stream_handle(stream);
   const ProfiledCommand profiled(Activity::Kind::HostStep, stream.device_index(), handle, work->name());
+  const bool is_large = work->threads() == HostWork::Threads::Team;
+  if (auto op = std::dynamic_pointer_cast<const CpuOperator>(work);
+      op != nullptr && is_large && !op->list_elements().empty() && !is_verbose()) { // which says how long each one takes
+    const auto lists = std::make_shared<ListChange>(std::move(op), numbers.vec(), stream);
+    const auto alone = [lists, count = memory.size()](char* const* seen) {
+      run_piece_by_piece(PiecewiseCall{lists.get(), {seen, count}});
+    };
+    device(stream.device_index()).call_host({alone, threads, brief, lists}, memory, handle);
+    return;
+  }
   device(stream.device_index())
       .call_host(
           {[work = std::move(work), numbers = numbers.vec(), stream](char* const* seen) {

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "devices/library_symbol.h"
+#include "devices/piecewise.h"
 
 namespace backplane {
 
@@ -71,6 +72,15 @@ class CpuOperator final : public HostWork {
   const std::string& name() const override {
     return op_.operator_name().name;
   }
+
+  // How many elements the tensors of each of its lists have, where it changes each element by those at its place in other lists
+  // alone: where it can be done piece by piece. Empty: it cannot.
+  c10::ArrayRef<int64_t> list_elements() const {
+    return list_elements_;
+  }
+  // Of such an operator.
+  c10::ScalarType list_dtype() const;
+  void run_piece(char* const* memory, const uint64_t* numbers, const Piecewise::Piece& piece) const;
   std::string text() const override;
 
   const c10::OperatorHandle& op() const {
@@ -84,6 +94,7 @@ class CpuOperator final : public HostWork {
   const c10::OperatorHandle op_;
   const std::vector<Argument> arguments_;
   const Threads threads_;
+  const std::vector<int64_t> list_elements_;
 };
 
 // A function of a C library. All that it takes must be passed as integers and pointers are, which holds for BLAS and

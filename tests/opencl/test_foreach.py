@@ -483,11 +483,12 @@ def test_who_changes_lists_is_decided_by_their_tensors() -> None:
     for function in (
         lambda: torch.ops.aten._foreach_add_.Tensor(lists, single),
         lambda: torch._foreach_add(lists, 2.0),
-        lambda: torch._foreach_sqrt_(lists),
         lambda: torch._foreach_exp_(lists),
     ):
         said = plans.explain(function)
         assert "on the host" not in said, said
+    for function in (lambda: torch._foreach_sqrt_(lists), lambda: torch._foreach_sqrt(lists)):
+        assert ("on the host" in plans.explain(function)) == host
     with plans_from_the_start():  # a plan for any shape is for one side of where it changes
         for size in (40, 60, 30_000, 50_000, 70, 45_000):
             lists = [values((size,), DEVICE, seed=at) for at in range(16)]

@@ -86,7 +86,8 @@ def test_winograds_way_and_the_direct_one() -> None:
         pytest.skip("this processor has no AVX-512, or PyTorch no products of blocks")
     plans.set_mode("check")
     for channels, side, pays in ((64, 20, True), (2, 6, False), (64, 21, True), (70, 20, True)):
-        given = torch.randn(2, channels, side, side), torch.randn(channels, channels, 3, 3) / channels, torch.randn(channels)
+        weight = torch.randn(channels, channels, 3, 3) / channels
+        given = torch.randn(2, channels, side, side), weight, torch.randn(channels)
         exact = results("plain", [one.double() for one in given], "iwb", "cpu")
         found = {}
         for form in ("host/winograd", "host/direct", "host"):

@@ -210,12 +210,19 @@ def chunks(values: Sequence[int], size: int) -> Iterator[list[int]]:
         yield chunk
 
 
-def foreach(name: str, formula: Callable[..., Any], host: bool = True, **fitting: Fitting) -> None:
+def on_host(lists: Sequence[Sequence[torch.Tensor]], singles: int) -> bool:
+    return ways.choose(lists[0][0], lists[0], singles, problem=partial(_problem, lists)) == "host"
+
+
+def foreach(
+    name: str, formula: Callable[..., Any], host: bool = True, made_on_host: bool = False, **fitting: Fitting
+) -> None:
     """Declares torch._foreach_NAME in all its overloads, in place and not.
 
     Args:
         formula: takes an element of each list of tensors, then each number, in the order of the schema.
-        host: whether the host may compute it.
+        host: whether the host may change lists by it.
+        made_on_host: whether it may make new ones, too: of one list, without numbers.
         fitting: what numbers must be values of, as in `pointwise`, by the argument's name. "any" without: PyTorch makes
             tensors of what it adds, subtracts, multiplies and divides.
     """
@@ -251,16 +258,19 @@ def foreach(name: str, formula: Callable[..., Any], host: bool = True, **fitting
             written = [value for value, one in zip(call.arguments, schema, strict=True) if one.is_write]
             if written:
                 check_order(tensors, singles)
-                described = (tensors[0], len(singles))
-                if host and ways.choose(tensors[0][0], *described, problem=partial(_problem, tensors)) == "host":
-                    fits = partial(fitted, dtype=tensors[0][0].dtype)
-                    given = {
-                        name: map_numbers(value, partial(fits, fitting=fitting.get(name, "any")))
-                        for name, value in zip(_names, arguments, strict=True)
-                    }
-                    call_on_cpu(call.overload, **given)
-                    return None
             outputs = written[0] if written else [result_of(one) for one in zip(*tensors, strict=True)]
+            if (host if written else made_on_host) and on_host(tensors, len(singles)):
+                if not written:  # done with what comes before and after, piece by piece (csrc/devices/piecewise.h)
+                    call_on_cpu(torch.ops.aten._foreach_copy_.default, outputs, tensors[0])
+                    call_on_cpu(getattr(torch.ops.aten, f"_foreach_{name}_").default, outputs)
+                    return outputs
+                fits = partial(fitted, dtype=tensors[0][0].dtype)
+                given = {
+                    name: map_numbers(value, partial(fits, fitting=fitting.get(name, "any")))
+                    for name, value in zip(_names, arguments, strict=True)
+                }
+                call_on_cpu(call.overload, **given)
+                return None
             sets: list[Set] = []
             for i, result in enumerate(outputs):
                 passed = [fitted(values[i], fitting.get(name, "any"), result.dtype) for name, values in numbers]
@@ -354,8 +364,8 @@ foreach("addcdiv", lambda a, b, c, value: a + value * b / c, value="computed", s
 foreach("lerp", f.lerp, weight="computed")
 foreach("neg", lambda a: -a)
 foreach("abs", abs)
-foreach("sqrt", f.sqrt, host=False)  # MKL's takes longer than kernels (docs/measurements.md),
-foreach("exp", f.exp, host=False)  # and so does this
+foreach("sqrt", f.sqrt, made_on_host=True)  # amid an optimizer's step
+foreach("exp", f.exp, host=False)  # MKL's takes longer than kernels (docs/measurements.md)
 foreach("reciprocal", lambda a: 1.0 / a)
 foreach("zero", lambda a: 0.0)
 
