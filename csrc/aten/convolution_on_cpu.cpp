@@ -56,12 +56,12 @@ void convolution_backward_to_places(
     const std::optional<bool>& by_winograd) {
   Places places{of_input, of_weight, of_bias};
   const winograd::Settings settings{stride, padding, dilation, transposed, groups};
-  if (is_winograds(Direction::kGradientOfInput, by_winograd, input, weight, grad, settings, of_input)) {
-    winograd::gradient_of_input(grad, weight, padding, *of_input);
+  if (is_winograds(Direction::kGradientOfInput, by_winograd, input, weight, grad, settings, of_input) &&
+      winograd::gradient_of_input(grad, weight, padding, *of_input)) {
     places[0].reset();
   }
-  if (is_winograds(Direction::kGradientOfWeight, by_winograd, input, weight, grad, settings, of_weight)) {
-    winograd::gradient_of_weight(grad, input, padding, *of_weight);
+  if (is_winograds(Direction::kGradientOfWeight, by_winograd, input, weight, grad, settings, of_weight) &&
+      winograd::gradient_of_weight(grad, input, padding, *of_weight)) {
     places[1].reset();
   }
   if (!places[0].has_value() && !places[1].has_value()) {
@@ -95,8 +95,8 @@ void convolution_to_place(
   const winograd::Settings settings{stride, padding, dilation, transposed, groups};
   const bool has_bias = bias.has_value() && bias->defined();
   const bool fits = !has_bias || (bias->scalar_type() == at::kFloat && bias->sizes() == weight.sizes().slice(0, 1));
-  if (fits && is_winograds(Direction::kForward, by_winograd, input, weight, out, settings, out)) {
-    winograd::forward(input, weight, has_bias ? *bias : Tensor(), padding, out);
+  if (fits && is_winograds(Direction::kForward, by_winograd, input, weight, out, settings, out) &&
+      winograd::forward(input, weight, has_bias ? *bias : Tensor(), padding, out)) {
     return;
   }
   const Places places{out};

@@ -183,7 +183,7 @@ void in_threads(int64_t rows, const std::function<void(Range)>& function) {
 }
 
 // out = windows over the images + bias; `of_input`: the images are gradients of results, and windows are turned round.
-void convolve(
+bool convolve(
     const Tensor& input,
     const Tensor& weight,
     const float* bias,
@@ -206,6 +206,7 @@ void convolve(
       transform_weight(numbers(weight), some, depth, weights);
     }
   });
+  std::atomic<bool> is_finite{true};
   in_rooms(parts.count, workspace + of_weights, of_room, [&](int64_t i, float* room) {
     const int64_t columns = parts[i].count() * tiles.in_row;
     const Matrices images{room, image_step, columns}, results{room + kPoints * image_step, result_step, columns};
@@ -215,8 +216,11 @@ void convolve(
           rows, columns, depth, weights.pitch, images.pitch, results.pitch, /*add_C=*/false,
           weights.first + point * weights.step, images.first + point * images.step, results.first + point * results.step);
     }
-    transform_results(numbers(out), to, tiles, parts[i], results, bias);
+    if (!transform_results(numbers(out), to, tiles, parts[i], results, bias)) {
+      is_finite = false;
+    }
   });
+  return is_finite;
 }
 
 } // namespace
@@ -239,22 +243,22 @@ bool is_available() {
   return found;
 }
 
-void forward(
+bool forward(
     const Tensor& input,
     const Tensor& weight,
     const Tensor& bias,
     at::IntArrayRef padding,
     const Tensor& out) {
   const Tensor added = bias.defined() ? bias.contiguous() : bias;
-  convolve(
+  return convolve(
       input, weight, added.defined() ? numbers(added) : nullptr, padding.front(), padding.back(), /*of_input=*/false, out);
 }
 
-void gradient_of_input(const Tensor& grad, const Tensor& weight, at::IntArrayRef padding, const Tensor& of_input) {
-  convolve(grad, weight, nullptr, 2 - padding.front(), 2 - padding.back(), /*of_input=*/true, of_input);
+bool gradient_of_input(const Tensor& grad, const Tensor& weight, at::IntArrayRef padding, const Tensor& of_input) {
+  return convolve(grad, weight, nullptr, 2 - padding.front(), 2 - padding.back(), /*of_input=*/true, of_input);
 }
 
-void gradient_of_weight(const Tensor& grad, const Tensor& input, at::IntArrayRef padding, const Tensor& of_weight) {
+bool gradient_of_weight(const Tensor& grad, const Tensor& input, at::IntArrayRef padding, const Tensor& of_weight) {
   const Images from = images_of(input), to = images_of(grad);
   const int64_t rows = to.channels, depth = from.channels, pitch = up_to(depth, kLanes);
   const Tiles tiles(to, padding.front(), padding.back());
@@ -282,9 +286,13 @@ void gradient_of_weight(const Tensor& grad, const Tensor& input, at::IntArrayRef
       }
     }
   });
+  std::atomic<bool> is_finite{true};
   in_threads(rows, [&](Range some) {
-    transform_windows(numbers(of_weight), some, depth, {sums, sum_step, pitch}, segments, of_segment);
+    if (!transform_windows(numbers(of_weight), some, depth, {sums, sum_step, pitch}, segments, of_segment)) {
+      is_finite = false;
+    }
   });
+  return is_finite;
 }
 
 #else
@@ -294,13 +302,13 @@ bool is_available() {
 }
 
 #define NOT_HERE TORCH_CHECK_NOT_IMPLEMENTED(false, "Winograd's way of convolutions is for processors with AVX-512")
-void forward(const Tensor&, const Tensor&, const Tensor&, at::IntArrayRef, const Tensor&) {
+bool forward(const Tensor&, const Tensor&, const Tensor&, at::IntArrayRef, const Tensor&) {
   NOT_HERE;
 }
-void gradient_of_input(const Tensor&, const Tensor&, at::IntArrayRef, const Tensor&) {
+bool gradient_of_input(const Tensor&, const Tensor&, at::IntArrayRef, const Tensor&) {
   NOT_HERE;
 }
-void gradient_of_weight(const Tensor&, const Tensor&, at::IntArrayRef, const Tensor&) {
+bool gradient_of_weight(const Tensor&, const Tensor&, at::IntArrayRef, const Tensor&) {
   NOT_HERE;
 }
 

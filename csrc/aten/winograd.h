@@ -33,19 +33,20 @@ std::array<int64_t, 4> sizes_of_results(const at::Tensor& input, const at::Tenso
 // Whether one that can be is expected to take less time than oneDNN's.
 bool pays(Direction direction, const at::Tensor& input, const at::Tensor& weight, at::IntArrayRef padding);
 
-// All of it is contiguous, and of the sizes that belong to the others'; a bias may be undefined.
+// All of it is contiguous, and of the sizes that belong to the others'; a bias may be undefined. False: not all results are finite,
+// and they have to be computed in another way, as what is infinite or no number below a tile comes to all of its results.
 
-void forward(
+bool forward(
     const at::Tensor& input,
     const at::Tensor& weight,
     const at::Tensor& bias,
     at::IntArrayRef padding,
     const at::Tensor& out);
 
-void gradient_of_input(
+bool gradient_of_input(
     const at::Tensor& grad, const at::Tensor& weight, at::IntArrayRef padding, const at::Tensor& of_input);
 
-void gradient_of_weight(
+bool gradient_of_weight(
     const at::Tensor& grad, const at::Tensor& input, at::IntArrayRef padding, const at::Tensor& of_weight);
 
 } // namespace backplane::winograd

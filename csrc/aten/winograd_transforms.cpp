@@ -21,6 +21,10 @@ AVX512 inline __mmask16 first_lanes(int64_t count) {
   return count >= kLanes ? 0xffff : count <= 0 ? 0 : static_cast<__mmask16>((1u << count) - 1);
 }
 
+AVX512 inline bool is_nothing(__m512 numbers) {
+  return _mm512_cmp_ps_mask(numbers, _mm512_setzero_ps(), _CMP_EQ_OQ) == 0xffff;
+}
+
 // Numbers of a row at even places and at odd ones, from one place on, of which there are 16 each; zeros where the row is not.
 class Pairs {
  public:
@@ -287,10 +291,11 @@ AVX512 void transform_gradients(
   }
 }
 
-AVX512 void transform_results(
+AVX512 bool transform_results(
     float* results, const Images& sizes, const Tiles& tiles, Range rows, const Matrices& from, const float* bias) {
   const __m512i low = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
   const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+  __m512 nothing = _mm512_setzero_ps(); // stays so while all is finite
   for (int64_t c = 0; c < sizes.channels; ++c) {
     const __m512 added = _mm512_set1_ps(bias == nullptr ? 0.f : bias[c]);
     for (int64_t q = rows.first; q < rows.end; ++q) {
@@ -314,6 +319,8 @@ AVX512 void transform_results(
             break;
           }
           const __m512 even = m[r][0] + m[r][1] + m[r][2] + added, odd = m[r][1] - m[r][2] - m[r][3] + added;
+          const __mmask16 tiles_here = first_lanes(tiles.in_row - j);
+          nothing += _mm512_maskz_sub_ps(tiles_here, even, even) + _mm512_maskz_sub_ps(tiles_here, odd, odd);
           float* place = row + r * sizes.width + 2 * j;
           _mm512_mask_storeu_ps(place, first_lanes(left), _mm512_permutex2var_ps(even, low, odd));
           _mm512_mask_storeu_ps(place + kLanes, first_lanes(left - kLanes), _mm512_permutex2var_ps(even, high, odd));
@@ -321,6 +328,7 @@ AVX512 void transform_results(
       }
     }
   }
+  return is_nothing(nothing);
 }
 
 AVX512 void transform_weight(const float* weight, Range results, int64_t channels, const Matrices& to) {
@@ -380,10 +388,11 @@ AVX512 void transform_weight_turned(
   }
 }
 
-AVX512 void transform_windows(
+AVX512 bool transform_windows(
     float* weight, Range results, int64_t channels, const Matrices& from, int64_t sums, int64_t distance) {
   const Order& places = order();
   const __m512 half = _mm512_set1_ps(.5f);
+  __m512 nothing = _mm512_setzero_ps();
   for (int64_t row = results.first; row < results.end; ++row) {
     for (int64_t c = 0; c < channels; c += kLanes) {
       __m512 points[kPoints];
@@ -409,9 +418,15 @@ AVX512 void transform_windows(
         taps[3 * r + 1] = half * (m[r][1] - m[r][2]);
         taps[3 * r + 2] = sum + m[r][3];
       }
-      store_windows(places, weight + (row * channels + c) * kTaps, std::min(kLanes, channels - c), taps);
+      const int64_t count = std::min(kLanes, channels - c);
+      UNROLLED
+      for (int tap = 0; tap < kTaps; ++tap) {
+        nothing += _mm512_maskz_sub_ps(first_lanes(count), taps[tap], taps[tap]);
+      }
+      store_windows(places, weight + (row * channels + c) * kTaps, count, taps);
     }
   }
+  return is_nothing(nothing);
 }
 
 } // namespace backplane::winograd

@@ -55,8 +55,8 @@ void transform_images_turned(
 // (channels, tiles) of gradients of results, A g Aᵀ: points as before.
 void transform_gradients(int r, const float* grads, const Images& sizes, const Tiles& tiles, Range rows, const Matrices& to);
 
-// Results from (channels, tiles), Aᵀ m A, with a bias unless it is null.
-void transform_results(
+// Results from (channels, tiles), Aᵀ m A, with a bias unless it is null. Whether all of them are finite.
+bool transform_results(
     float* results, const Images& sizes, const Tiles& tiles, Range rows, const Matrices& from, const float* bias);
 
 // (results, channels) of windows, G g Gᵀ, for some of the results.
@@ -67,7 +67,8 @@ void transform_weight_turned(
     const float* weight, int64_t results, Range some, int64_t channels, const Matrices& to);
 
 // Windows from (results, channels), Gᵀ m G, for some of the results: of the sum of such matrices, `distance` numbers apart.
-void transform_windows(
+// Whether all of them are finite.
+bool transform_windows(
     float* weight, Range results, int64_t channels, const Matrices& from, int64_t sums, int64_t distance);
 
 } // namespace backplane::winograd
