@@ -159,7 +159,7 @@ def test_what_pytorch_refuses_is_refused_and_good_calls_go_on() -> None:
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), 3e38, 1e19])
 def test_what_is_not_finite_is_where_pytorch_has_it(value: float) -> None:
-    """In results whose windows have it, and in no neighbours; also where sums on the way are too large, and theirs not."""
+    """In results whose windows have it, in no neighbours; also where sums on the way are too large, and theirs not."""
     torch.manual_seed(0)
     x, w, grad = torch.randn(3, 20, 9, 7), torch.randn(18, 20, 3, 3) / 100, torch.randn(3, 18, 9, 7)
     how = settings([1, 1])
