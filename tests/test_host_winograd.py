@@ -91,6 +91,16 @@ def test_any_sizes(count: int) -> None:
             close(computed(x, w, b, grad, how, winograd=True), expected(x, w, b, grad, how))
 
 
+def test_gradients_of_biases_alone() -> None:
+    for shape in ((2, 3, 7), (2, 3, 4, 5), (2, 3, 4, 5, 6)):
+        rank = len(shape) - 2
+        x, w, grad = torch.randn(shape), torch.randn(3, 3, *[1] * rank), torch.randn(shape)
+        how = settings([0] * rank, stride=[1] * rank, dilation=[1] * rank, output_padding=[0] * rank)
+        of_bias = torch.full((3,), torch.nan)
+        ops.host_convolution_backward(grad, x, w, *how, of_input=None, of_weight=None, of_bias=of_bias)
+        torch.testing.assert_close(of_bias, grad.sum([0, *range(2, rank + 2)]))
+
+
 def test_many_channels_and_one_padding_for_both_dimensions() -> None:
     torch.manual_seed(0)
     x, w, grad = torch.randn(2, 400, 7, 5), torch.randn(390, 400, 3, 3) / 60, torch.randn(2, 390, 7, 5)

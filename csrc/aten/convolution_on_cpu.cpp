@@ -8,6 +8,7 @@
 #include <torch/library.h>
 
 #include <array>
+#include <vector>
 
 #include "aten/places.h"
 #include "aten/winograd.h"
@@ -66,8 +67,12 @@ void convolution_backward_to_places(
   }
   if (!places[0].has_value() && !places[1].has_value()) {
     if (of_bias.has_value()) {
+      std::vector<int64_t> dims{0};
+      for (int64_t dim = 2; dim < grad.dim(); ++dim) {
+        dims.push_back(dim);
+      }
       Tensor sum = *of_bias;
-      at::sum_out(sum, grad, {0, 2, 3});
+      at::sum_out(sum, grad, dims);
     }
     return;
   }

@@ -67,7 +67,7 @@ bool takes(const Tensor& input, const Tensor& weight, const Settings& settings) 
     }
   }
   const auto [images, channels, height, width] = sizes_of_results(input, weight, settings.padding);
-  return height > 0 && width > 0 && at::globalContext().userEnabledMkldnn() && is_available();
+  return height > 0 && width > 0 && is_available();
 }
 
 std::array<int64_t, 4> sizes_of_results(const Tensor& input, const Tensor& weight, at::IntArrayRef padding) {
@@ -226,9 +226,12 @@ bool convolve(
 } // namespace
 
 bool is_available() {
+  if (!at::globalContext().userEnabledMkldnn()) { // products of blocks are oneDNN's
+    return false;
+  }
   static const bool found = [] {
     if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512bw") ||
-        !__builtin_cpu_supports("avx512dq") || !at::globalContext().userEnabledMkldnn()) {
+        !__builtin_cpu_supports("avx512dq")) {
       return false;
     }
     try {
@@ -266,8 +269,10 @@ bool gradient_of_weight(const Tensor& grad, const Tensor& input, at::IntArrayRef
   const int64_t image_step = with_gap(parts.most_tiles() * pitch), grad_step = with_gap(rows * parts.most_tiles());
   // Jobs add four of the points up, over a segment of the parts.
   constexpr int64_t kJobs = kPoints / 4;
-  const int64_t segments = std::min((at::get_num_threads() + kJobs - 1) / kJobs, parts.count);
+  constexpr int64_t kMostSums = 1 << 24; // numbers, of all segments but the first
   const int64_t sum_step = with_gap(rows * pitch), of_segment = kPoints * sum_step;
+  const int64_t segments =
+      std::min({(at::get_num_threads() + kJobs - 1) / kJobs, parts.count, 1 + kMostSums / of_segment});
   const int64_t jobs = kJobs * segments, of_room = 4 * (image_step + grad_step);
   float* sums = Workspace::of_numbers(segments * of_segment + rooms_for(jobs) * of_room);
   in_rooms(jobs, sums + segments * of_segment, of_room, [&](int64_t job, float* room) {

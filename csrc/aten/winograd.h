@@ -12,7 +12,7 @@
 
 namespace backplane::winograd {
 
-// Whether this processor has AVX-512, and PyTorch the products of blocks.
+// Whether this processor has AVX-512, and PyTorch products of blocks, which are oneDNN's, and that is enabled.
 bool is_available();
 
 // A convolution, by its operands: images of (count, channels, height, width), and windows.

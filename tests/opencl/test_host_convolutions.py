@@ -51,7 +51,7 @@ def test_results_gradients_and_their_layouts_are_the_cpus(name: str, dtype: torc
         pytest.skip(f"this host has no instructions for {dtype}: kernels compute it")
     _, weight_shape, _ = CASES[name]
     plans.set_mode("check")
-    for size, wanted in ((6, "iwb"), (9, "wb"), (7, "i"), (6, "w"), (8, ""), (9, "iwb")):
+    for size, wanted in ((6, "iwb"), (9, "wb"), (7, "i"), (6, "w"), (8, ""), (7, "b"), (9, "iwb")):
         for last in (False, True):
             rank = len(weight_shape) - 2
             given = [torch.randn(2, 4, *[size] * rank), torch.randn(weight_shape) / 4, torch.randn(8)]
