@@ -9,18 +9,13 @@
 #include <c10/util/StringUtil.h>
 #include <c10/util/accumulate.h>
 
-#ifdef __GLIBC__
-#include <malloc.h>
-#endif
-
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <cstring>
-#include <mutex>
 #include <utility>
 
 #include "devices/device.h"
+#include "devices/freed_memory.h"
 #include "devices/openmp.h"
 #include "devices/piecewise.h"
 #include "devices/profile.h"
@@ -160,21 +155,6 @@ HostWork::Threads threads_for(const std::vector<CpuOperator::Argument>& argument
     all += elements_of(argument);
   }
   return all < kFewElements ? HostWork::Threads::One : HostWork::Threads::Team;
-}
-
-// PyTorch's kernels allocate megabytes for themselves, such as a convolution's operands in another order. Freed in another thread
-// than the program's first, glibc mostly gives them back to the system at once, which clears them page by page for the next
-// call: that may take longer than the convolution. So it keeps up to 128 MiB of a thread's, unless the environment says what it does.
-void keep_freed_memory() {
-#ifdef __GLIBC__
-  const char* tunables = std::getenv("GLIBC_TUNABLES");
-  if (std::getenv("MALLOC_MMAP_THRESHOLD_") != nullptr || std::getenv("MALLOC_TRIM_THRESHOLD_") != nullptr ||
-      (tunables != nullptr && std::strstr(tunables, "glibc.malloc.") != nullptr)) {
-    return;
-  }
-  mallopt(M_MMAP_THRESHOLD, 32 << 20); // the most that glibc chooses by itself, once as much was freed
-  mallopt(M_TRIM_THRESHOLD, 128 << 20);
-#endif
 }
 
 // An operator on lists, with its numbers.
@@ -318,8 +298,7 @@ void do_on_host(
     std::shared_ptr<const HostWork> work,
     c10::ArrayRef<char*> memory,
     c10::ArrayRef<uint64_t> numbers) {
-  static std::once_flag once;
-  std::call_once(once, keep_freed_memory);
+  keep_freed_memory();
   const int threads = work->threads() == HostWork::Threads::Its ? 0
       : work->threads() == HostWork::Threads::One               ? 1
                                                                 : at::get_num_threads(); // of the program's thread
