@@ -2,8 +2,8 @@
 
 The CPU's side is in a process of its own, as a program that uses no other device is. Within one process OpenMP's
 threads of the one and those that compute for the other would hinder each other (csrc/devices/openmp.h says why). It
-keeps memory that it frees, as ours does (csrc/devices/freed_memory.h): else what rows before have freed would decide how
-quick it is, and an LSTM alone takes 1.2 times as long as after a ResNet.
+keeps memory that it frees, as ours does (csrc/devices/freed_memory.h): else what rows before have freed would decide
+how quick it is, and an LSTM alone takes 1.2 times as long as after a ResNet.
 """
 
 from __future__ import annotations
