@@ -19,7 +19,6 @@
 
 #include "c10/generator.h"
 #include "c10/refusals.h"
-#include "devices/freed_memory.h"
 #include "devices/operator_scope.h"
 #include "devices/profile.h"
 #include "fallback/arguments.h"
@@ -248,7 +247,6 @@ void apply_policy(OperatorFacts& facts, const CpuMirror& mirror) {
 } // namespace
 
 void run_on_cpu(const c10::OperatorHandle& op, const c10::OperatorHandle& kernel, torch::jit::Stack* stack) {
-  keep_freed_memory();
   OperatorFacts& facts = facts_table().of(op);
   const OperatorScope scope(facts.name);
   const size_t count = facts.written.size();
