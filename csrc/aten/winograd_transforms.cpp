@@ -76,9 +76,13 @@ AVX512 inline void combine(int r, const __m512 (&a)[4], const __m512 (&b)[4], __
 }
 constexpr int kFirst[4] = {0, 1, 2, 1}, kSecond[4] = {2, 2, 1, 3}; // rows that row r is made of
 
-// 16 × 16 numbers.
-AVX512 inline void turn(__m512 (&rows)[kLanes]) {
+// 16 rows of 16 numbers, `pitch` numbers apart: their columns.
+AVX512 inline void load_columns(const float* from, int64_t pitch, __m512 (&rows)[kLanes]) {
   __m512 t[kLanes];
+  UNROLLED
+  for (int i = 0; i < kLanes; ++i) {
+    rows[i] = _mm512_load_ps(from + i * pitch);
+  }
   UNROLLED
   for (int i = 0; i < kLanes; i += 2) {
     t[i] = _mm512_unpacklo_ps(rows[i], rows[i + 1]);
@@ -246,11 +250,7 @@ AVX512 void transform_images_turned(
         UNROLLED
         for (int s = 0; s < 4; ++s) {
           __m512 lines[kLanes];
-          UNROLLED
-          for (int c = 0; c < kLanes; ++c) {
-            lines[c] = _mm512_load_ps(points[s][c]);
-          }
-          turn(lines);
+          load_columns(points[s][0], 2 * kLanes, lines);
           UNROLLED
           for (int t = 0; t < kLanes; ++t) {
             if (t < count) {
@@ -371,11 +371,7 @@ AVX512 void transform_weight_turned(
       UNROLLED
       for (int i = 0; i < kPoints; ++i) {
         __m512 lines[kLanes];
-        UNROLLED
-        for (int k = 0; k < kLanes; ++k) {
-          lines[k] = _mm512_load_ps(turned[i][k]);
-        }
-        turn(lines);
+        load_columns(turned[i][0], kLanes, lines);
         UNROLLED
         for (int j = 0; j < kLanes; ++j) {
           if (j < count) {

@@ -76,9 +76,14 @@ std::optional<HostCalls::Call> HostCalls::run_one(Call one) {
 std::optional<HostCalls::Call> HostCalls::run_piecewise(Call first) {
   std::vector<Call> given;
   given.push_back(std::move(first));
-  std::optional<Call> other;
-  while ((other = next()) && other->first.piecewise != nullptr && other->first.threads == given[0].first.threads) {
-    given.push_back(*std::move(other));
+  {
+    // Without next(), after which none could be added while these run.
+    const std::lock_guard<std::mutex> guard(lock_);
+    while (!calls_.empty() && calls_.front().first.piecewise != nullptr &&
+           calls_.front().first.threads == given[0].first.threads) {
+      given.push_back(std::move(calls_.front()));
+      calls_.pop_front();
+    }
   }
   std::vector<c10::SmallVector<char*, 8>> memory; // of the calls
   std::vector<PiecewiseCall> calls;
@@ -96,7 +101,7 @@ std::optional<HostCalls::Call> HostCalls::run_piecewise(Call first) {
       rest = rest.slice(count);
     }
   });
-  return other;
+  return next();
 }
 
 std::optional<HostCalls::Call> HostCalls::next() {
