@@ -60,9 +60,9 @@ test: lint ## check style and types, then run the tests, on host devices and on 
 	$(pytest) --on opencl $(call cover,2) $(ARGS)
 	TORCH_BACKPLANE_PLANS=check TORCH_BACKPLANE_DISCRETE=1 $(pytest) $(call cover,1) tests/opencl
 
-test-shapes: $(ready) ## hold plans for any shape against planners, over PyTorch's operator database (half an hour on 2 cores)
+test-shapes: $(ready) ## hold dynamic-shape plans against planners, over PyTorch's operator database (half an hour on 2 cores)
 	@for part in $$(seq $(WORKERS)); do \
-		TORCH_BACKPLANE_DRIVERS=opencl $(python) -W ignore tests/any_shape_sweep.py --part $$part/$(WORKERS) $(ARGS) & \
+		TORCH_BACKPLANE_DRIVERS=opencl $(python) -W ignore tests/dynamic_shape_sweep.py --part $$part/$(WORKERS) $(ARGS) & \
 		parts="$$parts $$!"; \
 	done; \
 	failed=0; for part in $$parts; do wait $$part || failed=1; done; exit $$failed
@@ -96,7 +96,7 @@ test-random: $(ready) ## test every distribution with DRAWS draws for each dtype
 test-exit: $(ready) ## end programs in every way, RUNS times each, on a busy machine (hours on 2 cores)
 	$(python) tests/exit_ways.py --runs $(RUNS) $(driver_option) $(ARGS)
 
-asan: $(ready) ## allocator, stream, plan and thread tests, with the socket under AddressSanitizer and UBSan (builds for long)
+asan: $(ready) ## allocator, stream, plan and thread tests, with the runtime under AddressSanitizer and UBSan (builds for long)
 	tools/sanitize.sh address $(python) $(ARGS)
 
 tsan: $(ready) ## the same under ThreadSanitizer

@@ -115,7 +115,7 @@ def pair_trace(count: int) -> Trace:
     return Trace("one small block", array("q", [0, 1000, 0, -1]) * (count // 2))
 
 
-ALLOCATORS = ("bp", "data_ptr", "malloc")  # as the socket's replay calls them
+ALLOCATORS = ("bp", "data_ptr", "malloc")  # as the runtime's replay calls them
 
 
 @dataclasses.dataclass

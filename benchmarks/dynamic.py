@@ -229,7 +229,7 @@ WORKLOADS = [
 class Served:
     """What the operators with planners did for new shapes."""
 
-    replays_for_any_shape: int = 0
+    dynamic_shape_replays_of: int = 0
     planner_calls: int = 0
     traces: int = 0
     exact: dict[str, list[str]] = dataclasses.field(default_factory=dict)  # by name: why, of those whose planner ran
@@ -241,7 +241,7 @@ class Served:
             def risen(count: str, name: str = name, now: dict[str, Any] = now) -> int:
                 return int(now.get(count, 0) - before.get(name, {}).get(count, 0))
 
-            self.replays_for_any_shape += risen("any_shape_replays")
+            self.dynamic_shape_replays_of += risen("dynamic_shape_replays")
             self.traces += risen("traces")
             planned = risen("planner_calls") + risen("unplannable_calls")
             self.planner_calls += planned
@@ -249,8 +249,8 @@ class Served:
                 self.exact[name] = sorted({*now["reasons"], *now.get("reasons_for_exact", [])})
 
     def share(self) -> str:
-        calls = self.replays_for_any_shape + self.planner_calls
-        return f"{int(100 * self.replays_for_any_shape / calls)} %" if calls else "no planner"
+        calls = self.dynamic_shape_replays_of + self.planner_calls
+        return f"{int(100 * self.dynamic_shape_replays_of / calls)} %" if calls else "no planner"
 
 
 @dataclasses.dataclass

@@ -176,7 +176,7 @@ def parts(here: Pass, cpu: Pass, tokens: int) -> list[dict[str, float]]:
 
 
 def coverage() -> dict[str, Any]:
-    """Classes of calls that met a second shape, how many have a plan for any shape, and why the others have none."""
+    """Classes of calls that met a second shape, how many have a dynamic-shape plan, and why the others have none."""
     from torch_backplane import plans
 
     classes = served = 0
@@ -184,14 +184,14 @@ def coverage() -> dict[str, Any]:
     planners: dict[str, int] = {}
     for name, one in plans.stats().items():
         classes += one.get("classes", 0)
-        served += one.get("any_shape_classes", 0)
+        served += one.get("dynamic_shape_classes", 0)
         if one.get("reasons_for_exact"):
             exact[name] = one["reasons_for_exact"]
         if one["planner_calls"] + one["unplannable_calls"] > 3:
             planners[name] = one["planner_calls"] + one["unplannable_calls"]
     return {
         "classes that met a second shape": classes,
-        "with a plan for any shape": served,
+        "with a dynamic-shape plan": served,
         "exact": exact,
         "planner calls, where more than 3": dict(sorted(planners.items(), key=lambda item: -item[1])),
         "total": plans.total(),

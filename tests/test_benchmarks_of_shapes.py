@@ -41,7 +41,7 @@ def test_dynamic_compares_new_shapes_with_seen_ones() -> None:
     for result in report["results"]:
         assert min(*result["device_us"].values(), *result["cpu_us"].values()) > 0
         assert list(result["device_us"]) == ["new", "again", "seen", "first"]
-        assert result["served"] == {"replays_for_any_shape": 0, "planner_calls": 0, "traces": 0, "exact": {}}
+        assert result["served"] == {"dynamic_shape_replays_of": 0, "planner_calls": 0, "traces": 0, "exact": {}}
     assert report["summary"]["operators"] == 3
 
 
@@ -142,14 +142,14 @@ def test_a_call_that_waits_for_the_device_is_timed_without_holding_it_up(
 
 
 def counts(**given: Any) -> dict[str, Any]:
-    none = {"planner_calls": 0, "unplannable_calls": 0, "any_shape_replays": 0, "traces": 0}
+    none = {"planner_calls": 0, "unplannable_calls": 0, "dynamic_shape_replays": 0, "traces": 0}
     return {**none, "reasons": [], "reasons_for_exact": [], **given}
 
 
 def test_how_new_shapes_were_served_is_what_came_since() -> None:
-    before = {"aten::add": counts(planner_calls=2, any_shape_replays=5), "aten::mul": counts(planner_calls=1)}
+    before = {"aten::add": counts(planner_calls=2, dynamic_shape_replays=5), "aten::mul": counts(planner_calls=1)}
     after = {
-        "aten::add": counts(planner_calls=2, any_shape_replays=9, traces=1),
+        "aten::add": counts(planner_calls=2, dynamic_shape_replays=9, traces=1),
         "aten::mul": counts(planner_calls=3, unplannable_calls=1, reasons_for_exact=["b", "a", "b"]),
         "aten::sub": counts(),
     }

@@ -1,4 +1,4 @@
-"""Calls of a device that fail at a bad moment, or that come at one: what the socket keeps stays true.
+"""Calls of a device that fail at a bad moment, or that come at one: what the runtime keeps stays true.
 
 Devices fail when they are told to (`torch_backplane.testing.faults`), drivers in Python as the tests write them. Each
 test runs in a process of its own.

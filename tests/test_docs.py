@@ -368,4 +368,4 @@ def test_numbers_are_those_of_the_code() -> None:
     cache = (ROOT / "csrc" / "plans" / "plan_cache.cpp").read_text(encoding="utf-8")
     most = {name: int(number) for name, number in re.findall(r"kMost(\w+) = (\d+);", cache)}
     assert f"keeps the {most['Plans']:,} plans and the {most['Classes']:,} classes" in TEXTS["architecture.md"]
-    assert f"up to {most['AnyShapePlans']} plans of a class" in TEXTS["architecture.md"]
+    assert f"up to {most['DynamicShapePlans']} plans of a class" in TEXTS["architecture.md"]

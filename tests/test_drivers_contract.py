@@ -1,4 +1,4 @@
-"""What the socket and a Python driver may expect of each other."""
+"""What the runtime and a Python driver may expect of each other."""
 
 from __future__ import annotations
 

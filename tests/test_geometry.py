@@ -1,4 +1,4 @@
-"""The geometry of launches: the socket says of a call's tensors what `kernels.layouts` says, which traces use."""
+"""The geometry of launches: the runtime says of a call's tensors what `kernels.layouts` says, which traces use."""
 
 from __future__ import annotations
 

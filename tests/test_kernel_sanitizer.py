@@ -31,7 +31,7 @@ except runtime.NoCompiler as error:
 TESTS = Path(__file__).parent
 
 
-# --- kernels of our own, launched as the socket launches them ---------------------------------------------------------
+# --- kernels of our own, launched as the runtime launches them
 
 
 class _Argument(ctypes.Structure):

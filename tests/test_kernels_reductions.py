@@ -63,7 +63,7 @@ VAR_MEAN = Reduction(
 
 @settings(max_examples=40, deadline=None)
 @given(st.data(), st.lists(st.integers(0, 6), min_size=1, max_size=4))
-def test_any_shape_strides_and_dims(data, shape):
+def test_dynamic_shape_strides_and_dims(data, shape):
     order = data.draw(st.permutations(range(len(shape))))
     a = torch.randint(-9, 9, [shape[d] * 2 for d in order]).permute([order.index(d) for d in range(len(shape))])
     a = a[tuple(slice(None, size) if data.draw(st.booleans()) else slice(None, None, 2) for size in shape)]

@@ -103,7 +103,7 @@ for i, one in enumerate(found):
 """)
 
 
-def test_plans_for_any_shape_call_it(queued: Run) -> None:
+def test_plans_for_dynamic_shape_call_it(queued: Run) -> None:
     for mode in ("1", "check"):
         queued("""
 op = declared("axpy", axpy)
@@ -111,7 +111,7 @@ for n in (4, 7, 12, 31, 5, 64):
     a, b = torch.randn(n, 3), torch.randn(n, 3)
     assert torch.allclose(op(a.to("bp"), b.to("bp"), n).cpu(), expected(a, b, n), atol=1e-5)
 counts = plans.stats()["backplane_queue_functions::axpy"]
-assert counts["any_shape_replays"] == 4 and not counts["reasons_for_exact"], counts
+assert counts["dynamic_shape_replays"] == 4 and not counts["reasons_for_exact"], counts
 assert driver.called("axpy") == 6  # also where planners run beside
 """, TORCH_BACKPLANE_PLANS=mode)  # fmt: skip
 
@@ -360,7 +360,7 @@ for n in (5, 5, 8, 13, 40):
     assert torch.allclose(found.cpu(), expected(y, x[4 : n + 4], 1.5), atol=1e-5)
 if plans.mode() == "1":
     counts = plans.stats()["backplane_queue_functions::axpy"]
-    assert (counts["planner_calls"], counts["replays"], counts["any_shape_replays"]) == (2, 1, 2), counts
+    assert (counts["planner_calls"], counts["replays"], counts["dynamic_shape_replays"]) == (2, 1, 2), counts
 print(raised(lambda: op(y.to("bp"), torch.empty(0, device="bp"), 2.0)))
 assert torch.allclose(op(y.to("bp"), y.to("bp"), 2.0).cpu(), expected(y, y, 2.0), atol=1e-5)
 """, tmp_path, TORCH_BACKPLANE_DRIVERS="opencl", TORCH_BACKPLANE_PLANS=mode)  # fmt: skip

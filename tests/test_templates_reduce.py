@@ -10,7 +10,7 @@ from template_runners import check_cuda, run_reduction
 from torch_backplane.kernels import Reduction, Target, functions, reduction_geometry
 from torch_backplane.kernels.reductions import summations
 from torch_backplane.kernels.templates.reduce import Form, choose_form, reduction
-from torch_backplane.operators import divided_rows
+from torch_backplane.operators import split_rows
 
 F32, I64 = torch.float32, torch.int64
 
@@ -171,10 +171,10 @@ def test_sums_have_what_additions_lose(dtype):
 def test_what_long_rows_come_to_compiles_as_cuda(name, dtype):
     compute = torch.float64 if dtype == torch.float64 else F32
     definition = {
-        "softmax": lambda: divided_rows.exponentials(False, compute),
-        "log_softmax": lambda: divided_rows.exponentials(True, compute),
-        "moments": lambda: divided_rows._spread(True, compute),
-        "squares": lambda: divided_rows._spread(False, compute),
+        "softmax": lambda: split_rows.exponentials(False, compute),
+        "log_softmax": lambda: split_rows.exponentials(True, compute),
+        "moments": lambda: split_rows._spread(True, compute),
+        "squares": lambda: split_rows._spread(False, compute),
     }[name]()
     x, count = torch.zeros(3, 100_000, dtype=dtype), {"moments": 4, "squares": 1}.get(name, 2)
     outputs = [torch.empty(3, dtype=compute) for _ in range(count)]

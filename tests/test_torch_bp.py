@@ -391,6 +391,6 @@ def test_pytorch_tests_instantiate_for_bp() -> None:
     assert PrivateUse1TestBase.get_all_devices() == ["bp:0", "bp:1", "bp:2", "bp:3"]
 
 
-def test_the_socket_names_an_index_that_does_not_fit() -> None:
+def test_the_runtime_names_an_index_that_does_not_fit() -> None:
     with pytest.raises(RuntimeError, match="invalid device ordinal: bp:70000"):
         _C.device_properties(70000)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the socket under a compiler's sanitizer, beside the ordinary build, and runs tests with it.
+# Builds the runtime under a compiler's sanitizer, beside the ordinary build, and runs tests with it.
 #
 #   tools/sanitize.sh address|thread PYTHON [options and files for pytest]
 #   tools/sanitize.sh address|thread PYTHON --program tests/soak.py --seconds 600 --growth 2000
@@ -68,7 +68,7 @@ if [ "${1-}" = --program ]; then
 elif [ $# -eq 0 ]; then
   run "$root"/tests/test_{allocator,allocator_model,streams,threads,memory,device_faults,device_loss,kernel_launch,host_places}.py \
     "$root"/tests/opencl/test_{plans,host_work,graph_branches}.py \
-    "$root"/tests/opencl/test_any_shape_guards.py::test_threads_call_one_operator_with_ever_new_shapes
+    "$root"/tests/opencl/test_dynamic_shape_guards.py::test_threads_call_one_operator_with_ever_new_shapes
   run --on opencl "$root"/tests/test_{streams,threads,memory}.py
 else
   given=()

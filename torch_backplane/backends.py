@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import torch
 
-from torch_backplane import _C, drivers, libraries, tuning
+from torch_backplane import _C, drivers, preferences, tuning
 from torch_backplane.drivers.base import TransformCache
 
 __all__ = [
@@ -80,7 +80,7 @@ def preferred_blas_library(backend: str | None = None) -> str:
     """
     if backend is not None:
         _prefer("products", backend, "product_library", "matrix products", "CLBlast", "apt-get install libclblast1")
-    return libraries.preferred("products")
+    return preferences.preferred("products")
 
 
 def preferred_attention_library(backend: str | None = None) -> str:
@@ -95,8 +95,8 @@ def preferred_attention_library(backend: str | None = None) -> str:
         ValueError: another name.
     """
     if backend is not None:
-        libraries.prefer("attention", backend)
-    return libraries.preferred("attention")
+        preferences.prefer("attention", backend)
+    return preferences.preferred("attention")
 
 
 def preferred_fft_library(backend: str | None = None) -> str:
@@ -110,12 +110,12 @@ def preferred_fft_library(backend: str | None = None) -> str:
     """
     if backend is not None:
         _prefer("transforms", backend, "transform_library", "Fourier transforms", "VkFFT", "pip install pyvkfft")
-    return libraries.preferred("transforms")
+    return preferences.preferred("transforms")
 
 
 def _prefer(family: str, backend: str, attribute: str, computed: str, opencls: str, install: str) -> None:
     """Prefers a library, with a warning where it is the driver's and no device has brought one as its `attribute`."""
-    libraries.prefer(family, backend)
+    preferences.prefer(family, backend)
     devices = map(drivers.device, range(torch.accelerator.device_count()))
     if backend == "driver" and not any(getattr(one, attribute, None) for one in devices):
         warnings.warn(
@@ -134,8 +134,8 @@ def preferred_linalg_library(backend: str | None = None) -> str:
         ValueError: another name.
     """
     if backend is not None:
-        libraries.prefer("linear algebra", backend)
-    return libraries.preferred("linear algebra")
+        preferences.prefer("linear algebra", backend)
+    return preferences.preferred("linear algebra")
 
 
 def blas_workspace_size(size: int | None = None) -> int:
@@ -151,30 +151,30 @@ def blas_workspace_size(size: int | None = None) -> int:
         SettingError: the environment variable is not a size.
     """
     if size is not None:
-        libraries.set_workspace(size)
-    limit = libraries.workspace()
-    return libraries.NO_LIMIT if limit is None else limit
+        preferences.set_workspace(size)
+    limit = preferences.workspace()
+    return preferences.NO_LIMIT if limit is None else limit
 
 
 def without_workspace() -> dict[str, int]:
     """How often planners have left out candidates that need more than `blas_workspace_size()`, by their names, such as
     {"convolutions: generated/winograd": 1}. Plans that are replayed do not count.
     """
-    return libraries.without_room()
+    return preferences.without_room()
 
 
 def _of_sums(dtype: torch.dtype, split_k: bool) -> property:
     name = {torch.float16: "allow_fp16", torch.bfloat16: "allow_bf16"}[dtype] + "_reduced_precision_reduction"
 
     def read(_: object) -> bool:
-        found = libraries.divided(dtype)
+        found = preferences.divided(dtype)
         return found.divides if split_k else found.reduced
 
     def write(_: object, value: bool | Sequence[bool]) -> None:
         given = [value] if isinstance(value, bool) else list(value) if isinstance(value, (list, tuple)) else []
         if len(given) not in (1, 2) or not all(isinstance(one, bool) for one in given):
             raise TypeError(f"{name} is a bool, or two (allow_reduced_precision, allow_splitk), and got {value!r}")
-        libraries.divide(dtype, libraries.Divided(*given))
+        preferences.divide(dtype, preferences.Divided(*given))
 
     return property(read, None if split_k else write)
 
@@ -255,17 +255,17 @@ class _Switches:
 
     @property
     def enabled(self) -> bool:
-        return libraries.preferred(self._family) != "generated"
+        return preferences.preferred(self._family) != "generated"
 
     @enabled.setter
     def enabled(self, value: bool) -> None:
-        libraries.prefer(self._family, self._library(_bool("enabled", value)))
+        preferences.prefer(self._family, self._library(_bool("enabled", value)))
 
     def _library(self, enabled: bool) -> str:
         """The one that is preferred stays so, if it is one."""
         if not enabled:
             return "generated"
-        return libraries.preferred(self._family) if self.enabled else libraries.DEFAULT
+        return preferences.preferred(self._family) if self.enabled else preferences.DEFAULT
 
     @property
     def benchmark(self) -> bool:
@@ -281,7 +281,7 @@ class _Switches:
         _bool("enabled", enabled)
         before, self.benchmark = self.benchmark, benchmark
         try:
-            with libraries.preferring(self._family, self._library(enabled)):
+            with preferences.preferring(self._family, self._library(enabled)):
                 yield
         finally:
             self.benchmark = before

@@ -1,4 +1,4 @@
-"""Plans: what the socket keeps of each planner's work, and replays without Python.
+"""Plans: what the runtime keeps of each planner's work, and replays without Python.
 
 TORCH_BACKPLANE_PLANS=0 runs planners at every call; "check" replays plans and runs the planners beside them, without
 effect, and raises where they would do something else.
@@ -12,8 +12,8 @@ from typing import Any
 from torch_backplane import _C
 
 _COUNTS = (
-    "plans", "replays", "any_shape_replays", "planner_calls", "unplannable_calls", "evictions", "traces", "classes",
-    "any_shape_classes",
+    "plans", "replays", "dynamic_shape_replays", "planner_calls", "unplannable_calls", "evictions", "traces", "classes",
+    "dynamic_shape_classes",
 )  # fmt: skip
 
 
@@ -22,18 +22,18 @@ def stats(*, used: bool = True) -> dict[str, dict[str, Any]]:
 
     plans: how many are held;
     replays: calls that ran by a plan of their own shape;
-    any_shape_replays: calls that ran by a plan for any shape;
+    dynamic_shape_replays: calls that ran by a dynamic-shape plan;
     planner_calls: calls that ran a planner;
     unplannable_calls: calls that no plan can repeat, and `reasons` why;
     evictions: plans that were dropped for newer ones;
-    traces: how often a planner was asked for a plan for any shape;
+    traces: how often a planner was asked for a dynamic-shape plan;
     classes: of calls that differ in sizes only, those that met a second shape and needed a planner for it;
-    any_shape_classes: those of them that have a plan for any shape, and `reasons_for_exact` why others have none.
+    dynamic_shape_classes: those of them that have a dynamic-shape plan, and `reasons_for_exact` why others have none.
 
     Args:
         used: leave out operators that were not called since the last `clear()`.
     """
-    counts = ("replays", "any_shape_replays", "planner_calls", "unplannable_calls")
+    counts = ("replays", "dynamic_shape_replays", "planner_calls", "unplannable_calls")
     return {name: one for name, one in _C.plan_counts().items() if not used or any(one[count] for count in counts)}
 
 

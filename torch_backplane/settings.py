@@ -126,7 +126,7 @@ def has_sanitizer() -> bool:
 
 
 def apply() -> None:
-    """Read the environment and tell the socket. Warns of variables that nobody reads.
+    """Read the environment and tell the runtime. Warns of variables that nobody reads.
 
     Raises:
         ValueError: one is malformed.

@@ -15,7 +15,7 @@
 #include <cmath>
 
 #include "aten/attention.h"
-#include "aten/choices.h"
+#include "aten/kernel_capabilities.h"
 #include "devices/device.h"
 #include "fallback/fallback.h"
 

@@ -7,7 +7,7 @@
 
 #include <vector>
 
-#include "aten/choices.h"
+#include "aten/kernel_capabilities.h"
 #include "aten/rnn_directions.h"
 #include "aten/rnn_layer_on_cpu.h"
 #include "devices/device.h"

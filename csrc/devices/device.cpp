@@ -170,7 +170,7 @@ Table& table() {
 
 thread_local c10::DeviceIndex current = 0;
 
-// Devices that have not been used can be used after a fork, in either process, if they are the socket's own. Looking
+// Devices that have not been used can be used after a fork, in either process, if they are the runtime's own. Looking
 // for a Python driver's is using its library, which may have threads by then: a fork leaves them behind.
 void mark_forked() {
   const Table& known = table();

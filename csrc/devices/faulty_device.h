@@ -1,4 +1,4 @@
-// A device whose calls fail when they are told to: for tests of what the socket, and programs, make of that.
+// A device whose calls fail when they are told to: for tests of what the runtime, and programs, make of that.
 #pragma once
 
 #include <cstdint>

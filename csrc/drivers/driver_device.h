@@ -1,4 +1,4 @@
-// The socket's view of a device that a Python driver brought: an adapter around torch_backplane.drivers.base.Device.
+// The runtime's view of a device that a Python driver brought: an adapter around torch_backplane.drivers.base.Device.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -1,4 +1,4 @@
-// The object behind a device that a Python driver brought, and how the parts of the socket that stand for it call it.
+// The object behind a device that a Python driver brought, and how the parts of the runtime that stand for it call it.
 #pragma once
 
 #include <c10/util/StringUtil.h>

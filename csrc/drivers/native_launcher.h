@@ -1,7 +1,7 @@
-// Kernel launches, copies and fills without Python, for drivers whose hardware API the socket knows.
+// Kernel launches, copies and fills without Python, for drivers whose hardware API the runtime knows.
 //
 // The driver loads the API's library with its Python binding and hands over the addresses of a few functions in it
-// (torch_backplane.drivers.base.NativeLauncher); the socket links no such library.
+// (torch_backplane.drivers.base.NativeLauncher); the runtime links no such library.
 #pragma once
 
 #include <c10/util/ArrayRef.h>
@@ -144,7 +144,7 @@ class NativeLauncher {
   virtual HostMemory host_memory(void* queue, c10::ArrayRef<LaunchArgument> memory, uint64_t generation) const;
 };
 
-// The launcher of an API; throws for one that the socket does not know, and where a function is missing.
+// The launcher of an API; throws for one that the runtime does not know, and where a function is missing.
 std::unique_ptr<NativeLauncher> make_native_launcher(
     const std::string& api, const std::map<std::string, uintptr_t>& functions);
 

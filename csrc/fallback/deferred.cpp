@@ -56,7 +56,7 @@ class DeferredCall {
 
   std::string name;
   c10::OperatorHandle kernel;
-  const WiderRule* wider;
+  const PromotionRule* promotion;
   int generator; // index of the Generator argument; -1: none
   torch::jit::Stack arguments{};
   std::vector<Written> written{};
@@ -72,8 +72,8 @@ class DeferredCall {
     if (generator >= 0) {
       stack[generator] = cpu_generator({random.seed, random.offset});
     }
-    if (wider != nullptr) {
-      run_wider(*wider, kernel, &stack);
+    if (promotion != nullptr) {
+      run_promoted(*promotion, kernel, &stack);
     } else {
       kernel.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
     }
@@ -379,7 +379,7 @@ bool defer(const DeferredOperator& call, c10::DeviceIndex index, torch::jit::Sta
     return false;
   }
 
-  auto deferred = std::make_shared<DeferredCall>(DeferredCall{call.name, call.kernel, call.wider, call.generator});
+  auto deferred = std::make_shared<DeferredCall>(DeferredCall{call.name, call.kernel, call.promotion, call.generator});
   CpuMirror mirror = CpuMirror::for_later(index);
   for (size_t i = 0; i < count; ++i) {
     c10::IValue& value = deferred->arguments.emplace_back((*stack)[base + i]);
@@ -418,7 +418,7 @@ bool defer(const DeferredOperator& call, c10::DeviceIndex index, torch::jit::Sta
   const bool has_places = std::all_of(places.begin(), places.end(), [](const at::Tensor& one) {
     return one.defined() && !one.is_conj() && !one.is_neg();
   });
-  const bool may_have_form = has_places && call.structured_meta != nullptr && call.wider == nullptr;
+  const bool may_have_form = has_places && call.structured_meta != nullptr && call.promotion == nullptr;
   if (const auto form = may_have_form ? out_form(call.kernel) : std::nullopt) {
     deferred->kernel = *form;
     for (at::Tensor& place : deferred->results) {

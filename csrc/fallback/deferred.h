@@ -12,7 +12,7 @@
 
 #include <string>
 
-#include "fallback/wider.h"
+#include "fallback/dtype_promotion.h"
 
 namespace backplane {
 
@@ -28,7 +28,7 @@ struct DeferredOperator {
   const std::string& name;
   c10::ArrayRef<bool> written; // per argument
   int generator; // index of the Generator argument; -1: none
-  const WiderRule* wider; // nullptr: none
+  const PromotionRule* promotion; // nullptr: none
   const c10::KernelFunction* structured_meta; // nullptr: none
 };
 

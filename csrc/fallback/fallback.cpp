@@ -26,7 +26,7 @@
 #include "fallback/cpu_mirror.h"
 #include "fallback/deferred.h"
 #include "fallback/structured_meta.h"
-#include "fallback/wider.h"
+#include "fallback/dtype_promotion.h"
 #include "streams/stream.h"
 
 namespace backplane {
@@ -45,14 +45,14 @@ struct OperatorFacts {
   std::string name;
   c10::SmallVector<bool, 16> written; // per argument
   int generator = -1; // index of the Generator argument
-  const WiderRule* wider; // dtypes that its CPU kernel lacks
+  const PromotionRule* promotion; // dtypes that its CPU kernel lacks
   const c10::KernelFunction* structured_meta; // nullptr: none
   c10::SmallVector<bool, 16> from_anywhere; // per argument: its tensors may be the CPU's, whatever their shape, as on GPUs
   std::atomic<uint64_t> calls{0};
   std::atomic<bool> warned{false};
 
   explicit OperatorFacts(const c10::OperatorHandle& op)
-      : name(toString(op.operator_name())), wider(wider_rule(op)), structured_meta(backplane::structured_meta(name)) {
+      : name(toString(op.operator_name())), promotion(promotion_rule(op)), structured_meta(backplane::structured_meta(name)) {
     const auto& arguments = op.schema().arguments();
     for (size_t i = 0; i < arguments.size(); ++i) {
       written.push_back(is_written(op.schema(), arguments[i]));
@@ -270,7 +270,7 @@ void run_on_cpu(const c10::OperatorHandle& op, const c10::OperatorHandle& kernel
       facts.generator < 0 || !common.is_cpu(), "Expected a 'cpu' device type for generator but found '",
       c10::Device(c10::kPrivateUse1).type(), "'");
   if (C10_UNLIKELY(defers(index)) &&
-      defer({op, kernel, facts.name, facts.written, facts.generator, facts.wider, facts.structured_meta}, index, stack)) {
+      defer({op, kernel, facts.name, facts.written, facts.generator, facts.promotion, facts.structured_meta}, index, stack)) {
     facts.calls.fetch_add(1, std::memory_order_relaxed);
     return;
   }
@@ -300,8 +300,8 @@ void run_on_cpu(const c10::OperatorHandle& op, const c10::OperatorHandle& kernel
       scope.emplace(index);
       profiled.emplace(Activity::Kind::Operator, index, stream_identity(current_stream(index)), facts.name);
     }
-    if (C10_UNLIKELY(facts.wider != nullptr)) {
-      run_wider(*facts.wider, kernel, stack);
+    if (C10_UNLIKELY(facts.promotion != nullptr)) {
+      run_promoted(*facts.promotion, kernel, stack);
     } else {
       kernel.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
     }
@@ -375,8 +375,8 @@ void raise_cpu_error(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> a
     stack[facts.generator] = at::detail::createCPUGenerator(); // not the default one, which would move on
   }
   try {
-    if (facts.wider != nullptr) {
-      run_wider(*facts.wider, op, &stack);
+    if (facts.promotion != nullptr) {
+      run_promoted(*facts.promotion, op, &stack);
     } else {
       op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
     }

@@ -1,4 +1,4 @@
-// The caching allocator of all devices: c10's view of it, and what the rest of the socket needs.
+// The caching allocator of all devices: c10's view of it, and what the rest of the runtime needs.
 #pragma once
 
 #include <c10/core/CachingDeviceAllocator.h>

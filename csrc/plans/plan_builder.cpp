@@ -1,4 +1,4 @@
-// How a traced planner (torch_backplane.planning.tracing) writes a plan for any shape.
+// How a traced planner (torch_backplane.planning.tracing) writes a dynamic-shape plan.
 #include <ATen/ScalarOps.h>
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
@@ -205,7 +205,7 @@ class PlanBuilder {
     }
   }
 
-  AnyShapePlan take() {
+  DynamicShapePlan take() {
     std::vector<uint32_t*> wanted;
     for (Patch& patch : made_.patches) {
       wanted.push_back(&patch.slot);
@@ -339,7 +339,7 @@ class PlanBuilder {
   }
 
   PlannedCall& call_;
-  AnyShapePlan made_; // without its tape; patches speak of slots of this one:
+  DynamicShapePlan made_; // without its tape; patches speak of slots of this one:
   Tape tape_;
 };
 
@@ -347,7 +347,7 @@ py::object new_plan_builder(PlannedCall& call) {
   return py::cast(std::make_unique<PlanBuilder>(call));
 }
 
-AnyShapePlan finished_plan(const py::object& builder) {
+DynamicShapePlan finished_plan(const py::object& builder) {
   return builder.cast<PlanBuilder&>().take();
 }
 

@@ -8,9 +8,9 @@ namespace {
 
 constexpr size_t kMostPlans = 1024; // of one operator; the least recently used go
 constexpr size_t kMostClasses = 1024; // likewise
-constexpr size_t kMostAnyShapePlans = 32; // of one class
+constexpr size_t kMostDynamicShapePlans = 32; // of one class
 constexpr uint32_t kMostTraces = 64; // of one class, those that gave no plan included
-constexpr uint32_t kMostFutileTraces = 2; // of one class without a plan for any shape
+constexpr uint32_t kMostFutileTraces = 2; // of one class without a dynamic-shape plan
 // Where this many calls of a class in a row were such as no plan can repeat, the next are not recorded: operators within them
 // have plans of their own then. But one in a while is, as that may depend on sizes.
 constexpr uint32_t kMostUnplannable = 2;
@@ -41,7 +41,7 @@ std::list<PlanCache::Class>::iterator PlanCache::class_of(
       return found->second;
     }
   }
-  static const auto none = std::make_shared<const AnyShapePlans>();
+  static const auto none = std::make_shared<const DynamicShapePlans>();
   classes_.push_front({signature.words, none, 0, 0, 0, "", {}, nullptr});
   classes_by_hash_.emplace(hash, classes_.begin());
   if (classes_.size() > kMostClasses) {
@@ -52,9 +52,9 @@ std::list<PlanCache::Class>::iterator PlanCache::class_of(
   return classes_.begin();
 }
 
-std::shared_ptr<const Plan> PlanCache::find_any_shape(const Signature& signature) {
+std::shared_ptr<const Plan> PlanCache::find_dynamic_shape(const Signature& signature) {
   std::list<Class> evicted; // freed after the lock
-  std::shared_ptr<const AnyShapePlans> plans;
+  std::shared_ptr<const DynamicShapePlans> plans;
   {
     std::lock_guard<std::mutex> guard(lock_);
     plans = class_of(signature, evicted)->plans;
@@ -69,12 +69,12 @@ std::shared_ptr<const Plan> PlanCache::find_any_shape(const Signature& signature
       std::lock_guard<std::mutex> guard(lock_);
       if (const auto before = plan - plans->begin(); before > 0) {
         if (Class& known = *class_of(signature, evicted); known.plans == plans) { // nobody has changed them meanwhile
-          auto reordered = std::make_shared<AnyShapePlans>(*plans);
+          auto reordered = std::make_shared<DynamicShapePlans>(*plans);
           std::rotate(reordered->begin(), reordered->begin() + before, reordered->begin() + before + 1);
           known.plans = std::move(reordered);
         }
       }
-      ++counts_.any_shape_replays;
+      ++counts_.dynamic_shape_replays;
       uint64_t& met = lately_[signature.hash % lately_.size()];
       again = std::exchange(met, signature.hash) == signature.hash;
     }
@@ -92,7 +92,7 @@ bool PlanCache::is_to_be_traced(const Signature& signature) {
   const Class& known = *class_of(signature, evicted);
   const uint32_t most = known.plans->empty() ? kMostFutileTraces : kMostTraces;
   const bool is_repeated = known.last_plan != nullptr && known.last_plan->unplannable.empty();
-  if (!is_repeated || known.plans->size() >= kMostAnyShapePlans || known.traces >= most) {
+  if (!is_repeated || known.plans->size() >= kMostDynamicShapePlans || known.traces >= most) {
     return false;
   }
   ++counts_.traces;
@@ -111,7 +111,7 @@ bool PlanCache::is_to_be_recorded(const Signature& signature) {
 }
 
 void PlanCache::insert_into_class(
-    const Signature& signature, const std::shared_ptr<const Plan>& fresh, std::optional<AnyShapePlan> traced,
+    const Signature& signature, const std::shared_ptr<const Plan>& fresh, std::optional<DynamicShapePlan> traced,
     std::string reason) {
   std::list<Class> evicted; // freed after the lock, as is the plan before
   std::shared_ptr<const Plan> last = fresh;
@@ -133,8 +133,8 @@ void PlanCache::insert_into_class(
       held_against(known.last_sizes, *known.last_plan, /*has_to_hold=*/false);
     }
     if (reason.empty()) {
-      auto longer = std::make_shared<AnyShapePlans>(*known.plans);
-      longer->insert(longer->begin(), std::make_shared<const AnyShapePlan>(std::move(*traced)));
+      auto longer = std::make_shared<DynamicShapePlans>(*known.plans);
+      longer->insert(longer->begin(), std::make_shared<const DynamicShapePlan>(std::move(*traced)));
       known.plans = std::move(longer);
     }
   }
@@ -172,7 +172,7 @@ PlanCounts PlanCache::counts() const {
   counts.plans = entries_.size();
   for (const Class& one : classes_) {
     counts.classes += one.shapes > 1;
-    counts.any_shape_classes += !one.plans->empty();
+    counts.dynamic_shape_classes += !one.plans->empty();
   }
   return counts;
 }

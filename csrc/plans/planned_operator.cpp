@@ -293,7 +293,7 @@ void PlannedOperator::answer(torch::jit::Stack* stack) {
   }
   const auto known = cache_.find(signature);
   if (known == nullptr) {
-    if (const auto made = cache_.find_any_shape(signature)) {
+    if (const auto made = cache_.find_dynamic_shape(signature)) {
       if (C10_UNLIKELY(mode.load(std::memory_order_relaxed) == PlanMode::Check)) {
         check(*declaration, arguments, call, *made);
       }
@@ -309,7 +309,7 @@ void PlannedOperator::answer(torch::jit::Stack* stack) {
       return;
     }
     const bool another = cache_.is_to_be_traced(signature);
-    std::optional<AnyShapePlan> traced;
+    std::optional<DynamicShapePlan> traced;
     std::string reason;
     if (another) { // first: a planner may change what it is given
       traced = trace(*declaration, arguments, call.device, reason);
@@ -385,7 +385,7 @@ std::shared_ptr<const Plan> PlannedOperator::plan(
   return recorded;
 }
 
-std::optional<AnyShapePlan> PlannedOperator::trace(
+std::optional<DynamicShapePlan> PlannedOperator::trace(
     const Declaration& declaration, c10::ArrayRef<c10::IValue> arguments, c10::DeviceIndex device, std::string& reason) {
   const auto& facts = declaration.facts;
   PlannedCall call{device, {}, {}, {}, nullptr, &name_};
@@ -397,7 +397,7 @@ std::optional<AnyShapePlan> PlannedOperator::trace(
   const c10::DispatchKeySet modes{c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot};
   const c10::impl::ForceDispatchKeyGuard keys{
       local.included_, (local.excluded_ - modes) | c10::autocast_dispatch_keyset};
-  const ProfiledRange profiled(Activity::Kind::Planning, "plan for any shape", name_);
+  const ProfiledRange profiled(Activity::Kind::Planning, "dynamic-shape plan", name_);
   return declaration.planner->trace(op_.schema(), arguments, facts, call, reason);
 }
 
@@ -423,7 +423,7 @@ void PlannedOperator::capture(
   std::shared_ptr<const Plan> known;
   if (mode.load(std::memory_order_relaxed) != PlanMode::Off) {
     known = cache_.find(signature);
-    known = known != nullptr ? known : cache_.find_any_shape(signature);
+    known = known != nullptr ? known : cache_.find_dynamic_shape(signature);
   }
   if (known == nullptr) {
     LeftToCpu left;

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "plans/any_shape_plan.h"
+#include "plans/dynamic_shape_plan.h"
 #include "plans/number_checks.h"
 #include "plans/plan.h"
 #include "plans/plan_cache.h"
@@ -39,7 +39,7 @@ class Planner {
       PlannedCall& call,
       LeftToCpu& left) = 0;
   // What the planner would do, with sizes left open: without effect, and nullopt where that cannot be told, for `reason`.
-  virtual std::optional<AnyShapePlan> trace(
+  virtual std::optional<DynamicShapePlan> trace(
       const c10::FunctionSchema& schema,
       c10::ArrayRef<c10::IValue> arguments,
       const std::vector<ArgumentFacts>& facts,
@@ -68,7 +68,7 @@ class PlannedOperator {
 
   // Numbers of type Scalar are passed through: they become kernel arguments only, and planners do not see their value. Those
   // of the arguments `passed_through` (type int or float) are, too, and those of the arguments `by_value` are not. Integers
-  // of the arguments `sizes` are left open in plans for any shape, like those of type SymInt.
+  // of the arguments `sizes` are left open in dynamic-shape plans, like those of type SymInt.
   // `checks` hold in every call that is planned or replayed; where one does not, the CPU has the words for it.
   void set_planner(
       std::unique_ptr<Planner> planner,
@@ -108,7 +108,7 @@ class PlannedOperator {
   // Runs the planner and leaves its results on the stack; returns what was recorded.
   std::shared_ptr<const Plan> plan(
       const Declaration& declaration, torch::jit::Stack* stack, PlannedCall& call, bool record);
-  std::optional<AnyShapePlan> trace(
+  std::optional<DynamicShapePlan> trace(
       const Declaration& declaration, c10::ArrayRef<c10::IValue> arguments, c10::DeviceIndex device, std::string& reason);
   // What the planner does for a call on the device, without effect. nullopt: it leaves the call to the CPU.
   std::optional<Plan> rehearse(

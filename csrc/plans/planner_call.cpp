@@ -1,4 +1,4 @@
-// Planners in Python: how they are called, and what they may ask of the socket meanwhile (torch_backplane.planning).
+// Planners in Python: how they are called, and what they may ask of the runtime meanwhile (torch_backplane.planning).
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
@@ -7,7 +7,7 @@
 #include <torch/csrc/utils/tensor_layouts.h>
 #include <torch/csrc/utils/tensor_memoryformats.h>
 
-#include "plans/given_arguments.h"
+#include "plans/python_arguments.h"
 #include "plans/plan_builder.h"
 #include "plans/planned_operator.h"
 #include "plans/python_number.h"
@@ -140,7 +140,7 @@ class PythonPlanner final : public Planner {
     }
   }
 
-  std::optional<AnyShapePlan> trace(
+  std::optional<DynamicShapePlan> trace(
       const c10::FunctionSchema& schema,
       c10::ArrayRef<c10::IValue> arguments,
       const std::vector<ArgumentFacts>& facts,
@@ -227,7 +227,7 @@ void launch(
       values.size() == parameters.size(), "kernel ", kernel->entry(), " takes ", parameters.size(),
       " arguments, and got ", values.size());
   const LaunchSize size = launch_size(items, group);
-  GivenArguments given("kernel", kernel->entry(), kernel->device_index(), parameters, values);
+  PythonArguments given("kernel", kernel->entry(), kernel->device_index(), parameters, values);
   if (Recorder* recorder = Recorder::active()) {
     recorder->launched({kernel, size, given.take_recorded(), given.reports_errors()});
     if (recorder->is_dry()) {
@@ -299,10 +299,10 @@ py::dict counts_of(const PlanCache& cache) {
   found["unplannable_calls"] = counts.unplannable_calls;
   found["evictions"] = counts.evictions;
   found["reasons"] = cache.reasons();
-  found["any_shape_replays"] = counts.any_shape_replays;
+  found["dynamic_shape_replays"] = counts.dynamic_shape_replays;
   found["traces"] = counts.traces;
   found["classes"] = counts.classes;
-  found["any_shape_classes"] = counts.any_shape_classes;
+  found["dynamic_shape_classes"] = counts.dynamic_shape_classes;
   found["reasons_for_exact"] = cache.reasons_for_exact();
   return found;
 }

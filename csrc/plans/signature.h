@@ -21,7 +21,7 @@ struct ArgumentFacts {
   bool written = false;
   bool passed_through = false; // numbers that only become kernel arguments: their type is in the signature, not their value
   bool is_generator = false;
-  bool is_size = false; // integers are left open in plans for any shape
+  bool is_size = false; // integers are left open in dynamic-shape plans
 };
 
 // A class of calls, and which one of it.

@@ -1,4 +1,4 @@
-// What a plan for any shape computes of the sizes of a call: which conditions they meet, and numbers.
+// What a dynamic-shape plan computes of the sizes of a call: which conditions they meet, and numbers.
 #pragma once
 
 #include <c10/util/ArrayRef.h>

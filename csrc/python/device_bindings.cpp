@@ -4,7 +4,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "aten/attention.h"
-#include "aten/choices.h"
+#include "aten/kernel_capabilities.h"
 #include "c10/generator.h"
 #include "devices/device.h"
 #include "devices/discovery.h"
@@ -95,12 +95,12 @@ void bind_devices(py::module_& module) {
   module.def(
       "device_properties", [](int64_t index) { return device(as_index(index)).properties(); }, py::arg("index"));
   module.def(
-      "set_choices",
+      "set_kernel_capabilities",
       [](int64_t index, bool attends_in_one_pass, bool runs_threads) {
-        set_choices(as_index(index), {attends_in_one_pass, runs_threads});
+        set_kernel_capabilities(as_index(index), {attends_in_one_pass, runs_threads});
       },
       py::arg("index"), py::kw_only(), py::arg("attends_in_one_pass"), py::arg("runs_threads"),
-      "What the socket must know of a device that runs kernels before planners are asked (csrc/aten/choices.h).");
+      "What the runtime must know of a device that runs kernels before planners are asked (csrc/aten/kernel_capabilities.h).");
   module.def(
       "why_attention_is_composed", &why_attention_is_composed, py::arg("query"), py::arg("key"), py::arg("value"),
       py::arg("mask"), py::arg("dropout_p"), py::arg("is_causal"), py::arg("enable_gqa"));

@@ -1,4 +1,4 @@
-// How drivers add devices to the socket's table.
+// How drivers add devices to the runtime's table.
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/utils/pybind.h>
 

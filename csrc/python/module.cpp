@@ -5,7 +5,7 @@
 #include "bindings.h"
 
 PYBIND11_MODULE(_C, module) {
-  module.doc() = "Backplane's socket: what PyTorch accepts only from C++, and the hot path.";
+  module.doc() = "Backplane's runtime: what PyTorch accepts only from C++, and the hot path.";
   backplane::register_direct_fallbacks();
   backplane::bind_device(module);
   backplane::bind_drivers(module);

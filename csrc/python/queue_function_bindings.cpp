@@ -7,7 +7,7 @@
 #include "devices/profile.h"
 #include "devices/queue_function.h"
 #include "devices/verbose.h"
-#include "plans/given_arguments.h"
+#include "plans/python_arguments.h"
 #include "python/library_symbols.h"
 #include "streams/device_errors.h"
 #include "streams/stream.h"
@@ -59,7 +59,7 @@ c10::DeviceIndex device_of(const QueueFunction& function, const py::sequence& va
 // Calls it in the order of the current stream of the tensors' device, and has it recorded.
 void call_on_queue(const std::shared_ptr<QueueFunction>& function, const py::sequence& values) {
   const c10::DeviceIndex index = device_of(*function, values);
-  GivenArguments given("function", function->name(), index, function->parameters(), values);
+  PythonArguments given("function", function->name(), index, function->parameters(), values);
   Device& owner = device(index);
   TORCH_CHECK(
       !owner.queue_api().empty(), function->name(), " cannot be called on bp:", static_cast<int>(index), " (",

@@ -14,7 +14,7 @@ from agreement import DEVICE, plans_from_the_start
 
 from torch_backplane import _C
 from torch_backplane.kernels import OpenCLC, Target
-from torch_backplane.operators import attention, choices, convolution, linear_algebra
+from torch_backplane.operators import attention, convolution, kernel_capabilities, linear_algebra
 
 launch = importlib.import_module("torch_backplane.planning.launch")  # the package has a function of this name
 
@@ -30,14 +30,14 @@ def target(kind: str, **figures: Any) -> Iterator[None]:
         pytest.skip("the device's compiler is none for kernels of processors")
     launch._generated.clear()
     launch._dialects[index] = OpenCLC(Target.of_kind(kind, float64=own.target.float64, **figures))
-    choices.tell([index])
+    kernel_capabilities.declare_kernel_capabilities([index])
     try:
         with plans_from_the_start():
             yield
     finally:
         launch._generated.clear()
         launch._dialects[index] = own
-        choices.tell([index])
+        kernel_capabilities.declare_kernel_capabilities([index])
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from agreement import DEVICE, peak_memory
 from targets import launch, target
 from torch.nn import functional as F
 
-from torch_backplane import libraries, plans
+from torch_backplane import plans, preferences
 from torch_backplane.planning import host_sees_memory
 
 MATH, ONE_PASS = 0, 4  # of at::SDPBackend; the latter is «overrideable»
@@ -78,7 +78,7 @@ def chosen(*tensors: torch.Tensor, **options: Any) -> int:
 @contextmanager
 def kernels(kind: str, **figures: int) -> Iterator[None]:
     """Attention by kernels as for such a device, also where the host would be quicker."""
-    with target(kind, **figures), libraries.preferring("attention", "generated"):
+    with target(kind, **figures), preferences.preferring("attention", "generated"):
         yield
 
 
@@ -167,7 +167,7 @@ def test_gradients_of_halves_where_values_are_alike(kind: str, dtype: torch.dtyp
 
 
 @KINDS
-def test_any_shape(kind: str) -> None:
+def test_dynamic_shape(kind: str) -> None:
     chance = random.Random(0)
     with kernels(kind):
         for _ in range(12):
@@ -175,8 +175,8 @@ def test_any_shape(kind: str) -> None:
             shape = Shape(chance.randint(1, 3), 2, 2, *lengths, *[chance.choice((8, 24))] * 2)
             assert_right(operands(shape), scale=chance.random())
         (counts,) = (one for name, one in plans.stats().items() if name == "backplane::attention")
-        assert counts["any_shape_classes"] == counts["classes"]
-        assert counts["any_shape_replays"] > 4
+        assert counts["dynamic_shape_classes"] == counts["classes"]
+        assert counts["dynamic_shape_replays"] > 4
 
 
 @KINDS
@@ -396,7 +396,7 @@ def test_edges_of_the_chance() -> None:
         attended(given, DEVICE, torch.float32, dropout_p=-0.5)
 
 
-def test_another_chance_is_no_plan_and_any_shape_drops() -> None:
+def test_another_chance_is_no_plan_and_dynamic_shape_drops() -> None:
     with target("gpu"):
         for number, length in enumerate((20, 20, 35, 35, 70, 90)):
             given = operands(Shape(1, 2, 2, length, length + 3, 8, 8))
@@ -406,7 +406,7 @@ def test_another_chance_is_no_plan_and_any_shape_drops() -> None:
                 torch.testing.assert_close(ours, theirs, rtol=0, atol=3e-5 * theirs.square().mean().sqrt().item())
         counts = plans.stats()["backplane::attention_backward"]
         assert counts["planner_calls"] < 6
-        assert counts["any_shape_replays"] > 0
+        assert counts["dynamic_shape_replays"] > 0
 
 
 def test_dropout_keeps_no_mask() -> None:
@@ -662,5 +662,5 @@ def test_decoding_by_a_growing_length() -> None:
             torch.testing.assert_close(ours, F.scaled_dot_product_attention(query, key, value), rtol=1e-4, atol=1e-5)
         counts = plans.stats()["backplane::attention"]
         assert counts["planner_calls"] <= 6
-        assert counts["any_shape_replays"] >= 14
+        assert counts["dynamic_shape_replays"] >= 14
     assert "attention_merged" in names

@@ -18,7 +18,7 @@ from test_host_work import needs_sight
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as attend
 
-from torch_backplane import _C, libraries, plans
+from torch_backplane import _C, plans, preferences
 from torch_backplane.operators import linear_algebra
 from torch_backplane.planning import Candidate, Candidates
 
@@ -29,11 +29,11 @@ def _as_it_was() -> Iterator[None]:
     try:
         yield
     finally:
-        for family in libraries.LIBRARIES:
-            libraries.prefer(family, libraries.DEFAULT)
-        libraries.set_workspace(libraries.NO_LIMIT)
+        for family in preferences.LIBRARIES:
+            preferences.prefer(family, preferences.DEFAULT)
+        preferences.set_workspace(preferences.NO_LIMIT)
         for dtype in (torch.float16, torch.bfloat16):
-            libraries.divide(dtype, libraries.Divided())
+            preferences.divide(dtype, preferences.Divided())
 
 
 def runs_on_host(function: Callable[..., Any], *arguments: Any) -> bool:
@@ -424,10 +424,10 @@ def test_calls_of_libraries_are_printed_where_that_is_wanted() -> None:
     needs_sight()
     program = """
 import torch
-from torch_backplane import libraries
+from torch_backplane import preferences
 panel = torch.backends.bp
 for family in ("products", "convolutions"):
-    libraries.prefer(family, "host")
+    preferences.prefer(family, "host")
 a, w = torch.randn(80, 90, device="bp"), torch.randn(90, 70, device="bp")
 image, weight = torch.randn(1, 4, 9, 9, device="bp"), torch.randn(8, 4, 3, 3, device="bp")
 def work():

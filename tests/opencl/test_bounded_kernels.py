@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from torch_backplane import plans
 from torch_backplane.kernels import Kernel
 from torch_backplane.kernels.dialects.base import BOUNDED
-from torch_backplane.planning import declare, socket
+from torch_backplane.planning import declare, runtime
 
 MORE = 5  # groups, in each dimension
 
@@ -28,7 +28,7 @@ def wider(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
     kernels: dict[int, Kernel] = {}
     entries: set[str] = set()
     launch = sys.modules["torch_backplane.planning.launch"]  # planning.launch is its function
-    compiled, ordinary = launch.compiled, socket.launch
+    compiled, ordinary = launch.compiled, runtime.launch
 
     def remember(index: int, kernel: Kernel, name: str) -> Any:
         built = compiled(index, kernel, name)
@@ -44,7 +44,7 @@ def wider(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
     mode = plans.mode()
     plans.set_mode("0")
     monkeypatch.setattr(launch, "compiled", remember)
-    monkeypatch.setattr(socket, "launch", launch_wider)
+    monkeypatch.setattr(runtime, "launch", launch_wider)
     try:
         yield entries
     finally:

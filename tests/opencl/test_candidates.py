@@ -11,7 +11,7 @@ from agreement import DEVICE, peak_memory
 from targets import target
 from test_library_products import need_library
 
-from torch_backplane import libraries, plans
+from torch_backplane import plans, preferences
 from torch_backplane.planning import Candidate, Candidates, host_sees_memory
 from torch_backplane.tuning import choosing
 
@@ -21,16 +21,16 @@ backends: Any = torch.backends.bp  # type: ignore[attr-defined]
 @contextmanager
 def _as_it_was() -> Iterator[None]:
     """In the process of the tests, in which fixtures do not run."""
-    before = libraries.without_room()
-    libraries._without_room.clear()
+    before = preferences.without_room()
+    preferences._without_room.clear()
     try:
         yield
     finally:
-        libraries.set_workspace(libraries.NO_LIMIT)
-        for family in libraries.LIBRARIES:
-            libraries.prefer(family, libraries.DEFAULT)
-        libraries._without_room.clear()
-        libraries._without_room.update(before)
+        preferences.set_workspace(preferences.NO_LIMIT)
+        for family in preferences.LIBRARIES:
+            preferences.prefer(family, preferences.DEFAULT)
+        preferences._without_room.clear()
+        preferences._without_room.update(before)
 
 
 as_it_was = _as_it_was()  # decorates tests
@@ -50,14 +50,14 @@ def test_the_one_that_costs_least_has_a_call_and_nobodys_measure_comes_last() ->
     )
     for size, quickest in ((5, "generated"), (50, "host"), (33, "generated"), (34, "host"), (5, "generated")):
         assert family.choose(torch.empty(size, device=DEVICE)) == quickest
-    with libraries.preferring("products", "driver"):
+    with preferences.preferring("products", "driver"):
         assert family.choose(torch.empty(5, device=DEVICE)) == "driver"
     unmeasured = Candidates(
         "transforms",
         Candidate("host", lambda x: "does not", cost=lambda x: 1),
-        *(Candidate(one, takes_all, cost=None) for one in libraries.LIBRARIES["transforms"][1:]),
+        *(Candidate(one, takes_all, cost=None) for one in preferences.LIBRARIES["transforms"][1:]),
     )
-    assert unmeasured.choose(torch.empty(5, device=DEVICE)) == libraries.LIBRARIES["transforms"][1]
+    assert unmeasured.choose(torch.empty(5, device=DEVICE)) == preferences.LIBRARIES["transforms"][1]
 
 
 @as_it_was
@@ -76,12 +76,12 @@ def test_one_that_has_no_room_leaves_a_call_to_the_next() -> None:
     x = torch.empty(10, device=DEVICE)
     assert family.choose(x) == "host"
     for limit, found in ((100, "host"), (99, "generated"), (100, "host"), (0, "generated")):
-        libraries.set_workspace(limit)
+        preferences.set_workspace(limit)
         assert family.choose(x) == found
-    with libraries.preferring("convolutions", "host"):
+    with preferences.preferring("convolutions", "host"):
         assert family.choose(x) == "generated"  # a wish makes no room
-    for limit, found in ((80, "wide"), (79, ""), (libraries.NO_LIMIT, "wide")):
-        libraries.set_workspace(limit)
+    for limit, found in ((80, "wide"), (79, ""), (preferences.NO_LIMIT, "wide")):
+        preferences.set_workspace(limit)
         with choosing.forcing("convolutions", "generated/wide"):
             assert family.choose(x) == f"generated{'/' if found else ''}{found}"
     # Of the last one nothing but its forms is left out: who else would compute the call?
@@ -112,22 +112,22 @@ def test_patches_are_made_for_as_many_images_as_there_is_room_for() -> None:
     image, weight = torch.randn(6, 4, 20, 20), torch.randn(8, 4, 3, 3)
     given = image.to(DEVICE), weight.to(DEVICE)
     of_one = 4 * 9 * 400 * 4
-    with target("cpu"), libraries.preferring("convolutions", "generated"):
+    with target("cpu"), preferences.preferring("convolutions", "generated"):
         for function in (_by_patches, _of_image):
             expected, free = function(image, weight), _taken(function, *given)
             assert free >= 6 * of_one
             for limit in (3 * of_one, of_one, 7 * of_one):
-                libraries.set_workspace(limit)
+                preferences.set_workspace(limit)
                 torch.testing.assert_close(function(*given).cpu(), expected, atol=1e-4, rtol=1e-4)
                 found = _taken(function, *given)
                 images = min(6, limit // of_one)
                 assert abs(free - found - (6 - images) * of_one) <= 1024, (limit, free, found)  # pieces are rounded
-            libraries.set_workspace(of_one - 1)  # the host has it, or else it takes one image's
+            preferences.set_workspace(of_one - 1)  # the host has it, or else it takes one image's
             torch.testing.assert_close(function(*given).cpu(), expected, atol=1e-4, rtol=1e-4)
             images = 0 if host_sees_memory(given[0].device) else 1
             found = _taken(function, *given)
             assert abs(free - found - (6 - images) * of_one) <= 1024, found
-            libraries.set_workspace(libraries.NO_LIMIT)
+            preferences.set_workspace(preferences.NO_LIMIT)
 
 
 @as_it_was
@@ -138,8 +138,8 @@ def test_winograds_way_is_left_where_its_tiles_do_not_fit() -> None:
     expected = _by_patches(image, weight)
     with choosing.forcing("convolutions", "generated/winograd"):
         enough = of_weights + of_one
-        for limit, parts in ((libraries.NO_LIMIT, 1), (enough + of_one, 2), (enough, 3), (enough - 1, 0)):
-            libraries.set_workspace(limit)
+        for limit, parts in ((preferences.NO_LIMIT, 1), (enough + of_one, 2), (enough, 3), (enough - 1, 0)):
+            preferences.set_workspace(limit)
             for _ in range(2):
                 torch.testing.assert_close(_by_patches(*given).cpu(), expected, atol=1e-4, rtol=1e-4)
             said = plans.explain(_by_patches, *given)
@@ -152,8 +152,8 @@ def test_a_drivers_library_is_left_where_copies_do_not_fit() -> None:
     need_library()
     a, b = torch.randn(5, 12), torch.randn(6, 4)
     backends.preferred_blas_library("driver")
-    for limit, gaps in ((0, 1), (5 * 6 * 4, 2), (5 * 6 * 4 - 1, 2), (libraries.NO_LIMIT, 2)):
-        libraries.set_workspace(limit)
+    for limit, gaps in ((0, 1), (5 * 6 * 4, 2), (5 * 6 * 4 - 1, 2), (preferences.NO_LIMIT, 2)):
+        preferences.set_workspace(limit)
         given = a.to(DEVICE)[:, : 6 * gaps : gaps], b.to(DEVICE)
         torch.testing.assert_close(torch.mm(*given).cpu(), a[:, : 6 * gaps : gaps] @ b, atol=1e-4, rtol=1e-4)
         called = "call CLBlast's product" in plans.explain(torch.mm, *given)

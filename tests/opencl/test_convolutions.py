@@ -47,7 +47,7 @@ def results(name: str, tensors: list[torch.Tensor], grad: torch.Tensor | None = 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_results_and_gradients_are_those_of_float64(name: str, dtype: torch.dtype) -> None:
-    """In two sizes, of which the plan for any shape is checked, and with channels last."""
+    """In two sizes, of which the dynamic-shape plan is checked, and with channels last."""
     need(dtype)
     _, image, weight, settings = CASES[name]
     channels = weight[1] * settings.get("groups", 1) if "transposed" in name else weight[0]

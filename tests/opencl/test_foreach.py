@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 from torch.utils._pytree import tree_iter
 
 import torch_backplane
-from torch_backplane import libraries, plans
+from torch_backplane import plans, preferences
 from torch_backplane.planning import host_sees_memory
 
 Lists = Sequence[list[torch.Tensor]]
@@ -122,7 +122,7 @@ def wrong_ones(scene: Scene, numbers: Sequence[Any] = (), names: Sequence[str] =
             continue  # is not the host's
         for number in [one for one in numbers if takes(overload, one)] if numbers else [0.5]:
             try:
-                with libraries.preferring("lists", library):
+                with preferences.preferring("lists", library):
                     compare(overload, scene, number)
             except AssertionError as error:
                 wrong.append(f"{overload} with {number} by {library}: {error}")
@@ -443,7 +443,7 @@ def test_large_lists_are_changed_by_the_host_in_plans_for_all_numbers_and_sizes(
                     torch.testing.assert_close(ours.cpu(), theirs)
         said = plans.explain(lambda: CHANGES[change](found, 0.75))
         counts = [one for name, one in torch_backplane._C.plan_counts().items() if "_foreach_" in name]
-    assert sum(one["any_shape_replays"] for one in counts) > 0
+    assert sum(one["dynamic_shape_replays"] for one in counts) > 0
     assert ("on the host" in said) == ("host" in who_computes())
     assert ("launch" in said) == ("host" not in who_computes())
     assert not any(torch_backplane._C.fallback_counts().values())
@@ -476,7 +476,7 @@ def test_who_changes_lists_is_decided_by_their_tensors() -> None:
     host = "host" in who_computes()
     for size, count, expected in ((50, 16, False), (50_000, 16, host), (50, 16, False), (50, 2, host), (9, 9, False)):
         assert by_host(like(size, count)) == expected, (size, count)
-        with libraries.preferring("lists", "generated"):
+        with preferences.preferring("lists", "generated"):
             assert not by_host(like(size, count))
     assert not by_host(like(50_000, 4, torch.float16))
     lists, single = like(50_000, 4), torch.ones((), device=DEVICE)
@@ -489,7 +489,7 @@ def test_who_changes_lists_is_decided_by_their_tensors() -> None:
         assert "on the host" not in said, said
     for function in (lambda: torch._foreach_sqrt_(lists), lambda: torch._foreach_sqrt(lists)):
         assert ("on the host" in plans.explain(function)) == host
-    with plans_from_the_start():  # a plan for any shape is for one side of where it changes
+    with plans_from_the_start():  # a dynamic-shape plan is for one side of where it changes
         for size in (40, 60, 30_000, 50_000, 70, 45_000):
             lists = [values((size,), DEVICE, seed=at) for at in range(16)]
             expected = torch._foreach_mul([one.cpu() for one in lists], 1.5)

@@ -111,7 +111,7 @@ def test_errors_are_pytorchs() -> None:
         refused_alike(lambda x, g: torch.grid_sampler_2d(x, g, 0, 0, False), first, second)
 
 
-def test_one_plan_for_any_shape() -> None:
+def test_one_plan_for_dynamic_shape() -> None:
     with plans_from_the_start():
         for size in (4, 5, 6, 7):
             image, grid = given(2, 3, size, 4, 3, size)
@@ -119,6 +119,6 @@ def test_one_plan_for_any_shape() -> None:
             expected = torch.grid_sampler_2d(image, grid, 0, 1, False)
             torch.testing.assert_close(found.cpu(), expected)
         stats = plans.stats()["aten::grid_sampler_2d"]
-        assert stats["any_shape_classes"] == 1, stats
+        assert stats["dynamic_shape_classes"] == 1, stats
         assert not stats["reasons_for_exact"], stats
         assert stats["planner_calls"] == 2, stats

@@ -12,13 +12,13 @@ from test_host_work import needs_sight
 from torch.nn.attention import SDPBackend
 from torch.nn.functional import scaled_dot_product_attention as attend
 
-from torch_backplane import libraries, plans
+from torch_backplane import plans, preferences
 
 
 @contextmanager
 def _on_host() -> Iterator[None]:
     needs_sight()
-    with libraries.preferring("attention", "host"):
+    with preferences.preferring("attention", "host"):
         yield
 
 
@@ -57,7 +57,7 @@ def test_layouts_are_the_tensors_whoever_computes(form: str) -> None:
     needs_sight()
     for turned in (False, True, False):
         for library in ("generated", "host"):
-            with libraries.preferring("attention", library):
+            with preferences.preferring("attention", library):
                 leaves = [one.to(DEVICE).requires_grad_() for one in made(9, torch.float32, turned=turned)]
                 out = attend(*leaves, is_causal=form == "causal")
                 gradients = torch.autograd.grad(out.sum(), leaves)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from agreement import DEVICE
 from test_host_work import needs_sight
 
-from torch_backplane import _C, libraries, plans
+from torch_backplane import _C, plans, preferences
 from torch_backplane.operators.linear_algebra import host_is_slow
 from torch_backplane.tuning import choosing
 
@@ -44,7 +44,7 @@ def strides(tensor: torch.Tensor) -> list[int]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", CASES)
-@libraries.preferring("convolutions", "host")
+@preferences.preferring("convolutions", "host")
 def test_results_gradients_and_their_layouts_are_the_cpus(name: str, dtype: torch.dtype) -> None:
     needs_sight()
     if host_is_slow(dtype):
@@ -65,7 +65,7 @@ def test_results_gradients_and_their_layouts_are_the_cpus(name: str, dtype: torc
                 assert strides(ours) == strides(expected)
 
 
-@libraries.preferring("convolutions", "host")
+@preferences.preferring("convolutions", "host")
 def test_the_host_computes_them_without_patches() -> None:
     needs_sight()
     image = torch.randn(2, 4, 9, 9, device=DEVICE)

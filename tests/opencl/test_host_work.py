@@ -15,7 +15,7 @@ import pytest
 import torch
 from agreement import DEVICE, plans_from_the_start
 
-from torch_backplane import _C, libraries, plans
+from torch_backplane import _C, plans, preferences
 from torch_backplane.operators.linear_algebra import host_is_slow
 from torch_backplane.planning import Call, LibraryFunction, call_on_cpu, host_sees_memory, operator
 
@@ -141,7 +141,7 @@ def test_numbers_are_passed_by_value_and_by_reference() -> None:
     assert seen == [(-3, 0.1, 2.5, -7)]
 
 
-@libraries.preferring("products", "host")
+@preferences.preferring("products", "host")
 def test_matrix_products_are_the_cpus_to_the_bit() -> None:
     needs_sight()
     dtypes = (torch.float32, torch.float64, torch.bfloat16)
@@ -241,7 +241,7 @@ def test_how_sums_are_rounded_does_not_depend_on_when_they_are_computed(size: in
     """At once or behind a kernel, by one thread (the smaller one) or by a team."""
     needs_sight()
     a, b, x = (torch.randn(size, size, device=DEVICE) for _ in range(3))
-    with libraries.preferring("products", "host"):
+    with preferences.preferring("products", "host"):
         found = []
         for step in range(20):
             if step % 2:
@@ -371,7 +371,7 @@ def test_calls_of_one_stream_that_wait_do_not_hold_up_those_of_another() -> None
     assert torch.equal(out.cpu(), other.cpu())
 
 
-@libraries.preferring("products", "host")
+@preferences.preferring("products", "host")
 def test_a_call_in_another_thread() -> None:
     needs_sight()
     a = torch.randint(9, (80, 80)).float()

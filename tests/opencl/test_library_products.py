@@ -17,7 +17,7 @@ import torch
 from agreement import DEVICE, agrees, plans_from_the_start, refused_alike
 from test_tunable import Times, anew, tunable
 
-from torch_backplane import _C, drivers, libraries, plans
+from torch_backplane import _C, drivers, plans, preferences
 from torch_backplane.drivers import ProductLibrary, clblast
 from torch_backplane.operators import library_products, linear_algebra
 from torch_backplane.planning import QueueFunction
@@ -37,7 +37,7 @@ def need_library() -> ProductLibrary:
 def _preferred() -> Iterator[None]:
     """In the process of the tests, in which fixtures do not run."""
     need_library()
-    with libraries.preferring("products", "driver"):
+    with preferences.preferring("products", "driver"):
         yield
 
 
@@ -109,7 +109,7 @@ def test_views_begin_where_they_do_and_neighbours_stay() -> None:
 
 
 @preferred
-def test_plans_for_any_shape_and_nothing_to_add_up() -> None:
+def test_plans_for_dynamic_shape_and_nothing_to_add_up() -> None:
     plans.set_mode("check")
     for n in (4, 7, 0, 12, 31, 5, 64, 0, 3):
         for a, b in ((random(n, 3), random(3, n)), (random(3, n), random(n, 2)), (random(2, n, 5), random(2, 5, 4))):
@@ -144,7 +144,7 @@ def test_it_is_asked_for() -> None:
     need_library()
     a = random(96, 96).to(DEVICE)
     assert not called(torch.mm, a, a)
-    with libraries.preferring("products", "driver"):
+    with preferences.preferring("products", "driver"):
         assert called(torch.mm, a, a)
     assert not called(torch.mm, a, a)
 
@@ -160,7 +160,7 @@ def test_a_library_that_fails_is_left_out_with_one_warning() -> None:
     function = QueueFunction("a product", fails, *parameters, explain=lambda status: "no room")
     a, b = random(5, 4), random(4, 6)
     try:
-        with mock.patch(LIBRARY, return_value=function), libraries.preferring("products", "driver"):
+        with mock.patch(LIBRARY, return_value=function), preferences.preferring("products", "driver"):
             with pytest.warns(UserWarning, match=r"products go on without the driver's library: .*no room"):
                 found = a.to(DEVICE) @ b.to(DEVICE)
             torch.testing.assert_close(found.cpu(), a @ b, **LOOSE)

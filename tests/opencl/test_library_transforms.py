@@ -21,7 +21,7 @@ from test_graphs import captured, made
 from test_spectral_ops import COMPLEX, NORMS, close_to_doubles
 from test_tunable import Times, anew, tunable
 
-from torch_backplane import _C, drivers, libraries, plans
+from torch_backplane import _C, drivers, plans, preferences
 from torch_backplane.drivers import TransformLibrary, vkfft
 from torch_backplane.operators import library_transforms, spectral_ops
 
@@ -106,7 +106,7 @@ def having(library: TransformLibrary | None, preferred: str = "driver") -> Itera
         warnings.filterwarnings("error", "transforms go on without")
         _C.advance_configuration_epoch()
         try:
-            with libraries.preferring("transforms", preferred):
+            with preferences.preferring("transforms", preferred):
                 yield
         finally:
             spectral_ops.transforms._failed.clear()
@@ -302,7 +302,7 @@ def test_it_is_asked_for() -> None:
     x = random(3, 20).to(DEVICE)
     with having(TOY, "default"):
         assert not called(torch.fft.fft, x)
-        with libraries.preferring("transforms", "driver"):
+        with preferences.preferring("transforms", "driver"):
             assert called(torch.fft.fft, x)
             with torch.backends.bp.fft.flags(enabled=True):  # type: ignore[attr-defined]
                 assert called(torch.fft.fft, x)

@@ -11,7 +11,7 @@ import torch
 from agreement import DEVICE
 from test_host_work import needs_sight
 
-from torch_backplane import libraries
+from torch_backplane import preferences
 
 PIECE = 1 << 15  # elements: csrc/devices/piecewise.cpp
 Lists = list[list[torch.Tensor]]
@@ -31,7 +31,7 @@ def queued(threads: int) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        with libraries.preferring("lists", "host"):
+        with preferences.preferring("lists", "host"):
             torch.bp._sleep(50_000_000)  # type: ignore[attr-defined]
             yield
             torch.bp.synchronize()  # type: ignore[attr-defined]

@@ -50,11 +50,11 @@ def test_draws_that_are_refused(replacement: bool) -> None:
             torch.multinomial(weights, 2, replacement).cpu()
 
 
-def test_one_plan_for_any_shape() -> None:
+def test_one_plan_for_dynamic_shape() -> None:
     with plans_from_the_start():
         for count in (5, 6, 7, 9):
             torch.multinomial(torch.ones(count, 4, device=DEVICE), 3, True)
         stats = plans.stats()["aten::multinomial"]
-        assert stats["any_shape_classes"] == 1, stats
+        assert stats["dynamic_shape_classes"] == 1, stats
         assert not stats["reasons_for_exact"], stats
-        assert stats["any_shape_replays"] >= 1, stats  # a size may have steps of its own
+        assert stats["dynamic_shape_replays"] >= 1, stats  # a size may have steps of its own

@@ -250,7 +250,7 @@ def test_plans_are_bounded_and_the_oldest_go() -> None:
     fresh()
     x = torch.ones(3000, device=DEVICE)
     for size in range(1, 1100):
-        for _ in range(3):  # a plan for any shape serves it, until it has one of its own
+        for _ in range(3):  # a dynamic-shape plan serves it, until it has one of its own
             x[:size].abs()
     assert counts("aten::abs")["plans"] <= 1024
     assert counts("aten::abs")["evictions"] >= 1099 - 1024

@@ -11,7 +11,7 @@ import torch
 from agreement import DEVICE, agrees, on_device, refused_alike
 from targets import target
 
-from torch_backplane import libraries, plans
+from torch_backplane import plans, preferences
 from torch_backplane.conformance.numbers import compare, overloads
 
 
@@ -74,7 +74,7 @@ def test_products_of_bytes(way: str) -> None:
             refused_alike(torch._int_mm, a, b[:-1])
         assert "launch bp_matmul" in plans.explain(torch._int_mm, *on_device([a, b])) or way == "as it is"
 
-    with libraries.preferring("products", "generated" if way == "generated" else "default"):
+    with preferences.preferring("products", "generated" if way == "generated" else "default"):
         if way == "a GPU's":
             with target("gpu"):
                 check_all()
@@ -119,7 +119,7 @@ CALLS: dict[str, Callable[..., torch.Tensor]] = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.int8], ids=str)
 @pytest.mark.parametrize("name", CALLS)
 def test_long_sums_where_work_items_run_in_lockstep(name: str, dtype: torch.dtype) -> None:
-    """In several shapes of one class, of which plans for any shape are checked."""
+    """In several shapes of one class, of which dynamic-shape plans are checked."""
     is_float = dtype.is_floating_point
     if not is_float and name in ("addmm", "activation", "addmv"):
         pytest.skip("numbers that are no integers, or an activation")

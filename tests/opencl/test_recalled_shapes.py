@@ -18,7 +18,7 @@ from torch_backplane import plans
 from torch_backplane.planning.call import Call, Form
 from torch_backplane.planning.declare import planned
 
-metas = importlib.import_module("torch_backplane.planning.metas")
+shape_rules = importlib.import_module("torch_backplane.planning.shape_rules")
 
 Shapes = Sequence[tuple[int, ...]]
 
@@ -117,7 +117,7 @@ def test_results_and_errors_are_the_cpus(case: int, layout: str) -> None:
     _, function, calls = CASES[case]
     with plans_from_the_start():
         plans.set_mode("0")
-        metas._dtypes.clear()
+        shape_rules._dtypes.clear()
         for seed, shapes in enumerate([*calls, *calls]):
             given = tensors(shapes, layout, seed)
             wanted, found = (outcome(function, [one.clone() for one in given], device) for device in ("cpu", "bp:0"))
@@ -131,7 +131,7 @@ def test_results_and_errors_are_the_cpus(case: int, layout: str) -> None:
 def test_pytorch_is_asked_once_of_each_kind() -> None:
     with plans_from_the_start(), asked() as names:
         plans.set_mode("0")
-        metas._dtypes.clear()
+        shape_rules._dtypes.clear()
         for size in (3, 4, 5):
             torch.relu(torch.ones(size).to("bp:0"))
         assert names == ["aten.relu.default"]
@@ -144,19 +144,19 @@ def test_pytorch_is_asked_once_of_each_kind() -> None:
 
 
 def test_a_rule_that_does_not_hold_is_not_used() -> None:
-    rule = metas.RULES["take"]
+    rule = shape_rules.RULES["take"]
     x, index = torch.arange(5.0, device="bp:0"), torch.tensor([1, 2], device="bp:0")
     (form,) = (cell.cell_contents for cell in planned["aten::take"].__closure__ if isinstance(cell.cell_contents, Form))
     with plans_from_the_start(), asked() as names:
         plans.set_mode("0")
-        metas._dtypes.clear()
+        shape_rules._dtypes.clear()
         form.rule = form.functional_rule = rule._replace(sizes=lambda tensors, inputs: [7])
         try:
             for count in (1, 2):
                 assert x.take(index[:count]).cpu().tolist() == [1.0, 2.0][:count]
         finally:
             form.rule = form.functional_rule = rule
-            metas._dtypes.clear()
+            shape_rules._dtypes.clear()
         assert names.count("aten.take.default") == 2
 
 

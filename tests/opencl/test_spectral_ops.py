@@ -13,7 +13,7 @@ import torch
 from agreement import DEVICE, agrees, had, plans_from_the_start
 from targets import target
 
-from torch_backplane import libraries
+from torch_backplane import preferences
 from torch_backplane.kernels.templates.fft import radices
 
 aten = torch.ops.aten
@@ -27,7 +27,7 @@ def computed_by(way: str) -> Iterator[None]:
         with target("gpu"):
             yield
     else:
-        with libraries.preferring("transforms", way), plans_from_the_start():
+        with preferences.preferring("transforms", way), plans_from_the_start():
             yield
 
 

@@ -141,7 +141,7 @@ def test_who_was_quick_by_chance_does_not_compute(quick: list[float]) -> None:
 
 
 @anew
-def test_many_shapes_one_after_the_other_are_right_while_they_are_tuned() -> None:
+def test_mdynamic_shapes_one_after_the_other_are_right_while_they_are_tuned() -> None:
     tunable.enable()
     tunable.set_max_tuning_iterations(1)
     sizes = ((3, 4, 5), (8, 2, 9), (3, 4, 5), (1, 7, 1), (16, 16, 16), (8, 2, 9), (5, 0, 3), (90, 80, 70))

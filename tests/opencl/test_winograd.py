@@ -11,7 +11,7 @@ import torch
 from agreement import DEVICE
 from targets import target
 
-from torch_backplane import libraries, plans
+from torch_backplane import plans, preferences
 from torch_backplane.operators import convolution
 from torch_backplane.tuning import choosing
 
@@ -110,5 +110,5 @@ def test_windows_that_it_does_not_take_are_computed_as_usual(mode: str) -> None:
 
 def test_untuned_it_is_not_chosen() -> None:
     image, weight = torch.randn(2, 4, 9, 9, device=DEVICE), torch.randn(8, 4, 3, 3, device=DEVICE)
-    with libraries.preferring("convolutions", "generated"):
+    with preferences.preferring("convolutions", "generated"):
         assert "winograd" not in str(plans.explain(lambda: torch.nn.functional.conv2d(image, weight)))

@@ -1,7 +1,7 @@
 """The first use of a device, and what is put off until then.
 
 Discovering devices may be slow and must not happen in a program that uses none, so `torch.manual_seed` and the like are
-remembered and run when the first device is used. The socket calls `_lazy_init` at that moment.
+remembered and run when the first device is used. The runtime calls `_lazy_init` at that moment.
 """
 
 from __future__ import annotations
@@ -120,9 +120,11 @@ def _discover() -> None:
     """Find the devices; where one of them runs kernels, declare the operators that have any."""
     drivers.discover()
     if with_kernels := drivers.with_kernels():
-        from torch_backplane.operators import choices  # declares all of them: slow, and not needed on other devices
+        from torch_backplane.operators import (
+            kernel_capabilities,  # declares all of them: slow, and not needed on other devices
+        )
 
-        choices.tell(with_kernels)
+        kernel_capabilities.declare_kernel_capabilities(with_kernels)
 
 
 _C.set_discovery_functions(discover=_discover, initialize=_lazy_init)

@@ -66,7 +66,7 @@ ALL_POOLS: PoolId = (0, 0)
 
 
 def _index(device: DeviceLike) -> int:
-    """The index that a device argument means; raises as the socket does where there is no such device."""
+    """The index that a device argument means; raises as the runtime does where there is no such device."""
     index = _get_device_index(device, optional=True)
     if index < 0:
         raise ValueError(f"a bp device index must be >= 0, and got {index}")

@@ -44,7 +44,7 @@ class Stream(torch.Stream):
 
     @property
     def bp_stream(self) -> int:
-        """An integer for the socket's queue, which ExternalStream takes; not a handle of the hardware's API."""
+        """An integer for the runtime's queue, which ExternalStream takes; not a handle of the hardware's API."""
         return _C.stream_handle(self.device_index, self.stream_id)
 
     @property
@@ -101,10 +101,10 @@ class Stream(torch.Stream):
 
 
 class ExternalStream(Stream):
-    """A stream around a queue of the socket's that is kept alive elsewhere.
+    """A stream around a queue of the runtime's that is kept alive elsewhere.
 
     Args:
-        stream_ptr: the queue as an integer: a Stream's `bp_stream`. The socket makes all queues, so any other number
+        stream_ptr: the queue as an integer: a Stream's `bp_stream`. The runtime makes all queues, so any other number
             is a RuntimeError.
         device: where the queue was made.
     """
@@ -183,7 +183,7 @@ class Event(torch.Event):
 
     @property
     def bp_event(self) -> int:
-        """The socket's event as an integer; 0 before it is first recorded."""
+        """The runtime's event as an integer; 0 before it is first recorded."""
         return self.event_id
 
     @property

@@ -11,7 +11,7 @@ Rules that hold for every method:
 * What it raises comes out of the PyTorch call that needed it, as it was raised. Two exceptions have a meaning: a
   `DeviceError` says that the hardware failed, and may be lost, and a `MemoryError` of `allocate` makes the allocator
   free what it caches and ask once more.
-* Handles (of segments, streams and events) are any Python objects. The socket keeps a reference to each from the call
+* Handles (of segments, streams and events) are any Python objects. The runtime keeps a reference to each from the call
   that returns it to the end of the call that takes it back.
 * `stream` is what `create_stream` returned. Work is done in the order of its stream.
 * Host memory comes as a `memoryview` of bytes. It stays valid until the stream has passed the transfer: a method may
@@ -57,7 +57,7 @@ class DeviceError(RuntimeError):
         message: what the hardware, or its API, said.
         code: its number for that.
         lost: nothing will work on this device any more while the process lives: it was unplugged or reset, or a fault
-            destroyed its context. From then on the socket calls no method of it, not even to give something back, and
+            destroyed its context. From then on the runtime calls no method of it, not even to give something back, and
             each use of the device raises this error again.
     """
 
@@ -88,14 +88,14 @@ class DeviceProperties:
     software: str = ""  # what drives the hardware, with versions, for people and their bug reports
 
 
-# The APIs that the socket calls itself, and the functions that it needs of each.
+# The APIs that the runtime calls itself, and the functions that it needs of each.
 # «c» is a driver's own launcher for any hardware, in functions of C, which docs/write-a-driver.md declares.
 NATIVE_APIS = {
     "opencl": ("clSetKernelArg", "clEnqueueNDRangeKernel", "clEnqueueCopyBuffer", "clEnqueueFillBuffer", "clFlush"),
     "c": ("launch", "copy", "fill", "flush"),
 }
 
-# What more the socket does itself where it has all functions of a group. Then the driver's methods for that are not
+# What more the runtime does itself where it has all functions of a group. Then the driver's methods for that are not
 # called: copy_in() and copy_out(), or those of events (EVENT_METHODS).
 HOST_COPIES, EVENTS = "copies from and to host memory", "events"
 NATIVE_GROUPS = {
@@ -122,7 +122,7 @@ NATIVE_EXTRAS: dict[str, tuple[str, ...]] = {"opencl": ("clEnqueueNativeKernel",
 
 @dataclass(frozen=True, kw_only=True)
 class NativeLauncher:
-    """What the socket needs to launch kernels, copy and fill without Python, and more: addresses of functions."""
+    """What the runtime needs to launch kernels, copy and fill without Python, and more: addresses of functions."""
 
     api: str  # one of NATIVE_APIS
     # name: address, in a library that stays loaded. Those of NATIVE_APIS, and any of NATIVE_GROUPS and NATIVE_EXTRAS.
@@ -220,7 +220,7 @@ class Device(ABC):
 
     properties: DeviceProperties
 
-    # Set it where the socket can launch this device's kernels itself, see «kernels».
+    # Set it where the runtime can launch this device's kernels itself, see «kernels».
     native_launcher: NativeLauncher | None = None
 
     # Set it where a library computes matrix products on this device.
@@ -361,7 +361,7 @@ class Device(ABC):
         meanwhile, and launches wait in the order of their stream.
 
         Raises:
-            Exception: it cannot be built. The message has the compiler's log; the socket adds text and operator.
+            Exception: it cannot be built. The message has the compiler's log; the runtime adds text and operator.
         """
         raise NotImplementedError(f"{type(self).__name__} runs no kernels")
 
@@ -490,13 +490,13 @@ class SynchronousEvent:
 
 
 class NativeDevice(ABC):
-    """A device that the socket implements in C++ (csrc/devices/host_device.cpp); Python only adds it."""
+    """A device that the runtime implements in C++ (csrc/devices/host_device.cpp); Python only adds it."""
 
     properties: DeviceProperties
 
     @abstractmethod
     def add(self, properties: Any, discrete: bool) -> None:
-        """Add this device to the socket's table with these `_C.DeviceProperties`.
+        """Add this device to the runtime's table with these `_C.DeviceProperties`.
 
         `discrete`: with memory that the CPU cannot reach at the addresses that tensors have.
         """

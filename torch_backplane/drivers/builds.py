@@ -1,6 +1,6 @@
 """The threads that build kernels while Python runs ahead: one for each processor, started when first needed.
 
-The socket submits builds here (csrc/drivers/driver_device.cpp), and does a build itself where somebody needs the
+The runtime submits builds here (csrc/drivers/driver_device.cpp), and does a build itself where somebody needs the
 kernel before a thread has come to it. So nothing is lost where builds are dropped: at the end of the program, which
 should not wait for kernels that nobody uses. What can wait until there is nothing to build, such as writing a cache, is
 done later.

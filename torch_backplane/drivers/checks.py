@@ -1,4 +1,4 @@
-"""What discovery checks of a driver's device before the socket gets it."""
+"""What discovery checks of a driver's device before the runtime gets it."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 ENTRY_POINT_GROUP = "torch_backplane.drivers"
-MOST_DEVICES = 64  # of all drivers together: the socket's tables have this size
+MOST_DEVICES = 64  # of all drivers together: the runtime's tables have this size
 
 _lock = threading.RLock()
 _running = False
@@ -85,7 +85,7 @@ def device(index: int) -> Device | NativeDevice:
 
 
 def discover() -> None:
-    """Ask the drivers for their devices and give them to the socket, once per process.
+    """Ask the drivers for their devices and give them to the runtime, once per process.
 
     A driver that fails is skipped with one warning that names it; the others keep working.
 

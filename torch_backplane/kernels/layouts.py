@@ -241,7 +241,7 @@ def reduction_geometry(
 
 
 def is_wide(*reached: int) -> bool:
-    """Whether one of the numbers takes more than 32 bits. Each is asked by itself: a plan for any shape holds for calls
+    """Whether one of the numbers takes more than 32 bits. Each is asked by itself: a dynamic-shape plan holds for calls
     in which the answers are the same, and need not know which number is the greatest.
     """
     return any(number > NARROW_LIMIT for number in reached)

@@ -24,7 +24,7 @@ from torch_backplane.planning import (
     pointwise,
     run_pointwise,
     run_template,
-    socket,
+    runtime,
 )
 from torch_backplane.planning.call import elementwise_result
 from torch_backplane.planning.declare import check_supported
@@ -115,7 +115,7 @@ def quotient(name: str, formula: Formula, fitting: Fitting = "computed") -> None
 
     @operator(name)
     def plan(call: Call, a: Any, b: Any, *options: Any) -> torch.Tensor:
-        socket.check_broadcast([value for value in (a, b) if isinstance(value, torch.Tensor)])
+        runtime.check_broadcast([value for value in (a, b) if isinstance(value, torch.Tensor)])
         (result,) = call.meta(call.functional)
         if result.dtype.is_complex:
             raise Refused("a quotient of complex numbers that is rounded")

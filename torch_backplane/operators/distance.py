@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from torch_backplane.planning import Call, Refused, contiguous_result, operator, run_kernel, socket
+from torch_backplane.planning import Call, Refused, contiguous_result, operator, run_kernel, runtime
 
 # For each order of the norm: the statement that adds a difference, and what the distance is in the end; the derivative
 # of a distance by a difference; and when that is zero whatever it is multiplied with.
@@ -103,7 +103,7 @@ def _cdist_backward(
     _check(grad, x1, x2, cdist)
     ranks = x1.dim(), x2.dim()
     torch._check(min(ranks) > 1, lambda: f"cdist only supports at least 2D tensors, not of {ranks} dimensions")
-    batch = socket.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
+    batch = runtime.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
     if not x1.numel() or not x2.numel():  # not expanded then
         (out,) = call.outputs(like=[torch.empty(x1.shape, dtype=x1.dtype, device="meta")])
         return out.zero_()

@@ -23,7 +23,7 @@ from torch_backplane.planning import (
     run_pointwise,
     run_reduction,
     run_template,
-    socket,
+    runtime,
 )
 
 # Every integer up to this one is a number of the dtype.
@@ -76,15 +76,15 @@ def normal_(call: Call, self: torch.Tensor, mean: float, std: float, generator: 
 def _scaled_noise(call: Call, mean: Any, std: Any, generator: Any) -> torch.Tensor:
     """mean + std * noise, each a tensor or a number."""
     shapes = [one.shape for one in (mean, std) if isinstance(one, torch.Tensor)]
-    socket.check_broadcast([one for one in (mean, std) if isinstance(one, torch.Tensor)])
+    runtime.check_broadcast([one for one in (mean, std) if isinstance(one, torch.Tensor)])
     if call.overload is not call.functional:
         # The CPU refuses it.
-        check(call.arguments[-1].shape == socket.broadcast_shapes(*shapes), "a result of another shape")
+        check(call.arguments[-1].shape == runtime.broadcast_shapes(*shapes), "a result of another shape")
     check(not (isinstance(mean, torch.Tensor) and mean.dtype == torch.bool), "means that are bool")
     asked = (mean if isinstance(mean, torch.Tensor) else std).dtype
     if asked.is_floating_point:
         # Of the means' dtype, or the deviations' where means are a number, whatever the meta function says.
-        (out,) = call.outputs(like=[torch.empty(socket.broadcast_shapes(*shapes), dtype=asked, device="meta")])
+        (out,) = call.outputs(like=[torch.empty(runtime.broadcast_shapes(*shapes), dtype=asked, device="meta")])
     else:
         (out,) = call.outputs(contiguous=True)
     check(out.is_floating_point(), "complex numbers")
@@ -164,7 +164,7 @@ def bernoulli(call: Call, self: torch.Tensor, generator: Any) -> torch.Tensor:
     """A result that is given may be of any dtype."""
     check(self.is_floating_point(), "chances that are none")
     (out,) = call.outputs(like=[torch.empty(self.shape, dtype=self.dtype, device="meta")])
-    socket.check_overlaps(call.written, [self])
+    runtime.check_overlaps(call.written, [self])
     _expect_chances(self)
     return _fill(out, fill, "bernoulli_each", chance=self.contiguous())
 

@@ -32,7 +32,7 @@ from torch_backplane.planning import (
     launch,
     operator,
     run_pointwise,
-    socket,
+    runtime,
 )
 from torch_backplane.planning.call import elementwise_result, extent
 from torch_backplane.planning.launch import generated, tracing
@@ -341,7 +341,7 @@ def check_order(lists: Sequence[Sequence[torch.Tensor]], singles: Sequence[torch
             if one.numel():
                 begin, end = extent(one)
                 found = (begin, end, position, position > 0 and at == 0, one)
-                places.setdefault(socket.storage_of(one), []).append(found)
+                places.setdefault(runtime.storage_of(one), []).append(found)
     for inhabitants in places.values():
         overlapping: list[Place] = []  # those that go on behind where the next begins
         for begin, end, position, written, one in sorted(inhabitants, key=itemgetter(0)):

@@ -20,7 +20,7 @@ from torch_backplane.planning import (
     error_words,
     run_pointwise,
     run_template,
-    socket,
+    runtime,
 )
 
 
@@ -110,7 +110,7 @@ def run_write(
     wide = value_dtype(self.dtype) if meet and several else self.dtype
     to = self
     if wide != self.dtype:
-        to = socket.empty_strided(self.shape, self.stride(), wide, self.device).copy_(self)
+        to = runtime.empty_strided(self.shape, self.stride(), wide, self.device).copy_(self)
     run_template(
         write,
         self.device,

@@ -33,7 +33,7 @@ from torch_backplane.planning import (
     run_pointwise,
     run_reduction,
     run_template,
-    socket,
+    runtime,
     workspace,
 )
 from torch_backplane.planning.call import elementwise_result
@@ -99,7 +99,7 @@ def addbmm(
 ) -> torch.Tensor:
     """One product of the batches side by side, which sums over them."""
     (out,) = call.outputs()
-    socket.check_overlaps(call.written, [self])
+    runtime.check_overlaps(call.written, [self])
     if on_host(out) and self.dtype == batch1.dtype == batch2.dtype == out.dtype and out.numel():
         call_on_cpu(aten.addbmm.out, self, batch1, batch2, beta=beta, alpha=alpha, out=out)
         return out

@@ -25,7 +25,7 @@ from torch_backplane.planning import (
     operator,
     run_pointwise,
     run_reduction,
-    socket,
+    runtime,
 )
 from torch_backplane.planning.call import elementwise_result
 from torch_backplane.planning.geometry import check_shape
@@ -293,7 +293,7 @@ def soft_margin_loss(call: Call, self: torch.Tensor, target: torch.Tensor, reduc
 def soft_margin_loss_backward(
     call: Call, grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int
 ) -> torch.Tensor:
-    check_shape(socket.broadcast_shapes(self.shape, target.shape), [grad_output])
+    check_shape(runtime.broadcast_shapes(self.shape, target.shape), [grad_output])
     _of_selfs_dtype(call, grad_output, self, target)
 
     def slope(a: Expression, b: Expression) -> Expression:

@@ -30,8 +30,8 @@ from torch_backplane.planning import (
     plan_pointwise,
     run_pointwise,
     run_template,
+    runtime,
     same_storage,
-    socket,
 )
 from torch_backplane.planning.call import as_meta, shares_memory
 
@@ -55,9 +55,9 @@ def masked_select(call: Call, self: torch.Tensor, mask: torch.Tensor) -> torch.T
     if mask.dtype != torch.bool:
         raise Refused("a mask that is not of bools")
     check_same_dtype(call, self.dtype)
-    socket.check_broadcast([mask, self])
+    runtime.check_broadcast([mask, self])
     call.check_apart()
-    shape = socket.broadcast_shapes(self.shape, mask.shape)
+    shape = runtime.broadcast_shapes(self.shape, mask.shape)
     return select(call, self.expand(shape), mask.expand(shape))
 
 
@@ -87,7 +87,7 @@ def masked_scatter_(call: Call, self: torch.Tensor, mask: torch.Tensor, source: 
         raise Refused("a mask that is not of bools, or two dtypes")
     if not expands(mask.shape, self.shape):
         raise Refused("a mask that does not broadcast to the tensor")
-    socket.check_overlaps([self], [])
+    runtime.check_overlaps([self], [])
     if self.numel() == 0:
         return self
     selection = Selection(mask.expand(self.shape))
@@ -148,12 +148,12 @@ def masked_fill(call: Call, self: torch.Tensor, mask: torch.Tensor, value: Any) 
 def check_masked_fill(call: Call, self: torch.Tensor, mask: torch.Tensor, value: Any) -> None:
     """Raises PyTorch's errors, in the order and the words of its CPU kernels."""
     if not call.is_in_place:
-        socket.check_broadcast([mask, self])
+        runtime.check_broadcast([mask, self])
     dims = value.dim() if isinstance(value, torch.Tensor) else 0
     if dims > 0 or mask.dtype != torch.bool:
         nothing = torch.empty(0)
         nothing.masked_fill_(torch.empty(0, dtype=mask.dtype), torch.empty([1] * dims))
-    socket.check_broadcast([self, mask])
+    runtime.check_broadcast([self, mask])
 
 
 # Masks as indices

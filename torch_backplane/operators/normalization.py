@@ -13,7 +13,7 @@ from torch_backplane.kernels import Expression
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import part_dtype, value_dtype
 from torch_backplane.kernels.templates.norms import Sets, norm, norm_backward, weight_grads
-from torch_backplane.operators import divided_rows
+from torch_backplane.operators import split_rows
 from torch_backplane.operators.linear_algebra import NORMS
 from torch_backplane.operators.reduce_ops import spread
 from torch_backplane.planning import (
@@ -57,8 +57,8 @@ def run_norm(
     means, deviations = (one if one is None or one.is_contiguous() else new_contiguous(one) for one in (mean, rstd))
     name = f"{sets.norm}_norm"
     options |= {"mean": means, "rstd": deviations}
-    if divided_rows.divides_sets(out.device, sets):
-        divided_rows.norm(sets, written, self, *arguments, **options)
+    if split_rows.divides_sets(out.device, sets):
+        split_rows.norm(sets, written, self, *arguments, **options)
     else:
         run_template(norm, out.device, sets, written, self, *arguments, name=name, **options)
     for given, result in ((out, written), (mean, means), (rstd, deviations)):
@@ -86,28 +86,28 @@ def run_norm_backward(
     grad, self = grad.contiguous(), self.contiguous()
     mean, rstd, weight = dense(mean), rstd.contiguous(), dense(weight)
     name, of_weights = f"{sets.norm}_norm_backward", weight_grad is not None or bias_grad is not None
-    divides_weights = of_weights and divided_rows.divides_weights(self.device, sets, value_dtype(grad.dtype))
+    divides_weights = of_weights and split_rows.divides_weights(self.device, sets, value_dtype(grad.dtype))
     if out is not None:
         with contiguous_result(out) as result:
             arguments = (sets, result, grad, self, weight, mean, rstd)
-            if not divided_rows.divides_sets(self.device, sets):
+            if not split_rows.divides_sets(self.device, sets):
                 run_template(norm_backward, self.device, *arguments, name=name)
             elif sets.norm == "layer":
-                divided_rows.norm_backward(*arguments)
+                split_rows.norm_backward(*arguments)
             else:
                 assert mean is not None
                 both = (weight_grad, bias_grad)
-                divided_rows.group_norm_backward(sets, result, *both, grad, self, weight, mean, rstd)
+                split_rows.group_norm_backward(sets, result, *both, grad, self, weight, mean, rstd)
                 return
     if not of_weights:
         return
     if not divides_weights:
         run_template(weight_grads, self.device, sets, weight_grad, bias_grad, grad, self, mean, rstd, name=name)
     elif sets.norm == "layer":
-        divided_rows.layer_weight_grads(sets, weight_grad, bias_grad, grad, self, mean, rstd)
+        split_rows.layer_weight_grads(sets, weight_grad, bias_grad, grad, self, mean, rstd)
     else:
         assert mean is not None
-        divided_rows.group_norm_backward(sets, None, weight_grad, bias_grad, grad, self, weight, mean, rstd)
+        split_rows.group_norm_backward(sets, None, weight_grad, bias_grad, grad, self, weight, mean, rstd)
 
 
 def check_channels(channels: int, **tensors: Optional) -> None:
@@ -341,8 +341,8 @@ def native_batch_norm_backward(
     options = {**grads, "training": train, "variance": not train, "eps": eps}
     with contiguous_result(out) as result:
         given = (grad.contiguous(), self.contiguous(), dense(weight), mean.contiguous(), rstd.contiguous())
-        if divided_rows.divides_sets(self.device, sets):
-            divided_rows.norm_backward(sets, result, *given, **options)
+        if split_rows.divides_sets(self.device, sets):
+            split_rows.norm_backward(sets, result, *given, **options)
         else:
             run_template(norm_backward, self.device, sets, result, *given, name="batch_norm_backward", **options)
     return results

@@ -25,8 +25,8 @@ from torch_backplane.planning import (
     run_pointwise,
     run_reduction,
     run_template,
+    runtime,
     same_storage,
-    socket,
 )
 from torch_backplane.planning.launch import traced
 
@@ -452,14 +452,14 @@ def _accumulate(out: torch.Tensor, self: torch.Tensor, dim: int, name: str) -> t
 @operator("cumsum", dtypes="complex")
 def cumsum(call: Call, self: torch.Tensor, dim: int, dtype: torch.dtype | None) -> torch.Tensor:
     (out,) = call.outputs()
-    socket.check_overlaps(call.written, [self])
+    runtime.check_overlaps(call.written, [self])
     return _accumulate(out, self, dim, "cumsum")
 
 
 @operator("cumprod", dtypes="complex")
 def cumprod(call: Call, self: torch.Tensor, dim: int, dtype: torch.dtype | None) -> torch.Tensor:
     (out,) = call.outputs()
-    socket.check_overlaps(call.written, [self])
+    runtime.check_overlaps(call.written, [self])
     return _accumulate(out, self, dim, "cumprod")
 
 
@@ -470,7 +470,7 @@ def logcumsumexp(call: Call, self: torch.Tensor, dim: int) -> torch.Tensor:
     # PyTorch has no meta kernel for it; cumsum has the same result and the same errors.
     like = torch.empty(self.shape, dtype=self.dtype, device="meta").cumsum(dim)
     (out,) = call.outputs(like=[like])
-    socket.check_overlaps(call.written, [self])
+    runtime.check_overlaps(call.written, [self])
     return _accumulate(out, self, dim, "logcumsumexp")
 
 

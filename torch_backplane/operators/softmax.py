@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from torch_backplane.kernels.templates.softmax import softmax, softmax_backward
-from torch_backplane.operators import divided_rows
+from torch_backplane.operators import split_rows
 from torch_backplane.planning import Call, Refused, contiguous_result, operator, run_template
 
 
@@ -17,8 +17,8 @@ def _forward(call: Call, self: torch.Tensor, dim: int, half_to_float: bool, log:
     (out,) = call.outputs()
     if out.numel():
         with contiguous_result(out) as result:
-            if divided_rows.divides_softmax(result, dim):
-                divided_rows.softmax(result, self.contiguous(), dim, log)
+            if split_rows.divides_softmax(result, dim):
+                split_rows.softmax(result, self.contiguous(), dim, log)
             else:
                 run_template(softmax, out.device, result, self.contiguous(), dim, log, name="softmax")
     return out
@@ -47,8 +47,8 @@ def _backward(call: Call, grad: torch.Tensor, output: torch.Tensor, dim: int, lo
     if out.numel():
         with contiguous_result(out) as result:
             arguments = (result, grad.contiguous(), output.contiguous(), dim, log)
-            if divided_rows.divides_softmax(result, dim):
-                divided_rows.softmax_backward(*arguments)
+            if split_rows.divides_softmax(result, dim):
+                split_rows.softmax_backward(*arguments)
             else:
                 run_template(softmax_backward, out.device, *arguments, name="softmax_backward")
     return out

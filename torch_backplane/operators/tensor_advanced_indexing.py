@@ -43,8 +43,8 @@ from torch_backplane.planning import (
     check_same_dtype,
     each_once,
     operator,
+    runtime,
     same_storage,
-    socket,
 )
 from torch_backplane.planning.call import as_meta
 
@@ -121,7 +121,7 @@ def index_add(
     # Without alpha: the meta kernel refuses fractions, which PyTorch's kernels take to be integers.
     call.outputs(like=[torch.ops.aten.index_add.default(as_meta(self), dim, as_meta(index), as_meta(source))])
     if self.dim() == 1 and index.numel() == 0 and isinstance(alpha, Number):
-        socket.check_number(alpha.fitting(self.dtype))  # which PyTorch asks of no elements, but not of no slices
+        runtime.check_number(alpha.fitting(self.dtype))  # which PyTorch asks of no elements, but not of no slices
     return _write_slices("index_add", call, self, dim, index, source, combine="add", alpha=alpha)
 
 
@@ -164,7 +164,7 @@ def index_fill(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, va
     if isinstance(value, Number) and not of_tensor:
         check_number(value, self.dtype)
         if not self.numel() or not index.numel():
-            socket.check_number(value.fitting(self.dtype))
+            runtime.check_number(value.fitting(self.dtype))
     expanded = call.is_in_place and each_once(self) is not self
     if expanded:
         warn_of_expanded("index_fill_")
@@ -198,7 +198,7 @@ def _advanced(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> tup
         raise IndexError(f"too many indices for tensor of dimension {self.dim()} (got {len(indices)})")
     shapes = [index.shape for index in given.values()]
     try:
-        common = socket.broadcast_shapes(*shapes)
+        common = runtime.broadcast_shapes(*shapes)
     except RuntimeError:
         listed = ", ".join(str(list(shape)) for shape in shapes)
         raise IndexError(

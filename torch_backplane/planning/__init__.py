@@ -5,7 +5,6 @@ Imported once a device that runs kernels is found; `torch_backplane.operators` h
 
 from torch_backplane import _C
 from torch_backplane._C import Number, Refused, RunOnCPU
-from torch_backplane.libraries import divided, workspace
 from torch_backplane.planning.call import Call, check, check_apart, check_same_dtype, same_storage
 from torch_backplane.planning.candidates import Candidate, Candidates
 from torch_backplane.planning.declare import operator, part
@@ -25,6 +24,7 @@ from torch_backplane.planning.queue_functions import QueueFunction, product_libr
 from torch_backplane.planning.reduce import run_reduction
 from torch_backplane.planning.template import contiguous_result, error_words, expect_values, run_kernel, run_template
 from torch_backplane.planning.tracing import trace
+from torch_backplane.preferences import divided, workspace
 
 __all__ = [
     "Call",

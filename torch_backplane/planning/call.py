@@ -10,7 +10,7 @@ import torch
 from torch._ops import OpOverload
 
 from torch_backplane import _C
-from torch_backplane.planning import metas, socket, tracing
+from torch_backplane.planning import runtime, shape_rules, tracing
 from torch_backplane.planning import strides as layouts
 from torch_backplane.planning.symbols import Untraceable
 
@@ -64,7 +64,7 @@ class Form:
         self.argument_names = [one.name for one in functional._schema.arguments]
         self.has_structured_meta: bool = _C.has_structured_meta(self.name)
         self.is_functional = overload is functional
-        self.rule, self.functional_rule = (metas.rule_of(one, functional) for one in (overload, functional))
+        self.rule, self.functional_rule = (shape_rules.rule_of(one, functional) for one in (overload, functional))
         arguments = list(enumerate(schema.arguments))
         self.outs = [position for position, one in arguments if one.is_out]
         self.inputs = [position for position, one in arguments if not one.is_out]
@@ -170,10 +170,10 @@ class Call:
             if own and self.form.has_structured_meta:
                 self._check_memory(tracer)
             ask = partial(self._meta_of, overload)
-            return metas.results(tracer, overload, self.functional, as_meta(values), ask)
+            return shape_rules.results(tracer, overload, self.functional, as_meta(values), ask)
         if self._is_structured(overload) or not (own or overload is self.functional):
             return self._meta_of(overload, _C.as_metas(values))
-        return metas.recalled(self.form, own, values, lambda: self._meta_of(overload, _C.as_metas(values)))
+        return shape_rules.recalled(self.form, own, values, lambda: self._meta_of(overload, _C.as_metas(values)))
 
     def _check_memory(self, tracer: tracing.Tracer) -> None:
         """Leaves whatever PyTorch's meta kernel looks for in the memory that is written."""
@@ -265,12 +265,12 @@ class Call:
                         if any(given is value for value in flatten(self.inputs)):
                             _refuse_to_resize(given, result, elementwise)
                         if elementwise and not expanded:
-                            socket.check_overlaps([given], [])
-                        socket.not_replayable("it resizes a tensor that it was given")
+                            runtime.check_overlaps([given], [])
+                        runtime.not_replayable("it resizes a tensor that it was given")
                         given.resize_(result.shape)
                         given.as_strided_(result.shape, result.stride())
                 if not expanded:
-                    socket.check_overlaps(written, [])
+                    runtime.check_overlaps(written, [])
                 self._outputs = self._with_stand_ins(written, like, elementwise)
             else:
                 self._outputs = new_like(made, self.device)
@@ -313,7 +313,7 @@ class Call:
         """Raises PyTorch's error where a tensor that is written has several elements in one place, which an operator
         that is elementwise in PyTorch looks at before it resizes one. `outputs(elementwise=True)` does so itself.
         """
-        socket.check_overlaps(self.written, [])
+        runtime.check_overlaps(self.written, [])
 
     def check_apart(self) -> None:
         """Raises PyTorch's error where an `out=` shares memory with an input, or one of its elements with another one.
@@ -349,15 +349,15 @@ def check_apart(out: torch.Tensor, inputs: Iterable[Any]) -> None:
     For operators that read inputs elsewhere than they write; `run_pointwise` checks for itself.
     """
     tensors = [tensor for tensor in tensors_of(inputs) if tensor.device == out.device]
-    socket.check_overlaps([out], tensors)
+    runtime.check_overlaps([out], tensors)
     for tensor in tensors:
-        if tensor is out or (out.numel() and tensor.numel() and socket.same_start(out, tensor)):
+        if tensor is out or (out.numel() and tensor.numel() and runtime.same_start(out, tensor)):
             raise RuntimeError(_OVERLAP)
 
 
 def same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether they are views of one storage."""
-    return socket.storage_of(one) == socket.storage_of(other)
+    return runtime.storage_of(one) == runtime.storage_of(other)
 
 
 def has_empty(values: Iterable[Any]) -> bool:
@@ -392,7 +392,7 @@ def new_like(metas: Sequence[Any], device: torch.device) -> list[Any]:
     if tracing.current() is None:
         return _C.new_like(metas, device.index)
     return [
-        None if one is None else socket.empty_strided(one.shape, one.stride(), one.dtype, device)
+        None if one is None else runtime.empty_strided(one.shape, one.stride(), one.dtype, device)
         for one in metas
     ]
 
@@ -401,15 +401,15 @@ def elementwise_result(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> t
     """A meta tensor of the shape that `tensors` are broadcast to, with the strides that TensorIterator gives it."""
     if tracing.current() is None and tensors:
         return _C.elementwise_result(tensors, dtype)
-    shape = socket.broadcast_shapes(*(tensor.shape for tensor in tensors))
+    shape = runtime.broadcast_shapes(*(tensor.shape for tensor in tensors))
     strides = layouts.iterator(shape, [(tensor.shape, tensor.stride()) for tensor in tensors])
-    return socket.empty_strided(shape, strides, dtype, "meta")
+    return runtime.empty_strided(shape, strides, dtype, "meta")
 
 
 def as_meta(value: Any) -> Any:
     """An argument as the meta kernels take it."""
     if isinstance(value, torch.Tensor):
-        return socket.empty_strided(value.shape, value.stride(), value.dtype, "meta")
+        return runtime.empty_strided(value.shape, value.stride(), value.dtype, "meta")
     if isinstance(value, _C.Number):
         return example(value)
     if isinstance(value, (list, tuple)):

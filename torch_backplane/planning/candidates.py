@@ -1,8 +1,8 @@
 """Heavy operators have several implementations, by their libraries: kernels that are generated, the host's, others'.
 
 Of those that take a call, and have room, the one that is expected to be the quickest has it, but for a library that the
-user prefers, which comes first (`torch_backplane.libraries`), or the one that was the quickest when a call like it was
-tuned (`torch_backplane.tuning`).
+user prefers, which comes first (`torch_backplane.preferences`), or the one that was the quickest when a call like it
+was tuned (`torch_backplane.tuning`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 
 from torch_backplane import _C, tuning
-from torch_backplane.libraries import DEFAULT, LIBRARIES, count_without_room, preferred, workspace
 from torch_backplane.planning.launch import dialect_of
+from torch_backplane.preferences import DEFAULT, LIBRARIES, count_without_room, preferred, workspace
 
 
 class Candidate(NamedTuple):
@@ -27,7 +27,7 @@ class Candidate(NamedTuple):
             family describes its calls by. It may look at dtypes, devices and numbers of dimensions.
         forms: ways of it other than the usual one, which only calls that are tuned are computed by; called likewise.
         cost: about how many picoseconds a call takes, to be compared with the others of its family, in whole numbers;
-            called likewise. It may look at sizes, too: plans for any shape are made on either side of where the order
+            called likewise. It may look at sizes, too: dynamic-shape plans are made on either side of where the order
             changes. None where nobody has measured it: it comes after all that were measured.
         workspace: how many bytes it cannot do without, beside operands and results; called with one of its forms, ""
             for the usual one, and likewise.
@@ -57,7 +57,7 @@ class Candidates:
     def choose(self, first: torch.Tensor, *described: Any, problem: Callable[[], tuning.Problem] | None = None) -> str:
         """The library that computes a call, with its form where that is not the usual one: "generated/tile=32".
 
-        A candidate whose workspace is more than `libraries.workspace()` is left out, unless there is no other one.
+        A candidate whose workspace is more than `preferences.workspace()` is left out, unless there is no other one.
 
         Args:
             first, described: what candidates are asked with; first is on the call's device.

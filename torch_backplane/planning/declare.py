@@ -25,7 +25,7 @@ _parts = torch.library.Library("backplane", "FRAGMENT")  # kept: operators are d
 
 # Every planner that was declared, by the operator's full name, for the tools.
 declared: dict[str, Planner] = {}
-# What the socket calls for them.
+# What the runtime calls for them.
 planned: dict[str, Callable[..., Any]] = {}
 # For each of them the arguments whose numbers are passed through: plans hold for any value.
 passed: dict[str, list[str]] = {}
@@ -54,7 +54,7 @@ def operator(
         passed_through: arguments of type int or float whose values only become kernel arguments: they arrive as
             `Number`s, and another value is no new plan. Those of type Scalar are treated so anyway.
         by_value: arguments of type Scalar that the planner needs to see.
-        sizes: likewise, where it computes sizes of them: a plan for any shape serves other integers, too.
+        sizes: likewise, where it computes sizes of them: a dynamic-shape plan serves other integers, too.
         static: the values of numbers for which there are kernels of their own, such as exponents that have a formula
             (`{"exponent": (0.5, 2)}`), by the numbers' names. Any other number is an argument of the kernel, whether
             the planner sees it or not: another value is no kernel to build.

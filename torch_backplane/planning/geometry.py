@@ -1,4 +1,4 @@
-"""What a launch's operands look like, asked of the socket, or, of symbols, of `kernels.layouts`: both say the same."""
+"""What a launch's operands look like, asked of the runtime, or, of symbols, of `kernels.layouts`: both say the same."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.layouts import Geometry, Layout, ReductionGeometry
 from torch_backplane.kernels.layouts import reduction_geometry as of_strides
 from torch_backplane.kernels.pointwise import index_strides
-from torch_backplane.planning import socket
+from torch_backplane.planning import runtime
 from torch_backplane.planning.tracing import current
 
 
@@ -30,7 +30,7 @@ def check_operands(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tenso
     check_shape(shape, inputs)
     if outputs[0].numel() == 0:
         return False
-    socket.check_overlaps(outputs, inputs)
+    runtime.check_overlaps(outputs, inputs)
     return True
 
 
@@ -38,8 +38,8 @@ def check_shape(shape: torch.Size, inputs: Sequence[torch.Tensor]) -> None:
     """Raises PyTorch's error where `inputs` do not broadcast to `shape`, which would be read beyond their ends."""
     if all(tensor.shape == shape for tensor in inputs):
         return
-    socket.check_broadcast([torch.empty(shape, device="meta"), *inputs])
-    broadcast = socket.broadcast_shapes(shape, *(tensor.shape for tensor in inputs))
+    runtime.check_broadcast([torch.empty(shape, device="meta"), *inputs])
+    broadcast = runtime.broadcast_shapes(shape, *(tensor.shape for tensor in inputs))
     if broadcast != shape:
         raise RuntimeError(f"output with shape {list(shape)} doesn't match the broadcast shape {list(broadcast)}")
 
@@ -87,7 +87,7 @@ def pointwise_geometry_of_symbols(
     else:
         strides = [broadcast_strides(tensor, shape) for tensor in operands]
         strides += [index_strides(dim, shape) for dim in positions]
-    aligned = all(socket.is_aligned(tensor, min(16, width * tensor.itemsize)) for tensor in operands)
+    aligned = all(runtime.is_aligned(tensor, min(16, width * tensor.itemsize)) for tensor in operands)
     limits, streaming = dialect.target.row_limits, _past_caches(dialect, outputs, inputs)
     staged = [*[0] * len(outputs), *(tensor.itemsize for tensor in inputs), *[0] * len(positions)]
     where = geometry(
@@ -118,7 +118,7 @@ def _past_caches(dialect: Dialect, outputs: Sequence[torch.Tensor], inputs: Sequ
     if least is None or sum(output.numel() * output.itemsize for output in outputs) < least:
         return False
     return all(
-        socket.is_aligned(output, 16) and not any(socket.same_start(output, tensor) for tensor in inputs)
+        runtime.is_aligned(output, 16) and not any(runtime.same_start(output, tensor) for tensor in inputs)
         for output in outputs
     )
 

@@ -12,7 +12,7 @@ import torch
 from torch._ops import OpOverload
 
 from torch_backplane import _C
-from torch_backplane.planning import socket
+from torch_backplane.planning import runtime
 from torch_backplane.planning.queue_functions import address_of
 
 
@@ -49,7 +49,7 @@ def call_on_cpu(overload: OpOverload, *arguments: Any, **named: Any) -> None:
             raise TypeError(f"{overload} needs the argument {argument.name!r}")
     if given or named:
         raise TypeError(f"{overload} takes no {', '.join(named) or f'{len(given)} more positional arguments'}")
-    socket.call_on_cpu(schema.name + (f".{schema.overload_name}" if schema.overload_name else ""), values)
+    runtime.call_on_cpu(schema.name + (f".{schema.overload_name}" if schema.overload_name else ""), values)
 
 
 class LibraryFunction:
@@ -82,7 +82,7 @@ class LibraryFunction:
             ValueError: another number of arguments, or tensors of several devices.
             RuntimeError: the host does not see the memory of the device.
         """
-        socket.call_library(self._function, arguments)
+        runtime.call_library(self._function, arguments)
 
 
 def _parameter(name: str, described: Any) -> tuple[str, torch.dtype | None]:

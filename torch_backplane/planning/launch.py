@@ -11,7 +11,7 @@ import torch
 
 from torch_backplane import _C, drivers
 from torch_backplane.kernels import DIALECTS, Dialect, Kernel, Target
-from torch_backplane.planning import socket
+from torch_backplane.planning import runtime
 from torch_backplane.planning.recent import Recent
 
 Made = TypeVar("Made")
@@ -45,12 +45,12 @@ def generated(key: Hashable, generate: Callable[[], Made]) -> Made:
     """The kernel, and what belongs to it, that `generate()` makes: once for each key, as long as it is among those that
     were used last.
     """
-    return _generated.get(socket.settled(key), generate)
+    return _generated.get(runtime.settled(key), generate)
 
 
 def traced(key: Hashable, trace: Callable[[], Made]) -> Made:
     """The same of traced formulas, as programs or text."""
-    return _traced.get(socket.settled(key), trace)
+    return _traced.get(runtime.settled(key), trace)
 
 
 class tracing:
@@ -109,9 +109,9 @@ def launch(
     if 0 in rounded:
         return
     built = compiled(index, kernel, name)
-    socket.launch(built, [*tensors, *numbers], rounded, group)
+    runtime.launch(built, [*tensors, *numbers], rounded, group)
 
 
 def random_numbers(count: int) -> tuple[_C.Number, _C.Number]:
     """(seed, offset) of the next `count` 32-bit random numbers per element of the call's generator; both int64."""
-    return socket.take_random(count)
+    return runtime.take_random(count)

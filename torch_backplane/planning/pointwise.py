@@ -17,7 +17,7 @@ from torch_backplane.kernels.dtypes import part_dtype, value_dtype
 from torch_backplane.kernels.expression import Formula, Program, constant
 from torch_backplane.kernels.layouts import Layout, tiles
 from torch_backplane.kernels.pointwise import pointwise_program
-from torch_backplane.planning import socket
+from torch_backplane.planning import runtime
 from torch_backplane.planning.call import OF_ONE_DTYPE, Call, shares_memory
 from torch_backplane.planning.declare import Dtypes, Static, check_supported, operator
 from torch_backplane.planning.geometry import check_operands, pointwise_geometry
@@ -96,15 +96,15 @@ def plan_pointwise(
         call.meta()  # has PyTorch's errors, and which comes first
     else:
         # In PyTorch's words: some of its meta kernels have others.
-        socket.check_broadcast([value for value in values if isinstance(value, torch.Tensor)])
+        runtime.check_broadcast([value for value in values if isinstance(value, torch.Tensor)])
         if not idempotent:
-            socket.check_overlaps(call.written, [])  # before they are resized
+            runtime.check_overlaps(call.written, [])  # before they are resized
     check_cast(call)
     outputs = call.outputs(elementwise=True, expanded=idempotent)
     if idempotent and call.is_in_place:
         (given,) = outputs
         if any(isinstance(value, torch.Tensor) and value is not given for value in values):
-            socket.check_overlaps([given], [])  # PyTorch copies then
+            runtime.check_overlaps([given], [])  # PyTorch copies then
         values = [
             each_once(value) if value is given
             else value.clone() if isinstance(value, torch.Tensor) and shares_memory(given, [value])
@@ -388,7 +388,7 @@ def _run(
     if not has_elements:
         for number in numbers:
             if isinstance(number, _C.Number):
-                socket.check_number(number)
+                runtime.check_number(number)
         return
     _, _, _, inner, _, tile = layout
     group: tuple[int, ...] | None = None
@@ -434,7 +434,7 @@ def check_number(number: Any, dtype: torch.dtype) -> None:
 def check_fits(dtype: torch.dtype, *numbers: complex) -> None:
     """Leaves to the CPU, for PyTorch's error, numbers taken by value that PyTorch refuses to make `dtype`."""
     for number in numbers:
-        if not socket.fits(number, dtype):
+        if not runtime.fits(number, dtype):
             raise _C.Refused(f"{number} as {dtype}".replace("torch.", ""))
 
 

@@ -16,7 +16,7 @@ import torch
 
 from torch_backplane import _C, drivers
 from torch_backplane.drivers import ProductLibrary, TransformLibrary
-from torch_backplane.planning import socket
+from torch_backplane.planning import runtime
 
 ROLES = ("input", "output")
 
@@ -76,7 +76,7 @@ class QueueFunction:
             torch.AcceleratorError: the function has answered with a status other than 0; where a kernel is being built
                 that has to run before, the stream's next synchronization raises this.
         """
-        socket.call_on_queue(self._function, arguments)
+        runtime.call_on_queue(self._function, arguments)
 
 
 def address_of(name: str, function: Any) -> int:

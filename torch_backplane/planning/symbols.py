@@ -19,7 +19,7 @@ SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class Untraceable(Exception):
-    """What a planner did that a plan for any shape cannot repeat."""
+    """What a planner did that a dynamic-shape plan cannot repeat."""
 
 
 class Tape:

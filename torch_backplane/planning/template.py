@@ -13,7 +13,7 @@ from torch_backplane import _C
 from torch_backplane.kernels.templates import errors
 from torch_backplane.kernels.templates.source import Launch, make_launch
 from torch_backplane.kernels.templates.values import Check, check_values
-from torch_backplane.planning import socket
+from torch_backplane.planning import runtime
 from torch_backplane.planning.launch import dialect_of, launch
 
 _words: dict[int, torch.Tensor] = {}
@@ -86,13 +86,13 @@ def error_words(device: torch.device) -> torch.Tensor:
             thread = threading.Thread(target=_make_words, args=(device,))
             thread.start()
             thread.join()
-    socket.keep_in_plan(_words[device.index])
+    runtime.keep_in_plan(_words[device.index])
     return _words[device.index]
 
 
 def _make_words(device: torch.device) -> None:
     words = torch.zeros(errors.WORDS, dtype=torch.int32).to(device)  # waits for this thread's stream, and for no other
-    _C.watch_error_words(words, errors.error)  # the socket throws what they say at the next synchronization
+    _C.watch_error_words(words, errors.error)  # the runtime throws what they say at the next synchronization
     _words[device.index] = words
 
 

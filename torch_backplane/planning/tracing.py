@@ -1,4 +1,4 @@
-"""Planners, traced: run once on tensors whose sizes are symbols, they write a plan for any shape.
+"""Planners, traced: run once on tensors whose sizes are symbols, they write a dynamic-shape plan.
 
 A planner is ordinary Python and does not know which of the two it is given. What it does with tensors is answered here:
 views and new tensors by the table in `views`, other operators by their planners, PyTorch's meta kernels by `metas`, the
@@ -184,7 +184,7 @@ class Tracer(TorchDispatchMode):
         if self.is_writing:
             self.builder.free(index)
 
-    # What planners ask of memory (`socket` has the contracts)
+    # What planners ask of memory (`runtime` has the contracts)
 
     def storage_of(self, tensor: Any) -> Any:
         return tensor.memory
@@ -284,14 +284,14 @@ class Tracer(TorchDispatchMode):
             return self._planned(overload, args, kwargs)
 
     def _meta(self, overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        from torch_backplane.planning import metas
+        from torch_backplane.planning import shape_rules
 
         def ask(given: Sequence[Any]) -> tuple[Any, ...]:
-            positional, named = metas.by_name(overload, given)
+            positional, named = shape_rules.by_name(overload, given)
             returned = overload(*positional, **named)
             return tuple(returned) if isinstance(returned, (tuple, list)) else (returned,)
 
-        found = metas.results(self, overload, overload, _in_order(overload, args, kwargs), ask)
+        found = shape_rules.results(self, overload, overload, _in_order(overload, args, kwargs), ask)
         return found[0] if len(overload._schema.returns) == 1 and len(found) == 1 else found
 
     def _planned(self, overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

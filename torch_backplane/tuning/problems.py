@@ -40,7 +40,7 @@ class Problem(NamedTuple):
     @classmethod
     def of(cls, operator: str, dtype: torch.dtype, **given: Any) -> Problem:
         """Of tensors, integers, bools, lists of integers, None. Symbols are taken for the integers that they are in
-        this call, by which plans for any shape are for these alone.
+        this call, by which dynamic-shape plans are for these alone.
         """
         parameters = " ".join(f"{name}={_written(value)}" for name, value in given.items())
         return cls(operator, str(dtype).removeprefix("torch."), parameters)

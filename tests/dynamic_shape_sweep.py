@@ -2,12 +2,12 @@
 
 Every example is called as it is and in variants: all its sizes grown alike, one size 0, 1 or another, other layouts and
 places, other integers where the arguments have sizes, in place and with `out=`. So classes of calls meet many shapes
-and get plans for any shape, and TORCH_BACKPLANE_PLANS=check says where such a plan is not what its planner does, or
+and get dynamic-shape plans, and TORCH_BACKPLANE_PLANS=check says where such a plan is not what its planner does, or
 serves what its planner refuses. Whether results are right is not asked here.
 
-    python tests/any_shape_sweep.py --match '^(add|sum)$' --dtypes float32,int64
+    python tests/dynamic_shape_sweep.py --match '^(add|sum)$' --dtypes float32,int64
 
-ends with status 1 if there are findings, and tells which classes have no plan for any shape, and why.
+ends with status 1 if there are findings, and tells which classes have no dynamic-shape plan, and why.
 """
 
 from __future__ import annotations
@@ -271,14 +271,14 @@ def main() -> int:
 
 def _tell_coverage() -> None:
     counts = _C.plan_counts()
-    classes, served = (sum(one[count] for one in counts.values()) for count in ("classes", "any_shape_classes"))
+    classes, served = (sum(one[count] for one in counts.values()) for count in ("classes", "dynamic_shape_classes"))
     reasons: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for name, one in counts.items():
         for reason in one["reasons_for_exact"]:
             reasons[re.sub(r"[\[(].*", "", reason)[:120]][name] += 1
     for reason, names in sorted(reasons.items(), key=lambda pair: -pair[1].total()):
         print(f"{names.total():5} {reason}: {', '.join(name for name, _ in names.most_common(6))}")
-    print(f"{served} of {classes} classes that met a second shape have a plan for any shape")
+    print(f"{served} of {classes} classes that met a second shape have a dynamic-shape plan")
 
 
 if __name__ == "__main__":

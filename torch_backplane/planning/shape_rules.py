@@ -1,6 +1,6 @@
 """The shapes of results: what PyTorch's meta kernels compute in C++, and many of them in Python.
 
-In symbols (`results`), for plans of any shape: each answer is held against the meta kernel's own for this call. What a
+In symbols (`results`), for dynamic-shape plans: each answer is held against the meta kernel's own for this call. What a
 meta kernel refuses must be a guard here, too: a plan serves calls that were never shown to the meta kernel.
 
 In numbers (`recalled`), where the meta kernel is a function in Python, which takes longer than all else that planners
@@ -89,7 +89,7 @@ def recalled(
     """Meta tensors, one for each result, as `ask` has them of PyTorch's meta kernel.
 
     That is asked of one call of each kind: all is the same but sizes and strides, which the operator's rule knows.
-    Plans for any shape rely on the same rules, and leave the meta kernel out likewise.
+    Dynamic-shape plans rely on the same rules, and leave the meta kernel out likewise.
 
     Args:
         form: a call's.

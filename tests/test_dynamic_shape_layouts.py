@@ -1,4 +1,4 @@
-"""Sizes and strides of plans for any shape, against PyTorch's own: of integers, and of symbols at sizes that they
+"""Sizes and strides of dynamic-shape plans, against PyTorch's own: of integers, and of symbols at sizes that they
 were not made of.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from test_any_shape_tape import Instructions
+from test_dynamic_shape_tape import Instructions
 
 from torch_backplane import _C
 from torch_backplane.planning import strides, views

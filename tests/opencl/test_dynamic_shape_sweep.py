@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import any_shape_sweep
+import dynamic_shape_sweep
 import pytest
 import torch
 
@@ -22,8 +22,8 @@ OTHER_DTYPES = [
 
 
 def check(name: str, dtype: torch.dtype) -> None:
-    (info,) = (info for info, _ in any_shape_sweep.entries(f"^{name}$", []))
-    found = any_shape_sweep.findings(info, dtype, samples=4, seconds=1.0)
+    (info,) = (info for info, _ in dynamic_shape_sweep.entries(f"^{name}$", []))
+    found = dynamic_shape_sweep.findings(info, dtype, samples=4, seconds=1.0)
     assert not found, "\n\n".join(one.text for one in found)
 
 

@@ -1,4 +1,4 @@
-"""Which classes of calls have a plan for any shape: of operators that do not have one easily, and of small models that
+"""Which classes of calls have a dynamic-shape plan: of operators that do not have one easily, and of small models that
 are trained and used.
 """
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 from agreement import DEVICE, plans_from_the_start
 from targets import launch
-from test_any_shape import compare, randn, whole
+from test_dynamic_shape import compare, randn, whole
 from torch import nn
 from torch.nn import functional as F
 
@@ -98,7 +98,7 @@ NEW = (10, 9, 13, 22)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_classes_have_a_plan_for_any_shape(name: str) -> None:
+def test_classes_have_a_plan_for_dynamic_shape(name: str) -> None:
     function, make = CASES[name]
     with plans_from_the_start():
         for n in SEEN:
@@ -136,13 +136,13 @@ def test_empty_tensors_between_others_leave_a_class_its_plan() -> None:
         assert found["planner_calls"] == 3  # two without elements, and the first one with
 
 
-def test_operators_within_calls_that_no_plan_repeats_have_plans_for_any_shape() -> None:
+def test_operators_within_calls_that_no_plan_repeats_have_plans_for_dynamic_shape() -> None:
     """How many different elements there are is read from memory: `unique` has no plan, and what it is made of has."""
     with plans_from_the_start():
         for n in (5, 6, 8, 12, 7, 20):
             compare(lambda x: x.unique(return_counts=True), (whole(4, n),), f"{n} elements")
         assert set(exact()) == {"aten::_unique2"}
-        assert plans.stats()["aten::sort.stable"]["any_shape_replays"] > 0
+        assert plans.stats()["aten::sort.stable"]["dynamic_shape_replays"] > 0
         assert plans.stats()["aten::_unique2"]["traces"] == 0
 
 
@@ -205,7 +205,7 @@ class Sequence(nn.Module):
 
 
 @pytest.mark.parametrize("model", [Images, Text, Sequence])
-def test_all_that_models_call_in_training_and_in_use_has_plans_for_any_shape(model: Callable[[], Any]) -> None:
+def test_all_that_models_call_in_training_and_in_use_has_plans_for_dynamic_shape(model: Callable[[], Any]) -> None:
     network = model().to(DEVICE)
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
 
@@ -224,7 +224,7 @@ def test_all_that_models_call_in_training_and_in_use_has_plans_for_any_shape(mod
                 network.loss(n).item()
         assert exact() == {}
         found = plans.total()
-        assert found["classes"] == found["any_shape_classes"] > 12
+        assert found["classes"] == found["dynamic_shape_classes"] > 12
 
 
 def test_a_class_has_plans_for_many_layouts() -> None:

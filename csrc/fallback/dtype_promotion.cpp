@@ -1,4 +1,4 @@
-#include "fallback/wider.h"
+#include "fallback/dtype_promotion.h"
 
 #include <ATen/MemoryOverlap.h>
 #include <ATen/native/Resize.h>
@@ -45,7 +45,7 @@ constexpr uint64_t kComplex = kComplexHalf | bit(ScalarType::ComplexFloat) | bit
 
 } // namespace
 
-struct WiderRule {
+struct PromotionRule {
   uint64_t lacking; // bits of dtypes
   Composed composed;
   bool of_one_dtype; // its kernels refuse floating-point tensors of two dtypes
@@ -141,9 +141,9 @@ void raise_of_overlaps(
 }
 
 // One call: which dtype is lacking, what its results have, and the tensors that were given for them.
-class WiderCall {
+class PromotedCall {
  public:
-  WiderCall(const c10::OperatorHandle& op, const WiderRule& rule, torch::jit::Stack* stack)
+  PromotedCall(const c10::OperatorHandle& op, const PromotionRule& rule, torch::jit::Stack* stack)
       : schema_(op.schema()), arguments_(stack->data() + stack->size() - schema_.arguments().size(), schema_.arguments().size()) {
     at::native::ResultTypeState state;
     for (size_t i = 0; i < arguments_.size(); ++i) {
@@ -251,8 +251,8 @@ class WiderCall {
 // The call of `name.overload` or, with one argument more, of `name.out` on what is on the stack.
 void call_cpu(const char* name, const char* overload, torch::jit::Stack* stack) {
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
-  if (const auto* rule = wider_rule(op)) {
-    run_wider(*rule, op, stack);
+  if (const auto* rule = promotion_rule(op)) {
+    run_promoted(*rule, op, stack);
   } else {
     op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
   }
@@ -345,13 +345,13 @@ void sum_without_nan(const c10::FunctionSchema& schema, torch::jit::Stack* stack
 
 } // namespace
 
-const WiderRule* wider_rule(const c10::OperatorHandle& op) {
+const PromotionRule* promotion_rule(const c10::OperatorHandle& op) {
   static const auto* table = [] {
-    auto* made = new std::unordered_map<std::string, WiderRule>;
+    auto* made = new std::unordered_map<std::string, PromotionRule>;
     for (const Row& row : rows()) {
       for (const char* name : row.names) {
         for (const char* in_place : {"", "_"}) {
-          made->emplace(c10::str("aten::", name, in_place), WiderRule{row.lacking, row.composed, row.of_one_dtype});
+          made->emplace(c10::str("aten::", name, in_place), PromotionRule{row.lacking, row.composed, row.of_one_dtype});
         }
       }
     }
@@ -374,8 +374,8 @@ void raise_of_given(const c10::OperatorHandle& op, torch::jit::Stack given) {
 
 } // namespace
 
-void run_wider(const WiderRule& rule, const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  WiderCall call(op, rule, stack);
+void run_promoted(const PromotionRule& rule, const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  PromotedCall call(op, rule, stack);
   if (call.lacking() == ScalarType::Undefined) {
     op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
   } else if (rule.composed != nullptr) {

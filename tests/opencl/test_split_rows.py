@@ -291,4 +291,4 @@ def test_one_plan_serves_any_size(case: str) -> None:
         found = {name: one for name, one in plans.stats().items() if "norm" in name or "softmax" in name}
         assert len(found) == 2
         for one in found.values():
-            assert (one["planner_calls"], one["any_shape_replays"]) == (2, 2), found
+            assert (one["planner_calls"], one["dynamic_shape_replays"]) == (2, 2), found

@@ -1,4 +1,4 @@
-#include "plans/any_shape_plan.h"
+#include "plans/dynamic_shape_plan.h"
 
 #include <c10/util/bit_cast.h>
 
@@ -65,7 +65,7 @@ ResultTensor& tensor_of(Result& result, uint32_t element) {
 
 } // namespace
 
-std::shared_ptr<const Plan> AnyShapePlan::instantiate(c10::ArrayRef<int64_t> sizes) const {
+std::shared_ptr<const Plan> DynamicShapePlan::instantiate(c10::ArrayRef<int64_t> sizes) const {
   TapeProgram::Slots slots;
   if (!tape.run(sizes, slots)) {
     return nullptr;
@@ -81,7 +81,7 @@ std::shared_ptr<const Plan> AnyShapePlan::instantiate(c10::ArrayRef<int64_t> siz
   return {made.release(), [spare = spare_](const Plan* done) { spare->give_back(done); }};
 }
 
-bool AnyShapePlan::patch(const TapeProgram::Slots& slots, Plan& made) const {
+bool DynamicShapePlan::patch(const TapeProgram::Slots& slots, Plan& made) const {
   std::vector<std::pair<uint32_t, std::vector<CpuOperator::Argument>>> hosted; // in the order of the steps
   for (const Patch& patch : patches) {
     const int64_t value = slots[patch.slot];

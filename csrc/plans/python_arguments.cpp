@@ -1,4 +1,4 @@
-#include "plans/given_arguments.h"
+#include "plans/python_arguments.h"
 
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
@@ -19,7 +19,7 @@ uint64_t bits_of(const c10::Scalar& number, c10::ScalarType dtype, uint32_t& byt
 
 } // namespace
 
-GivenArguments::GivenArguments(
+PythonArguments::PythonArguments(
     const char* kind, const std::string& name, c10::DeviceIndex device, const std::vector<KernelParameter>& parameters,
     const py::sequence& values)
     : arguments_(values.size()), numbers_(values.size()) {

@@ -1,4 +1,4 @@
-"""Plans for any shape: what real models call, with ever other shapes, layouts, places and numbers, beside the CPU; and
+"""Dynamic-shape plans: what real models call, with ever other shapes, layouts, places and numbers, beside the CPU; and
 that the planners, which such plans stand in for, do not run again.
 """
 

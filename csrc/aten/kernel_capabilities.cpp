@@ -1,4 +1,4 @@
-#include "aten/choices.h"
+#include "aten/kernel_capabilities.h"
 
 #include <array>
 #include <atomic>
@@ -12,9 +12,9 @@ std::array<std::atomic<bool>, 256> one_pass, threads; // by device
 
 } // namespace
 
-void set_choices(c10::DeviceIndex device, Choices choices) {
-  one_pass.at(device) = choices.attends_in_one_pass;
-  threads.at(device) = choices.runs_threads;
+void set_kernel_capabilities(c10::DeviceIndex device, KernelCapabilities capabilities) {
+  one_pass.at(device) = capabilities.attends_in_one_pass;
+  threads.at(device) = capabilities.runs_threads;
 }
 
 bool attends_in_one_pass(c10::DeviceIndex device) {

@@ -1,4 +1,4 @@
-"""What planners ask of the socket (csrc/plans/planner_call.cpp), or of the trace, while there is one (tracing.py)."""
+"""What planners ask of the runtime (csrc/plans/planner_call.cpp), or of the trace, while there is one (tracing.py)."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ struct Patch {
   uint32_t dimension = 0; // of host work
 };
 
-class AnyShapePlan {
+class DynamicShapePlan {
  public:
   Plan plan; // for the sizes that it was made of
   TapeProgram tape;

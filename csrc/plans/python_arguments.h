@@ -13,15 +13,15 @@
 
 namespace backplane {
 
-class GivenArguments {
+class PythonArguments {
  public:
   // `kind` and `name` say of what, for messages. All memory must be on the device. Memory that is written, and shared
   // lazily, is another's afterwards.
-  GivenArguments(
+  PythonArguments(
       const char* kind, const std::string& name, c10::DeviceIndex device, const std::vector<KernelParameter>& parameters,
       const pybind11::sequence& values);
-  GivenArguments(const GivenArguments&) = delete; // arguments point to numbers
-  GivenArguments& operator=(const GivenArguments&) = delete;
+  PythonArguments(const PythonArguments&) = delete; // arguments point to numbers
+  PythonArguments& operator=(const PythonArguments&) = delete;
 
   c10::ArrayRef<KernelArgument> now() const {
     return arguments_;
