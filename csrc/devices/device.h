@@ -1,6 +1,6 @@
 // One device, as the runtime sees it, and the table of all devices.
 //
-// A `Device` is either native (csrc/devices/host_device.cpp) or the adapter around a Python driver
+// A `Device` is either native (csrc/drivers/host/host_device.cpp) or the adapter around a Python driver
 // (csrc/drivers/driver_device.cpp). Everything above this header (allocator, streams, copies, fallback) talks to
 // hardware through it and through nothing else.
 #pragma once

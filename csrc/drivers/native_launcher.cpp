@@ -3,7 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include "drivers/c_launcher.h"
-#include "drivers/opencl_launcher.h"
+#include "drivers/opencl/opencl_launcher.h"
 
 namespace backplane {
 

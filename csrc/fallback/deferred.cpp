@@ -20,7 +20,7 @@
 
 #include "c10/generator.h"
 #include "c10/storage.h"
-#include "devices/host_device.h"
+#include "drivers/host/host_device.h"
 #include "devices/profile.h"
 #include "fallback/arguments.h"
 #include "fallback/cpu_mirror.h"

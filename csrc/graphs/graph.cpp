@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "c10/generator.h"
-#include "devices/host_device.h"
+#include "drivers/host/host_device.h"
 #include "devices/profile.h"
 #include "fallback/deferred.h"
 #include "memory/allocator.h"

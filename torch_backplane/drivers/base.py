@@ -490,7 +490,7 @@ class SynchronousEvent:
 
 
 class NativeDevice(ABC):
-    """A device that the runtime implements in C++ (csrc/devices/host_device.cpp); Python only adds it."""
+    """A device that the runtime implements in C++ (csrc/drivers/host/host_device.cpp); Python only adds it."""
 
     properties: DeviceProperties
 

@@ -21,7 +21,7 @@ MOST_DEVICES = 64
 
 
 class HostDevice(NativeDevice):
-    """A device in host memory; the runtime implements it (csrc/devices/host_device.cpp)."""
+    """A device in host memory; the runtime implements it (csrc/drivers/host/host_device.cpp)."""
 
     def __init__(self, total_memory: int) -> None:
         self.properties = DeviceProperties(

@@ -121,7 +121,7 @@ def native_launcher(platform: str, calls_functions: bool, stages: bool) -> Nativ
     if not stages:
         names += NATIVE_GROUPS["opencl"][HOST_COPIES]
     if platform == POCL:
-        names.append("clFinish")  # wider launches wait for narrower ones: csrc/drivers/opencl_launcher.cpp says why
+        names.append("clFinish")  # wider launches wait for narrower ones: csrc/drivers/opencl/opencl_launcher.cpp says why
     if calls_functions:
         names.append("clEnqueueNativeKernel")
     return NativeLauncher(

@@ -1,4 +1,4 @@
-#include "drivers/clblast.h"
+#include "drivers/opencl/clblast.h"
 
 #include <c10/util/Exception.h>
 

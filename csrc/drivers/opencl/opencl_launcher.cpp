@@ -1,4 +1,4 @@
-#include "drivers/opencl_launcher.h"
+#include "drivers/opencl/opencl_launcher.h"
 
 #include <Python.h>
 

@@ -1,4 +1,4 @@
-#include "devices/discrete_device.h"
+#include "drivers/host/discrete_device.h"
 
 #include <c10/util/Exception.h>
 #include <c10/util/SmallVector.h>

@@ -1,4 +1,4 @@
-#include "drivers/vkfft.h"
+#include "drivers/opencl/vkfft.h"
 
 #include <c10/util/Exception.h>
 

@@ -1,4 +1,4 @@
-#include "devices/host_device.h"
+#include "drivers/host/host_device.h"
 
 #include <c10/util/Exception.h>
 #include <sys/mman.h>
