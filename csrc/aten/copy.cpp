@@ -21,6 +21,7 @@
 #include "plans/recorder.h"
 #include "streams/capture.h"
 #include "streams/stream.h"
+#include "streams/submit.h"
 #include "streams/sync_debug.h"
 
 namespace backplane {
@@ -32,23 +33,14 @@ bool runs_kernels(const Device& device) {
 
 } // namespace
 
-CopyWay copy_way(const Device& device, const CopyFacts& facts) {
-  // From so many on, a processor's kernels, which run on all of its threads, are sooner done than its own copy, which is
-  // one thread's.
-  constexpr int64_t kForAllThreads = 1 << 20;
+CopyWay copy_way(const CopyFacts& facts) {
   if (!facts.is_alike()) {
     return CopyWay::Elements;
   }
-  const bool one_storage = facts.shares_storage();
-  if (one_storage && facts.starts_alike()) {
+  if (facts.shares_storage() && facts.starts_alike()) {
     return CopyWay::Nothing; // also where it is expanded, as PyTorch has it
   }
-  if (!facts.is_dense()) {
-    return CopyWay::Elements;
-  }
-  const bool for_all_threads = !one_storage && device.properties().kind == "cpu" && runs_kernels(device) &&
-      facts.has_bytes(kForAllThreads);
-  return for_all_threads ? CopyWay::Elements : CopyWay::Bytes;
+  return facts.is_dense() ? CopyWay::Bytes : CopyWay::Elements;
 }
 
 namespace {
@@ -75,9 +67,6 @@ class TensorFacts final : public CopyFacts {
   bool is_dense() const override {
     return source_.is_non_overlapping_and_dense();
   }
-  bool has_bytes(int64_t least) const override {
-    return source_.nbytes() >= static_cast<size_t>(least);
-  }
 
  private:
   const at::Tensor& source_;
@@ -88,7 +77,7 @@ class TensorFacts final : public CopyFacts {
 CopyWay way_of(const at::Tensor& source, const at::Tensor& destination) {
   const TensorFacts facts(source, destination);
   if (source.device() == destination.device()) {
-    return copy_way(device(source.device().index()), facts);
+    return copy_way(facts);
   }
   return facts.is_alike() && facts.is_dense() ? CopyWay::Bytes : CopyWay::Elements;
 }
@@ -113,7 +102,6 @@ void copy_bytes(const at::Tensor& source, const at::Tensor& destination, bool no
   }
   const bool both = is_bp(source) && is_bp(destination);
   const auto index = is_bp(destination) ? destination.device().index() : source.device().index();
-  Device& owner = device(index);
   const auto stream = current_stream(index);
   const auto kind = both         ? CopyKind::WithinDevice
       : is_bp(destination) ? CopyKind::HostToDevice
@@ -130,22 +118,17 @@ void copy_bytes(const at::Tensor& source, const at::Tensor& destination, bool no
   }
   const at::Tensor& host = is_bp(destination) ? source : destination;
   const bool waits = !both && !(non_blocking && is_pinned(host.storage().data_ptr().get()));
-  if (const auto capture = Capture::of(stream); C10_UNLIKELY(capture != nullptr)) {
-    if (waits) {
-      capture->refuse("it copies between the device and the CPU, other than with non_blocking=True and pinned memory");
-    }
-    capture->copy(stream, {to, from, bytes, kind, both ? c10::Storage() : host.storage()});
-    return;
+  const Submitter submitter(stream);
+  const bool captures = submitter.capture() != nullptr;
+  if (C10_UNLIKELY(captures && waits)) {
+    submitter.capture()->refuse(
+        "it copies between the device and the CPU, other than with non_blocking=True and pinned memory");
   }
   if (waits) {
     note_synchronization();
   }
-  {
-    const StreamHandle handle = stream_handle(stream);
-    const ProfiledCommand profiled(index, handle, kind, bytes);
-    owner.copy(to, from, bytes, kind, handle);
-  }
-  if (!both) {
+  submitter.submit(Copy{to, from, bytes, kind}, {}, both ? c10::Storage() : host.storage());
+  if (!both && !captures) {
     settle_host_side(host, stream, non_blocking);
   }
 }

@@ -5,8 +5,6 @@
 
 #include <cstring>
 
-#include "devices/profile.h"
-
 namespace backplane {
 
 CompiledKernel::CompiledKernel(
@@ -24,11 +22,6 @@ CompiledKernel::~CompiledKernel() {
   if (!in_bad_fork()) {
     device(device_).destroy_kernel(handle_);
   }
-}
-
-void CompiledKernel::launch(const LaunchSize& size, c10::ArrayRef<KernelArgument> arguments, StreamHandle stream) const {
-  const ProfiledCommand profiled(device_, stream, entry_, size);
-  device(device_).launch(handle_, size, arguments, stream);
 }
 
 namespace {

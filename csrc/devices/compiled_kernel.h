@@ -18,7 +18,7 @@ struct KernelParameter {
   bool written = false; // memory that the kernel writes to
 };
 
-class CompiledKernel {
+class CompiledKernel : public std::enable_shared_from_this<CompiledKernel> {
  public:
   CompiledKernel(
       c10::DeviceIndex device,
@@ -39,8 +39,9 @@ class CompiledKernel {
   const std::vector<KernelParameter>& parameters() const {
     return parameters_;
   }
-
-  void launch(const LaunchSize& size, c10::ArrayRef<KernelArgument> arguments, StreamHandle stream) const;
+  KernelHandle handle() const {
+    return handle_;
+  }
 
  private:
   const c10::DeviceIndex device_;

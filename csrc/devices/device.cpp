@@ -53,20 +53,6 @@ KernelHandle Device::compile(const std::string&, const std::string&, const std::
 
 void Device::destroy_kernel(KernelHandle) noexcept {}
 
-void Device::launch(KernelHandle, const LaunchSize&, c10::ArrayRef<KernelArgument>, StreamHandle) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, properties_.driver, " devices run no kernels");
-}
-
-void Device::call_on_queue(
-    std::shared_ptr<const QueueFunction>, const std::string&, c10::ArrayRef<KernelArgument>, StreamHandle) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      false, properties_.name, " has no native launcher, so that functions of libraries cannot be given its queue");
-}
-
-void Device::call_host(HostFunction, c10::ArrayRef<char*>, StreamHandle) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, properties_.driver, " devices cannot call host functions in stream order");
-}
-
 namespace {
 
 class EventTimer final : public CommandTimer {
@@ -99,7 +85,7 @@ class EventTimer final : public CommandTimer {
     const DeviceCall call(device_);
     const EventHandle event = device_.create_event(/*timing=*/true);
     try {
-      device_.record_event(event, stream_);
+      device_.submit(EventRecord{event}, stream_);
     } catch (...) {
       device_.destroy_event(event);
       throw;

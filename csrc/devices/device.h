@@ -17,17 +17,10 @@
 #include <string>
 #include <utility>
 
+#include "devices/command.h"
 #include "devices/command_timer.h"
-#include "devices/piecewise.h"
 
 namespace backplane {
-
-// A driver's queue, event and compiled kernel. Opaque: only the device that made one may look inside.
-using StreamHandle = void*;
-using EventHandle = void*;
-using KernelHandle = void*;
-
-class QueueFunction;
 
 struct DeviceProperties {
   std::string driver; // short driver name: "host", "opencl", …
@@ -44,21 +37,6 @@ struct DeviceProperties {
   bool supports(c10::ScalarType dtype) const {
     return (dtypes >> static_cast<int>(dtype)) & 1;
   }
-};
-
-// The kinds of transfer that a driver may treat differently.
-enum class CopyKind { HostToDevice, DeviceToHost, WithinDevice };
-
-// One argument of a kernel launch, in the order of the kernel's parameters.
-struct KernelArgument {
-  const void* data; // memory: the device address; a number: where its bytes are, during the call
-  uint32_t bytes; // of a number, in the kernel's own representation; 0 for memory
-};
-
-// Work items in each dimension, the fastest first, and how many of them form a group; `items` is a multiple of `group`.
-struct LaunchSize {
-  std::array<size_t, 3> items{1, 1, 1};
-  std::array<size_t, 3> group{1, 1, 1};
 };
 
 // Contract of every method: thread-safe; errors are thrown as exceptions (c10::Error or a Python error), except where
@@ -122,16 +100,15 @@ class Device {
   // --- events ------------------------------------------------------------------------------------------------------
   virtual EventHandle create_event(bool timing) = 0;
   virtual void destroy_event(EventHandle event) noexcept = 0;
-  virtual void record_event(EventHandle event, StreamHandle stream) = 0; // again and again allowed
-  virtual void wait_event(EventHandle event, StreamHandle stream) = 0; // stream waits; the host does not
   virtual bool query_event(EventHandle event) = 0; // true: reached, or never recorded
   virtual void synchronize_event(EventHandle event) = 0;
   virtual double elapsed_ms(EventHandle start, EventHandle end) = 0; // both recorded with timing, both reached
 
-  // --- transfers, in stream order ----------------------------------------------------------------------------------
-  // Host ranges must stay valid until the stream has passed the copy. The call may return before the copy is done.
-  virtual void copy(void* destination, const void* source, size_t bytes, CopyKind kind, StreamHandle stream) = 0;
-  virtual void fill(void* address, uint8_t value, size_t bytes, StreamHandle stream) = 0;
+  // --- commands ------------------------------------------------------------------------------------------------------
+  // Gives the stream a command, which it executes in the order of submission. Returns before the command is done, in general.
+  // Throws NotImplementedError for a kind that the device does not offer: kernels need a dialect, library calls a
+  // queue_api(), host callbacks with memory host_sees_memory().
+  virtual void submit(const Command& command, StreamHandle stream) = 0;
   // Copies from another device's memory into this one's without passing through the host; false: not possible.
   virtual bool copy_from_peer(
       void* destination, Device& peer, const void* source, size_t bytes, StreamHandle stream);
@@ -142,39 +119,22 @@ class Device {
   // compiler's is thrown by the stream's next synchronization, naming `operator_name`.
   virtual KernelHandle compile(const std::string& text, const std::string& entry, const std::string& operator_name);
   virtual void destroy_kernel(KernelHandle kernel) noexcept;
-  virtual void launch(
-      KernelHandle kernel, const LaunchSize& size, c10::ArrayRef<KernelArgument> arguments, StreamHandle stream);
 
-  // --- functions of libraries that give work to the device's queue themselves (queue_function.h) ------------------------
-  // Whose queues they are given: "opencl", or where the driver has a launcher of its own the driver's name. Empty: none
-  // can be called.
+  // --- optional abilities ----------------------------------------------------------------------------------------------
+  // Whose native queue a library call receives: "opencl", or the driver's name where the driver brings its own launcher.
+  // Empty: no library calls.
   virtual std::string queue_api() const {
     return {};
   }
-  // Calls it, in stream order, with the native queue and what the device's API calls the memory of `arguments`. An answer
-  // that is not 0 is thrown, naming `caller`, now or by the stream's next synchronization.
-  virtual void call_on_queue(
-      std::shared_ptr<const QueueFunction> function, const std::string& caller,
-      c10::ArrayRef<KernelArgument> arguments, StreamHandle stream);
-
-  // --- the host's part in a stream's work, as optional as `sleep` ------------------------------------------------------
-  // True where the host can read and write the device's memory in the stream's order: call_host takes memory then.
+  // True where the host can read and write the device's memory in stream order: host callbacks may then take memory.
   virtual bool host_sees_memory() const {
     return false;
   }
-  // Calls a host function, which does not throw, when the stream gets there; what comes after waits for it. Like
-  // cudaLaunchHostFunc, except that the function is told where the host sees each address in `memory`.
-  struct HostFunction {
-    std::function<void(char* const* memory)> call;
-    // How many of OpenMP's threads compute it (openmp.h). 0: its own choice, in any thread.
-    int threads = 0;
-    // It takes no longer than it would to hand it over, more or less: where the stream is known to have nothing left to do, the
-    // calling thread may do it.
-    bool brief = false;
-    // What `call` does, where it can also be done piece by piece with others that come next; null: it cannot.
-    std::shared_ptr<const Piecewise> piecewise = nullptr;
-  };
-  virtual void call_host(HostFunction function, c10::ArrayRef<char*> memory, StreamHandle stream);
+  // True for devices without kernels whose streams execute in threads of their own: PyTorch's CPU kernels are then submitted to
+  // the stream as host callbacks (fallback/deferred.h), not run by the calling thread.
+  virtual bool defers_operators() const {
+    return false;
+  }
 
   // --- profiles -------------------------------------------------------------------------------------------------------
   // Times the commands that the calling thread gives to the stream until CommandTimer::stop(). Commands that wait for a

@@ -79,12 +79,6 @@ class ForwardingDevice : public Device {
   void destroy_event(EventHandle event) noexcept override {
     inner_->destroy_event(event);
   }
-  void record_event(EventHandle event, StreamHandle stream) override {
-    inner_->record_event(event, stream);
-  }
-  void wait_event(EventHandle event, StreamHandle stream) override {
-    inner_->wait_event(event, stream);
-  }
   bool query_event(EventHandle event) override {
     return inner_->query_event(event);
   }
@@ -95,11 +89,8 @@ class ForwardingDevice : public Device {
     return inner_->elapsed_ms(start, end);
   }
 
-  void copy(void* destination, const void* source, size_t bytes, CopyKind kind, StreamHandle stream) override {
-    inner_->copy(destination, source, bytes, kind, stream);
-  }
-  void fill(void* address, uint8_t value, size_t bytes, StreamHandle stream) override {
-    inner_->fill(address, value, bytes, stream);
+  void submit(const Command& command, StreamHandle stream) override {
+    inner_->submit(command, stream);
   }
   bool copy_from_peer(
       void* destination, Device& peer, const void* source, size_t bytes, StreamHandle stream) override {
@@ -115,26 +106,15 @@ class ForwardingDevice : public Device {
   void destroy_kernel(KernelHandle kernel) noexcept override {
     inner_->destroy_kernel(kernel);
   }
-  void launch(
-      KernelHandle kernel, const LaunchSize& size, c10::ArrayRef<KernelArgument> arguments,
-      StreamHandle stream) override {
-    inner_->launch(kernel, size, arguments, stream);
-  }
 
   std::string queue_api() const override {
     return inner_->queue_api();
   }
-  void call_on_queue(
-      std::shared_ptr<const QueueFunction> function, const std::string& caller,
-      c10::ArrayRef<KernelArgument> arguments, StreamHandle stream) override {
-    inner_->call_on_queue(std::move(function), caller, arguments, stream);
-  }
-
   bool host_sees_memory() const override {
     return inner_->host_sees_memory();
   }
-  void call_host(HostFunction function, c10::ArrayRef<char*> memory, StreamHandle stream) override {
-    inner_->call_host(std::move(function), memory, stream);
+  bool defers_operators() const override {
+    return inner_->defers_operators();
   }
 
   std::unique_ptr<CommandTimer> time_commands(StreamHandle stream) override {

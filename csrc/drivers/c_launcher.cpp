@@ -11,9 +11,9 @@ namespace {
 // and what is answered is 0, or a status that the driver's native_error() makes an exception of.
 using Launch = int (*)(
     void* queue, void* kernel, const uint64_t* items, const uint64_t* group, const CArgument* arguments, uint64_t count);
-using Copy = int (*)(
+using CopyFunction = int (*)(
     void* queue, void* to, uint64_t to_offset, void* from, uint64_t from_offset, uint64_t bytes);
-using Fill = int (*)(void* queue, void* memory, uint64_t offset, uint64_t bytes, int value);
+using FillFunction = int (*)(void* queue, void* memory, uint64_t offset, uint64_t bytes, int value);
 using Flush = int (*)(void* queue);
 
 using CopyIn = int (*)(void* queue, void* to, uint64_t to_offset, const void* from, uint64_t bytes);
@@ -26,8 +26,8 @@ using Elapsed = int (*)(void* start, void* end, double* milliseconds);
 
 struct Functions {
   Launch launch;
-  Copy copy;
-  Fill fill;
+  CopyFunction copy;
+  FillFunction fill;
   Flush flush;
   // These may be missing, both or all.
   CopyIn copy_in = nullptr;
@@ -52,13 +52,13 @@ class CKernel final : public NativeKernel {
   CKernel(Launch launch, void* kernel) : launch_(launch), kernel_(kernel) {}
 
   void launch(
-      void* queue, const LaunchSize& size, c10::ArrayRef<LaunchArgument> arguments, uint64_t /*generation*/) override {
+      void* queue, const LaunchSpec& size, c10::ArrayRef<LaunchArgument> arguments, uint64_t /*generation*/) override {
     const auto given = c_arguments(arguments);
     uint64_t items[3];
     uint64_t group[3];
     for (size_t i = 0; i < 3; ++i) {
-      items[i] = size.items[i];
-      group[i] = size.group[i];
+      items[i] = size.global_size[i];
+      group[i] = size.group_size[i];
     }
     check("launch", launch_(queue, kernel_, items, group, given.data(), given.size()));
   }
@@ -166,8 +166,8 @@ class CLauncher final : public NativeLauncher {
 std::unique_ptr<NativeLauncher> make_c_launcher(const std::map<std::string, uintptr_t>& functions) {
   const auto find = [&](const char* name) { return function_of(functions, "c", name); };
   Functions found{
-      reinterpret_cast<Launch>(find("launch")), reinterpret_cast<Copy>(find("copy")),
-      reinterpret_cast<Fill>(find("fill")), reinterpret_cast<Flush>(find("flush"))};
+      reinterpret_cast<Launch>(find("launch")), reinterpret_cast<CopyFunction>(find("copy")),
+      reinterpret_cast<FillFunction>(find("fill")), reinterpret_cast<Flush>(find("flush"))};
   if (has_function(functions, "copy_in")) {
     found.copy_in = reinterpret_cast<CopyIn>(find("copy_in"));
     found.copy_out = reinterpret_cast<CopyOut>(find("copy_out"));

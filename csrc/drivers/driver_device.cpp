@@ -1,15 +1,11 @@
 #include "drivers/driver_device.h"
 
-#include <ATen/Parallel.h>
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/from_blob.h>
 #include <c10/util/Exception.h>
 
 #include <string_view>
 #include <vector>
 
-#include "devices/openmp.h"
+#include "devices/compiled_kernel.h"
 #include "devices/profile.h"
 #include "devices/queue_function.h"
 #include "devices/verbose.h"
@@ -41,32 +37,6 @@ DriverKernel& kernel_of(KernelHandle kernel) {
   return *static_cast<DriverKernel*>(kernel);
 }
 
-// A copy of a launch's arguments, the numbers included.
-class DeferredArguments {
- public:
-  explicit DeferredArguments(c10::ArrayRef<LaunchArgument> arguments) : arguments_(arguments.vec()) {
-    for (const LaunchArgument& argument : arguments_) {
-      const auto* data = static_cast<const char*>(argument.data);
-      numbers_.insert(numbers_.end(), data, data + argument.bytes);
-    }
-  }
-
-  c10::ArrayRef<LaunchArgument> values() {
-    const char* data = numbers_.data();
-    for (LaunchArgument& argument : arguments_) {
-      argument.data = data;
-      data += argument.bytes;
-    }
-    return arguments_;
-  }
-
- private:
-  std::vector<LaunchArgument> arguments_;
-  std::vector<char> numbers_;
-};
-
-constexpr size_t kParallelCopy = 1 << 20; // bytes
-
 // Those that a function of a library is called with, in words: its integers, and what it computes with.
 std::string numbers_of(const QueueFunction& function, c10::ArrayRef<LaunchArgument> arguments) {
   std::string line = "(";
@@ -89,7 +59,7 @@ class DriverDevice final : public Device {
         index_(index),
         driver_(index, properties().name, std::move(device)),
         memory_(driver_, properties()),
-        streams_(driver_),
+        streams_(driver_, [this](const Command& command, DriverStream& stream) { execute(command, stream); }),
         discrete_(discrete),
         can_pin_(driver_.attr("can_pin")().cast<bool>()) {}
 
@@ -191,14 +161,6 @@ class DriverDevice final : public Device {
     streams_.destroy_event(event);
   }
 
-  void record_event(EventHandle event, StreamHandle stream) override {
-    streams_.record_event(event, stream);
-  }
-
-  void wait_event(EventHandle event, StreamHandle stream) override {
-    streams_.wait_event(event, stream);
-  }
-
   bool query_event(EventHandle event) override {
     return streams_.query_event(event);
   }
@@ -216,67 +178,34 @@ class DriverDevice final : public Device {
     return timer != nullptr ? std::move(timer) : Device::time_commands(stream);
   }
 
-  // --- transfers
-  void copy(void* destination, const void* source, size_t bytes, CopyKind kind, StreamHandle handle) override {
-    if (bytes == 0) {
+  // --- commands
+  void submit(const Command& command, StreamHandle handle) override {
+    if (is_empty(command)) {
       return;
     }
+    driver_.errors().check();
     DriverStream& stream = streams_.known(handle);
-    const py::handle queue = stream.object;
-    const NativeLauncher* launcher = driver_.launcher();
-    const bool natively = launcher != nullptr && launcher->copies_host_memory();
-    if (kind == CopyKind::HostToDevice && natively) {
-      memory_.place_of(destination, bytes); // checks the range
-      streams_.natively_in_order(
-          stream, Doing{"copying ", bytes, " bytes to it"},
-          [launcher, &stream, to = memory_.resolve({destination, 0}), source, bytes] {
-            launcher->copy_in(stream.native, to, source, bytes);
-          });
-    } else if (kind == CopyKind::DeviceToHost && natively) {
-      memory_.place_of(source, bytes);
-      streams_.natively_in_order(
-          stream, Doing{"copying ", bytes, " bytes from it"},
-          [launcher, &stream, from = memory_.resolve({source, 0}), destination, bytes] {
-            launcher->copy_out(stream.native, destination, from, bytes);
-          });
-    } else if (kind == CopyKind::HostToDevice) {
-      const auto to = memory_.place_of(destination, bytes);
-      streams_.in_order(stream, {"copying ", bytes, " bytes to it"}, [this, to, source, bytes, queue] {
-        driver_.attr("copy_in")(to.segment, to.offset, read_only(source, bytes), queue);
-      });
-    } else if (kind == CopyKind::DeviceToHost) {
-      const auto from = memory_.place_of(source, bytes);
-      streams_.in_order(stream, {"copying ", bytes, " bytes from it"}, [this, from, destination, bytes, queue] {
-        driver_.attr("copy_out")(from.segment, from.offset, writable(destination, bytes), queue);
-      });
-    } else if (launcher != nullptr && !overlap(destination, source, bytes)) {
-      copy_natively(destination, source, bytes, stream);
+    c10::intrusive_ptr<KernelBuild> build; // that the command waits for
+    if (const auto* launch = std::get_if<KernelLaunch>(&command)) {
+      DriverKernel& kernel = kernel_of(launch->kernel->handle());
+      if (C10_UNLIKELY(Profile::is_active())) { // which has to know when this command runs, and no other
+        const GilReleased released;
+        kernel.wait();
+      }
+      if (C10_UNLIKELY(!kernel.is_built())) {
+        if (kernel.is_over()) {
+          kernel.check();
+        }
+        build = c10::intrusive_ptr<KernelBuild>::reclaim_copy(&kernel);
+      }
     } else {
-      const auto to = memory_.place_of(destination, bytes);
-      const auto from = memory_.place_of(source, bytes);
-      streams_.in_order(stream, {"copying ", bytes, " bytes within it"}, [this, to, from, bytes, queue] {
-        driver_.attr("copy")(to.segment, to.offset, from.segment, from.offset, bytes, queue);
-      });
+      check_offered(command);
     }
-  }
-
-  void fill(void* address, uint8_t value, size_t bytes, StreamHandle handle) override {
-    if (bytes == 0) {
-      return;
+    if (C10_LIKELY(build == nullptr && !stream.deferred.any() && !std::holds_alternative<EventWait>(command))) {
+      execute(command, stream);
+    } else {
+      streams_.submit(command, stream, std::move(build));
     }
-    DriverStream& stream = streams_.known(handle);
-    const auto to = memory_.place_of(address, bytes);
-    if (driver_.launcher() != nullptr) {
-      streams_.natively_in_order(
-          stream, {"filling ", bytes, " bytes"}, [this, &stream, to = memory_.resolve({address, 0}), value, bytes] {
-            driver_.launcher()->fill(stream.native, to, value, bytes);
-          });
-      return;
-    }
-    streams_.in_order(
-        stream, {"filling ", bytes, " bytes"}, [this, to, bytes, value, queue = py::handle(stream.object)] {
-          driver_.attr("fill")(to.segment, to.offset, bytes, value, queue);
-        });
   }
 
   bool copy_from_peer(void* destination, Device& peer, const void* source, size_t bytes, StreamHandle handle) override {
@@ -292,7 +221,7 @@ class DriverDevice final : public Device {
     stream.throw_failure();
     const auto to = memory_.place_of(destination, bytes);
     const auto from = other->memory_.place_of(source, bytes);
-    const auto given = streams_.giving(stream);
+    const DriverStreams::Submission submission(streams_, stream);
     return driver_.ask("copying from another device", [&] {
       const py::handle peer_device = other->driver_.object(), queue = stream.object;
       return driver_
@@ -310,35 +239,16 @@ class DriverDevice final : public Device {
     return driver_.attr("can_access_peer")(other->driver_.object()).cast<bool>();
   }
 
-  // --- the host's part
   bool host_sees_memory() const override {
     return properties().host_accessible || (runs_host_functions() && !discrete_);
   }
 
-  void call_host(HostFunction function, c10::ArrayRef<char*> memory, StreamHandle handle) override {
-    TORCH_CHECK(memory.empty() || host_sees_memory(), "the host does not see the memory of ", properties().name);
-    DriverStream& stream = streams_.known(handle);
-    if (!runs_host_functions()) {
-      synchronize_stream(handle);
-      run_with_threads(function.threads, [&] { function.call(memory.data()); });
-      return;
-    }
-    std::vector<LaunchArgument> resolved;
-    for (const char* address : memory) {
-      resolved.push_back(memory_.resolve({address, 0}));
-    }
-    auto known = driver_.launcher()->known_host_memory(resolved, memory_.generation());
-    if (known && function.brief && stream.is_idle()) {
-      HostCalls::call(function, *known);
-    } else if (!known || !joins_last_calls(stream, std::move(function), std::move(*known))) {
-      call_host_in_order(stream, std::move(function), std::move(resolved));
-    }
-  }
-
   void sleep(double milliseconds, StreamHandle handle) override {
     DriverStream& stream = streams_.known(handle);
-    streams_.in_order(stream, {"keeping a stream busy"}, [this, milliseconds, queue = py::handle(stream.object)] {
-      driver_.attr("sleep")(milliseconds, queue);
+    stream.deferred.issue_all();
+    stream.throw_failure();
+    streams_.ask(stream, {"keeping a stream busy"}, [&] {
+      driver_.attr("sleep")(milliseconds, py::handle(stream.object));
     });
   }
 
@@ -363,58 +273,9 @@ class DriverDevice final : public Device {
     c10::intrusive_ptr<DriverKernel>::reclaim(&kernel_of(kernel)); // deferred launches keep theirs
   }
 
-  void launch(
-      KernelHandle handle, const LaunchSize& size, c10::ArrayRef<KernelArgument> arguments,
-      StreamHandle stream_handle) override {
-    if (size.items[0] == 0 || size.items[1] == 0 || size.items[2] == 0) {
-      return;
-    }
-    driver_.errors().check();
-    DriverStream& stream = streams_.known(stream_handle);
-    DriverKernel& kernel = kernel_of(handle);
-    const auto resolved = resolve(arguments);
-    if (C10_UNLIKELY(Profile::is_active())) { // which has to know when this command runs, and no other
-      const GilReleased released;
-      kernel.wait();
-    }
-    if (C10_LIKELY(kernel.is_built() && !stream.deferred.any())) {
-      launch_now(kernel, size, resolved, stream);
-      return;
-    }
-    if (kernel.is_over()) {
-      kernel.check();
-    }
-    stream.throw_failure();
-    stream.deferred.submit(
-        c10::intrusive_ptr<KernelBuild>::reclaim_copy(&kernel),
-        [this, &kernel, &stream, size, kept = DeferredArguments(resolved)]() mutable {
-          launch_now(kernel, size, kept.values(), stream);
-        });
-  }
-
   std::string queue_api() const override {
     const NativeLauncher* launcher = driver_.launcher();
     return launcher == nullptr ? "" : std::string_view(launcher->api()) == "c" ? properties().driver : launcher->api();
-  }
-
-  void call_on_queue(
-      std::shared_ptr<const QueueFunction> function, const std::string& caller,
-      c10::ArrayRef<KernelArgument> arguments, StreamHandle handle) override {
-    if (driver_.launcher() == nullptr) {
-      Device::call_on_queue(std::move(function), caller, arguments, handle); // refuses
-    }
-    driver_.errors().check();
-    DriverStream& stream = streams_.known(handle);
-    const auto resolved = resolve(arguments);
-    if (C10_LIKELY(!stream.deferred.any())) {
-      call_now(*function, caller, resolved, stream);
-      return;
-    }
-    stream.throw_failure();
-    stream.deferred.submit(
-        nullptr, [this, &stream, function = std::move(function), caller, kept = DeferredArguments(resolved)]() mutable {
-          call_now(*function, caller, kept.values(), stream);
-        });
   }
 
  private:
@@ -435,30 +296,48 @@ class DriverDevice final : public Device {
     return driver_.launcher() != nullptr && driver_.launcher()->host_sees_memory();
   }
 
-  void launch_now(
-      DriverKernel& kernel, const LaunchSize& size, c10::ArrayRef<LaunchArgument> arguments, DriverStream& stream) {
+  // Throws where the device does not offer such a command; kernels it cannot have compiled.
+  void check_offered(const Command& command) const {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        !std::holds_alternative<LibraryCall>(command) || driver_.launcher() != nullptr, properties().name,
+        " has no native launcher, so that library functions cannot receive its queue");
+    const auto* callback = std::get_if<HostCallback>(&command);
+    TORCH_CHECK(
+        callback == nullptr || callback->memory.empty() || host_sees_memory(), "the host does not see the memory of ",
+        properties().name);
+  }
+
+  // Gives the command to the driver now.
+  void execute(const Command& command, DriverStream& stream) {
+    std::visit([&](const auto& one) { execute(one, stream); }, command);
+  }
+
+  void execute(const EventRecord& record, DriverStream& stream) {
+    streams_.record_event(record, stream);
+  }
+
+  void execute(const EventWait& wait, DriverStream& stream) {
+    streams_.wait_event(wait, stream);
+  }
+
+  void execute(const KernelLaunch& launch, DriverStream& stream) {
+    DriverKernel& kernel = kernel_of(launch.kernel->handle());
+    const auto arguments = resolve(launch.arguments);
     const auto doing = [&] { return c10::str("launching ", kernel.name()); };
     if (driver_.launcher() == nullptr) {
-      const auto given = streams_.giving(stream);
+      const DriverStreams::Submission submission(streams_, stream);
       const DeviceCall gil(true); // around what catches errors, too
-      driver_.errors().watch(doing, [&] { kernel.launch(stream.object, size, arguments, 0); });
+      driver_.errors().watch(doing, [&] { kernel.launch(stream.object, launch.spec, arguments, 0); });
       return;
     }
-    streams_.natively(stream, doing, [&] { kernel.launch(stream.native, size, arguments, memory_.generation()); });
+    streams_.natively(
+        stream, doing, [&] { kernel.launch(stream.native, launch.spec, arguments, memory_.generation()); });
   }
 
-  c10::SmallVector<LaunchArgument, 24> resolve(c10::ArrayRef<KernelArgument> arguments) const {
-    c10::SmallVector<LaunchArgument, 24> resolved;
-    for (const KernelArgument& argument : arguments) {
-      resolved.push_back(memory_.resolve(argument));
-    }
-    return resolved;
-  }
-
-  void call_now(
-      const QueueFunction& function, const std::string& caller, c10::ArrayRef<LaunchArgument> arguments,
-      DriverStream& stream) {
-    const auto doing = [&] { return c10::str("calling ", function.name(), " for ", caller); };
+  void execute(const LibraryCall& library_call, DriverStream& stream) {
+    const QueueFunction& function = *library_call.function;
+    const auto arguments = resolve(library_call.arguments);
+    const auto doing = [&] { return c10::str("calling ", function.name(), " for ", *library_call.caller); };
     streams_.natively(stream, doing, [&] {
       const auto given = c_arguments(arguments);
       const auto call = reinterpret_cast<int (*)(void*, const CArgument*, uint64_t)>(function.address());
@@ -468,7 +347,9 @@ class DriverDevice final : public Device {
         said(
             [&] { status = call(stream.native, given.data(), given.size()); },
             [&] {
-              return c10::str("bp:", static_cast<int>(index_), " driver ", function.name(), numbers_of(function, arguments), ", given to the queue");
+              return c10::str(
+                  "bp:", static_cast<int>(index_), " driver ", function.name(), numbers_of(function, arguments),
+                  ", given to the queue");
             });
       }
       if (C10_UNLIKELY(status != 0)) {
@@ -478,56 +359,113 @@ class DriverDevice final : public Device {
     });
   }
 
-  // False, and nothing is taken, unless the queue was given host functions last, and is not done with them.
-  bool joins_last_calls(DriverStream& stream, HostFunction&& function, HostMemory&& memory) {
-    if (stream.deferred.any() || Profile::is_active()) { // which has to know when this one runs, and no other
-      return false;
-    }
-    driver_.errors().check();
-    streams_.wait_for_room(stream);
-    const std::lock_guard<std::mutex> guard(stream.calls_lock);
-    return stream.calls != nullptr && stream.calls_number == stream.progress.last() &&
-        stream.calls->add(std::move(function), std::move(memory));
-  }
-
-  void call_host_in_order(DriverStream& stream, HostFunction function, std::vector<LaunchArgument> memory) {
-    streams_.natively_in_order(
-        stream, Doing{"calling a function of the host"},
-        [this, &stream, function = std::move(function), memory = std::move(memory)](uint64_t number) {
-          const NativeLauncher& launcher = *driver_.launcher();
-          const auto calls = std::make_shared<HostCalls>();
-          calls->add(HostFunction(function), launcher.host_memory(stream.native, memory, memory_.generation()));
-          launcher.call_host(stream.native, [calls, number, kept = stream.shared_from_this()] {
-            calls->run();
-            kept->progress.reached(number);
-          });
-          const std::lock_guard<std::mutex> guard(stream.calls_lock);
-          stream.calls = number == 0 ? nullptr : calls;
-          stream.calls_number = number;
-        });
-  }
-
-  void copy_natively(void* destination, const void* source, size_t bytes, DriverStream& stream) {
-    memory_.place_of(destination, bytes); // checks the ranges
-    memory_.place_of(source, bytes);
-    const LaunchArgument to = memory_.resolve({destination, 0});
-    const LaunchArgument from = memory_.resolve({source, 0});
-    const Doing doing{"copying ", bytes, " bytes within it"};
-    if (bytes >= kParallelCopy && host_sees_memory()) {
-      // One thread of an OpenCL processor copies, where all of the host's can.
-      const auto work = [bytes](char* const* memory) {
-        const at::AutoDispatchBelowADInplaceOrView guard;
-        const auto tensor = [&](char* start) { return at::from_blob(start, static_cast<int64_t>(bytes), at::kByte); };
-        tensor(memory[0]).copy_(tensor(memory[1]));
-      };
-      const int threads = at::get_num_threads();
-      give_up_team(); // there should be one
-      call_host_in_order(stream, {work, threads}, {to, from});
+  void execute(const HostCallback& callback, DriverStream& stream) {
+    if (!runs_host_functions()) {
+      streams_.synchronize_stream(&stream);
+      callback.function->run(callback.memory.data(), callback.numbers.data());
       return;
     }
-    streams_.natively_in_order(stream, doing, [this, &stream, to, from, bytes] {
-      driver_.launcher()->copy(stream.native, to, from, bytes);
+    std::vector<LaunchArgument> memory;
+    for (const char* address : callback.memory) {
+      memory.push_back(memory_.resolve({address, 0}));
+    }
+    streams_.natively(stream, Doing{"calling a function of the host"}, [&] {
+      const NativeLauncher& launcher = *driver_.launcher();
+      launcher.call_host(
+          stream.native,
+          [function = callback.function, numbers = callback.numbers.vec(),
+           seen = launcher.host_memory(stream.native, memory, memory_.generation())]() mutable {
+            const InHostCallback here;
+            function->run(seen.addresses().data(), numbers.data());
+            function = nullptr; // here, as what goes with it may submit commands
+          });
     });
+  }
+
+  void execute(const Fill& fill, DriverStream& stream) {
+    const Doing doing{"filling ", fill.bytes, " bytes"};
+    const auto to = memory_.place_of(fill.address, fill.bytes); // checks the range
+    if (driver_.launcher() != nullptr) {
+      streams_.natively(stream, doing, [&] {
+        driver_.launcher()->fill(stream.native, memory_.resolve({fill.address, 0}), fill.value, fill.bytes);
+      });
+    } else {
+      streams_.ask(stream, doing, [&] {
+        driver_.attr("fill")(to.segment, to.offset, fill.bytes, fill.value, py::handle(stream.object));
+      });
+    }
+  }
+
+  void execute(const Copy& copy, DriverStream& stream) {
+    switch (copy.kind) {
+      case CopyKind::HostToDevice:
+        copy_in(copy, stream);
+        break;
+      case CopyKind::DeviceToHost:
+        copy_out(copy, stream);
+        break;
+      case CopyKind::WithinDevice:
+        copy_within(copy, stream);
+        break;
+    }
+  }
+
+  bool copies_host_memory() const {
+    return driver_.launcher() != nullptr && driver_.launcher()->copies_host_memory();
+  }
+
+  void copy_in(const Copy& copy, DriverStream& stream) {
+    const Doing doing{"copying ", copy.bytes, " bytes to it"};
+    const auto to = memory_.place_of(copy.destination, copy.bytes);
+    if (copies_host_memory()) {
+      streams_.natively(stream, doing, [&] {
+        driver_.launcher()->copy_in(stream.native, memory_.resolve({copy.destination, 0}), copy.source, copy.bytes);
+      });
+    } else {
+      streams_.ask(stream, doing, [&] {
+        driver_.attr("copy_in")(to.segment, to.offset, read_only(copy.source, copy.bytes), py::handle(stream.object));
+      });
+    }
+  }
+
+  void copy_out(const Copy& copy, DriverStream& stream) {
+    const Doing doing{"copying ", copy.bytes, " bytes from it"};
+    const auto from = memory_.place_of(copy.source, copy.bytes);
+    if (copies_host_memory()) {
+      streams_.natively(stream, doing, [&] {
+        driver_.launcher()->copy_out(stream.native, copy.destination, memory_.resolve({copy.source, 0}), copy.bytes);
+      });
+    } else {
+      streams_.ask(stream, doing, [&] {
+        driver_.attr("copy_out")(
+            from.segment, from.offset, writable(copy.destination, copy.bytes), py::handle(stream.object));
+      });
+    }
+  }
+
+  void copy_within(const Copy& copy, DriverStream& stream) {
+    const Doing doing{"copying ", copy.bytes, " bytes within it"};
+    const auto to = memory_.place_of(copy.destination, copy.bytes);
+    const auto from = memory_.place_of(copy.source, copy.bytes);
+    if (driver_.launcher() != nullptr && !overlap(copy.destination, copy.source, copy.bytes)) {
+      streams_.natively(stream, doing, [&] {
+        driver_.launcher()->copy(
+            stream.native, memory_.resolve({copy.destination, 0}), memory_.resolve({copy.source, 0}), copy.bytes);
+      });
+    } else {
+      streams_.ask(stream, doing, [&] {
+        driver_.attr("copy")(
+            to.segment, to.offset, from.segment, from.offset, copy.bytes, py::handle(stream.object));
+      });
+    }
+  }
+
+  c10::SmallVector<LaunchArgument, 24> resolve(c10::ArrayRef<KernelArgument> arguments) const {
+    c10::SmallVector<LaunchArgument, 24> resolved;
+    for (const KernelArgument& argument : arguments) {
+      resolved.push_back(memory_.resolve(argument));
+    }
+    return resolved;
   }
 
   const c10::DeviceIndex index_;

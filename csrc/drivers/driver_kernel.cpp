@@ -67,7 +67,7 @@ std::string DriverKernel::name() const {
 }
 
 void DriverKernel::launch(
-    void* queue, const LaunchSize& size, c10::ArrayRef<LaunchArgument> arguments, uint64_t generation) {
+    void* queue, const LaunchSpec& size, c10::ArrayRef<LaunchArgument> arguments, uint64_t generation) {
   if (native_ != nullptr) {
     native_->launch(queue, size, arguments, generation);
   } else {
@@ -106,7 +106,7 @@ void DriverKernel::finished() noexcept {
   finished_();
 }
 
-void DriverKernel::call_driver(void* stream, const LaunchSize& size, c10::ArrayRef<LaunchArgument> arguments) {
+void DriverKernel::call_driver(void* stream, const LaunchSpec& size, c10::ArrayRef<LaunchArgument> arguments) {
   TORCH_CHECK(Py_IsInitialized(), "kernel ", source_.entry, " was launched after Python has been finalized");
   DeviceCall gil(true);
   py::list values;
@@ -119,7 +119,7 @@ void DriverKernel::call_driver(void* stream, const LaunchSize& size, c10::ArrayR
     }
   }
   driver_.attr("launch")(
-      py::handle(object_), py::tuple(py::cast(size.items)), py::tuple(py::cast(size.group)), values,
+      py::handle(object_), py::tuple(py::cast(size.global_size)), py::tuple(py::cast(size.group_size)), values,
       py::handle(static_cast<PyObject*>(stream)));
 }
 

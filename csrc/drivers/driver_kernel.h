@@ -28,12 +28,12 @@ class DriverKernel final : public KernelBuild {
   std::string name() const;
   // Only when it is built. `queue` is the native queue where there is a native launcher, else the driver's object for the
   // stream; the memory of arguments accordingly.
-  void launch(void* queue, const LaunchSize& size, c10::ArrayRef<LaunchArgument> arguments, uint64_t generation);
+  void launch(void* queue, const LaunchSpec& size, c10::ArrayRef<LaunchArgument> arguments, uint64_t generation);
 
  private:
   void build() override;
   void finished() noexcept override;
-  void call_driver(void* stream, const LaunchSize& size, c10::ArrayRef<LaunchArgument> arguments);
+  void call_driver(void* stream, const LaunchSpec& size, c10::ArrayRef<LaunchArgument> arguments);
 
   const Source source_;
   DriverObject& driver_;

@@ -9,6 +9,24 @@ namespace py = pybind11;
 
 namespace backplane {
 
+namespace {
+
+thread_local bool in_host_callback = false;
+
+} // namespace
+
+InHostCallback::InHostCallback() noexcept {
+  in_host_callback = true;
+}
+
+InHostCallback::~InHostCallback() {
+  in_host_callback = false;
+}
+
+bool InHostCallback::is_running() noexcept {
+  return in_host_callback;
+}
+
 // An event, and its recordings that are still deferred. Kept by those, so that it may be destroyed before.
 class DriverStreams::Event : public c10::intrusive_ptr_target {
  public:
@@ -48,6 +66,26 @@ class DriverStreams::Event : public c10::intrusive_ptr_target {
     return deferred_.load() > 0;
   }
 
+  // The latest recording was the last of the stream's first `count` commands; 0: unknown.
+  void recorded_behind(DriverStream& stream, uint64_t count) {
+    std::lock_guard<std::mutex> guard(lock_);
+    position_ = {stream.shared_from_this(), count};
+  }
+  struct Position {
+    StreamPointer stream;
+    uint64_t count = 0;
+
+    void has_executed() const {
+      if (stream != nullptr) {
+        stream->has_executed(count);
+      }
+    }
+  };
+  Position position() const {
+    std::lock_guard<std::mutex> guard(lock_);
+    return position_;
+  }
+
   void defer(StreamPointer stream) {
     std::lock_guard<std::mutex> guard(lock_);
     stream_ = std::move(stream);
@@ -64,6 +102,7 @@ class DriverStreams::Event : public c10::intrusive_ptr_target {
   PyObject* const object_; // what the driver calls it; null where it is native
   mutable std::mutex lock_;
   StreamPointer stream_;
+  Position position_;
   std::atomic<int> deferred_{0}; // recordings
 };
 
@@ -73,7 +112,7 @@ DriverStreams::Event& DriverStreams::event_of(EventHandle event) {
 
 // --- streams
 StreamHandle DriverStreams::create_stream(int priority) {
-  auto stream = std::make_shared<DriverStream>();
+  const auto stream = std::make_shared<DriverStream>(execute_);
   driver_.ask("making a stream", [&] {
     py::object object = driver_.attr("create_stream")(priority);
     try {
@@ -118,11 +157,12 @@ bool DriverStreams::query_stream(StreamHandle handle) {
       return false;
     }
   }
+  driver_.errors().check();
+  if (stream.is_known_idle()) {
+    return true;
+  }
   return driver_.ask("asked whether a stream is done", [&] {
-    // What the driver is told of it looks for by a marker, which is not reached at once in an idle queue either.
-    if (!stream.is_idle()) {
-      note_launches(stream);
-    }
+    note_launches(stream);
     return driver_.attr("query_stream")(py::handle(stream.object)).cast<bool>();
   });
 }
@@ -151,32 +191,40 @@ void DriverStreams::destroy_event(EventHandle event) noexcept {
   c10::intrusive_ptr<Event>::reclaim(&event_of(event));
 }
 
-void DriverStreams::record_event(EventHandle handle, StreamHandle stream_handle) {
-  DriverStream& stream = known(stream_handle);
-  Event& event = event_of(handle);
-  if (!stream.deferred.any()) {
-    record(event, stream);
+void DriverStreams::submit(const Command& command, DriverStream& stream, c10::intrusive_ptr<KernelBuild> build) {
+  if (const auto* wait = std::get_if<EventWait>(&command)) {
+    issue_recording(wait->event);
+    stream.deferred.issue_all(); // the event may be recorded again, and this means the recording of now
+  }
+  stream.throw_failure();
+  if (build == nullptr && !stream.deferred.any()) {
+    execute_(command, stream);
     return;
   }
-  event.defer(shared(stream_handle));
-  stream.deferred.submit(nullptr, [this, &stream, kept = c10::intrusive_ptr<Event>::reclaim_copy(&event)] {
-    const auto done = c10::make_scope_exit([&] { kept->recorded(); });
-    record(*kept, stream);
-  });
+  std::shared_ptr<const void> keep;
+  if (const auto* record = std::get_if<EventRecord>(&command)) { // which may be destroyed before its recording executes
+    Event& event = event_of(record->event);
+    event.defer(shared(&stream));
+    keep = std::shared_ptr<Event>(c10::intrusive_ptr<Event>::reclaim_copy(&event).release(), [](Event* kept) {
+      kept->recorded();
+      c10::intrusive_ptr<Event>::reclaim(kept);
+    });
+  }
+  stream.deferred.submit(std::move(build), StoredCommand(command, std::move(keep)));
 }
 
-void DriverStreams::wait_event(EventHandle event, StreamHandle handle) {
-  DriverStream& stream = known(handle);
-  issue_recording(event);
-  stream.deferred.issue_all(); // the event may be recorded again, and this means the recording of now
-  stream.throw_failure();
+void DriverStreams::record_event(const EventRecord& command, DriverStream& stream) {
+  record(event_of(command.event), stream);
+}
+
+void DriverStreams::wait_event(const EventWait& command, DriverStream& stream) {
   constexpr const char* kDoing = "making a stream wait for an event";
-  if (NativeEvent* native = event_of(event).native()) {
+  const Event& event = event_of(command.event);
+  if (NativeEvent* native = event.native()) {
     natively(stream, Doing{kDoing}, [&] { native->wait(stream.native); });
-    return;
+  } else {
+    ask(stream, {kDoing}, [&] { driver_.attr("wait_event")(event.object(), py::handle(stream.object)); });
   }
-  const auto given = giving(stream);
-  driver_.ask(kDoing, [&] { driver_.attr("wait_event")(event_of(event).object(), py::handle(stream.object)); });
 }
 
 bool DriverStreams::query_event(EventHandle event) {
@@ -189,7 +237,12 @@ bool DriverStreams::query_event(EventHandle event) {
   }
   constexpr const char* kDoing = "asked for an event";
   if (NativeEvent* native = event_of(event).native()) {
-    return ask_natively(kDoing, [&] { return native->query(); });
+    const auto position = event_of(event).position();
+    const bool reached = ask_natively(kDoing, [&] { return native->query(); });
+    if (reached) {
+      position.has_executed();
+    }
+    return reached;
   }
   return driver_.ask(kDoing, [&] {
     return driver_.attr("query_event")(event_of(event).object()).cast<bool>();
@@ -264,8 +317,12 @@ DriverStream& DriverStreams::known(StreamHandle handle) const {
 
 void DriverStreams::finish_work() {
   for (const StreamPointer& stream : all()) {
-    stream->deferred.submit(nullptr, [this, stream] { synchronize(*stream); });
     stream->deferred.issue_all();
+    try {
+      synchronize(*stream);
+    } catch (...) {
+      stream->deferred.keep_failure(std::current_exception());
+    }
   }
 }
 
@@ -294,20 +351,20 @@ void DriverStreams::record(Event& event, DriverStream& stream) {
   constexpr const char* kDoing = "recording an event";
   NativeEvent* native = event.native();
   if (native == nullptr) {
-    driver_.ask(kDoing, [&] { driver_.attr("record_event")(event.object(), py::handle(stream.object)); });
+    ask(stream, {kDoing}, [&] { driver_.attr("record_event")(event.object(), py::handle(stream.object)); });
     return;
   }
-  natively(stream, Doing{kDoing}, [&](uint64_t number) {
-    native->record(stream.native);
-    if (number != 0) {
-      stream.ends_with(native->latest_recording(), number);
-    }
-  });
+  const uint64_t count = stream.submitted.load();
+  natively(stream, Doing{kDoing}, [&] { native->record(stream.native); });
+  // Other threads may have submitted commands meanwhile, which may lie behind the event.
+  event.recorded_behind(stream, stream.submitted.load() == count + 1 ? count + 1 : 0);
 }
 
 void DriverStreams::synchronize(const Event& event, const char* doing) {
   if (NativeEvent* native = event.native()) {
+    const auto position = event.position();
     ask_natively(doing, [&] { native->synchronize(); });
+    position.has_executed();
   } else {
     driver_.ask(doing, [&] { driver_.attr("synchronize_event")(event.object()); });
   }
@@ -315,7 +372,7 @@ void DriverStreams::synchronize(const Event& event, const char* doing) {
 
 // Marks where the queue is now, and waits until it has come to the mark before.
 void DriverStreams::wait_for_last_mark(DriverStream& stream) {
-  if (HostCalls::inside()) {
+  if (InHostCallback::is_running()) { // the queue goes on when this thread returns
     return;
   }
   std::shared_ptr<void> mark(create_event(/*timing=*/false), [this](EventHandle event) { destroy_event(event); });
@@ -332,16 +389,15 @@ void DriverStreams::wait_for_last_mark(DriverStream& stream) {
 // Waits for what the driver was given.
 void DriverStreams::synchronize(DriverStream& stream) {
   driver_.errors().check();
-  const uint64_t last = stream.progress.last();
-  if (last != 0 && last == stream.synchronized.load()) {
-    return; // nothing was given to it since
+  const uint64_t count = stream.submitted.load();
+  if (stream.is_known_idle()) {
+    return; // nothing was submitted since
   }
   driver_.ask("waiting for a stream", [&] {
     note_launches(stream);
     driver_.attr("synchronize_stream")(py::handle(stream.object));
   });
-  stream.progress.reached(last);
-  stream.synchronized.store(last);
+  stream.has_executed(count);
 }
 
 // Tells the driver, which counts what is under way, of launches that went past it.

@@ -9,58 +9,56 @@
 #include <mutex>
 #include <shared_mutex>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "devices/device.h"
 #include "drivers/driver_object.h"
-#include "drivers/host_calls.h"
 #include "drivers/kernel_build.h"
-#include "drivers/progress.h"
 
 namespace backplane {
 
+// Exists while a queue calls the host: the calling thread must not wait for that queue.
+class InHostCallback {
+ public:
+  InHostCallback() noexcept;
+  ~InHostCallback();
+  InHostCallback(const InHostCallback&) = delete;
+  InHostCallback& operator=(const InHostCallback&) = delete;
+
+  static bool is_running() noexcept; // in the calling thread
+};
+
 struct DriverStream : std::enable_shared_from_this<DriverStream> {
-  PyObject* object; // what the driver calls it, with one reference to it
+  using Execute = std::function<void(const Command&, DriverStream&)>;
+
+  // `execute` gives a command to the driver now.
+  explicit DriverStream(Execute execute)
+      : deferred([this, execute = std::move(execute)](const Command& command) { execute(command, *this); }) {}
+
+  PyObject* object = nullptr; // what the driver calls it, with one reference to it
   void* native = nullptr; // what its hardware API does; only with a native launcher
   DeferredCommands deferred;
   std::atomic<uint64_t> launches{0}; // native ones, which the driver does not see
   std::atomic<uint64_t> noted{0}; // how many of them it was told of
 
-  // Whether it is known, without asking the driver, that it has done all that it was given.
-  bool is_idle() {
-    if (deferred.any()) {
-      return false;
-    }
-    if (!progress.is_idle()) {
-      const std::lock_guard<std::mutex> guard(end_lock);
-      if (end && end_number == progress.last() && end()) {
-        progress.reached(end_number);
-        end = nullptr;
-      }
-    }
-    return progress.is_idle();
-  }
-  // An event was recorded, as command `number`.
-  void ends_with(std::function<bool()> recording, uint64_t number) {
-    const std::lock_guard<std::mutex> guard(end_lock);
-    end = std::move(recording);
-    end_number = number;
-  }
-  Progress progress;
-  std::atomic<uint64_t> synchronized{0}; // up to which command the driver has waited without an error
-  std::mutex end_lock;
-  std::function<bool()> end; // NativeEvent::latest_recording
-  uint64_t end_number = 0; // not 0 where there is one
+  std::atomic<uint64_t> begun{0}; // commands whose submission has begun,
+  std::atomic<uint64_t> submitted{0}; // and ended
+  std::atomic<uint64_t> executed{0}; // a value of `submitted` whose commands are known to have executed
 
-  std::atomic<uint64_t> given{0}; // commands, and host functions; one that begins a command counts as two
+  bool is_known_idle() const {
+    return executed.load() == submitted.load();
+  }
+  void has_executed(uint64_t count) {
+    uint64_t known = executed.load();
+    while (known < count && !executed.compare_exchange_weak(known, count)) {
+    }
+  }
+
   std::mutex mark_lock;
-  std::shared_ptr<void> mark; // the latest of DriverStreams::wait_for_room, an event
+  std::shared_ptr<void> mark; // the latest of DriverStreams::wait_for_last_mark, an event
 
-  std::mutex calls_lock;
-  std::shared_ptr<HostCalls> calls; // the last that the queue was given, as command `calls_number`
-  uint64_t calls_number = 0;
-
-  // Throws what a deferred command has failed with.
+  // Throws the exception of a deferred command.
   void throw_failure() {
     if (C10_UNLIKELY(deferred.any())) {
       deferred.rethrow();
@@ -68,12 +66,12 @@ struct DriverStream : std::enable_shared_from_this<DriverStream> {
   }
 };
 
-// While a stream has commands that wait for a kernel to be built (kernel_build.h), what comes after is deferred too, if
-// it returns nothing; the other calls wait.
+// While a stream has commands that wait for a kernel to be built (kernel_build.h), later commands wait behind them; calls that
+// return something wait for all.
 class DriverStreams {
  public:
-  // `driver` lives as long as this.
-  explicit DriverStreams(DriverObject& driver) : driver_(driver) {}
+  // `driver` lives as long as this. `execute` gives a command to the driver now.
+  DriverStreams(DriverObject& driver, DriverStream::Execute execute) : driver_(driver), execute_(std::move(execute)) {}
 
   // As the methods of Device.
   StreamHandle create_stream(int priority);
@@ -82,8 +80,6 @@ class DriverStreams {
   void synchronize_stream(StreamHandle handle);
   EventHandle create_event(bool timing);
   void destroy_event(EventHandle event) noexcept;
-  void record_event(EventHandle event, StreamHandle stream);
-  void wait_event(EventHandle event, StreamHandle stream);
   bool query_event(EventHandle event);
   void synchronize_event(EventHandle event);
   double elapsed_ms(EventHandle start, EventHandle end);
@@ -97,56 +93,45 @@ class DriverStreams {
   // A build is over: gives the driver what waited for it.
   void issue_ready() noexcept;
 
-  // Called before something is given to the queue: see kMostWaiting.
-  void wait_for_room(DriverStream& stream) {
-    if (C10_UNLIKELY(stream.given.fetch_add(1, std::memory_order_relaxed) % kBetweenMarks == kBetweenMarks - 1)) {
-      wait_for_last_mark(stream);
-    }
-  }
-  // Exists while a command is given to the queue, for which there is room then.
-  Progress::Giving giving(DriverStream& stream) {
-    wait_for_room(stream);
-    return Progress::Giving(stream.progress);
-  }
+  // Executes the command, or stores it behind those that wait for a kernel. `build`: what the command itself waits for; may be
+  // null.
+  void submit(const Command& command, DriverStream& stream, c10::intrusive_ptr<KernelBuild> build);
+  // Executes now.
+  void record_event(const EventRecord& command, DriverStream& stream);
+  void wait_event(const EventWait& command, DriverStream& stream);
 
-  // Calls the driver now, or when the commands in front have been given to it.
-  template <typename Command>
-  void in_order(DriverStream& stream, const Doing& doing, Command command) {
-    if (stream.deferred.any()) {
-      stream.throw_failure();
-      stream.deferred.submit(nullptr, [this, &stream, doing, command] {
-        const auto given = giving(stream);
-        driver_.ask(doing, command);
-      });
-      return;
-    }
-    const auto given = giving(stream);
-    driver_.ask(doing, command);
-  }
-
-  // As in_order, for commands that go past the driver.
-  template <typename Command>
-  void natively_in_order(DriverStream& stream, const Doing& doing, Command command) {
-    const auto go = [this, &stream, doing, command = std::move(command)] { natively(stream, doing, command); };
-    if (C10_LIKELY(!stream.deferred.any())) {
-      go();
-      return;
-    }
-    stream.throw_failure();
-    stream.deferred.submit(nullptr, go);
-  }
-
-  // Gives the queue something that the driver does not see; `doing` says what, for errors. The command may take its number.
-  template <typename Text, typename Command>
-  void natively(DriverStream& stream, const Text& doing, const Command& command) {
-    driver_.errors().check();
-    const auto given = giving(stream);
-    try {
-      if constexpr (std::is_invocable_v<const Command&, uint64_t>) {
-        command(given.number());
-      } else {
-        command();
+  // Exists while a command is submitted to the queue, which has room for it then (kMostWaiting).
+  class Submission {
+   public:
+    Submission(DriverStreams& streams, DriverStream& stream) : stream_(stream) {
+      if (C10_UNLIKELY(stream.begun.fetch_add(1, std::memory_order_relaxed) % kBetweenMarks == kBetweenMarks - 1)) {
+        streams.wait_for_last_mark(stream);
       }
+    }
+    ~Submission() {
+      stream_.submitted.fetch_add(1);
+    }
+    Submission(const Submission&) = delete;
+    Submission& operator=(const Submission&) = delete;
+
+   private:
+    DriverStream& stream_;
+  };
+
+  // Calls the driver in Python to give it a command.
+  template <typename Function>
+  void ask(DriverStream& stream, const Doing& doing, const Function& function) {
+    const Submission submission(*this, stream);
+    driver_.ask(doing, function);
+  }
+
+  // Gives the queue a command that the driver in Python does not see; `doing` says what, for errors.
+  template <typename Text, typename Function>
+  void natively(DriverStream& stream, const Text& doing, const Function& function) {
+    driver_.errors().check();
+    const Submission submission(*this, stream);
+    try {
+      function();
       if (stream.launches.fetch_add(1, std::memory_order_relaxed) % kFlushEvery == 0) {
         driver_.launcher()->flush(stream.native);
       }
@@ -185,6 +170,7 @@ class DriverStreams {
   void issue_recording(EventHandle event);
 
   DriverObject& driver_;
+  const DriverStream::Execute execute_;
   mutable std::shared_mutex lock_; // never held while the driver is called
   std::unordered_map<void*, StreamPointer> streams_;
   std::atomic<uint64_t> removed_{0};

@@ -51,7 +51,7 @@ class NativeKernel {
   virtual ~NativeKernel() = default;
   // `generation` changes whenever a handle may have come to mean other memory. Throws NativeError.
   virtual void launch(
-      void* queue, const LaunchSize& size, c10::ArrayRef<LaunchArgument> arguments, uint64_t generation) = 0;
+      void* queue, const LaunchSpec& size, c10::ArrayRef<LaunchArgument> arguments, uint64_t generation) = 0;
 };
 
 // An event of the hardware API's. Thread-safe; needs no GIL. Throws NativeError. When it goes, waits for it that were

@@ -7,107 +7,75 @@
 #include <utility>
 
 #include "c10/generator.h"
-#include "drivers/host/host_device.h"
-#include "devices/profile.h"
+#include "devices/compiled_kernel.h"
 #include "fallback/deferred.h"
 #include "memory/allocator.h"
 #include "memory/caching_allocator.h"
 #include "memory/pinned.h"
 #include "streams/device_errors.h"
 #include "streams/stream.h"
+#include "streams/submit.h"
 
 namespace backplane {
 namespace {
 
-// Gives captured work to a stream.
+// Submits captured commands to a stream.
 class Replay {
  public:
   Replay(c10::Stream stream, c10::ArrayRef<PhiloxGenerator::State> generators)
-      : stream_(stream), queue_(stream_handle(stream)), device_(device(stream.device_index())), generators_(generators) {}
+      : stream_(stream), queue_(stream_handle(stream)), generators_(generators) {}
 
-  void operator()(const CapturedLaunch& launch) const {
-    give(launch.arguments, [&](c10::ArrayRef<KernelArgument> arguments) {
-      launch.kernel->launch(launch.size, arguments, queue_);
-    });
-  }
-
-  void operator()(const CapturedQueueCall& call) const {
-    give(call.arguments, [&](c10::ArrayRef<KernelArgument> arguments) {
-      const ProfiledCommand profiled(
-          Activity::Kind::Library, stream_.device_index(), queue_, call.function->name());
-      device_.call_on_queue(call.function, call.caller, arguments, queue_);
-    });
-  }
-
-  void operator()(const CapturedCopy& copy) const {
-    const ProfiledCommand profiled(stream_.device_index(), queue_, copy.kind, copy.bytes);
-    device_.copy(copy.destination, copy.source, copy.bytes, copy.kind, queue_);
-    if (copy.pinned) {
-      const auto& pointer = copy.pinned.data_ptr();
+  void run(const CapturedNode& node) const {
+    const Command& command = node.command.command();
+    if (C10_LIKELY(node.random.empty())) {
+      submit_now(stream_, queue_, command);
+    } else {
+      std::visit([&](const auto& one) { run_with_random_numbers(one, node.random); }, command);
+    }
+    if (node.pinned) {
+      const auto& pointer = node.pinned.data_ptr();
       pinned_allocator().record_event(pointer.get(), pointer.get_context(), stream_);
     }
   }
 
-  void operator()(const CapturedHostWork& work) const {
-    RandomState random{};
-    if (work.draw.has_value()) {
-      const auto& state = generators_[work.draw->generator];
-      random = {state.seed, state.offset + work.draw->beyond};
-    }
-    work.give(stream_, random);
+ private:
+  uint64_t value_of(const RandomNumber& number) const {
+    const auto& state = generators_[number.generator];
+    return number.is_offset ? state.offset + number.beyond : state.seed;
   }
 
- private:
-  // Calls `go` with the arguments, in which random numbers are this replay's.
-  template <typename Go>
-  void give(const CapturedArguments& captured, const Go& go) const {
-    if (captured.random.empty()) {
-      go(captured.arguments);
-      return;
+  // The command with this replay's random numbers.
+  template <typename WithArguments>
+  void run_with_random_numbers(WithArguments command, c10::ArrayRef<RandomNumber> random) const {
+    if constexpr (requires { command.arguments; }) {
+      c10::SmallVector<KernelArgument, 24> arguments(command.arguments.begin(), command.arguments.end());
+      c10::SmallVector<uint64_t, 4> numbers(random.size());
+      for (size_t i = 0; i < numbers.size(); ++i) {
+        const auto value = static_cast<int64_t>(value_of(random[i]));
+        arguments[random[i].index] = {&numbers[i], store_number(value, random[i].dtype, &numbers[i])};
+      }
+      command.arguments = arguments;
+      submit_now(stream_, queue_, command);
+    } else if constexpr (requires { command.numbers; }) {
+      c10::SmallVector<uint64_t, 8> numbers(command.numbers.begin(), command.numbers.end());
+      for (const RandomNumber& one : random) {
+        store_number(static_cast<int64_t>(value_of(one)), one.dtype, &numbers[one.index]);
+      }
+      command.numbers = numbers;
+      submit_now(stream_, queue_, command);
+    } else {
+      TORCH_INTERNAL_ASSERT(false, "a command without numbers");
     }
-    c10::SmallVector<KernelArgument, 24> arguments(captured.arguments.begin(), captured.arguments.end());
-    c10::SmallVector<uint64_t, 4> numbers(captured.random.size());
-    for (size_t i = 0; i < numbers.size(); ++i) {
-      const RandomNumber& number = captured.random[i];
-      const auto& state = generators_[number.generator];
-      const uint64_t value = number.is_offset ? state.offset + number.beyond : state.seed;
-      arguments[number.argument].bytes = store_number(static_cast<int64_t>(value), number.dtype, &numbers[i]);
-      arguments[number.argument].data = &numbers[i];
-    }
-    go(arguments);
   }
 
   const c10::Stream stream_;
   const StreamHandle queue_;
-  Device& device_;
   const c10::ArrayRef<PhiloxGenerator::State> generators_;
 };
 
-std::string described(const CapturedLaunch& launch) {
-  const auto& [items, group] = launch.size;
-  return c10::str(
-      launch.kernel->entry(), "\\n", items[0], " × ", items[1], " × ", items[2], " work items in groups of ", group[0],
-      " × ", group[1], " × ", group[2]);
-}
-
-std::string described(const CapturedQueueCall& call) {
-  return call.function->name();
-}
-
-std::string described(const CapturedCopy& copy) {
-  const char* kind = copy.kind == CopyKind::WithinDevice ? "within the device"
-      : copy.kind == CopyKind::HostToDevice              ? "from pinned memory"
-                                                         : "to pinned memory";
-  return c10::str("copy of ", copy.bytes, " bytes ", kind);
-}
-
-std::string described(const CapturedHostWork& work) {
-  return c10::str("on the host: ", work.name);
-}
-
-// Whether streams of the device work beside each other: those of host devices mostly do all in the calling thread.
+// Whether streams of the device work beside each other: those of host devices mostly execute in the calling thread.
 bool has_queues(c10::DeviceIndex index) {
-  return !can_defer(index) || host_devices_are_asynchronous();
+  return !can_defer(index) || device(index).defers_operators();
 }
 
 // Lets queue 0 wait for all that the others were given, where a replay ends early. What cannot be done is left.
@@ -115,8 +83,8 @@ void join(Device& device, c10::ArrayRef<StreamHandle> queues) noexcept {
   for (const StreamHandle queue : queues.slice(1)) {
     try {
       const EventHandle event = device.create_event(/*timing=*/false);
-      device.record_event(event, queue);
-      device.wait_event(event, queues[0]);
+      device.submit(EventRecord{event}, queue);
+      device.submit(EventWait{event}, queues[0]);
       device.destroy_event(event);
     } catch (const std::exception&) {
       // The error that ended the replay is told.
@@ -244,7 +212,7 @@ void Graph::replay() {
   if (branches_.queues == 1) {
     const Replay replay(stream, states);
     for (const CapturedNode& node : graph_->nodes) {
-      std::visit(replay, node.work);
+      replay.run(node);
     }
   } else {
     replay_branches(owner, stream, states);
@@ -264,22 +232,22 @@ void Graph::replay_branches(
     replays.emplace_back(branch, generators);
   }
   try {
-    owner.record_event(events_.back(), queues[0]);
+    owner.submit(EventRecord{events_.back()}, queues[0]);
     for (size_t i = 0; i < graph_->nodes.size(); ++i) {
       const Branches::Step& step = branches_.steps[i];
       if (step.waits_for_begin) {
-        owner.wait_event(events_.back(), queues[step.queue]);
+        owner.submit(EventWait{events_.back()}, queues[step.queue]);
       }
       for (const size_t before : step.waits_for) {
-        owner.wait_event(events_[before], queues[step.queue]);
+        owner.submit(EventWait{events_[before]}, queues[step.queue]);
       }
-      std::visit(replays[step.queue], graph_->nodes[i].work);
+      replays[step.queue].run(graph_->nodes[i]);
       if (step.is_waited_for) {
-        owner.record_event(events_[i], queues[step.queue]);
+        owner.submit(EventRecord{events_[i]}, queues[step.queue]);
       }
     }
     for (const size_t node : branches_.joined) {
-      owner.wait_event(events_[node], queues[0]);
+      owner.submit(EventWait{events_[node]}, queues[0]);
     }
   } catch (...) {
     join(owner, queues);
@@ -308,7 +276,7 @@ void Graph::debug_dump(const std::string& path) const {
   file << "digraph graph_of_bp_" << static_cast<int>(stream_->device_index()) << " {\n  node [shape=box];\n";
   for (size_t i = 0; i < graph_->nodes.size(); ++i) {
     const CapturedNode& node = graph_->nodes[i];
-    const std::string work = std::visit([](const auto& one) { return described(one); }, node.work);
+    const std::string work = describe(node.command.command());
     const size_t queue = branches_.queues == 1 ? 0 : branches_.steps[i].queue;
     const std::string text =
         c10::str(node.operator_name, "\\n", work, "\\nstream ", node.stream, ", at a replay queue ", queue);

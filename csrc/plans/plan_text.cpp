@@ -40,21 +40,21 @@ std::string text(const std::vector<PlannedArgument>& arguments, const std::vecto
 }
 
 std::string text(const LaunchStep& step) {
-  const auto& items = step.size.items;
-  const auto& group = step.size.group;
+  const auto& items = step.spec.global_size;
+  const auto& group = step.spec.group_size;
   std::string line = c10::str(
       "launch ", step.kernel->entry(), " on ", items[0], "×", items[1], "×", items[2], " items in groups of ", group[0],
       "×", group[1], "×", group[2], ": ");
   return line + text(step.arguments, step.kernel->parameters());
 }
 
-std::string text(const QueueStep& step) {
+std::string text(const LibraryStep& step) {
   return c10::str(
       "call ", step.function->text(), " on the queue with ", text(step.arguments, step.function->parameters()));
 }
 
-std::string text(const HostStep& step) {
-  std::string line = c10::str("on the host ", step.work->text(), " with ");
+std::string text(const HostCallbackStep& step) {
+  std::string line = c10::str("on the host ", step.function->text(), " with ");
   const char* separator = "";
   for (const Address& address : step.memory) {
     line += separator + text(address);

@@ -242,7 +242,7 @@ Event* record_event(Event* event, c10::Stream stream, bool timing) {
   if (C10_UNLIKELY(capture != nullptr)) {
     event->captured = capture->point(stream);
   } else {
-    owner.record_event(event->handle, stream_handle(stream));
+    owner.submit(EventRecord{event->handle}, stream_handle(stream));
     if (event->captured != nullptr) { // the allocator's, none of which is captured, may be asked for by another thread now
       event->captured = nullptr;
     }
@@ -268,7 +268,7 @@ void block_stream(const Event* event, c10::Stream stream) {
   const StreamHandle handle = stream_handle(stream);
   Device& owner = device(event->device);
   if (event->device == stream.device_index()) {
-    owner.wait_event(event->handle, handle);
+    owner.submit(EventWait{event->handle}, handle);
   } else {
     owner.synchronize_event(event->handle); // no driver can queue a wait for another driver's event
   }

@@ -6,12 +6,13 @@
 #include <algorithm>
 #include <map>
 
-#include "aten/winograd.h"
 #include "plans/python_number.h"
+#include "plans/host_functions.h"
 #include "plans/recorder.h"
 #include "bindings.h"
 #include "python/library_symbols.h"
 #include "streams/stream.h"
+#include "streams/submit.h"
 
 namespace py = pybind11;
 
@@ -73,22 +74,23 @@ class Gathered {
     step_.numbers.emplace_back(Literal{bits, bytes});
   }
 
-  // Does the work on the current stream, and has it recorded.
-  void go(std::shared_ptr<const HostWork> work) {
+  // Submits the callback to the current stream, and records it.
+  void go(std::shared_ptr<const HostFunction> function) {
     TORCH_CHECK_TYPE(index_ >= 0, what_, " needs a bp tensor among its arguments");
     TORCH_CHECK(
         device(index_).host_sees_memory(), "the host does not see the memory of ",
         c10::Device(c10::kPrivateUse1, index_), " (", device(index_).properties().name, ")");
     if (recorder_ != nullptr) {
-      step_.work = work;
-      recorder_->given_to_host(std::move(step_));
+      step_.function = function;
+      recorder_->add(std::move(step_));
       if (recorder_->is_dry()) {
         return;
       }
     }
     const c10::Stream stream = current_stream(index_);
+    stream_handle(stream); // refuses in a capture: host callbacks are captured as steps of plans
     const py::gil_scoped_release released; // the device may have to wait
-    do_on_host(stream, std::move(work), memory_, numbers_);
+    submit(stream, HostCallback{std::move(function), memory_, numbers_});
   }
 
  private:
@@ -97,7 +99,7 @@ class Gathered {
   c10::DeviceIndex index_ = -1;
   c10::SmallVector<char*, 8> memory_;
   c10::SmallVector<uint64_t, 8> numbers_;
-  HostStep step_;
+  HostCallbackStep step_;
 };
 
 CpuOperator::Memory described(const at::Tensor& tensor) {
@@ -215,7 +217,6 @@ void bind_host_work(py::module_& module) {
   module.def(
       "host_sees_memory", [](c10::DeviceIndex index) { return device(index).host_sees_memory(); },
       py::arg("device_index"));
-  module.def("host_has_winograd", &winograd::is_available);
 }
 
 } // namespace backplane
