@@ -77,14 +77,14 @@ def test_without_a_platform_there_is_no_device_and_no_warning(run: Run, tmp_path
 
 def test_a_broken_platform_is_skipped_with_a_warning(run: Run) -> None:
     code = """
-from torch_backplane.drivers import opencl
+from torch_backplane.drivers.opencl import driver
 
 class Broken:
     name = "Broken platform"
     def get_devices(self): raise RuntimeError("no firmware")
 
-working = opencl.platforms
-opencl.platforms = lambda cl: [Broken(), *working(cl)]
+working = driver.platforms
+driver.platforms = lambda cl: [Broken(), *working(cl)]
 """
     result = run(code + LIST)
     assert "opencl" in result.stdout.split()
@@ -93,20 +93,20 @@ opencl.platforms = lambda cl: [Broken(), *working(cl)]
 
 def test_of_two_pocls_the_first_that_works_is_used(run: Run) -> None:
     code = """
-from torch_backplane.drivers import opencl
+from torch_backplane.drivers.opencl import driver
 
 class Twin:
-    name = opencl.POCL
+    name = driver.POCL
     def __init__(self, devices): self.devices = devices
     def get_devices(self): return self.devices
 
 import pyopencl as cl
-pocl = [platform for platform in cl.get_platforms() if platform.name == opencl.POCL]
+pocl = [platform for platform in cl.get_platforms() if platform.name == driver.POCL]
 if not pocl:
     print("no PoCL")
 else:
     devices = pocl[0].get_devices()
-    print(len(opencl.open_devices([Twin([]), pocl[0], pocl[0]])) == len(devices))
+    print(len(driver.open_devices([Twin([]), pocl[0], pocl[0]])) == len(devices))
 """
     result = run(code)
     if result.stdout == "no PoCL\n":
@@ -122,7 +122,7 @@ else:
     ],
 )
 def test_a_device_that_cannot_run_a_kernel_is_skipped_with_a_warning(run: Run, kernel: str, reason: str) -> None:
-    result = run(f"from torch_backplane.drivers import opencl_device; opencl_device.PROBE = {kernel!r}\n{LIST}")
+    result = run(f"from torch_backplane.drivers.opencl import device; device.PROBE = {kernel!r}\n{LIST}")
     assert result.stdout == "host\n"
     assert "torch_backplane: OpenCL device '" in result.stderr
     assert reason in result.stderr
@@ -343,7 +343,7 @@ assert "- POCL_SOMETHING: `1`" in said and "- CL_CONFIG_SOMETHING: `2`" in said,
 def test_kinds_of_devices(run: Run) -> None:
     code = """
 import pyopencl as cl
-from torch_backplane.drivers.opencl_device import kind
+from torch_backplane.drivers.opencl.device import kind
 types = cl.device_type
 assert kind(types.GPU) == "gpu"
 assert kind(types.CPU | types.DEFAULT) == "cpu"
@@ -377,7 +377,7 @@ assert torch.int32 in target.atomics
 def test_what_an_implementation_answers_is_believed_where_it_can_be(run: Run) -> None:
     code = """
 import pyopencl as cl, torch
-from torch_backplane.drivers.opencl_target import target
+from torch_backplane.drivers.opencl.target import target
 from torch_backplane.kernels import Target
 
 class Modelled:
@@ -414,7 +414,7 @@ assert target(odd, "gpu").vector_widths == {}
 
 def test_an_old_device_and_one_without_float64(run: Run) -> None:
     code = QUIET + """
-from torch_backplane.drivers import opencl_device
+from torch_backplane.drivers.opencl import device as opencl_device
 
 class Altered:
     def __init__(self, device, **values): self.__dict__.update(values, device=device)
@@ -507,7 +507,7 @@ def test_out_of_memory_and_recovery(run: Run) -> None:
     code = QUIET + """
 import dataclasses
 import pyopencl as cl
-from torch_backplane.drivers import opencl_device
+from torch_backplane.drivers.opencl import device as opencl_device
 
 class Small(opencl_device.OpenCLDevice):
     def __init__(self, device):

@@ -18,7 +18,8 @@ from agreement import DEVICE, agrees, plans_from_the_start, refused_alike
 from test_tunable import Times, anew, tunable
 
 from torch_backplane import _C, drivers, plans, preferences
-from torch_backplane.drivers import ProductLibrary, clblast
+from torch_backplane.drivers import ProductLibrary
+from torch_backplane.drivers.opencl.libraries import clblast
 from torch_backplane.operators import library_products, linear_algebra
 from torch_backplane.planning import QueueFunction
 

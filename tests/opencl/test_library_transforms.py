@@ -22,7 +22,8 @@ from test_spectral_ops import COMPLEX, NORMS, close_to_doubles
 from test_tunable import Times, anew, tunable
 
 from torch_backplane import _C, drivers, plans, preferences
-from torch_backplane.drivers import TransformLibrary, vkfft
+from torch_backplane.drivers import TransformLibrary
+from torch_backplane.drivers.opencl.libraries import vkfft
 from torch_backplane.operators import library_transforms, spectral_ops
 
 cl = pytest.importorskip("pyopencl")

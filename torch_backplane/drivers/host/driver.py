@@ -9,32 +9,14 @@ GPU would, and with TORCH_BACKPLANE_HOST_DELAYS=SEED some of it late: a program 
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Sequence
-from typing import Any
 
 from torch_backplane import _C
-from torch_backplane.drivers.base import DeviceProperties, Driver, NativeDevice, SettingError
+from torch_backplane.drivers.base import Driver, SettingError
+from torch_backplane.drivers.host.device import HostDevice
 from torch_backplane.drivers.sizes import parse_size
 
 MOST_DEVICES = 64
-
-
-class HostDevice(NativeDevice):
-    """A device in host memory; the runtime implements it (csrc/drivers/host/host_device.cpp)."""
-
-    def __init__(self, total_memory: int) -> None:
-        self.properties = DeviceProperties(
-            name=processor_name(),
-            total_memory=total_memory,
-            host_accessible=True,
-            compute_units=os.cpu_count() or 1,
-            capability=(1, 0),
-            kind="host",
-        )
-
-    def add(self, properties: Any, discrete: bool) -> None:
-        _C.add_host_device(properties, discrete)
 
 
 class HostDriver(Driver):
@@ -96,15 +78,3 @@ def delay_seed() -> int | None:
     if not text.isdecimal() or int(text) >= 2**64:
         raise SettingError(f"TORCH_BACKPLANE_HOST_DELAYS={text!r} is not a seed: a whole number below 2**64")
     return int(text)
-
-
-def processor_name() -> str:
-    """What the processor calls itself, for example «AMD EPYC 7B13»."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as cpuinfo:
-            for line in cpuinfo:
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

@@ -1,4 +1,4 @@
-"""OpenCL devices of all platforms, through PyOpenCL (`pip install pyopencl`); see `docs/opencl.md`."""
+"""Finds the OpenCL devices of all platforms. PyOpenCL is imported only when devices are discovered."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch_backplane.drivers import kernel_cache
 from torch_backplane.drivers.base import KINDS, Driver
 
 if TYPE_CHECKING:
-    from torch_backplane.drivers.opencl_device import OpenCLDevice
+    from torch_backplane.drivers.opencl.device import OpenCLDevice
 
 POCL = "Portable Computing Language"
 
@@ -50,7 +50,7 @@ def open_devices(platforms: Sequence[Any]) -> list[OpenCLDevice]:
     Where both the system and pip have installed PoCL, the loader lists both, and the processor is there twice: of
     several PoCL platforms, the first one with a device that works is used.
     """
-    from torch_backplane.drivers.opencl_device import OpenCLDevice
+    from torch_backplane.drivers.opencl.device import OpenCLDevice
 
     opened: list[OpenCLDevice] = []
     for platform in platforms:

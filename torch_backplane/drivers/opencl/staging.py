@@ -13,8 +13,8 @@ import numpy as np
 import pyopencl as cl
 
 if TYPE_CHECKING:
-    from torch_backplane.drivers.opencl_device import Stream
-    from torch_backplane.drivers.opencl_errors import Health
+    from torch_backplane.drivers.opencl.device import Stream
+    from torch_backplane.drivers.opencl.errors import Health
 
 LEAST = 64 << 10  # bytes: less than this is not worth the detour
 PIECE = 4 << 20  # bytes that go at once

@@ -1,6 +1,6 @@
 """One OpenCL device: buffers as segments, an in-order command queue as each stream.
 
-Imported by the driver (opencl.py) once it has found PyOpenCL.
+Imported by the driver (driver.py) once it has found PyOpenCL.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any
 
 import pyopencl as cl
 
-from torch_backplane.drivers import clblast, vkfft
 from torch_backplane.drivers.base import (
     ALL_DTYPES,
     EVENTS,
@@ -31,11 +30,12 @@ from torch_backplane.drivers.base import (
     DeviceProperties,
     NativeLauncher,
 )
-from torch_backplane.drivers.opencl import POCL
-from torch_backplane.drivers.opencl_errors import Health
-from torch_backplane.drivers.opencl_programs import Programs
-from torch_backplane.drivers.opencl_staging import LEAST, Staging
-from torch_backplane.drivers.opencl_target import target
+from torch_backplane.drivers.opencl.compiler import Programs
+from torch_backplane.drivers.opencl.driver import POCL
+from torch_backplane.drivers.opencl.errors import Health
+from torch_backplane.drivers.opencl.libraries import clblast, vkfft
+from torch_backplane.drivers.opencl.staging import LEAST, Staging
+from torch_backplane.drivers.opencl.target import target
 
 OLDEST_VERSION = (1, 2)
 
@@ -114,14 +114,14 @@ def native_launcher(platform: str, calls_functions: bool, stages: bool) -> Nativ
 
     Args:
         calls_functions: the device is a processor that calls functions of the host, on its own memory.
-        stages: transfers go through pinned memory, which is Python's (opencl_staging.py).
+        stages: transfers go through pinned memory, which is Python's (staging.py).
     """
     library = ctypes.CDLL(cl._cl.__file__)  # looks in what it was linked with, too
     names = [*NATIVE_APIS["opencl"], *NATIVE_GROUPS["opencl"][EVENTS]]
     if not stages:
         names += NATIVE_GROUPS["opencl"][HOST_COPIES]
     if platform == POCL:
-        names.append("clFinish")  # wider launches wait for narrower ones: csrc/drivers/opencl/opencl_launcher.cpp says why
+        names.append("clFinish")  # wider launches wait for narrower ones: csrc/drivers/opencl/opencl_launcher.cpp
     if calls_functions:
         names.append("clEnqueueNativeKernel")
     return NativeLauncher(

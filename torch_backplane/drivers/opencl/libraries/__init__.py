@@ -1,0 +1,1 @@
+"""Libraries of kernels for OpenCL devices, each where it is installed."""
