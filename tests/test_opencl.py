@@ -93,15 +93,15 @@ opencl.platforms = lambda cl: [Broken(), *working(cl)]
 
 def test_of_two_pocls_the_first_that_works_is_used(run: Run) -> None:
     code = """
-from torch_backplane.drivers import opencl
+from torch_backplane.drivers import opencl, opencl_errors
 
 class Twin:
-    name = opencl.POCL
+    name = opencl_errors.POCL
     def __init__(self, devices): self.devices = devices
     def get_devices(self): return self.devices
 
 import pyopencl as cl
-pocl = [platform for platform in cl.get_platforms() if platform.name == opencl.POCL]
+pocl = [platform for platform in cl.get_platforms() if platform.name == opencl_errors.POCL]
 if not pocl:
     print("no PoCL")
 else:

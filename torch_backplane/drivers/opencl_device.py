@@ -31,8 +31,7 @@ from torch_backplane.drivers.base import (
     DeviceProperties,
     NativeLauncher,
 )
-from torch_backplane.drivers.opencl import POCL
-from torch_backplane.drivers.opencl_errors import Health
+from torch_backplane.drivers.opencl_errors import POCL, Health
 from torch_backplane.drivers.opencl_programs import Programs
 from torch_backplane.drivers.opencl_staging import LEAST, Staging
 from torch_backplane.drivers.opencl_target import target
@@ -121,7 +120,7 @@ def native_launcher(platform: str, calls_functions: bool, stages: bool) -> Nativ
     if not stages:
         names += NATIVE_GROUPS["opencl"][HOST_COPIES]
     if platform == POCL:
-        names.append("clFinish")  # wider launches wait for narrower ones: csrc/drivers/opencl/opencl_launcher.cpp says why
+        names.append("clFinish")  # wider launches wait for narrower ones: opencl_launcher.cpp says why
     if calls_functions:
         names.append("clEnqueueNativeKernel")
     return NativeLauncher(

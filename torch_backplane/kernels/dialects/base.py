@@ -63,7 +63,7 @@ class Value:
         return facts(self.dtype).category
 
 
-# A line of the text of kernels that are bounded, see `Dialect.kernel`; csrc/drivers/opencl/opencl_launcher.cpp looks for it.
+# A line of the text of kernels that are bounded, see `Dialect.kernel`; opencl_launcher.cpp looks for it.
 BOUNDED = "// bounded"
 
 
