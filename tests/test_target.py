@@ -100,7 +100,7 @@ def test_a_kind_of_device_has_figures_that_a_driver_may_replace() -> None:
     assert Target.of_kind("gpu") == Target.of_kind("accelerator") == Target()
     assert Target.of_kind("gpu").simt
     assert not Target.of_kind("cpu").simt
-    assert Target.of_kind("cpu", simt=True, local_memory=5) == Target(simt=True, local_memory=5, streaming_stores=True)
+    assert Target.of_kind("cpu", simt=True, local_memory=5) == Target(simt=True, local_memory=5)
     with pytest.raises(ValueError, match="one of gpu, accelerator, cpu, host, and got 'toaster'"):
         Target.of_kind("toaster")
 
@@ -119,7 +119,6 @@ def test_items_in_lockstep_have_an_element_and_threads_have_runs() -> None:
     assert (LOCKSTEP.team_size, THREADS.team_size) == (64, 1)
     assert (LOCKSTEP.register_bytes, THREADS.register_bytes) == (0, 64)
     assert (LOCKSTEP.small_group(8), THREADS.small_group(8)) == (64, 8)
-    assert (LOCKSTEP.streaming_bytes, THREADS.streaming_bytes) == (None, 32 << 20)
     assert THREADS.has_wide_sums
     assert not dataclasses.replace(THREADS, float64=False).has_wide_sums
 
@@ -167,13 +166,6 @@ def test_a_dialect_has_no_float64_where_the_target_has_none() -> None:
         assert dialect(Target()).type(torch.float64) == "double"
         with pytest.raises(TypeError, match="this device has no float64"):
             dialect(Target(float64=False)).type(torch.float64)
-
-
-def test_results_are_written_past_caches_where_target_and_dialect_can() -> None:
-    assert OpenCLC(THREADS).streaming_bytes == 32 << 20
-    assert OpenCLC(LOCKSTEP).streaming_bytes is None
-    assert OpenCLC(dataclasses.replace(THREADS, streaming_stores=False)).streaming_bytes is None
-    assert CudaCpp(THREADS).streaming_bytes is None
 
 
 # --- limits

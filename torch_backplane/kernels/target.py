@@ -49,7 +49,6 @@ _RULES = {
     "max_argument_bytes": ("a whole number of bytes, 128 or more", lambda value: _is_whole(value, 128)),
     "atomics": ("a frozenset of torch.dtype", _are_dtypes),
     "float64": _TRUTH,
-    "streaming_stores": _TRUTH,
     "cache_bytes": _BYTES,
 }
 
@@ -72,7 +71,6 @@ class Target:
         atomics: dtypes for which there is an atomic compare-and-swap, or addition, in device memory.
         float64: whether arithmetic in float64 is the hardware's. Without it no kernel is given any; planning takes that
             from `DeviceProperties.dtypes`.
-        streaming_stores: whether kernels should write past the caches what is larger than they are.
         cache_bytes: of the largest cache that all compute units share, 0 where it is not known.
 
     Raises:
@@ -88,15 +86,14 @@ class Target:
     max_argument_bytes: int = 1024  # the least of OpenCL's full profile
     atomics: frozenset[torch.dtype] = frozenset({torch.int32, torch.uint32})
     float64: bool = True
-    streaming_stores: bool = False
     cache_bytes: int = 0
 
     # What a device of each kind (`DeviceProperties.kind`) is taken for where its driver says nothing.
     KINDS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "gpu": {},
         "accelerator": {},
-        "cpu": {"simt": False, "streaming_stores": True},
-        "host": {"simt": False, "streaming_stores": True},
+        "cpu": {"simt": False},
+        "host": {"simt": False},
     }
 
     @classmethod
@@ -270,15 +267,6 @@ class Target:
         elements, and where operands have strides.
         """
         return self.group(256)
-
-    @property
-    def streaming_bytes(self) -> int | None:
-        """From which size on the results of cheap formulas are written past the caches; None: never.
-
-        A processor reads a cache line before it writes to it, and results larger than the caches have left them when
-        they are wanted. C libraries copy large memory in the same way.
-        """
-        return 32 << 20 if self.streaming_stores else None
 
     @property
     def has_wide_sums(self) -> bool:
