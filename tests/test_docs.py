@@ -357,7 +357,6 @@ def test_numbers_are_those_of_the_code() -> None:
     for page, phrase in (
         ("kernels.md", f"has {limits.shortest} elements or more ({cpu.row_limits.shortest} on CPUs)"),
         ("kernels.md", f"on GPUs, more than {limits.most:,} of them"),
-        ("kernels.md", f"results of {cpu.streaming_bytes >> 20} MiB and more"),
         ("kernels.md", f"in groups of {cpu.element_group_size},"),
         ("kernels.md", f"blocks of {reductions.BLOCK} elements, {reductions.BLOCK} blocks to a part"),
         ("conformance.md", f"with {len(numbers.NUMBERS)} numbers"),

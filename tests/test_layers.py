@@ -14,7 +14,7 @@ CSRC = ("devices", "drivers", "streams", "memory", "c10", "fallback", "plans", "
 PACKAGE = {
     "kernels": set(),
     "drivers": {"_C", "kernels"},
-    "tuning": {"_C", "__version__"},
+    "tuning": {"_C", "_release"},
     "planning": {"_C", "drivers", "kernels", "preferences", "tuning"},
     "operators": {"_C", "kernels", "planning", "tuning"},
     "accelerator": {"_C", "drivers", "operators", "tuning"},
@@ -60,3 +60,42 @@ def imported(path: pathlib.Path) -> set[str]:
 def test_imports_point_downwards(part: str) -> None:
     for path in (ROOT / "torch_backplane" / part).rglob("*.py"):
         assert imported(path) <= PACKAGE[part] | {part}, path
+
+
+def modules() -> dict[str, pathlib.Path]:
+    """The package's Python modules."""
+    found = {}
+    for path in (ROOT / "torch_backplane").rglob("*.py"):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def modules_imported(path: pathlib.Path, known: dict[str, pathlib.Path]) -> set[str]:
+    """The modules that a file imports, at its top or within its functions; what is for type checkers only is none."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for_checkers = {
+        id(statement)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for statement in node.body
+    }
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and id(node) not in for_checkers:
+            assert node.level == 0, path
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                found.add(whole if whole in known or alias.name == "_C" else str(node.module))
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found & set(known)
+
+
+def test_modules_import_each_other_in_no_circle() -> None:
+    known = modules()
+    imports = {name: modules_imported(path, known) - {name} for name, path in known.items()}
+    assert len(imports) > 200
+    while free := {name for name, needed in imports.items() if not needed}:
+        imports = {name: needed - free for name, needed in imports.items() if name not in free}
+    assert imports == {}, "circles, and what needs them"

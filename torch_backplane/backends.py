@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import torch
 
 from torch_backplane import _C, drivers, preferences, tuning
+from torch_backplane._release import VERSION
 from torch_backplane.drivers.base import TransformCache
 
 __all__ = [
@@ -61,9 +62,7 @@ def is_available() -> bool:
 
 def version() -> str:
     """Backplane's version, such as "0.1.0"."""
-    from torch_backplane import __version__
-
-    return __version__
+    return VERSION
 
 
 def preferred_blas_library(backend: str | None = None) -> str:

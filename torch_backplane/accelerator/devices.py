@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torch_backplane import _C, drivers
-from torch_backplane.accelerator._utils import DeviceLike, _get_device_index
+from torch_backplane.accelerator._utils import DeviceLike, _get_device_index, device
 from torch_backplane.accelerator.initialization import _lazy_init
 
 
@@ -42,24 +42,6 @@ def set_device(device: DeviceLike) -> None:
     index = _get_device_index(device)
     if index >= 0:
         _C.set_device(index)
-
-
-class device:
-    """Context manager that makes a device the current one.
-
-    Args:
-        device: a torch.device, a string, an index or None (the current device). A negative index changes nothing.
-    """
-
-    def __init__(self, device: Any) -> None:
-        self.idx = _get_device_index(device, optional=True)
-        self.prev_idx = -1
-
-    def __enter__(self) -> None:
-        self.prev_idx = _C.exchange_device(self.idx)
-
-    def __exit__(self, type: Any, value: Any, traceback: Any) -> None:
-        _C.exchange_device(self.prev_idx)
 
 
 class device_of(device):

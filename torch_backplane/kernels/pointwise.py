@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 
@@ -17,12 +15,6 @@ from torch_backplane.kernels.kernel import Kernel, Parameter, Role, entry_point
 from torch_backplane.kernels.layouts import Layout, tile_pitch
 from torch_backplane.kernels.parameters import advance, declarations, pointers
 from torch_backplane.kernels.templates.spelling import macros, turning
-
-# What costs less than the memory that is read and written for it.
-_CHEAP = {"argument", "constant", "add", "subtract", "multiply", "negative", "absolute", "minimum", "maximum"} | {
-    "index", "where", "isnan", "equal", "not_equal", "less", "less_equal", "greater", "greater_equal"
-}  # fmt: skip
-_STREAMING_WIDTH = 4
 
 # Of the squares that threads turn in registers, by the size of an element: those of numbers alone.
 _EDGES = {1: 16, 2: 16, 4: 16, 8: 8}
@@ -49,8 +41,7 @@ def pointwise(
             `pointwise_program` made of it.
         inputs, outputs: dtypes of the tensors. Results are converted to the outputs' dtypes.
         layout: from `layouts.geometry`, whose operands are the outputs, the inputs, and the program's indices, with
-            `index_strides`. Where it is streaming, and all dtypes have 4 or 8 bytes and the formula is cheap
-            arithmetic, results are written past the caches.
+            `index_strides`.
         compute: what the formula sees each input as, one dtype for all or one for each; without it the input's own,
             float32 for float16 and bfloat16. Other inputs than of these are rounded to them if they are named here.
         scalars: dtypes of numbers passed as arguments: another number is the same kernel.
@@ -59,11 +50,6 @@ def pointwise(
     """
     entry = entry_point(name)
     program = formula if isinstance(formula, Program) else pointwise_program(formula, inputs, outputs, compute, scalars)
-    if layout.streaming:
-        if dialect.streaming_bytes is not None and _is_bound_by_memory(program, [*inputs, *outputs]):
-            layout = replace(layout, width=_STREAMING_WIDTH)
-        else:
-            layout = replace(layout, streaming=False)
     writer = _Writer(dialect, inputs, outputs, scalars, len(program.indices), layout)
     body, parameters = writer.write()
     rounded = list(compute) if isinstance(compute, (list, tuple)) else []
@@ -106,11 +92,6 @@ def index_strides(dim: int | None, sizes: Sequence[int]) -> list[int]:
     if not -len(sizes) <= dim < len(sizes):
         raise IndexError(f"the position in dimension {dim} of {len(sizes)}")
     return [int(at == dim % len(sizes)) for at in range(len(sizes))]
-
-
-def _is_bound_by_memory(program: Program, dtypes: Sequence[torch.dtype]) -> bool:
-    words = all(dtype.itemsize in (4, 8) and not dtype.is_complex for dtype in dtypes)
-    return words and all(instruction.operation in _CHEAP for instruction in program.instructions)
 
 
 def _seen_as(
@@ -188,8 +169,6 @@ class _Writer:
         body.append(f"  const {self.index} item = {self.dialect.global_index(self.layout.wide)};")
         if rank:
             return body + self._strided(), parameters
-        if self.layout.streaming:
-            return body + self._streaming(), parameters
         return body + (self._vectorised() if self.layout.width > 1 else self._contiguous()), parameters
 
     def _contiguous(self) -> list[str]:
@@ -210,34 +189,6 @@ class _Writer:
             f"      {self._call(lambda name: f'{name}_lanes[lane]', lambda name: 'first + lane')}",
             "    }",
             *(f"    {dialect.store_lanes(f'{n}_lanes', dtype, n, 'item', width)}" for n, dtype in self.outputs),
-            "    return;",
-            "  }",
-            f"  for ({self.index} i = first; i < count; ++i) {{",
-            *self._one_element(lambda name: "i", "    "),
-            "  }",
-        ]
-
-    def _streaming(self) -> list[str]:
-        width = self.layout.width
-        outputs = {name for name, _ in self.outputs}
-
-        def place(name: str, lane: int) -> str:
-            return f"{name}_lanes[{lane}]" if name in outputs else f"{name}[first + {lane}]"
-
-        def position(name: str, lane: int) -> str:
-            return f"first + {lane}"
-
-        return [
-            f"  const {self.index} first = item * {width};",
-            "  if (first >= count) return;",
-            f"  if (count - first >= {width}) {{",
-            *(f"    {self.dialect.declare_lanes(f'{n}_lanes', dtype, width)}" for n, dtype in self.outputs),
-            # One by one: with a loop over lanes PoCL's compiler keeps them in memory.
-            *(
-                f"    {self._call(functools.partial(place, lane=lane), functools.partial(position, lane=lane))}"
-                for lane in range(width)
-            ),
-            *(f"    {self.dialect.stream_lanes(f'{n}_lanes', dtype, n, 'first', width)}" for n, dtype in self.outputs),
             "    return;",
             "  }",
             f"  for ({self.index} i = first; i < count; ++i) {{",

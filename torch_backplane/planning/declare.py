@@ -14,6 +14,7 @@ from torch._ops import OpOverload
 from torch_backplane import _C
 from torch_backplane.kernels.dialects import MissingOperation
 from torch_backplane.kernels.dtypes import FACTS
+from torch_backplane.planning import registry
 from torch_backplane.planning.call import Call, Form, flatten
 
 Planner = Callable[..., Any]
@@ -25,10 +26,6 @@ _parts = torch.library.Library("backplane", "FRAGMENT")  # kept: operators are d
 
 # Every planner that was declared, by the operator's full name, for the tools.
 declared: dict[str, Planner] = {}
-# What the runtime calls for them.
-planned: dict[str, Callable[..., Any]] = {}
-# For each of them the arguments whose numbers are passed through: plans hold for any value.
-passed: dict[str, list[str]] = {}
 # For each of them the numbers that choose among kernels. All others are arguments of kernels.
 static_numbers: dict[str, Static] = {}
 _hints: dict[tuple[int, str], Any] = {}
@@ -152,8 +149,7 @@ def _register(
     dtypes: Dtypes,
     one_dtype: Sequence[str],
 ) -> None:
-    name = overload._schema.name + (f".{overload._schema.overload_name}" if overload._schema.overload_name else "")
-
+    name = registry.full_name(overload)
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     known = ("CPU", "PrivateUse1")
     if has_kernel(name, "CompositeImplicitAutograd") and not any(has_kernel(name, key) for key in known):
@@ -200,9 +196,9 @@ def _register(
         checks=[_parsed(check) for check in checks],
     )
     declared[name] = planner
-    planned[name] = run
+    registry.planned[name] = run
     static_numbers[name] = dict(static or {})
-    passed[name] = [
+    registry.passed[name] = [
         one.name
         for one in overload._schema.arguments
         if one.name in passed_through or ("number" in str(one.type) and one.name not in (*by_value, *sizes))

@@ -390,7 +390,7 @@ def _run(
             if isinstance(number, _C.Number):
                 runtime.check_number(number)
         return
-    _, _, _, inner, _, tile = layout
+    _, _, _, inner, tile = layout
     group: tuple[int, ...] | None = None
     if tile:
         count = tiles(tile, sizes)

@@ -10,7 +10,8 @@ from torch.utils._pytree import tree_map_only
 
 from torch_backplane import _C
 from torch_backplane.planning import strides
-from torch_backplane.planning.symbols import SYMBOLS, Untraceable, guarded, quantity
+from torch_backplane.planning.strides import SYMBOLS
+from torch_backplane.planning.symbols import Untraceable, guarded, quantity
 from torch_backplane.planning.tracing import current
 
 

@@ -31,8 +31,7 @@ from torch_backplane.drivers.base import (
     NativeLauncher,
 )
 from torch_backplane.drivers.opencl.compiler import Programs
-from torch_backplane.drivers.opencl.driver import POCL
-from torch_backplane.drivers.opencl.errors import Health
+from torch_backplane.drivers.opencl.errors import POCL, Health
 from torch_backplane.drivers.opencl.libraries import clblast, vkfft
 from torch_backplane.drivers.opencl.staging import LEAST, Staging
 from torch_backplane.drivers.opencl.target import target

@@ -12,8 +12,6 @@ from torch_backplane.drivers.base import KINDS, Driver
 if TYPE_CHECKING:
     from torch_backplane.drivers.opencl.device import OpenCLDevice
 
-POCL = "Portable Computing Language"
-
 
 class OpenCLDriver(Driver):
     """Every OpenCL device that can run a kernel: GPUs first, then accelerators, then CPUs."""
@@ -51,6 +49,7 @@ def open_devices(platforms: Sequence[Any]) -> list[OpenCLDevice]:
     several PoCL platforms, the first one with a device that works is used.
     """
     from torch_backplane.drivers.opencl.device import OpenCLDevice
+    from torch_backplane.drivers.opencl.errors import POCL
 
     opened: list[OpenCLDevice] = []
     for platform in platforms:

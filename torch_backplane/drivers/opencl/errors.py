@@ -10,6 +10,8 @@ import pyopencl as cl
 
 from torch_backplane.drivers.base import DeviceError
 
+POCL = "Portable Computing Language"  # a platform's name
+
 # Answers that say by themselves that device, context or queue are gone. Ours are valid as long as we use them.
 LOST = (
     cl.status_code.DEVICE_NOT_AVAILABLE,

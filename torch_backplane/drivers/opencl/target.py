@@ -9,17 +9,6 @@ import torch
 
 from torch_backplane.kernels.target import Target
 
-# dtypes, and OpenCL's name for their preferred vectors.
-_VECTORS = (
-    ((torch.int8, torch.uint8), "char"),
-    ((torch.int16, torch.uint16), "short"),
-    ((torch.int32, torch.uint32), "int"),
-    ((torch.int64, torch.uint64), "long"),
-    ((torch.float16,), "half"),
-    ((torch.float32,), "float"),
-    ((torch.float64,), "double"),
-)
-
 
 def target(device: cl.Device, kind: str) -> Target:
     """The target of a device of this kind (`DeviceProperties.kind`).
@@ -39,18 +28,12 @@ def target(device: cl.Device, kind: str) -> Target:
         "max_group_size": most,
         "group_multiple": lanes,
         "subgroup_size": lanes if simt else 1,
-        "subgroup_operations": bool(has & {"cl_khr_subgroups", "cl_intel_subgroups"}),
         "local_memory": _ask(device, "local_mem_size"),
         "compute_units": _ask(device, "max_compute_units"),
-        "vector_widths": _vector_widths(device),
         "max_argument_bytes": _ask(device, "max_parameter_size"),
-        "max_allocation": _ask(device, "max_mem_alloc_size"),
         "atomics": _atomics(has),
-        "float16": "cl_khr_fp16" in has,
         "float64": bool(_ask(device, "double_fp_config")),
         "cache_bytes": _ask(device, "global_mem_cache_size"),
-        "cache_line": _ask(device, "global_mem_cacheline_size"),
-        "host_memory": bool(_ask(device, "host_unified_memory")),
     }
     return Target.of_kind(kind, **{name: value for name, value in figures.items() if Target.accepts(name, value)})
 
@@ -66,15 +49,6 @@ def _ask(device: cl.Device, name: str) -> Any:
 def _first(device: cl.Device, *names: str) -> Any:
     """The first answer that is one."""
     return next(filter(None, (_ask(device, name) for name in names)), None)
-
-
-def _vector_widths(device: cl.Device) -> dict[torch.dtype, int]:
-    """0 says that the device has no such numbers."""
-    found: dict[torch.dtype, int] = {}
-    for dtypes, name in _VECTORS:
-        width = _ask(device, f"preferred_vector_width_{name}")
-        found |= {dtype: width for dtype in dtypes if Target.accepts("vector_widths", {dtype: width})}
-    return found
 
 
 def _atomics(extensions: set[str]) -> frozenset[torch.dtype]:
