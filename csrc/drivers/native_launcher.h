@@ -64,11 +64,6 @@ class NativeEvent {
   virtual bool query() = 0; // true: reached, or never recorded
   virtual void synchronize() = 0;
   virtual double elapsed_ms(NativeEvent& start) = 0; // since `start`, an event of the same API; both are reached
-  // Says, also when the event is recorded again or gone, whether the latest recording is reached, and nothing before it has
-  // failed. Empty where the API cannot tell.
-  virtual std::function<bool()> latest_recording() const {
-    return {};
-  }
 };
 
 // As CommandTimer, of a queue of the hardware API's.
@@ -136,11 +131,7 @@ class NativeLauncher {
     return false;
   }
   virtual void call_host(void* queue, std::function<void()> function) const;
-  // Where the host sees memory; `generation` as in NativeKernel::launch. Nothing: that is not known yet.
-  virtual std::optional<HostMemory> known_host_memory(c10::ArrayRef<LaunchArgument> memory, uint64_t generation) const {
-    return std::nullopt;
-  }
-  // The same, known to functions that the queue calls after this.
+  // Where the host sees memory, known to functions that the queue calls after this; `generation` as in NativeKernel::launch.
   virtual HostMemory host_memory(void* queue, c10::ArrayRef<LaunchArgument> memory, uint64_t generation) const;
 };
 

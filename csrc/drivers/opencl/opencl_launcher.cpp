@@ -334,13 +334,6 @@ class OpenCLEvent final : public NativeEvent {
     return milliseconds(end_of(static_cast<OpenCLEvent&>(base)), nanoseconds);
   }
 
-  std::function<bool()> latest_recording() const override {
-    return [info = functions_.info, marker = latest()] {
-      Status status = 1;
-      return info(marker.get(), kExecutionStatus, sizeof status, &status, nullptr) == 0 && status == kComplete;
-    };
-  }
-
  private:
   using Marker = std::shared_ptr<void>; // a recording
 
@@ -459,23 +452,6 @@ class OpenCLLauncher final : public NativeLauncher {
     void* words[] = {call.get()};
     enqueue_native(queue, &call_now, words, sizeof words, 0, nullptr, nullptr, OpenCLTimer::event());
     call.release(); // call_now has it
-  }
-
-  std::optional<HostMemory> known_host_memory(
-      c10::ArrayRef<LaunchArgument> memory, uint64_t generation) const override {
-    HostMemory seen;
-    const std::lock_guard<std::mutex> guard(lock_);
-    for (const LaunchArgument& one : memory) {
-      const auto known = generation == generation_ ? addresses_.find(one.memory) : addresses_.end();
-      if (one.memory == nullptr) {
-        seen.add(nullptr, 0);
-      } else if (known == addresses_.end() || known->second->load() == nullptr) {
-        return std::nullopt;
-      } else {
-        seen.add(known->second, one.offset);
-      }
-    }
-    return seen;
   }
 
   HostMemory host_memory(
