@@ -17,20 +17,22 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from torch_backplane.audit import compiler
+from torch_backplane.audit.driver import LANGUAGE
+from torch_backplane.interpreter.language import NoCompiler
 
 try:
-    compiler.compiler()
-except compiler.NoCompiler as error:
+    LANGUAGE.compiler()
+except NoCompiler as error:
     pytest.skip(str(error), allow_module_level=True)
 
 from torch_backplane.audit.bounds import FAMILIES, KNOWN, beyond
 from torch_backplane.audit.cases import cases
 from torch_backplane.audit.dialect import AuditC
-from torch_backplane.audit.driver import AuditDevice, Launch, Segment
+from torch_backplane.audit.driver import AuditDevice, Launch
 from torch_backplane.audit.model import figures, moved
 from torch_backplane.audit.report import summary
 from torch_backplane.cli import app
+from torch_backplane.interpreter.device import Segment
 from torch_backplane.kernels.modelled import SHIPPED, read_target
 
 NVIDIA = read_target("nvidia-ada")
@@ -94,7 +96,7 @@ def launched(
     return one, result
 
 
-INDEX = "const int i = (int)work_index;"
+INDEX = "const int i = (int)get_global_id(0);"
 SIDE = 256
 MATRIX = [float(i % 1009) for i in range(SIDE * SIDE)]
 TRANSPOSED = [MATRIX[x * SIDE + y] for y in range(SIDE) for x in range(SIDE)]
@@ -389,7 +391,7 @@ def test_a_target_that_cannot_be_is_refused(change: Any, message: str, tmp_path:
     ("named", "message"),
     [
         ("no-such-compiler", "CXX='no-such-compiler' names none"),
-        ("false", "the audit needs a compiler with -fsanitize=thread"),
+        ("false", "kernels need a compiler with -fsanitize=thread"),
     ],
 )
 def test_without_a_compiler_it_says_so(named: str, message: str) -> None:

@@ -1,8 +1,11 @@
 """The picture in docs/architecture.md holds: includes and imports point downwards only."""
 
 import ast
+import os
 import pathlib
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -18,12 +21,16 @@ PACKAGE = {
     "planning": {"_C", "drivers", "kernels", "preferences", "tuning"},
     "operators": {"_C", "kernels", "planning", "tuning"},
     "accelerator": {"_C", "drivers", "operators", "tuning"},
-    "conformance": {"_C", "drivers"},
-    "audit": {"_C", "drivers", "kernels", "operators", "planning", "tuning"},
+    "interpreter": {"drivers"},
+    "sanitizer": {"_C", "drivers", "interpreter", "kernels"},
+    "conformance": {"_C", "drivers", "sanitizer"},
+    "audit": {"_C", "drivers", "interpreter", "kernels", "operators", "planning", "tuning"},
     "memory_plot": set(),
     "testing": {"_C"},
-    "cli": {"_C", "accelerator", "audit", "conformance", "drivers", "kernels", "memory_plot", "tuning"},
+    "cli": {"_C", "accelerator", "audit", "conformance", "drivers", "interpreter", "kernels", "memory_plot", "tuning"},
 }
+# What programs do without: nothing loads it that a user did not ask for.
+TOOLS = {"audit", "cli", "conformance", "interpreter", "memory_plot", "sanitizer", "testing"}
 
 
 def test_the_folders_of_csrc_are_these() -> None:
@@ -99,3 +106,27 @@ def test_modules_import_each_other_in_no_circle() -> None:
     while free := {name for name, needed in imports.items() if not needed}:
         imports = {name: needed - free for name, needed in imports.items() if name not in free}
     assert imports == {}, "circles, and what needs them"
+
+
+PROGRAM = """
+import sys
+import torch
+import torch_backplane
+import torch_backplane.operators  # what devices with kernels load
+
+x = torch.randn(8, 8, device="bp", requires_grad=True)
+(x @ x).relu().sum().backward()
+x.grad.cpu()
+torch.bp.synchronize()
+print(*sorted(name for name in sys.modules if name.startswith("torch_backplane.")))
+"""
+
+
+def test_a_program_loads_no_tool() -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_BACKPLANE_SANITIZE")}
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True, timeout=280
+    )
+    parts = {name.split(".")[1] for name in ended.stdout.split()}
+    assert {"drivers", "kernels", "operators", "planning"} <= parts
+    assert parts & TOOLS == set()

@@ -1,4 +1,4 @@
-"""C as the audit compiles it: a kernel is a function of one work item, which runtime.cpp calls for all of a launch."""
+"""C as the interpreter compiles it (interpreter/host_c.py), which has its words of C and functions of work items."""
 
 from __future__ import annotations
 
@@ -11,15 +11,10 @@ from torch_backplane.kernels.dialects import Dialect
 from torch_backplane.kernels.dialects.base import Value
 
 HEADER = """\
-#include <stdbool.h>
-#include <stdint.h>
-#include <tgmath.h>
 #define FUNCTION static inline
 #define min(a, b) ((a) < (b) ? (a) : (b))
 #define max(a, b) ((a) > (b) ? (a) : (b))
 #define rsqrt(x) (1 / sqrt(x))
-typedef unsigned short ushort;
-typedef unsigned int uint;
 typedef struct { float x, y; } float2;
 typedef struct { double x, y; } double2;
 typedef unsigned __int128 bytes16_t;
@@ -27,8 +22,6 @@ typedef uint64_t bytes8_t;
 typedef uint32_t bytes4_t;
 typedef uint16_t bytes2_t;
 typedef uint8_t bytes1_t;
-void backplane_audit_barrier(void);
-uint backplane_audit_swap(uint* at, uint expected, uint desired);
 FUNCTION uint as_uint(const float value) { return ((union { float number; uint bits; }){value}).bits; }
 FUNCTION float as_float(const uint bits) { return ((union { uint bits; float number; }){bits}).number; }
 FUNCTION uint64_t as_ulong(const double value) { return ((union { double number; uint64_t bits; }){value}).bits; }
@@ -37,9 +30,7 @@ FUNCTION double as_double(const uint64_t bits) { return ((union { uint64_t bits;
 
 
 class AuditC(Dialect):
-    """Local memory is a static array, as groups run one after another. What is read at once is one read of 16 bytes, or
-    several.
-    """
+    """What is read at once is one read of 16 bytes, or several."""
 
     name = "C of the audit"
     types: ClassVar = {
@@ -50,11 +41,11 @@ class AuditC(Dialect):
     }  # fmt: skip
     words: ClassVar = {
         "GLOBAL": "",
-        "LOCAL": 'static __attribute__((section("local_memory"), aligned(128)))',
-        "ITEM": "((int)work_item)",
-        "GROUP": "work_group",
-        "BARRIER": "backplane_audit_barrier()",
-        "atomic_swap(at, expected, desired)": "backplane_audit_swap((uint*)(at), expected, desired)",
+        "LOCAL": "local",
+        "ITEM": "((int)get_local_id(0))",
+        "GROUP": "get_group_id(0)",
+        "BARRIER": "barrier(3)",
+        "atomic_swap(at, expected, desired)": "atomic_cmpxchg(at, expected, desired)",
         "multiply_high(a, b)": "((uint)((uint64_t)(a) * (b) >> 32))",
     }
 
@@ -70,28 +61,13 @@ class AuditC(Dialect):
         return f"({self.type(dtype)}){'as_uint' if dtype.itemsize == 4 else 'as_ulong'}({value})"
 
     def global_index(self, wide: bool) -> str:
-        return f"({self.index_type(wide)})work_index"
+        return f"({self.index_type(wide)})get_global_id(0)"
 
     def global_row(self, wide: bool) -> str:
-        return f"({self.index_type(wide)})work_row"
+        return f"({self.index_type(wide)})get_global_id(1)"
 
     def entry(self, name: str, parameters: Sequence[str], group_size: int | None) -> str:
-        return f"void {name}(const uint64_t* place, void** arguments)"
-
-    def kernel(
-        self, name: str, parameters: Sequence[str], group_size: int | None, body: Sequence[str], bounded: bool = False
-    ) -> str:
-        place = "const uint64_t work_index, const uint64_t work_row, const uint work_item, const uint64_t work_group"
-        given = [f"*({one.rpartition(' ')[0]}*)arguments[{i}]" for i, one in enumerate(parameters)]
-        lines = [
-            f"static __attribute__((noinline)) void {name}_item({place}, {', '.join(parameters)}) {{",
-            *body,
-            "}",
-            f"{self.entry(name, parameters, group_size)} {{",
-            f"  {name}_item(place[0], place[1], place[2], place[3], {', '.join(given)});",
-            "}",
-        ]
-        return "\n".join([*lines, ""])
+        return f"kernel void {name}({', '.join(parameters)})"
 
     def load_lanes(self, name: str, dtype: torch.dtype, pointer: str, index: str, width: int) -> str:
         return f"{self.declare_lanes(name, dtype, width)} {self._moves(dtype, width, name, '0', pointer, index)}"

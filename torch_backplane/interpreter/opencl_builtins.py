@@ -62,7 +62,7 @@ def _scalar_functions() -> Iterator[tuple[str, str, Sequence[str], str]]:
 
 # float16 is not in every target's registers: its bits are made and read here, to nearest even.
 _HALVES = """\
-float backplane_sanitizer_from_half(const unsigned short bits) {
+float interpreter_from_half(const unsigned short bits) {
   const unsigned int magnitude = bits & 0x7fffu, sign = (unsigned int)(bits & 0x8000u) << 16;
   union { unsigned int bits; float value; } made;
   if (magnitude >= 0x7c00u) made.bits = 0x7f800000u | (magnitude & 0x3ffu) << 13;
@@ -71,7 +71,7 @@ float backplane_sanitizer_from_half(const unsigned short bits) {
   made.bits |= sign;
   return made.value;
 }
-unsigned short backplane_sanitizer_to_half(const float value) {
+unsigned short interpreter_to_half(const float value) {
   union { float value; unsigned int bits; } given = {value}, sum;
   const unsigned int sign = given.bits >> 16 & 0x8000u, magnitude = given.bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return sign | 0x7e00u;

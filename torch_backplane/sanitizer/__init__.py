@@ -8,22 +8,22 @@ memory that the argument's storage asked for, and two of different work items to
 barrier orders, are a `KernelSanitizerError` where other errors of kernels are raised: at the latest when the program
 synchronizes, with TORCH_BACKPLANE_LAUNCH_BLOCKING=1 by the call itself.
 
-    device.py    the device and its driver      text.py      what kernels' text is compiled with
-    runtime.cpp  launches and checks            runtime.py   compiling and loading
-    findings.py  what is found, in words        builtins.py  OpenCL C's functions
+A tool: discovery loads it where the variable is set, and nothing that `import torch_backplane` loads imports it.
+
+    device.py    the device and its driver
+    observer.h   the checks, of what the kernel interpreter (interpreter/) runs
+    findings.py  what is found, in words
 """
 
-from torch_backplane.drivers.sanitizer.device import SanitizerDevice, SanitizerDriver, collected, take
-from torch_backplane.drivers.sanitizer.findings import Finding, KernelSanitizerError
-from torch_backplane.drivers.sanitizer.runtime import NoCompiler, library
+from torch_backplane.sanitizer.device import SanitizerDevice, SanitizerDriver, collected, counts, take
+from torch_backplane.sanitizer.findings import Finding, KernelSanitizerError
 
 __all__ = [
     "Finding",
     "KernelSanitizerError",
-    "NoCompiler",
     "SanitizerDevice",
     "SanitizerDriver",
     "collected",
-    "library",
+    "counts",
     "take",
 ]

@@ -1,23 +1,20 @@
-// What kernels of the audit call: memory, barriers, launches, and what is counted of them.
-//
-// Kernels are compiled with -fsanitize=thread and not linked with its library: the compiler calls a function for each
-// access to memory that is not in registers, and these are here. Work items of a group run one after another; where they
-// wait for each other at barriers, each has a stack of its own, and they take turns.
+// Counts what launches do with memory: an observer of the interpreter (interpreter/interpreter.h).
 
-#include <setjmp.h>
-#include <sys/mman.h>
-#include <ucontext.h>
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
-#include <mutex>
+#include <tuple>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
+#include "interpreter.h"
+
+namespace observer {
 namespace {
 
-// --- what Python sees: runtime.py has the same structures -------------------------------------------------------------
+// --- what Python sees: driver.py has the same structures -------------------------------------------------------------
 
 constexpr int kMostOperands = 64;
 
@@ -32,14 +29,6 @@ struct Settings {
   uint64_t computes;       // which groups do: all (0), those that are looked at (1), none (2)
 };
 
-struct Kernel {
-  void (*run)(const uint64_t* place, void** arguments);
-  uint64_t has_barriers;
-  char* local_begin;
-  char* local_end;
-  uint64_t number;
-};
-
 struct Operand {
   double sectors;  // moved, all groups together
   uint64_t first;  // addresses that were touched
@@ -50,8 +39,7 @@ struct Operand {
 struct Summary {
   uint64_t kernel;  // its number; 0: a copy, or a fill, of `bytes`
   uint64_t bytes;
-  uint64_t items[3];
-  uint64_t group[3];
+  uint64_t group;  // work items
   uint64_t groups;
   uint64_t sampled;
   uint64_t chain;         // accesses of one item, one after another, and of those it waits for
@@ -69,13 +57,6 @@ struct Summary {
   Operand operand[kMostOperands];
 };
 
-struct Argument {
-  char* memory;
-  uint64_t offset;
-  void* data;
-  uint64_t bytes;
-};
-
 // --- state: one launch at a time -----------------------------------------------------------------------------------
 
 struct Record {
@@ -88,19 +69,13 @@ struct Record {
   bool local;
 };
 
-std::mutex launching;
 Settings settings{32, 32, 512, 32, 16, 1 << 18, 0, 0};
 std::vector<Summary> summaries;
 std::vector<Record> records;
 
-constexpr uint64_t kArena = uint64_t{1} << 44;  // of addresses, which are never used again
-char* arena = nullptr;
-uint64_t arena_used = 0;
-
-uint64_t local_begin = 0, local_size = 0;
+Summary summary;  // of the launch
 uint64_t item_global = 0, item_local = 0;  // accesses of the item since it got past a barrier
-uint32_t item_number = 0;
-uint64_t phase = 0;
+uint64_t phase = 0;                        // of the group: barriers that it got past
 bool recording = false;
 uint64_t group_accesses = 0, group_local = 0;  // of a sampled group, also those that are not recorded
 Operand operands[kMostOperands];               // of the launch
@@ -108,9 +83,16 @@ uint64_t touched = 0;                          // which of them the group has, a
 std::vector<uint64_t> phase_accesses[2];       // the same by phase: to device memory, to local memory
 uint64_t most_global = 0, most_local = 0;      // accesses of an item between two barriers that are recorded
 uint64_t recorded[2] = {0, 0};                 // of the group
+bool diverged = false;
+
+struct Longest {
+  uint64_t total = 0, global = 0;
+};
+Longest chain, of_phase;  // of the group, and of an item since the last barrier
 
 // Operand by address: the last one that begins before it. (beginning, number)
-std::vector<std::pair<uint64_t, int>> operands_by_address;
+using Operands = std::vector<std::pair<uint64_t, int>>;
+Operands operands_by_address;
 
 int operand_of(uint64_t address) {
   int found = 0;
@@ -126,7 +108,7 @@ int operand_of(uint64_t address) {
 // Which operand an instruction had the last time, and most likely has again.
 uint8_t recent[256];
 
-inline void note_operand(uint64_t address, uint32_t size, uint64_t instruction) {
+inline void note_operand(uint64_t address, uint64_t size, uint64_t instruction) {
   uint8_t& known = recent[(instruction >> 2) % 256];
   if ((touched >> known & 1) != 0 && address >= operands[known].first && address + size <= operands[known].last) {
     return;
@@ -137,10 +119,10 @@ inline void note_operand(uint64_t address, uint32_t size, uint64_t instruction) 
   touched |= uint64_t{1} << known;
 }
 
-inline void touch(void* at, uint32_t size, void* instruction) {
-  const uint64_t address = reinterpret_cast<uint64_t>(at);
-  const bool local = address - local_begin < local_size;
-  if (!local && address - reinterpret_cast<uint64_t>(arena) >= kArena) {
+template <Access>
+inline void touch(uint64_t address, uint64_t size, uint64_t instruction) {
+  const bool local = address - launch.kernel->local_begin < launch.kernel->local_end - launch.kernel->local_begin;
+  if (!local && !in_arena(address)) {
     return;  // the item's own, or a table in the kernel
   }
   if (local) {
@@ -151,63 +133,66 @@ inline void touch(void* at, uint32_t size, void* instruction) {
   if (__builtin_expect(recording, 0)) {
     ++(local ? group_local : group_accesses);
     if (!local) {
-      note_operand(address, size, reinterpret_cast<uint64_t>(instruction));
+      note_operand(address, size, instruction);
     }
     // Of each item as many between two barriers, so that those of a warp are there together.
     if ((local ? item_local <= most_local : item_global <= most_global) && records.size() < 4 * settings.most_records) {
       ++recorded[local];
-      const auto code = static_cast<uint32_t>(reinterpret_cast<uint64_t>(instruction));
-      records.push_back({address, phase << 32 | (item_global + item_local), item_number, code, 0,
-                         static_cast<uint8_t>(std::min<uint32_t>(size, 255)), local});
+      records.push_back({address, phase << 32 | (item_global + item_local), item, static_cast<uint32_t>(instruction), 0,
+                         static_cast<uint8_t>(std::min<uint64_t>(size, 255)), local});
     }
   }
 }
 
-// --- work items that take turns -------------------------------------------------------------------------------------
+// --- groups and items -------------------------------------------------------------------------------------------------
 
-struct Fiber {
-  jmp_buf at;
-  ucontext_t context;
-  uint64_t place[4];
-  bool started = false, alive = false;
-};
+// A quarter of what is left of a budget for each phase: there may be many.
+void phase_begins() {
+  const uint64_t budget[2] = {settings.most_records * 3 / 4, settings.most_records / 4};
+  most_global = std::max<uint64_t>(16, (budget[0] - std::min(budget[0], recorded[0])) / 4 / launch.group_items);
+  most_local = (budget[1] - std::min(budget[1], recorded[1])) / 4 / launch.group_items;
+  of_phase = {};
+}
 
-constexpr size_t kStack = 128 << 10;
-std::vector<Fiber*> fibers;
-Fiber* running = nullptr;
-jmp_buf scheduler;
-const Kernel* running_kernel = nullptr;
-void** running_arguments = nullptr;
+void group_begins() {
+  phase = 0;
+  chain = {};
+  diverged = false;
+  phase_begins();
+}
 
-void fiber_main() {
-  for (;;) {
-    running_kernel->run(running->place, running_arguments);
-    running->alive = false;
-    if (_setjmp(running->at) == 0) {
-      _longjmp(scheduler, 1);
+void item_begins() {
+  item_global = item_local = 0;
+}
+
+void item_stops() {
+  if (recording) {
+    for (std::vector<uint64_t>& one : phase_accesses) {
+      one.resize(std::max<uint64_t>(one.size(), phase + 1));
     }
+    phase_accesses[0][phase] += item_global;
+    phase_accesses[1][phase] += item_local;
+  }
+  if (item_global + item_local > of_phase.total) {
+    of_phase = {item_global + item_local, item_global};
   }
 }
 
-Fiber* make_fiber() {
-  auto* fiber = new Fiber;
-  void* stack = mmap(nullptr, kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  getcontext(&fiber->context);
-  fiber->context.uc_stack.ss_sp = stack;
-  fiber->context.uc_stack.ss_size = kStack;
-  fiber->context.uc_link = nullptr;
-  makecontext(&fiber->context, fiber_main, 0);
-  return fiber;
+void phase_ends(bool diverges, uint32_t) {
+  diverged = diverged || diverges;
+  chain.total += of_phase.total;
+  chain.global += of_phase.global;
+  ++phase;
+  phase_begins();
 }
 
-void resume(Fiber* fiber) {
-  running = fiber;
-  if (_setjmp(scheduler) == 0) {
-    if (fiber->started) {
-      _longjmp(fiber->at, 1);
-    }
-    fiber->started = true;
-    setcontext(&fiber->context);
+void compute(uint64_t number) {
+  run_group(number);
+  summary.barriers = std::max(summary.barriers, phase - 1);
+  summary.divergent += diverged ? 1 : 0;
+  if (chain.total > summary.chain) {
+    summary.chain = chain.total;
+    summary.chain_global = chain.global;
   }
 }
 
@@ -249,7 +234,7 @@ double turns_of_banks(const std::vector<std::pair<uint64_t, uint32_t>>& wanted, 
   return *std::max_element(of_bank.begin(), of_bank.end());
 }
 
-void look_at_group(Summary& summary, double weight) {
+void look_at_records(double weight) {
   summary.accesses += weight * static_cast<double>(group_accesses);
   summary.local_accesses += weight * static_cast<double>(group_local);
   if (records.empty()) {
@@ -329,91 +314,6 @@ void look_at_group(Summary& summary, double weight) {
   }
 }
 
-// --- launches -------------------------------------------------------------------------------------------------------
-
-struct Longest {
-  uint64_t total = 0, global = 0;
-};
-
-void run_group(const Kernel& kernel, void** arguments, const uint64_t* group, const uint64_t* at, Summary& summary) {
-  const uint64_t count = group[0] * group[1] * group[2];
-  Longest chain, of_phase;
-  const auto segment_ends = [&] {
-    if (recording) {
-      for (std::vector<uint64_t>& one : phase_accesses) {
-        one.resize(std::max<uint64_t>(one.size(), phase + 1));
-      }
-      phase_accesses[0][phase] += item_global;
-      phase_accesses[1][phase] += item_local;
-    }
-    if (item_global + item_local > of_phase.total) {
-      of_phase = {item_global + item_local, item_global};
-    }
-  };
-  const auto place_of = [&](uint64_t number, uint64_t* place) {
-    const uint64_t x = number % group[0], y = number / group[0] % group[1];
-    place[0] = at[0] * group[0] + x;
-    place[1] = at[1] * group[1] + y;
-    place[2] = x;
-    place[3] = at[0];
-  };
-  // A quarter of what is left of a budget for each phase: there may be many.
-  const auto phase_begins = [&] {
-    const uint64_t budget[2] = {settings.most_records * 3 / 4, settings.most_records / 4};
-    most_global = std::max<uint64_t>(16, (budget[0] - std::min(budget[0], recorded[0])) / 4 / count);
-    most_local = (budget[1] - std::min(budget[1], recorded[1])) / 4 / count;
-  };
-  phase = 0;
-  phase_begins();
-  if (!kernel.has_barriers) {
-    uint64_t place[4];
-    for (uint64_t i = 0; i < count; ++i) {
-      place_of(i, place);
-      item_number = static_cast<uint32_t>(i);
-      item_global = item_local = 0;
-      kernel.run(place, arguments);
-      segment_ends();
-    }
-    chain = of_phase;
-  } else {
-    while (fibers.size() < count) {
-      fibers.push_back(make_fiber());
-    }
-    for (uint64_t i = 0; i < count; ++i) {
-      place_of(i, fibers[i]->place);
-      fibers[i]->alive = true;
-    }
-    running_kernel = &kernel;
-    running_arguments = arguments;
-    bool diverged = false;
-    for (uint64_t alive = count; alive > 0;) {
-      const uint64_t before = alive;
-      of_phase = {};
-      for (uint64_t i = 0; i < count; ++i) {
-        if (!fibers[i]->alive) {
-          continue;
-        }
-        item_number = static_cast<uint32_t>(i);
-        item_global = item_local = 0;
-        resume(fibers[i]);
-        segment_ends();
-        alive -= fibers[i]->alive ? 0 : 1;
-      }
-      diverged = diverged || (alive != 0 && alive != before);
-      chain.total += of_phase.total;
-      chain.global += of_phase.global;
-      ++phase;
-      phase_begins();
-    }
-    summary.barriers = std::max(summary.barriers, phase - 1);
-    summary.divergent += diverged ? 1 : 0;
-  }
-  if (chain.total > summary.chain) {
-    summary.chain = chain.total;
-    summary.chain_global = chain.global;
-  }
-}
-
 uint64_t mixed(uint64_t x) {  // splitmix64's last steps
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
@@ -442,115 +342,46 @@ std::vector<uint64_t> choose_samples(uint64_t groups, uint64_t wanted) {
   return chosen;
 }
 
-}  // namespace
+// --- launches ---------------------------------------------------------------------------------------------------------
 
-extern "C" {
-
-void backplane_audit_set(const Settings* wanted) {
-  std::lock_guard lock(launching);
-  settings = *wanted;
-  summaries.clear();
+void look_at(uint64_t number, double weight) {
+  records.clear();
+  phase_accesses[0].clear();
+  phase_accesses[1].clear();
+  group_accesses = group_local = recorded[0] = recorded[1] = 0;
+  touched = 0;
+  recording = true;
+  compute(number);
+  recording = false;
+  for (int i = 0; i < kMostOperands; ++i) {
+    operands[i].samples += touched >> i & 1;
+  }
+  look_at_records(weight);
 }
 
-uint64_t backplane_audit_count() {
-  return summaries.size();
-}
-
-const Summary* backplane_audit_get(uint64_t number) {
-  return &summaries[number];
-}
-
-uint64_t backplane_audit_sizes(uint64_t which) {
-  return which == 0 ? sizeof(Settings) : which == 1 ? sizeof(Kernel) : sizeof(Summary);
-}
-
-// Memory of its own addresses, or null.
-void* backplane_audit_allocate(uint64_t bytes) {
-  std::lock_guard lock(launching);
-  if (arena == nullptr) {
-    void* reserved = mmap(nullptr, kArena, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (reserved == MAP_FAILED) {
-      return nullptr;
+Operands operands_of(const Argument* given, uint64_t count) {
+  Operands found;
+  for (uint64_t i = 0; i < count; ++i) {
+    if (given[i].bytes == 0 && found.size() < kMostOperands) {
+      const uint64_t memory = reinterpret_cast<uint64_t>(given[i].memory);
+      found.emplace_back(memory != 0 ? memory + given[i].offset : 0, static_cast<int>(found.size()));
     }
-    arena = static_cast<char*>(reserved);
   }
-  const uint64_t size = (bytes + (2 << 20) - 1) / (2 << 20) * (2 << 20);
-  if (arena_used + size > kArena || mprotect(arena + arena_used, size, PROT_READ | PROT_WRITE) != 0) {
-    return nullptr;
-  }
-  arena_used += size + (2 << 20);  // what is behind it cannot be touched
-  return arena + arena_used - size - (2 << 20);
-}
-
-void backplane_audit_free(void* memory, uint64_t bytes) {
-  const uint64_t size = (bytes + (2 << 20) - 1) / (2 << 20) * (2 << 20);
-  mmap(memory, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-}
-
-void backplane_audit_barrier() {
-  if (_setjmp(running->at) == 0) {
-    _longjmp(scheduler, 1);
-  }
-}
-
-uint32_t backplane_audit_swap(uint32_t* at, uint32_t expected, uint32_t desired) {
-  touch(at, 4, __builtin_return_address(0));
-  const uint32_t found = *at;
-  if (found == expected) {
-    *at = desired;
-  }
+  std::sort(found.begin(), found.end());
   return found;
 }
 
-int backplane_audit_launch(
-    void*, const Kernel* kernel, const uint64_t* items, const uint64_t* group, const Argument* given, uint64_t count) {
-  std::lock_guard lock(launching);
-  std::vector<void*> arguments(count + 1), places(count + 1);
-  operands_by_address.clear();
-  for (uint64_t i = 0; i < count; ++i) {
-    places[i] = given[i].memory != nullptr ? given[i].memory + given[i].offset : nullptr;
-    arguments[i] = given[i].bytes != 0 ? given[i].data : &places[i];
-    if (given[i].bytes == 0 && operands_by_address.size() < kMostOperands) {
-      const int number = static_cast<int>(operands_by_address.size());
-      operands_by_address.emplace_back(reinterpret_cast<uint64_t>(places[i]), number);
-    }
-  }
-  Summary summary{};
+int run(Operands&& given) {
+  operands_by_address = std::move(given);
+  summary = {};
   summary.operands = operands_by_address.size();
-  std::sort(operands_by_address.begin(), operands_by_address.end());
-  summary.kernel = kernel->number;
-  uint64_t of[3];
-  summary.groups = 1;
-  for (int d = 0; d < 3; ++d) {
-    summary.items[d] = items[d];
-    summary.group[d] = group[d];
-    of[d] = items[d] / group[d];
-    summary.groups *= of[d];
-  }
+  summary.kernel = launch.kernel->number;
+  summary.group = launch.group_items;
+  summary.groups = launch.group_count;
   std::fill(std::begin(operands), std::end(operands), Operand{0, ~uint64_t{0}, 0, 0});
-  local_begin = reinterpret_cast<uint64_t>(kernel->local_begin);
-  local_size = static_cast<uint64_t>(kernel->local_end - kernel->local_begin);
-  const auto run = [&](uint64_t number) {
-    const uint64_t at[3] = {number % of[0], number / of[0] % of[1], number / of[0] / of[1]};
-    run_group(*kernel, arguments.data(), group, at, summary);
-  };
-  const auto look = [&](uint64_t number, double weight) {
-    records.clear();
-    phase_accesses[0].clear();
-    phase_accesses[1].clear();
-    group_accesses = group_local = recorded[0] = recorded[1] = 0;
-    touched = 0;
-    recording = true;
-    run(number);
-    recording = false;
-    for (int i = 0; i < kMostOperands; ++i) {
-      operands[i].samples += touched >> i & 1;
-    }
-    look_at_group(summary, weight);
-  };
   const bool counts = settings.counts != 0, all_compute = settings.computes == 0;
   if (settings.computes < 2) {
-    counts ? look(0, 1) : run(0);
+    counts ? look_at(0, 1) : compute(0);
     const std::vector<uint64_t> samples = choose_samples(summary.groups, records.size() > kMany ? kFew : settings.samples);
     summary.sampled = counts ? samples.size() : 0;
     const bool all = samples.size() == summary.groups;
@@ -558,10 +389,10 @@ int backplane_audit_launch(
     uint64_t done = 1;
     for (auto next = samples.begin() + 1; next != samples.end(); ++next) {
       for (; all_compute && done < *next; ++done) {
-        run(done);
+        compute(done);
       }
       done = *next + 1;
-      counts ? look(*next, all || done == summary.groups ? 1 : between) : run(*next);
+      counts ? look_at(*next, all || done == summary.groups ? 1 : between) : compute(*next);
     }
   }
   if (counts) {
@@ -571,56 +402,38 @@ int backplane_audit_launch(
   return 0;
 }
 
-int backplane_audit_copy(void*, char* to, uint64_t to_offset, char* from, uint64_t from_offset, uint64_t bytes) {
-  std::lock_guard lock(launching);
-  memmove(to + to_offset, from + from_offset, bytes);
+void transferred(uint64_t bytes) {
   if (settings.counts != 0) {
-    Summary summary{};
-    summary.bytes = 2 * bytes;
-    summaries.push_back(summary);
+    summaries.emplace_back();
+    summaries.back().bytes = bytes;
   }
-  return 0;
 }
 
-int backplane_audit_fill(void*, char* memory, uint64_t offset, uint64_t bytes, int value) {
+bool allocated(uint64_t, uint64_t) {
+  return true;
+}
+void freed(uint64_t, uint64_t) {}
+
+}  // namespace
+}  // namespace observer
+
+extern "C" {
+
+void audit_set(const observer::Settings* wanted) {
   std::lock_guard lock(launching);
-  memset(memory + offset, value, bytes);
-  if (settings.counts != 0) {
-    Summary summary{};
-    summary.bytes = bytes;
-    summaries.push_back(summary);
-  }
-  return 0;
+  observer::settings = *wanted;
+  observer::summaries.clear();
 }
 
-int backplane_audit_flush(void*) {
-  return 0;
+uint64_t audit_count() {
+  return observer::summaries.size();
 }
 
-// --- what compilers call for -fsanitize=thread -----------------------------------------------------------------------
-
-#define ACCESS(name, size) \
-  void __tsan_##name(void* at) { touch(at, size, __builtin_return_address(0)); }
-#define ACCESSES(size)              \
-  ACCESS(read##size, size)          \
-  ACCESS(write##size, size)         \
-  ACCESS(unaligned_read##size, size) \
-  ACCESS(unaligned_write##size, size) \
-  ACCESS(volatile_read##size, size) \
-  ACCESS(volatile_write##size, size)
-ACCESSES(1)
-ACCESSES(2)
-ACCESSES(4)
-ACCESSES(8)
-ACCESSES(16)
-
-void __tsan_read_range(void* at, uint64_t size) {
-  touch(at, static_cast<uint32_t>(size), __builtin_return_address(0));
+const observer::Summary* audit_get(uint64_t number) {
+  return &observer::summaries[number];
 }
-void __tsan_write_range(void* at, uint64_t size) {
-  touch(at, static_cast<uint32_t>(size), __builtin_return_address(0));
+
+uint64_t audit_sizes(uint64_t which) {
+  return which == 0 ? sizeof(observer::Settings) : sizeof(observer::Summary);
 }
-void __tsan_init() {}
-void __tsan_func_entry(void*) {}
-void __tsan_func_exit() {}
 }
