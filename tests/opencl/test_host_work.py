@@ -15,8 +15,8 @@ import torch
 from agreement import DEVICE, plans_from_the_start
 
 from torch_backplane import _C, plans, preferences
-from torch_backplane.operators.linear_algebra import host_is_slow
 from torch_backplane.planning import Call, LibraryFunction, call_on_cpu, host_sees_memory, operator
+from torch_backplane.planning.costs import host_is_slow
 
 aten = torch.ops.aten
 LIBRARY = torch.library.Library("backplane_host_work", "FRAGMENT")  # kept: planners are declared for good

@@ -21,12 +21,13 @@ from torch_backplane.kernels.templates.attention import (
 )
 from torch_backplane.kernels.templates.attention_bias import attention_bias_gradient, bias_gradient_parts
 from torch_backplane.kernels.templates.random import WORDS_PER_CALL
-from torch_backplane.operators.linear_algebra import MultiplicationCost, host_refuses
+from torch_backplane.operators.linear_algebra import host_refuses
 from torch_backplane.planning import (
     Call,
     Candidate,
     Candidates,
     call_on_cpu,
+    costs,
     dialect_of,
     operator,
     random_numbers,
@@ -35,28 +36,22 @@ from torch_backplane.planning import (
 )
 from torch_backplane.planning.launch import traced
 
-# Picoseconds: of a multiplication, and as of products where the host's team takes the cores (docs/measurements.md).
-_BY_KERNELS, _ON_HOST, _CHANGING = 15, 16, 2_000_000_000
-_TILE = 32  # rows, of which a work item computes all
-
-
-def _cost_by_kernels(query: torch.Tensor, key: torch.Tensor, columns: int, backward: bool) -> int:
-    queries, keys = (-(-one.shape[2] // _TILE) * _TILE for one in (query, key))
-    # Scores and slopes are computed again for each gradient: three products of the query's and five of the key's rows.
-    rows = 3 * queries * key.shape[2] + 5 * keys * query.shape[2] if backward else 2 * queries * key.shape[2]
-    return _BY_KERNELS * query.shape[0] * query.shape[1] * rows * columns
+_FEW = 16  # queries: kernels compute tiles of 32
 
 
 def _cost_on_host(query: torch.Tensor, key: torch.Tensor, columns: int, backward: bool) -> int:
-    products = 5 if backward else 2
-    count = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2] * columns
-    return _CHANGING + products * count * min(_ON_HOST, MultiplicationCost.on_host(query.dtype))
+    heads, queries = query.shape[0] * query.shape[1], query.shape[2]
+    rows_of_products = heads * key.shape[2] * columns
+    if backward:
+        return costs.on_host("gradients of attention", torch.float32, rows_of_products * queries)
+    few = "attention of few queries"
+    return costs.on_host(few, torch.float32, rows_of_products if queries < _FEW else 0)
 
 
 ways = Candidates(
     "attention",
     Candidate("host", lambda query, *described: host_refuses(query), cost=_cost_on_host),
-    Candidate("generated", lambda *described: None, cost=_cost_by_kernels),
+    Candidate("generated", lambda *described: None),
 )
 
 

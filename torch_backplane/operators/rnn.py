@@ -12,8 +12,8 @@ import torch
 
 from torch_backplane import tuning
 from torch_backplane.kernels.templates.rnn import rnn_step, rnn_step_backward
-from torch_backplane.operators.linear_algebra import MultiplicationCost, host_refuses
-from torch_backplane.planning import Call, Candidate, Candidates, RunOnCPU, call_on_cpu, operator, run_template
+from torch_backplane.operators.linear_algebra import host_refuses
+from torch_backplane.planning import Call, Candidate, Candidates, RunOnCPU, call_on_cpu, costs, operator, run_template
 
 backplane = torch.ops.backplane
 
@@ -129,8 +129,8 @@ def plain_step_backward(
 
 layers = Candidates(
     "recurrent layers",
-    Candidate("host", host_refuses, cost=lambda input: MultiplicationCost.on_host(input.dtype)),
-    Candidate("generated", lambda input: None, cost=lambda input: MultiplicationCost.KERNEL),
+    Candidate("host", host_refuses, cost=lambda input: costs.on_host("recurrent layers", input.dtype)),
+    Candidate("generated", lambda input: None),
 )
 
 

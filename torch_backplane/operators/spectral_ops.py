@@ -18,6 +18,7 @@ from torch_backplane.planning import (
     Candidates,
     Refused,
     call_on_cpu,
+    costs,
     operator,
     run_template,
 )
@@ -139,13 +140,15 @@ def _scale(sizes: Sequence[int], dims: Sequence[int], normalization: int) -> flo
 # Who computes
 
 
-# Costs are those of one of as many elements, in rows of 1,024 (docs/measurements.md).
 transforms = Candidates(
     "transforms",
-    Candidate("host", lambda self, out, dims: host_refuses(self), cost=lambda *described: 6_000),
-    # No GPU has told yet whether it is quicker: who prefers it, or tunes, gets it.
+    Candidate(
+        "host",
+        lambda self, out, dims: host_refuses(self),
+        cost=lambda self, *described: costs.on_host("transforms", self.dtype),
+    ),
     Candidate("driver", library_transforms.why_not, cost=None),
-    Candidate("generated", lambda self, out, dims: None, cost=lambda *described: 29_000),
+    Candidate("generated", lambda self, out, dims: None),
 )
 
 

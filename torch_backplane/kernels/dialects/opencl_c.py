@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import torch
 
+from torch_backplane.kernels.cpu.functions import BRANCHLESS, definitions, needs_float64
+from torch_backplane.kernels.cpu.halves import FLOAT16_BY_INSTRUCTIONS
 from torch_backplane.kernels.dialects.base import Dialect, Value
-from torch_backplane.kernels.dialects.cpu_functions import BRANCHLESS, definitions, needs_float64
-from torch_backplane.kernels.dialects.halves import FLOAT16_BY_INSTRUCTIONS
 from torch_backplane.kernels.dtypes import part_dtype
 
 

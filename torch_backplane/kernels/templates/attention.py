@@ -3,8 +3,8 @@
 Memory grows with the length of a sequence, not with its square. The softmax is corrected as greater scores are found
 (Milakov and Gimelshein, «Online normalizer calculation for softmax», 2018; Dao et al., «FlashAttention», 2022). The
 gradients compute the scores again, from the logarithm of what each softmax was divided by. Where a work item is a
-thread's, the text is that of `attention_lanes.py`, but with dropout and for many columns; all that follows is about the
-one for work items that run in lockstep.
+thread's, the text is that of `cpu/attention_lanes.py`, but with dropout and for many columns; all that follows is about
+the one for work items that run in lockstep.
 
 A group has a tile of rows: of queries, and for the gradients of keys and of values a tile of keys. It goes through the
 other ones tile by tile, computes the tile of scores in local memory, and adds what they weigh to its results, which are
@@ -27,10 +27,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torch_backplane.kernels.cpu import attention_lanes
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import facts, value_dtype
 from torch_backplane.kernels.target import LimitExceeded, Target
-from torch_backplane.kernels.templates import attention_lanes
 from torch_backplane.kernels.templates.random import scalar_words
 from torch_backplane.kernels.templates.source import Launch, make_launch, split, substitute
 from torch_backplane.kernels.templates.spelling import lane_count, turning

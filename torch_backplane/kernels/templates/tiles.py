@@ -309,3 +309,15 @@ def _loop(first: str, end: str, kind: Summed) -> str:
     lost = "sum_lost += load_lost(part * results + at);" if kind.loses else ""
     return f"""SUM(sum);
   for (index_t part = {first}; part < {end}; ++part) {{ ADD(sum, load_sums(part * results + at)) {lost} }}"""
+
+
+def batch_start(tensor: str) -> str:
+    """Where the matrix of this batch begins."""
+    return f"batch / inner_batches * {tensor}_outer + batch % inner_batches * {tensor}_inner"
+
+
+def store_result(i: str, j: str, value: str) -> str:
+    return (
+        f"if ({i} < rows && {j} < columns) store_out({batch_start('out')} + ({i}) * out_row + ({j}) * out_column, "
+        f"WITH_C({batch_start('c')} + ({i}) * c_row + ({j}) * c_column) {value});"
+    )

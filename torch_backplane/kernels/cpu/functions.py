@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from torch_backplane.kernels.cpu.function_texts import TEXTS
 from torch_backplane.kernels.dialects.base import LIBRARY
-from torch_backplane.kernels.dialects.cpu_texts import TEXTS
 
 _NAME = re.compile(r"\bcpu_(\w+)\(")
 

@@ -1,4 +1,4 @@
-"""The texts of cpu_functions.py: OpenCL C, which knows FUNCTION (how a function begins) and POLYNOMIAL.
+"""The texts of functions.py: OpenCL C, which knows FUNCTION (how a function begins) and POLYNOMIAL.
 
 Most compute in float64 and round once: the result is nearly always the nearest float32, and few steps and few
 coefficients do. Those without another source were fitted to the function at Chebyshev's points, to the relative error
