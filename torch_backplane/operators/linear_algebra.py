@@ -256,12 +256,11 @@ def _cost_by_kernels(out: torch.Tensor, a: torch.Tensor | None = None, b: torch.
 products = Candidates(
     "products",
     Candidate("host", host_refuses, cost=_cost_on_host),
-    # No GPU has told yet whether it is quicker: who prefers it, or tunes, gets it.
     Candidate(
         "driver",
-        lambda out, *operands: library_products.why_not(out),
-        cost=None,
-        workspace=lambda form, out, *operands: library_products.workspace(out, *operands),
+        library_products.why_not,
+        cost=library_products.cost,
+        workspace=lambda form, *operands: library_products.workspace(*operands),
     ),
     Candidate("generated", lambda out, *operands: None, _forms, cost=_cost_by_kernels),
 )

@@ -36,7 +36,7 @@ class Candidate(NamedTuple):
     library: str
     refuses: Callable[..., str | None]
     forms: Callable[..., Sequence[str]] = lambda *described: ()
-    cost: Callable[..., int] | None = lambda *described: 0
+    cost: Callable[..., int | None] = lambda *described: 0
     workspace: Callable[..., int] = lambda form, *described: 0
 
 
@@ -71,10 +71,10 @@ class Candidates:
         if len(takers) > 1:
             takers = [one for one in takers if self._has_room(one, "", first, *described)] or takers[-1:]
         if len(takers) > 1:
-            unmeasured = [one for one in takers if one.cost is None]
-            takers = [one for one in takers if one.cost is not None]
-            takers.sort(key=lambda one: one.cost(first, *described))  # type: ignore[misc]
-            takers += unmeasured
+            costs = [(one.cost(first, *described), one) for one in takers]
+            measured = [(cost, one) for cost, one in costs if cost is not None]
+            takers = [one for _, one in sorted(measured, key=lambda pair: pair[0])]
+            takers += [one for cost, one in costs if cost is None]
         wanted = tuning.forced(self.family) or preferred(self.family)
         library, _, form = wanted.partition("/")
         for one in takers:

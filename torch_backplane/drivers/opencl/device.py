@@ -30,10 +30,10 @@ from torch_backplane.drivers.base import (
     DeviceProperties,
     NativeLauncher,
 )
+from torch_backplane.drivers.opencl import libraries
 from torch_backplane.drivers.opencl.compiler import Programs
 from torch_backplane.drivers.opencl.driver import POCL
 from torch_backplane.drivers.opencl.errors import Health
-from torch_backplane.drivers.opencl.libraries import clblast, vkfft
 from torch_backplane.drivers.opencl.staging import LEAST, Staging
 from torch_backplane.drivers.opencl.target import target
 
@@ -158,8 +158,7 @@ class OpenCLDevice(Device):
             bool(device.execution_capabilities & cl.device_exec_capabilities.NATIVE_KERNEL),
             stages=self.staging is not None,
         )
-        self.product_library = clblast.products()
-        self.transform_library = vkfft.transforms(cl._cl.__file__, self.properties.kind == "cpu")
+        self.libraries = libraries.installed(cl._cl.__file__, is_processor=self.properties.kind == "cpu")
         self._run_probe()
 
     def _run_probe(self) -> None:
