@@ -613,8 +613,6 @@ print("end")
             "KernelDevice.native_launcher = NativeLauncher(api='opencl', functions={'clFlush': 1})",
             "NativeLauncher.functions has no address of clSetKernelArg",
         ),
-        ("KernelDevice.product_library = 'blas'", "product_library is 'blas', and must be a ProductLibrary or None"),
-        ("KernelDevice.transform_library = 7", "transform_library is 7, and must be a TransformLibrary or None"),
     ],
 )
 def test_a_driver_that_is_short_of_something_is_skipped(tmp_path: Path, change: str, message: str) -> None:

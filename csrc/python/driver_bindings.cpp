@@ -105,11 +105,10 @@ void bind_drivers(py::module_& module) {
 
   module.def(
       "clblast_products", &clblast_products, py::arg("functions"),
-      "Addresses for torch_backplane.drivers.base.ProductLibrary, by names of dtypes, of addresses of CLBlast's.");
+      "Addresses of routines of the family matmul, by names of dtypes, from addresses of CLBlast's functions.");
   module.def(
       "vkfft_transforms", &vkfft_transforms, py::arg("functions"), py::arg("dimensions"),
-      "Addresses for torch_backplane.drivers.base.TransformLibrary, by names of dtypes, of addresses of VkFFT's and of "
-      "OpenCL's.");
+      "Addresses of routines of the family fft, by names of dtypes, from addresses of VkFFT's functions and of OpenCL's.");
   module.def("vkfft_applications", &vkfft_applications);
   module.def("vkfft_most_applications", &vkfft_most_applications);
   module.def(

@@ -22,11 +22,13 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+
+from torch_backplane.drivers.libraries import Library
 
 if TYPE_CHECKING:
     from torch_backplane.kernels import Dialect, Target
@@ -133,68 +135,6 @@ class NativeLauncher:
         return all(name in self.functions for name in NATIVE_GROUPS[self.api][group])
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProductLibrary:
-    """Matrix products of a library for this hardware, which gives work to the device's queue itself.
-
-    A function is `int product(void* queue, const argument_t* arguments, uint64_t count)`, as any function of a library
-    that planners call (docs/write-an-operator.md), and computes c = alpha · a @ b + beta · c for each of some
-    matrices. Its arguments are memory for c, a and b; alpha and beta, numbers of the dtype; and integers of 64 bits:
-    how many matrices; rows and columns of c, columns of a; from one row in memory to the next in c, a and b; whether a,
-    and b, lie there transposed (0 or 1), so that the rows in memory are columns; and from one matrix to the next in c,
-    a and b, in elements. No size is 0. Where beta is 0, c is not to be read.
-    """
-
-    name: str  # for people: "CLBlast"
-    # An address in a library that stays loaded for each dtype that it has. It is asked where the launcher is native.
-    products: Mapping[torch.dtype, int]
-    explain: Callable[[int], str] | None = None  # what an answer other than 0 means
-
-
-class TransformCache(Protocol):
-    """What a library of transforms keeps for calls like those before: torch.backends.bp.fft_plan_cache."""
-
-    def size(self) -> int:
-        """How many are kept."""
-
-    def max_size(self) -> int:
-        """How many may be kept. Beyond that, those go that were not used for the longest time."""
-
-    def set_max_size(self, most: int) -> None:
-        """`most` from now on, 0 or more. What the device still uses stays until it is done."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TransformLibrary:
-    """Fourier transforms of a library for this hardware, which gives work to the device's queue itself.
-
-    A function is `int transform(void* queue, const argument_t* arguments, uint64_t count)`, as any function of a
-    library that planners call (docs/write-an-operator.md), and computes transforms of a batch along its one, two or
-    three innermost dimensions. Results are not scaled. Its arguments are memory for the result and for what is
-    transformed, which lie apart, each contiguous and beginning anywhere; and integers of 64 bits:
-
-    * what is transformed into what: 0, complex numbers; 1, real ones into the half of the complex ones that is not
-      redundant (`n // 2 + 1` of the last dimension's `n`); 2, such a half into real ones;
-    * whether it is the inverse, with exp(+2πi…): 0 or 1; 0 where the input is real, 1 where the result is;
-    * how many there are of the batch, 1 or more;
-    * three sizes, of the side with `n` elements, the last one of the innermost dimension. Each is 2 or more, but for
-      the first and the second, which are 1 where there are fewer than three dimensions.
-
-    From a half to real numbers there is one dimension; the first element is real then, and the last one where `n` is
-    even, and the function may write to what is transformed. Else that stays as it is.
-    """
-
-    name: str  # for people: "VkFFT"
-    # An address in a library that stays loaded for float32 and float64, the real numbers that are computed with, or for
-    # one of them. It is asked where the launcher is native.
-    transforms: Mapping[torch.dtype, int]
-    # What it takes: elements along a dimension, and bytes of what is transformed, and of the result.
-    most_elements: int = 2**63 - 1
-    most_bytes: int = 2**63 - 1
-    explain: Callable[[int], str] | None = None  # what an answer other than 0 means
-    cache: TransformCache | None = None
-
-
 class Driver(ABC):
     """Reaches one hardware API. Made once per process, without arguments, when bp is first used."""
 
@@ -223,11 +163,8 @@ class Device(ABC):
     # Set it where the runtime can launch this device's kernels itself, see «kernels».
     native_launcher: NativeLauncher | None = None
 
-    # Set it where a library computes matrix products on this device.
-    product_library: ProductLibrary | None = None
-
-    # Set it where a library computes Fourier transforms on this device.
-    transform_library: TransformLibrary | None = None
+    # Libraries for this hardware. Of those that take a call, the first one listed computes it.
+    libraries: Sequence[Library] = ()
 
     # --- memory ------------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -23,9 +25,8 @@ from torch_backplane.drivers.base import (
     DeviceProperties,
     NativeDevice,
     NativeLauncher,
-    ProductLibrary,
-    TransformLibrary,
 )
+from torch_backplane.drivers.libraries import FAMILIES, Library, Routine
 
 LARGEST_MEMORY = 2**63 - 1
 
@@ -48,6 +49,7 @@ def checked_properties(driver: str, device: Any) -> Any:
     dialect = dialect_name(type(device).__name__, properties.dialect)
     if isinstance(device, Device):
         check_kernels(device, dialect)
+        check_libraries(device)
         check_methods(device, properties)
     return _C.DeviceProperties(
         driver=driver,
@@ -129,10 +131,6 @@ def check_kernels(device: Device, dialect: str) -> None:
             raise ValueError(f"NativeLauncher.api is {launcher.api!r}, and must be one of {', '.join(NATIVE_APIS)}")
         check_functions(launcher)
         needed = NATIVE_METHODS
-    for name, of_type in (("product_library", ProductLibrary), ("transform_library", TransformLibrary)):
-        library = getattr(device, name)
-        if library is not None and not isinstance(library, of_type):
-            raise TypeError(f"{cls.__name__}.{name} is {library!r}, and must be a {of_type.__name__} or None")
     missing = [name for name in needed if getattr(cls, name) is getattr(Device, name)]
     if missing:
         raise TypeError(f"{cls.__name__} takes kernels in {dialect}, and has no {', '.join(missing)}")
@@ -164,6 +162,55 @@ def check_functions(launcher: NativeLauncher) -> None:
             raise ValueError(f"NativeLauncher.functions has {name!r}, and {api} knows {', '.join(known)}")
         if not _is_whole(address, 1, 2**64 - 1):
             raise ValueError(f"NativeLauncher.functions[{name!r}] is {address!r}, and must be an address above 0")
+
+
+def check_libraries(device: Device) -> None:
+    """Those that a device lists.
+
+    Raises:
+        TypeError, ValueError: one breaks the contract of `drivers.libraries`; the message says where.
+    """
+    cls, libraries = type(device).__name__, device.libraries
+    if not isinstance(libraries, (list, tuple)):
+        raise TypeError(f"{cls}.libraries is {libraries!r}, and must be a sequence of Library")
+    if libraries and device.native_launcher is None:
+        raise ValueError(f"{cls} has libraries, whose routines need a native queue, and no native_launcher")
+    for library in libraries:
+        if not isinstance(library, Library):
+            raise TypeError(f"{cls}.libraries has {library!r}, and each must be a Library")
+        if not isinstance(library.name, str) or not library.name.strip():
+            raise ValueError(f"Library.name is {library.name!r}, and must be a string that is not empty")
+        owner = f"the library {library.name}"
+        if [other.name for other in libraries].count(library.name) > 1:
+            raise ValueError(f"{cls}.libraries has {owner} more than once")
+        if library.explain is not None and not callable(library.explain):
+            raise TypeError(f"explain of {owner} is {library.explain!r}, and must be a function of a status, or None")
+        if not isinstance(library.routines, Mapping) or not library.routines:
+            raise TypeError(f"{owner} has the routines {library.routines!r}, and needs a dictionary by families")
+        for family, routine in library.routines.items():
+            if family not in FAMILIES:
+                raise ValueError(f"{owner} has a routine for {family!r}; the families are {', '.join(FAMILIES)}")
+            check_routine(f"the {family} routine of {owner}", routine)
+            if not FAMILIES[family].memory:
+                warnings.warn(f"torch_backplane: no planner calls {family} routines yet: {owner} has one", stacklevel=2)
+
+
+def check_routine(owner: str, routine: Any) -> None:
+    if not isinstance(routine, Routine):
+        raise TypeError(f"{owner} is {routine!r}, and must be a Routine")
+    if not isinstance(routine.addresses, Mapping) or not _are_dtypes(tuple(routine.addresses)):
+        raise TypeError(f"{owner} has the addresses {routine.addresses!r}, and needs one for each dtype it computes")
+    for dtype, address in routine.addresses.items():
+        if not _is_whole(address, 1, 2**64 - 1):
+            raise ValueError(f"{owner} has the address {address!r} for {dtype}, and needs one above 0")
+    for name in ("guard", "workspace", "cost"):
+        query = getattr(routine, name)
+        if query is not None and not callable(query):
+            raise TypeError(f"{owner} has the {name} {query!r}, and it must be a function of a call, or None")
+    if routine.cache is not None:
+        missing = [name for name in ("size", "max_size", "set_max_size") if not hasattr(routine.cache, name)]
+        if missing:
+            raise TypeError(f"{owner} has a cache without {', '.join(missing)}")
 
 
 def _is_whole(value: Any, least: int, most: int = LARGEST_MEMORY) -> bool:

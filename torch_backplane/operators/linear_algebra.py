@@ -207,9 +207,9 @@ products = Candidates(
     Candidate("host", host_refuses, cost=_cost_on_host),
     Candidate(
         "driver",
-        lambda out, *operands: library_products.why_not(out),
-        cost=None,
-        workspace=lambda form, out, *operands: library_products.workspace(out, *operands),
+        library_products.why_not,
+        cost=library_products.cost,
+        workspace=lambda form, *operands: library_products.workspace(*operands),
     ),
     Candidate("generated", lambda out, *operands: None, _forms),
 )

@@ -10,6 +10,7 @@ from torch_backplane.planning.candidates import Candidate, Candidates
 from torch_backplane.planning.declare import operator, part
 from torch_backplane.planning.host import LibraryFunction, call_on_cpu, host_sees_memory
 from torch_backplane.planning.launch import dialect_of, launch, random_numbers
+from torch_backplane.planning.library_calls import LibraryCall
 from torch_backplane.planning.pointwise import (
     as_bits,
     check_fits,
@@ -20,7 +21,7 @@ from torch_backplane.planning.pointwise import (
     pointwise,
     run_pointwise,
 )
-from torch_backplane.planning.queue_functions import QueueFunction, product_library, queue_api, transform_library
+from torch_backplane.planning.queue_functions import QueueFunction, queue_api
 from torch_backplane.planning.reduce import run_reduction
 from torch_backplane.planning.template import contiguous_result, error_words, expect_values, run_kernel, run_template
 from torch_backplane.planning.tracing import trace
@@ -30,6 +31,7 @@ __all__ = [
     "Call",
     "Candidate",
     "Candidates",
+    "LibraryCall",
     "LibraryFunction",
     "Number",
     "QueueFunction",
@@ -55,7 +57,6 @@ __all__ = [
     "part",
     "plan_pointwise",
     "pointwise",
-    "product_library",
     "queue_api",
     "random_numbers",
     "run_kernel",
@@ -63,7 +64,6 @@ __all__ = [
     "run_reduction",
     "run_template",
     "same_storage",
-    "transform_library",
     "workspace",
 ]
 

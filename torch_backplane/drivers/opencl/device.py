@@ -30,9 +30,9 @@ from torch_backplane.drivers.base import (
     DeviceProperties,
     NativeLauncher,
 )
+from torch_backplane.drivers.opencl import libraries
 from torch_backplane.drivers.opencl.compiler import Programs
 from torch_backplane.drivers.opencl.errors import POCL, Health
-from torch_backplane.drivers.opencl.libraries import clblast, vkfft
 from torch_backplane.drivers.opencl.staging import LEAST, Staging
 from torch_backplane.drivers.opencl.target import target
 
@@ -157,8 +157,7 @@ class OpenCLDevice(Device):
             bool(device.execution_capabilities & cl.device_exec_capabilities.NATIVE_KERNEL),
             stages=self.staging is not None,
         )
-        self.product_library = clblast.products()
-        self.transform_library = vkfft.transforms(cl._cl.__file__, self.properties.kind == "cpu")
+        self.libraries = libraries.installed(cl._cl.__file__, is_processor=self.properties.kind == "cpu")
         self._run_probe()
 
     def _run_probe(self) -> None:

@@ -8,7 +8,7 @@ import functools
 import torch
 
 from torch_backplane import _C
-from torch_backplane.drivers.base import ProductLibrary
+from torch_backplane.drivers.libraries import Library, Routine
 
 LIBRARY = "libclblast.so.1"
 
@@ -28,15 +28,17 @@ _STATUSES = {
 
 
 @functools.cache
-def products() -> ProductLibrary | None:
+def library() -> Library | None:
     """None where it is not installed. Its products in half precision add up in half precision: they are left out."""
     try:
-        library = ctypes.CDLL(LIBRARY)
+        loaded = ctypes.CDLL(LIBRARY)
         names = [f"CLBlast{letter}gemm{form}" for letter in "SD" for form in ("", "StridedBatched")]
-        addresses = {name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in names}
+        addresses = {name: ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value or 0 for name in names}
     except (OSError, AttributeError):  # not installed; older than 1.5
         return None
     found = {getattr(torch, dtype): address for dtype, address in _C.clblast_products(addresses).items()}
-    return ProductLibrary(
-        name="CLBlast", products=found, explain=lambda status: _STATUSES.get(status, "see OpenCL's cl.h")
+    return Library(
+        name="CLBlast",
+        routines={"matmul": Routine(addresses=found)},
+        explain=lambda status: _STATUSES.get(status, "see OpenCL's cl.h"),
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from torch_backplane import _C
-from torch_backplane.drivers.base import TransformLibrary
+from torch_backplane.drivers.libraries import COMPLEX, Library, Routine
 
 PACKAGE, LIBRARY = "pyvkfft", "_vkfft_opencl.*"
 # Its functions' parameters have changed before, and no version of them can be asked for.
@@ -58,7 +58,7 @@ class Applications:
 
 
 @functools.cache
-def transforms(opencl: str, is_processor: bool) -> TransformLibrary | None:
+def library(opencl: str, is_processor: bool) -> Library | None:
     """None where it is not installed, or in a version that is not known.
 
     Args:
@@ -68,14 +68,24 @@ def transforms(opencl: str, is_processor: bool) -> TransformLibrary | None:
     functions = _functions(opencl)
     if functions is None:
         return None
-    return TransformLibrary(
+    guard = functools.partial(_guard, MOST_ON_PROCESSORS if is_processor else 2**63 - 1)
+    return Library(
         name="VkFFT",
-        transforms=functions,
-        most_elements=MOST_ON_PROCESSORS if is_processor else 2**63 - 1,
-        most_bytes=MOST_BYTES,
+        routines={"fft": Routine(addresses=functions, guard=guard, cache=Applications())},
         explain=lambda status: _STATUSES.get(status, "see vkFFT_Structs.h, or OpenCL's cl.h where it is negative"),
-        cache=Applications(),
     )
+
+
+def _guard(
+    most: int, dtype: torch.dtype, kind: int, batch: int, outer: int, middle: int, inner: int, **rest: int
+) -> str | None:
+    """Up to `most` elements along a dimension, and up to MOST_BYTES of the larger one of operand and result."""
+    if not all(size <= most for size in (outer, middle, inner)):
+        return f"transforms along up to {most} elements"
+    values = inner if kind == COMPLEX else inner // 2 + 1
+    if not batch * outer * middle * values * 2 * dtype.itemsize <= MOST_BYTES:
+        return f"transforms up to {MOST_BYTES} bytes"
+    return None
 
 
 @functools.cache
@@ -84,10 +94,10 @@ def _functions(opencl: str) -> dict[torch.dtype, int] | None:
     if file is None:
         return None
     try:
-        library, loader = ctypes.CDLL(str(file)), ctypes.CDLL(opencl)
-        functions = [getattr(library, name) for name in FUNCTIONS]
+        loaded, loader = ctypes.CDLL(str(file)), ctypes.CDLL(opencl)
+        functions = [getattr(loaded, name) for name in FUNCTIONS]
         functions += [getattr(loader, name) for name in OPENCL_FUNCTIONS]
-        dimensions = library.vkfft_max_fft_dimensions()
+        dimensions = loaded.vkfft_max_fft_dimensions()
     except (OSError, AttributeError):  # built for another system, or without OpenCL
         return None
     names = (*FUNCTIONS, *OPENCL_FUNCTIONS)
