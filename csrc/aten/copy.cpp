@@ -8,6 +8,7 @@
 #include <ATen/ops/copy_native.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/_local_scalar_dense_native.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
 #include "aten/copies.h"
@@ -233,9 +234,23 @@ void copy_packed(const at::Tensor& source, const at::Tensor& destination, bool n
   }
 }
 
+constexpr c10::DispatchKeySet kLazyBits({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
+
+at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
+  if (C10_LIKELY(!(self.key_set() | source.key_set()).has_any(kLazyBits))) {
+    return at::native::copy_(self, source, non_blocking);
+  }
+  // copy_from() handles these bits. PyTorch's fallbacks for them would call copy_() and _copy_from again, without end.
+  const c10::impl::ExcludeDispatchKeyGuard guard(kLazyBits);
+  return at::native::copy_(self, source, non_blocking);
+}
+
 at::Tensor copy_from(const at::Tensor& source, const at::Tensor& destination, bool non_blocking) {
   static const std::string name = "aten::_copy_from";
   const OperatorScope scope(name);
+  auto keys = c10::impl::tls_local_dispatch_key_set();
+  keys.excluded_ = keys.excluded_ - kLazyBits; // see copy_()
+  const c10::impl::ForceDispatchKeyGuard guard(keys);
   TORCH_CHECK(source.defined() && destination.defined(), "copying needs two defined tensors");
   const CopyWay way = way_of(source, destination);
   if (way == CopyWay::Nothing) {
@@ -297,6 +312,7 @@ at::Scalar local_scalar_dense(const at::Tensor& self) {
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("copy_", &copy_);
   m.impl("_copy_from", &copy_from);
   m.impl("_copy_from_and_resize", &copy_from_and_resize);
   m.impl("_local_scalar_dense", &local_scalar_dense);
@@ -312,15 +328,6 @@ TORCH_LIBRARY_FRAGMENT(backplane, m) {
   m.def("copy_elements(Tensor source, Tensor(a!) destination, bool conjugate, bool negate) -> ()");
   m.impl("copy_elements", c10::DispatchKey::CPU, &copy_elements_on_cpu);
   m.impl("copy_elements", c10::DispatchKey::Meta, [](const at::Tensor&, const at::Tensor&, bool, bool) {});
-}
-
-// The kernels above handle these bits themselves; the generic fallbacks would call _copy_from again, without end.
-TORCH_LIBRARY_IMPL(aten, Conjugate, m) {
-  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
-}
-
-TORCH_LIBRARY_IMPL(aten, Negative, m) {
-  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
 }
 
 } // namespace
