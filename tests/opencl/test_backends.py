@@ -127,7 +127,7 @@ def test_a_workspace_bounds_the_parts_of_long_sums() -> None:
         settings = (None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [False, True, False])
         return torch.ops.aten.convolution_backward(grad, x, w, *settings)[1]
 
-    with target("gpu", compute_units=40):
+    with target("gpu", compute_units=40), preferences.preferring("products", "generated"):
         for function, given in ((torch.mm, (a, b)), (weight_gradient, (grad, x, w))):
             free = taken(function, *given)
             assert free > 40_000

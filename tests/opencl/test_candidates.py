@@ -88,7 +88,7 @@ def test_one_that_has_no_room_leaves_a_call_to_the_next() -> None:
             "generated",
             takes_all,
             forms=lambda x: ["wide", "narrow"],
-            cost=lambda x: 1,
+            cost=lambda x: 200,
             workspace=lambda form, x: {"": 2, "wide": 8, "narrow": 4}[form] * x.numel(),
         ),
     )
