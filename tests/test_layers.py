@@ -52,6 +52,50 @@ def test_includes_point_downwards(folder: str) -> None:
     assert not upwards
 
 
+def included() -> dict[str, set[str]]:
+    """The parts of the runtime, each a header with its source file, and the parts that it includes."""
+    found: dict[str, set[str]] = {}
+    for path in (ROOT / "csrc").rglob("*"):
+        if path.suffix in (".cpp", ".h"):
+            name = str(path.relative_to(ROOT / "csrc").with_suffix(""))
+            includes = re.findall(r'^#include "([\w./]+)\.h"', path.read_text(encoding="utf-8"), re.MULTILINE)
+            found.setdefault(name, set()).update(set(includes) - {name})
+    return found
+
+
+# Source files that implement a declaration of their header with another part, whose header needs that declaration.
+KNOWN_CIRCLES = {
+    ("devices/command", "devices/compiled_kernel"),  # what a stored command keeps alive
+    ("devices/command", "devices/queue_function"),
+    ("streams/device_errors", "streams/stream"),  # reading the error words takes a stream
+    ("drivers/native_launcher", "drivers/c_launcher"),  # the choice of a launcher
+    ("drivers/native_launcher", "drivers/opencl/opencl_launcher"),
+}
+
+
+def test_parts_of_the_runtime_include_each_other_in_no_circle() -> None:
+    includes = included()
+    assert len(includes) > 80
+    for part, needed in KNOWN_CIRCLES:
+        includes[part].remove(needed)
+    includes = {name: needed & set(includes) for name, needed in includes.items()}
+    while free := {name for name, needed in includes.items() if not needed}:
+        includes = {name: needed - free for name, needed in includes.items() if name not in free}
+    assert includes == {}, "circles, and what needs them"
+
+
+def test_only_the_bindings_and_the_choice_of_a_launcher_know_a_driver() -> None:
+    drivers = {path.name for path in (ROOT / "csrc" / "drivers").iterdir() if path.is_dir()}
+    assert drivers == {"host", "opencl"}
+    outside = {
+        name
+        for name, needed in included().items()
+        if any(one.startswith(tuple(f"drivers/{driver}/" for driver in drivers)) for one in needed)
+        and not name.startswith(tuple(f"drivers/{driver}/" for driver in drivers))
+    }
+    assert outside == {"python/driver_bindings", "drivers/native_launcher"}
+
+
 def imported(path: pathlib.Path) -> set[str]:
     """The parts of the package that a file imports, at its top or within its functions."""
     found = set()
