@@ -10,19 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from torch_backplane.audit.dialect import AuditC
 from torch_backplane.audit.model import LOCAL_BANKS, MOST_RECORDS, SAMPLED_GROUPS, SECTOR_BYTES, cache_bytes
 from torch_backplane.drivers import DeviceProperties
 from torch_backplane.drivers.base import ALL_DTYPES, FLOAT64_DTYPES
+from torch_backplane.interpreter.cuda_cpp import CudaCpp
 from torch_backplane.interpreter.device import InterpreterDevice
-from torch_backplane.interpreter.host_c import HostC
 from torch_backplane.interpreter.library import Interpreter, integers
 from torch_backplane.kernels.modelled import Modelled
 
 # Which groups of a launch compute.
 ALL, SAMPLES, NONE = "all", "those that are looked at", "none"
 
-LANGUAGE = HostC()
+LANGUAGE = CudaCpp()
 
 
 class _Settings(ctypes.Structure):
@@ -129,7 +128,7 @@ class AuditDevice(InterpreterDevice):
             total_memory=1 << 36,
             dtypes=[one for one in ALL_DTYPES if target.float64 or one not in FLOAT64_DTYPES],
             compute_units=target.compute_units,
-            dialect=AuditC,
+            dialect=LANGUAGE.name,
             kind="gpu",
             target=target,
             software="audit",

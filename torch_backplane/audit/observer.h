@@ -119,8 +119,13 @@ inline void note_operand(uint64_t address, uint64_t size, uint64_t instruction) 
   touched |= uint64_t{1} << known;
 }
 
-template <Access>
+constexpr uint64_t kMostBytes = 16;  // that an instruction moves
+
+template <Access access>
 inline void touch(uint64_t address, uint64_t size, uint64_t instruction) {
+  for (; size > kMostBytes; address += kMostBytes, size -= kMostBytes) {
+    touch<access>(address, kMostBytes, instruction);
+  }
   const bool local = address - launch.kernel->local_begin < launch.kernel->local_end - launch.kernel->local_begin;
   if (!local && !in_arena(address)) {
     return;  // the item's own, or a table in the kernel
@@ -139,7 +144,7 @@ inline void touch(uint64_t address, uint64_t size, uint64_t instruction) {
     if ((local ? item_local <= most_local : item_global <= most_global) && records.size() < 4 * settings.most_records) {
       ++recorded[local];
       records.push_back({address, phase << 32 | (item_global + item_local), item, static_cast<uint32_t>(instruction), 0,
-                         static_cast<uint8_t>(std::min<uint64_t>(size, 255)), local});
+                         static_cast<uint8_t>(size), local});
     }
   }
 }

@@ -35,7 +35,7 @@ struct Kernel {  // library.py has the same
   void (*run)(const Argument* arguments);
   uint64_t has_barriers;
   uint64_t number;
-  uint64_t image_begin, image_end;  // its library: constants, and its local memory
+  uint64_t image_begin;  // its library: constants, and its local memory
   uint64_t local_begin, local_end;
 };
 
@@ -46,7 +46,7 @@ struct Launch {
   uint64_t group_items, group_count;
 };
 
-enum Access : uint64_t { kRead, kWrite, kSwap };
+enum Access : uint16_t { kNone, kRead, kWrite, kSwap };
 
 // One launch, copy or fill at a time.
 std::mutex launching;

@@ -14,26 +14,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-_PLACES = ("get_global_id", "get_local_id", "get_group_id", "get_global_size", "get_local_size", "get_num_groups")
-
-# What runtime.cpp has for kernels, in C and OpenCL C.
-WORDS = "\n".join([
-    "ulong interpreter_place(uint which) __attribute__((const));",  # one work item, one answer
-    "void interpreter_barrier(uint flags);",
-    "void interpreter_range(ulong address, ulong bytes, uint writes);",
-    "void interpreter_unordered(uint begins);",
-    "uint interpreter_swap(ulong address, uint expected, uint desired);",
-    *(f"#define {name}(dimension) interpreter_place({3 * i} + (dimension))" for i, name in enumerate(_PLACES)),
-    "#define get_global_offset(dimension) ((ulong)0)",
-    "#define barrier(flags) interpreter_barrier(flags)",
-    "#define mem_fence(flags)",
-    "#define atomic_cmpxchg(at, expected, desired) interpreter_swap((ulong)(at), expected, desired)",
-    "",
-])  # fmt: skip
+# What runtime.cpp has for kernels, as C++ and OpenCL C declare it. A place is a global, local or group number, a global
+# size, a group size or a number of groups, with three dimensions each.
+WORDS = """\
+ulong interpreter_place(uint which) __attribute__((const));  // one work item, one answer
+void interpreter_barrier(uint flags);
+void interpreter_range(ulong address, ulong bytes, uint writes);
+void interpreter_unordered(uint begins);
+uint interpreter_swap(ulong address, uint expected, uint desired);
+"""
 
 _RUN = """
 struct interpreter_argument {{ ulong memory, offset, data, bytes; }};
-__attribute__((no_sanitize("thread"))) void interpreter_run(const private struct interpreter_argument* given) {{
+INTERPRETER_ENTRY __attribute__((no_sanitize("thread")))
+void interpreter_run(const INTERPRETER_OWN struct interpreter_argument* given) {{
   {entry}({arguments});
 }}
 """
@@ -50,6 +44,7 @@ class Language(ABC):
 
     name: ClassVar[str]
     suffix: ClassVar[str]  # of files
+    entry: ClassVar[str]  # a regular expression for what a kernel begins with, up to its name
     has_offsets: ClassVar[bool]  # whether a ulong of bytes follows each parameter of device memory
 
     @abstractmethod
@@ -66,15 +61,12 @@ class Language(ABC):
 
     @abstractmethod
     def before(self, text: str) -> str:
-        """What spells the words of a text, and the type ulong.
+        """What spells the words of a text, and for `interpreter_run`: the type ulong, INTERPRETER_ENTRY (how a function
+        begins that has its name in the library, too) and INTERPRETER_OWN (memory of the work item).
 
         Raises:
             RuntimeError: the text has accesses to memory that would not be seen.
         """
-
-    def after(self) -> str:
-        """What a text needs behind it."""
-        return ""
 
     def functions(self) -> Mapping[str, tuple[str, Sequence[str]]]:
         """Functions of the language: (text, options) by the names of files."""
@@ -111,9 +103,9 @@ def translated(language: Language, text: str, entry: str) -> Text:
         RuntimeError: there is no kernel `entry`, or one with parameters that are not understood; or accesses to memory
             that would not be seen.
     """
-    found = re.search(rf"\bkernel\s+void\s+{re.escape(entry)}\s*\(([^)]*)\)", text)
+    found = re.search(rf"{language.entry}\s{re.escape(entry)}\s*\(([^)]*)\)", text)
     if found is None:
-        raise RuntimeError(f"the interpreter finds no «kernel void {entry}(…)» in the text")
+        raise RuntimeError(f"the interpreter finds no kernel «void {entry}(…)» in the text")
     given: list[str] = []
     names: list[str] = []
     sizes: list[int] = []
@@ -123,7 +115,7 @@ def translated(language: Language, text: str, entry: str) -> Text:
         number = len(names)
         if "*" not in kind:
             plain = re.sub(r"\bconst\b", "", kind).strip()
-            given.append(f"*(const private {plain}*)given[{number}].data")
+            given.append(f"*(const INTERPRETER_OWN {plain}*)given[{number}].data")
             sizes.append(0)
             names.append(name)
             continue
@@ -137,7 +129,7 @@ def translated(language: Language, text: str, entry: str) -> Text:
         sizes.append(_item_bytes(kind))
         names.append(name.removesuffix("_base"))
     run = _RUN.format(entry=entry, arguments=", ".join(given))
-    return Text(language.before(text) + text + run + language.after(), tuple(names), tuple(sizes))
+    return Text(language.before(text) + text + run, tuple(names), tuple(sizes))
 
 
 def _item_bytes(kind: str) -> int:

@@ -20,8 +20,15 @@ _SOURCE, _HEADER = _HERE / "runtime.cpp", _HERE / "interpreter.h"
 _RUNTIME_OPTIONS = ("-std=c++17", "-U_FORTIFY_SOURCE")
 _LIBRARY_OPTIONS = ("-O2", "-w", "-fPIC", "-c")
 _LIBRARIES = ("-lstdc++", "-lm", "-lpthread", "-lc")
-# No libraries but those that it is linked with, so that what would not be seen is not found.
+# No libraries but the named ones, so that functions that would not be seen are not found: that of -fsanitize=thread is
+# not there either.
 _LINK_OPTIONS = ("-shared", "-nostdlib", "-Wl,-z,defs", "-s")
+# Local memory is what a kernel's library has of zeros, and its bounds have names.
+_SCRIPT = """\
+SECTIONS {
+  interpreter_local (NOLOAD) : { interpreter_local_begin = .; *(.bss .bss.* COMMON) interpreter_local_end = .; }
+} INSERT BEFORE .bss;
+"""
 
 
 def integers(*names: str) -> list[tuple[str, Any]]:
@@ -32,9 +39,7 @@ def integers(*names: str) -> list[tuple[str, Any]]:
 class NativeKernel(ctypes.Structure):
     """What the launcher is given of a kernel."""
 
-    _fields_: ClassVar = integers(
-        *("run", "has_barriers", "number", "image_begin", "image_end", "local_begin", "local_end")
-    )
+    _fields_: ClassVar = integers("run", "has_barriers", "number", "image_begin", "local_begin", "local_end")
 
 
 class Interpreter:
@@ -63,7 +68,7 @@ class Interpreter:
         own = {
             "interpreter_allocate": (pointer, [ctypes.c_uint64]),
             "interpreter_free": (None, [pointer]),
-            "interpreter_image": (None, [pointer, ctypes.POINTER(ctypes.c_uint64)]),
+            "interpreter_image": (ctypes.c_uint64, [pointer]),
         }
         for function, (result, arguments) in {**own, **prototypes}.items():
             known = getattr(self.functions, function)
@@ -112,8 +117,9 @@ class Interpreter:
             source.write_text(text, encoding="utf-8")
             try:
                 command([self.language.compiler(), *options, "-c", str(source), "-o", object_])
-                # Without -fsanitize=thread, so that its library is not there.
-                command([self.language.compiler(), *_LINK_OPTIONS, object_, self.path, "-lm", "-lc", "-o", made])
+                (folder / "link").write_text(_SCRIPT, encoding="utf-8")
+                linked = [f"-Wl,-T,{folder / 'link'}", object_, self.path, "-lm", "-lc", "-o", made]
+                command([self.language.compiler(), *_LINK_OPTIONS, *linked])
             except RuntimeError as error:
                 lines = [line for line in str(error).splitlines() if re.search(r"error|undefined|in function", line)]
                 raise RuntimeError("\n".join(lines[:20]) or str(error)) from None
@@ -142,16 +148,11 @@ class Kernel:
             # Whoever else in the process has functions of these names is not asked.
             self._library = library = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_DEEPBIND)
         run = address_of(library.interpreter_run)
-        image = (ctypes.c_uint64 * 3)()
-        interpreter.functions.interpreter_image(run, image)
-        begin, end, zeros = image
-        local = [zeros, end]
-        if hasattr(library, "interpreter_local_memory"):
-            library.interpreter_local_memory.restype = ctypes.c_void_p
-            local = [library.interpreter_local_memory(which) or 0 for which in (0, 1)]
         # Its table of names has those that are called only.
         waits = b"interpreter_barrier" in payload
-        self.native = NativeKernel(run, waits, number, begin, end, *local)
+        image = interpreter.functions.interpreter_image(run)
+        local = (ctypes.c_char.in_dll(library, f"interpreter_local_{name}") for name in ("begin", "end"))
+        self.native = NativeKernel(run, waits, number, image, *map(ctypes.addressof, local))
 
     @property
     def local_bytes(self) -> int:

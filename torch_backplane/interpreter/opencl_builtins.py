@@ -21,11 +21,12 @@ _C_NAMES = {
 _WIDER = {"int": "long", "uint": "unsigned long", "long": "__int128", "ulong": "unsigned __int128"}
 _SIGNED = {"uchar": "char", "ushort": "short", "uint": "int", "ulong": "long", "float": "int", "double": "long"}
 
-_UNARY = (
+# Functions of one number, and of two.
+UNARY = (
     "exp exp2 exp10 expm1 log log2 log10 log1p sqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh "
     "erf erfc lgamma tgamma floor ceil trunc rint round fabs cbrt"
 )
-_BINARY = "fmin fmax fmod pow atan2 hypot copysign nextafter fdim remainder"
+BINARY = "fmin fmax fmod pow atan2 hypot copysign nextafter fdim remainder"
 _TESTS = ("isnan", "isinf", "isfinite", "signbit")
 
 
@@ -33,10 +34,10 @@ def _scalar_functions() -> Iterator[tuple[str, str, Sequence[str], str]]:
     """(name, result, types of a, b, c, what it returns) of each function of single numbers."""
     for kind in FLOATS:
         c_name = "{}f" if kind == "float" else "{}"
-        for name in _UNARY.split():
+        for name in UNARY.split():
             yield name, kind, (kind,), f"{c_name.format(name)}(a)"
         yield "rsqrt", kind, (kind,), f"1 / {c_name.format('sqrt')}(a)"
-        for name in _BINARY.split():
+        for name in BINARY.split():
             yield name, kind, (kind, kind), f"{c_name.format(name)}(a, b)"
         yield "ldexp", kind, (kind, "int"), f"{c_name.format('ldexp')}(a, b)"
         for name in ("fma", "mad"):

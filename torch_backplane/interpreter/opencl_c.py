@@ -18,13 +18,21 @@ _OPTIONS = (
 )
 _OLDEST, _NEWEST = 14, 21
 
+_PLACES = ("get_global_id", "get_local_id", "get_group_id", "get_global_size", "get_local_size", "get_num_groups")
+
 _BEFORE = """\
+#define INTERPRETER_ENTRY
+#define INTERPRETER_OWN private
+#define get_global_offset(dimension) ((ulong)0)
+#define barrier(flags) interpreter_barrier(flags)
+#define mem_fence(flags)
+#define atomic_cmpxchg(at, expected, desired) interpreter_swap((ulong)(at), expected, desired)
 float interpreter_from_half(const ushort bits);
 ushort interpreter_to_half(const float value);
 #define ANY_MAY_STAY(store) interpreter_unordered(1); store; interpreter_unordered(0)
 // A whole access of a vector is told at once, so these functions are not looked at.
 #define BACKPLANE_TOLD static __attribute__((overloadable, no_sanitize("thread")))
-"""
+""" + "".join(f"#define {name}(dimension) interpreter_place({3 * i} + (dimension))\n" for i, name in enumerate(_PLACES))
 
 # float16 is converted in the item's own memory only: there is no overload for any other.
 _HALVES = """\
@@ -47,6 +55,7 @@ MOST_BYTES = 16
 class OpenCLC(Language):
     name = "OpenCL C"
     suffix = ".cl"
+    entry = r"\bkernel\s+void"
     has_offsets = True
 
     def compiler(self) -> str:

@@ -4,7 +4,7 @@
 // access to memory that is not in registers, and these are here. Where the items of a group wait for each other at
 // barriers, each has a stack of its own, and they take turns.
 
-#include <link.h>
+#include <dlfcn.h>
 #include <setjmp.h>
 #include <sys/mman.h>
 #include <ucontext.h>
@@ -94,34 +94,6 @@ void begin_item() {
     place[3 + d] = at[d];
   }
   observer::item_begins();
-}
-
-struct Search {
-  uint64_t address;
-  uint64_t* range;
-};
-
-int look_at_image(dl_phdr_info* info, size_t, void* data) {
-  auto* search = static_cast<Search*>(data);
-  uint64_t begin = ~uint64_t{0}, end = 0, zeros = 0;
-  for (int i = 0; i < info->dlpi_phnum; ++i) {
-    const auto& header = info->dlpi_phdr[i];
-    if (header.p_type == PT_LOAD) {
-      const uint64_t at = info->dlpi_addr + header.p_vaddr;
-      begin = std::min(begin, at);
-      end = std::max(end, at + header.p_memsz);
-      if ((header.p_flags & PF_W) != 0) {
-        zeros = at + header.p_filesz;
-      }
-    }
-  }
-  if (search->address < begin || search->address >= end) {
-    return 0;
-  }
-  search->range[0] = begin;
-  search->range[1] = end;
-  search->range[2] = zeros != 0 ? zeros : end;
-  return 1;
 }
 
 template <Access access>
@@ -234,10 +206,10 @@ void interpreter_free(void* memory) {
   segments.erase(entry);
 }
 
-// The library that holds the address of a function: where it begins, ends, and what is zero at first begins.
-void interpreter_image(void* function, uint64_t* range) {
-  Search search{reinterpret_cast<uint64_t>(function), range};
-  dl_iterate_phdr(look_at_image, &search);
+// Where the library begins that has this function.
+uint64_t interpreter_image(void* function) {
+  Dl_info info;
+  return dladdr(function, &info) != 0 ? reinterpret_cast<uint64_t>(info.dli_fbase) : 0;
 }
 
 // --- the launcher of the driver contract's API «c» --------------------------------------------------------------------
@@ -278,7 +250,7 @@ int interpreter_flush(void*) {
   return 0;
 }
 
-// --- what the text of kernels calls: text.py declares it --------------------------------------------------------------
+// --- what the text of kernels calls: language.py declares it --------------------------------------------------------------
 
 uint64_t interpreter_place(uint32_t which) {
   return place[which];

@@ -59,7 +59,7 @@ class RawFinding(ctypes.Structure):
     ]
 
 
-_VERBS = ("reads", "writes", "swaps")
+_VERBS = ("", "reads", "writes", "swaps")
 _KINDS = (OUT_OF_BOUNDS, RACE, RACE, BARRIER, OUT_OF_BOUNDS)
 _IN_ARGUMENT, _LOCAL_RACE, _BARRIER = (0, 1), 2, 3
 

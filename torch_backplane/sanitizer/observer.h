@@ -48,18 +48,18 @@ using Resolve = int (*)(uint64_t address, Extent* extent);
 
 // --- who touched a byte last ------------------------------------------------------------------------------------------
 
-struct Cell {
-  uint32_t run;  // what it says is of this launch (local memory: of this group's run); of another: nothing
-  uint32_t writer;
-  uint32_t reader;
-  uint32_t other;  // another one that reads, if possible of another group
-  uint16_t write_epoch;
-  uint16_t read_epoch;
-  uint16_t other_epoch;
-  uint16_t flags;
+struct Visit {
+  uint32_t item;  // of all items of the launch
+  uint16_t epoch;
+  Access access;
 };
 
-constexpr uint16_t kHasWriter = 1, kHasReader = 2, kHasOther = 4, kReaderSwaps = 8, kOtherSwaps = 16;
+struct Cell {
+  uint32_t run;  // what it says is of this launch (local memory: of this group's run); of another: nothing
+  Visit writer;
+  Visit reader;
+  Visit other;  // another one that reads or swaps, if possible of another group
+};
 
 Cell* shadow = nullptr;  // of the arena
 std::vector<Cell> local_shadow;
@@ -115,52 +115,35 @@ Finding* note(Kind kind, uint64_t argument) {
 
 // --- checks -----------------------------------------------------------------------------------------------------------
 
-struct Conflict {
-  uint32_t other;
-  Access access;
-};
-
-inline bool meets(uint32_t other, uint16_t other_epoch, uint16_t epoch) {
-  return other != self && (other_epoch == epoch || other / group_items != group);
+inline bool is_apart(const Visit& one) {
+  return one.item / group_items != group;
 }
 
-// Whether an access races with one before it; notes it.
+// Whether an access races with one before it, which `conflict` is then.
 template <Access access>
-inline bool enter(Cell& cell, uint32_t run, uint16_t epoch, Conflict* conflict) {
+inline bool enter(Cell& cell, uint32_t run, uint16_t epoch, Visit* conflict) {
   if (cell.run != run) {
-    cell.run = run;
-    cell.flags = 0;
+    cell = {run, {}, {}, {}};
   }
-  bool is_race = false;
-  if ((cell.flags & kHasWriter) != 0 && meets(cell.writer, cell.write_epoch, epoch)) {
-    *conflict = {cell.writer, kWrite};
-    is_race = true;
-  }
-  if (access == kWrite) {
-    if ((cell.flags & kHasReader) != 0 && meets(cell.reader, cell.read_epoch, epoch)) {
-      *conflict = {cell.reader, (cell.flags & kReaderSwaps) != 0 ? kSwap : kRead};
-      is_race = true;
-    } else if ((cell.flags & kHasOther) != 0 && meets(cell.other, cell.other_epoch, epoch)) {
-      *conflict = {cell.other, (cell.flags & kOtherSwaps) != 0 ? kSwap : kRead};
-      is_race = true;
+  const auto meets = [&](const Visit& one) {
+    const bool is_race = one.access != kNone && one.item != self && (one.epoch == epoch || is_apart(one));
+    if (is_race) {
+      *conflict = one;
     }
-    cell.writer = self;
-    cell.write_epoch = epoch;
-    cell.flags = kHasWriter;
+    return is_race;
+  };
+  bool is_race = meets(cell.writer);
+  const Visit own{self, epoch, access};
+  if (access == kWrite) {
+    is_race = meets(cell.reader) || meets(cell.other) || is_race;
+    cell = {run, own, {}, {}};
     return is_race;
   }
-  if ((cell.flags & kHasReader) != 0 && cell.reader != self) {
-    const bool apart = cell.reader / group_items != group;
-    if (apart || (cell.flags & kHasOther) == 0 || cell.other / group_items == group) {
-      cell.other = cell.reader;
-      cell.other_epoch = cell.read_epoch;
-      cell.flags = static_cast<uint16_t>(
-          (cell.flags & ~kOtherSwaps) | kHasOther | ((cell.flags & kReaderSwaps) != 0 ? kOtherSwaps : 0));
-    }
+  if (cell.reader.access != kNone && cell.reader.item != self &&
+      (is_apart(cell.reader) || cell.other.access == kNone || !is_apart(cell.other))) {
+    cell.other = cell.reader;
   }
-  cell.reader = self;
-  cell.read_epoch = epoch;
-  cell.flags = static_cast<uint16_t>((cell.flags & ~kReaderSwaps) | kHasReader | (access == kSwap ? kReaderSwaps : 0));
+  cell.reader = own;
   return is_race;
 }
 
@@ -168,15 +151,15 @@ template <Access access>
 inline void enter_all(
     Cell* cells, uint64_t size, uint32_t run, uint16_t epoch, Kind kind, uint64_t argument, int64_t offset) {
   for (uint64_t i = 0; i < size; ++i) {
-    Conflict conflict;
+    Visit conflict;
     if (__builtin_expect(enter<access>(cells[i], run, epoch, &conflict), 0)) {
       if (Finding* one = note(kind, argument)) {
         one->access = access;
         one->other_access = conflict.access;
         one->offset = offset + static_cast<int64_t>(i);
         one->size = size;
-        one->other_item = conflict.other % group_items;
-        one->other_group = conflict.other / group_items;
+        one->other_item = conflict.item % group_items;
+        one->other_group = conflict.item / group_items;
       }
       // The other bytes of the access belong to the same pair.
       for (++i; i < size; ++i) {
@@ -239,7 +222,7 @@ inline void touch(uint64_t address, uint64_t size, uint64_t) {
         static_cast<int64_t>(offset));
     return;
   }
-  const bool is_constant = address >= kernel.image_begin && address < kernel.image_end;
+  const bool is_constant = address >= kernel.image_begin && address < kernel.local_begin;
   if (!is_constant && !is_own(address)) {
     out_of_bounds(address, size, access);
   }
