@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -53,8 +54,13 @@ FAMILIES: Mapping[str, Family] = {
     "collectives": Family("collective communication"),
 }  # fmt: skip
 
-# The fft family's `kind`: what is transformed into what.
-COMPLEX, REAL_TO_HALF, HALF_TO_REAL = 0, 1, 2
+
+class Transform(IntEnum):
+    """The fft family's `kind`: what is transformed into what. A half is the one that is not redundant."""
+
+    COMPLEX = 0
+    REAL_TO_HALF = 1
+    HALF_TO_REAL = 2
 
 
 class PlanCache(Protocol):

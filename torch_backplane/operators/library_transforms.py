@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from torch_backplane.drivers.libraries import COMPLEX, FAMILIES, HALF_TO_REAL, REAL_TO_HALF
-from torch_backplane.planning import LibraryCall, same_storage
+from torch_backplane.planning import LibraryCall, Transform, same_storage
 
 MOST_DIMENSIONS = 3
 
@@ -46,14 +45,14 @@ def transform(out: torch.Tensor, x: torch.Tensor, dims: Sequence[int], scale: fl
     if not out.is_complex():
         if first:
             whole, x = x, torch.empty_like(x)
-            _along(x, whole, first, COMPLEX, inverse)
+            _along(x, whole, first, Transform.COMPLEX, inverse)
         x = x.movedim(last, -1).clone(memory_format=torch.contiguous_format)
         _make_ends_real(x, out.shape[last])
-        _along(out, x.movedim(-1, last), [last], HALF_TO_REAL, inverse, scale)
+        _along(out, x.movedim(-1, last), [last], Transform.HALF_TO_REAL, inverse, scale)
     elif x.is_complex() or out.shape[last] == x.shape[last]:
-        _along(out, x.to(out.dtype), dims, COMPLEX, inverse, scale)
+        _along(out, x.to(out.dtype), dims, Transform.COMPLEX, inverse, scale)
     else:
-        _along(out, x, dims, REAL_TO_HALF, inverse, scale)
+        _along(out, x, dims, Transform.REAL_TO_HALF, inverse, scale)
 
 
 def _make_ends_real(half: torch.Tensor, size: int) -> None:
@@ -67,7 +66,7 @@ def _make_ends_real(half: torch.Tensor, size: int) -> None:
 
 
 def _along(
-    out: torch.Tensor, x: torch.Tensor, dims: Sequence[int], kind: int, inverse: bool, scale: float = 1.0
+    out: torch.Tensor, x: torch.Tensor, dims: Sequence[int], kind: Transform, inverse: bool, scale: float = 1.0
 ) -> None:
     """The innermost ones are transformed: others are brought there, and results to where they belong."""
     others = sorted((one for one in range(out.dim()) if one not in dims), key=out.stride, reverse=True)
@@ -76,7 +75,7 @@ def _along(
     in_place = target.is_contiguous() and not same_storage(target, source)
     result = target if in_place else torch.empty(target.shape, dtype=out.dtype, device=out.device)
     call = _call(x if out.is_complex() else out, dims, kind, inverse)
-    call.run([result, source], written=2 if kind == HALF_TO_REAL else 1)
+    call.run([result, source], written=2 if kind == Transform.HALF_TO_REAL else 1)
     if scale != 1:
         torch.mul(result, scale, out=target)
     elif not in_place:
@@ -86,18 +85,19 @@ def _along(
 def _calls(x: torch.Tensor, out: torch.Tensor, dims: Sequence[int], inverse: bool) -> list[LibraryCall]:
     """Those of `transform`."""
     if not out.is_complex():
-        first = [_call(x, dims[:-1], COMPLEX, inverse)] if len(dims) > 1 else []
-        return [*first, _call(out, dims[-1:], HALF_TO_REAL, inverse)]
+        first = [_call(x, dims[:-1], Transform.COMPLEX, inverse)] if len(dims) > 1 else []
+        return [*first, _call(out, dims[-1:], Transform.HALF_TO_REAL, inverse)]
     halves = not x.is_complex() and out.shape[dims[-1]] != x.shape[dims[-1]]
-    return [_call(x, dims, REAL_TO_HALF if halves else COMPLEX, inverse)]
+    return [_call(x, dims, Transform.REAL_TO_HALF if halves else Transform.COMPLEX, inverse)]
 
 
-def _call(whole: torch.Tensor, dims: Sequence[int], kind: int, inverse: bool) -> LibraryCall:
+def _call(whole: torch.Tensor, dims: Sequence[int], kind: Transform, inverse: bool) -> LibraryCall:
     """Along `dims` of a tensor with the sizes of the side that has all elements."""
 
     def integers() -> dict[str, int]:
         batch = math.prod(size for dim, size in enumerate(whole.shape) if dim not in dims)
-        sizes = [1] * (MOST_DIMENSIONS - len(dims)) + [whole.shape[dim] for dim in dims]
-        return dict(zip(FAMILIES["fft"].integers, (kind, int(inverse), batch, *sizes), strict=True))
+        outer, middle, inner = [1] * (MOST_DIMENSIONS - len(dims)) + [whole.shape[dim] for dim in dims]
+        found = {"kind": int(kind), "inverse": int(inverse), "batch": batch}
+        return found | {"outer": outer, "middle": middle, "inner": inner}
 
     return LibraryCall(whole.device, "fft", whole.dtype.to_real(), integers)

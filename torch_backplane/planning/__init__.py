@@ -5,6 +5,7 @@ Imported once a device that runs kernels is found; `torch_backplane.operators` h
 
 from torch_backplane import _C
 from torch_backplane._C import Number, Refused, RunOnCPU
+from torch_backplane.drivers.libraries import Transform
 from torch_backplane.planning.call import Call, check, check_apart, check_same_dtype, same_storage
 from torch_backplane.planning.candidates import Candidate, Candidates
 from torch_backplane.planning.declare import operator, part
@@ -37,6 +38,7 @@ __all__ = [
     "QueueFunction",
     "Refused",
     "RunOnCPU",
+    "Transform",
     "as_bits",
     "call_on_cpu",
     "check",

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from torch_backplane import _C
-from torch_backplane.drivers.libraries import COMPLEX, Library, Routine
+from torch_backplane.drivers.libraries import Library, Routine, Transform
 
 PACKAGE, LIBRARY = "pyvkfft", "_vkfft_opencl.*"
 # Its functions' parameters have changed before, and no version of them can be asked for.
@@ -82,7 +82,7 @@ def _guard(
     """Up to `most` elements along a dimension, and up to MOST_BYTES of the larger one of operand and result."""
     if not all(size <= most for size in (outer, middle, inner)):
         return f"transforms along up to {most} elements"
-    values = inner if kind == COMPLEX else inner // 2 + 1
+    values = inner if kind == Transform.COMPLEX else inner // 2 + 1
     if not batch * outer * middle * values * 2 * dtype.itemsize <= MOST_BYTES:
         return f"transforms up to {MOST_BYTES} bytes"
     return None
