@@ -1,4 +1,4 @@
-// Which way a copy within a device goes. Asked of tensors by copy.cpp, and of traced ones by torch_backplane/planning/views.py.
+// Which way a copy goes. Asked of tensors by copy.cpp, and of traced ones by torch_backplane/planning/views.py.
 #pragma once
 
 namespace backplane {
