@@ -23,6 +23,7 @@ from torch_backplane.kernels import (
     pointwise,
 )
 from torch_backplane.kernels.dtypes import STORAGE_ONLY
+from torch_backplane.kernels.layouts import TileLimits
 
 NUMPY = {
     torch.bool: np.uint8,
@@ -151,7 +152,7 @@ def run_pointwise(
     staged = [*[0] * len(outputs), *(tensor.itemsize for tensor in inputs)]
     where = geometry(
         shape, strides, width=width, limits=dialect.target.row_limits, staged=staged,
-        tile_memory=dialect.tile_memory, tile_side=dialect.target.tile_side,
+        tile_limits=TileLimits(dialect.tile_memory, dialect.target.tile_side),
     )  # fmt: skip
     layout = replace(where.layout, wide=wide)
     kernel = pointwise(

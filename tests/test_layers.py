@@ -175,3 +175,40 @@ def test_a_program_loads_no_tool() -> None:
     parts = {name.split(".")[1] for name in ended.stdout.split()}
     assert {"drivers", "kernels", "operators", "planning"} <= parts
     assert parts & TOOLS == set()
+
+
+MOST_PARAMETERS = 7
+# Functions with more, and why.
+MANY_PARAMETERS = {
+    "accelerator/memory.py _record_memory_history": "torch.cuda's signature",
+    "cli/conformance.py conformance": "an option of the command each",
+    "drivers/base.py copy_from_peer": "two places in memory, and the stream",
+    "kernels/multi_tensor.py multi_tensor": "keywords that describe a kernel (docs/kernels.md)",
+    "kernels/pointwise.py pointwise": "keywords that describe a kernel (docs/kernels.md)",
+    "operators/reduce_ops.py reduce": "keywords of what planners of reductions are made of",
+    "planning/declare.py operator": "keywords of a declaration (docs/write-an-operator.md)",
+    "planning/pointwise.py pointwise": "keywords of a declaration (docs/write-an-operator.md)",
+    "planning/reduce.py run_reduction": "keywords that describe a launch (docs/write-an-operator.md)",
+    "planning/template.py run_kernel": "keywords that describe a launch (docs/write-an-operator.md)",
+    "planning/views.py _to_copy": "an ATen operator's signature",
+}
+
+
+def has_aten_signature(function: ast.FunctionDef) -> bool:
+    """Planners take their operator's arguments."""
+    return any(isinstance(one, ast.Call) and ast.unparse(one.func) == "operator" for one in function.decorator_list)
+
+
+def test_functions_have_few_parameters() -> None:
+    """Related parameters form a class that names the thing, such as `AttentionParams`."""
+    package, found = ROOT / "torch_backplane", set()
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.FunctionDef) or has_aten_signature(node):
+                continue
+            given = node.args
+            count = len([*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg])
+            count -= (given.vararg is None) + (given.kwarg is None)
+            if count > MOST_PARAMETERS:
+                found.add(f"{path.relative_to(package)} {node.name}")
+    assert found == set(MANY_PARAMETERS)

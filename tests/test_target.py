@@ -260,7 +260,7 @@ def test_teams_of_reductions_fit_into_group_and_local_memory(dims: list[int]) ->
             shared = "LOCAL shared" in call.kernel.text  # not where items have results of their own
             wide = "wide_columns" in call.kernel.name  # a thread has many of them
             assert wide == (group in (8, 5) and dims == [0])
-            assert (call.group, call.kernel.local_bytes) == (1 if wide else group, 33 * group if shared else 0)
+            assert (call.group_size, call.kernel.local_bytes) == (1 if wide else group, 33 * group if shared else 0)
             assert shared or dims == [0] or Target(**figures).team_size == 1
 
 

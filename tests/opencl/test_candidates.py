@@ -83,7 +83,7 @@ def test_a_library_that_states_no_cost_is_preferred_to_generated_kernels_but_on_
 def test_one_that_has_no_room_leaves_a_call_to_the_next() -> None:
     family = Candidates(
         "convolutions",
-        Candidate("host", takes_all, workspace=lambda form, x: 10 * x.numel()),
+        Candidate("host", takes_all, cost=lambda x: 0, workspace=lambda form, x: 10 * x.numel()),
         Candidate(
             "generated",
             takes_all,

@@ -26,6 +26,17 @@ class RowLimits(NamedTuple):
     most: int = 65535 * 4  # CUDA's limit of groups, of 4 rows each
 
 
+class TileLimits(NamedTuple):
+    """
+    Args:
+        memory: bytes for tiles, at most; 0: no tiles.
+        side: of all tiles, which are of matrices of half as much at least; 0: as the sizes ask.
+    """
+
+    memory: int = 0
+    side: int = 0
+
+
 @dataclass(frozen=True)
 class Layout:
     """Args:
@@ -90,8 +101,7 @@ def geometry(
     aligned: bool = True,
     limits: RowLimits = RowLimits(),  # noqa: B008, it cannot be changed
     staged: Sequence[int] = (),
-    tile_memory: int = 0,
-    tile_side: int = 0,
+    tile_limits: TileLimits = TileLimits(),  # noqa: B008, it cannot be changed
 ) -> Geometry:
     """The simplest geometry that visits every element once.
 
@@ -102,8 +112,6 @@ def geometry(
         aligned: whether every operand begins at a multiple of width elements; without it, width is 1.
         limits: which calls that are not contiguous go by rows.
         staged: for each operand, the bytes of an element if it is an input, which a tile may read first, else 0.
-        tile_memory: bytes for tiles, at most; 0: no tiles.
-        tile_side: of all tiles, which are of matrices of half as much at least; 0: as the sizes ask.
     """
     for operand in strides:
         if len(operand) != len(sizes):
@@ -114,8 +122,8 @@ def geometry(
     if count <= 1 or (len(sizes_) == 1 and all(operand == (1,) for operand in strides_)):
         layout = Layout(0, width if aligned else 1, wide)
         return Geometry(layout, (count,), tuple((1,) for _ in strides_))
-    if tile_memory:
-        tile, inner = _tile(sizes_, strides_, staged, tile_memory, tile_side)
+    if tile_limits.memory:
+        tile, inner = _tile(sizes_, strides_, staged, tile_limits.memory, tile_limits.side)
         if tile:
             return Geometry(Layout(len(sizes_), 1, wide, inner, tile=tile), sizes_, strides_)
     inner = ()
@@ -147,7 +155,7 @@ def _tile(
     sizes: Sequence[int], strides: Sequence[Sequence[int]], staged: Sequence[int], memory: int, fixed: int
 ) -> tuple[tuple[int, int, int] | tuple[()], tuple[int, ...]]:
     """The tile, and each operand's stride along the innermost dimension as `Layout.inner` has it; both empty where
-    no input is read faster so. `fixed`: as `geometry`'s `tile_side`.
+    no input is read faster so. `fixed`: as `TileLimits.side`.
     """
     along = 0
     if 2 * sizes[0] < fixed:

@@ -10,7 +10,7 @@ import torch
 from torch_backplane.kernels.cpu import squares
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import value_dtype
-from torch_backplane.kernels.element import element_function, used_dtypes
+from torch_backplane.kernels.element import Stored, element_function, used_dtypes
 from torch_backplane.kernels.expression import Formula, Program, trace
 from torch_backplane.kernels.kernel import Kernel, Parameter, Role, entry_point
 from torch_backplane.kernels.layouts import Layout, tile_pitch
@@ -51,7 +51,7 @@ def pointwise(
     writer = Writer(dialect, inputs, outputs, scalars, len(program.indices), layout)
     body, parameters = writer.write()
     rounded = list(compute) if isinstance(compute, (list, tuple)) else []
-    element = element_function("element", program, dialect, inputs, scalars, outputs, indexed=True, rounded=rounded)
+    element = element_function("element", program, dialect, Stored(inputs, scalars, outputs), True, rounded)
     text = "\n".join(
         [
             dialect.header(used_dtypes(program, inputs, outputs, scalars, rounded), "\n".join([element, *body])),

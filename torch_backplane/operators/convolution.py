@@ -334,7 +334,7 @@ def _gather(
     out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, sums: Sums, results: torch.Tensor, bias: torch.Tensor | None
 ) -> None:
     limit = workspace()
-    run_template(gathered, out.device, out, a, b, sums, results, bias, name="convolution", workspace=limit)
+    run_template(gathered, out.device, out, (a, b), sums, results, bias, name="convolution", workspace=limit)
 
 
 def _correlate(

@@ -14,7 +14,7 @@ from torch_backplane.kernels import Expression, Reduction
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import part_dtype, value_dtype
 from torch_backplane.kernels.reductions import summation, two_sum, whole
-from torch_backplane.kernels.templates.matmul import forms, matmul
+from torch_backplane.kernels.templates.matmul import ProductParams, forms, matmul
 from torch_backplane.operators import library_products
 from torch_backplane.operators.reduce_ops import Dims, leave_nothing, list_of, reduce, sum_dtype
 from torch_backplane.planning import (
@@ -75,7 +75,8 @@ def int_mm(call: Call, self: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
         usual = (one.contiguous().view(-1).view(one.shape) if 1 in one.shape else one for one in (self, mat2))
         call_on_cpu(aten._int_mm.out, *usual, out=out)
     else:
-        run_template(matmul, out.device, out, self, mat2, name="matmul", workspace=workspace())
+        params = ProductParams(workspace=workspace())
+        run_template(matmul, out.device, out, self, mat2, params=params, name="matmul")
     return out
 
 
@@ -259,8 +260,8 @@ def product(
     else:
         form = chosen.partition("/")[2]
         added = None if beta == 0 else c
-        how = {"form": form, "workspace": workspace(), **divided(out.dtype)._asdict()}
-        run_template(matmul, out.device, out, a, b, added, alpha, beta, name="matmul", **how)
+        params = ProductParams(form, workspace(), **divided(out.dtype)._asdict())
+        run_template(matmul, out.device, out, a, b, added, (alpha, beta), params, name="matmul")
     return out
 
 

@@ -24,7 +24,14 @@ from torch_backplane.planning.pointwise import (
 )
 from torch_backplane.planning.queue_functions import QueueFunction, queue_api
 from torch_backplane.planning.reduce import run_reduction
-from torch_backplane.planning.template import contiguous_result, error_words, expect_values, run_kernel, run_template
+from torch_backplane.planning.template import (
+    contiguous_result,
+    error_report,
+    error_words,
+    expect_values,
+    run_kernel,
+    run_template,
+)
 from torch_backplane.planning.tracing import trace
 from torch_backplane.preferences import divided, workspace
 
@@ -51,6 +58,7 @@ __all__ = [
     "dialect_of",
     "divided",
     "each_once",
+    "error_report",
     "error_words",
     "expect_values",
     "host_sees_memory",

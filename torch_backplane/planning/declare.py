@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, NamedTuple, get_args, get_type_hints
 
 import torch
 from torch._ops import OpOverload
@@ -68,12 +68,13 @@ def operator(
             where they are not, its CPU kernel has the error.
     """
 
+    declaration = _Declaration(passed_through, by_value, sizes, static or {}, checks, dtypes, one_dtype)
+
     def decorate(planner: Planner) -> Planner:
         for name in names:
             functional = find(name)
             for overload in overloads_of(functional) if variants else [functional]:
-                numbers = (passed_through, by_value, sizes, static)
-                _register(overload, functional, planner, *numbers, checks, dtypes, one_dtype)
+                _register(overload, functional, planner, declaration)
         return planner
 
     return decorate
@@ -137,18 +138,20 @@ def _plain_arguments(overload: OpOverload) -> list[tuple[str, str]]:
     return [(one.name, str(one.type)) for one in overload._schema.arguments if not one.is_out]
 
 
-def _register(
-    overload: OpOverload,
-    functional: OpOverload,
-    planner: Planner,
-    passed_through: Sequence[str],
-    by_value: Sequence[str],
-    sizes: Sequence[str],
-    static: Static | None,
-    checks: Sequence[str],
-    dtypes: Dtypes,
-    one_dtype: Sequence[str],
-) -> None:
+class _Declaration(NamedTuple):
+    """As `operator` describes."""
+
+    passed_through: Sequence[str]
+    by_value: Sequence[str]
+    sizes: Sequence[str]
+    static: Static
+    checks: Sequence[str]
+    dtypes: Dtypes
+    one_dtype: Sequence[str]
+
+
+def _register(overload: OpOverload, functional: OpOverload, planner: Planner, declaration: _Declaration) -> None:
+    passed_through, by_value, sizes, static, checks, dtypes, one_dtype = declaration
     name = registry.full_name(overload)
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     known = ("CPU", "PrivateUse1")
@@ -158,7 +161,7 @@ def _register(
 
     in_memory = in_memory_only(planner, functional)
     names = [one.name for one in functional._schema.arguments if not one.is_out]
-    if unknown := set(static or ()) - set(names):
+    if unknown := set(static) - set(names):
         raise ValueError(f"{name} has no argument {', '.join(sorted(unknown))}")
     alike = [names.index(one) for one in one_dtype]
     form = Form(overload, functional)
@@ -197,7 +200,7 @@ def _register(
     )
     declared[name] = planner
     registry.planned[name] = run
-    static_numbers[name] = dict(static or {})
+    static_numbers[name] = dict(static)
     registry.passed[name] = [
         one.name
         for one in overload._schema.arguments

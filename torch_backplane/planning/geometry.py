@@ -11,7 +11,7 @@ import torch
 from torch_backplane import _C
 from torch_backplane.kernels import geometry
 from torch_backplane.kernels.dialects.base import Dialect
-from torch_backplane.kernels.layouts import Geometry, Layout, ReductionGeometry
+from torch_backplane.kernels.layouts import Geometry, Layout, ReductionGeometry, TileLimits
 from torch_backplane.kernels.layouts import reduction_geometry as of_strides
 from torch_backplane.kernels.pointwise import index_strides
 from torch_backplane.planning import runtime
@@ -94,8 +94,7 @@ def pointwise_geometry_of_symbols(
         aligned=aligned,
         limits=dialect.target.row_limits,
         staged=staged,
-        tile_memory=dialect.tile_memory,
-        tile_side=dialect.target.tile_side,
+        tile_limits=TileLimits(dialect.tile_memory, dialect.target.tile_side),
     )
     of = where.layout
     return (of.rank, of.width, of.wide, of.inner, of.tile), where.sizes, where.strides

@@ -77,9 +77,9 @@ def settled(key: Any) -> Any:
     return key if current() is None else tree_map_only(SYMBOLS, guarded, key)
 
 
-def launch(kernel: Any, arguments: Sequence[Any], items: Sequence[int], group: Sequence[int]) -> None:
-    """Runs a compiled kernel on tensors and numbers; `items` and `group` are the work items in each dimension."""
-    (current() or _C).launch(kernel, arguments, items, group)
+def launch(kernel: Any, arguments: Sequence[Any], global_size: Sequence[int], group_size: Sequence[int]) -> None:
+    """Runs a compiled kernel on tensors and numbers; both sizes are work items in each dimension."""
+    (current() or _C).launch(kernel, arguments, global_size, group_size)
 
 
 def call_on_queue(function: Any, arguments: Sequence[Any]) -> None:

@@ -236,10 +236,11 @@ class Tracer(TorchDispatchMode):
             raise Untraceable("elements that are conjugated or negated lazily")
         return tensor.memory.base, tensor.memory.index, quantity(tensor.storage_offset() * tensor.itemsize)
 
-    def launch(self, kernel: Any, arguments: Sequence[Any], items: Sequence[Any], group: Sequence[int]) -> None:
-        self.builder.launch(
-            kernel, self._given(arguments), [quantity(one) for one in items], [int(one) for one in group]
-        )
+    def launch(
+        self, kernel: Any, arguments: Sequence[Any], global_size: Sequence[Any], group_size: Sequence[int]
+    ) -> None:
+        sizes = [quantity(one) for one in global_size], [int(one) for one in group_size]
+        self.builder.launch(kernel, self._given(arguments), *sizes)
 
     def call_on_queue(self, function: Any, arguments: Sequence[Any]) -> None:
         self.builder.call_on_queue(function, self._given(arguments))

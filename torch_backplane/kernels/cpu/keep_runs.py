@@ -10,7 +10,7 @@ from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.target import Target
 from torch_backplane.kernels.templates.sort import LOW, Runs, cut_size, key_function, new_runs
-from torch_backplane.kernels.templates.source import Launch, make_launch, split
+from torch_backplane.kernels.templates.source import Launch, LaunchSpec, split
 
 _BLOCK = 16  # elements of which one look tells that none of them is to be kept
 _MOST_KEPT, _LEAST_CHUNK = 256, 4096  # keys that a work item keeps, and of how many
@@ -87,7 +87,7 @@ def keep_runs(dialect: Dialect, runs: Runs, self: torch.Tensor, chunk: int, desc
   }}
 """
     integers = {"rows": runs.rows, "runs": runs.count, "size": self.shape[1], "runs_size": runs.size}
-    return make_launch(
+    return LaunchSpec(
         "keep_runs_" + ("descending" if descending else "ascending"),
         dialect,
         outputs=runs.tensors(),
@@ -99,4 +99,4 @@ def keep_runs(dialect: Dialect, runs: Runs, self: torch.Tensor, chunk: int, desc
         body=body,
         items=runs.rows * runs.count,
         group_size=1,
-    )
+    ).launch()

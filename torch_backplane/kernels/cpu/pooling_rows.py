@@ -14,7 +14,7 @@ from torch_backplane.kernels.dtypes import facts, value_dtype
 from torch_backplane.kernels.layouts import NARROW_LIMIT
 from torch_backplane.kernels.target import Target
 from torch_backplane.kernels.templates import pooling_words as words
-from torch_backplane.kernels.templates.source import Launch, make_launch, split
+from torch_backplane.kernels.templates.source import Launch, LaunchSpec, split
 from torch_backplane.kernels.templates.spelling import mixing, vector_load
 from torch_backplane.kernels.templates.unfold import Windows, linear
 
@@ -87,7 +87,7 @@ def max_pool(
   }}
 """
     bits = facts(value).bits
-    return make_launch(
+    return LaunchSpec(
         f"max_pool{windows.rank}_rows",
         dialect,
         outputs=outputs,
@@ -99,7 +99,7 @@ def max_pool(
         functions="".join(mixing(f"mix{run}", run, bits) for run in runs) if step == 2 else "",
         items=math.prod(out.shape[:-1]),
         group_size=dialect.target.small_group(_ROWS),
-    )
+    ).launch()
 
 
 def _apart(dialect: Dialect, dtype: torch.dtype, at: str, step: int, count: int) -> str:
@@ -183,7 +183,7 @@ def _launch_for_planes(
     integers = {**counts, **windows.integers()}
     if divisor is not None:
         integers["divisor"] = divisor
-    return make_launch(
+    return LaunchSpec(
         f"{name}{windows.rank}_of_planes",
         dialect,
         outputs={"image_grad": image_grad},
@@ -194,4 +194,4 @@ def _launch_for_planes(
         body=body,
         items=image_grad.shape[0],
         group_size=1,
-    )
+    ).launch()

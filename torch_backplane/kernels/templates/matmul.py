@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
 from torch_backplane.kernels.cpu import packed_product
 from torch_backplane.kernels.dialects.base import Dialect
-from torch_backplane.kernels.templates.source import Launch, make_launch, split
+from torch_backplane.kernels.templates.source import Launch, LaunchSpec, split
 from torch_backplane.kernels.templates.spelling import lane_count
 from torch_backplane.kernels.templates.tiles import (
     BLOCK,
@@ -45,32 +46,42 @@ _INNER_ROWS = _INNER_COLUMNS = 4
 _WHOLE = "/whole"  # at the end of forms whose sums are not divided
 
 
-def matmul(
-    dialect: Dialect,
-    out: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor | None = None,
-    alpha: int | float = 1,
-    beta: int | float = 1,
-    form: str = "",
-    workspace: int | None = None,
-    reduced: bool = False,
-    divides: bool = True,
-) -> list[Launch]:
-    """out = beta * c + alpha * a @ b; without c, out = alpha * a @ b.
+class ProductParams(NamedTuple):
+    """How sums are computed.
 
     Args:
         form: one of `forms`; the usual one where empty.
         workspace: bytes that parts of sums may take, if there is a limit.
         reduced: parts of sums are rounded to out's dtype.
         divides: whether sums may be divided.
+    """
+
+    form: str = ""
+    workspace: int | None = None
+    reduced: bool = False
+    divides: bool = True
+
+
+def matmul(
+    dialect: Dialect,
+    out: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor | None = None,
+    scales: tuple[int | float, int | float] = (1, 1),
+    params: ProductParams = ProductParams(),  # noqa: B008, it cannot be changed
+) -> list[Launch]:
+    """out = beta * c + alpha * a @ b; without c, out = alpha * a @ b.
+
+    Args:
+        scales: alpha and beta.
         out, c: (batch, rows, columns), with none, one or two dimensions of batch. c has out's shape (expanded), and may
             be out.
         a: (batch, rows, depth). b: (batch, depth, columns). A stride may be anything, 0 too.
 
     Sums are in float32 for float16 and bfloat16; integers wrap.
     """
+    (alpha, beta), (form, workspace, reduced, divides) = scales, params
     while out.dim() < 4:
         out, a, b = out.unsqueeze(0), a.unsqueeze(0), b.unsqueeze(0)
         c = None if c is None else c.unsqueeze(0)
@@ -83,7 +94,7 @@ def matmul(
     integers = {"batches": batch, "inner_batches": inner, "rows": rows, "columns": columns, "depth": depth}
     kind = summed(out.dtype)
     constants: dict[str, int | str] = {"MULTIPLY_ADD(x, y, z)": kind.multiply_add, "WITH_C(at)": with_c(c)}
-    launch = partial(make_launch, dialect=dialect, constants=constants, value=kind.value)
+    spec = partial(LaunchSpec, dialect=dialect, constants=constants, value=kind.value)
     side = _side(dialect, kind.value, form)
     lanes = lane_count(dialect, kind.value)
     short, functions = depth < SHORT and kind.value == out.dtype, ""
@@ -93,7 +104,7 @@ def matmul(
         tiles = divide(dialect.target, side, batch, rows, columns, depth, most)
         if tiles.parts > 1:
             parts = room(in_parts, tiles.parts, out.numel(), out.device)
-            first = launch(
+            first = spec(
                 "matmul_parts",
                 outputs=parts,
                 inputs=factors_of,
@@ -102,7 +113,7 @@ def matmul(
                 groups=tiles.groups,
                 group_size=side * side,
                 strided=set(factors_of),
-            )
+            ).launch()
             return [first, *add_parts(dialect, "matmul", out, parts, c, alpha, beta)]
         form, group, groups, body = "tiled", side * side, tiles.groups, _tiled(tiles, kind.loses, short)
     elif not short and packed_product.suits(dialect, out, a, b):
@@ -119,7 +130,7 @@ def matmul(
         groups = -(-(batch * -(-rows // tile_rows) * -(-columns // tile_columns)) // group)
         body = _inner(group) if form == "inner" else _outer(group, row_contiguous, short)
     form += "_short" if short else ""
-    made = launch(
+    made = spec(
         f"matmul_{form}",
         outputs={"out": out},
         inputs=inputs,
@@ -131,7 +142,7 @@ def matmul(
         group_size=group,
         bounded=side is None,
         strided={"out", *inputs},
-    )
+    ).launch()
     return [made]
 
 

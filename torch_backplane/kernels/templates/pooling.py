@@ -12,7 +12,7 @@ from torch_backplane.kernels.cpu import pooling_rows
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import facts, value_dtype
 from torch_backplane.kernels.templates import pooling_words as words
-from torch_backplane.kernels.templates.source import Launch, make_launch
+from torch_backplane.kernels.templates.source import Launch, LaunchSpec
 from torch_backplane.kernels.templates.unfold import Windows
 
 
@@ -28,7 +28,7 @@ def max_pool(
   {words.places(rank, "out", "places")}
   {_greatest(out.dtype, loops, words.element(rank), rank)}
 """
-    return _launch("max_pool", dialect, outputs, {"image": image}, windows, body, out)
+    return _launch("max_pool", dialect, outputs, {"image": image}, windows, body)
 
 
 def adaptive_max_pool(dialect: Dialect, out: torch.Tensor, indices: torch.Tensor, image: torch.Tensor) -> Launch:
@@ -41,7 +41,7 @@ def adaptive_max_pool(dialect: Dialect, out: torch.Tensor, indices: torch.Tensor
   {_greatest(out.dtype, loops, words.element(rank), rank)}
 """
     windows, outputs = _adaptive_windows(image, out), {"out": out, "indices": indices}
-    return _launch("adaptive_max_pool", dialect, outputs, {"image": image}, windows, body, out)
+    return _launch("adaptive_max_pool", dialect, outputs, {"image": image}, windows, body)
 
 
 def fractional_max_pool(
@@ -70,7 +70,7 @@ def fractional_max_pool(
   {_greatest(out.dtype, loops, words.element(rank), rank)}
 """
     outputs, inputs = {"out": out, "indices": indices}, {"image": image, "samples": samples}
-    return _launch("fractional_max_pool", dialect, outputs, inputs, windows, body, out)
+    return _launch("fractional_max_pool", dialect, outputs, inputs, windows, body)
 
 
 def _greatest(dtype: torch.dtype, loops: str, element: str, rank: int) -> str:
@@ -104,7 +104,7 @@ def max_pool_backward(
   {"}" * rank}
   store_image_grad(item, TOTAL(sum));
 """
-    return _launch("max_pool_backward", dialect, {"image_grad": image_grad}, inputs, windows, body, image_grad)
+    return _launch("max_pool_backward", dialect, {"image_grad": image_grad}, inputs, windows, body)
 
 
 def avg_pool(
@@ -124,7 +124,7 @@ def avg_pool(
   store_out(item, TOTAL(sum) / (value_t)count);
 """
     name = f"avg_pool{_suffix(count_padding, divisor)}"
-    return _launch(name, dialect, {"out": out}, {"image": image}, windows, body, out, divisor)
+    return _launch(name, dialect, {"out": out}, {"image": image}, windows, body, divisor)
 
 
 def avg_pool_backward(
@@ -150,7 +150,7 @@ def avg_pool_backward(
   {"}" * rank}
   store_image_grad(item, TOTAL(sum));
 """
-    return _launch(name, dialect, {"image_grad": image_grad}, {"grad": grad}, windows, body, image_grad, divisor)
+    return _launch(name, dialect, {"image_grad": image_grad}, {"grad": grad}, windows, body, divisor)
 
 
 def adaptive_avg_pool(dialect: Dialect, out: torch.Tensor, image: torch.Tensor) -> Launch:
@@ -167,7 +167,7 @@ def adaptive_avg_pool(dialect: Dialect, out: torch.Tensor, image: torch.Tensor) 
   store_out(item, TOTAL(sum) / (value_t)({" * ".join(f"(end{d} - begin{d})" for d in range(rank))}));
 """
     windows = _adaptive_windows(image, out)
-    return _launch("adaptive_avg_pool", dialect, {"out": out}, {"image": image}, windows, body, out)
+    return _launch("adaptive_avg_pool", dialect, {"out": out}, {"image": image}, windows, body)
 
 
 def adaptive_avg_pool_backward(dialect: Dialect, image_grad: torch.Tensor, grad: torch.Tensor) -> Launch:
@@ -184,7 +184,7 @@ def adaptive_avg_pool_backward(dialect: Dialect, image_grad: torch.Tensor, grad:
 """
     windows = _adaptive_windows(image_grad, grad)
     outputs, inputs = {"image_grad": image_grad}, {"grad": grad}
-    return _launch("adaptive_avg_pool_backward", dialect, outputs, inputs, windows, body, image_grad)
+    return _launch("adaptive_avg_pool_backward", dialect, outputs, inputs, windows, body)
 
 
 def adaptive_max_pool_backward(
@@ -203,7 +203,7 @@ def adaptive_max_pool_backward(
   store_image_grad(item, TOTAL(sum));
 """
     windows, inputs = _adaptive_windows(image_grad, grad), {"grad": grad, "indices": indices}
-    return _launch("adaptive_max_pool_backward", dialect, {"image_grad": image_grad}, inputs, windows, body, image_grad)
+    return _launch("adaptive_max_pool_backward", dialect, {"image_grad": image_grad}, inputs, windows, body)
 
 
 def _adaptive_covering_loops(rank: int) -> str:
@@ -239,13 +239,13 @@ def _launch(
     inputs: dict[str, torch.Tensor],
     windows: Windows,
     body: str,
-    result: torch.Tensor,
     divisor: int | None = None,
 ) -> Launch:
+    result = next(iter(outputs.values()))
     integers = {"planes": result.shape[0], **windows.integers()}
     if divisor is not None:
         integers["divisor"] = divisor
-    return make_launch(
+    return LaunchSpec(
         f"{name}{windows.rank}",
         dialect,
         outputs=outputs,
@@ -254,4 +254,4 @@ def _launch(
         value=value_dtype(result.dtype),
         body=body,
         items=result.numel(),
-    )
+    ).launch()

@@ -17,7 +17,7 @@ import torch
 
 from torch_backplane.kernels.dialects.base import Dialect, Value
 from torch_backplane.kernels.dtypes import facts, value_dtype
-from torch_backplane.kernels.templates.source import Launch, make_launch, split
+from torch_backplane.kernels.templates.source import Launch, LaunchSpec, split
 
 RUN = 16
 _SMALL_GROUP = 8
@@ -101,7 +101,7 @@ def sort_runs(dialect: Dialect, runs: Runs, self: torch.Tensor, descending: bool
     items = self.shape[0] * -(-size // RUN)
     integers = {"rows": runs.rows, "runs": -(-size // RUN), "size": size, "runs_size": runs.size}
     integers["length"] = runs.length
-    return make_launch(
+    return LaunchSpec(
         "sort_runs_" + ("descending" if descending else "ascending"),
         dialect,
         outputs=runs.tensors(),
@@ -113,7 +113,7 @@ def sort_runs(dialect: Dialect, runs: Runs, self: torch.Tensor, descending: bool
         body=body,
         items=items,
         group_size=dialect.target.small_group(_SMALL_GROUP),
-    )
+    ).launch()
 
 
 def merge_runs(dialect: Dialect, merged: Runs, runs: Runs) -> Launch:
@@ -151,7 +151,7 @@ def merge_runs(dialect: Dialect, merged: Runs, runs: Runs) -> Launch:
 """
     integers = {"rows": runs.rows, "pairs": merged.count, "pieces": pieces, "piece": piece}
     integers |= {"size": runs.size, "length": runs.length, "merged_size": merged.size, "merged_length": merged.length}
-    return make_launch(
+    return LaunchSpec(
         "merge_runs",
         dialect,
         outputs=merged.tensors(),
@@ -162,7 +162,7 @@ def merge_runs(dialect: Dialect, merged: Runs, runs: Runs) -> Launch:
         body=body,
         items=runs.rows * merged.count * pieces,
         group_size=dialect.target.small_group(_SMALL_GROUP),
-    )
+    ).launch()
 
 
 def take_sorted(
@@ -178,7 +178,7 @@ def take_sorted(
   indices[item] = place;
 """
     integers = {"rows": runs.rows, "count": values.shape[1], "first": first, "runs_size": runs.size}
-    return make_launch(
+    return LaunchSpec(
         "take_sorted",
         dialect,
         outputs={"values": values, "indices": indices},
@@ -189,7 +189,7 @@ def take_sorted(
         body=body,
         items=values.numel(),
         group_size=dialect.target.small_group(_SMALL_GROUP),
-    )
+    ).launch()
 
 
 def network(size: int) -> list[tuple[int, int]]:
