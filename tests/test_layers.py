@@ -183,6 +183,7 @@ MANY_PARAMETERS = {
     "accelerator/memory.py _record_memory_history": "torch.cuda's signature",
     "cli/conformance.py conformance": "an option of the command each",
     "drivers/base.py copy_from_peer": "two places in memory, and the stream",
+    "drivers/opencl/libraries/vkfft.py _guard": "the integers of a family of libraries (drivers/libraries.py)",
     "kernels/multi_tensor.py multi_tensor": "keywords that describe a kernel (docs/kernels.md)",
     "kernels/pointwise.py pointwise": "keywords that describe a kernel (docs/kernels.md)",
     "operators/reduce_ops.py reduce": "keywords of what planners of reductions are made of",
