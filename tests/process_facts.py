@@ -34,7 +34,18 @@ class MallInfo(ctypes.Structure):
 
     _fields_ = [
         (name, ctypes.c_size_t)
-        for name in ["arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"]
+        for name in [
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        ]
     ]
 
 
@@ -62,11 +73,11 @@ def busy_seconds() -> dict[int, float]:
 
 
 def computing_threads(work: Callable[[], object]) -> int:
-    """How many threads compute while this one calls `work()` for half a second of its own processor time."""
-    before, end = busy_seconds(), time.thread_time() + 0.5
+    """How many threads compute while this one calls `work()` for 0.2 seconds of its own processor time."""
+    before, end = busy_seconds(), time.thread_time() + 0.2
     while time.thread_time() < end:
         work()
-    return sum(seconds - before.get(task, 0) > 0.1 for task, seconds in busy_seconds().items())
+    return sum(seconds - before.get(task, 0) > 0.04 for task, seconds in busy_seconds().items())
 
 
 def cpu_parallelism() -> dict[str, Any]:
@@ -96,8 +107,8 @@ def affinity() -> list[list[int]]:
 
 
 def malloc() -> dict[str, Any]:
-    """What glibc does by default, in this order: it maps large blocks; once such a block was freed, it takes ones of that
-    size from the heap; it returns the heap's end to the system when twice as much is free there.
+    """What glibc does by default, in this order: it maps large blocks; once such a block was freed, it takes ones of
+    that size from the heap; it returns the heap's end to the system when twice as much is free there.
     """
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallinfo2"):
@@ -156,11 +167,7 @@ def dispatch() -> dict[str, Any]:
             kernels[f"{name} {key}"] = re.sub(r"0x[0-9a-f]+", "", registered)
     return {
         "kernels": kernels,
-        "fallbacks": [
-            key
-            for key in torch._C.DispatchKey.__members__
-            if key != "EndOfRuntimeBackendKeys" and has_fallback(key)
-        ],
+        "fallbacks": [key for key in torch._C.DispatchKey.__members__ if has_fallback(key)],
         "included": str(torch._C._dispatch_tls_local_include_set()),
         "excluded": str(torch._C._dispatch_tls_local_exclude_set()),
     }

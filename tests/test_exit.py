@@ -46,7 +46,7 @@ def hold_in_a_pass():
     return weakref.ref(held)
 """
 
-LET_GO = LATE + """
+LET_GO = f"""{LATE}
 found = []
 for finish in (False, True, True, True):
     gone = hold_in_a_pass()
@@ -58,11 +58,11 @@ os._exit(0)
 """
 
 # What the pass holds is dropped after the atexit function has run, and before Python is finalized.
-LAST_PASS = """
+LAST_PASS = f"""
 import atexit
 functions = []
 atexit.register(lambda: functions[0]())
-""" + LATE + """
+{LATE}
 def last_pass():
     gone = hold_in_a_pass()
     print(gone() is None, flush=True)

@@ -1,4 +1,4 @@
-"""A program that has trained on bp finds its process, and PyTorch for other devices, as a program without Backplane does.
+"""A program that has trained on bp finds its process, and PyTorch for other devices, as one without Backplane does.
 
 process_facts.py is the program. What Backplane changes in PyTorch's Python modules is in test_neighbours.py.
 """
@@ -21,7 +21,7 @@ from test_opencl import platform  # noqa: F401  # a fixture
 HERE = Path(__file__).parent
 
 # What the libraries change that a driver loads.
-BY_LIBRARIES = {
+BY_LIBRARIES: dict[str, dict[str, str]] = {
     "host": {},
     "opencl": {
         "process/signals caught": "PoCL's compiler, LLVM, handles signals",
@@ -47,9 +47,8 @@ def fake_device(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def facts(*arguments: str, **environment: str) -> dict[str, Any]:
     """What the program prints. It has PyTorch's own number of threads, not the one that the tests have."""
-    inherited = {
-        name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "MALLOC_", "TORCH_BACKPLANE_"))
-    }
+    changed = ("OMP_", "MALLOC_", "TORCH_BACKPLANE_")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(changed)}
     command = [sys.executable, str(HERE / "process_facts.py"), *arguments]
     done = subprocess.run(
         command, env=inherited | environment, capture_output=True, text=True, timeout=600, check=False
@@ -105,9 +104,7 @@ def test_kernels_are_registered_for_our_keys_and_operators_only(
 
 
 @pytest.mark.parametrize("where", DISPATCHED)
-def test_fallbacks_are_ours_and_no_key_is_in_force(
-    where: str, both: tuple[dict[str, Any], dict[str, Any]]
-) -> None:
+def test_fallbacks_are_ours_and_no_key_is_in_force(where: str, both: tuple[dict[str, Any], dict[str, Any]]) -> None:
     alone, found = (one[where] for one in both)
     assert [key for key in found["fallbacks"] if not is_ours(key)] == [
         key for key in alone["fallbacks"] if not is_ours(key)
