@@ -1,9 +1,7 @@
 """Benchmarks whose rows are a device's time beside the CPU's: what they have in common.
 
-The CPU's side is in a process of its own, as a program that uses no other device is. Within one process OpenMP's
-threads of the one and those that compute for the other would hinder each other (csrc/devices/openmp.h says why). Where
-the device's side keeps memory that it frees (csrc/devices/freed_memory.h), the CPU's does, too: else what rows before
-have freed would decide how quick it is, and an LSTM alone takes 1.2 times as long as after a ResNet.
+The CPU's side is in a process of its own, as a program that uses no other device is: OpenMP's threads of the one and of
+the other would hinder each other within one.
 """
 
 from __future__ import annotations
@@ -11,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import multiprocessing
-import os
 import random
 import statistics
 import time
@@ -20,7 +17,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Annotated, Any, NamedTuple
-from unittest import mock
 
 import report
 import torch
@@ -28,7 +24,6 @@ import typer
 
 SLOW = 0.5  # ratios below are listed
 CPU = torch.device("cpu")
-KEEPS_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(128 << 20)}  # of glibc
 Body = Callable[[], object]
 Make = Callable[[torch.device], Body]
 
@@ -86,9 +81,7 @@ def _process(threads: int) -> Connection:
     """Starts it, as a daemon, and returns the way to it."""
     context = multiprocessing.get_context("spawn")  # a forked one would have this one's OpenMP
     here, there = context.Pipe()
-    keeps = torch.get_device_module("bp").get_device_properties(0).driver != "host"
-    with mock.patch.dict(os.environ, {**(KEEPS_MEMORY if keeps else {}), **os.environ}):
-        context.Process(target=_serve, args=(there, threads), daemon=True).start()
+    context.Process(target=_serve, args=(there, threads), daemon=True).start()
     there.close()  # so that the end of that process ends what waits for it
     return here
 

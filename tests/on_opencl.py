@@ -36,8 +36,6 @@ FILES = {
     "test_faults.py": _OWN,
     "test_graphs_on_host.py": "tests of opencl/ on host devices",
     "test_host_async.py": _OWN,
-    "test_host_threads.py": _OWN,
-    "test_host_winograd.py": "tests operators of the CPU's, and host devices",
     "test_kernel_launch.py": _OWN,
     "test_kernel_sanitizer.py": _OWN,
     "test_kernels_complex.py": _TEXT,

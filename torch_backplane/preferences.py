@@ -27,7 +27,6 @@ LIBRARIES: Mapping[str, tuple[str, ...]] = {
     "attention": ("host", "generated"),
     "recurrent layers": ("host", "generated"),
     "transforms": ("host", "driver", "generated"),
-    "lists": ("host", "generated"),  # of tensors: torch._foreach_*
     # Decompositions, solvers, eigenvalues: PyTorch's on the CPU, with copies where the host does not see the memory.
     "linear algebra": ("host",),
 }

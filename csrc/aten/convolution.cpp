@@ -1,5 +1,5 @@
 // Convolution. PyTorch gives it to other devices under names of their own («overrideable»), for which the CPU has no
-// kernel; the arguments are those of the CPU's convolution (convolution_on_cpu.cpp). This is what no planner does
+// kernel; the arguments are those of the CPU's convolution. This is what no planner does
 // (torch_backplane/operators/convolution.py).
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -15,7 +15,7 @@ c10::OperatorHandle find(const char* name) {
 }
 
 void convolution(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  static const auto kernel = find("backplane::convolution");
+  static const auto kernel = find("aten::convolution");
   run_on_cpu(op, kernel, stack);
 }
 
@@ -31,7 +31,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
     c10::SymIntArrayRef output_padding,
     c10::SymInt groups,
     std::array<bool, 3> output_mask) {
-  static const auto op = find("aten::convolution_backward"), kernel = find("backplane::convolution_backward");
+  static const auto op = find("aten::convolution_backward");
   torch::jit::Stack stack;
   const auto integers = [](c10::SymIntArrayRef values) {
     return C10_AS_INTARRAYREF_SLOW(values).vec();
@@ -46,7 +46,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
       stack, integers(stride), integers(padding), integers(dilation), transposed, integers(output_padding),
       groups.guard_int(__FILE__, __LINE__),
       c10::List<bool>({output_mask[0], output_mask[1], output_mask[2]}));
-  run_on_cpu(op, kernel, &stack);
+  run_on_cpu(op, op, &stack);
   return {stack[0].toTensor(), stack[1].toTensor(), stack[2].toTensor()};
 }
 

@@ -1,19 +1,12 @@
 // Operators of the CPU's whose results go where arguments say, for planners that have the host compute on the device's memory
 // (torch_backplane.planning.host): PyTorch has them without `out=` only, or with results that are always wanted.
-#include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
-#include <ATen/ops/addmm.h>
-#include <ATen/ops/baddbmm.h>
-#include <ATen/ops/bmm.h>
-#include <ATen/ops/mm.h>
+#include <ATen/ops/convolution_backward.h>
 #include <torch/library.h>
 
-// PyTorch's way to oneDNN's products, which it takes for halves and bfloat16; there is no header of it.
-namespace at::native {
-__attribute__((weak)) void mkldnn_matmul(const Tensor& a, const Tensor& b, const Tensor& out, float beta, float alpha);
-}
+#include <utility>
 
 namespace backplane {
 namespace {
@@ -21,49 +14,28 @@ namespace {
 using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
-// Whether oneDNN multiplies faster than PyTorch's MKL. On processors of others than Intel, MKL leaves half of the vector
-// registers unused: oneDNN took 0.3 to 0.6 of its time from 2 million multiplications on (docs/measurements.md). Single rows and
-// columns are not faster, and oneDNN 3.x damages the heap when it adds to a row that it multiplies by a turned matrix.
-bool is_onednns(const Tensor& a, const Tensor& b, const Tensor& out) {
-#if defined(__x86_64__)
-  static const bool is_faster = at::Context::hasMKL() && at::Context::hasMKLDNN() && at::native::mkldnn_matmul != nullptr &&
-      !__builtin_cpu_is("intel");
-#else
-  constexpr bool is_faster = false;
-#endif
-  constexpr int64_t kFewest = 4; // rows and columns
-  if (!is_faster || !at::globalContext().userEnabledMkldnn() || !out.is_contiguous() || out.size(-2) < kFewest ||
-      out.size(-1) < kFewest) {
-    return false;
-  }
-  for (const Tensor* one : {&a, &b, &out}) {
-    if (one->scalar_type() != at::kFloat) {
-      return false;
+// The gradients that there is a tensor for. PyTorch's overload with `out=` wants all three.
+void convolution_backward(
+    const Tensor& grad,
+    const Tensor& input,
+    const Tensor& weight,
+    at::IntArrayRef stride,
+    at::IntArrayRef padding,
+    at::IntArrayRef dilation,
+    bool transposed,
+    at::IntArrayRef output_padding,
+    int64_t groups,
+    const OptionalTensor& of_input,
+    const OptionalTensor& of_weight,
+    const OptionalTensor& of_bias) {
+  const auto [input_grad, weight_grad, bias_grad] = at::convolution_backward(
+      grad, input, weight, grad.sizes().slice(1, 1), stride, padding, dilation, transposed, output_padding, groups,
+      {of_input.has_value(), of_weight.has_value(), of_bias.has_value()});
+  for (const auto& [out, found] :
+       {std::pair(&of_input, &input_grad), std::pair(&of_weight, &weight_grad), std::pair(&of_bias, &bias_grad)}) {
+    if (out->has_value()) {
+      (*out)->copy_(*found);
     }
-  }
-  constexpr int64_t kMultiplications = 1 << 21;
-  return out.numel() * a.size(-1) >= kMultiplications;
-}
-
-// out = beta * added + alpha * a @ b, of matrices or batches of them. Without `added` beta is not looked at.
-void product(
-    const OptionalTensor& added,
-    const Tensor& a,
-    const Tensor& b,
-    const at::Scalar& beta,
-    const at::Scalar& alpha,
-    Tensor& out) {
-  const bool batched = out.dim() == 3;
-  const bool adds = added.has_value() && beta.toDouble() != 0;
-  if (alpha.toDouble() != 0 && is_onednns(a, b, out)) {
-    if (adds && !added->is_same(out)) {
-      out.copy_(*added);
-    }
-    at::native::mkldnn_matmul(a, b, out, adds ? beta.to<float>() : 0, added.has_value() ? alpha.to<float>() : 1);
-  } else if (added.has_value()) {
-    batched ? at::baddbmm_out(out, *added, a, b, beta, alpha) : at::addmm_out(out, *added, a, b, beta, alpha);
-  } else {
-    batched ? at::bmm_out(out, a, b) : at::mm_out(out, a, b);
   }
 }
 
@@ -112,11 +84,14 @@ TORCH_LIBRARY_FRAGMENT(backplane, m) {
       "host_attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor? bias, Tensor out, "
       "Tensor logarithm, bool is_causal, float scale, *, Tensor(a!) of_query, Tensor(b!) of_key, "
       "Tensor(c!) of_value) -> ()");
-  m.def("host_product(Tensor? added, Tensor a, Tensor b, Scalar beta, Scalar alpha, *, Tensor(a!) out) -> ()");
+  m.def(
+      "host_convolution_backward(Tensor grad, Tensor input, Tensor weight, int[] stride, int[] padding, int[] dilation, "
+      "bool transposed, int[] output_padding, int groups, *, Tensor(a!)? of_input, Tensor(b!)? of_weight, "
+      "Tensor(c!)? of_bias) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(backplane, CPU, m) {
-  m.impl("host_product", &product);
+  m.impl("host_convolution_backward", &convolution_backward);
   m.impl("host_attention", &attention);
   m.impl("host_attention_backward", &attention_backward);
 }

@@ -45,10 +45,6 @@ Tensor states_of(const Tensor& states, int64_t direction, int64_t hidden) {
   return states.size(2) == hidden ? states : states.narrow(2, direction * hidden, hidden);
 }
 
-Tensor narrow_if_any(const Tensor& tensor, int64_t dim, Sequences some) {
-  return tensor.numel() != 0 ? tensor.narrow(dim, some.first, some.count) : tensor;
-}
-
 // The state before each step, in the order of time.
 Tensor states_before(const Tensor& first, const Tensor& states, bool reverse) {
   const Tensor at_first = first.unsqueeze(0);
@@ -57,16 +53,6 @@ Tensor states_before(const Tensor& first, const Tensor& states, bool reverse) {
 }
 
 } // namespace
-
-Direction Direction::of(Sequences some) const {
-  Direction found = *this;
-  found.input = input.narrow(1, some.first, some.count);
-  found.hx = hx.narrow(0, some.first, some.count);
-  if (cx.has_value()) {
-    found.cx = cx->narrow(0, some.first, some.count);
-  }
-  return found;
-}
 
 Given::Given(c10::ArrayRef<IValue> arguments)
     : input(arguments[0].toTensor()),
@@ -115,11 +101,6 @@ Results Results::direction(int64_t i) const {
   return {states_of(out, i, hy.size(2)), part(hy, i), part(cy, i), part(saved, i)};
 }
 
-Results Results::of(Sequences some) const {
-  const auto rows = [&](const Tensor& state) { return narrow_if_any(state, 0, some); };
-  return {narrow_if_any(out, 1, some), rows(hy), rows(cy), saved};
-}
-
 Computed::Computed(c10::ArrayRef<IValue> arguments)
     : grad(arguments[0].toTensor()),
       grad_hy(arguments[1].toTensor()),
@@ -155,11 +136,6 @@ ComputedDirection direction_of(const Computed& computed, int64_t i) {
   return {
       states_of(computed.grad, i, computed.given.hidden()), part(computed.grad_hy, i), part(computed.grad_cy, i),
       computed.given.direction(i), computed.results.direction(i)};
-}
-
-ComputedDirection ComputedDirection::of(Sequences some) const {
-  const auto rows = [&](const Tensor& state) { return narrow_if_any(state, 0, some); };
-  return {narrow_if_any(grad, 1, some), rows(grad_hy), rows(grad_cy), given.of(some), results.of(some)};
 }
 
 void layer_by_steps(const Direction& given, const Results& results, bool training) {

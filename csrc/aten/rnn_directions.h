@@ -29,12 +29,6 @@ OptionalTensor if_any(const at::Tensor& tensor);
 at::Tensor part(const at::Tensor& tensor, int64_t direction);
 OptionalTensor part(const OptionalTensor& tensor, int64_t direction);
 
-// Some of a batch's sequences.
-struct Sequences {
-  int64_t first;
-  int64_t count;
-};
-
 // A layer in one direction.
 struct Direction {
   at::Tensor input; // (time, batch, features)
@@ -59,7 +53,6 @@ struct Direction {
   bool has_biases() const {
     return b_ih.has_value();
   }
-  Direction of(Sequences some) const;
 };
 
 // What a layer is computed of, as all operators here take it: five arguments, in this order.
@@ -102,7 +95,6 @@ struct Given {
 // What a layer comes to, or a direction's part of that.
 struct Results {
   Results direction(int64_t i) const;
-  Results of(Sequences some) const; // of a direction's, but for what is saved, which is left as it is
 
   at::Tensor out; // (time, batch, directions * hidden); of a direction (time, batch, hidden)
   at::Tensor hy; // (directions, batch, hidden); of a direction (batch, hidden)
@@ -122,8 +114,6 @@ struct Computed {
 
 // The same of a direction.
 struct ComputedDirection {
-  ComputedDirection of(Sequences some) const;
-
   at::Tensor grad, grad_hy, grad_cy;
   Direction given;
   Results results;

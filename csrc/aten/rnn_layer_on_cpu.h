@@ -1,5 +1,5 @@
 // Layers of recurrent networks on the CPU, for its tensors and for devices that share memory with it: an LSTM's of float32 by
-// oneDNN, others by steps. Directions need nothing of each other, and a batch's sequences do not: each thread computes some.
+// oneDNN, others by steps.
 #pragma once
 
 #include <ATen/core/Tensor.h>

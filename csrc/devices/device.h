@@ -18,7 +18,6 @@
 #include <utility>
 
 #include "devices/command_timer.h"
-#include "devices/piecewise.h"
 
 namespace backplane {
 
@@ -164,16 +163,7 @@ class Device {
   }
   // Calls a host function, which does not throw, when the stream gets there; what comes after waits for it. Like
   // cudaLaunchHostFunc, except that the function is told where the host sees each address in `memory`.
-  struct HostFunction {
-    std::function<void(char* const* memory)> call;
-    // How many of OpenMP's threads compute it (openmp.h). 0: its own choice, in any thread.
-    int threads = 0;
-    // It takes no longer than it would to hand it over, more or less: where the stream is known to have nothing left to do, the
-    // calling thread may do it.
-    bool brief = false;
-    // What `call` does, where it can also be done piece by piece with others that come next; null: it cannot.
-    std::shared_ptr<const Piecewise> piecewise = nullptr;
-  };
+  using HostFunction = std::function<void(char* const* memory)>;
   virtual void call_host(HostFunction function, c10::ArrayRef<char*> memory, StreamHandle stream);
 
   // --- profiles -------------------------------------------------------------------------------------------------------

@@ -1,15 +1,11 @@
 #include "drivers/driver_device.h"
 
-#include <ATen/Parallel.h>
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/from_blob.h>
 #include <c10/util/Exception.h>
 
 #include <string_view>
 #include <vector>
 
-#include "devices/openmp.h"
+#include "devices/ending.h"
 #include "devices/profile.h"
 #include "devices/queue_function.h"
 #include "devices/verbose.h"
@@ -64,8 +60,6 @@ class DeferredArguments {
   std::vector<LaunchArgument> arguments_;
   std::vector<char> numbers_;
 };
-
-constexpr size_t kParallelCopy = 1 << 20; // bytes
 
 // Those that a function of a library is called with, in words: its integers, and what it computes with.
 std::string numbers_of(const QueueFunction& function, c10::ArrayRef<LaunchArgument> arguments) {
@@ -292,7 +286,7 @@ class DriverDevice final : public Device {
     stream.throw_failure();
     const auto to = memory_.place_of(destination, bytes);
     const auto from = other->memory_.place_of(source, bytes);
-    const auto given = streams_.giving(stream);
+    const DriverStreams::Submission submission(streams_, stream);
     return driver_.ask("copying from another device", [&] {
       const py::handle peer_device = other->driver_.object(), queue = stream.object;
       return driver_
@@ -320,19 +314,26 @@ class DriverDevice final : public Device {
     DriverStream& stream = streams_.known(handle);
     if (!runs_host_functions()) {
       synchronize_stream(handle);
-      run_with_threads(function.threads, [&] { function.call(memory.data()); });
+      function(memory.data());
       return;
     }
     std::vector<LaunchArgument> resolved;
     for (const char* address : memory) {
       resolved.push_back(memory_.resolve({address, 0}));
     }
-    auto known = driver_.launcher()->known_host_memory(resolved, memory_.generation());
-    if (known && function.brief && stream.is_idle()) {
-      HostCalls::call(function, *known);
-    } else if (!known || !joins_last_calls(stream, std::move(function), std::move(*known))) {
-      call_host_in_order(stream, std::move(function), std::move(resolved));
-    }
+    streams_.natively_in_order(
+        stream, Doing{"calling a function of the host"},
+        [this, &stream, function = std::move(function), memory = std::move(resolved)] {
+          const NativeLauncher& launcher = *driver_.launcher();
+          auto seen = launcher.host_memory(stream.native, memory, memory_.generation());
+          launcher.call_host(stream.native, [function, seen = std::move(seen)]() mutable {
+            const HostCallback callback;
+            if (const HostCall call; call.may_run()) {
+              function(seen.addresses().data());
+            }
+            function = nullptr; // here, as what goes with it may submit commands
+          });
+        });
   }
 
   void sleep(double milliseconds, StreamHandle handle) override {
@@ -439,7 +440,7 @@ class DriverDevice final : public Device {
       DriverKernel& kernel, const LaunchSize& size, c10::ArrayRef<LaunchArgument> arguments, DriverStream& stream) {
     const auto doing = [&] { return c10::str("launching ", kernel.name()); };
     if (driver_.launcher() == nullptr) {
-      const auto given = streams_.giving(stream);
+      const DriverStreams::Submission submission(streams_, stream);
       const DeviceCall gil(true); // around what catches errors, too
       driver_.errors().watch(doing, [&] { kernel.launch(stream.object, size, arguments, 0); });
       return;
@@ -478,54 +479,12 @@ class DriverDevice final : public Device {
     });
   }
 
-  // False, and nothing is taken, unless the queue was given host functions last, and is not done with them.
-  bool joins_last_calls(DriverStream& stream, HostFunction&& function, HostMemory&& memory) {
-    if (stream.deferred.any() || Profile::is_active()) { // which has to know when this one runs, and no other
-      return false;
-    }
-    driver_.errors().check();
-    streams_.wait_for_room(stream);
-    const std::lock_guard<std::mutex> guard(stream.calls_lock);
-    return stream.calls != nullptr && stream.calls_number == stream.progress.last() &&
-        stream.calls->add(std::move(function), std::move(memory));
-  }
-
-  void call_host_in_order(DriverStream& stream, HostFunction function, std::vector<LaunchArgument> memory) {
-    streams_.natively_in_order(
-        stream, Doing{"calling a function of the host"},
-        [this, &stream, function = std::move(function), memory = std::move(memory)](uint64_t number) {
-          const NativeLauncher& launcher = *driver_.launcher();
-          const auto calls = std::make_shared<HostCalls>();
-          calls->add(HostFunction(function), launcher.host_memory(stream.native, memory, memory_.generation()));
-          launcher.call_host(stream.native, [calls, number, kept = stream.shared_from_this()] {
-            calls->run();
-            kept->progress.reached(number);
-          });
-          const std::lock_guard<std::mutex> guard(stream.calls_lock);
-          stream.calls = number == 0 ? nullptr : calls;
-          stream.calls_number = number;
-        });
-  }
-
   void copy_natively(void* destination, const void* source, size_t bytes, DriverStream& stream) {
     memory_.place_of(destination, bytes); // checks the ranges
     memory_.place_of(source, bytes);
     const LaunchArgument to = memory_.resolve({destination, 0});
     const LaunchArgument from = memory_.resolve({source, 0});
-    const Doing doing{"copying ", bytes, " bytes within it"};
-    if (bytes >= kParallelCopy && host_sees_memory()) {
-      // One thread of an OpenCL processor copies, where all of the host's can.
-      const auto work = [bytes](char* const* memory) {
-        const at::AutoDispatchBelowADInplaceOrView guard;
-        const auto tensor = [&](char* start) { return at::from_blob(start, static_cast<int64_t>(bytes), at::kByte); };
-        tensor(memory[0]).copy_(tensor(memory[1]));
-      };
-      const int threads = at::get_num_threads();
-      give_up_team(); // there should be one
-      call_host_in_order(stream, {work, threads}, {to, from});
-      return;
-    }
-    streams_.natively_in_order(stream, doing, [this, &stream, to, from, bytes] {
+    streams_.natively_in_order(stream, {"copying ", bytes, " bytes within it"}, [this, &stream, to, from, bytes] {
       driver_.launcher()->copy(stream.native, to, from, bytes);
     });
   }

@@ -8,6 +8,23 @@
 namespace py = pybind11;
 
 namespace backplane {
+namespace {
+
+thread_local bool in_host_callback = false;
+
+} // namespace
+
+HostCallback::HostCallback() noexcept {
+  in_host_callback = true;
+}
+
+HostCallback::~HostCallback() {
+  in_host_callback = false;
+}
+
+bool HostCallback::is_running() noexcept {
+  return in_host_callback;
+}
 
 // An event, and its recordings that are still deferred. Kept by those, so that it may be destroyed before.
 class DriverStreams::Event : public c10::intrusive_ptr_target {
@@ -119,8 +136,8 @@ bool DriverStreams::query_stream(StreamHandle handle) {
     }
   }
   return driver_.ask("asked whether a stream is done", [&] {
-    // What the driver is told of it looks for by a marker, which is not reached at once in an idle queue either.
-    if (!stream.is_idle()) {
+    // The driver looks for launches by a marker, which is not reached at once in an idle queue either.
+    if (!stream.is_past_last_event()) {
       note_launches(stream);
     }
     return driver_.attr("query_stream")(py::handle(stream.object)).cast<bool>();
@@ -175,7 +192,7 @@ void DriverStreams::wait_event(EventHandle event, StreamHandle handle) {
     natively(stream, Doing{kDoing}, [&] { native->wait(stream.native); });
     return;
   }
-  const auto given = giving(stream);
+  const Submission submission(*this, stream);
   driver_.ask(kDoing, [&] { driver_.attr("wait_event")(event_of(event).object(), py::handle(stream.object)); });
 }
 
@@ -297,12 +314,14 @@ void DriverStreams::record(Event& event, DriverStream& stream) {
     driver_.ask(kDoing, [&] { driver_.attr("record_event")(event.object(), py::handle(stream.object)); });
     return;
   }
-  natively(stream, Doing{kDoing}, [&](uint64_t number) {
-    native->record(stream.native);
-    if (number != 0) {
-      stream.ends_with(native->latest_recording(), number);
-    }
-  });
+  const uint64_t before = stream.begun.load();
+  const bool is_alone = stream.submitted.load() == before;
+  natively(stream, Doing{kDoing}, [&] { native->record(stream.native); });
+  if (is_alone && stream.submitted.load() == before + 1 && stream.begun.load() == before + 1) {
+    const std::lock_guard<std::mutex> guard(stream.last_event_lock);
+    stream.last_event = native->latest_recording();
+    stream.last_event_number = before + 1;
+  }
 }
 
 void DriverStreams::synchronize(const Event& event, const char* doing) {
@@ -315,7 +334,7 @@ void DriverStreams::synchronize(const Event& event, const char* doing) {
 
 // Marks where the queue is now, and waits until it has come to the mark before.
 void DriverStreams::wait_for_last_mark(DriverStream& stream) {
-  if (HostCalls::inside()) {
+  if (HostCallback::is_running()) { // the queue goes on when this thread returns
     return;
   }
   std::shared_ptr<void> mark(create_event(/*timing=*/false), [this](EventHandle event) { destroy_event(event); });
@@ -332,16 +351,15 @@ void DriverStreams::wait_for_last_mark(DriverStream& stream) {
 // Waits for what the driver was given.
 void DriverStreams::synchronize(DriverStream& stream) {
   driver_.errors().check();
-  const uint64_t last = stream.progress.last();
-  if (last != 0 && last == stream.synchronized.load()) {
-    return; // nothing was given to it since
+  const uint64_t submitted = stream.submitted.load();
+  if (submitted != 0 && submitted == stream.synchronized.load()) {
+    return; // nothing was submitted since
   }
   driver_.ask("waiting for a stream", [&] {
     note_launches(stream);
     driver_.attr("synchronize_stream")(py::handle(stream.object));
   });
-  stream.progress.reached(last);
-  stream.synchronized.store(last);
+  stream.synchronized.store(submitted);
 }
 
 // Tells the driver, which counts what is under way, of launches that went past it.

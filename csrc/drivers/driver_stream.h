@@ -13,52 +13,43 @@
 
 #include "devices/device.h"
 #include "drivers/driver_object.h"
-#include "drivers/host_calls.h"
 #include "drivers/kernel_build.h"
-#include "drivers/progress.h"
 
 namespace backplane {
 
-struct DriverStream : std::enable_shared_from_this<DriverStream> {
+// Exists while a queue calls the host: the calling thread must not wait for that queue.
+class HostCallback {
+ public:
+  HostCallback() noexcept;
+  ~HostCallback();
+  HostCallback(const HostCallback&) = delete;
+  HostCallback& operator=(const HostCallback&) = delete;
+
+  static bool is_running() noexcept; // in the calling thread
+};
+
+struct DriverStream {
   PyObject* object; // what the driver calls it, with one reference to it
   void* native = nullptr; // what its hardware API does; only with a native launcher
   DeferredCommands deferred;
   std::atomic<uint64_t> launches{0}; // native ones, which the driver does not see
   std::atomic<uint64_t> noted{0}; // how many of them it was told of
 
-  // Whether it is known, without asking the driver, that it has done all that it was given.
-  bool is_idle() {
-    if (deferred.any()) {
-      return false;
-    }
-    if (!progress.is_idle()) {
-      const std::lock_guard<std::mutex> guard(end_lock);
-      if (end && end_number == progress.last() && end()) {
-        progress.reached(end_number);
-        end = nullptr;
-      }
-    }
-    return progress.is_idle();
+  // Whether an event that was recorded last is reached.
+  bool is_past_last_event() {
+    const std::lock_guard<std::mutex> guard(last_event_lock);
+    return last_event && begun.load() == last_event_number && submitted.load() == last_event_number && last_event();
   }
-  // An event was recorded, as command `number`.
-  void ends_with(std::function<bool()> recording, uint64_t number) {
-    const std::lock_guard<std::mutex> guard(end_lock);
-    end = std::move(recording);
-    end_number = number;
-  }
-  Progress progress;
-  std::atomic<uint64_t> synchronized{0}; // up to which command the driver has waited without an error
-  std::mutex end_lock;
-  std::function<bool()> end; // NativeEvent::latest_recording
-  uint64_t end_number = 0; // not 0 where there is one
+  std::mutex last_event_lock;
+  std::function<bool()> last_event; // NativeEvent::latest_recording
+  uint64_t last_event_number = 0; // how many commands there were with it
 
-  std::atomic<uint64_t> given{0}; // commands, and host functions; one that begins a command counts as two
+  std::atomic<uint64_t> begun{0}; // commands whose submission has begun,
+  std::atomic<uint64_t> submitted{0}; // and ended
+  std::atomic<uint64_t> synchronized{0}; // `submitted` before the latest wait of the driver's that raised no error
+
   std::mutex mark_lock;
   std::shared_ptr<void> mark; // the latest of DriverStreams::wait_for_room, an event
-
-  std::mutex calls_lock;
-  std::shared_ptr<HostCalls> calls; // the last that the queue was given, as command `calls_number`
-  uint64_t calls_number = 0;
 
   // Throws what a deferred command has failed with.
   void throw_failure() {
@@ -97,17 +88,23 @@ class DriverStreams {
   // A build is over: gives the driver what waited for it.
   void issue_ready() noexcept;
 
-  // Called before something is given to the queue: see kMostWaiting.
-  void wait_for_room(DriverStream& stream) {
-    if (C10_UNLIKELY(stream.given.fetch_add(1, std::memory_order_relaxed) % kBetweenMarks == kBetweenMarks - 1)) {
-      wait_for_last_mark(stream);
+  // Exists while a command is submitted to the queue, which has room for it then (kMostWaiting).
+  class Submission {
+   public:
+    Submission(DriverStreams& streams, DriverStream& stream) : stream_(stream) {
+      if (C10_UNLIKELY(stream.begun.fetch_add(1, std::memory_order_relaxed) % kBetweenMarks == kBetweenMarks - 1)) {
+        streams.wait_for_last_mark(stream);
+      }
     }
-  }
-  // Exists while a command is given to the queue, for which there is room then.
-  Progress::Giving giving(DriverStream& stream) {
-    wait_for_room(stream);
-    return Progress::Giving(stream.progress);
-  }
+    ~Submission() {
+      stream_.submitted.fetch_add(1);
+    }
+    Submission(const Submission&) = delete;
+    Submission& operator=(const Submission&) = delete;
+
+   private:
+    DriverStream& stream_;
+  };
 
   // Calls the driver now, or when the commands in front have been given to it.
   template <typename Command>
@@ -115,12 +112,12 @@ class DriverStreams {
     if (stream.deferred.any()) {
       stream.throw_failure();
       stream.deferred.submit(nullptr, [this, &stream, doing, command] {
-        const auto given = giving(stream);
+        const Submission submission(*this, stream);
         driver_.ask(doing, command);
       });
       return;
     }
-    const auto given = giving(stream);
+    const Submission submission(*this, stream);
     driver_.ask(doing, command);
   }
 
@@ -136,17 +133,13 @@ class DriverStreams {
     stream.deferred.submit(nullptr, go);
   }
 
-  // Gives the queue something that the driver does not see; `doing` says what, for errors. The command may take its number.
+  // Gives the queue something that the driver does not see; `doing` says what, for errors.
   template <typename Text, typename Command>
   void natively(DriverStream& stream, const Text& doing, const Command& command) {
     driver_.errors().check();
-    const auto given = giving(stream);
+    const Submission submission(*this, stream);
     try {
-      if constexpr (std::is_invocable_v<const Command&, uint64_t>) {
-        command(given.number());
-      } else {
-        command();
-      }
+      command();
       if (stream.launches.fetch_add(1, std::memory_order_relaxed) % kFlushEvery == 0) {
         driver_.launcher()->flush(stream.native);
       }

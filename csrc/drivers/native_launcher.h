@@ -136,11 +136,7 @@ class NativeLauncher {
     return false;
   }
   virtual void call_host(void* queue, std::function<void()> function) const;
-  // Where the host sees memory; `generation` as in NativeKernel::launch. Nothing: that is not known yet.
-  virtual std::optional<HostMemory> known_host_memory(c10::ArrayRef<LaunchArgument> memory, uint64_t generation) const {
-    return std::nullopt;
-  }
-  // The same, known to functions that the queue calls after this.
+  // Where the host sees memory, known to functions that the queue calls after this; `generation` as in NativeKernel::launch.
   virtual HostMemory host_memory(void* queue, c10::ArrayRef<LaunchArgument> memory, uint64_t generation) const;
 };
 

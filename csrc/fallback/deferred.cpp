@@ -123,17 +123,19 @@ class DeferredCall {
 void give(c10::Stream stream, std::shared_ptr<const DeferredCall> call, RandomState random) {
   const StreamHandle handle = stream_handle(stream);
   const ProfiledCommand profiled(Activity::Kind::Operator, stream.device_index(), handle, call->name);
-  device(stream.device_index())
-      .call_host(
-          {[call = std::move(call), random, stream](char* const*) {
-             try {
-               call->run(random);
-             } catch (const std::exception& error) {
-               report_error(stream, error);
-             }
-           },
-           /*threads=*/0, /*brief=*/true},
-          {}, handle);
+  auto run = [call = std::move(call), random, stream](char* const*) {
+    try {
+      call->run(random);
+    } catch (const std::exception& error) {
+      report_error(stream, error);
+    }
+  };
+  Device& owner = device(stream.device_index());
+  if (!host_devices_are_asynchronous() && owner.query_stream(handle)) {
+    run(nullptr);
+  } else {
+    owner.call_host(std::move(run), {}, handle);
+  }
 }
 
 // Of a structured operator the overload that puts all results where further arguments say: "aten::add.out" for
@@ -282,7 +284,7 @@ void correct(const DeferredOperator& call, const torch::jit::Stack& arguments, t
     for (const size_t i : {1, 2}) {
       results[i] = meta_of({count}, {1}, dtype);
     }
-  } else if (name == "backplane::convolution") {
+  } else if (name == "aten::convolution") {
     const at::Tensor meta = results[0].toTensor();
     for (const auto format : {at::MemoryFormat::ChannelsLast, at::MemoryFormat::ChannelsLast3d}) {
       const auto has_format = [&](const c10::IValue& value) { return value.toTensor().suggest_memory_format() == format; };

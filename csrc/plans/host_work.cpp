@@ -15,9 +15,6 @@
 #include <utility>
 
 #include "devices/device.h"
-#include "devices/freed_memory.h"
-#include "devices/openmp.h"
-#include "devices/piecewise.h"
 #include "devices/profile.h"
 #include "devices/verbose.h"
 #include "streams/device_errors.h"
@@ -79,110 +76,6 @@ constexpr auto callers(std::index_sequence<Counts...>) {
   return std::array{&call_function<Counts>...};
 }
 
-// A thread is handed work in 50 to 100 µs by PoCL 3.1, where its queue is empty. Longer work than a few times that is
-// better done beside the program.
-constexpr std::chrono::microseconds kBrief{300};
-
-// Work on fewer elements is one thread's, also where more would do it sooner: how sums are rounded must not depend on how long
-// something took.
-constexpr int64_t kFewElements = 1 << 17;
-
-int64_t elements_of(const CpuOperator::Argument& argument) {
-  if (const auto* memory = std::get_if<CpuOperator::Memory>(&argument)) {
-    return c10::multiply_integers(memory->sizes);
-  }
-  int64_t all = 0;
-  if (const auto* list = std::get_if<std::vector<CpuOperator::Memory>>(&argument)) {
-    for (const auto& one : *list) {
-      all += c10::multiply_integers(one.sizes);
-    }
-  }
-  return all;
-}
-
-bool is_contiguous(const CpuOperator::Memory& memory) {
-  int64_t expected = 1;
-  for (size_t i = memory.sizes.size(); i-- > 0;) {
-    if (memory.sizes[i] != 1 && memory.strides[i] != expected) {
-      return false;
-    }
-    expected *= memory.sizes[i];
-  }
-  return true;
-}
-
-// As CpuOperator::list_elements.
-std::vector<int64_t> list_elements_of(const c10::OperatorHandle& op, const std::vector<CpuOperator::Argument>& arguments) {
-  const auto& schema = op.schema();
-  if (schema.name().rfind("aten::_foreach_", 0) != 0 || !schema.returns().empty()) {
-    return {}; // those that return something add up, or make lists
-  }
-  std::vector<int64_t> elements;
-  std::optional<c10::ScalarType> dtype;
-  for (const auto& argument : arguments) {
-    if (std::holds_alternative<CpuOperator::Memory>(argument)) {
-      return {};
-    }
-    const auto* list = std::get_if<std::vector<CpuOperator::Memory>>(&argument);
-    std::vector<int64_t> found;
-    for (size_t i = 0; list != nullptr && i < list->size(); ++i) {
-      const auto& one = (*list)[i];
-      if (!is_contiguous(one) || one.dtype != dtype.value_or(one.dtype)) {
-        return {};
-      }
-      dtype = one.dtype;
-      found.push_back(c10::multiply_integers(one.sizes));
-    }
-    if (list != nullptr && !elements.empty() && found != elements) {
-      return {};
-    }
-    if (list != nullptr) {
-      elements = std::move(found);
-    }
-  }
-  for (const auto& argument : arguments) {
-    const auto* numbers = std::get_if<std::vector<CpuOperator::Number>>(&argument);
-    if (numbers != nullptr && numbers->size() != elements.size()) {
-      return {};
-    }
-  }
-  return elements;
-}
-
-HostWork::Threads threads_for(const std::vector<CpuOperator::Argument>& arguments) {
-  int64_t all = 0;
-  for (const auto& argument : arguments) {
-    all += elements_of(argument);
-  }
-  return all < kFewElements ? HostWork::Threads::One : HostWork::Threads::Team;
-}
-
-// An operator on lists, with its numbers.
-class ListChange final : public Piecewise {
- public:
-  ListChange(std::shared_ptr<const CpuOperator> op, std::vector<uint64_t> numbers, c10::Stream stream)
-      : op_(std::move(op)), numbers_(std::move(numbers)), stream_(stream) {}
-
-  c10::ArrayRef<int64_t> elements() const override {
-    return op_->list_elements();
-  }
-  size_t element_bytes() const override {
-    return c10::elementSize(op_->list_dtype());
-  }
-  void run(char* const* memory, const Piece& piece) const override {
-    try {
-      op_->run_piece(memory, numbers_.data(), piece);
-    } catch (const std::exception& error) {
-      report_error(stream_, error);
-    }
-  }
-
- private:
-  const std::shared_ptr<const CpuOperator> op_;
-  const std::vector<uint64_t> numbers_;
-  const c10::Stream stream_;
-};
-
 constexpr auto kCallers = callers(std::make_index_sequence<LibraryFunction::kMostParameters + 1>()); // by their number
 
 } // namespace
@@ -215,46 +108,7 @@ void CpuOperator::run(char* const* memory, const uint64_t* numbers) const {
 }
 
 CpuOperator::CpuOperator(c10::OperatorHandle op, std::vector<Argument> arguments)
-    : op_(std::move(op)),
-      arguments_(std::move(arguments)),
-      threads_(threads_for(arguments_)),
-      list_elements_(list_elements_of(op_, arguments_)) {}
-
-c10::ScalarType CpuOperator::list_dtype() const {
-  return std::get<std::vector<Memory>>(arguments_.front()).front().dtype;
-}
-
-void CpuOperator::run_piece(char* const* memory, const uint64_t* numbers, const Piecewise::Piece& piece) const {
-  torch::jit::Stack stack;
-  const auto bytes = static_cast<int64_t>(c10::elementSize(list_dtype()));
-  for (const Argument& argument : arguments_) {
-    if (const auto* value = std::get_if<c10::IValue>(&argument)) {
-      stack.push_back(*value);
-    } else if (std::holds_alternative<std::vector<Memory>>(argument)) {
-      c10::List<at::Tensor> tensors;
-      for (size_t i = piece.first; i < piece.end; ++i) {
-        const int64_t count = std::min(piece.to, list_elements_[i]) - piece.from;
-        tensors.push_back(at::from_blob(memory[i] + piece.from * bytes, {count}, at::TensorOptions(list_dtype())));
-      }
-      memory += list_elements_.size();
-      stack.emplace_back(std::move(tensors));
-    } else if (const auto* number = std::get_if<Number>(&argument)) {
-      stack.emplace_back(next_number(numbers, number->dtype));
-    } else {
-      c10::List<c10::Scalar> scalars;
-      const auto& list = std::get<std::vector<Number>>(argument);
-      for (size_t i = 0; i < list.size(); ++i) {
-        const c10::Scalar scalar = next_number(numbers, list[i].dtype);
-        if (i >= piece.first && i < piece.end) {
-          scalars.push_back(scalar);
-        }
-      }
-      stack.emplace_back(std::move(scalars));
-    }
-  }
-  at::AutoDispatchBelowADInplaceOrView guard; // as above
-  op_.callBoxed(stack);
-}
+    : op_(std::move(op)), arguments_(std::move(arguments)) {}
 
 std::string CpuOperator::text() const {
   std::string line = c10::str(op_.operator_name(), "(");
@@ -298,40 +152,20 @@ void do_on_host(
     std::shared_ptr<const HostWork> work,
     c10::ArrayRef<char*> memory,
     c10::ArrayRef<uint64_t> numbers) {
-  keep_freed_memory();
-  const int threads = work->threads() == HostWork::Threads::Its ? 0
-      : work->threads() == HostWork::Threads::One               ? 1
-                                                                : at::get_num_threads(); // of the program's thread
-  if (threads > 1) {
-    give_up_team(); // there should be one
-  }
-  const bool brief = threads <= 1 && work->last_time() < kBrief;
   const StreamHandle handle = stream_handle(stream);
   const ProfiledCommand profiled(Activity::Kind::HostStep, stream.device_index(), handle, work->name());
-  const bool is_large = work->threads() == HostWork::Threads::Team;
-  if (auto op = std::dynamic_pointer_cast<const CpuOperator>(work);
-      op != nullptr && is_large && !op->list_elements().empty() && !is_verbose()) { // which says how long each one takes
-    const auto lists = std::make_shared<ListChange>(std::move(op), numbers.vec(), stream);
-    const auto alone = [lists, count = memory.size()](char* const* seen) {
-      run_piece_by_piece(PiecewiseCall{lists.get(), {seen, count}});
-    };
-    device(stream.device_index()).call_host({alone, threads, brief, lists}, memory, handle);
-    return;
-  }
   device(stream.device_index())
       .call_host(
-          {[work = std::move(work), numbers = numbers.vec(), stream](char* const* seen) {
-             const auto start = std::chrono::steady_clock::now();
-             try {
-               said(
-                   [&] { work->run(seen, numbers.data()); },
-                   [&] { return c10::str("bp:", static_cast<int>(stream.device_index()), " host ", work->text()); });
-             } catch (const std::exception& error) {
-               report_error(stream, error);
-             }
-             work->took(std::chrono::steady_clock::now() - start);
-           },
-           threads, brief},
+          [work = std::move(work), numbers = numbers.vec(), stream](char* const* seen) {
+            at::init_num_threads(); // torch.set_num_threads holds in this thread, too
+            try {
+              said(
+                  [&] { work->run(seen, numbers.data()); },
+                  [&] { return c10::str("bp:", static_cast<int>(stream.device_index()), " host ", work->text()); });
+            } catch (const std::exception& error) {
+              report_error(stream, error);
+            }
+          },
           memory, handle);
 }
 

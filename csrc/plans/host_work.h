@@ -9,15 +9,12 @@
 #include <c10/core/Stream.h>
 #include <c10/util/DimVector.h>
 
-#include <atomic>
-#include <chrono>
 #include <memory>
 #include <string>
 #include <variant>
 #include <vector>
 
 #include "devices/library_symbol.h"
-#include "devices/piecewise.h"
 
 namespace backplane {
 
@@ -29,25 +26,6 @@ class HostWork {
   virtual const std::string& name() const = 0;
   // Everything that the work is, in words: what differs does other work.
   virtual std::string text() const = 0;
-
-  // Which threads compute it.
-  enum class Threads {
-    Its, // its own choice
-    One,
-    Team // devices/openmp.h
-  };
-  virtual Threads threads() const = 0;
-
-  // How long it took the last time; before the first time, longer than anything.
-  std::chrono::nanoseconds last_time() const {
-    return last_time_.load(std::memory_order_relaxed);
-  }
-  void took(std::chrono::nanoseconds time) const {
-    last_time_.store(time, std::memory_order_relaxed);
-  }
-
- private:
-  mutable std::atomic<std::chrono::nanoseconds> last_time_{std::chrono::nanoseconds::max()};
 };
 
 // An operator's CPU kernel. Its results go where arguments say: operators with `out=`, or that work in place.
@@ -65,22 +43,11 @@ class CpuOperator final : public HostWork {
 
   CpuOperator(c10::OperatorHandle op, std::vector<Argument> arguments);
 
-  Threads threads() const override {
-    return threads_;
-  }
   void run(char* const* memory, const uint64_t* numbers) const override;
   const std::string& name() const override {
     return op_.operator_name().name;
   }
 
-  // How many elements the tensors of each of its lists have, where it changes each element by those at its place in other lists
-  // alone: where it can be done piece by piece. Empty: it cannot.
-  c10::ArrayRef<int64_t> list_elements() const {
-    return list_elements_;
-  }
-  // Of such an operator.
-  c10::ScalarType list_dtype() const;
-  void run_piece(char* const* memory, const uint64_t* numbers, const Piecewise::Piece& piece) const;
   std::string text() const override;
 
   const c10::OperatorHandle& op() const {
@@ -93,8 +60,6 @@ class CpuOperator final : public HostWork {
  private:
   const c10::OperatorHandle op_;
   const std::vector<Argument> arguments_;
-  const Threads threads_;
-  const std::vector<int64_t> list_elements_;
 };
 
 // A function of a C library. All that it takes must be passed as integers and pointers are, which holds for BLAS and
@@ -119,9 +84,6 @@ class LibraryFunction final : public HostWork {
   }
   const std::vector<Parameter>& parameters() const {
     return parameters_;
-  }
-  Threads threads() const override {
-    return Threads::Its;
   }
 
   void run(char* const* memory, const uint64_t* numbers) const override;

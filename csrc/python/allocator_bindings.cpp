@@ -161,7 +161,7 @@ class StreamGate {
   StreamGate(c10::DeviceIndex index, c10::StreamId id)
       : stream_(c10::Stream::UNSAFE, c10::Device(c10::kPrivateUse1, checked_index(index)), id) {
     device(index).call_host(
-        {[opened = opened_.get_future().share()](char* const*) { opened.wait(); }}, {}, stream_handle(stream_));
+        [opened = opened_.get_future().share()](char* const*) { opened.wait(); }, {}, stream_handle(stream_));
   }
 
   ~StreamGate() {

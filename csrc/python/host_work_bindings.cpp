@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <map>
 
-#include "aten/winograd.h"
 #include "plans/python_number.h"
 #include "plans/recorder.h"
 #include "bindings.h"
@@ -215,7 +214,6 @@ void bind_host_work(py::module_& module) {
   module.def(
       "host_sees_memory", [](c10::DeviceIndex index) { return device(index).host_sees_memory(); },
       py::arg("device_index"));
-  module.def("host_has_winograd", &winograd::is_available);
 }
 
 } // namespace backplane

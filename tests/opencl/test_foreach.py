@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import product
 from typing import Any
 
 import pytest
@@ -13,8 +12,7 @@ from torch._ops import OpOverload
 from torch.utils._pytree import tree_iter
 
 import torch_backplane
-from torch_backplane import plans, preferences
-from torch_backplane.planning import host_sees_memory
+from torch_backplane import plans
 
 Lists = Sequence[list[torch.Tensor]]
 Scene = Callable[[str], Lists]  # of a device: the lists of a call, as many as there are; others are made like the first
@@ -109,23 +107,15 @@ def takes(overload: OpOverload, number: Any) -> bool:
     return any("number" in str(one.type) for one in overload._schema.arguments)
 
 
-def who_computes() -> Sequence[str]:
-    """The libraries that change lists in place, on this device."""
-    return ("host", "generated") if host_sees_memory(torch.empty(0, device=DEVICE).device) else ("generated",)
-
-
 def wrong_ones(scene: Scene, numbers: Sequence[Any] = (), names: Sequence[str] = ()) -> str:
     """What is different on the device, in calls with these numbers; of all overloads with 0.5, if there are none."""
     wrong = []
-    for library, overload in product(who_computes(), overloads(names)):
-        if library == "host" and (not overload._schema.is_mutable or "sqrt" in str(overload) or "exp" in str(overload)):
-            continue  # is not the host's
+    for overload in overloads(names):
         for number in [one for one in numbers if takes(overload, one)] if numbers else [0.5]:
             try:
-                with preferences.preferring("lists", library):
-                    compare(overload, scene, number)
+                compare(overload, scene, number)
             except AssertionError as error:
-                wrong.append(f"{overload} with {number} by {library}: {error}")
+                wrong.append(f"{overload} with {number}: {error}")
             except NotImplementedError:
                 continue  # the CPU does not have it
     return "\n".join(wrong)
@@ -431,7 +421,7 @@ CHANGES: dict[str, Callable[[Lists, float], None]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_large_lists_are_changed_by_the_host_in_plans_for_all_numbers_and_sizes(change: str) -> None:
+def test_large_lists_are_changed_in_plans_for_all_numbers_and_sizes(change: str) -> None:
     torch_backplane._C.reset_fallback_counts()
     with plans_from_the_start():
         for more in (0, 20, 3, 41, 0):
@@ -444,12 +434,11 @@ def test_large_lists_are_changed_by_the_host_in_plans_for_all_numbers_and_sizes(
         said = plans.explain(lambda: CHANGES[change](found, 0.75))
         counts = [one for name, one in torch_backplane._C.plan_counts().items() if "_foreach_" in name]
     assert sum(one["dynamic_shape_replays"] for one in counts) > 0
-    assert ("on the host" in said) == ("host" in who_computes())
-    assert ("launch" in said) == ("host" not in who_computes())
+    assert "launch" in said
     assert not any(torch_backplane._C.fallback_counts().values())
 
 
-def test_the_host_refuses_numbers_as_kernels_do() -> None:
+def test_numbers_that_overflow_are_refused() -> None:
     """At the call, which then has changed nothing; numbers of the same plan go on."""
     there = large(DEVICE)
     before = [one.cpu() for one in there[0]]
@@ -461,40 +450,6 @@ def test_the_host_refuses_numbers_as_kernels_do() -> None:
             with pytest.raises(RuntimeError, match="without overflow"):
                 torch._foreach_addcmul_(*there, [0.5, 1e39])
     assert all(torch.equal(one.cpu(), other) for one, other in zip(there[0], before, strict=True))
-
-
-def test_who_changes_lists_is_decided_by_their_tensors() -> None:
-    """Few or large ones are the host's where it sees memory; many small ones, other dtypes and results kernels'."""
-
-    def by_host(*lists: list[torch.Tensor]) -> bool:
-        with plans_from_the_start():
-            return "on the host" in plans.explain(lambda: torch._foreach_add_(lists[0], lists[-1]))
-
-    def like(size: int, count: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
-        return [torch.ones(size, dtype=dtype, device=DEVICE) for _ in range(count)]
-
-    host = "host" in who_computes()
-    for size, count, expected in ((50, 16, False), (50_000, 16, host), (50, 16, False), (50, 2, host), (9, 9, False)):
-        assert by_host(like(size, count)) == expected, (size, count)
-        with preferences.preferring("lists", "generated"):
-            assert not by_host(like(size, count))
-    assert not by_host(like(50_000, 4, torch.float16))
-    lists, single = like(50_000, 4), torch.ones((), device=DEVICE)
-    for function in (
-        lambda: torch.ops.aten._foreach_add_.Tensor(lists, single),
-        lambda: torch._foreach_add(lists, 2.0),
-        lambda: torch._foreach_exp_(lists),
-    ):
-        said = plans.explain(function)
-        assert "on the host" not in said, said
-    for function in (lambda: torch._foreach_sqrt_(lists), lambda: torch._foreach_sqrt(lists)):
-        assert ("on the host" in plans.explain(function)) == host
-    with plans_from_the_start():  # a dynamic-shape plan is for one side of where it changes
-        for size in (40, 60, 30_000, 50_000, 70, 45_000):
-            lists = [values((size,), DEVICE, seed=at) for at in range(16)]
-            expected = torch._foreach_mul([one.cpu() for one in lists], 1.5)
-            torch._foreach_mul_(lists, 1.5)
-            assert all(torch.equal(one.cpu(), other) for one, other in zip(lists, expected, strict=True)), size
 
 
 def test_a_tensor_without_dimensions_counts_as_much_as_one_in_the_list() -> None:

@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from agreement import DEVICE
 from test_host_work import needs_sight
 
-from torch_backplane import _C, plans, preferences
+from torch_backplane import plans, preferences
 from torch_backplane.operators.linear_algebra import host_is_slow
-from torch_backplane.tuning import choosing
 
 # The operator, the shape of the weight, and its settings, for images of 4 channels.
 CASES: dict[str, tuple[Any, tuple[int, ...], dict[str, Any]]] = {
@@ -74,29 +73,9 @@ def test_the_host_computes_them_without_patches() -> None:
     backward = torch.ops.aten.convolution_backward
     said = str(plans.explain(lambda: F.conv2d(image, weight)))
     said += str(plans.explain(lambda: backward(grad, image, weight, [8], *settings, [False, True, True])))
-    assert "on the host backplane::host_convolution" in said
+    assert "on the host aten::convolution.out" in said
     assert "on the host backplane::host_convolution_backward" in said
     assert "unfold" not in said
-
-
-def test_winograds_way_and_the_direct_one() -> None:
-    """Which of them computes, of those that can: the one that is forced, and else the one that is expected to pay."""
-    needs_sight()
-    if not _C.host_has_winograd():
-        pytest.skip("this processor has no AVX-512, or PyTorch no products of blocks")
-    plans.set_mode("check")
-    for channels, side, pays in ((64, 20, True), (2, 6, False), (64, 21, True), (70, 20, True)):
-        weight = torch.randn(channels, channels, 3, 3) / channels
-        given = torch.randn(2, channels, side, side), weight, torch.randn(channels)
-        exact = results("plain", [one.double() for one in given], "iwb", "cpu")
-        found = {}
-        for form in ("host/winograd", "host/direct", "host"):
-            with choosing.forcing("convolutions", form):
-                found[form] = [one.cpu() for one in results("plain", list(given), "iwb", DEVICE)]
-            for one, right in zip(found[form], exact, strict=True):
-                assert (one - right).abs().max() <= 3e-6 * right.abs().max()
-        same = [form for form in ("host/winograd", "host/direct") if torch.equal(found[form][0], found["host"][0])]
-        assert same == ["host/winograd" if pays else "host/direct"]
 
 
 def test_what_pytorch_has_no_fast_kernels_for_is_the_devices() -> None:
@@ -104,7 +83,7 @@ def test_what_pytorch_has_no_fast_kernels_for_is_the_devices() -> None:
     for dtype in (torch.float16, torch.float64):
         if dtype in torch.bp.get_device_properties(DEVICE).dtypes:
             given = image.to(dtype).to(DEVICE), weight.to(dtype).to(DEVICE)
-            assert "backplane::host_convolution" not in str(plans.explain(lambda given=given: F.conv2d(*given)))
+            assert "on the host" not in str(plans.explain(lambda given=given: F.conv2d(*given)))
 
 
 def test_after_a_refused_call_good_ones_go_on() -> None:

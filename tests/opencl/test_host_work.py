@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import random
 import threading
-import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -154,91 +153,32 @@ def test_matrix_products_are_the_cpus_to_the_bit() -> None:
         assert torch.equal(got.cpu(), torch.addmm(c, a[0], b[0], beta=0.5, alpha=2))
 
 
-class Noting:
-    """Work of the host's that notes whether it was done at once, within the call that gave it to the stream, and
-    `value` of its memory. That this thread did it says nothing: Intel's implementation lets a thread that waits do
-    it."""
-
-    def __init__(self, value: Callable[[int], float]) -> None:
-        self.seen: list[tuple[bool, float]] = []
-        self._giving: int | None = None  # the thread that is in the call
-
-        @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-        def function(memory: int) -> None:
-            self.seen.append((threading.get_ident() == self._giving, value(memory)))
-
-        self._work = LibraryFunction("function", function, torch.Tensor)
-
-    def __call__(self, x: torch.Tensor) -> None:
-        self._giving = threading.get_ident()
-        self._work(x)
-        self._giving = None
-
-
-def test_brief_work_is_done_at_once_where_nothing_is_in_front_of_it() -> None:
+def test_the_threads_that_compute_are_as_many_as_the_program_wants() -> None:
+    """Whenever it says so: OpenMP keeps the number for each thread."""
     needs_sight()
-    note = Noting(lambda memory: ctypes.c_float.from_address(memory).value)
-    seen = note.seen
-    x = torch.zeros(1 << 20, device=DEVICE)
-    torch.bp.synchronize()  # as another stream goes on with it
-    event = torch.bp.Event()
-    with torch.bp.stream(torch.bp.Stream()):
-        stream = torch.bp.current_stream()
+    seen = []
 
-        def noted(wait: Callable[[], None]) -> tuple[bool, float]:
-            """What is seen behind `wait`: done at once after some tries, as a busy machine may take its time."""
-            for _ in range(200):
-                wait()
-                note(x)
-                if seen and seen[-1][0]:
-                    break
-                stream.synchronize()
-            return seen.pop()
+    @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    def function(memory: int) -> None:
+        seen.append(torch.get_num_threads())
 
-        note(x)
-        stream.synchronize()
-        assert seen == [(False, 0.0)]  # how long it takes, and where the memory is, is known afterwards
-        assert noted(stream.synchronize) == (True, 0.0)
-        assert noted(lambda: None) == (True, 0.0)
-        for value in (1.0, 2.0):
-            x.add_(1)  # a kernel in front
-            note(x)
-            stream.synchronize()
-            assert seen.pop() == (False, value)
-            assert noted(stream.synchronize) == (True, value)
-
-        def by_event() -> None:
-            event.record()
-            event.synchronize()  # which tells as much
-
-        x.add_(1)
-        assert noted(by_event) == (True, 3.0)
-        gate = _C._StreamGate(stream.device_index, stream.stream_id)
-        before = len(seen)
-        note(x)
-        assert len(seen) == before
-        gate.open()
-        assert seen[before:] == [(False, 3.0)]
-
-
-def test_work_that_is_not_brief_is_done_beside_the_program() -> None:
-    needs_sight()
-
-    def slow(_: int) -> float:
-        time.sleep(0.002)
-        return 0.0
-
-    long = Noting(slow)
-    x = torch.zeros(4, device=DEVICE)
-    for _ in range(4):
-        long(x)
-        torch.bp.synchronize()
-    assert long.seen == [(False, 0.0)] * 4
+    work = LibraryFunction("function", function, torch.Tensor)
+    x, before = torch.zeros(4, device=DEVICE), torch.get_num_threads()
+    try:
+        for count in (3, 1, 2):
+            torch.set_num_threads(count)
+            for _ in range(8):
+                x.add_(1)
+                work(x)
+            torch.bp.synchronize()
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [3] * 8 + [1] * 8 + [2] * 8
 
 
 @pytest.mark.parametrize("size", [90, 700])
 def test_how_sums_are_rounded_does_not_depend_on_when_they_are_computed(size: int) -> None:
-    """At once or behind a kernel, by one thread (the smaller one) or by a team."""
+    """In an idle queue or behind a kernel."""
     needs_sight()
     a, b, x = (torch.randn(size, size, device=DEVICE) for _ in range(3))
     with preferences.preferring("products", "host"):
@@ -252,7 +192,7 @@ def test_how_sums_are_rounded_does_not_depend_on_when_they_are_computed(size: in
         assert all(torch.equal(one, found[0]) for one in found)
 
 
-def test_threads_that_share_a_stream_keep_the_order_of_kernels_and_brief_work() -> None:
+def test_threads_that_share_a_stream_keep_the_order_of_kernels_and_the_hosts_work() -> None:
     needs_sight()
     results = {}
 
@@ -280,7 +220,7 @@ def test_threads_that_share_a_stream_keep_the_order_of_kernels_and_brief_work() 
 def test_calls_in_a_row_are_done_in_order_whatever_is_between_them(seed: int) -> None:
     needs_sight()
     choose = random.Random(seed)
-    small, large = torch.rand(3, 5, 5) / 3, torch.rand(3, 400, 400) / 200  # computed by one thread, and by all
+    small, large = torch.rand(3, 5, 5) / 3, torch.rand(3, 400, 400) / 200
     want = [list(small), list(large)]
     have = [[one.to(DEVICE) for one in operands] for operands in want]
     event = torch.bp.Event()
@@ -334,17 +274,16 @@ def test_a_function_that_a_queue_calls_may_give_it_more_than_it_takes_of_others(
     torch.bp.synchronize()
     given: list[int] = []
 
-    def give(_: int) -> float:
+    @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    def give(_: int) -> None:
         with stream:
             for _ in range(3000):
                 x.add_(1)
         given.append(3000)
-        return 0.0
 
-    many = Noting(give)
+    many = LibraryFunction("give", give, torch.Tensor)
     for times in (1, 2):
         with stream:
-            x.sub_(0)  # in front, so that the queue calls
             many(x)
         stream.synchronize()
         torch.bp.synchronize()
@@ -353,7 +292,7 @@ def test_a_function_that_a_queue_calls_may_give_it_more_than_it_takes_of_others(
 
 def test_calls_of_one_stream_that_wait_do_not_hold_up_those_of_another() -> None:
     needs_sight()
-    a = torch.randint(9, (400, 400), device=DEVICE).float()  # computed by the one thread that has a team
+    a = torch.randint(9, (400, 400), device=DEVICE).float()
     out, other = torch.empty_like(a), torch.empty_like(a)
     torch.bp.synchronize()
     stream = torch.bp.Stream()

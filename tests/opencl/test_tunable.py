@@ -26,7 +26,6 @@ from torch_backplane import _C, drivers, plans
 from torch_backplane.cli import app
 from torch_backplane.operators import linear_algebra
 from torch_backplane.tuning import context, forced
-from torch_backplane.tuning.choosing import forcing
 from torch_backplane.tuning.trials import ROUNDS, Clock
 
 tunable: Any = torch.bp.tunable  # type: ignore[attr-defined]
@@ -200,26 +199,6 @@ def test_convolutions_and_recurrent_layers_are_tuned() -> None:
     assert {one[2] for one in tunable.get_results() if one[0].startswith("Conv")} == {"generated"}
 
 
-@pytest.mark.parametrize("quickest", ["host/winograd", "host/direct"])
-@anew
-def test_the_hosts_convolutions_are_tuned_both_ways(quickest: str) -> None:
-    needs_sight()
-    if not _C.host_has_winograd():
-        pytest.skip("this processor has no AVX-512, or PyTorch no products of blocks")
-    given = [random(2, 20, 9, 9), random(20, 20, 3, 3), random(20)]
-    by = {}
-    for form in ("host/winograd", "host/direct"):
-        with forcing("convolutions", form):
-            by[form] = F.conv2d(*given, padding=1).cpu()
-    assert not torch.equal(*by.values())
-    timed = Times("convolutions", **{quickest: 1.0})
-    tunable.enable()
-    for _ in range(2):
-        assert torch.equal(F.conv2d(*given, padding=1).cpu(), by[quickest])
-        assert set(timed.trials) == {"host", "host/winograd", "host/direct", "generated", "generated/winograd"}
-        assert [one[2] for one in tunable.get_results()] == [quickest]
-
-
 @anew
 def test_convolutions_of_nothing_are_not_tuned() -> None:
     needs_sight()
@@ -274,26 +253,6 @@ def test_attention_is_tuned() -> None:
     names = ["AttentionTunableOp_float32", "AttentionBackwardTunableOp_float32"]
     assert [one[0] for one in tunable.get_results()] == names * 2
     assert {one[2] for one in tunable.get_results()} == {"host"}
-
-
-@pytest.mark.parametrize("lists", [1, 2, 3])
-@anew
-def test_lists_are_tuned(lists: int) -> None:
-    needs_sight()
-    timed = Times("lists", generated=1.0, host=2.0)
-    change = (torch._foreach_neg_, torch._foreach_add_, torch._foreach_addcdiv_)[lists - 1]
-    tunable.enable()
-    for sizes in ((5, 3), (40_000, 5), (5, 3)):
-        given = [[torch.rand(size) + 0.5 for size in sizes] for _ in range(lists)]
-        there = [[tensor.to(DEVICE) for tensor in one] for one in given]
-        change(*given)
-        change(*there)
-        for found, expected in zip(there[0], given[0], strict=True):
-            torch.testing.assert_close(found.cpu(), expected)
-    assert set(timed.trials) == {"host", "generated"}
-    assert [one[:3] for one in tunable.get_results()] == [
-        ("ListsTunableOp_float32", f"lists={lists} elements={sizes}", "generated") for sizes in ("5x3", "40000x5")
-    ]
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])

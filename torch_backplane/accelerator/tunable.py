@@ -2,7 +2,7 @@
 
 While it is enabled, the first call of such an operator with a dtype, sizes and layout times all candidates that take it
 and keeps the quickest, in a file too, from which later processes read it. Products, convolutions with their gradients,
-attention, recurrent layers, Fourier transforms and lists of tensors have candidates: the host's libraries, on devices
+attention, recurrent layers and Fourier transforms have candidates: the host's libraries, on devices
 whose memory it sees, and generated kernels. What `torch.backends.bp` prefers is not tuned.
 
 The environment variables are torch.cuda's, and hold whatever a program sets: PYTORCH_TUNABLEOP_ENABLED, _TUNING,

@@ -5,8 +5,7 @@ Where work items run in lockstep, products read the image itself, where a patch 
 (`kernels/templates/convolution.py`), but for the gradient of the image where windows are more than one place apart.
 Elsewhere patches are in memory; those of a large batch are made for some of its images at a time. Windows of 3 × 3
 may also be computed by Winograd's way (`kernels/templates/winograd.py`), which tuning tries. Where the host sees the
-device's memory, and PyTorch has oneDNN's kernels for the dtype, the host computes all of it, where that pays by
-Winograd's way, too (`csrc/aten/winograd.h`).
+device's memory, and PyTorch has oneDNN's kernels for the dtype, the host may compute all of it.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 from torch._prims_common import suggest_memory_format
 
-from torch_backplane import _C, tuning
+from torch_backplane import tuning
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates import winograd
 from torch_backplane.kernels.templates.convolution import Sums, can_gather, forward, gathered, of_image, of_weight
@@ -72,8 +71,7 @@ def convolution(
         library, form = _choose("Convolution", operands, settings, (meta, self) if transposed else (self, meta))
     if library == "host":
         out = torch.empty(meta.shape, dtype=self.dtype, device=self.device, memory_format=layout)
-        given = (self, weight, bias, *settings)
-        call_on_cpu(torch.ops.backplane.host_convolution.default, *given, out=out, winograd=_ON_HOST[form])
+        call_on_cpu(torch.ops.aten.convolution.out, self, weight, bias, *settings, out=out)
         return out
     out = self.new_empty(meta.shape)
     if not out.numel():
@@ -128,7 +126,7 @@ def convolution_backward(
         grad.new_empty(grad.shape[1]) if output_mask[2] else None,
     )
     if host:
-        of = dict(zip(("of_input", "of_weight", "of_bias"), results, strict=True)) | {"winograd": _ON_HOST[form]}
+        of = dict(zip(("of_input", "of_weight", "of_bias"), results, strict=True))
         call_on_cpu(torch.ops.backplane.host_convolution_backward.default, grad, self, weight, *settings, **of)
         return results
     self_grad, weight_grad, bias_grad = results
@@ -160,18 +158,6 @@ def _host_refuses(self: torch.Tensor) -> str | None:
     return host_refuses(self)
 
 
-def _forms_on_host(self: torch.Tensor, weight: torch.Tensor, groups: int, w: Windows) -> Sequence[str]:
-    """Beside the usual one, which is either where it is expected to take less time."""
-    has_both = (
-        self.dtype == torch.float32
-        and groups == 1
-        and winograd.takes(w.window, w.stride, w.dilation)
-        and _layout(self, weight) == torch.contiguous_format
-        and _C.host_has_winograd()
-    )
-    return [_WINOGRAD, _DIRECT] if has_both else []
-
-
 def _forms(self: torch.Tensor, weight: torch.Tensor, groups: int, w: Windows) -> Sequence[str]:
     """Of convolutions and their gradients, beside the usual one."""
     return [_WINOGRAD] if winograd.takes(w.window, w.stride, w.dilation) else []
@@ -189,8 +175,7 @@ def _workspace(form: str, self: torch.Tensor, weight: torch.Tensor, groups: int,
     return of_group * groups * math.prod(w.window) * math.prod(w.places) * dtype.itemsize
 
 
-_WINOGRAD, _DIRECT = "winograd", "direct"
-_ON_HOST = {"": None, _WINOGRAD: True, _DIRECT: False}  # whether it is Winograd's way
+_WINOGRAD = "winograd"
 _SETTINGS = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
 # Picoseconds that it costs a program when the host's team takes the cores (linear_algebra.py): less than of products,
 # as a model whose larger convolutions are the host's has the team anyhow.
@@ -206,7 +191,6 @@ convolutions = Candidates(
     Candidate(
         "host",
         lambda self, *described: _host_refuses(self),
-        _forms_on_host,
         cost=lambda *described: (
             _CHANGING + _multiplications(*described) * MultiplicationCost.on_host(described[0].dtype)
         ),

@@ -2,32 +2,27 @@
 
 PyTorch goes through the lists of torch._foreach_* in order, and composes each set's result of other operators. A launch
 computes many sets at once, so it is for calls where nobody can tell: what a set writes is no other set's, and there is
-nothing to refuse. Planners leave all other calls (`RunOnCPU`) to PyTorch's composition, which runs on the device. Lists
-of few or large tensors are changed by the host, where it computes products.
+nothing to refuse. Planners leave all other calls (`RunOnCPU`) to PyTorch's composition, which runs on the device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from functools import partial
 from itertools import islice
 from operator import itemgetter
 from typing import Any
 
 import torch
 
-from torch_backplane import kernels, tuning
+from torch_backplane import kernels
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.multi_tensor import multi_tensor, slots_within
-from torch_backplane.operators.linear_algebra import NORMS, host_refuses
+from torch_backplane.operators.linear_algebra import NORMS
 from torch_backplane.planning import (
     Call,
-    Candidate,
-    Candidates,
     Number,
     RunOnCPU,
-    call_on_cpu,
     dialect_of,
     launch,
     operator,
@@ -43,64 +38,6 @@ MOST_ELEMENTS = 2**31 - 1  # of one tensor: kernels count in 32 bits
 
 Place = tuple[int, int, int, bool, torch.Tensor]  # where it begins and ends, its set, whether it is written
 Set = tuple[list[torch.Tensor], list[torch.Tensor], list[Any]]  # one tensor of each list; one-element tensors; numbers
-
-# Picoseconds (docs/measurements.md): of a launch for MOST_SLOTS tensors and of an element, which mostly one thread
-# computes, as PoCL wakes its others too late; of an operator that the host begins for one tensor, and of an element.
-_LAUNCH, _BY_KERNELS = 7_200_000, 120
-_CALL, _ON_HOST = 2_000_000, 60
-
-
-def _cost_on_host(first: torch.Tensor, changed: Sequence[torch.Tensor], *described: Any) -> int:
-    return _CALL * len(changed) + _ON_HOST * sum(one.numel() for one in changed)
-
-
-def _cost_by_kernels(first: torch.Tensor, changed: Sequence[torch.Tensor], *described: Any) -> int:
-    return _LAUNCH * -(-len(changed) // MOST_SLOTS) + _BY_KERNELS * sum(one.numel() for one in changed)
-
-
-def _host_refuses(first: torch.Tensor, changed: Sequence[torch.Tensor], singles: int) -> str | None:
-    if singles:
-        return "changes lists by lists and numbers"
-    if first.dtype not in (torch.float32, torch.float64) or any(one.dtype != first.dtype for one in changed):
-        return "rounds as kernels do where all are float32, or all float64"
-    return host_refuses(first)
-
-
-ways = Candidates(
-    "lists",
-    Candidate("host", _host_refuses, cost=_cost_on_host),
-    Candidate("generated", lambda *described: None, cost=_cost_by_kernels),
-)
-
-
-def _problem(lists: Sequence[Sequence[torch.Tensor]]) -> tuning.Problem:
-    """What decides of the time, which the formula hardly does."""
-    elements = [one.numel() for one in lists[0]]
-    return tuning.Problem.of("Lists", lists[0][0].dtype, lists=len(lists), elements=elements)
-
-
-# By how many lists there are: what is timed, and its number, with which the result is the same at each call.
-_CHANGES: dict[int, tuple[Callable[..., Any], float]] = {
-    1: (torch._foreach_mul_, 1.0),
-    2: (torch._foreach_lerp_, 0.0),
-    3: (torch._foreach_addcmul_, 0.0),
-}
-
-
-@tuning.trial("Lists")
-def _trial(operands: tuning.Operands) -> Callable[[], Sequence[torch.Tensor]]:
-    lists, elements = operands.integer("lists"), operands.integers("elements")
-    if lists not in _CHANGES:
-        raise ValueError(f"lists={lists} is none of 1, 2 and 3")
-    first, *others = [[operands.vector(size) for size in elements] for _ in range(lists)]
-    change, number = _CHANGES[lists]
-
-    def body() -> Sequence[torch.Tensor]:
-        change(first, *others, number)
-        return first
-
-    return body
-
 
 def run_sets(
     name: str,
@@ -210,19 +147,11 @@ def chunks(values: Sequence[int], size: int) -> Iterator[list[int]]:
         yield chunk
 
 
-def on_host(lists: Sequence[Sequence[torch.Tensor]], singles: int) -> bool:
-    return ways.choose(lists[0][0], lists[0], singles, problem=partial(_problem, lists)) == "host"
-
-
-def foreach(
-    name: str, formula: Callable[..., Any], host: bool = True, made_on_host: bool = False, **fitting: Fitting
-) -> None:
+def foreach(name: str, formula: Callable[..., Any], **fitting: Fitting) -> None:
     """Declares torch._foreach_NAME in all its overloads, in place and not.
 
     Args:
         formula: takes an element of each list of tensors, then each number, in the order of the schema.
-        host: whether the host may change lists by it.
-        made_on_host: whether it may make new ones, too: of one list, without numbers.
         fitting: what numbers must be values of, as in `pointwise`, by the argument's name. "any" without: PyTorch makes
             tensors of what it adds, subtracts, multiplies and divides.
     """
@@ -259,18 +188,6 @@ def foreach(
             if written:
                 check_order(tensors, singles)
             outputs = written[0] if written else [result_of(one) for one in zip(*tensors, strict=True)]
-            if (host if written else made_on_host) and on_host(tensors, len(singles)):
-                if not written:  # done with what comes before and after, piece by piece (csrc/devices/piecewise.h)
-                    call_on_cpu(torch.ops.aten._foreach_copy_.default, outputs, tensors[0])
-                    call_on_cpu(getattr(torch.ops.aten, f"_foreach_{name}_").default, outputs)
-                    return outputs
-                fits = partial(fitted, dtype=tensors[0][0].dtype)
-                given = {
-                    name: map_numbers(value, partial(fits, fitting=fitting.get(name, "any")))
-                    for name, value in zip(_names, arguments, strict=True)
-                }
-                call_on_cpu(call.overload, **given)
-                return None
             sets: list[Set] = []
             for i, result in enumerate(outputs):
                 passed = [fitted(values[i], fitting.get(name, "any"), result.dtype) for name, values in numbers]
@@ -286,13 +203,6 @@ def result_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         return torch.empty_like(first)
     made = elementwise_result(tensors, first.dtype)
     return torch.empty_strided(first.shape, made.stride(), dtype=first.dtype, device=first.device)
-
-
-def map_numbers(value: Any, change: Callable[[Number], Number]) -> Any:
-    """`value`, an argument, with what `change` makes of a number, or of each one in a list."""
-    if isinstance(value, list):
-        return [map_numbers(one, change) for one in value]
-    return change(value) if isinstance(value, Number) else value
 
 
 def fitted(number: Number, fitting: Fitting, dtype: torch.dtype) -> Number:
@@ -364,8 +274,8 @@ foreach("addcdiv", lambda a, b, c, value: a + value * b / c, value="computed", s
 foreach("lerp", f.lerp, weight="computed")
 foreach("neg", lambda a: -a)
 foreach("abs", abs)
-foreach("sqrt", f.sqrt, made_on_host=True)  # amid an optimizer's step
-foreach("exp", f.exp, host=False)  # MKL's takes longer than kernels (docs/measurements.md)
+foreach("sqrt", f.sqrt)
+foreach("exp", f.exp)
 foreach("reciprocal", lambda a: 1.0 / a)
 foreach("zero", lambda a: 0.0)
 

@@ -406,9 +406,7 @@ def multiply_on_host(
 ) -> None:
     """As `product`, by PyTorch's CPU kernels in the order of the stream."""
     batched = out.dim() == 3
-    if out.dtype == torch.float32:
-        call_on_cpu(torch.ops.backplane.host_product.default, c, a, b, beta, alpha, out=out)
-    elif c is None:
+    if c is None:
         call_on_cpu(aten.bmm.out if batched else aten.mm.out, a, b, out=out)
     else:
         call_on_cpu(aten.baddbmm.out if batched else aten.addmm.out, c, a, b, beta=beta, alpha=alpha, out=out)

@@ -201,15 +201,15 @@ def _if_any(result: torch.Tensor) -> torch.Tensor | None:
 def _most_bytes(time: int, batch: int, features: int, hidden: int) -> int:
     """How many bytes oneDNN saves of an LSTM's layer, or a few more: what it saved of 900 layers of up to 1,000
     features, 100 steps and 33 sequences is at most 0.98 of this. It says no number before it has computed.
-    csrc/aten/rnn_layer_on_cpu.cpp, which has the same, splits it among threads, which compute some sequences each and
-    put 64 bytes before; and computes by steps, which save less, where it is too little.
+    csrc/aten/rnn_layer_on_cpu.cpp, which has the same, puts 64 bytes before, and computes by steps, which save less,
+    where it is too little.
     """
 
     def row(size: int) -> int:
         return (size + 15) // 16 * 16 + 16
 
     numbers = 8 * row(hidden) + 7 * row(torch.sym_max(features, hidden))
-    return 4 * batch * (time + 1) * numbers + torch.get_num_threads() * (65536 + 64)
+    return 4 * batch * (time + 1) * numbers + 65536 + 64
 
 
 @operator("backplane::rnn_layer_backward", variants=False, dtypes="any")

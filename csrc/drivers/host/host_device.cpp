@@ -17,7 +17,6 @@
 #include <vector>
 
 #include "devices/ending.h"
-#include "devices/openmp.h"
 
 namespace backplane {
 namespace {
@@ -366,17 +365,11 @@ class HostDevice final : public Device {
   }
 
   void call_host(HostFunction function, c10::ArrayRef<char*> memory, StreamHandle stream) override {
-    const bool brief = function.brief;
-    auto call = [function = std::move(function), memory = memory.vec()] {
+    queue(stream).enqueue([function = std::move(function), memory = memory.vec()] {
       if (const HostCall call; call.may_run()) {
-        run_with_threads(function.threads, [&] { function.call(memory.data()); });
+        function(memory.data());
       }
-    };
-    if (brief) {
-      queue(stream).run(std::move(call));
-    } else {
-      queue(stream).enqueue(std::move(call));
-    }
+    });
   }
 
   void sleep(double milliseconds, StreamHandle stream) override {

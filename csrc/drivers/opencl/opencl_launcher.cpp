@@ -461,23 +461,6 @@ class OpenCLLauncher final : public NativeLauncher {
     call.release(); // call_now has it
   }
 
-  std::optional<HostMemory> known_host_memory(
-      c10::ArrayRef<LaunchArgument> memory, uint64_t generation) const override {
-    HostMemory seen;
-    const std::lock_guard<std::mutex> guard(lock_);
-    for (const LaunchArgument& one : memory) {
-      const auto known = generation == generation_ ? addresses_.find(one.memory) : addresses_.end();
-      if (one.memory == nullptr) {
-        seen.add(nullptr, 0);
-      } else if (known == addresses_.end() || known->second->load() == nullptr) {
-        return std::nullopt;
-      } else {
-        seen.add(known->second, one.offset);
-      }
-    }
-    return seen;
-  }
-
   HostMemory host_memory(
       void* queue, c10::ArrayRef<LaunchArgument> memory, uint64_t generation) const override {
     HostMemory seen;
