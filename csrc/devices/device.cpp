@@ -47,6 +47,14 @@ bool Device::can_access_peer(const Device&) const {
   return false;
 }
 
+bool Device::wait_for_peer(Device&, EventHandle, StreamHandle) {
+  return false;
+}
+
+std::unique_ptr<NativeGraph> Device::instantiate(c10::ArrayRef<GraphCommand>) {
+  return nullptr;
+}
+
 KernelHandle Device::compile(const std::string&, const std::string&, const std::string&) {
   TORCH_CHECK_NOT_IMPLEMENTED(false, properties_.driver, " devices run no kernels");
 }

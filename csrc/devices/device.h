@@ -19,8 +19,11 @@
 
 #include "devices/command.h"
 #include "devices/command_timer.h"
+#include "devices/native_graph.h"
 
 namespace backplane {
+
+class Interprocess;
 
 struct DeviceProperties {
   std::string driver; // short driver name: "host", "opencl", …
@@ -113,6 +116,8 @@ class Device {
   virtual bool copy_from_peer(
       void* destination, Device& peer, const void* source, size_t bytes, StreamHandle stream);
   virtual bool can_access_peer(const Device& peer) const;
+  // As an EventWait, for an event of another device; false: not possible, so that the host has to wait.
+  virtual bool wait_for_peer(Device& peer, EventHandle event, StreamHandle stream);
 
   // --- kernels, on devices with a dialect ------------------------------------------------------------------------------
   // A kernel from its text. May return before it is built: then launches wait for it in stream order, and an error of the
@@ -135,6 +140,13 @@ class Device {
   virtual bool defers_operators() const {
     return false;
   }
+
+  // Memory and events that other processes can open (devices/interprocess.h); null: not offered.
+  virtual Interprocess* interprocess() {
+    return nullptr;
+  }
+  // A graph of the hardware's own; null: not offered for these commands. `commands` is valid during the call only.
+  virtual std::unique_ptr<NativeGraph> instantiate(c10::ArrayRef<GraphCommand> commands);
 
   // --- profiles -------------------------------------------------------------------------------------------------------
   // Times the commands that the calling thread gives to the stream until CommandTimer::stop(). Commands that wait for a

@@ -211,6 +211,10 @@ class FaultyDevice final : public ForwardingDevice {
     return ForwardingDevice::copy_from_peer(destination, peer, source, bytes, stream);
   }
 
+  std::unique_ptr<NativeGraph> instantiate(c10::ArrayRef<GraphCommand>) override {
+    return nullptr; // so that each command meets its faults
+  }
+
   // --- kernels
   KernelHandle compile(const std::string& text, const std::string& entry, const std::string& operator_name) override {
     meets("compile");

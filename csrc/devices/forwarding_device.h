@@ -99,6 +99,9 @@ class ForwardingDevice : public Device {
   bool can_access_peer(const Device& peer) const override {
     return inner_->can_access_peer(inside(const_cast<Device&>(peer)));
   }
+  bool wait_for_peer(Device& peer, EventHandle event, StreamHandle stream) override {
+    return inner_->wait_for_peer(inside(peer), event, stream);
+  }
 
   KernelHandle compile(const std::string& text, const std::string& entry, const std::string& operator_name) override {
     return inner_->compile(text, entry, operator_name);
@@ -115,6 +118,13 @@ class ForwardingDevice : public Device {
   }
   bool defers_operators() const override {
     return inner_->defers_operators();
+  }
+
+  Interprocess* interprocess() override {
+    return inner_->interprocess();
+  }
+  std::unique_ptr<NativeGraph> instantiate(c10::ArrayRef<GraphCommand> commands) override {
+    return inner_->instantiate(commands);
   }
 
   std::unique_ptr<CommandTimer> time_commands(StreamHandle stream) override {

@@ -2,6 +2,9 @@
 
 #include <c10/util/Exception.h>
 
+#include <array>
+#include <atomic>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -9,6 +12,8 @@
 #include "devices/profile.h"
 #include "devices/queue_function.h"
 #include "devices/verbose.h"
+#include "drivers/driver_graph.h"
+#include "drivers/driver_interprocess.h"
 #include "drivers/driver_kernel.h"
 #include "drivers/driver_memory.h"
 #include "drivers/driver_object.h"
@@ -61,7 +66,11 @@ class DriverDevice final : public Device {
         memory_(driver_, properties()),
         streams_(driver_, [this](const Command& command, DriverStream& stream) { execute(command, stream); }),
         discrete_(discrete),
-        can_pin_(driver_.attr("can_pin")().cast<bool>()) {}
+        can_pin_(driver_.attr("can_pin")().cast<bool>()) {
+    if (driver_.launcher() != nullptr && driver_.launcher()->interprocess() != nullptr) {
+      interprocess_.emplace(*driver_.launcher()->interprocess(), driver_, memory_, streams_);
+    }
+  }
 
   bool needs_gil() const override {
     return true;
@@ -221,8 +230,17 @@ class DriverDevice final : public Device {
     stream.throw_failure();
     const auto to = memory_.place_of(destination, bytes);
     const auto from = other->memory_.place_of(source, bytes);
+    constexpr const char* kDoing = "copying from another device";
+    if (driver_.launcher() != nullptr && driver_.launcher()->copies_from_peers() && is_peer(*other) &&
+        can_access_.of(*this, *other)) {
+      streams_.natively(stream, Doing{kDoing}, [&] {
+        driver_.launcher()->copy_from_peer(
+            stream.native, memory_.resolve({destination, 0}), other->memory_.resolve({source, 0}), bytes);
+      });
+      return true;
+    }
     const DriverStreams::Submission submission(streams_, stream);
-    return driver_.ask("copying from another device", [&] {
+    return driver_.ask(kDoing, [&] {
       const py::handle peer_device = other->driver_.object(), queue = stream.object;
       return driver_
           .attr("copy_from_peer")(to.segment, to.offset, peer_device, from.segment, from.offset, bytes, queue)
@@ -232,15 +250,18 @@ class DriverDevice final : public Device {
 
   bool can_access_peer(const Device& peer) const override {
     const auto* other = dynamic_cast<const DriverDevice*>(&peer);
-    if (other == nullptr) {
-      return false;
-    }
-    DriverCall call;
-    return driver_.attr("can_access_peer")(other->driver_.object()).cast<bool>();
+    return other != nullptr && can_access_.of(*this, *other);
+  }
+
+  bool wait_for_peer(Device& peer, EventHandle event, StreamHandle stream) override {
+    auto* other = dynamic_cast<DriverDevice*>(&peer);
+    return other != nullptr && is_peer(*other) && can_wait_for_.of(*this, *other) &&
+        streams_.wait_for_peer(other->streams_, event, stream);
   }
 
   bool host_sees_memory() const override {
-    return properties().host_accessible || (runs_host_functions() && !discrete_);
+    const NativeLauncher* launcher = driver_.launcher();
+    return properties().host_accessible || (launcher != nullptr && launcher->host_sees_memory() && !discrete_);
   }
 
   void sleep(double milliseconds, StreamHandle handle) override {
@@ -250,6 +271,14 @@ class DriverDevice final : public Device {
     streams_.ask(stream, {"keeping a stream busy"}, [&] {
       driver_.attr("sleep")(milliseconds, py::handle(stream.object));
     });
+  }
+
+  Interprocess* interprocess() override {
+    return interprocess_.has_value() ? &*interprocess_ : nullptr;
+  }
+
+  std::unique_ptr<NativeGraph> instantiate(c10::ArrayRef<GraphCommand> commands) override {
+    return make_driver_graph(commands, driver_, memory_, streams_);
   }
 
   // --- kernels
@@ -291,9 +320,30 @@ class DriverDevice final : public Device {
     function();
   }
 
-  // True where the queue does, in its order.
-  bool runs_host_functions() const {
-    return driver_.launcher() != nullptr && driver_.launcher()->host_sees_memory();
+  // A method of the driver's that says whether two of its devices can do something together. Asked once for each peer, so that
+  // later calls take no GIL.
+  class PeerAnswers {
+   public:
+    explicit PeerAnswers(const char* method) : method_(method) {}
+
+    bool of(const DriverDevice& device, const DriverDevice& peer) const {
+      std::atomic<int8_t>& known = known_[peer.index_];
+      if (known.load(std::memory_order_relaxed) == 0) {
+        DriverCall call;
+        const bool answer = device.driver_.attr(method_)(peer.driver_.object()).cast<bool>();
+        known.store(answer ? 1 : -1, std::memory_order_relaxed);
+      }
+      return known.load(std::memory_order_relaxed) > 0;
+    }
+
+   private:
+    const char* const method_;
+    mutable std::array<std::atomic<int8_t>, 64> known_{}; // by index: 1 yes, -1 no, 0 not asked
+  };
+
+  // The functions of a launcher take handles of their own driver's only.
+  bool is_peer(const DriverDevice& other) const {
+    return other.properties().driver == properties().driver;
   }
 
   // Throws where the device does not offer such a command; kernels it cannot have compiled.
@@ -360,21 +410,34 @@ class DriverDevice final : public Device {
   }
 
   void execute(const HostCallback& callback, DriverStream& stream) {
-    if (!runs_host_functions()) {
+    const NativeLauncher* launcher = driver_.launcher();
+    if (launcher == nullptr || !launcher->calls_host()) {
       streams_.synchronize_stream(&stream);
       callback.function->run(callback.memory.data(), callback.numbers.data());
+      return;
+    }
+    constexpr Doing kDoing{"calling a function of the host"};
+    if (!launcher->host_sees_memory()) { // the addresses, if there are any, are the host's
+      streams_.natively(stream, kDoing, [&] {
+        launcher->call_host(
+            stream.native,
+            [function = callback.function, numbers = callback.numbers.vec(), memory = callback.memory.vec()]() mutable {
+              const InHostCallback here;
+              function->run(memory.data(), numbers.data());
+              function = nullptr; // here, as what goes with it may submit commands
+            });
+      });
       return;
     }
     std::vector<LaunchArgument> memory;
     for (const char* address : callback.memory) {
       memory.push_back(memory_.resolve({address, 0}));
     }
-    streams_.natively(stream, Doing{"calling a function of the host"}, [&] {
-      const NativeLauncher& launcher = *driver_.launcher();
-      launcher.call_host(
+    streams_.natively(stream, kDoing, [&] {
+      launcher->call_host(
           stream.native,
           [function = callback.function, numbers = callback.numbers.vec(),
-           seen = launcher.host_memory(stream.native, memory, memory_.generation())]() mutable {
+           seen = launcher->host_memory(stream.native, memory, memory_.generation())]() mutable {
             const InHostCallback here;
             function->run(seen.addresses().data(), numbers.data());
             function = nullptr; // here, as what goes with it may submit commands
@@ -472,6 +535,9 @@ class DriverDevice final : public Device {
   DriverObject driver_;
   DriverMemory memory_;
   DriverStreams streams_;
+  std::optional<DriverInterprocess> interprocess_;
+  const PeerAnswers can_access_{"can_access_peer"};
+  const PeerAnswers can_wait_for_{"can_wait_for_peer"};
   const bool discrete_; // the user wants it so: the host must not see the memory
   const bool can_pin_;
 };

@@ -90,7 +90,8 @@ void DriverKernel::build() {
       native = driver_.launcher() == nullptr ? 0 : driver_.attr("native_kernel")(kernel).cast<uintptr_t>();
     });
     if (driver_.launcher() != nullptr) {
-      native_ = driver_.launcher()->kernel(reinterpret_cast<void*>(native), source_.text);
+      native_handle_ = reinterpret_cast<void*>(native);
+      native_ = driver_.launcher()->kernel(native_handle_, source_.text);
     }
     object_ = kernel.release().ptr();
   } catch (const py::error_already_set& error) {

@@ -26,6 +26,10 @@ class DriverKernel final : public KernelBuild {
 
   // Its entry and operator, for messages.
   std::string name() const;
+  // What the native launcher's API calls it; null without a launcher. Only when it is built.
+  void* native_handle() const {
+    return native_handle_;
+  }
   // Only when it is built. `queue` is the native queue where there is a native launcher, else the driver's object for the
   // stream; the memory of arguments accordingly.
   void launch(void* queue, const LaunchSpec& size, c10::ArrayRef<LaunchArgument> arguments, uint64_t generation);
@@ -39,6 +43,7 @@ class DriverKernel final : public KernelBuild {
   DriverObject& driver_;
   const std::function<void()> finished_;
   PyObject* object_ = nullptr; // what the driver's compile() returned
+  void* native_handle_ = nullptr;
   std::unique_ptr<NativeKernel> native_;
 };
 

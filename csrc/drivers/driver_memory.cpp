@@ -16,8 +16,9 @@ constexpr size_t kAlignment = 512; // of device addresses, see Device::allocate
 
 // What the driver calls a segment, and what its hardware API does; the latter only with a native launcher.
 struct Segment {
-  PyObject* object;
+  PyObject* object = nullptr;
   void* native = nullptr;
+  size_t bytes = 0;
 };
 
 } // namespace
@@ -137,6 +138,28 @@ std::pair<size_t, size_t> DriverMemory::info() {
   });
 }
 
+void* DriverMemory::insert_imported(void* native, size_t bytes) {
+  py::object handle = py::int_(reinterpret_cast<uintptr_t>(native));
+  void* address = address_of(handle, bytes);
+  segments_.insert(address, bytes, new Segment{handle.release().ptr(), native, bytes});
+  return address;
+}
+
+void* DriverMemory::remove_imported(void* address, size_t bytes) {
+  const std::unique_ptr<Segment> segment(static_cast<Segment*>(segments_.remove(address)));
+  Py_DECREF(segment->object);
+  if (!properties_.host_accessible) {
+    AddressSpace::release(address, bytes);
+  }
+  return segment->native;
+}
+
+DriverMemory::Exported DriverMemory::segment_of(const void* address, size_t bytes) const {
+  const auto [found, offset] = segments_.resolve(address, bytes, properties_.name.c_str());
+  const auto* segment = static_cast<Segment*>(found);
+  return {segment->native, segment->bytes, offset};
+}
+
 DriverMemory::Place DriverMemory::place_of(const void* address, size_t bytes) const {
   const auto [segment, offset] = segments_.resolve(address, bytes, properties_.name.c_str());
   return {static_cast<Segment*>(segment)->object, offset};
@@ -165,7 +188,7 @@ bool DriverMemory::take(size_t bytes) {
 // The address of a fresh segment, which goes back to the driver if something is wrong with it.
 void* DriverMemory::place(const py::object& handle, size_t bytes, const char* give_back) {
   try {
-    auto segment = std::make_unique<Segment>();
+    auto segment = std::make_unique<Segment>(Segment{.bytes = bytes});
     if (driver_.launcher() != nullptr) {
       segment->native = as_pointer(driver_.attr("native_segment")(handle));
     }

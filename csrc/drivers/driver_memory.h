@@ -34,6 +34,19 @@ class DriverMemory {
   bool map(void* address, size_t bytes);
   void unmap(void* address, size_t bytes);
 
+  // Binds a segment of another process, which the launcher calls `native`, to an address. The driver's methods in Python get it
+  // as an integer. Its bytes do not count as allocated. The caller has the GIL.
+  void* insert_imported(void* native, size_t bytes);
+  // Undoes that, and returns `native`. The caller has the GIL.
+  void* remove_imported(void* address, size_t bytes);
+  struct Exported {
+    void* native;
+    size_t bytes;
+    size_t offset;
+  };
+  // The segment that [address, address + bytes) lies in.
+  Exported segment_of(const void* address, size_t bytes) const;
+
   struct Place {
     pybind11::handle segment; // what the driver calls it
     size_t offset; // bytes from its start

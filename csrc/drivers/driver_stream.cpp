@@ -52,6 +52,9 @@ class DriverStreams::Event : public c10::intrusive_ptr_target {
   NativeEvent* native() const {
     return native_.get();
   }
+  // Whether other processes may wait for it.
+  bool is_shared = false;
+
   py::handle object() const {
     return object_;
   }
@@ -187,6 +190,20 @@ EventHandle DriverStreams::create_event(bool timing) {
   });
 }
 
+EventHandle DriverStreams::insert_event(std::unique_ptr<NativeEvent> event) {
+  auto made = c10::make_intrusive<Event>(driver_, std::move(event));
+  made->is_shared = true;
+  return made.release();
+}
+
+NativeEvent& DriverStreams::shared_event(EventHandle event) {
+  TORCH_CHECK(
+      event_of(event).is_shared,
+      "other processes cannot have this event: it was first recorded by another method than torch.bp.Event.record() or "
+      "torch.bp.Stream.record_event()");
+  return *event_of(event).native();
+}
+
 void DriverStreams::destroy_event(EventHandle event) noexcept {
   c10::intrusive_ptr<Event>::reclaim(&event_of(event));
 }
@@ -196,14 +213,18 @@ void DriverStreams::submit(const Command& command, DriverStream& stream, c10::in
     issue_recording(wait->event);
     stream.deferred.issue_all(); // the event may be recorded again, and this means the recording of now
   }
+  const auto* recording = std::get_if<EventRecord>(&command);
+  if (recording != nullptr && event_of(recording->event).is_shared) {
+    stream.deferred.issue_all(); // other processes cannot ask for deferred recordings
+  }
   stream.throw_failure();
   if (build == nullptr && !stream.deferred.any()) {
     execute_(command, stream);
     return;
   }
   std::shared_ptr<const void> keep;
-  if (const auto* record = std::get_if<EventRecord>(&command)) { // which may be destroyed before its recording executes
-    Event& event = event_of(record->event);
+  if (recording != nullptr) { // its event may be destroyed before the recording executes
+    Event& event = event_of(recording->event);
     event.defer(shared(&stream));
     keep = std::shared_ptr<Event>(c10::intrusive_ptr<Event>::reclaim_copy(&event).release(), [](Event* kept) {
       kept->recorded();
@@ -225,6 +246,25 @@ void DriverStreams::wait_event(const EventWait& command, DriverStream& stream) {
   } else {
     ask(stream, {kDoing}, [&] { driver_.attr("wait_event")(event.object(), py::handle(stream.object)); });
   }
+}
+
+bool DriverStreams::wait_for_peer(DriverStreams& peer, EventHandle handle, StreamHandle stream_handle) {
+  constexpr const char* kDoing = "making a stream wait for an event of another device";
+  const Event& event = event_of(handle);
+  NativeEvent* native = event.native();
+  if (native != nullptr && !(driver_.launcher() != nullptr && driver_.launcher()->waits_for_peers())) {
+    return false;
+  }
+  DriverStream& stream = known(stream_handle);
+  peer.issue_recording(handle);
+  stream.deferred.issue_all();
+  stream.throw_failure();
+  if (native != nullptr) {
+    natively(stream, Doing{kDoing}, [&] { native->wait_on_peer(stream.native); });
+  } else {
+    ask(stream, {kDoing}, [&] { driver_.attr("wait_event")(event.object(), py::handle(stream.object)); });
+  }
+  return true;
 }
 
 bool DriverStreams::query_event(EventHandle event) {

@@ -79,6 +79,10 @@ class DriverStreams {
   bool query_stream(StreamHandle handle);
   void synchronize_stream(StreamHandle handle);
   EventHandle create_event(bool timing);
+  // An event that is shared with other processes.
+  EventHandle insert_event(std::unique_ptr<NativeEvent> event);
+  // One of insert_event(); throws for others.
+  static NativeEvent& shared_event(EventHandle event);
   void destroy_event(EventHandle event) noexcept;
   bool query_event(EventHandle event);
   void synchronize_event(EventHandle event);
@@ -99,6 +103,8 @@ class DriverStreams {
   // Executes now.
   void record_event(const EventRecord& command, DriverStream& stream);
   void wait_event(const EventWait& command, DriverStream& stream);
+  // The same for an event of `peer`'s; false where neither the launcher nor the driver in Python can.
+  bool wait_for_peer(DriverStreams& peer, EventHandle event, StreamHandle stream);
 
   // Exists while a command is submitted to the queue, which has room for it then (kMostWaiting).
   class Submission {

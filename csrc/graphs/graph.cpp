@@ -8,6 +8,7 @@
 
 #include "c10/generator.h"
 #include "devices/compiled_kernel.h"
+#include "devices/profile.h"
 #include "fallback/deferred.h"
 #include "memory/allocator.h"
 #include "memory/caching_allocator.h"
@@ -18,6 +19,54 @@
 
 namespace backplane {
 namespace {
+
+// A captured command with the random numbers of one replay.
+class WithRandomNumbers {
+ public:
+  WithRandomNumbers(
+      const Command& command, c10::ArrayRef<RandomNumber> random, c10::ArrayRef<PhiloxGenerator::State> generators)
+      : command_(command) {
+    std::visit([&](auto& one) { replace(one, random, generators); }, command_);
+  }
+  WithRandomNumbers(const WithRandomNumbers&) = delete;
+  WithRandomNumbers& operator=(const WithRandomNumbers&) = delete;
+
+  const Command& command() const {
+    return command_;
+  }
+
+ private:
+  static int64_t value_of(const RandomNumber& number, c10::ArrayRef<PhiloxGenerator::State> generators) {
+    const auto& state = generators[number.generator];
+    return static_cast<int64_t>(number.is_offset ? state.offset + number.beyond : state.seed);
+  }
+
+  template <typename Kind>
+  void replace(
+      Kind& command, c10::ArrayRef<RandomNumber> random, c10::ArrayRef<PhiloxGenerator::State> generators) {
+    if constexpr (requires { command.arguments; }) {
+      arguments_.append(command.arguments.begin(), command.arguments.end());
+      numbers_.resize(random.size());
+      for (size_t i = 0; i < random.size(); ++i) {
+        const uint32_t bytes = store_number(value_of(random[i], generators), random[i].dtype, &numbers_[i]);
+        arguments_[random[i].index] = {&numbers_[i], bytes};
+      }
+      command.arguments = arguments_;
+    } else if constexpr (requires { command.numbers; }) {
+      numbers_.append(command.numbers.begin(), command.numbers.end());
+      for (const RandomNumber& one : random) {
+        store_number(value_of(one, generators), one.dtype, &numbers_[one.index]);
+      }
+      command.numbers = numbers_;
+    } else {
+      TORCH_INTERNAL_ASSERT(false, "a command without numbers");
+    }
+  }
+
+  Command command_; // its arrays are these:
+  c10::SmallVector<KernelArgument, 24> arguments_;
+  c10::SmallVector<uint64_t, 8> numbers_;
+};
 
 // Submits captured commands to a stream.
 class Replay {
@@ -30,7 +79,7 @@ class Replay {
     if (C10_LIKELY(node.random.empty())) {
       submit_now(stream_, queue_, command);
     } else {
-      std::visit([&](const auto& one) { run_with_random_numbers(one, node.random); }, command);
+      submit_now(stream_, queue_, WithRandomNumbers(command, node.random, generators_).command());
     }
     if (node.pinned) {
       const auto& pointer = node.pinned.data_ptr();
@@ -39,38 +88,31 @@ class Replay {
   }
 
  private:
-  uint64_t value_of(const RandomNumber& number) const {
-    const auto& state = generators_[number.generator];
-    return number.is_offset ? state.offset + number.beyond : state.seed;
-  }
-
-  // The command with this replay's random numbers.
-  template <typename WithArguments>
-  void run_with_random_numbers(WithArguments command, c10::ArrayRef<RandomNumber> random) const {
-    if constexpr (requires { command.arguments; }) {
-      c10::SmallVector<KernelArgument, 24> arguments(command.arguments.begin(), command.arguments.end());
-      c10::SmallVector<uint64_t, 4> numbers(random.size());
-      for (size_t i = 0; i < numbers.size(); ++i) {
-        const auto value = static_cast<int64_t>(value_of(random[i]));
-        arguments[random[i].index] = {&numbers[i], store_number(value, random[i].dtype, &numbers[i])};
-      }
-      command.arguments = arguments;
-      submit_now(stream_, queue_, command);
-    } else if constexpr (requires { command.numbers; }) {
-      c10::SmallVector<uint64_t, 8> numbers(command.numbers.begin(), command.numbers.end());
-      for (const RandomNumber& one : random) {
-        store_number(static_cast<int64_t>(value_of(one)), one.dtype, &numbers[one.index]);
-      }
-      command.numbers = numbers;
-      submit_now(stream_, queue_, command);
-    } else {
-      TORCH_INTERNAL_ASSERT(false, "a command without numbers");
-    }
-  }
-
   const c10::Stream stream_;
   const StreamHandle queue_;
   const c10::ArrayRef<PhiloxGenerator::State> generators_;
+};
+
+// A host function of a native graph. Its exceptions go to the stream of the latest replay.
+class ReplayedFunction final : public HostFunction {
+ public:
+  ReplayedFunction(
+      std::shared_ptr<const HostFunction> function, c10::Stream captured,
+      std::shared_ptr<const std::atomic<c10::StreamId>> stream)
+      : function_(std::move(function)), captured_(captured), stream_(std::move(stream)) {}
+
+  void run(char* const* memory, const uint64_t* numbers) const override {
+    const c10::Stream stream(c10::Stream::UNSAFE, captured_.device(), stream_->load());
+    guarded(function_, stream)->run(memory, numbers);
+  }
+  const std::string& name() const override {
+    return function_->name();
+  }
+
+ private:
+  const std::shared_ptr<const HostFunction> function_;
+  const c10::Stream captured_;
+  const std::shared_ptr<const std::atomic<c10::StreamId>> stream_;
 };
 
 // Whether streams of the device work beside each other: those of host devices mostly execute in the calling thread.
@@ -116,6 +158,7 @@ Graph::~Graph() {
     // Nobody wants the graph.
   }
   destroy_events();
+  native_.reset(); // before its memory goes
   give_up_memory();
 }
 
@@ -164,10 +207,48 @@ void Graph::capture_end() {
 
 void Graph::instantiate() {
   check_captured("instantiate()");
-  if (!ready_ && branches_.queues > 1) {
-    make_events();
+  if (!ready_) {
+    instantiate_native();
+    if (branches_.queues > 1) {
+      make_events();
+    }
   }
   ready_ = true;
+}
+
+void Graph::instantiate_native() {
+  native_commands_.clear();
+  native_callbacks_.clear();
+  native_stream_ = std::make_shared<std::atomic<c10::StreamId>>(stream_->id());
+  for (const CapturedNode& node : graph_->nodes) {
+    const Command* command = &node.command.command();
+    if (const auto* callback = std::get_if<HostCallback>(command)) {
+      if (!node.random.empty()) {
+        return; // the numbers of a native graph's callbacks are those of the capture
+      }
+      command = &native_callbacks_.emplace_back(HostCallback{
+          std::make_shared<ReplayedFunction>(callback->function, *stream_, native_stream_), callback->memory,
+          callback->numbers});
+    }
+    native_commands_.push_back({command, node.after});
+  }
+  native_ = device(stream_->device_index()).instantiate(native_commands_);
+}
+
+void Graph::replay_native(c10::Stream stream, c10::ArrayRef<PhiloxGenerator::State> generators) {
+  native_stream_->store(stream.id());
+  std::vector<GraphCommand> commands;
+  std::deque<WithRandomNumbers> changed;
+  if (!generators.empty()) {
+    commands = native_commands_;
+    for (size_t i = 0; i < commands.size(); ++i) {
+      const CapturedNode& node = graph_->nodes[i];
+      if (!node.random.empty()) {
+        commands[i].command = &changed.emplace_back(*commands[i].command, node.random, generators).command();
+      }
+    }
+  }
+  native_->launch(changed.empty() ? native_commands_ : commands, !changed.empty(), stream_handle(stream));
 }
 
 void Graph::make_events() {
@@ -207,6 +288,17 @@ void Graph::replay() {
     std::lock_guard<std::mutex> held(one.generator.mutex());
     states.push_back(one.generator.get<PhiloxGenerator>()->advance(one.used));
   }
+  if (native_ != nullptr && !Profile::is_active()) { // which wants to see each command
+    replay_native(stream, states);
+  } else {
+    replay_commands(stream, states);
+  }
+  if (graph_->reports_errors) {
+    note_reporting_launch(stream);
+  }
+}
+
+void Graph::replay_commands(c10::Stream stream, c10::ArrayRef<PhiloxGenerator::State> states) {
   Device& owner = device(stream.device_index());
   const DeviceCall call(owner);
   if (branches_.queues == 1) {
@@ -216,9 +308,6 @@ void Graph::replay() {
     }
   } else {
     replay_branches(owner, stream, states);
-  }
-  if (graph_->reports_errors) {
-    note_reporting_launch(stream);
   }
 }
 
@@ -258,6 +347,7 @@ void Graph::replay_branches(
 void Graph::reset() {
   TORCH_CHECK(capture_ == nullptr, "a graph cannot be reset while it is being captured");
   destroy_events();
+  native_.reset();
   branches_ = {};
   graph_.reset();
   ready_ = false;

@@ -269,8 +269,8 @@ void block_stream(const Event* event, c10::Stream stream) {
   Device& owner = device(event->device);
   if (event->device == stream.device_index()) {
     owner.submit(EventWait{event->handle}, handle);
-  } else {
-    owner.synchronize_event(event->handle); // no driver can queue a wait for another driver's event
+  } else if (!device(stream.device_index()).wait_for_peer(owner, event->handle, handle)) {
+    owner.synchronize_event(event->handle);
   }
   tell([&](SyncWatch& watch) { watch.waits(stream, event); });
 }

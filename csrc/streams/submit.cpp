@@ -51,6 +51,10 @@ class Guarded final : public HostFunction {
 
 } // namespace
 
+std::shared_ptr<const HostFunction> guarded(std::shared_ptr<const HostFunction> function, c10::Stream stream) {
+  return std::make_shared<Guarded>(std::move(function), stream);
+}
+
 Submitter::Submitter(c10::Stream stream)
     : stream_(stream),
       capture_(Capture::of(stream)),
@@ -69,10 +73,7 @@ void submit_now(c10::Stream stream, StreamHandle queue, const Command& command) 
   Device& owner = device(stream.device_index());
   const ProfiledCommand profiled(stream.device_index(), queue, command);
   if (const auto* callback = std::get_if<HostCallback>(&command)) {
-    owner.submit(
-        HostCallback{
-            std::make_shared<Guarded>(callback->function, stream), callback->memory, callback->numbers},
-        queue);
+    owner.submit(HostCallback{guarded(callback->function, stream), callback->memory, callback->numbers}, queue);
   } else {
     owner.submit(command, queue);
   }

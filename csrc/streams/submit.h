@@ -35,6 +35,9 @@ inline void submit(c10::Stream stream, const Command& command) {
   Submitter(stream).submit(command);
 }
 
+// The function, whose exceptions go to the stream's next synchronization, and which is not called once the process ends.
+std::shared_ptr<const HostFunction> guarded(std::shared_ptr<const HostFunction> function, c10::Stream stream);
+
 // Gives the command to the device now. `queue` is the stream's. What a host callback throws is thrown by the stream's next
 // synchronization (streams/device_errors.h).
 void submit_now(c10::Stream stream, StreamHandle queue, const Command& command);

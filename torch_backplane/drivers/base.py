@@ -100,6 +100,11 @@ NATIVE_APIS = {
 # What more the runtime does itself where it has all functions of a group. Then the driver's methods for that are not
 # called: copy_in() and copy_out(), or those of events (EVENT_METHODS).
 HOST_COPIES, EVENTS = "copies from and to host memory", "events"
+HOST_CALLBACKS = "host callbacks"
+PEER_COPIES = "copies from another device"
+CROSS_DEVICE_WAITS = "waits for events of another device"
+INTERPROCESS = "memory and events of other processes"
+GRAPHS = "graphs"
 NATIVE_GROUPS = {
     "opencl": {
         HOST_COPIES: ("clEnqueueWriteBuffer", "clEnqueueReadBuffer"),
@@ -114,8 +119,19 @@ NATIVE_GROUPS = {
             "create_event", "destroy_event", "record_event", "wait_event", "query_event", "synchronize_event",
             "elapsed",
         ),
+        HOST_CALLBACKS: ("host_callback",),
+        PEER_COPIES: ("copy_from_peer",),
+        CROSS_DEVICE_WAITS: ("wait_peer_event",),
+        INTERPROCESS: (
+            "export_memory", "import_memory", "close_memory", "create_shared_event", "export_event", "import_event",
+        ),
+        GRAPHS: ("graph_create", "graph_update", "graph_launch", "graph_destroy"),
     },
 }  # fmt: skip
+
+# What a group is of no use without: another group, or a method of the driver's.
+GROUP_NEEDS: dict[str, str] = {CROSS_DEVICE_WAITS: EVENTS, INTERPROCESS: EVENTS}
+GROUP_METHODS: dict[str, str] = {PEER_COPIES: "can_access_peer", CROSS_DEVICE_WAITS: "can_wait_for_peer"}
 
 # Functions that help by themselves. With clEnqueueNativeKernel planners may have the host work on the device's memory
 # (torch_backplane.planning.host); with clFinish wider launches of a kernel wait for narrower ones, which PoCL needs.
@@ -132,7 +148,8 @@ class NativeLauncher:
 
     def has(self, group: str) -> bool:
         """Whether all functions of one of NATIVE_GROUPS are there."""
-        return all(name in self.functions for name in NATIVE_GROUPS[self.api][group])
+        names = NATIVE_GROUPS[self.api].get(group)
+        return names is not None and all(name in self.functions for name in names)
 
 
 class Driver(ABC):
@@ -280,7 +297,14 @@ class Device(ABC):
         return False
 
     def can_access_peer(self, peer: Device) -> bool:
-        """Whether `copy_from_peer` works for this peer (torch.bp.can_device_access_peer)."""
+        """Whether `copy_from_peer` works for this peer (torch.bp.can_device_access_peer). Asked once for each peer."""
+        return False
+
+    def can_wait_for_peer(self, peer: Device) -> bool:
+        """Whether this device's streams wait for events of `peer`, another device of the driver: by the launcher's
+        `wait_peer_event` where events are native, else by `wait_event`. False (the default): the host waits instead.
+        Asked once for each peer.
+        """
         return False
 
     def fill(self, handle: Any, offset: int, nbytes: int, value: int, stream: Any) -> None:

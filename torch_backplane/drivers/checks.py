@@ -13,6 +13,8 @@ from torch_backplane.drivers.base import (
     ASYNCHRONOUS_METHODS,
     EVENT_METHODS,
     EVENTS,
+    GROUP_METHODS,
+    GROUP_NEEDS,
     KINDS,
     LEAST_LARGEST,
     NATIVE_APIS,
@@ -67,6 +69,9 @@ def checked_properties(driver: str, device: Any) -> Any:
 def check_methods(device: Device, properties: DeviceProperties) -> None:
     """Methods that only make sense together. Those of events are not needed where a native launcher has events."""
     cls, launcher = type(device), device.native_launcher
+    for group, method in GROUP_METHODS.items():
+        if launcher is not None and launcher.has(group) and getattr(cls, method) is getattr(Device, method):
+            raise TypeError(f"{cls.__name__}.native_launcher has functions for {group}, and there is no {method}()")
     unneeded = EVENT_METHODS if launcher is not None and launcher.has(EVENTS) else ()
     if properties.host_accessible and cls.address is Device.address:
         raise TypeError(f"{cls.__name__} says that it is host_accessible and has no address() method")
@@ -156,6 +161,12 @@ def check_functions(launcher: NativeLauncher) -> None:
         if own and missing:
             raise ValueError(
                 f"NativeLauncher.functions has {', '.join(own)}; {purpose} of {api} also need {', '.join(missing)}"
+            )
+        needed = GROUP_NEEDS.get(purpose, purpose)
+        if own and not launcher.has(needed):
+            raise ValueError(
+                f"NativeLauncher.functions has {', '.join(own)}; {purpose} of {api} also need the functions of "
+                f"{needed}: {', '.join(NATIVE_GROUPS[api][needed])}"
             )
     for name, address in functions.items():
         if name not in known:

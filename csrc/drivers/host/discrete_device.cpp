@@ -75,6 +75,14 @@ class DiscreteDevice final : public ForwardingDevice {
     return other != nullptr && inner_->can_access_peer(*other->inner_);
   }
 
+  // Of commands and segments with the addresses of `inner_` only.
+  Interprocess* interprocess() override {
+    return nullptr;
+  }
+  std::unique_ptr<NativeGraph> instantiate(c10::ArrayRef<GraphCommand>) override {
+    return nullptr;
+  }
+
   bool host_sees_memory() const override {
     return false;
   }

@@ -442,12 +442,16 @@ class OpenCLLauncher final : public NativeLauncher {
     return has_events() ? std::make_unique<OpenCLTimer>(functions_) : nullptr;
   }
 
-  bool host_sees_memory() const override {
+  bool calls_host() const override {
     return functions_.enqueue_native != nullptr;
   }
 
+  bool host_sees_memory() const override {
+    return calls_host();
+  }
+
   void call_host(void* queue, std::function<void()> function) const override {
-    TORCH_CHECK(host_sees_memory(), "the OpenCL device calls no functions of the host");
+    TORCH_CHECK(calls_host(), "the OpenCL device calls no functions of the host");
     auto call = std::make_unique<std::function<void()>>(std::move(function));
     void* words[] = {call.get()};
     enqueue_native(queue, &call_now, words, sizeof words, 0, nullptr, nullptr, OpenCLTimer::event());
