@@ -19,8 +19,7 @@ PACKAGE = {
     "drivers": {"_C", "kernels"},
     "tuning": {"_C", "_release"},
     "planning": {"_C", "drivers", "kernels", "preferences", "tuning"},
-    # drivers.libraries alone: the arguments of library routines.
-    "operators": {"_C", "drivers", "kernels", "planning", "tuning"},
+    "operators": {"_C", "kernels", "planning", "tuning"},
     "accelerator": {"_C", "drivers", "operators", "tuning"},
     "interpreter": {"drivers"},
     "sanitizer": {"_C", "drivers", "interpreter", "kernels"},
