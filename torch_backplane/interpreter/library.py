@@ -20,8 +20,7 @@ _SOURCE, _HEADER = _HERE / "runtime.cpp", _HERE / "interpreter.h"
 _RUNTIME_OPTIONS = ("-std=c++17", "-U_FORTIFY_SOURCE")
 _LIBRARY_OPTIONS = ("-O2", "-w", "-fPIC", "-c")
 _LIBRARIES = ("-lstdc++", "-lm", "-lpthread", "-lc")
-# No libraries but the named ones, so that functions that would not be seen are not found: that of -fsanitize=thread is
-# not there either.
+# No libraries but the named ones: functions that would not be seen are not found, and -fsanitize=thread brings none.
 _LINK_OPTIONS = ("-shared", "-nostdlib", "-Wl,-z,defs", "-s")
 # Local memory is what a kernel's library has of zeros, and its bounds have names.
 _SCRIPT = """\
@@ -110,21 +109,20 @@ class Interpreter:
         return self._built(["interpreter", *included, *(text for text, _ in sources.values())], build)
 
     def _build_kernel(self, text: str) -> bytes:
-        options = self.language.options()
+        options = [*self.language.options(), *_LINK_OPTIONS]
 
         def build(folder: Path, made: str) -> None:
-            source, object_ = folder / f"kernel{self.language.suffix}", str(folder / "kernel.o")
+            source, script = folder / f"kernel{self.language.suffix}", folder / "link"
             source.write_text(text, encoding="utf-8")
+            script.write_text(_SCRIPT, encoding="utf-8")
+            linked = [str(source), "-x", "none", self.path, "-lm", "-lc", "-o", made]
             try:
-                command([self.language.compiler(), *options, "-c", str(source), "-o", object_])
-                (folder / "link").write_text(_SCRIPT, encoding="utf-8")
-                linked = [f"-Wl,-T,{folder / 'link'}", object_, self.path, "-lm", "-lc", "-o", made]
-                command([self.language.compiler(), *_LINK_OPTIONS, *linked])
+                command([self.language.compiler(), *options, f"-Wl,-T,{script}", *linked])
             except RuntimeError as error:
                 lines = [line for line in str(error).splitlines() if re.search(r"error|undefined|in function", line)]
                 raise RuntimeError("\n".join(lines[:20]) or str(error)) from None
 
-        return self._built(["interpreted kernel", self._name, *options, text], build)
+        return self._built(["interpreted kernel", self._name, *options, _SCRIPT, text], build)
 
     def _built(self, depends_on: Sequence[str], build: Callable[[Path, str], None]) -> bytes:
         """A library from the cache on disk, or what `build` makes, given a folder and the library's path."""
