@@ -236,10 +236,21 @@ class Tracer(TorchDispatchMode):
             raise Untraceable("elements that are conjugated or negated lazily")
         return tensor.memory.base, tensor.memory.index, quantity(tensor.storage_offset() * tensor.itemsize)
 
-    def launch(self, kernel: Any, arguments: Sequence[Any], items: Sequence[Any], group: Sequence[int]) -> None:
+    def launch(
+        self,
+        kernel: Any,
+        arguments: Sequence[Any],
+        items: Sequence[Any],
+        group: Sequence[int],
+        *,
+        dynamic_shared_memory: int,
+        cluster: Sequence[int],
+        cooperative: bool,
+    ) -> None:
         self.builder.launch(
-            kernel, self._given(arguments), [quantity(one) for one in items], [int(one) for one in group]
-        )
+            kernel, self._given(arguments), [quantity(one) for one in items], [int(one) for one in group],
+            dynamic_shared_memory, cluster, cooperative,
+        )  # fmt: skip
 
     def call_on_queue(self, function: Any, arguments: Sequence[Any]) -> None:
         self.builder.call_on_queue(function, self._given(arguments))
