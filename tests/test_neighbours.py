@@ -52,6 +52,16 @@ DLPACK = """
 for t in (x, meta, x.to_sparse(), x.requires_grad_()):
     found += [told(t.__dlpack_device__), told(torch.Tensor.__dlpack_device__, t), told(torch.Tensor.__dlpack_device__)]
 found += [told(torch.Tensor.__dlpack_device__, 3), told(x.__dlpack_device__, 1), told(x.__dlpack_device__, x=1)]
+import torch.utils.dlpack
+from_dlpacks = torch.from_dlpack, torch.utils.dlpack.from_dlpack
+for t in (x.detach(), meta, x.detach().to_sparse(), x, 3):
+    found += [told(lambda: type(torch.Tensor.__dlpack__(t))), told(lambda: type(t.__dlpack__(max_version=(1, 0))))]
+    found += [told(lambda: torch.Tensor.__dlpack__(t, 1)), told(lambda: t.__dlpack__(x=1))]
+    found += [told(lambda: t.__dlpack__(stream="x")), told(lambda: type(t.__dlpack__(stream=None)))]
+    for function in from_dlpacks:
+        found += [told(function, t), told(function, ext_tensor=t), told(function, t, 1), told(function, x=1)]
+        found += [told(function, t, device="cpu"), told(function, t, copy=True)]
+        found.append(told(lambda: function(torch.utils.dlpack.to_dlpack(t))))
 """
 
 SHARING = """
@@ -88,7 +98,10 @@ found += [told(torch.nn.DataParallel), told(lambda: torch.nn.DataParallel(3).mod
 
 REPLACED = {
     "torch.amp.grad_scaler.GradScaler.unscale_": SCALERS,
+    "torch.Tensor.__dlpack__": DLPACK,
     "torch.Tensor.__dlpack_device__": DLPACK,
+    "torch.from_dlpack": DLPACK,
+    "torch.utils.dlpack.from_dlpack": DLPACK,
     "torch.storage.UntypedStorage._share_fd_cpu_": SHARING,
     "torch.storage.UntypedStorage._share_filename_cpu_": SHARING,
     "torch._tensor_str._tensor_str": PRINTING,

@@ -217,7 +217,7 @@ bool is_spread(const at::Tensor& tensor) {
 bool is_to_be_packed(const at::Tensor& source, const at::Tensor& destination) {
   const at::Tensor& there = is_bp(source) ? source : destination;
   const Device& owner = device(there.device().index());
-  return is_bp(source) != is_bp(destination) && !owner.properties().host_accessible && runs_kernels(owner) &&
+  return is_bp(source) != is_bp(destination) && !owner.properties().host_accessible() && runs_kernels(owner) &&
       is_spread(there);
 }
 

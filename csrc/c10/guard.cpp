@@ -87,7 +87,7 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
   }
 
   void* getStreamNativeHandle(const c10::Stream stream) const override {
-    return stream_identity(stream);
+    return reinterpret_cast<void*>(native_handle(stream));
   }
 
   bool queryStream(const c10::Stream& stream) const override {

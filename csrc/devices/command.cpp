@@ -1,5 +1,6 @@
 #include "devices/command.h"
 
+#include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -47,6 +48,26 @@ bool is_empty(const Command& command) {
   return fill != nullptr && fill->bytes == 0;
 }
 
+void set_attributes(LaunchSpec& spec, size_t dynamic_shared_memory, c10::ArrayRef<size_t> cluster, bool cooperative) {
+  TORCH_CHECK_VALUE(
+      cluster.size() <= 3 && std::find(cluster.begin(), cluster.end(), 0) == cluster.end(),
+      "a cluster has a positive number of groups in each of 1 to 3 dimensions, and got ", cluster);
+  spec.dynamic_shared_memory = dynamic_shared_memory;
+  std::copy(cluster.begin(), cluster.end(), spec.cluster.begin());
+  spec.cooperative = cooperative;
+}
+
+std::string attributes_text(const LaunchSpec& spec) {
+  std::string text;
+  if (spec.dynamic_shared_memory > 0) {
+    text += c10::str(", ", spec.dynamic_shared_memory, " bytes of dynamic shared memory");
+  }
+  if (const auto& [x, y, z] = spec.cluster; x * y * z > 1) {
+    text += c10::str(", clusters of ", x, "×", y, "×", z, " groups");
+  }
+  return spec.cooperative ? text + ", cooperative" : text;
+}
+
 const char* kind_of(const Command& command) {
   static constexpr const char* kKinds[] = {
       "launch", "library call", "copy", "fill", "host callback", "event record", "event wait"};
@@ -58,10 +79,11 @@ std::string describe(const Command& command) {
   return std::visit(
       Overloaded{
           [](const KernelLaunch& launch) {
-            const auto& [items, group] = launch.spec;
+            const auto& items = launch.spec.global_size;
+            const auto& group = launch.spec.group_size;
             return c10::str(
                 launch.kernel->entry(), "\\n", items[0], " × ", items[1], " × ", items[2], " work items in groups of ",
-                group[0], " × ", group[1], " × ", group[2]);
+                group[0], " × ", group[1], " × ", group[2], attributes_text(launch.spec));
           },
           [](const LibraryCall& call) { return call.function->name(); },
           [](const Copy& copy) {

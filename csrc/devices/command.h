@@ -34,9 +34,21 @@ enum class CopyKind : uint8_t { HostToDevice, DeviceToHost, WithinDevice };
 struct LaunchSpec {
   std::array<size_t, 3> global_size{1, 1, 1}; // work items
   std::array<size_t, 3> group_size{1, 1, 1};
+  // Attributes, which not every device offers:
+  size_t dynamic_shared_memory = 0; // bytes per group, in addition to what the kernel declares
+  std::array<size_t, 3> cluster{1, 1, 1}; // groups per cluster
+  bool cooperative = false; // all groups are resident at the same time, so that they may wait for each other
 
+  bool has_attributes() const {
+    return dynamic_shared_memory > 0 || cooperative || cluster != std::array<size_t, 3>{1, 1, 1};
+  }
   bool operator==(const LaunchSpec&) const = default;
 };
+
+// `cluster`: of up to three dimensions. Throws ValueError where one is 0.
+void set_attributes(LaunchSpec& spec, size_t dynamic_shared_memory, c10::ArrayRef<size_t> cluster, bool cooperative);
+// The attributes in words, for errors, plans and graphs; empty without any.
+std::string attributes_text(const LaunchSpec& spec);
 
 // One argument, in the order of the parameters: device memory, or a number.
 struct KernelArgument {

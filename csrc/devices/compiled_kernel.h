@@ -20,12 +20,7 @@ struct KernelParameter {
 
 class CompiledKernel : public std::enable_shared_from_this<CompiledKernel> {
  public:
-  CompiledKernel(
-      c10::DeviceIndex device,
-      const std::string& text,
-      std::string entry,
-      const std::string& operator_name,
-      std::vector<KernelParameter> parameters);
+  CompiledKernel(c10::DeviceIndex device, KernelSource source, std::vector<KernelParameter> parameters);
   ~CompiledKernel();
   CompiledKernel(const CompiledKernel&) = delete;
   CompiledKernel& operator=(const CompiledKernel&) = delete;

@@ -39,6 +39,14 @@ void Device::unpin(void*) {
   TORCH_CHECK(false, properties_.driver, " devices pin no host memory");
 }
 
+uintptr_t Device::native_handle(StreamHandle) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, properties_.driver, " devices have no native handles of streams");
+}
+
+StreamHandle Device::adopt_stream(uintptr_t) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, properties_.driver, " devices adopt no streams");
+}
+
 bool Device::copy_from_peer(void*, Device&, const void*, size_t, StreamHandle) {
   return false;
 }
@@ -55,7 +63,11 @@ std::unique_ptr<NativeGraph> Device::instantiate(c10::ArrayRef<GraphCommand>) {
   return nullptr;
 }
 
-KernelHandle Device::compile(const std::string&, const std::string&, const std::string&) {
+KernelHandle Device::compile(KernelSource) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, properties_.driver, " devices run no kernels");
+}
+
+KernelResources Device::kernel_resources(KernelHandle) {
   TORCH_CHECK_NOT_IMPLEMENTED(false, properties_.driver, " devices run no kernels");
 }
 

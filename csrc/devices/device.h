@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -25,21 +26,48 @@ namespace backplane {
 
 class Interprocess;
 
+// What a device's addresses are, which tensors have as data_ptr().
+enum class Addresses : uint8_t {
+  Synthetic, // reserved by the runtime, for memory that has a handle instead
+  Host, // the CPU may dereference them
+  Device, // the hardware's own pointers, which the CPU may not dereference
+};
+
 struct DeviceProperties {
   std::string driver; // short driver name: "host", "opencl", …
   std::string name; // what the hardware calls itself
   uint64_t total_memory = 0; // bytes
-  bool host_accessible = false; // the CPU may dereference device addresses
+  Addresses addresses = Addresses::Synthetic;
   int compute_units = 1; // torch.cuda's multi_processor_count
   int major = 0; // capability, as the driver defines it
   int minor = 0;
   uint64_t dtypes = ~uint64_t{0}; // bit i: c10::ScalarType(i) is supported
   std::string dialect; // which kernel language compile() takes: "OpenCL C", …; empty: it runs no kernels
+  uint64_t local_memory = 0; // bytes that a group may share, static and dynamic; of devices with kernels
   std::string kind = "accelerator"; // what hardware it is: "gpu", "accelerator", "cpu" or "host"
 
+  // The CPU may dereference device addresses.
+  bool host_accessible() const {
+    return addresses == Addresses::Host;
+  }
   bool supports(c10::ScalarType dtype) const {
     return (dtypes >> static_cast<int>(dtype)) & 1;
   }
+};
+
+// What a kernel is made from.
+struct KernelSource {
+  std::string code; // text in the device's dialect, or a binary
+  std::string entry;
+  std::string operator_name; // for messages
+  bool is_binary = false;
+};
+
+// What the compiler says of a kernel; what it does not report is absent.
+struct KernelResources {
+  std::optional<int64_t> registers; // per work item
+  std::optional<int64_t> spilled_bytes; // per work item
+  std::optional<int64_t> static_shared_memory; // bytes per group
 };
 
 // Contract of every method: thread-safe; errors are thrown as exceptions (c10::Error or a Python error), except where
@@ -99,6 +127,14 @@ class Device {
   virtual void destroy_stream(StreamHandle stream) noexcept = 0;
   virtual bool query_stream(StreamHandle stream) = 0; // true: all work done
   virtual void synchronize_stream(StreamHandle stream) = 0;
+  // The hardware API's handle of the stream's queue. From then on others may give the queue work that the runtime does not see.
+  // Throws NotImplementedError where there is none.
+  virtual uintptr_t native_handle(StreamHandle stream);
+  // A stream around a queue of the hardware API's that is kept alive elsewhere: the same stream for the same queue.
+  virtual bool can_adopt_streams() const {
+    return false;
+  }
+  virtual StreamHandle adopt_stream(uintptr_t native);
 
   // --- events ------------------------------------------------------------------------------------------------------
   virtual EventHandle create_event(bool timing) = 0;
@@ -120,10 +156,12 @@ class Device {
   virtual bool wait_for_peer(Device& peer, EventHandle event, StreamHandle stream);
 
   // --- kernels, on devices with a dialect ------------------------------------------------------------------------------
-  // A kernel from its text. May return before it is built: then launches wait for it in stream order, and an error of the
-  // compiler's is thrown by the stream's next synchronization, naming `operator_name`.
-  virtual KernelHandle compile(const std::string& text, const std::string& entry, const std::string& operator_name);
+  // A kernel from its text, or from a binary. May return before text is built: then launches wait for it in stream order, and
+  // an error of the compiler's is thrown by the stream's next synchronization, naming the operator.
+  virtual KernelHandle compile(KernelSource source);
   virtual void destroy_kernel(KernelHandle kernel) noexcept;
+  // Waits until the kernel is built; throws what the build failed with.
+  virtual KernelResources kernel_resources(KernelHandle kernel);
 
   // --- optional abilities ----------------------------------------------------------------------------------------------
   // Whose native queue a library call receives: "opencl", or the driver's name where the driver brings its own launcher.

@@ -216,9 +216,9 @@ class FaultyDevice final : public ForwardingDevice {
   }
 
   // --- kernels
-  KernelHandle compile(const std::string& text, const std::string& entry, const std::string& operator_name) override {
+  KernelHandle compile(KernelSource source) override {
     meets("compile");
-    return inner_->compile(text, entry, operator_name);
+    return inner_->compile(std::move(source));
   }
 
   void sleep(double milliseconds, StreamHandle stream) override {

@@ -72,6 +72,15 @@ class ForwardingDevice : public Device {
   void synchronize_stream(StreamHandle stream) override {
     inner_->synchronize_stream(stream);
   }
+  uintptr_t native_handle(StreamHandle stream) override {
+    return inner_->native_handle(stream);
+  }
+  bool can_adopt_streams() const override {
+    return inner_->can_adopt_streams();
+  }
+  StreamHandle adopt_stream(uintptr_t native) override {
+    return inner_->adopt_stream(native);
+  }
 
   EventHandle create_event(bool timing) override {
     return inner_->create_event(timing);
@@ -103,8 +112,11 @@ class ForwardingDevice : public Device {
     return inner_->wait_for_peer(inside(peer), event, stream);
   }
 
-  KernelHandle compile(const std::string& text, const std::string& entry, const std::string& operator_name) override {
-    return inner_->compile(text, entry, operator_name);
+  KernelHandle compile(KernelSource source) override {
+    return inner_->compile(std::move(source));
+  }
+  KernelResources kernel_resources(KernelHandle kernel) override {
+    return inner_->kernel_resources(kernel);
   }
   void destroy_kernel(KernelHandle kernel) noexcept override {
     inner_->destroy_kernel(kernel);

@@ -14,6 +14,15 @@ namespace {
 // and what is answered is 0, or a status that the driver's native_error() makes an exception of.
 using Launch = int (*)(
     void* queue, void* kernel, const uint64_t* items, const uint64_t* group, const CArgument* arguments, uint64_t count);
+struct LaunchWithAttributes { // launch_t
+  uint64_t items[3];
+  uint64_t group[3];
+  uint64_t dynamic_shared_memory;
+  uint64_t cluster[3];
+  uint64_t cooperative;
+};
+using LaunchAttributesFunction = int (*)(
+    void* queue, void* kernel, const LaunchWithAttributes* launch, const CArgument* arguments, uint64_t count);
 using CopyFunction = int (*)(
     void* queue, void* to, uint64_t to_offset, void* from, uint64_t from_offset, uint64_t bytes);
 using FillFunction = int (*)(void* queue, void* memory, uint64_t offset, uint64_t bytes, int value);
@@ -38,6 +47,7 @@ struct Functions {
   FillFunction fill;
   Flush flush;
   // These may be missing, each group as a whole.
+  LaunchAttributesFunction launch_with_attributes = nullptr;
   CopyIn copy_in = nullptr;
   CopyOut copy_out = nullptr;
   CreateEvent create_event = nullptr;
@@ -67,22 +77,30 @@ void check(const char* call, int status) {
 
 class CKernel final : public NativeKernel {
  public:
-  CKernel(Launch launch, void* kernel) : launch_(launch), kernel_(kernel) {}
+  CKernel(const Functions& functions, void* kernel) : functions_(functions), kernel_(kernel) {}
 
   void launch(
       void* queue, const LaunchSpec& size, c10::ArrayRef<LaunchArgument> arguments, uint64_t /*generation*/) override {
     const auto given = c_arguments(arguments);
-    uint64_t items[3];
-    uint64_t group[3];
+    LaunchWithAttributes launch;
+    launch.dynamic_shared_memory = size.dynamic_shared_memory;
+    launch.cooperative = size.cooperative ? 1 : 0;
     for (size_t i = 0; i < 3; ++i) {
-      items[i] = size.global_size[i];
-      group[i] = size.group_size[i];
+      launch.items[i] = size.global_size[i];
+      launch.group[i] = size.group_size[i];
+      launch.cluster[i] = size.cluster[i];
     }
-    check("launch", launch_(queue, kernel_, items, group, given.data(), given.size()));
+    if (C10_UNLIKELY(size.has_attributes())) {
+      check(
+          "launch_with_attributes",
+          functions_.launch_with_attributes(queue, kernel_, &launch, given.data(), given.size()));
+    } else {
+      check("launch", functions_.launch(queue, kernel_, launch.items, launch.group, given.data(), given.size()));
+    }
   }
 
  private:
-  const Launch launch_;
+  const Functions& functions_; // of the launcher, which lives as long as the process
   void* const kernel_;
 };
 
@@ -188,7 +206,11 @@ class CLauncher final : public NativeLauncher {
   }
 
   std::unique_ptr<NativeKernel> kernel(void* kernel, const std::string& /*text*/) const override {
-    return std::make_unique<CKernel>(functions_.launch, kernel);
+    return std::make_unique<CKernel>(functions_, kernel);
+  }
+
+  bool launches_with_attributes() const override {
+    return functions_.launch_with_attributes != nullptr;
   }
 
   void copy(
@@ -275,6 +297,9 @@ std::unique_ptr<NativeLauncher> make_c_launcher(const std::map<std::string, uint
   Functions found{
       reinterpret_cast<Launch>(find("launch")), reinterpret_cast<CopyFunction>(find("copy")),
       reinterpret_cast<FillFunction>(find("fill")), reinterpret_cast<Flush>(find("flush"))};
+  if (has_function(functions, "launch_with_attributes")) {
+    found.launch_with_attributes = reinterpret_cast<LaunchAttributesFunction>(find("launch_with_attributes"));
+  }
   if (has_function(functions, "copy_in")) {
     found.copy_in = reinterpret_cast<CopyIn>(find("copy_in"));
     found.copy_out = reinterpret_cast<CopyOut>(find("copy_out"));

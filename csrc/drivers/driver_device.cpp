@@ -66,7 +66,11 @@ class DriverDevice final : public Device {
         memory_(driver_, properties()),
         streams_(driver_, [this](const Command& command, DriverStream& stream) { execute(command, stream); }),
         discrete_(discrete),
-        can_pin_(driver_.attr("can_pin")().cast<bool>()) {
+        can_pin_(driver_.attr("can_pin")().cast<bool>()),
+        can_adopt_streams_(driver_.attr("can_adopt_streams")().cast<bool>()),
+        launches_with_attributes_(
+            driver_.launcher() != nullptr ? driver_.launcher()->launches_with_attributes()
+                                          : driver_.attr("can_launch_with_attributes")().cast<bool>()) {
     if (driver_.launcher() != nullptr && driver_.launcher()->interprocess() != nullptr) {
       interprocess_.emplace(*driver_.launcher()->interprocess(), driver_, memory_, streams_);
     }
@@ -162,6 +166,18 @@ class DriverDevice final : public Device {
     streams_.synchronize_stream(stream);
   }
 
+  uintptr_t native_handle(StreamHandle stream) override {
+    return streams_.native_handle(stream);
+  }
+
+  bool can_adopt_streams() const override {
+    return can_adopt_streams_;
+  }
+
+  StreamHandle adopt_stream(uintptr_t native) override {
+    return streams_.adopt_stream(native);
+  }
+
   EventHandle create_event(bool timing) override {
     return streams_.create_event(timing);
   }
@@ -197,6 +213,9 @@ class DriverDevice final : public Device {
     c10::intrusive_ptr<KernelBuild> build; // that the command waits for
     if (const auto* launch = std::get_if<KernelLaunch>(&command)) {
       DriverKernel& kernel = kernel_of(launch->kernel->handle());
+      if (C10_UNLIKELY(launch->spec.has_attributes())) {
+        check_attributes(launch->spec, kernel);
+      }
       if (C10_UNLIKELY(Profile::is_active())) { // which has to know when this command runs, and no other
         const GilReleased released;
         kernel.wait();
@@ -261,7 +280,7 @@ class DriverDevice final : public Device {
 
   bool host_sees_memory() const override {
     const NativeLauncher* launcher = driver_.launcher();
-    return properties().host_accessible || (launcher != nullptr && launcher->host_sees_memory() && !discrete_);
+    return properties().host_accessible() || (launcher != nullptr && launcher->host_sees_memory() && !discrete_);
   }
 
   void sleep(double milliseconds, StreamHandle handle) override {
@@ -282,14 +301,21 @@ class DriverDevice final : public Device {
   }
 
   // --- kernels
-  KernelHandle compile(const std::string& text, const std::string& entry, const std::string& operator_name) override {
+  KernelHandle compile(KernelSource source) override {
     if (properties().dialect.empty()) {
-      return Device::compile(text, entry, operator_name); // refuses
+      return Device::compile(std::move(source)); // refuses
     }
     driver_.errors().check();
+    const bool is_binary = source.is_binary;
+    auto kernel =
+        c10::make_intrusive<DriverKernel>(std::move(source), driver_, [this] { streams_.issue_ready(); });
+    if (is_binary) { // nothing is compiled, so the caller hears at once that it does not fit
+      const GilReleased released;
+      kernel->run();
+      kernel->check();
+      return kernel.release();
+    }
     DriverCall call;
-    auto kernel = c10::make_intrusive<DriverKernel>(
-        DriverKernel::Source{text, entry, operator_name}, driver_, [this] { streams_.issue_ready(); });
     const py::cpp_function run([kernel] {
       const GilReleased released;
       kernel->run();
@@ -300,6 +326,16 @@ class DriverDevice final : public Device {
 
   void destroy_kernel(KernelHandle kernel) noexcept override {
     c10::intrusive_ptr<DriverKernel>::reclaim(&kernel_of(kernel)); // deferred launches keep theirs
+  }
+
+  KernelResources kernel_resources(KernelHandle handle) override {
+    DriverKernel& kernel = kernel_of(handle);
+    {
+      const GilReleased released;
+      kernel.wait();
+    }
+    kernel.check();
+    return kernel.resources();
   }
 
   std::string queue_api() const override {
@@ -357,6 +393,32 @@ class DriverDevice final : public Device {
         properties().name);
   }
 
+  // Throws where a launch with these attributes is not possible. What is said of the kernel's own shared memory is known when
+  // it is built, so that is added when the launch executes.
+  void check_attributes(const LaunchSpec& spec, const DriverKernel& kernel) const {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        launches_with_attributes_, "bp:", static_cast<int>(index_), " (", properties().name, ") cannot launch ",
+        kernel.name(), " with attributes", attributes_text(spec), ": its driver offers ",
+        driver_.launcher() == nullptr
+            ? "no launch_with_attributes() method"
+            : "no launch_with_attributes function, the group LAUNCH_ATTRIBUTES of a native launcher of the api \"c\"");
+    for (size_t i = 0; i < 3; ++i) {
+      TORCH_CHECK_VALUE(
+          spec.global_size[i] / spec.group_size[i] % spec.cluster[i] == 0, kernel.name(), " has ",
+          spec.global_size[i] / spec.group_size[i], " groups in dimension ", i, ", which is not a multiple of the ",
+          spec.cluster[i], " of a cluster");
+    }
+    check_shared_memory(spec, kernel, 0);
+  }
+
+  void check_shared_memory(const LaunchSpec& spec, const DriverKernel& kernel, size_t of_kernel) const {
+    TORCH_CHECK(
+        spec.dynamic_shared_memory + of_kernel <= properties().local_memory, kernel.name(), " needs ", of_kernel,
+        " bytes of static and ", spec.dynamic_shared_memory, " bytes of dynamic shared memory, and a group of bp:",
+        static_cast<int>(index_), " (", properties().name, ") has ", properties().local_memory,
+        " (Target.local_memory)");
+  }
+
   // Gives the command to the driver now.
   void execute(const Command& command, DriverStream& stream) {
     std::visit([&](const auto& one) { execute(one, stream); }, command);
@@ -372,6 +434,9 @@ class DriverDevice final : public Device {
 
   void execute(const KernelLaunch& launch, DriverStream& stream) {
     DriverKernel& kernel = kernel_of(launch.kernel->handle());
+    if (C10_UNLIKELY(launch.spec.dynamic_shared_memory > 0)) {
+      check_shared_memory(launch.spec, kernel, kernel.resources().static_shared_memory.value_or(0));
+    }
     const auto arguments = resolve(launch.arguments);
     const auto doing = [&] { return c10::str("launching ", kernel.name()); };
     if (driver_.launcher() == nullptr) {
@@ -540,6 +605,8 @@ class DriverDevice final : public Device {
   const PeerAnswers can_wait_for_{"can_wait_for_peer"};
   const bool discrete_; // the user wants it so: the host must not see the memory
   const bool can_pin_;
+  const bool can_adopt_streams_;
+  const bool launches_with_attributes_;
 };
 
 } // namespace

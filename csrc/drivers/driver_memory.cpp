@@ -111,7 +111,7 @@ void* DriverMemory::new_segment(const char* method, const char* doing, size_t by
 void DriverMemory::end_segment(const char* method, void* address, size_t bytes) {
   const std::unique_ptr<Segment> segment(static_cast<Segment*>(segments_.remove(address)));
   const auto handle = py::reinterpret_steal<py::object>(segment->object);
-  if (!properties_.host_accessible) {
+  if (properties_.addresses == Addresses::Synthetic) {
     AddressSpace::release(address, bytes);
   }
   const DriverErrors& errors = driver_.errors();
@@ -148,7 +148,7 @@ void* DriverMemory::insert_imported(void* native, size_t bytes) {
 void* DriverMemory::remove_imported(void* address, size_t bytes) {
   const std::unique_ptr<Segment> segment(static_cast<Segment*>(segments_.remove(address)));
   Py_DECREF(segment->object);
-  if (!properties_.host_accessible) {
+  if (properties_.addresses == Addresses::Synthetic) {
     AddressSpace::release(address, bytes);
   }
   return segment->native;
@@ -168,6 +168,9 @@ DriverMemory::Place DriverMemory::place_of(const void* address, size_t bytes) co
 LaunchArgument DriverMemory::resolve(const KernelArgument& argument) const {
   if (argument.bytes > 0 || argument.data == nullptr) {
     return {nullptr, 0, argument.data, argument.bytes};
+  }
+  if (has_pointers()) {
+    return {const_cast<void*>(argument.data), 0, nullptr, 0};
   }
   const auto [segment, offset] = segments_.resolve(argument.data, 1, properties_.name.c_str());
   const auto* memory = static_cast<Segment*>(segment);
@@ -189,7 +192,7 @@ bool DriverMemory::take(size_t bytes) {
 void* DriverMemory::place(const py::object& handle, size_t bytes, const char* give_back) {
   try {
     auto segment = std::make_unique<Segment>(Segment{.bytes = bytes});
-    if (driver_.launcher() != nullptr) {
+    if (driver_.launcher() != nullptr && !has_pointers()) {
       segment->native = as_pointer(driver_.attr("native_segment")(handle));
     }
     void* address = address_of(handle, bytes);
@@ -204,7 +207,7 @@ void* DriverMemory::place(const py::object& handle, size_t bytes, const char* gi
 }
 
 void* DriverMemory::address_of(const py::object& handle, size_t bytes) const {
-  if (!properties_.host_accessible) {
+  if (properties_.addresses == Addresses::Synthetic) {
     return AddressSpace::reserve(bytes);
   }
   const auto value = driver_.attr("address")(handle).cast<uintptr_t>();

@@ -115,11 +115,39 @@ DriverStreams::Event& DriverStreams::event_of(EventHandle event) {
 
 // --- streams
 StreamHandle DriverStreams::create_stream(int priority) {
+  return add("making a stream", [&] { return driver_.attr("create_stream")(priority); }, /*is_shared=*/false);
+}
+
+StreamHandle DriverStreams::adopt_stream(uintptr_t native) {
+  for (const StreamPointer& stream : all()) {
+    if (reinterpret_cast<uintptr_t>(stream->native) == native) {
+      return stream.get();
+    }
+  }
+  return add("adopting a stream", [&] { return driver_.attr("adopt_stream")(native); }, /*is_shared=*/true);
+}
+
+uintptr_t DriverStreams::native_handle(StreamHandle handle) {
+  DriverStream& stream = known(handle);
+  stream.deferred.issue_all(); // who gives the queue work expects it behind what was submitted before
+  stream.throw_failure();
+  stream.is_shared = true;
+  return driver_.ask("asked for the native handle of a stream", [&] {
+    if (stream.native == nullptr) {
+      stream.native = as_pointer(driver_.attr("native_stream")(py::handle(stream.object)));
+    }
+    return reinterpret_cast<uintptr_t>(stream.native);
+  });
+}
+
+// The stream that `make` returns, with the GIL.
+StreamHandle DriverStreams::add(const char* doing, const std::function<py::object()>& make, bool is_shared) {
   const auto stream = std::make_shared<DriverStream>(execute_);
-  driver_.ask("making a stream", [&] {
-    py::object object = driver_.attr("create_stream")(priority);
+  stream->is_shared = is_shared;
+  driver_.ask(doing, [&] {
+    py::object object = make();
     try {
-      if (driver_.launcher() != nullptr) {
+      if (driver_.launcher() != nullptr || is_shared) {
         stream->native = as_pointer(driver_.attr("native_stream")(object));
       }
     } catch (const std::exception&) {
@@ -440,10 +468,10 @@ void DriverStreams::synchronize(DriverStream& stream) {
   stream.has_executed(count);
 }
 
-// Tells the driver, which counts what is under way, of launches that went past it.
+// Tells the driver, which counts what is under way, of work that went past it.
 void DriverStreams::note_launches(DriverStream& stream) {
   const uint64_t launches = stream.launches.load();
-  if (driver_.launcher() != nullptr && stream.noted.load() != launches) {
+  if (stream.is_shared.load() || (driver_.launcher() != nullptr && stream.noted.load() != launches)) {
     driver_.attr("launched_natively")(py::handle(stream.object));
     stream.noted.store(launches); // only now: should it fail, the driver still has to be told
   }

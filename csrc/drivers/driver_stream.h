@@ -37,7 +37,8 @@ struct DriverStream : std::enable_shared_from_this<DriverStream> {
       : deferred([this, execute = std::move(execute)](const Command& command) { execute(command, *this); }) {}
 
   PyObject* object = nullptr; // what the driver calls it, with one reference to it
-  void* native = nullptr; // what its hardware API does; only with a native launcher
+  void* native = nullptr; // what its hardware API does; with a native launcher, or once somebody asked for it
+  std::atomic<bool> is_shared{false}; // others may have given the queue work
   DeferredCommands deferred;
   std::atomic<uint64_t> launches{0}; // native ones, which the driver does not see
   std::atomic<uint64_t> noted{0}; // how many of them it was told of
@@ -47,7 +48,7 @@ struct DriverStream : std::enable_shared_from_this<DriverStream> {
   std::atomic<uint64_t> executed{0}; // a value of `submitted` whose commands are known to have executed
 
   bool is_known_idle() const {
-    return executed.load() == submitted.load();
+    return !is_shared.load() && executed.load() == submitted.load();
   }
   void has_executed(uint64_t count) {
     uint64_t known = executed.load();
@@ -78,6 +79,8 @@ class DriverStreams {
   void destroy_stream(StreamHandle handle) noexcept;
   bool query_stream(StreamHandle handle);
   void synchronize_stream(StreamHandle handle);
+  uintptr_t native_handle(StreamHandle handle);
+  StreamHandle adopt_stream(uintptr_t native);
   EventHandle create_event(bool timing);
   // An event that is shared with other processes.
   EventHandle insert_event(std::unique_ptr<NativeEvent> event);
@@ -165,6 +168,7 @@ class DriverStreams {
     }
   }
 
+  StreamHandle add(const char* doing, const std::function<pybind11::object()>& make, bool is_shared);
   static Event& event_of(EventHandle event);
   StreamPointer shared(StreamHandle handle) const;
   std::vector<StreamPointer> all() const;

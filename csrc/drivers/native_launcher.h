@@ -119,6 +119,10 @@ class NativeLauncher {
   virtual const char* api() const = 0;
   // `kernel` stays valid as long as what is returned lives; `text` is what it was built from.
   virtual std::unique_ptr<NativeKernel> kernel(void* kernel, const std::string& text) const = 0;
+  // Whether kernels are launched with LaunchSpec's attributes; else the specs have none.
+  virtual bool launches_with_attributes() const {
+    return false;
+  }
   // Within the device's memory; the ranges do not overlap.
   virtual void copy(
       void* queue, const LaunchArgument& destination, const LaunchArgument& source, size_t bytes) const = 0;

@@ -135,7 +135,7 @@ void set_bits(const at::Tensor& target, const at::Tensor& source) {
 } // namespace
 
 CpuMirror::CpuMirror(c10::DeviceIndex index, bool notes)
-    : index_(checked_index(index)), device_(device(index_)), copies_(!device_.properties().host_accessible) {
+    : index_(checked_index(index)), device_(device(index_)), copies_(!device_.properties().host_accessible()) {
   const char* what = "it runs code on the CPU, or reads a value there";
   note_not_replayable(what);
   if (const auto capture = Capture::of(current_stream(index_)); C10_UNLIKELY(capture != nullptr)) {

@@ -339,7 +339,7 @@ at::Tensor like(const at::Tensor& meta, c10::DeviceIndex index) {
 
 bool can_defer(c10::DeviceIndex index) {
   const Device& owner = device(index);
-  return owner.properties().dialect.empty() && owner.properties().host_accessible && owner.host_sees_memory();
+  return owner.properties().dialect.empty() && owner.properties().host_accessible() && owner.host_sees_memory();
 }
 
 bool defers(c10::DeviceIndex index) {

@@ -77,8 +77,10 @@ class PlanBuilder {
 
   void launch(
       const std::shared_ptr<CompiledKernel>& kernel, const py::sequence& values, const py::sequence& items,
-      const std::vector<size_t>& group) {
+      const std::vector<size_t>& group, size_t dynamic_shared_memory, const std::vector<size_t>& cluster,
+      bool cooperative) {
     LaunchStep step{kernel, {}, {}, false};
+    set_attributes(step.spec, dynamic_shared_memory, cluster, cooperative);
     for (size_t i = 0; i < items.size(); ++i) {
       const py::object given = items[i];
       const Quantity count(given);

@@ -223,12 +223,16 @@ void launch(
     const std::shared_ptr<CompiledKernel>& kernel,
     const py::sequence& values,
     const std::vector<size_t>& global_size,
-    const std::vector<size_t>& group_size) {
+    const std::vector<size_t>& group_size,
+    size_t dynamic_shared_memory,
+    const std::vector<size_t>& cluster,
+    bool cooperative) {
   const auto& parameters = kernel->parameters();
   TORCH_CHECK_VALUE(
       values.size() == parameters.size(), "kernel ", kernel->entry(), " takes ", parameters.size(),
       " arguments, and got ", values.size());
-  const LaunchSpec spec = launch_spec(global_size, group_size);
+  LaunchSpec spec = launch_spec(global_size, group_size);
+  set_attributes(spec, dynamic_shared_memory, cluster, cooperative);
   PythonArguments given("kernel", kernel->entry(), kernel->device_index(), parameters, values);
   if (Recorder* recorder = Recorder::active()) {
     recorder->add(LaunchStep{kernel, spec, given.take_recorded(), given.reports_errors()});
@@ -386,8 +390,8 @@ void bind_plans(py::module_& module) {
 
   py::class_<CompiledKernel, std::shared_ptr<CompiledKernel>>(module, "CompiledKernel", "A compiled kernel.")
       .def(
-          py::init([](c10::DeviceIndex device, const std::string& text, std::string entry,
-                      const std::string& operator_name, const std::vector<py::object>& parameters) {
+          py::init([](c10::DeviceIndex device, const py::object& code, std::string entry, std::string operator_name,
+                      const std::vector<py::object>& parameters) {
             std::vector<KernelParameter> declared;
             for (const py::object& parameter : parameters) {
               if (py::isinstance<py::str>(parameter)) {
@@ -399,13 +403,20 @@ void bind_plans(py::module_& module) {
                 declared.push_back({reinterpret_cast<THPDtype*>(parameter.ptr())->scalar_type});
               }
             }
-            return std::make_shared<CompiledKernel>(device, text, std::move(entry), operator_name, std::move(declared));
+            KernelSource source{
+                code.cast<std::string>(), std::move(entry), std::move(operator_name), py::isinstance<py::bytes>(code)};
+            return std::make_shared<CompiledKernel>(device, std::move(source), std::move(declared));
           }),
-          py::arg("device"), py::arg("text"), py::arg("entry"), py::arg("operator_name"), py::arg("parameters"),
-          "`parameters`: the dtype of each number; for memory \"input\", or \"output\" where the kernel writes to it.")
+          py::arg("device"), py::arg("code"), py::arg("entry"), py::arg("operator_name"), py::arg("parameters"),
+          "`code`: text in the device's dialect, or a binary as bytes. `parameters`: the dtype of each number; for memory "
+          "\"input\", or \"output\" where the kernel writes to it.")
       .def_property_readonly("entry", &CompiledKernel::entry);
 
-  module.def("launch", &launch, py::arg("kernel"), py::arg("arguments"), py::arg("items"), py::arg("group"));
+  module.def(
+      "launch", &launch, py::arg("kernel"), py::arg("arguments"), py::arg("items"), py::arg("group"), py::kw_only(),
+      py::arg("dynamic_shared_memory") = 0, py::arg("cluster") = std::vector<size_t>(), py::arg("cooperative") = false,
+      "`dynamic_shared_memory`: bytes per group. `cluster`: groups per cluster, in 1 to 3 dimensions. `cooperative`: all "
+      "groups are resident at the same time.");
   module.def("take_random", &take_random, py::arg("count"));
   module.def(
       "watch_error_words",

@@ -24,7 +24,7 @@ namespace backplane {
 namespace {
 
 void add(std::unique_ptr<Device> device, bool discrete) {
-  const bool hide = discrete && device->properties().host_accessible;
+  const bool hide = discrete && device->properties().host_accessible();
   auto shown = hide ? make_discrete(std::move(device)) : std::move(device);
   add_device(faults_are_prepared() ? make_faulty(std::move(shown)) : std::move(shown));
 }
@@ -36,8 +36,10 @@ std::map<uintptr_t, std::shared_ptr<const CompiledKernel>>& kernels() {
 }
 
 uintptr_t compile_kernel(
-    c10::DeviceIndex index, const std::string& text, const std::string& entry, const std::string& operator_name) {
-  auto kernel = std::make_shared<const CompiledKernel>(index, text, entry, operator_name, std::vector<KernelParameter>());
+    c10::DeviceIndex index, const py::object& code, std::string entry, std::string operator_name) {
+  KernelSource source{
+      code.cast<std::string>(), std::move(entry), std::move(operator_name), py::isinstance<py::bytes>(code)};
+  auto kernel = std::make_shared<const CompiledKernel>(index, std::move(source), std::vector<KernelParameter>());
   const auto number = reinterpret_cast<uintptr_t>(kernel.get());
   kernels().emplace(number, std::move(kernel));
   return number;
@@ -148,7 +150,7 @@ void bind_drivers(py::module_& module) {
 
   // Kernels without an operator around them, for tests and measurements.
   module.def(
-      "compile_kernel", &compile_kernel, py::arg("device_index"), py::arg("text"), py::arg("entry"),
+      "compile_kernel", &compile_kernel, py::arg("device_index"), py::arg("code"), py::arg("entry"),
       py::arg("operator_name"), "A handle for launch_kernel and destroy_kernel; the build goes on in the background.");
   module.def("destroy_kernel", &destroy_kernel, py::arg("device_index"), py::arg("handle"));
   module.def(

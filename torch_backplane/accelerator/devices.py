@@ -61,13 +61,27 @@ def _checked(device: DeviceLike, name: str) -> int:
 
 
 def get_device_properties(device: DeviceLike = None) -> _C.DeviceProperties:
-    """What the device says of itself: driver, name, total_memory (bytes), host_accessible, compute_units (also under
-    torch.cuda's name multi_processor_count), major, minor, dtypes.
+    """What the device says of itself: driver, name, total_memory (bytes), address_space, host_accessible, compute_units
+    (also under torch.cuda's name multi_processor_count), major, minor, dtypes.
 
     Raises:
         AssertionError: there is no such device.
     """
     return _C.device_properties(_checked(device, "device"))
+
+
+def native_context(device: DeviceLike = None) -> int:
+    """The hardware API's handle of the device's context (a cl_context, a CUcontext), for other libraries.
+
+    Raises:
+        NotImplementedError: the device has none, or its driver does not tell.
+    """
+    index = _checked(device, "device")
+    context = getattr(drivers.device(index), "native_context", None)
+    if context is None:
+        driver = _C.device_properties(index).driver
+        raise NotImplementedError(f"bp:{index} has no native context: the driver {driver} sets no native_context")
+    return context
 
 
 def get_device_name(device: DeviceLike = None) -> str:

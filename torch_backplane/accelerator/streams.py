@@ -48,6 +48,17 @@ class Stream(torch.Stream):
         return _C.stream_handle(self.device_index, self.stream_id)
 
     @property
+    def native_handle(self) -> int:
+        """The hardware API's handle of this queue (a cl_command_queue, a CUstream), for work that other libraries give
+        it. All that was submitted before is in the queue.
+
+        Raises:
+            NotImplementedError: the device's driver has no native handles.
+            RuntimeError: the stream is being captured.
+        """
+        return _C.native_handle(self.device_index, self.stream_id)
+
+    @property
     def priority(self) -> int:
         """0, or -1 for a stream whose work should run first."""
         return _C.stream_priority(self.device_index, self.stream_id)
@@ -101,12 +112,17 @@ class Stream(torch.Stream):
 
 
 class ExternalStream(Stream):
-    """A stream around a queue of the runtime's that is kept alive elsewhere.
+    """A stream around a queue that is kept alive elsewhere.
 
     Args:
-        stream_ptr: the queue as an integer: a Stream's `bp_stream`. The runtime makes all queues, so any other number
-            is a RuntimeError.
+        stream_ptr: the queue as an integer: a handle of the hardware's API, where the device's driver adopts such
+            queues, or a Stream's `bp_stream`. The handle of a queue that does not exist any more is undefined
+            behaviour, as with torch.cuda.
         device: where the queue was made.
+
+    Raises:
+        RuntimeError: the number is no `bp_stream`, and the driver adopts no queues.
+        ValueError: the driver says that it is no queue, or one of another context or device.
     """
 
     def __new__(cls, stream_ptr: int, device: DeviceLike = None, **kwargs: int) -> ExternalStream:

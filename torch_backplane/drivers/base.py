@@ -47,6 +47,12 @@ FLOAT64_DTYPES = (torch.float64, torch.complex128)  # for devices without float6
 KINDS = ("gpu", "accelerator", "cpu", "host")
 
 
+# What a tensor's data_ptr() is: an address that the runtime reserves for a handle, and that nobody may dereference;
+# where the CPU reads and writes the memory; or the hardware's pointer, which the CPU must not dereference. The last two
+# are what Device.address() returns.
+ADDRESS_SPACES = ("synthetic", "host", "device")
+
+
 class SettingError(ValueError):
     """A setting of the user's (an environment variable) is malformed. Discovery passes it on and never ignores it."""
 
@@ -78,7 +84,10 @@ class DeviceProperties:
     # Bytes that allocate() can give in one piece, LEAST_LARGEST or more; a larger tensor is a torch.OutOfMemoryError.
     largest_allocation: int = 2**63 - 1
     dtypes: Sequence[torch.dtype] = ALL_DTYPES  # any other is refused with a TypeError
-    host_accessible: bool = False  # the CPU may read and write device memory at Device.address()
+    address_space: str = "synthetic"  # one of ADDRESS_SPACES: what data_ptr() is
+    # (type, id) that DLPack exports tensors with, such as (2, 0) for CUDA's pointers; not with synthetic addresses.
+    # None: kDLExtDev and the number of the bp device.
+    dlpack_device: tuple[int, int] | None = None
     compute_units: int = 1  # torch.cuda's multi_processor_count
     capability: tuple[int, int] = (0, 0)  # (major, minor), as the driver defines it
     # The language that compile() takes: one of torch_backplane.kernels.DIALECTS, or the driver's own subclass of
@@ -88,6 +97,24 @@ class DeviceProperties:
     # What kernels depend on: group sizes, local memory, limits. Without it, what a device of this kind most likely has.
     target: Target | None = None
     software: str = ""  # what drives the hardware, with versions, for people and their bug reports
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelResources:
+    """What the compiler reports of a kernel (torch_backplane.plans.explain). None: not reported."""
+
+    registers: int | None = None  # per work item
+    spilled_bytes: int | None = None  # per work item: private memory that is not in registers
+    static_shared_memory: int | None = None  # bytes per group
+
+
+@dataclass(frozen=True)
+class LaunchAttributes:
+    """What a launch needs besides its sizes."""
+
+    dynamic_shared_memory: int  # bytes per group, in addition to what the kernel declares
+    cluster: tuple[int, int, int]  # groups per cluster, which divides the groups of each dimension; (1, 1, 1): none
+    cooperative: bool  # all groups are resident at the same time
 
 
 # The APIs that the runtime calls itself, and the functions that it needs of each.
@@ -105,6 +132,7 @@ PEER_COPIES = "copies from another device"
 CROSS_DEVICE_WAITS = "waits for events of another device"
 INTERPROCESS = "memory and events of other processes"
 GRAPHS = "graphs"
+LAUNCH_ATTRIBUTES = "launches with attributes"
 NATIVE_GROUPS = {
     "opencl": {
         HOST_COPIES: ("clEnqueueWriteBuffer", "clEnqueueReadBuffer"),
@@ -114,6 +142,7 @@ NATIVE_GROUPS = {
         ),
     },
     "c": {
+        LAUNCH_ATTRIBUTES: ("launch_with_attributes",),
         HOST_COPIES: ("copy_in", "copy_out"),
         EVENTS: (
             "create_event", "destroy_event", "record_event", "wait_event", "query_event", "synchronize_event",
@@ -183,6 +212,9 @@ class Device(ABC):
     # Libraries for this hardware. Of those that take a call, the first one listed computes it.
     libraries: Sequence[Library] = ()
 
+    # What the hardware's API calls the context of this device (torch.bp.native_context); None: it has none.
+    native_context: int | None = None
+
     # --- memory ------------------------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -199,8 +231,10 @@ class Device(ABC):
         """Give a segment back. No work that uses it is under way."""
 
     def address(self, handle: Any) -> int:
-        """Where the CPU finds a segment: a multiple of 512. Asked of devices with `host_accessible` properties only."""
-        raise NotImplementedError(f"{type(self).__name__} says that it is host_accessible and has no address() method")
+        """Where a segment begins: a multiple of 512, below 2**48, and in no other device's memory. Asked of devices
+        whose `address_space` is "host" (where the CPU finds it) or "device" (the hardware's pointer).
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no address() method")
 
     def memory_info(self) -> tuple[int, int] | None:
         """(free, total) in bytes; None for «total_memory less what was allocated here»."""
@@ -345,6 +379,34 @@ class Device(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} runs no kernels")
 
+    def launch_with_attributes(
+        self,
+        kernel: Any,
+        items: tuple[int, int, int],
+        group: tuple[int, int, int],
+        attributes: LaunchAttributes,
+        arguments: Sequence[tuple[Any, int] | bytes],
+        stream: Any,
+    ) -> None:
+        """As launch(), with at least one attribute. Optional; not called where there is a native launcher."""
+        raise NotImplementedError(f"{type(self).__name__} launches no kernels with attributes")
+
+    def can_launch_with_attributes(self) -> bool:
+        """Whether there is this method."""
+        return type(self).launch_with_attributes is not Device.launch_with_attributes
+
+    def load(self, binary: bytes, entry: str) -> Any:
+        """The kernel called `entry` in a binary of the device's compiler, as compile() returns it. Optional.
+
+        Raises:
+            Exception: it is none, or one for another architecture, which the message names.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no load() method, so that it takes no binaries")
+
+    def kernel_resources(self, kernel: Any) -> KernelResources | None:
+        """What the compiler reports of a kernel that compile() or load() returned. Optional."""
+        return None
+
     def build_counts(self) -> dict[str, int]:
         """How many kernels were "built" in this process, and "loaded" from a cache on disk. For reports."""
         return {}
@@ -354,8 +416,21 @@ class Device(ABC):
         raise NotImplementedError(f"{type(self).__name__} has a native_launcher and no native_kernel() method")
 
     def native_stream(self, stream: Any) -> int:
-        """The same of a stream (OpenCL: the cl_command_queue)."""
-        raise NotImplementedError(f"{type(self).__name__} has a native_launcher and no native_stream() method")
+        """The same of a stream (OpenCL: the cl_command_queue), also for torch.bp.Stream.native_handle."""
+        raise NotImplementedError(f"{type(self).__name__} has no native_stream(): its streams have no native handle")
+
+    def adopt_stream(self, handle: int) -> Any:
+        """A stream, as of create_stream(), around a queue of the hardware's API that others made and keep alive
+        (torch.bp.ExternalStream). Optional. destroy_stream() must leave that queue alone.
+
+        Raises:
+            Exception: it is no queue, or one of another context or device.
+        """
+        raise NotImplementedError(f"{type(self).__name__} adopts no streams")
+
+    def can_adopt_streams(self) -> bool:
+        """Whether there is this method."""
+        return type(self).adopt_stream is not Device.adopt_stream
 
     def native_segment(self, handle: Any) -> int:
         """The same of a segment (OpenCL: the cl_mem)."""
@@ -366,8 +441,9 @@ class Device(ABC):
         return DeviceError(f"{call} answered {status}", code=status)
 
     def launched_natively(self, stream: Any) -> None:  # noqa: B027
-        """Kernels were launched on `stream` past the driver. Called once before query_stream() or synchronize_stream(),
-        for a driver that keeps a record of what is under way."""
+        """Work was given to `stream` past the driver: kernels, or anything on a stream whose native handle is known to
+        others. Called before query_stream() or synchronize_stream(), for a driver that keeps a record of what is under
+        way."""
 
     # --- streams and events ------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import torch
 
 from torch_backplane import _C
 from torch_backplane.drivers.base import (
+    ADDRESS_SPACES,
     ASYNCHRONOUS_METHODS,
     EVENT_METHODS,
     EVENTS,
@@ -57,13 +58,20 @@ def checked_properties(driver: str, device: Any) -> Any:
         driver=driver,
         name=properties.name,
         total_memory=properties.total_memory,
-        host_accessible=properties.host_accessible,
+        address_space=properties.address_space,
         compute_units=properties.compute_units,
         capability=tuple(properties.capability),
         dtypes=properties.dtypes,
         dialect=dialect,
         kind=properties.kind,
+        local_memory=local_memory(properties) if dialect else 0,
     )
+
+
+def local_memory(properties: DeviceProperties) -> int:
+    from torch_backplane.kernels.target import Target  # which is not loaded for devices that run no kernels
+
+    return (properties.target or Target.of_kind(properties.kind)).local_memory
 
 
 def check_methods(device: Device, properties: DeviceProperties) -> None:
@@ -73,8 +81,17 @@ def check_methods(device: Device, properties: DeviceProperties) -> None:
         if launcher is not None and launcher.has(group) and getattr(cls, method) is getattr(Device, method):
             raise TypeError(f"{cls.__name__}.native_launcher has functions for {group}, and there is no {method}()")
     unneeded = EVENT_METHODS if launcher is not None and launcher.has(EVENTS) else ()
-    if properties.host_accessible and cls.address is Device.address:
-        raise TypeError(f"{cls.__name__} says that it is host_accessible and has no address() method")
+    if properties.address_space != "synthetic" and cls.address is Device.address:
+        raise TypeError(f"{cls.__name__} has the address space {properties.address_space!r} and no address() method")
+    if properties.address_space == "synthetic" and properties.dlpack_device is not None:
+        raise ValueError(
+            f"{cls.__name__} has a dlpack_device, and its synthetic addresses mean nothing to others: "
+            "the address space must be 'host' or 'device'"
+        )
+    if properties.address_space == "device" and launcher is not None and launcher.api == "opencl":
+        raise ValueError(
+            f"{cls.__name__} has the address space 'device', and OpenCL's launches take buffers, not pointers"
+        )
     for methods, kind in (
         (ASYNCHRONOUS_METHODS, "an asynchronous device"),
         (RESERVING_METHODS, "a device that reserves address space"),
@@ -234,7 +251,7 @@ def _are_dtypes(value: Any) -> bool:
     )
 
 
-def _is_capability(value: Any) -> bool:
+def _is_pair(value: Any) -> bool:
     return isinstance(value, tuple) and len(value) == 2 and all(_is_whole(part, 0, 2**31 - 1) for part in value)
 
 
@@ -256,9 +273,18 @@ RULES = (
         lambda value: _is_whole(value, LEAST_LARGEST),
     ),
     ("dtypes", "a sequence of torch.dtype with at least one element", _are_dtypes),
-    ("host_accessible", "True or False", lambda value: isinstance(value, bool)),
+    (
+        "address_space",
+        f"one of {', '.join(ADDRESS_SPACES)}",
+        lambda value: isinstance(value, str) and value in ADDRESS_SPACES,
+    ),
+    (
+        "dlpack_device",
+        "a pair (type, id) of whole numbers as in dlpack.h, or None",
+        lambda value: value is None or _is_pair(value),
+    ),
     ("compute_units", "a whole number above 0", lambda value: _is_whole(value, 1, 2**31 - 1)),
-    ("capability", "a pair (major, minor) of whole numbers", _is_capability),
+    ("capability", "a pair (major, minor) of whole numbers", _is_pair),
     ("kind", f"one of {', '.join(KINDS)}", lambda value: value in KINDS),
     ("target", "a torch_backplane.kernels.Target, or None", _is_target),
     ("software", "a string", lambda value: isinstance(value, str)),

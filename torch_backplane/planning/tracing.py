@@ -237,10 +237,20 @@ class Tracer(TorchDispatchMode):
         return tensor.memory.base, tensor.memory.index, quantity(tensor.storage_offset() * tensor.itemsize)
 
     def launch(
-        self, kernel: Any, arguments: Sequence[Any], global_size: Sequence[Any], group_size: Sequence[int]
+        self,
+        kernel: Any,
+        arguments: Sequence[Any],
+        global_size: Sequence[Any],
+        group_size: Sequence[int],
+        *,
+        dynamic_shared_memory: int,
+        cluster: Sequence[int],
+        cooperative: bool,
     ) -> None:
-        sizes = [quantity(one) for one in global_size], [int(one) for one in group_size]
-        self.builder.launch(kernel, self._given(arguments), *sizes)
+        self.builder.launch(
+            kernel, self._given(arguments), [quantity(one) for one in global_size], [int(one) for one in group_size],
+            dynamic_shared_memory, cluster, cooperative,
+        )  # fmt: skip
 
     def call_on_queue(self, function: Any, arguments: Sequence[Any]) -> None:
         self.builder.call_on_queue(function, self._given(arguments))

@@ -104,7 +104,7 @@ class SanitizerDevice(InterpreterDevice):
             name="kernel sanitizer",
             total_memory=TOTAL_MEMORY,
             dtypes=ALL_DTYPES,
-            host_accessible=True,
+            address_space="host",
             compute_units=TARGET.compute_units,
             dialect=LANGUAGE.name,
             kind="cpu",

@@ -10,7 +10,7 @@ namespace backplane {
 namespace {
 
 DeviceProperties without_host_access(DeviceProperties properties) {
-  properties.host_accessible = false;
+  properties.addresses = Addresses::Synthetic;
   return properties;
 }
 
@@ -146,7 +146,7 @@ class DiscreteDevice final : public ForwardingDevice {
 } // namespace
 
 std::unique_ptr<Device> make_discrete(std::unique_ptr<Device> inner) {
-  TORCH_CHECK(inner->properties().host_accessible, inner->properties().name, " has no host-accessible memory to hide");
+  TORCH_CHECK(inner->properties().host_accessible(), inner->properties().name, " has no host-accessible memory to hide");
   return std::make_unique<DiscreteDevice>(std::move(inner));
 }
 

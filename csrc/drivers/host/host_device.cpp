@@ -367,7 +367,7 @@ class HostDevice final : public Device {
   }
 
   bool can_access_peer(const Device& peer) const override {
-    return peer.properties().host_accessible;
+    return peer.properties().host_accessible();
   }
 
   bool host_sees_memory() const override {

@@ -17,7 +17,7 @@ class HostDevice(NativeDevice):
         self.properties = DeviceProperties(
             name=processor_name(),
             total_memory=total_memory,
-            host_accessible=True,
+            address_space="host",
             compute_units=os.cpu_count() or 1,
             capability=(1, 0),
             kind="host",

@@ -87,12 +87,20 @@ class Programs:
                     raise
         raise AssertionError
 
+    def load(self, binary: bytes) -> cl.Program:
+        """The program of a binary.
+
+        Raises:
+            pyopencl.Error: it is none of this device's.
+        """
+        return self._built(cl._cl._Program(self._context, [self._device], [binary]))
+
     def _load(self, name: str) -> cl.Program | None:
         binary = kernel_cache.load(name)
         if binary is None:
             return None
         try:
-            return self._built(cl._cl._Program(self._context, [self._device], [binary]))
+            return self.load(binary)
         except cl.Error:
             return None  # whole, but not for this device: it is built again
 

@@ -28,15 +28,17 @@ from torch_backplane.drivers.base import (
     Device,
     DeviceError,
     DeviceProperties,
+    KernelResources,
     NativeLauncher,
 )
 from torch_backplane.drivers.opencl import libraries
 from torch_backplane.drivers.opencl.compiler import Programs
-from torch_backplane.drivers.opencl.errors import POCL, Health
+from torch_backplane.drivers.opencl.errors import POCL, Health, status_name
 from torch_backplane.drivers.opencl.staging import LEAST, Staging
 from torch_backplane.drivers.opencl.target import target
 
 OLDEST_VERSION = (1, 2)
+LEAST_ADDRESS = 1 << 16  # no memory is mapped below
 
 # What clCreateBuffer and the first use of a buffer answer when memory is short.
 OUT_OF_MEMORY = (
@@ -48,7 +50,8 @@ OUT_OF_MEMORY = (
 
 BEFORE_EVENT = "a command in front of the event ended with"
 
-POLL = 2e-4  # seconds between two looks at whether a sleep begins
+POLL = 2e-4  # seconds between two looks at whether a sleep begins, or a marker in an idle queue is reached
+MARKER_POLLS = 5
 
 PROBE = "__kernel void probe(__global int *out) { out[get_global_id(0)] = 40 + (int)get_global_id(0); }"
 
@@ -60,11 +63,14 @@ class Stream:
     events are kept here until their commands are done.
     """
 
-    def __init__(self, context: cl.Context, device: cl.Device, health: Health) -> None:
+    def __init__(
+        self, context: cl.Context, device: cl.Device, health: Health, queue: cl.CommandQueue | None = None
+    ) -> None:
         self.health = health
-        self.queue = cl.CommandQueue(context, device, cl.command_queue_properties.PROFILING_ENABLE)
+        self.queue = queue or cl.CommandQueue(context, device, cl.command_queue_properties.PROFILING_ENABLE)
         self._lock = threading.Lock()  # PyOpenCL releases the GIL
         self._under_way: deque[cl.Event] = deque()
+        self.is_marked = False  # by launched_natively(), since the last query
         self._failed: int | None = None  # the status of the first command that failed, until somebody is told
 
     def submit(self, enqueue: Callable[..., cl.Event], *arguments: Any, **options: Any) -> cl.Event:
@@ -147,6 +153,7 @@ class OpenCLDevice(Device):
         self.properties = describe(device)
         self.device = device
         self.context = cl.Context([device])
+        self.native_context = self.context.int_ptr
         self._programs = Programs(self.context, device)
         self.health = Health(self.context, device)
         self._own_stream = Stream(self.context, device, self.health)
@@ -236,6 +243,22 @@ class OpenCLDevice(Device):
                 raise failure from error
             raise  # with the compiler's log
 
+    def load(self, binary: bytes, entry: str) -> cl.Kernel:
+        try:
+            return cl.Kernel(self._programs.load(binary), entry)
+        except cl.Error as error:
+            raise ValueError(
+                f"the binary is not for {self.properties.name}, or has no kernel {entry}: "
+                f"{error.routine} answered {status_name(error.code)}"
+            ) from error
+
+    def kernel_resources(self, kernel: cl.Kernel) -> KernelResources:
+        info = cl.kernel_work_group_info
+        return KernelResources(
+            spilled_bytes=int(kernel.get_work_group_info(info.PRIVATE_MEM_SIZE, self.device)),
+            static_shared_memory=int(kernel.get_work_group_info(info.LOCAL_MEM_SIZE, self.device)),
+        )
+
     def build_counts(self) -> dict[str, int]:
         return dict(self._programs.counts)
 
@@ -253,6 +276,7 @@ class OpenCLDevice(Device):
 
     def launched_natively(self, stream: Stream) -> None:
         stream.submit(cl.enqueue_marker)
+        stream.is_marked = True
 
     # --- streams and events ------------------------------------------------------------------------------------------
 
@@ -260,11 +284,36 @@ class OpenCLDevice(Device):
         with self.health.watch():
             return Stream(self.context, self.device, self.health)  # OpenCL 1.2 has no priorities
 
+    def adopt_stream(self, handle: int) -> Stream:
+        if not is_object_like(handle, self._own_stream.queue.int_ptr):
+            raise ValueError(f"{handle} is no command queue of the platform of {self.properties.name}")
+        try:
+            queue = cl.CommandQueue.from_int_ptr(handle, retain=True)
+            context, device, properties = queue.context, queue.device, queue.properties
+        except cl.Error as error:
+            raise ValueError(f"{handle} is no command queue: {status_name(error.code)}") from error
+        if context != self.context or device != self.device:
+            raise ValueError(
+                f"the command queue {handle} is of another context than {self.properties.name} has here: "
+                "make it in torch.bp.native_context()"
+            )
+        if properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE:
+            raise ValueError(f"the command queue {handle} executes out of order, and streams are in order")
+        return Stream(self.context, self.device, self.health, queue)
+
     def destroy_stream(self, stream: Stream) -> None:
         stream.synchronize()
 
     def query_stream(self, stream: Stream) -> bool:
-        return stream.is_done()
+        # OpenCL cannot be asked whether a queue is idle, and a marker in an idle queue takes a moment. Where each query
+        # needs a marker, as others give the queue work, no query would find it reached otherwise.
+        polls, stream.is_marked = MARKER_POLLS if stream.is_marked else 0, False
+        while not stream.is_done():
+            if polls == 0:
+                return False
+            polls -= 1
+            time.sleep(POLL)
+        return True
 
     def synchronize_stream(self, stream: Stream) -> None:
         stream.synchronize()
@@ -305,6 +354,15 @@ class OpenCLDevice(Device):
             alarm.set_status(cl.command_execution_status.COMPLETE)
 
         threading.Thread(target=ring, daemon=True).start()
+
+
+def is_object_like(handle: int, other: int) -> bool:
+    """Whether there may be an OpenCL object of the same platform as `other` at `handle`: each begins with the address
+    of its platform's functions (cl_khr_icd). An OpenCL call with any other number would crash.
+    """
+    if not LEAST_ADDRESS <= handle < 2**47 or handle % ctypes.sizeof(ctypes.c_void_p):
+        return False
+    return ctypes.c_void_p.from_address(handle).value == ctypes.c_void_p.from_address(other).value
 
 
 def describe(device: cl.Device) -> DeviceProperties:
