@@ -500,7 +500,7 @@ class QueuedDevice(PlainCDevice):
         self.properties = DeviceProperties(
             name="Queued C accelerator",
             total_memory=1 << 30,
-            host_accessible=host_accessible,
+            address_space="host" if host_accessible else "synthetic",
             dialect=PlainC,
             target=Target(simt=False, local_memory=0, max_argument_bytes=1 << 16),
         )

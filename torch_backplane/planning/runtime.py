@@ -97,7 +97,7 @@ def launch(
     Raises:
         NotImplementedError: the device's driver offers no launches with attributes.
     """
-    attributes = {
+    attributes: dict[str, Any] = {
         "dynamic_shared_memory": int(dynamic_shared_memory),
         "cluster": [int(one) for one in cluster],
         "cooperative": cooperative,
