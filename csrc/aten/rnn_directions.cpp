@@ -5,6 +5,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/stack.h>
 
 #include <algorithm>
 
@@ -121,21 +122,56 @@ Computed::Computed(c10::ArrayRef<IValue> arguments)
     return;
   }
   const Tensor& saved = results.saved;
-  if (saved.scalar_type() != at::kByte) {
-    given.check(saved, {given.directions(), given.time(), given.batch(), kept * given.hidden()});
-  } else {
-    const int64_t least = kHeader + kept * given.time() * given.batch() * given.hidden() * 4;
+  if (saved.scalar_type() == at::kByte) {
     TORCH_CHECK(
         given.mode == kLstm && given.input.scalar_type() == at::kFloat && saved.dim() == 2 && saved.is_contiguous() &&
-            saved.size(0) == given.directions() && saved.size(1) >= least,
+            saved.size(0) == given.directions(),
         "a layer saved no such bytes: ", saved.sizes());
+  } else if (!saves_nothing(*this)) {
+    given.check(saved, {given.directions(), given.time(), given.batch(), kept * given.hidden()});
   }
 }
 
-ComputedDirection direction_of(const Computed& computed, int64_t i) {
+bool saves_nothing(const Computed& computed) {
+  return kept_of(computed.given.mode) != 0 && computed.results.saved.numel() == 0;
+}
+
+Results new_results(const Given& given, bool training) {
+  const auto options = given.input.options();
+  const int64_t kept = kept_of(given.mode);
+  return {
+      at::empty(given.out_sizes(), options), at::empty(given.state_sizes(), options),
+      given.mode == kLstm ? at::empty(given.state_sizes(), options) : nothing(given.input),
+      training && kept != 0
+          ? at::empty({given.directions(), given.time(), given.batch(), kept * given.hidden()}, options)
+          : nothing(given.input)};
+}
+
+static ComputedDirection direction_of(const Computed& computed, int64_t i) {
   return {
       states_of(computed.grad, i, computed.given.hidden()), part(computed.grad_hy, i), part(computed.grad_cy, i),
       computed.given.direction(i), computed.results.direction(i)};
+}
+
+std::vector<Tensor> gradients(
+    const Computed& computed, const std::function<Gradients(const ComputedDirection&)>& of_direction) {
+  std::vector<Gradients> found;
+  for (int64_t i = 0; i < computed.given.directions(); ++i) {
+    found.push_back(of_direction(direction_of(computed, i)));
+  }
+  const auto both = [&](Tensor Gradients::*which) {
+    return found.size() == 1 ? (found[0].*which).unsqueeze(0) : at::stack({found[0].*which, found[1].*which});
+  };
+  std::vector<Tensor> all{
+      found.size() == 1 ? found[0].input : found[0].input.add_(found[1].input), both(&Gradients::hx),
+      computed.given.mode == kLstm ? both(&Gradients::cx) : found[0].cx};
+  for (const Gradients& one : found) {
+    all.insert(all.end(), {one.w_ih, one.w_hh});
+    if (computed.given.params_of_one() == 4) {
+      all.insert(all.end(), {one.b_ih, one.b_hh});
+    }
+  }
+  return all;
 }
 
 void layer_by_steps(const Direction& given, const Results& results, bool training) {

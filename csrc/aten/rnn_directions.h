@@ -6,6 +6,7 @@
 #include <ATen/core/ivalue.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -18,9 +19,6 @@ enum Mode : int64_t { kRelu, kTanh, kLstm, kGru }; // PyTorch's numbers
 // How many times a state's columns gates have, and what a step saves for gradients.
 int64_t gates_of(int64_t mode);
 int64_t kept_of(int64_t mode);
-
-// An LSTM of float32 that the host computes saves bytes: a header before anything else (rnn_layer_on_cpu.cpp).
-constexpr int64_t kHeader = 64; // so that what follows is aligned
 
 at::Tensor nothing(const at::Tensor& like);
 OptionalTensor if_any(const at::Tensor& tensor);
@@ -99,7 +97,9 @@ struct Results {
   at::Tensor out; // (time, batch, directions * hidden); of a direction (time, batch, hidden)
   at::Tensor hy; // (directions, batch, hidden); of a direction (batch, hidden)
   at::Tensor cy; // the same, of an LSTM; else nothing
-  at::Tensor saved; // what gradients need, if anything: (directions, time, batch, kept * hidden) or bytes, (directions, bytes)
+  // What gradients need, if anything: of steps (directions, time, batch, kept * hidden), of oneDNN (directions, bytes). Nothing
+  // too where it had no place to go to: then the layer is computed again.
+  at::Tensor saved;
 };
 
 // What a layer came to, and the gradients of that, as backward operators take both: three arguments before `Given`'s, four behind.
@@ -118,12 +118,21 @@ struct ComputedDirection {
   Direction given;
   Results results;
 };
-ComputedDirection direction_of(const Computed& computed, int64_t i);
+
+// Results that are to be filled. `training`: also with what steps save.
+Results new_results(const Given& given, bool training);
+
+// Whether a layer that saves something for gradients has not.
+bool saves_nothing(const Computed& computed);
 
 // Of a direction: of input, hx, cx, both weights and both biases. What there is none of has nothing.
 struct Gradients {
   at::Tensor input, hx, cx, w_ih, w_hh, b_ih, b_hh;
 };
+
+// Of a layer, by those of its directions: of input, hx, cx (or of nothing) and the parameters.
+std::vector<at::Tensor> gradients(
+    const Computed& computed, const std::function<Gradients(const ComputedDirection&)>& of_direction);
 
 // Fills the results. An LSTM saves its gates and its cell, a GRU what a step saves; `saved` is of steps.
 void layer_by_steps(const Direction& given, const Results& results, bool training);

@@ -2,7 +2,6 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/stack.h>
 #include <torch/library.h>
 
 #include <vector>
@@ -20,21 +19,6 @@ using at::Tensor;
 using c10::IValue;
 
 namespace {
-
-// Results and gradients that are to be filled
-
-// `by_host`: what it saves may be bytes.
-Results new_results(const Given& given, bool training, bool by_host) {
-  const auto options = given.input.options();
-  const int64_t kept = kept_of(given.mode);
-  const bool in_bytes = by_host && given.mode == kLstm && options.dtype() == at::kFloat;
-  return {
-      at::empty(given.out_sizes(), options), at::empty(given.state_sizes(), options),
-      given.mode == kLstm ? at::empty(given.state_sizes(), options) : nothing(given.input),
-      !training || kept == 0 ? nothing(given.input)
-          : in_bytes ? at::empty({given.directions(), most_bytes(given)}, options.dtype(at::kByte))
-                     : at::empty({given.directions(), given.time(), given.batch(), kept * given.hidden()}, options)};
-}
 
 std::vector<Tensor> new_gradients(const Given& given) {
   const auto like = [](const Tensor& one) { return at::empty(one.sizes(), one.options()); };
@@ -77,7 +61,7 @@ void answer(Stack* stack, size_t arguments, const std::vector<Tensor>& gradients
 
 // In the order of the stream, on a host device.
 Results layer_later(const Given& given, c10::ArrayRef<IValue> arguments) {
-  const Results results = new_results(given, /*training=*/arguments.back().toBool(), /*by_host=*/true);
+  const Results results = new_results(given, /*training=*/arguments.back().toBool() && !is_onednn(given));
   Stack stack(arguments.begin(), arguments.end());
   torch::jit::push(stack, results.out, results.hy, if_any(results.cy), if_any(results.saved));
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("backplane::host_rnn_layer", "");
@@ -95,42 +79,17 @@ std::vector<Tensor> gradients_later(const Given& given, c10::ArrayRef<IValue> ar
   return gradients;
 }
 
-// On the device, by operators of its own.
-std::vector<Tensor> gradients_by_steps(const Computed& computed) {
-  std::vector<Gradients> found;
-  for (int64_t i = 0; i < computed.given.directions(); ++i) {
-    const ComputedDirection one = direction_of(computed, i);
-    found.push_back(gradients_by_steps(one, one.results.saved));
-  }
-  const auto both = [&](Tensor Gradients::*which) {
-    return found.size() == 1 ? (found[0].*which).unsqueeze(0) : at::stack({found[0].*which, found[1].*which});
-  };
-  std::vector<Tensor> gradients{
-      found.size() == 1 ? found[0].input : found[0].input.add_(found[1].input), both(&Gradients::hx),
-      computed.given.mode == kLstm ? both(&Gradients::cx) : found[0].cx};
-  for (const Gradients& one : found) {
-    gradients.insert(gradients.end(), {one.w_ih, one.w_hh});
-    if (computed.given.params_of_one() == 4) {
-      gradients.insert(gradients.end(), {one.b_ih, one.b_hh});
-    }
-  }
-  return gradients;
-}
-
 void layer_of_cpu(const OperatorHandle&, Stack* stack) {
   const auto arguments = torch::jit::last(*stack, Given::kCount + 1);
   const Given given(arguments);
   const bool training = arguments.back().toBool();
-  const Results results = new_results(given, training, /*by_host=*/true);
+  Results results = new_results(given, training && !is_onednn(given));
   layer_on_cpu(given, results, training);
   answer(stack, Given::kCount + 1, results);
 }
 
 void gradients_of_cpu(const OperatorHandle&, Stack* stack) {
-  const Computed computed(torch::jit::last(*stack, Computed::kCount));
-  const std::vector<Tensor> gradients = new_gradients(computed.given);
-  gradients_on_cpu(computed, gradients);
-  answer(stack, Computed::kCount, gradients);
+  answer(stack, Computed::kCount, gradients_on_cpu(Computed(torch::jit::last(*stack, Computed::kCount))));
 }
 
 } // namespace
@@ -151,7 +110,7 @@ void layer_of_bp(const OperatorHandle& op, Stack* stack) {
     return;
   }
   const bool training = arguments.back().toBool();
-  const Results results = new_results(given, training, /*by_host=*/false);
+  const Results results = new_results(given, training);
   for (int64_t i = 0; i < given.directions(); ++i) {
     layer_by_steps(given.direction(i), results.direction(i), training);
   }
@@ -166,11 +125,13 @@ void gradients_of_bp(const OperatorHandle& op, Stack* stack) {
     answer(stack, Computed::kCount, gradients_later(given, arguments));
     return;
   }
-  if (is_host_call(given.input) || computed.results.saved.scalar_type() == at::kByte) { // bytes are a host's layer's
-    run_on_cpu(op, op, stack);
+  if (is_host_call(given.input) || computed.results.saved.scalar_type() == at::kByte || saves_nothing(computed)) {
+    run_on_cpu(op, op, stack); // the last two are of a layer that the host has computed
     return;
   }
-  answer(stack, Computed::kCount, gradients_by_steps(computed));
+  answer(stack, Computed::kCount, gradients(computed, [](const ComputedDirection& one) {
+    return gradients_by_steps(one, one.results.saved);
+  }));
 }
 
 namespace {
@@ -184,7 +145,8 @@ void layer_to_places(const OperatorHandle&, Stack* stack) {
   const auto place = [&](size_t i) {
     return arguments[kInputs + i].toOptional<Tensor>().value_or(nothing(given.input));
   };
-  layer_on_cpu(given, {place(0), place(1), place(2), place(3)}, arguments[Given::kCount].toBool());
+  Results results{place(0), place(1), place(2), place(3)};
+  layer_on_cpu(given, results, /*training=*/results.saved.numel() != 0);
   torch::jit::drop(*stack, kInputs + kPlaces);
 }
 
@@ -193,13 +155,16 @@ void gradients_to_places(const OperatorHandle&, Stack* stack) {
   const auto arguments = torch::jit::last(*stack, Computed::kCount + kPlaces);
   const Computed computed(arguments);
   const auto places = arguments.slice(Computed::kCount);
-  std::vector<Tensor> gradients{
-      places[0].toTensor(), places[1].toTensor(),
-      places[2].toOptional<Tensor>().value_or(nothing(computed.given.input))};
+  const std::vector<Tensor> found = gradients_on_cpu(computed);
+  std::vector<OptionalTensor> wanted{places[0].toTensor(), places[1].toTensor(), places[2].toOptional<Tensor>()};
   for (const Tensor& one : places[3].toTensorVector()) {
-    gradients.push_back(one);
+    wanted.push_back(one);
   }
-  gradients_on_cpu(computed, gradients);
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    if (wanted[i].has_value()) {
+      wanted[i]->copy_(found[i]);
+    }
+  }
   torch::jit::drop(*stack, Computed::kCount + kPlaces);
 }
 

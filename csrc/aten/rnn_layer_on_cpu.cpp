@@ -1,61 +1,18 @@
 #include "aten/rnn_layer_on_cpu.h"
 
 #include <ATen/Context.h>
-#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mkldnn_rnn_layer.h>
 #include <ATen/ops/mkldnn_rnn_layer_backward.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
-
-#include <algorithm>
-
 
 namespace backplane {
 
 using at::Tensor;
 
 namespace {
-
-bool is_onednn(const Tensor& input, int64_t mode) {
-  return mode == kLstm && input.scalar_type() == at::kFloat && at::globalContext().userEnabledMkldnn() &&
-      at::Context::hasMKLDNN();
-}
-
-// What is saved for gradients
-
-// An LSTM of float32 saves bytes: a header, then oneDNN's workspace or what steps save. Plans set memory aside before
-// anybody knows how much oneDNN wants (operators/rnn.py has a bound); where that is too little, steps compute.
-enum SavedBy : uint8_t { kSteps, kOnednn };
-struct Header {
-  SavedBy by;
-};
-
-Header& header_of(const Tensor& saved) {
-  return *reinterpret_cast<Header*>(saved.data_ptr<uint8_t>());
-}
-
-Tensor behind_header(const Tensor& saved) {
-  return saved.narrow(0, kHeader, saved.numel() - kHeader);
-}
-
-bool is_bytes(const Tensor& saved) {
-  return saved.scalar_type() == at::kByte;
-}
-
-// As numbers, what steps save.
-Tensor saved_of_steps(const Tensor& saved, const Direction& given) {
-  if (!is_bytes(saved)) {
-    return saved;
-  }
-  const int64_t columns = kept_of(given.mode) * given.hidden();
-  return behind_header(saved)
-      .narrow(0, 0, given.time() * given.batch() * columns * given.input.element_size())
-      .view(given.input.scalar_type())
-      .view({given.time(), given.batch(), columns});
-}
-
-// A direction
 
 // What oneDNN's layers are given: contiguous, as they look at no strides, states of one layer, and biases in any case.
 Tensor of_one_layer(const Tensor& state) {
@@ -96,65 +53,42 @@ Gradients gradients_by_onednn(const ComputedDirection& computed, const Tensor& w
       given.has_biases() ? of_b_hh : nothing(given.input)};
 }
 
-void direction_on_cpu(const Direction& given, const Results& results, bool training) {
-  const bool in_bytes = training && is_bytes(results.saved);
-  if (is_onednn(given.input, given.mode) && (in_bytes || !training)) {
-    const Results found = layer_by_onednn(given, training);
-    const int64_t bytes = found.saved.numel();
-    if (!in_bytes || kHeader + bytes <= results.saved.numel()) {
-      results.out.copy_(found.out);
-      results.hy.copy_(found.hy);
-      results.cy.copy_(found.cy);
-      if (in_bytes) {
-        header_of(results.saved).by = kOnednn;
-        behind_header(results.saved).narrow(0, 0, bytes).copy_(found.saved.view({bytes}));
-      }
-      return;
-    }
-  }
-  if (in_bytes) {
-    header_of(results.saved).by = kSteps;
-  }
-  layer_by_steps(given, {results.out, results.hy, results.cy, saved_of_steps(results.saved, given)}, training);
-}
-
-Gradients gradients_on_cpu(const ComputedDirection& computed) {
-  const Tensor& saved = computed.results.saved;
-  return is_bytes(saved) && header_of(saved).by == kOnednn
-      ? gradients_by_onednn(computed, behind_header(saved))
-      : gradients_by_steps(computed, saved_of_steps(saved, computed.given));
-}
-
 } // namespace
 
-// operators/rnn.py has the same, and how it was found.
-int64_t most_bytes(const Given& given) {
-  const auto row = [](int64_t size) { return (size + 15) / 16 * 16 + 16; };
-  const int64_t hidden = given.hidden();
-  return 4 * given.batch() * (given.time() + 1) * (8 * row(hidden) + 7 * row(std::max(given.input.size(2), hidden))) +
-      65536 + kHeader;
+bool is_onednn(const Given& given) {
+  return given.mode == kLstm && given.input.scalar_type() == at::kFloat && at::globalContext().userEnabledMkldnn() &&
+      at::Context::hasMKLDNN();
 }
 
-void layer_on_cpu(const Given& given, const Results& results, bool training) {
+void layer_on_cpu(const Given& given, Results& results, bool training) {
+  std::vector<Tensor> workspaces;
   for (int64_t i = 0; i < given.directions(); ++i) {
-    direction_on_cpu(given.direction(i), results.direction(i), training);
+    const Results places = results.direction(i);
+    if (!is_onednn(given)) {
+      layer_by_steps(given.direction(i), places, training);
+      continue;
+    }
+    const Results found = layer_by_onednn(given.direction(i), training);
+    places.out.copy_(found.out);
+    places.hy.copy_(found.hy);
+    places.cy.copy_(found.cy);
+    workspaces.push_back(found.saved);
+  }
+  if (training && !workspaces.empty()) {
+    results.saved = at::stack(workspaces);
   }
 }
 
-void gradients_on_cpu(const Computed& computed, const std::vector<Tensor>& gradients) {
+std::vector<Tensor> gradients_on_cpu(Computed computed) {
   const Given& given = computed.given;
-  for (int64_t i = 0; i < given.directions(); ++i) {
-    const Gradients found = gradients_on_cpu(direction_of(computed, i));
-    i == 0 ? gradients[0].copy_(found.input) : gradients[0].add_(found.input);
-    part(gradients[1], i).copy_(found.hx);
-    if (given.cx.has_value()) {
-      part(gradients[2], i).copy_(found.cx);
-    }
-    const Tensor* const params[] = {&found.w_ih, &found.w_hh, &found.b_ih, &found.b_hh};
-    for (size_t j = 0; j < given.params_of_one(); ++j) {
-      gradients[3 + i * given.params_of_one() + j].copy_(*params[j]);
-    }
+  if (saves_nothing(computed)) {
+    computed.results = new_results(given, /*training=*/!is_onednn(given));
+    layer_on_cpu(given, computed.results, /*training=*/true);
   }
+  return gradients(computed, [](const ComputedDirection& one) {
+    const Tensor& saved = one.results.saved;
+    return saved.scalar_type() == at::kByte ? gradients_by_onednn(one, saved) : gradients_by_steps(one, saved);
+  });
 }
 
 } // namespace backplane
