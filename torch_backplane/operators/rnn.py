@@ -177,13 +177,11 @@ def layer(
     """The states after all steps, the last states, the last cells and what gradients need; in one direction or both."""
     if layers.choose(input, problem=partial(_problem, input, hx, params, mode)) != "host":
         raise RunOnCPU("steps are operators of their own")
-    time, batch, features = input.shape
+    time, batch, _ = input.shape
     directions, _, hidden = hx.shape
     of_lstm = mode == _LSTM
-    if not training or mode not in _SAVED:
-        saved = input.new_empty(0)
-    elif of_lstm and input.dtype == torch.float32:
-        saved = input.new_empty(directions, _most_bytes(time, batch, features, hidden), dtype=torch.uint8)
+    if not training or mode not in _SAVED or (of_lstm and input.dtype == torch.float32):
+        saved = input.new_empty(0)  # nobody knows how much oneDNN saves: gradients compute the layer again
     else:
         saved = input.new_empty(directions, time, batch, _SAVED[mode] * hidden)
     out, hy = input.new_empty(time, batch, directions * hidden), input.new_empty(hx.shape)
@@ -196,20 +194,6 @@ def layer(
 def _if_any(result: torch.Tensor) -> torch.Tensor | None:
     """None of what holds nothing."""
     return result if result.numel() else None
-
-
-def _most_bytes(time: int, batch: int, features: int, hidden: int) -> int:
-    """How many bytes oneDNN saves of an LSTM's layer, or a few more: what it saved of 900 layers of up to 1,000
-    features, 100 steps and 33 sequences is at most 0.98 of this. It says no number before it has computed.
-    csrc/aten/rnn_layer_on_cpu.cpp, which has the same, puts 64 bytes before, and computes by steps, which save less,
-    where it is too little.
-    """
-
-    def row(size: int) -> int:
-        return (size + 15) // 16 * 16 + 16
-
-    numbers = 8 * row(hidden) + 7 * row(torch.sym_max(features, hidden))
-    return 4 * batch * (time + 1) * numbers + 65536 + 64
 
 
 @operator("backplane::rnn_layer_backward", variants=False, dtypes="any")
@@ -229,9 +213,9 @@ def layer_backward(
     saved: torch.Tensor,
 ) -> list[torch.Tensor]:
     """The gradients of input, hx, cx, and of all parameters."""
-    # Bytes are its own, whoever is preferred by now.
+    # Who saves nothing is the host, whoever is preferred by now.
     problem = partial(_problem, input, hx, params, mode)
-    if saved.dtype != torch.uint8 and layers.choose(input, problem=problem) != "host":
+    if (saved.numel() or mode not in _SAVED) and layers.choose(input, problem=problem) != "host":
         raise RunOnCPU("steps are operators of their own")
     of_input, of_hx, of_cx = (input.new_empty((0,) if one is None else one.shape) for one in (input, hx, cx))
     of_params = [input.new_empty(one.shape) for one in params]
