@@ -220,8 +220,9 @@ def test_the_launcher_of_write_a_driver_is_c(tmp_path: Path) -> None:
     # The parameters of the example, and those of the test's driver, have these names, in this order.
     for name in names:
         is_needed = name in drivers.NATIVE_APIS["c"]
-        where = "examples/drivers/plain_c/plain_c_driver.py" if is_needed else "tests/queued_c_driver.py"
-        example = (ROOT / where).read_text(encoding="utf-8")
+        optional = ["tests/queued_c_driver.py", "tests/offering_c_driver.py"]
+        where = ["examples/drivers/plain_c/plain_c_driver.py"] if is_needed else optional
+        example = "".join((ROOT / one).read_text(encoding="utf-8") for one in where)
         parameters = re.compile(rf"^int {name}\((.*?)\)", re.DOTALL | re.MULTILINE)
         (declared,), (defined,) = parameters.findall(part), parameters.findall(example)
         assert [one.split()[-1].lstrip("*").partition("[")[0] for one in declared.split(",")] == [

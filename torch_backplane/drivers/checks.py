@@ -82,7 +82,9 @@ def check_methods(device: Device, properties: DeviceProperties) -> None:
             raise TypeError(f"{cls.__name__}.native_launcher has functions for {group}, and there is no {method}()")
     unneeded = EVENT_METHODS if launcher is not None and launcher.has(EVENTS) else ()
     if properties.address_space != "synthetic" and cls.address is Device.address:
-        raise TypeError(f"{cls.__name__} has the address space {properties.address_space!r} and no address() method")
+        raise TypeError(
+            f"{cls.__name__} has the address space {properties.address_space!r}, and has no address() method"
+        )
     if properties.address_space == "synthetic" and properties.dlpack_device is not None:
         raise ValueError(
             f"{cls.__name__} has a dlpack_device, and its synthetic addresses mean nothing to others: "
