@@ -14,7 +14,8 @@ from test_dynamic_shape_tape import Instructions
 
 from torch_backplane import _C
 from torch_backplane.planning import strides, views
-from torch_backplane.planning.symbols import Tape, Untraceable, number_now, quantity
+from torch_backplane.planning.strides import number_now
+from torch_backplane.planning.symbols import Tape, Untraceable, quantity
 
 Layout = tuple[list[int], list[int]]
 

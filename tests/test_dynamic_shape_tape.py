@@ -16,7 +16,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from torch_backplane import _C
-from torch_backplane.planning.symbols import Symbol, Tape, number_now, quantity
+from torch_backplane.planning.strides import number_now
+from torch_backplane.planning.symbols import Symbol, Tape, quantity
 
 LEAST, MOST = -(2**63), 2**63 - 1
 EXTREMES = (

@@ -26,7 +26,7 @@ from torch_backplane import _C, drivers
 from torch_backplane.drivers.base import NATIVE_GROUPS
 torch.bp.device_count()
 launcher = drivers.device(0).native_launcher
-assert all(launcher.has(group) for group in NATIVE_GROUPS["c"]) and len(NATIVE_GROUPS["c"]) >= 7
+assert all(launcher.has(group) for group in NATIVE_GROUPS["c"]) and len(NATIVE_GROUPS["c"]) >= 8
 
 model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Dropout(), torch.nn.GELU(), torch.nn.Linear(4, 1)).to("bp")
 optimizer = torch.optim.SGD(model.parameters())

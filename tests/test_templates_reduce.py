@@ -9,7 +9,7 @@ from template_runners import check_cuda, run_reduction
 
 from torch_backplane.kernels import Reduction, Target, functions, reduction_geometry
 from torch_backplane.kernels.reductions import summations
-from torch_backplane.kernels.templates.reduce import Form, choose_form, reduction
+from torch_backplane.kernels.templates.reduce import Form, Options, choose_form, reduction
 from torch_backplane.operators import split_rows
 
 F32, I64 = torch.float32, torch.int64
@@ -180,4 +180,4 @@ def test_what_long_rows_come_to_compiles_as_cuda(name, dtype):
     outputs = [torch.empty(3, dtype=compute) for _ in range(count)]
     where = reduction_geometry(x.shape, [1], [one.stride() for one in outputs], [x.stride()])
     scalars = [1e-5] if definition.scalars else []
-    check_cuda(reduction, name, definition, outputs, [x], where, scalars=scalars)
+    check_cuda(reduction, name, definition, outputs, [x], where, Options(scalars))

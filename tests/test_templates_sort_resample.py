@@ -91,7 +91,7 @@ def test_dropout() -> None:
     x, out, mask = torch.rand(10_001), torch.empty(10_001), torch.empty(10_001, dtype=torch.bool)
     results = []
     for processor in ("cpu", "gpu"):
-        run(random.dropout(dialect(processor), out, mask, x, 0.75, 1 / 0.75, 3, 8))
+        run(random.dropout(dialect(processor), out, mask, x, 0.75, 1 / 0.75, (3, 8)))
         assert torch.equal(out, x * mask * torch.tensor(1 / 0.75))
         results.append(mask.clone())
     assert torch.equal(*results)
@@ -109,7 +109,7 @@ def test_cuda_compiles(dtype: torch.dtype) -> None:
     check_cuda(radix.radix_sort, x, indices, torch.empty_like(x), 0, False)
     check_cuda(radix.select, x[:, :9].contiguous(), indices[:, :9].contiguous(), x, True)
     if dtype.is_floating_point:
-        check_cuda(random.dropout, x, indices.bool(), x, 0.5, 2.0, 1, 4)
+        check_cuda(random.dropout, x, indices.bool(), x, 0.5, 2.0, (1, 4))
         small, large = numbers(3, 5, 5, dtype=dtype), numbers(3, 10, 10, dtype=dtype)
         for how in (*HALF_PIXEL.values(), resample.Resampling("nearest", 0, 0, (0.5, 0.5))):
             check_cuda(resample.resample, large, small, how)

@@ -205,7 +205,7 @@ std::unique_ptr<NativeGraph> make_driver_graph(
     const Command& command = *one.command;
     const auto* launch = std::get_if<KernelLaunch>(&command);
     const auto* copy = std::get_if<Copy>(&command);
-    const bool takes = launch != nullptr || std::holds_alternative<Fill>(command) ||
+    const bool takes = (launch != nullptr && !launch->spec.has_attributes()) || std::holds_alternative<Fill>(command) ||
         (copy != nullptr && copy->kind == CopyKind::WithinDevice && !overlap(*copy)) ||
         (std::holds_alternative<HostCallback>(command) && launcher->calls_host() && !launcher->host_sees_memory());
     if (!takes || is_empty(command)) {

@@ -154,4 +154,45 @@ void throw_reported_errors(c10::DeviceIndex index) {
   }
 }
 
+ErrorCheck::ErrorCheck(c10::Stream stream) : stream_(stream) {
+  Watched& device_words = watched(stream.device_index());
+  if (C10_LIKELY(!device_words.any.load(std::memory_order_acquire))) {
+    return;
+  }
+  {
+    std::lock_guard<std::mutex> guard(device_words.lock);
+    if (std::erase(device_words.streams, stream.id()) == 0) {
+      return;
+    }
+    update(device_words);
+  }
+  words_ = std::make_unique<std::vector<int32_t>>(static_cast<size_t>(device_words.words->numel()));
+  try {
+    device(stream.device_index())
+        .submit(
+            Copy{words_->data(), device_words.words->data_ptr(), device_words.words->nbytes(), CopyKind::DeviceToHost},
+            stream_handle(stream));
+  } catch (...) {
+    note_reporting_launch(stream);
+    throw;
+  }
+}
+
+ErrorCheck::~ErrorCheck() {
+  if (words_ != nullptr) {
+    static_cast<void>(words_.release()); // the device may still write there
+    note_reporting_launch(stream_);
+  }
+}
+
+void ErrorCheck::finish() {
+  if (const auto words = std::move(words_); words != nullptr && words->at(0) != 0) {
+    const Watched& device_words = watched(stream_.device_index());
+    device(stream_.device_index())
+        .submit(Fill{device_words.words->data_ptr(), 0, device_words.words->nbytes()}, stream_handle(stream_));
+    throw_error(device_words.read(*words));
+  }
+  throw_reported_errors(stream_);
+}
+
 } // namespace backplane

@@ -12,6 +12,7 @@
 #include <exception>
 #include <functional>
 #include <optional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -39,5 +40,23 @@ void report_error(c10::Stream stream, const std::exception& error);
 // called when the stream is synchronized. Costs nothing where no such kernel was launched.
 void throw_reported_errors(c10::Stream stream);
 void throw_reported_errors(c10::DeviceIndex device);
+
+// Checks a stream around a synchronization of it: the error words are copied before, so that one wait is enough.
+class ErrorCheck {
+ public:
+  // Submits the copy, if launches of the stream may have reported errors.
+  explicit ErrorCheck(c10::Stream stream);
+  // Without finish(), the launches are still to be checked.
+  ~ErrorCheck();
+  ErrorCheck(const ErrorCheck&) = delete;
+  ErrorCheck& operator=(const ErrorCheck&) = delete;
+
+  // When the stream has been synchronized: throws the first error, as throw_reported_errors.
+  void finish();
+
+ private:
+  const c10::Stream stream_;
+  std::unique_ptr<std::vector<int32_t>> words_; // null: nothing to check
+};
 
 } // namespace backplane

@@ -227,13 +227,14 @@ void synchronize_stream(c10::Stream stream) {
     capture->refuse("it waits for the stream that is captured");
   }
   Device& owner = device(stream.device_index());
+  ErrorCheck check(stream);
   {
     DeviceCall call(owner);
     const ProfiledRange profiled(Activity::Kind::Waiting, "bpStreamSynchronize");
     owner.synchronize_stream(stream_handle(stream));
   }
   tell([&](SyncWatch& watch) { watch.host_passed(stream); });
-  throw_reported_errors(stream);
+  check.finish();
 }
 
 void synchronize_device(c10::DeviceIndex index) {

@@ -1,5 +1,6 @@
 #include "streams/submit.h"
 
+#include <ATen/Parallel.h>
 #include <c10/util/StringUtil.h>
 
 #include <utility>
@@ -26,6 +27,7 @@ class Guarded final : public HostFunction {
       return;
     }
     try {
+      at::init_num_threads(); // the thread may be the driver's: PyTorch's kernels use as many threads in it as the program wants
       if (is_operator()) {
         function_->run(memory, numbers);
       } else {

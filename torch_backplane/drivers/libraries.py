@@ -105,6 +105,13 @@ class Library:
     explain: Callable[[int], str] | None = None  # what a status other than 0 means
 
 
+def unproven(dtype: torch.dtype, **integers: int) -> int:
+    """The cost of a routine that no measurement shows to be faster than generated kernels: they run unless the user or
+    the tuner chooses the routine.
+    """
+    return 101
+
+
 def routines_of(device: Any, family: str) -> Iterator[tuple[Library, Routine]]:
     """Those of a `Device` that compute a family, in the order in which its driver lists the libraries."""
     for library in getattr(device, "libraries", ()):

@@ -27,10 +27,13 @@ LAUNCHER = """\
 #include <string.h>
 typedef struct { void* memory; uint64_t offset; const void* data; uint64_t bytes; } argument_t;
 typedef struct command_t command_t;
+typedef struct launch_t launch_t;
 static int event, graph;
 
 int launch(void* queue, void* kernel, const uint64_t* items, const uint64_t* group, const argument_t* arguments,
            uint64_t count) { return 0; }
+int launch_with_attributes(void* queue, void* kernel, const launch_t* launch, const argument_t* arguments,
+                           uint64_t count) { return 0; }
 int copy(void* queue, void* to, uint64_t to_offset, void* from, uint64_t from_offset, uint64_t bytes) { return 0; }
 int fill(void* queue, void* memory, uint64_t offset, uint64_t bytes, int value) { return 0; }
 int flush(void* queue) { return 0; }

@@ -8,7 +8,7 @@ import functools
 import torch
 
 from torch_backplane import _C
-from torch_backplane.drivers.libraries import Library, Routine
+from torch_backplane.drivers.libraries import Library, Routine, unproven
 
 LIBRARY = "libclblast.so.1"
 
@@ -39,6 +39,6 @@ def library() -> Library | None:
     found = {getattr(torch, dtype): address for dtype, address in _C.clblast_products(addresses).items()}
     return Library(
         name="CLBlast",
-        routines={"matmul": Routine(addresses=found)},
+        routines={"matmul": Routine(addresses=found, cost=unproven)},
         explain=lambda status: _STATUSES.get(status, "see OpenCL's cl.h"),
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from torch_backplane import _C
-from torch_backplane.drivers.libraries import Library, Routine, Transform
+from torch_backplane.drivers.libraries import Library, Routine, Transform, unproven
 
 PACKAGE, LIBRARY = "pyvkfft", "_vkfft_opencl.*"
 # Its functions' parameters have changed before, and no version of them can be asked for.
@@ -71,7 +71,7 @@ def library(opencl: str, is_processor: bool) -> Library | None:
     guard = functools.partial(_guard, MOST_ON_PROCESSORS if is_processor else 2**63 - 1)
     return Library(
         name="VkFFT",
-        routines={"fft": Routine(addresses=functions, guard=guard, cache=Applications())},
+        routines={"fft": Routine(addresses=functions, guard=guard, cost=unproven, cache=Applications())},
         explain=lambda status: _STATUSES.get(status, "see vkFFT_Structs.h, or OpenCL's cl.h where it is negative"),
     )
 
