@@ -1,9 +1,5 @@
-// Which way a copy within a device goes. Asked of tensors by copy.cpp, and of traced ones by torch_backplane/planning/views.py.
+// Which way a copy goes. Asked of tensors by copy.cpp, and of traced ones by torch_backplane/planning/views.py.
 #pragma once
-
-#include <cstdint>
-
-#include "devices/device.h"
 
 namespace backplane {
 
@@ -18,7 +14,6 @@ class CopyFacts {
   virtual bool starts_alike() const = 0;
   // The elements lie side by side, each once.
   virtual bool is_dense() const = 0;
-  virtual bool has_bytes(int64_t least) const = 0;
 };
 
 enum class CopyWay {
@@ -27,6 +22,6 @@ enum class CopyWay {
   Elements // each from its place to its place: by a kernel, or by the CPU where there are none
 };
 
-CopyWay copy_way(const Device& device, const CopyFacts& facts);
+CopyWay copy_way(const CopyFacts& facts);
 
 } // namespace backplane

@@ -32,23 +32,14 @@ bool runs_kernels(const Device& device) {
 
 } // namespace
 
-CopyWay copy_way(const Device& device, const CopyFacts& facts) {
-  // From so many on, a processor's kernels, which run on all of its threads, are sooner done than its own copy, which is
-  // one thread's.
-  constexpr int64_t kForAllThreads = 1 << 20;
+CopyWay copy_way(const CopyFacts& facts) {
   if (!facts.is_alike()) {
     return CopyWay::Elements;
   }
-  const bool one_storage = facts.shares_storage();
-  if (one_storage && facts.starts_alike()) {
+  if (facts.shares_storage() && facts.starts_alike()) {
     return CopyWay::Nothing; // also where it is expanded, as PyTorch has it
   }
-  if (!facts.is_dense()) {
-    return CopyWay::Elements;
-  }
-  const bool for_all_threads = !one_storage && device.properties().kind == "cpu" && runs_kernels(device) &&
-      facts.has_bytes(kForAllThreads);
-  return for_all_threads ? CopyWay::Elements : CopyWay::Bytes;
+  return facts.is_dense() ? CopyWay::Bytes : CopyWay::Elements;
 }
 
 namespace {
@@ -75,23 +66,11 @@ class TensorFacts final : public CopyFacts {
   bool is_dense() const override {
     return source_.is_non_overlapping_and_dense();
   }
-  bool has_bytes(int64_t least) const override {
-    return source_.nbytes() >= static_cast<size_t>(least);
-  }
 
  private:
   const at::Tensor& source_;
   const at::Tensor& destination_;
 };
-
-// Which way a copy within a device, or between it and another place, goes. Nobody shares storage with another place.
-CopyWay way_of(const at::Tensor& source, const at::Tensor& destination) {
-  const TensorFacts facts(source, destination);
-  if (source.device() == destination.device()) {
-    return copy_way(device(source.device().index()), facts);
-  }
-  return facts.is_alike() && facts.is_dense() ? CopyWay::Bytes : CopyWay::Elements;
-}
 
 // Holds back until the work that the stream has now is done, or records that it uses the pinned memory.
 void settle_host_side(const at::Tensor& host, c10::Stream stream, bool non_blocking) {
@@ -254,7 +233,7 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& destination, bo
   static const std::string name = "aten::_copy_from";
   const OperatorScope scope(name);
   TORCH_CHECK(source.defined() && destination.defined(), "copying needs two defined tensors");
-  const CopyWay way = way_of(source, destination);
+  const CopyWay way = copy_way(TensorFacts(source, destination));
   if (way == CopyWay::Nothing) {
     return destination;
   }

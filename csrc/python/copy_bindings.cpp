@@ -25,9 +25,6 @@ class PythonFacts final : public CopyFacts {
   bool is_dense() const override {
     return facts_.attr("is_dense")().cast<bool>();
   }
-  bool has_bytes(int64_t least) const override {
-    return facts_.attr("has_bytes")(least).cast<bool>();
-  }
 
  private:
   const py::object& facts_;
@@ -41,9 +38,7 @@ void bind_copies(py::module_& module) {
       .value("Bytes", CopyWay::Bytes)
       .value("Elements", CopyWay::Elements);
   module.def(
-      "copy_way",
-      [](c10::DeviceIndex index, const py::object& facts) { return copy_way(device(index), PythonFacts(facts)); },
-      py::arg("device"), py::arg("facts"),
+      "copy_way", [](const py::object& facts) { return copy_way(PythonFacts(facts)); }, py::arg("facts"),
       "Which way a copy within a device goes. `facts` has the methods of CopyFacts (csrc/aten/copies.h).");
 }
 

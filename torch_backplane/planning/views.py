@@ -273,9 +273,6 @@ class _CopyFacts(NamedTuple):
     def is_dense(self) -> bool:
         return layouts.is_dense(self.to.shape, self.to.stride())
 
-    def has_bytes(self, least: int) -> bool:
-        return bool(self.to.numel() * self.to.itemsize >= least)
-
 
 def _copy(tracer: Any, to: Any, source: Any, non_blocking: bool = False) -> Any:
     """As csrc/aten/copy.cpp."""
@@ -285,7 +282,7 @@ def _copy(tracer: Any, to: Any, source: Any, non_blocking: bool = False) -> Any:
         raise Untraceable("to copy memory that is no argument")
     if to is source or to.memory.base == "meta":
         return to
-    way = _C.copy_way(to.device.index, _CopyFacts(to, source))
+    way = _C.copy_way(_CopyFacts(to, source))
     if way == _C.CopyWay.Nothing:
         return to
     tracer.check_overlaps([to], [source])
