@@ -79,7 +79,7 @@ class Watch:
     def __init__(self) -> None:
         self._library = build()
         try:
-            from torch_backplane.drivers import opencl_device
+            from torch_backplane.drivers.opencl import device as opencl_device
         except ImportError as error:
             raise Unavailable(f"there is no OpenCL: {error}") from error
         made = opencl_device.native_launcher

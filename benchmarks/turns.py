@@ -68,7 +68,7 @@ class Apart:
 
     @staticmethod
     def _ask(what: Make | int) -> Any:
-        connection = _process(torch.get_num_threads())
+        connection = _process(torch.get_num_threads(), torch.autograd.is_multithreading_enabled())
         connection.send(what)
         found, error = connection.recv()
         if error:
@@ -77,17 +77,18 @@ class Apart:
 
 
 @functools.cache
-def _process(threads: int) -> Connection:
+def _process(threads: int, autograd_threads: bool) -> Connection:
     """Starts it, as a daemon, and returns the way to it."""
     context = multiprocessing.get_context("spawn")  # a forked one would have this one's OpenMP
     here, there = context.Pipe()
-    context.Process(target=_serve, args=(there, threads), daemon=True).start()
+    context.Process(target=_serve, args=(there, threads, autograd_threads), daemon=True).start()
     there.close()  # so that the end of that process ends what waits for it
     return here
 
 
-def _serve(connection: Connection, threads: int) -> None:
+def _serve(connection: Connection, threads: int, autograd_threads: bool) -> None:
     torch.set_num_threads(threads)
+    torch.autograd.set_multithreading_enabled(autograd_threads)
     body: Body = lambda: None  # noqa: E731
     while True:
         what = connection.recv()
@@ -189,10 +190,17 @@ def main(rows: Callable[[], Sequence[Row]], unit: str = "ms") -> None:
         match: report.Match = "",
         rounds: report.Rounds = 7,
         threads: report.Threads = 0,
+        autograd_threads: Annotated[
+            bool | None,
+            typer.Option(help="both sides with PyTorch's threads for backward passes. Default: not on host devices"),
+        ] = None,
         as_json: report.AsJson = False,
     ) -> None:
         chosen = report.chosen(rows(), match, lambda row: row.title)
         place, environment = report.begin(driver, threads, device, generated)
+        if autograd_threads is None:
+            autograd_threads = torch.get_device_module("bp").get_device_properties(place).driver != "host"
+        torch.autograd.set_multithreading_enabled(autograd_threads)
         sides = Side(place), Side(CPU, is_apart=True)
         if library:
             sides = Side(place, "generated"), Side(place, "driver")
@@ -204,6 +212,7 @@ def main(rows: Callable[[], Sequence[Row]], unit: str = "ms") -> None:
                     raise typer.BadParameter(str(error), param_hint="--library") from error
         results = [run(row, *sides, rounds) for row in chosen]
         environment |= {"rounds": rounds, "generated": generated, "library": library}
+        environment["autograd threads"] = autograd_threads
         cells = []
         for result in results:
             figures = [result.device_ms, result.other_ms]

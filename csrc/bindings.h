@@ -16,6 +16,7 @@ void bind_host_work(pybind11::module_& module);
 void bind_queue_functions(pybind11::module_& module);
 void bind_geometry(pybind11::module_& module);
 void bind_graphs(pybind11::module_& module);
+void bind_interprocess(pybind11::module_& module);
 void bind_planner_metas(pybind11::module_& module);
 void bind_sync_watch(pybind11::module_& module);
 

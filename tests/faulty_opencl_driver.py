@@ -16,8 +16,8 @@ from typing import Any
 import pyopencl as cl
 
 from torch_backplane.drivers import Driver, NativeLauncher
-from torch_backplane.drivers.opencl import platforms
-from torch_backplane.drivers.opencl_device import OpenCLDevice, Stream
+from torch_backplane.drivers.opencl.device import OpenCLDevice, Stream
+from torch_backplane.drivers.opencl.driver import platforms
 
 answers: dict[str, int] = {}
 calls: list[str] = []  # of functions that failed

@@ -23,6 +23,7 @@ from torch_backplane.kernels import (
     pointwise,
 )
 from torch_backplane.kernels.dtypes import STORAGE_ONLY
+from torch_backplane.kernels.layouts import TileLimits
 
 NUMPY = {
     torch.bool: np.uint8,
@@ -141,7 +142,6 @@ def run_pointwise(
     wide: bool = False,
     width: int = 4,
     device_kind: str = "gpu",
-    streaming: bool = False,
 ) -> Kernel:
     """Fills `outputs` (one shape) with the formula of `inputs`, broadcast to it, by way of an OpenCL C kernel."""
     _, _, float64 = opencl()
@@ -151,8 +151,8 @@ def run_pointwise(
     strides = [tensor.stride() for tensor in operands]
     staged = [*[0] * len(outputs), *(tensor.itemsize for tensor in inputs)]
     where = geometry(
-        shape, strides, width=width, limits=dialect.target.row_limits, streaming=streaming,
-        staged=staged, tile_memory=dialect.tile_memory, tile_side=dialect.target.tile_side,
+        shape, strides, width=width, limits=dialect.target.row_limits, staged=staged,
+        tile_limits=TileLimits(dialect.tile_memory, dialect.target.tile_side),
     )  # fmt: skip
     layout = replace(where.layout, wide=wide)
     kernel = pointwise(

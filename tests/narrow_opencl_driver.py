@@ -14,8 +14,8 @@ import pyopencl as cl
 import torch
 
 from torch_backplane.drivers import Driver
-from torch_backplane.drivers.opencl import platforms
-from torch_backplane.drivers.opencl_device import OpenCLDevice
+from torch_backplane.drivers.opencl.device import OpenCLDevice
+from torch_backplane.drivers.opencl.driver import platforms
 
 # What a compiler without cl_khr_fp64 and cl_khr_fp16 refuses. It takes pointers to half: vload_half is always there.
 MISSING = re.compile(r"\b(double\d*|cl_khr_fp(64|16)|(convert|as)_(double|half)\w*)\b|\bhalf\d*\b(?! *\*)")

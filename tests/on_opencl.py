@@ -73,6 +73,7 @@ FILES = {
     "test_templates_winograd.py": _TEXT,
     "test_torch_bp_environment.py": _OWN,
     "test_pluggable_allocators.py": "of devices in host memory",
+    "test_process_unchanged.py": _OWN,
     "test_toy_driver.py": _OWN,
 }
 # These folders have processes with devices of their own.

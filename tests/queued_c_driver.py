@@ -3,7 +3,8 @@ order. Kernels are those of examples/drivers/plain_c.
 
 `library` has `called`, how often each function of NAMES was, `answers`, what it is to answer, and `with_gil`, how many
 of the calls were made by a thread that had the GIL. QUEUED_C_HANDS_OVER names what else than the four functions that
-every launcher has the driver hands over, QUEUED_C_WITHOUT a function of these that it forgets.
+every launcher has the driver hands over, QUEUED_C_WITHOUT a function of these that it forgets. QUEUED_C_DEVICES is the
+number of devices; QUEUED_C_HOST_ACCESSIBLE=1 gives them memory that the host sees.
 """
 
 from __future__ import annotations
@@ -29,14 +30,30 @@ EVENTS = (
     "synchronize_event",
     "elapsed",
 )
-NAMES = ("launch", "copy", "fill", "flush", *COPIES, *EVENTS, "axpy")
+HOST_CALLBACKS = ("host_callback",)
+PEER_COPIES = ("copy_from_peer",)
+CROSS_DEVICE_WAITS = ("wait_peer_event",)
+INTERPROCESS = (
+    "export_memory",
+    "import_memory",
+    "close_memory",
+    "create_shared_event",
+    "export_event",
+    "import_event",
+)
+GRAPHS = ("graph_create", "graph_update", "graph_launch", "graph_destroy")
+OPTIONAL = (*COPIES, *EVENTS, *HOST_CALLBACKS, *PEER_COPIES, *CROSS_DEVICE_WAITS, *INTERPROCESS, *GRAPHS)
+NAMES = ("launch", "copy", "fill", "flush", *OPTIONAL, "axpy")
 
 LAUNCHER = """\
 #define _GNU_SOURCE
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 typedef struct { char* memory; uint64_t offset; const void* data; uint64_t bytes; } argument_t;
@@ -54,9 +71,14 @@ typedef struct {
   pthread_cond_t changed;
   uint64_t recorded, reached;
   double time;
+  char name[64]; /* of one that processes share */
 } event_t;
 
-enum { LAUNCH, COPY, FILL, FLUSH, COPY_IN, COPY_OUT, CREATE, DESTROY, RECORD, WAIT, QUERY, SYNCHRONIZE, ELAPSED, AXPY };
+enum {
+  LAUNCH, COPY, FILL, FLUSH, COPY_IN, COPY_OUT, CREATE, DESTROY, RECORD, WAIT, QUERY, SYNCHRONIZE, ELAPSED,
+  HOST_CALLBACK, COPY_FROM_PEER, WAIT_PEER, EXPORT_MEMORY, IMPORT_MEMORY, CLOSE_MEMORY, CREATE_SHARED, EXPORT_EVENT,
+  IMPORT_EVENT, GRAPH_CREATE, GRAPH_UPDATE, GRAPH_LAUNCH, GRAPH_DESTROY, AXPY
+};
 uint64_t called[AXPY + 1];
 int answers[AXPY + 1];
 uint64_t with_gil;
@@ -129,9 +151,8 @@ static void do_launch(void* data) {
                                                  : (void*)&given->arguments[i].place;
   given->kernel(given->items, given->group, arguments);
 }
-int launch(queue_t* queue, kernel_t* kernel, const uint64_t* items, const uint64_t* group, const argument_t* given,
-           uint64_t count) {
-  ENTER(LAUNCH);
+static int make_launch(launch_t* launch, kernel_t* kernel, const uint64_t* items, const uint64_t* group,
+                       const argument_t* given, uint64_t count) {
   if (count > MOST) return -1;
   launch_t made = {kernel, {items[0], items[1], items[2]}, {group[0], group[1], group[2]}, count};
   for (uint64_t i = 0; i < count; ++i) {
@@ -139,6 +160,14 @@ int launch(queue_t* queue, kernel_t* kernel, const uint64_t* items, const uint64
     made.arguments[i].is_number = given[i].bytes > 0;
     memcpy(made.arguments[i].number, given[i].data, given[i].bytes);
   }
+  *launch = made;
+  return 0;
+}
+int launch(queue_t* queue, kernel_t* kernel, const uint64_t* items, const uint64_t* group, const argument_t* given,
+           uint64_t count) {
+  ENTER(LAUNCH);
+  launch_t made;
+  if (make_launch(&made, kernel, items, group, given, count)) return -1;
   enqueue(queue, do_launch, &made, sizeof made);
   return 0;
 }
@@ -230,6 +259,171 @@ int elapsed(event_t* start, event_t* end, double* milliseconds) {
   return 0;
 }
 
+typedef struct { void (*function)(void*); void* argument; } host_callback_t;
+static void do_call(void* data) { const host_callback_t* given = data; given->function(given->argument); }
+int host_callback(queue_t* queue, void (*function)(void*), void* argument) {
+  ENTER(HOST_CALLBACK);
+  enqueue(queue, do_call, &(host_callback_t){function, argument}, sizeof(host_callback_t));
+  return 0;
+}
+int copy_from_peer(queue_t* queue, char* to, uint64_t to_offset, char* from, uint64_t from_offset, uint64_t bytes) {
+  ENTER(COPY_FROM_PEER);
+  enqueue(queue, do_copy, &(copy_t){to + to_offset, from + from_offset, bytes}, sizeof(copy_t));
+  return 0;
+}
+int wait_peer_event(event_t* event, queue_t* queue) {
+  ENTER(WAIT_PEER);
+  enqueue(queue, await, &(recording_t){event, latest(event)}, sizeof(recording_t));
+  return 0;
+}
+
+/* Memory and events that other processes open by their name. */
+#define MOST_SHARED 1024
+static struct { char name[64]; char* start; uint64_t bytes; } shared[MOST_SHARED];
+static int made_shared;
+static pthread_mutex_t shared_lock = PTHREAD_MUTEX_INITIALIZER;
+__attribute__((destructor)) void unlink_all(void) {
+  for (int i = 0; i < made_shared; ++i) if (shared[i].name[0]) shm_unlink(shared[i].name);
+}
+static char* open_shared(const char* name, uint64_t bytes, int flags) {
+  const int file = shm_open(name, O_RDWR | flags, 0600);
+  if (file < 0 || (flags && ftruncate(file, bytes))) return 0;
+  char* start = mmap(0, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  close(file);
+  return start == MAP_FAILED ? 0 : start;
+}
+char* allocate_shared(uint64_t bytes) {
+  pthread_mutex_lock(&shared_lock);
+  const int i = made_shared++;
+  snprintf(shared[i].name, 64, "/queued_c_%d_%d", (int)getpid(), i);
+  shared[i].start = open_shared(shared[i].name, bytes, O_CREAT | O_EXCL);
+  shared[i].bytes = bytes;
+  pthread_mutex_unlock(&shared_lock);
+  return shared[i].start;
+}
+int free_shared(char* start) {
+  for (int i = 0; i < made_shared; ++i)
+    if (shared[i].start == start) {
+      shm_unlink(shared[i].name);
+      shared[i].start = 0;
+      return munmap(start, shared[i].bytes);
+    }
+  return -1;
+}
+int export_memory(char* memory, char* handle) {
+  ENTER(EXPORT_MEMORY);
+  for (int i = 0; i < made_shared; ++i)
+    if (shared[i].start == memory) { memcpy(handle, shared[i].name, 64); return 0; }
+  return -1;
+}
+int import_memory(const char* handle, uint64_t bytes, char** memory) {
+  ENTER(IMPORT_MEMORY);
+  *memory = open_shared(handle, bytes, 0);
+  return *memory ? 0 : -1;
+}
+int close_memory(char* memory) { ENTER(CLOSE_MEMORY); return 0; } /* it stays mapped: only the count matters here */
+int create_shared_event(event_t** event) {
+  ENTER(CREATE_SHARED);
+  *event = (event_t*)allocate_shared(sizeof **event);
+  export_memory((char*)*event, (*event)->name);
+  pthread_mutexattr_t lock;
+  pthread_condattr_t changed;
+  pthread_mutexattr_init(&lock);
+  pthread_condattr_init(&changed);
+  pthread_mutexattr_setpshared(&lock, PTHREAD_PROCESS_SHARED);
+  pthread_condattr_setpshared(&changed, PTHREAD_PROCESS_SHARED);
+  pthread_mutex_init(&(*event)->lock, &lock);
+  pthread_cond_init(&(*event)->changed, &changed);
+  return 0;
+}
+int export_event(event_t* event, char* handle) { ENTER(EXPORT_EVENT); memcpy(handle, event->name, 64); return 0; }
+int import_event(const char* handle, event_t** event) {
+  ENTER(IMPORT_EVENT);
+  *event = (event_t*)open_shared(handle, sizeof **event, 0);
+  return *event ? 0 : -1;
+}
+
+typedef struct {
+  uint64_t kind;
+  const uint64_t* after;
+  uint64_t after_count;
+  kernel_t* kernel;
+  uint64_t items[3], group[3];
+  const argument_t* arguments;
+  uint64_t argument_count;
+  char* to;
+  uint64_t to_offset;
+  char* from;
+  uint64_t from_offset, bytes;
+  int value;
+  void (*function)(void*);
+  void* argument;
+} graph_command_t;
+typedef struct { work_t* work; union { launch_t launch; copy_t copy; host_callback_t call; } data; } node_t;
+typedef struct { uint64_t users, count; node_t nodes[]; } nodes_t; /* as one launch has them */
+typedef struct { nodes_t* nodes; } graph_t;
+uint64_t edges; /* of all graphs */
+int refuses_updates;
+static void leave(nodes_t* nodes) { if (__sync_sub_and_fetch(&nodes->users, 1) == 0) free(nodes); }
+static nodes_t* make_nodes(const graph_command_t* given, uint64_t count) {
+  nodes_t* made = calloc(1, sizeof *made + count * sizeof(node_t));
+  made->users = 1;
+  made->count = count;
+  for (uint64_t i = 0; i < count; ++i) {
+    node_t* node = &made->nodes[i];
+    for (uint64_t j = 0; j < given[i].after_count; ++j) if (given[i].after[j] >= i) return 0;
+    edges += given[i].after_count;
+    if (given[i].kind == 0) {
+      node->work = do_launch;
+      if (make_launch(&node->data.launch, given[i].kernel, given[i].items, given[i].group, given[i].arguments,
+                      given[i].argument_count)) return 0;
+    } else if (given[i].kind == 3) {
+      node->work = do_call;
+      node->data.call = (host_callback_t){given[i].function, given[i].argument};
+    } else {
+      node->work = given[i].kind == 1 ? do_copy : do_fill;
+      node->data.copy = (copy_t){given[i].to + given[i].to_offset, given[i].from + given[i].from_offset,
+                                 given[i].bytes, given[i].value};
+    }
+  }
+  return made;
+}
+int graph_create(const graph_command_t* commands, uint64_t count, graph_t** graph) {
+  ENTER(GRAPH_CREATE);
+  nodes_t* nodes = make_nodes(commands, count);
+  if (!nodes) return -1;
+  *graph = calloc(1, sizeof **graph);
+  (*graph)->nodes = nodes;
+  return 0;
+}
+int graph_update(graph_t* graph, const graph_command_t* commands, uint64_t count, int* updated) {
+  ENTER(GRAPH_UPDATE);
+  if (refuses_updates) return 0;
+  nodes_t* nodes = make_nodes(commands, count);
+  if (!nodes) return -1;
+  leave(graph->nodes);
+  graph->nodes = nodes;
+  *updated = 1;
+  return 0;
+}
+static void do_graph(void* data) {
+  nodes_t* nodes = *(nodes_t**)data;
+  for (uint64_t i = 0; i < nodes->count; ++i) nodes->nodes[i].work(&nodes->nodes[i].data);
+  leave(nodes);
+}
+int graph_launch(graph_t* graph, queue_t* queue) {
+  ENTER(GRAPH_LAUNCH);
+  __sync_fetch_and_add(&graph->nodes->users, 1);
+  enqueue(queue, do_graph, &graph->nodes, sizeof graph->nodes);
+  return 0;
+}
+int graph_destroy(graph_t* graph) {
+  ENTER(GRAPH_DESTROY);
+  leave(graph->nodes);
+  free(graph);
+  return 0;
+}
+
 static void do_sleep(void* data) { usleep(*(uint64_t*)data); }
 void keep_busy(queue_t* queue, uint64_t microseconds) { enqueue(queue, do_sleep, &microseconds, sizeof microseconds); }
 
@@ -264,7 +458,7 @@ gate.set()
 def library() -> ctypes.CDLL:
     if not _library:
         made = built(LAUNCHER)
-        made.create_queue.restype = ctypes.c_void_p
+        made.create_queue.restype = made.allocate_shared.restype = ctypes.c_void_p
         _library.append(made)
         ctypes.c_void_p.in_dll(made, "has_gil").value = address(ctypes.pythonapi.PyGILState_Check)
     return _library[0]
@@ -283,6 +477,9 @@ def with_gil() -> int:
     return int(ctypes.c_uint64.in_dll(library(), "with_gil").value)
 
 
+priorities: list[int] = []  # of the streams that were made
+
+
 class Stream:
     def __init__(self) -> None:
         self.native = library().create_queue()
@@ -299,18 +496,43 @@ class Event:
 
 class QueuedDevice(PlainCDevice):
     def __init__(self) -> None:
+        host_accessible = os.environ.get("QUEUED_C_HOST_ACCESSIBLE") == "1"
         self.properties = DeviceProperties(
             name="Queued C accelerator",
             total_memory=1 << 30,
+            address_space="host" if host_accessible else "synthetic",
             dialect=PlainC,
             target=Target(simt=False, local_memory=0, max_argument_bytes=1 << 16),
         )
         more = [name for group in os.environ.get("QUEUED_C_HANDS_OVER", "").split() for name in globals()[group]]
+        self.exports = "export_memory" in more
+        self.shares = self.exports or host_accessible
         without = os.environ.get("QUEUED_C_WITHOUT")
         names = [name for name in ("launch", "copy", "fill", "flush", *more) if name != without]
         self.native_launcher = NativeLauncher(
             api="c", functions={name: address(library()[name]) for name in names}
         )
+
+    def allocate(self, nbytes: int) -> Any:
+        if not self.shares:
+            return super().allocate(nbytes)
+        start = library().allocate_shared(ctypes.c_uint64(nbytes))
+        if not self.exports:
+            library().unlink_all()
+        return (ctypes.c_char * nbytes).from_address(start)
+
+    def free(self, handle: Any) -> None:
+        if self.shares:
+            assert library().free_shared(ctypes.c_void_p(ctypes.addressof(handle))) == 0
+
+    def address(self, handle: Any) -> int:
+        return ctypes.addressof(handle)
+
+    def can_access_peer(self, peer: Any) -> bool:
+        return isinstance(peer, QueuedDevice)
+
+    def can_wait_for_peer(self, peer: Any) -> bool:
+        return isinstance(peer, QueuedDevice)
 
     def compile(self, text: str, entry: str) -> object:
         assert gate.wait(60)
@@ -325,6 +547,7 @@ class QueuedDevice(PlainCDevice):
         library().copy_out(stream.given, to, handle, ctypes.c_uint64(offset), ctypes.c_uint64(len(host_memory)))
 
     def create_stream(self, priority: int) -> Stream:
+        priorities.append(priority)
         return Stream()
 
     def native_stream(self, stream: Any) -> int:
@@ -364,4 +587,4 @@ class QueuedDevice(PlainCDevice):
 
 class QueuedDriver(Driver):
     def devices(self) -> list[QueuedDevice]:
-        return [QueuedDevice()]
+        return [QueuedDevice() for _ in range(int(os.environ.get("QUEUED_C_DEVICES", "1")))]

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pyopencl as cl
 
 from torch_backplane.drivers import Driver
-from torch_backplane.drivers.opencl import platforms
-from torch_backplane.drivers.opencl_device import OpenCLDevice, native_launcher
-from torch_backplane.drivers.opencl_staging import Staging
+from torch_backplane.drivers.opencl.device import OpenCLDevice, native_launcher
+from torch_backplane.drivers.opencl.driver import platforms
+from torch_backplane.drivers.opencl.staging import Staging
 
 
 class StagingDevice(OpenCLDevice):

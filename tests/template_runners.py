@@ -12,7 +12,7 @@ import torch
 from kernel_runners import NUMPY, _built, _memory, compile_cuda, opencl, scalar
 
 from torch_backplane.kernels import CudaCpp, OpenCLC, Reduction, Target, reduction, reduction_geometry
-from torch_backplane.kernels.templates.reduce import Form, choose_form
+from torch_backplane.kernels.templates.reduce import Form, Options, choose_form
 from torch_backplane.kernels.templates.source import Launch
 
 
@@ -33,7 +33,7 @@ def run(launch: Launch | list[Launch]) -> None:
     import pyopencl as cl
 
     context, queue, _ = opencl()
-    if launch.items == 0:
+    if launch.global_size == 0:
         return
     before = 64
     buffers: dict[tuple[int, int], Any] = {}
@@ -54,7 +54,7 @@ def run(launch: Launch | list[Launch]) -> None:
         if parameter.role == "output" and tensor.numel():
             outputs.append((tensor, buffers[key]))
         arguments += [buffers[key], np.uint64(before)]
-    _built(launch.kernel.text, launch.kernel.name)(queue, (launch.items,), (launch.group,), *arguments)
+    _built(launch.kernel.text, launch.kernel.name)(queue, (launch.global_size,), (launch.group_size,), *arguments)
     for tensor, buffer in outputs:
         cl.enqueue_copy(queue, _memory(tensor), buffer, src_offset=before)
     queue.finish()
@@ -76,11 +76,7 @@ def run_reduction(
     """
     where = reduction_geometry(inputs[0].shape, dims, [t.stride() for t in outputs], [t.stride() for t in inputs])
     form = form or choose_form(target, definition, where, len(outputs))
-    run(
-        reduction(
-            OpenCLC(target), "tested", definition, outputs, inputs, where, scalars=scalars, compute=compute, form=form
-        )
-    )
+    run(reduction(OpenCLC(target), "tested", definition, outputs, inputs, where, Options(scalars, compute, form)))
     return form
 
 

@@ -17,20 +17,22 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from torch_backplane.audit import compiler
+from torch_backplane.audit.driver import LANGUAGE
+from torch_backplane.interpreter.language import NoCompiler
 
 try:
-    compiler.compiler()
-except compiler.NoCompiler as error:
+    LANGUAGE.compiler()
+except NoCompiler as error:
     pytest.skip(str(error), allow_module_level=True)
 
 from torch_backplane.audit.bounds import FAMILIES, KNOWN, beyond
 from torch_backplane.audit.cases import cases
-from torch_backplane.audit.dialect import AuditC
-from torch_backplane.audit.driver import AuditDevice, Launch, Segment
+from torch_backplane.audit.driver import AuditDevice, Launch
 from torch_backplane.audit.model import figures, moved
 from torch_backplane.audit.report import summary
 from torch_backplane.cli import app
+from torch_backplane.interpreter.device import Segment
+from torch_backplane.kernels import CudaCpp
 from torch_backplane.kernels.modelled import SHIPPED, read_target
 
 NVIDIA = read_target("nvidia-ada")
@@ -69,7 +71,7 @@ def launched(
 ) -> tuple[Launch, list[float]]:
     """A kernel of `const float* in, float* out, const int n, const int width`."""
     where = device(on)
-    dialect = AuditC(where.modelled.target)
+    dialect = CudaCpp(where.modelled.target)
     words = "".join(f"#define {name} {meaning}\n" for name, meaning in dialect.words.items())
     parameters = ["const float* in", "float* out", "const int n", "const int width"]
     text = dialect.header(frozenset({torch.float32}), body) + words + dialect.kernel("known", parameters, group, [body])
@@ -94,7 +96,7 @@ def launched(
     return one, result
 
 
-INDEX = "const int i = (int)work_index;"
+INDEX = "const int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);"
 SIDE = 256
 MATRIX = [float(i % 1009) for i in range(SIDE * SIDE)]
 TRANSPOSED = [MATRIX[x * SIDE + y] for y in range(SIDE) for x in range(SIDE)]
@@ -111,7 +113,7 @@ def test_a_copy_moves_what_it_must() -> None:
 
 
 def test_a_copy_by_lanes_is_one_access_of_16_bytes() -> None:
-    dialect = AuditC(NVIDIA.target)
+    dialect = CudaCpp(NVIDIA.target)
     load = dialect.load_lanes("lanes", torch.float32, "in", "i", 4)
     store = dialect.store_lanes("lanes", torch.float32, "out", "i", 4)
     one, result = launched(f"{INDEX} {load} {store}", MATRIX, len(MATRIX), len(MATRIX) // 4, 64)
@@ -389,7 +391,7 @@ def test_a_target_that_cannot_be_is_refused(change: Any, message: str, tmp_path:
     ("named", "message"),
     [
         ("no-such-compiler", "CXX='no-such-compiler' names none"),
-        ("false", "the audit needs a compiler with -fsanitize=thread"),
+        ("false", "kernels need a compiler with -fsanitize=thread"),
     ],
 )
 def test_without_a_compiler_it_says_so(named: str, message: str) -> None:

@@ -1,9 +1,7 @@
-"""Backward passes run in the thread that asks for them."""
+"""Backward passes run in PyTorch's threads of devices, or in the thread that asks where the program wants that."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from typing import Any
 
@@ -19,36 +17,48 @@ def thread_of_a_pass(x: torch.Tensor) -> int:
     return found[0]
 
 
-def test_passes_run_in_the_thread_that_asks() -> None:
-    x = torch.ones(3, device="bp", requires_grad=True)
-    assert thread_of_a_pass(x) == threading.get_ident()
-    found: list[tuple[int, int]] = []
+def test_passes_run_in_threads_of_devices() -> None:
+    own = threading.get_ident()
+    threads = [thread_of_a_pass(torch.ones(3, device=f"bp:{index}", requires_grad=True)) for index in (0, 1, 0)]
+    assert threads[0] == threads[2]
+    assert len({own, *threads}) == 3
+    assert thread_of_a_pass(torch.ones(3, requires_grad=True)) == own
 
+
+def test_a_program_may_have_them_run_in_its_own_thread() -> None:
     def other() -> None:
-        y = torch.ones(3, device="bp", requires_grad=True)
-        found.append((thread_of_a_pass(y), threading.get_ident()))
+        x = torch.ones(3, device="bp", requires_grad=True)
+        with torch.autograd.set_multithreading_enabled(False):
+            found.append((thread_of_a_pass(x), threading.get_ident()))
 
+    found: list[tuple[int, int]] = []
     thread = threading.Thread(target=other)
     thread.start()
     thread.join()
-    assert found[0][0] == found[0][1] != threading.get_ident()
+    other()
+    assert [ran == asked for ran, asked in found] == [True, True]
+    assert found[0] != found[1]
 
 
-def test_over_several_devices() -> None:
+@pytest.mark.parametrize("enabled", [True, False])
+def test_over_several_devices(enabled: bool) -> None:
     x = torch.arange(4.0, device="bp:0", requires_grad=True)
-    seen: list[int] = []
+    seen: dict[str, tuple[int, int]] = {}
 
     def hook(gradient: torch.Tensor) -> None:
-        seen.append(threading.get_ident())
+        seen[str(gradient.device)] = threading.get_ident(), torch.bp.current_device()
 
     y = (x * 3).to("bp:1")
     y.register_hook(hook)
     z = (y * y).to("bp:2") + 1
     z.register_hook(hook)
-    (z.sum().to("bp:0") + x.sum()).backward()
+    with torch.autograd.set_multithreading_enabled(enabled):
+        (z.sum().to("bp:0") + x.sum()).backward()
     assert x.grad is not None
     assert x.grad.tolist() == [1, 19, 37, 55]
-    assert seen == [threading.get_ident()] * 2
+    threads = {thread for thread, _ in seen.values()}
+    assert len({*threads, threading.get_ident()}) == (3 if enabled else 1)
+    assert {name: device for name, (_, device) in seen.items()} == {"bp:1": 1, "bp:2": 2}
     assert torch.bp.current_device() == 0
 
 
@@ -91,18 +101,3 @@ def test_a_pass_in_a_pass() -> None:
     assert x.grad is not None
     assert x.grad.tolist() == [8] * 3
     assert torch.autograd.is_multithreading_enabled()
-
-
-def test_programs_without_a_bp_device_are_left_alone() -> None:
-    code = """
-import torch
-enabled = []
-x = torch.ones(3, requires_grad=True)
-x.register_hook(lambda gradient: enabled.append(torch.autograd.is_multithreading_enabled()))
-(x * 2).sum().backward()
-torch.ones(3, device="bp")
-(x * 2).sum().backward()
-print(enabled)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    assert done.stdout == "[True, False]\n", done.stderr

@@ -269,7 +269,7 @@ assert not sys.modules["driver_test_module"].events
 
 @pytest.mark.parametrize("address", ["3", "1 << 50", "'here'"])
 def test_memory_with_a_bad_address_goes_back_to_the_driver(tmp_path: Path, address: str) -> None:
-    source = MINIMAL.replace("1 << 26", "1 << 26, host_accessible=True") + f'''
+    source = MINIMAL.replace("1 << 26", "1 << 26, address_space='host'") + f'''
 freed = []
 MinimalDevice.address = lambda self, handle: {address}
 MinimalDevice.free = lambda self, handle: freed.append(len(handle))

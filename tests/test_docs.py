@@ -23,7 +23,8 @@ import typer
 from torch_backplane import cli, drivers, kernels, settings
 from torch_backplane.conformance import numbers, report
 from torch_backplane.drivers.base import NATIVE_GROUPS
-from torch_backplane.drivers.checks import ASYNCHRONOUS_METHODS
+from torch_backplane.drivers.checks import ASYNCHRONOUS_METHODS, check_routine
+from torch_backplane.drivers.libraries import FAMILIES
 from torch_backplane.kernels import Target, layouts, modelled, reductions
 from torch_backplane.planning.launch import MOST_KERNELS
 
@@ -147,7 +148,8 @@ def test_the_parts_of_drivers_fit_the_contract() -> None:
     assert whole.startswith("# my_driver.py")
     assert session.startswith(">>> ")
     (dialect,) = [part for part in parts if "(Dialect)" in part]  # has a test of its own
-    parts.remove(dialect)
+    (library,) = [part for part in parts if "Library(" in part]  # likewise
+    parts = [part for part in parts if part not in (dialect, library)]
     assert len(parts) == 3
     for part in parts:
         for node in ast.walk(ast.parse(textwrap.dedent(part))):
@@ -170,6 +172,23 @@ def test_the_target_of_write_a_driver_and_its_table() -> None:
     named = [name for row in table.strip().splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])]
     assert {*named, "compute_units"} == {one.name for one in fields(Target)}
     assert len(named) == len(set(named))
+
+
+def test_the_library_of_write_a_driver_and_the_arguments_of_families() -> None:
+    (part,) = [block for block in blocks("write-a-driver.md", "python") if "Library(" in block]
+    said: dict[str, Any] = {}
+    exec(part, said)
+    library = said["library"](1, 2)
+    check_routine("matmul", library.routines["matmul"])
+    sizes = dict.fromkeys(FAMILIES["matmul"].integers, 2) | {"rows": 3}
+    asked = [getattr(library.routines["matmul"], name) for name in ("guard", "workspace", "cost")]
+    assert [one(torch.float32, **sizes) for one in asked] == [None, 3 * 2 * 4, 5_000_000 + 2 * 3 * 2 * 2 // 10]
+    assert library.explain(7) == "no memory"
+    (table,) = re.findall(r"^\| family \| memory .*?\n\n", TEXTS["write-a-driver.md"], re.DOTALL | re.MULTILINE)
+    rows = [[re.findall(r"`(\w+)`", cell) for cell in row.split("|")[1:-1]] for row in table.strip().splitlines()[2:]]
+    settled = {family: one for family, one in FAMILIES.items() if one.memory}
+    assert [(*row[0], *map(tuple, row[1:])) for row in rows[:-1]] == [(name, *one[1:]) for name, one in settled.items()]
+    assert rows[-1][0] == [family for family in FAMILIES if family not in settled]
 
 
 def test_kernels_names_the_targets_that_ship() -> None:
@@ -201,8 +220,9 @@ def test_the_launcher_of_write_a_driver_is_c(tmp_path: Path) -> None:
     # The parameters of the example, and those of the test's driver, have these names, in this order.
     for name in names:
         is_needed = name in drivers.NATIVE_APIS["c"]
-        where = "examples/drivers/plain_c/plain_c_driver.py" if is_needed else "tests/queued_c_driver.py"
-        example = (ROOT / where).read_text(encoding="utf-8")
+        optional = ["tests/queued_c_driver.py", "tests/offering_c_driver.py"]
+        where = ["examples/drivers/plain_c/plain_c_driver.py"] if is_needed else optional
+        example = "".join((ROOT / one).read_text(encoding="utf-8") for one in where)
         parameters = re.compile(rf"^int {name}\((.*?)\)", re.DOTALL | re.MULTILINE)
         (declared,), (defined,) = parameters.findall(part), parameters.findall(example)
         assert [one.split()[-1].lstrip("*").partition("[")[0] for one in declared.split(",")] == [
@@ -357,7 +377,6 @@ def test_numbers_are_those_of_the_code() -> None:
     for page, phrase in (
         ("kernels.md", f"has {limits.shortest} elements or more ({cpu.row_limits.shortest} on CPUs)"),
         ("kernels.md", f"on GPUs, more than {limits.most:,} of them"),
-        ("kernels.md", f"results of {cpu.streaming_bytes >> 20} MiB and more"),
         ("kernels.md", f"in groups of {cpu.element_group_size},"),
         ("kernels.md", f"blocks of {reductions.BLOCK} elements, {reductions.BLOCK} blocks to a part"),
         ("conformance.md", f"with {len(numbers.NUMBERS)} numbers"),

@@ -28,7 +28,7 @@ for name in ("allocate", "free", "copy_in", "copy_out", "copy", "fill", "copy_fr
     setattr(MinimalDevice, name, noting(name, getattr(MinimalDevice, name)))
 '''
 
-IN_HOST_MEMORY = MINIMAL.replace("1 << 26", "1 << 26, host_accessible=True") + '''
+IN_HOST_MEMORY = MINIMAL.replace("1 << 26", "1 << 26, address_space='host'") + '''
 import ctypes, mmap
 
 MinimalDevice.allocate = lambda self, nbytes: mmap.mmap(-1, nbytes)

@@ -169,7 +169,7 @@ BROKEN = {
         "ValueError: Target.local_memory is -1, and must be a whole number of bytes, 0 or more",
     ),
     "host-accessible without addresses": (
-        MINIMAL.replace("1 << 26", "1 << 26, host_accessible=True"), "has no address() method"
+        MINIMAL.replace("1 << 26", "1 << 26, address_space='host'"), "has no address() method"
     ),
     "half an asynchronous device": (
         MINIMAL.replace("    def free", "    def create_stream(self, priority): return object()\n    def free"),

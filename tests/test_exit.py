@@ -11,10 +11,7 @@ from pathlib import Path
 
 import exit_ways
 import pytest
-import torch
 from test_opencl import platform  # noqa: F401  # a fixture
-
-from torch_backplane import _C, autograd
 
 
 @pytest.fixture(scope="module", params=exit_ways.DRIVERS)
@@ -32,23 +29,27 @@ def test_a_program_ends_as_it_should(runner: exit_ways.Runner, way: str) -> None
     assert [runner.run(exit_ways.WAYS[way]) for _ in range(times)] == ["good"] * times
 
 
-LET_GO = """
+LATE = """
 import os, torch, weakref
 from torch_backplane import _C
 
 class Held:
     pass
 
-torch.autograd.Variable._execution_engine = torch._C._ImperativeEngine()  # of passes that C++ begins
 x = torch.ones(3, device="bp:1", requires_grad=True)
-found = []
-for finish in (False, True, True, True):
+
+def hold_in_a_pass():
     held = Held()
-    gone = weakref.ref(held)
     torch._C._stash_obj_in_tls("held", held)  # a pass takes over what the thread has that asks for it
     (x * 2).sum().backward()
     torch._C._stash_obj_in_tls("held", None)
-    del held
+    return weakref.ref(held)
+"""
+
+LET_GO = f"""{LATE}
+found = []
+for finish in (False, True, True, True):
+    gone = hold_in_a_pass()
     if finish:
         _C.finish_autograd_threads()
     found.append(gone() is None)
@@ -56,37 +57,44 @@ print(*found, flush=True)
 os._exit(0)
 """
 
+# What the pass holds is dropped after the atexit function has run, and before Python is finalized.
+LAST_PASS = f"""
+import atexit
+functions = []
+atexit.register(lambda: functions[0]())
+{LATE}
+def last_pass():
+    gone = hold_in_a_pass()
+    print(gone() is None, flush=True)
+    functions.append(weakref.ref(gone(), lambda _: os.write(1, b"dropped")))
 
-def test_the_threads_of_devices_let_go_of_their_last_pass(tmp_path: Path) -> None:
+functions.append(last_pass)
+"""
+
+
+@pytest.fixture(scope="module")
+def late_threads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a program whose autograd threads drop their passes late."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("there is no C compiler to build late_threads.c with")
-    library = tmp_path / "late_threads.so"
+    library = tmp_path_factory.mktemp("late") / "late_threads.so"
     source = Path(__file__).parent / "late_threads.c"
     subprocess.run([compiler, "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
-    env = os.environ | exit_ways.DRIVERS["host"] | {"LD_PRELOAD": str(library)}
-    done = subprocess.run([sys.executable, "-c", LET_GO], env=env, capture_output=True, text=True, timeout=120)
+    return os.environ | exit_ways.DRIVERS["host"] | {"LD_PRELOAD": str(library)}
+
+
+def test_the_threads_of_devices_let_go_of_their_last_pass(late_threads: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LET_GO], env=late_threads, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.stdout == "False True True True\n", done.stderr
 
 
-def test_a_pass_in_a_pass_at_the_end_of_the_program() -> None:
-    """What runs after our own function at the exit: empty passes that follow each pass, but not those in one."""
-    engine = autograd.Engine(torch.autograd.Variable._execution_engine)
-    engine.after_each_pass = _C.finish_autograd_threads
-    x = torch.ones(3, device="bp", requires_grad=True)
-    grads = []
-
-    def inner(gradient: torch.Tensor) -> None:
-        y = torch.ones(3, device="bp", requires_grad=True)
-        with torch.enable_grad():
-            loss = (y * 3).sum()
-        loss.backward()
-        grads.append(y.grad)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.autograd.Variable, "_execution_engine", engine)
-        x.register_hook(inner)
-        (x * 2).sum().backward()
-    assert x.grad is not None
-    assert x.grad.tolist() == [2] * 3
-    assert [grad.tolist() for grad in grads] == [[3] * 3]
+def test_a_pass_in_an_atexit_function_that_was_registered_before_torch_was_imported(
+    late_threads: dict[str, str],
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LAST_PASS], env=late_threads, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "False\ndropped"), done.stderr

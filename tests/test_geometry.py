@@ -15,14 +15,8 @@ Operands = tuple[list[torch.Tensor], list[torch.Tensor], list[int | None]]
 DTYPES = [torch.uint8, torch.float16, torch.float32, torch.float64]
 
 
-class Streaming(OpenCLC):
-    """Writes results past the caches that are not large."""
-
-    streaming_bytes = 1024
-
-
 PROCESSOR = Target.of_kind("cpu")
-DIALECTS = [OpenCLC(PROCESSOR), OpenCLC(), Streaming(PROCESSOR), OpenCLC(Target(local_memory=3 << 10))]
+DIALECTS = [OpenCLC(PROCESSOR), OpenCLC(), OpenCLC(Target(local_memory=3 << 10))]
 
 
 @st.composite

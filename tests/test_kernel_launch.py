@@ -21,9 +21,10 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 OPENCL = '''
 import struct, threading, torch
 from torch_backplane import _C, drivers
-from torch_backplane.drivers import builds, opencl_programs
+from torch_backplane.drivers import builds
+from torch_backplane.drivers.opencl import compiler
 
-opencl_programs.KEEP_THEIR_OWN = ()  # of one kernel at a time, PoCL may be asked for the binary
+compiler.KEEP_THEIR_OWN = ()  # of one kernel at a time, PoCL may be asked for the binary
 
 PARAMETERS = """(global const float* a_base, const ulong a_offset, global const float* b_base, const ulong b_offset,
     global float* o_base, const ulong o_offset, const float alpha, const uint count) {
@@ -612,8 +613,6 @@ print("end")
             "KernelDevice.native_launcher = NativeLauncher(api='opencl', functions={'clFlush': 1})",
             "NativeLauncher.functions has no address of clSetKernelArg",
         ),
-        ("KernelDevice.product_library = 'blas'", "product_library is 'blas', and must be a ProductLibrary or None"),
-        ("KernelDevice.transform_library = 7", "transform_library is 7, and must be a TransformLibrary or None"),
     ],
 )
 def test_a_driver_that_is_short_of_something_is_skipped(tmp_path: Path, change: str, message: str) -> None:
@@ -653,8 +652,8 @@ def test_where_a_compiler_stands_no_other_beside_it_programs_are_built_one_at_a_
     run(f"""
 import pyopencl as cl
 device = cl.get_platforms()[0].get_devices()[0]
-opencl_programs.ONE_BUILD_AT_A_TIME = (device.platform.name,) if {alone} else ()
-programs = [opencl_programs.Programs(cl.Context([device]), device) for _ in range(2)]
+compiler.ONE_BUILD_AT_A_TIME = (device.platform.name,) if {alone} else ()
+programs = [compiler.Programs(cl.Context([device]), device) for _ in range(2)]
 both = threading.Barrier(2)
 met = []
 

@@ -18,14 +18,15 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from torch_backplane import sanitizer
 from torch_backplane.cli import app
-from torch_backplane.drivers import sanitizer
-from torch_backplane.drivers.sanitizer import builtins, runtime
-from torch_backplane.drivers.sanitizer.text import checked
+from torch_backplane.interpreter import opencl_builtins
+from torch_backplane.interpreter.language import NoCompiler, translated
+from torch_backplane.sanitizer.device import LANGUAGE, interpreter
 
 try:
-    runtime.compiler()
-except runtime.NoCompiler as error:
+    LANGUAGE.compiler()
+except NoCompiler as error:
     pytest.skip(str(error), allow_module_level=True)
 
 TESTS = Path(__file__).parent
@@ -292,9 +293,9 @@ def test_what_would_not_be_seen_is_refused(body: str, words: str) -> None:
 
 def test_a_kernel_whose_parameters_are_not_understood_is_refused() -> None:
     with pytest.raises(RuntimeError, match="no device memory with an offset behind it"):
-        checked("kernel void bp_x(global float* a) {}", "bp_x")
-    with pytest.raises(RuntimeError, match="finds no «kernel void bp_y"):
-        checked("kernel void bp_x(const uint a) {}", "bp_y")
+        translated(LANGUAGE, "kernel void bp_x(global float* a) {}", "bp_x")
+    with pytest.raises(RuntimeError, match="finds no kernel «void bp_y"):
+        translated(LANGUAGE, "kernel void bp_x(const uint a) {}", "bp_y")
 
 
 def test_the_functions_are_the_mathematics_librarys() -> None:
@@ -313,8 +314,8 @@ def test_the_functions_are_the_mathematics_librarys() -> None:
 
 
 def test_halves_are_pytorchs() -> None:
-    functions = runtime.library().functions
-    to_float, to_half = functions.backplane_sanitizer_from_half, functions.backplane_sanitizer_to_half
+    functions = interpreter().functions
+    to_float, to_half = functions.interpreter_from_half, functions.interpreter_to_half
     to_float.restype, to_float.argtypes = ctypes.c_float, [ctypes.c_ushort]
     to_half.restype, to_half.argtypes = ctypes.c_ushort, [ctypes.c_float]
     bits = torch.arange(0, 1 << 16, 7).to(torch.uint16)
@@ -327,10 +328,10 @@ def test_halves_are_pytorchs() -> None:
 
 
 def test_clangs_names_of_all_functions_are_there() -> None:
-    names = {name for name, *_ in builtins._scalar_functions()}
+    names = {name for name, *_ in opencl_builtins._scalar_functions()}
     assert {"exp", "fma", "mul_hi", "convert_uchar", "isnan"} <= names
-    assert runtime.library().functions._Z3expDv16_f
-    assert runtime.library().functions._Z6mul_hijj
+    assert interpreter().functions._Z3expDv16_f
+    assert interpreter().functions._Z6mul_hijj
 
 
 # --- programs, in processes of their own -----------------------------------------------------------------------------
@@ -350,19 +351,19 @@ warnings.simplefilter("ignore")
 import torch
 from torch.utils._pytree import tree_leaves
 from test_small_kernels import KERNELS
-from torch_backplane.drivers import sanitizer
+from torch_backplane import sanitizer
 
 torch.manual_seed(0)
 said = {}
 for name, (function, arguments) in KERNELS.items():
     given = arguments()
     with sanitizer.collected():
-        before = sanitizer.library().launches
+        before = sanitizer.counts()[0]
         found = [one.cpu() for one in tree_leaves(function(*(one.to("bp") for one in given)))]
     right = all(
         torch.allclose(one, other, rtol=1e-4, atol=1e-4) for one, other in zip(found, tree_leaves(function(*given)))
     )
-    said[name] = [right, sanitizer.library().launches - before, [str(one) for one in sanitizer.take()]]
+    said[name] = [right, sanitizer.counts()[0] - before, [str(one) for one in sanitizer.take()]]
 print(json.dumps(said))
 """
 
@@ -380,7 +381,7 @@ def test_kernels_of_every_family_are_right_and_nothing_is_found(target: str) -> 
 def test_without_clang_the_error_says_so() -> None:
     ended = run('import torch; torch.empty(1, device="bp")', PATH="")
     assert ended.returncode == 1
-    words = r"SettingError: TORCH_BACKPLANE_SANITIZE_KERNELS=1: .* compiles them with clang .*, and there is none"
+    words = r"SettingError: TORCH_BACKPLANE_SANITIZE_KERNELS=1: .* compiles OpenCL C with clang .*, and there is none"
     assert re.search(words, ended.stderr), ended.stderr[-2000:]
 
 
@@ -401,9 +402,9 @@ import json, re, warnings
 warnings.simplefilter("ignore")
 import torch
 from test_small_kernels import KERNELS
-from torch_backplane.drivers import sanitizer
-from torch_backplane.drivers.sanitizer import device
-from torch_backplane.drivers.sanitizer.runtime import Extent, Resolve
+from torch_backplane import sanitizer
+from torch_backplane.sanitizer import device
+from torch_backplane.sanitizer.device import Extent, Resolve
 
 kernels, found = set(), set()
 build, requested = device.SanitizerDevice.compile, device._requested
@@ -460,7 +461,7 @@ def test_no_kernel_escapes(way: str, target: str, least: int) -> None:
 
 IN_ONE_PLACE = """
 import torch
-from torch_backplane.drivers.sanitizer import device
+from torch_backplane.sanitizer import device
 
 kernels, build = [], device.SanitizerDevice.compile
 device.SanitizerDevice.compile = lambda self, text, entry: kernels.append(entry) or build(self, text, entry)
@@ -488,7 +489,7 @@ import sys
 sys.path.insert(0, "..")
 import conformance_too_far
 import torch
-from torch_backplane.drivers.sanitizer import KernelSanitizerError
+from torch_backplane.sanitizer import KernelSanitizerError
 
 x = torch.ones(70, device="bp")
 right = (x + 1).sum().item()

@@ -324,41 +324,6 @@ def test_sizes_around_the_groups_of_a_cpu(wide):
         assert (out[:, size] == 7).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32, torch.int64], ids=str)
-@pytest.mark.parametrize("wide", [False, True])
-def test_results_past_the_caches(dtype, wide):
-    needs(dtype)
-    for size in (0, 1, 3, 4, 5, 255, 1024, 1027):
-        a, b = (torch.randint(-9, 9, (size,)).to(dtype) for _ in range(2))
-        sums, larger = (torch.full((size + 5,), 7, dtype=dtype) for _ in range(2))
-        kernel = run_pointwise(
-            lambda a, b: (a + b, functions.where(a < b, b, -a)), [a, b], [sums[:size], larger[:size]],
-            width=1, wide=wide, device_kind="cpu", streaming=True,
-        )  # fmt: skip
-        assert kernel.text.count("WRITE_PAST_CACHES((") == 4 * dtype.itemsize // 16 * 2
-        assert torch.equal(sums[:size], a + b)
-        assert torch.equal(larger[:size], torch.where(a < b, b, -a))
-        assert (sums[size:] == 7).all()
-        assert (larger[size:] == 7).all()
-
-
-def test_what_is_not_written_past_the_caches():
-    """Formulas that cost more than memory, dtypes of other sizes, strided operands, and other devices than CPUs."""
-    a = torch.rand(9)
-    for formula, inputs, out, processor in (
-        (functions.exp, [a], torch.empty(9), "cpu"),
-        (lambda a: a + 1, [a.half()], torch.empty(9).half(), "cpu"),
-        (lambda a, b: a + b, [a, torch.rand(1)], torch.empty(9), "cpu"),
-        (lambda a: a + 1, [a], torch.empty(9), "gpu"),
-    ):
-        kernel = run_pointwise(formula, inputs, [out], device_kind=processor, streaming=True)
-        assert "PAST_CACHES" not in kernel.text
-        expected = formula(*inputs) if formula is not functions.exp else a.exp()
-        torch.testing.assert_close(out, expected)
-    with pytest.raises(ValueError, match="strided layout cannot be streaming"):
-        Layout(1, 1, streaming=True)
-
-
 @settings(max_examples=80, deadline=None)
 @given(st.data(), st.lists(st.sampled_from([0, 1, 2, 3, 4, 5, 17, 33, 70]), max_size=4), st.booleans())
 def test_any_strides_and_broadcasts(data, shape, wide):

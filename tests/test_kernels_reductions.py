@@ -12,6 +12,7 @@ from kernel_runners import compile_cuda, opencl
 from template_runners import run_reduction as run_for
 
 from torch_backplane.kernels import CudaCpp, OpenCLC, Reduction, Target, functions, reduction, reduction_geometry
+from torch_backplane.kernels.templates.reduce import Options
 
 F32, I64 = torch.float32, torch.int64
 INF = math.inf
@@ -156,7 +157,7 @@ def made(dialect, sizes, strides, definition=SUM, outputs=(F32,), **options):
     given = torch.empty_strided(sizes, strides, device="meta")
     results = [torch.empty(sizes[0], dtype=dtype, device="meta") for dtype in outputs]
     where = reduction_geometry(sizes, [1], [(1,)] * len(results), [strides])
-    return reduction(dialect, "r", definition, results, [given], where, **options)[0].kernel
+    return reduction(dialect, "r", definition, results, [given], where, Options(**options))[0].kernel
 
 
 def test_another_shape_is_the_same_text_and_large_tensors_have_64_bit_indices():

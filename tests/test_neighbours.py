@@ -52,6 +52,16 @@ DLPACK = """
 for t in (x, meta, x.to_sparse(), x.requires_grad_()):
     found += [told(t.__dlpack_device__), told(torch.Tensor.__dlpack_device__, t), told(torch.Tensor.__dlpack_device__)]
 found += [told(torch.Tensor.__dlpack_device__, 3), told(x.__dlpack_device__, 1), told(x.__dlpack_device__, x=1)]
+import torch.utils.dlpack
+from_dlpacks = torch.from_dlpack, torch.utils.dlpack.from_dlpack
+for t in (x.detach(), meta, x.detach().to_sparse(), x, 3):
+    found += [told(lambda: type(torch.Tensor.__dlpack__(t))), told(lambda: type(t.__dlpack__(max_version=(1, 0))))]
+    found += [told(lambda: torch.Tensor.__dlpack__(t, 1)), told(lambda: t.__dlpack__(x=1))]
+    found += [told(lambda: t.__dlpack__(stream="x")), told(lambda: type(t.__dlpack__(stream=None)))]
+    for function in from_dlpacks:
+        found += [told(function, t), told(function, ext_tensor=t), told(function, t, 1), told(function, x=1)]
+        found += [told(function, t, device="cpu"), told(function, t, copy=True)]
+        found.append(told(lambda: function(torch.utils.dlpack.to_dlpack(t))))
 """
 
 SHARING = """
@@ -88,7 +98,10 @@ found += [told(torch.nn.DataParallel), told(lambda: torch.nn.DataParallel(3).mod
 
 REPLACED = {
     "torch.amp.grad_scaler.GradScaler.unscale_": SCALERS,
+    "torch.Tensor.__dlpack__": DLPACK,
     "torch.Tensor.__dlpack_device__": DLPACK,
+    "torch.from_dlpack": DLPACK,
+    "torch.utils.dlpack.from_dlpack": DLPACK,
     "torch.storage.UntypedStorage._share_fd_cpu_": SHARING,
     "torch.storage.UntypedStorage._share_filename_cpu_": SHARING,
     "torch._tensor_str._tensor_str": PRINTING,
@@ -98,13 +111,24 @@ REPLACED = {
     "torch.nn.parallel.data_parallel._get_available_device_type": DATA_PARALLEL,
 }
 
+# PyTorch's own record of the device type's name, which torch.utils.rename_privateuse1_backend sets.
+RECORDED = {"torch.utils.backend_registration._privateuse1_backend_name"}
+
 COMPARE = """
 import json, sys, types, warnings
 warnings.simplefilter("ignore")
 import torch, torch.multiprocessing, torch.fx, torch.distributed, torch.utils.dlpack, torch.nn.parallel
+import torch.serialization, torch._utils, torch.utils.data, torch._dynamo, torch._inductor
 
-def is_code(value):
-    return callable(value) or isinstance(value, (property, staticmethod, classmethod))
+def train(device):
+    model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(72, 4))
+    model.to(device)
+    optimizer = torch.optim.AdamW(model.parameters())
+    scaler = torch.amp.GradScaler(device)
+    scaler.scale(model(torch.randn(2, 1, 8, 8, device=device)).square().mean()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    repr(model[0].weight)
 
 def names():
     found = {}
@@ -112,16 +136,19 @@ def names():
         if module_name.partition(".")[0] != "torch" or not isinstance(module, types.ModuleType):
             continue
         for key, value in list(vars(module).items()):
-            if is_code(value):
-                found[f"{module_name}.{key}"] = value
+            found[f"{module_name}.{key}"] = value
             if isinstance(value, type) and value.__module__.partition(".")[0] == "torch":
                 for inner, member in list(vars(value).items()):
-                    if is_code(member):
-                        found[f"{value.__module__}.{value.__qualname__}.{inner}"] = member
+                    found[f"{value.__module__}.{value.__qualname__}.{inner}"] = member
     return found
 
+with torch.autograd.set_multithreading_enabled(False):
+    train("cpu")  # so that PyTorch has done what it does once
 before = names()
 import torch_backplane
+torch.ones(1, device="bp")
+with torch.autograd.set_multithreading_enabled(False):  # PyTorch's engine was started without threads for bp
+    train("bp")
 after = names()
 # pybind11 makes the members of an enumeration anew each time that one is asked for.
 print(json.dumps(sorted(
@@ -140,7 +167,7 @@ def run(program: str, **environment: str) -> str:
 
 def test_each_replaced_name_is_known() -> None:
     """A new one without a test fails here, and one that is replaced no more."""
-    assert json.loads(run(COMPARE, TORCH_DEVICE_BACKEND_AUTOLOAD="0")) == sorted(REPLACED)
+    assert json.loads(run(COMPARE, TORCH_DEVICE_BACKEND_AUTOLOAD="0")) == sorted({*REPLACED, *RECORDED})
 
 
 @pytest.fixture(scope="module")

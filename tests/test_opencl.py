@@ -77,14 +77,14 @@ def test_without_a_platform_there_is_no_device_and_no_warning(run: Run, tmp_path
 
 def test_a_broken_platform_is_skipped_with_a_warning(run: Run) -> None:
     code = """
-from torch_backplane.drivers import opencl
+from torch_backplane.drivers.opencl import driver
 
 class Broken:
     name = "Broken platform"
     def get_devices(self): raise RuntimeError("no firmware")
 
-working = opencl.platforms
-opencl.platforms = lambda cl: [Broken(), *working(cl)]
+working = driver.platforms
+driver.platforms = lambda cl: [Broken(), *working(cl)]
 """
     result = run(code + LIST)
     assert "opencl" in result.stdout.split()
@@ -93,20 +93,20 @@ opencl.platforms = lambda cl: [Broken(), *working(cl)]
 
 def test_of_two_pocls_the_first_that_works_is_used(run: Run) -> None:
     code = """
-from torch_backplane.drivers import opencl
+from torch_backplane.drivers.opencl import driver, errors
 
 class Twin:
-    name = opencl.POCL
+    name = errors.POCL
     def __init__(self, devices): self.devices = devices
     def get_devices(self): return self.devices
 
 import pyopencl as cl
-pocl = [platform for platform in cl.get_platforms() if platform.name == opencl.POCL]
+pocl = [platform for platform in cl.get_platforms() if platform.name == errors.POCL]
 if not pocl:
     print("no PoCL")
 else:
     devices = pocl[0].get_devices()
-    print(len(opencl.open_devices([Twin([]), pocl[0], pocl[0]])) == len(devices))
+    print(len(driver.open_devices([Twin([]), pocl[0], pocl[0]])) == len(devices))
 """
     result = run(code)
     if result.stdout == "no PoCL\n":
@@ -122,7 +122,7 @@ else:
     ],
 )
 def test_a_device_that_cannot_run_a_kernel_is_skipped_with_a_warning(run: Run, kernel: str, reason: str) -> None:
-    result = run(f"from torch_backplane.drivers import opencl_device; opencl_device.PROBE = {kernel!r}\n{LIST}")
+    result = run(f"from torch_backplane.drivers.opencl import device; device.PROBE = {kernel!r}\n{LIST}")
     assert result.stdout == "host\n"
     assert "torch_backplane: OpenCL device '" in result.stderr
     assert reason in result.stderr
@@ -343,7 +343,7 @@ assert "- POCL_SOMETHING: `1`" in said and "- CL_CONFIG_SOMETHING: `2`" in said,
 def test_kinds_of_devices(run: Run) -> None:
     code = """
 import pyopencl as cl
-from torch_backplane.drivers.opencl_device import kind
+from torch_backplane.drivers.opencl.device import kind
 types = cl.device_type
 assert kind(types.GPU) == "gpu"
 assert kind(types.CPU | types.DEFAULT) == "cpu"
@@ -363,12 +363,9 @@ assert target.simt == (found.properties.kind != "cpu")
 assert target.max_group_size == min(asked.max_work_group_size, asked.max_work_item_sizes[0])
 assert target.local_memory == asked.local_mem_size
 assert target.max_argument_bytes == asked.max_parameter_size
-assert target.max_allocation == asked.max_mem_alloc_size
 assert target.compute_units == asked.max_compute_units
 assert target.cache_bytes == asked.global_mem_cache_size
 assert target.float64 == bool(asked.double_fp_config)
-assert target.host_memory == bool(asked.host_unified_memory)
-assert target.vector_widths[torch.float32] == asked.preferred_vector_width_float
 assert torch.int32 in target.atomics
 """
     run(code)
@@ -377,44 +374,42 @@ assert torch.int32 in target.atomics
 def test_what_an_implementation_answers_is_believed_where_it_can_be(run: Run) -> None:
     code = """
 import pyopencl as cl, torch
-from torch_backplane.drivers.opencl_target import target
+from torch_backplane.drivers.opencl.target import target
 from torch_backplane.kernels import Target
 
 class Modelled:
-    extensions = "cl_khr_int64_base_atomics cl_khr_fp16 cl_khr_subgroups"
+    extensions = "cl_khr_int64_base_atomics"
     def __init__(self, **answers): self.__dict__.update(answers)
     def __getattr__(self, name): raise cl.LogicError("clGetDeviceInfo", cl.status_code.INVALID_VALUE, name)
 
 assert target(Modelled(extensions=""), "gpu") == Target(float64=False)  # it answers nothing
 gpu = target(Modelled(
     warp_size_nv=32, preferred_work_group_size_multiple=16, max_work_group_size=1024, max_work_item_sizes=[512, 9, 9],
-    local_mem_size=49152, max_parameter_size=4352, preferred_vector_width_half=0, preferred_vector_width_float=1,
-    global_mem_cacheline_size=128, double_fp_config=63,
+    local_mem_size=49152, max_parameter_size=4352, double_fp_config=63,
 ), "gpu")
 assert gpu == Target(
-    max_group_size=512, group_multiple=32, subgroup_size=32, subgroup_operations=True, local_memory=49152,
-    max_argument_bytes=4352, vector_widths={torch.float32: 1}, cache_line=128, float16=True,
+    max_group_size=512, group_multiple=32, subgroup_size=32, local_memory=49152,
+    max_argument_bytes=4352,
     atomics=frozenset({torch.int32, torch.uint32, torch.int64, torch.uint64}),
 ), gpu
 groups = {"max_work_group_size": 4096, "max_work_item_sizes": [4096], "preferred_work_group_size_multiple": 8}
 cpu = target(Modelled(**groups), "cpu")
 assert (cpu.simt, cpu.subgroup_size, cpu.group_multiple) == (False, 1, 8)
 lanes = target(Modelled(**groups, native_vector_width_float=1), "cpu")  # its compiler makes lanes of work items
-assert (lanes.simt, lanes.subgroup_size, lanes.group_multiple, lanes.host_memory) == (True, 8, 8, False)
+assert (lanes.simt, lanes.subgroup_size, lanes.group_multiple) == (True, 8, 8)
 assert not target(Modelled(**groups, native_vector_width_float=8), "cpu").simt
 # What cannot be is left out, also where two answers do not go together.
 odd = Modelled(max_work_group_size=16, max_work_item_sizes=[16], wavefront_width_amd=64, max_parameter_size=0,
-               global_mem_cacheline_size=0, local_mem_size=-1, preferred_vector_width_float=3)
+               local_mem_size=-1)
 assert target(odd, "gpu").max_group_size == 16
 assert (target(odd, "gpu").group_multiple, target(odd, "gpu").max_argument_bytes) == (1, Target().max_argument_bytes)
-assert target(odd, "gpu").vector_widths == {}
 """
     run(code)
 
 
 def test_an_old_device_and_one_without_float64(run: Run) -> None:
     code = QUIET + """
-from torch_backplane.drivers import opencl_device
+from torch_backplane.drivers.opencl import device as opencl_device
 
 class Altered:
     def __init__(self, device, **values): self.__dict__.update(values, device=device)
@@ -507,7 +502,7 @@ def test_out_of_memory_and_recovery(run: Run) -> None:
     code = QUIET + """
 import dataclasses
 import pyopencl as cl
-from torch_backplane.drivers import opencl_device
+from torch_backplane.drivers.opencl import device as opencl_device
 
 class Small(opencl_device.OpenCLDevice):
     def __init__(self, device):

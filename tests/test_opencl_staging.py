@@ -78,7 +78,7 @@ def test_processors_need_none(run: Run) -> None:
 torch.bp.init()
 device = discovery.device(0)
 assert device.staging is not None
-from torch_backplane.drivers.opencl_device import OpenCLDevice
+from torch_backplane.drivers.opencl.device import OpenCLDevice
 plain = OpenCLDevice(device.device)
 assert (plain.staging is None) == (plain.properties.kind == "cpu")
 """)

@@ -10,7 +10,7 @@ CODE = """
 from collections import Counter
 
 import torch
-from torch_backplane.planning import declare
+from torch_backplane.planning import declare, registry
 
 counts, register = Counter(), declare._register
 
@@ -20,7 +20,7 @@ def counted(overload, *arguments):
 
 declare._register = counted
 import torch_backplane.operators
-assert len(counts) == len(declare.planned) > 900, len(counts)
+assert len(counts) == len(registry.planned) > 900, len(counts)
 assert not (again := [name for name, count in counts.items() if count > 1]), again
 """
 

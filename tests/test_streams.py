@@ -275,8 +275,9 @@ def test_other_numbers_are_no_streams() -> None:
     stream, current = torch.bp.Stream(1), torch.bp.current_stream()
     for number in (0, 1, 12345, -1, 2**64, stream.bp_stream + 8, stream.bp_stream):
         for made in (torch.bp.ExternalStream, torch.bp.get_stream_from_external):
-            text = f"an external stream is made from the bp_stream of a stream of bp:0, and {number} is none"
-            with pytest.raises(RuntimeError, match=f"^{text}"):
+            # OpenCL's driver takes handles of OpenCL, and says of others that they are none.
+            text = f"^an external stream is made from the bp_stream of a stream of bp:0, and {number} is none"
+            with pytest.raises((RuntimeError, ValueError), match=f"{text}|^[0-9]+ is no command queue"):
                 made(number, device=0)
     with pytest.raises(TypeError):
         torch.bp.ExternalStream("12345")
@@ -290,7 +291,11 @@ def test_other_numbers_are_no_streams() -> None:
 def test_the_native_handle_of_a_plain_stream() -> None:
     stream = torch.bp.Stream()
     with stream:
-        assert torch.accelerator.current_stream().native_handle == stream.bp_stream == stream.native_handle
+        if torch.bp.get_device_properties().driver == "host":
+            with pytest.raises(NotImplementedError, match=r"^host devices have no native handles of streams"):
+                torch.accelerator.current_stream().native_handle  # noqa: B018
+        else:
+            assert torch.accelerator.current_stream().native_handle == stream.native_handle != stream.bp_stream
 
 
 # --- events ----------------------------------------------------------------------------------------------------------
@@ -446,7 +451,7 @@ def test_sharing_between_processes_is_refused() -> None:
         torch.bp.Event(interprocess=True)
     with pytest.raises(NotImplementedError, match="cannot be shared between processes"):
         torch.bp.Event().ipc_handle()
-    with pytest.raises(NotImplementedError, match="cannot be shared between processes"):
+    with pytest.raises(NotImplementedError, match="shares neither memory nor events between processes"):
         torch.bp.Event.from_ipc_handle("bp:0", b"")
     with pytest.raises(NotImplementedError, match="graph's replay"):
         torch.bp.Event(external=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
 import math
@@ -43,6 +44,33 @@ def test_every_figure_has_a_rule_and_a_meaning() -> None:
     assert [name for name in FIGURES if not re.search(rf"\b{name}\b", words)] == []
 
 
+def test_every_figure_has_a_reader() -> None:
+    """What target.py decides by a figure counts if the decision is asked for elsewhere."""
+    package = ROOT / "torch_backplane"
+    own = ast.parse((package / "kernels" / "target.py").read_text(encoding="utf-8"))
+    read_elsewhere = {
+        node.attr
+        for path in package.rglob("*.py")
+        if path != package / "kernels" / "target.py"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and "target" in ast.unparse(node.value).lower()
+    }
+    reads = {
+        method.name: {
+            node.attr
+            for node in ast.walk(method)
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+        }
+        for method in ast.walk(own)
+        if isinstance(method, ast.FunctionDef)
+    }
+    found: set[str] = set()
+    while not read_elsewhere <= found:
+        found |= read_elsewhere
+        read_elsewhere = {name for method in found for name in reads.get(method, ())}
+    assert [name for name in FIGURES if name not in found] == []
+
+
 @pytest.mark.parametrize("name", FIGURES)
 @pytest.mark.parametrize("value", [None, -1, "many", 2.5, float("nan")])
 def test_a_missing_or_absurd_figure_is_named_with_its_value_and_what_is_accepted(name: str, value: Any) -> None:
@@ -58,8 +86,6 @@ def test_a_missing_or_absurd_figure_is_named_with_its_value_and_what_is_accepted
         ({"subgroup_size": 24}, "subgroup_size is 24, and must be a power of two"),
         ({"max_group_size": True}, "max_group_size is True"),
         ({"max_argument_bytes": 8}, "max_argument_bytes is 8, and must be a whole number of bytes, 128 or more"),
-        ({"vector_widths": {torch.float32: 3}}, "vector_widths is {torch.float32: 3}, and must be a mapping"),
-        ({"vector_widths": {"float": 4}}, "vector_widths is"),
         ({"atomics": {torch.int32}}, "atomics is {torch.int32}, and must be a frozenset of torch.dtype"),
         ({"group_multiple": 64, "max_group_size": 32}, "group_multiple is 64, and must be at most max_group_size"),
         ({"subgroup_size": 64, "max_group_size": 32}, "subgroup_size is 64, and must be at most max_group_size"),
@@ -74,9 +100,7 @@ def test_a_kind_of_device_has_figures_that_a_driver_may_replace() -> None:
     assert Target.of_kind("gpu") == Target.of_kind("accelerator") == Target()
     assert Target.of_kind("gpu").simt
     assert not Target.of_kind("cpu").simt
-    assert Target.of_kind("cpu", simt=True, local_memory=5) == Target(
-        simt=True, local_memory=5, streaming_stores=True, host_memory=True
-    )
+    assert Target.of_kind("cpu", simt=True, local_memory=5) == Target(simt=True, local_memory=5)
     with pytest.raises(ValueError, match="one of gpu, accelerator, cpu, host, and got 'toaster'"):
         Target.of_kind("toaster")
 
@@ -95,7 +119,6 @@ def test_items_in_lockstep_have_an_element_and_threads_have_runs() -> None:
     assert (LOCKSTEP.team_size, THREADS.team_size) == (64, 1)
     assert (LOCKSTEP.register_bytes, THREADS.register_bytes) == (0, 64)
     assert (LOCKSTEP.small_group(8), THREADS.small_group(8)) == (64, 8)
-    assert (LOCKSTEP.streaming_bytes, THREADS.streaming_bytes) == (None, 32 << 20)
     assert THREADS.has_wide_sums
     assert not dataclasses.replace(THREADS, float64=False).has_wide_sums
 
@@ -143,13 +166,6 @@ def test_a_dialect_has_no_float64_where_the_target_has_none() -> None:
         assert dialect(Target()).type(torch.float64) == "double"
         with pytest.raises(TypeError, match="this device has no float64"):
             dialect(Target(float64=False)).type(torch.float64)
-
-
-def test_results_are_written_past_caches_where_target_and_dialect_can() -> None:
-    assert OpenCLC(THREADS).streaming_bytes == 32 << 20
-    assert OpenCLC(LOCKSTEP).streaming_bytes is None
-    assert OpenCLC(dataclasses.replace(THREADS, streaming_stores=False)).streaming_bytes is None
-    assert CudaCpp(THREADS).streaming_bytes is None
 
 
 # --- limits
@@ -244,7 +260,7 @@ def test_teams_of_reductions_fit_into_group_and_local_memory(dims: list[int]) ->
             shared = "LOCAL shared" in call.kernel.text  # not where items have results of their own
             wide = "wide_columns" in call.kernel.name  # a thread has many of them
             assert wide == (group in (8, 5) and dims == [0])
-            assert (call.group, call.kernel.local_bytes) == (1 if wide else group, 33 * group if shared else 0)
+            assert (call.group_size, call.kernel.local_bytes) == (1 if wide else group, 33 * group if shared else 0)
             assert shared or dims == [0] or Target(**figures).team_size == 1
 
 

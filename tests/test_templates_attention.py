@@ -9,7 +9,7 @@ from template_runners import check_cuda
 
 from torch_backplane.kernels import CudaCpp, Target
 from torch_backplane.kernels.dtypes import value_dtype
-from torch_backplane.kernels.templates.attention import Dropout, attention, attention_gradient
+from torch_backplane.kernels.templates.attention import AttentionParams, Dropout, Saved, attention, attention_gradient
 from torch_backplane.kernels.templates.attention_bias import attention_bias_gradient
 
 
@@ -24,10 +24,10 @@ def test_it_compiles_as_cuda(dtype: torch.dtype, causal: bool, biased: bool, dro
     logarithm = torch.empty(2, 4, 70, dtype=value_dtype(dtype))
     state = torch.empty(2, dtype=torch.int64)
     dropout, again = (Dropout(0.5, state, (1, 4)), Dropout(0.5, state)) if drops else (None, None)
-    check_cuda(attention, out, logarithm, query, key, value, bias, causal, 0.5, dropout)
+    check_cuda(attention, out, logarithm, query, key, value, AttentionParams(bias, causal, 0.5, dropout))
     for of, result in {"query": query, "key": key, "value": value, "inner": logarithm[..., None]}.items():
-        inner = None if of == "inner" else logarithm
-        check_cuda(attention_gradient, result, of, grad, query, key, value, bias, logarithm, inner, causal, 0.5, again)
+        saved = Saved(query, key, value, logarithm, None if of == "inner" else logarithm)
+        check_cuda(attention_gradient, result, of, grad, saved, AttentionParams(bias, causal, 0.5, again))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
@@ -36,7 +36,7 @@ def test_divided_keys_compile_as_cuda(dtype: torch.dtype) -> None:
     key, value = (torch.empty(1, 1, 900, 24, dtype=dtype) for _ in range(2))
     logarithm = torch.empty(1, 1, 1, dtype=value_dtype(dtype))
     dialect = CudaCpp(Target(compute_units=16))
-    launches = attention(dialect, out, logarithm, query, key, value, None, False, 0.5)
+    launches = attention(dialect, out, logarithm, query, key, value, AttentionParams(None, False, 0.5))
     assert [one.kernel.name for one in launches] == ["bp_attention_parts", "bp_attention_merged"]
     for one in launches:
         compile_cuda(one.kernel.text, CudaCpp.compile_options)
@@ -51,5 +51,5 @@ def test_gradients_of_masks_compile_as_cuda(dtype: torch.dtype, sizes: tuple[int
     dropout = Dropout(0.5, torch.empty(2, dtype=torch.int64)) if sizes[0] == 2 else None
     for parts, out in ((1, dtype), (3, rows.dtype)):
         summands = torch.empty(parts, *sizes, dtype=out)
-        given = (summands, grad, query, key, value, bias, rows, rows, False, 0.5, dropout)
-        check_cuda(attention_bias_gradient, *given)
+        saved, params = Saved(query, key, value, rows, rows), AttentionParams(bias, False, 0.5, dropout)
+        check_cuda(attention_bias_gradient, summands, grad, saved, params)

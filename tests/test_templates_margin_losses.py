@@ -7,7 +7,9 @@ import torch
 from template_runners import check_cuda, dialect, processors, random, run
 
 from torch_backplane.kernels.templates import errors as error_words
+from torch_backplane.kernels.templates.errors import Report
 from torch_backplane.kernels.templates.margin_losses import (
+    MarginParams,
     mark_targets,
     multi_margin_loss,
     multi_margin_loss_backward,
@@ -31,10 +33,12 @@ def test_of_one_target(processor, dtype, p, weighted, shape):
     weight = torch.rand(shape[1]).to(dtype) if weighted else None
     wide = None if weight is None else weight.double()
     out, grad_in = torch.empty(shape[0], dtype=dtype), torch.empty(shape, dtype=dtype)
-    run(multi_margin_loss(target_dialect, out, x, target, weight, p, 0.7, errors, "multi_margin_loss"))
+    report = Report(errors, "multi_margin_loss")
+    run(multi_margin_loss(target_dialect, out, x, target, MarginParams(weight, p, 0.7), report))
     expected = aten.multi_margin_loss(x.double(), target, p, 0.7, wide, 0)
     torch.testing.assert_close(out, expected.to(dtype))
-    arguments = (x, target, weight, p, 0.7, 1 / shape[1], errors, "multi_margin_loss_backward")
+    params = MarginParams(weight, p, 0.7, 1 / shape[1])
+    arguments = (x, target, params, Report(errors, "multi_margin_loss_backward"))
     run(multi_margin_loss_backward(target_dialect, grad_in, grad, *arguments))
     expected = aten.multi_margin_loss_backward(grad.double(), x.double(), target, p, 0.7, wide, 0)
     torch.testing.assert_close(grad_in, expected.to(dtype))
@@ -56,18 +60,18 @@ def test_of_a_set_of_labels(processor, dtype, shape):
     ends = torch.randint(0, min(shape[1] + 1, 20), (shape[0], 1))
     target[torch.arange(shape[1]).expand(shape) == ends] = -1
     out, marks, grad_in = torch.empty(shape[0], dtype=dtype), torch.empty_like(x), torch.empty_like(x)
-    run(mark_targets(target_dialect, marks, target, errors, "multilabel_margin_loss_forward"))
+    run(mark_targets(target_dialect, marks, target, Report(errors, "multilabel_margin_loss_forward")))
     run(multilabel_margin_loss(target_dialect, out, x, target, marks))
     expected, expected_marks = aten.multilabel_margin_loss_forward(x.double(), target, 0)
     assert torch.equal(marks, expected_marks.to(dtype))
     torch.testing.assert_close(out, expected.to(dtype))
-    arguments = (x, target, marks, 1 / shape[1], errors, "multilabel_margin_loss_backward")
+    arguments = (x, (target, marks), 1 / shape[1], Report(errors, "multilabel_margin_loss_backward"))
     run(multilabel_margin_loss_backward(target_dialect, grad_in, grad, *arguments))
     expected = aten.multilabel_margin_loss_backward(grad.double(), x.double(), target, 0, expected_marks)
     torch.testing.assert_close(grad_in, expected.to(dtype))
     assert errors[0] == 0
     target[-1, -1] = -7
-    run(mark_targets(target_dialect, marks, target, errors, "multilabel_margin_loss_forward"))
+    run(mark_targets(target_dialect, marks, target, Report(errors, "multilabel_margin_loss_forward")))
     assert error_words.message(errors.tolist()).startswith("multilabel_margin_loss_forward: index -7 is out of bounds")
     assert torch.equal(marks[:-1], expected_marks[:-1].to(dtype))
 
@@ -79,8 +83,9 @@ def test_cuda_compiles(dtype, p):
     target, targets = torch.zeros(4, dtype=torch.int64), torch.zeros(4, 5, dtype=torch.int64)
     out = torch.empty(4, dtype=dtype)
     for weight in (x[0], None):
-        check_cuda(multi_margin_loss, out, x, target, weight, p, 1.0, errors, "loss")
-        check_cuda(multi_margin_loss_backward, x, x[:, 0], x, target, weight, p, 1.0, 0.1, errors, "loss")
-    check_cuda(mark_targets, x, targets, errors, "loss")
+        params = MarginParams(weight, p, 1.0, 0.1)
+        check_cuda(multi_margin_loss, out, x, target, params, Report(errors, "loss"))
+        check_cuda(multi_margin_loss_backward, x, x[:, 0], x, target, params, Report(errors, "loss"))
+    check_cuda(mark_targets, x, targets, Report(errors, "loss"))
     check_cuda(multilabel_margin_loss, out, x, targets, x)
-    check_cuda(multilabel_margin_loss_backward, x, x[:, 0], x, targets, x, 0.1, errors, "loss")
+    check_cuda(multilabel_margin_loss_backward, x, x[:, 0], x, (targets, x), 0.1, Report(errors, "loss"))

@@ -38,10 +38,10 @@ def test_in_place_with_factors_and_transposed_results(processor, dtype):
     a, b = random((30, 40), dtype), random((40, 50), dtype)
     out = random((50, 30), dtype).t()
     expected = torch.addmm(out, a, b, alpha=2, beta=3)
-    run(matmul(dialect(processor), out, a, b, out, 2, 3))
+    run(matmul(dialect(processor), out, a, b, out, (2, 3)))
     torch.testing.assert_close(out, expected)
     bias = random((50,), dtype).expand(30, 50)
-    run(matmul(dialect(processor), out, a, b, bias, -1, 1))
+    run(matmul(dialect(processor), out, a, b, bias, (-1, 1)))
     torch.testing.assert_close(out, torch.addmm(bias, a, b, alpha=-1))
     run(matmul(dialect(processor), out, a, b))
     torch.testing.assert_close(out, a @ b)
@@ -74,7 +74,7 @@ def test_short_sums_lose_nothing_but_the_last_rounding(processor, layouts, depth
     torch.testing.assert_close(out.double(), exact, rtol=2**-23, atol=1e-4)
     assert depth == 1 or not torch.allclose((a @ b).double(), exact, rtol=2**-23, atol=1e-4)
     last, factor = torch.randn(19, 21), 2.5
-    run(matmul(dialect(processor), out, a, b, last, factor, 3))
+    run(matmul(dialect(processor), out, a, b, last, (factor, 3)))
     torch.testing.assert_close(out.double(), 3 * last.double() + factor * exact, rtol=2**-21, atol=1e-3)
 
 
@@ -95,9 +95,9 @@ LAYOUTS = [("row", "row"), ("column", "row"), ("row", "column"), ("gaps", "gaps"
 def divided(a, b, c=None, alpha=1, beta=1, *, out=None, units=64):
     """The product on a device with so many compute units, as a product whose sums are divided."""
     out = torch.full((*a.shape[:-1], b.shape[-1]), 9).to(a.dtype) if out is None else out
-    made = matmul(dialect("gpu", compute_units=units), out, a, b, c, alpha, beta)
+    made = matmul(dialect("gpu", compute_units=units), out, a, b, c, (alpha, beta))
     assert len(made) > 1
-    assert made[0].items // made[0].group > 4
+    assert made[0].global_size // made[0].group_size > 4
     run(made)
     return out
 

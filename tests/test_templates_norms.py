@@ -6,7 +6,16 @@ import pytest
 import torch
 from template_runners import check_cuda, dialect, processors, random, run
 
-from torch_backplane.kernels.templates.norms import Sets, norm, norm_backward, weight_grads
+from torch_backplane.kernels.templates.norms import (
+    Affine,
+    Evaluated,
+    Saved,
+    Sets,
+    Statistics,
+    norm,
+    norm_backward,
+    weight_grads,
+)
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -57,7 +66,7 @@ def test_layer_norm(processor, dtype, affine, shape):
     value = torch.float64 if dtype == torch.float64 else torch.float32
     mean, rstd = mean.to(value), rstd.to(value)
     sets = Sets.layer(rows, size)
-    run(norm(target, sets, out, x, weight, bias, 1e-5, mean=mean, rstd=rstd))
+    run(norm(target, sets, out, x, Affine(weight, bias), Statistics(mean, rstd), 1e-5))
     doubles = [None if t is None else t.double() for t in (x, weight, bias)]
     close(
         [out, mean, rstd],
@@ -66,14 +75,14 @@ def test_layer_norm(processor, dtype, affine, shape):
             for i, t in enumerate(torch.native_layer_norm(doubles[0], [size], doubles[1], doubles[2], 1e-5))
         ],
     )
-    run(norm_backward(target, sets, out, grad, x, weight, mean, rstd))
+    run(norm_backward(target, sets, out, Saved(grad, x, weight, mean, rstd)))
     expected = gradients(lambda x, *p: torch.nn.functional.layer_norm(x, [size], *p), x, weight, bias, grad)
     close([out], expected[:1], rounding_of_grad(grad, x, rstd))
     if affine:
         found = [torch.empty_like(weight), torch.empty_like(bias)]
-        run(weight_grads(target, sets, *found, grad, x, mean, rstd))
+        run(weight_grads(target, sets, Affine(*found), Saved(grad, x, weight, mean, rstd)))
         only_bias = torch.empty_like(bias)
-        run(weight_grads(target, sets, None, only_bias, grad, x, mean, rstd))
+        run(weight_grads(target, sets, Affine(None, only_bias), Saved(grad, x, weight, mean, rstd)))
         assert torch.equal(only_bias, found[1])
         close(found, expected[1:], rounding_of_sums(grad, weight))
 
@@ -85,14 +94,14 @@ def test_rms_norm(processor, affine):
     weight = torch.randn(70) if affine else None
     out, (rstd,) = torch.empty_like(x), empty(5)
     sets = Sets.layer(5, 70)
-    run(norm(target, sets, out, x, weight, None, 1e-5, mean=None, rstd=rstd))
+    run(norm(target, sets, out, x, Affine(weight), Statistics(None, rstd), 1e-5))
     torch.testing.assert_close(out, torch.nn.functional.rms_norm(x, [70], weight, 1e-5))
-    run(norm_backward(target, sets, out, grad, x, weight, None, rstd))
+    run(norm_backward(target, sets, out, Saved(grad, x, weight, None, rstd)))
     expected = gradients(lambda x, *p: torch.nn.functional.rms_norm(x, [70], *p, eps=1e-5), x, weight, None, grad)
     close([out], expected[:1])
     if affine:
         found = torch.empty_like(weight)
-        run(weight_grads(target, sets, found, None, grad, x, None, rstd))
+        run(weight_grads(target, sets, Affine(found), Saved(grad, x, weight, None, rstd)))
         close([found], expected[1:], rounding_of_sums(grad, weight))
 
 
@@ -106,15 +115,15 @@ def test_group_norm(processor, dtype, affine):
     value = torch.float64 if dtype == torch.float64 else torch.float32
     out, mean, rstd = torch.empty_like(x), torch.empty(3, 4, dtype=value), torch.empty(3, 4, dtype=value)
     sets = Sets.group(3, 12, 35, 4)
-    run(norm(target, sets, out, x, weight, bias, 1e-5, mean=mean, rstd=rstd))
+    run(norm(target, sets, out, x, Affine(weight, bias), Statistics(mean, rstd), 1e-5))
     doubles = [None if t is None else t.double() for t in (x, weight, bias)]
     close([out, mean, rstd], torch.native_group_norm(*doubles, 3, 12, 35, 4, 1e-5))
-    run(norm_backward(target, sets, out, grad, x, weight, mean, rstd))
+    run(norm_backward(target, sets, out, Saved(grad, x, weight, mean, rstd)))
     expected = gradients(lambda x, *p: torch.nn.functional.group_norm(x, 4, *p), x, weight, bias, grad)
     close([out], expected[:1])
     if affine:
         found = [torch.empty_like(weight), torch.empty_like(bias)]
-        run(weight_grads(target, sets, *found, grad, x, mean, rstd))
+        run(weight_grads(target, sets, Affine(*found), Saved(grad, x, weight, mean, rstd)))
         close(found, expected[1:], rounding_of_sums(grad, weight))
 
 
@@ -130,7 +139,7 @@ def test_batch_norm(processor, dtype, affine, training, shape):
     expected_running = [t.double() for t in running]
     sets = Sets.batch(shape[0], 6, x[0, 0].numel())
     out, (mean, rstd) = torch.empty_like(x), empty(6, 6)
-    saved = {"mean": mean, "rstd": rstd} if training else {"mean": None, "rstd": None}
+    saved = (mean, rstd) if training else (None, None)
 
     def reference(x, *p):
         return torch.nn.functional.batch_norm(x, *[t.clone() for t in expected_running], *p, training=training)
@@ -138,17 +147,13 @@ def test_batch_norm(processor, dtype, affine, training, shape):
     doubles = [t.double() for t in (x, weight, bias) if t is not None]
     expected = reference(*doubles)
     grads = gradients(reference, x, weight, bias, grad)
-    run(norm(target, sets, out, x, weight, bias, 1e-5, running=running, momentum=0.1, **saved))
+    run(norm(target, sets, out, x, Affine(weight, bias), Statistics(*saved, running, 0.1), 1e-5))
     torch.nn.functional.batch_norm(doubles[0], *expected_running, training=training, momentum=0.1)
     close([out, *running], [expected, *expected_running])
     found = [out, torch.empty(6), torch.empty(6)]
     statistics = (mean, rstd) if training else running
-    run(
-        norm_backward(
-            target, sets, out, grad, x, weight, *statistics, weight_grad=found[1], bias_grad=found[2],
-            training=training, variance=not training, eps=1e-5,
-        )
-    )  # fmt: skip
+    how = Evaluated(training, not training, 1e-5)
+    run(norm_backward(target, sets, out, Saved(grad, x, weight, *statistics), Affine(*found[1:]), how))
     close(found[:1], grads[:1])
     if affine:
         close(found[1:], grads[1:], rounding_of_sums(grad, weight))
@@ -158,11 +163,11 @@ def test_batch_norm(processor, dtype, affine, training, shape):
 def test_cuda_compiles(dtype):
     x, w, s = random((4, 12, 3, 3), dtype), random((12,), dtype), torch.empty(12)
     for sets in (Sets.layer(36, 12), Sets.group(4, 12, 9, 3), Sets.batch(4, 12, 9)):
-        check_cuda(norm, sets, x, x, w, w, 1e-5, mean=s, rstd=s)
-        check_cuda(norm_backward, sets, x, x, x, w, s, s)
+        check_cuda(norm, sets, x, x, Affine(w, w), Statistics(s, s), 1e-5)
+        check_cuda(norm_backward, sets, x, Saved(x, x, w, s, s))
         if sets.norm == "batch":
-            check_cuda(norm, sets, x, x, w, w, 1e-5, mean=s, rstd=s, running=(s, s))
-            check_cuda(norm, sets, x, x, w, w, 1e-5, mean=None, rstd=None, running=(s, s))
-            check_cuda(norm_backward, sets, x, x, x, w, s, s, weight_grad=w, bias_grad=w, variance=True)
+            check_cuda(norm, sets, x, x, Affine(w, w), Statistics(s, s, (s, s)), 1e-5)
+            check_cuda(norm, sets, x, x, Affine(w, w), Statistics(None, None, (s, s)), 1e-5)
+            check_cuda(norm_backward, sets, x, Saved(x, x, w, s, s), Affine(w, w), Evaluated(variance=True))
         else:
-            check_cuda(weight_grads, sets, w, w, x, x, s, s)
+            check_cuda(weight_grads, sets, Affine(w, w), Saved(x, x, w, s, s))

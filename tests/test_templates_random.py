@@ -33,11 +33,11 @@ def test_the_model_gives_the_published_vectors():
 @processors
 def test_words_are_those_of_philox(processor):
     out, seed, offset = torch.empty(10, dtype=torch.int64), 0x123456789ABCDEF, 0x900000004
-    run(fill_integers(dialect(processor), out, 0, 2**32, seed, offset))
+    run(fill_integers(dialect(processor), out, 0, 2**32, (seed, offset)))
     key, call = [seed & 0xFFFFFFFF, seed >> 32], [offset // 4 & 0xFFFFFFFF, offset // 4 >> 32]
     expected = [word for block in range(3) for word in philox([block, 0, *call], key)]
     assert out.tolist() == expected[:10]
-    run(fill_integers(dialect(processor), out, -(2**63), 2**64, seed, offset))
+    run(fill_integers(dialect(processor), out, -(2**63), 2**64, (seed, offset)))
     words = expected + philox([3, 0, *call], key) + philox([4, 0, *call], key)
     assert out.tolist() == [(words[2 * i] << 32 | words[2 * i + 1]) - 2**63 for i in range(10)]
 
@@ -49,9 +49,9 @@ def test_moments_and_bounds(processor, dtype):
 
     def drawn(name, *arguments):
         out = torch.empty(count, dtype=dtype)
-        run(fill(target, out, name, 42, 8, *arguments))
+        run(fill(target, out, name, (42, 8), arguments))
         short = torch.empty(37, dtype=dtype)
-        run(fill(target, short, name, 42, 8, *arguments))
+        run(fill(target, short, name, (42, 8), arguments))
         assert torch.equal(out[:37], short)
         return out.double()
 
@@ -78,7 +78,7 @@ def test_moments_and_bounds(processor, dtype):
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.float32], ids=str)
 def test_integers_cover_their_range_evenly(processor, dtype):
     out = torch.empty(60_000, dtype=dtype)
-    run(fill_integers(dialect(processor), out, 3, 6, 1, 4))
+    run(fill_integers(dialect(processor), out, 3, 6, (1, 4)))
     counts = out.long().bincount(minlength=9)
     assert not counts[:3].any()
     assert counts.shape == (9,)
@@ -88,7 +88,7 @@ def test_integers_cover_their_range_evenly(processor, dtype):
 @processors
 def test_a_chance_for_each_element(processor):
     chance, out = torch.tensor([0.0, 1.0, 0.5]).repeat(1000), torch.empty(3000, dtype=torch.bool)
-    run(fill(dialect(processor), out, "bernoulli_each", 5, 0, chance=chance))
+    run(fill(dialect(processor), out, "bernoulli_each", (5, 0), chance=chance))
     kept = out.view(-1, 3).sum(0)
     assert kept[0] == 0
     assert kept[1] == 1000
@@ -100,11 +100,11 @@ def test_cuda_compiles(dtype):
     out = torch.empty(9, dtype=dtype)
     for name in DISTRIBUTIONS:
         chance = torch.empty(9) if name == "bernoulli_each" else None
-        check_cuda(fill, out, name, 1, 0, 1, 1, chance)
-    check_cuda(fill_integers, out, 0, 9, 1, 0)
-    check_cuda(fill_integers, out, 0, 2**40, 1, 0)
+        check_cuda(fill, out, name, (1, 0), (1, 1), chance)
+    check_cuda(fill_integers, out, 0, 9, (1, 0))
+    check_cuda(fill_integers, out, 0, 2**40, (1, 0))
     if dtype == torch.int64:
-        check_cuda(shuffle_equal, out, out.int(), 1, 0)
+        check_cuda(shuffle_equal, out, out.int(), (1, 0))
 
 
 @processors
@@ -114,7 +114,7 @@ def test_equal_keys_are_in_any_order(processor, long):
     count = 6000
     keys = torch.arange(count, dtype=torch.int32).repeat_interleave(long)
     out = torch.arange(count * long)
-    run(shuffle_equal(dialect(processor), out, keys, 42, 8))
+    run(shuffle_equal(dialect(processor), out, keys, (42, 8)))
     places = out.view(count, long) - torch.arange(0, count * long, long)[:, None]
     assert torch.equal(places.sort(1).values, torch.arange(long).expand(count, long))
     times = places.unique(dim=0, return_counts=True)[1].double()
@@ -122,5 +122,5 @@ def test_equal_keys_are_in_any_order(processor, long):
     expected = count / len(times)
     assert ((times - expected).square() / expected).sum() < 3 * len(times) + 12  # chi-squared, p below 1e-4
     alone = torch.arange(500)
-    run(shuffle_equal(dialect(processor), alone, torch.arange(500, dtype=torch.int32), 42, 8))
+    run(shuffle_equal(dialect(processor), alone, torch.arange(500, dtype=torch.int32), (42, 8)))
     assert torch.equal(alone, torch.arange(500))

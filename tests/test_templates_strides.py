@@ -7,8 +7,9 @@ import torch
 
 from torch_backplane.kernels import CudaCpp
 from torch_backplane.kernels.templates import errors as error_words
-from torch_backplane.kernels.templates.indexing import Index, read, write
-from torch_backplane.kernels.templates.source import Launch, make_launch
+from torch_backplane.kernels.templates.errors import Report
+from torch_backplane.kernels.templates.indexing import Index, Places, WriteParams, read, write
+from torch_backplane.kernels.templates.source import Launch, LaunchSpec
 
 SPACED = torch.zeros(3, 4, 2)[..., 0]
 
@@ -16,7 +17,8 @@ SPACED = torch.zeros(3, 4, 2)[..., 0]
 def copy(out: torch.Tensor, self: torch.Tensor, **options: object) -> Launch:
     body = "store_out(item, load_self(item));"
     tensors = {"outputs": {"out": out}, "inputs": {"self": self}}
-    return make_launch("copy", CudaCpp(), **tensors, integers={}, items=12, value=self.dtype, body=body, **options)
+    spec = LaunchSpec("copy", CudaCpp(), **tensors, integers={}, items=12, value=self.dtype, body=body, **options)
+    return spec.launch()
 
 
 def test_a_tensor_is_contiguous_unless_its_strides_are_known() -> None:
@@ -39,8 +41,9 @@ def test_an_index_is_read_by_its_strides() -> None:
 
     def call(stride: int, kept: int = 1) -> None:
         indices, out = [Index(rows, (stride, 0), 4, 5)], torch.zeros(3, 4)
-        read(CudaCpp(), out, table, (0, kept), indices, errors, "embedding")
-        write(CudaCpp(), table, out, (3, 4), (0, kept), (4, 1), indices, errors, "put", combine="add")
+        read(CudaCpp(), out, table, (0, kept), indices, Report(errors, "embedding"))
+        places = Places((3, 4), (0, kept), (4, 1), indices)
+        write(CudaCpp(), table, out, places, Report(errors, "put"), WriteParams("add"))
 
     call(2)
     for stride in (0, 1, 4):
@@ -48,6 +51,6 @@ def test_an_index_is_read_by_its_strides() -> None:
             call(stride)
     with pytest.raises(AssertionError, match="self has strides"):
         call(2, kept=2)
-    arguments = ((3, 4), (0, 1), (5, 1), [Index(rows, (2, 0), 4, 5)], errors, "put")
+    places = Places((3, 4), (0, 1), (5, 1), [Index(rows, (2, 0), 4, 5)])
     with pytest.raises(AssertionError, match="source has strides"):
-        write(CudaCpp(), table, torch.zeros(3, 4), *arguments)
+        write(CudaCpp(), table, torch.zeros(3, 4), places, Report(errors, "put"))

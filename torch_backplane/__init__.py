@@ -37,7 +37,7 @@ if _misfit is not None and not _torch_is_importing_us:
 if _misfit is None:
     from torch_backplane import _install, plans  # noqa: F401
 
-__version__ = "0.1.0"
+__version__ = _release.VERSION
 __all__ = ["__version__", "elementwise", "plans"]
 
 

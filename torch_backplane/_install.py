@@ -9,11 +9,10 @@ import torch
 # PyTorch's name for the device type must be set before the compiled part registers anything under it.
 torch.utils.rename_privateuse1_backend("bp")
 
-from torch_backplane import accelerator, autograd, backends, ending, interop, printing, settings  # noqa: E402
+from torch_backplane import accelerator, backends, ending, interop, printing, settings  # noqa: E402
 
 settings.apply()
 ending.install()
-autograd.install()
 torch._register_device_module("bp", accelerator)
 torch.utils.generate_methods_for_privateuse1_backend(for_packed_sequence=True, for_storage=True)
 printing.install()

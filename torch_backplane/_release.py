@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import re
 
+VERSION = "0.1.0"  # Backplane's own
+
 # Where Backplane is installed from.
 COMMAND = "pip install --no-build-isolation --force-reinstall --no-deps ."
 

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 import torch
 
 from torch_backplane import _C, drivers, preferences, tuning
-from torch_backplane.drivers.base import TransformCache
+from torch_backplane._release import VERSION
+from torch_backplane.drivers.libraries import FAMILIES, PlanCache, routines_of
 
 __all__ = [
     "VERBOSE_OFF",
@@ -61,9 +62,7 @@ def is_available() -> bool:
 
 def version() -> str:
     """Backplane's version, such as "0.1.0"."""
-    from torch_backplane import __version__
-
-    return __version__
+    return VERSION
 
 
 def preferred_blas_library(backend: str | None = None) -> str:
@@ -79,7 +78,7 @@ def preferred_blas_library(backend: str | None = None) -> str:
         ValueError: another name.
     """
     if backend is not None:
-        _prefer("products", backend, "product_library", "matrix products", "CLBlast", "apt-get install libclblast1")
+        _prefer("products", backend, "matmul", "CLBlast", "apt-get install libclblast1")
     return preferences.preferred("products")
 
 
@@ -109,17 +108,18 @@ def preferred_fft_library(backend: str | None = None) -> str:
         ValueError: another name.
     """
     if backend is not None:
-        _prefer("transforms", backend, "transform_library", "Fourier transforms", "VkFFT", "pip install pyvkfft")
+        _prefer("transforms", backend, "fft", "VkFFT", "pip install pyvkfft")
     return preferences.preferred("transforms")
 
 
-def _prefer(family: str, backend: str, attribute: str, computed: str, opencls: str, install: str) -> None:
-    """Prefers a library, with a warning where it is the driver's and no device has brought one as its `attribute`."""
-    preferences.prefer(family, backend)
+def _prefer(candidates: str, backend: str, family: str, opencls: str, install: str) -> None:
+    """Prefers a library, with a warning where it is the driver's and no device has one of this family."""
+    preferences.prefer(candidates, backend)
     devices = map(drivers.device, range(torch.accelerator.device_count()))
-    if backend == "driver" and not any(getattr(one, attribute, None) for one in devices):
+    if backend == "driver" and not any(True for one in devices for _ in routines_of(one, family)):
         warnings.warn(
-            f"no driver has brought a library of {computed}, so others compute them; {opencls}, for OpenCL: {install}",
+            f"no driver has brought a library of {FAMILIES[family].computes}, so others compute them; "
+            f"{opencls}, for OpenCL: {install}",
             stacklevel=3,
         )
 
@@ -312,10 +312,10 @@ class _PlanCache:
     def __getitem__(self, device: torch.device | int | str) -> _PlanCache:
         return _PlanCache(device)
 
-    def _cache(self) -> TransformCache | None:
+    def _cache(self) -> PlanCache | None:
         index = torch._utils._get_device_index(self._device, optional=True)
-        library = getattr(drivers.device(index), "transform_library", None)
-        return None if library is None else library.cache
+        caches = (routine.cache for _, routine in routines_of(drivers.device(index), "fft"))
+        return next((one for one in caches if one is not None), None)
 
     @property
     def size(self) -> int:

@@ -8,6 +8,7 @@
 #include <ATen/ops/copy_native.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/_local_scalar_dense_native.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
 #include "aten/copies.h"
@@ -21,6 +22,7 @@
 #include "plans/recorder.h"
 #include "streams/capture.h"
 #include "streams/stream.h"
+#include "streams/submit.h"
 #include "streams/sync_debug.h"
 
 namespace backplane {
@@ -92,7 +94,6 @@ void copy_bytes(const at::Tensor& source, const at::Tensor& destination, bool no
   }
   const bool both = is_bp(source) && is_bp(destination);
   const auto index = is_bp(destination) ? destination.device().index() : source.device().index();
-  Device& owner = device(index);
   const auto stream = current_stream(index);
   const auto kind = both         ? CopyKind::WithinDevice
       : is_bp(destination) ? CopyKind::HostToDevice
@@ -109,22 +110,17 @@ void copy_bytes(const at::Tensor& source, const at::Tensor& destination, bool no
   }
   const at::Tensor& host = is_bp(destination) ? source : destination;
   const bool waits = !both && !(non_blocking && is_pinned(host.storage().data_ptr().get()));
-  if (const auto capture = Capture::of(stream); C10_UNLIKELY(capture != nullptr)) {
-    if (waits) {
-      capture->refuse("it copies between the device and the CPU, other than with non_blocking=True and pinned memory");
-    }
-    capture->copy(stream, {to, from, bytes, kind, both ? c10::Storage() : host.storage()});
-    return;
+  const Submitter submitter(stream);
+  const bool captures = submitter.capture() != nullptr;
+  if (C10_UNLIKELY(captures && waits)) {
+    submitter.capture()->refuse(
+        "it copies between the device and the CPU, other than with non_blocking=True and pinned memory");
   }
   if (waits) {
     note_synchronization();
   }
-  {
-    const StreamHandle handle = stream_handle(stream);
-    const ProfiledCommand profiled(index, handle, kind, bytes);
-    owner.copy(to, from, bytes, kind, handle);
-  }
-  if (!both) {
+  submitter.submit(Copy{to, from, bytes, kind}, {}, both ? c10::Storage() : host.storage());
+  if (!both && !captures) {
     settle_host_side(host, stream, non_blocking);
   }
 }
@@ -212,7 +208,7 @@ bool is_spread(const at::Tensor& tensor) {
 bool is_to_be_packed(const at::Tensor& source, const at::Tensor& destination) {
   const at::Tensor& there = is_bp(source) ? source : destination;
   const Device& owner = device(there.device().index());
-  return is_bp(source) != is_bp(destination) && !owner.properties().host_accessible && runs_kernels(owner) &&
+  return is_bp(source) != is_bp(destination) && !owner.properties().host_accessible() && runs_kernels(owner) &&
       is_spread(there);
 }
 
@@ -229,9 +225,23 @@ void copy_packed(const at::Tensor& source, const at::Tensor& destination, bool n
   }
 }
 
+constexpr c10::DispatchKeySet kLazyBits({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
+
+at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
+  if (C10_LIKELY(!(self.key_set() | source.key_set()).has_any(kLazyBits))) {
+    return at::native::copy_(self, source, non_blocking);
+  }
+  // copy_from() handles these bits. PyTorch's fallbacks for them would call copy_() and _copy_from again, without end.
+  const c10::impl::ExcludeDispatchKeyGuard guard(kLazyBits);
+  return at::native::copy_(self, source, non_blocking);
+}
+
 at::Tensor copy_from(const at::Tensor& source, const at::Tensor& destination, bool non_blocking) {
   static const std::string name = "aten::_copy_from";
   const OperatorScope scope(name);
+  auto keys = c10::impl::tls_local_dispatch_key_set();
+  keys.excluded_ = keys.excluded_ - kLazyBits; // see copy_()
+  const c10::impl::ForceDispatchKeyGuard guard(keys);
   TORCH_CHECK(source.defined() && destination.defined(), "copying needs two defined tensors");
   const CopyWay way = copy_way(TensorFacts(source, destination));
   if (way == CopyWay::Nothing) {
@@ -293,6 +303,7 @@ at::Scalar local_scalar_dense(const at::Tensor& self) {
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("copy_", &copy_);
   m.impl("_copy_from", &copy_from);
   m.impl("_copy_from_and_resize", &copy_from_and_resize);
   m.impl("_local_scalar_dense", &local_scalar_dense);
@@ -308,15 +319,6 @@ TORCH_LIBRARY_FRAGMENT(backplane, m) {
   m.def("copy_elements(Tensor source, Tensor(a!) destination, bool conjugate, bool negate) -> ()");
   m.impl("copy_elements", c10::DispatchKey::CPU, &copy_elements_on_cpu);
   m.impl("copy_elements", c10::DispatchKey::Meta, [](const at::Tensor&, const at::Tensor&, bool, bool) {});
-}
-
-// The kernels above handle these bits themselves; the generic fallbacks would call _copy_from again, without end.
-TORCH_LIBRARY_IMPL(aten, Conjugate, m) {
-  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
-}
-
-TORCH_LIBRARY_IMPL(aten, Negative, m) {
-  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
 }
 
 } // namespace

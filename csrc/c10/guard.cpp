@@ -2,6 +2,9 @@
 #include <c10/core/ScalarType.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
+#include <utility>
+
+#include "c10/adopted_event.h"
 #include "devices/device.h"
 #include "memory/allocator.h"
 #include "streams/stream.h"
@@ -84,7 +87,7 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
   }
 
   void* getStreamNativeHandle(const c10::Stream stream) const override {
-    return stream_identity(stream);
+    return reinterpret_cast<void*>(native_handle(stream));
   }
 
   bool queryStream(const c10::Stream& stream) const override {
@@ -106,6 +109,10 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
         index == -1 || index == stream.device_index(),
         "Event device ", static_cast<int>(index), " does not match recording stream's device ",
         static_cast<int>(stream.device_index()), ".");
+    if (Event* adopted = AdoptedEvent::take(); C10_UNLIKELY(adopted != nullptr)) {
+      destroy_event(std::exchange(*reinterpret_cast<Event**>(event), adopted));
+      return;
+    }
     *event = record_event(as_event(*event), stream, flag == c10::EventFlag::BACKEND_DEFAULT);
   }
 

@@ -170,13 +170,13 @@ class Session final : public libkineto::IActivityProfilerSession {
   static void describe(const Activity& activity, GenericTraceActivity& work) {
     work.addMetadata("device", static_cast<int>(work.device));
     work.addMetadata("stream", work.resource);
-    if (activity.size.has_value()) {
-      auto groups = activity.size->items;
+    if (activity.spec.has_value()) {
+      auto groups = activity.spec->global_size;
       for (size_t i = 0; i < groups.size(); ++i) {
-        groups[i] /= activity.size->group[i];
+        groups[i] /= activity.spec->group_size[i];
       }
       work.addMetadata("grid", listed(groups));
-      work.addMetadata("block", listed(activity.size->group));
+      work.addMetadata("block", listed(activity.spec->group_size));
     }
     if (activity.kind == Activity::Kind::Copy) {
       work.addMetadata("bytes", activity.bytes);

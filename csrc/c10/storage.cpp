@@ -1,11 +1,10 @@
 #include "c10/storage.h"
 
 #include "devices/device.h"
-#include "devices/profile.h"
 #include "devices/recording.h"
 #include "memory/allocator.h"
-#include "streams/capture.h"
 #include "streams/stream.h"
+#include "streams/submit.h"
 
 namespace backplane {
 
@@ -39,17 +38,7 @@ void resize_storage(c10::StorageImpl* storage, size_t bytes) {
   c10::DataPtr grown = allocate_on(index, bytes);
   const size_t kept = std::min(bytes, storage->nbytes());
   if (kept > 0) {
-    Device& owner = device(index);
-    const c10::Stream stream = current_stream(index);
-    const CapturedCopy copy{grown.get(), storage->data(), kept, CopyKind::WithinDevice, {}};
-    if (const auto capture = Capture::of(stream)) {
-      capture->copy(stream, copy);
-    } else {
-      const StreamHandle handle = stream_handle(stream);
-      DeviceCall call(owner);
-      const ProfiledCommand profiled(index, handle, copy.kind, copy.bytes);
-      owner.copy(copy.destination, copy.source, copy.bytes, copy.kind, handle);
-    }
+    submit(current_stream(index), Copy{grown.get(), storage->data(), kept, CopyKind::WithinDevice});
   }
   // The old memory goes back to the pool of the stream that still reads it, so no wait is needed.
   storage->set_data_ptr_noswap(std::move(grown));

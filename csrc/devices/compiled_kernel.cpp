@@ -5,30 +5,19 @@
 
 #include <cstring>
 
-#include "devices/profile.h"
-
 namespace backplane {
 
 CompiledKernel::CompiledKernel(
-    c10::DeviceIndex device_index,
-    const std::string& text,
-    std::string entry,
-    const std::string& operator_name,
-    std::vector<KernelParameter> parameters)
+    c10::DeviceIndex device_index, KernelSource source, std::vector<KernelParameter> parameters)
     : device_(checked_index(device_index)),
-      entry_(std::move(entry)),
+      entry_(source.entry),
       parameters_(std::move(parameters)),
-      handle_(device(device_).compile(text, entry_, operator_name)) {}
+      handle_(device(device_).compile(std::move(source))) {}
 
 CompiledKernel::~CompiledKernel() {
   if (!in_bad_fork()) {
     device(device_).destroy_kernel(handle_);
   }
-}
-
-void CompiledKernel::launch(const LaunchSize& size, c10::ArrayRef<KernelArgument> arguments, StreamHandle stream) const {
-  const ProfiledCommand profiled(device_, stream, entry_, size);
-  device(device_).launch(handle_, size, arguments, stream);
 }
 
 namespace {

@@ -18,14 +18,9 @@ struct KernelParameter {
   bool written = false; // memory that the kernel writes to
 };
 
-class CompiledKernel {
+class CompiledKernel : public std::enable_shared_from_this<CompiledKernel> {
  public:
-  CompiledKernel(
-      c10::DeviceIndex device,
-      const std::string& text,
-      std::string entry,
-      const std::string& operator_name,
-      std::vector<KernelParameter> parameters);
+  CompiledKernel(c10::DeviceIndex device, KernelSource source, std::vector<KernelParameter> parameters);
   ~CompiledKernel();
   CompiledKernel(const CompiledKernel&) = delete;
   CompiledKernel& operator=(const CompiledKernel&) = delete;
@@ -39,8 +34,9 @@ class CompiledKernel {
   const std::vector<KernelParameter>& parameters() const {
     return parameters_;
   }
-
-  void launch(const LaunchSize& size, c10::ArrayRef<KernelArgument> arguments, StreamHandle stream) const;
+  KernelHandle handle() const {
+    return handle_;
+  }
 
  private:
   const c10::DeviceIndex device_;

@@ -39,6 +39,14 @@ void Device::unpin(void*) {
   TORCH_CHECK(false, properties_.driver, " devices pin no host memory");
 }
 
+uintptr_t Device::native_handle(StreamHandle) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, properties_.driver, " devices have no native handles of streams");
+}
+
+StreamHandle Device::adopt_stream(uintptr_t) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, properties_.driver, " devices adopt no streams");
+}
+
 bool Device::copy_from_peer(void*, Device&, const void*, size_t, StreamHandle) {
   return false;
 }
@@ -47,25 +55,23 @@ bool Device::can_access_peer(const Device&) const {
   return false;
 }
 
-KernelHandle Device::compile(const std::string&, const std::string&, const std::string&) {
+bool Device::wait_for_peer(Device&, EventHandle, StreamHandle) {
+  return false;
+}
+
+std::unique_ptr<NativeGraph> Device::instantiate(c10::ArrayRef<GraphCommand>) {
+  return nullptr;
+}
+
+KernelHandle Device::compile(KernelSource) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, properties_.driver, " devices run no kernels");
+}
+
+KernelResources Device::kernel_resources(KernelHandle) {
   TORCH_CHECK_NOT_IMPLEMENTED(false, properties_.driver, " devices run no kernels");
 }
 
 void Device::destroy_kernel(KernelHandle) noexcept {}
-
-void Device::launch(KernelHandle, const LaunchSize&, c10::ArrayRef<KernelArgument>, StreamHandle) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, properties_.driver, " devices run no kernels");
-}
-
-void Device::call_on_queue(
-    std::shared_ptr<const QueueFunction>, const std::string&, c10::ArrayRef<KernelArgument>, StreamHandle) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      false, properties_.name, " has no native launcher, so that functions of libraries cannot be given its queue");
-}
-
-void Device::call_host(HostFunction, c10::ArrayRef<char*>, StreamHandle) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, properties_.driver, " devices cannot call host functions in stream order");
-}
 
 namespace {
 
@@ -99,7 +105,7 @@ class EventTimer final : public CommandTimer {
     const DeviceCall call(device_);
     const EventHandle event = device_.create_event(/*timing=*/true);
     try {
-      device_.record_event(event, stream_);
+      device_.submit(EventRecord{event}, stream_);
     } catch (...) {
       device_.destroy_event(event);
       throw;

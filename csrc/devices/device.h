@@ -14,50 +14,60 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
+#include "devices/command.h"
 #include "devices/command_timer.h"
+#include "devices/native_graph.h"
 
 namespace backplane {
 
-// A driver's queue, event and compiled kernel. Opaque: only the device that made one may look inside.
-using StreamHandle = void*;
-using EventHandle = void*;
-using KernelHandle = void*;
+class Interprocess;
 
-class QueueFunction;
+// What a device's addresses are, which tensors have as data_ptr().
+enum class Addresses : uint8_t {
+  Synthetic, // reserved by the runtime, for memory that has a handle instead
+  Host, // the CPU may dereference them
+  Device, // the hardware's own pointers, which the CPU may not dereference
+};
 
 struct DeviceProperties {
   std::string driver; // short driver name: "host", "opencl", …
   std::string name; // what the hardware calls itself
   uint64_t total_memory = 0; // bytes
-  bool host_accessible = false; // the CPU may dereference device addresses
+  Addresses addresses = Addresses::Synthetic;
   int compute_units = 1; // torch.cuda's multi_processor_count
   int major = 0; // capability, as the driver defines it
   int minor = 0;
   uint64_t dtypes = ~uint64_t{0}; // bit i: c10::ScalarType(i) is supported
   std::string dialect; // which kernel language compile() takes: "OpenCL C", …; empty: it runs no kernels
+  uint64_t local_memory = 0; // bytes that a group may share, static and dynamic; of devices with kernels
   std::string kind = "accelerator"; // what hardware it is: "gpu", "accelerator", "cpu" or "host"
 
+  // The CPU may dereference device addresses.
+  bool host_accessible() const {
+    return addresses == Addresses::Host;
+  }
   bool supports(c10::ScalarType dtype) const {
     return (dtypes >> static_cast<int>(dtype)) & 1;
   }
 };
 
-// The kinds of transfer that a driver may treat differently.
-enum class CopyKind { HostToDevice, DeviceToHost, WithinDevice };
-
-// One argument of a kernel launch, in the order of the kernel's parameters.
-struct KernelArgument {
-  const void* data; // memory: the device address; a number: where its bytes are, during the call
-  uint32_t bytes; // of a number, in the kernel's own representation; 0 for memory
+// What a kernel is made from.
+struct KernelSource {
+  std::string code; // text in the device's dialect, or a binary
+  std::string entry;
+  std::string operator_name; // for messages
+  bool is_binary = false;
 };
 
-// Work items in each dimension, the fastest first, and how many of them form a group; `items` is a multiple of `group`.
-struct LaunchSize {
-  std::array<size_t, 3> items{1, 1, 1};
-  std::array<size_t, 3> group{1, 1, 1};
+// What the compiler says of a kernel; what it does not report is absent.
+struct KernelResources {
+  std::optional<int64_t> registers; // per work item
+  std::optional<int64_t> spilled_bytes; // per work item
+  std::optional<int64_t> static_shared_memory; // bytes per group
 };
 
 // Contract of every method: thread-safe; errors are thrown as exceptions (c10::Error or a Python error), except where
@@ -117,54 +127,64 @@ class Device {
   virtual void destroy_stream(StreamHandle stream) noexcept = 0;
   virtual bool query_stream(StreamHandle stream) = 0; // true: all work done
   virtual void synchronize_stream(StreamHandle stream) = 0;
+  // The hardware API's handle of the stream's queue. From then on others may give the queue work that the runtime does not see.
+  // Throws NotImplementedError where there is none.
+  virtual uintptr_t native_handle(StreamHandle stream);
+  // A stream around a queue of the hardware API's that is kept alive elsewhere: the same stream for the same queue.
+  virtual bool can_adopt_streams() const {
+    return false;
+  }
+  virtual StreamHandle adopt_stream(uintptr_t native);
 
   // --- events ------------------------------------------------------------------------------------------------------
   virtual EventHandle create_event(bool timing) = 0;
   virtual void destroy_event(EventHandle event) noexcept = 0;
-  virtual void record_event(EventHandle event, StreamHandle stream) = 0; // again and again allowed
-  virtual void wait_event(EventHandle event, StreamHandle stream) = 0; // stream waits; the host does not
   virtual bool query_event(EventHandle event) = 0; // true: reached, or never recorded
   virtual void synchronize_event(EventHandle event) = 0;
   virtual double elapsed_ms(EventHandle start, EventHandle end) = 0; // both recorded with timing, both reached
 
-  // --- transfers, in stream order ----------------------------------------------------------------------------------
-  // Host ranges must stay valid until the stream has passed the copy. The call may return before the copy is done.
-  virtual void copy(void* destination, const void* source, size_t bytes, CopyKind kind, StreamHandle stream) = 0;
-  virtual void fill(void* address, uint8_t value, size_t bytes, StreamHandle stream) = 0;
+  // --- commands ------------------------------------------------------------------------------------------------------
+  // Gives the stream a command, which it executes in the order of submission. Returns before the command is done, in general.
+  // Throws NotImplementedError for a kind that the device does not offer: kernels need a dialect, library calls a
+  // queue_api(), host callbacks with memory host_sees_memory().
+  virtual void submit(const Command& command, StreamHandle stream) = 0;
   // Copies from another device's memory into this one's without passing through the host; false: not possible.
   virtual bool copy_from_peer(
       void* destination, Device& peer, const void* source, size_t bytes, StreamHandle stream);
   virtual bool can_access_peer(const Device& peer) const;
+  // As an EventWait, for an event of another device; false: not possible, so that the host has to wait.
+  virtual bool wait_for_peer(Device& peer, EventHandle event, StreamHandle stream);
 
   // --- kernels, on devices with a dialect ------------------------------------------------------------------------------
-  // A kernel from its text. May return before it is built: then launches wait for it in stream order, and an error of the
-  // compiler's is thrown by the stream's next synchronization, naming `operator_name`.
-  virtual KernelHandle compile(const std::string& text, const std::string& entry, const std::string& operator_name);
+  // A kernel from its text, or from a binary. May return before text is built: then launches wait for it in stream order, and
+  // an error of the compiler's is thrown by the stream's next synchronization, naming the operator.
+  virtual KernelHandle compile(KernelSource source);
   virtual void destroy_kernel(KernelHandle kernel) noexcept;
-  virtual void launch(
-      KernelHandle kernel, const LaunchSize& size, c10::ArrayRef<KernelArgument> arguments, StreamHandle stream);
+  // Waits until the kernel is built; throws what the build failed with.
+  virtual KernelResources kernel_resources(KernelHandle kernel);
 
-  // --- functions of libraries that give work to the device's queue themselves (queue_function.h) ------------------------
-  // Whose queues they are given: "opencl", or where the driver has a launcher of its own the driver's name. Empty: none
-  // can be called.
+  // --- optional abilities ----------------------------------------------------------------------------------------------
+  // Whose native queue a library call receives: "opencl", or the driver's name where the driver brings its own launcher.
+  // Empty: no library calls.
   virtual std::string queue_api() const {
     return {};
   }
-  // Calls it, in stream order, with the native queue and what the device's API calls the memory of `arguments`. An answer
-  // that is not 0 is thrown, naming `caller`, now or by the stream's next synchronization.
-  virtual void call_on_queue(
-      std::shared_ptr<const QueueFunction> function, const std::string& caller,
-      c10::ArrayRef<KernelArgument> arguments, StreamHandle stream);
-
-  // --- the host's part in a stream's work, as optional as `sleep` ------------------------------------------------------
-  // True where the host can read and write the device's memory in the stream's order: call_host takes memory then.
+  // True where the host can read and write the device's memory in stream order: host callbacks may then take memory.
   virtual bool host_sees_memory() const {
     return false;
   }
-  // Calls a host function, which does not throw, when the stream gets there; what comes after waits for it. Like
-  // cudaLaunchHostFunc, except that the function is told where the host sees each address in `memory`.
-  using HostFunction = std::function<void(char* const* memory)>;
-  virtual void call_host(HostFunction function, c10::ArrayRef<char*> memory, StreamHandle stream);
+  // True for devices without kernels whose streams execute in threads of their own: PyTorch's CPU kernels are then submitted to
+  // the stream as host callbacks (fallback/deferred.h), not run by the calling thread.
+  virtual bool defers_operators() const {
+    return false;
+  }
+
+  // Memory and events that other processes can open (devices/interprocess.h); null: not offered.
+  virtual Interprocess* interprocess() {
+    return nullptr;
+  }
+  // A graph of the hardware's own; null: not offered for these commands. `commands` is valid during the call only.
+  virtual std::unique_ptr<NativeGraph> instantiate(c10::ArrayRef<GraphCommand> commands);
 
   // --- profiles -------------------------------------------------------------------------------------------------------
   // Times the commands that the calling thread gives to the stream until CommandTimer::stop(). Commands that wait for a

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
@@ -32,10 +33,19 @@ struct Passing final : torch::autograd::Node {
   }
 };
 
+// How many devices PyTorch's engine has a thread for. It starts them at its first pass, for as many devices as there are
+// then: none before that pass, and none for bp where torch_backplane was imported after it.
+struct EngineThreads : torch::autograd::Engine {
+  static size_t count() {
+    return (get_default_engine().*&EngineThreads::device_ready_queues_).size();
+  }
+};
+
 // A pass through the thread of every device, asked for by a thread without any state that passes take over.
 void pass_through_all_devices() {
   torch::autograd::edge_list edges;
-  for (c10::DeviceIndex index = 0; index < device_count(); ++index) {
+  const auto count = std::min<size_t>(device_count(), EngineThreads::count());
+  for (c10::DeviceIndex index = 0; index < static_cast<c10::DeviceIndex>(count); ++index) {
     const auto device = c10::Device(c10::kPrivateUse1, index);
     edges.emplace_back(compat::make_node<NodePointer, Passing>(at::empty({0}, device)), 0);
   }
@@ -59,7 +69,7 @@ void finish_host_calls() {
 } // namespace
 
 void finish_autograd_threads() {
-  if (!is_initialized() || in_bad_fork()) {
+  if (!is_initialized() || in_bad_fork() || EngineThreads::count() == 0) {
     return;
   }
   std::exception_ptr failure;

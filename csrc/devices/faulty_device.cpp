@@ -185,16 +185,6 @@ class FaultyDevice final : public ForwardingDevice {
     return inner_->create_event(timing);
   }
 
-  void record_event(EventHandle event, StreamHandle stream) override {
-    meets("record_event");
-    inner_->record_event(event, stream);
-  }
-
-  void wait_event(EventHandle event, StreamHandle stream) override {
-    meets("wait_event");
-    inner_->wait_event(event, stream);
-  }
-
   bool query_event(EventHandle event) override {
     meets("query_event");
     return inner_->query_event(event);
@@ -210,15 +200,10 @@ class FaultyDevice final : public ForwardingDevice {
     return inner_->elapsed_ms(start, end);
   }
 
-  // --- transfers
-  void copy(void* destination, const void* source, size_t bytes, CopyKind kind, StreamHandle stream) override {
-    meets("copy");
-    inner_->copy(destination, source, bytes, kind, stream);
-  }
-
-  void fill(void* address, uint8_t value, size_t bytes, StreamHandle stream) override {
-    meets("fill");
-    inner_->fill(address, value, bytes, stream);
+  // --- commands
+  void submit(const Command& command, StreamHandle stream) override {
+    meets(kNames[command.index()]);
+    inner_->submit(command, stream);
   }
 
   bool copy_from_peer(void* destination, Device& peer, const void* source, size_t bytes, StreamHandle stream) override {
@@ -226,29 +211,14 @@ class FaultyDevice final : public ForwardingDevice {
     return ForwardingDevice::copy_from_peer(destination, peer, source, bytes, stream);
   }
 
-  // --- kernels, and the host's part
-  KernelHandle compile(const std::string& text, const std::string& entry, const std::string& operator_name) override {
+  std::unique_ptr<NativeGraph> instantiate(c10::ArrayRef<GraphCommand>) override {
+    return nullptr; // so that each command meets its faults
+  }
+
+  // --- kernels
+  KernelHandle compile(KernelSource source) override {
     meets("compile");
-    return inner_->compile(text, entry, operator_name);
-  }
-
-  void launch(
-      KernelHandle kernel, const LaunchSize& size, c10::ArrayRef<KernelArgument> arguments,
-      StreamHandle stream) override {
-    meets("launch");
-    inner_->launch(kernel, size, arguments, stream);
-  }
-
-  void call_on_queue(
-      std::shared_ptr<const QueueFunction> function, const std::string& caller,
-      c10::ArrayRef<KernelArgument> arguments, StreamHandle stream) override {
-    meets("call_on_queue");
-    inner_->call_on_queue(std::move(function), caller, arguments, stream);
-  }
-
-  void call_host(HostFunction function, c10::ArrayRef<char*> memory, StreamHandle stream) override {
-    meets("call_host");
-    inner_->call_host(std::move(function), memory, stream);
+    return inner_->compile(std::move(source));
   }
 
   void sleep(double milliseconds, StreamHandle stream) override {
@@ -257,6 +227,11 @@ class FaultyDevice final : public ForwardingDevice {
   }
 
  private:
+  // By the command's index. They are the names of the methods that a driver in Python has.
+  static constexpr const char* kNames[] = {
+      "launch", "call_on_queue", "copy", "fill", "call_host", "record_event", "wait_event"};
+  static_assert(std::size(kNames) == std::variant_size_v<Command>);
+
   // Throws where the call fails, but for want of memory: then it is true.
   bool meets(const char* name) {
     check_not_lost();

@@ -72,18 +72,21 @@ class ForwardingDevice : public Device {
   void synchronize_stream(StreamHandle stream) override {
     inner_->synchronize_stream(stream);
   }
+  uintptr_t native_handle(StreamHandle stream) override {
+    return inner_->native_handle(stream);
+  }
+  bool can_adopt_streams() const override {
+    return inner_->can_adopt_streams();
+  }
+  StreamHandle adopt_stream(uintptr_t native) override {
+    return inner_->adopt_stream(native);
+  }
 
   EventHandle create_event(bool timing) override {
     return inner_->create_event(timing);
   }
   void destroy_event(EventHandle event) noexcept override {
     inner_->destroy_event(event);
-  }
-  void record_event(EventHandle event, StreamHandle stream) override {
-    inner_->record_event(event, stream);
-  }
-  void wait_event(EventHandle event, StreamHandle stream) override {
-    inner_->wait_event(event, stream);
   }
   bool query_event(EventHandle event) override {
     return inner_->query_event(event);
@@ -95,11 +98,8 @@ class ForwardingDevice : public Device {
     return inner_->elapsed_ms(start, end);
   }
 
-  void copy(void* destination, const void* source, size_t bytes, CopyKind kind, StreamHandle stream) override {
-    inner_->copy(destination, source, bytes, kind, stream);
-  }
-  void fill(void* address, uint8_t value, size_t bytes, StreamHandle stream) override {
-    inner_->fill(address, value, bytes, stream);
+  void submit(const Command& command, StreamHandle stream) override {
+    inner_->submit(command, stream);
   }
   bool copy_from_peer(
       void* destination, Device& peer, const void* source, size_t bytes, StreamHandle stream) override {
@@ -108,33 +108,35 @@ class ForwardingDevice : public Device {
   bool can_access_peer(const Device& peer) const override {
     return inner_->can_access_peer(inside(const_cast<Device&>(peer)));
   }
+  bool wait_for_peer(Device& peer, EventHandle event, StreamHandle stream) override {
+    return inner_->wait_for_peer(inside(peer), event, stream);
+  }
 
-  KernelHandle compile(const std::string& text, const std::string& entry, const std::string& operator_name) override {
-    return inner_->compile(text, entry, operator_name);
+  KernelHandle compile(KernelSource source) override {
+    return inner_->compile(std::move(source));
+  }
+  KernelResources kernel_resources(KernelHandle kernel) override {
+    return inner_->kernel_resources(kernel);
   }
   void destroy_kernel(KernelHandle kernel) noexcept override {
     inner_->destroy_kernel(kernel);
-  }
-  void launch(
-      KernelHandle kernel, const LaunchSize& size, c10::ArrayRef<KernelArgument> arguments,
-      StreamHandle stream) override {
-    inner_->launch(kernel, size, arguments, stream);
   }
 
   std::string queue_api() const override {
     return inner_->queue_api();
   }
-  void call_on_queue(
-      std::shared_ptr<const QueueFunction> function, const std::string& caller,
-      c10::ArrayRef<KernelArgument> arguments, StreamHandle stream) override {
-    inner_->call_on_queue(std::move(function), caller, arguments, stream);
-  }
-
   bool host_sees_memory() const override {
     return inner_->host_sees_memory();
   }
-  void call_host(HostFunction function, c10::ArrayRef<char*> memory, StreamHandle stream) override {
-    inner_->call_host(std::move(function), memory, stream);
+  bool defers_operators() const override {
+    return inner_->defers_operators();
+  }
+
+  Interprocess* interprocess() override {
+    return inner_->interprocess();
+  }
+  std::unique_ptr<NativeGraph> instantiate(c10::ArrayRef<GraphCommand> commands) override {
+    return inner_->instantiate(commands);
   }
 
   std::unique_ptr<CommandTimer> time_commands(StreamHandle stream) override {

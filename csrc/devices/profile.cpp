@@ -10,6 +10,9 @@
 #include <functional>
 #include <map>
 
+#include "devices/compiled_kernel.h"
+#include "devices/queue_function.h"
+
 namespace backplane {
 namespace {
 
@@ -110,7 +113,7 @@ Profile::Base Profile::base_of(Device& device, StreamHandle stream) {
   for (int i = 0; i < kTries; ++i) {
     Owned event(device.create_event(/*timing=*/true), destroy);
     const int64_t before = c10::getTime();
-    device.record_event(event.get(), stream);
+    device.submit(EventRecord{event.get()}, stream);
     device.synchronize_event(event.get());
     const int64_t after = c10::getTime();
     if (best == nullptr || after - before < closest) {
@@ -180,16 +183,21 @@ void Profile::stop() {
   activities_ = std::move(recorded);
 }
 
-std::string_view ProfiledCommand::name_of(CopyKind kind) {
-  switch (kind) {
-    case CopyKind::HostToDevice:
-      return "Memcpy HtoD";
-    case CopyKind::DeviceToHost:
-      return "Memcpy DtoH";
-    case CopyKind::WithinDevice:
-      return "Memcpy DtoD";
+void ProfiledCommand::begin(c10::DeviceIndex index, StreamHandle stream, const Command& command) {
+  if (const auto* launch = std::get_if<KernelLaunch>(&command)) {
+    begin(Activity::Kind::Kernel, index, stream, launch->kernel->entry());
+    activity_->spec = launch->spec;
+  } else if (const auto* call = std::get_if<LibraryCall>(&command)) {
+    begin(Activity::Kind::Library, index, stream, call->function->name());
+  } else if (const auto* copy = std::get_if<Copy>(&command)) {
+    constexpr const char* kNames[] = {"Memcpy HtoD", "Memcpy DtoH", "Memcpy DtoD"}; // by CopyKind
+    begin(Activity::Kind::Copy, index, stream, kNames[static_cast<size_t>(copy->kind)]);
+    activity_->bytes = copy->bytes;
+  } else if (const auto* callback = std::get_if<HostCallback>(&command)) {
+    const bool is_operator = callback->function->is_operator();
+    begin(
+        is_operator ? Activity::Kind::Operator : Activity::Kind::HostStep, index, stream, callback->function->name());
   }
-  return "Memcpy";
 }
 
 void ProfiledCommand::begin(

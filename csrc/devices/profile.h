@@ -1,7 +1,7 @@
 // What a profile records of bp: the commands that devices are given, and what the host does for them.
 //
-// Whoever gives a device a command, or lets the host wait, says so by a ProfiledCommand or a ProfiledRange. Where no profile
-// is taken, that costs a load and a branch. c10/kineto_profiler.cpp hands to PyTorch's profiler what was recorded.
+// Whoever gives a device a command, or lets the host wait, holds a ProfiledCommand or a ProfiledRange meanwhile. Where no
+// profile is taken, that costs a load and a branch. c10/kineto_profiler.cpp hands to PyTorch's profiler what was recorded.
 #pragma once
 
 #include <atomic>
@@ -36,7 +36,7 @@ struct Activity {
   c10::DeviceIndex device = -1; // -1: none
   StreamHandle stream = nullptr;
   size_t bytes = 0; // that are copied
-  std::optional<LaunchSize> size;
+  std::optional<LaunchSpec> spec;
   int32_t thread = 0; // as the system numbers them
   uint64_t correlation = 0; // PyTorch's number of the operator that it was done for; 0: none
   uint64_t user_correlation = 0; // … and of the innermost record_function
@@ -103,12 +103,10 @@ class ProfiledCommand {
       activity_->bytes = bytes;
     }
   }
-  ProfiledCommand(c10::DeviceIndex device, StreamHandle stream, CopyKind kind, size_t bytes)
-      : ProfiledCommand(Activity::Kind::Copy, device, stream, name_of(kind), bytes) {}
-  ProfiledCommand(c10::DeviceIndex device, StreamHandle stream, std::string_view kernel, const LaunchSize& size)
-      : ProfiledCommand(Activity::Kind::Kernel, device, stream, kernel) {
-    if (C10_UNLIKELY(activity_ != nullptr)) {
-      activity_->size = size;
+  // Events and fills are not recorded.
+  ProfiledCommand(c10::DeviceIndex device, StreamHandle stream, const Command& command) {
+    if (C10_UNLIKELY(Profile::is_active())) {
+      begin(device, stream, command);
     }
   }
   ~ProfiledCommand() {
@@ -120,7 +118,7 @@ class ProfiledCommand {
   ProfiledCommand& operator=(const ProfiledCommand&) = delete;
 
  private:
-  static std::string_view name_of(CopyKind kind);
+  void begin(c10::DeviceIndex device, StreamHandle stream, const Command& command);
   void begin(Activity::Kind kind, c10::DeviceIndex device, StreamHandle stream, std::string_view name);
   void end() noexcept;
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,7 +14,7 @@ namespace backplane {
 
 // It is called as docs/write-an-operator.md declares it: with the native queue, and with arguments as a launcher in C has
 // them. It answers 0, or a status of its own, of which `explain` has the words, if there are any.
-class QueueFunction {
+class QueueFunction : public std::enable_shared_from_this<QueueFunction> {
  public:
   using Explain = std::function<std::string(int status)>;
 

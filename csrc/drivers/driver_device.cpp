@@ -2,13 +2,18 @@
 
 #include <c10/util/Exception.h>
 
+#include <array>
+#include <atomic>
+#include <optional>
 #include <string_view>
 #include <vector>
 
-#include "devices/ending.h"
+#include "devices/compiled_kernel.h"
 #include "devices/profile.h"
 #include "devices/queue_function.h"
 #include "devices/verbose.h"
+#include "drivers/driver_graph.h"
+#include "drivers/driver_interprocess.h"
 #include "drivers/driver_kernel.h"
 #include "drivers/driver_memory.h"
 #include "drivers/driver_object.h"
@@ -37,30 +42,6 @@ DriverKernel& kernel_of(KernelHandle kernel) {
   return *static_cast<DriverKernel*>(kernel);
 }
 
-// A copy of a launch's arguments, the numbers included.
-class DeferredArguments {
- public:
-  explicit DeferredArguments(c10::ArrayRef<LaunchArgument> arguments) : arguments_(arguments.vec()) {
-    for (const LaunchArgument& argument : arguments_) {
-      const auto* data = static_cast<const char*>(argument.data);
-      numbers_.insert(numbers_.end(), data, data + argument.bytes);
-    }
-  }
-
-  c10::ArrayRef<LaunchArgument> values() {
-    const char* data = numbers_.data();
-    for (LaunchArgument& argument : arguments_) {
-      argument.data = data;
-      data += argument.bytes;
-    }
-    return arguments_;
-  }
-
- private:
-  std::vector<LaunchArgument> arguments_;
-  std::vector<char> numbers_;
-};
-
 // Those that a function of a library is called with, in words: its integers, and what it computes with.
 std::string numbers_of(const QueueFunction& function, c10::ArrayRef<LaunchArgument> arguments) {
   std::string line = "(";
@@ -83,9 +64,17 @@ class DriverDevice final : public Device {
         index_(index),
         driver_(index, properties().name, std::move(device)),
         memory_(driver_, properties()),
-        streams_(driver_),
+        streams_(driver_, [this](const Command& command, DriverStream& stream) { execute(command, stream); }),
         discrete_(discrete),
-        can_pin_(driver_.attr("can_pin")().cast<bool>()) {}
+        can_pin_(driver_.attr("can_pin")().cast<bool>()),
+        can_adopt_streams_(driver_.attr("can_adopt_streams")().cast<bool>()),
+        launches_with_attributes_(
+            driver_.launcher() != nullptr ? driver_.launcher()->launches_with_attributes()
+                                          : driver_.attr("can_launch_with_attributes")().cast<bool>()) {
+    if (driver_.launcher() != nullptr && driver_.launcher()->interprocess() != nullptr) {
+      interprocess_.emplace(*driver_.launcher()->interprocess(), driver_, memory_, streams_);
+    }
+  }
 
   bool needs_gil() const override {
     return true;
@@ -177,20 +166,24 @@ class DriverDevice final : public Device {
     streams_.synchronize_stream(stream);
   }
 
+  uintptr_t native_handle(StreamHandle stream) override {
+    return streams_.native_handle(stream);
+  }
+
+  bool can_adopt_streams() const override {
+    return can_adopt_streams_;
+  }
+
+  StreamHandle adopt_stream(uintptr_t native) override {
+    return streams_.adopt_stream(native);
+  }
+
   EventHandle create_event(bool timing) override {
     return streams_.create_event(timing);
   }
 
   void destroy_event(EventHandle event) noexcept override {
     streams_.destroy_event(event);
-  }
-
-  void record_event(EventHandle event, StreamHandle stream) override {
-    streams_.record_event(event, stream);
-  }
-
-  void wait_event(EventHandle event, StreamHandle stream) override {
-    streams_.wait_event(event, stream);
   }
 
   bool query_event(EventHandle event) override {
@@ -210,67 +203,37 @@ class DriverDevice final : public Device {
     return timer != nullptr ? std::move(timer) : Device::time_commands(stream);
   }
 
-  // --- transfers
-  void copy(void* destination, const void* source, size_t bytes, CopyKind kind, StreamHandle handle) override {
-    if (bytes == 0) {
+  // --- commands
+  void submit(const Command& command, StreamHandle handle) override {
+    if (is_empty(command)) {
       return;
     }
+    driver_.errors().check();
     DriverStream& stream = streams_.known(handle);
-    const py::handle queue = stream.object;
-    const NativeLauncher* launcher = driver_.launcher();
-    const bool natively = launcher != nullptr && launcher->copies_host_memory();
-    if (kind == CopyKind::HostToDevice && natively) {
-      memory_.place_of(destination, bytes); // checks the range
-      streams_.natively_in_order(
-          stream, Doing{"copying ", bytes, " bytes to it"},
-          [launcher, &stream, to = memory_.resolve({destination, 0}), source, bytes] {
-            launcher->copy_in(stream.native, to, source, bytes);
-          });
-    } else if (kind == CopyKind::DeviceToHost && natively) {
-      memory_.place_of(source, bytes);
-      streams_.natively_in_order(
-          stream, Doing{"copying ", bytes, " bytes from it"},
-          [launcher, &stream, from = memory_.resolve({source, 0}), destination, bytes] {
-            launcher->copy_out(stream.native, destination, from, bytes);
-          });
-    } else if (kind == CopyKind::HostToDevice) {
-      const auto to = memory_.place_of(destination, bytes);
-      streams_.in_order(stream, {"copying ", bytes, " bytes to it"}, [this, to, source, bytes, queue] {
-        driver_.attr("copy_in")(to.segment, to.offset, read_only(source, bytes), queue);
-      });
-    } else if (kind == CopyKind::DeviceToHost) {
-      const auto from = memory_.place_of(source, bytes);
-      streams_.in_order(stream, {"copying ", bytes, " bytes from it"}, [this, from, destination, bytes, queue] {
-        driver_.attr("copy_out")(from.segment, from.offset, writable(destination, bytes), queue);
-      });
-    } else if (launcher != nullptr && !overlap(destination, source, bytes)) {
-      copy_natively(destination, source, bytes, stream);
+    c10::intrusive_ptr<KernelBuild> build; // that the command waits for
+    if (const auto* launch = std::get_if<KernelLaunch>(&command)) {
+      DriverKernel& kernel = kernel_of(launch->kernel->handle());
+      if (C10_UNLIKELY(launch->spec.has_attributes())) {
+        check_attributes(launch->spec, kernel);
+      }
+      if (C10_UNLIKELY(Profile::is_active())) { // which has to know when this command runs, and no other
+        const GilReleased released;
+        kernel.wait();
+      }
+      if (C10_UNLIKELY(!kernel.is_built())) {
+        if (kernel.is_over()) {
+          kernel.check();
+        }
+        build = c10::intrusive_ptr<KernelBuild>::reclaim_copy(&kernel);
+      }
     } else {
-      const auto to = memory_.place_of(destination, bytes);
-      const auto from = memory_.place_of(source, bytes);
-      streams_.in_order(stream, {"copying ", bytes, " bytes within it"}, [this, to, from, bytes, queue] {
-        driver_.attr("copy")(to.segment, to.offset, from.segment, from.offset, bytes, queue);
-      });
+      check_offered(command);
     }
-  }
-
-  void fill(void* address, uint8_t value, size_t bytes, StreamHandle handle) override {
-    if (bytes == 0) {
-      return;
+    if (C10_LIKELY(build == nullptr && !stream.deferred.any() && !std::holds_alternative<EventWait>(command))) {
+      execute(command, stream);
+    } else {
+      streams_.submit(command, stream, std::move(build));
     }
-    DriverStream& stream = streams_.known(handle);
-    const auto to = memory_.place_of(address, bytes);
-    if (driver_.launcher() != nullptr) {
-      streams_.natively_in_order(
-          stream, {"filling ", bytes, " bytes"}, [this, &stream, to = memory_.resolve({address, 0}), value, bytes] {
-            driver_.launcher()->fill(stream.native, to, value, bytes);
-          });
-      return;
-    }
-    streams_.in_order(
-        stream, {"filling ", bytes, " bytes"}, [this, to, bytes, value, queue = py::handle(stream.object)] {
-          driver_.attr("fill")(to.segment, to.offset, bytes, value, queue);
-        });
   }
 
   bool copy_from_peer(void* destination, Device& peer, const void* source, size_t bytes, StreamHandle handle) override {
@@ -286,8 +249,17 @@ class DriverDevice final : public Device {
     stream.throw_failure();
     const auto to = memory_.place_of(destination, bytes);
     const auto from = other->memory_.place_of(source, bytes);
+    constexpr const char* kDoing = "copying from another device";
+    if (driver_.launcher() != nullptr && driver_.launcher()->copies_from_peers() && is_peer(*other) &&
+        can_access_.of(*this, *other)) {
+      streams_.natively(stream, Doing{kDoing}, [&] {
+        driver_.launcher()->copy_from_peer(
+            stream.native, memory_.resolve({destination, 0}), other->memory_.resolve({source, 0}), bytes);
+      });
+      return true;
+    }
     const DriverStreams::Submission submission(streams_, stream);
-    return driver_.ask("copying from another device", [&] {
+    return driver_.ask(kDoing, [&] {
       const py::handle peer_device = other->driver_.object(), queue = stream.object;
       return driver_
           .attr("copy_from_peer")(to.segment, to.offset, peer_device, from.segment, from.offset, bytes, queue)
@@ -297,61 +269,53 @@ class DriverDevice final : public Device {
 
   bool can_access_peer(const Device& peer) const override {
     const auto* other = dynamic_cast<const DriverDevice*>(&peer);
-    if (other == nullptr) {
-      return false;
-    }
-    DriverCall call;
-    return driver_.attr("can_access_peer")(other->driver_.object()).cast<bool>();
+    return other != nullptr && can_access_.of(*this, *other);
   }
 
-  // --- the host's part
+  bool wait_for_peer(Device& peer, EventHandle event, StreamHandle stream) override {
+    auto* other = dynamic_cast<DriverDevice*>(&peer);
+    return other != nullptr && is_peer(*other) && can_wait_for_.of(*this, *other) &&
+        streams_.wait_for_peer(other->streams_, event, stream);
+  }
+
   bool host_sees_memory() const override {
-    return properties().host_accessible || (runs_host_functions() && !discrete_);
-  }
-
-  void call_host(HostFunction function, c10::ArrayRef<char*> memory, StreamHandle handle) override {
-    TORCH_CHECK(memory.empty() || host_sees_memory(), "the host does not see the memory of ", properties().name);
-    DriverStream& stream = streams_.known(handle);
-    if (!runs_host_functions()) {
-      synchronize_stream(handle);
-      function(memory.data());
-      return;
-    }
-    std::vector<LaunchArgument> resolved;
-    for (const char* address : memory) {
-      resolved.push_back(memory_.resolve({address, 0}));
-    }
-    streams_.natively_in_order(
-        stream, Doing{"calling a function of the host"},
-        [this, &stream, function = std::move(function), memory = std::move(resolved)] {
-          const NativeLauncher& launcher = *driver_.launcher();
-          auto seen = launcher.host_memory(stream.native, memory, memory_.generation());
-          launcher.call_host(stream.native, [function, seen = std::move(seen)]() mutable {
-            const HostCallback callback;
-            if (const HostCall call; call.may_run()) {
-              function(seen.addresses().data());
-            }
-            function = nullptr; // here, as what goes with it may submit commands
-          });
-        });
+    const NativeLauncher* launcher = driver_.launcher();
+    return properties().host_accessible() || (launcher != nullptr && launcher->host_sees_memory() && !discrete_);
   }
 
   void sleep(double milliseconds, StreamHandle handle) override {
     DriverStream& stream = streams_.known(handle);
-    streams_.in_order(stream, {"keeping a stream busy"}, [this, milliseconds, queue = py::handle(stream.object)] {
-      driver_.attr("sleep")(milliseconds, queue);
+    stream.deferred.issue_all();
+    stream.throw_failure();
+    streams_.ask(stream, {"keeping a stream busy"}, [&] {
+      driver_.attr("sleep")(milliseconds, py::handle(stream.object));
     });
   }
 
+  Interprocess* interprocess() override {
+    return interprocess_.has_value() ? &*interprocess_ : nullptr;
+  }
+
+  std::unique_ptr<NativeGraph> instantiate(c10::ArrayRef<GraphCommand> commands) override {
+    return make_driver_graph(commands, driver_, memory_, streams_);
+  }
+
   // --- kernels
-  KernelHandle compile(const std::string& text, const std::string& entry, const std::string& operator_name) override {
+  KernelHandle compile(KernelSource source) override {
     if (properties().dialect.empty()) {
-      return Device::compile(text, entry, operator_name); // refuses
+      return Device::compile(std::move(source)); // refuses
     }
     driver_.errors().check();
+    const bool is_binary = source.is_binary;
+    auto kernel =
+        c10::make_intrusive<DriverKernel>(std::move(source), driver_, [this] { streams_.issue_ready(); });
+    if (is_binary) { // nothing is compiled, so the caller hears at once that it does not fit
+      const GilReleased released;
+      kernel->run();
+      kernel->check();
+      return kernel.release();
+    }
     DriverCall call;
-    auto kernel = c10::make_intrusive<DriverKernel>(
-        DriverKernel::Source{text, entry, operator_name}, driver_, [this] { streams_.issue_ready(); });
     const py::cpp_function run([kernel] {
       const GilReleased released;
       kernel->run();
@@ -364,58 +328,19 @@ class DriverDevice final : public Device {
     c10::intrusive_ptr<DriverKernel>::reclaim(&kernel_of(kernel)); // deferred launches keep theirs
   }
 
-  void launch(
-      KernelHandle handle, const LaunchSize& size, c10::ArrayRef<KernelArgument> arguments,
-      StreamHandle stream_handle) override {
-    if (size.items[0] == 0 || size.items[1] == 0 || size.items[2] == 0) {
-      return;
-    }
-    driver_.errors().check();
-    DriverStream& stream = streams_.known(stream_handle);
+  KernelResources kernel_resources(KernelHandle handle) override {
     DriverKernel& kernel = kernel_of(handle);
-    const auto resolved = resolve(arguments);
-    if (C10_UNLIKELY(Profile::is_active())) { // which has to know when this command runs, and no other
+    {
       const GilReleased released;
       kernel.wait();
     }
-    if (C10_LIKELY(kernel.is_built() && !stream.deferred.any())) {
-      launch_now(kernel, size, resolved, stream);
-      return;
-    }
-    if (kernel.is_over()) {
-      kernel.check();
-    }
-    stream.throw_failure();
-    stream.deferred.submit(
-        c10::intrusive_ptr<KernelBuild>::reclaim_copy(&kernel),
-        [this, &kernel, &stream, size, kept = DeferredArguments(resolved)]() mutable {
-          launch_now(kernel, size, kept.values(), stream);
-        });
+    kernel.check();
+    return kernel.resources();
   }
 
   std::string queue_api() const override {
     const NativeLauncher* launcher = driver_.launcher();
     return launcher == nullptr ? "" : std::string_view(launcher->api()) == "c" ? properties().driver : launcher->api();
-  }
-
-  void call_on_queue(
-      std::shared_ptr<const QueueFunction> function, const std::string& caller,
-      c10::ArrayRef<KernelArgument> arguments, StreamHandle handle) override {
-    if (driver_.launcher() == nullptr) {
-      Device::call_on_queue(std::move(function), caller, arguments, handle); // refuses
-    }
-    driver_.errors().check();
-    DriverStream& stream = streams_.known(handle);
-    const auto resolved = resolve(arguments);
-    if (C10_LIKELY(!stream.deferred.any())) {
-      call_now(*function, caller, resolved, stream);
-      return;
-    }
-    stream.throw_failure();
-    stream.deferred.submit(
-        nullptr, [this, &stream, function = std::move(function), caller, kept = DeferredArguments(resolved)]() mutable {
-          call_now(*function, caller, kept.values(), stream);
-        });
   }
 
  private:
@@ -431,21 +356,236 @@ class DriverDevice final : public Device {
     function();
   }
 
-  // True where the queue does, in its order.
-  bool runs_host_functions() const {
-    return driver_.launcher() != nullptr && driver_.launcher()->host_sees_memory();
+  // A method of the driver's that says whether two of its devices can do something together. Asked once for each peer, so that
+  // later calls take no GIL.
+  class PeerAnswers {
+   public:
+    explicit PeerAnswers(const char* method) : method_(method) {}
+
+    bool of(const DriverDevice& device, const DriverDevice& peer) const {
+      std::atomic<int8_t>& known = known_[peer.index_];
+      if (known.load(std::memory_order_relaxed) == 0) {
+        DriverCall call;
+        const bool answer = device.driver_.attr(method_)(peer.driver_.object()).cast<bool>();
+        known.store(answer ? 1 : -1, std::memory_order_relaxed);
+      }
+      return known.load(std::memory_order_relaxed) > 0;
+    }
+
+   private:
+    const char* const method_;
+    mutable std::array<std::atomic<int8_t>, 64> known_{}; // by index: 1 yes, -1 no, 0 not asked
+  };
+
+  // The functions of a launcher take handles of their own driver's only.
+  bool is_peer(const DriverDevice& other) const {
+    return other.properties().driver == properties().driver;
   }
 
-  void launch_now(
-      DriverKernel& kernel, const LaunchSize& size, c10::ArrayRef<LaunchArgument> arguments, DriverStream& stream) {
+  // Throws where the device does not offer such a command; kernels it cannot have compiled.
+  void check_offered(const Command& command) const {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        !std::holds_alternative<LibraryCall>(command) || driver_.launcher() != nullptr, properties().name,
+        " has no native launcher, so that library functions cannot receive its queue");
+    const auto* callback = std::get_if<HostCallback>(&command);
+    TORCH_CHECK(
+        callback == nullptr || callback->memory.empty() || host_sees_memory(), "the host does not see the memory of ",
+        properties().name);
+  }
+
+  // Throws where a launch with these attributes is not possible. What is said of the kernel's own shared memory is known when
+  // it is built, so that is added when the launch executes.
+  void check_attributes(const LaunchSpec& spec, const DriverKernel& kernel) const {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        launches_with_attributes_, "bp:", static_cast<int>(index_), " (", properties().name, ") cannot launch ",
+        kernel.name(), " with attributes", attributes_text(spec), ": its driver offers ",
+        driver_.launcher() == nullptr
+            ? "no launch_with_attributes() method"
+            : "no launch_with_attributes function, the group LAUNCH_ATTRIBUTES of a native launcher of the api \"c\"");
+    for (size_t i = 0; i < 3; ++i) {
+      TORCH_CHECK_VALUE(
+          spec.global_size[i] / spec.group_size[i] % spec.cluster[i] == 0, kernel.name(), " has ",
+          spec.global_size[i] / spec.group_size[i], " groups in dimension ", i, ", which is not a multiple of the ",
+          spec.cluster[i], " of a cluster");
+    }
+    check_shared_memory(spec, kernel, 0);
+  }
+
+  void check_shared_memory(const LaunchSpec& spec, const DriverKernel& kernel, size_t of_kernel) const {
+    TORCH_CHECK(
+        spec.dynamic_shared_memory + of_kernel <= properties().local_memory, kernel.name(), " needs ", of_kernel,
+        " bytes of static and ", spec.dynamic_shared_memory, " bytes of dynamic shared memory, and a group of bp:",
+        static_cast<int>(index_), " (", properties().name, ") has ", properties().local_memory,
+        " (Target.local_memory)");
+  }
+
+  // Gives the command to the driver now.
+  void execute(const Command& command, DriverStream& stream) {
+    std::visit([&](const auto& one) { execute(one, stream); }, command);
+  }
+
+  void execute(const EventRecord& record, DriverStream& stream) {
+    streams_.record_event(record, stream);
+  }
+
+  void execute(const EventWait& wait, DriverStream& stream) {
+    streams_.wait_event(wait, stream);
+  }
+
+  void execute(const KernelLaunch& launch, DriverStream& stream) {
+    DriverKernel& kernel = kernel_of(launch.kernel->handle());
+    if (C10_UNLIKELY(launch.spec.dynamic_shared_memory > 0)) {
+      check_shared_memory(launch.spec, kernel, kernel.resources().static_shared_memory.value_or(0));
+    }
+    const auto arguments = resolve(launch.arguments);
     const auto doing = [&] { return c10::str("launching ", kernel.name()); };
     if (driver_.launcher() == nullptr) {
       const DriverStreams::Submission submission(streams_, stream);
       const DeviceCall gil(true); // around what catches errors, too
-      driver_.errors().watch(doing, [&] { kernel.launch(stream.object, size, arguments, 0); });
+      driver_.errors().watch(doing, [&] { kernel.launch(stream.object, launch.spec, arguments, 0); });
       return;
     }
-    streams_.natively(stream, doing, [&] { kernel.launch(stream.native, size, arguments, memory_.generation()); });
+    streams_.natively(
+        stream, doing, [&] { kernel.launch(stream.native, launch.spec, arguments, memory_.generation()); });
+  }
+
+  void execute(const LibraryCall& library_call, DriverStream& stream) {
+    const QueueFunction& function = *library_call.function;
+    const auto arguments = resolve(library_call.arguments);
+    const auto doing = [&] { return c10::str("calling ", function.name(), " for ", *library_call.caller); };
+    streams_.natively(stream, doing, [&] {
+      const auto given = c_arguments(arguments);
+      const auto call = reinterpret_cast<int (*)(void*, const CArgument*, uint64_t)>(function.address());
+      int status = 0;
+      {
+        const GilReleased released; // a deferred call may come from a thread that has it
+        said(
+            [&] { status = call(stream.native, given.data(), given.size()); },
+            [&] {
+              return c10::str(
+                  "bp:", static_cast<int>(index_), " driver ", function.name(), numbers_of(function, arguments),
+                  ", given to the queue");
+            });
+      }
+      if (C10_UNLIKELY(status != 0)) {
+        stream.launches.fetch_add(1, std::memory_order_relaxed); // part of its work may be under way
+        driver_.errors().fail(doing(), function.name(), status, function.explain(status));
+      }
+    });
+  }
+
+  void execute(const HostCallback& callback, DriverStream& stream) {
+    const NativeLauncher* launcher = driver_.launcher();
+    if (launcher == nullptr || !launcher->calls_host()) {
+      streams_.synchronize_stream(&stream);
+      callback.function->run(callback.memory.data(), callback.numbers.data());
+      return;
+    }
+    constexpr Doing kDoing{"calling a function of the host"};
+    if (!launcher->host_sees_memory()) { // the addresses, if there are any, are the host's
+      streams_.natively(stream, kDoing, [&] {
+        launcher->call_host(
+            stream.native,
+            [function = callback.function, numbers = callback.numbers.vec(), memory = callback.memory.vec()]() mutable {
+              const InHostCallback here;
+              function->run(memory.data(), numbers.data());
+              function = nullptr; // here, as what goes with it may submit commands
+            });
+      });
+      return;
+    }
+    std::vector<LaunchArgument> memory;
+    for (const char* address : callback.memory) {
+      memory.push_back(memory_.resolve({address, 0}));
+    }
+    streams_.natively(stream, kDoing, [&] {
+      launcher->call_host(
+          stream.native,
+          [function = callback.function, numbers = callback.numbers.vec(),
+           seen = launcher->host_memory(stream.native, memory, memory_.generation())]() mutable {
+            const InHostCallback here;
+            function->run(seen.addresses().data(), numbers.data());
+            function = nullptr; // here, as what goes with it may submit commands
+          });
+    });
+  }
+
+  void execute(const Fill& fill, DriverStream& stream) {
+    const Doing doing{"filling ", fill.bytes, " bytes"};
+    const auto to = memory_.place_of(fill.address, fill.bytes); // checks the range
+    if (driver_.launcher() != nullptr) {
+      streams_.natively(stream, doing, [&] {
+        driver_.launcher()->fill(stream.native, memory_.resolve({fill.address, 0}), fill.value, fill.bytes);
+      });
+    } else {
+      streams_.ask(stream, doing, [&] {
+        driver_.attr("fill")(to.segment, to.offset, fill.bytes, fill.value, py::handle(stream.object));
+      });
+    }
+  }
+
+  void execute(const Copy& copy, DriverStream& stream) {
+    switch (copy.kind) {
+      case CopyKind::HostToDevice:
+        copy_in(copy, stream);
+        break;
+      case CopyKind::DeviceToHost:
+        copy_out(copy, stream);
+        break;
+      case CopyKind::WithinDevice:
+        copy_within(copy, stream);
+        break;
+    }
+  }
+
+  bool copies_host_memory() const {
+    return driver_.launcher() != nullptr && driver_.launcher()->copies_host_memory();
+  }
+
+  void copy_in(const Copy& copy, DriverStream& stream) {
+    const Doing doing{"copying ", copy.bytes, " bytes to it"};
+    const auto to = memory_.place_of(copy.destination, copy.bytes);
+    if (copies_host_memory()) {
+      streams_.natively(stream, doing, [&] {
+        driver_.launcher()->copy_in(stream.native, memory_.resolve({copy.destination, 0}), copy.source, copy.bytes);
+      });
+    } else {
+      streams_.ask(stream, doing, [&] {
+        driver_.attr("copy_in")(to.segment, to.offset, read_only(copy.source, copy.bytes), py::handle(stream.object));
+      });
+    }
+  }
+
+  void copy_out(const Copy& copy, DriverStream& stream) {
+    const Doing doing{"copying ", copy.bytes, " bytes from it"};
+    const auto from = memory_.place_of(copy.source, copy.bytes);
+    if (copies_host_memory()) {
+      streams_.natively(stream, doing, [&] {
+        driver_.launcher()->copy_out(stream.native, copy.destination, memory_.resolve({copy.source, 0}), copy.bytes);
+      });
+    } else {
+      streams_.ask(stream, doing, [&] {
+        driver_.attr("copy_out")(
+            from.segment, from.offset, writable(copy.destination, copy.bytes), py::handle(stream.object));
+      });
+    }
+  }
+
+  void copy_within(const Copy& copy, DriverStream& stream) {
+    const Doing doing{"copying ", copy.bytes, " bytes within it"};
+    const auto to = memory_.place_of(copy.destination, copy.bytes);
+    const auto from = memory_.place_of(copy.source, copy.bytes);
+    if (driver_.launcher() != nullptr && !overlap(copy.destination, copy.source, copy.bytes)) {
+      streams_.natively(stream, doing, [&] {
+        driver_.launcher()->copy(
+            stream.native, memory_.resolve({copy.destination, 0}), memory_.resolve({copy.source, 0}), copy.bytes);
+      });
+    } else {
+      streams_.ask(stream, doing, [&] {
+        driver_.attr("copy")(
+            to.segment, to.offset, from.segment, from.offset, copy.bytes, py::handle(stream.object));
+      });
+    }
   }
 
   c10::SmallVector<LaunchArgument, 24> resolve(c10::ArrayRef<KernelArgument> arguments) const {
@@ -456,45 +596,17 @@ class DriverDevice final : public Device {
     return resolved;
   }
 
-  void call_now(
-      const QueueFunction& function, const std::string& caller, c10::ArrayRef<LaunchArgument> arguments,
-      DriverStream& stream) {
-    const auto doing = [&] { return c10::str("calling ", function.name(), " for ", caller); };
-    streams_.natively(stream, doing, [&] {
-      const auto given = c_arguments(arguments);
-      const auto call = reinterpret_cast<int (*)(void*, const CArgument*, uint64_t)>(function.address());
-      int status = 0;
-      {
-        const GilReleased released; // a deferred call may come from a thread that has it
-        said(
-            [&] { status = call(stream.native, given.data(), given.size()); },
-            [&] {
-              return c10::str("bp:", static_cast<int>(index_), " driver ", function.name(), numbers_of(function, arguments), ", given to the queue");
-            });
-      }
-      if (C10_UNLIKELY(status != 0)) {
-        stream.launches.fetch_add(1, std::memory_order_relaxed); // part of its work may be under way
-        driver_.errors().fail(doing(), function.name(), status, function.explain(status));
-      }
-    });
-  }
-
-  void copy_natively(void* destination, const void* source, size_t bytes, DriverStream& stream) {
-    memory_.place_of(destination, bytes); // checks the ranges
-    memory_.place_of(source, bytes);
-    const LaunchArgument to = memory_.resolve({destination, 0});
-    const LaunchArgument from = memory_.resolve({source, 0});
-    streams_.natively_in_order(stream, {"copying ", bytes, " bytes within it"}, [this, &stream, to, from, bytes] {
-      driver_.launcher()->copy(stream.native, to, from, bytes);
-    });
-  }
-
   const c10::DeviceIndex index_;
   DriverObject driver_;
   DriverMemory memory_;
   DriverStreams streams_;
+  std::optional<DriverInterprocess> interprocess_;
+  const PeerAnswers can_access_{"can_access_peer"};
+  const PeerAnswers can_wait_for_{"can_wait_for_peer"};
   const bool discrete_; // the user wants it so: the host must not see the memory
   const bool can_pin_;
+  const bool can_adopt_streams_;
+  const bool launches_with_attributes_;
 };
 
 } // namespace

@@ -50,7 +50,7 @@ void uninterrupted(const Function& function) {
 
 } // namespace
 
-DriverKernel::DriverKernel(Source source, DriverObject& driver, std::function<void()> finished)
+DriverKernel::DriverKernel(KernelSource source, DriverObject& driver, std::function<void()> finished)
     : source_(std::move(source)), driver_(driver), finished_(std::move(finished)) {}
 
 DriverKernel::~DriverKernel() {
@@ -67,7 +67,7 @@ std::string DriverKernel::name() const {
 }
 
 void DriverKernel::launch(
-    void* queue, const LaunchSize& size, c10::ArrayRef<LaunchArgument> arguments, uint64_t generation) {
+    void* queue, const LaunchSpec& size, c10::ArrayRef<LaunchArgument> arguments, uint64_t generation) {
   if (native_ != nullptr) {
     native_->launch(queue, size, arguments, generation);
   } else {
@@ -86,11 +86,13 @@ void DriverKernel::build() {
     py::object kernel;
     uintptr_t native = 0;
     uninterrupted([&] {
-      kernel = driver_.attr("compile")(source_.text, source_.entry);
+      kernel = source_.is_binary ? driver_.attr("load")(py::bytes(source_.code), source_.entry)
+                                 : driver_.attr("compile")(source_.code, source_.entry);
       native = driver_.launcher() == nullptr ? 0 : driver_.attr("native_kernel")(kernel).cast<uintptr_t>();
     });
     if (driver_.launcher() != nullptr) {
-      native_ = driver_.launcher()->kernel(reinterpret_cast<void*>(native), source_.text);
+      native_handle_ = reinterpret_cast<void*>(native);
+      native_ = driver_.launcher()->kernel(native_handle_, source_.is_binary ? "" : source_.code);
     }
     object_ = kernel.release().ptr();
   } catch (const py::error_already_set& error) {
@@ -98,15 +100,15 @@ void DriverKernel::build() {
     failure = described(error);
   }
   TORCH_CHECK(
-      failure.empty(), name(), " could not be built for ",
-      driver_.name(), ": ", failure, "\nThe kernel:\n", numbered(source_.text));
+      failure.empty(), name(), source_.is_binary ? " could not be loaded for " : " could not be built for ",
+      driver_.name(), ": ", failure, source_.is_binary ? "" : "\nThe kernel:\n" + numbered(source_.code));
 }
 
 void DriverKernel::finished() noexcept {
   finished_();
 }
 
-void DriverKernel::call_driver(void* stream, const LaunchSize& size, c10::ArrayRef<LaunchArgument> arguments) {
+void DriverKernel::call_driver(void* stream, const LaunchSpec& size, c10::ArrayRef<LaunchArgument> arguments) {
   TORCH_CHECK(Py_IsInitialized(), "kernel ", source_.entry, " was launched after Python has been finalized");
   DeviceCall gil(true);
   py::list values;
@@ -118,9 +120,28 @@ void DriverKernel::call_driver(void* stream, const LaunchSize& size, c10::ArrayR
       values.append(py::make_tuple(memory, argument.offset));
     }
   }
-  driver_.attr("launch")(
-      py::handle(object_), py::tuple(py::cast(size.items)), py::tuple(py::cast(size.group)), values,
-      py::handle(static_cast<PyObject*>(stream)));
+  const py::handle kernel(object_), queue(static_cast<PyObject*>(stream));
+  const py::tuple items = py::cast(size.global_size), group = py::cast(size.group_size);
+  if (size.has_attributes()) {
+    const auto attributes = py::module_::import("torch_backplane.drivers.base").attr("LaunchAttributes")(
+        size.dynamic_shared_memory, py::tuple(py::cast(size.cluster)), size.cooperative);
+    driver_.attr("launch_with_attributes")(kernel, items, group, attributes, values, queue);
+  } else {
+    driver_.attr("launch")(kernel, items, group, values, queue);
+  }
+}
+
+KernelResources DriverKernel::resources() {
+  return driver_.ask("asked for what a kernel uses", [&] {
+    if (!resources_.has_value()) {
+      const py::object found = driver_.attr("kernel_resources")(py::handle(object_));
+      const auto number = [&](const char* name) {
+        return found.is_none() ? std::nullopt : found.attr(name).cast<std::optional<int64_t>>();
+      };
+      resources_ = {number("registers"), number("spilled_bytes"), number("static_shared_memory")};
+    }
+    return *resources_;
+  });
 }
 
 } // namespace backplane

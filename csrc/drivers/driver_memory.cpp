@@ -16,8 +16,9 @@ constexpr size_t kAlignment = 512; // of device addresses, see Device::allocate
 
 // What the driver calls a segment, and what its hardware API does; the latter only with a native launcher.
 struct Segment {
-  PyObject* object;
+  PyObject* object = nullptr;
   void* native = nullptr;
+  size_t bytes = 0;
 };
 
 } // namespace
@@ -110,7 +111,7 @@ void* DriverMemory::new_segment(const char* method, const char* doing, size_t by
 void DriverMemory::end_segment(const char* method, void* address, size_t bytes) {
   const std::unique_ptr<Segment> segment(static_cast<Segment*>(segments_.remove(address)));
   const auto handle = py::reinterpret_steal<py::object>(segment->object);
-  if (!properties_.host_accessible) {
+  if (properties_.addresses == Addresses::Synthetic) {
     AddressSpace::release(address, bytes);
   }
   const DriverErrors& errors = driver_.errors();
@@ -137,6 +138,28 @@ std::pair<size_t, size_t> DriverMemory::info() {
   });
 }
 
+void* DriverMemory::insert_imported(void* native, size_t bytes) {
+  py::object handle = py::int_(reinterpret_cast<uintptr_t>(native));
+  void* address = address_of(handle, bytes);
+  segments_.insert(address, bytes, new Segment{handle.release().ptr(), native, bytes});
+  return address;
+}
+
+void* DriverMemory::remove_imported(void* address, size_t bytes) {
+  const std::unique_ptr<Segment> segment(static_cast<Segment*>(segments_.remove(address)));
+  Py_DECREF(segment->object);
+  if (properties_.addresses == Addresses::Synthetic) {
+    AddressSpace::release(address, bytes);
+  }
+  return segment->native;
+}
+
+DriverMemory::Exported DriverMemory::segment_of(const void* address, size_t bytes) const {
+  const auto [found, offset] = segments_.resolve(address, bytes, properties_.name.c_str());
+  const auto* segment = static_cast<Segment*>(found);
+  return {segment->native, segment->bytes, offset};
+}
+
 DriverMemory::Place DriverMemory::place_of(const void* address, size_t bytes) const {
   const auto [segment, offset] = segments_.resolve(address, bytes, properties_.name.c_str());
   return {static_cast<Segment*>(segment)->object, offset};
@@ -145,6 +168,9 @@ DriverMemory::Place DriverMemory::place_of(const void* address, size_t bytes) co
 LaunchArgument DriverMemory::resolve(const KernelArgument& argument) const {
   if (argument.bytes > 0 || argument.data == nullptr) {
     return {nullptr, 0, argument.data, argument.bytes};
+  }
+  if (has_pointers()) {
+    return {const_cast<void*>(argument.data), 0, nullptr, 0};
   }
   const auto [segment, offset] = segments_.resolve(argument.data, 1, properties_.name.c_str());
   const auto* memory = static_cast<Segment*>(segment);
@@ -165,8 +191,8 @@ bool DriverMemory::take(size_t bytes) {
 // The address of a fresh segment, which goes back to the driver if something is wrong with it.
 void* DriverMemory::place(const py::object& handle, size_t bytes, const char* give_back) {
   try {
-    auto segment = std::make_unique<Segment>();
-    if (driver_.launcher() != nullptr) {
+    auto segment = std::make_unique<Segment>(Segment{.bytes = bytes});
+    if (driver_.launcher() != nullptr && !has_pointers()) {
       segment->native = as_pointer(driver_.attr("native_segment")(handle));
     }
     void* address = address_of(handle, bytes);
@@ -181,7 +207,7 @@ void* DriverMemory::place(const py::object& handle, size_t bytes, const char* gi
 }
 
 void* DriverMemory::address_of(const py::object& handle, size_t bytes) const {
-  if (!properties_.host_accessible) {
+  if (properties_.addresses == Addresses::Synthetic) {
     return AddressSpace::reserve(bytes);
   }
   const auto value = driver_.attr("address")(handle).cast<uintptr_t>();

@@ -34,6 +34,19 @@ class DriverMemory {
   bool map(void* address, size_t bytes);
   void unmap(void* address, size_t bytes);
 
+  // Binds a segment of another process, which the launcher calls `native`, to an address. The driver's methods in Python get it
+  // as an integer. Its bytes do not count as allocated. The caller has the GIL.
+  void* insert_imported(void* native, size_t bytes);
+  // Undoes that, and returns `native`. The caller has the GIL.
+  void* remove_imported(void* address, size_t bytes);
+  struct Exported {
+    void* native;
+    size_t bytes;
+    size_t offset;
+  };
+  // The segment that [address, address + bytes) lies in.
+  Exported segment_of(const void* address, size_t bytes) const;
+
   struct Place {
     pybind11::handle segment; // what the driver calls it
     size_t offset; // bytes from its start
@@ -41,7 +54,7 @@ class DriverMemory {
   // Where [address, address + bytes) lies; throws unless one segment holds all of it.
   Place place_of(const void* address, size_t bytes) const;
   // An argument as launches take it: memory becomes a handle of the hardware API's, without a native launcher of the
-  // driver's.
+  // driver's; with one on a device with pointers, the pointer and offset 0.
   LaunchArgument resolve(const KernelArgument& argument) const;
   // Another number when what was resolved before may be gone.
   uint64_t generation() const noexcept {
@@ -49,6 +62,10 @@ class DriverMemory {
   }
 
  private:
+  // True where the launcher takes addresses as they are.
+  bool has_pointers() const noexcept {
+    return properties_.addresses == Addresses::Device && driver_.launcher() != nullptr;
+  }
   bool take(size_t bytes);
   void* new_segment(const char* method, const char* doing, size_t bytes);
   void* place(const pybind11::object& handle, size_t bytes, const char* give_back);

@@ -8,21 +8,22 @@
 namespace py = pybind11;
 
 namespace backplane {
+
 namespace {
 
 thread_local bool in_host_callback = false;
 
 } // namespace
 
-HostCallback::HostCallback() noexcept {
+InHostCallback::InHostCallback() noexcept {
   in_host_callback = true;
 }
 
-HostCallback::~HostCallback() {
+InHostCallback::~InHostCallback() {
   in_host_callback = false;
 }
 
-bool HostCallback::is_running() noexcept {
+bool InHostCallback::is_running() noexcept {
   return in_host_callback;
 }
 
@@ -51,6 +52,9 @@ class DriverStreams::Event : public c10::intrusive_ptr_target {
   NativeEvent* native() const {
     return native_.get();
   }
+  // Whether other processes may wait for it.
+  bool is_shared = false;
+
   py::handle object() const {
     return object_;
   }
@@ -63,6 +67,26 @@ class DriverStreams::Event : public c10::intrusive_ptr_target {
 
   bool is_deferred() const {
     return deferred_.load() > 0;
+  }
+
+  // The latest recording was the last of the stream's first `count` commands; 0: unknown.
+  void recorded_behind(DriverStream& stream, uint64_t count) {
+    std::lock_guard<std::mutex> guard(lock_);
+    position_ = {stream.shared_from_this(), count};
+  }
+  struct Position {
+    StreamPointer stream;
+    uint64_t count = 0;
+
+    void has_executed() const {
+      if (stream != nullptr) {
+        stream->has_executed(count);
+      }
+    }
+  };
+  Position position() const {
+    std::lock_guard<std::mutex> guard(lock_);
+    return position_;
   }
 
   void defer(StreamPointer stream) {
@@ -81,6 +105,7 @@ class DriverStreams::Event : public c10::intrusive_ptr_target {
   PyObject* const object_; // what the driver calls it; null where it is native
   mutable std::mutex lock_;
   StreamPointer stream_;
+  Position position_;
   std::atomic<int> deferred_{0}; // recordings
 };
 
@@ -90,11 +115,39 @@ DriverStreams::Event& DriverStreams::event_of(EventHandle event) {
 
 // --- streams
 StreamHandle DriverStreams::create_stream(int priority) {
-  auto stream = std::make_shared<DriverStream>();
-  driver_.ask("making a stream", [&] {
-    py::object object = driver_.attr("create_stream")(priority);
+  return add("making a stream", [&] { return driver_.attr("create_stream")(priority); }, /*is_shared=*/false);
+}
+
+StreamHandle DriverStreams::adopt_stream(uintptr_t native) {
+  for (const StreamPointer& stream : all()) {
+    if (reinterpret_cast<uintptr_t>(stream->native) == native) {
+      return stream.get();
+    }
+  }
+  return add("adopting a stream", [&] { return driver_.attr("adopt_stream")(native); }, /*is_shared=*/true);
+}
+
+uintptr_t DriverStreams::native_handle(StreamHandle handle) {
+  DriverStream& stream = known(handle);
+  stream.deferred.issue_all(); // who gives the queue work expects it behind what was submitted before
+  stream.throw_failure();
+  stream.is_shared = true;
+  return driver_.ask("asked for the native handle of a stream", [&] {
+    if (stream.native == nullptr) {
+      stream.native = as_pointer(driver_.attr("native_stream")(py::handle(stream.object)));
+    }
+    return reinterpret_cast<uintptr_t>(stream.native);
+  });
+}
+
+// The stream that `make` returns, with the GIL.
+StreamHandle DriverStreams::add(const char* doing, const std::function<py::object()>& make, bool is_shared) {
+  const auto stream = std::make_shared<DriverStream>(execute_);
+  stream->is_shared = is_shared;
+  driver_.ask(doing, [&] {
+    py::object object = make();
     try {
-      if (driver_.launcher() != nullptr) {
+      if (driver_.launcher() != nullptr || is_shared) {
         stream->native = as_pointer(driver_.attr("native_stream")(object));
       }
     } catch (const std::exception&) {
@@ -135,11 +188,12 @@ bool DriverStreams::query_stream(StreamHandle handle) {
       return false;
     }
   }
+  driver_.errors().check();
+  if (stream.is_known_idle()) {
+    return true;
+  }
   return driver_.ask("asked whether a stream is done", [&] {
-    // The driver looks for launches by a marker, which is not reached at once in an idle queue either.
-    if (!stream.is_past_last_event()) {
-      note_launches(stream);
-    }
+    note_launches(stream);
     return driver_.attr("query_stream")(py::handle(stream.object)).cast<bool>();
   });
 }
@@ -164,36 +218,81 @@ EventHandle DriverStreams::create_event(bool timing) {
   });
 }
 
+EventHandle DriverStreams::insert_event(std::unique_ptr<NativeEvent> event) {
+  auto made = c10::make_intrusive<Event>(driver_, std::move(event));
+  made->is_shared = true;
+  return made.release();
+}
+
+NativeEvent& DriverStreams::shared_event(EventHandle event) {
+  TORCH_CHECK(
+      event_of(event).is_shared,
+      "other processes cannot have this event: it was first recorded by another method than torch.bp.Event.record() or "
+      "torch.bp.Stream.record_event()");
+  return *event_of(event).native();
+}
+
 void DriverStreams::destroy_event(EventHandle event) noexcept {
   c10::intrusive_ptr<Event>::reclaim(&event_of(event));
 }
 
-void DriverStreams::record_event(EventHandle handle, StreamHandle stream_handle) {
-  DriverStream& stream = known(stream_handle);
-  Event& event = event_of(handle);
-  if (!stream.deferred.any()) {
-    record(event, stream);
+void DriverStreams::submit(const Command& command, DriverStream& stream, c10::intrusive_ptr<KernelBuild> build) {
+  if (const auto* wait = std::get_if<EventWait>(&command)) {
+    issue_recording(wait->event);
+    stream.deferred.issue_all(); // the event may be recorded again, and this means the recording of now
+  }
+  const auto* recording = std::get_if<EventRecord>(&command);
+  if (recording != nullptr && event_of(recording->event).is_shared) {
+    stream.deferred.issue_all(); // other processes cannot ask for deferred recordings
+  }
+  stream.throw_failure();
+  if (build == nullptr && !stream.deferred.any()) {
+    execute_(command, stream);
     return;
   }
-  event.defer(shared(stream_handle));
-  stream.deferred.submit(nullptr, [this, &stream, kept = c10::intrusive_ptr<Event>::reclaim_copy(&event)] {
-    const auto done = c10::make_scope_exit([&] { kept->recorded(); });
-    record(*kept, stream);
-  });
+  std::shared_ptr<const void> keep;
+  if (recording != nullptr) { // its event may be destroyed before the recording executes
+    Event& event = event_of(recording->event);
+    event.defer(shared(&stream));
+    keep = std::shared_ptr<Event>(c10::intrusive_ptr<Event>::reclaim_copy(&event).release(), [](Event* kept) {
+      kept->recorded();
+      c10::intrusive_ptr<Event>::reclaim(kept);
+    });
+  }
+  stream.deferred.submit(std::move(build), StoredCommand(command, std::move(keep)));
 }
 
-void DriverStreams::wait_event(EventHandle event, StreamHandle handle) {
-  DriverStream& stream = known(handle);
-  issue_recording(event);
-  stream.deferred.issue_all(); // the event may be recorded again, and this means the recording of now
-  stream.throw_failure();
+void DriverStreams::record_event(const EventRecord& command, DriverStream& stream) {
+  record(event_of(command.event), stream);
+}
+
+void DriverStreams::wait_event(const EventWait& command, DriverStream& stream) {
   constexpr const char* kDoing = "making a stream wait for an event";
-  if (NativeEvent* native = event_of(event).native()) {
+  const Event& event = event_of(command.event);
+  if (NativeEvent* native = event.native()) {
     natively(stream, Doing{kDoing}, [&] { native->wait(stream.native); });
-    return;
+  } else {
+    ask(stream, {kDoing}, [&] { driver_.attr("wait_event")(event.object(), py::handle(stream.object)); });
   }
-  const Submission submission(*this, stream);
-  driver_.ask(kDoing, [&] { driver_.attr("wait_event")(event_of(event).object(), py::handle(stream.object)); });
+}
+
+bool DriverStreams::wait_for_peer(DriverStreams& peer, EventHandle handle, StreamHandle stream_handle) {
+  constexpr const char* kDoing = "making a stream wait for an event of another device";
+  const Event& event = event_of(handle);
+  NativeEvent* native = event.native();
+  if (native != nullptr && !(driver_.launcher() != nullptr && driver_.launcher()->waits_for_peers())) {
+    return false;
+  }
+  DriverStream& stream = known(stream_handle);
+  peer.issue_recording(handle);
+  stream.deferred.issue_all();
+  stream.throw_failure();
+  if (native != nullptr) {
+    natively(stream, Doing{kDoing}, [&] { native->wait_on_peer(stream.native); });
+  } else {
+    ask(stream, {kDoing}, [&] { driver_.attr("wait_event")(event.object(), py::handle(stream.object)); });
+  }
+  return true;
 }
 
 bool DriverStreams::query_event(EventHandle event) {
@@ -206,7 +305,12 @@ bool DriverStreams::query_event(EventHandle event) {
   }
   constexpr const char* kDoing = "asked for an event";
   if (NativeEvent* native = event_of(event).native()) {
-    return ask_natively(kDoing, [&] { return native->query(); });
+    const auto position = event_of(event).position();
+    const bool reached = ask_natively(kDoing, [&] { return native->query(); });
+    if (reached) {
+      position.has_executed();
+    }
+    return reached;
   }
   return driver_.ask(kDoing, [&] {
     return driver_.attr("query_event")(event_of(event).object()).cast<bool>();
@@ -281,8 +385,12 @@ DriverStream& DriverStreams::known(StreamHandle handle) const {
 
 void DriverStreams::finish_work() {
   for (const StreamPointer& stream : all()) {
-    stream->deferred.submit(nullptr, [this, stream] { synchronize(*stream); });
     stream->deferred.issue_all();
+    try {
+      synchronize(*stream);
+    } catch (...) {
+      stream->deferred.keep_failure(std::current_exception());
+    }
   }
 }
 
@@ -311,22 +419,20 @@ void DriverStreams::record(Event& event, DriverStream& stream) {
   constexpr const char* kDoing = "recording an event";
   NativeEvent* native = event.native();
   if (native == nullptr) {
-    driver_.ask(kDoing, [&] { driver_.attr("record_event")(event.object(), py::handle(stream.object)); });
+    ask(stream, {kDoing}, [&] { driver_.attr("record_event")(event.object(), py::handle(stream.object)); });
     return;
   }
-  const uint64_t before = stream.begun.load();
-  const bool is_alone = stream.submitted.load() == before;
+  const uint64_t count = stream.submitted.load();
   natively(stream, Doing{kDoing}, [&] { native->record(stream.native); });
-  if (is_alone && stream.submitted.load() == before + 1 && stream.begun.load() == before + 1) {
-    const std::lock_guard<std::mutex> guard(stream.last_event_lock);
-    stream.last_event = native->latest_recording();
-    stream.last_event_number = before + 1;
-  }
+  // Other threads may have submitted commands meanwhile, which may lie behind the event.
+  event.recorded_behind(stream, stream.submitted.load() == count + 1 ? count + 1 : 0);
 }
 
 void DriverStreams::synchronize(const Event& event, const char* doing) {
   if (NativeEvent* native = event.native()) {
+    const auto position = event.position();
     ask_natively(doing, [&] { native->synchronize(); });
+    position.has_executed();
   } else {
     driver_.ask(doing, [&] { driver_.attr("synchronize_event")(event.object()); });
   }
@@ -334,7 +440,7 @@ void DriverStreams::synchronize(const Event& event, const char* doing) {
 
 // Marks where the queue is now, and waits until it has come to the mark before.
 void DriverStreams::wait_for_last_mark(DriverStream& stream) {
-  if (HostCallback::is_running()) { // the queue goes on when this thread returns
+  if (InHostCallback::is_running()) { // the queue goes on when this thread returns
     return;
   }
   std::shared_ptr<void> mark(create_event(/*timing=*/false), [this](EventHandle event) { destroy_event(event); });
@@ -351,21 +457,21 @@ void DriverStreams::wait_for_last_mark(DriverStream& stream) {
 // Waits for what the driver was given.
 void DriverStreams::synchronize(DriverStream& stream) {
   driver_.errors().check();
-  const uint64_t submitted = stream.submitted.load();
-  if (submitted != 0 && submitted == stream.synchronized.load()) {
+  const uint64_t count = stream.submitted.load();
+  if (stream.is_known_idle()) {
     return; // nothing was submitted since
   }
   driver_.ask("waiting for a stream", [&] {
     note_launches(stream);
     driver_.attr("synchronize_stream")(py::handle(stream.object));
   });
-  stream.synchronized.store(submitted);
+  stream.has_executed(count);
 }
 
-// Tells the driver, which counts what is under way, of launches that went past it.
+// Tells the driver, which counts what is under way, of work that went past it.
 void DriverStreams::note_launches(DriverStream& stream) {
   const uint64_t launches = stream.launches.load();
-  if (driver_.launcher() != nullptr && stream.noted.load() != launches) {
+  if (stream.is_shared.load() || (driver_.launcher() != nullptr && stream.noted.load() != launches)) {
     driver_.attr("launched_natively")(py::handle(stream.object));
     stream.noted.store(launches); // only now: should it fail, the driver still has to be told
   }

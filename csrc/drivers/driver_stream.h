@@ -9,6 +9,7 @@
 #include <mutex>
 #include <shared_mutex>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "devices/device.h"
@@ -18,40 +19,47 @@
 namespace backplane {
 
 // Exists while a queue calls the host: the calling thread must not wait for that queue.
-class HostCallback {
+class InHostCallback {
  public:
-  HostCallback() noexcept;
-  ~HostCallback();
-  HostCallback(const HostCallback&) = delete;
-  HostCallback& operator=(const HostCallback&) = delete;
+  InHostCallback() noexcept;
+  ~InHostCallback();
+  InHostCallback(const InHostCallback&) = delete;
+  InHostCallback& operator=(const InHostCallback&) = delete;
 
   static bool is_running() noexcept; // in the calling thread
 };
 
-struct DriverStream {
-  PyObject* object; // what the driver calls it, with one reference to it
-  void* native = nullptr; // what its hardware API does; only with a native launcher
+struct DriverStream : std::enable_shared_from_this<DriverStream> {
+  using Execute = std::function<void(const Command&, DriverStream&)>;
+
+  // `execute` gives a command to the driver now.
+  explicit DriverStream(Execute execute)
+      : deferred([this, execute = std::move(execute)](const Command& command) { execute(command, *this); }) {}
+
+  PyObject* object = nullptr; // what the driver calls it, with one reference to it
+  void* native = nullptr; // what its hardware API does; with a native launcher, or once somebody asked for it
+  std::atomic<bool> is_shared{false}; // others may have given the queue work
   DeferredCommands deferred;
   std::atomic<uint64_t> launches{0}; // native ones, which the driver does not see
   std::atomic<uint64_t> noted{0}; // how many of them it was told of
 
-  // Whether an event that was recorded last is reached.
-  bool is_past_last_event() {
-    const std::lock_guard<std::mutex> guard(last_event_lock);
-    return last_event && begun.load() == last_event_number && submitted.load() == last_event_number && last_event();
-  }
-  std::mutex last_event_lock;
-  std::function<bool()> last_event; // NativeEvent::latest_recording
-  uint64_t last_event_number = 0; // how many commands there were with it
-
   std::atomic<uint64_t> begun{0}; // commands whose submission has begun,
   std::atomic<uint64_t> submitted{0}; // and ended
-  std::atomic<uint64_t> synchronized{0}; // `submitted` before the latest wait of the driver's that raised no error
+  std::atomic<uint64_t> executed{0}; // a value of `submitted` whose commands are known to have executed
+
+  bool is_known_idle() const {
+    return !is_shared.load() && executed.load() == submitted.load();
+  }
+  void has_executed(uint64_t count) {
+    uint64_t known = executed.load();
+    while (known < count && !executed.compare_exchange_weak(known, count)) {
+    }
+  }
 
   std::mutex mark_lock;
-  std::shared_ptr<void> mark; // the latest of DriverStreams::wait_for_room, an event
+  std::shared_ptr<void> mark; // the latest of DriverStreams::wait_for_last_mark, an event
 
-  // Throws what a deferred command has failed with.
+  // Throws the exception of a deferred command.
   void throw_failure() {
     if (C10_UNLIKELY(deferred.any())) {
       deferred.rethrow();
@@ -59,22 +67,26 @@ struct DriverStream {
   }
 };
 
-// While a stream has commands that wait for a kernel to be built (kernel_build.h), what comes after is deferred too, if
-// it returns nothing; the other calls wait.
+// While a stream has commands that wait for a kernel to be built (kernel_build.h), later commands wait behind them; calls that
+// return something wait for all.
 class DriverStreams {
  public:
-  // `driver` lives as long as this.
-  explicit DriverStreams(DriverObject& driver) : driver_(driver) {}
+  // `driver` lives as long as this. `execute` gives a command to the driver now.
+  DriverStreams(DriverObject& driver, DriverStream::Execute execute) : driver_(driver), execute_(std::move(execute)) {}
 
   // As the methods of Device.
   StreamHandle create_stream(int priority);
   void destroy_stream(StreamHandle handle) noexcept;
   bool query_stream(StreamHandle handle);
   void synchronize_stream(StreamHandle handle);
+  uintptr_t native_handle(StreamHandle handle);
+  StreamHandle adopt_stream(uintptr_t native);
   EventHandle create_event(bool timing);
+  // An event that is shared with other processes.
+  EventHandle insert_event(std::unique_ptr<NativeEvent> event);
+  // One of insert_event(); throws for others.
+  static NativeEvent& shared_event(EventHandle event);
   void destroy_event(EventHandle event) noexcept;
-  void record_event(EventHandle event, StreamHandle stream);
-  void wait_event(EventHandle event, StreamHandle stream);
   bool query_event(EventHandle event);
   void synchronize_event(EventHandle event);
   double elapsed_ms(EventHandle start, EventHandle end);
@@ -87,6 +99,15 @@ class DriverStreams {
   void finish_work();
   // A build is over: gives the driver what waited for it.
   void issue_ready() noexcept;
+
+  // Executes the command, or stores it behind those that wait for a kernel. `build`: what the command itself waits for; may be
+  // null.
+  void submit(const Command& command, DriverStream& stream, c10::intrusive_ptr<KernelBuild> build);
+  // Executes now.
+  void record_event(const EventRecord& command, DriverStream& stream);
+  void wait_event(const EventWait& command, DriverStream& stream);
+  // The same for an event of `peer`'s; false where neither the launcher nor the driver in Python can.
+  bool wait_for_peer(DriverStreams& peer, EventHandle event, StreamHandle stream);
 
   // Exists while a command is submitted to the queue, which has room for it then (kMostWaiting).
   class Submission {
@@ -106,40 +127,20 @@ class DriverStreams {
     DriverStream& stream_;
   };
 
-  // Calls the driver now, or when the commands in front have been given to it.
-  template <typename Command>
-  void in_order(DriverStream& stream, const Doing& doing, Command command) {
-    if (stream.deferred.any()) {
-      stream.throw_failure();
-      stream.deferred.submit(nullptr, [this, &stream, doing, command] {
-        const Submission submission(*this, stream);
-        driver_.ask(doing, command);
-      });
-      return;
-    }
+  // Calls the driver in Python to give it a command.
+  template <typename Function>
+  void ask(DriverStream& stream, const Doing& doing, const Function& function) {
     const Submission submission(*this, stream);
-    driver_.ask(doing, command);
+    driver_.ask(doing, function);
   }
 
-  // As in_order, for commands that go past the driver.
-  template <typename Command>
-  void natively_in_order(DriverStream& stream, const Doing& doing, Command command) {
-    const auto go = [this, &stream, doing, command = std::move(command)] { natively(stream, doing, command); };
-    if (C10_LIKELY(!stream.deferred.any())) {
-      go();
-      return;
-    }
-    stream.throw_failure();
-    stream.deferred.submit(nullptr, go);
-  }
-
-  // Gives the queue something that the driver does not see; `doing` says what, for errors.
-  template <typename Text, typename Command>
-  void natively(DriverStream& stream, const Text& doing, const Command& command) {
+  // Gives the queue a command that the driver in Python does not see; `doing` says what, for errors.
+  template <typename Text, typename Function>
+  void natively(DriverStream& stream, const Text& doing, const Function& function) {
     driver_.errors().check();
     const Submission submission(*this, stream);
     try {
-      command();
+      function();
       if (stream.launches.fetch_add(1, std::memory_order_relaxed) % kFlushEvery == 0) {
         driver_.launcher()->flush(stream.native);
       }
@@ -167,6 +168,7 @@ class DriverStreams {
     }
   }
 
+  StreamHandle add(const char* doing, const std::function<pybind11::object()>& make, bool is_shared);
   static Event& event_of(EventHandle event);
   StreamPointer shared(StreamHandle handle) const;
   std::vector<StreamPointer> all() const;
@@ -178,6 +180,7 @@ class DriverStreams {
   void issue_recording(EventHandle event);
 
   DriverObject& driver_;
+  const DriverStream::Execute execute_;
   mutable std::shared_mutex lock_; // never held while the driver is called
   std::unordered_map<void*, StreamPointer> streams_;
   std::atomic<uint64_t> removed_{0};

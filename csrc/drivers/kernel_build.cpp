@@ -45,11 +45,11 @@ bool DeferredCommands::is_waiting() const {
   return issuing_ || !commands_.empty();
 }
 
-void DeferredCommands::submit(c10::intrusive_ptr<KernelBuild> kernel, std::function<void()> command) {
+void DeferredCommands::submit(c10::intrusive_ptr<KernelBuild> kernel, StoredCommand command) {
   bool many = false;
   {
     std::lock_guard<std::mutex> guard(lock_);
-    commands_.push_back(Command{std::move(kernel), std::move(command)});
+    commands_.push_back({std::move(kernel), std::move(command)});
     many = commands_.size() >= kMostWaiting;
     update();
   }
@@ -68,10 +68,10 @@ void DeferredCommands::issue_ready() noexcept {
   issuing_ = true;
   issuer_ = std::this_thread::get_id();
   while (!commands_.empty() && (!commands_.front().kernel || commands_.front().kernel->is_over())) {
-    Command command = std::move(commands_.front());
+    Waiting next = std::move(commands_.front());
     commands_.pop_front();
     guard.unlock();
-    issue(std::move(command));
+    issue(std::move(next));
     guard.lock();
   }
   issuing_ = false;
@@ -119,18 +119,23 @@ void DeferredCommands::rethrow() {
   }
 }
 
-void DeferredCommands::issue(Command command) noexcept {
+void DeferredCommands::issue(Waiting waiting) noexcept {
   try {
-    if (command.kernel) {
-      command.kernel->check();
+    if (waiting.kernel) {
+      waiting.kernel->check();
     }
-    command.call();
+    execute_(waiting.stored.command());
   } catch (...) {
-    std::lock_guard<std::mutex> guard(lock_);
-    if (failure_ == nullptr) {
-      failure_ = std::current_exception();
-    }
+    keep_failure(std::current_exception());
   }
+}
+
+void DeferredCommands::keep_failure(std::exception_ptr failure) noexcept {
+  std::lock_guard<std::mutex> guard(lock_);
+  if (failure_ == nullptr) {
+    failure_ = std::move(failure);
+  }
+  update();
 }
 
 void DeferredCommands::update() noexcept {

@@ -1,9 +1,9 @@
 // Building kernels in the background, and the commands that wait for them.
 //
-// `KernelBuild` is one build: asked for by one thread, done by whoever comes first (a thread of the pool of
-// torch_backplane.drivers.builds, or a thread that needs the kernel now). `DeferredCommands` are the commands of one
-// stream that came while a kernel in front of them was not built: they are given to the driver in their order, as the
-// builds get done, by the thread that finished a build or by one that uses the stream.
+// `KernelBuild` is one build: requested by one thread, executed by whichever thread comes first (one of the pool of
+// torch_backplane.drivers.builds, or a thread that needs the kernel now). `DeferredCommands` holds the commands of one
+// stream that were submitted behind a kernel that was not built. They execute in order as builds finish, in the thread that
+// finished a build or in one that uses the stream.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -15,6 +15,9 @@
 #include <functional>
 #include <mutex>
 #include <thread>
+#include <utility>
+
+#include "devices/command.h"
 
 namespace backplane {
 
@@ -49,36 +52,43 @@ class KernelBuild : public c10::intrusive_ptr_target {
 
 class DeferredCommands {
  public:
+  using Execute = std::function<void(const Command&)>;
+
+  // `execute` gives a command to the driver.
+  explicit DeferredCommands(Execute execute) : execute_(std::move(execute)) {}
+
   // True while commands must go through submit(), or an error waits to be thrown.
   bool any() const noexcept {
     return any_.load(std::memory_order_acquire);
   }
   // True while a command has not been given to the driver.
   bool is_waiting() const;
-  // Appends a command, to be called when `kernel` (which may be null) is built and all earlier ones have been called.
-  // That may be before this returns; no lock is held meanwhile. What it throws is kept for rethrow(). Where many wait, this
-  // waits for the builds.
-  void submit(c10::intrusive_ptr<KernelBuild> kernel, std::function<void()> command);
-  // Calls the commands in front that need not wait. Never throws.
+  // Appends a command, which executes when `kernel` (which may be null) is built and all earlier commands have executed.
+  // That may be before this returns; no lock is held meanwhile. An exception is kept for rethrow(). Blocks while many wait.
+  void submit(c10::intrusive_ptr<KernelBuild> kernel, StoredCommand command);
+  // Executes the commands in front that need not wait. Never throws.
   void issue_ready() noexcept;
-  // Waits for the builds, and calls all commands that were submitted before. Never throws.
+  // Waits for the builds, and executes all commands that were submitted before. Never throws.
   void issue_all() noexcept;
-  // Throws the first error of a command or build, once.
+  // Keeps an exception for rethrow(), unless there is one.
+  void keep_failure(std::exception_ptr failure) noexcept;
+  // Throws the first exception of a command or a build, once.
   void rethrow();
 
  private:
-  struct Command {
+  struct Waiting {
     c10::intrusive_ptr<KernelBuild> kernel;
-    std::function<void()> call;
+    StoredCommand stored;
   };
 
-  void issue(Command command) noexcept;
+  void issue(Waiting waiting) noexcept;
   void update() noexcept; // any_, under the lock
 
+  const Execute execute_;
   mutable std::mutex lock_; // never held while a command or a build runs
   std::condition_variable changed_;
-  std::deque<Command> commands_;
-  bool issuing_ = false; // one thread is calling a command, `issuer_`
+  std::deque<Waiting> commands_;
+  bool issuing_ = false; // one thread is executing a command, `issuer_`
   std::thread::id issuer_;
   std::exception_ptr failure_;
   std::atomic<bool> any_{false};

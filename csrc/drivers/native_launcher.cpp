@@ -40,6 +40,14 @@ void NativeLauncher::call_host(void*, std::function<void()>) const {
   TORCH_CHECK(false, "the native launcher calls no functions of the host");
 }
 
+void NativeLauncher::copy_from_peer(void*, const LaunchArgument&, const LaunchArgument&, size_t) const {
+  TORCH_CHECK(false, "the native launcher copies from no other device");
+}
+
+void NativeEvent::wait_on_peer(void*) {
+  TORCH_CHECK(false, "queues of the native launcher wait for no event of another device");
+}
+
 HostMemory NativeLauncher::host_memory(void*, c10::ArrayRef<LaunchArgument>, uint64_t) const {
   TORCH_CHECK(false, "the host does not see the memory of the native launcher's device");
 }

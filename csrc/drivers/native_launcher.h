@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "devices/device.h"
+#include "devices/interprocess.h"
 
 namespace backplane {
 
@@ -51,7 +52,7 @@ class NativeKernel {
   virtual ~NativeKernel() = default;
   // `generation` changes whenever a handle may have come to mean other memory. Throws NativeError.
   virtual void launch(
-      void* queue, const LaunchSize& size, c10::ArrayRef<LaunchArgument> arguments, uint64_t generation) = 0;
+      void* queue, const LaunchSpec& size, c10::ArrayRef<LaunchArgument> arguments, uint64_t generation) = 0;
 };
 
 // An event of the hardware API's. Thread-safe; needs no GIL. Throws NativeError. When it goes, waits for it that were
@@ -64,11 +65,8 @@ class NativeEvent {
   virtual bool query() = 0; // true: reached, or never recorded
   virtual void synchronize() = 0;
   virtual double elapsed_ms(NativeEvent& start) = 0; // since `start`, an event of the same API; both are reached
-  // Says, also when the event is recorded again or gone, whether the latest recording is reached, and nothing before it has
-  // failed. Empty where the API cannot tell.
-  virtual std::function<bool()> latest_recording() const {
-    return {};
-  }
+  // As wait(), for a queue of another device; only where its launcher waits_for_peers().
+  virtual void wait_on_peer(void* queue);
 };
 
 // As CommandTimer, of a queue of the hardware API's.
@@ -100,6 +98,20 @@ class HostMemory {
   std::vector<std::pair<Start, uint64_t>> starts_;
 };
 
+// Memory and events that processes share. Thread-safe; needs no GIL. Throws NativeError.
+class NativeInterprocess {
+ public:
+  virtual ~NativeInterprocess() = default;
+  virtual InterprocessHandle export_memory(void* memory) const = 0;
+  virtual void* import_memory(const InterprocessHandle& handle, size_t bytes) const = 0;
+  virtual void close_memory(void* memory) const = 0;
+  virtual std::unique_ptr<NativeEvent> create_event() const = 0;
+  virtual InterprocessHandle export_event(NativeEvent& event) const = 0;
+  virtual std::unique_ptr<NativeEvent> import_event(const InterprocessHandle& handle) const = 0;
+};
+
+struct GraphFunctions; // drivers/driver_graph.h
+
 class NativeLauncher {
  public:
   virtual ~NativeLauncher() = default;
@@ -107,6 +119,10 @@ class NativeLauncher {
   virtual const char* api() const = 0;
   // `kernel` stays valid as long as what is returned lives; `text` is what it was built from.
   virtual std::unique_ptr<NativeKernel> kernel(void* kernel, const std::string& text) const = 0;
+  // Whether kernels are launched with LaunchSpec's attributes; else the specs have none.
+  virtual bool launches_with_attributes() const {
+    return false;
+  }
   // Within the device's memory; the ranges do not overlap.
   virtual void copy(
       void* queue, const LaunchArgument& destination, const LaunchArgument& source, size_t bytes) const = 0;
@@ -131,13 +147,35 @@ class NativeLauncher {
     return nullptr;
   }
 
-  // As Device::host_sees_memory and Device::call_host. The function is told nothing of memory, and does not throw.
-  virtual bool host_sees_memory() const {
+  // Host callbacks in stream order, without blocking the caller. The function does not throw.
+  virtual bool calls_host() const {
     return false;
   }
   virtual void call_host(void* queue, std::function<void()> function) const;
-  // Where the host sees memory, known to functions that the queue calls after this; `generation` as in NativeKernel::launch.
+  // True where the launcher knows how the host reaches device memory: by host_memory().
+  virtual bool host_sees_memory() const {
+    return false;
+  }
+  // Host addresses of memory, known to functions that the queue calls after this; `generation` as in NativeKernel::launch.
   virtual HostMemory host_memory(void* queue, c10::ArrayRef<LaunchArgument> memory, uint64_t generation) const;
+
+  // Copies in stream order from the memory of another device of the driver.
+  virtual bool copies_from_peers() const {
+    return false;
+  }
+  virtual void copy_from_peer(void* queue, const LaunchArgument& to, const LaunchArgument& from, size_t bytes) const;
+  // Whether queues wait for events of other devices of the driver (NativeEvent::wait_on_peer).
+  virtual bool waits_for_peers() const {
+    return false;
+  }
+
+  // Null: not offered.
+  virtual const NativeInterprocess* interprocess() const {
+    return nullptr;
+  }
+  virtual const GraphFunctions* graphs() const {
+    return nullptr;
+  }
 };
 
 // The launcher of an API; throws for one that the runtime does not know, and where a function is missing.

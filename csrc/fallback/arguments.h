@@ -3,12 +3,23 @@
 
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/core/function_schema.h>
 #include <ATen/core/ivalue.h>
 
 #include <optional>
 #include <utility>
 
 namespace backplane {
+
+// Whether the operator writes to the argument: as its schema says, and where PyTorch's schemas are known to leave it out.
+inline bool is_written(const c10::FunctionSchema& schema, const c10::Argument& argument) {
+  // Training batch normalization updates its running statistics, and these schemas do not say so.
+  const bool is_undeclared =
+      (schema.name() == "aten::native_batch_norm" || schema.name() == "aten::batch_norm_update_stats") &&
+      (argument.name() == "running_mean" || argument.name() == "running_var");
+  const auto* alias = argument.alias_info();
+  return (alias != nullptr && alias->isWrite()) || is_undeclared;
+}
 
 inline bool is_optional_tensor_list(const c10::IValue& value) {
   if (!value.isList() || value.isTensorList()) {

@@ -8,12 +8,12 @@
 #include <tuple>
 
 #include "c10/storage.h"
-#include "devices/profile.h"
 #include "devices/recording.h"
 #include "fallback/cpu_memory.h"
 #include "memory/allocator.h"
 #include "streams/capture.h"
 #include "streams/stream.h"
+#include "streams/submit.h"
 #include "streams/sync_debug.h"
 #include "streams/sync_watch.h"
 
@@ -135,7 +135,7 @@ void set_bits(const at::Tensor& target, const at::Tensor& source) {
 } // namespace
 
 CpuMirror::CpuMirror(c10::DeviceIndex index, bool notes)
-    : index_(checked_index(index)), device_(device(index_)), copies_(!device_.properties().host_accessible) {
+    : index_(checked_index(index)), device_(device(index_)), copies_(!device_.properties().host_accessible()) {
   const char* what = "it runs code on the CPU, or reads a value there";
   note_not_replayable(what);
   if (const auto capture = Capture::of(current_stream(index_)); C10_UNLIKELY(capture != nullptr)) {
@@ -224,9 +224,8 @@ at::Tensor CpuMirror::stand_in(const at::Tensor& tensor, bool written) {
 void CpuMirror::transfer(void* destination, const void* source, size_t bytes, CopyKind kind) {
   if (bytes > 0) {
     in_flight_ = true;
-    const StreamHandle stream = stream_handle(current_stream(index_));
-    const ProfiledCommand profiled(index_, stream, kind, bytes);
-    device_.copy(destination, source, bytes, kind, stream);
+    const c10::Stream stream = current_stream(index_);
+    submit_now(stream, stream_handle(stream), Copy{destination, source, bytes, kind});
   }
 }
 

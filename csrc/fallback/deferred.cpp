@@ -20,20 +20,18 @@
 
 #include "c10/generator.h"
 #include "c10/storage.h"
-#include "drivers/host/host_device.h"
-#include "devices/profile.h"
+#include "devices/command.h"
 #include "fallback/arguments.h"
 #include "fallback/cpu_mirror.h"
-#include "fallback/fallback.h"
 #include "streams/capture.h"
-#include "streams/device_errors.h"
 #include "streams/stream.h"
+#include "streams/submit.h"
 
 namespace backplane {
 namespace {
 
-// A call of a CPU kernel, with all that it needs.
-class DeferredCall {
+// A call of a CPU kernel, with all that it needs. Its numbers are the seed and the offset of a random operator.
+class DeferredCall final : public HostFunction {
  public:
   struct Written { // a stand-in, and how it is to look afterwards, too
     at::Tensor tensor;
@@ -54,7 +52,10 @@ class DeferredCall {
     }
   };
 
-  std::string name;
+  explicit DeferredCall(const DeferredOperator& call)
+      : operator_name(call.name), kernel(call.kernel), promotion(call.promotion), generator(call.generator) {}
+
+  const std::string operator_name;
   c10::OperatorHandle kernel;
   const PromotionRule* promotion;
   int generator; // index of the Generator argument; -1: none
@@ -64,13 +65,20 @@ class DeferredCall {
   // written argument.
   std::vector<at::Tensor> results{};
 
-  void run(RandomState random) const {
+  const std::string& name() const override {
+    return operator_name;
+  }
+  bool is_operator() const override {
+    return true;
+  }
+
+  void run(char* const*, const uint64_t* numbers) const override {
     // The thread may be one of the program's, in any of PyTorch's modes.
     const c10::impl::ForceDispatchKeyGuard keys(
         c10::default_included_set, c10::default_excluded_set | c10::autograd_dispatch_keyset_with_ADInplaceOrView);
     torch::jit::Stack stack = arguments;
     if (generator >= 0) {
-      stack[generator] = cpu_generator({random.seed, random.offset});
+      stack[generator] = cpu_generator({numbers[0], numbers[1]});
     }
     if (promotion != nullptr) {
       run_promoted(*promotion, kernel, &stack);
@@ -104,7 +112,7 @@ class DeferredCall {
  private:
   void check(bool is_as_foretold, const at::Tensor& found) const {
     TORCH_CHECK(
-        is_as_foretold, name, " has a result that is not what PyTorch's meta kernel says of it (",
+        is_as_foretold, operator_name, " has a result that is not what PyTorch's meta kernel says of it (",
         found.defined() ? c10::str(found.scalar_type(), found.sizes()) : "none", "), so it cannot be done later");
   }
 
@@ -119,24 +127,6 @@ class DeferredCall {
     }
   }
 };
-
-void give(c10::Stream stream, std::shared_ptr<const DeferredCall> call, RandomState random) {
-  const StreamHandle handle = stream_handle(stream);
-  const ProfiledCommand profiled(Activity::Kind::Operator, stream.device_index(), handle, call->name);
-  auto run = [call = std::move(call), random, stream](char* const*) {
-    try {
-      call->run(random);
-    } catch (const std::exception& error) {
-      report_error(stream, error);
-    }
-  };
-  Device& owner = device(stream.device_index());
-  if (!host_devices_are_asynchronous() && owner.query_stream(handle)) {
-    run(nullptr);
-  } else {
-    owner.call_host(std::move(run), {}, handle);
-  }
-}
 
 // Of a structured operator the overload that puts all results where further arguments say: "aten::add.out" for
 // "aten::add.Tensor". Not of losses, which resize them on their way.
@@ -284,7 +274,7 @@ void correct(const DeferredOperator& call, const torch::jit::Stack& arguments, t
     for (const size_t i : {1, 2}) {
       results[i] = meta_of({count}, {1}, dtype);
     }
-  } else if (name == "aten::convolution") {
+  } else if (name == "backplane::convolution") {
     const at::Tensor meta = results[0].toTensor();
     for (const auto format : {at::MemoryFormat::ChannelsLast, at::MemoryFormat::ChannelsLast3d}) {
       const auto has_format = [&](const c10::IValue& value) { return value.toTensor().suggest_memory_format() == format; };
@@ -349,27 +339,24 @@ at::Tensor like(const at::Tensor& meta, c10::DeviceIndex index) {
 
 bool can_defer(c10::DeviceIndex index) {
   const Device& owner = device(index);
-  return owner.properties().dialect.empty() && owner.properties().host_accessible && owner.host_sees_memory();
+  return owner.properties().dialect.empty() && owner.properties().host_accessible() && owner.host_sees_memory();
 }
 
 bool defers(c10::DeviceIndex index) {
-  return (Capture::of(current_stream(index)) != nullptr || host_devices_are_asynchronous()) && can_defer(index);
+  return (Capture::of(current_stream(index)) != nullptr || device(index).defers_operators()) && can_defer(index);
 }
 
-bool defer(const DeferredOperator& call, c10::DeviceIndex index, torch::jit::Stack* stack) {
+Deferral defer(const DeferredOperator& call, c10::DeviceIndex index, torch::jit::Stack* stack) {
   const auto& returns = call.op.schema().returns();
   if (!is_known(call.op) || !is_known(call.kernel) || !std::all_of(returns.begin(), returns.end(), &is_tensors)) {
-    return false;
+    return Deferral::Impossible;
   }
   const size_t count = call.written.size();
   const size_t base = stack->size() - count;
   Metas metas;
   torch::jit::Stack found(stack->begin() + static_cast<std::ptrdiff_t>(base), stack->end());
   if (!ask_meta_kernel(call, metas, found)) {
-    if (Capture::of(current_stream(index)) != nullptr) { // else it will be said when the call is done, at once
-      raise_cpu_error(call.kernel, c10::ArrayRef<c10::IValue>(*stack).slice(base));
-    }
-    return false;
+    return Deferral::Refused;
   }
   bool is_view = false;
   for (const c10::IValue& value : found) {
@@ -378,10 +365,10 @@ bool defer(const DeferredOperator& call, c10::DeviceIndex index, torch::jit::Sta
     });
   }
   if (is_view) {
-    return false;
+    return Deferral::Impossible;
   }
 
-  auto deferred = std::make_shared<DeferredCall>(DeferredCall{call.name, call.kernel, call.promotion, call.generator});
+  auto deferred = std::make_shared<DeferredCall>(call);
   CpuMirror mirror = CpuMirror::for_later(index);
   for (size_t i = 0; i < count; ++i) {
     c10::IValue& value = deferred->arguments.emplace_back((*stack)[base + i]);
@@ -429,33 +416,26 @@ bool defer(const DeferredOperator& call, c10::DeviceIndex index, torch::jit::Sta
     }
   }
 
-  const c10::Stream stream = current_stream(index);
-  std::optional<at::Generator> generator;
+  const Submitter submitter(current_stream(index));
+  c10::SmallVector<uint64_t, 2> numbers;
+  c10::SmallVector<RandomNumber, 2> random;
   if (call.generator >= 0) {
     const c10::IValue& given = (*stack)[base + call.generator];
-    generator = source_generator(given.isNone() ? std::nullopt : std::optional(given.toGenerator()), index);
-  }
-  if (const auto capture = Capture::of(stream)) {
-    CapturedHostWork work{call.name, [deferred](c10::Stream replaying, RandomState random) {
-      give(replaying, deferred, random);
-    }};
-    if (generator.has_value()) {
-      const auto [which, beyond] = capture->take_random(*generator, kCpuDraw);
-      work.draw = {which, beyond};
+    at::Generator generator = source_generator(given.isNone() ? std::nullopt : std::optional(given.toGenerator()), index);
+    if (submitter.capture() != nullptr) {
+      const auto [which, beyond] = submitter.capture()->take_random(generator, kCpuDraw);
+      numbers = {0, 0};
+      random = {{0, c10::kLong, which, /*is_offset=*/false, 0}, {1, c10::kLong, which, /*is_offset=*/true, beyond}};
+    } else {
+      std::lock_guard<std::mutex> guard(generator.mutex());
+      const auto state = generator.get<PhiloxGenerator>()->advance(kCpuDraw);
+      numbers = {state.seed, state.offset};
     }
-    capture->give_to_host(stream, std::move(work));
-  } else {
-    RandomState random{};
-    if (generator.has_value()) {
-      std::lock_guard<std::mutex> guard(generator->mutex());
-      const auto state = generator->get<PhiloxGenerator>()->advance(kCpuDraw);
-      random = {state.seed, state.offset};
-    }
-    give(stream, deferred, random);
   }
+  submitter.submit(HostCallback{std::move(deferred), {}, numbers}, random);
   torch::jit::drop(*stack, count);
   stack->insert(stack->end(), std::make_move_iterator(found.begin()), std::make_move_iterator(found.end()));
-  return true;
+  return Deferral::Submitted;
 }
 
 } // namespace backplane

@@ -1,8 +1,7 @@
-// Operators on host devices that are done later: in stream order by the stream's own thread, or at each replay of a graph.
+// Operators on host devices that run later: in stream order in the stream's own thread, or at each replay of a graph.
 //
-// What an operator's results look like is asked of PyTorch's meta kernel. They get their memory at once, and the CPU's kernel
-// fills it when its time comes, on stand-ins of the arguments that own nothing. Operators whose results depend on values, or
-// are none of bp's tensors, have to be done at once.
+// PyTorch's meta kernel describes the results. They get their memory at once, and the CPU kernel fills it later, on
+// stand-ins of the arguments that own nothing. Operators whose results depend on values, or are no bp tensors, run at once.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -18,8 +17,7 @@ namespace backplane {
 
 // Whether the device's streams can be given operators: it runs no kernels, and the host computes on its memory.
 bool can_defer(c10::DeviceIndex index);
-// Whether operators on the device's current stream are to be done later: it is being captured, or host devices work
-// asynchronously (host_device.h).
+// Whether operators on the device's current stream run later: it is being captured, or the device defers operators.
 bool defers(c10::DeviceIndex index);
 
 struct DeferredOperator {
@@ -32,9 +30,14 @@ struct DeferredOperator {
   const c10::KernelFunction* structured_meta; // nullptr: none
 };
 
-// Gives the call to the current stream of the device, and puts the results in the place of the arguments on the stack. False,
-// and nothing is changed: it has to be done at once, and refused then if it is wrong; in a capture, where it cannot be done, this
-// throws what the CPU's kernel refuses. What is refused for values is thrown by the stream's next synchronization.
-bool defer(const DeferredOperator& call, c10::DeviceIndex index, torch::jit::Stack* stack);
+enum class Deferral : uint8_t {
+  Submitted, // the results are in the place of the arguments on the stack
+  Impossible, // nothing has changed: the call has to run at once
+  Refused // the same, and the meta kernel refuses the call, or does not know its results
+};
+
+// Submits the call to the current stream of the device. What the CPU kernel refuses for values is thrown by the stream's next
+// synchronization.
+Deferral defer(const DeferredOperator& call, c10::DeviceIndex index, torch::jit::Stack* stack);
 
 } // namespace backplane

@@ -15,7 +15,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "fallback/fallback.h"
+#include "fallback/arguments.h"
 
 namespace backplane {
 

@@ -25,20 +25,15 @@
 #include "fallback/cpu_memory.h"
 #include "fallback/cpu_mirror.h"
 #include "fallback/deferred.h"
-#include "fallback/structured_meta.h"
 #include "fallback/dtype_promotion.h"
+#include "fallback/structured_meta.h"
+#include "streams/capture.h"
 #include "streams/stream.h"
 
 namespace backplane {
 namespace {
 
 std::atomic<FallbackPolicy> policy{FallbackPolicy::Warn};
-
-// Training batch normalization updates its running statistics, and these schemas do not say so.
-bool is_undeclared_write(const c10::FunctionSchema& schema, const c10::Argument& argument) {
-  return (schema.name() == "aten::native_batch_norm" || schema.name() == "aten::batch_norm_update_stats") &&
-      (argument.name() == "running_mean" || argument.name() == "running_var");
-}
 
 // What the fallback needs to know of an operator's schema, worked out at its first call.
 struct OperatorFacts {
@@ -269,10 +264,16 @@ void run_on_cpu(const c10::OperatorHandle& op, const c10::OperatorHandle& kernel
   TORCH_CHECK(
       facts.generator < 0 || !common.is_cpu(), "Expected a 'cpu' device type for generator but found '",
       c10::Device(c10::kPrivateUse1).type(), "'");
-  if (C10_UNLIKELY(defers(index)) &&
-      defer({op, kernel, facts.name, facts.written, facts.generator, facts.promotion, facts.structured_meta}, index, stack)) {
-    facts.calls.fetch_add(1, std::memory_order_relaxed);
-    return;
+  if (C10_UNLIKELY(defers(index))) {
+    const Deferral deferral = defer(
+        {op, kernel, facts.name, facts.written, facts.generator, facts.promotion, facts.structured_meta}, index, stack);
+    if (deferral == Deferral::Submitted) {
+      facts.calls.fetch_add(1, std::memory_order_relaxed);
+      return;
+    }
+    if (deferral == Deferral::Refused && Capture::of(current_stream(index)) != nullptr) {
+      raise_cpu_error(kernel, arguments); // a capture cannot leave that to the call itself
+    }
   }
   CpuMirror mirror(index);
   apply_policy(facts, mirror);
@@ -315,11 +316,6 @@ void run_on_cpu(const c10::OperatorHandle& op, const c10::OperatorHandle& kernel
 
 void cpu_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   run_on_cpu(op, op, stack);
-}
-
-bool is_written(const c10::FunctionSchema& schema, const c10::Argument& argument) {
-  const auto* alias = argument.alias_info();
-  return (alias != nullptr && alias->isWrite()) || is_undeclared_write(schema, argument);
 }
 
 namespace {

@@ -21,9 +21,6 @@ bool has_direct_fallback(const c10::OperatorHandle& op);
 // Runs `kernel`'s CPU kernel on the arguments of `op` (the two take the same), counted as a fallback of `op`.
 void run_on_cpu(const c10::OperatorHandle& op, const c10::OperatorHandle& kernel, torch::jit::Stack* stack);
 
-// Whether the operator writes to the argument: as its schema says, and where PyTorch's schemas are known to leave it out.
-bool is_written(const c10::FunctionSchema& schema, const c10::Argument& argument);
-
 // Throws what the CPU kernel says of such arguments, without their contents: for calls that it is known to refuse. It is no
 // fallback, and not counted. Returns if the kernel takes them, or if the CPU has none. What is refused costs no memory,
 // whatever its size; what is taken after all may, so nothing is asked of arguments of more than `most_bytes`.

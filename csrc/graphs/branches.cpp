@@ -13,11 +13,11 @@ constexpr size_t kItems = 8192;
 constexpr size_t kMostWeight = 32;
 
 size_t weight(const CapturedNode& node) {
-  const auto* launch = std::get_if<CapturedLaunch>(&node.work);
+  const auto* launch = std::get_if<KernelLaunch>(&node.command.command());
   if (launch == nullptr) {
     return kMostWeight;
   }
-  const auto& [x, y, z] = launch->size.items;
+  const auto& [x, y, z] = launch->spec.global_size;
   return std::clamp(x * y * z / kItems, size_t{1}, kMostWeight);
 }
 

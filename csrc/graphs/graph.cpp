@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "c10/generator.h"
-#include "drivers/host/host_device.h"
+#include "devices/compiled_kernel.h"
 #include "devices/profile.h"
 #include "fallback/deferred.h"
 #include "memory/allocator.h"
@@ -15,99 +15,109 @@
 #include "memory/pinned.h"
 #include "streams/device_errors.h"
 #include "streams/stream.h"
+#include "streams/submit.h"
 
 namespace backplane {
 namespace {
 
-// Gives captured work to a stream.
+// A captured command with the random numbers of one replay.
+class WithRandomNumbers {
+ public:
+  WithRandomNumbers(
+      const Command& command, c10::ArrayRef<RandomNumber> random, c10::ArrayRef<PhiloxGenerator::State> generators)
+      : command_(command) {
+    std::visit([&](auto& one) { replace(one, random, generators); }, command_);
+  }
+  WithRandomNumbers(const WithRandomNumbers&) = delete;
+  WithRandomNumbers& operator=(const WithRandomNumbers&) = delete;
+
+  const Command& command() const {
+    return command_;
+  }
+
+ private:
+  static int64_t value_of(const RandomNumber& number, c10::ArrayRef<PhiloxGenerator::State> generators) {
+    const auto& state = generators[number.generator];
+    return static_cast<int64_t>(number.is_offset ? state.offset + number.beyond : state.seed);
+  }
+
+  template <typename Kind>
+  void replace(
+      Kind& command, c10::ArrayRef<RandomNumber> random, c10::ArrayRef<PhiloxGenerator::State> generators) {
+    if constexpr (requires { command.arguments; }) {
+      arguments_.append(command.arguments.begin(), command.arguments.end());
+      numbers_.resize(random.size());
+      for (size_t i = 0; i < random.size(); ++i) {
+        const uint32_t bytes = store_number(value_of(random[i], generators), random[i].dtype, &numbers_[i]);
+        arguments_[random[i].index] = {&numbers_[i], bytes};
+      }
+      command.arguments = arguments_;
+    } else if constexpr (requires { command.numbers; }) {
+      numbers_.append(command.numbers.begin(), command.numbers.end());
+      for (const RandomNumber& one : random) {
+        store_number(value_of(one, generators), one.dtype, &numbers_[one.index]);
+      }
+      command.numbers = numbers_;
+    } else {
+      TORCH_INTERNAL_ASSERT(false, "a command without numbers");
+    }
+  }
+
+  Command command_; // its arrays are these:
+  c10::SmallVector<KernelArgument, 24> arguments_;
+  c10::SmallVector<uint64_t, 8> numbers_;
+};
+
+// Submits captured commands to a stream.
 class Replay {
  public:
   Replay(c10::Stream stream, c10::ArrayRef<PhiloxGenerator::State> generators)
-      : stream_(stream), queue_(stream_handle(stream)), device_(device(stream.device_index())), generators_(generators) {}
+      : stream_(stream), queue_(stream_handle(stream)), generators_(generators) {}
 
-  void operator()(const CapturedLaunch& launch) const {
-    give(launch.arguments, [&](c10::ArrayRef<KernelArgument> arguments) {
-      launch.kernel->launch(launch.size, arguments, queue_);
-    });
-  }
-
-  void operator()(const CapturedQueueCall& call) const {
-    give(call.arguments, [&](c10::ArrayRef<KernelArgument> arguments) {
-      const ProfiledCommand profiled(
-          Activity::Kind::Library, stream_.device_index(), queue_, call.function->name());
-      device_.call_on_queue(call.function, call.caller, arguments, queue_);
-    });
-  }
-
-  void operator()(const CapturedCopy& copy) const {
-    const ProfiledCommand profiled(stream_.device_index(), queue_, copy.kind, copy.bytes);
-    device_.copy(copy.destination, copy.source, copy.bytes, copy.kind, queue_);
-    if (copy.pinned) {
-      const auto& pointer = copy.pinned.data_ptr();
+  void run(const CapturedNode& node) const {
+    const Command& command = node.command.command();
+    if (C10_LIKELY(node.random.empty())) {
+      submit_now(stream_, queue_, command);
+    } else {
+      submit_now(stream_, queue_, WithRandomNumbers(command, node.random, generators_).command());
+    }
+    if (node.pinned) {
+      const auto& pointer = node.pinned.data_ptr();
       pinned_allocator().record_event(pointer.get(), pointer.get_context(), stream_);
     }
   }
 
-  void operator()(const CapturedHostWork& work) const {
-    RandomState random{};
-    if (work.draw.has_value()) {
-      const auto& state = generators_[work.draw->generator];
-      random = {state.seed, state.offset + work.draw->beyond};
-    }
-    work.give(stream_, random);
-  }
-
  private:
-  // Calls `go` with the arguments, in which random numbers are this replay's.
-  template <typename Go>
-  void give(const CapturedArguments& captured, const Go& go) const {
-    if (captured.random.empty()) {
-      go(captured.arguments);
-      return;
-    }
-    c10::SmallVector<KernelArgument, 24> arguments(captured.arguments.begin(), captured.arguments.end());
-    c10::SmallVector<uint64_t, 4> numbers(captured.random.size());
-    for (size_t i = 0; i < numbers.size(); ++i) {
-      const RandomNumber& number = captured.random[i];
-      const auto& state = generators_[number.generator];
-      const uint64_t value = number.is_offset ? state.offset + number.beyond : state.seed;
-      arguments[number.argument].bytes = store_number(static_cast<int64_t>(value), number.dtype, &numbers[i]);
-      arguments[number.argument].data = &numbers[i];
-    }
-    go(arguments);
-  }
-
   const c10::Stream stream_;
   const StreamHandle queue_;
-  Device& device_;
   const c10::ArrayRef<PhiloxGenerator::State> generators_;
 };
 
-std::string described(const CapturedLaunch& launch) {
-  const auto& [items, group] = launch.size;
-  return c10::str(
-      launch.kernel->entry(), "\\n", items[0], " × ", items[1], " × ", items[2], " work items in groups of ", group[0],
-      " × ", group[1], " × ", group[2]);
-}
+// A host function of a native graph. Its exceptions go to the stream of the latest replay.
+class ReplayedFunction final : public HostFunction {
+ public:
+  ReplayedFunction(
+      std::shared_ptr<const HostFunction> function, c10::Stream captured,
+      std::shared_ptr<const std::atomic<c10::StreamId>> stream)
+      : function_(std::move(function)), captured_(captured), stream_(std::move(stream)) {}
 
-std::string described(const CapturedQueueCall& call) {
-  return call.function->name();
-}
+  void run(char* const* memory, const uint64_t* numbers) const override {
+    const c10::Stream stream(c10::Stream::UNSAFE, captured_.device(), stream_->load());
+    guarded(function_, stream)->run(memory, numbers);
+  }
+  const std::string& name() const override {
+    return function_->name();
+  }
 
-std::string described(const CapturedCopy& copy) {
-  const char* kind = copy.kind == CopyKind::WithinDevice ? "within the device"
-      : copy.kind == CopyKind::HostToDevice              ? "from pinned memory"
-                                                         : "to pinned memory";
-  return c10::str("copy of ", copy.bytes, " bytes ", kind);
-}
+ private:
+  const std::shared_ptr<const HostFunction> function_;
+  const c10::Stream captured_;
+  const std::shared_ptr<const std::atomic<c10::StreamId>> stream_;
+};
 
-std::string described(const CapturedHostWork& work) {
-  return c10::str("on the host: ", work.name);
-}
-
-// Whether streams of the device work beside each other: those of host devices mostly do all in the calling thread.
+// Whether streams of the device work beside each other: those of host devices mostly execute in the calling thread.
 bool has_queues(c10::DeviceIndex index) {
-  return !can_defer(index) || host_devices_are_asynchronous();
+  return !can_defer(index) || device(index).defers_operators();
 }
 
 // Lets queue 0 wait for all that the others were given, where a replay ends early. What cannot be done is left.
@@ -115,8 +125,8 @@ void join(Device& device, c10::ArrayRef<StreamHandle> queues) noexcept {
   for (const StreamHandle queue : queues.slice(1)) {
     try {
       const EventHandle event = device.create_event(/*timing=*/false);
-      device.record_event(event, queue);
-      device.wait_event(event, queues[0]);
+      device.submit(EventRecord{event}, queue);
+      device.submit(EventWait{event}, queues[0]);
       device.destroy_event(event);
     } catch (const std::exception&) {
       // The error that ended the replay is told.
@@ -148,6 +158,7 @@ Graph::~Graph() {
     // Nobody wants the graph.
   }
   destroy_events();
+  native_.reset(); // before its memory goes
   give_up_memory();
 }
 
@@ -196,10 +207,48 @@ void Graph::capture_end() {
 
 void Graph::instantiate() {
   check_captured("instantiate()");
-  if (!ready_ && branches_.queues > 1) {
-    make_events();
+  if (!ready_) {
+    instantiate_native();
+    if (branches_.queues > 1) {
+      make_events();
+    }
   }
   ready_ = true;
+}
+
+void Graph::instantiate_native() {
+  native_commands_.clear();
+  native_callbacks_.clear();
+  native_stream_ = std::make_shared<std::atomic<c10::StreamId>>(stream_->id());
+  for (const CapturedNode& node : graph_->nodes) {
+    const Command* command = &node.command.command();
+    if (const auto* callback = std::get_if<HostCallback>(command)) {
+      if (!node.random.empty()) {
+        return; // the numbers of a native graph's callbacks are those of the capture
+      }
+      command = &native_callbacks_.emplace_back(HostCallback{
+          std::make_shared<ReplayedFunction>(callback->function, *stream_, native_stream_), callback->memory,
+          callback->numbers});
+    }
+    native_commands_.push_back({command, node.after});
+  }
+  native_ = device(stream_->device_index()).instantiate(native_commands_);
+}
+
+void Graph::replay_native(c10::Stream stream, c10::ArrayRef<PhiloxGenerator::State> generators) {
+  native_stream_->store(stream.id());
+  std::vector<GraphCommand> commands;
+  std::deque<WithRandomNumbers> changed;
+  if (!generators.empty()) {
+    commands = native_commands_;
+    for (size_t i = 0; i < commands.size(); ++i) {
+      const CapturedNode& node = graph_->nodes[i];
+      if (!node.random.empty()) {
+        commands[i].command = &changed.emplace_back(*commands[i].command, node.random, generators).command();
+      }
+    }
+  }
+  native_->launch(changed.empty() ? native_commands_ : commands, !changed.empty(), stream_handle(stream));
 }
 
 void Graph::make_events() {
@@ -239,18 +288,26 @@ void Graph::replay() {
     std::lock_guard<std::mutex> held(one.generator.mutex());
     states.push_back(one.generator.get<PhiloxGenerator>()->advance(one.used));
   }
+  if (native_ != nullptr && !Profile::is_active()) { // which wants to see each command
+    replay_native(stream, states);
+  } else {
+    replay_commands(stream, states);
+  }
+  if (graph_->reports_errors) {
+    note_reporting_launch(stream);
+  }
+}
+
+void Graph::replay_commands(c10::Stream stream, c10::ArrayRef<PhiloxGenerator::State> states) {
   Device& owner = device(stream.device_index());
   const DeviceCall call(owner);
   if (branches_.queues == 1) {
     const Replay replay(stream, states);
     for (const CapturedNode& node : graph_->nodes) {
-      std::visit(replay, node.work);
+      replay.run(node);
     }
   } else {
     replay_branches(owner, stream, states);
-  }
-  if (graph_->reports_errors) {
-    note_reporting_launch(stream);
   }
 }
 
@@ -264,22 +321,22 @@ void Graph::replay_branches(
     replays.emplace_back(branch, generators);
   }
   try {
-    owner.record_event(events_.back(), queues[0]);
+    owner.submit(EventRecord{events_.back()}, queues[0]);
     for (size_t i = 0; i < graph_->nodes.size(); ++i) {
       const Branches::Step& step = branches_.steps[i];
       if (step.waits_for_begin) {
-        owner.wait_event(events_.back(), queues[step.queue]);
+        owner.submit(EventWait{events_.back()}, queues[step.queue]);
       }
       for (const size_t before : step.waits_for) {
-        owner.wait_event(events_[before], queues[step.queue]);
+        owner.submit(EventWait{events_[before]}, queues[step.queue]);
       }
-      std::visit(replays[step.queue], graph_->nodes[i].work);
+      replays[step.queue].run(graph_->nodes[i]);
       if (step.is_waited_for) {
-        owner.record_event(events_[i], queues[step.queue]);
+        owner.submit(EventRecord{events_[i]}, queues[step.queue]);
       }
     }
     for (const size_t node : branches_.joined) {
-      owner.wait_event(events_[node], queues[0]);
+      owner.submit(EventWait{events_[node]}, queues[0]);
     }
   } catch (...) {
     join(owner, queues);
@@ -290,6 +347,7 @@ void Graph::replay_branches(
 void Graph::reset() {
   TORCH_CHECK(capture_ == nullptr, "a graph cannot be reset while it is being captured");
   destroy_events();
+  native_.reset();
   branches_ = {};
   graph_.reset();
   ready_ = false;
@@ -308,7 +366,7 @@ void Graph::debug_dump(const std::string& path) const {
   file << "digraph graph_of_bp_" << static_cast<int>(stream_->device_index()) << " {\n  node [shape=box];\n";
   for (size_t i = 0; i < graph_->nodes.size(); ++i) {
     const CapturedNode& node = graph_->nodes[i];
-    const std::string work = std::visit([](const auto& one) { return described(one); }, node.work);
+    const std::string work = describe(node.command.command());
     const size_t queue = branches_.queues == 1 ? 0 : branches_.steps[i].queue;
     const std::string text =
         c10::str(node.operator_name, "\\n", work, "\\nstream ", node.stream, ", at a replay queue ", queue);

@@ -4,6 +4,8 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Stream.h>
 
+#include <atomic>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -50,6 +52,9 @@ class Graph {
   void check_captured(const char* what) const;
   void replay_branches(
       Device& owner, c10::Stream stream, c10::ArrayRef<PhiloxGenerator::State> generators);
+  void instantiate_native(); // native_ stays null where the device offers no graph for these commands
+  void replay_commands(c10::Stream stream, c10::ArrayRef<PhiloxGenerator::State> generators);
+  void replay_native(c10::Stream stream, c10::ArrayRef<PhiloxGenerator::State> generators);
   void make_events();
   void destroy_events() noexcept;
   void give_up_memory();
@@ -62,6 +67,12 @@ class Graph {
   std::optional<CapturedGraph> graph_;
   Branches branches_;
   std::vector<EventHandle> events_; // of each node, nullptr where nobody waits for it; the last one is that of the begin
+  // The device's own graph, of `native_commands_`, which refer to graph_ and to `native_callbacks_`. Null: the commands are
+  // submitted one by one.
+  std::unique_ptr<NativeGraph> native_;
+  std::vector<GraphCommand> native_commands_;
+  std::deque<Command> native_callbacks_;
+  std::shared_ptr<std::atomic<c10::StreamId>> native_stream_; // of the latest replay
   std::optional<c10::MempoolId_t> pool_; // while this holds it
 };
 

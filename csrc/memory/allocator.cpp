@@ -2,7 +2,6 @@
 
 #include "devices/device.h"
 #include "devices/discovery.h"
-#include "devices/profile.h"
 #include "devices/recording.h"
 #include "drivers/interrupts.h"
 #include "memory/allocator_config.h"
@@ -11,6 +10,7 @@
 #include "memory/segment_map.h"
 #include "streams/capture.h"
 #include "streams/stream.h"
+#include "streams/submit.h"
 
 #include <c10/core/impl/COW.h>
 #include <c10/util/Exception.h>
@@ -90,16 +90,7 @@ class Allocator final : public c10::DeviceAllocator {
     TORCH_CHECK(
         from < 0 || from == index, "memory of bp:", static_cast<int>(from), " cannot be copied to bp:",
         static_cast<int>(index), ": make bp:", static_cast<int>(from), " the current device");
-    Device& owner = device(index);
-    const c10::Stream stream = current_stream(index);
-    if (const auto capture = Capture::of(stream)) {
-      capture->copy(stream, {destination, source, bytes, CopyKind::WithinDevice, {}});
-      return;
-    }
-    const StreamHandle handle = stream_handle(stream);
-    DeviceCall call(owner);
-    const ProfiledCommand profiled(index, handle, CopyKind::WithinDevice, bytes);
-    owner.copy(destination, source, bytes, CopyKind::WithinDevice, handle);
+    submit(current_stream(index), Copy{destination, source, bytes, CopyKind::WithinDevice});
   }
 
   bool initialized() override {

@@ -107,7 +107,7 @@ void DeviceCachingAllocator::return_memory(
 
 void DeviceCachingAllocator::check_takes_any_memory() const {
   TORCH_CHECK_NOT_IMPLEMENTED(
-      device_.properties().host_accessible, "bp:", static_cast<int>(index_), " (", device_.properties().name,
+      device_.properties().host_accessible(), "bp:", static_cast<int>(index_), " (", device_.properties().name,
       ") knows its driver's memory only, so it has no pluggable allocators; devices in host memory have them");
 }
 

@@ -1,5 +1,7 @@
 #include "plans/dynamic_shape_plan.h"
 
+#include "plans/host_functions.h"
+
 #include <c10/util/bit_cast.h>
 
 #include <limits>
@@ -35,7 +37,7 @@ std::vector<PlannedArgument>* arguments_of(Step& step) {
   if (auto* launch = std::get_if<LaunchStep>(&step)) {
     return &launch->arguments;
   }
-  auto* queued = std::get_if<QueueStep>(&step);
+  auto* queued = std::get_if<LibraryStep>(&step);
   return queued != nullptr ? &queued->arguments : nullptr;
 }
 
@@ -43,7 +45,7 @@ Address& address_of(Step& step, uint32_t index) {
   if (auto* arguments = arguments_of(step)) {
     return std::get<Address>((*arguments)[index]);
   }
-  if (auto* work = std::get_if<HostStep>(&step)) {
+  if (auto* work = std::get_if<HostCallbackStep>(&step)) {
     return work->memory[index];
   }
   auto& copy = std::get<CopyStep>(step);
@@ -99,7 +101,7 @@ bool DynamicShapePlan::patch(const TapeProgram::Slots& slots, Plan& made) const 
         Step& step = made.steps[patch.step];
         auto* arguments = arguments_of(step);
         Literal& literal = arguments != nullptr ? std::get<Literal>((*arguments)[patch.index])
-                                                : std::get<Literal>(std::get<HostStep>(step).numbers[patch.index]);
+                                                : std::get<Literal>(std::get<HostCallbackStep>(step).numbers[patch.index]);
         if (!store(patch, value, literal)) {
           return false;
         }
@@ -107,9 +109,9 @@ bool DynamicShapePlan::patch(const TapeProgram::Slots& slots, Plan& made) const 
       }
       case Patch::Field::HostSize:
       case Patch::Field::HostStride: {
-        auto& step = std::get<HostStep>(made.steps[patch.step]);
+        auto& step = std::get<HostCallbackStep>(made.steps[patch.step]);
         if (hosted.empty() || hosted.back().first != patch.step) {
-          hosted.emplace_back(patch.step, static_cast<const CpuOperator&>(*step.work).arguments());
+          hosted.emplace_back(patch.step, static_cast<const CpuOperator&>(*step.function).arguments());
         }
         auto& argument = hosted.back().second[patch.index];
         auto* one = std::get_if<CpuOperator::Memory>(&argument);
@@ -121,7 +123,7 @@ bool DynamicShapePlan::patch(const TapeProgram::Slots& slots, Plan& made) const 
         if (value < 1) {
           return false;
         }
-        std::get<LaunchStep>(made.steps[patch.step]).size.items[patch.index] = static_cast<size_t>(value);
+        std::get<LaunchStep>(made.steps[patch.step]).spec.global_size[patch.index] = static_cast<size_t>(value);
         break;
       case Patch::Field::Random:
         if (value < 1) {
@@ -144,7 +146,7 @@ bool DynamicShapePlan::patch(const TapeProgram::Slots& slots, Plan& made) const 
     }
   }
   for (auto& [step, arguments] : hosted) {
-    auto& work = std::get<HostStep>(made.steps[step]).work;
+    auto& work = std::get<HostCallbackStep>(made.steps[step]).function;
     work = std::make_shared<CpuOperator>(static_cast<const CpuOperator&>(*work).op(), std::move(arguments));
   }
   return true;

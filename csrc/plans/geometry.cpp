@@ -115,19 +115,6 @@ bool is_aligned(const at::Tensor& tensor, size_t size) {
   return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % size == 0;
 }
 
-// Whether results are so large that they are written past the caches. Not in place: there they are read.
-bool is_streaming(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs, int64_t least) {
-  int64_t bytes = 0;
-  for (const at::Tensor& output : outputs) {
-    bytes += output.numel() * static_cast<int64_t>(output.itemsize());
-  }
-  return bytes >= least && std::all_of(outputs.begin(), outputs.end(), [&](const at::Tensor& output) {
-           return is_aligned(output, 16) && std::none_of(inputs.begin(), inputs.end(), [&](const at::Tensor& input) {
-                    return input.const_data_ptr() == output.const_data_ptr();
-                  });
-         });
-}
-
 // A tile of the innermost dimension and another one; see layouts.py.
 struct Tile {
   size_t along = 0; // 0: no tile
@@ -218,7 +205,6 @@ py::tuple pointwise_geometry(
     const std::vector<at::Tensor>& inputs,
     const std::vector<std::optional<int64_t>>& positions,
     int64_t width,
-    std::optional<int64_t> streaming_bytes,
     int64_t shortest_row,
     int64_t most_rows,
     int64_t tile_memory,
@@ -253,13 +239,12 @@ py::tuple pointwise_geometry(
       return is_aligned(tensor, std::min<size_t>(16, width * tensor.itemsize()));
     };
     const bool all = std::all_of(outputs.begin(), outputs.end(), aligned) && std::all_of(inputs.begin(), inputs.end(), aligned);
-    const bool streams = streaming_bytes.has_value() && is_streaming(outputs, inputs, *streaming_bytes);
     py::tuple strides(operands);
     for (size_t operand = 0; operand < operands; ++operand) {
       strides[operand] = py::make_tuple(1);
     }
     return py::make_tuple(
-        py::make_tuple(0, all ? width : 1, wide, py::tuple(), streams, py::tuple()), py::make_tuple(count),
+        py::make_tuple(0, all ? width : 1, wide, py::tuple(), py::tuple()), py::make_tuple(count),
         std::move(strides));
   }
   py::tuple inner;
@@ -276,7 +261,7 @@ py::tuple pointwise_geometry(
       }
       return py::make_tuple(
           py::make_tuple(
-              dimensions.size(), 1, wide, std::move(inner), false,
+              dimensions.size(), 1, wide, std::move(inner),
               py::make_tuple(tile.along, tile.width, tile.height)),
           where.sizes(), where.strides(operands));
     }
@@ -288,7 +273,7 @@ py::tuple pointwise_geometry(
     }
   }
   return py::make_tuple(
-      py::make_tuple(dimensions.size(), 1, wide, std::move(inner), false, py::tuple()), where.sizes(),
+      py::make_tuple(dimensions.size(), 1, wide, std::move(inner), py::tuple()), where.sizes(),
       where.strides(operands));
 }
 
@@ -396,9 +381,7 @@ void bind_geometry(py::module_& module) {
       "elsewhere. Returns whether there are elements.");
   module.def(
       "pointwise_geometry", &pointwise_geometry, py::arg("outputs"), py::arg("inputs"), py::arg("positions"),
-      py::arg("width"), py::arg("streaming_bytes"), py::arg("shortest_row"), py::arg("most_rows"),
-      py::arg("tile_memory"),
-      py::arg("tile_side"),
+      py::arg("width"), py::arg("shortest_row"), py::arg("most_rows"), py::arg("tile_memory"), py::arg("tile_side"),
       "(the arguments of a Layout, sizes, strides), as kernels.layouts.geometry has them, for inputs that broadcast to the "
       "outputs' shape. `positions`: for each operand that is not in memory, the dimension that it counts along, or None.");
   module.def(

@@ -9,11 +9,11 @@
 
 #include "c10/generator.h"
 #include "c10/storage.h"
-#include "devices/profile.h"
 #include "memory/allocator.h"
 #include "streams/capture.h"
 #include "streams/device_errors.h"
 #include "streams/stream.h"
+#include "streams/submit.h"
 
 namespace backplane {
 namespace {
@@ -24,15 +24,14 @@ uint32_t store_passed(const PlannedCall& call, const PassedNumber& passed, uint6
   return store_number(part_of(number, passed.part), passed.dtype, bits);
 }
 
-// The memory of one replay.
+// One replay: its memory, and where its commands go.
 class Replay {
  public:
   Replay(const Plan& plan, PlannedCall& call)
       : plan_(plan),
         call_(call),
         stream_(current_stream(call.device)),
-        capture_(Capture::of(stream_)),
-        queue_(capture_ == nullptr ? stream_handle(stream_) : nullptr),
+        submitter_(stream_),
         storages_(plan.allocations) {
     for (size_t i = 0; i < call.tensors.size(); ++i) {
       // What is written has memory of its own already: PlannedOperator::run sees to that.
@@ -49,89 +48,35 @@ class Replay {
   }
 
   void run(const LaunchStep& step) {
-    give(step, [&](c10::ArrayRef<KernelArgument> arguments) {
-      if (C10_LIKELY(capture_ == nullptr)) {
-        step.kernel->launch(step.size, arguments, queue_);
-      } else {
-        capture_->launch(stream_, step.kernel, step.size, arguments, random_numbers(step));
-      }
+    submit_with_arguments(step, [&](c10::ArrayRef<KernelArgument> arguments) -> Command {
+      return KernelLaunch{step.kernel.get(), step.spec, arguments};
     });
   }
 
-  void run(const QueueStep& step) {
-    give(step, [&](c10::ArrayRef<KernelArgument> arguments) {
-      if (C10_LIKELY(capture_ == nullptr)) {
-        const ProfiledCommand profiled(Activity::Kind::Library, call_.device, queue_, step.function->name());
-        device(call_.device).call_on_queue(step.function, *call_.operator_name, arguments, queue_);
-      } else {
-        capture_->call_on_queue(stream_, step.function, *call_.operator_name, arguments, random_numbers(step));
-      }
+  void run(const LibraryStep& step) {
+    submit_with_arguments(step, [&](c10::ArrayRef<KernelArgument> arguments) -> Command {
+      return LibraryCall{step.function.get(), call_.operator_name, arguments};
     });
   }
 
-  // Calls `go` with the step's arguments.
-  template <typename Step, typename Go>
-  void give(const Step& step, const Go& go) {
-    c10::SmallVector<KernelArgument, 24> arguments(step.arguments.size());
-    c10::SmallVector<uint64_t, 24> numbers(step.arguments.size());
-    for (size_t i = 0; i < arguments.size(); ++i) {
-      const PlannedArgument& argument = step.arguments[i];
-      if (const auto* address = std::get_if<Address>(&argument)) {
-        arguments[i] = {resolve(*address), 0};
-      } else if (const auto* literal = std::get_if<Literal>(&argument)) {
-        arguments[i] = {&literal->bits, literal->bytes};
-      } else {
-        const auto& passed = std::get<PassedNumber>(argument);
-        arguments[i] = {&numbers[i], store_passed(call_, passed, &numbers[i])};
-      }
-    }
-    go(arguments);
-    if (step.reports_errors) {
-      note_reporting_launch(stream_);
-    }
-  }
-
-  void run(const HostStep& step) {
+  void run(const HostCallbackStep& step) {
     c10::SmallVector<char*, 8> memory;
     for (const Address& address : step.memory) {
       memory.push_back(resolve(address));
     }
-    c10::SmallVector<uint64_t, 8> numbers;
-    for (const PlannedNumber& number : step.numbers) {
-      if (const auto* literal = std::get_if<Literal>(&number)) {
-        numbers.push_back(literal->bits);
+    c10::SmallVector<uint64_t, 8> numbers(step.numbers.size());
+    for (size_t i = 0; i < numbers.size(); ++i) {
+      if (const auto* literal = std::get_if<Literal>(&step.numbers[i])) {
+        numbers[i] = literal->bits;
       } else {
-        uint64_t bits = 0;
-        store_passed(call_, std::get<PassedNumber>(number), &bits);
-        numbers.push_back(bits);
+        store_passed(call_, std::get<PassedNumber>(step.numbers[i]), &numbers[i]);
       }
     }
-    if (C10_LIKELY(capture_ == nullptr)) {
-      do_on_host(stream_, step.work, memory, numbers);
-    } else {
-      const bool random = std::any_of(step.numbers.begin(), step.numbers.end(), [&](const PlannedNumber& number) {
-        return is_random(std::get_if<PassedNumber>(&number));
-      });
-      if (random) {
-        capture_->refuse("it takes random numbers on the host");
-      }
-      capture_->give_to_host(
-          stream_,
-          {step.work->text(), [work = step.work, memory, numbers](c10::Stream stream, RandomState) {
-             do_on_host(stream, work, memory, numbers);
-           }});
-    }
+    submitter_.submit(HostCallback{step.function, memory, numbers}, random_numbers(step.numbers));
   }
 
   void run(const CopyStep& step) {
-    const CapturedCopy copy{
-        resolve(step.destination), resolve(step.source), step.bytes, CopyKind::WithinDevice, {}};
-    if (C10_LIKELY(capture_ == nullptr)) {
-      const ProfiledCommand profiled(call_.device, queue_, copy.kind, copy.bytes);
-      device(call_.device).copy(copy.destination, copy.source, copy.bytes, copy.kind, queue_);
-    } else {
-      capture_->copy(stream_, copy);
-    }
+    submitter_.submit(Copy{resolve(step.destination), resolve(step.source), step.bytes, CopyKind::WithinDevice});
   }
 
   void run(const CheckStep& step) {
@@ -161,6 +106,28 @@ class Replay {
   }
 
  private:
+  // Submits the command that `make` makes of the step's arguments.
+  template <typename Step, typename Make>
+  void submit_with_arguments(const Step& step, const Make& make) {
+    c10::SmallVector<KernelArgument, 24> arguments(step.arguments.size());
+    c10::SmallVector<uint64_t, 24> numbers(step.arguments.size());
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      const PlannedArgument& argument = step.arguments[i];
+      if (const auto* address = std::get_if<Address>(&argument)) {
+        arguments[i] = {resolve(*address), 0};
+      } else if (const auto* literal = std::get_if<Literal>(&argument)) {
+        arguments[i] = {&literal->bits, literal->bytes};
+      } else {
+        const auto& passed = std::get<PassedNumber>(argument);
+        arguments[i] = {&numbers[i], store_passed(call_, passed, &numbers[i])};
+      }
+    }
+    submitter_.submit(make(arguments), random_numbers(step.arguments));
+    if (step.reports_errors) {
+      note_reporting_launch(stream_);
+    }
+  }
+
   char* resolve(const Address& address) const {
     switch (address.base) {
       case Address::Base::Argument:
@@ -173,18 +140,17 @@ class Replay {
     return static_cast<char*>(plan_.kept[address.index].mutable_data_ptr()) + address.offset;
   }
 
-  // Generators' numbers stand behind those that are passed through, a seed and an offset of each use.
-  bool is_random(const PassedNumber* number) const {
-    return number != nullptr && number->index >= plan_.numbers;
-  }
-
-  // The random numbers of a step that is being captured: take_random_numbers has given what Capture::take_random said.
-  template <typename Step>
-  c10::SmallVector<RandomNumber, 4> random_numbers(const Step& step) const {
+  // The random numbers of a step that is being captured: take_random_numbers has stored what Capture::take_random returned.
+  // Generators' numbers follow those that are passed through: a seed and an offset of each use.
+  template <typename Number>
+  c10::SmallVector<RandomNumber, 4> random_numbers(const std::vector<Number>& numbers) const {
     c10::SmallVector<RandomNumber, 4> found;
-    for (size_t i = 0; i < step.arguments.size(); ++i) {
-      const auto* number = std::get_if<PassedNumber>(&step.arguments[i]);
-      if (!is_random(number)) {
+    if (C10_LIKELY(submitter_.capture() == nullptr)) {
+      return found;
+    }
+    for (size_t i = 0; i < numbers.size(); ++i) {
+      const auto* number = std::get_if<PassedNumber>(&numbers[i]);
+      if (number == nullptr || number->index < plan_.numbers) {
         continue;
       }
       const bool is_offset = (number->index - plan_.numbers) % 2 == 1;
@@ -199,8 +165,7 @@ class Replay {
   const Plan& plan_;
   PlannedCall& call_;
   const c10::Stream stream_;
-  const std::shared_ptr<Capture> capture_; // that the stream is in
-  const StreamHandle queue_;
+  const Submitter submitter_;
   c10::SmallVector<char*, 8> arguments_;
   c10::SmallVector<c10::Storage, 4> storages_;
 };
@@ -243,9 +208,9 @@ void check_numbers(const Plan& plan, const PlannedCall& call) {
   for (const Step& step : plan.steps) {
     if (const auto* launch = std::get_if<LaunchStep>(&step)) {
       std::for_each(launch->arguments.begin(), launch->arguments.end(), check);
-    } else if (const auto* queued = std::get_if<QueueStep>(&step)) {
+    } else if (const auto* queued = std::get_if<LibraryStep>(&step)) {
       std::for_each(queued->arguments.begin(), queued->arguments.end(), check);
-    } else if (const auto* work = std::get_if<HostStep>(&step)) {
+    } else if (const auto* work = std::get_if<HostCallbackStep>(&step)) {
       std::for_each(work->numbers.begin(), work->numbers.end(), check);
     } else if (const auto* one = std::get_if<CheckStep>(&step)) {
       check_fits(call.numbers[one->number.index], one->number.fits);

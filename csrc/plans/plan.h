@@ -1,7 +1,8 @@
-// What a planner did, in a form that runs again without Python: allocate, launch, return.
+// The recorded commands of one planner call, in a form that replays without Python: allocations, commands, results.
 //
-// Nothing in a plan is an address. Memory is named by where it comes from: an argument of the call, an allocation of the
-// plan, or memory that the plan keeps. So a plan fits every call with the same signature (signature.h).
+// A step that reaches the device is a template of a command (devices/command.h): nothing in it is an address. Memory is named by
+// where it comes from: an argument of the call, an allocation of the plan, or memory that the plan keeps. So a plan fits every
+// call with the same signature (signature.h).
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -12,9 +13,9 @@
 #include <variant>
 #include <vector>
 
+#include "devices/command.h"
 #include "devices/compiled_kernel.h"
 #include "devices/queue_function.h"
-#include "plans/host_work.h"
 
 namespace backplane {
 
@@ -60,31 +61,30 @@ struct FreeStep {
 };
 struct LaunchStep {
   std::shared_ptr<const CompiledKernel> kernel;
-  LaunchSize size;
+  LaunchSpec spec;
   std::vector<PlannedArgument> arguments;
   bool reports_errors; // see device_errors.h
 
   bool operator==(const LaunchStep& other) const {
-    return kernel == other.kernel && size.items == other.size.items && size.group == other.size.group &&
-        arguments == other.arguments;
+    return kernel == other.kernel && spec == other.spec && arguments == other.arguments;
   }
 };
-struct QueueStep {
+struct LibraryStep {
   std::shared_ptr<const QueueFunction> function;
   std::vector<PlannedArgument> arguments;
   bool reports_errors;
 
-  bool operator==(const QueueStep& other) const {
+  bool operator==(const LibraryStep& other) const {
     return function->text() == other.function->text() && arguments == other.arguments;
   }
 };
-struct HostStep {
-  std::shared_ptr<const HostWork> work;
+struct HostCallbackStep {
+  std::shared_ptr<const HostFunction> function;
   std::vector<Address> memory;
   std::vector<PlannedNumber> numbers;
 
-  bool operator==(const HostStep& other) const {
-    return work->text() == other.work->text() && memory == other.memory && numbers == other.numbers;
+  bool operator==(const HostCallbackStep& other) const {
+    return function->text() == other.function->text() && memory == other.memory && numbers == other.numbers;
   }
 };
 struct CopyStep { // within the device
@@ -99,7 +99,7 @@ struct CheckStep { // a number that nothing is computed of, and that must fit al
 
   bool operator==(const CheckStep&) const = default;
 };
-using Step = std::variant<AllocateStep, FreeStep, LaunchStep, QueueStep, HostStep, CopyStep, CheckStep>;
+using Step = std::variant<AllocateStep, FreeStep, LaunchStep, LibraryStep, HostCallbackStep, CopyStep, CheckStep>;
 
 // Takes `count` random numbers from the call's generator; seed and offset become the call's numbers `first_number` and
 // `first_number + 1`.

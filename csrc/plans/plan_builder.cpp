@@ -6,6 +6,7 @@
 
 #include <numeric>
 
+#include "plans/host_functions.h"
 #include "plans/plan_builder.h"
 #include "plans/planned_operator.h"
 #include "plans/python_number.h"
@@ -76,27 +77,29 @@ class PlanBuilder {
 
   void launch(
       const std::shared_ptr<CompiledKernel>& kernel, const py::sequence& values, const py::sequence& items,
-      const std::vector<size_t>& group) {
+      const std::vector<size_t>& group, size_t dynamic_shared_memory, const std::vector<size_t>& cluster,
+      bool cooperative) {
     LaunchStep step{kernel, {}, {}, false};
+    set_attributes(step.spec, dynamic_shared_memory, cluster, cooperative);
     for (size_t i = 0; i < items.size(); ++i) {
       const py::object given = items[i];
       const Quantity count(given);
       patch(Patch::Field::Items, i, count);
-      step.size.items[i] = static_cast<size_t>(count.integer());
-      step.size.group[i] = group[i];
+      step.spec.global_size[i] = static_cast<size_t>(count.integer());
+      step.spec.group_size[i] = group[i];
     }
     give(kernel->parameters(), values, step);
     made_.plan.steps.emplace_back(std::move(step));
   }
 
   void call_on_queue(const std::shared_ptr<QueueFunction>& function, const py::sequence& values) {
-    QueueStep step{function, {}, false};
+    LibraryStep step{function, {}, false};
     give(function->parameters(), values, step);
     made_.plan.steps.emplace_back(std::move(step));
   }
 
   void call_library(const std::shared_ptr<LibraryFunction>& function, const py::sequence& values) {
-    HostStep step{function, {}, {}};
+    HostCallbackStep step{function, {}, {}};
     const auto& parameters = function->parameters();
     for (size_t i = 0; i < values.size(); ++i) {
       const py::object value = values[i];
@@ -119,7 +122,7 @@ class PlanBuilder {
     const auto dot = name.find('.');
     const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(
         name.substr(0, dot).c_str(), dot == std::string::npos ? "" : name.substr(dot + 1).c_str());
-    HostStep step;
+    HostCallbackStep step;
     std::vector<CpuOperator::Argument> arguments;
     const auto number_of = [&](const py::object& value) {
       const auto& given = value.cast<const PythonNumber&>();
@@ -153,7 +156,7 @@ class PlanBuilder {
         arguments.emplace_back(torch::jit::toIValue(value, op.schema().arguments()[i].type()));
       }
     }
-    step.work = std::make_shared<CpuOperator>(op, std::move(arguments));
+    step.function = std::make_shared<CpuOperator>(op, std::move(arguments));
     made_.plan.steps.emplace_back(std::move(step));
   }
 
@@ -270,7 +273,7 @@ class PlanBuilder {
     return number.passed_value();
   }
 
-  CpuOperator::Memory host_memory(const py::tuple& described, HostStep& step, size_t argument, size_t element) {
+  CpuOperator::Memory host_memory(const py::tuple& described, HostCallbackStep& step, size_t argument, size_t element) {
     step.memory.push_back(address(py::object(described[0]), step.memory.size()));
     CpuOperator::Memory memory{dtype_of(py::object(described[1])), {}, {}};
     const auto add = [&](const py::object& numbers, Patch::Field field, c10::DimVector& found) {

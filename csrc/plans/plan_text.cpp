@@ -40,21 +40,21 @@ std::string text(const std::vector<PlannedArgument>& arguments, const std::vecto
 }
 
 std::string text(const LaunchStep& step) {
-  const auto& items = step.size.items;
-  const auto& group = step.size.group;
+  const auto& items = step.spec.global_size;
+  const auto& group = step.spec.group_size;
   std::string line = c10::str(
       "launch ", step.kernel->entry(), " on ", items[0], "×", items[1], "×", items[2], " items in groups of ", group[0],
-      "×", group[1], "×", group[2], ": ");
+      "×", group[1], "×", group[2], attributes_text(step.spec), ": ");
   return line + text(step.arguments, step.kernel->parameters());
 }
 
-std::string text(const QueueStep& step) {
+std::string text(const LibraryStep& step) {
   return c10::str(
       "call ", step.function->text(), " on the queue with ", text(step.arguments, step.function->parameters()));
 }
 
-std::string text(const HostStep& step) {
-  std::string line = c10::str("on the host ", step.work->text(), " with ");
+std::string text(const HostCallbackStep& step) {
+  std::string line = c10::str("on the host ", step.function->text(), " with ");
   const char* separator = "";
   for (const Address& address : step.memory) {
     line += separator + text(address);
@@ -106,6 +106,24 @@ std::string text(const Result& result) {
   return c10::str(std::get<c10::IValue>(result));
 }
 
+// What the compiler reported of the step's kernel, as far as it did.
+std::string resources_text(const Step& step) {
+  const auto* launch = std::get_if<LaunchStep>(&step);
+  if (launch == nullptr) {
+    return {};
+  }
+  const auto number = [](const std::optional<int64_t>& value) { return value ? c10::str(*value) : "None"; };
+  try {
+    const auto found = device(launch->kernel->device_index()).kernel_resources(launch->kernel->handle());
+    return c10::str(
+        " [registers: ", number(found.registers), ", spilled bytes: ", number(found.spilled_bytes),
+        ", static shared memory: ", number(found.static_shared_memory), "]");
+  } catch (const std::exception& error) { // the plan is shown all the same; the launch itself fails at a synchronization
+    const std::string message = error.what();
+    return c10::str(" [resources unknown: ", message.substr(0, message.find('\n')), "]");
+  }
+}
+
 std::vector<std::string> lines(const Plan& plan) {
   if (!plan.unplannable.empty()) {
     return {c10::str(plan.falls_back ? "no planner does it: " : "planned at each call: ", plan.unplannable)};
@@ -128,8 +146,10 @@ std::vector<std::string> lines(const Plan& plan) {
 
 std::string describe(const Plan& plan) {
   std::string whole;
-  for (const std::string& line : lines(plan)) {
-    whole += line + "\n";
+  const auto all = lines(plan);
+  for (size_t i = 0; i < all.size(); ++i) {
+    const bool is_step = plan.unplannable.empty() && i >= plan.random.size() && i - plan.random.size() < plan.steps.size();
+    whole += all[i] + (is_step ? resources_text(plan.steps[i - plan.random.size()]) : "") + "\n";
   }
   return whole;
 }

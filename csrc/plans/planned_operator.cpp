@@ -12,6 +12,7 @@
 
 #include "devices/operator_scope.h"
 #include "devices/profile.h"
+#include "fallback/arguments.h"
 #include "fallback/fallback.h"
 #include "plans/recorder.h"
 #include "streams/capture.h"
@@ -502,7 +503,7 @@ PlannedOperator::Times PlannedOperator::time(c10::ArrayRef<c10::IValue> argument
   without_results.results.clear();
   Plan only_allocations = without_results;
   std::erase_if(only_allocations.steps, [](const Step& step) {
-    return std::holds_alternative<LaunchStep>(step) || std::holds_alternative<QueueStep>(step);
+    return std::holds_alternative<LaunchStep>(step) || std::holds_alternative<LibraryStep>(step);
   });
   const double whole = seconds([&] { replay(*plan, *call); });
   const double unreturned = seconds([&] { replay(without_results, *call); });

@@ -16,6 +16,7 @@
 #include "streams/capture.h"
 #include "streams/device_errors.h"
 #include "streams/stream.h"
+#include "streams/submit.h"
 
 namespace py = pybind11;
 
@@ -201,48 +202,50 @@ class PythonPlanner final : public Planner {
 
 // --- launches
 
-LaunchSize launch_size(const std::vector<size_t>& items, const std::vector<size_t>& group) {
+LaunchSpec launch_spec(const std::vector<size_t>& global_size, const std::vector<size_t>& group_size) {
   TORCH_CHECK_VALUE(
-      !items.empty() && items.size() <= 3 && items.size() == group.size(),
-      "a launch has 1 to 3 dimensions of items and as many of groups, and got ", items.size(), " and ", group.size());
-  LaunchSize size;
-  for (size_t i = 0; i < items.size(); ++i) {
+      !global_size.empty() && global_size.size() <= 3 && global_size.size() == group_size.size(),
+      "a launch has a global size of 1 to 3 dimensions and a group size of as many, and got ", global_size.size(), " and ",
+      group_size.size());
+  LaunchSpec spec;
+  for (size_t i = 0; i < global_size.size(); ++i) {
     TORCH_CHECK_VALUE(
-        group[i] > 0 && items[i] > 0 && items[i] % group[i] == 0, "a launch of ", items[i],
-        " work items cannot be made of groups of ", group[i]);
-    size.items[i] = items[i];
-    size.group[i] = group[i];
+        group_size[i] > 0 && global_size[i] > 0 && global_size[i] % group_size[i] == 0, "global size ", global_size[i],
+        " is not a positive multiple of group size ", group_size[i]);
+    spec.global_size[i] = global_size[i];
+    spec.group_size[i] = group_size[i];
   }
-  return size;
+  return spec;
 }
 
 // Launches on the current stream of the kernel's device, and has it recorded.
 void launch(
     const std::shared_ptr<CompiledKernel>& kernel,
     const py::sequence& values,
-    const std::vector<size_t>& items,
-    const std::vector<size_t>& group) {
+    const std::vector<size_t>& global_size,
+    const std::vector<size_t>& group_size,
+    size_t dynamic_shared_memory,
+    const std::vector<size_t>& cluster,
+    bool cooperative) {
   const auto& parameters = kernel->parameters();
   TORCH_CHECK_VALUE(
       values.size() == parameters.size(), "kernel ", kernel->entry(), " takes ", parameters.size(),
       " arguments, and got ", values.size());
-  const LaunchSize size = launch_size(items, group);
+  LaunchSpec spec = launch_spec(global_size, group_size);
+  set_attributes(spec, dynamic_shared_memory, cluster, cooperative);
   PythonArguments given("kernel", kernel->entry(), kernel->device_index(), parameters, values);
   if (Recorder* recorder = Recorder::active()) {
-    recorder->launched({kernel, size, given.take_recorded(), given.reports_errors()});
+    recorder->add(LaunchStep{kernel, spec, given.take_recorded(), given.reports_errors()});
     if (recorder->is_dry()) {
       return;
     }
   }
   const c10::Stream stream = current_stream(kernel->device_index());
-  const auto capture = PlannerScope::innermost() == nullptr ? Capture::of(stream) : nullptr; // planners are rehearsed
-  const StreamHandle handle = capture == nullptr ? stream_handle(stream) : nullptr;
-  py::gil_scoped_release released; // the device may have to wait
-  if (C10_LIKELY(capture == nullptr)) {
-    kernel->launch(size, given.now(), handle);
-  } else {
-    capture->launch(stream, kernel, size, given.now());
+  if (PlannerScope::innermost() != nullptr) {
+    stream_handle(stream); // refuses in a capture, where planners run dry and their plans are captured
   }
+  py::gil_scoped_release released; // the device may have to wait
+  submit(stream, KernelLaunch{kernel.get(), spec, given.now()});
   if (given.reports_errors()) {
     note_reporting_launch(stream);
   }
@@ -362,7 +365,7 @@ void bind_plans(py::module_& module) {
             static_cast<void>(self.passed_value());
             auto* recorder = Recorder::active();
             if (recorder != nullptr && self.call == &recorder->call()) {
-              recorder->checked({self.passed(self.fits)});
+              recorder->add(CheckStep{self.passed(self.fits)});
             }
           },
           "Checks a number that is `fitting` and not passed on, where there are no elements to compute, in each call.")
@@ -387,8 +390,8 @@ void bind_plans(py::module_& module) {
 
   py::class_<CompiledKernel, std::shared_ptr<CompiledKernel>>(module, "CompiledKernel", "A compiled kernel.")
       .def(
-          py::init([](c10::DeviceIndex device, const std::string& text, std::string entry,
-                      const std::string& operator_name, const std::vector<py::object>& parameters) {
+          py::init([](c10::DeviceIndex device, const py::object& code, std::string entry, std::string operator_name,
+                      const std::vector<py::object>& parameters) {
             std::vector<KernelParameter> declared;
             for (const py::object& parameter : parameters) {
               if (py::isinstance<py::str>(parameter)) {
@@ -400,13 +403,20 @@ void bind_plans(py::module_& module) {
                 declared.push_back({reinterpret_cast<THPDtype*>(parameter.ptr())->scalar_type});
               }
             }
-            return std::make_shared<CompiledKernel>(device, text, std::move(entry), operator_name, std::move(declared));
+            KernelSource source{
+                code.cast<std::string>(), std::move(entry), std::move(operator_name), py::isinstance<py::bytes>(code)};
+            return std::make_shared<CompiledKernel>(device, std::move(source), std::move(declared));
           }),
-          py::arg("device"), py::arg("text"), py::arg("entry"), py::arg("operator_name"), py::arg("parameters"),
-          "`parameters`: the dtype of each number; for memory \"input\", or \"output\" where the kernel writes to it.")
+          py::arg("device"), py::arg("code"), py::arg("entry"), py::arg("operator_name"), py::arg("parameters"),
+          "`code`: text in the device's dialect, or a binary as bytes. `parameters`: the dtype of each number; for memory "
+          "\"input\", or \"output\" where the kernel writes to it.")
       .def_property_readonly("entry", &CompiledKernel::entry);
 
-  module.def("launch", &launch, py::arg("kernel"), py::arg("arguments"), py::arg("items"), py::arg("group"));
+  module.def(
+      "launch", &launch, py::arg("kernel"), py::arg("arguments"), py::arg("items"), py::arg("group"), py::kw_only(),
+      py::arg("dynamic_shared_memory") = 0, py::arg("cluster") = std::vector<size_t>(), py::arg("cooperative") = false,
+      "`dynamic_shared_memory`: bytes per group. `cluster`: groups per cluster, in 1 to 3 dimensions. `cooperative`: all "
+      "groups are resident at the same time.");
   module.def("take_random", &take_random, py::arg("count"));
   module.def(
       "watch_error_words",

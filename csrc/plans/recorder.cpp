@@ -26,25 +26,9 @@ void Recorder::freed(void* memory) {
   }
 }
 
-void Recorder::launched(LaunchStep step) {
-  plan_.steps.emplace_back(std::move(step));
-}
-
-void Recorder::called_on_queue(QueueStep step) {
-  plan_.steps.emplace_back(std::move(step));
-}
-
-void Recorder::given_to_host(HostStep step) {
-  plan_.steps.emplace_back(std::move(step));
-}
-
 void Recorder::copied(const at::Tensor& destination, const at::Tensor& source, size_t bytes) {
   const Address to = locate(destination);
   plan_.steps.emplace_back(CopyStep{to, locate(source), bytes});
-}
-
-void Recorder::checked(CheckStep step) {
-  plan_.steps.emplace_back(step);
 }
 
 uint32_t Recorder::take_random(uint64_t count) {

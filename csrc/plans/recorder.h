@@ -1,7 +1,7 @@
-// Takes down what a planner does, as a plan.
+// Records the planner's actions as a plan.
 //
 // A recorder is active in one thread, from the moment a planner is called until it returns. What reaches the device
-// meanwhile is noted where it passes: allocations and frees in allocator.cpp, launches in planner_call.cpp, copies within the
+// meanwhile is recorded where it passes: allocations and frees in allocator.cpp, launches in planner_call.cpp, copies within the
 // device in copy.cpp. Anything that a replay could not repeat calls `cannot_replay`.
 #pragma once
 
@@ -18,7 +18,7 @@ namespace backplane {
 
 class Recorder final : public Recording {
  public:
-  // `dry`: launches and copies are taken down and not done.
+  // `dry`: commands are recorded and not submitted.
   Recorder(PlannedCall& call, bool dry);
   ~Recorder() override;
   Recorder(const Recorder&) = delete;
@@ -41,10 +41,9 @@ class Recorder final : public Recording {
 
   void allocated(void* memory, size_t bytes) override;
   void freed(void* memory) override;
-  void launched(LaunchStep step);
-  void called_on_queue(QueueStep step);
-  void given_to_host(HostStep step);
-  void checked(CheckStep step);
+  void add(Step step) {
+    plan_.steps.push_back(std::move(step));
+  }
   void copied(const at::Tensor& destination, const at::Tensor& source, size_t bytes);
   // Takes random numbers; their seed and offset are the call's numbers with this index and the next.
   uint32_t take_random(uint64_t count);

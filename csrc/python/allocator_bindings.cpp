@@ -160,8 +160,8 @@ class StreamGate {
  public:
   StreamGate(c10::DeviceIndex index, c10::StreamId id)
       : stream_(c10::Stream::UNSAFE, c10::Device(c10::kPrivateUse1, checked_index(index)), id) {
-    device(index).call_host(
-        [opened = opened_.get_future().share()](char* const*) { opened.wait(); }, {}, stream_handle(stream_));
+    const auto wait = [opened = opened_.get_future().share()](char* const*, const uint64_t*) { opened.wait(); };
+    device(index).submit(HostCallback{make_host_function("gate", wait)}, stream_handle(stream_));
   }
 
   ~StreamGate() {

@@ -1,7 +1,10 @@
 // Devices, streams, generators and the fallback, as Python sees them.
+#include <ATen/dlpack.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/utils/pybind.h>
+
+#include <string_view>
 
 #include "aten/attention.h"
 #include "aten/kernel_capabilities.h"
@@ -53,28 +56,37 @@ uint64_t dtype_bits(const py::iterable& dtypes) {
 void bind_devices(py::module_& module) {
   py::class_<DeviceProperties>(module, "DeviceProperties", "What a device says of itself.")
       .def(
-          py::init([](std::string driver, std::string name, uint64_t total_memory, bool host_accessible,
+          py::init([](std::string driver, std::string name, uint64_t total_memory, const std::string& address_space,
                       int compute_units, std::pair<int, int> capability, const py::iterable& dtypes,
-                      std::string dialect, std::string kind) {
+                      std::string dialect, std::string kind, uint64_t local_memory) {
             DeviceProperties properties;
             properties.driver = std::move(driver);
             properties.name = std::move(name);
             properties.total_memory = total_memory;
-            properties.host_accessible = host_accessible;
+            properties.addresses = address_space == "host" ? Addresses::Host
+                : address_space == "device"                ? Addresses::Device
+                                                           : Addresses::Synthetic;
             properties.compute_units = compute_units;
             std::tie(properties.major, properties.minor) = capability;
             properties.dtypes = dtype_bits(dtypes);
             properties.dialect = std::move(dialect);
             properties.kind = std::move(kind);
+            properties.local_memory = local_memory;
             return properties;
           }),
-          py::kw_only(), py::arg("driver"), py::arg("name"), py::arg("total_memory"), py::arg("host_accessible"),
+          py::kw_only(), py::arg("driver"), py::arg("name"), py::arg("total_memory"), py::arg("address_space"),
           py::arg("compute_units"), py::arg("capability"), py::arg("dtypes"), py::arg("dialect") = "",
-          py::arg("kind") = "accelerator")
+          py::arg("kind") = "accelerator", py::arg("local_memory") = 0)
       .def_readonly("driver", &DeviceProperties::driver)
       .def_readonly("name", &DeviceProperties::name)
       .def_readonly("total_memory", &DeviceProperties::total_memory)
-      .def_readonly("host_accessible", &DeviceProperties::host_accessible)
+      .def_property_readonly("host_accessible", &DeviceProperties::host_accessible)
+      .def_property_readonly(
+          "address_space",
+          [](const DeviceProperties& self) {
+            static constexpr const char* kNames[] = {"synthetic", "host", "device"};
+            return kNames[static_cast<int>(self.addresses)];
+          })
       .def_readonly("compute_units", &DeviceProperties::compute_units)
       .def_readonly("multi_processor_count", &DeviceProperties::compute_units)
       .def_readonly("major", &DeviceProperties::major)
@@ -87,7 +99,7 @@ void bind_devices(py::module_& module) {
             "_BpDeviceProperties(name='", properties.name, "', driver='", properties.driver, "', major=",
             properties.major, ", minor=", properties.minor, ", total_memory=", properties.total_memory >> 20,
             "MB, compute_units=", properties.compute_units, ", host_accessible=",
-            properties.host_accessible ? "True" : "False", ")");
+            properties.host_accessible() ? "True" : "False", ")");
       });
 
   module.def("in_bad_fork", &in_bad_fork);
@@ -136,11 +148,24 @@ void bind_streams(py::module_& module) {
   module.def("external_stream", [triple](int64_t index, const py::int_& number) {
     void* const handle = PyLong_AsVoidPtr(number.ptr()); // nullptr for numbers that are no address
     PyErr_Clear();
-    const auto found = handle == nullptr ? std::nullopt : stream_of(as_index(index), handle);
+    const auto found = handle == nullptr ? std::nullopt : external_stream(as_index(index), handle);
     TORCH_CHECK(
         found.has_value(), "an external stream is made from the bp_stream of a stream of bp:", index, ", and ", std::string(py::str(number)),
-        " is none");
+        " is none; a native handle it cannot be, as the driver ", device(as_index(index)).properties().driver,
+        " has no adopt_stream() method");
     return triple(*found);
+  });
+  module.def(
+      "native_handle", [](int64_t index, c10::StreamId id) { return native_handle(as_stream(index, id)); },
+      "The hardware API's handle of a stream's queue.");
+  // A capsule of DLPack's with another device type and number.
+  module.def("set_dlpack_device", [](const py::capsule& capsule, int type, int id) {
+    const DLDevice given{static_cast<DLDeviceType>(type), id};
+    if (std::string_view(capsule.name()) == "dltensor_versioned") {
+      capsule.get_pointer<DLManagedTensorVersioned>()->dl_tensor.device = given;
+    } else {
+      capsule.get_pointer<DLManagedTensor>()->dl_tensor.device = given;
+    }
   });
   module.def(
       "set_stream",

@@ -24,23 +24,35 @@ namespace backplane {
 namespace {
 
 void add(std::unique_ptr<Device> device, bool discrete) {
-  const bool hide = discrete && device->properties().host_accessible;
+  const bool hide = discrete && device->properties().host_accessible();
   auto shown = hide ? make_discrete(std::move(device)) : std::move(device);
   add_device(faults_are_prepared() ? make_faulty(std::move(shown)) : std::move(shown));
 }
 
-uintptr_t compile_kernel(
-    c10::DeviceIndex index, const std::string& text, const std::string& entry, const std::string& operator_name) {
-  return reinterpret_cast<uintptr_t>(device(index).compile(text, entry, operator_name));
+// Kernels of tests, by the number that compile_kernel() returned.
+std::map<uintptr_t, std::shared_ptr<const CompiledKernel>>& kernels() {
+  static auto* all = new std::map<uintptr_t, std::shared_ptr<const CompiledKernel>>; // under the GIL
+  return *all;
 }
 
-void destroy_kernel(c10::DeviceIndex index, uintptr_t kernel) {
-  device(index).destroy_kernel(reinterpret_cast<KernelHandle>(kernel));
+uintptr_t compile_kernel(
+    c10::DeviceIndex index, const py::object& code, std::string entry, std::string operator_name) {
+  KernelSource source{
+      code.cast<std::string>(), std::move(entry), std::move(operator_name), py::isinstance<py::bytes>(code)};
+  auto kernel = std::make_shared<const CompiledKernel>(index, std::move(source), std::vector<KernelParameter>());
+  const auto number = reinterpret_cast<uintptr_t>(kernel.get());
+  kernels().emplace(number, std::move(kernel));
+  return number;
+}
+
+void destroy_kernel(c10::DeviceIndex, uintptr_t kernel) {
+  kernels().erase(kernel);
 }
 
 void launch_kernel(
-    c10::DeviceIndex index, uintptr_t kernel, const std::array<size_t, 3>& items, const std::array<size_t, 3>& group,
-    const std::vector<py::object>& arguments, std::optional<c10::StreamId> stream_id, int64_t times, bool keep_gil) {
+    c10::DeviceIndex index, uintptr_t kernel, const std::array<size_t, 3>& global_size,
+    const std::array<size_t, 3>& group_size, const std::vector<py::object>& arguments,
+    std::optional<c10::StreamId> stream_id, int64_t times, bool keep_gil) {
   c10::SmallVector<KernelArgument, 24> values;
   for (const py::object& argument : arguments) {
     if (PyBytes_Check(argument.ptr())) {
@@ -53,12 +65,13 @@ void launch_kernel(
   const StreamHandle stream = stream_handle(
       stream_id ? c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kPrivateUse1, index), *stream_id)
                 : current_stream(index));
+  const auto launched = kernels().at(kernel);
   std::optional<py::gil_scoped_release> released;
   if (!keep_gil) {
     released.emplace();
   }
   for (int64_t i = 0; i < times; ++i) {
-    owner.launch(reinterpret_cast<KernelHandle>(kernel), {items, group}, values, stream);
+    owner.submit(KernelLaunch{launched.get(), {global_size, group_size}, values}, stream);
   }
 }
 
@@ -94,11 +107,10 @@ void bind_drivers(py::module_& module) {
 
   module.def(
       "clblast_products", &clblast_products, py::arg("functions"),
-      "Addresses for torch_backplane.drivers.base.ProductLibrary, by names of dtypes, of addresses of CLBlast's.");
+      "Addresses of routines of the family matmul, by names of dtypes, from addresses of CLBlast's functions.");
   module.def(
       "vkfft_transforms", &vkfft_transforms, py::arg("functions"), py::arg("dimensions"),
-      "Addresses for torch_backplane.drivers.base.TransformLibrary, by names of dtypes, of addresses of VkFFT's and of "
-      "OpenCL's.");
+      "Addresses of routines of the family fft, by names of dtypes, from addresses of VkFFT's functions and of OpenCL's.");
   module.def("vkfft_applications", &vkfft_applications);
   module.def("vkfft_most_applications", &vkfft_most_applications);
   module.def(
@@ -138,12 +150,12 @@ void bind_drivers(py::module_& module) {
 
   // Kernels without an operator around them, for tests and measurements.
   module.def(
-      "compile_kernel", &compile_kernel, py::arg("device_index"), py::arg("text"), py::arg("entry"),
+      "compile_kernel", &compile_kernel, py::arg("device_index"), py::arg("code"), py::arg("entry"),
       py::arg("operator_name"), "A handle for launch_kernel and destroy_kernel; the build goes on in the background.");
   module.def("destroy_kernel", &destroy_kernel, py::arg("device_index"), py::arg("handle"));
   module.def(
-      "launch_kernel", &launch_kernel, py::arg("device_index"), py::arg("handle"), py::arg("items"), py::arg("group"),
-      py::arg("arguments"), py::arg("stream_id") = py::none(), py::arg("times") = 1, py::arg("keep_gil") = false,
+      "launch_kernel", &launch_kernel, py::arg("device_index"), py::arg("handle"), py::arg("global_size"),
+      py::arg("group_size"), py::arg("arguments"), py::arg("stream_id") = py::none(), py::arg("times") = 1, py::arg("keep_gil") = false,
       "Launch a kernel on a stream, the current one for None. Arguments are tensors, for their memory, and bytes.");
 }
 

@@ -18,6 +18,7 @@ PYBIND11_MODULE(_C, module) {
   backplane::bind_queue_functions(module);
   backplane::bind_geometry(module);
   backplane::bind_graphs(module);
+  backplane::bind_interprocess(module);
   backplane::bind_planner_metas(module);
   backplane::bind_sync_watch(module);
 }

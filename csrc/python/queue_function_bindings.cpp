@@ -4,13 +4,13 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "bindings.h"
-#include "devices/profile.h"
 #include "devices/queue_function.h"
 #include "devices/verbose.h"
 #include "plans/python_arguments.h"
 #include "python/library_symbols.h"
 #include "streams/device_errors.h"
 #include "streams/stream.h"
+#include "streams/submit.h"
 
 namespace py = pybind11;
 
@@ -65,7 +65,7 @@ void call_on_queue(const std::shared_ptr<QueueFunction>& function, const py::seq
       !owner.queue_api().empty(), function->name(), " cannot be called on bp:", static_cast<int>(index), " (",
       owner.properties().name, "): its driver has no native launcher, whose queue the function could be given");
   if (Recorder* recorder = Recorder::active()) {
-    recorder->called_on_queue({function, given.take_recorded(), given.reports_errors()});
+    recorder->add(LibraryStep{function, given.take_recorded(), given.reports_errors()});
     if (recorder->is_dry()) {
       return;
     }
@@ -74,10 +74,9 @@ void call_on_queue(const std::shared_ptr<QueueFunction>& function, const py::seq
   const bool is_named = scope != nullptr && scope->call().operator_name != nullptr;
   const std::string caller = is_named ? *scope->call().operator_name : "no operator";
   const c10::Stream stream = current_stream(index);
-  const StreamHandle handle = stream_handle(stream);
+  stream_handle(stream); // refuses in a capture: library calls are captured as steps of plans
   const py::gil_scoped_release released; // the library may have to wait
-  const ProfiledCommand profiled(Activity::Kind::Library, index, handle, function->name());
-  owner.call_on_queue(function, caller, given.now(), handle);
+  submit(stream, LibraryCall{function.get(), &caller, given.now()});
   if (given.reports_errors()) {
     note_reporting_launch(stream);
   }

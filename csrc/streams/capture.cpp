@@ -3,7 +3,6 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "devices/operator_scope.h"
@@ -35,16 +34,6 @@ std::string name_of(c10::Stream stream) {
 }
 
 } // namespace
-
-CapturedArguments::CapturedArguments(c10::ArrayRef<KernelArgument> given, c10::ArrayRef<RandomNumber> random_numbers)
-    : arguments(given.vec()), numbers(new uint64_t[given.size()]()), random(random_numbers.vec()) {
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    if (arguments[i].bytes != 0) {
-      std::memcpy(&numbers[i], given[i].data, given[i].bytes);
-      arguments[i].data = &numbers[i];
-    }
-  }
-}
 
 Capture::Capture(c10::Stream stream, CaptureMode mode)
     : number_(next_number()), origin_(stream), mode_(mode), thread_(std::this_thread::get_id()) {
@@ -117,7 +106,8 @@ bool Capture::contains(c10::Stream stream) {
   return streams_.find(stream.id()) != streams_.end();
 }
 
-void Capture::add(c10::Stream stream, decltype(CapturedNode::work) work) {
+void Capture::add(
+    c10::Stream stream, const Command& command, c10::ArrayRef<RandomNumber> random, const c10::Storage& pinned) {
   check_not_failed();
   std::lock_guard<std::mutex> guard(lock_);
   auto& state = streams_[stream.id()];
@@ -130,27 +120,8 @@ void Capture::add(c10::Stream stream, decltype(CapturedNode::work) work) {
   state.seen_before = state.seen;
   state.nodes.push_back(graph_.nodes.size());
   state.seen[stream.id()] = state.nodes.size();
-  graph_.nodes.push_back({OperatorScope::name(), stream.id(), std::move(after), std::move(work)});
-}
-
-void Capture::launch(
-    c10::Stream stream, std::shared_ptr<const CompiledKernel> kernel, const LaunchSize& size,
-    c10::ArrayRef<KernelArgument> arguments, c10::ArrayRef<RandomNumber> random) {
-  add(stream, CapturedLaunch{std::move(kernel), size, {arguments, random}});
-}
-
-void Capture::call_on_queue(
-    c10::Stream stream, std::shared_ptr<const QueueFunction> function, std::string caller,
-    c10::ArrayRef<KernelArgument> arguments, c10::ArrayRef<RandomNumber> random) {
-  add(stream, CapturedQueueCall{std::move(function), std::move(caller), {arguments, random}});
-}
-
-void Capture::copy(c10::Stream stream, CapturedCopy copy) {
-  add(stream, std::move(copy));
-}
-
-void Capture::give_to_host(c10::Stream stream, CapturedHostWork work) {
-  add(stream, std::move(work));
+  graph_.nodes.push_back(
+      {OperatorScope::name(), stream.id(), std::move(after), StoredCommand(command), random.vec(), pinned});
 }
 
 void Capture::note_reporting() {

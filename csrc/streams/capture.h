@@ -1,7 +1,8 @@
-// What streams are given while a graph is being captured: it is taken down here, and not done.
+// The commands that streams receive while a graph is being captured. They are stored here, and not executed.
 //
-// A capture begins on one stream. Another one joins it by waiting for an event that was recorded in it, and must be waited for
-// in turn before the capture ends. The order in which work was given is one in which it can be done, so a graph is a list.
+// A capture begins on one stream. Another stream joins it by waiting for an event that was recorded in it, and must be waited for
+// in turn before the capture ends. The order of submission is one in which the commands can be executed, so a graph is a list
+// of commands with dependencies.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -10,18 +11,15 @@
 #include <c10/core/Stream.h>
 
 #include <atomic>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
-#include <variant>
 #include <vector>
 
-#include "devices/compiled_kernel.h"
-#include "devices/queue_function.h"
+#include "devices/command.h"
 
 namespace backplane {
 
@@ -35,59 +33,22 @@ struct CapturedPoint {
   std::map<c10::StreamId, size_t> seen; // of each stream, how many pieces of its work come before
 };
 
-// A number of a launch that differs in each replay: a generator's seed, or its offset.
+// A number of a command that differs in each replay: a generator's seed, or its offset.
 struct RandomNumber {
-  uint32_t argument;
+  uint32_t index; // into the arguments of a launch or a library call, into the numbers of a host callback
   c10::ScalarType dtype;
   uint32_t generator; // index into CapturedGraph::generators
   bool is_offset;
   uint64_t beyond; // how far the offset is beyond the generator's at the replay
 };
 
-struct CapturedArguments {
-  CapturedArguments(c10::ArrayRef<KernelArgument> given, c10::ArrayRef<RandomNumber> random);
-
-  std::vector<KernelArgument> arguments; // whose numbers are these:
-  std::unique_ptr<uint64_t[]> numbers;
-  std::vector<RandomNumber> random;
-};
-struct CapturedLaunch {
-  std::shared_ptr<const CompiledKernel> kernel;
-  LaunchSize size;
-  CapturedArguments arguments;
-};
-struct CapturedQueueCall {
-  std::shared_ptr<const QueueFunction> function;
-  std::string caller;
-  CapturedArguments arguments;
-};
-struct CapturedCopy {
-  void* destination;
-  const void* source;
-  size_t bytes;
-  CopyKind kind;
-  c10::Storage pinned; // the host's side, if there is one
-};
-// Where a generator is at a replay, for random numbers that the host draws.
-struct RandomState {
-  uint64_t seed;
-  uint64_t offset;
-};
-struct CapturedHostWork {
-  std::string name;
-  std::function<void(c10::Stream, RandomState)> give; // to a stream
-  struct Draw {
-    uint32_t generator; // index into CapturedGraph::generators
-    uint64_t beyond; // as RandomNumber's
-  };
-  std::optional<Draw> draw{}; // nothing: it draws no random numbers
-};
-
 struct CapturedNode {
   std::string operator_name;
   c10::StreamId stream;
-  std::vector<size_t> after; // nodes that come before, but those that come before these
-  std::variant<CapturedLaunch, CapturedQueueCall, CapturedCopy, CapturedHostWork> work;
+  std::vector<size_t> after; // the nodes that this one depends on, without those that they depend on
+  StoredCommand command;
+  std::vector<RandomNumber> random;
+  c10::Storage pinned; // the host's side of a copy, if there is one
 };
 
 struct CapturedGenerator {
@@ -123,15 +84,9 @@ class Capture {
     return under_way_.load(std::memory_order_relaxed) == 0 ? nullptr : find_forbidding(device);
   }
 
-  // Work for a stream that is in this capture.
-  void launch(
-      c10::Stream stream, std::shared_ptr<const CompiledKernel> kernel, const LaunchSize& size,
-      c10::ArrayRef<KernelArgument> arguments, c10::ArrayRef<RandomNumber> random = {});
-  void call_on_queue(
-      c10::Stream stream, std::shared_ptr<const QueueFunction> function, std::string caller,
-      c10::ArrayRef<KernelArgument> arguments, c10::ArrayRef<RandomNumber> random = {});
-  void copy(c10::Stream stream, CapturedCopy copy);
-  void give_to_host(c10::Stream stream, CapturedHostWork work);
+  // A command for a stream that is in this capture.
+  void add(
+      c10::Stream stream, const Command& command, c10::ArrayRef<RandomNumber> random, const c10::Storage& pinned);
   // Launches may report errors, which replays have to look for.
   void note_reporting();
   // Keeps what the work needs.
@@ -155,7 +110,6 @@ class Capture {
   static std::shared_ptr<Capture> find(c10::Stream stream);
   static std::shared_ptr<Capture> find_forbidding(c10::DeviceIndex device);
   static std::shared_ptr<Capture> numbered(uint64_t number);
-  void add(c10::Stream stream, decltype(CapturedNode::work) work);
   void check_not_failed();
 
   const uint64_t number_;

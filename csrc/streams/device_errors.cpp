@@ -44,7 +44,7 @@ std::vector<int32_t> take_words(const at::Tensor& words, c10::Stream stream) {
   const size_t bytes = words.nbytes();
   DeviceCall call(owner);
   try {
-    owner.copy(found->data(), memory, bytes, CopyKind::DeviceToHost, handle);
+    owner.submit(Copy{found->data(), memory, bytes, CopyKind::DeviceToHost}, handle);
     owner.synchronize_stream(handle);
   } catch (const std::exception&) {
     static_cast<void>(found.release()); // the device may still write there
@@ -53,7 +53,7 @@ std::vector<int32_t> take_words(const at::Tensor& words, c10::Stream stream) {
   if (found->at(0) == 0) {
     return {};
   }
-  owner.fill(memory, 0, bytes, handle);
+  owner.submit(Fill{memory, 0, bytes}, handle);
   return std::move(*found);
 }
 

@@ -3,7 +3,7 @@
 // Kernels report theirs, an index out of range or a division by zero, in a few words of device memory. The words, their
 // meaning and their text are the Python side's (torch_backplane/kernels/templates/errors.py). Here is known which streams
 // were given kernels that may write them, so that nobody else pays for reading them. What the host's part in a stream's work
-// raises (host_work.h) is kept as text.
+// raises (streams/submit.h) is kept as text.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -17,7 +17,7 @@
 namespace backplane {
 namespace {
 
-constexpr c10::StreamId kMostStreams = 1 + 2 * kStreamsPerPool + kBranchStreams; // per device, with the default one
+constexpr c10::StreamId kMostStreams = 1 + 2 * kStreamsPerPool + kBranchStreams + kMostExternalStreams; // per device, with the default one
 
 struct Entry {
   StreamHandle handle;
@@ -34,6 +34,7 @@ struct Streams {
   std::array<std::vector<c10::StreamId>, 2> pools;
   std::array<size_t, 2> handed_out{};
   std::vector<c10::StreamId> branches; // of graphs
+  int adopted = 0; // streams around others' queues
 };
 
 Streams& streams_of(c10::DeviceIndex index) {
@@ -160,6 +161,38 @@ std::optional<c10::Stream> stream_of(c10::DeviceIndex index, StreamHandle handle
   return std::nullopt;
 }
 
+std::optional<c10::Stream> external_stream(c10::DeviceIndex index, void* number) {
+  index = checked_index(index);
+  if (const auto found = stream_of(index, number)) {
+    return found;
+  }
+  Device& owner = device(index);
+  if (!owner.can_adopt_streams()) {
+    return std::nullopt;
+  }
+  const StreamHandle handle = owner.adopt_stream(reinterpret_cast<uintptr_t>(number));
+  if (const auto found = stream_of(index, handle)) {
+    return found;
+  }
+  Streams& streams = streams_of(index);
+  std::unique_lock<std::mutex> guard(streams.lock);
+  if (streams.adopted < kMostExternalStreams) {
+    ++streams.adopted;
+    return make(index, append(streams, handle, kLeastPriority));
+  }
+  guard.unlock();
+  owner.destroy_stream(handle);
+  TORCH_CHECK(
+      false, "bp:", static_cast<int>(index), " has ", kMostExternalStreams,
+      " external streams, which are all there may be: use those that were made before");
+}
+
+uintptr_t native_handle(c10::Stream stream) {
+  const StreamHandle handle = stream_handle(stream);
+  const GilReleased released; // kernels may have to be built first
+  return device(stream.device_index()).native_handle(handle);
+}
+
 StreamHandle stream_handle(c10::Stream stream) {
   if (const auto capture = Capture::of(stream); C10_UNLIKELY(capture != nullptr)) {
     capture->refuse("it gives work to the device that cannot be repeated");
@@ -242,7 +275,7 @@ Event* record_event(Event* event, c10::Stream stream, bool timing) {
   if (C10_UNLIKELY(capture != nullptr)) {
     event->captured = capture->point(stream);
   } else {
-    owner.record_event(event->handle, stream_handle(stream));
+    owner.submit(EventRecord{event->handle}, stream_handle(stream));
     if (event->captured != nullptr) { // the allocator's, none of which is captured, may be asked for by another thread now
       event->captured = nullptr;
     }
@@ -268,9 +301,9 @@ void block_stream(const Event* event, c10::Stream stream) {
   const StreamHandle handle = stream_handle(stream);
   Device& owner = device(event->device);
   if (event->device == stream.device_index()) {
-    owner.wait_event(event->handle, handle);
-  } else {
-    owner.synchronize_event(event->handle); // no driver can queue a wait for another driver's event
+    owner.submit(EventWait{event->handle}, handle);
+  } else if (!device(stream.device_index()).wait_for_peer(owner, event->handle, handle)) {
+    owner.synchronize_event(event->handle);
   }
   tell([&](SyncWatch& watch) { watch.waits(stream, event); });
 }

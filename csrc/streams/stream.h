@@ -1,7 +1,8 @@
 // Streams and events of all devices. c10::Stream is only a number (device, id); this table maps it to the driver's queue.
 //
 // Stream ids: 0 is the device's default stream; 1… are entries of the device's table in order of creation. Those of
-// pools and of graphs are created on first use and live as long as the process, as torch.cuda's do.
+// pools and of graphs are created on first use, those of others' queues when they are adopted; all live as long as the process,
+// as torch.cuda's do.
 #pragma once
 
 #include <c10/core/Stream.h>
@@ -15,6 +16,7 @@ namespace backplane {
 
 constexpr int kStreamsPerPool = 32;
 constexpr int kBranchStreams = 7;
+constexpr int kMostExternalStreams = 256; // per device
 // Priorities as in torch.cuda: lower numbers run first.
 constexpr int kLeastPriority = 0;
 constexpr int kGreatestPriority = -1;
@@ -27,8 +29,14 @@ c10::Stream exchange_current_stream(c10::Stream stream);
 c10::Stream pool_stream(c10::DeviceIndex index, int priority);
 // One of those that graphs give their branches to, 0 to kBranchStreams - 1: nobody else has work for them.
 c10::Stream branch_stream(c10::DeviceIndex index, int number);
-// The stream that a queue belongs to. All queues are made here, so another handle is none, and must not be followed.
+// The stream that one of our queues belongs to. Another handle must not be followed.
 std::optional<c10::Stream> stream_of(c10::DeviceIndex index, StreamHandle handle);
+
+// The stream around a queue: one of ours, or one of the hardware API's that the device adopts, and that is kept alive elsewhere.
+// nullopt: the device adopts none, and none of ours has this number.
+std::optional<c10::Stream> external_stream(c10::DeviceIndex index, void* number);
+// The hardware API's handle of the queue, which may be given work past the runtime from then on.
+uintptr_t native_handle(c10::Stream stream);
 
 // The queue, to give it work. Throws for an unknown id, and where the stream is being captured (capture.h): whoever has work
 // that can be captured asks for that first.

@@ -14,7 +14,8 @@ from agreement import DEVICE, plans_from_the_start
 
 from torch_backplane import _C
 from torch_backplane.kernels import OpenCLC, Target
-from torch_backplane.operators import attention, convolution, kernel_capabilities, linear_algebra
+from torch_backplane.operators import kernel_capabilities
+from torch_backplane.planning import costs
 
 launch = importlib.import_module("torch_backplane.planning.launch")  # the package has a function of this name
 
@@ -42,14 +43,8 @@ def target(kind: str, **figures: Any) -> Iterator[None]:
 
 @contextmanager
 def host_first() -> Iterator[None]:
-    """As if it cost nothing that the host's team takes the cores: then what it has libraries for is the host's, however
-    small, but for what it has to be woken up for.
-    """
-    with (
-        mock.patch.object(linear_algebra, "_CHANGING", 0),
-        mock.patch.object(convolution, "_CHANGING", 0),
-        mock.patch.object(attention, "_CHANGING", 0),
-    ):
+    """As if it cost nothing to begin work on the host: what it has libraries for is the host's, however small."""
+    with mock.patch.dict(costs.HOST_FROM, dict.fromkeys(costs.HOST_FROM, 0)):
         _C.advance_configuration_epoch()  # plans were made otherwise
         try:
             yield

@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from agreement import DEVICE
 
-from torch_backplane.conformance.accuracy import DRAWS, chosen, measure_one
+from torch_backplane.conformance.accuracy import DRAWS, measure_one
+from torch_backplane.conformance.accuracy_cases import chosen
 
 SAMPLE = {
     "sum of an expanded": "positive",

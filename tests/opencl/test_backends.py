@@ -20,7 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention as attend
 
 from torch_backplane import _C, plans, preferences
 from torch_backplane.operators import linear_algebra
-from torch_backplane.planning import Candidate, Candidates
+from torch_backplane.planning import Candidate, Candidates, costs
 
 
 @contextmanager
@@ -127,7 +127,7 @@ def test_a_workspace_bounds_the_parts_of_long_sums() -> None:
         settings = (None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [False, True, False])
         return torch.ops.aten.convolution_backward(grad, x, w, *settings)[1]
 
-    with target("gpu", compute_units=40):
+    with target("gpu", compute_units=40), preferences.preferring("products", "generated"):
         for function, given in ((torch.mm, (a, b)), (weight_gradient, (grad, x, w))):
             free = taken(function, *given)
             assert free > 40_000
@@ -376,7 +376,7 @@ def test_products_are_kernels_but_those_of_few_rows_and_large_ones() -> None:
             for _ in range(2):
                 close = {"atol": 1e-1, "rtol": 1e-1} if dtype == torch.bfloat16 else {"atol": 1e-4, "rtol": 1e-4}
                 torch.testing.assert_close(torch.mm(*given).cpu(), a @ b, **close)
-            on_host = not by_kernel and not linear_algebra.host_is_slow(dtype)
+            on_host = not by_kernel and not costs.host_is_slow(dtype)
             assert runs_on_host(torch.mm, *given) == on_host, (dtype, rows, depth, columns)
     x, w = torch.randn(64, 64, device=DEVICE), torch.randn(64, 64, device=DEVICE)
     for given in ((x, w.t()), (x[:16], w.t()), (x.t(), w)):

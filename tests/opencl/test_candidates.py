@@ -12,7 +12,7 @@ from targets import target
 from test_library_products import need_library
 
 from torch_backplane import plans, preferences
-from torch_backplane.planning import Candidate, Candidates, host_sees_memory
+from torch_backplane.planning import Candidate, Candidates, costs, host_sees_memory
 from torch_backplane.tuning import choosing
 
 backends: Any = torch.backends.bp  # type: ignore[attr-defined]
@@ -41,35 +41,54 @@ def takes_all(*described: Any) -> None:
 
 
 @as_it_was
-def test_the_one_that_costs_least_has_a_call_and_nobodys_measure_comes_last() -> None:
+def test_the_cheapest_candidate_runs() -> None:
     family = Candidates(
         "products",
-        Candidate("host", takes_all, cost=lambda x: 100 + x.numel()),
-        Candidate("driver", takes_all, cost=None),
-        Candidate("generated", takes_all, cost=lambda x: 4 * x.numel()),
+        Candidate("host", takes_all, cost=lambda x: 50 if x.numel() >= 34 else 200),
+        Candidate("driver", takes_all, cost=lambda x: 300),
+        Candidate("generated", takes_all),
     )
-    for size, quickest in ((5, "generated"), (50, "host"), (33, "generated"), (34, "host"), (5, "generated")):
-        assert family.choose(torch.empty(size, device=DEVICE)) == quickest
+    for size, cheapest in ((5, "generated"), (50, "host"), (33, "generated"), (34, "host"), (5, "generated")):
+        assert family.choose(torch.empty(size, device=DEVICE)) == cheapest
     with preferences.preferring("products", "driver"):
         assert family.choose(torch.empty(5, device=DEVICE)) == "driver"
-    unmeasured = Candidates(
+
+
+@as_it_was
+def test_a_library_that_states_no_cost_is_preferred_to_generated_kernels_but_on_processors() -> None:
+    x = torch.empty(5, device=DEVICE)
+    for cost in (None, lambda x: None):
+        family = Candidates(
+            "transforms",
+            Candidate("host", lambda x: "does not"),
+            Candidate("driver", takes_all, cost=cost),
+            Candidate("generated", takes_all),
+        )
+        for kind, chosen in (("gpu", "driver"), ("cpu", "generated")):
+            with target(kind):
+                assert family.choose(x) == chosen
+                with preferences.preferring("transforms", "generated"):
+                    assert family.choose(x) == "generated"
+    stated = Candidates(
         "transforms",
-        Candidate("host", lambda x: "does not", cost=lambda x: 1),
-        *(Candidate(one, takes_all, cost=None) for one in preferences.LIBRARIES["transforms"][1:]),
+        Candidate("host", lambda x: "does not"),
+        Candidate("driver", takes_all, cost=lambda x: costs.GENERATED - 1),
+        Candidate("generated", takes_all),
     )
-    assert unmeasured.choose(torch.empty(5, device=DEVICE)) == preferences.LIBRARIES["transforms"][1]
+    with target("cpu"):
+        assert stated.choose(x) == "driver"
 
 
 @as_it_was
 def test_one_that_has_no_room_leaves_a_call_to_the_next() -> None:
     family = Candidates(
         "convolutions",
-        Candidate("host", takes_all, workspace=lambda form, x: 10 * x.numel()),
+        Candidate("host", takes_all, cost=lambda x: 0, workspace=lambda form, x: 10 * x.numel()),
         Candidate(
             "generated",
             takes_all,
             forms=lambda x: ["wide", "narrow"],
-            cost=lambda x: 1,
+            cost=lambda x: 200,
             workspace=lambda form, x: {"": 2, "wide": 8, "narrow": 4}[form] * x.numel(),
         ),
     )
@@ -156,6 +175,6 @@ def test_a_drivers_library_is_left_where_copies_do_not_fit() -> None:
         preferences.set_workspace(limit)
         given = a.to(DEVICE)[:, : 6 * gaps : gaps], b.to(DEVICE)
         torch.testing.assert_close(torch.mm(*given).cpu(), a[:, : 6 * gaps : gaps] @ b, atol=1e-4, rtol=1e-4)
-        called = "call CLBlast's product" in plans.explain(torch.mm, *given)
+        called = "call CLBlast matmul" in plans.explain(torch.mm, *given)
         assert called == (limit != 5 * 6 * 4 - 1), limit
     assert set(backends.without_workspace()) == {"products: driver"}

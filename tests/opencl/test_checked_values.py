@@ -127,7 +127,7 @@ def test_a_result_of_good_values_is_waited_for_once() -> None:
         pytest.skip(
             "the host does not see the device's memory: what the device has written down is copied, and waited for"
         )
-    from torch_backplane.drivers.opencl_device import Stream
+    from torch_backplane.drivers.opencl.device import Stream
 
     table = torch.arange(12.0, device=DEVICE).reshape(4, 3)
     good, bad = torch.tensor([0, 3], device=DEVICE), torch.tensor([0, 4], device=DEVICE)

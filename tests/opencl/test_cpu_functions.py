@@ -1,4 +1,4 @@
-"""Functions that CPUs behind OpenCL get from us (kernels/dialects/cpu_functions.py), against float64."""
+"""Functions that CPUs behind OpenCL get from us (kernels/cpu/functions.py), against float64."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from kernel_runners import launch, opencl
 from targets import launch as launching
 
 from torch_backplane.kernels import OpenCLC, Target, functions, geometry, pointwise
+from torch_backplane.kernels.cpu.functions import BRANCHLESS, definitions, needs_float64
 from torch_backplane.kernels.dialects.base import LIBRARY
-from torch_backplane.kernels.dialects.cpu_functions import BRANCHLESS, definitions, needs_float64
 
 # By PyTorch's names, and the operations' here.
 OPERATIONS = {library: operation for operation, library in LIBRARY.items()} | {"fmod": "fmod"}

@@ -11,7 +11,7 @@ from agreement import DEVICE
 from test_host_work import needs_sight
 
 from torch_backplane import plans, preferences
-from torch_backplane.operators.linear_algebra import host_is_slow
+from torch_backplane.planning.costs import host_is_slow
 
 # The operator, the shape of the weight, and its settings, for images of 4 channels.
 CASES: dict[str, tuple[Any, tuple[int, ...], dict[str, Any]]] = {

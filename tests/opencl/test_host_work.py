@@ -15,8 +15,8 @@ import torch
 from agreement import DEVICE, plans_from_the_start
 
 from torch_backplane import _C, plans, preferences
-from torch_backplane.operators.linear_algebra import host_is_slow
-from torch_backplane.planning import Call, LibraryFunction, call_on_cpu, host_sees_memory, operator
+from torch_backplane.planning import Call, LibraryFunction, call_on_cpu, host_sees_memory, operator, random_numbers
+from torch_backplane.planning.costs import host_is_slow
 
 aten = torch.ops.aten
 LIBRARY = torch.library.Library("backplane_host_work", "FRAGMENT")  # kept: planners are declared for good
@@ -379,3 +379,40 @@ def test_a_device_whose_memory_the_host_does_not_see_refuses() -> None:
     with pytest.raises(RuntimeError, match="the host does not see the memory of bp:0"):
         call_on_cpu(aten.mm.out, x, x, out=x)
     assert torch.equal((x @ x).cpu(), torch.full((2, 2), 2.0))  # by a kernel
+
+
+def test_a_graph_gives_host_callbacks_the_random_numbers_of_each_replay() -> None:
+    needs_sight()
+    seen: list[tuple[int, int]] = []
+
+    @ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
+    def note(seed: int, offset: int, memory: int) -> None:
+        seen.append((seed, offset))
+
+    function = LibraryFunction("note", note, int, int, torch.Tensor)
+
+    def planner(call: Call, x: torch.Tensor) -> torch.Tensor:
+        result = x.clone()
+        function(*random_numbers(4), result)
+        return result
+
+    noted = defined("(Tensor x) -> Tensor", planner)
+    torch.manual_seed(7)
+    with plans_from_the_start():
+        for size in (3, 5, 3):
+            noted(torch.ones(size, device=DEVICE))
+        torch.bp.synchronize()
+        step = seen[1][1] - seen[0][1]
+        assert step > 0
+        assert seen == [(7, i * step) for i in range(3)]
+        seen.clear()
+        graph, x = torch.bp.Graph(), torch.ones(4, device=DEVICE)
+        with torch.bp.graph(graph):
+            noted(x)
+            noted(x)
+        assert seen == []
+        for _ in range(2):
+            graph.replay()
+        noted(x)
+        torch.bp.synchronize()
+    assert seen == [(7, i * step) for i in range(3, 8)]

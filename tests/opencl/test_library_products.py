@@ -18,19 +18,17 @@ from agreement import DEVICE, agrees, plans_from_the_start, refused_alike
 from test_tunable import Times, anew, tunable
 
 from torch_backplane import _C, drivers, plans, preferences
-from torch_backplane.drivers import ProductLibrary, clblast
+from torch_backplane.drivers import Library, Routine
+from torch_backplane.drivers.libraries import routines_of
+from torch_backplane.drivers.opencl.libraries import clblast
 from torch_backplane.operators import library_products, linear_algebra
-from torch_backplane.planning import QueueFunction
 
-LIBRARY = "torch_backplane.operators.library_products._function"
 LOOSE = {"atol": 1e-4, "rtol": 1e-5}
 
 
-def need_library() -> ProductLibrary:
-    library = drivers.device(0).product_library
-    if library is None:
+def need_library() -> None:
+    if not any(routines_of(drivers.device(0), "matmul")):
         pytest.skip("CLBlast is not installed (Debian: libclblast1)")
-    return library
 
 
 @contextmanager
@@ -47,7 +45,7 @@ preferred = _preferred()
 def called(function: Callable[..., Any], *arguments: Any) -> bool:
     """Whether the library computes it."""
     with plans_from_the_start():
-        return "call CLBlast's product" in plans.explain(function, *arguments)
+        return "call CLBlast matmul" in plans.explain(function, *arguments)
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -136,7 +134,7 @@ with torch.backends.bp.verbose(1):
     torch.bp.synchronize()
 """
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=True)
-    call = re.escape("driver CLBlast's product(1, 0, 1, 8, 7, 9, 7, 9, 7, 0, 0, 0, 0, 0), given to the queue")
+    call = re.escape("driver CLBlast matmul(1, 0, 1, 8, 7, 9, 7, 9, 7, 0, 0, 0, 0, 0), given to the queue")
     assert re.fullmatch(rf"backplane: bp:0 {call}: \d+\.\d+ ms\n", ran.stdout), ran.stdout
 
 
@@ -150,17 +148,17 @@ def test_it_is_asked_for() -> None:
 
 
 def test_a_library_that_fails_is_left_out_with_one_warning() -> None:
-    need_library()
 
     @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64)
     def fails(*arguments: Any) -> int:
         return -1011
 
-    parameters = ("output", "input", "input", torch.float32, torch.float32, *[torch.int64] * 12)
-    function = QueueFunction("a product", fails, *parameters, explain=lambda status: "no room")
+    address = ctypes.cast(fails, ctypes.c_void_p).value or 0
+    routine = Routine(addresses={torch.float32: address})
+    library = Library(name="a toy", routines={"matmul": routine}, explain=lambda status: "no room")
     a, b = random(5, 4), random(4, 6)
     try:
-        with mock.patch(LIBRARY, return_value=function), preferences.preferring("products", "driver"):
+        with mock.patch.object(drivers.device(0), "libraries", [library]), preferences.preferring("products", "driver"):
             with pytest.warns(UserWarning, match=r"products go on without the driver's library: .*no room"):
                 found = a.to(DEVICE) @ b.to(DEVICE)
             torch.testing.assert_close(found.cpu(), a @ b, **LOOSE)
@@ -177,7 +175,8 @@ def test_a_library_that_fails_is_left_out_with_one_warning() -> None:
 @anew
 def test_it_is_among_those_that_are_timed() -> None:
     device = drivers.device(0)
-    with mock.patch.object(device, "product_library", clblast.products()):
+    library = clblast.library()
+    with mock.patch.object(device, "libraries", [library] if library else []):
         need_library()
         Times("products", driver=1.0, host=2.0, generated=3.0)
         tunable.enable()
@@ -193,10 +192,10 @@ def test_a_preference_that_no_device_can_follow_is_a_warning() -> None:
     try:
         with ExitStack() as stack:
             for device in devices:
-                stack.enter_context(mock.patch.object(device, "product_library", None, create=True))
+                stack.enter_context(mock.patch.object(device, "libraries", (), create=True))
             with pytest.warns(UserWarning, match="no driver has brought a library of matrix products"):
                 assert blas("driver") == "driver"
-        if devices[0].product_library is not None:
+        if any(routines_of(devices[0], "matmul")):
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
                 blas("driver")

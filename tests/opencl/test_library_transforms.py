@@ -22,7 +22,8 @@ from test_spectral_ops import COMPLEX, NORMS, close_to_doubles
 from test_tunable import Times, anew, tunable
 
 from torch_backplane import _C, drivers, plans, preferences
-from torch_backplane.drivers import TransformLibrary, vkfft
+from torch_backplane.drivers import Library, Routine
+from torch_backplane.drivers.opencl.libraries import vkfft
 from torch_backplane.operators import library_transforms, spectral_ops
 
 cl = pytest.importorskip("pyopencl")
@@ -39,7 +40,7 @@ class Argument(ctypes.Structure):
 
 
 def _toy(dtype: torch.dtype) -> Any:
-    """TransformLibrary's function, by PyTorch on the CPU, with copies."""
+    """The routine, by PyTorch on the CPU, with copies."""
 
     @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(Argument), ctypes.c_uint64)
     def toy(queue: int, arguments: Any, count: int) -> int:
@@ -84,25 +85,34 @@ def _bytes(tensor: torch.Tensor) -> memoryview:
 
 
 TOYS = {dtype: _toy(dtype) for dtype in COMPLEX}
-TOY = TransformLibrary(
-    name="Toy",
-    transforms={dtype: ctypes.cast(toy, ctypes.c_void_p).value or 0 for dtype, toy in TOYS.items()},
-    explain=lambda status: "the contract is broken",
-)
+ADDRESSES = {dtype: ctypes.cast(toy, ctypes.c_void_p).value or 0 for dtype, toy in TOYS.items()}
 
 
-def need_library() -> TransformLibrary:
-    library = vkfft.transforms(cl._cl.__file__, drivers.device(0).properties.kind == "cpu")
+def holding(name: str, addresses: dict[torch.dtype, int], explanation: str = "?", **queries: Any) -> Library:
+    routine = Routine(addresses=addresses, **queries)
+    return Library(name=name, routines={"fft": routine}, explain=lambda status: explanation)
+
+
+TOY = holding("Toy", ADDRESSES, "the contract is broken")
+
+
+def narrow(most: int) -> Library:
+    """A call would be one of the address 1."""
+    guard = lambda dtype, inner, **rest: None if inner <= most else "refuses"  # noqa: E731
+    return holding("Narrow", {torch.float32: 1}, guard=guard)
+
+
+def need_library() -> Library:
+    library = vkfft.library(cl._cl.__file__, drivers.device(0).properties.kind == "cpu")
     if library is None:
         pytest.skip("pyvkfft is not installed, or in no version that is known")
     return library
 
 
 @contextmanager
-def having(library: TransformLibrary | None, preferred: str = "driver") -> Iterator[None]:
+def having(library: Library | None, preferred: str = "driver") -> Iterator[None]:
     """The device has it. That it fails, and others go on, is an error."""
-    library_transforms._function.cache_clear()
-    with mock.patch.object(drivers.device(0), "transform_library", library), warnings.catch_warnings():
+    with mock.patch.object(drivers.device(0), "libraries", [library] if library else []), warnings.catch_warnings():
         warnings.filterwarnings("error", "transforms go on without")
         _C.advance_configuration_epoch()
         try:
@@ -110,7 +120,6 @@ def having(library: TransformLibrary | None, preferred: str = "driver") -> Itera
                 yield
         finally:
             spectral_ops.transforms._failed.clear()
-            library_transforms._function.cache_clear()
             _C.advance_configuration_epoch()
 
 
@@ -121,7 +130,7 @@ def computing(name: str) -> Any:
 def called(function: Callable[..., Any], *arguments: Any) -> bool:
     """Whether the library computes it."""
     with plans_from_the_start():
-        return "'s transform at" in plans.explain(function, *arguments)
+        return " fft at" in plans.explain(function, *arguments)
 
 
 def random(*shape: int, dtype: torch.dtype = torch.complex64) -> torch.Tensor:
@@ -235,16 +244,15 @@ def test_what_it_does_not_take_goes_on(name: str) -> None:
         agrees(lambda x: torch.fft.irfft(x, 1), random(3, 1))
         assert torch.fft.fft(random(0, 6).to(DEVICE)).shape == (0, 6)
     x = random(3, 4).to(DEVICE)
-    narrow = partial(TransformLibrary, name="Narrow", transforms={torch.float32: 1})
-    for library in (narrow(most_bytes=3 * 4 * 8 - 1), narrow(most_elements=3)):
-        with having(library):
-            close_to_doubles(torch.fft.fft, random(3, 4))  # a call would be one of the address 1
-            assert not called(torch.fft.fft, x)
-    with having(narrow()):
+    with having(narrow(3)):
+        close_to_doubles(torch.fft.fft, random(3, 4))
+        assert not called(torch.fft.fft, x)
+        assert library_transforms.why_not(x, x, [1], False) == "(Narrow) refuses"
+    with having(narrow(4)):
         if torch.float64 in had((torch.float64,)):
             agrees(torch.fft.fft, random(3, 4, dtype=torch.complex128))
             wide = x.to(torch.complex128)
-            assert "(Narrow) has no complex128" in str(library_transforms.why_not(wide, wide, [1]))
+            assert "(Narrow) has no float64" in str(library_transforms.why_not(wide, wide, [1], False))
 
 
 @both
@@ -317,7 +325,7 @@ def test_a_library_that_fails_is_left_out_with_one_warning() -> None:
         return 4001
 
     address = ctypes.cast(fails, ctypes.c_void_p).value or 0
-    library = TransformLibrary(name="a toy", transforms={torch.float32: address}, explain=lambda status: "no room")
+    library = holding("a toy", {torch.float32: address}, "no room")
     x = random(3, 20)
     with having(library):
         with warnings.catch_warnings(record=True) as said:
@@ -344,8 +352,7 @@ def test_it_is_among_those_that_are_timed() -> None:
 @anew
 def test_it_is_not_among_those_that_are_timed_where_it_does_not_take_a_call() -> None:
     """A trial by its name would be one of kernels."""
-    narrow = TransformLibrary(name="Narrow", transforms={torch.float32: 1}, most_elements=3)
-    with having(narrow, "default"):
+    with having(narrow(3), "default"):
         timed = Times("transforms", driver=1.0, host=2.0, generated=3.0)
         tunable.enable()
         torch.fft.fft(random(5, 12).to(DEVICE))
@@ -360,10 +367,10 @@ def test_a_preference_that_no_device_can_follow_is_a_warning() -> None:
     try:
         with ExitStack() as stack:
             for device in devices:
-                stack.enter_context(mock.patch.object(device, "transform_library", None, create=True))
+                stack.enter_context(mock.patch.object(device, "libraries", (), create=True))
             with pytest.warns(UserWarning, match="no driver has brought a library of Fourier transforms"):
                 assert prefer("driver") == "driver"
-        with mock.patch.object(devices[0], "transform_library", TOY), warnings.catch_warnings():
+        with mock.patch.object(devices[0], "libraries", [TOY]), warnings.catch_warnings():
             warnings.simplefilter("error")
             assert prefer("driver") == "driver"
         with pytest.raises(ValueError, match="no library 'cufft': accepted are default, host, driver, generated"):
@@ -401,6 +408,17 @@ def test_plans_of_the_library_are_kept_up_to_a_number() -> None:
             assert cache.max_size == 0
         finally:
             cache.max_size = before
+
+
+def test_vkfft_says_what_it_does_not_take() -> None:
+    sizes = {"inverse": 0, "batch": 2, "outer": 1, "middle": 1}
+    guard = partial(vkfft._guard, 128, torch.float32, **sizes)
+    assert guard(kind=0, inner=128) is None
+    assert guard(kind=0, inner=129) == "transforms along up to 128 elements"
+    for kind, most in ((0, 2**28 - 1), (1, 2**29 - 3), (2, 2**29 - 3)):
+        unlimited = partial(vkfft._guard, 2**63 - 1, torch.float32, kind, **sizes)
+        assert unlimited(inner=most) is None
+        assert unlimited(inner=most + 2) == f"transforms up to {2**32 - 1} bytes"
 
 
 def test_only_known_versions_are_loaded() -> None:

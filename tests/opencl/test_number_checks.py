@@ -24,10 +24,10 @@ ASYNCHRONOUS = ("div", "fmod", "remainder", "floor_divide")
 
 def plain_calls() -> Iterator[tuple[str, Callable[..., Any], list[Any], int]]:
     """(description, function of positional arguments, arguments, which of them is a number that is passed through)."""
-    from torch_backplane.planning import declare
+    from torch_backplane.planning import declare, registry
 
     torch.bp.init()
-    for name, numbers in sorted(declare.passed.items()):
+    for name, numbers in sorted(registry.passed.items()):
         overload = declare.find(name.removeprefix("aten::"))
         call = by_position(overload)
         for dtype in (torch.float32, torch.int64, torch.uint8):

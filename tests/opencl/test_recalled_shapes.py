@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from torch_backplane import plans
 from torch_backplane.planning.call import Call, Form
-from torch_backplane.planning.declare import planned
+from torch_backplane.planning.registry import planned
 
 shape_rules = importlib.import_module("torch_backplane.planning.shape_rules")
 

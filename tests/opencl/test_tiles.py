@@ -31,7 +31,7 @@ TARGETS: dict[str, dict[str, Any]] = {
 
 def tile(out: torch.Tensor, *inputs: torch.Tensor, dialect: OpenCLC = GPU) -> tuple[int, ...]:
     """The dimension, width and height; () where there is none."""
-    return pointwise_geometry([out], list(inputs), [], 4, dialect)[0][5]
+    return pointwise_geometry([out], list(inputs), [], 4, dialect)[0][4]
 
 
 def numbers(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -209,4 +209,4 @@ def test_indices_of_64_bits() -> None:
     out = torch.empty(0, dtype=torch.int8, device="meta").as_strided((64, 64), (64, 1))
     found = pointwise_geometry([out], [far], [], 4, GPU)[0]
     assert found[2]
-    assert found[5] == (1, 64, 64)
+    assert found[4] == (1, 64, 64)

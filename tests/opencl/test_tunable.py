@@ -43,8 +43,7 @@ def _anew() -> Iterator[None]:
         host_first(),
         mock.patch.multiple(context, _set=dict(context._set), **plain),
         mock.patch.object(Clock, "milliseconds", Clock.milliseconds),
-        mock.patch.object(drivers.device(0), "product_library", None),
-        mock.patch.object(drivers.device(0), "transform_library", None),
+        mock.patch.object(drivers.device(0), "libraries", ()),
     ):
         os.chdir(folder)
         try:

@@ -24,11 +24,9 @@ def _get_device_index(device: Any, optional: bool = False, allow_cpu: bool = Fal
         ValueError: a device of another type, or no index where one is needed.
         TypeError: none of these.
     """
-    from torch_backplane.accelerator.devices import device as device_context
-
     if isinstance(device, int):
         return device
-    if isinstance(device, device_context):
+    if isinstance(device, _DeviceContext):
         return device.idx
     if isinstance(device, str):
         device = torch.device(device)
@@ -44,3 +42,24 @@ def _get_device_index(device: Any, optional: bool = False, allow_cpu: bool = Fal
     if not optional:
         raise ValueError(f"Expected a torch.device with a specified index or an integer, but got: {device}")
     return _C.current_device()
+
+
+class device:
+    """Context manager that makes a device the current one.
+
+    Args:
+        device: a torch.device, a string, an index or None (the current device). A negative index changes nothing.
+    """
+
+    def __init__(self, device: Any) -> None:
+        self.idx = _get_device_index(device, optional=True)
+        self.prev_idx = -1
+
+    def __enter__(self) -> None:
+        self.prev_idx = _C.exchange_device(self.idx)
+
+    def __exit__(self, type: Any, value: Any, traceback: Any) -> None:
+        _C.exchange_device(self.prev_idx)
+
+
+_DeviceContext = device  # functions have an argument of that name

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torch_backplane import _C, drivers
-from torch_backplane.accelerator._utils import DeviceLike, _get_device_index
+from torch_backplane.accelerator._utils import DeviceLike, _get_device_index, device
 from torch_backplane.accelerator.initialization import _lazy_init
 
 
@@ -44,24 +44,6 @@ def set_device(device: DeviceLike) -> None:
         _C.set_device(index)
 
 
-class device:
-    """Context manager that makes a device the current one.
-
-    Args:
-        device: a torch.device, a string, an index or None (the current device). A negative index changes nothing.
-    """
-
-    def __init__(self, device: Any) -> None:
-        self.idx = _get_device_index(device, optional=True)
-        self.prev_idx = -1
-
-    def __enter__(self) -> None:
-        self.prev_idx = _C.exchange_device(self.idx)
-
-    def __exit__(self, type: Any, value: Any, traceback: Any) -> None:
-        _C.exchange_device(self.prev_idx)
-
-
 class device_of(device):
     """Context manager that makes the device of a tensor or storage the current one; nothing for one elsewhere."""
 
@@ -79,13 +61,27 @@ def _checked(device: DeviceLike, name: str) -> int:
 
 
 def get_device_properties(device: DeviceLike = None) -> _C.DeviceProperties:
-    """What the device says of itself: driver, name, total_memory (bytes), host_accessible, compute_units (also under
-    torch.cuda's name multi_processor_count), major, minor, dtypes.
+    """What the device says of itself: driver, name, total_memory (bytes), address_space, host_accessible, compute_units
+    (also under torch.cuda's name multi_processor_count), major, minor, dtypes.
 
     Raises:
         AssertionError: there is no such device.
     """
     return _C.device_properties(_checked(device, "device"))
+
+
+def native_context(device: DeviceLike = None) -> int:
+    """The hardware API's handle of the device's context (a cl_context, a CUcontext), for other libraries.
+
+    Raises:
+        NotImplementedError: the device has none, or its driver does not tell.
+    """
+    index = _checked(device, "device")
+    context = getattr(drivers.device(index), "native_context", None)
+    if context is None:
+        driver = _C.device_properties(index).driver
+        raise NotImplementedError(f"bp:{index} has no native context: the driver {driver} sets no native_context")
+    return context
 
 
 def get_device_name(device: DeviceLike = None) -> str:

@@ -48,6 +48,17 @@ class Stream(torch.Stream):
         return _C.stream_handle(self.device_index, self.stream_id)
 
     @property
+    def native_handle(self) -> int:
+        """The hardware API's handle of this queue (a cl_command_queue, a CUstream), for work that other libraries give
+        it. All that was submitted before is in the queue.
+
+        Raises:
+            NotImplementedError: the device's driver has no native handles.
+            RuntimeError: the stream is being captured.
+        """
+        return _C.native_handle(self.device_index, self.stream_id)
+
+    @property
     def priority(self) -> int:
         """0, or -1 for a stream whose work should run first."""
         return _C.stream_priority(self.device_index, self.stream_id)
@@ -101,12 +112,17 @@ class Stream(torch.Stream):
 
 
 class ExternalStream(Stream):
-    """A stream around a queue of the runtime's that is kept alive elsewhere.
+    """A stream around a queue that is kept alive elsewhere.
 
     Args:
-        stream_ptr: the queue as an integer: a Stream's `bp_stream`. The runtime makes all queues, so any other number
-            is a RuntimeError.
+        stream_ptr: the queue as an integer: a handle of the hardware's API, where the device's driver adopts such
+            queues, or a Stream's `bp_stream`. The handle of a queue that does not exist any more is undefined
+            behaviour, as with torch.cuda.
         device: where the queue was made.
+
+    Raises:
+        RuntimeError: the number is no `bp_stream`, and the driver adopts no queues.
+        ValueError: the driver says that it is no queue, or one of another context or device.
     """
 
     def __new__(cls, stream_ptr: int, device: DeviceLike = None, **kwargs: int) -> ExternalStream:
@@ -121,31 +137,68 @@ class Event(torch.Event):
     Args:
         enable_timing: measure time.
         blocking: accepted for torch.cuda's sake; `synchronize` always sleeps and never spins.
-        interprocess: must be False.
+        interprocess: other processes may wait for it, by `ipc_handle`. Such an event measures no time.
         external: must be False.
 
     Raises:
-        NotImplementedError: interprocess (no driver shares events between processes), or external (those that a replay
-            of a graph records).
+        NotImplementedError: interprocess, where the drivers of all devices lack the INTERPROCESS functions, or external
+            (those that a replay of a graph records).
+        ValueError: interprocess and enable_timing.
     """
+
+    _interprocess = False
 
     def __new__(
         cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False
     ) -> Event:
+        if interprocess and enable_timing:
+            raise ValueError("events that are shared between processes measure no time: enable_timing must be False")
         if interprocess:
-            raise NotImplementedError("bp events cannot be shared between processes: no driver can export one")
+            cls._check_shared()
         if external:
             raise NotImplementedError("events that are recorded in the middle of a graph's replay: no driver has them")
-        return super().__new__(cls, torch.device("bp"), enable_timing=enable_timing, blocking=blocking)
+        event = super().__new__(cls, torch.device("bp"), enable_timing=enable_timing, blocking=blocking)
+        event._interprocess = interprocess
+        return event
+
+    @staticmethod
+    def _check_shared() -> None:
+        if not any(map(_C.shares_between_processes, range(_C.device_count()))):
+            raise NotImplementedError(
+                "bp events cannot be shared between processes: no device's driver has the INTERPROCESS functions"
+            )
 
     @classmethod
     def from_ipc_handle(cls, device: Any, handle: bytes) -> Event:
-        """Raises NotImplementedError: bp events cannot be shared between processes."""
-        raise NotImplementedError("bp events cannot be shared between processes: no driver can import one")
+        """The event of another process that `ipc_handle` there gave a handle of.
+
+        Raises:
+            NotImplementedError: the device's driver lacks the INTERPROCESS functions.
+        """
+        index = _get_device_index(device, optional=True)
+        event = super().__new__(cls, torch.device("bp"))
+        event._interprocess = True
+        _C.import_event(event, index, handle)
+        return event
 
     def ipc_handle(self) -> bytes:
-        """Raises NotImplementedError: bp events cannot be shared between processes."""
-        raise NotImplementedError("bp events cannot be shared between processes: no driver can export one")
+        """64 bytes by which another process opens this event (`from_ipc_handle`). Record it before that process waits.
+
+        An event that was never recorded becomes one of the current device.
+
+        Raises:
+            NotImplementedError: the device's driver lacks the INTERPROCESS functions.
+            RuntimeError: the event was made without interprocess=True.
+        """
+        self._check_shared()
+        if not self._interprocess:
+            raise RuntimeError("only events that are made with interprocess=True have an ipc_handle()")
+        self._share(-1)
+        return _C.export_event(self)
+
+    def _share(self, index: int) -> None:
+        if not self.event_id:
+            _C.make_shared_event(self, index)
 
     def record(self, stream: Stream | torch.Stream | None = None) -> None:
         """Put the mark behind all work that `stream` (None: the current one) has been given.
@@ -153,7 +206,10 @@ class Event(torch.Event):
         Raises:
             RuntimeError: the event was recorded on another device before.
         """
-        super().record(current_stream() if stream is None else _check_stream(stream))
+        stream = current_stream() if stream is None else _check_stream(stream)
+        if self._interprocess:
+            self._share(stream.device_index)
+        super().record(stream)
 
     def wait(self, stream: Stream | torch.Stream | None = None) -> None:
         """Let work that `stream` (None: the current one) is given from now on wait for the mark.

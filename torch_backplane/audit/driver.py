@@ -1,52 +1,41 @@
-"""A device of the audit for each target: its memory is the host's, and runtime.cpp runs and counts its launches."""
+"""A device of the audit for each target: the interpreter runs its launches, and observer.h counts them."""
 
 from __future__ import annotations
 
 import ctypes
-import re
-import threading
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import ClassVar
 
-from torch_backplane.audit.compiler import built, runtime
-from torch_backplane.audit.dialect import AuditC
 from torch_backplane.audit.model import LOCAL_BANKS, MOST_RECORDS, SAMPLED_GROUPS, SECTOR_BYTES, cache_bytes
-from torch_backplane.drivers import Device, DeviceProperties, NativeLauncher
+from torch_backplane.drivers import DeviceProperties
 from torch_backplane.drivers.base import ALL_DTYPES, FLOAT64_DTYPES
+from torch_backplane.interpreter.cuda_cpp import CudaCpp
+from torch_backplane.interpreter.device import InterpreterDevice
+from torch_backplane.interpreter.library import Interpreter, integers
 from torch_backplane.kernels.modelled import Modelled
 
 # Which groups of a launch compute.
 ALL, SAMPLES, NONE = "all", "those that are looked at", "none"
 
-_LOCAL_RANGE = """
-extern char __start_local_memory[] __attribute__((weak, visibility("hidden")));
-extern char __stop_local_memory[] __attribute__((weak, visibility("hidden")));
-void* backplane_audit_local_memory(int end) { return end ? __stop_local_memory : __start_local_memory; }
-"""
-
-
-def _whole(*names: str) -> list[tuple[str, Any]]:
-    return [(name, ctypes.c_uint64) for name in names]
+LANGUAGE = CudaCpp()
 
 
 class _Settings(ctypes.Structure):
-    _fields_: ClassVar = _whole(
+    _fields_: ClassVar = integers(
         "subgroup", "sector", "cache_sectors", "banks", "samples", "most_records", "counts", "computes"
     )
 
 
-class _Kernel(ctypes.Structure):
-    _fields_: ClassVar = _whole("run", "has_barriers", "local_begin", "local_end", "number")
-
-
 class _Operand(ctypes.Structure):
-    _fields_: ClassVar = [("sectors", ctypes.c_double), *_whole("first", "last", "samples")]
+    _fields_: ClassVar = [("sectors", ctypes.c_double), *integers("first", "last", "samples")]
 
 
-# Figures of a launch that are as runtime.cpp has them.
-_COUNTS = ("groups", "sampled", "chain", "chain_global", "barriers", "divergent")
+# Figures of a launch that are as observer.h has them.
+_COUNTS = ("group", "groups", "sampled", "chain", "chain_global", "barriers", "divergent")
 _SUMS = (
     *("accesses", "local_accesses", "requests", "sectors", "least_sectors"),
     *("local_turns", "least_local_turns"),
@@ -55,12 +44,9 @@ _SUMS = (
 
 class _Summary(ctypes.Structure):
     _fields_: ClassVar = [
-        *_whole("kernel", "bytes"),
-        ("items", ctypes.c_uint64 * 3),
-        ("group", ctypes.c_uint64 * 3),
-        *_whole(*_COUNTS),
+        *integers("kernel", "bytes", *_COUNTS),
         *((name, ctypes.c_double) for name in _SUMS),
-        *_whole("operands"),
+        *integers("operands"),
         ("operand", _Operand * 64),
     ]
 
@@ -110,40 +96,20 @@ class Launch:
     bytes: int = 0
 
 
-class Kernels:
-    """Those that are built, whichever device they are for."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[str, str], _Kernel] = {}
-        self._names: list[str] = [""]
-        self._local: list[int] = [0]
-        self._libraries: list[ctypes.CDLL] = []
-        self._lock = threading.Lock()
-
-    def get(self, text: str, entry: str) -> _Kernel:
-        key = text, entry
-        with self._lock:
-            if key in self._known:
-                return self._known[key]
-        library = built(text + _LOCAL_RANGE)
-        local = library.backplane_audit_local_memory
-        local.restype = ctypes.c_void_p
-        waits = re.search(r"\bBARRIER\b", re.sub(r"^#define BARRIER .*$", "", text, flags=re.MULTILINE)) is not None
-        with self._lock:
-            kernel = _Kernel(_address(library[entry]), waits, local(0) or 0, local(1) or 0, len(self._names))
-            self._names.append(entry)
-            self._local.append(kernel.local_end - kernel.local_begin)
-            self._libraries.append(library)
-            return self._known.setdefault(key, kernel)
-
-    def name(self, number: int) -> str:
-        return self._names[number]
-
-    def local_bytes(self, number: int) -> int:
-        return self._local[number]
-
-
-KERNELS = Kernels()
+@functools.cache
+def interpreter() -> Interpreter:
+    """With the audit's observer; one for all devices, so that each text is built once."""
+    which = ctypes.c_uint64
+    prototypes = {
+        "audit_set": (None, [ctypes.POINTER(_Settings)]),
+        "audit_count": (which, []),
+        "audit_get": (ctypes.POINTER(_Summary), [which]),
+        "audit_sizes": (which, [which]),
+    }
+    made = Interpreter("audit", Path(__file__).with_name("observer.h"), LANGUAGE, prototypes)
+    for number, structure in enumerate((_Settings, _Summary)):
+        assert made.functions.audit_sizes(number) == ctypes.sizeof(structure)
+    return made
 
 
 def _sectors(first: int, last: int) -> int:
@@ -151,73 +117,23 @@ def _sectors(first: int, last: int) -> int:
     return -(-last // SECTOR_BYTES) - first // SECTOR_BYTES
 
 
-class Segment:
-    def __init__(self, address: int, nbytes: int) -> None:
-        self.address, self.nbytes = address, nbytes
-
-
-def _address(function: Any) -> int:
-    return ctypes.cast(function, ctypes.c_void_p).value or 0
-
-
-class AuditDevice(Device):
-    """Synchronous, and of the size that it likes."""
+class AuditDevice(InterpreterDevice):
+    """Of the size that it likes."""
 
     def __init__(self, modelled: Modelled) -> None:
         target = modelled.target
         self.modelled = modelled
-        self.properties = DeviceProperties(
+        properties = DeviceProperties(
             name=modelled.name,
             total_memory=1 << 36,
             dtypes=[one for one in ALL_DTYPES if target.float64 or one not in FLOAT64_DTYPES],
             compute_units=target.compute_units,
-            dialect=AuditC,
+            dialect=LANGUAGE.name,
             kind="gpu",
             target=target,
             software="audit",
         )
-        library = runtime()
-        library.backplane_audit_allocate.restype = ctypes.c_void_p
-        library.backplane_audit_allocate.argtypes = [ctypes.c_uint64]
-        library.backplane_audit_free.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
-        library.backplane_audit_count.restype = ctypes.c_uint64
-        library.backplane_audit_get.restype = ctypes.POINTER(_Summary)
-        library.backplane_audit_get.argtypes = [ctypes.c_uint64]
-        library.backplane_audit_sizes.restype = ctypes.c_uint64
-        for which, structure in enumerate((_Settings, _Kernel, _Summary)):
-            assert library.backplane_audit_sizes(ctypes.c_uint64(which)) == ctypes.sizeof(structure)
-        self._library = library
-        functions = {name: _address(library[f"backplane_audit_{name}"]) for name in ("launch", "copy", "fill", "flush")}
-        self.native_launcher = NativeLauncher(api="c", functions=functions)
-
-    def allocate(self, nbytes: int) -> Segment:
-        address = self._library.backplane_audit_allocate(nbytes)
-        if not address:
-            raise MemoryError(f"the host has no {nbytes:,} bytes")
-        return Segment(address, nbytes)
-
-    def free(self, handle: Segment) -> None:
-        self._library.backplane_audit_free(handle.address, handle.nbytes)
-
-    def copy_in(self, handle: Segment, offset: int, host_memory: memoryview, stream: object) -> None:
-        place = (ctypes.c_char * len(host_memory)).from_address(handle.address + offset)
-        memoryview(place).cast("B")[:] = host_memory
-
-    def copy_out(self, handle: Segment, offset: int, host_memory: memoryview, stream: object) -> None:
-        place = (ctypes.c_char * len(host_memory)).from_address(handle.address + offset)
-        host_memory[:] = memoryview(place).cast("B")
-
-    def compile(self, text: str, entry: str) -> object:
-        return KERNELS.get(text, entry)
-
-    def native_kernel(self, kernel: Any) -> int:
-        return ctypes.addressof(kernel)
-
-    def native_stream(self, stream: object) -> int:
-        return id(stream)
-
-    def native_segment(self, handle: Segment) -> int:
-        return handle.address
+        super().__init__(interpreter(), properties)
 
     # What the audit asks of it.
 
@@ -235,7 +151,7 @@ class AuditDevice(Device):
             counts=counts,
             computes=(ALL, SAMPLES, NONE).index(computes),
         )
-        self._library.backplane_audit_set(ctypes.byref(settings))
+        self.interpreter.functions.audit_set(ctypes.byref(settings))
 
     @contextmanager
     def watched(self, computes: str = ALL) -> Iterator[Callable[[], list[Launch]]]:
@@ -245,13 +161,14 @@ class AuditDevice(Device):
         try:
             yield lambda: found
         finally:
-            found += [self._launch(number) for number in range(self._library.backplane_audit_count())]
+            found += [self._launch(number) for number in range(self.interpreter.functions.audit_count())]
             self.set(counts=False)
 
     def _launch(self, number: int) -> Launch:
-        one = self._library.backplane_audit_get(number).contents
+        one = self.interpreter.functions.audit_get(number).contents
         if one.kernel == 0:
             return Launch(kernel="copy or fill", bytes=one.bytes)
+        kernel = self.interpreter.kernel(one.kernel)
         operands = tuple(
             Operand(
                 bytes=each.sectors * SECTOR_BYTES,
@@ -263,9 +180,8 @@ class AuditDevice(Device):
         )
         figures = {name: getattr(one, name) for name in (*_COUNTS, *_SUMS)}
         return Launch(
-            kernel=KERNELS.name(one.kernel),
-            group=one.group[0] * one.group[1] * one.group[2],
-            local_bytes=KERNELS.local_bytes(one.kernel),
+            kernel=kernel.entry,
+            local_bytes=kernel.local_bytes,
             operands=operands,
             **figures,
         )

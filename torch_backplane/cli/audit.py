@@ -28,11 +28,12 @@ def audit(
     """
     from rich.console import Console
 
-    from torch_backplane.audit.compiler import NoCompiler, compiler
+    from torch_backplane.audit.driver import LANGUAGE
     from torch_backplane.audit.run import AuditError
     from torch_backplane.cli.console import fail, write_json
     from torch_backplane.drivers.base import SettingError
     from torch_backplane.drivers.sizes import parse_size
+    from torch_backplane.interpreter.language import NoCompiler
     from torch_backplane.kernels.modelled import SHIPPED, read_target
 
     console = Console(stderr=json_file == "-", highlight=False)
@@ -48,7 +49,7 @@ def audit(
             raise ValueError("a target whose work items do not run in lockstep is no GPU, and the audit is of those")
         if nbytes < 1 << 16:
             raise ValueError(f"--bytes {size} is less than 64 KiB")
-        compiler()
+        LANGUAGE.compiler()
     except re.error as error:
         fail(f"malformed --match {match!r}: {error}")
     except (ValueError, SettingError, NoCompiler) as error:

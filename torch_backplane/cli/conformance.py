@@ -133,7 +133,7 @@ def _try_numbers(settings: Settings, jobs: int, json_file: str, list_only: bool)
 
 def _list(settings: Settings, accuracy: bool) -> None:
     if accuracy:
-        from torch_backplane.conformance.accuracy import chosen
+        from torch_backplane.conformance.accuracy_cases import chosen
 
         print(*(case.name for case in chosen(settings.match)), sep="\n")
         return
@@ -154,7 +154,8 @@ def _accuracy(settings: Settings, elements: int, json_file: str, console: Consol
 
     from torch_backplane.cli.console import write_json
     from torch_backplane.conformance import ConformanceError
-    from torch_backplane.conformance.accuracy import AccuracyReport, chosen, measure
+    from torch_backplane.conformance.accuracy import AccuracyReport, measure
+    from torch_backplane.conformance.accuracy_cases import chosen
     from torch_backplane.conformance.catalogue import named_dtype
 
     os.environ.update(settings.environment)

@@ -8,7 +8,6 @@ their deviation. See accuracy_cases.py for the cases.
 from __future__ import annotations
 
 import math
-import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -152,13 +151,6 @@ class AccuracyReport:
             "not_on_cpu": self.not_on_cpu,
             "measurements": [asdict(one) | {"passed": one.passed} for one in self.measurements],
         }
-
-
-def chosen(match: str) -> list[Case]:
-    """The cases whose name has the regular expression `match` in it."""
-    from torch_backplane.conformance.accuracy_cases import CASES
-
-    return [case for case in CASES if re.search(match, case.name)]
 
 
 def measure(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -343,3 +344,8 @@ CASES: tuple[Case, ...] = (
     *_rows(),
     *_products(),
 )
+
+
+def chosen(match: str) -> list[Case]:
+    """The cases whose name has the regular expression `match` in it."""
+    return [case for case in CASES if re.search(match, case.name)]

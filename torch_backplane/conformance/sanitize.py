@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from torch_backplane.drivers import sanitizer
+from torch_backplane import sanitizer
 
 if TYPE_CHECKING:
     from torch_backplane.conformance.report import EntryResult
@@ -22,14 +22,10 @@ class LaunchWatch:
         self._before = (0, 0)
         self.begin()
 
-    @staticmethod
-    def _counts() -> tuple[int, int]:
-        return sanitizer.library().launches, sanitizer.library().accesses
-
     def begin(self) -> None:
         """What comes now belongs to another entry."""
         sanitizer.take()
-        self._at, self._found, self._before = "", [], self._counts()
+        self._at, self._found, self._before = "", [], sanitizer.counts()
 
     def announced(self, call: str) -> None:
         """What comes now belongs to this call: «sample 3, in-place»."""
@@ -43,5 +39,5 @@ class LaunchWatch:
             sample, _, variant = call.partition(", ")
             result.add(finding.kind, f"{variant}, {finding.kernel}", sample, str(finding))
         result.launches, result.accesses = (
-            now - before for now, before in zip(self._counts(), self._before, strict=True)
+            now - before for now, before in zip(sanitizer.counts(), self._before, strict=True)
         )

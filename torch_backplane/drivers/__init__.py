@@ -1,7 +1,8 @@
 """Drivers: the contract that they follow, and how they are found.
 
-`base` says what a driver implements, `discovery` finds the installed ones and numbers their devices, `host` is the
-driver of devices in host memory. `docs/write-a-driver.md` shows how to write one.
+`base` says what a driver implements, `libraries` how it brings libraries for its hardware; `discovery` finds the
+installed drivers and numbers their devices. `host` and `opencl` are Backplane's own, each a folder with the same parts.
+`docs/write-a-driver.md` shows how to write one.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from torch_backplane.drivers.base import (
     DeviceError,
     DeviceProperties,
     Driver,
+    KernelResources,
+    LaunchAttributes,
     NativeDevice,
     NativeLauncher,
-    ProductLibrary,
     SettingError,
-    TransformLibrary,
 )
 from torch_backplane.drivers.discovery import (
     ENTRY_POINT_GROUP,
@@ -26,6 +27,7 @@ from torch_backplane.drivers.discovery import (
     failures,
     with_kernels,
 )
+from torch_backplane.drivers.libraries import Library, Routine
 
 __all__ = [
     "ENTRY_POINT_GROUP",
@@ -34,11 +36,13 @@ __all__ = [
     "DeviceError",
     "DeviceProperties",
     "Driver",
+    "KernelResources",
+    "LaunchAttributes",
+    "Library",
     "NativeDevice",
     "NativeLauncher",
-    "ProductLibrary",
+    "Routine",
     "SettingError",
-    "TransformLibrary",
     "available",
     "device",
     "discover",

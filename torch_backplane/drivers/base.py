@@ -22,11 +22,13 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+
+from torch_backplane.drivers.libraries import Library
 
 if TYPE_CHECKING:
     from torch_backplane.kernels import Dialect, Target
@@ -43,6 +45,12 @@ FLOAT64_DTYPES = (torch.float64, torch.complex128)  # for devices without float6
 
 # What hardware a device is, in the order in which devices are numbered.
 KINDS = ("gpu", "accelerator", "cpu", "host")
+
+
+# What a tensor's data_ptr() is: an address that the runtime reserves for a handle, and that nobody may dereference;
+# where the CPU reads and writes the memory; or the hardware's pointer, which the CPU must not dereference. The last two
+# are what Device.address() returns.
+ADDRESS_SPACES = ("synthetic", "host", "device")
 
 
 class SettingError(ValueError):
@@ -76,7 +84,10 @@ class DeviceProperties:
     # Bytes that allocate() can give in one piece, LEAST_LARGEST or more; a larger tensor is a torch.OutOfMemoryError.
     largest_allocation: int = 2**63 - 1
     dtypes: Sequence[torch.dtype] = ALL_DTYPES  # any other is refused with a TypeError
-    host_accessible: bool = False  # the CPU may read and write device memory at Device.address()
+    address_space: str = "synthetic"  # one of ADDRESS_SPACES: what data_ptr() is
+    # (type, id) that DLPack exports tensors with, such as (2, 0) for CUDA's pointers; not with synthetic addresses.
+    # None: kDLExtDev and the number of the bp device.
+    dlpack_device: tuple[int, int] | None = None
     compute_units: int = 1  # torch.cuda's multi_processor_count
     capability: tuple[int, int] = (0, 0)  # (major, minor), as the driver defines it
     # The language that compile() takes: one of torch_backplane.kernels.DIALECTS, or the driver's own subclass of
@@ -86,6 +97,24 @@ class DeviceProperties:
     # What kernels depend on: group sizes, local memory, limits. Without it, what a device of this kind most likely has.
     target: Target | None = None
     software: str = ""  # what drives the hardware, with versions, for people and their bug reports
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelResources:
+    """What the compiler reports of a kernel (torch_backplane.plans.explain). None: not reported."""
+
+    registers: int | None = None  # per work item
+    spilled_bytes: int | None = None  # per work item: private memory that is not in registers
+    static_shared_memory: int | None = None  # bytes per group
+
+
+@dataclass(frozen=True)
+class LaunchAttributes:
+    """What a launch needs besides its sizes."""
+
+    dynamic_shared_memory: int  # bytes per group, in addition to what the kernel declares
+    cluster: tuple[int, int, int]  # groups per cluster, which divides the groups of each dimension; (1, 1, 1): none
+    cooperative: bool  # all groups are resident at the same time
 
 
 # The APIs that the runtime calls itself, and the functions that it needs of each.
@@ -98,6 +127,12 @@ NATIVE_APIS = {
 # What more the runtime does itself where it has all functions of a group. Then the driver's methods for that are not
 # called: copy_in() and copy_out(), or those of events (EVENT_METHODS).
 HOST_COPIES, EVENTS = "copies from and to host memory", "events"
+HOST_CALLBACKS = "host callbacks"
+PEER_COPIES = "copies from another device"
+CROSS_DEVICE_WAITS = "waits for events of another device"
+INTERPROCESS = "memory and events of other processes"
+GRAPHS = "graphs"
+LAUNCH_ATTRIBUTES = "launches with attributes"
 NATIVE_GROUPS = {
     "opencl": {
         HOST_COPIES: ("clEnqueueWriteBuffer", "clEnqueueReadBuffer"),
@@ -107,13 +142,25 @@ NATIVE_GROUPS = {
         ),
     },
     "c": {
+        LAUNCH_ATTRIBUTES: ("launch_with_attributes",),
         HOST_COPIES: ("copy_in", "copy_out"),
         EVENTS: (
             "create_event", "destroy_event", "record_event", "wait_event", "query_event", "synchronize_event",
             "elapsed",
         ),
+        HOST_CALLBACKS: ("host_callback",),
+        PEER_COPIES: ("copy_from_peer",),
+        CROSS_DEVICE_WAITS: ("wait_peer_event",),
+        INTERPROCESS: (
+            "export_memory", "import_memory", "close_memory", "create_shared_event", "export_event", "import_event",
+        ),
+        GRAPHS: ("graph_create", "graph_update", "graph_launch", "graph_destroy"),
     },
 }  # fmt: skip
+
+# What a group is of no use without: another group, or a method of the driver's.
+GROUP_NEEDS: dict[str, str] = {CROSS_DEVICE_WAITS: EVENTS, INTERPROCESS: EVENTS}
+GROUP_METHODS: dict[str, str] = {PEER_COPIES: "can_access_peer", CROSS_DEVICE_WAITS: "can_wait_for_peer"}
 
 # Functions that help by themselves. With clEnqueueNativeKernel planners may have the host work on the device's memory
 # (torch_backplane.planning.host); with clFinish wider launches of a kernel wait for narrower ones, which PoCL needs.
@@ -130,69 +177,8 @@ class NativeLauncher:
 
     def has(self, group: str) -> bool:
         """Whether all functions of one of NATIVE_GROUPS are there."""
-        return all(name in self.functions for name in NATIVE_GROUPS[self.api][group])
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProductLibrary:
-    """Matrix products of a library for this hardware, which gives work to the device's queue itself.
-
-    A function is `int product(void* queue, const argument_t* arguments, uint64_t count)`, as any function of a library
-    that planners call (docs/write-an-operator.md), and computes c = alpha · a @ b + beta · c for each of some
-    matrices. Its arguments are memory for c, a and b; alpha and beta, numbers of the dtype; and integers of 64 bits:
-    how many matrices; rows and columns of c, columns of a; from one row in memory to the next in c, a and b; whether a,
-    and b, lie there transposed (0 or 1), so that the rows in memory are columns; and from one matrix to the next in c,
-    a and b, in elements. No size is 0. Where beta is 0, c is not to be read.
-    """
-
-    name: str  # for people: "CLBlast"
-    # An address in a library that stays loaded for each dtype that it has. It is asked where the launcher is native.
-    products: Mapping[torch.dtype, int]
-    explain: Callable[[int], str] | None = None  # what an answer other than 0 means
-
-
-class TransformCache(Protocol):
-    """What a library of transforms keeps for calls like those before: torch.backends.bp.fft_plan_cache."""
-
-    def size(self) -> int:
-        """How many are kept."""
-
-    def max_size(self) -> int:
-        """How many may be kept. Beyond that, those go that were not used for the longest time."""
-
-    def set_max_size(self, most: int) -> None:
-        """`most` from now on, 0 or more. What the device still uses stays until it is done."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TransformLibrary:
-    """Fourier transforms of a library for this hardware, which gives work to the device's queue itself.
-
-    A function is `int transform(void* queue, const argument_t* arguments, uint64_t count)`, as any function of a
-    library that planners call (docs/write-an-operator.md), and computes transforms of a batch along its one, two or
-    three innermost dimensions. Results are not scaled. Its arguments are memory for the result and for what is
-    transformed, which lie apart, each contiguous and beginning anywhere; and integers of 64 bits:
-
-    * what is transformed into what: 0, complex numbers; 1, real ones into the half of the complex ones that is not
-      redundant (`n // 2 + 1` of the last dimension's `n`); 2, such a half into real ones;
-    * whether it is the inverse, with exp(+2πi…): 0 or 1; 0 where the input is real, 1 where the result is;
-    * how many there are of the batch, 1 or more;
-    * three sizes, of the side with `n` elements, the last one of the innermost dimension. Each is 2 or more, but for
-      the first and the second, which are 1 where there are fewer than three dimensions.
-
-    From a half to real numbers there is one dimension; the first element is real then, and the last one where `n` is
-    even, and the function may write to what is transformed. Else that stays as it is.
-    """
-
-    name: str  # for people: "VkFFT"
-    # An address in a library that stays loaded for float32 and float64, the real numbers that are computed with, or for
-    # one of them. It is asked where the launcher is native.
-    transforms: Mapping[torch.dtype, int]
-    # What it takes: elements along a dimension, and bytes of what is transformed, and of the result.
-    most_elements: int = 2**63 - 1
-    most_bytes: int = 2**63 - 1
-    explain: Callable[[int], str] | None = None  # what an answer other than 0 means
-    cache: TransformCache | None = None
+        names = NATIVE_GROUPS[self.api].get(group)
+        return names is not None and all(name in self.functions for name in names)
 
 
 class Driver(ABC):
@@ -223,11 +209,11 @@ class Device(ABC):
     # Set it where the runtime can launch this device's kernels itself, see «kernels».
     native_launcher: NativeLauncher | None = None
 
-    # Set it where a library computes matrix products on this device.
-    product_library: ProductLibrary | None = None
+    # Libraries for this hardware. Of those that take a call, the first one listed computes it.
+    libraries: Sequence[Library] = ()
 
-    # Set it where a library computes Fourier transforms on this device.
-    transform_library: TransformLibrary | None = None
+    # What the hardware's API calls the context of this device (torch.bp.native_context); None: it has none.
+    native_context: int | None = None
 
     # --- memory ------------------------------------------------------------------------------------------------------
 
@@ -245,8 +231,10 @@ class Device(ABC):
         """Give a segment back. No work that uses it is under way."""
 
     def address(self, handle: Any) -> int:
-        """Where the CPU finds a segment: a multiple of 512. Asked of devices with `host_accessible` properties only."""
-        raise NotImplementedError(f"{type(self).__name__} says that it is host_accessible and has no address() method")
+        """Where a segment begins: a multiple of 512, below 2**48, and in no other device's memory. Asked of devices
+        whose `address_space` is "host" (where the CPU finds it) or "device" (the hardware's pointer).
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no address() method")
 
     def memory_info(self) -> tuple[int, int] | None:
         """(free, total) in bytes; None for «total_memory less what was allocated here»."""
@@ -343,7 +331,14 @@ class Device(ABC):
         return False
 
     def can_access_peer(self, peer: Device) -> bool:
-        """Whether `copy_from_peer` works for this peer (torch.bp.can_device_access_peer)."""
+        """Whether `copy_from_peer` works for this peer (torch.bp.can_device_access_peer). Asked once for each peer."""
+        return False
+
+    def can_wait_for_peer(self, peer: Device) -> bool:
+        """Whether this device's streams wait for events of `peer`, another device of the driver: by the launcher's
+        `wait_peer_event` where events are native, else by `wait_event`. False (the default): the host waits instead.
+        Asked once for each peer.
+        """
         return False
 
     def fill(self, handle: Any, offset: int, nbytes: int, value: int, stream: Any) -> None:
@@ -384,6 +379,34 @@ class Device(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} runs no kernels")
 
+    def launch_with_attributes(
+        self,
+        kernel: Any,
+        items: tuple[int, int, int],
+        group: tuple[int, int, int],
+        attributes: LaunchAttributes,
+        arguments: Sequence[tuple[Any, int] | bytes],
+        stream: Any,
+    ) -> None:
+        """As launch(), with at least one attribute. Optional; not called where there is a native launcher."""
+        raise NotImplementedError(f"{type(self).__name__} launches no kernels with attributes")
+
+    def can_launch_with_attributes(self) -> bool:
+        """Whether there is this method."""
+        return type(self).launch_with_attributes is not Device.launch_with_attributes
+
+    def load(self, binary: bytes, entry: str) -> Any:
+        """The kernel called `entry` in a binary of the device's compiler, as compile() returns it. Optional.
+
+        Raises:
+            Exception: it is none, or one for another architecture, which the message names.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no load() method, so that it takes no binaries")
+
+    def kernel_resources(self, kernel: Any) -> KernelResources | None:
+        """What the compiler reports of a kernel that compile() or load() returned. Optional."""
+        return None
+
     def build_counts(self) -> dict[str, int]:
         """How many kernels were "built" in this process, and "loaded" from a cache on disk. For reports."""
         return {}
@@ -393,8 +416,21 @@ class Device(ABC):
         raise NotImplementedError(f"{type(self).__name__} has a native_launcher and no native_kernel() method")
 
     def native_stream(self, stream: Any) -> int:
-        """The same of a stream (OpenCL: the cl_command_queue)."""
-        raise NotImplementedError(f"{type(self).__name__} has a native_launcher and no native_stream() method")
+        """The same of a stream (OpenCL: the cl_command_queue), also for torch.bp.Stream.native_handle."""
+        raise NotImplementedError(f"{type(self).__name__} has no native_stream(): its streams have no native handle")
+
+    def adopt_stream(self, handle: int) -> Any:
+        """A stream, as of create_stream(), around a queue of the hardware's API that others made and keep alive
+        (torch.bp.ExternalStream). Optional. destroy_stream() must leave that queue alone.
+
+        Raises:
+            Exception: it is no queue, or one of another context or device.
+        """
+        raise NotImplementedError(f"{type(self).__name__} adopts no streams")
+
+    def can_adopt_streams(self) -> bool:
+        """Whether there is this method."""
+        return type(self).adopt_stream is not Device.adopt_stream
 
     def native_segment(self, handle: Any) -> int:
         """The same of a segment (OpenCL: the cl_mem)."""
@@ -405,8 +441,9 @@ class Device(ABC):
         return DeviceError(f"{call} answered {status}", code=status)
 
     def launched_natively(self, stream: Any) -> None:  # noqa: B027
-        """Kernels were launched on `stream` past the driver. Called once before query_stream() or synchronize_stream(),
-        for a driver that keeps a record of what is under way."""
+        """Work was given to `stream` past the driver: kernels, or anything on a stream whose native handle is known to
+        others. Called before query_stream() or synchronize_stream(), for a driver that keeps a record of what is under
+        way."""
 
     # --- streams and events ------------------------------------------------------------------------------------------
 

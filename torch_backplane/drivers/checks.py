@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from torch_backplane import _C
 from torch_backplane.drivers.base import (
+    ADDRESS_SPACES,
     ASYNCHRONOUS_METHODS,
     EVENT_METHODS,
     EVENTS,
+    GROUP_METHODS,
+    GROUP_NEEDS,
     KINDS,
     LEAST_LARGEST,
     NATIVE_APIS,
@@ -23,9 +28,8 @@ from torch_backplane.drivers.base import (
     DeviceProperties,
     NativeDevice,
     NativeLauncher,
-    ProductLibrary,
-    TransformLibrary,
 )
+from torch_backplane.drivers.libraries import FAMILIES, Library, Routine
 
 LARGEST_MEMORY = 2**63 - 1
 
@@ -48,26 +52,48 @@ def checked_properties(driver: str, device: Any) -> Any:
     dialect = dialect_name(type(device).__name__, properties.dialect)
     if isinstance(device, Device):
         check_kernels(device, dialect)
+        check_libraries(device)
         check_methods(device, properties)
     return _C.DeviceProperties(
         driver=driver,
         name=properties.name,
         total_memory=properties.total_memory,
-        host_accessible=properties.host_accessible,
+        address_space=properties.address_space,
         compute_units=properties.compute_units,
         capability=tuple(properties.capability),
         dtypes=properties.dtypes,
         dialect=dialect,
         kind=properties.kind,
+        local_memory=local_memory(properties) if dialect else 0,
     )
+
+
+def local_memory(properties: DeviceProperties) -> int:
+    from torch_backplane.kernels.target import Target  # which is not loaded for devices that run no kernels
+
+    return (properties.target or Target.of_kind(properties.kind)).local_memory
 
 
 def check_methods(device: Device, properties: DeviceProperties) -> None:
     """Methods that only make sense together. Those of events are not needed where a native launcher has events."""
     cls, launcher = type(device), device.native_launcher
+    for group, method in GROUP_METHODS.items():
+        if launcher is not None and launcher.has(group) and getattr(cls, method) is getattr(Device, method):
+            raise TypeError(f"{cls.__name__}.native_launcher has functions for {group}, and there is no {method}()")
     unneeded = EVENT_METHODS if launcher is not None and launcher.has(EVENTS) else ()
-    if properties.host_accessible and cls.address is Device.address:
-        raise TypeError(f"{cls.__name__} says that it is host_accessible and has no address() method")
+    if properties.address_space != "synthetic" and cls.address is Device.address:
+        raise TypeError(
+            f"{cls.__name__} has the address space {properties.address_space!r}, and has no address() method"
+        )
+    if properties.address_space == "synthetic" and properties.dlpack_device is not None:
+        raise ValueError(
+            f"{cls.__name__} has a dlpack_device, and its synthetic addresses mean nothing to others: "
+            "the address space must be 'host' or 'device'"
+        )
+    if properties.address_space == "device" and launcher is not None and launcher.api == "opencl":
+        raise ValueError(
+            f"{cls.__name__} has the address space 'device', and OpenCL's launches take buffers, not pointers"
+        )
     for methods, kind in (
         (ASYNCHRONOUS_METHODS, "an asynchronous device"),
         (RESERVING_METHODS, "a device that reserves address space"),
@@ -129,10 +155,6 @@ def check_kernels(device: Device, dialect: str) -> None:
             raise ValueError(f"NativeLauncher.api is {launcher.api!r}, and must be one of {', '.join(NATIVE_APIS)}")
         check_functions(launcher)
         needed = NATIVE_METHODS
-    for name, of_type in (("product_library", ProductLibrary), ("transform_library", TransformLibrary)):
-        library = getattr(device, name)
-        if library is not None and not isinstance(library, of_type):
-            raise TypeError(f"{cls.__name__}.{name} is {library!r}, and must be a {of_type.__name__} or None")
     missing = [name for name in needed if getattr(cls, name) is getattr(Device, name)]
     if missing:
         raise TypeError(f"{cls.__name__} takes kernels in {dialect}, and has no {', '.join(missing)}")
@@ -159,11 +181,66 @@ def check_functions(launcher: NativeLauncher) -> None:
             raise ValueError(
                 f"NativeLauncher.functions has {', '.join(own)}; {purpose} of {api} also need {', '.join(missing)}"
             )
+        needed = GROUP_NEEDS.get(purpose, purpose)
+        if own and not launcher.has(needed):
+            raise ValueError(
+                f"NativeLauncher.functions has {', '.join(own)}; {purpose} of {api} also need the functions of "
+                f"{needed}: {', '.join(NATIVE_GROUPS[api][needed])}"
+            )
     for name, address in functions.items():
         if name not in known:
             raise ValueError(f"NativeLauncher.functions has {name!r}, and {api} knows {', '.join(known)}")
         if not _is_whole(address, 1, 2**64 - 1):
             raise ValueError(f"NativeLauncher.functions[{name!r}] is {address!r}, and must be an address above 0")
+
+
+def check_libraries(device: Device) -> None:
+    """Those that a device lists.
+
+    Raises:
+        TypeError, ValueError: one breaks the contract of `drivers.libraries`; the message says where.
+    """
+    cls, libraries = type(device).__name__, device.libraries
+    if not isinstance(libraries, (list, tuple)):
+        raise TypeError(f"{cls}.libraries is {libraries!r}, and must be a sequence of Library")
+    if libraries and device.native_launcher is None:
+        raise ValueError(f"{cls} has libraries, whose routines need a native queue, and no native_launcher")
+    for library in libraries:
+        if not isinstance(library, Library):
+            raise TypeError(f"{cls}.libraries has {library!r}, and each must be a Library")
+        if not isinstance(library.name, str) or not library.name.strip():
+            raise ValueError(f"Library.name is {library.name!r}, and must be a string that is not empty")
+        owner = f"the library {library.name}"
+        if [other.name for other in libraries].count(library.name) > 1:
+            raise ValueError(f"{cls}.libraries has {owner} more than once")
+        if library.explain is not None and not callable(library.explain):
+            raise TypeError(f"explain of {owner} is {library.explain!r}, and must be a function of a status, or None")
+        if not isinstance(library.routines, Mapping) or not library.routines:
+            raise TypeError(f"{owner} has the routines {library.routines!r}, and needs a dictionary by families")
+        for family, routine in library.routines.items():
+            if family not in FAMILIES:
+                raise ValueError(f"{owner} has a routine for {family!r}; the families are {', '.join(FAMILIES)}")
+            check_routine(f"the {family} routine of {owner}", routine)
+            if not FAMILIES[family].memory:
+                warnings.warn(f"torch_backplane: no planner calls {family} routines yet: {owner} has one", stacklevel=2)
+
+
+def check_routine(owner: str, routine: Any) -> None:
+    if not isinstance(routine, Routine):
+        raise TypeError(f"{owner} is {routine!r}, and must be a Routine")
+    if not isinstance(routine.addresses, Mapping) or not _are_dtypes(tuple(routine.addresses)):
+        raise TypeError(f"{owner} has the addresses {routine.addresses!r}, and needs one for each dtype it computes")
+    for dtype, address in routine.addresses.items():
+        if not _is_whole(address, 1, 2**64 - 1):
+            raise ValueError(f"{owner} has the address {address!r} for {dtype}, and needs one above 0")
+    for name in ("guard", "workspace", "cost"):
+        query = getattr(routine, name)
+        if query is not None and not callable(query):
+            raise TypeError(f"{owner} has the {name} {query!r}, and it must be a function of a call, or None")
+    if routine.cache is not None:
+        missing = [name for name in ("size", "max_size", "set_max_size") if not hasattr(routine.cache, name)]
+        if missing:
+            raise TypeError(f"{owner} has a cache without {', '.join(missing)}")
 
 
 def _is_whole(value: Any, least: int, most: int = LARGEST_MEMORY) -> bool:
@@ -176,7 +253,7 @@ def _are_dtypes(value: Any) -> bool:
     )
 
 
-def _is_capability(value: Any) -> bool:
+def _is_pair(value: Any) -> bool:
     return isinstance(value, tuple) and len(value) == 2 and all(_is_whole(part, 0, 2**31 - 1) for part in value)
 
 
@@ -198,9 +275,18 @@ RULES = (
         lambda value: _is_whole(value, LEAST_LARGEST),
     ),
     ("dtypes", "a sequence of torch.dtype with at least one element", _are_dtypes),
-    ("host_accessible", "True or False", lambda value: isinstance(value, bool)),
+    (
+        "address_space",
+        f"one of {', '.join(ADDRESS_SPACES)}",
+        lambda value: isinstance(value, str) and value in ADDRESS_SPACES,
+    ),
+    (
+        "dlpack_device",
+        "a pair (type, id) of whole numbers as in dlpack.h, or None",
+        lambda value: value is None or _is_pair(value),
+    ),
     ("compute_units", "a whole number above 0", lambda value: _is_whole(value, 1, 2**31 - 1)),
-    ("capability", "a pair (major, minor) of whole numbers", _is_capability),
+    ("capability", "a pair (major, minor) of whole numbers", _is_pair),
     ("kind", f"one of {', '.join(KINDS)}", lambda value: value in KINDS),
     ("target", "a torch_backplane.kernels.Target, or None", _is_target),
     ("software", "a string", lambda value: isinstance(value, str)),

@@ -7,7 +7,7 @@ TORCH_BACKPLANE_DRIVERS=opencl,host            the drivers to ask, their devices
 TORCH_BACKPLANE_VISIBLE_DEVICES=host:1,host:0  the devices to use, numbered in this order; «host» means all of host's
 TORCH_BACKPLANE_DISCRETE=1                     devices in host memory behave as if the CPU could not reach it
 TORCH_BACKPLANE_TARGET=nvidia-ada              devices that run kernels are taken for this one (modelled_devices.py)
-TORCH_BACKPLANE_SANITIZE_KERNELS=1             one device and no other, which checks what kernels do (sanitizer/)
+TORCH_BACKPLANE_SANITIZE_KERNELS=1             one device and no other, which checks what kernels do (../sanitizer/)
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def choose_devices() -> list[Found]:
     if sanitizes_kernels():
         from importlib.metadata import EntryPoint
 
-        point = EntryPoint("sanitizer", "torch_backplane.drivers.sanitizer:SanitizerDriver", ENTRY_POINT_GROUP)
+        point = EntryPoint("sanitizer", "torch_backplane.sanitizer:SanitizerDriver", ENTRY_POINT_GROUP)
         return ask_drivers({point.name: point}, [point.name]).get(point.name, [])
     installed = available()
     text = os.environ.get("TORCH_BACKPLANE_VISIBLE_DEVICES")

@@ -16,8 +16,7 @@ from torch_backplane.kernels.target import Target
 
 VARIABLE = "TORCH_BACKPLANE_TARGET"
 # What the device itself has, or has no more of, whatever it is taken for.
-_LIMITS = ("max_group_size", "local_memory", "max_argument_bytes", "max_allocation")
-_ABILITIES = ("subgroup_operations", "float16", "bfloat16", "float64")
+_LIMITS = ("max_group_size", "local_memory", "max_argument_bytes")
 
 
 def chosen() -> Modelled:
@@ -39,10 +38,10 @@ def properties_as(modelled: Modelled, properties: DeviceProperties) -> DevicePro
         return properties
     own, wanted = properties.target or Target.of_kind(properties.kind), modelled.target
     figures = {name: min(getattr(own, name), getattr(wanted, name)) for name in _LIMITS}
-    figures |= {name: getattr(own, name) and getattr(wanted, name) for name in _ABILITIES}
     for name in ("group_multiple", "subgroup_size"):
         figures[name] = min(getattr(wanted, name), figures["max_group_size"])
-    target = replace(wanted, **figures, atomics=own.atomics & wanted.atomics)
+    float64 = own.float64 and wanted.float64
+    target = replace(wanted, **figures, float64=float64, atomics=own.atomics & wanted.atomics)
     return replace(
         properties,
         name=f"{modelled.name}, modelled on {properties.name}",

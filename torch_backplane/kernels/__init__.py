@@ -3,7 +3,7 @@
 Text only: nothing here reaches a device or the compiled part of Backplane. `docs/kernels.md` is the guide.
 """
 
-from torch_backplane.kernels import functions
+from torch_backplane.kernels import complex_operations, functions, torch_names  # noqa: F401  (two register themselves)
 from torch_backplane.kernels.dialects import DIALECTS, CudaCpp, Dialect, MissingOperation, OpenCLC
 from torch_backplane.kernels.expression import Expression, Program, trace
 from torch_backplane.kernels.kernel import Kernel, Parameter

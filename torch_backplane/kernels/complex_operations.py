@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch_backplane.kernels import functions as f
-from torch_backplane.kernels.expression import Expression, join
+from torch_backplane.kernels.expression import Expression, join, registered
 from torch_backplane.kernels.special import complex_numbers
 from torch_backplane.kernels.special.complex_numbers import Parts
 
@@ -43,3 +43,5 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "isinf": _part_by_part(f.isinf, operator.or_),
     "isfinite": _part_by_part(f.isfinite, operator.and_),
 }
+
+registered["complex operation"] = apply

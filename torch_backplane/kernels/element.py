@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 
@@ -105,13 +106,19 @@ def store(dialect: Dialect, place: str, value: Value, target: torch.dtype, name:
     return [*lines, f"  {place} = {dialect.encode(name, target)};"]
 
 
+class Stored(NamedTuple):
+    """What the operands of an element's function are in memory."""
+
+    inputs: Sequence[torch.dtype]
+    scalars: Sequence[torch.dtype]
+    outputs: Sequence[torch.dtype]
+
+
 def element_function(
     name: str,
     program: Program,
     dialect: Dialect,
-    inputs: Sequence[torch.dtype],
-    scalars: Sequence[torch.dtype],
-    outputs: Sequence[torch.dtype],
+    stored: Stored,
     indexed: bool = False,
     rounded: Sequence[torch.dtype] = (),
 ) -> str:
@@ -119,18 +126,19 @@ def element_function(
     outputs. With `indexed`, there is an index, int64, for each of the program's. `rounded`: what inputs are converted
     to if not the program's arguments, as in `load`.
     """
+    inputs, scalars, outputs = stored
     indices = {dim: f"index{i}" for i, dim in enumerate(program.indices)} if indexed else {}
     parameters = [f"const {dialect.storage_type(dtype)} in{i}" for i, dtype in enumerate(inputs)]
     parameters += [f"const {dialect.storage_type(dtype)} scalar{i}" for i, dtype in enumerate(scalars)]
     parameters += [f"const {dialect.type(torch.int64)} {index}" for index in indices.values()]
     parameters += [f"{dialect.storage_type(dtype)}* out{i}" for i, dtype in enumerate(outputs)]
-    stored = [(f"in{i}", dtype) for i, dtype in enumerate(inputs)]
-    stored += [(f"scalar{i}", dtype) for i, dtype in enumerate(scalars)]
+    given = [(f"in{i}", dtype) for i, dtype in enumerate(inputs)]
+    given += [(f"scalar{i}", dtype) for i, dtype in enumerate(scalars)]
     lines: list[str] = []
     targets = [*rounded, *program.arguments[len(rounded) :]]
-    for position, ((text, source), target) in enumerate(zip(stored, targets, strict=True)):
+    for position, ((text, source), target) in enumerate(zip(given, targets, strict=True)):
         lines += load(dialect, position, text, source, target)
-    arguments = [f"a{position}" for position in range(len(stored))]
+    arguments = [f"a{position}" for position in range(len(given))]
     body, results = statements(program, dialect, arguments, indices=indices)
     lines += body
     for i, (result, target) in enumerate(zip(results, outputs, strict=True)):

@@ -25,6 +25,10 @@ from torch_backplane.kernels.dtypes import STORAGE_ONLY, facts, integer_range, p
 
 Number = bool | int | float | complex
 
+# What needs expressions itself, and registers here when `torch_backplane.kernels` imports it: "complex operation"
+# (complex_operations.py) and "torch function" (torch_names.py).
+registered: dict[str, Callable[..., Any]] = {}
+
 _FLOAT = frozenset({"float"})
 _INTEGER = frozenset({"signed", "unsigned"})
 _NUMBER = _FLOAT | _INTEGER
@@ -126,9 +130,7 @@ class Expression:
         cls, function: Callable[..., Any], types: Any, arguments: tuple[Any, ...] = (), named: Any = None
     ) -> Any:
         """PyTorch calls this for its own functions of traced values."""
-        from torch_backplane.kernels import torch_names  # which imports this module
-
-        return torch_names.call(function, arguments, named or {})
+        return registered["torch function"](function, arguments, named or {})
 
     def __bool__(self) -> bool:
         raise TypeError("the value of a traced expression is not known yet; use functions.where(condition, a, b)")
@@ -270,9 +272,7 @@ def apply(name: str, *operands: Operand) -> Expression:
     values = same_dtype(name, operands)
     dtype = values[0].dtype
     if values[0].is_complex:
-        from torch_backplane.kernels import complex_operations  # which imports this module
-
-        return complex_operations.apply(name, values)
+        return registered["complex operation"](name, values)
     if facts(dtype).category not in operation.accepts:
         raise TypeError(f"{name} takes {', '.join(sorted(operation.accepts))} operands, and got {dtype}")
     return Expression(name, torch.bool if operation.gives_bool else dtype, values)

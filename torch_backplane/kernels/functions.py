@@ -20,6 +20,7 @@ from torch_backplane.kernels.expression import (
     apply,
     constant,
     join,
+    registered,
     same_dtype,
     trace,
 )
@@ -120,14 +121,8 @@ def while_loop(condition: Formula, body: Formula, state: Sequence[Expression]) -
 def angle(a: Expression) -> Expression:
     """The argument of a complex number, from -π to π; of a real one 0 or π, and NaN of NaN."""
     if a.is_complex:
-        return _complex("angle", a)
+        return registered["complex operation"]("angle", (a,))
     return where(isnan(a), a, where(a < 0.0, full_like(a, math.pi), 0.0))
-
-
-def _complex(name: str, a: Expression) -> Expression:
-    from torch_backplane.kernels import complex_operations  # which imports this module
-
-    return complex_operations.apply(name, (a,))
 
 
 def is_float(value: Expression) -> bool:
@@ -205,7 +200,7 @@ def sigmoid(a: Expression) -> Expression:
 def sign(a: Expression) -> Expression:
     """-1, 0 or 1; 0 for NaN. Of a complex number, the one of magnitude 1 in its direction."""
     if a.is_complex:
-        return _complex("sign", a)
+        return registered["complex operation"]("sign", (a,))
     if a.dtype == torch.bool:
         return a
     return (a > 0).to(a.dtype) - (a < 0).to(a.dtype)

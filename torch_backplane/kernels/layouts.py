@@ -26,6 +26,17 @@ class RowLimits(NamedTuple):
     most: int = 65535 * 4  # CUDA's limit of groups, of 4 rows each
 
 
+class TileLimits(NamedTuple):
+    """
+    Args:
+        memory: bytes for tiles, at most; 0: no tiles.
+        side: of all tiles, which are of matrices of half as much at least; 0: as the sizes ask.
+    """
+
+    memory: int = 0
+    side: int = 0
+
+
 @dataclass(frozen=True)
 class Layout:
     """Args:
@@ -35,8 +46,6 @@ class Layout:
     inner: empty, or, where a launch has one dimension for the innermost dimension and one for the others (`rows`), each
         operand's stride there: 0, 1, or 2 for any other. Compilers make vectors of strides that they know. In tiles 3
         is an input that is read by its own rows first.
-    streaming: whether results are written past the caches, where the dialect and the formula allow it; only where
-        contiguous, and each output begins at a multiple of 16 bytes. `pointwise` says when.
     tile: empty, or, where a group has a tile of the innermost dimension and another one, in which neighbours of some
         inputs are neighbours in memory: that dimension, and the tile's elements along the innermost one and along it,
         powers of two.
@@ -46,7 +55,6 @@ class Layout:
     width: int = 4
     wide: bool = False
     inner: tuple[int, ...] = ()
-    streaming: bool = False
     tile: tuple[int, int, int] | tuple[()] = ()
 
     @property
@@ -60,8 +68,6 @@ class Layout:
             raise ValueError(f"width is 1, 2, 4, 8 or 16, and got {self.width}")
         if self.rank and self.width != 1:
             raise ValueError(f"a strided layout has width 1, and got {self.width}")
-        if self.rank and self.streaming:
-            raise ValueError("a strided layout cannot be streaming")
 
 
 @dataclass(frozen=True)
@@ -94,10 +100,8 @@ def geometry(
     width: int = 4,
     aligned: bool = True,
     limits: RowLimits = RowLimits(),  # noqa: B008, it cannot be changed
-    streaming: bool = False,
     staged: Sequence[int] = (),
-    tile_memory: int = 0,
-    tile_side: int = 0,
+    tile_limits: TileLimits = TileLimits(),  # noqa: B008, it cannot be changed
 ) -> Geometry:
     """The simplest geometry that visits every element once.
 
@@ -107,10 +111,7 @@ def geometry(
         width: what the device prefers where everything is contiguous.
         aligned: whether every operand begins at a multiple of width elements; without it, width is 1.
         limits: which calls that are not contiguous go by rows.
-        streaming: whether to write past the caches where everything is contiguous.
         staged: for each operand, the bytes of an element if it is an input, which a tile may read first, else 0.
-        tile_memory: bytes for tiles, at most; 0: no tiles.
-        tile_side: of all tiles, which are of matrices of half as much at least; 0: as the sizes ask.
     """
     for operand in strides:
         if len(operand) != len(sizes):
@@ -119,10 +120,10 @@ def geometry(
     count = math.prod(sizes_)
     wide = is_wide(count, *(_furthest(sizes_, operand) for operand in strides_))
     if count <= 1 or (len(sizes_) == 1 and all(operand == (1,) for operand in strides_)):
-        layout = Layout(0, width if aligned else 1, wide, streaming=streaming)
+        layout = Layout(0, width if aligned else 1, wide)
         return Geometry(layout, (count,), tuple((1,) for _ in strides_))
-    if tile_memory:
-        tile, inner = _tile(sizes_, strides_, staged, tile_memory, tile_side)
+    if tile_limits.memory:
+        tile, inner = _tile(sizes_, strides_, staged, tile_limits.memory, tile_limits.side)
         if tile:
             return Geometry(Layout(len(sizes_), 1, wide, inner, tile=tile), sizes_, strides_)
     inner = ()
@@ -154,7 +155,7 @@ def _tile(
     sizes: Sequence[int], strides: Sequence[Sequence[int]], staged: Sequence[int], memory: int, fixed: int
 ) -> tuple[tuple[int, int, int] | tuple[()], tuple[int, ...]]:
     """The tile, and each operand's stride along the innermost dimension as `Layout.inner` has it; both empty where
-    no input is read faster so. `fixed`: as `geometry`'s `tile_side`.
+    no input is read faster so. `fixed`: as `TileLimits.side`.
     """
     along = 0
     if 2 * sizes[0] < fixed:

@@ -9,7 +9,6 @@ are so.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -66,10 +65,7 @@ def _modelled(said: Any) -> Modelled:
         value = said.get(one)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(f"{one} is {value!r}, and must be a whole number above 0")
-    target = Target(
-        **figures
-        | {"vector_widths": _by_dtype(figures["vector_widths"]), "atomics": _dtypes("atomics", figures["atomics"])}
-    )
+    target = Target(**figures | {"atomics": _atomics(figures["atomics"])})
     return Modelled(
         name=name,
         target=target,
@@ -78,16 +74,12 @@ def _modelled(said: Any) -> Modelled:
     )
 
 
-def _by_dtype(said: Any) -> Any:
-    return {_dtype("vector_widths", one): width for one, width in said.items()} if isinstance(said, Mapping) else said
+def _atomics(said: Any) -> Any:
+    return frozenset(map(_dtype, said)) if isinstance(said, list) else said
 
 
-def _dtypes(figure: str, said: Any) -> Any:
-    return frozenset(_dtype(figure, one) for one in said) if isinstance(said, list) else said
-
-
-def _dtype(figure: str, name: Any) -> torch.dtype:
+def _dtype(name: Any) -> torch.dtype:
     found = getattr(torch, name, None) if isinstance(name, str) else None
     if not isinstance(found, torch.dtype):
-        raise ValueError(f"{figure} names {name!r}, which is no dtype")
+        raise ValueError(f"atomics names {name!r}, which is no dtype")
     return found

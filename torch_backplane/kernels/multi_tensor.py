@@ -11,7 +11,7 @@ import torch
 
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import value_dtype
-from torch_backplane.kernels.element import element_function, used_dtypes
+from torch_backplane.kernels.element import Stored, element_function, used_dtypes
 from torch_backplane.kernels.expression import Formula, trace
 from torch_backplane.kernels.kernel import Kernel, Parameter, entry_point
 from torch_backplane.kernels.parameters import declarations, pointers
@@ -115,7 +115,7 @@ def multi_tensor(
     numbers_given = [f"single{i}" for i in range(len(inputs), len(read))]
     numbers_given += [f"this_scalar{i}" for i in range(len(scalars))]
     body += (_element if width == 1 else _run)(dialect, inputs, outputs, numbers_given)
-    element = element_function("element", program, dialect, read, scalars, outputs)
+    element = element_function("element", program, dialect, Stored(read, scalars, outputs))
     text = "\n".join(
         [
             dialect.header(used_dtypes(program, read, outputs, numbers), element),

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 
+from torch_backplane.kernels.cpu import squares
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import value_dtype
-from torch_backplane.kernels.element import element_function, used_dtypes
+from torch_backplane.kernels.element import Stored, element_function, used_dtypes
 from torch_backplane.kernels.expression import Formula, Program, trace
 from torch_backplane.kernels.kernel import Kernel, Parameter, Role, entry_point
 from torch_backplane.kernels.layouts import Layout, tile_pitch
 from torch_backplane.kernels.parameters import advance, declarations, pointers
-from torch_backplane.kernels.templates.spelling import macros, turning
-
-# What costs less than the memory that is read and written for it.
-_CHEAP = {"argument", "constant", "add", "subtract", "multiply", "negative", "absolute", "minimum", "maximum"} | {
-    "index", "where", "isnan", "equal", "not_equal", "less", "less_equal", "greater", "greater_equal"
-}  # fmt: skip
-_STREAMING_WIDTH = 4
-
-# Of the squares that threads turn in registers, by the size of an element: those of numbers alone.
-_EDGES = {1: 16, 2: 16, 4: 16, 8: 8}
+from torch_backplane.kernels.templates.spelling import macros
 
 _Place = Callable[[str], str]  # of a tensor's name: where its element is
 
@@ -49,8 +39,7 @@ def pointwise(
             `pointwise_program` made of it.
         inputs, outputs: dtypes of the tensors. Results are converted to the outputs' dtypes.
         layout: from `layouts.geometry`, whose operands are the outputs, the inputs, and the program's indices, with
-            `index_strides`. Where it is streaming, and all dtypes have 4 or 8 bytes and the formula is cheap
-            arithmetic, results are written past the caches.
+            `index_strides`.
         compute: what the formula sees each input as, one dtype for all or one for each; without it the input's own,
             float32 for float16 and bfloat16. Other inputs than of these are rounded to them if they are named here.
         scalars: dtypes of numbers passed as arguments: another number is the same kernel.
@@ -59,15 +48,10 @@ def pointwise(
     """
     entry = entry_point(name)
     program = formula if isinstance(formula, Program) else pointwise_program(formula, inputs, outputs, compute, scalars)
-    if layout.streaming:
-        if dialect.streaming_bytes is not None and _is_bound_by_memory(program, [*inputs, *outputs]):
-            layout = replace(layout, width=_STREAMING_WIDTH)
-        else:
-            layout = replace(layout, streaming=False)
-    writer = _Writer(dialect, inputs, outputs, scalars, len(program.indices), layout)
+    writer = Writer(dialect, inputs, outputs, scalars, len(program.indices), layout)
     body, parameters = writer.write()
     rounded = list(compute) if isinstance(compute, (list, tuple)) else []
-    element = element_function("element", program, dialect, inputs, scalars, outputs, indexed=True, rounded=rounded)
+    element = element_function("element", program, dialect, Stored(inputs, scalars, outputs), True, rounded)
     text = "\n".join(
         [
             dialect.header(used_dtypes(program, inputs, outputs, scalars, rounded), "\n".join([element, *body])),
@@ -108,11 +92,6 @@ def index_strides(dim: int | None, sizes: Sequence[int]) -> list[int]:
     return [int(at == dim % len(sizes)) for at in range(len(sizes))]
 
 
-def _is_bound_by_memory(program: Program, dtypes: Sequence[torch.dtype]) -> bool:
-    words = all(dtype.itemsize in (4, 8) and not dtype.is_complex for dtype in dtypes)
-    return words and all(instruction.operation in _CHEAP for instruction in program.instructions)
-
-
 def _seen_as(
     inputs: Sequence[torch.dtype], compute: torch.dtype | Sequence[torch.dtype] | None
 ) -> Sequence[torch.dtype]:
@@ -132,12 +111,7 @@ def _number_dtype(outputs: Sequence[torch.dtype]) -> torch.dtype:
     return value_dtype(outputs[0])
 
 
-def _edge(dtype: torch.dtype) -> int:
-    """Of a square of such numbers; 0 where they are not turned."""
-    return 0 if dtype.is_complex else _EDGES[dtype.itemsize]
-
-
-class _Writer:
+class Writer:
     """The kernel around `element`: which elements a work item computes, and where they are."""
 
     def __init__(
@@ -184,18 +158,16 @@ class _Writer:
         if self.layout.rows:
             return body + self._in_rows(), parameters
         if self.layout.tile:
-            return body + (self._in_tiles() if self.dialect.target.simt else self._in_squares()), parameters
+            return body + (self._in_tiles() if self.dialect.target.simt else squares.body(self)), parameters
         body.append(f"  const {self.index} item = {self.dialect.global_index(self.layout.wide)};")
         if rank:
             return body + self._strided(), parameters
-        if self.layout.streaming:
-            return body + self._streaming(), parameters
         return body + (self._vectorised() if self.layout.width > 1 else self._contiguous()), parameters
 
     def _contiguous(self) -> list[str]:
         return [
             f"  if ({self.dialect.beyond(('item', 'count'))}) return;",
-            *self._one_element(lambda name: "item", "  "),
+            *self.one_element(lambda name: "item", "  "),
         ]
 
     def _vectorised(self) -> list[str]:
@@ -213,35 +185,7 @@ class _Writer:
             "    return;",
             "  }",
             f"  for ({self.index} i = first; i < count; ++i) {{",
-            *self._one_element(lambda name: "i", "    "),
-            "  }",
-        ]
-
-    def _streaming(self) -> list[str]:
-        width = self.layout.width
-        outputs = {name for name, _ in self.outputs}
-
-        def place(name: str, lane: int) -> str:
-            return f"{name}_lanes[{lane}]" if name in outputs else f"{name}[first + {lane}]"
-
-        def position(name: str, lane: int) -> str:
-            return f"first + {lane}"
-
-        return [
-            f"  const {self.index} first = item * {width};",
-            "  if (first >= count) return;",
-            f"  if (count - first >= {width}) {{",
-            *(f"    {self.dialect.declare_lanes(f'{n}_lanes', dtype, width)}" for n, dtype in self.outputs),
-            # One by one: with a loop over lanes PoCL's compiler keeps them in memory.
-            *(
-                f"    {self._call(functools.partial(place, lane=lane), functools.partial(position, lane=lane))}"
-                for lane in range(width)
-            ),
-            *(f"    {self.dialect.stream_lanes(f'{n}_lanes', dtype, n, 'first', width)}" for n, dtype in self.outputs),
-            "    return;",
-            "  }",
-            f"  for ({self.index} i = first; i < count; ++i) {{",
-            *self._one_element(lambda name: "i", "    "),
+            *self.one_element(lambda name: "i", "    "),
             "  }",
         ]
 
@@ -252,7 +196,7 @@ class _Writer:
             f"  if ({self.dialect.beyond(('item', 'count'))}) return;",
             *(f"  {self.index} {place} = 0;" for place in places),
             *advance(self.index, "item", self.layout.rank, places),
-            *self._one_element(lambda name: f"{name}_at", "  "),
+            *self.one_element(lambda name: f"{name}_at", "  "),
         ]
 
     def _in_rows(self) -> list[str]:
@@ -273,7 +217,7 @@ class _Writer:
             *advance(self.index, "row", self.layout.rank, strides, first=1),
             *(f"  {name} += {name}_at;" for name in in_memory),
             f"  if ({self.dialect.beyond(('item', 'size0'), ('row', 'rows'))}) return;",
-            *self._one_element(lambda name: places[name] + (f" + {name}_at" if name in self.indices else ""), "  "),
+            *self.one_element(lambda name: places[name] + (f" + {name}_at" if name in self.indices else ""), "  "),
         ]
 
     def _in_tiles(self) -> list[str]:
@@ -284,7 +228,7 @@ class _Writer:
         along, width, height = self.layout.tile
         index = self.index
         dtypes = dict((*self.outputs, *self.inputs))
-        staged = self._staged()
+        staged = self.staged()
         pitches = {name: tile_pitch(self.layout.tile, dtypes[name].itemsize) for name in staged}
         sizes = {name: width * pitch for name, pitch in pitches.items()}
         self.local_bytes = sum(size * dtypes[name].itemsize for name, size in sizes.items())
@@ -292,7 +236,7 @@ class _Writer:
             f"LOCAL {self.dialect.storage_type(dtypes[name])} {name}_tile[{size}];"
             for name, size in sizes.items()
         ]
-        lines += self._tile_start()
+        lines += self.tile_start()
         assert self.tile_group is not None
         rounds, left = divmod(width * height, self.tile_group)
         # Counted alike in all items: in a loop from ITEM on, PoCL 3.1 has a wrong x where it is the same in all steps.
@@ -306,15 +250,15 @@ class _Writer:
             *loop,
             f"  const {index} x = i / {height}, y = i % {height};",
             inside,
-            *(f"    {name}_tile[x * {pitches[name]} + y] = {name}[{self._in_tile(name)}];" for name in staged),
+            *(f"    {name}_tile[x * {pitches[name]} + y] = {name}[{self.in_tile(name)}];" for name in staged),
             "  }",
             "}",
             "BARRIER;",
             *loop,
             f"  const {index} x = i % {width}, y = i / {width};",
             inside,
-            *self._one_element(
-                lambda name: f"x * {pitches[name]} + y" if name in pitches else self._in_tile(name),
+            *self.one_element(
+                lambda name: f"x * {pitches[name]} + y" if name in pitches else self.in_tile(name),
                 "    ",
                 staged,
             ),
@@ -323,91 +267,29 @@ class _Writer:
         ]
         return ["  " + line for line in lines]
 
-    def _in_squares(self) -> list[str]:
-        """A thread's tile: inputs whose neighbours along y are neighbours in memory are turned square by square, in
-        registers; then all goes along x, where compilers make vectors.
-        """
-        assert self.layout.tile
-        along, width, height = self.layout.tile
-        wide, names, dtypes = self.dialect.index_type(True), self._names(), dict((*self.outputs, *self.inputs))
-        staged = [name for name in self._staged() if self.dialect.vectors and _edge(dtypes[name]) > 0]
-        lines = self._tile_start()
-        lines += [
-            f"const {self.index} here_x = min(size0 - tile_x, ({self.index}){width});",
-            f"const {self.index} here_y = min(size{along} - tile_y, ({self.index}){height});",
-        ]
-        for name in staged:
-            kind, edge = self.dialect.storage_type(dtypes[name]), _edge(dtypes[name])
-            stride = f"stride{names.index(name)}_{along}"
-            each = f"for (int i = 0; i < {edge}; ++i)"
-            lines += [
-                f"{kind} {name}_tile[{width * height}];",
-                f"for ({self.index} x = 0; x < here_x; x += {edge})",
-                f"  for ({self.index} y = 0; y < here_y; y += {edge}) {{",
-                f"    const {self.index} end_x = min(x + {edge}, here_x), end_y = min(y + {edge}, here_y);",
-                f"    if (end_x == x + {edge} && end_y == y + {edge} && {stride} == 1) {{",
-                f"      {kind}{edge} square[{edge}];",
-                f"      {each} square[i] = vload{edge}(0, {name} + {self._in_tile(name, '(x + i)')});",
-                f"      turn_{kind}(square);",
-                f"      {each} vstore{edge}(square[i], 0, {name}_tile + (y + i) * {width} + x);",
-                "      continue;",
-                "    }",
-                f"    for ({self.index} i = x; i < end_x; ++i) {{",
-                f"      const {wide} from = {self._in_tile(name, 'i', 'y')}, step = {stride};",
-                f"      for ({wide} j = 0; j < end_y - y; ++j)",
-                f"        {name}_tile[(y + j) * {width} + i] = {name}[from + j * step];",
-                "    }",
-                "  }",
-            ]
-
-        def place(name: str) -> str:
-            if name in staged:
-                return f"y * {width} + x"
-            operand = names.index(name)
-            return f"{name}_row" + self._step(operand, "x")
-
-        def row(end: str) -> list[str]:
-            return [f"    for ({wide} x = 0; x < {end}; ++x) {{", *self._one_element(place, "      ", staged), "    }"]
-
-        for dtype in {self.dialect.storage_type(dtypes[name]): dtypes[name] for name in staged}.values():
-            kind, edge = self.dialect.storage_type(dtype), _edge(dtype)
-            self.functions.append(turning(f"turn_{kind}", f"{kind}{edge}", edge, 8 * dtype.itemsize))
-        lines += [
-            f"for ({self.index} y = 0; y < here_y; ++y) {{",
-            # 64 bits wide, which cannot wrap: so a compiler sees that neighbours are read and written.
-            *(f"  const {wide} {name}_row = {self._in_tile(name, '0')};" for name in names if name not in staged),
-            f"  if (here_x == {width}) {{",
-            *row(str(width)),
-            "  } else {",
-            *row("here_x"),
-            "  }",
-            "}",
-        ]
-        return ["  " + line for line in lines]
-
-    def _names(self) -> list[str]:
+    def names(self) -> list[str]:
         return [*(name for name, _ in (*self.outputs, *self.inputs)), *self.indices]
 
-    def _staged(self) -> list[str]:
+    def staged(self) -> list[str]:
         """Those that a tile is read of first."""
-        return [name for name, step in zip(self._names(), self.layout.inner, strict=True) if step == 3]
+        return [name for name, step in zip(self.names(), self.layout.inner, strict=True) if step == 3]
 
-    def _in_tile(self, name: str, x: str = "x", y: str = "y") -> str:
+    def in_tile(self, name: str, x: str = "x", y: str = "y") -> str:
         """Where an element of the tile is, which begins at NAME_at."""
         assert self.layout.tile
-        operand = self._names().index(name)
-        return f"{name}_at{self._step(operand, x)} + {y} * stride{operand}_{self.layout.tile[0]}"
+        operand = self.names().index(name)
+        return f"{name}_at{self.step(operand, x)} + {y} * stride{operand}_{self.layout.tile[0]}"
 
-    def _step(self, operand: int, x: str) -> str:
+    def step(self, operand: int, x: str) -> str:
         """What is added to a place for `x` elements along the innermost dimension."""
         step = self.layout.inner[operand]
         return "" if step == 0 else f" + {x}" if step == 1 else f" + {x} * stride{operand}_0"
 
-    def _tile_start(self) -> list[str]:
+    def tile_start(self) -> list[str]:
         """Statements that declare tile_x and tile_y, and for each operand where the tile begins, NAME_at."""
         assert self.layout.tile
         along, width, height = self.layout.tile
-        index, names = self.index, self._names()
+        index, names = self.index, self.names()
         outer = [dim for dim in range(1, self.layout.rank) if dim != along]
         lines = [
             f"const {index} tile = ({index})GROUP;",
@@ -416,7 +298,7 @@ class _Writer:
             f"const {index} down = size{along} / {height} + (size{along} % {height} != 0);",
             f"const {index} tile_x = tile % across * {width}, tile_y = tile / across % down * {height};",
             *([f"{index} rest = tile / across / down;"] if outer else []),
-            *(f"{index} {self._in_tile(name, 'tile_x', 'tile_y').replace('_at', '_at = 0', 1)};" for name in names),
+            *(f"{index} {self.in_tile(name, 'tile_x', 'tile_y').replace('_at', '_at = 0', 1)};" for name in names),
         ]
         for dim in outer:
             place = "rest"
@@ -426,7 +308,7 @@ class _Writer:
             lines += [f"{name}_at += {place} * stride{operand}_{dim};" for operand, name in enumerate(names)]
         return lines
 
-    def _one_element(self, at: _Place, indent: str, staged: Sequence[str] = ()) -> list[str]:
+    def one_element(self, at: _Place, indent: str, staged: Sequence[str] = ()) -> list[str]:
         # OpenCL C's `element` writes to private memory only, hence the variables.
         inputs = {name: f"{name}_tile" if name in staged else name for name, _ in self.inputs}
         call = self._call(lambda name: f"{inputs[name]}[{at(name)}]" if name in inputs else f"{name}_value", at)

@@ -8,7 +8,7 @@ does.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import torch
@@ -35,12 +35,6 @@ def _are_dtypes(value: Any) -> bool:
     return isinstance(value, frozenset) and all(isinstance(one, torch.dtype) for one in value)
 
 
-def _are_widths(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(
-        isinstance(dtype, torch.dtype) and _is_power_of_two(width, 128) for dtype, width in value.items()
-    )
-
-
 _TRUTH = ("True or False", lambda value: isinstance(value, bool))
 _BYTES = ("a whole number of bytes, 0 or more", lambda value: _is_whole(value, 0))
 
@@ -50,21 +44,12 @@ _RULES = {
     "max_group_size": ("a whole number of work items from 1 to 65,536", lambda value: _is_whole(value, 1, 1 << 16)),
     "group_multiple": ("a whole number of work items from 1 to 1,024", lambda value: _is_whole(value, 1, 1 << 10)),
     "subgroup_size": ("a power of two from 1 to 1,024", lambda value: _is_power_of_two(value, 1 << 10)),
-    "subgroup_operations": _TRUTH,
     "local_memory": _BYTES,
     "compute_units": ("a whole number above 0", lambda value: _is_whole(value, 1, 2**31 - 1)),
-    "vector_widths": ("a mapping of torch.dtype to powers of two from 1 to 128", _are_widths),
     "max_argument_bytes": ("a whole number of bytes, 128 or more", lambda value: _is_whole(value, 128)),
-    "max_allocation": ("a whole number of bytes above 0", lambda value: _is_whole(value, 1)),
     "atomics": ("a frozenset of torch.dtype", _are_dtypes),
-    "float16": _TRUTH,
-    "bfloat16": _TRUTH,
     "float64": _TRUTH,
-    "streaming_stores": _TRUTH,
     "cache_bytes": _BYTES,
-    "cache_line": ("a power of two from 1 to 4,096", lambda value: _is_power_of_two(value, 1 << 12)),
-    "host_memory": _TRUTH,
-    "addresses": _TRUTH,
 }
 
 
@@ -80,20 +65,13 @@ class Target:
         max_group_size: work items of a group, in all dimensions together, at most.
         group_multiple: work items; groups that are a multiple of it leave no lanes of the hardware empty.
         subgroup_size: work items of a subgroup (warp, wavefront, SIMD group); 1 where the device has none.
-        subgroup_operations: whether the items of a subgroup can exchange values without local memory.
         local_memory: bytes that a group can share.
         compute_units: how many of them there are. Planning takes it from `DeviceProperties.compute_units`.
-        vector_widths: for a dtype, elements of the vectors that the device likes best.
         max_argument_bytes: of all arguments of a kernel together.
-        max_allocation: bytes of one allocation, at most.
         atomics: dtypes for which there is an atomic compare-and-swap, or addition, in device memory.
-        float16, bfloat16, float64: whether arithmetic in the dtype is the hardware's. Without float64 no kernel is
-            given any; planning takes that from `DeviceProperties.dtypes`.
-        streaming_stores: whether kernels should write past the caches what is larger than they are.
+        float64: whether arithmetic in float64 is the hardware's. Without it no kernel is given any; planning takes that
+            from `DeviceProperties.dtypes`.
         cache_bytes: of the largest cache that all compute units share, 0 where it is not known.
-        cache_line: bytes that are read from memory at once.
-        host_memory: whether device memory is the host's own, so that nothing is gained by moving data between them.
-        addresses: whether a pointer in device memory can be calculated with on the host.
 
     Raises:
         ValueError: a figure is missing or absurd. The message names it, its value, and what is accepted.
@@ -103,28 +81,19 @@ class Target:
     max_group_size: int = 256
     group_multiple: int = 1
     subgroup_size: int = 1
-    subgroup_operations: bool = False
     local_memory: int = 32 << 10  # the least of OpenCL's full profile
     compute_units: int = 1
-    vector_widths: Mapping[torch.dtype, int] = field(default_factory=dict, hash=False)
     max_argument_bytes: int = 1024  # the least of OpenCL's full profile
-    max_allocation: int = 2**63 - 1
     atomics: frozenset[torch.dtype] = frozenset({torch.int32, torch.uint32})
-    float16: bool = False
-    bfloat16: bool = False
     float64: bool = True
-    streaming_stores: bool = False
     cache_bytes: int = 0
-    cache_line: int = 64
-    host_memory: bool = False
-    addresses: bool = False
 
     # What a device of each kind (`DeviceProperties.kind`) is taken for where its driver says nothing.
     KINDS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "gpu": {},
         "accelerator": {},
-        "cpu": {"simt": False, "streaming_stores": True, "host_memory": True},
-        "host": {"simt": False, "streaming_stores": True, "host_memory": True, "addresses": True},
+        "cpu": {"simt": False},
+        "host": {"simt": False},
     }
 
     @classmethod
@@ -298,15 +267,6 @@ class Target:
         elements, and where operands have strides.
         """
         return self.group(256)
-
-    @property
-    def streaming_bytes(self) -> int | None:
-        """From which size on the results of cheap formulas are written past the caches; None: never.
-
-        A processor reads a cache line before it writes to it, and results larger than the caches have left them when
-        they are wanted. C libraries copy large memory in the same way.
-        """
-        return 32 << 20 if self.streaming_stores else None
 
     @property
     def has_wide_sums(self) -> bool:

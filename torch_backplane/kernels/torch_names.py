@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torch_backplane.kernels import functions, special
-from torch_backplane.kernels.expression import Expression, apply
+from torch_backplane.kernels.expression import Expression, apply, registered
 
 
 def call(function: Callable[..., Any], arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
@@ -76,3 +76,5 @@ _OTHERWISE: dict[str, Callable[..., Expression]] = {
         for name in names.split()
     },
 }
+
+registered["torch function"] = call

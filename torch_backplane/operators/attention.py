@@ -15,18 +15,21 @@ from torch_backplane import tuning
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.reductions import summation
 from torch_backplane.kernels.templates.attention import (
+    AttentionParams,
     Dropout,
+    Saved,
     attention,
     attention_gradient,
 )
 from torch_backplane.kernels.templates.attention_bias import attention_bias_gradient, bias_gradient_parts
 from torch_backplane.kernels.templates.random import WORDS_PER_CALL
-from torch_backplane.operators.linear_algebra import MultiplicationCost, host_refuses
+from torch_backplane.operators.linear_algebra import host_refuses
 from torch_backplane.planning import (
     Call,
     Candidate,
     Candidates,
     call_on_cpu,
+    costs,
     dialect_of,
     operator,
     random_numbers,
@@ -35,28 +38,22 @@ from torch_backplane.planning import (
 )
 from torch_backplane.planning.launch import traced
 
-# Picoseconds: of a multiplication, and as of products where the host's team takes the cores (docs/measurements.md).
-_BY_KERNELS, _ON_HOST, _CHANGING = 15, 16, 2_000_000_000
-_TILE = 32  # rows, of which a work item computes all
-
-
-def _cost_by_kernels(query: torch.Tensor, key: torch.Tensor, columns: int, backward: bool) -> int:
-    queries, keys = (-(-one.shape[2] // _TILE) * _TILE for one in (query, key))
-    # Scores and slopes are computed again for each gradient: three products of the query's and five of the key's rows.
-    rows = 3 * queries * key.shape[2] + 5 * keys * query.shape[2] if backward else 2 * queries * key.shape[2]
-    return _BY_KERNELS * query.shape[0] * query.shape[1] * rows * columns
+_FEW = 16  # queries: kernels compute tiles of 32
 
 
 def _cost_on_host(query: torch.Tensor, key: torch.Tensor, columns: int, backward: bool) -> int:
-    products = 5 if backward else 2
-    count = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2] * columns
-    return _CHANGING + products * count * min(_ON_HOST, MultiplicationCost.on_host(query.dtype))
+    heads, queries = query.shape[0] * query.shape[1], query.shape[2]
+    rows_of_products = heads * key.shape[2] * columns
+    if backward:
+        return costs.on_host("gradients of attention", torch.float32, rows_of_products * queries)
+    few = "attention of few queries"
+    return costs.on_host(few, torch.float32, rows_of_products if queries < _FEW else 0)
 
 
 ways = Candidates(
     "attention",
     Candidate("host", lambda query, *described: host_refuses(query), cost=_cost_on_host),
-    Candidate("generated", lambda *described: None, cost=_cost_by_kernels),
+    Candidate("generated", lambda *described: None),
 )
 
 
@@ -138,8 +135,8 @@ def one_pass(
     dropout = None
     if kept is not None:
         dropout = Dropout(kept, query.new_empty(2, dtype=torch.int64), random_numbers(WORDS_PER_CALL))
-    arguments = (out, logarithm, query, key, value, _scores_like(bias, query, key), is_causal, scale, dropout)
-    run_template(attention, query.device, *arguments, name="attention")
+    params = AttentionParams(_scores_like(bias, query, key), is_causal, scale, dropout)
+    run_template(attention, query.device, out, logarithm, query, key, value, params, name="attention")
     return out, logarithm, None if dropout is None else dropout.state
 
 
@@ -172,28 +169,28 @@ def one_pass_backward(
     grad, query, key, value = map(_as_kernels_read, (grad, query, key, value))
     like_scores = _scores_like(bias, query, key)
     dropout = None if kept is None or state is None else Dropout(kept, state)
-
-    def compute(of: str, result: torch.Tensor, inner: torch.Tensor | None) -> None:
-        arguments = (result, of, grad, query, key, value, like_scores, logarithm, inner, is_causal, scale, dropout)
-        run_template(attention_gradient, query.device, *arguments, name="attention_backward")
-
+    params = AttentionParams(like_scores, is_causal, scale, dropout)
     inner = torch.empty_like(logarithm)
+    saved = Saved(query, key, value, logarithm, inner)
+
+    def compute(of: str, result: torch.Tensor, saved: Saved) -> None:
+        run_template(attention_gradient, query.device, result, of, grad, saved, params, name="attention_backward")
+
     if out.dtype == logarithm.dtype:
         definition = traced(("products", out.dtype), lambda: summation(out.dtype, lambda a, b, _: a * b))
         run_reduction(definition, [inner], [grad, out], [3], key=("products", out.dtype), name="sum_of_products")
     else:  # the result was rounded, and where gradients all but cancel that would be what is left
-        compute("inner", inner.unsqueeze(-1), None)
+        compute("inner", inner.unsqueeze(-1), saved._replace(inner=None))
     for of, gradient in zip(("query", "key", "value"), gradients, strict=True):
         if gradient is not None:
-            compute(of, gradient, inner)
+            compute(of, gradient, saved)
     if not wanted[3] or bias is None or like_scores is None:
         return *gradients, None
     bias_gradient = torch.empty(bias.shape, dtype=bias.dtype, device=bias.device)
     result = bias_gradient.reshape([1] * (4 - bias.dim()) + list(bias.shape))
     parts = bias_gradient_parts(dialect_of(query.device), query, key, result.shape)
     summands = result.unsqueeze(0) if parts == 1 else logarithm.new_empty([parts, *result.shape])
-    arguments = (summands, grad, query, key, value, like_scores, logarithm, inner, is_causal, scale, dropout)
-    run_template(attention_bias_gradient, query.device, *arguments, name="attention_backward")
+    run_template(attention_bias_gradient, query.device, summands, grad, saved, params, name="attention_backward")
     if parts > 1:
         result.copy_(summands.sum(0))
     return *gradients, bias_gradient

@@ -23,13 +23,14 @@ from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates import winograd
 from torch_backplane.kernels.templates.convolution import Sums, can_gather, forward, gathered, of_image, of_weight
 from torch_backplane.kernels.templates.unfold import Windows, fold, unfold
-from torch_backplane.operators.linear_algebra import MultiplicationCost, host_refuses, on_host, product
+from torch_backplane.operators.linear_algebra import host_refuses, on_host, product
 from torch_backplane.planning import (
     Call,
     Candidate,
     Candidates,
     RunOnCPU,
     call_on_cpu,
+    costs,
     dialect_of,
     operator,
     run_template,
@@ -177,9 +178,6 @@ def _workspace(form: str, self: torch.Tensor, weight: torch.Tensor, groups: int,
 
 _WINOGRAD = "winograd"
 _SETTINGS = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
-# Picoseconds that it costs a program when the host's team takes the cores (linear_algebra.py): less than of products,
-# as a model whose larger convolutions are the host's has the team anyhow.
-_CHANGING = 200_000_000
 
 
 def _multiplications(self: torch.Tensor, weight: torch.Tensor, groups: int, w: Windows) -> int:
@@ -191,15 +189,12 @@ convolutions = Candidates(
     Candidate(
         "host",
         lambda self, *described: _host_refuses(self),
-        cost=lambda *described: (
-            _CHANGING + _multiplications(*described) * MultiplicationCost.on_host(described[0].dtype)
-        ),
+        cost=lambda self, *described: costs.on_host("convolutions", self.dtype, _multiplications(self, *described)),
     ),
     Candidate(
         "generated",
         lambda *described: None,
         _forms,
-        cost=lambda *described: _multiplications(*described) * MultiplicationCost.KERNEL,
         workspace=_workspace,
     ),
 )
@@ -339,7 +334,7 @@ def _gather(
     out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, sums: Sums, results: torch.Tensor, bias: torch.Tensor | None
 ) -> None:
     limit = workspace()
-    run_template(gathered, out.device, out, a, b, sums, results, bias, name="convolution", workspace=limit)
+    run_template(gathered, out.device, out, (a, b), sums, results, bias, name="convolution", workspace=limit)
 
 
 def _correlate(

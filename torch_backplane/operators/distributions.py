@@ -34,10 +34,8 @@ def _fill(self: torch.Tensor, template: Any, *arguments: Any, **options: Any) ->
     if self.numel():
         name = str(arguments[0]) if template is fill else "random"
         with contiguous_result(self) as result:
-            if template is fill:
-                arguments = (arguments[0], *random_numbers(WORDS_PER_CALL), *arguments[1:])
-            else:
-                arguments = (*arguments, *random_numbers(WORDS_PER_CALL))
+            drawn = random_numbers(WORDS_PER_CALL)
+            arguments = (arguments[0], drawn, arguments[1:]) if template is fill else (*arguments, drawn)
             run_template(template, self.device, result, *arguments, name=name, **options)
     return self
 
@@ -47,7 +45,7 @@ def uniform_(call: Call, self: torch.Tensor, low: float, high: float, generator:
     check(self.is_floating_point(), "a dtype that is not floating-point")
     least, greatest = -torch.finfo(self.dtype).max, torch.finfo(self.dtype).max
     check(least <= low <= high <= greatest and high - low <= greatest, "a range that is none, or out of the dtype's")
-    return _fill(self, fill, "uniform", low, high, third=least_as(high, self.dtype))
+    return _fill(self, fill, "uniform", low, high, least_as(high, self.dtype))
 
 
 def least_as(number: float, dtype: torch.dtype) -> float:

@@ -28,7 +28,7 @@ def native_dropout(call: Call, self: torch.Tensor, p: float, train: bool | None)
     if out.stride() != self.stride():
         self = torch.empty_like(self).copy_(self)
     chances = (1 - p, scale)
-    run_template(dropout, self.device, out, mask, self, *chances, *random_numbers(WORDS_PER_CALL), name="dropout")
+    run_template(dropout, self.device, out, mask, self, *chances, random_numbers(WORDS_PER_CALL), name="dropout")
     return out, mask
 
 

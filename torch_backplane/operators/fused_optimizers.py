@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,17 +15,22 @@ from torch_backplane.planning import Call, Number, Refused, RunOnCPU, operator
 FLOATS = ("beta1", "beta2", "weight_decay", "eps")
 
 
+class Lists(NamedTuple):
+    """What a step changes, and what it reads: of each list one tensor for a parameter."""
+
+    params: list[torch.Tensor]
+    grads: list[torch.Tensor]
+    state: Sequence[list[torch.Tensor]]
+    steps: Sequence[torch.Tensor] = ()
+
+
 def run_step(
     name: str,
     formula: Callable[..., Any],
-    params: list[torch.Tensor],
-    grads: list[torch.Tensor],
-    state: Sequence[list[torch.Tensor]],
-    steps: list[torch.Tensor],
+    lists: Lists,
     rate: Any,
     numbers: list[Any],
-    grad_scale: torch.Tensor | None,
-    found_inf: torch.Tensor | None,
+    scaler_tensors: tuple[torch.Tensor | None, torch.Tensor | None],
     correction: Callable[..., tuple[Any, ...]] | None = None,
 ) -> None:
     """Changes `params` and `state` as `formula` says of (parameter, gradient, *state, *step, rate, *numbers). The
@@ -34,9 +39,10 @@ def run_step(
     With `correction` the formula gets, in the place of the step, the two numbers that it makes of (step, rate,
     *numbers): once for a parameter, and not for each of its elements.
 
-    With GradScaler's tensors gradients are divided by `grad_scale`, in place; and nothing changes where `found_inf` is
-    not 0.
+    With GradScaler's tensors, grad_scale and found_inf, gradients are divided by `grad_scale`, in place; and nothing
+    changes where `found_inf` is not 0.
     """
+    (params, grads, state, steps), (grad_scale, found_inf) = lists, scaler_tensors
     check_lists([params, grads, *state])
     if any(step.dtype != torch.float32 for step in steps):
         raise RunOnCPU("its step counts are not float32")
@@ -130,7 +136,8 @@ def _declare_adam(name: str, decoupled: bool) -> None:
         formula = adam(decoupled, amsgrad, maximize)
         numbers = [beta1, beta2, weight_decay, eps]
         named = f"{name[1:-1]}_{amsgrad}_{maximize}"
-        run_step(named, formula, params, grads, state, steps, lr, numbers, grad_scale, found_inf, corrections_of_bias)
+        lists = Lists(params, grads, state, steps)
+        run_step(named, formula, lists, lr, numbers, (grad_scale, found_inf), corrections_of_bias)
 
 
 _declare_adam("_fused_adam_", decoupled=False)
@@ -181,13 +188,15 @@ def fused_sgd(
     formula = sgd(bool(buffers), nesterov, maximize, is_first_step)
     name = f"fused_sgd_{bool(buffers)}_{nesterov}_{maximize}_{is_first_step}"
     numbers = [weight_decay, momentum, dampening]
-    run_step(name, formula, params, grads, [buffers] if buffers else [], [], lr, numbers, grad_scale, found_inf)
+    lists = Lists(params, grads, [buffers] if buffers else [])
+    run_step(name, formula, lists, lr, numbers, (grad_scale, found_inf))
 
 
 def adagrad(maximize: bool) -> Callable[..., Any]:
     """A step of Adagrad, as torch.optim's documentation gives it."""
 
-    def formula(p: Any, g: Any, total: Any, step: Any, lr: Any, lr_decay: Any, decay: Any, eps: Any) -> Any:
+    def formula(p: Any, g: Any, total: Any, *numbers: Any) -> Any:
+        step, lr, lr_decay, decay, eps = numbers
         g = (-g if maximize else g) + decay * p
         total = total + g * g
         return p - lr / (1.0 + (step - 1.0) * lr_decay) * (g / (f.sqrt(total) + eps)), total
@@ -212,4 +221,5 @@ def fused_adagrad(
     found_inf: torch.Tensor | None,
 ) -> None:
     name, numbers = f"fused_adagrad_{maximize}", [lr_decay, weight_decay, eps]
-    run_step(name, adagrad(maximize), params, grads, [sums], steps, lr, numbers, grad_scale, found_inf)
+    lists = Lists(params, grads, [sums], steps)
+    run_step(name, adagrad(maximize), lists, lr, numbers, (grad_scale, found_inf))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from torch_backplane.kernels.templates.norms import Sets
+from torch_backplane.kernels.templates.norms import Affine, Saved, Sets, Statistics
 from torch_backplane.operators.normalization import (
     Optional,
     Results,
     check_channels,
     check_gradients,
     check_parameters,
-    dense,
     new_like,
     run_norm,
     run_norm_backward,
@@ -59,7 +58,7 @@ def native_group_norm(
     _check_groups(self, batch, channels, length, groups)
     out, mean, rstd = call.outputs(like=_normalized(self, weight, bias, batch, groups))
     sets = Sets.group(batch, channels, length, groups)
-    run_norm(sets, out, self, dense(weight), dense(bias), eps, mean=mean, rstd=rstd)
+    run_norm(sets, out, self, Affine(weight, bias), Statistics(mean, rstd), eps)
     return out, mean, rstd
 
 
@@ -85,5 +84,5 @@ def native_group_norm_backward(
     check_gradients(self, grad, mean, rstd)
     channel = self.new_empty(channels) if weight is None else weight
     results = new_like([self, channel, channel], output_mask)
-    run_norm_backward(Sets.group(batch, channels, length, groups), results, grad, self, mean, rstd, weight)
+    run_norm_backward(Sets.group(batch, channels, length, groups), results, Saved(grad, self, weight, mean, rstd))
     return results

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from torch_backplane.kernels.dtypes import integer_range, value_dtype
-from torch_backplane.kernels.templates.indexing import Index, read, write
+from torch_backplane.kernels.templates.indexing import Index, Places, WriteParams, read, write
 from torch_backplane.planning import (
     Call,
     Number,
     Refused,
     RunOnCPU,
     check_number,
-    error_words,
+    error_report,
     run_pointwise,
     run_template,
     runtime,
@@ -81,8 +81,8 @@ def run_read(
     name: str, out: torch.Tensor, self: torch.Tensor, kept: Sequence[int], indices: Sequence[Index], wraps: bool = False
 ) -> torch.Tensor:
     if out.numel():
-        words = error_words(out.device)
-        run_template(read, out.device, out, self, kept, indices, words, name, wraps=wraps, name=name)
+        report = error_report(out.device, name)
+        run_template(read, out.device, out, self, kept, indices, report, wraps=wraps, name=name)
     return out
 
 
@@ -101,7 +101,7 @@ def run_write(
             raise RunOnCPU("a complex factor of bools")
         options["alpha"] = options["alpha"].fitting(self.dtype)
     if self.is_complex():
-        _write_parts(name, self, source, shape, kept, strides, indices, **options)
+        _write_parts(name, self, source, Places(shape, kept, strides, indices), **options)
         return
     deterministic = options.pop("in_order", False) or torch.are_deterministic_algorithms_enabled()
     meet = options.get("combine") in ("add", "multiply") and not options.get("distinct")
@@ -111,21 +111,9 @@ def run_write(
     to = self
     if wide != self.dtype:
         to = runtime.empty_strided(self.shape, self.stride(), wide, self.device).copy_(self)
-    run_template(
-        write,
-        self.device,
-        to,
-        source,
-        shape,
-        kept,
-        strides,
-        indices,
-        error_words(self.device),
-        name,
-        name=name,
-        deterministic=deterministic,
-        **options,
-    )
+    params = WriteParams(deterministic=deterministic, **options)
+    places = Places(shape, kept, strides, indices)
+    run_template(write, self.device, to, source, places, error_report(self.device, name), params, name=name)
     if to is not self:
         self.copy_(to)
 
@@ -134,15 +122,13 @@ def _write_parts(
     name: str,
     self: torch.Tensor,
     source: Any,
-    shape: Sequence[int],
-    kept: Sequence[int],
-    strides: Sequence[int],
-    indices: Sequence[Index],
+    places: Places,
     combine: str = "assign",
     alpha: Any = None,
     **options: Any,
 ) -> None:
     """Complex numbers, as pairs of real ones in a last dimension."""
+    shape, kept, strides, indices = places
     if combine not in ("assign", "add"):
         raise RunOnCPU(f"{combine} of complex numbers")
     if not isinstance(source, torch.Tensor):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from torch_backplane.kernels.dtypes import value_dtype
-from torch_backplane.kernels.templates.norms import Sets
+from torch_backplane.kernels.templates.norms import Affine, Saved, Sets, Statistics
 from torch_backplane.operators.normalization import (
     Optional,
     Results,
@@ -16,7 +16,6 @@ from torch_backplane.operators.normalization import (
     check_gradients,
     check_parameters,
     check_shape,
-    dense,
     new_like,
     run_norm,
     run_norm_backward,
@@ -51,7 +50,7 @@ def native_layer_norm(
     out, mean, rstd = call.outputs(like=_normalized(self, normalized_shape, weight, bias))
     size = math.prod(normalized_shape)
     sets = Sets.layer(self.numel() // max(1, size), size)
-    run_norm(sets, out, self, dense(weight), dense(bias), eps, mean=mean, rstd=rstd)
+    run_norm(sets, out, self, Affine(weight, bias), Statistics(mean, rstd), eps)
     return out, mean, rstd
 
 
@@ -90,7 +89,8 @@ def native_layer_norm_backward(
     size = math.prod(normalized_shape)
     _check_backward(grad, self, normalized_shape, weight, bias, mean, rstd)
     results = new_like([self, weight, bias], output_mask, first=torch.contiguous_format)
-    run_norm_backward(Sets.layer(self.numel() // max(1, size), size), results, grad, self, mean, rstd, weight)
+    sets = Sets.layer(self.numel() // max(1, size), size)
+    run_norm_backward(sets, results, Saved(grad, self, weight, mean, rstd))
     return results
 
 
@@ -115,7 +115,7 @@ def rms_norm(
     if not out.numel():
         return out, rstd.fill_(math.nan)
     eps = torch.finfo(dtype).eps if eps is None else eps
-    run_norm(Sets.layer(rstd.numel(), size), out, self, dense(weight), None, eps, mean=None, rstd=rstd)
+    run_norm(Sets.layer(rstd.numel(), size), out, self, Affine(weight), Statistics(None, rstd), eps)
     return out, rstd
 
 
@@ -132,5 +132,6 @@ def rms_norm_backward(
     _check_real(self, weight)
     _check_backward(grad, self, normalized_shape, weight, None, rstd)
     results = new_like([self, weight], output_mask, first=torch.contiguous_format)
-    run_norm_backward(Sets.layer(rstd.numel(), math.prod(normalized_shape)), results, grad, self, None, rstd, weight)
+    sets = Sets.layer(rstd.numel(), math.prod(normalized_shape))
+    run_norm_backward(sets, results, Saved(grad, self, weight, None, rstd))
     return results

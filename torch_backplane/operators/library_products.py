@@ -1,69 +1,75 @@
-"""Matrix products by a library for the device's hardware, which its driver brings (`drivers.base.ProductLibrary`)."""
+"""Matrix products by a library for the device's hardware, which its driver brings (the family matmul)."""
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
 
-from torch_backplane.planning import QueueFunction, product_library
-
-_INTEGERS = 12  # see ProductLibrary
+from torch_backplane.planning import LibraryCall
 
 
-def why_not(out: torch.Tensor) -> str | None:
-    """Why the library does not compute products with this result, in words that go on with «it»; None where it does."""
-    library = product_library(out.device)
-    if library is None:
-        return "is not there for this device"
-    if out.dtype not in library.products:
-        return f"({library.name}) has no {out.dtype}".replace("torch.", "")
-    return None if out.dim() in (2, 3) else "takes matrices and batches of them"
+def why_not(out: torch.Tensor, a: torch.Tensor | None = None, b: torch.Tensor | None = None) -> str | None:
+    """Why no library computes products with this result, in words that go on with «it»; None where one does."""
+    return _call(out, a, b).why_not() if out.dim() in (2, 3) else "takes matrices and batches of them"
 
 
-def workspace(out: torch.Tensor, *operands: torch.Tensor) -> int:
-    """Bytes of what has to be copied: operands, and a result, whose rows or columns are not each in one piece."""
-    return sum(one.numel() * one.itemsize for one in (out, *operands) if not _has_rows(one) and not _has_rows(one.mT))
+def workspace(out: torch.Tensor, a: torch.Tensor | None = None, b: torch.Tensor | None = None) -> int:
+    """Bytes of the routine's workspace and of copies: operands, and a result, of which neither rows nor columns are
+    each in one piece.
+    """
+    copied = [one for one in (out, a, b) if one is not None and not _has_rows(one) and not _has_rows(one.mT)]
+    return sum(one.numel() * one.itemsize for one in copied) + _call(out, a, b).workspace()
+
+
+def cost(out: torch.Tensor, a: torch.Tensor | None = None, b: torch.Tensor | None = None) -> int | None:
+    """The routine's cost (`planning.costs`); None where the library states none."""
+    return _call(out, a, b).cost()
 
 
 def multiply(
     out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, beta: Any, alpha: Any
 ) -> None:
     """out = beta * c + alpha * a @ b, of matrices or batches of matrices, none of which is empty."""
-    if out.stride(-1) != 1 and out.stride(-2) == 1:  # its columns are in one piece: outᵀ = bᵀ aᵀ
+    if _has_columns(out):
         out, a, b, c = out.mT, b.mT, a.mT, None if c is None else c.mT
     has_rows = _has_rows(out)
     result = out if has_rows else torch.empty(out.shape, dtype=out.dtype, device=out.device)
     if c is not None:
         result.copy_(c)
-    (a, a_row, a_turned), (b, b_row, b_turned) = _in_rows(a), _in_rows(b)
-    batched = out.dim() == 3
-    sizes = (out.shape[0] if batched else 1, *out.shape[-2:], a.shape[-1])
-    steps = (one.stride(0) if batched else 0 for one in (result, a, b))
-    rows = (result.stride(-2), a_row, b_row, a_turned, b_turned)
-    _function(out.device, out.dtype)(result, a, b, alpha, 0 if c is None else beta, *sizes, *rows, *steps)
+    a, b = (one if _has_rows(one) or _has_rows(one.mT) else one.contiguous() for one in (a, b))
+    _call(result, a, b).run([result, a, b], [alpha, 0 if c is None else beta])
     if not has_rows:
         out.copy_(result)
 
 
-@cache
-def _function(device: torch.device, dtype: torch.dtype) -> QueueFunction:
-    library = product_library(device)
-    assert library is not None
-    parameters = ("output", "input", "input", dtype, dtype, *[torch.int64] * _INTEGERS)
-    return QueueFunction(f"{library.name}'s product", library.products[dtype], *parameters, explain=library.explain)
+def _call(out: torch.Tensor, a: torch.Tensor | None, b: torch.Tensor | None) -> LibraryCall:
+    if a is None or b is None:
+        return LibraryCall(out.device, "matmul", out.dtype)
+    matrices = (out.mT, b.mT, a.mT) if _has_columns(out) else (out, a, b)
+    return LibraryCall(out.device, "matmul", out.dtype, lambda: _integers(*matrices))
 
 
-def _in_rows(matrix: torch.Tensor) -> tuple[torch.Tensor, int, int]:
-    """It, or a copy, from one row in memory to the next, and whether these rows are its columns."""
-    if _has_rows(matrix):
-        return matrix, matrix.stride(-2), 0
-    if _has_rows(matrix.mT):
-        return matrix, matrix.stride(-1), 1
-    return matrix.contiguous(), matrix.shape[-1], 0
+def _integers(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> dict[str, int]:
+    """The routine's, of operands as they are, or as their copies will be."""
+    rows, columns = c.shape[-2:]
+    found = {"batch": c.shape[0] if c.dim() == 3 else 1, "rows": rows, "columns": columns, "depth": a.shape[-1]}
+    for name, one in (("c", c), ("a", a), ("b", b)):
+        is_transposed = not _has_rows(one) and _has_rows(one.mT)
+        is_copied = not _has_rows(one) and not is_transposed
+        found[f"{name}_row"] = one.shape[-1] if is_copied else one.stride(-1 if is_transposed else -2)
+        found[f"{name}_transposed"] = int(is_transposed)
+        step = one.shape[-2] * one.shape[-1] if is_copied else one.stride(0)
+        found[f"{name}_step"] = step if one.dim() == 3 else 0
+    del found["c_transposed"]  # a result in columns is computed as its transpose
+    return found
 
 
 def _has_rows(matrix: torch.Tensor) -> bool:
     """Whether each row is in one piece, and before the next one."""
     return bool(matrix.stride(-1) == 1 and matrix.stride(-2) >= matrix.shape[-1])
+
+
+def _has_columns(matrix: torch.Tensor) -> bool:
+    """Whether each column is in one piece, and no row is: outᵀ = bᵀ aᵀ is the product in rows."""
+    return bool(matrix.stride(-1) != 1 and matrix.stride(-2) == 1)

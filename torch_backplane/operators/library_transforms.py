@@ -1,36 +1,39 @@
-"""Fourier transforms by a library for the hardware that the driver brings (`drivers.base.TransformLibrary`)."""
+"""Fourier transforms by a library for the hardware that the driver brings (the family fft)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache
 
 import torch
 
-from torch_backplane.planning import QueueFunction, same_storage, transform_library
+from torch_backplane.planning import LibraryCall, Transform, same_storage
 
-# What is transformed into what, and how many integers a call has: see TransformLibrary.
-COMPLEX, TO_HALF, FROM_HALF = 0, 1, 2
-_INTEGERS = 6
 MOST_DIMENSIONS = 3
 
 
-def why_not(x: torch.Tensor, out: torch.Tensor, dims: Sequence[int]) -> str | None:
-    """Why the library does not transform x along `dims` to `out`, in words that go on with «it»; None where it does."""
-    library = transform_library(x.device)
-    if library is None:
-        return "is not there for this device"
-    if x.dtype.to_real() not in library.transforms:
-        return f"({library.name}) has no {x.dtype}".replace("torch.", "")
+def why_not(x: torch.Tensor, out: torch.Tensor, dims: Sequence[int], inverse: bool) -> str | None:
+    """Why no library transforms x along `dims` to `out`, in words that go on with «it»; None where one does."""
+    absent = LibraryCall(x.device, "fft", x.dtype.to_real()).why_not()
+    if absent is not None:
+        return absent
     if len(dims) > MOST_DIMENSIONS:
         return f"transforms along up to {MOST_DIMENSIONS} dimensions"
     whole = x if out.is_complex() else out
-    if not all(1 < whole.shape[dim] <= library.most_elements for dim in dims):
-        return f"transforms along 2 to {library.most_elements} elements"
-    if not all(one.numel() * one.element_size() <= library.most_bytes for one in (x, out)):
-        return f"transforms up to {library.most_bytes} bytes"
-    return None
+    if not all(whole.shape[dim] > 1 for dim in dims):
+        return "transforms along 2 elements and more"
+    return next(filter(None, (call.why_not() for call in _calls(x, out, dims, inverse))), None)
+
+
+def workspace(x: torch.Tensor, out: torch.Tensor, dims: Sequence[int], inverse: bool) -> int:
+    """Bytes of the routine's workspace."""
+    return sum(call.workspace() for call in _calls(x, out, dims, inverse))
+
+
+def cost(x: torch.Tensor, out: torch.Tensor, dims: Sequence[int], inverse: bool) -> int | None:
+    """The routine's cost (`planning.costs`); None where the library states none."""
+    costs = [call.cost() for call in _calls(x, out, dims, inverse)]
+    return None if None in costs else max(one for one in costs if one is not None)
 
 
 def transform(out: torch.Tensor, x: torch.Tensor, dims: Sequence[int], scale: float, inverse: bool = False) -> None:
@@ -42,14 +45,14 @@ def transform(out: torch.Tensor, x: torch.Tensor, dims: Sequence[int], scale: fl
     if not out.is_complex():
         if first:
             whole, x = x, torch.empty_like(x)
-            _along(x, whole, first, COMPLEX, inverse)
+            _along(x, whole, first, Transform.COMPLEX, inverse)
         x = x.movedim(last, -1).clone(memory_format=torch.contiguous_format)
         _make_ends_real(x, out.shape[last])
-        _along(out, x.movedim(-1, last), [last], FROM_HALF, inverse, scale)
+        _along(out, x.movedim(-1, last), [last], Transform.HALF_TO_REAL, inverse, scale)
     elif x.is_complex() or out.shape[last] == x.shape[last]:
-        _along(out, x.to(out.dtype), dims, COMPLEX, inverse, scale)
+        _along(out, x.to(out.dtype), dims, Transform.COMPLEX, inverse, scale)
     else:
-        _along(out, x, dims, TO_HALF, inverse, scale)
+        _along(out, x, dims, Transform.REAL_TO_HALF, inverse, scale)
 
 
 def _make_ends_real(half: torch.Tensor, size: int) -> None:
@@ -63,7 +66,7 @@ def _make_ends_real(half: torch.Tensor, size: int) -> None:
 
 
 def _along(
-    out: torch.Tensor, x: torch.Tensor, dims: Sequence[int], what: int, inverse: bool, scale: float = 1.0
+    out: torch.Tensor, x: torch.Tensor, dims: Sequence[int], kind: Transform, inverse: bool, scale: float = 1.0
 ) -> None:
     """The innermost ones are transformed: others are brought there, and results to where they belong."""
     others = sorted((one for one in range(out.dim()) if one not in dims), key=out.stride, reverse=True)
@@ -71,19 +74,30 @@ def _along(
     source, target = x.permute(order).contiguous(), out.permute(order)
     in_place = target.is_contiguous() and not same_storage(target, source)
     result = target if in_place else torch.empty(target.shape, dtype=out.dtype, device=out.device)
-    batch = math.prod(source.shape[: len(others)])
-    sizes = (source if out.is_complex() else target).shape[len(others) :]
-    absent = [1] * (MOST_DIMENSIONS - len(dims))
-    _function(out.device, out.dtype.to_real(), what)(result, source, what, int(inverse), batch, *absent, *sizes)
+    call = _call(x if out.is_complex() else out, dims, kind, inverse)
+    call.run([result, source], written=2 if kind == Transform.HALF_TO_REAL else 1)
     if scale != 1:
         torch.mul(result, scale, out=target)
     elif not in_place:
         target.copy_(result)
 
 
-@cache
-def _function(device: torch.device, dtype: torch.dtype, what: int) -> QueueFunction:
-    library = transform_library(device)
-    assert library is not None
-    parameters = ("output", "output" if what == FROM_HALF else "input", *[torch.int64] * _INTEGERS)
-    return QueueFunction(f"{library.name}'s transform", library.transforms[dtype], *parameters, explain=library.explain)
+def _calls(x: torch.Tensor, out: torch.Tensor, dims: Sequence[int], inverse: bool) -> list[LibraryCall]:
+    """Those of `transform`."""
+    if not out.is_complex():
+        first = [_call(x, dims[:-1], Transform.COMPLEX, inverse)] if len(dims) > 1 else []
+        return [*first, _call(out, dims[-1:], Transform.HALF_TO_REAL, inverse)]
+    halves = not x.is_complex() and out.shape[dims[-1]] != x.shape[dims[-1]]
+    return [_call(x, dims, Transform.REAL_TO_HALF if halves else Transform.COMPLEX, inverse)]
+
+
+def _call(whole: torch.Tensor, dims: Sequence[int], kind: Transform, inverse: bool) -> LibraryCall:
+    """Along `dims` of a tensor with the sizes of the side that has all elements."""
+
+    def integers() -> dict[str, int]:
+        batch = math.prod(size for dim, size in enumerate(whole.shape) if dim not in dims)
+        outer, middle, inner = [1] * (MOST_DIMENSIONS - len(dims)) + [whole.shape[dim] for dim in dims]
+        found = {"kind": int(kind), "inverse": int(inverse), "batch": batch}
+        return found | {"outer": outer, "middle": middle, "inner": inner}
+
+    return LibraryCall(whole.device, "fft", whole.dtype.to_real(), integers)

@@ -14,7 +14,7 @@ from torch_backplane.kernels import Expression, Reduction
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import part_dtype, value_dtype
 from torch_backplane.kernels.reductions import summation, two_sum, whole
-from torch_backplane.kernels.templates.matmul import forms, matmul, packs
+from torch_backplane.kernels.templates.matmul import ProductParams, forms, matmul
 from torch_backplane.operators import library_products
 from torch_backplane.operators.reduce_ops import Dims, leave_nothing, list_of, reduce, sum_dtype
 from torch_backplane.planning import (
@@ -26,6 +26,7 @@ from torch_backplane.planning import (
     RunOnCPU,
     call_on_cpu,
     check_fits,
+    costs,
     dialect_of,
     divided,
     host_sees_memory,
@@ -74,7 +75,8 @@ def int_mm(call: Call, self: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
         usual = (one.contiguous().view(-1).view(one.shape) if 1 in one.shape else one for one in (self, mat2))
         call_on_cpu(aten._int_mm.out, *usual, out=out)
     else:
-        run_template(matmul, out.device, out, self, mat2, name="matmul", workspace=workspace())
+        params = ProductParams(workspace=workspace())
+        run_template(matmul, out.device, out, self, mat2, params=params, name="matmul")
     return out
 
 
@@ -191,79 +193,26 @@ def _forms(out: torch.Tensor, *operands: torch.Tensor) -> Sequence[str]:
     return forms(dialect, out.dtype) if by_tiles else []
 
 
-def host_is_slow(dtype: torch.dtype) -> bool:
-    """Whether PyTorch's products and convolutions of this dtype are loops on this host, which has no
-    instructions for it that oneDNN uses. Convolutions in bfloat16 are inexact then, too: they round while they add up.
-    """
-    has_instructions = {
-        torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported,
-        torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
-    }
-    return dtype in has_instructions and not has_instructions[dtype]()
-
-
-class MultiplicationCost:
-    """Of one, in picoseconds, where the host may compute products and convolutions (docs/measurements.md)."""
-
-    HOST = 20
-    LOOP = 2300  # where oneDNN has no instructions for the dtype
-    KERNEL = 50
-    ROWS_APART = 140  # a kernel's, where the second operand's rows are not contiguous
-    # Of products that kernels compute by packed tiles, for four bytes of a number: the host's and theirs.
-    LARGE, PACKED = 14, 17
-
-    @classmethod
-    def on_host(cls, dtype: torch.dtype) -> int:
-        return cls.LOOP if host_is_slow(dtype) else cls.HOST
-
-
-_WAKING = 7_900_000  # picoseconds until one of the host's threads has begun; kernels need less
-# What it costs a program when the host's team takes the cores between kernels that are as quick: its threads wait for
-# more work in a circle, and the device's own have to be woken up.
-_CHANGING = 4_000_000_000
-
-
-def _is_packed(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> bool:
-    return not out.is_complex() and packs(dialect_of(out.device), out, a, b)
-
-
 def _cost_on_host(out: torch.Tensor, a: torch.Tensor | None = None, b: torch.Tensor | None = None) -> int:
-    each = MultiplicationCost.on_host(out.dtype)
-    if a is None or b is None:
-        return each
-    count = out.numel() * a.shape[-1]
-    if _is_packed(out, a, b):
-        has_instructions = each == MultiplicationCost.HOST
-        return _CHANGING + count * (MultiplicationCost.LARGE * out.itemsize // 4 if has_instructions else each)
-    # Who has no instructions is never quicker.
-    return (3 * _WAKING if each == MultiplicationCost.LOOP else _WAKING) + count * each
+    if a is None or out.is_complex() or 1 in out.shape[-2:]:  # kernels do the last two in several steps
+        return costs.on_host("products", out.dtype)
+    rows, columns = out.shape[-2:]
+    kind = "products of few rows" if rows < _FEW or columns < _FEW else "products"
+    return costs.on_host(kind, out.dtype, out.numel() * a.shape[-1])
 
 
-def _cost_by_kernels(out: torch.Tensor, a: torch.Tensor | None = None, b: torch.Tensor | None = None) -> int:
-    each = MultiplicationCost.KERNEL
-    if a is None or b is None:
-        return each
-    count = out.numel() * a.shape[-1]
-    if _is_packed(out, a, b):
-        return count * MultiplicationCost.PACKED * value_dtype(out.dtype).itemsize // 4
-    if out.is_complex():  # four products, and what takes complex numbers apart
-        return 2 * _WAKING + count * 4 * each
-    if 1 in out.shape[-2:]:
-        return 2 * _WAKING + count * each
-    return count * (each if b.stride(-1) == 1 else MultiplicationCost.ROWS_APART)
-
+_FEW = 8  # rows or columns
 
 products = Candidates(
     "products",
     Candidate("host", host_refuses, cost=_cost_on_host),
-    # No GPU has told yet whether it is quicker: who prefers it, or tunes, gets it.
     Candidate(
         "driver",
-        lambda out, *operands: library_products.why_not(out),
-        cost=None,
-        workspace=lambda form, out, *operands: library_products.workspace(out, *operands),
+        library_products.why_not,
+        cost=library_products.cost,
+        workspace=lambda form, *operands: library_products.workspace(*operands),
     ),
-    Candidate("generated", lambda out, *operands: None, _forms, cost=_cost_by_kernels),
+    Candidate("generated", lambda out, *operands: None, _forms),
 )
 
 
@@ -311,8 +260,8 @@ def product(
     else:
         form = chosen.partition("/")[2]
         added = None if beta == 0 else c
-        how = {"form": form, "workspace": workspace(), **divided(out.dtype)._asdict()}
-        run_template(matmul, out.device, out, a, b, added, alpha, beta, name="matmul", **how)
+        params = ProductParams(form, workspace(), **divided(out.dtype)._asdict())
+        run_template(matmul, out.device, out, a, b, added, (alpha, beta), params, name="matmul")
     return out
 
 

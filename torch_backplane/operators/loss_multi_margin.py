@@ -9,7 +9,7 @@ import torch
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates import margin_losses as kernels
 from torch_backplane.operators.loss import MEAN, NONE, SUM, write_loss
-from torch_backplane.planning import Call, Number, check, contiguous_result, error_words, operator, run_template
+from torch_backplane.planning import Call, Number, check, contiguous_result, error_report, operator, run_template
 from torch_backplane.planning.pointwise import type_name
 
 
@@ -83,9 +83,10 @@ def multi_margin_loss(
     call.check_apart()
     of_rows = torch.empty(rows.size(0), dtype=value_dtype(self.dtype), device=self.device)
     if rows.numel():
-        name, words = "multi_margin_loss", error_words(out.device)
-        arguments = (of_rows, rows, targets, weights, 1 if p == 1 else 2, _fitting(margin, self), words, name)
-        run_template(kernels.multi_margin_loss, out.device, *arguments, name=name)
+        report = error_report(out.device, "multi_margin_loss")
+        params = kernels.MarginParams(weights, 1 if p == 1 else 2, _fitting(margin, self))
+        arguments = (of_rows, rows, targets, params, report)
+        run_template(kernels.multi_margin_loss, out.device, *arguments, name=report.operator)
     _reduce(call, out, of_rows, reduction)
     return out
 
@@ -109,11 +110,11 @@ def multi_margin_loss_backward(
         return out
     grad = grad_output.expand(rows.size(0))
     with contiguous_result(out) as result:
-        name, words = "multi_margin_loss_backward", error_words(out.device)
-        share = _share(rows, reduction)
+        report = error_report(out.device, "multi_margin_loss_backward")
         order = 1 if p == 1 else 2
-        arguments = (result, grad, rows, targets, weights, order, _fitting(margin, self), share, words, name)
-        run_template(kernels.multi_margin_loss_backward, out.device, *arguments, name=name)
+        params = kernels.MarginParams(weights, order, _fitting(margin, self), _share(rows, reduction))
+        arguments = (result, grad, rows, targets, params, report)
+        run_template(kernels.multi_margin_loss_backward, out.device, *arguments, name=report.operator)
     return out
 
 
@@ -140,8 +141,9 @@ def multilabel_margin_loss_forward(
     if rows.numel():
         name = "multilabel_margin_loss_forward"
         with contiguous_result(is_target) as marks:
-            words = error_words(out.device)
-            run_template(kernels.mark_targets, out.device, marks, targets, words, name, name=name)
+            run_template(
+                kernels.mark_targets, out.device, marks, targets, error_report(out.device, name), name=name
+            )
             run_template(kernels.multilabel_margin_loss, out.device, of_rows, rows, targets, marks, name=name)
     _reduce(call, out, of_rows, reduction)
     return out, is_target
@@ -165,7 +167,7 @@ def multilabel_margin_loss_backward(
         return out
     grad, marks = grad_output.expand(rows.size(0)), is_target.contiguous()
     with contiguous_result(out) as result:
-        name, words = "multilabel_margin_loss_backward", error_words(out.device)
-        arguments = (result, grad, rows, targets, marks, _share(rows, reduction), words, name)
-        run_template(kernels.multilabel_margin_loss_backward, out.device, *arguments, name=name)
+        report = error_report(out.device, "multilabel_margin_loss_backward")
+        arguments = (result, grad, rows, (targets, marks), _share(rows, reduction), report)
+        run_template(kernels.multilabel_margin_loss_backward, out.device, *arguments, name=report.operator)
     return out

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 
 from torch_backplane.kernels.dtypes import value_dtype
-from torch_backplane.kernels.templates.losses import nll_loss, nll_loss_backward
+from torch_backplane.kernels.templates.losses import LossParams, nll_loss, nll_loss_backward
 from torch_backplane.planning import (
     Call,
     Refused,
     RunOnCPU,
     check_same_dtype,
     contiguous_result,
-    error_words,
+    error_report,
     operator,
     run_template,
 )
@@ -63,13 +63,15 @@ def nll_loss_forward(
         total_weight.zero_()
     weight = None if weight is None else weight.contiguous()
     name = call.name.partition("::")[2]
-    given, rest = (values, targets, weight), (ignore_index, error_words(out.device), name)
+    report = error_report(out.device, name)
     with contiguous_result(out) as result:
         if reduction == 0 or targets.numel() <= _FEW:
-            run_template(nll_loss, out.device, result, total_weight, *given, reduction, *rest, name=name)
+            params = LossParams(weight, reduction, ignore_index)
+            run_template(nll_loss, out.device, result, total_weight, values, targets, params, report, name=name)
         else:
             losses, weights = (torch.empty_like(targets, dtype=value_dtype(self.dtype)) for _ in range(2))
-            run_template(nll_loss, out.device, losses, weights, *given, 0, *rest, name=name)
+            params = LossParams(weight, 0, ignore_index)
+            run_template(nll_loss, out.device, losses, weights, values, targets, params, report, name=name)
             loss, weighs = losses.sum(), weights.sum()
             result.copy_(loss / weighs if reduction == 1 else loss)
             total_weight.copy_(weighs)
@@ -98,8 +100,8 @@ def nll_loss_backward_(
     with contiguous_result(out) as result:
         values, targets = _by_positions(result, target)
         result.zero_()
-        weight = None if weight is None else weight.contiguous()
-        arguments = (values, grad.contiguous(), total_weight, targets, weight, reduction, ignore_index)
+        params = LossParams(None if weight is None else weight.contiguous(), reduction, ignore_index)
         name = call.name.partition("::")[2]
-        run_template(nll_loss_backward, out.device, *arguments, error_words(out.device), name, name=name)
+        arguments = (values, grad.contiguous(), total_weight, targets, params, error_report(out.device, name))
+        run_template(nll_loss_backward, out.device, *arguments, name=name)
     return out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._prims_common import suggest_memory_format
@@ -12,7 +12,16 @@ from torch._prims_common import suggest_memory_format
 from torch_backplane.kernels import Expression
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import part_dtype, value_dtype
-from torch_backplane.kernels.templates.norms import Sets, norm, norm_backward, weight_grads
+from torch_backplane.kernels.templates.norms import (
+    Affine,
+    Evaluated,
+    Saved,
+    Sets,
+    Statistics,
+    norm,
+    norm_backward,
+    weight_grads,
+)
 from torch_backplane.operators import split_rows
 from torch_backplane.operators.linear_algebra import NORMS
 from torch_backplane.operators.reduce_ops import spread
@@ -45,22 +54,22 @@ def run_norm(
     sets: Sets,
     out: torch.Tensor,
     self: torch.Tensor,
-    *arguments: Any,
-    mean: Optional,
-    rstd: Optional,
-    **options: Any,
+    affine: Affine,
+    statistics: Statistics,
+    eps: float,
 ) -> None:
+    mean, rstd, *_ = statistics
     if not out.numel():
         return
     self = self.contiguous()
     written = out if out.is_contiguous() else new_contiguous(out)
     means, deviations = (one if one is None or one.is_contiguous() else new_contiguous(one) for one in (mean, rstd))
     name = f"{sets.norm}_norm"
-    options |= {"mean": means, "rstd": deviations}
+    affine, statistics = Affine(*map(dense, affine)), statistics._replace(mean=means, rstd=deviations)
     if split_rows.divides_sets(out.device, sets):
-        split_rows.norm(sets, written, self, *arguments, **options)
+        split_rows.norm(sets, written, self, affine, statistics, eps)
     else:
-        run_template(norm, out.device, sets, written, self, *arguments, name=name, **options)
+        run_template(norm, out.device, sets, written, self, affine, statistics, eps, name=name)
     for given, result in ((out, written), (mean, means), (rstd, deviations)):
         if given is not None and result is not None and result is not given:
             given.copy_(result)
@@ -69,45 +78,36 @@ def run_norm(
 def run_norm_backward(
     sets: Sets,
     results: Sequence[Optional],
-    grad: torch.Tensor,
-    self: torch.Tensor,
-    mean: Optional,
-    rstd: torch.Tensor,
-    weight: Optional,
+    saved: Saved,
 ) -> None:
     """Writes the gradients of self, and of weight and bias, as far as there are results to write to."""
     out, *others = results
-    weight_grad, bias_grad = [*others, None][:2]
-    if not self.numel():
+    wanted = Affine(*others)
+    if not saved.self.numel():
         for result in results:
             if result is not None:
                 result.zero_()
         return
-    grad, self = grad.contiguous(), self.contiguous()
-    mean, rstd, weight = dense(mean), rstd.contiguous(), dense(weight)
-    name, of_weights = f"{sets.norm}_norm_backward", weight_grad is not None or bias_grad is not None
-    divides_weights = of_weights and split_rows.divides_weights(self.device, sets, value_dtype(grad.dtype))
+    saved = Saved(*map(dense, saved))  # type: ignore[arg-type]
+    device, name, of_weights = saved.self.device, f"{sets.norm}_norm_backward", any(one is not None for one in wanted)
+    divides_weights = of_weights and split_rows.divides_weights(device, sets, value_dtype(saved.grad.dtype))
     if out is not None:
         with contiguous_result(out) as result:
-            arguments = (sets, result, grad, self, weight, mean, rstd)
-            if not split_rows.divides_sets(self.device, sets):
-                run_template(norm_backward, self.device, *arguments, name=name)
+            if not split_rows.divides_sets(device, sets):
+                run_template(norm_backward, device, sets, result, saved, name=name)
             elif sets.norm == "layer":
-                split_rows.norm_backward(*arguments)
+                split_rows.norm_backward(sets, result, saved)
             else:
-                assert mean is not None
-                both = (weight_grad, bias_grad)
-                split_rows.group_norm_backward(sets, result, *both, grad, self, weight, mean, rstd)
+                split_rows.group_norm_backward(sets, result, wanted, saved)
                 return
     if not of_weights:
         return
     if not divides_weights:
-        run_template(weight_grads, self.device, sets, weight_grad, bias_grad, grad, self, mean, rstd, name=name)
+        run_template(weight_grads, device, sets, wanted, saved, name=name)
     elif sets.norm == "layer":
-        split_rows.layer_weight_grads(sets, weight_grad, bias_grad, grad, self, mean, rstd)
+        split_rows.layer_weight_grads(sets, wanted, saved)
     else:
-        assert mean is not None
-        split_rows.group_norm_backward(sets, None, weight_grad, bias_grad, grad, self, weight, mean, rstd)
+        split_rows.group_norm_backward(sets, None, wanted, saved)
 
 
 def check_channels(channels: int, **tensors: Optional) -> None:
@@ -182,21 +182,24 @@ def native_batch_norm(
     momentum: float,
     eps: float,
 ) -> Results:
-    return _batch_norm(call, self, weight, bias, running_mean, running_var, training, momentum, eps)
+    return _batch_norm(call, self, Affine(weight, bias), (running_mean, running_var), _How(training, momentum, eps))
+
+
+class _How(NamedTuple):
+    training: bool
+    momentum: float
+    eps: float
 
 
 def _batch_norm(
     call: Call,
     self: torch.Tensor,
-    weight: Optional,
-    bias: Optional,
-    running_mean: Optional,
-    running_var: Optional,
-    training: bool,
-    momentum: float,
-    eps: float,
+    affine: Affine,
+    running_stats: tuple[Optional, Optional],
+    how: _How,
     with_reserve: bool = False,
 ) -> Results:
+    (weight, bias), (running_mean, running_var), training = affine, running_stats, how.training
     check(self.dim() > 1, "no channels")
     check_channels(self.shape[1], running_mean=running_mean, running_var=running_var, weight=weight, bias=bias)
     moved = [] if running_mean is None or running_var is None else [running_mean, running_var]
@@ -208,8 +211,7 @@ def _batch_norm(
         )
     # Of the base operator: PyTorch's meta kernels of the others take fewer arguments. Without what it would update, as
     # updating divides by zero where there is one number in a channel.
-    running_stats = (None, None) if training else (running_mean, running_var)
-    given = (self, weight, bias, *running_stats, training, momentum, eps)
+    given = (self, weight, bias, *((None, None) if training else running_stats), *how)
     results = list(torch.ops.aten.native_batch_norm(*(as_meta(value) for value in given)))
     results[0] = torch.empty_like(results[0], memory_format=suggest_memory_format(self))  # not its meta kernel's
     if with_reserve:
@@ -225,9 +227,10 @@ def _batch_norm(
     if training and shares_memory(self, moved):
         self = self.clone()  # PyTorch does not refuse that
     running = [tensor.contiguous() for tensor in moved]
-    arguments = (dense(weight), dense(bias), eps)
-    saved = {"mean": mean, "rstd": rstd} if training else {"mean": None, "rstd": None}
-    run_norm(_batch_sets(self), out, self, *arguments, running=running or None, momentum=momentum, **saved)
+    statistics = Statistics(mean, rstd) if training else Statistics(None, None)
+    if running:
+        statistics = statistics._replace(running=(running[0], running[1]), momentum=how.momentum)
+    run_norm(_batch_sets(self), out, self, Affine(weight, bias), statistics, how.eps)
     for tensor, updated in zip(moved, running, strict=True):
         if training and not tensor.is_contiguous():
             tensor.copy_(updated)
@@ -245,7 +248,7 @@ def _batch_norm_with_update(
     momentum: float,
     eps: float,
 ) -> Results:
-    return _batch_norm(call, self, weight, bias, running_mean, running_var, True, momentum, eps, with_reserve=True)
+    return _batch_norm(call, self, Affine(weight, bias), (running_mean, running_var), _How(True, momentum, eps), True)
 
 
 @operator("_batch_norm_no_update")
@@ -259,7 +262,7 @@ def _batch_norm_no_update(
     momentum: float,
     eps: float,
 ) -> Results:
-    return _batch_norm(call, self, weight, bias, running_mean, running_var, False, momentum, eps, with_reserve=True)
+    return _batch_norm(call, self, Affine(weight, bias), (running_mean, running_var), _How(False, momentum, eps), True)
 
 
 @operator("batch_norm_update_stats")
@@ -300,7 +303,7 @@ def _moved(
 def _native_batch_norm_legit(
     call: Call, self: torch.Tensor, weight: Optional, bias: Optional, training: bool, momentum: float, eps: float
 ) -> Results:
-    return _batch_norm(call, self, weight, bias, None, None, training, momentum, eps)
+    return _batch_norm(call, self, Affine(weight, bias), (None, None), _How(training, momentum, eps))
 
 
 @operator("native_batch_norm_backward")
@@ -337,14 +340,13 @@ def native_batch_norm_backward(
     # The kernel writes the gradient of self in any case.
     out = results[0] if results[0] is not None else torch.empty_like(self)
     sets = _batch_sets(self)
-    grads: dict[str, Any] = {"weight_grad": results[1], "bias_grad": results[2]}
-    options = {**grads, "training": train, "variance": not train, "eps": eps}
+    how = Affine(results[1], results[2]), Evaluated(train, not train, eps)
     with contiguous_result(out) as result:
-        given = (grad.contiguous(), self.contiguous(), dense(weight), mean.contiguous(), rstd.contiguous())
+        of = Saved(grad.contiguous(), self.contiguous(), dense(weight), mean.contiguous(), rstd.contiguous())
         if split_rows.divides_sets(self.device, sets):
-            split_rows.norm_backward(sets, result, *given, **options)
+            split_rows.norm_backward(sets, result, of, *how)
         else:
-            run_template(norm_backward, self.device, sets, result, *given, name="batch_norm_backward", **options)
+            run_template(norm_backward, self.device, sets, result, of, *how, name="batch_norm_backward")
     return results
 
 

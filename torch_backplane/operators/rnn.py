@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from torch_backplane import tuning
-from torch_backplane.kernels.templates.rnn import rnn_step, rnn_step_backward
-from torch_backplane.operators.linear_algebra import MultiplicationCost, host_refuses
-from torch_backplane.planning import Call, Candidate, Candidates, RunOnCPU, call_on_cpu, operator, run_template
+from torch_backplane.kernels.templates.rnn import Gates, rnn_step, rnn_step_backward
+from torch_backplane.operators.linear_algebra import host_refuses
+from torch_backplane.planning import Call, Candidate, Candidates, RunOnCPU, call_on_cpu, costs, operator, run_template
 
 backplane = torch.ops.backplane
 
@@ -43,8 +43,8 @@ def lstm_step(
     cell: torch.Tensor,
 ) -> None:
     outputs = {"out": out, "new_cell": new_cell, "saved": saved}
-    given = (_rows(input_gates), _rows(hidden_gates), _optional(input_bias), _optional(hidden_bias))
-    run_template(rnn_step, out.device, "lstm", outputs, *given, {"cell": _rows(cell)}, name="lstm")
+    gates = Gates(_rows(input_gates), _rows(hidden_gates), _optional(input_bias), _optional(hidden_bias))
+    run_template(rnn_step, out.device, "lstm", outputs, gates, {"cell": _rows(cell)}, name="lstm")
 
 
 @operator("backplane::lstm_step_backward", variants=False)
@@ -76,9 +76,9 @@ def gru_step(
     hidden_bias: torch.Tensor | None,
     hidden: torch.Tensor,
 ) -> None:
-    given = (_rows(input_gates), _rows(hidden_gates), _optional(input_bias), _optional(hidden_bias))
+    gates = Gates(_rows(input_gates), _rows(hidden_gates), _optional(input_bias), _optional(hidden_bias))
     outputs, state = {"out": out, "saved": saved}, {"state": _rows(hidden)}
-    run_template(rnn_step, out.device, "gru", outputs, *given, state, name="gru")
+    run_template(rnn_step, out.device, "gru", outputs, gates, state, name="gru")
 
 
 @operator("backplane::gru_step_backward", variants=False)
@@ -107,8 +107,8 @@ def plain_step(
     hidden_bias: torch.Tensor | None,
     relu: bool,
 ) -> None:
-    given = (_rows(input_gates), _rows(hidden_gates), _optional(input_bias), _optional(hidden_bias))
-    run_template(rnn_step, out.device, "rnn", {"out": out}, *given, {}, relu, name="rnn")
+    gates = Gates(_rows(input_gates), _rows(hidden_gates), _optional(input_bias), _optional(hidden_bias))
+    run_template(rnn_step, out.device, "rnn", {"out": out}, gates, {}, relu, name="rnn")
 
 
 @operator("backplane::rnn_step_backward", variants=False)
@@ -129,8 +129,8 @@ def plain_step_backward(
 
 layers = Candidates(
     "recurrent layers",
-    Candidate("host", host_refuses, cost=lambda input: MultiplicationCost.on_host(input.dtype)),
-    Candidate("generated", lambda input: None, cost=lambda input: MultiplicationCost.KERNEL),
+    Candidate("host", host_refuses, cost=lambda input: costs.on_host("recurrent layers", input.dtype)),
+    Candidate("generated", lambda input: None),
 )
 
 

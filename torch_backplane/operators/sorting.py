@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from torch_backplane.kernels.cpu.keep_runs import keep_runs, kept_runs, suits_keeping
 from torch_backplane.kernels.templates.radix import radix_sort, select, suits_selection, suits_sorting
 from torch_backplane.kernels.templates.sort import (
     first_runs,
-    keep_runs,
-    kept_runs,
     merge_runs,
     merged_runs,
     sort_runs,
-    suits_keeping,
     take_sorted,
 )
 from torch_backplane.planning import (

@@ -18,6 +18,7 @@ from torch_backplane.planning import (
     Candidates,
     Refused,
     call_on_cpu,
+    costs,
     operator,
     run_template,
 )
@@ -39,7 +40,7 @@ def _fft_c2c(call: Call, self: torch.Tensor, dim: Sequence[int], normalization: 
         return out
     if not dims:
         return out.copy_(self)
-    chosen = _choose(self, out, dims, forward=forward)
+    chosen = _choose(self, out, dims, not forward, forward=forward)
     if chosen == "host":
         call_on_cpu(aten._fft_c2c.out, self, dims, normalization, forward, out=out)
         return out
@@ -62,7 +63,7 @@ def _fft_r2c(call: Call, self: torch.Tensor, dim: Sequence[int], normalization: 
     (out,) = _outputs(call, made)
     if not out.numel():
         return out
-    chosen = _choose(self, out, dims, onesided=onesided)
+    chosen = _choose(self, out, dims, False, onesided=onesided)
     if chosen == "host":
         call_on_cpu(aten._fft_r2c.out, self, dims, normalization, onesided, out=out)
         return out
@@ -86,7 +87,7 @@ def _fft_c2r(
     (out,) = _outputs(call, _laid_out(laid_out, dims[-1:], last_dim_size, self.dtype.to_real()))
     if not out.numel():
         return out
-    chosen = _choose(self, out, dims, size=last_dim_size)
+    chosen = _choose(self, out, dims, True, size=last_dim_size)
     if chosen == "host":
         call_on_cpu(aten._fft_c2r.out, self, dims, normalization, last_dim_size, out=out)
         return out
@@ -139,19 +140,26 @@ def _scale(sizes: Sequence[int], dims: Sequence[int], normalization: int) -> flo
 # Who computes
 
 
-# Costs are those of one of as many elements, in rows of 1,024 (docs/measurements.md).
 transforms = Candidates(
     "transforms",
-    Candidate("host", lambda self, out, dims: host_refuses(self), cost=lambda *described: 6_000),
-    # No GPU has told yet whether it is quicker: who prefers it, or tunes, gets it.
-    Candidate("driver", library_transforms.why_not, cost=None),
-    Candidate("generated", lambda self, out, dims: None, cost=lambda *described: 29_000),
+    Candidate(
+        "host",
+        lambda self, *described: host_refuses(self),
+        cost=lambda self, *described: costs.on_host("transforms", self.dtype),
+    ),
+    Candidate(
+        "driver",
+        library_transforms.why_not,
+        cost=library_transforms.cost,
+        workspace=lambda form, *described: library_transforms.workspace(*described),
+    ),
+    Candidate("generated", lambda *described: None),
 )
 
 
-def _choose(self: torch.Tensor, out: torch.Tensor, dims: Sequence[int], **settings: int) -> str:
+def _choose(self: torch.Tensor, out: torch.Tensor, dims: Sequence[int], inverse: bool, **settings: int) -> str:
     problem = partial(tuning.Problem.of, "Transform", self.dtype, self=self, dims=dims, **settings)
-    return transforms.choose(self, out, dims, problem=problem)
+    return transforms.choose(self, out, dims, inverse, problem=problem)
 
 
 def _by_library(out: torch.Tensor, x: torch.Tensor, dims: Sequence[int], scale: float, inverse: bool = False) -> bool:

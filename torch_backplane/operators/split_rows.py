@@ -14,7 +14,7 @@ from torch_backplane.kernels import Expression, Reduction
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.reductions import summation, summations, two_sum, whole
-from torch_backplane.kernels.templates.norms import Sets
+from torch_backplane.kernels.templates.norms import Affine, Evaluated, Saved, Sets, Statistics
 from torch_backplane.kernels.templates.source import row_groups, rows_and_columns, rows_per_group
 from torch_backplane.kernels.templates.spelling import lane_count
 from torch_backplane.operators.reduce_ops import moments
@@ -211,16 +211,12 @@ def norm(
     sets: Sets,
     out: torch.Tensor,
     self: torch.Tensor,
-    weight: Optional,
-    bias: Optional,
+    affine: Affine,
+    given: Statistics,
     eps: float,
-    *,
-    mean: Optional,
-    rstd: Optional,
-    running: tuple[torch.Tensor, torch.Tensor] | None = None,
-    momentum: float = 0.0,
 ) -> None:
     """As `templates.norms.norm`."""
+    (weight, bias), (mean, rstd, running, momentum) = affine, given
     name, compute, views = f"{sets.norm}_norm", value_dtype(out.dtype), _Views(sets)
     x, weights = views.elements(self), views.weights(weight, bias)
     numbers: list[tuple[float, torch.dtype]] = []
@@ -241,12 +237,12 @@ def norm(
         statistics = found[:3]
         if running is not None:
             _move(list(zip(views.sets(*running), (found[0], found[3]), strict=True)), momentum, compute)
-    given = (len(statistics), weight is not None, bias is not None)
+    shape = (len(statistics), weight is not None, bias is not None)
 
     def result(x: Expression, *rest: Expression) -> Expression:
         numbers = iter(rest)
-        statistics = [next(numbers) for _ in range(given[0])]
-        scale, shift = (next(numbers) if one else None for one in given[1:])
+        statistics = [next(numbers) for _ in range(shape[0])]
+        scale, shift = (next(numbers) if one else None for one in shape[1:])
         if len(statistics) == 2:  # running mean and variance
             normal = (x - statistics[0]) * (1.0 / f.sqrt(statistics[1] + next(numbers)))
         else:
@@ -255,7 +251,7 @@ def norm(
         return normal if shift is None else normal + shift
 
     to, operands = [views.elements(out)], [x, *statistics, *weights]
-    run_pointwise(result, to, operands, numbers, key=(name, *given), compute=compute, name=name)
+    run_pointwise(result, to, operands, numbers, key=(name, *shape), compute=compute, name=name)
 
 
 def _move(moved: list[tuple[torch.Tensor, torch.Tensor]], momentum: float, compute: torch.dtype) -> None:
@@ -319,19 +315,12 @@ class _Gradient:
 def norm_backward(
     sets: Sets,
     out: torch.Tensor,
-    grad: torch.Tensor,
-    self: torch.Tensor,
-    weight: Optional,
-    mean: Optional,
-    rstd: torch.Tensor,
-    *,
-    weight_grad: Optional = None,
-    bias_grad: Optional = None,
-    training: bool = True,
-    variance: bool = False,
-    eps: float = 0.0,
+    saved: Saved,
+    wanted: Affine = Affine(),  # noqa: B008, it cannot be changed
+    how: Evaluated = Evaluated(),  # noqa: B008, it cannot be changed
 ) -> None:
     """As `templates.norms.norm_backward`."""
+    (grad, self, weight, mean, rstd), (weight_grad, bias_grad), (training, variance, eps) = saved, wanted, how
     name, compute, views = f"{sets.norm}_norm_backward", value_dtype(out.dtype), _Views(sets)
     formulas = _Gradient(sets, weight, mean, training=training, variance=variance)
     operands = [views.elements(grad), views.elements(self), *views.sets(mean, rstd), *views.weights(weight)]
@@ -354,49 +343,34 @@ def norm_backward(
     run_pointwise(formulas.result, to, operands, numbers, key=key, compute=compute, name=name)
 
 
-def layer_weight_grads(
-    sets: Sets,
-    weight_grad: Optional,
-    bias_grad: Optional,
-    grad: torch.Tensor,
-    self: torch.Tensor,
-    mean: Optional,
-    rstd: torch.Tensor,
-) -> None:
+def layer_weight_grads(sets: Sets, wanted: Affine, saved: Saved) -> None:
     """As `templates.norms.weight_grads`, of a layer or RMS norm."""
+    (weight_grad, bias_grad), (grad, self, _, mean, rstd) = wanted, saved
     name, compute, views = "layer_norm_backward", value_dtype(grad.dtype), _Views(sets)
     operands, centred = [views.elements(grad)], mean is not None
-    wanted = (weight_grad is not None, bias_grad is not None)
+    has = (weight_grad is not None, bias_grad is not None)
     if weight_grad is not None:
         operands += [views.elements(self), *views.sets(mean, rstd)]
 
     def start(g: Expression, *rest: Expression) -> list[Expression]:
-        product = [g * _normal(rest[0], rest[1] if centred else None, rest[1 + centred])] if wanted[0] else []
-        return product + [g] * wanted[1]
+        product = [g * _normal(rest[0], rest[1] if centred else None, rest[1 + centred])] if has[0] else []
+        return product + [g] * has[1]
 
     _sum_up(
         start,
         views.weights(weight_grad, bias_grad),
         [one.expand(views.shape) for one in operands],
         [0],
-        key=("weights", centred, wanted),
+        key=("weights", centred, has),
         compute=compute,
         name=name,
     )
 
 
-def group_norm_backward(
-    sets: Sets,
-    out: Optional,
-    weight_grad: Optional,
-    bias_grad: Optional,
-    grad: torch.Tensor,
-    self: torch.Tensor,
-    weight: Optional,
-    mean: torch.Tensor,
-    rstd: torch.Tensor,
-) -> None:
+def group_norm_backward(sets: Sets, out: Optional, of: Affine, saved: Saved) -> None:
     """What is wanted of the gradients of a group norm, all of them from the sums of each channel of each image."""
+    (weight_grad, bias_grad), (grad, self, weight, mean, rstd) = of, saved
+    assert mean is not None
     name, compute, views = "group_norm_backward", value_dtype(grad.dtype), _Views(sets)
     operands = [views.elements(grad), views.elements(self), *views.sets(mean, rstd)]
     channels = _statistics(2, (*views.shape[:3], 1), compute, grad)

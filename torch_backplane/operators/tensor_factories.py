@@ -73,5 +73,5 @@ def randperm(call: Call, n: int, generator: Any) -> torch.Tensor:
     (out,) = call.outputs(like=[torch.empty(n, dtype=dtype, device="meta")])
     keys, order = torch.empty(n, dtype=torch.int32, device=out.device).random_(generator=generator).sort()
     if n > 1:
-        run_template(shuffle_equal, out.device, order, keys, *random_numbers(WORDS_PER_CALL), name="randperm")
+        run_template(shuffle_equal, out.device, order, keys, random_numbers(WORDS_PER_CALL), name="randperm")
     return out.copy_(order)

@@ -5,11 +5,13 @@ Imported once a device that runs kernels is found; `torch_backplane.operators` h
 
 from torch_backplane import _C
 from torch_backplane._C import Number, Refused, RunOnCPU
+from torch_backplane.drivers.libraries import Transform
 from torch_backplane.planning.call import Call, check, check_apart, check_same_dtype, same_storage
 from torch_backplane.planning.candidates import Candidate, Candidates
 from torch_backplane.planning.declare import operator, part
 from torch_backplane.planning.host import LibraryFunction, call_on_cpu, host_sees_memory
 from torch_backplane.planning.launch import dialect_of, launch, random_numbers
+from torch_backplane.planning.library_calls import LibraryCall
 from torch_backplane.planning.pointwise import (
     as_bits,
     check_fits,
@@ -20,9 +22,16 @@ from torch_backplane.planning.pointwise import (
     pointwise,
     run_pointwise,
 )
-from torch_backplane.planning.queue_functions import QueueFunction, product_library, queue_api, transform_library
+from torch_backplane.planning.queue_functions import QueueFunction, queue_api
 from torch_backplane.planning.reduce import run_reduction
-from torch_backplane.planning.template import contiguous_result, error_words, expect_values, run_kernel, run_template
+from torch_backplane.planning.template import (
+    contiguous_result,
+    error_report,
+    error_words,
+    expect_values,
+    run_kernel,
+    run_template,
+)
 from torch_backplane.planning.tracing import trace
 from torch_backplane.preferences import divided, workspace
 
@@ -30,11 +39,13 @@ __all__ = [
     "Call",
     "Candidate",
     "Candidates",
+    "LibraryCall",
     "LibraryFunction",
     "Number",
     "QueueFunction",
     "Refused",
     "RunOnCPU",
+    "Transform",
     "as_bits",
     "call_on_cpu",
     "check",
@@ -47,6 +58,7 @@ __all__ = [
     "dialect_of",
     "divided",
     "each_once",
+    "error_report",
     "error_words",
     "expect_values",
     "host_sees_memory",
@@ -55,7 +67,6 @@ __all__ = [
     "part",
     "plan_pointwise",
     "pointwise",
-    "product_library",
     "queue_api",
     "random_numbers",
     "run_kernel",
@@ -63,7 +74,6 @@ __all__ = [
     "run_reduction",
     "run_template",
     "same_storage",
-    "transform_library",
     "workspace",
 ]
 

@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 from torch_backplane import _C
 from torch_backplane.planning import runtime, shape_rules, tracing
 from torch_backplane.planning import strides as layouts
+from torch_backplane.planning.registry import full_name
 from torch_backplane.planning.symbols import Untraceable
 
 # Kernels compute in them what PyTorch computes in them, bit by bit: it can be stored as another dtype at once.
@@ -380,11 +381,6 @@ def extent(tensor: torch.Tensor) -> tuple[Any, Any]:
     elements = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
     first = tensor.storage_offset()
     return first * tensor.itemsize, (first + elements) * tensor.itemsize
-
-
-def full_name(overload: OpOverload) -> str:
-    schema = overload._schema
-    return f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
 
 
 def new_like(metas: Sequence[Any], device: torch.device) -> list[Any]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torch_backplane import _C, tuning
+from torch_backplane.planning.costs import GENERATED, unstated
 from torch_backplane.planning.launch import dialect_of
 from torch_backplane.preferences import DEFAULT, LIBRARIES, count_without_room, preferred, workspace
 
@@ -26,9 +27,9 @@ class Candidate(NamedTuple):
         refuses: why it does not take a call, in words that go on with «it», None where it does; called with what the
             family describes its calls by. It may look at dtypes, devices and numbers of dimensions.
         forms: ways of it other than the usual one, which only calls that are tuned are computed by; called likewise.
-        cost: about how many picoseconds a call takes, to be compared with the others of its family, in whole numbers;
-            called likewise. It may look at sizes, too: dynamic-shape plans are made on either side of where the order
-            changes. None where nobody has measured it: it comes after all that were measured.
+        cost: of a call, relative to `costs.GENERATED`, in whole numbers; the cheapest candidate runs. Called likewise.
+            It may look at sizes, too: dynamic-shape plans are made on either side of where the order changes. None, or
+            a function that returns None: as `costs.unstated` says.
         workspace: how many bytes it cannot do without, beside operands and results; called with one of its forms, ""
             for the usual one, and likewise.
     """
@@ -36,8 +37,13 @@ class Candidate(NamedTuple):
     library: str
     refuses: Callable[..., str | None]
     forms: Callable[..., Sequence[str]] = lambda *described: ()
-    cost: Callable[..., int] | None = lambda *described: 0
+    cost: Callable[..., int | None] | None = lambda *described: GENERATED
     workspace: Callable[..., int] = lambda form, *described: 0
+
+
+def _cost(candidate: Candidate, first: torch.Tensor, *described: Any) -> int:
+    stated = None if candidate.cost is None else candidate.cost(first, *described)
+    return unstated(dialect_of(first.device).target) if stated is None else stated
 
 
 class Candidates:
@@ -71,10 +77,7 @@ class Candidates:
         if len(takers) > 1:
             takers = [one for one in takers if self._has_room(one, "", first, *described)] or takers[-1:]
         if len(takers) > 1:
-            unmeasured = [one for one in takers if one.cost is None]
-            takers = [one for one in takers if one.cost is not None]
-            takers.sort(key=lambda one: one.cost(first, *described))  # type: ignore[misc]
-            takers += unmeasured
+            takers.sort(key=lambda one: _cost(one, first, *described))
         wanted = tuning.forced(self.family) or preferred(self.family)
         library, _, form = wanted.partition("/")
         for one in takers:

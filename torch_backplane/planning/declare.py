@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, NamedTuple, get_args, get_type_hints
 
 import torch
 from torch._ops import OpOverload
@@ -14,6 +14,7 @@ from torch._ops import OpOverload
 from torch_backplane import _C
 from torch_backplane.kernels.dialects import MissingOperation
 from torch_backplane.kernels.dtypes import FACTS
+from torch_backplane.planning import registry
 from torch_backplane.planning.call import Call, Form, flatten
 
 Planner = Callable[..., Any]
@@ -25,10 +26,6 @@ _parts = torch.library.Library("backplane", "FRAGMENT")  # kept: operators are d
 
 # Every planner that was declared, by the operator's full name, for the tools.
 declared: dict[str, Planner] = {}
-# What the runtime calls for them.
-planned: dict[str, Callable[..., Any]] = {}
-# For each of them the arguments whose numbers are passed through: plans hold for any value.
-passed: dict[str, list[str]] = {}
 # For each of them the numbers that choose among kernels. All others are arguments of kernels.
 static_numbers: dict[str, Static] = {}
 _hints: dict[tuple[int, str], Any] = {}
@@ -71,12 +68,13 @@ def operator(
             where they are not, its CPU kernel has the error.
     """
 
+    declaration = _Declaration(passed_through, by_value, sizes, static or {}, checks, dtypes, one_dtype)
+
     def decorate(planner: Planner) -> Planner:
         for name in names:
             functional = find(name)
             for overload in overloads_of(functional) if variants else [functional]:
-                numbers = (passed_through, by_value, sizes, static)
-                _register(overload, functional, planner, *numbers, checks, dtypes, one_dtype)
+                _register(overload, functional, planner, declaration)
         return planner
 
     return decorate
@@ -140,20 +138,21 @@ def _plain_arguments(overload: OpOverload) -> list[tuple[str, str]]:
     return [(one.name, str(one.type)) for one in overload._schema.arguments if not one.is_out]
 
 
-def _register(
-    overload: OpOverload,
-    functional: OpOverload,
-    planner: Planner,
-    passed_through: Sequence[str],
-    by_value: Sequence[str],
-    sizes: Sequence[str],
-    static: Static | None,
-    checks: Sequence[str],
-    dtypes: Dtypes,
-    one_dtype: Sequence[str],
-) -> None:
-    name = overload._schema.name + (f".{overload._schema.overload_name}" if overload._schema.overload_name else "")
+class _Declaration(NamedTuple):
+    """As `operator` describes."""
 
+    passed_through: Sequence[str]
+    by_value: Sequence[str]
+    sizes: Sequence[str]
+    static: Static
+    checks: Sequence[str]
+    dtypes: Dtypes
+    one_dtype: Sequence[str]
+
+
+def _register(overload: OpOverload, functional: OpOverload, planner: Planner, declaration: _Declaration) -> None:
+    passed_through, by_value, sizes, static, checks, dtypes, one_dtype = declaration
+    name = registry.full_name(overload)
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     known = ("CPU", "PrivateUse1")
     if has_kernel(name, "CompositeImplicitAutograd") and not any(has_kernel(name, key) for key in known):
@@ -162,7 +161,7 @@ def _register(
 
     in_memory = in_memory_only(planner, functional)
     names = [one.name for one in functional._schema.arguments if not one.is_out]
-    if unknown := set(static or ()) - set(names):
+    if unknown := set(static) - set(names):
         raise ValueError(f"{name} has no argument {', '.join(sorted(unknown))}")
     alike = [names.index(one) for one in one_dtype]
     form = Form(overload, functional)
@@ -200,9 +199,9 @@ def _register(
         checks=[_parsed(check) for check in checks],
     )
     declared[name] = planner
-    planned[name] = run
-    static_numbers[name] = dict(static or {})
-    passed[name] = [
+    registry.planned[name] = run
+    static_numbers[name] = dict(static)
+    registry.passed[name] = [
         one.name
         for one in overload._schema.arguments
         if one.name in passed_through or ("number" in str(one.type) and one.name not in (*by_value, *sizes))

@@ -11,7 +11,7 @@ import torch
 from torch_backplane import _C
 from torch_backplane.kernels import geometry
 from torch_backplane.kernels.dialects.base import Dialect
-from torch_backplane.kernels.layouts import Geometry, Layout, ReductionGeometry
+from torch_backplane.kernels.layouts import Geometry, Layout, ReductionGeometry, TileLimits
 from torch_backplane.kernels.layouts import reduction_geometry as of_strides
 from torch_backplane.kernels.pointwise import index_strides
 from torch_backplane.planning import runtime
@@ -59,13 +59,11 @@ def pointwise_geometry(
     """
     limits = dialect.target.row_limits
     if current() is None:
-        streaming = dialect.streaming_bytes
         return _C.pointwise_geometry(
             outputs,
             inputs,
             positions,
             width,
-            streaming,
             limits.shortest,
             limits.most,
             dialect.tile_memory,
@@ -88,21 +86,18 @@ def pointwise_geometry_of_symbols(
         strides = [broadcast_strides(tensor, shape) for tensor in operands]
         strides += [index_strides(dim, shape) for dim in positions]
     aligned = all(runtime.is_aligned(tensor, min(16, width * tensor.itemsize)) for tensor in operands)
-    limits, streaming = dialect.target.row_limits, _past_caches(dialect, outputs, inputs)
     staged = [*[0] * len(outputs), *(tensor.itemsize for tensor in inputs), *[0] * len(positions)]
     where = geometry(
         shape,
         strides,
         width=width,
         aligned=aligned,
-        limits=limits,
-        streaming=streaming,
+        limits=dialect.target.row_limits,
         staged=staged,
-        tile_memory=dialect.tile_memory,
-        tile_side=dialect.target.tile_side,
+        tile_limits=TileLimits(dialect.tile_memory, dialect.target.tile_side),
     )
     of = where.layout
-    return (of.rank, of.width, of.wide, of.inner, of.streaming, of.tile), where.sizes, where.strides
+    return (of.rank, of.width, of.wide, of.inner, of.tile), where.sizes, where.strides
 
 
 def broadcast_strides(tensor: torch.Tensor, shape: Sequence[int]) -> list[int]:
@@ -110,17 +105,6 @@ def broadcast_strides(tensor: torch.Tensor, shape: Sequence[int]) -> list[int]:
     missing = len(shape) - tensor.dim()
     own = zip(tensor.shape, tensor.stride(), shape[missing:], strict=True)
     return [0] * missing + [0 if size == 1 and wanted != 1 else stride for size, stride, wanted in own]
-
-
-def _past_caches(dialect: Dialect, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> bool:
-    """Whether results are so large that they should be written past the caches. Not in place: there they are read."""
-    least = dialect.streaming_bytes
-    if least is None or sum(output.numel() * output.itemsize for output in outputs) < least:
-        return False
-    return all(
-        runtime.is_aligned(output, 16) and not any(runtime.same_start(output, tensor) for tensor in inputs)
-        for output in outputs
-    )
 
 
 def reduction_geometry(

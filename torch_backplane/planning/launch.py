@@ -83,33 +83,41 @@ def launch(
     kernel: Kernel,
     tensors: Sequence[torch.Tensor],
     numbers: Sequence[Any],
-    items: Sequence[int],
-    group: Sequence[int] | None = None,
+    global_size: Sequence[int],
+    group_size: Sequence[int] | None = None,
     *,
     name: str = "",
+    dynamic_shared_memory: int = 0,
+    cluster: Sequence[int] = (),
+    cooperative: bool = False,
 ) -> None:
     """Runs `kernel` on the current stream of the tensors' device.
 
     Args:
         tensors: for the "output" and "input" parameters, in their order.
         numbers: for all other parameters, in their order: Python numbers and `Number`s.
-        items: work items in 1 to 3 dimensions, rounded up to whole groups.
-        group: work items of a group in each dimension; without it the kernel's own, or as many as the target says.
+        global_size: work items in 1 to 3 dimensions, rounded up to whole groups, and to whole clusters.
+        group_size: work items of a group in each dimension; without it the kernel's own, or as many as the target says.
         name: of the operator, for errors.
+        dynamic_shared_memory, cluster, cooperative: as of `runtime.launch`.
 
     Raises:
         LimitExceeded: the kernel needs more arguments, local memory or work items in a group than the device takes.
     """
     index, name = tensors[0].get_device(), name or kernel.name
     target = dialect_of(index).target
-    if group is None:
-        group = (kernel.group_size or target.group_size, *[1] * (len(items) - 1))
-    target.check(name, group=math.prod(group))
-    rounded = [-(-count // size) * size for count, size in zip(items, group, strict=True)]
+    if group_size is None:
+        group_size = (kernel.group_size or target.group_size, *[1] * (len(global_size) - 1))
+    target.check(name, group=math.prod(group_size), local=kernel.local_bytes + dynamic_shared_memory)
+    whole = [size * groups for size, groups in zip(group_size, (*cluster, 1, 1, 1), strict=False)]
+    rounded = [-(-count // size) * size for count, size in zip(global_size, whole, strict=True)]
     if 0 in rounded:
         return
     built = compiled(index, kernel, name)
-    runtime.launch(built, [*tensors, *numbers], rounded, group)
+    runtime.launch(
+        built, [*tensors, *numbers], rounded, group_size,
+        dynamic_shared_memory=dynamic_shared_memory, cluster=cluster, cooperative=cooperative,
+    )  # fmt: skip
 
 
 def random_numbers(count: int) -> tuple[_C.Number, _C.Number]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -68,6 +69,8 @@ def pointwise(
             numbers, and others with elements of their own.
     """
 
+    declared = _Declared(name, formula, compute, fitting, idempotent, static or {})
+
     @operator(
         name,
         by_value=by_value,
@@ -78,7 +81,7 @@ def pointwise(
         one_dtype=one_dtype,
     )
     def plan(call: Call, *values: Any) -> Any:
-        return plan_pointwise(name, formula, call, values, compute, fitting, idempotent, static)
+        return _plan(declared, call, values)
 
 
 def plan_pointwise(
@@ -88,10 +91,24 @@ def plan_pointwise(
     values: Sequence[Any],
     compute: str = "result",
     fitting: Fitting | Mapping[str, Fitting] = "computed",
-    idempotent: bool = False,
-    static: Static | None = None,
 ) -> Any:
     """What the planner of a pointwise operator does: see `pointwise`. Returns what the operator returns."""
+    return _plan(_Declared(name, formula, compute, fitting), call, values)
+
+
+class _Declared(NamedTuple):
+    """As `pointwise` describes."""
+
+    name: str
+    formula: Callable[..., Any]
+    compute: str
+    fitting: Fitting | Mapping[str, Fitting]
+    idempotent: bool = False
+    static: Static = MappingProxyType({})
+
+
+def _plan(declared: _Declared, call: Call, values: Sequence[Any]) -> Any:
+    idempotent = declared.idempotent
     if call.form.has_structured_meta:
         call.meta()  # has PyTorch's errors, and which comes first
     else:
@@ -111,9 +128,9 @@ def plan_pointwise(
             else value
             for value in values
         ]  # fmt: skip
-        run_formula(name, formula, call, [each_once(given)], values, compute, fitting, static)
+        _run_formula(declared, call, [each_once(given)], values)
         return given
-    run_formula(name, formula, call, outputs, values, compute, fitting, static)
+    _run_formula(declared, call, outputs, values)
     return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
@@ -142,17 +159,9 @@ def type_name(dtype: torch.dtype) -> str:
     return torch.empty(0, dtype=dtype).type().rpartition(".")[2].removesuffix("Tensor")
 
 
-def run_formula(
-    name: str,
-    formula: Callable[..., Any],
-    call: Call,
-    outputs: list[Any],
-    values: Sequence[Any],
-    compute: str,
-    fitting: Fitting | Mapping[str, Fitting],
-    static: Static | None = None,
-) -> None:
-    """Computes `formula` of the operator's arguments `values`, as `pointwise` describes."""
+def _run_formula(declared: _Declared, call: Call, outputs: list[Any], values: Sequence[Any]) -> None:
+    """Computes the formula of the operator's arguments `values`."""
+    static, fitting = declared.static, declared.fitting
     names = call.form.argument_names
     inputs: list[torch.Tensor] = []
     scalars: list[_C.Number] = []
@@ -179,11 +188,9 @@ def run_formula(
     fits = fitting if isinstance(fitting, str) else tuple(fitting.items())
     results = [one.dtype for one in outputs]
     found, index = result_dtype(call), outputs[0].get_device()
-    key = (call.form, name, compute, fits, torch.get_default_dtype(), index, found, *results, *kinds)
+    key = (call.form, declared.name, declared.compute, fits, torch.get_default_dtype(), index, found, *results, *kinds)
     with tracing():
-        prepared = traced(
-            key, lambda: _prepared(name, formula, call, outputs, inputs, scalars, numbers, places, compute, fitting)
-        )
+        prepared = traced(key, lambda: _prepared(declared, call, outputs, inputs, scalars, numbers, places))
         for number in numbers:
             number_dtype(number, prepared.dtype)
     passed: list[Any] = [*scalars, *numbers]
@@ -229,17 +236,15 @@ class _Prepared(NamedTuple):
 
 
 def _prepared(
-    name: str,
-    formula: Callable[..., Any],
+    declared: _Declared,
     call: Call,
     outputs: Sequence[torch.Tensor],
     inputs: Sequence[torch.Tensor],
     scalars: Sequence[_C.Number],
     numbers: Sequence[complex],
     places: Sequence[tuple[str, Any]],
-    compute: str,
-    fitting: Fitting | Mapping[str, Fitting],
 ) -> _Prepared:
+    name, formula, compute, fitting, *_ = declared
     names = [one for one, (origin, _) in zip(call.form.argument_names, places, strict=False) if origin == "scalar"]
     fits = [fitting if isinstance(fitting, str) else fitting[one] for one in names]
     # Numbers that become what is stored do not choose what is computed in.
@@ -390,21 +395,21 @@ def _run(
             if isinstance(number, _C.Number):
                 runtime.check_number(number)
         return
-    _, _, _, inner, _, tile = layout
-    group: tuple[int, ...] | None = None
+    _, _, _, inner, tile = layout
+    group_size: tuple[int, ...] | None = None
     if tile:
         count = tiles(tile, sizes)
         assert kernel.group_size is not None
-        items, group = [count * kernel.group_size], (kernel.group_size,)
+        global_size, group_size = [count * kernel.group_size], (kernel.group_size,)
     elif inner:
         rows = math.prod(sizes[1:])
-        items, group = [sizes[0], rows], dialect.target.row_group(sizes[0], rows, strided=2 in inner)
+        global_size, group_size = [sizes[0], rows], dialect.target.row_group(sizes[0], rows, strided=2 in inner)
         count = rows
     else:
         count = math.prod(sizes)
-        items = [kernel.work_items(count)]
+        global_size = [kernel.work_items(count)]
     others = [sizes[dim] if operand is None else strides[operand][dim] for operand, dim in places]
-    launch(kernel, [*outputs, *inputs], [*numbers, count, *others], items, group, name=made.name)
+    launch(kernel, [*outputs, *inputs], [*numbers, count, *others], global_size, group_size, name=made.name)
 
 
 def _kernel(made: _Traced, layout: Layout) -> tuple[kernels.Kernel, list[tuple[int | None, int]]]:

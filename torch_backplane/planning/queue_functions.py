@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from torch_backplane import _C, drivers
-from torch_backplane.drivers import ProductLibrary, TransformLibrary
+from torch_backplane import _C
 from torch_backplane.planning import runtime
 
 ROLES = ("input", "output")
@@ -26,16 +25,6 @@ def queue_api(device: torch.device) -> str:
     the driver's name. Empty where they cannot be called, as kernels are launched by the driver in Python.
     """
     return _C.queue_api(device.index)
-
-
-def product_library(device: torch.device) -> ProductLibrary | None:
-    """The library of matrix products that the device's driver has brought, if its queues are native."""
-    return getattr(drivers.device(device.index), "product_library", None) if queue_api(device) else None
-
-
-def transform_library(device: torch.device) -> TransformLibrary | None:
-    """The same of Fourier transforms."""
-    return getattr(drivers.device(device.index), "transform_library", None) if queue_api(device) else None
 
 
 class QueueFunction:

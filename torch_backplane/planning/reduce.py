@@ -11,7 +11,7 @@ from torch_backplane.kernels import Reduction
 from torch_backplane.kernels.evaluate import evaluate
 from torch_backplane.kernels.expression import constant, trace
 from torch_backplane.kernels.reductions import programs
-from torch_backplane.kernels.templates.reduce import reduction
+from torch_backplane.kernels.templates.reduce import Options, reduction
 from torch_backplane.planning.geometry import reduction_geometry
 from torch_backplane.planning.launch import dialect_of, launch, traced, tracing
 
@@ -57,12 +57,12 @@ def run_reduction(
             outputs,
             inputs,
             where,
-            scalars=scalars,
-            compute=compute,
-            known=lambda part, make: traced((part, key, dtypes, compute, device.index), make),
+            Options(
+                scalars, compute, known=lambda part, make: traced((part, key, dtypes, compute, device.index), make)
+            ),
         )
     for call in calls:
-        launch(call.kernel, call.tensors, call.numbers, [call.items], [call.group], name=name)
+        launch(call.kernel, call.tensors, call.numbers, [call.global_size], [call.group_size], name=name)
 
 
 def _of_nothing(definition: Reduction, scalars: Sequence[int | float]) -> list[Any]:

@@ -10,7 +10,8 @@ from torch.utils._pytree import tree_map_only
 
 from torch_backplane import _C
 from torch_backplane.planning import strides
-from torch_backplane.planning.symbols import SYMBOLS, Untraceable, guarded, quantity
+from torch_backplane.planning.strides import SYMBOLS
+from torch_backplane.planning.symbols import Untraceable, guarded, quantity
 from torch_backplane.planning.tracing import current
 
 
@@ -76,9 +77,32 @@ def settled(key: Any) -> Any:
     return key if current() is None else tree_map_only(SYMBOLS, guarded, key)
 
 
-def launch(kernel: Any, arguments: Sequence[Any], items: Sequence[int], group: Sequence[int]) -> None:
-    """Runs a compiled kernel on tensors and numbers; `items` and `group` are the work items in each dimension."""
-    (current() or _C).launch(kernel, arguments, items, group)
+def launch(
+    kernel: Any,
+    arguments: Sequence[Any],
+    global_size: Sequence[int],
+    group_size: Sequence[int],
+    *,
+    dynamic_shared_memory: int = 0,
+    cluster: Sequence[int] = (),
+    cooperative: bool = False,
+) -> None:
+    """Runs a compiled kernel on tensors and numbers; both sizes are work items in each dimension.
+
+    Args:
+        dynamic_shared_memory: bytes for each group, in addition to what the kernel declares.
+        cluster: groups per cluster in each dimension; they divide the number of groups.
+        cooperative: all groups are resident at the same time, so that they may wait for each other.
+
+    Raises:
+        NotImplementedError: the device's driver offers no launches with attributes.
+    """
+    attributes: dict[str, Any] = {
+        "dynamic_shared_memory": int(dynamic_shared_memory),
+        "cluster": [int(one) for one in cluster],
+        "cooperative": cooperative,
+    }
+    (current() or _C).launch(kernel, arguments, global_size, group_size, **attributes)
 
 
 def call_on_queue(function: Any, arguments: Sequence[Any]) -> None:

@@ -22,7 +22,8 @@ from torch_backplane import _C
 from torch_backplane.kernels.target import CPU
 from torch_backplane.planning import strides as layouts
 from torch_backplane.planning.recent import Recent
-from torch_backplane.planning.symbols import Untraceable, number_now
+from torch_backplane.planning.strides import number_now
+from torch_backplane.planning.symbols import Untraceable
 
 Shape = Sequence[Any]
 

@@ -11,10 +11,14 @@ from typing import Any
 
 import torch
 
-from torch_backplane.planning.symbols import number_now
-
+SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 # The dimensions from the innermost one on.
 CHANNELS_LAST = {4: (1, 3, 2, 0), 5: (1, 4, 3, 2, 0)}
+
+
+def number_now(number: Any) -> Any:
+    """The value in this call, of which nothing may be decided."""
+    return number.node.value if isinstance(number, SYMBOLS) else number
 
 
 def contiguous(sizes: Sequence[Any]) -> list[Any]:

@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 
+from torch_backplane.planning import strides as layouts
+from torch_backplane.planning.strides import SYMBOLS
+
 Value = int | float | bool
 Text = str  # of which nodes have a method
-SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class Untraceable(Exception):
@@ -257,9 +259,7 @@ class Node:
 
     def _asked(self, question: Text, *numbers: Sequence[Node]) -> Node:
         """The answer is known, for it leaves guards."""
-        from torch_backplane.planning import strides  # which is made for symbols, too
-
-        return self.wrap_bool(getattr(strides, question)(*([shell(one) for one in each] for each in numbers)))
+        return self.wrap_bool(getattr(layouts, question)(*([shell(one) for one in each] for each in numbers)))
 
 
 class Symbol(torch.SymInt):
@@ -305,11 +305,6 @@ def as_symbol(number: Any) -> Any:
 def guarded(number: Any) -> Any:
     """The value in this call, with a guard."""
     return number.node.tape.guard(number.node)
-
-
-def number_now(number: Any) -> Any:
-    """The value in this call, of which nothing may be decided."""
-    return number.node.value if isinstance(number, SYMBOLS) else number
 
 
 def quantity(number: Any) -> Any:

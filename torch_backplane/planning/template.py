@@ -11,7 +11,7 @@ import torch
 
 from torch_backplane import _C
 from torch_backplane.kernels.templates import errors
-from torch_backplane.kernels.templates.source import Launch, make_launch
+from torch_backplane.kernels.templates.source import Launch, LaunchSpec
 from torch_backplane.kernels.templates.values import Check, check_values
 from torch_backplane.planning import runtime
 from torch_backplane.planning.launch import dialect_of, launch
@@ -28,7 +28,7 @@ def run_template(
     """
     made = template(dialect_of(device), *arguments, **options)
     for one in [made] if isinstance(made, Launch) else made:
-        launch(one.kernel, one.tensors, one.numbers, [one.items], [one.group], name=name)
+        launch(one.kernel, one.tensors, one.numbers, [one.global_size], [one.group_size], name=name)
 
 
 def run_kernel(
@@ -60,7 +60,7 @@ def run_kernel(
     if items == 0:
         return
     device = next(iter(outputs.values())).device
-    made = make_launch(
+    made = LaunchSpec(
         name,
         dialect_of(device),
         outputs=outputs,
@@ -73,8 +73,8 @@ def run_kernel(
         functions=functions,
         constants=constants,
         strided=strided,
-    )
-    launch(made.kernel, made.tensors, made.numbers, [made.items], [made.group], name=name)
+    ).launch()
+    launch(made.kernel, made.tensors, made.numbers, [made.global_size], [made.group_size], name=name)
 
 
 def error_words(device: torch.device) -> torch.Tensor:
@@ -88,6 +88,11 @@ def error_words(device: torch.device) -> torch.Tensor:
             thread.join()
     runtime.keep_in_plan(_words[device.index])
     return _words[device.index]
+
+
+def error_report(device: torch.device, operator: str) -> errors.Report:
+    """Where a kernel reports an error of the operator."""
+    return errors.Report(error_words(device), operator)
 
 
 def _make_words(device: torch.device) -> None:

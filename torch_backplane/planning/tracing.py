@@ -20,8 +20,10 @@ from torch.utils._pytree import tree_leaves
 
 from torch_backplane import _C
 from torch_backplane.kernels.target import CPU
+from torch_backplane.planning import registry, shape_rules, views
 from torch_backplane.planning import strides as layouts
-from torch_backplane.planning.symbols import SYMBOLS, Tape, Untraceable, as_symbol, number_now, quantity
+from torch_backplane.planning.strides import SYMBOLS, number_now
+from torch_backplane.planning.symbols import Tape, Untraceable, as_symbol, quantity
 
 _ALIGNMENT = 16  # bytes: what signatures tell addresses apart by (csrc/plans/signature.h)
 
@@ -234,10 +236,21 @@ class Tracer(TorchDispatchMode):
             raise Untraceable("elements that are conjugated or negated lazily")
         return tensor.memory.base, tensor.memory.index, quantity(tensor.storage_offset() * tensor.itemsize)
 
-    def launch(self, kernel: Any, arguments: Sequence[Any], items: Sequence[Any], group: Sequence[int]) -> None:
+    def launch(
+        self,
+        kernel: Any,
+        arguments: Sequence[Any],
+        global_size: Sequence[Any],
+        group_size: Sequence[int],
+        *,
+        dynamic_shared_memory: int,
+        cluster: Sequence[int],
+        cooperative: bool,
+    ) -> None:
         self.builder.launch(
-            kernel, self._given(arguments), [quantity(one) for one in items], [int(one) for one in group]
-        )
+            kernel, self._given(arguments), [quantity(one) for one in global_size], [int(one) for one in group_size],
+            dynamic_shared_memory, cluster, cooperative,
+        )  # fmt: skip
 
     def call_on_queue(self, function: Any, arguments: Sequence[Any]) -> None:
         self.builder.call_on_queue(function, self._given(arguments))
@@ -265,8 +278,6 @@ class Tracer(TorchDispatchMode):
     def __torch_dispatch__(
         self, overload: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        from torch_backplane.planning import views
-
         kwargs = kwargs or {}
         leaves = tree_leaves((list(args), kwargs))
         if not any(_is_traced(value) for value in leaves):
@@ -284,8 +295,6 @@ class Tracer(TorchDispatchMode):
             return self._planned(overload, args, kwargs)
 
     def _meta(self, overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        from torch_backplane.planning import shape_rules
-
         def ask(given: Sequence[Any]) -> tuple[Any, ...]:
             positional, named = shape_rules.by_name(overload, given)
             returned = overload(*positional, **named)
@@ -295,11 +304,8 @@ class Tracer(TorchDispatchMode):
         return found[0] if len(overload._schema.returns) == 1 and len(found) == 1 else found
 
     def _planned(self, overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        from torch_backplane.planning import declare
-        from torch_backplane.planning.call import full_name
-
-        name = full_name(overload)
-        if name not in declare.planned:
+        name = registry.full_name(overload)
+        if name not in registry.planned:
             if torch._C._dispatch_has_kernel_for_dispatch_key(name, _COMPOSED):
                 return overload._op_dk(_COMPOSED, *args, **kwargs)  # which calls what it is made of, here
             raise Untraceable(f"{name} within a planner")
@@ -308,9 +314,9 @@ class Tracer(TorchDispatchMode):
             value = values[position]
             if isinstance(value, (int, float)) and isinstance(argument.type, torch.TensorType):
                 values[position] = self.builder.number(value, for_tensor=True)
-            elif argument.name in declare.passed[name] and isinstance(value, (int, float, complex, *SYMBOLS)):
+            elif argument.name in registry.passed[name] and isinstance(value, (int, float, complex, *SYMBOLS)):
                 values[position] = self.builder.number(quantity(value))
-        return declare.planned[name](*values)
+        return registry.planned[name](*values)
 
 
 def _is_traced(value: Any) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torch_backplane import _C
+from torch_backplane.planning import registry
 from torch_backplane.planning import strides as layouts
 from torch_backplane.planning.symbols import Untraceable, quantity
 
@@ -276,8 +277,6 @@ class _CopyFacts(NamedTuple):
 
 def _copy(tracer: Any, to: Any, source: Any, non_blocking: bool = False) -> Any:
     """As csrc/aten/copy.cpp."""
-    from torch_backplane.planning import declare
-
     if not hasattr(source, "memory"):
         raise Untraceable("to copy memory that is no argument")
     if to is source or to.memory.base == "meta":
@@ -293,7 +292,7 @@ def _copy(tracer: Any, to: Any, source: Any, non_blocking: bool = False) -> Any:
         tracer.builder.copy(*as_they_lie, quantity(to.numel() * to.itemsize))
         return to
     conjugate, negate = source.is_conj() != to.is_conj(), source.is_neg() != to.is_neg()
-    declare.planned["backplane::copy_elements"](
+    registry.planned["backplane::copy_elements"](
         _as_it_lies(tracer, source), _as_it_lies(tracer, to), conjugate, negate
     )
     return to

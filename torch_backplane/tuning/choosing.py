@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from torch_backplane import _C
+from torch_backplane._release import VERSION
 from torch_backplane.tuning.files import BadFile, Result, add_problem, add_result, read_results
 from torch_backplane.tuning.problems import Problem
 from torch_backplane.tuning.trials import ROUNDS, Clock, quickest
@@ -222,11 +223,10 @@ context = Context()
 
 def validators(device: int) -> dict[str, str]:
     """What results hold for."""
-    from torch_backplane import __version__
 
     said = torch.get_device_module("bp").get_device_properties(device)
     version = f"{said.driver} {said.major}.{said.minor}"
-    found = {"PT_VERSION": torch.__version__, "BACKPLANE_VERSION": __version__, "DRIVER": version, "DEVICE": said.name}
+    found = {"PT_VERSION": torch.__version__, "BACKPLANE_VERSION": VERSION, "DRIVER": version, "DEVICE": said.name}
     return {name: value.replace(",", ";").strip() for name, value in found.items()}
 
 

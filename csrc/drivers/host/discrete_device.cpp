@@ -10,7 +10,7 @@ namespace backplane {
 namespace {
 
 DeviceProperties without_host_access(DeviceProperties properties) {
-  properties.host_accessible = false;
+  properties.addresses = Addresses::Synthetic;
   return properties;
 }
 
@@ -56,19 +56,10 @@ class DiscreteDevice final : public ForwardingDevice {
     inner_->unmap(real(address, bytes), bytes);
   }
 
-  // --- transfers
-  void copy(void* destination, const void* source, size_t bytes, CopyKind kind, StreamHandle stream) override {
-    if (bytes == 0) {
-      return;
-    }
-    void* to = kind == CopyKind::DeviceToHost ? destination : real(destination, bytes);
-    const void* from = kind == CopyKind::HostToDevice ? source : real(source, bytes);
-    inner_->copy(to, from, bytes, kind, stream);
-  }
-
-  void fill(void* address, uint8_t value, size_t bytes, StreamHandle stream) override {
-    if (bytes > 0) {
-      inner_->fill(real(address, bytes), value, bytes, stream);
+  // --- commands
+  void submit(const Command& command, StreamHandle stream) override {
+    if (!is_empty(command)) {
+      std::visit([&](const auto& one) { submit_real(one, stream); }, command);
     }
   }
 
@@ -84,28 +75,45 @@ class DiscreteDevice final : public ForwardingDevice {
     return other != nullptr && inner_->can_access_peer(*other->inner_);
   }
 
-  void launch(
-      KernelHandle kernel, const LaunchSize& size, c10::ArrayRef<KernelArgument> arguments,
-      StreamHandle stream) override {
-    inner_->launch(kernel, size, real(arguments), stream);
+  // Of commands and segments with the addresses of `inner_` only.
+  Interprocess* interprocess() override {
+    return nullptr;
   }
-
-  void call_on_queue(
-      std::shared_ptr<const QueueFunction> function, const std::string& caller,
-      c10::ArrayRef<KernelArgument> arguments, StreamHandle stream) override {
-    inner_->call_on_queue(std::move(function), caller, real(arguments), stream);
+  std::unique_ptr<NativeGraph> instantiate(c10::ArrayRef<GraphCommand>) override {
+    return nullptr;
   }
 
   bool host_sees_memory() const override {
     return false;
   }
 
-  void call_host(HostFunction function, c10::ArrayRef<char*> memory, StreamHandle stream) override {
-    TORCH_CHECK(memory.empty(), "the host does not see the memory of ", properties().name);
-    inner_->call_host(std::move(function), {}, stream);
+ private:
+  // The same command on the memory that the addresses mean.
+  void submit_real(const KernelLaunch& launch, StreamHandle stream) {
+    const auto arguments = real(launch.arguments);
+    inner_->submit(KernelLaunch{launch.kernel, launch.spec, arguments}, stream);
+  }
+  void submit_real(const LibraryCall& call, StreamHandle stream) {
+    const auto arguments = real(call.arguments);
+    inner_->submit(LibraryCall{call.function, call.caller, arguments}, stream);
+  }
+  void submit_real(const Copy& copy, StreamHandle stream) {
+    void* to = copy.kind == CopyKind::DeviceToHost ? copy.destination : real(copy.destination, copy.bytes);
+    const void* from = copy.kind == CopyKind::HostToDevice ? copy.source : real(copy.source, copy.bytes);
+    inner_->submit(Copy{to, from, copy.bytes, copy.kind}, stream);
+  }
+  void submit_real(const Fill& fill, StreamHandle stream) {
+    inner_->submit(Fill{real(fill.address, fill.bytes), fill.value, fill.bytes}, stream);
+  }
+  void submit_real(const HostCallback& callback, StreamHandle stream) {
+    TORCH_CHECK(callback.memory.empty(), "the host does not see the memory of ", properties().name);
+    inner_->submit(callback, stream);
+  }
+  template <typename EventCommand>
+  void submit_real(const EventCommand& command, StreamHandle stream) {
+    inner_->submit(command, stream);
   }
 
- private:
   void* shadow(void* memory, size_t bytes) {
     void* address = AddressSpace::reserve(bytes);
     shadows_.insert(address, bytes, memory);
@@ -138,7 +146,7 @@ class DiscreteDevice final : public ForwardingDevice {
 } // namespace
 
 std::unique_ptr<Device> make_discrete(std::unique_ptr<Device> inner) {
-  TORCH_CHECK(inner->properties().host_accessible, inner->properties().name, " has no host-accessible memory to hide");
+  TORCH_CHECK(inner->properties().host_accessible(), inner->properties().name, " has no host-accessible memory to hide");
   return std::make_unique<DiscreteDevice>(std::move(inner));
 }
 

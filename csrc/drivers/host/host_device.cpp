@@ -16,7 +16,7 @@
 #include <thread>
 #include <vector>
 
-#include "devices/ending.h"
+#include "devices/command.h"
 
 namespace backplane {
 namespace {
@@ -42,120 +42,6 @@ class Delays {
   std::mt19937_64 random_;
 };
 
-// An in-order queue. Work that finds the queue empty runs at once in the calling thread, which is what nearly all work
-// does; only what comes behind something slow goes to the queue's own thread, started when it is first needed. Where host
-// devices are asynchronous, all work goes there.
-class HostQueue {
- public:
-  HostQueue() {
-    if (delay_seed.has_value()) {
-      delays_.emplace();
-    }
-  }
-
-  void run(std::function<void()> work) {
-    if (idle() && !host_devices_are_asynchronous()) {
-      work();
-    } else {
-      enqueue(std::move(work));
-    }
-  }
-
-  // As run(), for what tells others that the queue has got there: whoever sees that finds it counted as done.
-  void signal(std::function<void()> tell) {
-    if (idle()) {
-      tell();
-    } else {
-      enqueue(std::move(tell), true);
-    }
-  }
-
-  void enqueue(std::function<void()> work, bool signals = false) {
-    wait_for_room();
-    std::lock_guard<std::mutex> guard(lock_);
-    if (!started_) {
-      std::thread([this] { serve(); }).detach(); // lives as long as the process, like the queue
-      started_ = true;
-    }
-    pending_.fetch_add(1, std::memory_order_acq_rel);
-    work_.push_back({std::move(work), signals});
-    changed_.notify_all();
-  }
-
-  bool idle() const {
-    return pending_.load(std::memory_order_acquire) == 0;
-  }
-
-  bool query() {
-    if (idle()) {
-      return true;
-    }
-    std::lock_guard<std::mutex> guard(lock_); // after a signal that is being given
-    return idle();
-  }
-
-  // Until what it was given so far is done: other threads may never stop to give it more.
-  void drain() {
-    if (idle()) {
-      return;
-    }
-    std::unique_lock<std::mutex> guard(lock_);
-    changed_.wait(guard, [this, so_far = done_ + pending_] { return done_ >= so_far; });
-  }
-
- private:
-  static thread_local bool is_server;
-
-  // Not in a thread of a queue's, which might wait for itself.
-  void wait_for_room() {
-    if (is_server || pending_.load(std::memory_order_acquire) < kMostWaiting) {
-      return;
-    }
-    const GilReleased released;
-    std::unique_lock<std::mutex> guard(lock_);
-    changed_.wait(guard, [this] { return pending_.load(std::memory_order_acquire) < kMostWaiting; });
-  }
-
-  struct Work {
-    std::function<void()> call;
-    bool signals; // called with the lock, and takes no time
-  };
-
-  void serve() {
-    is_server = true;
-    std::unique_lock<std::mutex> guard(lock_);
-    while (true) {
-      changed_.wait(guard, [this] { return !work_.empty(); });
-      Work work = std::move(work_.front());
-      work_.pop_front();
-      if (work.signals) {
-        work.call();
-      } else {
-        guard.unlock();
-        if (delays_.has_value()) {
-          delays_->wait();
-        }
-        work.call();
-        work.call = nullptr;
-        guard.lock();
-      }
-      ++done_;
-      pending_.fetch_sub(1, std::memory_order_acq_rel);
-      changed_.notify_all();
-    }
-  }
-
-  std::mutex lock_;
-  std::condition_variable changed_;
-  std::deque<Work> work_;
-  std::atomic<int64_t> pending_{0};
-  int64_t done_ = 0; // in all
-  bool started_ = false;
-  std::optional<Delays> delays_; // of the thread
-};
-
-thread_local bool HostQueue::is_server = false;
-
 // One event; each recording is a version, and waiting is for the version that was current when the wait was issued.
 struct HostEventState {
   std::mutex lock;
@@ -173,6 +59,17 @@ struct HostEventState {
     changed.notify_all();
   }
 
+  uint64_t next_version() {
+    std::lock_guard<std::mutex> guard(lock);
+    return ++recorded;
+  }
+
+  // 0: the latest recording has been reached.
+  uint64_t version_to_wait_for() {
+    std::lock_guard<std::mutex> guard(lock);
+    return reached >= recorded ? 0 : recorded;
+  }
+
   void wait_for(uint64_t version) {
     std::unique_lock<std::mutex> guard(lock);
     changed.wait(guard, [&] { return reached >= version; });
@@ -185,6 +82,134 @@ struct HostEventState {
 };
 
 using HostEvent = std::shared_ptr<HostEventState>;
+
+// A command in a queue. Event commands mean one version of their event, which is known when they are submitted.
+struct QueuedCommand {
+  StoredCommand stored;
+  HostEvent event{};
+  uint64_t version = 0;
+};
+
+void execute(const Command& command) {
+  std::visit(
+      Overloaded{
+          [](const Copy& copy) { std::memmove(copy.destination, copy.source, copy.bytes); },
+          [](const Fill& fill) { std::memset(fill.address, fill.value, fill.bytes); },
+          [](const HostCallback& callback) { callback.function->run(callback.memory.data(), callback.numbers.data()); },
+          [](const auto&) { TORCH_INTERNAL_ASSERT(false, "host devices execute no such command"); }},
+      command);
+}
+
+// An in-order queue of commands. Most commands find it empty, and the submitting thread executes them at once. Commands behind a
+// slow one, and all commands of asynchronous host devices, go to the queue's own thread, which starts when it is first needed.
+class HostQueue {
+ public:
+  HostQueue() {
+    if (delay_seed.has_value()) {
+      delays_.emplace();
+    }
+  }
+
+  void run(const Command& command) {
+    if (idle() && !host_devices_are_asynchronous()) {
+      execute(command);
+    } else {
+      enqueue({StoredCommand(command)});
+    }
+  }
+
+  void record(const EventRecord& command, const HostEvent& event, uint64_t version) {
+    if (idle()) {
+      event->reach(version);
+    } else {
+      enqueue({StoredCommand(command), event, version});
+    }
+  }
+
+  void enqueue(QueuedCommand command) {
+    wait_for_room();
+    std::lock_guard<std::mutex> guard(lock_);
+    if (!started_) {
+      std::thread([this] { serve(); }).detach(); // lives as long as the process, like the queue
+      started_ = true;
+    }
+    pending_.fetch_add(1, std::memory_order_acq_rel);
+    commands_.push_back(std::move(command));
+    changed_.notify_all();
+  }
+
+  bool idle() const {
+    return pending_.load(std::memory_order_acquire) == 0;
+  }
+
+  bool query() {
+    if (idle()) {
+      return true;
+    }
+    std::lock_guard<std::mutex> guard(lock_); // whoever sees a recorded event finds the record counted as done
+    return idle();
+  }
+
+  // Waits for the commands submitted so far: other threads may never stop submitting more.
+  void drain() {
+    if (idle()) {
+      return;
+    }
+    std::unique_lock<std::mutex> guard(lock_);
+    changed_.wait(guard, [this, so_far = done_ + pending_] { return done_ >= so_far; });
+  }
+
+ private:
+  static thread_local bool is_server;
+
+  // Not in a thread of a queue, which might wait for itself.
+  void wait_for_room() {
+    if (is_server || pending_.load(std::memory_order_acquire) < kMostWaiting) {
+      return;
+    }
+    const GilReleased released;
+    std::unique_lock<std::mutex> guard(lock_);
+    changed_.wait(guard, [this] { return pending_.load(std::memory_order_acquire) < kMostWaiting; });
+  }
+
+  void serve() {
+    is_server = true;
+    std::unique_lock<std::mutex> guard(lock_);
+    while (true) {
+      changed_.wait(guard, [this] { return !commands_.empty(); });
+      QueuedCommand next = std::move(commands_.front());
+      commands_.pop_front();
+      if (std::holds_alternative<EventRecord>(next.stored.command())) {
+        next.event->reach(next.version); // under the lock: see query()
+      } else {
+        guard.unlock();
+        if (delays_.has_value()) {
+          delays_->wait();
+        }
+        if (next.event != nullptr) {
+          next.event->wait_for(next.version);
+        } else {
+          execute(next.stored.command());
+        }
+        { const QueuedCommand gone = std::move(next); } // what it keeps may take a lock
+        guard.lock();
+      }
+      ++done_;
+      pending_.fetch_sub(1, std::memory_order_acq_rel);
+      changed_.notify_all();
+    }
+  }
+
+  std::mutex lock_;
+  std::condition_variable changed_;
+  std::deque<QueuedCommand> commands_;
+  std::atomic<int64_t> pending_{0};
+  int64_t done_ = 0; // in all
+  bool started_ = false;
+  std::optional<Delays> delays_; // of the thread
+};
+
+thread_local bool HostQueue::is_server = false;
 
 HostQueue& queue(StreamHandle stream) {
   return *static_cast<HostQueue*>(stream);
@@ -222,7 +247,7 @@ class HostDevice final : public Device {
   void free(void* address, size_t bytes) override {
     const std::shared_ptr<void> last_use(address, [bytes](void* memory) { munmap(memory, bytes); });
     for (HostQueue* busy : busy_queues()) {
-      busy->enqueue([last_use] {});
+      busy->enqueue({StoredCommand(HostCallback{make_host_function("free", [last_use](char* const*, const uint64_t*) {})})});
     }
     give_back(bytes);
   }
@@ -296,85 +321,67 @@ class HostDevice final : public Device {
     delete static_cast<HostEvent*>(event); // waiting queues share the state
   }
 
-  void record_event(EventHandle event, StreamHandle stream) override {
-    HostEvent shared = state(event);
-    uint64_t version = 0;
-    {
-      std::lock_guard<std::mutex> guard(shared->lock);
-      version = ++shared->recorded;
-    }
-    queue(stream).signal([shared, version] { shared->reach(version); });
-  }
-
-  void wait_event(EventHandle event, StreamHandle stream) override {
-    HostEvent shared = state(event);
-    uint64_t version = 0;
-    {
-      std::lock_guard<std::mutex> guard(shared->lock);
-      version = shared->recorded;
-      if (shared->reached >= version) {
-        return;
-      }
-    }
-    queue(stream).enqueue([shared, version] { shared->wait_for(version); });
-  }
-
   bool query_event(EventHandle event) override {
-    const HostEvent& shared = state(event);
-    std::lock_guard<std::mutex> guard(shared->lock);
-    return shared->reached >= shared->recorded;
+    return state(event)->version_to_wait_for() == 0;
   }
 
   void synchronize_event(EventHandle event) override {
-    HostEvent shared = state(event);
-    uint64_t version = 0;
-    {
-      std::lock_guard<std::mutex> guard(shared->lock);
-      version = shared->recorded;
-    }
-    shared->wait_for(version);
+    const HostEvent shared = state(event);
+    shared->wait_for(shared->version_to_wait_for());
   }
 
   double elapsed_ms(EventHandle start, EventHandle end) override {
     return std::chrono::duration<double, std::milli>(state(end)->reached_at() - state(start)->reached_at()).count();
   }
 
-  // --- transfers
-  void copy(void* destination, const void* source, size_t bytes, CopyKind, StreamHandle stream) override {
-    queue(stream).run([=] { std::memmove(destination, source, bytes); });
-  }
-
-  void fill(void* address, uint8_t value, size_t bytes, StreamHandle stream) override {
-    queue(stream).run([=] { std::memset(address, value, bytes); });
+  // --- commands
+  void submit(const Command& command, StreamHandle stream) override {
+    HostQueue& submitted_to = queue(stream);
+    if (const auto* record = std::get_if<EventRecord>(&command)) {
+      const HostEvent event = state(record->event);
+      submitted_to.record(*record, event, event->next_version());
+    } else if (const auto* wait = std::get_if<EventWait>(&command)) {
+      const HostEvent event = state(wait->event);
+      if (const uint64_t version = event->version_to_wait_for(); version != 0) {
+        submitted_to.enqueue({StoredCommand(command), event, version});
+      }
+    } else if (const auto* callback = std::get_if<HostCallback>(&command);
+               callback != nullptr && !callback->function->is_operator()) {
+      submitted_to.enqueue({StoredCommand(command)});
+    } else {
+      TORCH_CHECK_NOT_IMPLEMENTED(
+          !std::holds_alternative<KernelLaunch>(command), properties().driver, " devices run no kernels");
+      TORCH_CHECK_NOT_IMPLEMENTED(
+          !std::holds_alternative<LibraryCall>(command), properties().name,
+          " has no native launcher, so that library functions cannot receive its queue");
+      submitted_to.run(command);
+    }
   }
 
   bool copy_from_peer(void* destination, Device& peer, const void* source, size_t bytes, StreamHandle stream) override {
     if (!can_access_peer(peer)) {
       return false;
     }
-    copy(destination, source, bytes, CopyKind::WithinDevice, stream);
+    submit(Copy{destination, source, bytes, CopyKind::WithinDevice}, stream);
     return true;
   }
 
   bool can_access_peer(const Device& peer) const override {
-    return peer.properties().host_accessible;
+    return peer.properties().host_accessible();
   }
 
   bool host_sees_memory() const override {
     return true;
   }
 
-  void call_host(HostFunction function, c10::ArrayRef<char*> memory, StreamHandle stream) override {
-    queue(stream).enqueue([function = std::move(function), memory = memory.vec()] {
-      if (const HostCall call; call.may_run()) {
-        function(memory.data());
-      }
-    });
+  bool defers_operators() const override {
+    return host_devices_are_asynchronous();
   }
 
   void sleep(double milliseconds, StreamHandle stream) override {
     const auto duration = std::chrono::duration<double, std::milli>(milliseconds);
-    queue(stream).enqueue([duration] { std::this_thread::sleep_for(duration); });
+    const auto sleep = [duration](char* const*, const uint64_t*) { std::this_thread::sleep_for(duration); };
+    submit(HostCallback{make_host_function("sleep", sleep)}, stream);
   }
 
  private:

@@ -32,7 +32,7 @@ T number(const CArgument& argument) {
   return *static_cast<const T*>(argument.data);
 }
 
-// The arguments are those that ProductLibrary declares.
+// The arguments are those of the family matmul.
 template <typename T>
 int product(void* queue, const CArgument* arguments, uint64_t count) {
   const CArgument &c = arguments[0], &a = arguments[1], &b = arguments[2];

@@ -1,4 +1,4 @@
-// CLBlast's matrix products, as functions of a device's library (torch_backplane.drivers.base.ProductLibrary).
+// CLBlast's matrix products, as routines of the family matmul (torch_backplane.drivers.libraries).
 #pragma once
 
 #include <cstdint>

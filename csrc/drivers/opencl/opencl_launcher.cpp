@@ -119,13 +119,13 @@ class Widths {
   DeviceMutex mutex;
 
   // The size to launch with. Throws NativeError.
-  LaunchSize issue(void* queue, Finish finish, LaunchSize size, bool bounded) {
-    size_t& widest = widest_[size.group];
+  LaunchSpec issue(void* queue, Finish finish, LaunchSpec size, bool bounded) {
+    size_t& widest = widest_[size.group_size];
     if (width(size) > widest) {
       finish_all(queue);
       if (bounded && width(size) <= kMostPadded) {
-        for (size_t i = 0; i < size.items.size(); ++i) {
-          size.items[i] = c10::llvm::PowerOf2Ceil(size.items[i] / size.group[i]) * size.group[i];
+        for (size_t i = 0; i < size.global_size.size(); ++i) {
+          size.global_size[i] = c10::llvm::PowerOf2Ceil(size.global_size[i] / size.group_size[i]) * size.group_size[i];
         }
       }
       widest = width(size);
@@ -141,8 +141,8 @@ class Widths {
   // Wider launches take milliseconds, which hides the wait; and their numbers of elements do not overflow.
   static constexpr size_t kMostPadded = size_t{1} << 22;
 
-  static size_t width(const LaunchSize& size) {
-    return *std::max_element(size.items.begin(), size.items.end());
+  static size_t width(const LaunchSpec& size) {
+    return *std::max_element(size.global_size.begin(), size.global_size.end());
   }
 
   // What went wrong in other queues than one's own, their users get to know.
@@ -217,7 +217,7 @@ class OpenCLKernel final : public NativeKernel {
         bounded_(text.find(kBounded) != std::string::npos) {}
 
   void launch(
-      void* queue, const LaunchSize& size, c10::ArrayRef<LaunchArgument> arguments, uint64_t generation) override {
+      void* queue, const LaunchSpec& size, c10::ArrayRef<LaunchArgument> arguments, uint64_t generation) override {
     // clSetKernelArg is not thread-safe, and a launch takes what was set.
     const std::lock_guard<DeviceMutex> guard(mutex_);
     if (generation != generation_) {
@@ -242,17 +242,17 @@ class OpenCLKernel final : public NativeKernel {
   }
 
  private:
-  void enqueue(void* queue, const LaunchSize& size) {
-    const auto dimensions = size.items[2] > 1 ? 3 : size.items[1] > 1 ? 2 : 1;
+  void enqueue(void* queue, const LaunchSpec& size) {
+    const auto dimensions = size.global_size[2] > 1 ? 3 : size.global_size[1] > 1 ? 2 : 1;
     const Status status = functions_.enqueue(
-        queue, kernel_, dimensions, nullptr, size.items.data(), size.group.data(), 0, nullptr,
+        queue, kernel_, dimensions, nullptr, size.global_size.data(), size.group_size.data(), 0, nullptr,
         OpenCLTimer::event());
     if (C10_UNLIKELY(status != 0)) {
       throw NativeError{
           "clEnqueueNDRangeKernel", status,
           c10::str(
-              " of ", c10::ArrayRef<size_t>(size.items), " work items in groups of ",
-              c10::ArrayRef<size_t>(size.group))};
+              " of ", c10::ArrayRef<size_t>(size.global_size), " work items in groups of ",
+              c10::ArrayRef<size_t>(size.group_size))};
     }
   }
 
@@ -332,13 +332,6 @@ class OpenCLEvent final : public NativeEvent {
   // From the recording of `base` to a moment.
   static double since(NativeEvent& base, uint64_t nanoseconds) {
     return milliseconds(end_of(static_cast<OpenCLEvent&>(base)), nanoseconds);
-  }
-
-  std::function<bool()> latest_recording() const override {
-    return [info = functions_.info, marker = latest()] {
-      Status status = 1;
-      return info(marker.get(), kExecutionStatus, sizeof status, &status, nullptr) == 0 && status == kComplete;
-    };
   }
 
  private:
@@ -449,12 +442,16 @@ class OpenCLLauncher final : public NativeLauncher {
     return has_events() ? std::make_unique<OpenCLTimer>(functions_) : nullptr;
   }
 
-  bool host_sees_memory() const override {
+  bool calls_host() const override {
     return functions_.enqueue_native != nullptr;
   }
 
+  bool host_sees_memory() const override {
+    return calls_host();
+  }
+
   void call_host(void* queue, std::function<void()> function) const override {
-    TORCH_CHECK(host_sees_memory(), "the OpenCL device calls no functions of the host");
+    TORCH_CHECK(calls_host(), "the OpenCL device calls no functions of the host");
     auto call = std::make_unique<std::function<void()>>(std::move(function));
     void* words[] = {call.get()};
     enqueue_native(queue, &call_now, words, sizeof words, 0, nullptr, nullptr, OpenCLTimer::event());

@@ -229,7 +229,7 @@ class Whole {
   void* const queue_;
 };
 
-// The arguments are those that TransformLibrary declares.
+// The arguments are those of the family fft.
 template <typename T>
 int transform(void* queue, const CArgument* arguments, uint64_t count) {
   const auto integer = [arguments](int index) { return *static_cast<const int64_t*>(arguments[2 + index].data); };

@@ -1,4 +1,4 @@
-// VkFFT's Fourier transforms, as functions of a device's library (torch_backplane.drivers.base.TransformLibrary).
+// VkFFT's Fourier transforms, as routines of the family fft (torch_backplane.drivers.libraries).
 #pragma once
 
 #include <cstddef>

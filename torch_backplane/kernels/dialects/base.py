@@ -63,7 +63,7 @@ class Value:
         return facts(self.dtype).category
 
 
-# A line of the text of kernels that are bounded, see `Dialect.kernel`; csrc/drivers/opencl/opencl_launcher.cpp looks for it.
+# A line of the text of kernels that are bounded, see `Dialect.kernel`; opencl_launcher.cpp looks for it.
 BOUNDED = "// bounded"
 
 
@@ -88,17 +88,11 @@ class Dialect(ABC):
     words: ClassVar[Mapping[str, str]] = {}  # what WORDS are here, as macros
     missing: ClassVar[frozenset[str]] = frozenset()  # operations, and functions of the library, that there are not
     compile_options: ClassVar[tuple[str, ...]] = ()
-    streams: ClassVar[bool] = False  # whether there is a `stream_lanes`
     vectors: ClassVar[bool] = False  # whether there are OpenCL C's vectors of 2 to 16 numbers, for hand-written kernels
     buffer_bytes: ClassVar[int] = 8  # of the arguments that bring a tensor's memory
 
     def __init__(self, target: Target | None = None) -> None:
         self.target = Target() if target is None else target
-
-    @property
-    def streaming_bytes(self) -> int | None:
-        """From which size on results are written past the caches; None: never."""
-        return self.target.streaming_bytes if self.streams else None
 
     @property
     def tile_memory(self) -> int:
@@ -415,10 +409,6 @@ class Dialect(ABC):
 
     def store_lanes(self, name: str, dtype: torch.dtype, pointer: str, index: str, width: int) -> str:
         return f"for (int lane = 0; lane < {width}; ++lane) {pointer}[({index}) * {width} + lane] = {name}[lane];"
-
-    def stream_lanes(self, name: str, dtype: torch.dtype, pointer: str, index: str, width: int) -> str:
-        """As `store_lanes`, past the caches, from `index` on; where there are `streaming_bytes`."""
-        self.lacks("stores past the caches")
 
 
 def _half_name(dtype: torch.dtype) -> str:

@@ -7,30 +7,16 @@ from typing import ClassVar
 
 import torch
 
+from torch_backplane.kernels.cpu.functions import BRANCHLESS, definitions, needs_float64
+from torch_backplane.kernels.cpu.halves import FLOAT16_BY_INSTRUCTIONS
 from torch_backplane.kernels.dialects.base import Dialect, Value
-from torch_backplane.kernels.dialects.cpu_functions import BRANCHLESS, definitions, needs_float64
-from torch_backplane.kernels.dialects.halves import FLOAT16_BY_INSTRUCTIONS
 from torch_backplane.kernels.dtypes import part_dtype
-
-# By a function of clang, which OpenCL implementations on CPUs are made of. Such writes become visible in any order, but
-# before the lock is taken with which a thread reports the end of a work group (Intel's Software Developer's Manual,
-# «Buffering of Write Combining Memory Locations»).
-_WRITE_PAST_CACHES = """\
-#ifdef __has_builtin
-#if __has_builtin(__builtin_nontemporal_store)
-#define WRITE_PAST_CACHES(value, place) __builtin_nontemporal_store(value, place)
-#endif
-#endif
-#ifndef WRITE_PAST_CACHES
-#define WRITE_PAST_CACHES(value, place) (*(place) = (value))
-#endif"""
 
 
 class OpenCLC(Dialect):
     """A buffer is a handle and an offset in bytes: `cl_mem` has no addresses that the host could add to."""
 
     name = "OpenCL C"
-    streams = True
     vectors = True
     buffer_bytes = 16
     types: ClassVar = {
@@ -76,8 +62,6 @@ class OpenCLC(Dialect):
         lines = ["#pragma OPENCL FP_CONTRACT OFF", "#define FUNCTION static inline"]
         dtypes |= {part_dtype(dtype) for dtype in dtypes}
         functions = definitions(text)
-        if "WRITE_PAST_CACHES" in text:
-            lines.append(_WRITE_PAST_CACHES)
         if torch.float64 in dtypes or any("double" in function for function in functions):
             lines.insert(0, "#pragma OPENCL EXTENSION cl_khr_fp64 : enable")
         if functions:
@@ -130,13 +114,3 @@ class OpenCLC(Dialect):
 
     def store_lanes(self, name: str, dtype: torch.dtype, pointer: str, index: str, width: int) -> str:
         return f"vstore{width}(vload{width}(0, {name}), {index}, {pointer});"
-
-    def stream_lanes(self, name: str, dtype: torch.dtype, pointer: str, index: str, width: int) -> str:
-        # In vectors of 16 bytes, to which tensors are known to be aligned.
-        lanes, kind = 16 // dtype.itemsize, self.storage_type(dtype)
-        vectors = [range(first, first + lanes) for first in range(0, width, lanes)]
-        return " ".join(
-            f"WRITE_PAST_CACHES(({kind}{lanes})({', '.join(f'{name}[{lane}]' for lane in vector)}), "
-            f"(global {kind}{lanes}*)({pointer} + {index} + {vector[0]}));"
-            for vector in vectors
-        )

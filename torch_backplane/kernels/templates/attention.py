@@ -3,8 +3,8 @@
 Memory grows with the length of a sequence, not with its square. The softmax is corrected as greater scores are found
 (Milakov and Gimelshein, «Online normalizer calculation for softmax», 2018; Dao et al., «FlashAttention», 2022). The
 gradients compute the scores again, from the logarithm of what each softmax was divided by. Where a work item is a
-thread's, the text is that of `attention_lanes.py`, but with dropout and for many columns; all that follows is about the
-one for work items that run in lockstep.
+thread's, the text is that of `cpu/attention_lanes.py`, but with dropout and for many columns; all that follows is about
+the one for work items that run in lockstep.
 
 A group has a tile of rows: of queries, and for the gradients of keys and of values a tile of keys. It goes through the
 other ones tile by tile, computes the tile of scores in local memory, and adds what they weigh to its results, which are
@@ -27,12 +27,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torch_backplane.kernels.cpu import attention_lanes
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import facts, value_dtype
 from torch_backplane.kernels.target import LimitExceeded, Target
-from torch_backplane.kernels.templates import attention_lanes
 from torch_backplane.kernels.templates.random import scalar_words
-from torch_backplane.kernels.templates.source import Launch, make_launch, split, substitute
+from torch_backplane.kernels.templates.source import Launch, LaunchSpec, split, substitute
 from torch_backplane.kernels.templates.spelling import lane_count, turning
 
 # A group of SIDE × SIDE work items has a tile of SIDE × PER_ITEM rows, and up to _COLUMNS columns of results.
@@ -57,6 +57,36 @@ class Dropout(NamedTuple):
     drawn: tuple[Any, Any] | None = None
 
 
+class AttentionParams(NamedTuple):
+    """What weights come of, besides query and key.
+
+    Args:
+        bias: (batch, heads, queries, keys). Any stride may be 0.
+        causal: a query has the keys up to its own place.
+        scale: of the scores.
+    """
+
+    bias: torch.Tensor | None
+    causal: bool
+    scale: float
+    dropout: Dropout | None = None
+
+
+class Saved(NamedTuple):
+    """What gradients are computed from: the operands of `attention`, and
+
+    Args:
+        logarithm: as `attention` wrote it.
+        inner: shaped alike: the sums of the result's gradient times the result.
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    logarithm: torch.Tensor
+    inner: torch.Tensor | None
+
+
 def attends_in_one_pass(target: Target) -> bool:
     """Whether these kernels are for such devices, in any dtype."""
     return side_of(target, 8, 64) is not None and target.max_argument_bytes >= _ARGUMENT_BYTES
@@ -69,10 +99,7 @@ def attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    bias: torch.Tensor | None,
-    causal: bool,
-    scale: float,
-    dropout: Dropout | None = None,
+    params: AttentionParams,
 ) -> list[Launch]:
     """out = dropout(softmax(scale * query @ key.mT + bias)) @ value; 0 in rows of which nothing is left.
 
@@ -81,47 +108,33 @@ def attention(
             the sum of the exponentials.
         query: (batch, heads, queries, depth). key: (batch, fewer, keys, depth). value: (batch, fewer, keys, columns).
             `fewer` divides heads: neighbouring heads share them.
-        bias: (batch, heads, queries, keys). Any stride may be 0.
-        causal: a query has the keys up to its own place.
 
     Raises:
         LimitExceeded: the target has no place for it (`attends_in_one_pass` says so, too).
     """
     tensors = {"own": query, "other": key, "added": value}
-    parts, keys = _divided(dialect.target, out, key.shape[2], causal) if dialect.target.simt else (1, 0)
+    parts, keys = _divided(dialect.target, out, key.shape[2], params.causal) if dialect.target.simt else (1, 0)
     if parts == 1:
         outputs = {"out": out, "logarithm": logarithm}
-        return [_launch("result", dialect, outputs, tensors, {}, bias, causal, scale, dropout)]
+        return [_launch("result", dialect, outputs, tensors, {}, params)]
     values = torch.empty([parts, *out.shape], dtype=logarithm.dtype, device=out.device)
     logarithms = torch.empty([parts, *logarithm.shape], dtype=logarithm.dtype, device=out.device)
     outputs = {"out": values, "logarithm": logarithms}
-    first = _launch("result", dialect, outputs, tensors, {}, bias, causal, scale, dropout, keys)
+    first = _launch("result", dialect, outputs, tensors, {}, params, keys)
     return [first, _merged(dialect, out, logarithm, values, logarithms)]
 
 
 def attention_gradient(
-    dialect: Dialect,
-    out: torch.Tensor,
-    of: str,
-    grad: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    bias: torch.Tensor | None,
-    logarithm: torch.Tensor,
-    inner: torch.Tensor | None,
-    causal: bool,
-    scale: float,
-    dropout: Dropout | None = None,
+    dialect: Dialect, out: torch.Tensor, of: str, grad: torch.Tensor, saved: Saved, params: AttentionParams
 ) -> Launch:
     """out = the gradient of attention's `of`, "query", "key" or "value", and shaped like it.
 
     Args:
+        of: "value" does not look at `saved.inner`, and "inner" computes it, without a result that was rounded: out is
+            (batch, heads, queries, 1) then.
         grad: of attention's result, and shaped like it.
-        logarithm: as `attention` wrote it.
-        inner: likewise shaped: the sums of grad times result. `of` "value" does not look at it, and "inner" computes it
-            without a result that was rounded: out is (batch, heads, queries, 1) then.
     """
+    query, key, value, logarithm, inner = saved
     tensors = {
         "query": {"own": query, "other": key, "own_too": grad, "other_too": value, "added": key},
         "key": {"own": key, "other": query, "own_too": value, "other_too": grad, "added": query},
@@ -129,7 +142,7 @@ def attention_gradient(
         "inner": {"own": query, "other": key, "own_too": grad, "other_too": value},
     }[of]
     rows = {"logarithm": logarithm, **({"inner": inner} if inner is not None and of in ("query", "key") else {})}
-    return _launch(of, dialect, {"out": out}, tensors, rows, bias, causal, scale, dropout)
+    return _launch(of, dialect, {"out": out}, tensors, rows, params)
 
 
 def side_of(target: Target, itemsize: int, rows: int) -> int | None:
@@ -152,10 +165,7 @@ def _launch(
     outputs: Mapping[str, torch.Tensor],
     tensors: Mapping[str, torch.Tensor],
     rows_read: Mapping[str, torch.Tensor],
-    bias: torch.Tensor | None,
-    causal: bool,
-    scale: float,
-    dropout: Dropout | None,
+    params: AttentionParams,
     part_keys: int | None = None,
 ) -> Launch:
     """
@@ -167,18 +177,18 @@ def _launch(
         rows_read: what has a number for each query.
         part_keys: how many keys groups go through of a result that is divided: outputs have a dimension for its parts.
     """
-    out = outputs["out"]
+    out, (bias, _, scale, dropout) = outputs["out"], params
     parts = out.shape[0] if part_keys is not None else 1
     out = out if part_keys is None else out[0]
     others, other_heads = tensors["other"].shape[2], tensors["other"].shape[1]
     depth_too = tensors["own_too"].shape[3] if "own_too" in tensors else 0
     batch, heads, rows, columns = out.shape
     value = value_dtype(out.dtype)
-    told, most = (of, bias is not None, causal), max(columns, tensors["own"].shape[3], depth_too)
+    most = max(columns, tensors["own"].shape[3], depth_too)
     if dialect.target.simt or dropout is not None or most > attention_lanes.MOST_COLUMNS:
-        form = _of_groups(dialect, value, out, *told, dropout is not None, part_keys is not None)
+        form = _of_groups(dialect, value, out, of, params, part_keys is not None)
     else:
-        form = _of_threads(dialect, value, out, *told, tensors)
+        form = _of_threads(dialect, value, out, of, params, tensors)
     integers = {
         "batches": batch,
         "heads": heads,
@@ -199,7 +209,7 @@ def _launch(
         if dropout.drawn is not None:
             outputs = {**outputs, "state": dropout.state}
             numbers |= {name: (torch.int64, one) for name, one in zip(("seed", "offset"), dropout.drawn, strict=True)}
-    return make_launch(
+    return LaunchSpec(
         f"attention_{of}_gradient" if of != "result" else "attention" if part_keys is None else "attention_parts",
         dialect,
         outputs=outputs,
@@ -214,7 +224,7 @@ def _launch(
         groups=parts * batch * heads * form.groups,
         group_size=form.group_size,
         strided=set(strided),
-    )
+    ).launch()
 
 
 class _Form(NamedTuple):
@@ -229,14 +239,7 @@ class _Form(NamedTuple):
 
 
 def _of_groups(
-    dialect: Dialect,
-    value: torch.dtype,
-    out: torch.Tensor,
-    of: str,
-    biased: bool,
-    causal: bool,
-    drops: bool,
-    divided: bool,
+    dialect: Dialect, value: torch.dtype, out: torch.Tensor, of: str, params: AttentionParams, divided: bool
 ) -> _Form:
     rows, columns = out.shape[2:]
     side = side_of(dialect.target, value.itemsize, rows)
@@ -246,7 +249,7 @@ def _of_groups(
     return _Form(
         {"row_tiles": row_tiles, "column_parts": column_parts},
         {**constants_of(dialect, value, side), "SHARERS": side * side // tile, "BLOCKS": blocks},
-        _body(of, biased, causal, drops, divided),
+        _body(of, params.bias is not None, params.causal, params.dropout is not None, divided),
         row_tiles * column_parts,
         side * side,
     )
@@ -257,8 +260,7 @@ def _of_threads(
     value: torch.dtype,
     out: torch.Tensor,
     of: str,
-    biased: bool,
-    causal: bool,
+    params: AttentionParams,
     tensors: Mapping[str, torch.Tensor],
 ) -> _Form:
     rows, columns = out.shape[2:]
@@ -271,7 +273,7 @@ def _of_threads(
     return _Form(
         {"row_tiles": row_tiles},
         {"NOTHING": _nothing(dialect, value), **attention_lanes.constants_of(vectors, columns, depth, depth_too)},
-        attention_lanes.body(of, biased, causal, vectors, turned),
+        attention_lanes.body(of, params.bias is not None, params.causal, vectors, turned),
         row_tiles,
         1,
         turning("lanes_turn", "value_t_lanes", lanes, facts(value).bits) if turned else "",
@@ -305,7 +307,7 @@ def _merged(
     dialect: Dialect, out: torch.Tensor, logarithm: torch.Tensor, values: torch.Tensor, logarithms: torch.Tensor
 ) -> Launch:
     """The result of those of parts of the keys: a work item has an element of it."""
-    return make_launch(
+    return LaunchSpec(
         "attention_merged",
         dialect,
         outputs={"out": out, "logarithm": logarithm},
@@ -324,7 +326,7 @@ def _merged(
         ),
         items=out.numel(),
         strided={"out"},
-    )
+    ).launch()
 
 
 def inputs_of(

@@ -19,7 +19,8 @@ from torch_backplane.kernels.target import LimitExceeded
 from torch_backplane.kernels.templates.attention import (
     PER_ITEM,
     TYPES,
-    Dropout,
+    AttentionParams,
+    Saved,
     constants_of,
     drawing,
     inputs_of,
@@ -29,7 +30,7 @@ from torch_backplane.kernels.templates.attention import (
     words_of,
 )
 from torch_backplane.kernels.templates.random import scalar_words
-from torch_backplane.kernels.templates.source import Launch, make_launch, split, substitute
+from torch_backplane.kernels.templates.source import Launch, LaunchSpec, split, substitute
 
 
 class _Steps(NamedTuple):
@@ -62,26 +63,17 @@ def bias_gradient_parts(dialect: Dialect, query: torch.Tensor, key: torch.Tensor
 
 
 def attention_bias_gradient(
-    dialect: Dialect,
-    out: torch.Tensor,
-    grad: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    bias: torch.Tensor,
-    logarithm: torch.Tensor,
-    inner: torch.Tensor,
-    causal: bool,
-    scale: float,
-    dropout: Dropout | None = None,
+    dialect: Dialect, out: torch.Tensor, grad: torch.Tensor, saved: Saved, params: AttentionParams
 ) -> Launch:
     """The gradient of `attention`'s bias, in parts that are to be added up.
 
     Args:
         out: (parts, batch, heads, queries, keys), contiguous; each of these as the scores', or 1, where it is the sum.
-        bias: (batch, heads, queries, keys). Any stride may be 0.
-        others: as `attention_gradient` has them.
+        others: as `attention_gradient` has them. The bias is not None.
     """
+    (query, key, value, logarithm, inner), (bias, causal, scale, dropout) = saved, params
+    assert bias is not None
+    assert inner is not None
     compute = value_dtype(query.dtype)
     parts, *shape = out.shape
     side, tiles, each = _steps(dialect, query, key, shape)
@@ -102,7 +94,7 @@ def attention_bias_gradient(
         "part_steps": -(-steps // parts),
     }
     keeps_rows, keeps_columns = bool(shape[2] == query.shape[2]), bool(shape[3] == key.shape[2])
-    return make_launch(
+    return LaunchSpec(
         "attention_bias_gradient",
         dialect,
         outputs={"out": out},
@@ -117,7 +109,7 @@ def attention_bias_gradient(
         groups=parts * math.prod(tiles),
         group_size=side * side,
         strided=set(strided),
-    )
+    ).launch()
 
 
 def _body(keeps_rows: bool, keeps_columns: bool, causal: bool, drops: bool) -> str:

@@ -17,7 +17,7 @@ from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates import errors as error_words
 from torch_backplane.kernels.templates.source import (
     Launch,
-    make_launch,
+    LaunchSpec,
     row_groups,
     row_start,
     team_reduce,
@@ -64,7 +64,7 @@ def sum_up(dialect: Dialect, starts: torch.Tensor) -> Launch:
   for (index_t i = first; i < last; ++i) {{ const int64 counted = starts[i]; starts[i] = before; before += counted; }}
   if (member == {team - 1}) starts[rows] = before;
 """
-    return make_launch(
+    return LaunchSpec(
         "block_starts",
         dialect,
         outputs={"starts": starts},
@@ -75,7 +75,7 @@ def sum_up(dialect: Dialect, starts: torch.Tensor) -> Launch:
         body=body,
         groups=1,
         group_size=team,
-    )
+    ).launch()
 
 
 def positions(dialect: Dialect, out: torch.Tensor, mask: torch.Tensor, starts: torch.Tensor) -> Launch:
@@ -83,13 +83,13 @@ def positions(dialect: Dialect, out: torch.Tensor, mask: torch.Tensor, starts: t
 
     As many of them as there are elements in `out`, if there are more.
     """
-    return _compacted("nonzero", dialect, {"out": out}, mask, starts, {}, "out[to] = at;", out.numel())
+    return _compacted("nonzero", dialect, {"out": out}, mask, starts, {}, "out[to] = at;")
 
 
 def select(dialect: Dialect, out: torch.Tensor, self: torch.Tensor, mask: torch.Tensor, starts: torch.Tensor) -> Launch:
     """out = the elements of self (of the mask's shape, both contiguous) where the mask is not zero."""
     body = "out[to] = self[at];"
-    return _compacted("masked_select", dialect, {"out": out}, mask, starts, {"self": self}, body, out.numel())
+    return _compacted("masked_select", dialect, {"out": out}, mask, starts, {"self": self}, body)
 
 
 def scatter(
@@ -131,7 +131,6 @@ def _compacted(
     starts: torch.Tensor,
     inputs: Mapping[str, torch.Tensor],
     statement: str,
-    most: int,
 ) -> Launch:
     """Writes every element's result to the next place, and goes to the one behind it where the element was not zero:
     so there is nothing to predict, and the range's last one ends the loop.
@@ -141,7 +140,7 @@ def _compacted(
   for (index_t at = first; to < end; ++at) {{ {statement} to += is_set(mask, at); }}
 """
     inputs = {"mask": mask, "starts": starts, **inputs}
-    return _blocks(name, dialect, mask, outputs, inputs, _range(dialect) + body, {"most": most})
+    return _blocks(name, dialect, mask, outputs, inputs, _range(dialect) + body, {"most": outputs["out"].numel()})
 
 
 def _range(dialect: Dialect) -> str:
@@ -189,7 +188,7 @@ def _blocks(
     share = _BLOCK if dialect.target.team_size == 1 else _PART
     value = value_dtype(mask.dtype)
     parts = "load_{0}(at).x != 0 || load_{0}(at).y != 0" if mask.is_complex() else "load_{0}(at) != 0"
-    return make_launch(
+    return LaunchSpec(
         name,
         dialect,
         outputs=outputs,
@@ -207,4 +206,4 @@ def _blocks(
         groups=groups,
         group_size=group_size,
         bounded=dialect.target.team_size == 1,
-    )
+    ).launch()

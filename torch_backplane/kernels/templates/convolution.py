@@ -20,7 +20,7 @@ from functools import partial
 import torch
 
 from torch_backplane.kernels.dialects.base import Dialect
-from torch_backplane.kernels.templates.source import Launch, make_launch, named, split
+from torch_backplane.kernels.templates.source import Launch, LaunchSpec, named, split
 from torch_backplane.kernels.templates.tiles import (
     BLOCK,
     PER_ITEM,
@@ -184,8 +184,7 @@ def _tables(rank: int) -> tuple[int, int]:
 def gathered(
     dialect: Dialect,
     out: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
+    factors: tuple[torch.Tensor, torch.Tensor],
     sums: Sums,
     results: torch.Tensor,
     bias: torch.Tensor | None = None,
@@ -197,45 +196,45 @@ def gathered(
         workspace: bytes that parts of sums may take, if there is a limit.
         results: out as (groups, rows, *columns), of which the columns' first coordinate is a dimension of its own.
     """
-    kind = summed(out.dtype)
+    (a, b), kind = factors, summed(out.dtype)
     side = side_of(dialect, kind.value, _tables(3))
     assert side is not None
-    launch = partial(make_launch, dialect=dialect, value=kind.value, strided={"out", "a", "b"})
+    spec = partial(LaunchSpec, dialect=dialect, value=kind.value, strided={"out", "a", "b"})
     with_bias = {} if bias is None else {"bias": bias}
     integers = sums.integers()
     if sums.rows <= _FEW_ROWS and sums.k.count <= _FEW_PRODUCTS:
-        alone = launch(
+        alone = spec(
             f"convolution{sums.rank}_alone",
             outputs={"out": out},
             inputs={"a": a, "b": b, **with_bias},
             integers=integers,
             body=_alone(sums.rank, bias is not None),
             items=sums.groups * sums.rows * sums.j.count,
-        )
+        ).launch()
         return [alone]
-    launch = partial(launch, constants={"MULTIPLY_ADD(x, y, z)": kind.multiply_add}, group_size=side * side)
+    spec = partial(spec, constants={"MULTIPLY_ADD(x, y, z)": kind.multiply_add}, group_size=side * side)
     most = most_parts(kind, out.numel(), workspace)
     tiles = divide(dialect.target, side, sums.groups, sums.rows, sums.j.count, sums.k.count, most)
     text = _text(sums.rank, side, sums.along_depth, bias is not None, tiles.parts > 1)
     if tiles.parts == 1:
-        whole = launch(
+        whole = spec(
             f"convolution{sums.rank}",
             outputs={"out": out},
             inputs={"a": a, "b": b, **with_bias},
             integers=integers,
             body=tiled(tiles, text),
             groups=tiles.groups,
-        )
+        ).launch()
         return [whole]
     parts = room(kind, tiles.parts, out.numel(), out.device)
-    first = launch(
+    first = spec(
         f"convolution{sums.rank}_parts",
         outputs=parts,
         inputs={"a": a, "b": b},
         integers={**integers, **tiles.integers()},
         body=tiled(tiles, {**text, "lost": ""}),
         groups=tiles.groups,
-    )
+    ).launch()
     if bias is None:
         return [first, *add_parts(dialect, "convolution", results, parts)]
     added = bias.view(sums.groups, sums.rows, 1, 1).expand(results.shape)

@@ -10,7 +10,7 @@ import torch
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.layouts import geometry
 from torch_backplane.kernels.templates import errors as error_words
-from torch_backplane.kernels.templates.source import Launch, make_launch, named, split
+from torch_backplane.kernels.templates.source import Launch, LaunchSpec, named, split
 
 
 def check_divisors(
@@ -42,7 +42,7 @@ def check_divisors(
   {statements}
   if ({value} == 0 && atomic_swap(errors, 0u, {error_words.DIVISION_BY_ZERO}u) == 0u) errors[1] = operator_number;
 """
-    return make_launch(
+    return LaunchSpec(
         "check_divisors",
         dialect,
         outputs={"errors": errors},
@@ -53,4 +53,4 @@ def check_divisors(
         body=body,
         items=items,
         strided={"divisor"},
-    )
+    ).launch()

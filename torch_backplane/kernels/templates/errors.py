@@ -9,6 +9,10 @@ dropped. Whoever synchronizes with the device reads the words, raises `error`, a
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import torch
+
 INDEX_OUT_OF_RANGE = 1
 DIVISION_BY_ZERO = 2
 SOURCE_TOO_SHORT = 3
@@ -20,6 +24,17 @@ RUNTIME_ERRORS = frozenset({
     "gather", "scatter", "multi_margin_loss", "multi_margin_loss_backward", "multilabel_margin_loss_forward",
     "multilabel_margin_loss_backward",
 })  # fmt: skip
+
+class Report(NamedTuple):
+    """Where a kernel reports, and for which operator.
+
+    Args:
+        words: the device's words, int32.
+    """
+
+    words: torch.Tensor
+    operator: str
+
 
 _operators: list[str] = []
 _texts: list[str] = []

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torch_backplane.kernels.dialects.base import Dialect
-from torch_backplane.kernels.templates.source import Launch, make_launch
+from torch_backplane.kernels.templates.source import Launch, LaunchSpec
 
 LARGEST_PRIME = 13
 _LARGEST_RADIX = 16
@@ -113,7 +113,7 @@ class _Data(NamedTuple):
             for place, step in zip(("outer", "step", "inner"), one.stride(), strict=False):
                 integers[f"{tensor}_{place}"] = step
         words = zip(("_of_reals", "_of_half", "_to_reals"), self.kinds(), strict=True)
-        return make_launch(
+        return LaunchSpec(
             name + "".join(word for word, holds in words if holds),
             dialect,
             outputs={"out": parts["out"]},
@@ -125,7 +125,7 @@ class _Data(NamedTuple):
             functions=_turns(self.value),
             strided={"x", "out"},
             **options,
-        )
+        ).launch()
 
 
 def _fft_pass(dialect: Dialect, data: _Data, radix: int, done: int) -> Launch:
@@ -216,7 +216,7 @@ def fft_chirp(dialect: Dialect, out: torch.Tensor, size: int, *, inverse: bool) 
         out: complex, contiguous; j from 0 on, and where it has more than `size` numbers, negative ones before its end.
     """
     value = out.real.dtype
-    return make_launch(
+    return LaunchSpec(
         "fft_chirp",
         dialect,
         outputs={"out": torch.view_as_real(out)},
@@ -227,7 +227,7 @@ def fft_chirp(dialect: Dialect, out: torch.Tensor, size: int, *, inverse: bool) 
         value=value,
         types={"square_t": torch.int64},
         functions=_turns(value),
-    )
+    ).launch()
 
 
 _CHIRP = """

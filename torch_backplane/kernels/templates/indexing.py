@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from torch_backplane.kernels.dtypes import facts, value_dtype
 from torch_backplane.kernels.layouts import geometry
 from torch_backplane.kernels.target import Target
 from torch_backplane.kernels.templates import errors as error_words
-from torch_backplane.kernels.templates.source import Launch, extent, make_launch, named, split
+from torch_backplane.kernels.templates.source import Launch, LaunchSpec, extent, named, split
 
 _INDEX_NAMES = tuple(f"index{t}" for t in range(64))  # as many as a tensor has dimensions
 _SMALL_GROUP = 16
@@ -53,8 +53,7 @@ def read(
     self: torch.Tensor,
     kept: Sequence[int],
     indices: Sequence[Index],
-    errors: torch.Tensor,
-    operator: str,
+    report: error_words.Report,
     *,
     wraps: bool = False,
 ) -> Launch:
@@ -62,7 +61,6 @@ def read(
 
     Args:
         wraps: whether negative indices count from the end.
-        errors: the device's four int32 words. operator: its name, for the error.
     """
     operands = [out.stride(), kept, *(index.strides for index in indices)]
     names = ("out", "self", *_INDEX_NAMES[: len(indices)])
@@ -73,8 +71,18 @@ def read(
     items = math.prod(rows.sizes) * chunks
     integers = {"chunks": chunks, "chunk": chunk, **rows.integers()}
     _check_reach(out.shape, {"self": (self, kept)}, indices)
-    name = f"indexed_read_{rows.form.text}"
-    return _launch(name, dialect, {"out": out}, {"self": self}, indices, integers, wraps, errors, operator, body, items)
+    spec = LaunchSpec(
+        f"indexed_read_{rows.form.text}",
+        dialect,
+        outputs={"out": out},
+        inputs={"self": self},
+        integers=integers,
+        value=value_dtype(self.dtype),
+        body=body,
+        items=items,
+        group_size=dialect.target.small_group(_SMALL_GROUP),
+    )
+    return _with_indices(spec, indices, wraps, report)
 
 
 @lru_cache(maxsize=256)
@@ -101,38 +109,59 @@ _COMBINE = {
 }
 
 
+class Places(NamedTuple):
+    """Where the elements c of `shape` are in self and in a source.
+
+    Args:
+        kept: self's strides, 0 where an index says the place. source_strides: the source's. Both for each dimension of
+            `shape`.
+    """
+
+    shape: Sequence[int]
+    kept: Sequence[int]
+    source_strides: Sequence[int]
+    indices: Sequence[Index]
+
+
+class WriteParams(NamedTuple):
+    """How values are written.
+
+    Args:
+        combine: "assign", "add", "multiply", "amin" or "amax".
+        alpha: what the source is multiplied by.
+        wraps: whether negative indices count from the end.
+        skip: an index (of the first index tensor) whose elements are left out: padding_idx.
+        distinct: whether no two elements have one place, so that their order does not matter.
+    """
+
+    combine: str = "assign"
+    alpha: int | float | None = None
+    wraps: bool = False
+    skip: int | None = None
+    deterministic: bool = False
+    distinct: bool = False
+
+
 def write(
     dialect: Dialect,
     self: torch.Tensor,
     source: torch.Tensor | int | float | bool,
-    shape: Sequence[int],
-    kept: Sequence[int],
-    source_strides: Sequence[int],
-    indices: Sequence[Index],
-    errors: torch.Tensor,
-    operator: str,
-    *,
-    combine: str = "assign",
-    alpha: int | float | None = None,
-    wraps: bool = False,
-    skip: int | None = None,
-    deterministic: bool = False,
-    distinct: bool = False,
+    places: Places,
+    report: error_words.Report,
+    params: WriteParams = WriteParams(),  # noqa: B008, it cannot be changed
 ) -> Launch:
-    """self[place(c)] = combine(self[place(c)], source[c]) for every c in `shape`, in place.
+    """self[place(c)] = combine(self[place(c)], source[c]) for every c in `places.shape`, in place.
 
     Args:
         source: of self's dtype, or a number.
-        combine: "assign", "add", "multiply", "amin" or "amax".
-        alpha: what source is multiplied by.
-        skip: an index (of the first index tensor) whose elements are left out: padding_idx.
-        distinct: whether no two elements have one place, so that their order does not matter.
 
     Where work items are threads' (not `Target.simt`), where `deterministic`, and for dtypes without 32-bit atomics: one
     work item for each place in the dimensions that self keeps, which goes through the others in order; the last value
     assigned stays. Else one for each element: of several values assigned to one place any may stay, and sums are added
     in any order.
     """
+    shape, kept, source_strides, indices = places
+    combine, alpha, wraps, skip, deterministic, distinct = params
     value = value_dtype(self.dtype)
     target = dialect.target
     swaps = can_swap(target, self.dtype)
@@ -184,21 +213,20 @@ def write(
     numbers: dict[str, tuple[torch.dtype, Any]] = {} if is_tensor else {"number": (number, source)}
     if alpha is not None:
         numbers["alpha"] = (number, alpha)
-    return _launch(
+    group = 1 if serial else _SMALL_GROUP  # few that go through all in order are for a thread each
+    spec = LaunchSpec(
         f"indexed_{combine}_{form.text}" + ("" if in_order else "_anyhow"),
         dialect,
-        {"self": self},
-        {"source": source} if isinstance(source, torch.Tensor) else {},
-        indices,
-        integers,
-        wraps,
-        errors,
-        operator,
-        body,
-        items,
-        numbers,
-        group=1 if serial else _SMALL_GROUP,  # few that go through all in order are for a thread each
+        outputs={"self": self},
+        inputs={"source": source} if isinstance(source, torch.Tensor) else {},
+        integers=integers,
+        numbers=numbers,
+        value=value_dtype(self.dtype),
+        body=body,
+        items=items,
+        group_size=target.small_group(group),
     )
+    return _with_indices(spec, indices, wraps, report)
 
 
 _SWAPPED = frozenset({torch.float32, torch.int32})  # as their bits, by 32-bit compare-and-swap
@@ -363,38 +391,21 @@ def _add_indices(which: Sequence[int], place: str, leave: str, rows: _Form | Non
     return "\n  ".join(lines)
 
 
-def _launch(
-    name: str,
-    dialect: Dialect,
-    outputs: dict[str, torch.Tensor],
-    inputs: dict[str, torch.Tensor],
-    indices: Sequence[Index],
-    integers: dict[str, int],
-    wraps: bool,
-    errors: torch.Tensor,
-    operator: str,
-    body: str,
-    items: int,
-    numbers: dict[str, tuple[torch.dtype, int | float]] | None = None,
-    group: int = _SMALL_GROUP,
-) -> Launch:
+def _with_indices(spec: LaunchSpec, indices: Sequence[Index], wraps: bool, report: error_words.Report) -> Launch:
+    """The launch of a kernel that looks at indices, and knows strides of all of its tensors."""
+    integers = dict(spec.integers)
     for position, index in enumerate(indices):
         integers |= {f"step{position}": index.step, f"index_size{position}": index.size}
-    self = outputs.get("self", inputs.get("self"))
-    assert self is not None
-    return make_launch(
-        name,
-        dialect,
-        outputs={**outputs, "errors": errors},
-        inputs={**inputs, **{name: index.tensor for name, index in zip(_INDEX_NAMES, indices, strict=False)}},
+    tensors = {name: index.tensor for name, index in zip(_INDEX_NAMES, indices, strict=False)}
+    number = error_words.operator_number(report.operator)
+    return replace(
+        spec,
+        outputs={**spec.outputs, "errors": report.words},
+        inputs={**spec.inputs, **tensors},
         integers=integers,
-        numbers={**(numbers or {}), "operator_number": (torch.int32, error_words.operator_number(operator))},
+        numbers={**(spec.numbers or {}), "operator_number": (torch.int32, number)},
         constants={"WRAPS": int(wraps)},
         types={"int64": torch.int64},
-        value=value_dtype(self.dtype),
         functions=error_words.FUNCTIONS,
-        body=body,
-        items=items,
-        group_size=dialect.target.small_group(group),
-        strided={*outputs, *inputs, *_INDEX_NAMES[: len(indices)]},
-    )
+        strided={*spec.outputs, *spec.inputs, *tensors},
+    ).launch()

@@ -1,10 +1,12 @@
 """Negative log likelihood, forward and backward, of contiguous tensors.
 
 `self` is (batch, classes, positions), targets are (batch, positions), int64. A target out of range is left out and
-reported as `errors` says.
+reported (`errors.py`).
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 
@@ -13,7 +15,7 @@ from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates import errors as error_words
 from torch_backplane.kernels.templates.source import (
     Launch,
-    make_launch,
+    LaunchSpec,
     substitute,
     team_shared,
     team_sum,
@@ -22,21 +24,27 @@ from torch_backplane.kernels.templates.source import (
 REDUCTIONS = ("none", "mean", "sum")  # by PyTorch's numbers
 
 
+class LossParams(NamedTuple):
+    """weight: of each class. reduction: a number of REDUCTIONS. ignore_index: a target that is left out."""
+
+    weight: torch.Tensor | None
+    reduction: int
+    ignore_index: int
+
+
 def nll_loss(
     dialect: Dialect,
     out: torch.Tensor,
     total_weight: torch.Tensor,
     self: torch.Tensor,
     target: torch.Tensor,
-    weight: torch.Tensor | None,
-    reduction: int,
-    ignore_index: int,
-    errors: torch.Tensor,
-    operator: str,
+    params: LossParams,
+    report: error_words.Report,
 ) -> Launch:
     """out: a loss for each target (reduction 0), their weighted mean (1) or sum (2). total_weight: that of weights, or
     with reduction 0 each target's weight, where it is of the targets' size.
     """
+    weight, reduction, ignore_index = params
     batch, classes, positions = self.shape
     each = REDUCTIONS[reduction] == "none"
     keeps = each and total_weight.shape == target.shape
@@ -49,13 +57,13 @@ def nll_loss(
         "scale": " / TOTAL(weights)" if REDUCTIONS[reduction] == "mean" else "",
     }
     group_size = dialect.target.group_size if each else dialect.target.team_size
-    return make_launch(
+    return LaunchSpec(
         f"nll_loss_{REDUCTIONS[reduction]}" + ("_and_weights" if keeps else ""),
         dialect,
-        outputs={"out": out, **({"total_weight": total_weight} if keeps or not each else {}), "errors": errors},
+        outputs={"out": out, **({"total_weight": total_weight} if keeps or not each else {}), "errors": report.words},
         inputs=_inputs({"self": self}, target, weight),
         integers=_integers(batch, classes, positions),
-        numbers=_numbers(ignore_index, operator),
+        numbers=_numbers(ignore_index, report.operator),
         types={"int64": torch.int64},
         constants={"WRAPS": 0},
         value=value_dtype(self.dtype),
@@ -64,7 +72,7 @@ def nll_loss(
         groups=-(-batch * positions // group_size) if each else 1,
         group_size=group_size,
         bounded=each,
-    )
+    ).launch()
 
 
 def nll_loss_backward(
@@ -73,24 +81,22 @@ def nll_loss_backward(
     grad: torch.Tensor,
     total_weight: torch.Tensor,
     target: torch.Tensor,
-    weight: torch.Tensor | None,
-    reduction: int,
-    ignore_index: int,
-    errors: torch.Tensor,
-    operator: str,
+    params: LossParams,
+    report: error_words.Report,
 ) -> Launch:
     """out, of self's shape, is full of zeros; writes the gradients at the targets."""
+    weight, reduction, ignore_index = params
     batch, classes, positions = out.shape
     each, mean = REDUCTIONS[reduction] == "none", REDUCTIONS[reduction] == "mean"
     parts = _parts(dialect, weight)
     parts |= {"grad": "element" if each else "0", "scale": " / load_total_weight(0)" if mean else ""}
-    return make_launch(
+    return LaunchSpec(
         f"nll_loss_{REDUCTIONS[reduction]}_backward",
         dialect,
-        outputs={"out": out, "errors": errors},
+        outputs={"out": out, "errors": report.words},
         inputs=_inputs({"grad": grad, **({"total_weight": total_weight} if mean else {})}, target, weight),
         integers=_integers(batch, classes, positions),
-        numbers=_numbers(ignore_index, operator),
+        numbers=_numbers(ignore_index, report.operator),
         types={"int64": torch.int64},
         constants={"WRAPS": 0},
         value=value_dtype(out.dtype),
@@ -99,7 +105,7 @@ def nll_loss_backward(
         groups=-(-batch * positions // dialect.target.group_size),
         group_size=dialect.target.group_size,
         bounded=True,
-    )
+    ).launch()
 
 
 def _integers(batch: int, classes: int, positions: int) -> dict[str, int]:

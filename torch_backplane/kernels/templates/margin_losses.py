@@ -7,7 +7,7 @@ where that is positive. Targets are int64; one out of range is left out and repo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,7 +16,8 @@ from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates import errors as error_words
 from torch_backplane.kernels.templates.source import (
     Launch,
-    make_launch,
+    LaunchSpec,
+    Operands,
     row_groups,
     row_start,
     substitute,
@@ -25,26 +26,29 @@ from torch_backplane.kernels.templates.source import (
 )
 
 
+class MarginParams(NamedTuple):
+    """weight: for each class. p: the power, 1 or 2. share: of an element in a mean, for gradients."""
+
+    weight: torch.Tensor | None
+    p: int
+    margin: Any
+    share: float = 1.0
+
+
 def multi_margin_loss(
     dialect: Dialect,
     out: torch.Tensor,
     self: torch.Tensor,
     target: torch.Tensor,
-    weight: torch.Tensor | None,
-    p: int,
-    margin: Any,
-    errors: torch.Tensor,
-    operator: str,
+    params: MarginParams,
+    report: error_words.Report,
 ) -> Launch:
-    """out: the loss of each row, whose target is one class: the mean of z (p 1) or its square (2), times a weight.
-
-    Args:
-        weight: for each class.
-    """
+    """out: the loss of each row, whose target is one class: the mean of z (p 1) or its square (2), times a weight."""
+    weight, p, margin, _ = params
     numbers = {"margin": (value_dtype(self.dtype), margin)}
-    outputs, inputs = {"out": out, "errors": errors}, _given(weight, self=self, target=target)
+    operands = Operands({"out": out, "errors": report.words}, _given(weight, self=self, target=target))
     body = _parts(dialect, weight) | {"cost": "z" if p == 1 else "z * z", "kernel": _MULTI}
-    return _by_rows(f"multi_margin_loss_{p}", dialect, outputs, inputs, self, body, operator, numbers)
+    return _by_rows(f"multi_margin_loss_{p}", dialect, operands, body, report.operator, numbers)
 
 
 def multi_margin_loss_backward(
@@ -53,44 +57,40 @@ def multi_margin_loss_backward(
     grad: torch.Tensor,
     self: torch.Tensor,
     target: torch.Tensor,
-    weight: torch.Tensor | None,
-    p: int,
-    margin: Any,
-    share: float,
-    errors: torch.Tensor,
-    operator: str,
+    params: MarginParams,
+    report: error_words.Report,
 ) -> Launch:
     """out: the gradient.
 
     Args:
         grad: (rows,), of any stride.
-        share: of an element in a mean.
     """
+    weight, p, margin, share = params
     numbers = {"margin": (value_dtype(self.dtype), margin), "share": (value_dtype(self.dtype), share)}
-    outputs, inputs = {"out": out, "errors": errors}, _given(weight, grad=grad, self=self, target=target)
+    operands = Operands({"out": out, "errors": report.words}, _given(weight, grad=grad, self=self, target=target))
     body = _parts(dialect, weight) | {"slope": "1" if p == 1 else "2 * z", "kernel": _MULTI_BACKWARD}
     name = f"multi_margin_loss_{p}_backward"
-    return _by_rows(name, dialect, outputs, inputs, self, body, operator, numbers, {"grad_step": grad.stride(0)})
+    return _by_rows(name, dialect, operands, body, report.operator, numbers, {"grad_step": grad.stride(0)})
 
 
 def mark_targets(
-    dialect: Dialect, is_target: torch.Tensor, target: torch.Tensor, errors: torch.Tensor, operator: str
+    dialect: Dialect, is_target: torch.Tensor, target: torch.Tensor, report: error_words.Report
 ) -> Launch:
     """is_target: 1 for each class that is among the row's targets, which end at the first -1; else 0."""
     rows, classes = target.shape
-    return make_launch(
+    return LaunchSpec(
         "mark_targets",
         dialect,
-        outputs={"is_target": is_target, "errors": errors},
+        outputs={"is_target": is_target, "errors": report.words},
         inputs={"target": target},
         integers={"rows": rows, "classes": classes},
-        **_checked(operator),
+        **_checked(report.operator),
         value=value_dtype(is_target.dtype),
         body=substitute(_MARK, {"item": _item(dialect, "row", "rows")}),
         groups=-(-rows // dialect.target.group_size),
         group_size=dialect.target.group_size,
         bounded=True,
-    )
+    ).launch()
 
 
 def multilabel_margin_loss(
@@ -102,7 +102,7 @@ def multilabel_margin_loss(
     """
     inputs = {"self": self, "target": target, "is_target": is_target}
     body = _parts(dialect, None) | {"kernel": _MULTILABEL}
-    return _by_rows("multilabel_margin_loss", dialect, {"out": out}, inputs, self, body)
+    return _by_rows("multilabel_margin_loss", dialect, Operands({"out": out}, inputs), body)
 
 
 def multilabel_margin_loss_backward(
@@ -110,21 +110,24 @@ def multilabel_margin_loss_backward(
     out: torch.Tensor,
     grad: torch.Tensor,
     self: torch.Tensor,
-    target: torch.Tensor,
-    is_target: torch.Tensor,
+    labels: tuple[torch.Tensor, torch.Tensor],
     share: float,
-    errors: torch.Tensor,
-    operator: str,
+    report: error_words.Report,
 ) -> Launch:
-    """out: the gradient; grad and share as for `multi_margin_loss_backward`. An item counts for one element."""
+    """out: the gradient; grad and share as for `multi_margin_loss_backward`. An item counts for one element.
+
+    Args:
+        labels: targets, and what `mark_targets` made of them.
+    """
+    target, is_target = labels
     rows, classes = self.shape
     value = value_dtype(self.dtype)
-    checked = _checked(operator)
+    checked = _checked(report.operator)
     checked["numbers"]["share"] = (value, share)
-    return make_launch(
+    return LaunchSpec(
         "multilabel_margin_loss_backward",
         dialect,
-        outputs={"out": out, "errors": errors},
+        outputs={"out": out, "errors": report.words},
         inputs={"grad": grad, "self": self, "target": target, "is_target": is_target},
         integers={"elements": rows * classes, "classes": classes, "grad_step": grad.stride(0)},
         **checked,
@@ -134,31 +137,30 @@ def multilabel_margin_loss_backward(
         group_size=dialect.target.group_size,
         bounded=True,
         strided={"grad"},
-    )
+    ).launch()
 
 
 def _by_rows(
     name: str,
     dialect: Dialect,
-    outputs: dict[str, torch.Tensor],
-    inputs: dict[str, torch.Tensor],
-    self: torch.Tensor,
+    operands: Operands,
     parts: Mapping[str, str],
     operator: str | None = None,
     numbers: Mapping[str, tuple[torch.dtype, Any]] | None = None,
     integers: Mapping[str, int] | None = None,
 ) -> Launch:
-    """A team for each row. With `operator`, indices are checked."""
+    """A team for each row of `self`. With `operator`, indices are checked."""
+    self = operands.inputs["self"]
     rows, classes = self.shape
     groups, group_size = row_groups(dialect, rows)
     checked: dict[str, Any] = {"types": {"int64": torch.int64}} if operator is None else _checked(operator)
     checked["numbers"] = {**checked.get("numbers", {}), **(numbers or {})}
     checked["functions"] = _SPREAD + checked.get("functions", "")
-    return make_launch(
+    return LaunchSpec(
         name,
         dialect,
-        outputs=outputs,
-        inputs=inputs,
+        outputs=operands.outputs,
+        inputs=operands.inputs,
         integers={"rows": rows, "classes": classes, **(integers or {})},
         **checked,
         value=value_dtype(self.dtype),
@@ -167,7 +169,7 @@ def _by_rows(
         group_size=group_size,
         bounded=dialect.target.team_size == 1,
         strided={"grad"} if "grad_step" in (integers or {}) else (),
-    )
+    ).launch()
 
 
 def _checked(operator: str) -> dict[str, Any]:

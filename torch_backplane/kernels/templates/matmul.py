@@ -1,9 +1,9 @@
 """Matrix products of any layout: out = beta * c + alpha * a @ b, batched.
 
 Four forms. Where work items run in lockstep (`Target.simt`) `tiled`, with long sums of few results divided among
-groups (`tiles.py`). Elsewhere each item computes a block of results in registers: `outer` has a vector along a row of b
-and needs no order of a, `inner` has vectors along the summed dimension of both. Where there are rows and columns enough
-`packed`: an item has a tile of results, and copies of b what it needs for one block of the depth after the other.
+groups (`tiles.py`). Elsewhere each item computes a block of results in registers: `outer` has a vector along a row of
+b and needs no order of a, `inner` has vectors along the summed dimension of both. Where there are rows and columns
+enough, processors have `packed` (`cpu/packed_product.py`).
 
 All add up the products of a block of the depth, and then the blocks, with what these additions lose: a sum's rounding
 error grows with the longest chain of additions. Short sums keep what each product and addition loses.
@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
+from torch_backplane.kernels.cpu import packed_product
 from torch_backplane.kernels.dialects.base import Dialect
-from torch_backplane.kernels.dtypes import facts
-from torch_backplane.kernels.templates.source import Launch, make_launch, split
-from torch_backplane.kernels.templates.spelling import lane_count, turning
+from torch_backplane.kernels.templates.source import Launch, LaunchSpec, split
+from torch_backplane.kernels.templates.spelling import lane_count
 from torch_backplane.kernels.templates.tiles import (
     BLOCK,
     PER_ITEM,
@@ -27,11 +28,13 @@ from torch_backplane.kernels.templates.tiles import (
     SIDES,
     Tiles,
     add_parts,
+    batch_start,
     divide,
     factors,
     most_parts,
     room,
     side_of,
+    store_result,
     summed,
     tiled,
     with_c,
@@ -40,10 +43,23 @@ from torch_backplane.kernels.templates.tiles import (
 _SMALL_GROUP = 8
 _OUTER_ROWS = 8
 _INNER_ROWS = _INNER_COLUMNS = 4
-# Of a packed tile: rows, as many as leave enough items, and vectors of columns. Copying b takes as long as some rows,
-# where its rows are apart in memory.
-_PACKED_ROWS, _PACKED_VECTORS, _COPIED_ROWS = (64, 32, 16, 8), 2, 32
 _WHOLE = "/whole"  # at the end of forms whose sums are not divided
+
+
+class ProductParams(NamedTuple):
+    """How sums are computed.
+
+    Args:
+        form: one of `forms`; the usual one where empty.
+        workspace: bytes that parts of sums may take, if there is a limit.
+        reduced: parts of sums are rounded to out's dtype.
+        divides: whether sums may be divided.
+    """
+
+    form: str = ""
+    workspace: int | None = None
+    reduced: bool = False
+    divides: bool = True
 
 
 def matmul(
@@ -52,26 +68,20 @@ def matmul(
     a: torch.Tensor,
     b: torch.Tensor,
     c: torch.Tensor | None = None,
-    alpha: int | float = 1,
-    beta: int | float = 1,
-    form: str = "",
-    workspace: int | None = None,
-    reduced: bool = False,
-    divides: bool = True,
+    scales: tuple[int | float, int | float] = (1, 1),
+    params: ProductParams = ProductParams(),  # noqa: B008, it cannot be changed
 ) -> list[Launch]:
     """out = beta * c + alpha * a @ b; without c, out = alpha * a @ b.
 
     Args:
-        form: one of `forms`; the usual one where empty.
-        workspace: bytes that parts of sums may take, if there is a limit.
-        reduced: parts of sums are rounded to out's dtype.
-        divides: whether sums may be divided.
+        scales: alpha and beta.
         out, c: (batch, rows, columns), with none, one or two dimensions of batch. c has out's shape (expanded), and may
             be out.
         a: (batch, rows, depth). b: (batch, depth, columns). A stride may be anything, 0 too.
 
     Sums are in float32 for float16 and bfloat16; integers wrap.
     """
+    (alpha, beta), (form, workspace, reduced, divides) = scales, params
     while out.dim() < 4:
         out, a, b = out.unsqueeze(0), a.unsqueeze(0), b.unsqueeze(0)
         c = None if c is None else c.unsqueeze(0)
@@ -84,7 +94,7 @@ def matmul(
     integers = {"batches": batch, "inner_batches": inner, "rows": rows, "columns": columns, "depth": depth}
     kind = summed(out.dtype)
     constants: dict[str, int | str] = {"MULTIPLY_ADD(x, y, z)": kind.multiply_add, "WITH_C(at)": with_c(c)}
-    launch = partial(make_launch, dialect=dialect, constants=constants, value=kind.value)
+    spec = partial(LaunchSpec, dialect=dialect, constants=constants, value=kind.value)
     side = _side(dialect, kind.value, form)
     lanes = lane_count(dialect, kind.value)
     short, functions = depth < SHORT and kind.value == out.dtype, ""
@@ -94,7 +104,7 @@ def matmul(
         tiles = divide(dialect.target, side, batch, rows, columns, depth, most)
         if tiles.parts > 1:
             parts = room(in_parts, tiles.parts, out.numel(), out.device)
-            first = launch(
+            first = spec(
                 "matmul_parts",
                 outputs=parts,
                 inputs=factors_of,
@@ -103,17 +113,13 @@ def matmul(
                 groups=tiles.groups,
                 group_size=side * side,
                 strided=set(factors_of),
-            )
+            ).launch()
             return [first, *add_parts(dialect, "matmul", out, parts, c, alpha, beta)]
         form, group, groups, body = "tiled", side * side, tiles.groups, _tiled(tiles, kind.loses, short)
-    elif not short and packs(dialect, out, a, b):
+    elif not short and packed_product.suits(dialect, out, a, b):
         form, group = "packed", 1
-        tile_rows = _packed_rows(dialect, batch * -(-columns // (_PACKED_VECTORS * lanes)), rows)
-        groups = batch * -(-rows // tile_rows) * -(-columns // (_PACKED_VECTORS * lanes))
-        in_rows = out.stride(3) == 1 and (c is None or c.stride(3) == 1)
-        along = "row" if b.stride(3) == 1 else "column" if b.stride(2) == 1 else ""
-        functions = turning("lanes_turn", "value_t_lanes", lanes, facts(kind.value).bits) if along == "column" else ""
-        body = _packed(tile_rows, along, in_rows, kind.loses, c is not None)
+        packed = packed_product.packed(dialect, out, b, c)
+        groups, functions, body = packed.groups, packed.functions, packed.body
     else:
         form, group = "outer", dialect.target.small_group(_SMALL_GROUP)
         tile_rows, tile_columns = _OUTER_ROWS, lanes
@@ -124,7 +130,7 @@ def matmul(
         groups = -(-(batch * -(-rows // tile_rows) * -(-columns // tile_columns)) // group)
         body = _inner(group) if form == "inner" else _outer(group, row_contiguous, short)
     form += "_short" if short else ""
-    made = launch(
+    made = spec(
         f"matmul_{form}",
         outputs={"out": out},
         inputs=inputs,
@@ -136,7 +142,7 @@ def matmul(
         group_size=group,
         bounded=side is None,
         strided={"out", *inputs},
-    )
+    ).launch()
     return [made]
 
 
@@ -153,20 +159,6 @@ def _side(dialect: Dialect, value: torch.dtype, form: str) -> int | None:
     """Of a group."""
     tile = form.removesuffix(_WHOLE).removeprefix("tile=")
     return int(tile) // PER_ITEM if tile else side_of(dialect, value)
-
-
-def packs(dialect: Dialect, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether the product is computed by packed tiles."""
-    lanes, (rows, columns) = lane_count(dialect, summed(out.dtype).value), out.shape[-2:]
-    if dialect.target.simt or lanes == 1 or a.shape[-1] < SHORT or columns <= lanes:
-        return False
-    return bool(rows >= (_PACKED_ROWS[-1] if b.stride(-1) == 1 else _COPIED_ROWS))
-
-
-def _packed_rows(dialect: Dialect, column_tiles: int, rows: int) -> int:
-    """Of a tile, where there are so many beside each other."""
-    enough = dialect.target.enough_groups
-    return next((one for one in _PACKED_ROWS if column_tiles * -(-rows // one) >= enough), _PACKED_ROWS[-1])
 
 
 def _strides(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
@@ -186,18 +178,6 @@ def _block(group: int, tile_rows: int, tile_columns: str) -> str:
   if (item >= batches * row_blocks * column_blocks) return;
   {split("item", ["batches", "column_blocks", "row_blocks"], ["batch", "column_block", "row_block"])}
   const index_t i = row_block * {tile_rows}, j = column_block * {tile_columns};"""
-
-
-def _batch(tensor: str) -> str:
-    """Where the matrix of this batch begins."""
-    return f"batch / inner_batches * {tensor}_outer + batch % inner_batches * {tensor}_inner"
-
-
-def _store(i: str, j: str, value: str) -> str:
-    return (
-        f"if ({i} < rows && {j} < columns) store_out({_batch('out')} + ({i}) * out_row + ({j}) * out_column, "
-        f"WITH_C({_batch('c')} + ({i}) * c_row + ({j}) * c_column) {value});"
-    )
 
 
 def _outer(group: int, row_contiguous: bool, short: bool) -> str:
@@ -228,106 +208,17 @@ def _outer(group: int, row_contiguous: bool, short: bool) -> str:
         contiguous = depth_loop("const value_t_lanes b_lanes = load_b_lanes(b_at + k * b_row + j);")
         loops = f"if (j + LANES <= columns) {contiguous} else {loops}"
     stores = " ".join(
-        f"lanes_get(TOTAL(sum{x}), found); for (int y = 0; y < LANES; ++y) {_store(f'i + {x}', 'j + y', 'found[y]')}"
+        f"lanes_get(TOTAL(sum{x}), found); "
+        f"for (int y = 0; y < LANES; ++y) {store_result(f'i + {x}', 'j + y', 'found[y]')}"
         for x in rows
     )
     return f"""{_block(group, _OUTER_ROWS, "LANES")}
-  const index_t a_batch = {_batch("a")}, b_at = {_batch("b")};
+  const index_t a_batch = {batch_start("a")}, b_at = {batch_start("b")};
   {" ".join(f"const index_t a_at{x} = a_batch + min(i + {x}, rows - 1) * a_row;" for x in rows)}
   {" ".join(f"value_t_lanes sum{x} = LANES_OF(0), sum{x}_lost = LANES_OF(0);" for x in rows)}
   {loops}
   value_t found[LANES];
   {stores}
-"""
-
-
-def _packed(tile_rows: int, along: str, in_rows: bool, loses: bool, added: bool) -> str:
-    """
-    Args:
-        along: "row" or "column", of which neighbours in b are neighbours in memory, if any are.
-        in_rows: so are neighbours in a row of the result, and of what is added to it.
-        loses: sums keep what additions lose.
-    """
-    rows, vectors = range(_OUTER_ROWS), range(_PACKED_VECTORS)
-    each = [(x, v) for x in rows for v in vectors]
-    tile = f"({_PACKED_VECTORS} * LANES)"
-    number = f"((value_t*)packed)[k * {tile} + lane]"
-    copied = f"""for (int lane = 0; lane < {tile}; ++lane) {{
-        const index_t at = b_at + first * b_row + min(j + lane, columns - 1) * b_column;
-        for (int k = 0; k < count; ++k) {number} = (value_t)load_b(at + k * b_row);
-      }}"""
-    if along == "column":
-        # Squares are turned in registers; what is left of the depth is copied number by number.
-        copied = f"""int turned = 0;
-      for (; turned + LANES <= count; turned += LANES)
-        for (int v = 0; v < {_PACKED_VECTORS}; ++v) {{
-          value_t_lanes square[LANES];
-          for (int lane = 0; lane < LANES; ++lane)
-            square[lane] = load_b_lanes(b_at + min(j + v * LANES + lane, columns - 1) * b_column + first + turned);
-          lanes_turn(square);
-          for (int k = 0; k < LANES; ++k) packed[turned + k][v] = square[k];
-        }}
-      {copied.replace("int k = 0", "int k = turned")}"""
-    if along == "row":
-        at = "b_at + (first + k) * b_row + j"
-        loads = " ".join(f"packed[k][{v}] = load_b_lanes({at} + {v} * LANES);" for v in vectors)
-        copied = f"if (j + {tile} <= columns) {{ for (int k = 0; k < count; ++k) {{ {loads} }} }} else {copied}"
-    steps = "\n".join(
-        f"          {{ const value_t_lanes one = LANES_OF((value_t)load_a_from(a_row{x}, k * a_column)); "
-        + " ".join(f"block{x}_{v} = MULTIPLY_ADD(one, b_lanes{v}, block{x}_{v});" for v in vectors)
-        + " }"
-        for x in rows
-    )
-    sums = "sums[x + {x}][{v}]"
-    add = f"{sums} += block{{x}}_{{v}};"
-    if loses:
-        add = f"ADD_AS(value_t_lanes, {sums}, lost[x + {{x}}][{{v}}], block{{x}}_{{v}})"
-    total = "(lost[x][{v}] == lost[x][{v}] ? sums[x][{v}] + lost[x][{v}] : sums[x][{v}])" if loses else "sums[x][{v}]"
-    at_c = f"{_batch('c')} + (i + x) * c_row + j + {{v}} * LANES"
-    of_c = f"LANES_OF((value_t)beta) * load_c_lanes({at_c}) + " if added else ""
-    stores = " ".join(
-        f"store_out_lanes({_batch('out')} + (i + x) * out_row + j + {v} * LANES, "
-        f"{of_c.format(v=v)}LANES_OF((value_t)alpha) * {total.format(v=v)});"
-        for v in vectors
-    )
-    singly = f"""for (int lane = 0; lane < {tile}; ++lane) {{
-      {_store("i + x", "j + lane", "((value_t*)sums)[x * " + tile + " + lane]")}
-    }}"""
-    totals = " ".join(f"sums[x][{v}] = {total.format(v=v)};" for v in vectors) if loses else ""
-    return f"""
-  const index_t row_tiles = (rows + {tile_rows - 1}) / {tile_rows}, column_tiles = (columns + {tile} - 1) / {tile};
-  const index_t place = GROUP;
-  if (place >= batches * column_tiles * row_tiles) return;
-  {split("place", ["batches", "column_tiles", "row_tiles"], ["batch", "column_tile", "row_tile"])}
-  const index_t i = row_tile * {tile_rows}, j = column_tile * {tile};
-  const index_t a_batch = {_batch("a")}, b_at = {_batch("b")};
-  const int here = (int)min((index_t){tile_rows}, rows - i);
-  value_t_lanes packed[{BLOCK}][{_PACKED_VECTORS}], sums[{tile_rows}][{_PACKED_VECTORS}];
-  {f"value_t_lanes lost[{tile_rows}][{_PACKED_VECTORS}];" if loses else ""}
-  for (int x = 0; x < {tile_rows}; ++x)
-    for (int v = 0; v < {_PACKED_VECTORS}; ++v) {{
-      sums[x][v] = LANES_OF(0);
-      {"lost[x][v] = LANES_OF(0);" if loses else ""}
-    }}
-  for (index_t first = 0; first < depth; first += {BLOCK}) {{
-    const int count = (int)min((index_t){BLOCK}, depth - first);
-    {copied}
-    const a_pointer a_first = a + a_batch + first * a_column;
-    for (int x = 0; x < here; x += {_OUTER_ROWS}) {{
-      {" ".join(f"const a_pointer a_row{x} = a_first + min(i + x + {x}, rows - 1) * a_row;" for x in rows)}
-      {" ".join(f"value_t_lanes block{x}_{v} = LANES_OF(0);" for x, v in each)}
-      for (int k = 0; k < count; ++k) {{
-        {" ".join(f"const value_t_lanes b_lanes{v} = packed[k][{v}];" for v in vectors)}
-{steps}
-      }}
-      {" ".join(add.format(x=x, v=v) for x, v in each)}
-    }}
-  }}
-  for (int x = 0; x < here; ++x) {{
-    {f"if (j + {tile} <= columns) {{ {stores} continue; }}" if in_rows else ""}
-    {totals}
-    {singly}
-  }}
 """
 
 
@@ -345,7 +236,7 @@ def _inner(group: int) -> str:
         for x, y in pairs
     )
     return f"""{_block(group, _INNER_ROWS, str(_INNER_COLUMNS))}
-  const index_t a_batch = {_batch("a")}, b_batch = {_batch("b")};
+  const index_t a_batch = {batch_start("a")}, b_batch = {batch_start("b")};
   {" ".join(f"const index_t a_at{x} = a_batch + min(i + {x}, rows - 1) * a_row;" for x in rows)}
   {" ".join(f"const index_t b_at{y} = b_batch + min(j + {y}, columns - 1) * b_column;" for y in columns)}
   {" ".join(f"SUM(sum{x}_{y}); SUM_lanes(sum{x}_{y});" for x, y in pairs)}
@@ -361,7 +252,7 @@ def _inner(group: int) -> str:
   }}
   {" ".join(f"MEET(sum{x}_{y}); value_t total{x}_{y} = TOTAL(sum{x}_{y});" for x, y in pairs)}
   for (; k < depth; ++k) {{ {last} }}
-  {" ".join(_store(f"i + {x}", f"j + {y}", f"total{x}_{y}") for x, y in pairs)}
+  {" ".join(store_result(f"i + {x}", f"j + {y}", f"total{x}_{y}") for x, y in pairs)}
 """
 
 
@@ -371,11 +262,11 @@ def _tiled(tiles: Tiles, loses: bool, short: bool = False) -> str:
         "a_along_depth": "a_column == 1",
         "b_along_depth": "b_column != 1",
         "shared": "",
-        "prepare": f"const index_t a_batch = {_batch('a')}, b_batch = {_batch('b')};",
+        "prepare": f"const index_t a_batch = {batch_start('a')}, b_batch = {batch_start('b')};",
         "a": "load_a(a_batch + i * a_row + (first + a_k) * a_column)",
         "b": "load_b(b_batch + (first + b_k) * b_row + j * b_column)",
         "next": "",
-        "store": _store("i", "j", "VALUE"),
+        "store": store_result("i", "j", "VALUE"),
     }
     kept = {**({"lost": ""} if loses else {}), **({"short": ""} if short else {})}
     return tiled(tiles, {**parts, **kept})

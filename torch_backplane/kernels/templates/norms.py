@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 
@@ -16,7 +17,7 @@ from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates.source import (
     Launch,
-    make_launch,
+    LaunchSpec,
     row_groups,
     row_loop,
     row_start,
@@ -69,27 +70,59 @@ _PIECE_AT = {
 _WEIGHT_AT = {"layer": "i", "group": "row % groups * pieces + piece", "batch": "row"}
 
 
-def norm(
-    dialect: Dialect,
-    sets: Sets,
-    out: torch.Tensor,
-    self: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    eps: float,
-    *,
-    mean: torch.Tensor | None,
-    rstd: torch.Tensor | None,
-    running: tuple[torch.Tensor, torch.Tensor] | None = None,
-    momentum: float = 0.0,
-) -> Launch:
-    """out = (self - mean) / sqrt(variance + eps) * weight + bias.
+class Affine(NamedTuple):
+    """What multiplies and is added to normalised numbers; or the gradients of these two that are wanted."""
 
+    weight: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+
+
+class Statistics(NamedTuple):
+    """
     Args:
         mean, rstd: written, one number for each set. Without mean, zero is the mean (RMS norm). With neither, the mean
             and variance in `running` are used, as batch norm does in evaluation.
         running: running mean and variance (batch norm); updated by momentum where rstd is given.
     """
+
+    mean: torch.Tensor | None
+    rstd: torch.Tensor | None
+    running: tuple[torch.Tensor, torch.Tensor] | None = None
+    momentum: float = 0.0
+
+
+class Saved(NamedTuple):
+    """What gradients are computed from. mean: None for RMS norm."""
+
+    grad: torch.Tensor
+    self: torch.Tensor
+    weight: torch.Tensor | None
+    mean: torch.Tensor | None
+    rstd: torch.Tensor
+
+
+class Evaluated(NamedTuple):
+    """
+    Args:
+        training: whether mean and rstd came from self. variance: whether rstd holds variances (running ones).
+    """
+
+    training: bool = True
+    variance: bool = False
+    eps: float = 0.0
+
+
+def norm(
+    dialect: Dialect,
+    sets: Sets,
+    out: torch.Tensor,
+    self: torch.Tensor,
+    affine: Affine,
+    statistics: Statistics,
+    eps: float,
+) -> Launch:
+    """out = (self - mean) / sqrt(variance + eps) * weight + bias."""
+    (weight, bias), (mean, rstd, running, momentum) = affine, statistics
     value = value_dtype(out.dtype)
     outputs, inputs = {"out": out}, {"self": self}
     update = running is not None and rstd is not None
@@ -102,7 +135,7 @@ def norm(
     given = (mean is not None, rstd is not None, update, weight is not None, bias is not None)
     body = _norm_body(dialect, sets.norm, *given)
     numbers = {"eps": (value, eps), **({"momentum": (value, momentum)} if update else {})}
-    return _launch(f"{sets.norm}_norm", dialect, sets, outputs, inputs, value, body, numbers)
+    return _launch(f"{sets.norm}_norm", dialect, sets, outputs, inputs, body, numbers)
 
 
 @lru_cache(maxsize=256)
@@ -127,24 +160,12 @@ def norm_backward(
     dialect: Dialect,
     sets: Sets,
     out: torch.Tensor,
-    grad: torch.Tensor,
-    self: torch.Tensor,
-    weight: torch.Tensor | None,
-    mean: torch.Tensor | None,
-    rstd: torch.Tensor,
-    *,
-    weight_grad: torch.Tensor | None = None,
-    bias_grad: torch.Tensor | None = None,
-    training: bool = True,
-    variance: bool = False,
-    eps: float = 0.0,
+    saved: Saved,
+    wanted: Affine = Affine(),  # noqa: B008, it cannot be changed
+    how: Evaluated = Evaluated(),  # noqa: B008, it cannot be changed
 ) -> Launch:
-    """The gradient of self; of batch norm also those of weight and bias, which each set has for itself.
-
-    Args:
-        mean: None for RMS norm.
-        training: whether mean and rstd came from self. variance: whether rstd holds variances (running ones).
-    """
+    """The gradient of self; of batch norm also those of weight and bias, which each set has for itself."""
+    (grad, self, weight, mean, rstd), (weight_grad, bias_grad), (training, variance, eps) = saved, wanted, how
     value = value_dtype(out.dtype)
     inputs = {"grad": grad, "self": self, "rstd_of": rstd, **_given(weight=weight, mean_of=mean)}
     outputs = {"out": out, **_given(weight_grad=weight_grad, bias_grad=bias_grad)}
@@ -171,20 +192,12 @@ def norm_backward(
   const value_t scale = {each}rstd;
   {_pieces(dialect, sets.norm, f"{read} store_out@(at, {formula} * scale);")}
 """
-    return _launch(f"{sets.norm}_norm_backward", dialect, sets, outputs, inputs, value, body, {"eps": (value, eps)})
+    return _launch(f"{sets.norm}_norm_backward", dialect, sets, outputs, inputs, body, {"eps": (value, eps)})
 
 
-def weight_grads(
-    dialect: Dialect,
-    sets: Sets,
-    weight_grad: torch.Tensor | None,
-    bias_grad: torch.Tensor | None,
-    grad: torch.Tensor,
-    self: torch.Tensor,
-    mean: torch.Tensor | None,
-    rstd: torch.Tensor,
-) -> Launch:
+def weight_grads(dialect: Dialect, sets: Sets, wanted: Affine, saved: Saved) -> Launch:
     """The gradients of weight and bias (at least one of them) of a layer, RMS or group norm."""
+    (weight_grad, bias_grad), (grad, self, _, mean, rstd) = wanted, saved
     value = value_dtype(grad.dtype)
     outputs = _given(weight_grad=weight_grad, bias_grad=bias_grad)
     inputs = {"grad": grad, "self": self, "rstd_of": rstd, **_given(mean_of=mean)}
@@ -222,7 +235,7 @@ def weight_grads(
             "groups": sets.groups,
             "batch": sets.count // sets.groups,
         }
-    return make_launch(
+    return LaunchSpec(
         f"{sets.norm}_norm_weight_grads",
         dialect,
         outputs=outputs,
@@ -233,7 +246,7 @@ def weight_grads(
         groups=groups,
         group_size=group_size,
         bounded=dialect.target.team_size == 1,
-    )
+    ).launch()
 
 
 def _given(**tensors: torch.Tensor | None) -> dict[str, torch.Tensor]:
@@ -328,21 +341,20 @@ def _launch(
     sets: Sets,
     outputs: dict[str, torch.Tensor],
     inputs: dict[str, torch.Tensor],
-    value: torch.dtype,
     body: str,
     numbers: dict[str, tuple[torch.dtype, int | float]],
 ) -> Launch:
     groups, group_size = row_groups(dialect, sets.count)
-    return make_launch(
+    return LaunchSpec(
         name,
         dialect,
         outputs=outputs,
         inputs=inputs,
         integers=sets.integers(),
         numbers=numbers,
-        value=value,
+        value=value_dtype(outputs["out"].dtype),
         body=body,
         groups=groups,
         group_size=group_size,
         bounded=dialect.target.team_size == 1,
-    )
+    ).launch()

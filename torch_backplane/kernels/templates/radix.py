@@ -26,7 +26,7 @@ from torch_backplane.kernels.dtypes import facts, value_dtype
 from torch_backplane.kernels.target import Target
 from torch_backplane.kernels.templates.scan import accumulate
 from torch_backplane.kernels.templates.sort import key_function
-from torch_backplane.kernels.templates.source import Launch, make_launch, split
+from torch_backplane.kernels.templates.source import Launch, LaunchSpec, split
 
 _RUN = 4  # elements of a tile for each item of a team
 _LEAST_CHUNK = 4096
@@ -200,7 +200,7 @@ class _Step:
     def choose(self, found: torch.Tensor, left: torch.Tensor, k: int) -> Launch:
         """found[row] gets the digit of the k-th element; left[row] = which one of those that agree with it that is."""
         digits = 1 << _DIGIT_BITS[self.dialect.target.simt]
-        return make_launch(
+        return LaunchSpec(
             "choose_digit" + ("_first" if self.found is None else ""),
             self.dialect,
             outputs={"found": found, "left": left},
@@ -212,7 +212,7 @@ class _Step:
             body=_CHOOSE,
             items=len(found),
             group_size=self.dialect.target.small_group(8),
-        )
+        ).launch()
 
     def _over_chunks(
         self,
@@ -245,7 +245,7 @@ class _Step:
             where += " const key_t known = (key_t)found[row];"
         order = ("descending" if self.descending else "ascending") if self.source is None else ""
         role = "" if self.found is None else "side" if self.is_side else "agreeing"
-        return make_launch(
+        return LaunchSpec(
             "_".join(filter(None, [name, order, role])),
             self.dialect,
             outputs=outputs,
@@ -259,7 +259,7 @@ class _Step:
             items=rows * self.chunks if team == 1 else None,
             groups=None if team == 1 else rows * self.chunks,
             group_size=team,
-        )
+        ).launch()
 
     def _access(self) -> dict[str, str]:
         """Macros: KEY(at) and PLACE(at) of the source, DIGIT(key), and AGREES(key)."""

@@ -11,13 +11,13 @@ on: interleaved, they are those of neighbours.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import facts, value_dtype
-from torch_backplane.kernels.templates.source import Launch, make_launch
+from torch_backplane.kernels.templates.source import Launch, LaunchSpec
 from torch_backplane.kernels.templates.spelling import lane_count
 
 # Of integers, an element has one word for ranges up to this one: the remainder makes some of them likelier than others,
@@ -88,87 +88,85 @@ def scalar_words(dialect: Dialect, value: torch.dtype) -> str:
     return _words(dialect, value, wide=False, lanes=1) + _PHILOX + _NARROW
 
 
+# Of the generator: seed and offset, as int64; offset is a multiple of 4 that no other call has.
+Drawn = tuple[Any, Any]
+
+
+class _Element(NamedTuple):
+    """Statements for a vector of neighbours, what they compute in, the numbers that they know, and whether an element
+    needs 64 bits; None: whether `value` has them.
+    """
+
+    text: str
+    value: torch.dtype
+    numbers: Mapping[str, tuple[torch.dtype, Any]]
+    wide: bool | None = None
+
+
 def fill(
     dialect: Dialect,
     out: torch.Tensor,
     distribution: str,
-    seed: Any,
-    offset: Any,
-    first: Any = 0,
-    second: Any = 0,
+    drawn: Drawn,
+    parameters: Sequence[Any] = (),
     chance: torch.Tensor | None = None,
-    third: Any = None,
 ) -> Launch:
     """Fills `out` with numbers of a distribution of DISTRIBUTIONS.
 
     Args:
-        seed, offset: of the generator, as int64; offset is a multiple of 4 that no other call has.
-        first, second, third: the distribution's parameters: from, to and the least number that is `to` in memory, by
-            itself `to` (uniform), mean and standard deviation, rate and the least result (exponential), median and
-            scale (cauchy), chance (geometric, bernoulli).
+        parameters: the distribution's: from, to and the least number that is `to` in memory, by itself `to` (uniform),
+            mean and standard deviation, rate and the least result (exponential), median and scale (cauchy), chance
+            (geometric, bernoulli).
         chance: for bernoulli_each, a number for each element, contiguous.
     """
     value = value_dtype(out.dtype) if facts(out.dtype).category == "float" else torch.float32
     inputs = {} if chance is None else {"chance": chance}
-    numbers = {"first": (value, first), "second": (value, second), "third": (value, second if third is None else third)}
-    element = DISTRIBUTIONS[distribution]
-    return _launch(distribution, dialect, {"out": (out, "x")}, inputs, element, value, numbers, seed, offset)
+    first, second = [*parameters[:2], 0, 0][:2]
+    third = parameters[2] if len(parameters) > 2 else second
+    numbers = {"first": (value, first), "second": (value, second), "third": (value, third)}
+    element = _Element(DISTRIBUTIONS[distribution], value, numbers)
+    return _launch(distribution, dialect, {"out": (out, "x")}, inputs, element, drawn)
 
 
 def dropout(
-    dialect: Dialect,
-    out: torch.Tensor,
-    mask: torch.Tensor,
-    self: torch.Tensor,
-    kept: Any,
-    scale: Any,
-    seed: Any,
-    offset: Any,
+    dialect: Dialect, out: torch.Tensor, mask: torch.Tensor, self: torch.Tensor, kept: Any, scale: Any, drawn: Drawn
 ) -> Launch:
     """mask = true with the chance `kept`; out = self * scale where it is, else self * 0. All dense, in one order."""
     value = value_dtype(out.dtype)
     outputs = {"out": (out, "self_here * (x * scale)"), "mask": (mask, "x")}
-    numbers = {"first": (value, kept), "scale": (value, scale)}
-    return _launch(
-        "dropout",
-        dialect,
-        outputs,
-        {"self": self},
-        DISTRIBUTIONS["bernoulli"],
-        value,
-        numbers,
-        seed,
-        offset,
-        dense=True,
-    )
+    element = _Element(DISTRIBUTIONS["bernoulli"], value, {"first": (value, kept), "scale": (value, scale)})
+    return _launch("dropout", dialect, outputs, {"self": self}, element, drawn, dense=True)
 
 
-def fill_integers(dialect: Dialect, out: torch.Tensor, base: int, count: int, seed: Any, offset: Any) -> Launch:
+def fill_integers(dialect: Dialect, out: torch.Tensor, base: int, count: int, drawn: Drawn) -> Launch:
     """Fills `out` with integers from base to base + count - 1; count is at most 2^64, which takes all of a draw."""
     numbers: dict[str, tuple[torch.dtype, Any]] = {"base": (torch.int64, base), "range": (torch.uint64, count % 2**64)}
-    element = "x = TO_VALUE(TO_INT64((range == 0 ? TO_UINT64(draw) : TO_UINT64(draw) % range) + (uint64)base));"
-    outputs, value = {"out": (out, "x")}, value_dtype(out.dtype)
-    wide = count > NARROW_RANGE and 2**32 % count != 0
-    return _launch("integers", dialect, outputs, {}, element, value, numbers, seed, offset, wide=wide)
+    text = "x = TO_VALUE(TO_INT64((range == 0 ? TO_UINT64(draw) : TO_UINT64(draw) % range) + (uint64)base));"
+    element = _Element(text, value_dtype(out.dtype), numbers, wide=count > NARROW_RANGE and 2**32 % count != 0)
+    return _launch("integers", dialect, {"out": (out, "x")}, {}, element, drawn)
 
 
-def shuffle_equal(dialect: Dialect, out: torch.Tensor, keys: torch.Tensor, seed: Any, offset: Any) -> Launch:
+def shuffle_equal(dialect: Dialect, out: torch.Tensor, keys: torch.Tensor, drawn: Drawn) -> Launch:
     """Exchanges the elements of `out` whose keys, which are in order, are equal: any order of theirs is as likely, by
     Fisher and Yates. Both of one dimension, contiguous.
     """
-    return make_launch(
+    return LaunchSpec(
         "shuffle_equal",
         dialect,
         outputs={"out": out},
         inputs={"keys": keys},
         integers={"count": out.numel()},
-        numbers={"seed": (torch.int64, seed), "offset": (torch.int64, offset)},
+        numbers=_state(drawn),
         types={"uint64": torch.uint64, "int64": torch.int64},
         value=torch.int64,
         functions=scalar_words(dialect, torch.int64),
         body=_SHUFFLE,
         items=out.numel(),
-    )
+    ).launch()
+
+
+def _state(drawn: Drawn) -> dict[str, tuple[torch.dtype, Any]]:
+    return {name: (torch.int64, one) for name, one in zip(("seed", "offset"), drawn, strict=True)}
 
 
 def _launch(
@@ -176,21 +174,17 @@ def _launch(
     dialect: Dialect,
     outputs: Mapping[str, tuple[torch.Tensor, str]],
     inputs: Mapping[str, torch.Tensor],
-    element: str,
-    value: torch.dtype,
-    numbers: Mapping[str, tuple[torch.dtype, Any]],
-    seed: Any,
-    offset: Any,
+    element: _Element,
+    drawn: Drawn,
     *,
-    wide: bool | None = None,
     dense: bool = False,
 ) -> Launch:
     """Args:
-    outputs: tensors, and what is stored there after `element`, the statements for a vector of neighbours.
-    wide: whether an element needs 64 bits; without it, whether value has them.
+    outputs: tensors, and what is stored there after the element's statements.
     dense: the tensors are dense in any order, the same for all, and gone through as they lie in memory.
     """
-    wide = facts(value).bits == 64 if wide is None else wide
+    value = element.value
+    wide = facts(value).bits == 64 if element.wide is None else element.wide
     lanes, draws = lane_count(dialect, value), 2 if wide else 4
     count = next(iter(outputs.values()))[0].numel()
     words = [f"TO_UINT64(words[{k}]) << 32 | TO_UINT64(words[{k + 1}])" for k in (0, 2)] if wide else _WORDS
@@ -204,7 +198,7 @@ def _launch(
     reads = " ".join(_READ.replace("$", tensor) for tensor in inputs)
     writes = " ".join(_WRITE.replace("$", tensor).format(x=x) for tensor, (_, x) in outputs.items())
     steps = [
-        f"{{ const index_t at = begin + {k * lanes}; {begin.format(vector)} {reads} {element} {writes} }}"
+        f"{{ const index_t at = begin + {k * lanes}; {begin.format(vector)} {reads} {element.text} {writes} }}"
         for k, vector in enumerate(vectors)
     ]
     body = f"""
@@ -214,13 +208,13 @@ def _launch(
   {" ".join(declared)}
   {"".join(steps)}
 """
-    return make_launch(
+    return LaunchSpec(
         f"random_{name}" + ("_wide" if wide else ""),
         dialect,
         outputs={tensor_name: tensor for tensor_name, (tensor, _) in outputs.items()},
         inputs=inputs,
         integers={"count": count},
-        numbers={**numbers, "seed": (torch.int64, seed), "offset": (torch.int64, offset)},
+        numbers={**element.numbers, **_state(drawn)},
         types={"uint64": torch.uint64, "int64": torch.int64},
         value=value,
         functions=_words(dialect, value, wide, lanes) + _PHILOX + (_WIDE if wide else _NARROW),
@@ -228,7 +222,7 @@ def _launch(
         items=-(-count // (draws * lanes)),
         group_size=dialect.target.small_group(_SMALL_GROUP),
         strided=[*outputs, *inputs] if dense else (),
-    )
+    ).launch()
 
 
 # The item of the first one of equal keys goes through them from the last one on.

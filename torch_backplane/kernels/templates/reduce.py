@@ -21,12 +21,12 @@ import torch
 
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import stored_dtype, value_dtype
-from torch_backplane.kernels.element import element_function
+from torch_backplane.kernels.element import Stored, element_function
 from torch_backplane.kernels.expression import Number
 from torch_backplane.kernels.layouts import Geometry, Layout, ReductionGeometry
 from torch_backplane.kernels.reductions import BLOCK, Reduction, programs
 from torch_backplane.kernels.target import Target
-from torch_backplane.kernels.templates.source import Launch, make_launch
+from torch_backplane.kernels.templates.source import Launch, LaunchSpec
 
 LANES = 16
 _GROUP = 8  # threads, where the device takes so many
@@ -125,6 +125,22 @@ def _chunks_of_threads(where: ReductionGeometry, columns: bool) -> int:
 Functions = Callable[[str, Callable[[], str]], str]
 
 
+class Options(NamedTuple):
+    """
+    Args:
+        scalars: the definition's numbers.
+        compute: what `start` sees the inputs as; without it their own dtype, float32 for float16 and bfloat16.
+        form: which; without it, the one that is chosen for the target.
+        known: gives the text that its second argument makes, which may be known: the first one tells texts of one
+            definition and these dtypes apart.
+    """
+
+    scalars: Sequence[int | float] = ()
+    compute: torch.dtype | None = None
+    form: Form | None = None
+    known: Functions = lambda part, make: make()
+
+
 def reduction(
     dialect: Dialect,
     name: str,
@@ -132,30 +148,22 @@ def reduction(
     outputs: Sequence[torch.Tensor],
     inputs: Sequence[torch.Tensor],
     where: ReductionGeometry,
-    *,
-    scalars: Sequence[int | float] = (),
-    compute: torch.dtype | None = None,
-    form: Form | None = None,
-    known: Functions = lambda part, make: make(),
+    options: Options = Options(),  # noqa: B008, it cannot be changed
 ) -> list[Launch]:
     """What reduces `inputs` to `outputs`: one launch, or two.
 
     Args:
         where: the geometry of outputs and inputs.
-        scalars: the definition's numbers.
-        compute: what `start` sees the inputs as; without it their own dtype, float32 for float16 and bfloat16.
-        form: which; without it, the one that is chosen for the target.
-        known: gives the text that its second argument makes, which may be known: the first one tells texts of one
-            definition and these dtypes apart.
 
     Raises TypeError where the dialect's device lacks a dtype, or a formula returns another number of values.
     """
+    scalars, compute, form, known = options
     form = form or choose_form(dialect.target, definition, where, len(outputs))
     read, written = ([tensor.dtype for tensor in tensors] for tensors in (inputs, outputs))
-    launch = partial(_launch, dialect, name, scalars=scalars)
+    launch = partial(_launch, dialect, name, scalars)
     if form.chunks == 1:
         once = known("reduction", lambda: _functions(dialect, definition, read, written, compute))
-        return [launch(definition, outputs, inputs, where, form, once)]
+        return [launch(_Part(definition, outputs, inputs, where, form, once))]
     results, device = where.kept.count, inputs[0].device
     states = [torch.empty(results, form.chunks, dtype=dtype, device=device) for dtype in definition.state]
     count = len(states)
@@ -177,8 +185,8 @@ def reduction(
     first = known("parts", lambda: _functions(dialect, definition, read, None, compute))
     second = known("again", lambda: _functions(dialect, again, definition.state, written, None))
     return [
-        launch(definition, states, inputs, where, form, first),
-        launch(again, outputs, states, left, last, second, total=where.reduced.count),
+        launch(_Part(definition, states, inputs, where, form, first)),
+        launch(_Part(again, outputs, states, left, last, second, where.reduced.count)),
     ]
 
 
@@ -193,34 +201,35 @@ def _functions(
     state, numbers = list(definition.state), [torch.int64, *definition.scalars]
     made = programs(definition, inputs, outputs, compute)
     functions = [
-        element_function("add", made.add, dialect, [*state, *state], [], state),
-        element_function("start", made.start, dialect, inputs, numbers, state),
-        element_function("combine", made.combine, dialect, [*state, *state], [], state),
+        element_function("add", made.add, dialect, Stored([*state, *state], [], state)),
+        element_function("start", made.start, dialect, Stored(inputs, numbers, state)),
+        element_function("combine", made.combine, dialect, Stored([*state, *state], [], state)),
     ]
     if outputs is not None:
         assert made.finish is not None
-        functions.append(element_function("finish", made.finish, dialect, state, numbers, outputs))
+        functions.append(element_function("finish", made.finish, dialect, Stored(state, numbers, outputs)))
     return "\n".join(functions)
 
 
-def _launch(
-    dialect: Dialect,
-    name: str,
-    definition: Reduction,
-    outputs: Sequence[torch.Tensor],
-    inputs: Sequence[torch.Tensor],
-    where: ReductionGeometry,
-    form: Form,
-    functions: str,
-    *,
-    scalars: Sequence[int | float],
-    total: int | None = None,
-) -> Launch:
-    """One of the launches. With chunks, outputs are the states, contiguous tensors of (results, chunks).
+class _Part(NamedTuple):
+    """What one of the launches does. With chunks, outputs are the states, contiguous tensors of (results, chunks).
 
     Args:
+        functions: of the definition, as text.
         total: the number of elements that `finish` is told, if it is not that of these inputs.
     """
+
+    definition: Reduction
+    outputs: Sequence[torch.Tensor]
+    inputs: Sequence[torch.Tensor]
+    where: ReductionGeometry
+    form: Form
+    functions: str
+    total: int | None = None
+
+
+def _launch(dialect: Dialect, name: str, scalars: Sequence[int | float], part: _Part) -> Launch:
+    definition, outputs, inputs, where, form, functions, total = part
     kept, reduced = where.kept, where.reduced
     results, reduced_count, chunks = kept.count, reduced.count, form.chunks
     partial_states = chunks > 1
@@ -248,7 +257,7 @@ def _launch(
     identity = tuple(definition.identity)
     exactly = tuple(map(repr, identity))  # 0.0 == -0.0
     output_dtypes = tuple([tensor.dtype for tensor in outputs])
-    text = _text(
+    text = _Text(
         dialect,
         form._replace(chunks=1),
         tuple(definition.state),
@@ -263,7 +272,7 @@ def _launch(
     )
     kind = "team_" if form.by_teams else "wide_" if form.wide else "short_" if form.short else ""
     kind += "columns" if form.columns else "rows"
-    return make_launch(
+    return LaunchSpec(
         f"{name}_{kind}" + ("_chunks" if partial_states else ""),
         dialect,
         outputs={f"out{i}": t for i, t in enumerate(outputs)},
@@ -273,12 +282,12 @@ def _launch(
         value=value_dtype(definition.state[0]),
         types={"int64": torch.int64, **_shared_types(form, definition)},
         functions=functions,
-        body=text,
+        body=_body(text),
         groups=groups,
         group_size=group_size,
         strided=names,
         bounded=True,
-    )
+    ).launch()
 
 
 def _steps(form: Form, where: ReductionGeometry, inputs: int) -> tuple[int, ...]:
@@ -317,50 +326,40 @@ def _names(operands: tuple[int, int], ranks: tuple[int, int]) -> tuple[tuple[str
     return names, integers
 
 
+class _Text(NamedTuple):
+    """What a kernel's body depends on. `exactly` is `identity` as text, which tells zeros apart. `operands`: how many
+    outputs and inputs. `steps`: as `_steps` says.
+    """
+
+    dialect: Dialect
+    form: Form
+    state: tuple[torch.dtype, ...]
+    identity: tuple[Number, ...]
+    exactly: tuple[str, ...]
+    outputs: tuple[torch.dtype, ...]
+    operands: tuple[int, int]
+    ranks: tuple[int, int]
+    partial_states: bool
+    scalars: int
+    steps: tuple[int, ...]
+
+
 @lru_cache(maxsize=1024)
-def _text(
-    dialect: Dialect,
-    form: Form,
-    state: tuple[torch.dtype, ...],
-    identity: tuple[Number, ...],
-    exactly: tuple[str, ...],
-    outputs: tuple[torch.dtype, ...],
-    operands: tuple[int, int],
-    ranks: tuple[int, int],
-    partial_states: bool,
-    scalars: int,
-    steps: tuple[int, ...],
-) -> str:
-    """The body. `exactly` is `identity` as text, which tells zeros apart. `steps`: as `_steps` says."""
-    names, _ = _names(operands, ranks)
-    types, output_types = (tuple(map(dialect.storage_type, dtypes)) for dtypes in (state, outputs))
-    constants = tuple(map(dialect.constant, identity, state))
-    group = _group(dialect, form)
-    lists = (types, output_types, constants, steps)
-    writer = _Writer(form, group, operands[1], ranks, partial_states, names, scalars, *lists)
-    return writer.by_teams() if form.by_teams else writer.by_threads()
+def _body(of: _Text) -> str:
+    writer = _Writer(of)
+    return writer.by_teams() if of.form.by_teams else writer.by_threads()
 
 
 class _Writer:
-    def __init__(
-        self,
-        form: Form,
-        group: int,
-        inputs: int,
-        ranks: tuple[int, int],
-        partial_states: bool,
-        names: Sequence[str],
-        scalars: int,
-        types: Sequence[str],
-        output_types: Sequence[str],
-        identity: Sequence[str],
-        steps: Sequence[int],
-    ) -> None:
-        self.form, self.group, self.steps = form, group, steps
-        self.inputs, self.partial, self.names = inputs, partial_states, names
-        self.kept_rank, self.reduced_rank = ranks
-        self.scalars = "".join(f", scalar{i}" for i in range(scalars))
-        self.types, self.output_types, self.identity = types, output_types, identity
+    def __init__(self, of: _Text) -> None:
+        self.form, self.group, self.steps = of.form, _group(of.dialect, of.form), of.steps
+        self.inputs, self.partial = of.operands[1], of.partial_states
+        self.names, _ = _names(of.operands, of.ranks)
+        self.kept_rank, self.reduced_rank = of.ranks
+        self.scalars = "".join(f", scalar{i}" for i in range(of.scalars))
+        storage = of.dialect.storage_type
+        self.types, self.output_types = ([storage(dtype) for dtype in dtypes] for dtypes in (of.state, of.outputs))
+        self.identity = tuple(map(of.dialect.constant, of.identity, of.state))
 
     def by_teams(self) -> str:
         along, beside = self.form.along, self.form.beside

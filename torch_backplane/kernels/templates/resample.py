@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import facts, value_dtype
-from torch_backplane.kernels.templates.source import Launch, make_launch, named, split
+from torch_backplane.kernels.templates.source import Launch, LaunchSpec, named, split
 from torch_backplane.kernels.templates.unfold import linear
 
 # Work items of a group, and for each of them elements of a row, and rows.
@@ -110,7 +110,17 @@ def resample(dialect: Dialect, out: torch.Tensor, image: torch.Tensor, how: Resa
   }}
 """
     integers, items = _blocks(dialect, out)
-    return _launch("resample", dialect, {"out": out}, {"image": image}, integers, image, out, how, body, items)
+    spec = LaunchSpec(
+        "resample",
+        dialect,
+        outputs={"out": out},
+        inputs={"image": image},
+        integers=integers,
+        value=_computed_in(image.dtype),
+        body=body,
+        items=items,
+    )
+    return _launch(spec, image, out, how)
 
 
 def resample_backward(dialect: Dialect, image_grad: torch.Tensor, grad: torch.Tensor, how: Resampling) -> Launch:
@@ -168,8 +178,17 @@ def resample_backward(dialect: Dialect, image_grad: torch.Tensor, grad: torch.Te
   }}
 """
     integers, items = _blocks(dialect, image_grad)
-    tensors = {"image_grad": image_grad}, {"grad": grad}
-    return _launch("resample_backward", dialect, *tensors, integers, image_grad, grad, how, body, items)
+    spec = LaunchSpec(
+        "resample_backward",
+        dialect,
+        outputs={"image_grad": image_grad},
+        inputs={"grad": grad},
+        integers=integers,
+        value=_computed_in(image_grad.dtype),
+        body=body,
+        items=items,
+    )
+    return _launch(spec, image_grad, grad, how)
 
 
 # Which places of the result an element of the image may contribute to, with one to spare for rounding: those from
@@ -213,41 +232,27 @@ def _run(dialect: Dialect) -> int:
     return dialect.target.run(_RUN)
 
 
-def _launch(
-    name: str,
-    dialect: Dialect,
-    outputs: dict[str, torch.Tensor],
-    inputs: dict[str, torch.Tensor],
-    integers: dict[str, int],
-    image: torch.Tensor,
-    out: torch.Tensor,
-    how: Resampling,
-    body: str,
-    items: int,
-) -> Launch:
-    rank = len(how.scales)
-    # Bytes are resampled in float32.
-    value = value_dtype(image.dtype) if facts(image.dtype).category == "float" else torch.float32
+def _computed_in(dtype: torch.dtype) -> torch.dtype:
+    """Bytes are resampled in float32."""
+    return value_dtype(dtype) if facts(dtype).category == "float" else torch.float32
+
+
+def _launch(spec: LaunchSpec, image: torch.Tensor, out: torch.Tensor, how: Resampling) -> Launch:
+    """The launch of `spec`, which lacks what is the same for both directions."""
+    target = spec.dialect.target
     taps, text, (least, most) = _FILTERS[how.filter]
-    integers = {**integers, "planes": image.shape[0]}
-    integers |= named("image", image.shape[1:]) | named("out", out.shape[1:])
-    kind = f"{how.filter}{rank}" + ("_centred" if how.before else "")
-    return make_launch(
-        f"{name}_{kind}",
-        dialect,
-        outputs=outputs,
-        inputs=inputs,
-        integers=integers,
-        numbers={f"scale{d}": (value, scale) for d, scale in enumerate(how.scales)},
+    sizes = {"planes": image.shape[0], **named("image", image.shape[1:]), **named("out", out.shape[1:])}
+    return replace(
+        spec,
+        name=f"{spec.name}_{how.filter}{len(how.scales)}" + ("_centred" if how.before else ""),
+        integers={**spec.integers, **sizes},
+        numbers={f"scale{d}": (spec.value, scale) for d, scale in enumerate(how.scales)},
         constants={
             "TAPS": taps,
-            "KEPT": 0 if dialect.target.simt else _KEPT,
+            "KEPT": 0 if target.simt else _KEPT,
             "BEFORE": f"(value_t){how.before}",
             "AFTER": f"(value_t){how.after}",
         },
-        value=value,
         functions=_FUNCTIONS.format(text=text, least=least, most=most),
-        body=body,
-        items=items,
-        group_size=dialect.target.small_group(_SMALL_GROUP),
-    )
+        group_size=target.small_group(_SMALL_GROUP),
+    ).launch()

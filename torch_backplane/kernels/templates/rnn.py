@@ -8,12 +8,13 @@ hidden side's share of new. All are matrices whose rows are contiguous.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import value_dtype
-from torch_backplane.kernels.templates.source import Launch, make_launch
+from torch_backplane.kernels.templates.source import Launch, LaunchSpec
 
 _SIGMOID = "#define SIGMOID(x) ((value_t)1 / ((value_t)1 + exp(-(x))))"
 
@@ -75,14 +76,23 @@ _BODIES = {"lstm": _LSTM, "gru": _GRU, "rnn": _RNN}
 _BACKWARD = {"lstm": _LSTM_BACKWARD, "gru": _GRU_BACKWARD, "rnn": _RNN_BACKWARD}
 
 
+class Gates(NamedTuple):
+    """
+    Args:
+        input, hidden: (batch, gates * hidden), what products of weights came to, without biases.
+    """
+
+    input: torch.Tensor
+    hidden: torch.Tensor
+    input_bias: torch.Tensor | None
+    hidden_bias: torch.Tensor | None
+
+
 def rnn_step(
     dialect: Dialect,
     kind: str,
     outputs: Mapping[str, torch.Tensor],
-    input_gates: torch.Tensor,
-    hidden_gates: torch.Tensor,
-    input_bias: torch.Tensor | None,
-    hidden_bias: torch.Tensor | None,
+    gates: Gates,
     state: Mapping[str, torch.Tensor],
     relu: bool = False,
 ) -> Launch:
@@ -90,15 +100,14 @@ def rnn_step(
 
     Args:
         outputs: `out`, (batch, hidden), and of an LSTM `new_cell`; of both it and a GRU `saved`, (batch, 4 * hidden).
-        input_gates, hidden_gates: (batch, gates * hidden), what products of weights came to, without biases.
         state: of an LSTM its `cell`, of a GRU its `state`; (batch, hidden).
         relu: of "rnn", the activation in place of tanh.
 
     Raises:
         ValueError: the sizes of two do not fit together.
     """
-    inputs = {"input_gates": input_gates, "hidden_gates": hidden_gates, **state}
-    biases = {"input_bias": input_bias, "hidden_bias": hidden_bias}
+    inputs = {"input_gates": gates.input, "hidden_gates": gates.hidden, **state}
+    biases = {"input_bias": gates.input_bias, "hidden_bias": gates.hidden_bias}
     given = {name: bias for name, bias in biases.items() if bias is not None}
 
     def side(name: str) -> str:
@@ -107,7 +116,7 @@ def rnn_step(
 
     constants = {"FROM_INPUT(n)": side("input"), "FROM_HIDDEN(n)": side("hidden")}
     constants["BOTH(n)"] = "FROM_INPUT(n) + FROM_HIDDEN(n)"
-    return _step(dialect, f"{kind}_step", _BODIES[kind], outputs, inputs, given, constants, relu)
+    return _step(dialect, f"{kind}_step", _BODIES[kind], outputs, inputs, given, {**constants, "RELU": int(relu)})
 
 
 def rnn_step_backward(
@@ -133,7 +142,8 @@ def rnn_step_backward(
     added = {"later": later, "of_next_cell": of_next_cell}
     given = {name: tensor for name, tensor in added.items() if tensor is not None}
     constants = {name.upper(): f"load_{name}(AT({name}))" if name in given else "0" for name in added}
-    return _step(dialect, f"{kind}_step_backward", _BACKWARD[kind], outputs, {**inputs, **given}, {}, constants, relu)
+    named: dict[str, int | str] = {**constants, "RELU": int(relu)}
+    return _step(dialect, f"{kind}_step_backward", _BACKWARD[kind], outputs, {**inputs, **given}, {}, named)
 
 
 def _step(
@@ -143,8 +153,7 @@ def _step(
     outputs: Mapping[str, torch.Tensor],
     inputs: Mapping[str, torch.Tensor],
     biases: Mapping[str, torch.Tensor],
-    constants: Mapping[str, str],
-    relu: bool,
+    constants: Mapping[str, int | str],
 ) -> Launch:
     matrices, gates = {**outputs, **inputs}, _GATES[name.partition("_")[0]]
     batch, hidden = next(outputs[one] for one in ("out", "of_cell", "of_state", "of_gates") if one in outputs).shape
@@ -155,7 +164,7 @@ def _step(
     for one, tensor in biases.items():
         if tuple(tensor.shape) != (gates * hidden,):
             raise ValueError(f"{name} needs {one} of {(gates * hidden,)}, and got {tuple(tensor.shape)}")
-    return make_launch(
+    return LaunchSpec(
         name,
         dialect,
         outputs=outputs,
@@ -165,11 +174,10 @@ def _step(
             "AT(x)": "(row * x##_row + column)",
             "GATE(x, n)": "(AT(x) + (n) * hidden)",
             **constants,
-            "RELU": int(relu),
         },
         functions=_SIGMOID,
         body=f"const index_t row = item / hidden, column = item % hidden;{body}",
         items=batch * hidden,
         value=value_dtype(next(iter(outputs.values())).dtype),
         strided=set(matrices),
-    )
+    ).launch()

@@ -23,7 +23,7 @@ import torch
 from torch_backplane.kernels.dialects.base import Dialect, Value
 from torch_backplane.kernels.dtypes import facts, value_dtype
 from torch_backplane.kernels.target import Target
-from torch_backplane.kernels.templates.source import Launch, make_launch, rows_and_columns, split
+from torch_backplane.kernels.templates.source import Launch, LaunchSpec, Operands, rows_and_columns, split
 
 _COLUMNS, _SMALL_GROUP = 16, 8
 _RUN = 4  # elements of a tile that follow each other and are one item's
@@ -250,7 +250,7 @@ def _launches(
     form = form or choose_form(dialect.target, scan, lines, size, columns)
     inputs, shape = {"self": self}, (rows, size, columns)
     if form.chunks == 1:
-        return [_launch(name, dialect, outputs, inputs, shape, scan, form, "whole")]
+        return [_launch(name, dialect, Operands(outputs, inputs), shape, scan, form, "whole")]
     # total_f[line, chunk]: field f of what the chunk comes to, and then of what it and those before it come to.
     totals = {
         f"total_{one}": torch.empty(lines, form.chunks, dtype=field.dtype, device=self.device)
@@ -261,9 +261,9 @@ def _launches(
     again = Scan(kept, scan.join, scan.join, store, scan.value)
     once = choose_form(dialect.target, again, lines, form.chunks, 1)._replace(chunks=1)
     return [
-        _launch(name, dialect, totals, inputs, shape, scan, form, "totals"),
-        _launch(name, dialect, totals, {}, (lines, form.chunks, 1), again, once, "whole"),
-        _launch(name, dialect, outputs, {**inputs, **totals}, shape, scan, form, "resumed"),
+        _launch(name, dialect, Operands(totals, inputs), shape, scan, form, "totals"),
+        _launch(name, dialect, Operands(totals, {}), (lines, form.chunks, 1), again, once, "whole"),
+        _launch(name, dialect, Operands(outputs, {**inputs, **totals}), shape, scan, form, "resumed"),
     ]
 
 
@@ -273,8 +273,7 @@ Phase = Literal["whole", "totals", "resumed"]
 def _launch(
     name: str,
     dialect: Dialect,
-    outputs: Mapping[str, torch.Tensor],
-    inputs: Mapping[str, torch.Tensor],
+    operands: Operands,
     shape: tuple[int, int, int],
     scan: Scan,
     form: Form,
@@ -288,11 +287,11 @@ def _launch(
     name = f"{name}_{'lines' if form.along == 1 else 'teams'}" + ("" if phase == "whole" else f"_{phase}")
     if form.along == 1:
         blocks = -(-columns // form.beside)
-        return make_launch(
+        return LaunchSpec(
             name,
             dialect,
-            outputs=outputs,
-            inputs=inputs,
+            outputs=operands.outputs,
+            inputs=operands.inputs,
             integers={**integers, "blocks": blocks},
             constants={
                 "WIDTH": form.beside,
@@ -303,12 +302,12 @@ def _launch(
             body=_by_items(scan, form.beside, phase),
             items=rows * form.chunks * blocks,
             group_size=dialect.target.small_group(_SMALL_GROUP),
-        )
-    return make_launch(
+        ).launch()
+    return LaunchSpec(
         name,
         dialect,
-        outputs=outputs,
-        inputs=inputs,
+        outputs=operands.outputs,
+        inputs=operands.inputs,
         # Beyond the end, by as much as a tile adds to an index.
         integers={**integers, "beyond": size + unit},
         constants={"FRESH": "(below == 0 && member == 0 && i == 0)"},
@@ -317,7 +316,7 @@ def _launch(
         groups=-(-rows * columns // form.beside) * form.chunks,
         group_size=form.along * form.beside,
         bounded=True,
-    )
+    ).launch()
 
 
 def _declare(scan: Scan, prefix: str, values: Mapping[str, str] | None = None) -> str:

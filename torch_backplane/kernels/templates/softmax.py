@@ -13,7 +13,7 @@ from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import facts, value_dtype
 from torch_backplane.kernels.templates.source import (
     Launch,
-    make_launch,
+    LaunchSpec,
     row_groups,
     row_loop,
     row_start,
@@ -124,7 +124,7 @@ def _rows_call(
 ) -> Launch:
     rows, size, _ = rows_and_columns(next(iter(inputs.values())).shape, dim)
     groups, group_size = row_groups(dialect, rows)
-    return make_launch(
+    return LaunchSpec(
         f"{name}_rows",
         dialect,
         outputs=outputs,
@@ -135,7 +135,7 @@ def _rows_call(
         groups=groups,
         group_size=group_size,
         bounded=dialect.target.team_size == 1,
-    )
+    ).launch()
 
 
 def _down_columns(text: str) -> str:
@@ -174,7 +174,7 @@ def _columns_call(
     rows, size, columns = rows_and_columns(next(iter(inputs.values())).shape, dim)
     blocks = rows * -(-columns // lane_count(dialect, value))
     group_size = rows_per_group(dialect)
-    return make_launch(
+    return LaunchSpec(
         f"{name}_columns",
         dialect,
         outputs=outputs,
@@ -186,4 +186,4 @@ def _columns_call(
         groups=-(-blocks // group_size),
         group_size=group_size,
         bounded=True,
-    )
+    ).launch()

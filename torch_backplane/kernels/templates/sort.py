@@ -5,8 +5,8 @@ number's place in the row behind them, in one integer of 64 bits; those of 64 bi
 
 `sort_runs` sorts runs of RUN keys, each in a work item; `merge_runs` merges pairs of runs, of which a work item writes
 a piece: where its piece begins in both runs is a binary search. Runs are cut to k keys, so that the first k of a row
-cost little more than reading it. Where a work item is a thread and few are wanted of many, `keep_runs` takes the place
-of `sort_runs`: a work item goes through a chunk of a row, and keeps the least k keys that it has seen.
+cost little more than reading it. Where few are wanted of many, processors have `cpu/keep_runs.py` in place of
+`sort_runs`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,12 @@ import torch
 
 from torch_backplane.kernels.dialects.base import Dialect, Value
 from torch_backplane.kernels.dtypes import facts, value_dtype
-from torch_backplane.kernels.target import Target
-from torch_backplane.kernels.templates.source import Launch, make_launch, split
+from torch_backplane.kernels.templates.source import Launch, LaunchSpec, split
 
 RUN = 16
 _SMALL_GROUP = 8
 # Keys that a work item writes when merging, where each is a thread's and where many are in lockstep.
 _LONG_PIECE, _SHORT_PIECE = 1024, 32
-_BLOCK = 16  # elements of which one look tells that none of them is to be kept
-_MOST_KEPT, _LEAST_CHUNK = 256, 4096  # keys that a work item keeps, and of how many
-_KEPT_PART = 8  # where no more than this part of a chunk is wanted
 
 
 @dataclass(frozen=True)
@@ -67,19 +63,6 @@ def first_runs(self: torch.Tensor, k: int) -> Runs:
     return new_runs(self, self.shape[0], cut_size(self.shape[1], RUN, min(RUN, k)), min(RUN, k))
 
 
-def suits_keeping(target: Target, size: int, k: int) -> bool:
-    """Whether the first `k` of rows of `size` are better found by `keep_runs` than by sorting more of them."""
-    return not target.simt and 0 < k <= _MOST_KEPT and _KEPT_PART * k <= size and size >= _LEAST_CHUNK // 4
-
-
-def kept_runs(target: Target, self: torch.Tensor, k: int) -> tuple[Runs, int]:
-    """What `keep_runs` writes for `self`, and the size of the chunks that it is to go through."""
-    rows, size = self.shape
-    chunks = max(1, min(-(-target.enough_groups // rows), size // max(_LEAST_CHUNK, _KEPT_PART * k)))
-    chunk = -(-size // chunks)
-    return new_runs(self, rows, cut_size(size, chunk, k), k), chunk
-
-
 def merged_runs(self: torch.Tensor, runs: Runs, k: int) -> Runs:
     """What `merge_runs` writes for `runs` of keys of `self`."""
     length = min(2 * runs.length, k)
@@ -104,7 +87,7 @@ def sort_runs(dialect: Dialect, runs: Runs, self: torch.Tensor, descending: bool
   uint64 keys_here[{RUN}]; {f"int places_here[{RUN}];" if apart else ""}
   for (int i = 0; i < {RUN}; ++i) {{
     if (begin + i < size) {{
-      const uint64 key = {"~" if descending else ""}key_of(load_self(row * size + begin + i)){"" if apart else _LOW};
+      const uint64 key = {"~" if descending else ""}key_of(load_self(row * size + begin + i)){"" if apart else LOW};
       {encode}
     }} else {{ {pad} }}
   }}
@@ -118,7 +101,7 @@ def sort_runs(dialect: Dialect, runs: Runs, self: torch.Tensor, descending: bool
     items = self.shape[0] * -(-size // RUN)
     integers = {"rows": runs.rows, "runs": -(-size // RUN), "size": size, "runs_size": runs.size}
     integers["length"] = runs.length
-    return make_launch(
+    return LaunchSpec(
         "sort_runs_" + ("descending" if descending else "ascending"),
         dialect,
         outputs=runs.tensors(),
@@ -130,79 +113,7 @@ def sort_runs(dialect: Dialect, runs: Runs, self: torch.Tensor, descending: bool
         body=body,
         items=items,
         group_size=dialect.target.small_group(_SMALL_GROUP),
-    )
-
-
-def keep_runs(dialect: Dialect, runs: Runs, self: torch.Tensor, chunk: int, descending: bool) -> Launch:
-    """The least keys of each chunk of the rows of self, sorted: a heap of them, whose greatest gives way to less."""
-    apart = runs.places is not None
-    key_type = "uint64" if apart else "uint"
-    key = f"({'~' if descending else ''}key_of(load_self(at + %s)){'' if apart else _LOW})"
-    entry = "key" if apart else "(uint64)key << 32 | (uint64)place"
-    less = "x < y || (x == y && v < w)" if apart else "x < y"
-
-    def places(text: str) -> str:
-        return text if apart else ""
-
-    body = f"""
-  {split("item", ["rows", "runs"], ["row", "run"])}
-  const index_t begin = run * chunk, here = min(chunk, size - begin), count = min(length, here);
-  const index_t at = row * size + begin, to = row * runs_size + run * length;
-  GLOBAL uint64* heap = keys + to; {places("GLOBAL int* heap_places = places + to;")}
-  #define LESS(x, v, y, w) ({less})
-  // Lets (x, v), which was at `root`, go down among the first `n`.
-  #define SINK(root, n, x, v) {{ \
-    index_t up = root; \
-    for (;;) {{ \
-      index_t down = 2 * up + 1; \
-      if (down >= n) break; \
-      if (down + 1 < n && LESS(heap[down], {places("heap_places[down]") or 0}, heap[down + 1], \
-          {places("heap_places[down + 1]") or 0})) ++down; \
-      if (!LESS(x, v, heap[down], {places("heap_places[down]") or 0})) break; \
-      heap[up] = heap[down]; {places("heap_places[up] = heap_places[down];")} up = down; \
-    }} \
-    heap[up] = x; {places("heap_places[up] = v;")} }}
-  for (index_t i = 0; i < count; ++i) {{
-    const {key_type} key = {key % "i"}; const index_t place = begin + i;
-    heap[i] = {entry}; {places("heap_places[i] = (int)place;")}
-  }}
-  for (index_t i = count / 2 - 1; i >= 0; --i) {{
-    const uint64 x = heap[i]; {places("const int v = heap_places[i];")} SINK(i, count, x, v)
-  }}
-  {key_type} most = ({key_type})(heap[0]{"" if apart else " >> 32"});
-  for (index_t i = count; i < here; i += {_BLOCK}) {{
-    if (i + {_BLOCK} <= here) {{
-      int any = 0;
-      for (int j = 0; j < {_BLOCK}; ++j) any |= {key % "i + j"} < most;
-      if (!any) continue;
-    }}
-    for (index_t j = i; j < min(i + {_BLOCK}, here); ++j) {{
-      const {key_type} key = {key % "j"}; const index_t place = begin + j;
-      if (key < most) {{ // of equal keys the first stays
-        const uint64 x = {entry}; {places("const int v = (int)place;")} SINK(0, count, x, v)
-        most = ({key_type})(heap[0]{"" if apart else " >> 32"});
-      }}
-    }}
-  }}
-  for (index_t i = count - 1; i > 0; --i) {{
-    const uint64 x = heap[i]; {places("const int v = heap_places[i];")}
-    heap[i] = heap[0]; {places("heap_places[i] = heap_places[0];")} SINK(0, i, x, v)
-  }}
-"""
-    integers = {"rows": runs.rows, "runs": runs.count, "size": self.shape[1], "runs_size": runs.size}
-    return make_launch(
-        "keep_runs_" + ("descending" if descending else "ascending"),
-        dialect,
-        outputs=runs.tensors(),
-        inputs={"self": self},
-        integers={**integers, "length": runs.length, "chunk": chunk},
-        value=value_dtype(self.dtype),
-        functions=key_function(dialect, value_dtype(self.dtype)),
-        types={"uint64": torch.uint64},
-        body=body,
-        items=runs.rows * runs.count,
-        group_size=1,
-    )
+    ).launch()
 
 
 def merge_runs(dialect: Dialect, merged: Runs, runs: Runs) -> Launch:
@@ -240,7 +151,7 @@ def merge_runs(dialect: Dialect, merged: Runs, runs: Runs) -> Launch:
 """
     integers = {"rows": runs.rows, "pairs": merged.count, "pieces": pieces, "piece": piece}
     integers |= {"size": runs.size, "length": runs.length, "merged_size": merged.size, "merged_length": merged.length}
-    return make_launch(
+    return LaunchSpec(
         "merge_runs",
         dialect,
         outputs=merged.tensors(),
@@ -251,7 +162,7 @@ def merge_runs(dialect: Dialect, merged: Runs, runs: Runs) -> Launch:
         body=body,
         items=runs.rows * merged.count * pieces,
         group_size=dialect.target.small_group(_SMALL_GROUP),
-    )
+    ).launch()
 
 
 def take_sorted(
@@ -267,7 +178,7 @@ def take_sorted(
   indices[item] = place;
 """
     integers = {"rows": runs.rows, "count": values.shape[1], "first": first, "runs_size": runs.size}
-    return make_launch(
+    return LaunchSpec(
         "take_sorted",
         dialect,
         outputs={"values": values, "indices": indices},
@@ -278,7 +189,7 @@ def take_sorted(
         body=body,
         items=values.numel(),
         group_size=dialect.target.small_group(_SMALL_GROUP),
-    )
+    ).launch()
 
 
 def network(size: int) -> list[tuple[int, int]]:
@@ -297,7 +208,7 @@ def network(size: int) -> list[tuple[int, int]]:
     return pairs
 
 
-_LOW = " & 0xffffffffu"
+LOW = " & 0xffffffffu"
 
 _ORDER = """
 #define ORDER(a, b) { \\

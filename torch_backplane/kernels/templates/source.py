@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -26,15 +27,22 @@ from torch_backplane.kernels.templates import spelling
 class Launch(NamedTuple):
     """A kernel and its arguments.
 
-    tensors are in the order of the kernel's output and input parameters, numbers in that of its scalar ones; items is
-    the number of work items, a multiple of group.
+    tensors are in the order of the kernel's output and input parameters, numbers in that of its scalar ones.
+    global_size, of work items, is a multiple of group_size.
     """
 
     kernel: Kernel
     tensors: tuple[torch.Tensor, ...]
     numbers: tuple[int | float, ...]
-    items: int
-    group: int
+    global_size: int
+    group_size: int
+
+
+class Operands(NamedTuple):
+    """Tensors by the names that a text has for them. Outputs may be read, too."""
+
+    outputs: Mapping[str, torch.Tensor]
+    inputs: Mapping[str, torch.Tensor]
 
 
 def named(prefix: str, values: Sequence[int]) -> dict[str, int]:
@@ -50,26 +58,9 @@ def extent(tensor: torch.Tensor) -> int:
     return 1 + furthest
 
 
-def make_launch(
-    name: str,
-    dialect: Dialect,
-    *,
-    outputs: Mapping[str, torch.Tensor],
-    inputs: Mapping[str, torch.Tensor],
-    integers: Mapping[str, int],
-    body: str,
-    groups: int | None = None,
-    items: int | None = None,
-    value: torch.dtype,
-    numbers: Mapping[str, tuple[torch.dtype, int | float]] | None = None,
-    types: Mapping[str, torch.dtype] | None = None,
-    functions: str = "",
-    constants: Mapping[str, int | str] | None = None,
-    group_size: int | None = None,
-    strided: Collection[str] = (),
-    bounded: bool = False,
-) -> Launch:
-    """The launch of the kernel `name` whose statements are `body`.
+@dataclass(frozen=True, eq=False)
+class LaunchSpec:
+    """What the launch of the kernel `name` is made of, whose statements are `body`.
 
     Args:
         outputs, inputs: tensors by the names that the text has for them. Outputs may be read, too.
@@ -84,70 +75,96 @@ def make_launch(
         strided: the tensors whose strides the text knows, by `integers`. All others have to be contiguous.
         bounded: the body does nothing in groups beyond the last. With `items` it is so anyhow.
     """
-    numbers, tensors = numbers or {}, {**outputs, **inputs}
-    group_size = group_size or dialect.target.group_size
-    extents = []
-    for tensor_name, tensor in tensors.items():
-        if tensor_name in strided:
-            extents.append(extent(tensor))
-        elif tensor.is_contiguous():
-            extents.append(tensor.numel())
-        else:
-            raise AssertionError(f"{name} takes {tensor_name} for contiguous, which has strides {tensor.stride()}")
-    if items is not None:
-        groups, integers = -(-items // group_size), {"items": items, **integers}
-        body = f"const index_t item = (index_t)GROUP * {group_size} + ITEM;\n  if (item >= items) return;\n{body}"
-    if groups is None:
-        raise TypeError(f"{name} needs groups or items")
-    wide = is_wide(groups * group_size, *integers.values(), *extents)
-    kernel = _kernel(
-        name,
-        dialect,
-        tuple([(one, tensor.dtype, one in outputs) for one, tensor in tensors.items()]),
-        tuple(integers),
-        tuple([(one, dtype) for one, (dtype, _) in numbers.items()]),
-        (("index_t", torch.int64 if wide else torch.int32), ("value_t", value), *(types or {}).items()),
-        functions,
-        tuple([(constant, str(text)) for constant, text in (constants or {}).items()]),
-        body,
-        group_size,
-        bounded or items is not None,
-    )
-    arguments = (*integers.values(), *(number for _, number in numbers.values()))
-    return Launch(kernel, tuple(tensors.values()), arguments, groups * group_size, group_size)
+
+    name: str
+    dialect: Dialect
+    _: KW_ONLY
+    outputs: Mapping[str, torch.Tensor]
+    inputs: Mapping[str, torch.Tensor]
+    integers: Mapping[str, int]
+    body: str
+    value: torch.dtype
+    groups: int | None = None
+    items: int | None = None
+    numbers: Mapping[str, tuple[torch.dtype, int | float]] | None = None
+    types: Mapping[str, torch.dtype] | None = None
+    functions: str = ""
+    constants: Mapping[str, int | str] | None = None
+    group_size: int | None = None
+    strided: Collection[str] = ()
+    bounded: bool = False
+
+    def launch(self) -> Launch:
+        numbers, tensors = self.numbers or {}, {**self.outputs, **self.inputs}
+        group_size = self.group_size or self.dialect.target.group_size
+        body, groups, integers = self.body, self.groups, self.integers
+        if self.items is not None:
+            groups, integers = -(-self.items // group_size), {"items": self.items, **integers}
+            body = f"const index_t item = (index_t)GROUP * {group_size} + ITEM;\n  if (item >= items) return;\n{body}"
+        if groups is None:
+            raise TypeError(f"{self.name} needs groups or items")
+        extents = [self._extent(name, tensor) for name, tensor in tensors.items()]
+        wide = is_wide(groups * group_size, *integers.values(), *extents)
+        types = {"index_t": torch.int64 if wide else torch.int32, "value_t": self.value, **(self.types or {})}
+        text = _Text(
+            self.name,
+            self.dialect,
+            tuple([(one, tensor.dtype, one in self.outputs) for one, tensor in tensors.items()]),
+            tuple(integers),
+            tuple([(one, dtype) for one, (dtype, _) in numbers.items()]),
+            tuple(types.items()),
+            self.functions,
+            tuple([(constant, str(text)) for constant, text in (self.constants or {}).items()]),
+            body,
+            group_size,
+            self.bounded or self.items is not None,
+        )
+        arguments = (*integers.values(), *(number for _, number in numbers.values()))
+        return Launch(_kernel(text), tuple(tensors.values()), arguments, groups * group_size, group_size)
+
+    def _extent(self, name: str, tensor: torch.Tensor) -> int:
+        if name in self.strided:
+            return extent(tensor)
+        if tensor.is_contiguous():
+            return tensor.numel()
+        raise AssertionError(f"{self.name} takes {name} for contiguous, which has strides {tensor.stride()}")
+
+
+class _Text(NamedTuple):
+    """What a kernel's text depends on; tensors are (name, dtype, whether it is written)."""
+
+    name: str
+    dialect: Dialect
+    tensors: tuple[tuple[str, torch.dtype, bool], ...]
+    integers: tuple[str, ...]
+    numbers: tuple[tuple[str, torch.dtype], ...]
+    types: tuple[tuple[str, torch.dtype], ...]
+    functions: str
+    constants: tuple[tuple[str, str], ...]
+    body: str
+    group_size: int
+    bounded: bool
 
 
 @lru_cache(maxsize=1024)
-def _kernel(
-    name: str,
-    dialect: Dialect,
-    tensors: tuple[tuple[str, torch.dtype, bool], ...],
-    integers: tuple[str, ...],
-    numbers: tuple[tuple[str, torch.dtype], ...],
-    types: tuple[tuple[str, torch.dtype], ...],
-    functions: str,
-    constants: tuple[tuple[str, str], ...],
-    body: str,
-    group_size: int,
-    bounded: bool,
-) -> Kernel:
-    """What `make_launch` describes; tensors are (name, dtype, whether it is written)."""
-    aliases = dict(types)
-    used = {*(dtype for _, dtype, _ in tensors), *(dtype for _, dtype in numbers), *aliases.values()}
+def _kernel(of: _Text) -> Kernel:
+    dialect, tensors, functions, body = of.dialect, of.tensors, of.functions, of.body
+    aliases = dict(of.types)
+    used = {*(dtype for _, dtype, _ in tensors), *(dtype for _, dtype in of.numbers), *aliases.values()}
     outputs = [dtype for _, dtype, written in tensors if written]
     inputs = [dtype for _, dtype, written in tensors if not written]
     parameters = [Parameter("output", dtype, i) for i, dtype in enumerate(outputs)]
     parameters += [Parameter("input", dtype, i) for i, dtype in enumerate(inputs)]
-    parameters += [Parameter("scalar", aliases["index_t"], i) for i in range(len(integers))]
-    parameters += [Parameter("scalar", dtype, len(integers) + i) for i, (_, dtype) in enumerate(numbers)]
+    parameters += [Parameter("scalar", aliases["index_t"], i) for i in range(len(of.integers))]
+    parameters += [Parameter("scalar", dtype, len(of.integers) + i) for i, (_, dtype) in enumerate(of.numbers)]
     declared: list[str] = []
     pointers: list[str] = []
     for tensor, dtype, written in tensors:
         declared += dialect.buffer_parameters(tensor, dtype, written)
         pointers += dialect.buffer_pointer(tensor, dtype, written)
-    declared += [f"const index_t {integer}" for integer in integers]
+    declared += [f"const index_t {integer}" for integer in of.integers]
     # A bool arrives as a byte that is 0 or 1.
-    for number, dtype in numbers:
+    for number, dtype in of.numbers:
         kind = dialect.storage_type(dtype) if dtype == torch.bool else dialect.type(dtype)
         declared.append(f"const {kind} {number}")
 
@@ -155,8 +172,8 @@ def _kernel(
     parts = [
         dialect.header(frozenset(used), functions + body),
         spelling.macros(dialect, functions + body),
-        *(f"typedef {dialect.type(dtype)} {alias};" for alias, dtype in types),
-        *(f"#define {constant} {text}" for constant, text in constants),
+        *(f"typedef {dialect.type(dtype)} {alias};" for alias, dtype in of.types),
+        *(f"#define {constant} {text}" for constant, text in of.constants),
         *(_access(dialect, tensor, dtype) for tensor, dtype, _ in tensors),
     ]
     if lanes:
@@ -165,10 +182,10 @@ def _kernel(
         parts.append(spelling.lane_functions(dialect, frozenset(used), value))
         parts += [spelling.lane_access(dialect, tensor, dtype, value) for tensor, dtype, _ in tensors]
     parts += [spelling.pointers(dialect, tensor, dtype) for tensor, dtype, _ in tensors if f"{tensor}_pointer" in body]
-    entry = entry_point(name)
-    parts += [functions, dialect.kernel(entry, declared, group_size, [*pointers, body], bounded)]
-    shared = local_bytes(functions + body, aliases, dict(constants))
-    return Kernel(entry, "\n".join(parts), tuple(parameters), None, group_size, shared)
+    entry = entry_point(of.name)
+    parts += [functions, dialect.kernel(entry, declared, of.group_size, [*pointers, body], of.bounded)]
+    shared = local_bytes(functions + body, aliases, dict(of.constants))
+    return Kernel(entry, "\n".join(parts), tuple(parameters), None, of.group_size, shared)
 
 
 _LOCAL = re.compile(r"\bLOCAL (\w+) ([^;]+);")

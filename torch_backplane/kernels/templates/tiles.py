@@ -15,7 +15,7 @@ import torch
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import facts, value_dtype
 from torch_backplane.kernels.target import Target
-from torch_backplane.kernels.templates.source import Launch, make_launch, split, substitute
+from torch_backplane.kernels.templates.source import Launch, LaunchSpec, split, substitute
 
 # A group of SIDE × SIDE work items computes SIDE × SIDE × PER_ITEM × PER_ITEM results, DEPTH products at a time.
 PER_ITEM, DEPTH, SIDES = 4, 16, (16, 8, 4)
@@ -264,7 +264,7 @@ def add_parts(
   {"store_added_lost(item, sum_lost);" if kind.loses else ""}
 """
         launches.append(
-            make_launch(
+            LaunchSpec(
                 f"{name}_sum_chunks",
                 dialect,
                 outputs={f"added_{one}": tensor for one, tensor in added.items()},
@@ -273,7 +273,7 @@ def add_parts(
                 value=kind.value,
                 body=body,
                 items=results * chunks,
-            )
+            ).launch()
         )
         given, parts = added, chunks
     sizes, names = [f"size{d}" for d in range(4)], [f"at{d}" for d in range(4)]
@@ -288,7 +288,7 @@ def add_parts(
   store_out({out_at}, WITH_C({c_at}) TOTAL(sum));
 """
     launches.append(
-        make_launch(
+        LaunchSpec(
             f"{name}_sum",
             dialect,
             outputs={"out": out},
@@ -300,7 +300,7 @@ def add_parts(
             body=body,
             items=results,
             strided={"out", "c"},
-        )
+        ).launch()
     )
     return launches
 
@@ -309,3 +309,15 @@ def _loop(first: str, end: str, kind: Summed) -> str:
     lost = "sum_lost += load_lost(part * results + at);" if kind.loses else ""
     return f"""SUM(sum);
   for (index_t part = {first}; part < {end}; ++part) {{ ADD(sum, load_sums(part * results + at)) {lost} }}"""
+
+
+def batch_start(tensor: str) -> str:
+    """Where the matrix of this batch begins."""
+    return f"batch / inner_batches * {tensor}_outer + batch % inner_batches * {tensor}_inner"
+
+
+def store_result(i: str, j: str, value: str) -> str:
+    return (
+        f"if ({i} < rows && {j} < columns) store_out({batch_start('out')} + ({i}) * out_row + ({j}) * out_column, "
+        f"WITH_C({batch_start('c')} + ({i}) * c_row + ({j}) * c_column) {value});"
+    )

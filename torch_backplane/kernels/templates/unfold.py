@@ -14,7 +14,7 @@ import torch
 
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import value_dtype
-from torch_backplane.kernels.templates.source import Launch, make_launch, named, split
+from torch_backplane.kernels.templates.source import Launch, LaunchSpec, named, split
 
 _SMALL_GROUP = 8
 _RUN = 64  # elements of a row for each work item
@@ -85,7 +85,7 @@ def unfold(dialect: Dialect, columns: torch.Tensor, image: torch.Tensor, windows
 """
     integers = {"batch": batch, "channels": channels, "runs": runs}
     integers |= {"columns_batch": columns.stride(0), "columns_row": columns.stride(1), **windows.integers()}
-    return make_launch(
+    return LaunchSpec(
         f"unfold{rank}",
         dialect,
         outputs={"columns": columns},
@@ -96,7 +96,7 @@ def unfold(dialect: Dialect, columns: torch.Tensor, image: torch.Tensor, windows
         items=items,
         group_size=dialect.target.small_group(_SMALL_GROUP),
         strided=_rows_apart(columns),
-    )
+    ).launch()
 
 
 def fold(
@@ -127,7 +127,7 @@ def fold(
 """
     integers = {"batch": batch, "channels": channels}
     integers |= {"columns_batch": columns.stride(0), "columns_row": columns.stride(1), **windows.integers()}
-    return make_launch(
+    return LaunchSpec(
         f"fold{rank}",
         dialect,
         outputs={"image": image},
@@ -137,7 +137,7 @@ def fold(
         body=body,
         items=image.numel(),
         strided=_rows_apart(columns),
-    )
+    ).launch()
 
 
 def _rows_apart(columns: torch.Tensor) -> set[str]:

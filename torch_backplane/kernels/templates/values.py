@@ -10,7 +10,7 @@ import torch
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates import errors as error_words
-from torch_backplane.kernels.templates.source import Launch, make_launch
+from torch_backplane.kernels.templates.source import Launch, LaunchSpec
 
 # Elements that a work item looks at; fewer, in lockstep, where the items do not fill the device then. It says what it
 # found once, behind a loop without branches.
@@ -43,7 +43,7 @@ def check_values(dialect: Dialect, checks: Sequence[Check], errors: torch.Tensor
     if dialect.target.simt:
         items = min(most, max(items, dialect.target.enough_groups * group))
     dtypes = {value_dtype(tensor.dtype) for tensor in inputs.values()}
-    return make_launch(
+    return LaunchSpec(
         "check_values",
         dialect,
         outputs={"errors": errors},
@@ -55,7 +55,7 @@ def check_values(dialect: Dialect, checks: Sequence[Check], errors: torch.Tensor
         items=items,
         group_size=group,
         strided=inputs,  # looked at in the order of memory
-    )
+    ).launch()
 
 
 def _look(dialect: Dialect, number: int, holds: str) -> str:

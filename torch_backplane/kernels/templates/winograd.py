@@ -14,7 +14,7 @@ import torch
 
 from torch_backplane.kernels.dialects.base import Dialect
 from torch_backplane.kernels.dtypes import value_dtype
-from torch_backplane.kernels.templates.source import Launch, make_launch, split
+from torch_backplane.kernels.templates.source import Launch, LaunchSpec, split
 from torch_backplane.kernels.templates.unfold import Windows
 
 POINTS = 16  # numbers that a window, and what is below it in a tile of results, is transformed to
@@ -60,7 +60,7 @@ def transform_weight(
 """
     integers = {"groups": groups, "rows": rows, "depth": depth}
     integers |= {"group_step": of_values * of_group * taps, "row_step": row, "deep_step": deep}
-    return make_launch(
+    return LaunchSpec(
         f"winograd_weight{'_of_image' if of_image else ''}",
         dialect,
         outputs={"to": to},
@@ -69,7 +69,7 @@ def transform_weight(
         value=value_dtype(weight.dtype),
         body=body,
         items=weight.shape[0] * of_group,
-    )
+    ).launch()
 
 
 def transform_image(dialect: Dialect, to: torch.Tensor, image: torch.Tensor, windows: Windows) -> Launch:
@@ -97,7 +97,7 @@ def transform_image(dialect: Dialect, to: torch.Tensor, image: torch.Tensor, win
     integers, items = _each_tile(image, windows)
     integers |= {"image_rows": windows.image[0], "image_columns": windows.image[1]}
     integers |= {"padding_row": windows.padding[0], "padding_column": windows.padding[1]}
-    return make_launch(
+    return LaunchSpec(
         "winograd_image",
         dialect,
         outputs={"to": to},
@@ -106,7 +106,7 @@ def transform_image(dialect: Dialect, to: torch.Tensor, image: torch.Tensor, win
         value=value_dtype(image.dtype),
         body=body,
         items=items,
-    )
+    ).launch()
 
 
 def transform_results(
@@ -135,7 +135,7 @@ def transform_results(
 """
     integers, items = _each_tile(out, windows)
     integers |= {"places_rows": windows.places[0], "places_columns": windows.places[1]}
-    return make_launch(
+    return LaunchSpec(
         "winograd_results",
         dialect,
         outputs={"out": out},
@@ -144,7 +144,7 @@ def transform_results(
         value=value_dtype(out.dtype),
         body=body,
         items=items,
-    )
+    ).launch()
 
 
 _TILE_OF_ITEM = split(

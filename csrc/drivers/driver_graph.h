@@ -1,0 +1,50 @@
+// Graphs of a driver's own: the functions of its C launcher, and how a captured list of commands becomes one.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "devices/device.h"
+#include "drivers/driver_memory.h"
+#include "drivers/driver_object.h"
+#include "drivers/driver_stream.h"
+
+namespace backplane {
+
+// As docs/write-a-driver.md declares it.
+struct CCommand {
+  enum Kind : uint64_t { Launch, Copy, Fill, HostCallback };
+
+  uint64_t kind;
+  const uint64_t* after; // indices of the commands that it depends on
+  uint64_t after_count;
+  // A launch.
+  void* kernel;
+  uint64_t items[3];
+  uint64_t group[3];
+  const CArgument* arguments;
+  uint64_t argument_count;
+  // A copy, or a fill of `to`.
+  void* to;
+  uint64_t to_offset;
+  void* from;
+  uint64_t from_offset;
+  uint64_t bytes;
+  int value;
+  // A host callback.
+  void (*function)(void* argument);
+  void* argument;
+};
+
+struct GraphFunctions {
+  int (*create)(const CCommand* commands, uint64_t count, void** graph);
+  int (*update)(void* graph, const CCommand* commands, uint64_t count, int* updated);
+  int (*launch)(void* graph, void* queue);
+  int (*destroy)(void* graph);
+};
+
+// Null where the launcher has no graphs, and for commands that they do not take. The rest lives as long as the process.
+std::unique_ptr<NativeGraph> make_driver_graph(
+    c10::ArrayRef<GraphCommand> commands, DriverObject& driver, const DriverMemory& memory, DriverStreams& streams);
+
+} // namespace backplane

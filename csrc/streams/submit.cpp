@@ -1,0 +1,82 @@
+#include "streams/submit.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <utility>
+
+#include "devices/device.h"
+#include "devices/ending.h"
+#include "devices/profile.h"
+#include "devices/verbose.h"
+#include "streams/device_errors.h"
+#include "streams/stream.h"
+
+namespace backplane {
+namespace {
+
+// A host function whose errors go to the stream, and which does not begin once the process ends.
+class Guarded final : public HostFunction {
+ public:
+  Guarded(std::shared_ptr<const HostFunction> function, c10::Stream stream)
+      : function_(std::move(function)), stream_(stream) {}
+
+  void run(char* const* memory, const uint64_t* numbers) const override {
+    const HostCall call;
+    if (!call.may_run()) {
+      return;
+    }
+    try {
+      if (is_operator()) {
+        function_->run(memory, numbers);
+      } else {
+        said(
+            [&] { function_->run(memory, numbers); },
+            [&] { return c10::str("bp:", static_cast<int>(stream_.device_index()), " host ", function_->text()); });
+      }
+    } catch (const std::exception& error) {
+      report_error(stream_, error);
+    }
+  }
+  const std::string& name() const override {
+    return function_->name();
+  }
+  bool is_operator() const override {
+    return function_->is_operator();
+  }
+
+ private:
+  const std::shared_ptr<const HostFunction> function_;
+  const c10::Stream stream_;
+};
+
+} // namespace
+
+std::shared_ptr<const HostFunction> guarded(std::shared_ptr<const HostFunction> function, c10::Stream stream) {
+  return std::make_shared<Guarded>(std::move(function), stream);
+}
+
+Submitter::Submitter(c10::Stream stream)
+    : stream_(stream),
+      capture_(Capture::of(stream)),
+      queue_(capture_ == nullptr ? stream_handle(stream) : nullptr) {}
+
+void Submitter::submit(
+    const Command& command, c10::ArrayRef<RandomNumber> random, const c10::Storage& pinned) const {
+  if (C10_LIKELY(capture_ == nullptr)) {
+    submit_now(stream_, queue_, command);
+  } else {
+    capture_->add(stream_, command, random, pinned);
+  }
+}
+
+void submit_now(c10::Stream stream, StreamHandle queue, const Command& command) {
+  Device& owner = device(stream.device_index());
+  const ProfiledCommand profiled(stream.device_index(), queue, command);
+  if (const auto* callback = std::get_if<HostCallback>(&command)) {
+    owner.submit(HostCallback{guarded(callback->function, stream), callback->memory, callback->numbers}, queue);
+  } else {
+    owner.submit(command, queue);
+  }
+}
+
+} // namespace backplane

@@ -1,0 +1,292 @@
+"""The slot for libraries that a driver brings (torch_backplane.drivers.libraries): a device with two, one with none.
+
+The driver is examples/drivers/plain_c with matrix products in C: «First» takes up to 8 rows, «Second» has a workspace.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import driver_packages
+import forked
+import pytest
+
+from torch_backplane.drivers.libraries import FAMILIES
+
+pytestmark = pytest.mark.skipif(
+    shutil.which(os.environ.get("CC", "cc")) is None, reason="there is no C compiler, neither cc nor what CC names"
+)
+
+Run = Callable[..., str]
+
+DRIVER = '''
+import ctypes, torch
+from driver_plain_c_module import PlainCDevice, address, built
+from torch_backplane.drivers import Driver, Library, Routine
+
+library = built("""
+#include <stdint.h>
+#include <string.h>
+typedef struct { char* memory; uint64_t offset; const void* data; uint64_t bytes; } argument_t;
+uint64_t called[2], workspace;
+int answers[2];
+
+static float* at(const argument_t* given) { return (float*)(given->memory + given->offset); }
+static int product(int which, const argument_t* given) {
+  ++called[which];
+  if (answers[which]) return answers[which];
+  float *c = at(given), *a = at(given + 1), *b = at(given + 2);
+  const float alpha = *(const float*)given[3].data, beta = *(const float*)given[4].data;
+  int64_t n[12];
+  for (int i = 0; i < 12; ++i) n[i] = *(const int64_t*)given[5 + i].data;
+  for (int64_t i = 0; i < n[0]; ++i, c += n[9], a += n[10], b += n[11])
+    for (int64_t row = 0; row < n[1]; ++row)
+      for (int64_t column = 0; column < n[2]; ++column) {
+        float sum = 0;
+        for (int64_t k = 0; k < n[3]; ++k)
+          sum += a[n[7] ? k * n[5] + row : row * n[5] + k] * b[n[8] ? column * n[6] + k : k * n[6] + column];
+        float* result = c + row * n[4] + column;
+        *result = alpha * sum + (beta == 0 ? 0 : beta * *result);
+      }
+  return 0;
+}
+int first(void* queue, const argument_t* given, uint64_t count) { return count == 17 ? product(0, given) : -1; }
+int second(void* queue, const argument_t* given, uint64_t count) {
+  if (count != 19) return -1;
+  workspace = *(const int64_t*)given[18].data;
+  if (workspace) memset(at(given + 17), 255, workspace);
+  else if (given[17].memory) return -2;
+  return product(1, given);
+}
+""")
+
+called = (ctypes.c_uint64 * 2).in_dll(library, "called")
+answers = (ctypes.c_int * 2).in_dll(library, "answers")
+workspace = ctypes.c_uint64.in_dll(library, "workspace")
+costs = [0, 0]
+
+def at_most_8_rows(dtype, rows, **rest):
+    return None if rows <= 8 else "takes up to 8 rows"
+
+def scratch(dtype, rows, columns, **rest):
+    return (rows - 3) * columns
+
+def routine(function, which, **queries):
+    return Routine(addresses={torch.float32: address(function)}, cost=lambda dtype, **rest: costs[which], **queries)
+
+FIRST = Library(
+    name="First", routines={"matmul": routine(library.first, 0, guard=at_most_8_rows)}, explain={7: "no room"}.get
+)
+SECOND = Library(
+    name="Second",
+    routines={"matmul": routine(library.second, 1, workspace=scratch)},
+)
+
+class LibraryDevice(PlainCDevice):
+    libraries = [FIRST, SECOND]
+
+class LibraryDriver(Driver):
+    def devices(self): return [LibraryDevice()]
+'''
+
+PREAMBLE = '''
+import torch, warnings
+from torch_backplane import drivers, plans, preferences
+torch.accelerator.device_count()
+from torch_backplane.operators import library_products
+import driver_libraries_module as driver
+warnings.simplefilter("error")
+
+def close(function, *given):
+    found = function(*(one.to("bp") for one in given))
+    torch.testing.assert_close(found.cpu(), function(*given), atol=1e-4, rtol=1e-4)
+
+def calls():
+    """Of each library since the last call of this."""
+    found = list(driver.called)
+    driver.called[:] = [0, 0]
+    return found
+'''
+
+
+def install(site: Path, source: str = DRIVER) -> None:
+    plain_c = (driver_packages.EXAMPLES / "plain_c" / "plain_c_driver.py").read_text(encoding="utf-8")
+    driver_packages.install(site, "plain_c", plain_c, "PlainCDriver")
+    driver_packages.install(site, "libraries", source, "LibraryDriver", "driver_libraries")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """run(code, driver) on the device with libraries."""
+    install(tmp_path)
+
+    def call(code: str, driver: str = "libraries") -> str:
+        result = forked.run(PREAMBLE + code, tmp_path, TORCH_BACKPLANE_DRIVERS=driver)
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout
+
+    return call
+
+
+def test_the_first_that_takes_a_call_computes_it(run: Run) -> None:
+    run("""
+def product(rows, batch=()):
+    return torch.randn(*batch, rows, 5), torch.randn(*batch, 5, 6)
+
+for rows, batch, expected in ((8, (), [1, 0]), (9, (), [0, 1]), (3, (2,), [1, 0]), (11, (2,), [0, 1])):
+    a, b = product(rows, batch)
+    close(torch.matmul, a, b)
+    assert calls() == expected, (rows, batch)
+    assert expected[0] or driver.workspace.value == (rows - 3) * 6
+a, b = product(9)
+close(lambda a, b: torch.addmm(torch.ones(6, device=a.device), a, b, beta=2, alpha=3), a, b)
+close(lambda a, b: a.t().contiguous().t() @ b.t().contiguous().t(), a, b)
+assert calls() == [0, 2]
+close(torch.matmul, torch.randn(3, 5), torch.randn(5, 9).t().contiguous().t())
+assert calls() == [1, 0]
+close(torch.mm, a.double(), b.double())
+assert calls() == [0, 0]
+""")
+
+
+def test_sizes_on_both_sides_of_a_guard_have_plans(run: Run) -> None:
+    run("""
+plans.set_mode("check")
+for rows in (4, 7, 8, 9, 12, 5, 31, 8, 3):
+    close(torch.mm, torch.randn(rows, 5), torch.randn(5, 6))
+    assert calls() == ([1, 0] if rows <= 8 else [0, 1]), rows
+""")
+
+
+def test_a_workspace_may_be_nothing_and_is_limited(run: Run) -> None:
+    run("""
+drivers.device(0).libraries = [driver.SECOND]
+close(torch.mm, torch.randn(3, 5), torch.randn(5, 6))
+assert calls() == [0, 1] and driver.workspace.value == 0
+for limit, expected in ((36, [0, 1]), (35, [0, 0])):
+    preferences.set_workspace(limit)
+    close(torch.mm, torch.randn(9, 5), torch.randn(5, 6))
+    assert calls() == expected, limit
+""")
+
+
+def test_the_cheapest_candidate_runs(run: Run) -> None:
+    run("""
+for rows, which in ((4, 0), (9, 1)):
+    for cost, expected in ((10**15, 0), (0, 1)):
+        driver.costs[which] = cost
+        torch.backends.bp.preferred_blas_library("generated")  # plans are made anew
+        torch.backends.bp.preferred_blas_library("default")
+        close(torch.mm, torch.randn(rows, 5), torch.randn(5, 6))
+        assert sum(calls()) == expected, (rows, cost)
+driver.costs[1] = 10**15
+torch.backends.bp.preferred_blas_library("driver")
+close(torch.mm, torch.randn(9, 5), torch.randn(5, 6))
+assert calls() == [0, 1]
+""")
+
+
+def test_a_library_that_fails_is_warned_of_once_and_the_next_computes(run: Run) -> None:
+    run("""
+a, b = torch.randn(4, 5), torch.randn(5, 6)
+
+def said(function, *given):
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            close(function, *given)
+        close(function, torch.cat([given[0]] * 2), given[1])
+    return [str(one.message) for one in found]
+
+driver.answers[0] = 7
+(message,) = said(torch.mm, a, b)
+assert message.startswith("matrix products go on without First on bp:0: "), message
+assert "no room" in message
+assert calls() == [1, 4]
+driver.answers[:] = [0, 9]
+torch.backends.bp.preferred_blas_library("driver")  # the same plans, and others
+torch.backends.bp.preferred_blas_library("default")
+(message,) = said(torch.mm, torch.randn(10, 5), b)
+assert message.startswith("products go on without the driver's library: "), message
+assert calls() == [0, 1]
+""")
+
+
+def test_a_device_without_libraries(run: Run) -> None:
+    said = run(
+        """
+a, b = torch.randn(4, 5), torch.randn(5, 6)
+close(torch.mm, a, b)
+warnings.simplefilter("default")
+torch.backends.bp.preferred_blas_library("driver")
+close(torch.mm, a, b)
+assert calls() == [0, 0]
+print(library_products.why_not(a.to("bp")))
+""",
+        driver="plain_c",
+    )
+    assert said == "is not there for this device\n"
+
+
+def test_families_without_a_planner_are_accepted_and_warned_of(tmp_path: Path) -> None:
+    unplanned = [name for name, family in FAMILIES.items() if not family.memory]
+    assert unplanned
+    change = f"FIRST.routines.update(dict.fromkeys({unplanned}, FIRST.routines['matmul']))"
+    install(tmp_path, f"{DRIVER}\n{change}")
+    result = forked.run("import torch; print(torch.ones(2, device='bp').tolist())", tmp_path,
+                        TORCH_BACKPLANE_DRIVERS="libraries")  # fmt: skip
+    assert (result.returncode, result.stdout) == (0, "[1.0, 1.0]\n")
+    for name in unplanned:
+        assert f"no planner calls {name} routines yet: the library First has one" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("libraries", "message"),
+    [
+        ("FIRST", "LibraryDevice.libraries is Library("),
+        ("['blas']", "LibraryDevice.libraries has 'blas', and each must be a Library"),
+        ("[FIRST, FIRST]", "LibraryDevice.libraries has the library First more than once"),
+        ("[Library(name='', routines=FIRST.routines)]", "Library.name is '', and must be a string that is not empty"),
+        ("[Library(name='L', routines={})]", "the library L has the routines {}, and needs a dictionary by families"),
+        (
+            "[Library(name='L', routines={'gemm': 1})]",
+            f"the library L has a routine for 'gemm'; the families are {', '.join(FAMILIES)}",
+        ),
+        ("[Library(name='L', routines={'matmul': 7})]", "matmul routine of the library L is 7, and must be a Routine"),
+        ("[Library(name='L', routines=FIRST.routines, explain=7)]", "explain of the library L is 7"),
+        ("[made(addresses={})]", "matmul routine of the library L has the addresses {}, and needs one for each dtype"),
+        ("[made(addresses={'float32': 1})]", "has the addresses {'float32': 1}, and needs one for each dtype"),
+        ("[made(addresses={torch.float32: 0})]", "has the address 0 for torch.float32, and needs one above 0"),
+        ("[made(guard=1)]", "has the guard 1, and it must be a function of a call, or None"),
+        ("[made(workspace=64)]", "has the workspace 64, and it must be a function of a call, or None"),
+        ("[made(cost='none')]", "has the cost 'none', and it must be a function of a call, or None"),
+        ("[made(cache=[])]", "has a cache without size, max_size, set_max_size"),
+    ],
+)
+def test_what_breaks_the_contract_is_refused(tmp_path: Path, libraries: str, message: str) -> None:
+    source = f"""{DRIVER}
+def made(**changed):
+    return Library(name="L", routines={{"matmul": Routine(**{{"addresses": {{torch.float32: 1}}}} | changed)}})
+LibraryDevice.libraries = {libraries}
+"""
+    install(tmp_path, source)
+    code = "import torch; print(torch.accelerator.device_count())"
+    result = forked.run(code, tmp_path, TORCH_BACKPLANE_DRIVERS="libraries")
+    assert (result.returncode, result.stdout) == (0, "0\n"), result.stderr
+    assert message in result.stderr
+
+
+def test_libraries_need_a_native_launcher(tmp_path: Path) -> None:
+    source = """
+from torch_backplane.drivers import Library, Routine
+import torch
+MinimalDevice.libraries = [Library(name="L", routines={"fft": Routine(addresses={torch.float32: 1})})]
+"""
+    driver_packages.install(tmp_path, "minimal", driver_packages.MINIMAL + source, "MinimalDriver")
+    code = "import torch; print(torch.accelerator.device_count())"
+    result = forked.run(code, tmp_path, TORCH_BACKPLANE_DRIVERS="minimal")
+    assert result.stdout == "0\n", result.stderr
+    assert "MinimalDevice has libraries, whose routines need a native queue, and no native_launcher" in result.stderr

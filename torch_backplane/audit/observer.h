@@ -1,0 +1,444 @@
+// Counts what launches do with memory: an observer of the interpreter (interpreter/interpreter.h).
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "interpreter.h"
+
+namespace observer {
+namespace {
+
+// --- what Python sees: driver.py has the same structures -------------------------------------------------------------
+
+constexpr int kMostOperands = 64;
+
+struct Settings {
+  uint64_t subgroup;       // work items of a warp
+  uint64_t sector;         // bytes that memory moves at least
+  uint64_t cache_sectors;  // how many a group finds again that it had before
+  uint64_t banks;          // of local memory, 4 bytes each
+  uint64_t samples;        // groups of a launch that are looked at
+  uint64_t most_records;   // accesses of such a group
+  uint64_t counts;         // whether anything is counted; if not, launches only compute
+  uint64_t computes;       // which groups do: all (0), those that are looked at (1), none (2)
+};
+
+struct Operand {
+  double sectors;  // moved, all groups together
+  uint64_t first;  // addresses that were touched
+  uint64_t last;
+  uint64_t samples;  // groups that did, of those that were looked at
+};
+
+struct Summary {
+  uint64_t kernel;  // its number; 0: a copy, or a fill, of `bytes`
+  uint64_t bytes;
+  uint64_t group;  // work items
+  uint64_t groups;
+  uint64_t sampled;
+  uint64_t chain;         // accesses of one item, one after another, and of those it waits for
+  uint64_t chain_global;  // those of them to device memory
+  uint64_t barriers;      // of a group, at most
+  uint64_t divergent;     // groups with a barrier that some items do not get to
+  double accesses;        // of items to device memory, and to local memory; all groups together
+  double local_accesses;
+  double requests;       // of warps to device memory
+  double sectors;        // that these touch, and the least for as many bytes
+  double least_sectors;
+  double local_turns;    // that local memory takes for what warps want of it, and the least
+  double least_local_turns;
+  uint64_t operands;
+  Operand operand[kMostOperands];
+};
+
+// --- state: one launch at a time -----------------------------------------------------------------------------------
+
+struct Record {
+  uint64_t address;
+  uint64_t time;  // the phase (between barriers), and the number of the access in it
+  uint32_t item;
+  uint32_t instruction;
+  uint32_t repetition;  // how often the item came there before
+  uint8_t size;
+  bool local;
+};
+
+Settings settings{32, 32, 512, 32, 16, 1 << 18, 0, 0};
+std::vector<Summary> summaries;
+std::vector<Record> records;
+
+Summary summary;  // of the launch
+uint64_t item_global = 0, item_local = 0;  // accesses of the item since it got past a barrier
+uint64_t phase = 0;                        // of the group: barriers that it got past
+bool recording = false;
+uint64_t group_accesses = 0, group_local = 0;  // of a sampled group, also those that are not recorded
+Operand operands[kMostOperands];               // of the launch
+uint64_t touched = 0;                          // which of them the group has, a bit for each
+std::vector<uint64_t> phase_accesses[2];       // the same by phase: to device memory, to local memory
+uint64_t most_global = 0, most_local = 0;      // accesses of an item between two barriers that are recorded
+uint64_t recorded[2] = {0, 0};                 // of the group
+bool diverged = false;
+
+struct Longest {
+  uint64_t total = 0, global = 0;
+};
+Longest chain, of_phase;  // of the group, and of an item since the last barrier
+
+// Operand by address: the last one that begins before it. (beginning, number)
+using Operands = std::vector<std::pair<uint64_t, int>>;
+Operands operands_by_address;
+
+int operand_of(uint64_t address) {
+  int found = 0;
+  for (const auto& [begin, number] : operands_by_address) {
+    if (begin > address) {
+      break;
+    }
+    found = number;
+  }
+  return found;
+}
+
+// Which operand an instruction had the last time, and most likely has again.
+uint8_t recent[256];
+
+inline void note_operand(uint64_t address, uint64_t size, uint64_t instruction) {
+  uint8_t& known = recent[(instruction >> 2) % 256];
+  if ((touched >> known & 1) != 0 && address >= operands[known].first && address + size <= operands[known].last) {
+    return;
+  }
+  known = static_cast<uint8_t>(operand_of(address));
+  operands[known].first = std::min(operands[known].first, address);
+  operands[known].last = std::max(operands[known].last, address + size);
+  touched |= uint64_t{1} << known;
+}
+
+constexpr uint64_t kMostBytes = 16;  // that an instruction moves
+
+template <Access access>
+inline void touch(uint64_t address, uint64_t size, uint64_t instruction) {
+  for (; size > kMostBytes; address += kMostBytes, size -= kMostBytes) {
+    touch<access>(address, kMostBytes, instruction);
+  }
+  const bool local = address - launch.kernel->local_begin < launch.kernel->local_end - launch.kernel->local_begin;
+  if (!local && !in_arena(address)) {
+    return;  // the item's own, or a table in the kernel
+  }
+  if (local) {
+    ++item_local;
+  } else {
+    ++item_global;
+  }
+  if (__builtin_expect(recording, 0)) {
+    ++(local ? group_local : group_accesses);
+    if (!local) {
+      note_operand(address, size, instruction);
+    }
+    // Of each item as many between two barriers, so that those of a warp are there together.
+    if ((local ? item_local <= most_local : item_global <= most_global) && records.size() < 4 * settings.most_records) {
+      ++recorded[local];
+      records.push_back({address, phase << 32 | (item_global + item_local), item, static_cast<uint32_t>(instruction), 0,
+                         static_cast<uint8_t>(size), local});
+    }
+  }
+}
+
+// --- groups and items -------------------------------------------------------------------------------------------------
+
+// A quarter of what is left of a budget for each phase: there may be many.
+void phase_begins() {
+  const uint64_t budget[2] = {settings.most_records * 3 / 4, settings.most_records / 4};
+  most_global = std::max<uint64_t>(16, (budget[0] - std::min(budget[0], recorded[0])) / 4 / launch.group_items);
+  most_local = (budget[1] - std::min(budget[1], recorded[1])) / 4 / launch.group_items;
+  of_phase = {};
+}
+
+void group_begins() {
+  phase = 0;
+  chain = {};
+  diverged = false;
+  phase_begins();
+}
+
+void item_begins() {
+  item_global = item_local = 0;
+}
+
+void item_stops() {
+  if (recording) {
+    for (std::vector<uint64_t>& one : phase_accesses) {
+      one.resize(std::max<uint64_t>(one.size(), phase + 1));
+    }
+    phase_accesses[0][phase] += item_global;
+    phase_accesses[1][phase] += item_local;
+  }
+  if (item_global + item_local > of_phase.total) {
+    of_phase = {item_global + item_local, item_global};
+  }
+}
+
+void phase_ends(bool diverges, uint32_t) {
+  diverged = diverged || diverges;
+  chain.total += of_phase.total;
+  chain.global += of_phase.global;
+  ++phase;
+  phase_begins();
+}
+
+void compute(uint64_t number) {
+  run_group(number);
+  summary.barriers = std::max(summary.barriers, phase - 1);
+  summary.divergent += diverged ? 1 : 0;
+  if (chain.total > summary.chain) {
+    summary.chain = chain.total;
+    summary.chain_global = chain.global;
+  }
+}
+
+// --- what a sampled group did -----------------------------------------------------------------------------------------
+
+struct Event {
+  uint64_t time;
+  uint64_t sector;
+  double weight;
+};
+
+void count_repetitions() {
+  std::stable_sort(records.begin(), records.end(), [](const Record& a, const Record& b) { return a.item < b.item; });
+  std::unordered_map<uint32_t, uint32_t> times;
+  uint32_t item = ~0u;
+  for (Record& one : records) {
+    if (one.item != item) {
+      times.clear();
+      item = one.item;
+    }
+    one.repetition = times[one.instruction]++;
+  }
+}
+
+double turns_of_banks(const std::vector<std::pair<uint64_t, uint32_t>>& wanted, double* least) {
+  std::vector<uint64_t> words;
+  for (const auto& [address, size] : wanted) {
+    for (uint64_t word = address / 4; word <= (address + size - 1) / 4; ++word) {
+      words.push_back(word);
+    }
+  }
+  std::sort(words.begin(), words.end());
+  words.erase(std::unique(words.begin(), words.end()), words.end());
+  std::vector<uint32_t> of_bank(settings.banks);
+  for (const uint64_t word : words) {
+    ++of_bank[word % settings.banks];
+  }
+  *least += static_cast<double>((words.size() + settings.banks - 1) / settings.banks);
+  return *std::max_element(of_bank.begin(), of_bank.end());
+}
+
+void look_at_records(double weight) {
+  summary.accesses += weight * static_cast<double>(group_accesses);
+  summary.local_accesses += weight * static_cast<double>(group_local);
+  if (records.empty()) {
+    return;
+  }
+  // What was recorded of a phase stands for all of it; of phases that were not, those that were.
+  std::vector<uint64_t> of_phase[2];
+  double group_weight[2];
+  for (const bool local : {false, true}) {
+    of_phase[local].resize(phase_accesses[local].size());
+    for (const Record& one : records) {
+      of_phase[local][one.time >> 32] += one.local == local ? 1 : 0;
+    }
+    uint64_t known = 0;
+    for (size_t i = 0; i < of_phase[local].size(); ++i) {
+      known += of_phase[local][i] != 0 ? phase_accesses[local][i] : 0;
+    }
+    const uint64_t all = local ? group_local : group_accesses;
+    group_weight[local] = weight * static_cast<double>(all) / static_cast<double>(std::max<uint64_t>(1, known));
+  }
+  count_repetitions();
+  const auto key = [](const Record& one) {
+    return std::make_tuple(one.local, one.instruction, one.repetition, one.item / settings.subgroup);
+  };
+  std::sort(records.begin(), records.end(), [&](const Record& a, const Record& b) { return key(a) < key(b); });
+  std::vector<Event> events;
+  std::vector<std::pair<uint64_t, uint32_t>> wanted;
+  std::vector<uint64_t> sectors;
+  for (size_t begin = 0, end = 0; begin < records.size(); begin = end) {
+    uint64_t time = ~uint64_t{0};
+    wanted.clear();
+    for (end = begin; end < records.size() && key(records[end]) == key(records[begin]); ++end) {
+      wanted.emplace_back(records[end].address, records[end].size);
+      time = std::min(time, records[end].time);
+    }
+    const uint64_t in = time >> 32;
+    const bool local = records[begin].local;
+    const auto share = static_cast<double>(phase_accesses[local][in]) / static_cast<double>(of_phase[local][in]);
+    weight = group_weight[local] * share;
+    std::sort(wanted.begin(), wanted.end());
+    wanted.erase(std::unique(wanted.begin(), wanted.end()), wanted.end());
+    if (records[begin].local) {
+      double least = 0;
+      summary.local_turns += weight * turns_of_banks(wanted, &least);
+      summary.least_local_turns += weight * least;
+      continue;
+    }
+    sectors.clear();
+    uint64_t bytes = 0, beyond = 0;
+    for (const auto& [address, size] : wanted) {
+      for (uint64_t one = address / settings.sector; one <= (address + size - 1) / settings.sector; ++one) {
+        sectors.push_back(one);
+      }
+      const uint64_t from = std::max(address, beyond);
+      bytes += address + size > from ? address + size - from : 0;
+      beyond = std::max(beyond, address + size);
+    }
+    std::sort(sectors.begin(), sectors.end());
+    sectors.erase(std::unique(sectors.begin(), sectors.end()), sectors.end());
+    summary.requests += weight;
+    summary.sectors += weight * static_cast<double>(sectors.size());
+    summary.least_sectors += weight * static_cast<double>((bytes + settings.sector - 1) / settings.sector);
+    for (const uint64_t one : sectors) {
+      events.push_back({time, one, weight});
+    }
+  }
+  // In lockstep: by time. A sector is found in the cache if not more than that many came after it.
+  std::stable_sort(events.begin(), events.end(), [](const Event& a, const Event& b) { return a.time < b.time; });
+  std::unordered_map<uint64_t, uint64_t> seen;
+  for (uint64_t number = 0; number < events.size(); ++number) {
+    const uint64_t sector = events[number].sector, address = sector * settings.sector;
+    const auto found = seen.find(sector);
+    if (found == seen.end() || number - found->second > settings.cache_sectors) {
+      operands[operand_of(address + settings.sector - 1)].sectors += events[number].weight;
+    }
+    seen[sector] = number;
+  }
+}
+
+uint64_t mixed(uint64_t x) {  // splitmix64's last steps
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+constexpr size_t kMany = 1 << 15;  // accesses of a group of which only a few are looked at
+constexpr uint64_t kFew = 6;
+
+// The first group, the last, and one of each of as many parts as are wanted of what is between.
+std::vector<uint64_t> choose_samples(uint64_t groups, uint64_t wanted) {
+  std::vector<uint64_t> chosen;
+  if (groups <= wanted) {
+    for (uint64_t i = 0; i < groups; ++i) {
+      chosen.push_back(i);
+    }
+    return chosen;
+  }
+  const uint64_t between = wanted - 2;
+  chosen.push_back(0);
+  for (uint64_t part = 0; part < between; ++part) {
+    const uint64_t begin = 1 + part * (groups - 2) / between, end = 1 + (part + 1) * (groups - 2) / between;
+    chosen.push_back(begin + mixed(part + groups) % (end - begin));
+  }
+  chosen.push_back(groups - 1);
+  return chosen;
+}
+
+// --- launches ---------------------------------------------------------------------------------------------------------
+
+void look_at(uint64_t number, double weight) {
+  records.clear();
+  phase_accesses[0].clear();
+  phase_accesses[1].clear();
+  group_accesses = group_local = recorded[0] = recorded[1] = 0;
+  touched = 0;
+  recording = true;
+  compute(number);
+  recording = false;
+  for (int i = 0; i < kMostOperands; ++i) {
+    operands[i].samples += touched >> i & 1;
+  }
+  look_at_records(weight);
+}
+
+Operands operands_of(const Argument* given, uint64_t count) {
+  Operands found;
+  for (uint64_t i = 0; i < count; ++i) {
+    if (given[i].bytes == 0 && found.size() < kMostOperands) {
+      const uint64_t memory = reinterpret_cast<uint64_t>(given[i].memory);
+      found.emplace_back(memory != 0 ? memory + given[i].offset : 0, static_cast<int>(found.size()));
+    }
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+int run(Operands&& given) {
+  operands_by_address = std::move(given);
+  summary = {};
+  summary.operands = operands_by_address.size();
+  summary.kernel = launch.kernel->number;
+  summary.group = launch.group_items;
+  summary.groups = launch.group_count;
+  std::fill(std::begin(operands), std::end(operands), Operand{0, ~uint64_t{0}, 0, 0});
+  const bool counts = settings.counts != 0, all_compute = settings.computes == 0;
+  if (settings.computes < 2) {
+    counts ? look_at(0, 1) : compute(0);
+    const std::vector<uint64_t> samples = choose_samples(summary.groups, records.size() > kMany ? kFew : settings.samples);
+    summary.sampled = counts ? samples.size() : 0;
+    const bool all = samples.size() == summary.groups;
+    const double between = static_cast<double>(summary.groups - 2) / static_cast<double>(samples.size() - 2);
+    uint64_t done = 1;
+    for (auto next = samples.begin() + 1; next != samples.end(); ++next) {
+      for (; all_compute && done < *next; ++done) {
+        compute(done);
+      }
+      done = *next + 1;
+      counts ? look_at(*next, all || done == summary.groups ? 1 : between) : compute(*next);
+    }
+  }
+  if (counts) {
+    std::copy(std::begin(operands), std::end(operands), summary.operand);
+    summaries.push_back(summary);
+  }
+  return 0;
+}
+
+void transferred(uint64_t bytes) {
+  if (settings.counts != 0) {
+    summaries.emplace_back();
+    summaries.back().bytes = bytes;
+  }
+}
+
+bool allocated(uint64_t, uint64_t) {
+  return true;
+}
+void freed(uint64_t, uint64_t) {}
+
+}  // namespace
+}  // namespace observer
+
+extern "C" {
+
+void audit_set(const observer::Settings* wanted) {
+  std::lock_guard lock(launching);
+  observer::settings = *wanted;
+  observer::summaries.clear();
+}
+
+uint64_t audit_count() {
+  return observer::summaries.size();
+}
+
+const observer::Summary* audit_get(uint64_t number) {
+  return &observer::summaries[number];
+}
+
+uint64_t audit_sizes(uint64_t which) {
+  return which == 0 ? sizeof(observer::Settings) : sizeof(observer::Summary);
+}
+}

@@ -1,0 +1,80 @@
+"""Devices in host memory.
+
+TORCH_BACKPLANE_HOST_DEVICES=4 gives four of them (default 1), TORCH_BACKPLANE_HOST_MEMORY=2GiB the memory limit of each
+(default: all physical memory). Operators run as PyTorch's CPU kernels on the device's own memory, without copies, in
+the thread that calls them. With TORCH_BACKPLANE_HOST_ASYNC=1 each stream does its work in a thread of its own, as a
+GPU would, and with TORCH_BACKPLANE_HOST_DELAYS=SEED some of it late: a program that lacks a wait gives wrong numbers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from torch_backplane import _C
+from torch_backplane.drivers.base import Driver, SettingError
+from torch_backplane.drivers.host.device import HostDevice
+from torch_backplane.drivers.sizes import parse_size
+
+MOST_DEVICES = 64
+
+
+class HostDriver(Driver):
+    """As many host devices as the environment asks for."""
+
+    priority = -10  # hardware first
+
+    def devices(self) -> Sequence[HostDevice]:
+        if is_asynchronous():
+            _C.make_host_devices_asynchronous(delay_seed())
+        return [HostDevice(memory_limit()) for _ in range(device_count())]
+
+
+def device_count() -> int:
+    """TORCH_BACKPLANE_HOST_DEVICES, 1 by default.
+
+    Raises:
+        SettingError: it is not a whole number from 0 to 64.
+    """
+    text = os.environ.get("TORCH_BACKPLANE_HOST_DEVICES", "1")
+    if not text.strip().isdecimal() or int(text) > MOST_DEVICES:
+        raise SettingError(f"TORCH_BACKPLANE_HOST_DEVICES={text!r} is not a whole number from 0 to {MOST_DEVICES}")
+    return int(text)
+
+
+def memory_limit() -> int:
+    """TORCH_BACKPLANE_HOST_MEMORY in bytes, all physical memory by default.
+
+    Raises:
+        SettingError: it is not a size such as 512MiB or 2GiB.
+    """
+    text = os.environ.get("TORCH_BACKPLANE_HOST_MEMORY")
+    if text is None:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return parse_size(text, "TORCH_BACKPLANE_HOST_MEMORY")
+
+
+def is_asynchronous() -> bool:
+    """TORCH_BACKPLANE_HOST_ASYNC, false by default; also where TORCH_BACKPLANE_HOST_DELAYS has a seed.
+
+    Raises:
+        SettingError: it is neither 0 nor 1.
+    """
+    text = os.environ.get("TORCH_BACKPLANE_HOST_ASYNC", "0").strip()
+    if text not in ("0", "1"):
+        raise SettingError(f"TORCH_BACKPLANE_HOST_ASYNC={text!r} is not one of 0, 1")
+    return text == "1" or delay_seed() is not None
+
+
+def delay_seed() -> int | None:
+    """TORCH_BACKPLANE_HOST_DELAYS, None by default: no delays.
+
+    Raises:
+        SettingError: it is not a whole number below 2⁶⁴.
+    """
+    text = os.environ.get("TORCH_BACKPLANE_HOST_DELAYS", "").strip()
+    if not text:
+        return None
+    if not text.isdecimal() or int(text) >= 2**64:
+        raise SettingError(f"TORCH_BACKPLANE_HOST_DELAYS={text!r} is not a seed: a whole number below 2**64")
+    return int(text)

@@ -1,0 +1,5 @@
+"""OpenCL devices of all platforms, through PyOpenCL (`pip install pyopencl`); see `docs/opencl.md`."""
+
+from torch_backplane.drivers.opencl.driver import OpenCLDriver
+
+__all__ = ["OpenCLDriver"]

@@ -1,0 +1,111 @@
+"""CUDA C++, by the system's C++ compiler: thread blocks, `__shared__` arrays, `__syncthreads()`, `atomicCAS`."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from itertools import product
+
+from torch_backplane.interpreter.language import WORDS, Language, NoCompiler
+from torch_backplane.interpreter.opencl_builtins import BINARY, UNARY
+
+# Vectors, and stores that were several, are no instructions of the kernel's; a memset that the compiler made of a loop
+# would not be seen as such.
+_OPTIONS = (
+    *("-x", "c++", "-std=gnu++17", "-O2", "-w", "-fPIC", "-fsanitize=thread", "-fno-exceptions"),
+    *("-ffp-contract=off", "-fno-strict-aliasing", "-fno-math-errno", "-fno-tree-sra"),
+    *("-fno-tree-vectorize", "-fno-tree-slp-vectorize", "-fno-builtin-memset", "-fno-builtin-memcpy"),
+)
+# These only GCC has.
+_GCC_OPTIONS = ("-fno-tree-loop-distribute-patterns", "-fno-store-merging")
+
+# Groups run one after another, so that `__shared__` arrays can be static.
+_BEFORE = """\
+typedef unsigned int uint;
+typedef unsigned long ulong;
+#define __global__ __attribute__((noinline))
+#define __device__
+#define __launch_bounds__(items)
+#define __shared__ static __attribute__((aligned(128)))
+#define min(a, b) ((a) < (b) ? (a) : (b))
+#define max(a, b) ((a) > (b) ? (a) : (b))
+struct interpreter_uint3 { uint x, y, z; };
+#define INTERPRETER_UINT3(number) \\
+  (interpreter_uint3{(uint)interpreter_place(number), (uint)interpreter_place(number + 1), \\
+                     (uint)interpreter_place(number + 2)})
+#define threadIdx INTERPRETER_UINT3(3)
+#define blockIdx INTERPRETER_UINT3(6)
+#define blockDim INTERPRETER_UINT3(12)
+#define gridDim INTERPRETER_UINT3(15)
+#define __syncthreads() interpreter_barrier(3)
+#define atomicCAS(at, expected, desired) interpreter_swap((ulong)(at), expected, desired)
+#define __umulhi(a, b) ((uint)((ulong)(a) * (b) >> 32))
+#define signbit(x) __builtin_signbit(x)
+#define isnan(x) __builtin_isnan(x)
+#define isinf(x) __builtin_isinf(x)
+#define isfinite(x) __builtin_isfinite(x)
+#define rsqrt(x) (1 / sqrt(x))
+#define rsqrtf(x) (1 / sqrtf(x))
+struct float2 { float x, y; };
+struct double2 { double x, y; };
+#define make_float2(x, y) (float2{x, y})
+#define make_double2(x, y) (double2{x, y})
+template <class To, class From> static inline To interpreter_bits(const From value) {
+  union { From from; To to; } both = {value};
+  return both.to;
+}
+#define __float_as_uint(x) interpreter_bits<uint, float>(x)
+#define __uint_as_float(x) interpreter_bits<float, uint>(x)
+#define __float_as_int(x) interpreter_bits<int, float>(x)
+#define __int_as_float(x) interpreter_bits<float, int>(x)
+#define __double_as_longlong(x) interpreter_bits<long long, double>(x)
+#define __longlong_as_double(x) interpreter_bits<double, long long>(x)
+#define INTERPRETER_ENTRY extern "C"
+#define INTERPRETER_OWN
+"""
+
+
+def _mathematics() -> Iterator[str]:
+    """Declarations, as headers would bring names that kernels have, too."""
+    for count, names in enumerate((UNARY, BINARY, "fma"), 1):
+        for name, (kind, ending) in product(names.split(), (("float", "f"), ("double", ""))):
+            yield f"{kind} {name}{ending}({', '.join([kind] * count)});\n"
+
+
+class CudaCpp(Language):
+    name = "CUDA C++"
+    suffix = ".cu"
+    has_offsets = False
+    entry = r"\b__global__\s+void(?:\s+__launch_bounds__\(\d+\))?"
+
+    def compiler(self) -> str:
+        """What CXX names, else c++, g++ or clang++."""
+        named = os.environ.get("CXX", "").strip()
+        candidates = [named] if named else ["c++", "g++", "clang++"]
+        for one in filter(None, map(shutil.which, candidates)):
+            _known_options(one)
+            return one
+        wanted = f"CXX={named!r} names none" if named else f"there is none of {', '.join(candidates)}"
+        raise NoCompiler(f"kernels are compiled with the system's C++ compiler, and {wanted}")
+
+    def options(self) -> tuple[str, ...]:
+        return _known_options(self.compiler())
+
+    def before(self, text: str) -> str:
+        return f'{_BEFORE}extern "C" {{\n{WORDS}{"".join(_mathematics())}}}\n'
+
+
+@functools.cache
+def _known_options(compiler: str) -> tuple[str, ...]:
+    """Those that this compiler knows. NoCompiler where it knows no -fsanitize=thread."""
+
+    def takes(*options: str) -> bool:
+        command = [compiler, *options, "-fsyntax-only", os.devnull]
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+    if not takes(*_OPTIONS):
+        raise NoCompiler(f"kernels need a compiler with -fsanitize=thread, and {compiler} refuses it")
+    return (*_OPTIONS, *(one for one in _GCC_OPTIONS if takes("-Werror", *_OPTIONS, one)))

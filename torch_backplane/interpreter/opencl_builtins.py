@@ -1,0 +1,118 @@
+"""OpenCL C's functions for kernels that run as a library of the host: C's mathematics library, one number at a time.
+
+Clang declares them, and calls them by names that say what they take. A kernel that uses one that is not here, such as
+those that read or write device memory themselves, is not linked: `RuntimeError`, with the linker's words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+WIDTHS = (2, 4, 8, 16)
+INTEGERS = ("char", "uchar", "short", "ushort", "int", "uint", "long", "ulong")
+FLOATS = ("float", "double")
+SCALARS = (*INTEGERS, *FLOATS)
+_C_NAMES = {
+    "char": "char", "uchar": "unsigned char", "short": "short", "ushort": "unsigned short",
+    "int": "int", "uint": "unsigned int", "long": "long", "ulong": "unsigned long",
+    "float": "float", "double": "double",
+}  # fmt: skip
+_WIDER = {"int": "long", "uint": "unsigned long", "long": "__int128", "ulong": "unsigned __int128"}
+_SIGNED = {"uchar": "char", "ushort": "short", "uint": "int", "ulong": "long", "float": "int", "double": "long"}
+
+# Functions of one number, and of two.
+UNARY = (
+    "exp exp2 exp10 expm1 log log2 log10 log1p sqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh "
+    "erf erfc lgamma tgamma floor ceil trunc rint round fabs cbrt"
+)
+BINARY = "fmin fmax fmod pow atan2 hypot copysign nextafter fdim remainder"
+_TESTS = ("isnan", "isinf", "isfinite", "signbit")
+
+
+def _scalar_functions() -> Iterator[tuple[str, str, Sequence[str], str]]:
+    """(name, result, types of a, b, c, what it returns) of each function of single numbers."""
+    for kind in FLOATS:
+        c_name = "{}f" if kind == "float" else "{}"
+        for name in UNARY.split():
+            yield name, kind, (kind,), f"{c_name.format(name)}(a)"
+        yield "rsqrt", kind, (kind,), f"1 / {c_name.format('sqrt')}(a)"
+        for name in BINARY.split():
+            yield name, kind, (kind, kind), f"{c_name.format(name)}(a, b)"
+        yield "ldexp", kind, (kind, "int"), f"{c_name.format('ldexp')}(a, b)"
+        for name in ("fma", "mad"):
+            yield name, kind, (kind,) * 3, f"{c_name.format('fma')}(a, b, c)"
+        yield "min", kind, (kind, kind), "b < a ? b : a"
+        yield "max", kind, (kind, kind), "a < b ? b : a"
+        yield "clamp", kind, (kind,) * 3, "a < b ? b : a > c ? c : a"
+        for name in _TESTS:
+            yield name, "int", (kind,), f"__builtin_{name}(a) != 0"
+    for kind in INTEGERS:
+        yield "min", kind, (kind, kind), "b < a ? b : a"
+        yield "max", kind, (kind, kind), "a < b ? b : a"
+        yield "clamp", kind, (kind,) * 3, "a < b ? b : a > c ? c : a"
+        yield "abs", f"u{kind.removeprefix('u')}", (kind,), "a < 0 ? -a : a" if kind[0] != "u" else "a"
+    for kind, wide in _WIDER.items():
+        bits = 32 if "int" in kind else 64
+        yield "mul_hi", kind, (kind, kind), f"({wide})a * ({wide})b >> {bits}"
+        yield "popcount", kind, (kind,), f"__builtin_popcount{'' if bits == 32 else 'l'}(a)"
+        yield "clz", kind, (kind,), f"a == 0 ? {bits} : __builtin_clz{'' if bits == 32 else 'l'}(a)"
+    for to, source in product(SCALARS, SCALARS):
+        yield f"convert_{to}", to, (source,), "a"
+
+
+# float16 is not in every target's registers: its bits are made and read here, to nearest even.
+_HALVES = """\
+float interpreter_from_half(const unsigned short bits) {
+  const unsigned int magnitude = bits & 0x7fffu, sign = (unsigned int)(bits & 0x8000u) << 16;
+  union { unsigned int bits; float value; } made;
+  if (magnitude >= 0x7c00u) made.bits = 0x7f800000u | (magnitude & 0x3ffu) << 13;
+  else if (magnitude >= 0x400u) made.bits = (magnitude << 13) + 0x38000000u;
+  else made.value = (float)magnitude * 0x1p-24f;
+  made.bits |= sign;
+  return made.value;
+}
+unsigned short interpreter_to_half(const float value) {
+  union { float value; unsigned int bits; } given = {value}, sum;
+  const unsigned int sign = given.bits >> 16 & 0x8000u, magnitude = given.bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return sign | 0x7e00u;
+  if (magnitude >= 0x47800000u) return sign | 0x7c00u;
+  if (magnitude < 0x38800000u) {
+    sum.bits = magnitude;
+    sum.value += 0.5f;
+    return sign | (sum.bits - 0x3f000000u);
+  }
+  return sign | ((magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13);
+}
+"""
+
+
+def scalars() -> str:
+    """The functions of single numbers, in C."""
+    lines = ["#include <math.h>"]
+    for name, result, kinds, body in _scalar_functions():
+        given = ", ".join(f"{_C_NAMES[kind]} {letter}" for kind, letter in zip(kinds, "abc", strict=False))
+        lines.append(f"__attribute__((overloadable)) {_C_NAMES[result]} cl_{name}({given}) {{ return {body}; }}")
+    return "\n".join([*lines, _HALVES])
+
+
+def vectors() -> str:
+    """All functions under OpenCL C's names, in OpenCL C, of single numbers and of vectors."""
+    lines = ["#pragma OPENCL EXTENSION cl_khr_fp64 : enable", "#define OVERLOAD __attribute__((overloadable))"]
+    for name, result, kinds, _ in _scalar_functions():
+        letters = "abc"[: len(kinds)]
+        given = ", ".join(f"{kind} {letter}" for kind, letter in zip(kinds, letters, strict=True))
+        lines.append(f"OVERLOAD {result} cl_{name}({given});")
+        lines.append(f"OVERLOAD {result} {name}({given}) {{ return cl_{name}({', '.join(letters)}); }}")
+        for width in WIDTHS:
+            # Tests of vectors are integers as wide as the numbers, all bits set where they hold.
+            is_test = name in _TESTS
+            to = f"{_SIGNED[kinds[0]] if is_test else result}{width}"
+            title = f"{name}{width}" if name.startswith("convert_") else name
+            vector_given = ", ".join(f"{kind}{width} {letter}" for kind, letter in zip(kinds, letters, strict=True))
+            call = f"cl_{name}({', '.join(f'{letter}[i]' for letter in letters)})"
+            lines.append(
+                f"OVERLOAD {to} {title}({vector_given}) {{ {to} r; "
+                f"for (int i = 0; i < {width}; ++i) r[i] = {f'{call} ? -1 : 0' if is_test else call}; return r; }}"
+            )
+    return "\n".join([*lines, ""])

@@ -1,0 +1,327 @@
+// Runs kernels on the host, one work item after another, and tells an observer of each access to memory.
+//
+// Kernels are compiled with -fsanitize=thread and not linked with its library: the compiler calls a function before each
+// access to memory that is not in registers, and these are here. Where the items of a group wait for each other at
+// barriers, each has a stack of its own, and they take turns.
+
+#include <dlfcn.h>
+#include <setjmp.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "interpreter.h"
+#include OBSERVER
+
+namespace {
+
+uint64_t place[18];  // get_global_id, get_local_id, get_group_id, get_global_size, get_local_size, get_num_groups
+bool unordered = false;  // what the item writes now may be overwritten by others that say so, too
+
+// --- device memory ----------------------------------------------------------------------------------------------------
+
+constexpr int kAnonymous = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+
+std::mutex memory_mutex;
+uint64_t arena_used = kPage;
+std::map<uint64_t, uint64_t> segments;                 // bytes by address
+std::map<uint64_t, std::vector<uint64_t>> free_slots;  // addresses by bytes
+
+// --- work items that take turns ---------------------------------------------------------------------------------------
+
+struct Fiber {
+  jmp_buf at;
+  ucontext_t context;
+  char* stack;
+  bool started = false, alive = false;
+};
+
+constexpr size_t kStack = 256 << 10;
+std::vector<Fiber*> fibers;
+Fiber* running = nullptr;
+jmp_buf scheduler;  // where an item goes that waits, or that ends before its time
+
+void wait() {
+  if (_setjmp(running->at) == 0) {
+    _longjmp(scheduler, 1);
+  }
+}
+
+void fiber_main() {
+  for (;;) {
+    launch.kernel->run(launch.arguments);
+    running->alive = false;
+    wait();
+  }
+}
+
+Fiber* make_fiber() {
+  auto* fiber = new Fiber;
+  fiber->stack = static_cast<char*>(mmap(nullptr, kStack, PROT_READ | PROT_WRITE, kAnonymous, -1, 0));
+  return fiber;
+}
+
+void resume(Fiber* fiber) {
+  running = fiber;
+  stack_end = reinterpret_cast<uint64_t>(fiber->stack + kStack);
+  if (_setjmp(scheduler) == 0) {
+    if (fiber->started) {
+      _longjmp(fiber->at, 1);
+    }
+    fiber->started = true;
+    getcontext(&fiber->context);
+    fiber->context.uc_stack.ss_sp = fiber->stack;
+    fiber->context.uc_stack.ss_size = kStack;
+    fiber->context.uc_link = nullptr;
+    makecontext(&fiber->context, fiber_main, 0);
+    setcontext(&fiber->context);
+  }
+  running = nullptr;
+}
+
+void begin_item() {
+  unordered = false;
+  const uint64_t at[3] = {
+      item % launch.group[0], item / launch.group[0] % launch.group[1], item / launch.group[0] / launch.group[1]};
+  for (int d = 0; d < 3; ++d) {
+    place[d] = place[6 + d] * launch.group[d] + at[d];
+    place[3 + d] = at[d];
+  }
+  observer::item_begins();
+}
+
+template <Access access>
+inline __attribute__((always_inline)) void touch(const void* at, uint64_t size, void* instruction) {
+  observer::touch<access>(reinterpret_cast<uint64_t>(at), size, reinterpret_cast<uint64_t>(instruction));
+}
+
+// --- what an observer calls -------------------------------------------------------------------------------------------
+
+[[maybe_unused]] void end_item() {
+  if (running != nullptr) {
+    running->alive = running->started = false;
+  }
+  _longjmp(scheduler, 2);
+}
+
+void run_group(uint64_t number) {
+  group = number;
+  const uint64_t* groups = launch.groups;
+  const uint64_t at[3] = {number % groups[0], number / groups[0] % groups[1], number / groups[0] / groups[1]};
+  std::copy(std::begin(at), std::end(at), place + 6);
+  observer::group_begins();
+  if (launch.kernel->has_barriers == 0) {
+    stack_end = reinterpret_cast<uint64_t>(__builtin_frame_address(0));
+    for (item = 0; item < launch.group_items; ++item) {
+      begin_item();
+      if (_setjmp(scheduler) == 0) {
+        launch.kernel->run(launch.arguments);
+      }
+      observer::item_stops();
+    }
+    observer::phase_ends(false, 0);
+    return;
+  }
+  for (uint64_t i = 0; i < launch.group_items; ++i) {
+    fibers[i]->alive = true;
+  }
+  for (uint64_t alive = launch.group_items; alive > 0;) {
+    const uint64_t before = alive;
+    uint32_t ended = 0;
+    barrier_flags = 0;
+    for (item = 0; item < launch.group_items; ++item) {
+      Fiber* fiber = fibers[item];
+      if (fiber->alive) {
+        begin_item();
+        resume(fiber);
+        observer::item_stops();
+        if (!fiber->alive) {
+          --alive;
+          ended = item;
+        }
+      }
+    }
+    observer::phase_ends(alive != 0 && alive != before, ended);
+  }
+}
+
+[[maybe_unused]] uint64_t segment_before(uint64_t address, uint64_t* bytes) {
+  std::lock_guard lock(memory_mutex);
+  auto entry = segments.upper_bound(address);
+  if (entry == segments.begin()) {
+    return 0;
+  }
+  --entry;
+  *bytes = entry->second;
+  return entry->first;
+}
+
+}  // namespace
+
+extern "C" {
+
+// --- what Python calls ------------------------------------------------------------------------------------------------
+
+// Device memory, or null.
+void* interpreter_allocate(uint64_t bytes) {
+  std::lock_guard lock(memory_mutex);
+  if (arena == nullptr) {
+    void* reserved = mmap(nullptr, kArena, PROT_NONE, kAnonymous, -1, 0);
+    if (reserved == MAP_FAILED) {
+      return nullptr;
+    }
+    arena = static_cast<char*>(reserved);
+  }
+  const uint64_t size = (bytes + kPage - 1) / kPage * kPage;
+  std::vector<uint64_t>& slots = free_slots[size];
+  if (slots.empty()) {
+    if (arena_used + size + kPage > kArena) {
+      return nullptr;
+    }
+    slots.push_back(reinterpret_cast<uint64_t>(arena) + arena_used);
+    arena_used += size + kPage;
+  }
+  const uint64_t address = slots.back();
+  void* memory = reinterpret_cast<void*>(address);
+  if (mprotect(memory, size, PROT_READ | PROT_WRITE) != 0 || !observer::allocated(address, bytes)) {
+    return nullptr;
+  }
+  slots.pop_back();
+  segments[address] = size;
+  return memory;
+}
+
+void interpreter_free(void* memory) {
+  std::lock_guard lock(memory_mutex);
+  const auto entry = segments.find(reinterpret_cast<uint64_t>(memory));
+  mmap(memory, entry->second, PROT_NONE, kAnonymous | MAP_FIXED, -1, 0);
+  observer::freed(entry->first, entry->second);
+  free_slots[entry->second].push_back(entry->first);
+  segments.erase(entry);
+}
+
+// Where the library begins that has this function.
+uint64_t interpreter_image(void* function) {
+  Dl_info info;
+  return dladdr(function, &info) != 0 ? reinterpret_cast<uint64_t>(info.dli_fbase) : 0;
+}
+
+// --- the launcher of the driver contract's API «c» --------------------------------------------------------------------
+
+int interpreter_launch(
+    void*, const Kernel* kernel, const uint64_t* items, const uint64_t* of_group, const Argument* given, uint64_t count) {
+  auto operands = observer::operands_of(given, count);
+  std::lock_guard lock(launching);
+  launch = {kernel, given, {}, {}, {}, 1, 1};
+  for (int d = 0; d < 3; ++d) {
+    launch.items[d] = place[9 + d] = items[d];
+    launch.group[d] = place[12 + d] = of_group[d];
+    launch.groups[d] = place[15 + d] = items[d] / of_group[d];
+    launch.group_items *= launch.group[d];
+    launch.group_count *= launch.groups[d];
+  }
+  while (kernel->has_barriers != 0 && fibers.size() < launch.group_items) {
+    fibers.push_back(make_fiber());
+  }
+  return observer::run(std::move(operands));
+}
+
+int interpreter_copy(void*, char* to, uint64_t to_offset, char* from, uint64_t from_offset, uint64_t bytes) {
+  std::lock_guard lock(launching);
+  memmove(to + to_offset, from + from_offset, bytes);
+  observer::transferred(2 * bytes);
+  return 0;
+}
+
+int interpreter_fill(void*, char* memory, uint64_t offset, uint64_t bytes, int value) {
+  std::lock_guard lock(launching);
+  memset(memory + offset, value, bytes);
+  observer::transferred(bytes);
+  return 0;
+}
+
+int interpreter_flush(void*) {
+  return 0;
+}
+
+// --- what the text of kernels calls: language.py declares it --------------------------------------------------------------
+
+uint64_t interpreter_place(uint32_t which) {
+  return place[which];
+}
+
+void interpreter_barrier(uint32_t flags) {
+  barrier_flags = flags;
+  wait();
+}
+
+void interpreter_range(void* at, uint64_t bytes, uint32_t writes) {
+  void* instruction = __builtin_return_address(0);
+  writes != 0 ? touch<kWrite>(at, bytes, instruction) : touch<kRead>(at, bytes, instruction);
+}
+
+void interpreter_unordered(uint32_t begins) {
+  unordered = begins != 0;
+}
+
+uint32_t interpreter_swap(uint32_t* at, uint32_t expected, uint32_t desired) {
+  touch<kSwap>(at, 4, __builtin_return_address(0));
+  const uint32_t old = *at;
+  if (old == expected) {
+    *at = desired;
+  }
+  return old;
+}
+
+// --- what compilers call for -fsanitize=thread ------------------------------------------------------------------------
+
+#define READ(name, size) \
+  void __tsan_##name(void* at) { touch<kRead>(at, size, __builtin_return_address(0)); }
+#define WRITE(name, size)                                                   \
+  void __tsan_##name(void* at) {                                            \
+    unordered ? touch<kSwap>(at, size, __builtin_return_address(0))         \
+              : touch<kWrite>(at, size, __builtin_return_address(0));       \
+  }
+#define ACCESSES(size)              \
+  READ(read##size, size)            \
+  READ(unaligned_read##size, size)  \
+  READ(volatile_read##size, size)   \
+  WRITE(write##size, size)          \
+  WRITE(unaligned_write##size, size) \
+  WRITE(volatile_write##size, size)
+ACCESSES(1)
+ACCESSES(2)
+ACCESSES(4)
+ACCESSES(8)
+ACCESSES(16)
+
+void __tsan_read_range(void* at, uint64_t size) {
+  touch<kRead>(at, size, __builtin_return_address(0));
+}
+void __tsan_write_range(void* at, uint64_t size) {
+  touch<kWrite>(at, size, __builtin_return_address(0));
+}
+void* __tsan_memcpy(void* to, const void* from, uint64_t bytes) {
+  touch<kRead>(from, bytes, __builtin_return_address(0));
+  touch<kWrite>(to, bytes, __builtin_return_address(0));
+  return memcpy(to, from, bytes);
+}
+void* __tsan_memmove(void* to, const void* from, uint64_t bytes) {
+  touch<kRead>(from, bytes, __builtin_return_address(0));
+  touch<kWrite>(to, bytes, __builtin_return_address(0));
+  return memmove(to, from, bytes);
+}
+void* __tsan_memset(void* to, int value, uint64_t bytes) {
+  touch<kWrite>(to, bytes, __builtin_return_address(0));
+  return memset(to, value, bytes);
+}
+void __tsan_init() {}
+void __tsan_func_entry(void*) {}
+void __tsan_func_exit() {}
+}

@@ -1,0 +1,121 @@
+"""Calls of the libraries that a device's driver brings (`drivers.libraries`), whatever their family."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from torch_backplane import _C, drivers
+from torch_backplane.drivers.libraries import FAMILIES, Library, Routine, routines_of
+from torch_backplane.planning.queue_functions import QueueFunction, queue_api
+
+_failed: set[tuple[int, str, str]] = set()  # devices, families and names of libraries
+
+
+@dataclass(frozen=True)
+class LibraryCall:
+    """One call of a family's routine. The first library of the device's driver that takes it computes it.
+
+    Args:
+        integers: returns the routine's integers by their names. It is called only where a routine looks at them, as
+            each comparison of a size is a condition of the plan. None where only devices and dtypes are known.
+    """
+
+    device: torch.device
+    family: str
+    dtype: torch.dtype
+    integers: Callable[[], dict[str, int]] | None = None
+
+    def why_not(self) -> str | None:
+        """Why no library computes it, in words that go on with «it»; None where one does."""
+        reason = "is not there for this device"
+        for library, routine in self._usable():
+            refused = self._refusal(library, routine)
+            if refused is None:
+                return None
+            reason = refused
+        return reason
+
+    def workspace(self) -> int:
+        """Bytes that the routine needs besides its operands."""
+        for _, routine in self._takers():
+            return self._asked(routine.workspace) or 0
+        return 0
+
+    def cost(self) -> int | None:
+        """Relative to generated kernels, which cost 100; None where the library states none."""
+        for _, routine in self._takers():
+            return self._asked(routine.cost)
+        return None
+
+    def run(self, memory: Sequence[torch.Tensor], numbers: Sequence[Any] = (), written: int = 1) -> None:
+        """Calls it. A library that fails is not asked again on this device; the next one computes the call.
+
+        Args:
+            memory, numbers: as the family lists them.
+            written: how many of `memory`, from the first, are written.
+
+        Raises:
+            torch.AcceleratorError: the last library has failed.
+        """
+        takers = list(self._takers())
+        for index, (library, routine) in enumerate(takers):
+            try:
+                self._call(library, routine, memory, numbers, written)
+                return
+            except torch.AcceleratorError as error:
+                if index == len(takers) - 1:
+                    raise
+                _failed.add((self.device.index, self.family, library.name))
+                _C.advance_configuration_epoch()  # plans have calls of it
+                said = str(error).strip().partition("\n")[0]
+                computes = FAMILIES[self.family].computes
+                warnings.warn(f"{computes} go on without {library.name} on {self.device}: {said}", stacklevel=2)
+
+    def _usable(self) -> Iterator[tuple[Library, Routine]]:
+        if queue_api(self.device):
+            for library, routine in routines_of(drivers.device(self.device.index), self.family):
+                if (self.device.index, self.family, library.name) not in _failed:
+                    yield library, routine
+
+    def _takers(self) -> Iterator[tuple[Library, Routine]]:
+        return (one for one in self._usable() if self._refusal(*one) is None)
+
+    def _refusal(self, library: Library, routine: Routine) -> str | None:
+        if self.dtype not in routine.addresses:
+            return f"({library.name}) has no {self.dtype}".replace("torch.", "")
+        refused = self._asked(routine.guard)
+        return None if refused is None else f"({library.name}) {refused}"
+
+    def _asked(self, question: Callable[..., Any] | None) -> Any:
+        return None if question is None or self.integers is None else question(self.dtype, **self.integers())
+
+    def _call(
+        self, library: Library, routine: Routine, memory: Sequence[torch.Tensor], numbers: Sequence[Any], written: int
+    ) -> None:
+        assert self.integers is not None
+        given = self.integers()
+        arguments = [*memory, *numbers, *(given[name] for name in FAMILIES[self.family].integers)]
+        if routine.workspace is not None:
+            nbytes = routine.workspace(self.dtype, **given)
+            arguments += [torch.empty(nbytes, dtype=torch.uint8, device=self.device), nbytes]
+        _function(library, self.family, self.dtype, written)(*arguments)
+
+
+@cache
+def _bound(name: str, address: int, parameters: tuple[Any, ...], explain: Callable[[int], str] | None) -> QueueFunction:
+    return QueueFunction(name, address, *parameters, explain=explain)
+
+
+def _function(library: Library, family: str, dtype: torch.dtype, written: int) -> QueueFunction:
+    names, routine = FAMILIES[family], library.routines[family]
+    parameters: list[Any] = ["output" if index < written else "input" for index in range(len(names.memory))]
+    parameters += [dtype] * len(names.numbers) + [torch.int64] * len(names.integers)
+    if routine.workspace is not None:
+        parameters += ["output", torch.int64]
+    return _bound(f"{library.name} {family}", routine.addresses[dtype], tuple(parameters), library.explain)
