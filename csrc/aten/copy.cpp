@@ -74,15 +74,6 @@ class TensorFacts final : public CopyFacts {
   const at::Tensor& destination_;
 };
 
-// Which way a copy within a device, or between it and another place, goes. Nobody shares storage with another place.
-CopyWay way_of(const at::Tensor& source, const at::Tensor& destination) {
-  const TensorFacts facts(source, destination);
-  if (source.device() == destination.device()) {
-    return copy_way(facts);
-  }
-  return facts.is_alike() && facts.is_dense() ? CopyWay::Bytes : CopyWay::Elements;
-}
-
 // Holds back until the work that the stream has now is done, or records that it uses the pinned memory.
 void settle_host_side(const at::Tensor& host, c10::Stream stream, bool non_blocking) {
   const auto& pointer = host.storage().data_ptr();
@@ -252,7 +243,7 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& destination, bo
   keys.excluded_ = keys.excluded_ - kLazyBits; // see copy_()
   const c10::impl::ForceDispatchKeyGuard guard(keys);
   TORCH_CHECK(source.defined() && destination.defined(), "copying needs two defined tensors");
-  const CopyWay way = way_of(source, destination);
+  const CopyWay way = copy_way(TensorFacts(source, destination));
   if (way == CopyWay::Nothing) {
     return destination;
   }
