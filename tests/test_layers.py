@@ -187,6 +187,7 @@ MANY_PARAMETERS = {
     "kernels/pointwise.py pointwise": "keywords that describe a kernel (docs/kernels.md)",
     "operators/reduce_ops.py reduce": "keywords of what planners of reductions are made of",
     "planning/launch.py launch": "keywords that describe a launch (docs/write-an-operator.md)",
+    "planning/tracing.py launch": "keywords that describe a launch (docs/write-an-operator.md)",
     "planning/declare.py operator": "keywords of a declaration (docs/write-an-operator.md)",
     "planning/pointwise.py pointwise": "keywords of a declaration (docs/write-an-operator.md)",
     "planning/reduce.py run_reduction": "keywords that describe a launch (docs/write-an-operator.md)",

@@ -323,9 +323,9 @@ def multiply_parts(
     """A product of complex matrices, by four of real ones."""
     left, right = ([part.contiguous() for part in torch.view_as_real(one).unbind(-1)] for one in (a, b))
     real, imaginary = (torch.empty(out.shape, dtype=left[0].dtype, device=out.device) for _ in range(2))
-    run = partial(run_template, matmul, out.device, name="matmul", workspace=workspace())
+    run = partial(run_template, matmul, out.device, name="matmul", params=ProductParams(workspace=workspace()))
     run(real, left[1], right[1])
-    run(real, left[0], right[0], real, 1, -1)
+    run(real, left[0], right[0], real, (1, -1))
     run(imaginary, left[0], right[1])
     run(imaginary, left[1], right[0], imaginary)
 
