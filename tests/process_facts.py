@@ -8,6 +8,7 @@ FAKE_DEVICE is the library made of fake_device.cpp. test_process_unchanged.py co
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import json
@@ -63,13 +64,18 @@ def train(device: str) -> None:
         optimizer.zero_grad()
 
 
-def threads() -> list[int]:
-    return [int(task.name) for task in Path("/proc/self/task").iterdir()]
+def of_threads(function: Callable[[int], Any]) -> dict[int, Any]:
+    """What `function` says of each thread, by its number."""
+    found = {}
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            found[int(task.name)] = function(int(task.name))
+    return found
 
 
 def busy_seconds() -> dict[int, float]:
     """Time on a processor, of each thread."""
-    return {task: int(Path(f"/proc/self/task/{task}/schedstat").read_text().split()[0]) / 1e9 for task in threads()}
+    return of_threads(lambda task: int(Path(f"/proc/self/task/{task}/schedstat").read_text().split()[0]) / 1e9)
 
 
 def computing_threads(work: Callable[[], object]) -> int:
@@ -103,7 +109,7 @@ def in_new_thread(function: Callable[[], Any]) -> Any:
 
 def affinity() -> list[list[int]]:
     """The different sets of processors that the process's threads may run on."""
-    return sorted({tuple(sorted(os.sched_getaffinity(task))) for task in threads()})  # type: ignore[arg-type]
+    return sorted(map(list, {tuple(sorted(found)) for found in of_threads(os.sched_getaffinity).values()}))
 
 
 def malloc() -> dict[str, Any]:
