@@ -35,11 +35,11 @@ def wider(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
         kernels[id(built)] = kernel
         return built
 
-    def launch_wider(kernel: Any, arguments: Any, items: Any, group: Any) -> None:
+    def launch_wider(kernel: Any, arguments: Any, items: Any, group: Any, **attributes: Any) -> None:
         if BOUNDED in kernels[id(kernel)].text.splitlines():
             entries.add(kernels[id(kernel)].name)
             items = [count + MORE * size for count, size in zip(items, group, strict=True)]
-        ordinary(kernel, arguments, items, group)
+        ordinary(kernel, arguments, items, group, **attributes)
 
     mode = plans.mode()
     plans.set_mode("0")

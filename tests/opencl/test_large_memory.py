@@ -7,17 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from agreement import DEVICE, agrees, plans_from_the_start
-from targets import launch
 
-import torch_backplane
 from torch_backplane import plans
 
 LARGE = 32 << 20  # bytes
-
-
-def needs_a_processor() -> None:
-    if torch_backplane._C.device_properties(0).kind != "cpu" or launch.target_of(0).simt:
-        pytest.skip("is about processors, whose groups are threads")
 
 
 def explained(function: Callable[..., object], *arguments: object, **keywords: object) -> str:
@@ -56,11 +49,11 @@ def test_copies(dtype: torch.dtype) -> None:
         assert torch.equal(source.clone().cpu().view(torch.uint8), bits)
 
 
-def test_what_is_copied_by_kernels() -> None:
-    needs_a_processor()
-    large, small = torch.rand(1 << 18, device=DEVICE), torch.rand(1 << 10, device=DEVICE)
-    assert "launch bp_copy" in explained(torch.empty_like(large).copy_, large)
-    assert "no operator with a planner" in explained(torch.empty_like(small).copy_, small)
+def test_dense_copies_are_the_devices_own_and_others_kernels() -> None:
+    for count in (1 << 10, 1 << 18):
+        x = torch.rand(count, device=DEVICE)
+        assert "no operator with a planner" in explained(torch.empty_like(x).copy_, x)
+        assert "launch bp_copy" in explained(torch.empty(count // 2, device=DEVICE).copy_, x[::2])
 
 
 def test_copies_of_lazily_conjugated_and_transposed_memory() -> None:
