@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 
@@ -215,15 +216,25 @@ def test_gradient_of_the_mask() -> None:
     check(Function(attend), *(torch.randn(2, 4, 6, 8) for _ in range(3)), torch.randn(6, 6))
 
 
-@pytest.mark.parametrize("backend", ["MATH", "FLASH_ATTENTION", "OVERRIDEABLE"])
+@pytest.mark.parametrize(
+    "backend", ["MATH", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION", "OVERRIDEABLE"]
+)
 def test_choosing_the_attention_backend(backend: str) -> None:
-    x = torch.randn(1, 2, 4, 8)
+    x = torch.randn(1, 2, 8, 16)
     expected = F.scaled_dot_product_attention(x, x, x)
-    with torch.nn.attention.sdpa_kernel(
-        [getattr(torch.nn.attention.SDPBackend, backend), torch.nn.attention.SDPBackend.MATH]
-    ):
-        result = F.scaled_dot_product_attention(*(x.to("bp") for _ in range(3)))
+    on_bp = [x.to("bp") for _ in range(3)]
+    with sdpa_kernel(getattr(SDPBackend, backend)):
+        choice = torch.ops.aten._fused_sdp_choice(*on_bp)
+        result = F.scaled_dot_product_attention(*on_bp)
+    assert choice == (SDPBackend.MATH if backend == "MATH" else SDPBackend.OVERRIDEABLE).value
     torch.testing.assert_close(result.cpu(), expected)
+
+
+def test_attention_with_every_backend_disabled_has_pytorchs_error() -> None:
+    x = torch.randn(1, 2, 8, 16, device="bp")
+    with sdpa_kernel([SDPBackend.ERROR]), pytest.raises(RuntimeError, match="No viable backend"):
+        F.scaled_dot_product_attention(x, x, x)
+    F.scaled_dot_product_attention(x, x, x)
 
 
 def test_attention_modules() -> None:

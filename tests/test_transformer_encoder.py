@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 
 def encoder(norm_first: bool = False, **options: bool) -> nn.TransformerEncoder:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, norm_first=norm_first)
     return nn.TransformerEncoder(layer, 2, **options)
+
+
+def to_bp(arguments: Any) -> Any:
+    """The same arguments on the device; what was one tensor stays one."""
+    moved: dict[int, Tensor] = {}
+    return tree_map_only(Tensor, lambda one: moved.setdefault(id(one), one.to("bp")), arguments)
 
 
 PADDING = torch.tensor([[False] * 5, [False] * 3 + [True] * 2, [False] * 4 + [True]])
@@ -46,6 +55,64 @@ def test_masks_agree_with_the_cpu(with_padding: bool) -> None:
         found = model.to("bp")(x.to("bp"), mask=mask.to("bp"), src_key_padding_mask=on_bp)
     kept = torch.ones(3, 5, dtype=torch.bool) if padding is None else ~padding
     torch.testing.assert_close(found.cpu()[kept], expected[kept], rtol=1e-4, atol=1e-5)
+
+
+def _multi_head_arguments(batch: int, length: int, width: int, heads: int) -> list[Any]:
+    weights = torch.randn(3 * width, width), torch.randn(3 * width), torch.randn(width, width), torch.randn(width)
+    return [*[torch.randn(batch, length, width)] * 3, width, heads, *weights]
+
+
+def _masks(batch: int, length: int, heads: int) -> dict[int | None, Tensor | None]:
+    """By their kind, each with at least one key for each query."""
+    shapes = {0: (length, length), 1: (batch, length), 2: (batch, heads, length, length)}
+    masks: dict[int | None, Tensor | None] = {kind: torch.rand(shape) > 0.6 for kind, shape in shapes.items()}
+    for mask in masks.values():
+        mask[..., 0] = False  # type: ignore[index]
+    return {None: None, **masks}
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("kind", [None, 0, 1, 2])
+def test_multi_head_attention_agrees_with_the_cpu(kind: int | None, need_weights: bool) -> None:
+    for sizes in ((2, 3, 8, 2), (4, 7, 16, 4), (1, 1, 8, 1), (2, 5, 8, 2), (2, 3, 8, 2)):
+        arguments = _multi_head_arguments(*sizes)
+        mask = _masks(sizes[0], sizes[1], sizes[3])[kind]
+        for average in (True, False):
+            call = (*arguments, mask, need_weights, average, kind)
+            expected = torch._native_multi_head_attention(*call)
+            found = torch._native_multi_head_attention(*to_bp(call))
+            torch.testing.assert_close(found[0].cpu(), expected[0], rtol=1e-4, atol=1e-4)
+            assert (found[1] is None) == (expected[1] is None)
+            if need_weights:
+                torch.testing.assert_close(found[1].cpu(), expected[1])
+
+
+def test_multi_head_attention_of_other_keys_agrees_with_the_cpu() -> None:
+    arguments = _multi_head_arguments(2, 3, 8, 2)
+    arguments[1] = arguments[2] = torch.randn(2, 3, 8)
+    for other in (arguments[2], torch.randn(2, 3, 8)):
+        arguments[2] = other
+        expected = torch._native_multi_head_attention(*arguments)
+        found = torch._native_multi_head_attention(*to_bp(arguments))
+        torch.testing.assert_close(tuple(one.cpu() for one in found), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_multi_head_attention_has_the_errors_of_the_cpu() -> None:
+    right = _multi_head_arguments(2, 3, 8, 2)
+    wrong = {
+        0: torch.randn(3, 8), 1: torch.randn(1, 3, 8), 3: 7, 4: 3, 5: torch.randn(3, 8), 6: torch.randn(1, 24),
+        7: torch.randn(3, 3), 8: torch.randn(2),
+    }  # fmt: skip
+    masks = [(torch.zeros(3, 3).bool(), 1), (torch.zeros(3, 3).bool(), None), (torch.zeros(2, 2).bool(), 0)]
+    calls = [[*right[:at], value, *right[at + 1 :]] for at, value in wrong.items()]
+    calls += [[*right, mask, True, True, kind] for mask, kind in masks]
+    for call in calls:
+        with pytest.raises(RuntimeError) as expected:
+            torch._native_multi_head_attention(*call)
+        with pytest.raises(RuntimeError) as found:
+            torch._native_multi_head_attention(*to_bp(call))
+        assert str(found.value).splitlines()[0] == str(expected.value).splitlines()[0]
+        torch._native_multi_head_attention(*to_bp(right))
 
 
 def test_nested_tensors_themselves_are_refused_by_name() -> None:

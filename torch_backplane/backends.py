@@ -379,8 +379,8 @@ class verbose:
         _C.set_verbose(self._before)
 
 
-# Attention. PyTorch's switches are global ones, which torch.nn.attention.sdpa_kernel sets, too. There is one fused
-# kernel on a bp device, for which both SDPBackend.FLASH_ATTENTION and SDPBackend.OVERRIDEABLE stand.
+# Attention. PyTorch's switches are global; torch.nn.attention.sdpa_kernel sets them, too. A bp device has one fused
+# attention, which SDPBackend.FLASH_ATTENTION, EFFICIENT_ATTENTION, CUDNN_ATTENTION and OVERRIDEABLE all select.
 
 
 def flash_sdp_enabled() -> bool:
@@ -446,7 +446,6 @@ def can_use_flash_attention(params: SDPAParams, debug: bool = False) -> bool:
         params.value,
         params.attn_mask,
         params.dropout,
-        params.is_causal,
         params.enable_gqa,
     )
     if reason and debug:

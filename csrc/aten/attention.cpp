@@ -6,9 +6,7 @@
 #include <ATen/native/DispatchStub.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
 #include <array>
@@ -47,40 +45,6 @@ Way way_of(const Tensor& query, const Tensor& value, double dropout_p) {
   return by_kernels ? Way::OnePass : computes_on_host(index) ? Way::Host : Way::Composed;
 }
 
-// Of the CPU, with the same layout and without memory.
-Tensor stand_in(const Tensor& tensor) {
-  static char nothing;
-  return at::from_blob(&nothing, tensor.sizes(), tensor.strides(), at::TensorOptions(tensor.scalar_type()));
-}
-
-// Whether the CPU would take its flash kernel.
-bool is_flash_on_cpu(
-    const Tensor& query,
-    const Tensor& key,
-    const Tensor& value,
-    const OptionalTensor& mask,
-    double dropout_p,
-    bool is_causal,
-    std::optional<double> scale,
-    bool enable_gqa) {
-  for (const Tensor& tensor : {query, key, value, mask.value_or(query)}) {
-    if (tensor.is_nested() || tensor.device() != query.device() ||
-        tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides()) {
-      return false;
-    }
-  }
-  // The modes of Python's that a program is in (torch.compile's, say) are not told of stand-ins.
-  const c10::impl::ExcludeDispatchKeyGuard no_modes(
-      c10::DispatchKeySet{c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot});
-  static const auto op = find("aten::_fused_sdp_choice");
-  torch::jit::Stack stack;
-  torch::jit::push(stack, stand_in(query), stand_in(key), stand_in(value));
-  torch::jit::push(stack, mask.has_value() ? OptionalTensor(stand_in(*mask)) : std::nullopt);
-  torch::jit::push(stack, dropout_p, is_causal, scale, enable_gqa);
-  op.callBoxed(stack);
-  return stack[0].toInt() == static_cast<int64_t>(at::SDPBackend::flash_attention);
-}
-
 bool is_probability(double p) {
   return p >= 0 && p <= 1;
 }
@@ -117,6 +81,24 @@ bool is_one_pass(
       (!mask.has_value() || fits(*mask, {query.sym_size(0), heads, query.sym_size(2), key.sym_size(2)}));
 }
 
+// Whether PyTorch's flash kernel of the CPU serves this, of what fits together; as use_flash_attention_cpp has it.
+bool is_flash_on_cpu(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& mask, double dropout_p) {
+  for (const Tensor& tensor : {query, key, value}) {
+    if (tensor.sym_stride(3) != 1 || tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides()) {
+      return false;
+    }
+  }
+  return dropout_p == 0 && query.sym_size(3) == value.sym_size(3) &&
+      (!mask.has_value() || mask->dim() == 2 || mask->dim() == 4);
+}
+
+// Each of these names means the one fused attention of a device.
+bool is_fusing_enabled() {
+  const auto& context = at::globalContext();
+  return context.userEnabledFlashSDP() || context.userEnabledMemEfficientSDP() || context.userEnabledCuDNNSDP() ||
+      context.userEnabledOverrideableSDP();
+}
+
 // Why the fused operator does not serve this; nullptr where it does.
 const char* why_not(
     const Tensor& query,
@@ -124,42 +106,35 @@ const char* why_not(
     const Tensor& value,
     const OptionalTensor& mask,
     double dropout_p,
-    bool is_causal,
-    std::optional<double> scale,
     bool enable_gqa) {
-  const auto& context = at::globalContext();
   const bool runs_kernels = !device(query.device().index()).properties().dialect.empty();
-  if (!context.userEnabledFlashSDP() && !context.userEnabledOverrideableSDP()) {
-    return "SDPBackend.FLASH_ATTENTION and SDPBackend.OVERRIDEABLE, which both mean it, are disabled";
+  if (!is_fusing_enabled()) {
+    return "every SDPBackend that selects it is disabled: FLASH_ATTENTION, EFFICIENT_ATTENTION, CUDNN_ATTENTION and OVERRIDEABLE";
   }
-  const bool fits = is_one_pass(query, key, value, mask, dropout_p, enable_gqa);
   const char* sizes =
       "query, key and value need four dimensions, one floating dtype, sizes that fit together and elements, and a mask has to "
       "expand to the scores";
+  if (!is_one_pass(query, key, value, mask, dropout_p, enable_gqa)) {
+    return sizes;
+  }
   const auto index = query.device().index();
-  const auto way = fits || !runs_threads(index) ? way_of(query, value, dropout_p) : Way::Composed;
   const bool wants_mask_gradient = mask.has_value() && mask->requires_grad() && c10::GradMode::is_enabled();
-  if (way == Way::OnePass && !(runs_threads(index) && wants_mask_gradient)) {
-    return fits ? nullptr : sizes;
+  if (way_of(query, value, dropout_p) == Way::OnePass && !(runs_threads(index) && wants_mask_gradient)) {
+    return nullptr;
   }
   if (runs_kernels && !computes_on_host(index)) {
-    return !runs_threads(index) ? "it has no kernel for the device's target, or not the local memory"
-        : !fits                 ? sizes
-                : "a processor's kernel is for 8 queries or more, of up to 256 columns, without dropout and a gradient of the mask";
+    return runs_threads(index)
+        ? "a processor's kernel is for 8 queries or more, of up to 256 columns, without dropout and a gradient of the mask"
+        : "it has no kernel for the device's target, or not the local memory";
   }
   // The CPU's flash kernel
   if (wants_mask_gradient) {
     return "the CPU's flash kernel gives no gradient for the mask";
   }
-  if (!context.userEnabledFlashSDP()) {
-    return "it is the CPU's flash kernel here, and SDPBackend.FLASH_ATTENTION is disabled";
+  if (runs_kernels && query.sym_size(1) != key.sym_size(1)) {
+    return "the CPU's flash kernel has no shared heads on this device";
   }
-  if (runs_kernels && !is_one_pass(query, key, value, mask, dropout_p, /*enable_gqa=*/false)) {
-    return fits ? "the CPU's flash kernel has no shared heads on this device" : sizes;
-  }
-  return is_flash_on_cpu(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
-      ? nullptr
-      : "the CPU would not take its flash kernel";
+  return is_flash_on_cpu(query, key, value, mask, dropout_p) ? nullptr : "the CPU would not take its flash kernel";
 }
 
 int64_t choose(
@@ -175,7 +150,10 @@ int64_t choose(
   // The CPU's kernels refuse it, the composite form would leave out what is below 0.
   TORCH_CHECK(
       !runs_kernels || is_probability(dropout_p), "dropout probability has to be between 0 and 1, but got ", dropout_p);
-  const char* reason = why_not(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa);
+  if (!is_fusing_enabled() && !at::globalContext().userEnabledMathSDP()) {
+    return static_cast<int64_t>(at::SDPBackend::error);
+  }
+  const char* reason = why_not(query, key, value, mask, dropout_p, enable_gqa);
   if (reason == nullptr) {
     return static_cast<int64_t>(at::SDPBackend::overrideable);
   }
@@ -292,9 +270,8 @@ std::string why_attention_is_composed(
     const Tensor& value,
     const OptionalTensor& mask,
     double dropout_p,
-    bool is_causal,
     bool enable_gqa) {
-  const char* reason = why_not(query, key, value, mask, dropout_p, is_causal, std::nullopt, enable_gqa);
+  const char* reason = why_not(query, key, value, mask, dropout_p, enable_gqa);
   return reason == nullptr ? "" : reason;
 }
 

@@ -15,7 +15,6 @@ std::string why_attention_is_composed(
     const at::Tensor& value,
     const std::optional<at::Tensor>& mask,
     double dropout_p,
-    bool is_causal,
     bool enable_gqa);
 
 } // namespace backplane

@@ -115,7 +115,7 @@ void bind_devices(py::module_& module) {
       "What the runtime must know of a device that runs kernels before planners are asked (csrc/aten/kernel_capabilities.h).");
   module.def(
       "why_attention_is_composed", &why_attention_is_composed, py::arg("query"), py::arg("key"), py::arg("value"),
-      py::arg("mask"), py::arg("dropout_p"), py::arg("is_causal"), py::arg("enable_gqa"));
+      py::arg("mask"), py::arg("dropout_p"), py::arg("enable_gqa"));
   module.def("checked_index", [](int64_t index) { return checked_index(as_index(index)); }, py::arg("index"));
   module.def("current_device", [] {
     ensure_initialized();

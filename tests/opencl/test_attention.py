@@ -664,3 +664,17 @@ def test_decoding_by_a_growing_length() -> None:
         assert counts["planner_calls"] <= 6
         assert counts["dynamic_shape_replays"] >= 14
     assert "attention_merged" in names
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_fast_path_in_half_precision_is_as_finite_as_the_slow_path(dtype: torch.dtype) -> None:
+    """Products of these queries and keys are beyond float16."""
+    attention = torch.nn.MultiheadAttention(64, 1, batch_first=True, device="bp", dtype=dtype).eval()
+    with torch.no_grad():
+        attention.in_proj_weight.fill_(0.5)
+    x = torch.full((1, 4, 64), 3.5, device="bp", dtype=dtype)
+    slow = attention(x, x, x, need_weights=False)[0]
+    with torch.no_grad():
+        fast = attention(x, x, x, need_weights=False)[0]
+    assert slow.isfinite().all()
+    torch.testing.assert_close(fast, slow.detach(), rtol=2e-2, atol=1e-2)

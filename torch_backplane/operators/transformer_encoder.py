@@ -1,0 +1,169 @@
+"""The fast path of nn.MultiheadAttention and nn.TransformerEncoderLayer in inference, composed of other operators.
+
+Attention goes through `scaled_dot_product_attention`, unless the caller wants the weights.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch.nn import functional as F
+
+from torch_backplane.planning import Call, Refused, operator
+
+
+class _Projections(NamedTuple):
+    """Weights (3 * embed_dim, embed_dim) of query, key and value together, and of the result (embed_dim, embed_dim)."""
+
+    qkv_weight: torch.Tensor
+    qkv_bias: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor
+
+
+class _Norm(NamedTuple):
+    weight: torch.Tensor
+    bias: torch.Tensor
+    eps: float
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
+
+
+def _check(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, embed_dim: int, heads: int, by: _Projections
+) -> None:
+    """Refuses what PyTorch's CPU kernel has an error for, and what it does not check before it reads."""
+    is_right = (
+        query.dim() == 3
+        and query.shape == key.shape == value.shape
+        and query.shape[2] == embed_dim
+        and heads > 0
+        and embed_dim % heads == 0
+        and by.qkv_weight.shape == (3 * embed_dim, embed_dim)
+        and by.qkv_bias.shape == (3 * embed_dim,)
+        and by.weight.shape == (embed_dim, embed_dim)
+        and by.bias.shape == (embed_dim,)
+        and len({one.dtype for one in (query, key, value, *by)}) == 1
+        and query.is_floating_point()
+    )
+    if not is_right:
+        raise Refused("sizes or dtypes that do not fit together")
+
+
+def _left_out(mask: torch.Tensor | None, mask_type: int | None, like: torch.Tensor) -> torch.Tensor | None:
+    """The mask as one of the scores (batch, heads, queries, keys), which it can be expanded to.
+
+    Args:
+        mask_type: 0: of each query and key; 1: of each sequence and key; 2: of each score.
+        like: (batch, queries, embed_dim)
+    """
+    if mask is None:
+        return None
+    batch, length, _ = like.shape
+    accepted = {0: (length, length), 1: (batch, length)}.get(mask_type) if mask_type is not None else ()
+    if mask.dtype != torch.bool or (accepted is not None and mask.shape != accepted):
+        raise Refused("a mask of another shape or dtype")
+    if accepted is None and (mask.dim() != 4 or mask_type != 2):
+        raise Refused("a mask of another shape or kind")
+    return mask.view(batch, 1, 1, length) if mask_type == 1 else mask
+
+
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    heads: int,
+    by: _Projections,
+    left_out: torch.Tensor | None,
+    need_weights: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The projected result (batch, queries, embed_dim), and the weights (batch, heads, queries, keys)."""
+    batch, length, width = query.shape
+    if query is key and key is value:
+        projected = F.linear(query, by.qkv_weight, by.qkv_bias).chunk(3, dim=-1)
+    else:
+        parts = zip((query, key, value), by.qkv_weight.chunk(3), by.qkv_bias.chunk(3), strict=True)
+        projected = tuple(F.linear(*part) for part in parts)
+    q, k, v = (one.view(batch, length, heads, width // heads).transpose(1, 2) for one in projected)
+    weights = None
+    if need_weights:
+        scores = (q * (width // heads) ** -0.5) @ k.transpose(-2, -1)
+        if left_out is not None:
+            scores = scores.masked_fill(left_out, -torch.inf)
+        weights = scores.softmax(-1)
+        found = weights @ v
+    else:
+        kept = None if left_out is None else ~left_out
+        found = F.scaled_dot_product_attention(q, k, v, kept)
+    return F.linear(found.transpose(1, 2).reshape(batch, length, width), by.weight, by.bias), weights
+
+
+@operator("_native_multi_head_attention", variants=False)
+def _native_multi_head_attention(
+    call: Call,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    embed_dim: int,
+    num_head: int,
+    qkv_weight: torch.Tensor,
+    qkv_bias: torch.Tensor,
+    proj_weight: torch.Tensor,
+    proj_bias: torch.Tensor,
+    mask: torch.Tensor | None,
+    need_weights: bool,
+    average_attn_weights: bool,
+    mask_type: int | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The result (batch, length, embed_dim), and if they are wanted the weights (batch, heads, length, length) or their
+    mean over heads. A row whose keys are all masked is 0 without weights, and NaN with them.
+    """
+    by = _Projections(qkv_weight, qkv_bias, proj_weight, proj_bias)
+    _check(query, key, value, embed_dim, num_head, by)
+    left_out = _left_out(mask, mask_type, query)
+    out, weights = _attention(query, key, value, num_head, by, left_out, need_weights)
+    return out, weights.mean(1) if weights is not None and average_attn_weights else weights
+
+
+@operator("_transformer_encoder_layer_fwd", variants=False)
+def _transformer_encoder_layer_fwd(
+    call: Call,
+    src: torch.Tensor,
+    embed_dim: int,
+    num_heads: int,
+    qkv_weight: torch.Tensor,
+    qkv_bias: torch.Tensor,
+    proj_weight: torch.Tensor,
+    proj_bias: torch.Tensor,
+    use_gelu: bool,
+    norm_first: bool,
+    eps: float,
+    norm_weight_1: torch.Tensor,
+    norm_bias_1: torch.Tensor,
+    norm_weight_2: torch.Tensor,
+    norm_bias_2: torch.Tensor,
+    ffn_weight_1: torch.Tensor,
+    ffn_bias_1: torch.Tensor,
+    ffn_weight_2: torch.Tensor,
+    ffn_bias_2: torch.Tensor,
+    mask: torch.Tensor | None,
+    mask_type: int | None,
+) -> torch.Tensor:
+    by = _Projections(qkv_weight, qkv_bias, proj_weight, proj_bias)
+    _check(src, src, src, embed_dim, num_heads, by)
+    left_out = _left_out(mask, mask_type, src)
+    norms = _Norm(norm_weight_1, norm_bias_1, eps), _Norm(norm_weight_2, norm_bias_2, eps)
+
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        return _attention(x, x, x, num_heads, by, left_out, need_weights=False)[0]
+
+    def feed_forward(x: torch.Tensor) -> torch.Tensor:
+        inner = F.linear(x, ffn_weight_1, ffn_bias_1)
+        return F.linear(F.gelu(inner) if use_gelu else F.relu(inner), ffn_weight_2, ffn_bias_2)
+
+    x = src
+    for part, norm in zip((attend, feed_forward), norms, strict=True):
+        x = x + part(norm(x)) if norm_first else norm(x + part(x))
+    return x
