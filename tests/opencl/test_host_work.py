@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyopencl as cl
 import pytest
 import torch
 from agreement import DEVICE, plans_from_the_start
@@ -292,6 +293,8 @@ def test_a_function_that_a_queue_calls_may_give_it_more_than_it_takes_of_others(
 
 def test_calls_of_one_stream_that_wait_do_not_hold_up_those_of_another() -> None:
     needs_sight()
+    if any("Intel" in platform.vendor for platform in cl.get_platforms()):
+        pytest.skip("Intel's runtime has one thread fewer than cores for the host callbacks of all queues")
     a = torch.randint(9, (400, 400), device=DEVICE).float()
     out, other = torch.empty_like(a), torch.empty_like(a)
     torch.bp.synchronize()
