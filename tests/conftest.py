@@ -37,6 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--cover", type=int, default=0, metavar="N",
         help="of each test as few cases as have any N values of different parameters together (default: all cases)",
     )  # fmt: skip
+    parser.addoption("--whole", action="store_true", help="run all of tests/pytorch (default: a part of it)")
     parser.addoption("--seed", type=int, default=0, help="other random numbers in every test (default: 0)")
 
 

@@ -1,0 +1,70 @@
+"""What a call does, on one device: its results, how they lie in memory, what it warns of and what it raises."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from torch_backplane.conformance.transfer import Transfer, tensors
+
+# Warnings about the call; others are about the machine, or come once in a process.
+_ABOUT_THE_CALL = ("An output with one or more elements was resized", "Casting complex values to real discards")
+
+
+def to_device(tree: Any, device: str) -> Any:
+    return Transfer(torch.device(device))(tree)
+
+
+@dataclass
+class Outcome:
+    """Of one call.
+
+    Args:
+        results: tensors on the CPU.
+        strides: of the results, and where a tensor of the arguments is a result, its position among them.
+        said: warnings that are about the call.
+        error: the type of what was raised, None if nothing was.
+    """
+
+    results: list[torch.Tensor] = field(default_factory=list)
+    strides: list[Any] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+    error: type[BaseException] | None = None
+    text: str = ""
+
+    def __str__(self) -> str:
+        shapes = [f"{str(one.dtype).removeprefix('torch.')}{list(one.shape)}" for one in self.results]
+        raised = f"{self.error.__name__}: {self.text}" if self.error else "nothing"
+        return f"{shapes} strides {self.strides} warned {self.said} raised {raised}"
+
+
+def outcome(function: Callable[..., Any], *arguments: Any, **options: Any) -> Outcome:
+    """What `function(*arguments, **options)` does."""
+    found = Outcome()
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        try:
+            result = function(*arguments, **options)
+        except Exception as error:  # any: the type is compared
+            found.error, found.text = type(error), str(error).splitlines()[0] if str(error) else ""
+            result = ()
+        finally:
+            torch.set_warn_always(before)
+    texts = [str(one.message) for one in record]
+    found.said = sorted({begin for begin in _ABOUT_THE_CALL for text in texts if text.startswith(begin)})
+    for tensor in tensors(result):
+        found.results.append(tensor.detach().cpu().resolve_conj().resolve_neg())
+        found.strides.append(tensor.stride() if tensor.layout == torch.strided else None)
+    return found
+
+
+def samples_of(op: Any, dtype: torch.dtype, most: int, **options: Any) -> list[Any]:
+    """At most so many of the operator's samples, on the CPU, spread over all of them."""
+    found = list(op.sample_inputs("cpu", dtype, **options))
+    return found[:: max(1, -(-len(found) // most))] if found else []

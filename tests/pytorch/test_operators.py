@@ -1,0 +1,190 @@
+"""PyTorch's operator database on bp, held against the CPU: out=, variants, layouts, errors, gradients, vmap.
+
+In the form of PyTorch's `TestCommon`, `TestGradients` and functorch's tests, of which PyTorch's wheel has the database
+and not the classes. A part runs by default; `--whole` runs all (`make test-pytorch`).
+"""
+
+# ruff: noqa: PT009, PT027 - the classes are PyTorch's TestCase
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import torch
+from outcome import Outcome, outcome, samples_of, to_device
+from torch.testing._internal.common_device_type import OpDTypes, instantiate_device_type_tests, ops
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.common_utils import TestCase
+from torch.utils._pytree import tree_map_only
+
+from torch_backplane.conformance.transfer import WIDER, noncontiguous, spaced, tensors, transposed
+
+SAMPLES = 5
+# Their numbers are not initialized.
+WITHOUT_NUMBERS = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
+# PyTorch's CPU kernel writes beyond such a result, and the process ends.
+CRASHES_ON_CPU = {("linalg.lu", "transposed")}
+OPERATORS = [op for op in op_db if op.name not in WITHOUT_NUMBERS]
+WITH_OUT = [op for op in OPERATORS if op.supports_out]
+DIFFERENTIABLE = [op for op in OPERATORS if op.supports_autograd]
+
+
+def is_tensors(result: Any) -> bool:
+    many = result if isinstance(result, (list, tuple)) else [result]
+    return bool(many) and all(isinstance(one, torch.Tensor) for one in many)
+
+
+def mapped(function: Callable[[torch.Tensor], torch.Tensor], result: Any) -> Any:
+    """The same for each of the results, as `out=` wants them: a tensor, or a tuple of these."""
+    if isinstance(result, torch.Tensor):
+        return function(result)
+    return tuple(function(one) for one in result)
+
+
+def _longer(one: torch.Tensor) -> torch.Tensor:
+    return one.new_full((*one.shape, 2) if one.dim() else (3,), 1)
+
+
+# What an `out=` is made of the result that is expected; garbage where its numbers shall not matter.
+OUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "same": lambda one: torch.full_like(one, 1),
+    "strided": lambda one: spaced(one).fill_(1),
+    "transposed": lambda one: transposed(one).fill_(1) if one.dim() > 1 else torch.full_like(one, 1),
+    "empty": lambda one: one.new_empty(0),
+    "longer": _longer,
+    "wider dtype": lambda one: one.new_full(one.shape, 1, dtype=WIDER.get(one.dtype, torch.float64)),
+    "integer dtype": lambda one: one.new_full(one.shape, 1, dtype=torch.int32),
+}
+
+
+class TestOperatorDatabase(TestCase):
+    """The same call on bp and on the CPU has the same results, strides, warnings and errors."""
+
+    def check(self, where: str, found: Outcome, expected: Outcome, *, strides: bool = True) -> None:
+        self.assertEqual(found.error, expected.error, f"{where}: {found}, and on the CPU {expected}")
+        self.assertEqual(found.said, expected.said, f"{where}: {found}, and on the CPU {expected}")
+        if strides:
+            self.assertEqual(found.strides, expected.strides, f"{where}: {found}, and on the CPU {expected}")
+        for one, other in zip(found.results, expected.results, strict=True):
+            self.assertEqual(one, other, msg=lambda text: f"{where}: {text}", equal_nan=True)
+
+    def compare(self, where: str, device: str, call: Callable[..., Any], *arguments: Any, **checked: bool) -> Outcome:
+        """`call(*arguments)` with the arguments on each device; what it does on the CPU."""
+        found, expected = (outcome(call, *to_device(arguments, one)) for one in (device, "cpu"))
+        self.check(where, found, expected, **checked)
+        return expected
+
+    @ops(WITH_OUT, dtypes=OpDTypes.any_common_cpu_cuda_one)
+    def test_out(self, device: str, dtype: torch.dtype, op: Any) -> None:
+        for sample in samples_of(op, dtype, 3):
+            result = op(sample.input, *sample.args, **sample.kwargs)
+            if not is_tensors(result):
+                continue
+            for name, made in OUTS.items():
+                if (op.name, name) in CRASHES_ON_CPU:
+                    continue
+                def call(out: Any, input_: Any, args: Any, kwargs: Any) -> Any:
+                    op(input_, *args, **kwargs, out=out)
+                    return out
+
+                for _ in range(2):  # the second one may be a replay
+                    out = mapped(made, result)
+                    self.compare(f"out= {name}", device, call, out, sample.input, sample.args, sample.kwargs)
+
+    @ops(WITH_OUT, dtypes=OpDTypes.any_common_cpu_cuda_one)
+    def test_out_on_another_device(self, device: str, dtype: torch.dtype, op: Any) -> None:
+        for sample in samples_of(op, dtype, 1):
+            result = op(sample.input, *sample.args, **sample.kwargs)
+            given = to_device((sample.input, sample.args, sample.kwargs), device)
+            if not is_tensors(result) or not tensors(given):
+                continue  # factories compute where their result is
+            out = mapped(lambda one: torch.full_like(one, 1), result)
+            with self.assertRaises(RuntimeError):
+                op(given[0], *given[1], **given[2], out=out)
+            for one in tensors(out):
+                self.assertEqual(one, torch.full_like(one, 1))
+
+    @ops(OPERATORS, dtypes=OpDTypes.any_common_cpu_cuda_one)
+    def test_layouts(self, device: str, dtype: torch.dtype, op: Any) -> None:
+        def call(input_: Any, args: Any, kwargs: Any) -> Any:
+            return op(input_, *args, **kwargs)
+
+        for sample in samples_of(op, dtype, SAMPLES):
+            given = (sample.input, sample.args, sample.kwargs)
+            for name, layout in (("contiguous", None), ("strided", spaced), ("transposed", transposed)):
+                arguments = given if layout is None else noncontiguous(given, layout)
+                self.compare(name, device, call, *arguments)
+
+    @ops(OPERATORS, dtypes=OpDTypes.any_common_cpu_cuda_one)
+    def test_variants(self, device: str, dtype: torch.dtype, op: Any) -> None:
+        variants = {"method": op.method_variant, "in place": op.inplace_variant, "operator": op.operator_variant,
+                    "operator in place": op.inplace_operator_variant}  # fmt: skip
+        for name, variant in variants.items():
+            if variant is None:
+                continue
+
+            def call(input_: Any, args: Any, kwargs: Any, variant: Any = variant) -> Any:
+                return variant(input_, *args, **kwargs)
+
+            for sample in samples_of(op, dtype, 3):
+                if "in place" in name and sample.broadcasts_input:
+                    continue
+                self.compare(name, device, call, sample.input, sample.args, sample.kwargs)
+
+    @ops([op for op in OPERATORS if op.error_inputs_func is not None], dtypes=OpDTypes.none)
+    def test_errors(self, device: str, op: Any) -> None:
+        for case, on_cpu in zip(op.error_inputs(device), op.error_inputs("cpu"), strict=True):
+            samples = case.sample_input, on_cpu.sample_input
+            found, expected = (outcome(op, one.input, *one.args, **one.kwargs) for one in samples)
+            self.assertEqual(found.error, expected.error, f"{found}, and on the CPU {expected}")
+            if on_cpu.error_regex and re.search(on_cpu.error_regex, expected.text):
+                self.assertRegex(found.text, f"{on_cpu.error_regex}|{case.error_regex}")
+
+    @ops(DIFFERENTIABLE, allowed_dtypes=(torch.float64,))
+    def test_gradients(self, device: str, dtype: torch.dtype, op: Any) -> None:
+        def call(input_: Any, args: Any, kwargs: Any) -> Any:
+            result = op(input_, *args, **kwargs)
+            inputs = [one for one in tensors((input_, args, kwargs)) if one.requires_grad]
+            outputs = [one for one in tensors(result) if one.requires_grad]
+            if not inputs or not outputs:
+                return result
+            given = [torch.linspace(-1, 1, o.numel()).view(o.shape).to(o.device, o.dtype) for o in outputs]
+            gradients = torch.autograd.grad(outputs, inputs, given, allow_unused=True)
+            return [result, [one for one in gradients if one is not None]]
+
+        for sample in samples_of(op, dtype, SAMPLES, requires_grad=True):
+            self.compare("gradients", device, call, sample.input, sample.args, sample.kwargs, strides=False)
+
+    @ops([op for op in DIFFERENTIABLE if op.supports_forward_ad], allowed_dtypes=(torch.float64,))
+    def test_forward_derivatives(self, device: str, dtype: torch.dtype, op: Any) -> None:
+        def call(input_: Any, args: Any, kwargs: Any) -> Any:
+            with torch.autograd.forward_ad.dual_level():
+                dual = tree_map_only(
+                    torch.Tensor,
+                    lambda one: torch.autograd.forward_ad.make_dual(one.detach(), torch.full_like(one, 0.5))
+                    if one.is_floating_point() else one,
+                    input_,
+                )
+                result = op(dual, *args, **kwargs)
+                return [torch.autograd.forward_ad.unpack_dual(one).tangent for one in tensors(result)]
+
+        for sample in samples_of(op, dtype, 3):
+            self.compare("jvp", device, call, sample.input, sample.args, sample.kwargs, strides=False)
+
+    @ops(OPERATORS, dtypes=OpDTypes.any_common_cpu_cuda_one)
+    def test_vmap(self, device: str, dtype: torch.dtype, op: Any) -> None:
+        def call(input_: Any, args: Any, kwargs: Any) -> Any:
+            return torch.vmap(lambda one: op(one, *args, **kwargs), randomness="same")(input_)
+
+        for sample in samples_of(op, dtype, 2):
+            if isinstance(sample.input, torch.Tensor):
+                many = torch.stack([sample.input.detach(), sample.input.detach().flip(list(range(sample.input.dim())))])
+                self.compare("vmap", device, call, many, sample.args, sample.kwargs, strides=False)
+
+
+with mock.patch.dict(os.environ, PYTORCH_TESTING_DEVICE_ONLY_FOR="bp"):
+    instantiate_device_type_tests(TestOperatorDatabase, globals())
