@@ -3,7 +3,7 @@
 Of each sample, each size of each tensor in turn is 0, and each size wherever it is one of any tensor. A kernel that
 divides by a size ends this process, since faulthandler is enabled: what it called last is the finding.
 
-    TORCH_BACKPLANE_DRIVERS=opencl python tests/empty_operands_sweep.py --match '^nonzero'
+    TORCH_BACKPLANE_DRIVERS=opencl python tests/sweep_process.py empty_operands_sweep.py --match '^nonzero'
 """
 
 from __future__ import annotations
@@ -140,7 +140,6 @@ def names(pattern: str) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--match", help="a regular expression of names, beside those that are given")
     parser.add_argument("--samples", type=int, default=8, help="of each operator, at most")
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
@@ -148,7 +147,7 @@ def main() -> None:
     database = load(OP_DB)
     torch.empty(0, device=DEVICE)
     faulthandler.enable()  # after PoCL's own handler, which survives a division by zero
-    for name in [*options.names, *(names(options.match) if options.match is not None else [])]:
+    for name in options.names:
         sweep_process.entry(name)
         op = database[name]
         dtype = next((dtype for dtype in DTYPES if dtype in op.dtypes), None)

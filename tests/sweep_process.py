@@ -1,11 +1,15 @@
 """Sweeps over many calls, any of which may end its process: that is a finding then, and the sweep goes on behind it.
 
 A sweep is a script that takes names of what to sweep as its arguments and says on its standard output what it begins,
-calls and finds, by the functions `entry`, `call` and `found` here.
+calls and finds, by the functions `entry`, `call` and `found` here. All of it, with what is found at the end:
+
+    TORCH_BACKPLANE_DRIVERS=opencl python tests/sweep_process.py overloads_sweep.py --match ''
 """
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import os
 import signal
 import subprocess
@@ -66,3 +70,21 @@ def findings(
         all_found.append(f"{last}: the process died of {signal.Signals(-run.returncode).name}")
         left = left[left.index(begun[-1]) + 1 :]
     return all_found
+
+
+def main() -> int:
+    """Sweeps all that matches, and tells what it finds; ends with status 1 then."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("script", help="such as overloads_sweep.py")
+    parser.add_argument("--match", default="", help="a regular expression of names")
+    options, others = parser.parse_known_args()
+    names = importlib.import_module(options.script.removesuffix(".py")).names(options.match)
+    all_found = findings(options.script, names, {"TORCH_BACKPLANE_FALLBACK": "silent"}, *others)
+    for text in all_found:
+        print(f"FOUND {text}\n")
+    print(f"{len(all_found)} findings in {len(names)} entries")
+    return 1 if all_found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
