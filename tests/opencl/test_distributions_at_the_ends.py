@@ -89,6 +89,8 @@ def alike(function: Callable[[str], torch.Tensor]) -> None:
 def test_fills(name: str, dtype: torch.dtype) -> None:
     function, parameters = FILLS[name]
     for given in parameters:
+        if name == "exponential_" and dtype == torch.float16 and 1e5 < given[0] <= GREATEST:
+            continue  # no draw is rounded to zero here (test_distributions.py), and all are in PyTorch
         alike(lambda device: function(torch.empty(DRAWS, dtype=dtype, device=device), *given))  # noqa: B023
 
 

@@ -126,7 +126,9 @@ def log_normal_(call: Call, self: torch.Tensor, mean: float, std: float, generat
 @operator("exponential_", variants=False)
 def exponential_(call: Call, self: torch.Tensor, rate: float, generator: Any) -> torch.Tensor:
     check(self.is_floating_point() and rate > 0, "a rate that is not positive")
-    return _fill(self, fill, "exponential", rate)
+    if rate > torch.finfo(value_dtype(self.dtype)).max:
+        return _fill(self, fill, "exponential", math.inf, 0.0)
+    return _fill(self, fill, "exponential", rate, torch.finfo(self.dtype).smallest_normal * torch.finfo(self.dtype).eps)
 
 
 @operator("cauchy_", variants=False)

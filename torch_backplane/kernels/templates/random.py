@@ -64,8 +64,9 @@ DISTRIBUTIONS: Mapping[str, str] = {
     "uniform": "x = first + unit(draw) * (second - first); x = x >= LANES_OF(third) ? LANES_OF(first) : x;",
     "normal": "x = first + second * x;",
     "log_normal": "x = exp(first + second * x);",
-    # The logarithm of a draw that was rounded to one is that of the number before: only a great rate makes zeros.
-    "exponential": "x = fmax(-log(above_zero(draw)), LANES_OF(TO_ONE)) / first;",
+    # Zero does not belong to it: the logarithm of a draw that was rounded to one is that of the number before, and what
+    # the rate makes smaller than `second` is that.
+    "exponential": "x = fmax(fmax(-log(above_zero(draw)), LANES_OF(TO_ONE)) / first, LANES_OF(second));",
     # As far from either end, where it is infinite.
     "cauchy": "x = first + second * tan((value_t)3.141592653589793 * (unit(draw) - (value_t)0.5 + TO_ONE / 2));",
     "geometric": "x = fmax(ceil(log(above_zero(draw)) / log1p(-first)), LANES_OF(1));",
@@ -114,7 +115,7 @@ def fill(
 
     Args:
         parameters: the distribution's: from, to and the least number that is `to` in memory, by itself `to` (uniform),
-            mean and standard deviation, rate (exponential), median and scale (cauchy), chance
+            mean and standard deviation, rate and the least result (exponential), median and scale (cauchy), chance
             (geometric, bernoulli).
         chance: for bernoulli_each, a number for each element, contiguous.
     """
