@@ -75,11 +75,9 @@ def _scaled_noise(call: Call, mean: Any, std: Any, generator: Any) -> torch.Tens
     """mean + std * noise, each a tensor or a number."""
     shapes = [one.shape for one in (mean, std) if isinstance(one, torch.Tensor)]
     runtime.check_broadcast([one for one in (mean, std) if isinstance(one, torch.Tensor)])
-    if call.overload is not call.functional:
-        # The CPU refuses it.
-        check(call.arguments[-1].shape == runtime.broadcast_shapes(*shapes), "a result of another shape")
     check(not (isinstance(mean, torch.Tensor) and mean.dtype == torch.bool), "means that are bool")
     asked = (mean if isinstance(mean, torch.Tensor) else std).dtype
+    check(asked.is_floating_point or bool(call.written), "integers")
     if asked.is_floating_point:
         # Of the means' dtype, or the deviations' where means are a number, whatever the meta function says.
         (out,) = call.outputs(like=[torch.empty(runtime.broadcast_shapes(*shapes), dtype=asked, device="meta")])
@@ -128,8 +126,9 @@ def log_normal_(call: Call, self: torch.Tensor, mean: float, std: float, generat
 @operator("exponential_", variants=False)
 def exponential_(call: Call, self: torch.Tensor, rate: float, generator: Any) -> torch.Tensor:
     check(self.is_floating_point() and rate > 0, "a rate that is not positive")
-    facts = torch.finfo(self.dtype)
-    return _fill(self, fill, "exponential", rate, facts.smallest_normal if facts.bits > 16 else 2.0**-24)
+    if rate > torch.finfo(value_dtype(self.dtype)).max:
+        return _fill(self, fill, "exponential", math.inf, 0.0)
+    return _fill(self, fill, "exponential", rate, torch.finfo(self.dtype).smallest_normal * torch.finfo(self.dtype).eps)
 
 
 @operator("cauchy_", variants=False)
@@ -206,8 +205,9 @@ def multinomial(call: Call, self: torch.Tensor, num_samples: int, replacement: b
         raise RunOnCPU("nothing to draw")
     dtype = value_dtype(self.dtype)
     (out,) = call.outputs(like=[torch.empty((*self.shape[:-1], num_samples), dtype=torch.int64, device="meta")])
-    _expect_weights(self, dtype)
-    if replacement and num_samples > 1:
+    in_sums = replacement and num_samples > 1
+    _expect_weights(self, dtype, in_sums)
+    if in_sums:
         sums = self.to(dtype).cumsum(-1)
         # The last one is 1, and numbers are less: what is found has a weight.
         sums /= sums[..., -1:].clone()
@@ -218,16 +218,23 @@ def multinomial(call: Call, self: torch.Tensor, num_samples: int, replacement: b
     return out.copy_(order.argmax(-1, keepdim=True) if num_samples == 1 else order.topk(num_samples).indices)
 
 
-def _expect_weights(self: torch.Tensor, dtype: torch.dtype) -> None:
-    """The most remarkable weight of each row: 2 is one that is none, 1 a positive one; 0 if all are zero."""
+def _expect_weights(self: torch.Tensor, dtype: torch.dtype, in_sums: bool) -> None:
+    """The most remarkable weight of each row: 3 is a negative one or NaN, 2 infinity, 1 a positive one; 0 if all are
+    zero. With `in_sums`, PyTorch's words are others.
+    """
 
     def kind(x: Expression, position: Expression) -> Expression:
-        return f.where((x >= 0.0) & (x < math.inf), (x > 0.0).to(dtype), 2.0)
+        return f.where(x >= 0.0, f.where(x < math.inf, (x > 0.0).to(dtype), 2.0), 3.0)
 
     kinds = torch.empty(self.shape[:-1], dtype=dtype, device=self.device)
     found = Reduction([dtype], [0.0], kind, f.maximum, lambda state, count: state)
     run_reduction(found, [kinds], [self], [-1], key=("multinomial_weights", dtype), compute=dtype, name="weights")
+    negative = infinite = "probability tensor contains either `inf`, `nan` or element < 0"
+    if in_sums:
+        negative = "invalid multinomial distribution (encountering probability entry < 0)"
+        infinite = "invalid multinomial distribution (encountering probability entry = infinity or NaN)"
     expect_values(
-        (kinds, "x < (value_t)2", "probability tensor contains either `inf`, `nan` or element < 0"),
+        (kinds, "x < (value_t)3", negative),
+        (kinds, "x < (value_t)2", infinite),
         (kinds, "x > (value_t)0", "invalid multinomial distribution (sum of probabilities <= 0)"),
     )

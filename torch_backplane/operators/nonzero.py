@@ -132,6 +132,8 @@ def nonzero_static(call: Call, self: torch.Tensor, size: int, fill_value: int) -
     # PyTorch's meta kernel has other strides than its CPU kernel.
     (out,) = call.outputs(like=[torch.empty(size, self.dim(), dtype=torch.int64, device="meta")])
     call.check_apart()
+    if not self.numel():
+        return out.fill_(fill_value)
     return Selection(self).coordinates(out, fill_value) if out.numel() else out
 
 
