@@ -210,6 +210,21 @@ finally:
     enough.set()
     thread.join()
 """,
+    "threads share a stream with work that is done at once": """
+from concurrent.futures import ThreadPoolExecutor
+xs = [torch.randn(100, 3) for _ in range(400)]
+kinds = {
+    "nonzero": lambda x: (x > 0).nonzero(),
+    "boolean index": lambda x: (x + 1)[x > 1],
+    "unique": lambda x: (x * 3).long().unique(),
+    "gradient": lambda x: torch.autograd.grad((p := x.requires_grad_())[p > 0].square().sum(), p)[0],
+}
+for kind, work in kinds.items():
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda x: work(x.to(DEVICE)).cpu(), xs))
+    wrong = sum(not torch.equal(one, work(x.clone())) for one, x in zip(found, xs))
+    assert wrong == 0, (kind, wrong)
+""",
     "numbers and indices on the CPU are those at the call": """
 x = torch.zeros(10, device=DEVICE)
 number = torch.tensor(2.0)
