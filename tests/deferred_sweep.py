@@ -37,6 +37,8 @@ KNOWN = {
     r"sparse": "bp has no sparse tensors",
     r"^nn.functional.embedding_bag .* gradient .*Sparse": "bp has no sparse tensors",
     r"^tensor_split": "PyTorch wants these indices on the CPU",
+    r"^(abs|histc|nan(sum|mean)|trace|stft|_upsample_bilinear2d_aa) .*, which the CPU lacks": "CUDA takes the dtype",
+    r"^nn.functional.(softsign|avg_pool3d|multi(label)?_margin_loss) .*, which the CPU lacks": "or other targets",
     r"^nn.functional.linear_cross_entropy.chunked": "sums of bfloat16 in another order",
 }
 
@@ -60,6 +62,10 @@ def channels_last(value: Any) -> Any:
         return tensor.detach().contiguous(memory_format=formats[tensor.dim()]) if tensor.dim() in formats else tensor
 
     return tree_map_only(Tensor, change, value)
+
+
+def to_dtype(value: Any, dtype: torch.dtype) -> Any:
+    return tree_map_only(Tensor, lambda tensor: tensor.to(dtype), value)
 
 
 def tensors(value: Any) -> list[Tensor | None]:
@@ -146,6 +152,9 @@ class Sample:
         }
         return moved
 
+    def call(self, op: Any) -> Any:
+        return op(self.input, *self.args, **self.kwargs)
+
 
 def forms(op: Any, sample: Sample, dtype: torch.dtype, everything: bool) -> Iterator[tuple[str, Callable[[str], Any]]]:
     """The ways in which a sample is called: (name, what it returns on a device)."""
@@ -155,8 +164,7 @@ def forms(op: Any, sample: Sample, dtype: torch.dtype, everything: bool) -> Iter
     for name, change in changes.items():
 
         def forward(device: str, change: Callable[[Any], Any] = change) -> Any:
-            moved = sample.on(device, change)
-            return op(moved.input, *moved.args, **moved.kwargs)
+            return sample.on(device, change).call(op)
 
         yield name, forward
         if not everything or not (dtype.is_floating_point or dtype.is_complex) or not op.supports_autograd:
@@ -178,36 +186,37 @@ def sweep(ops: list[Any], samples: int, dtypes: tuple[torch.dtype, ...]) -> tupl
     findings: list[str] = []
     calls = 0
     for op in ops:
-        supported = [dtype for dtype in dtypes if dtype in op.supported_dtypes("cpu")]
         name = f"{op.name}{'.' + op.variant_test_name if op.variant_test_name else ''}"
+
+        def check(what: str, call: Callable[[str], Any], values: bool, name: str = name) -> None:
+            nonlocal calls
+            calls += 1
+            difference = differ(outcome(lambda: call("cpu")), outcome(lambda: call("bp")), values)
+            if difference is not None:
+                findings.append(f"{name} {what}: {difference}")
+
+        supported = [dtype for dtype in dtypes if dtype in op.supported_dtypes("cpu")]
         for number, dtype in enumerate(supported):
             torch.manual_seed(0)
             for which, drawn in enumerate(op.sample_inputs("cpu", dtype)):
                 if which >= samples:
                     break
-                sample = Sample(drawn)
-                for form, call in forms(op, sample, dtype, everything=number == 0):
-                    calls += 1
-                    expected = outcome(lambda call=call: call("cpu"))
-                    found = outcome(lambda call=call: call("bp"))
-                    difference = differ(expected, found, values=not UNDETERMINED.search(op.name))
-                    if difference is not None:
-                        findings.append(f"{name} {dtype} sample {which} {form}: {difference}")
-        if op.error_inputs_func is None:
-            continue
-        for which, error_input in enumerate(op.error_inputs("cpu")):
-            sample = Sample(error_input.sample_input)
+                for form, call in forms(op, Sample(drawn), dtype, everything=number == 0):
+                    check(f"{dtype} sample {which} {form}".strip(), call, values=not UNDETERMINED.search(op.name))
+        for dtype in dtypes:
+            if not supported or dtype in supported:
+                continue
+            sample = next((Sample(one) for one in op.sample_inputs("cpu", supported[0])), None)
+            if sample is None:
+                continue
 
-            def refused(device: str, op: Any = op, sample: Sample = sample) -> Any:
-                moved = sample.on(device)
-                return op(moved.input, *moved.args, **moved.kwargs)
+            def unsupported(device: str, op: Any = op, sample: Sample = sample, dtype: torch.dtype = dtype) -> Any:
+                return sample.on(device, lambda value: to_dtype(value, dtype)).call(op)
 
-            calls += 1
-            difference = differ(
-                outcome(lambda call=refused: call("cpu")), outcome(lambda call=refused: call("bp")), values=False
-            )
-            if difference is not None:
-                findings.append(f"{name} error input {which}: {difference}")
+            check(f"{dtype}, which the CPU lacks", unsupported, values=False)
+        for which, wrong in enumerate(op.error_inputs("cpu") if op.error_inputs_func is not None else ()):
+            sample = Sample(wrong.sample_input)
+            check(f"error input {which}", lambda d, op=op, sample=sample: sample.on(d).call(op), values=False)
     return findings, calls
 
 

@@ -129,6 +129,25 @@ with pytest.raises(RuntimeError, match="result type Float can't be cast"):
     index += 1.5
 assert index.tolist() == [4, 4]
 """,
+    "errors of queued work are of the call's own types": """
+singular, a = torch.zeros(3, 3), torch.ones(2)
+calls = {
+    torch.linalg.LinAlgError: lambda d: torch.cholesky_inverse(singular.to(d)),
+    NotImplementedError: lambda d: torch.bitwise_or(a.to(d), a.to(d)),
+    IndexError: lambda d: torch.ones(3, device=d)[torch.tensor([5]).to(d)],
+    RuntimeError: lambda d: torch.ones(3, device=d).gather(0, torch.tensor([5]).to(d)),
+}
+for kind, call in calls.items():
+    told = []
+    for where in ("cpu", DEVICE):
+        with pytest.raises(kind) as raised:
+            call(where)
+            torch.bp.synchronize()
+        assert raised.type is kind
+        told.append(str(raised.value))
+    assert told[0] == told[1]
+torch.bp.synchronize()
+""",
     "results whose shape depends on values, and Python's": """
 x = torch.arange(10.0, device=DEVICE)
 torch.bp._sleep(50_000_000)
