@@ -11,8 +11,10 @@ import gc
 import os
 import subprocess
 import sys
+import threading
 import zlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +123,26 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     # What was asked for by name may all be among what has no place here.
     if session.config.getoption("--on") != "host" and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
         session.exitstatus = pytest.ExitCode.OK
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """On late-host devices some tests run in several threads at once, all on the default stream: what a stream's work
+    leaves behind must be right whichever thread is next.
+    """
+    if pyfuncitem.config.getoption("--on") != "late-host" or not on_opencl.runs_in_threads(pyfuncitem):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    start = threading.Barrier(on_opencl.THREADS)
+
+    def run() -> None:
+        start.wait()
+        pyfuncitem.obj(**arguments)
+
+    with ThreadPoolExecutor(on_opencl.THREADS) as pool:
+        for each in [pool.submit(run) for _ in range(on_opencl.THREADS)]:
+            each.result()
+    return True
 
 
 @pytest.fixture

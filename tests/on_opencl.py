@@ -26,6 +26,7 @@ FILES = {
     "test_benchmarks_of_shapes.py": _REPORTS,
     "test_cli.py": _REPORTS,
     "test_conformance_pool.py": _REPORTS,
+    "test_deferred_results.py": _OWN,
     "test_device_faults.py": _OWN,
     "test_device_loss.py": _OWN,
     "test_docs.py": _OWN,
@@ -108,6 +109,31 @@ LATE_TESTS = {
     "test_custom_operators.py::test_cpp_operator": "the operator reads through data_ptr, which waits for nothing",
     "test_fallback.py::test_empty_and_zero_dimensional_tensors": _LATER,
 }
+
+# Files whose tests `pytest --on late-host` runs in so many threads at once, all of them on the default stream.
+THREADS = 4
+THREADED_FILES = (
+    "test_autograd.py",
+    "test_elementwise.py",
+    "test_modules.py",
+    "test_rms_norm.py",
+    "test_transformer_encoder.py",
+    "test_views.py",
+)
+
+# Tests of these files that are for one thread, besides those that seed PyTorch's generators, which are the process's.
+ALONE = {
+    "test_autograd.py::test_anomaly_mode_names_the_forward_that_made_nan": "warnings are the process's",
+    "test_autograd.py::test_checkpointing_leaves_the_generator_where_it_was": "so are generators",
+    "test_modules.py::test_embedding": "the first thread that synchronizes with the stream gets the error",
+}
+
+
+def runs_in_threads(test: pytest.Function) -> bool:
+    if test.path.name not in THREADED_FILES or f"{test.path.name}::{test.originalname}" in ALONE:
+        return False
+    return "manual_seed" not in test.function.__code__.co_names
+
 
 WITHOUT = "without OpenCL: "
 

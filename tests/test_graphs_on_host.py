@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 sys.path.append(str(Path(__file__).parent / "opencl"))
 
@@ -47,6 +50,60 @@ def test_a_library_of_others_cannot_be_captured() -> None:
         with pytest.raises(RuntimeError, match="test_graphs_on_host::twice cannot be captured"), captured(graph):
             torch.ops.test_graphs_on_host.twice(x)
         assert torch.ops.test_graphs_on_host.twice(x).tolist() == [2] * 3
+
+
+def channels_last(*sizes: int) -> torch.Tensor:
+    return torch.randn(*sizes, device="bp").to(memory_format=torch.channels_last)
+
+
+# Their results are not what PyTorch's meta kernels say.
+LIKE_NO_OTHER: dict[str, Callable[[], torch.Tensor]] = {
+    "replication padding": lambda: F.pad(channels_last(2, 3, 4, 5), (1, 2, 1, 1), mode="replicate"),
+    "reflection padding": lambda: F.pad(channels_last(2, 3, 4, 5), (1, 2, 1, 1), mode="reflect"),
+    "isin": lambda: torch.isin(7, torch.arange(10, device="bp")),
+    "layer norm": lambda: F.layer_norm(torch.randn(3, 4, device="bp").bfloat16(), (4,)),
+    "group norm": lambda: F.group_norm(torch.randn(3, 4, 2, device="bp").bfloat16(), 2, torch.rand(4, device="bp")),
+    "convolution": lambda: F.conv2d(channels_last(2, 3, 4, 5), torch.ones(4, 3, 2, 2, device="bp")),
+    "transposed convolution": lambda: F.conv_transpose3d(
+        torch.randn(2, 3, 4, 5, 2, device="bp").to(memory_format=torch.channels_last_3d),
+        torch.ones(3, 4, 2, 2, 2, device="bp"),
+    ),
+    "pixel shuffle": lambda: F.pixel_shuffle(channels_last(2, 8, 3, 4), 2),
+}
+
+
+@pytest.mark.parametrize("name", LIKE_NO_OTHER)
+def test_results_are_those_of_the_call_itself(name: str) -> None:
+    torch.manual_seed(0)
+    expected = LIKE_NO_OTHER[name]()
+    torch.manual_seed(0)
+    with captured(graph := torch.bp.Graph()):
+        found = LIKE_NO_OTHER[name]()
+    graph.replay()
+    graph.replay()
+    assert (found.shape, found.stride(), found.dtype) == (expected.shape, expected.stride(), expected.dtype)
+    if name == "isin":
+        assert found.item() == expected.item()
+
+
+def test_steps_of_a_model_that_begins_with_a_batch_norm() -> None:
+    """The gradient of its input is none that anybody wants."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)).to("bp")
+    x = torch.randn(8, 4, device="bp")
+    stream = torch.bp.Stream()
+    stream.wait_stream(torch.bp.current_stream())
+    with stream:
+        for _ in range(3):
+            model(x).square().sum().backward()
+    torch.bp.current_stream().wait_stream(stream)
+    model.zero_grad(set_to_none=False)
+    expected = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
+    with captured(graph := torch.bp.Graph()):
+        model(x).square().sum().backward()
+    graph.replay()
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
 
 
 @pytest.mark.parametrize("good", [True, False])

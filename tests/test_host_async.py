@@ -129,6 +129,25 @@ with pytest.raises(RuntimeError, match="result type Float can't be cast"):
     index += 1.5
 assert index.tolist() == [4, 4]
 """,
+    "errors of queued work are of the call's own types": """
+singular, a = torch.zeros(3, 3), torch.ones(2)
+calls = {
+    torch.linalg.LinAlgError: lambda d: torch.cholesky_inverse(singular.to(d)),
+    NotImplementedError: lambda d: torch.bitwise_or(a.to(d), a.to(d)),
+    IndexError: lambda d: torch.ones(3, device=d)[torch.tensor([5]).to(d)],
+    RuntimeError: lambda d: torch.ones(3, device=d).gather(0, torch.tensor([5]).to(d)),
+}
+for kind, call in calls.items():
+    told = []
+    for where in ("cpu", DEVICE):
+        with pytest.raises(kind) as raised:
+            call(where)
+            torch.bp.synchronize()
+        assert raised.type is kind
+        told.append(str(raised.value))
+    assert told[0] == told[1]
+torch.bp.synchronize()
+""",
     "results whose shape depends on values, and Python's": """
 x = torch.arange(10.0, device=DEVICE)
 torch.bp._sleep(50_000_000)
@@ -209,6 +228,21 @@ try:
 finally:
     enough.set()
     thread.join()
+""",
+    "threads share a stream with work that is done at once": """
+from concurrent.futures import ThreadPoolExecutor
+xs = [torch.randn(100, 3) for _ in range(400)]
+kinds = {
+    "nonzero": lambda x: (x > 0).nonzero(),
+    "boolean index": lambda x: (x + 1)[x > 1],
+    "unique": lambda x: (x * 3).long().unique(),
+    "gradient": lambda x: torch.autograd.grad((p := x.requires_grad_())[p > 0].square().sum(), p)[0],
+}
+for kind, work in kinds.items():
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda x: work(x.to(DEVICE)).cpu(), xs))
+    wrong = sum(not torch.equal(one, work(x.clone())) for one, x in zip(found, xs))
+    assert wrong == 0, (kind, wrong)
 """,
     "numbers and indices on the CPU are those at the call": """
 x = torch.zeros(10, device=DEVICE)

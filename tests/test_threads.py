@@ -105,6 +105,45 @@ def test_threads_that_share_a_device_and_a_tensor() -> None:
     assert in_threads(4, work) == [50 * 499500.0 * number for number in range(4)]
 
 
+def test_tensors_of_sizes_that_depend_on_values_from_a_pool_of_threads() -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(100, 3, generator=generator) for _ in range(400)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda x: (x.to("bp") > 0).nonzero().cpu(), inputs))
+    assert sum(not torch.equal(indices, (x > 0).nonzero()) for indices, x in zip(found, inputs, strict=True)) == 0
+
+
+def work_with_sizes_of_values(generator: torch.Generator, device: str) -> list[torch.Tensor]:
+    results = []
+    for _ in range(30):
+        x = torch.randn(50, 7, generator=generator).to(device)
+        results += [(x > 0).nonzero(), x[x > 1], (x * 3).long().unique(), x.masked_select(x < 0)]
+    return [one.cpu() for one in results]
+
+
+def train_a_small_model(generator: torch.Generator, device: str) -> list[torch.Tensor]:
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5))
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.1, generator=generator)
+    model.to(device)
+    results = []
+    for _ in range(15):
+        x = torch.randn(8, 1, 8, 8, generator=generator).to(device)
+        y = torch.randint(0, 5, (8,), generator=generator).to(device)
+        model.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        results += [loss.detach().cpu(), *(parameter.grad.cpu() for parameter in model.parameters())]
+    return results
+
+
+@pytest.mark.parametrize("work", [work_with_sizes_of_values, train_a_small_model])
+def test_four_threads_on_one_stream(work: Callable[[torch.Generator, str], list[torch.Tensor]]) -> None:
+    expected = [work(torch.Generator().manual_seed(number), "cpu") for number in range(4)]
+    found = in_threads(4, lambda number: work(torch.Generator().manual_seed(number), "bp"))
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
 def test_streams_of_two_threads_do_not_wait_for_each_other() -> None:
     """A thread whose stream is busy holds neither the interpreter lock nor the other thread's stream."""
     asleep = threading.Event()

@@ -5,7 +5,9 @@
 
 #include <cstring>
 
+#include "devices/device.h"
 #include "memory/allocator.h"
+#include "streams/stream.h"
 
 namespace backplane {
 namespace {
@@ -19,6 +21,12 @@ void release(void* address) {
   owner.raw_deallocate(address);
 }
 
+// A free block of the stream's may still be read and written by commands that other threads have submitted since the kernel
+// began. All of them came before the block was free, and hence before now.
+void wait_for_earlier_uses(c10::DeviceIndex index) {
+  device(index).synchronize_stream(stream_handle(current_stream(index)));
+}
+
 struct ScopedCpuAllocator final : c10::Allocator {
 
   c10::DataPtr allocate(size_t bytes) override {
@@ -26,6 +34,7 @@ struct ScopedCpuAllocator final : c10::Allocator {
       return wrapped->allocate(bytes);
     }
     c10::DataPtr pointer = allocate_on(scope_device, bytes);
+    wait_for_earlier_uses(scope_device);
     pointer.unsafe_set_device(c10::Device(c10::kCPU));
     return pointer;
   }

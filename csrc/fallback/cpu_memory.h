@@ -2,7 +2,8 @@
 //
 // A CPU kernel that runs in the name of a host-accessible bp device must put its results into that device's memory, or
 // they would have to be copied there afterwards. So the CPU allocator is wrapped once: inside a CpuMemoryScope it takes
-// memory from the bp device's caching allocator, everywhere else it passes the call on.
+// memory from the bp device's caching allocator, everywhere else it passes the call on. The kernel writes at once, so the
+// scope waits for what the device's current stream may still do to the memory.
 #pragma once
 
 #include <c10/core/Device.h>

@@ -2,10 +2,12 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/native/ConvUtils.h>
 #include <ATen/ops/clone.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/DimVector.h>
 #include <c10/util/Exception.h>
+#include <c10/util/strides.h>
 
 #include <algorithm>
 #include <cstring>
@@ -46,9 +48,16 @@ class DeferredCall final : public HostFunction {
           strides(stand_in.strides()),
           memory(stand_in.const_data_ptr()),
           is_conj(stand_in.is_conj()) {}
-    bool is_as_it_was() const {
-      return tensor.sizes() == sizes && tensor.strides() == strides && tensor.const_data_ptr() == memory &&
-          tensor.is_conj() == is_conj;
+    bool is_where_it_was() const {
+      return tensor.sizes() == sizes && tensor.const_data_ptr() == memory && tensor.is_conj() == is_conj;
+    }
+    // Kernels may have chosen other strides.
+    void restore_strides() const {
+      if (tensor.strides() != strides) {
+        const at::Tensor elements = tensor.clone();
+        tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, tensor.storage_offset());
+        tensor.copy_(elements);
+      }
     }
   };
 
@@ -86,7 +95,8 @@ class DeferredCall final : public HostFunction {
       kernel.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
     }
     for (const Written& one : written) {
-      check(one.is_as_it_was(), one.tensor);
+      check(one.is_where_it_was(), one.tensor);
+      one.restore_strides();
     }
     size_t count = 0;
     const auto put = [&](const at::Tensor& found) {
@@ -129,7 +139,7 @@ class DeferredCall final : public HostFunction {
 };
 
 // Of a structured operator the overload that puts all results where further arguments say: "aten::add.out" for
-// "aten::add.Tensor". Not of losses, which resize them on their way.
+// "aten::add.Tensor". Not of losses and isin, which resize them on their way.
 std::optional<c10::OperatorHandle> find_out_form(const c10::OperatorHandle& op) {
   auto& dispatcher = c10::Dispatcher::singleton();
   static const auto* overloads = [&] {
@@ -145,7 +155,7 @@ std::optional<c10::OperatorHandle> find_out_form(const c10::OperatorHandle& op) 
   const bool has_none = std::any_of(arguments.begin(), arguments.end(), [](const c10::Argument& one) {
     return one.alias_info() != nullptr || one.name() == "reduction";
   });
-  if (found == overloads->end() || has_none) {
+  if (found == overloads->end() || has_none || schema.name() == "aten::isin") {
     return std::nullopt;
   }
   for (const c10::OperatorName& name : found->second) {
@@ -260,36 +270,128 @@ at::Tensor meta_of(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::Scalar
   return at::Tensor(at::detail::empty_strided_meta(sizes, strides, dtype));
 }
 
+at::Tensor in_format(const at::Tensor& meta, at::MemoryFormat format) {
+  const auto sizes = meta.sizes();
+  switch (format) {
+    case at::MemoryFormat::ChannelsLast:
+      return meta_of(sizes, c10::get_channels_last_strides_2d(sizes), meta.scalar_type());
+    case at::MemoryFormat::ChannelsLast3d:
+      return meta_of(sizes, c10::get_channels_last_strides_3d(sizes), meta.scalar_type());
+    default:
+      return meta_of(sizes, c10::contiguous_strides(sizes), meta.scalar_type());
+  }
+}
+
+// Operators whose first result the CPU gives the memory format of one argument, where the meta kernel does not.
+struct Format {
+  std::string_view name;
+  size_t argument;
+};
+constexpr Format kFormats[] = {
+    {"aten::batch_norm_backward", 1},
+    {"aten::channel_shuffle", 0},
+    {"aten::max_unpool2d", 0},
+    {"aten::native_batch_norm_backward", 1},
+    {"aten::native_channel_shuffle", 0},
+    {"aten::pixel_shuffle", 0},
+    {"aten::reflection_pad2d", 0},
+    {"aten::reflection_pad2d_backward", 1},
+    {"aten::reflection_pad3d", 0},
+    {"aten::reflection_pad3d_backward", 1},
+    {"aten::replication_pad2d", 0},
+    {"aten::replication_pad2d_backward", 1},
+    {"aten::replication_pad3d", 0},
+    {"aten::replication_pad3d_backward", 1}};
+
+// Operators whose result the CPU makes contiguous, where the meta kernel says otherwise.
+constexpr std::string_view kContiguous[] = {"aten::glu_backward", "aten::nonzero_static"};
+
+// Of statistics: float32 where one of the parameters, arguments [first, end), is; else the input's.
+c10::ScalarType statistics_dtype(const torch::jit::Stack& arguments, size_t first, size_t end) {
+  const bool has_floats = std::any_of(
+      arguments.begin() + static_cast<std::ptrdiff_t>(first), arguments.begin() + static_cast<std::ptrdiff_t>(end),
+      [](const c10::IValue& value) {
+        return value.isTensor() && value.toTensor().defined() && value.toTensor().scalar_type() == at::kFloat;
+      });
+  return has_floats ? at::kFloat : arguments[0].toTensor().scalar_type();
+}
+
+// The format of a convolution's results: which of the CPU's kernels it is decides. `first`: index of the input, the weight, and
+// what follows them up to the groups.
+at::MemoryFormat convolution_format(const torch::jit::Stack& arguments, size_t first, bool is_backward, c10::DeviceIndex index) {
+  CpuMirror mirror = CpuMirror::for_later(index); // the choice asks for the CPU's tensors, not for what is in them
+  const auto stand_in = [&](const c10::IValue& value) { return mirror.stand_in(value.toTensor(), /*written=*/false); };
+  const at::Tensor input = stand_in(arguments[first]);
+  const at::Tensor weight = stand_in(arguments[first + 1]);
+  const c10::IValue& bias = arguments[first + 2]; // backward: its sizes
+  const bool has_bias = bias.isTensor() && bias.toTensor().defined();
+  const auto numbers = [&](size_t i) { return arguments[first + i].toSymIntVector(); };
+  std::vector<c10::SymInt> bias_sizes;
+  if (is_backward && !bias.isNone()) {
+    bias_sizes = bias.toSymIntVector();
+  }
+  const auto backend = at::native::select_conv_backend(
+      input, weight, has_bias ? std::optional(stand_in(bias)) : std::nullopt, numbers(3), numbers(4),
+      numbers(5), arguments[first + 6].toBool(), numbers(7), arguments[first + 8].toInt(),
+      bias_sizes.empty() ? c10::OptionalArrayRef<c10::SymInt>() : c10::OptionalArrayRef<c10::SymInt>(bias_sizes));
+  return at::native::_determine_backend_memory_format(input, weight, backend);
+}
+
 // Where the CPU's results look otherwise than the meta kernel says.
-void correct(const DeferredOperator& call, const torch::jit::Stack& arguments, torch::jit::Stack& results) {
-  const std::string name = toString(call.kernel.operator_name());
-  if (name == "aten::native_batch_norm" || name == "aten::_native_batch_norm_legit") {
-    const at::Tensor& input = arguments[0].toTensor();
-    const auto is_float = [](const c10::IValue& value) {
-      return value.isTensor() && value.toTensor().defined() && value.toTensor().scalar_type() == at::kFloat;
-    };
-    const bool has_floats = std::any_of(arguments.begin() + 1, arguments.begin() + 5, is_float);
-    const auto dtype = has_floats ? at::kFloat : input.scalar_type();
-    const int64_t count = arguments[5].toBool() ? input.size(1) : 0; // in training
-    for (const size_t i : {1, 2}) {
-      results[i] = meta_of({count}, {1}, dtype);
-    }
-  } else if (name == "backplane::convolution") {
-    const at::Tensor meta = results[0].toTensor();
-    for (const auto format : {at::MemoryFormat::ChannelsLast, at::MemoryFormat::ChannelsLast3d}) {
-      const auto has_format = [&](const c10::IValue& value) { return value.toTensor().suggest_memory_format() == format; };
-      if (meta.dim() == (format == at::MemoryFormat::ChannelsLast ? 4 : 5) &&
-          (has_format(arguments[0]) || has_format(arguments[1]))) {
-        const auto strides = format == at::MemoryFormat::ChannelsLast ? c10::get_channels_last_strides_2d(meta.sizes())
-                                                                      : c10::get_channels_last_strides_3d(meta.sizes());
-        results[0] = meta_of(meta.sizes(), strides, meta.scalar_type());
+void correct(
+    const DeferredOperator& call, c10::DeviceIndex index, const torch::jit::Stack& arguments, torch::jit::Stack& results) {
+  const auto& declared = call.op.schema().arguments();
+  for (size_t i = 0; i < declared.size(); ++i) {
+    if (declared[i].name() == "output_mask") { // gradients that nobody wants
+      const auto mask = arguments[i].toBoolList();
+      for (size_t result = 0; result < mask.size(); ++result) {
+        if (!mask[result]) {
+          results[result] = at::Tensor();
+        }
       }
     }
+  }
+  const std::string name = toString(call.kernel.operator_name());
+  const auto put_in_format = [&](size_t result, at::MemoryFormat format) {
+    const at::Tensor meta = results[result].toTensor();
+    if (meta.defined() && (meta.dim() == 4 || meta.dim() == 5 || format == at::MemoryFormat::Contiguous)) {
+      results[result] = in_format(meta, format);
+    }
+  };
+  const auto put_statistics = [&](std::optional<int64_t> count, size_t first, size_t end) {
+    for (const size_t i : {1, 2}) {
+      const at::Tensor meta = results[i].toTensor();
+      const auto sizes = count.has_value() ? c10::DimVector{*count} : c10::DimVector(meta.sizes());
+      results[i] = meta_of(sizes, c10::contiguous_strides(sizes), statistics_dtype(arguments, first, end));
+    }
+  };
+  const auto* format = std::find_if(std::begin(kFormats), std::end(kFormats), [&](const Format& one) { return one.name == name; });
+  if (format != std::end(kFormats)) {
+    put_in_format(0, arguments[format->argument].toTensor().suggest_memory_format());
+  } else if (std::find(std::begin(kContiguous), std::end(kContiguous), name) != std::end(kContiguous)) {
+    put_in_format(0, at::MemoryFormat::Contiguous);
+  } else if (name == "aten::native_batch_norm" || name == "aten::_native_batch_norm_legit") {
+    const bool training = arguments[5].toBool();
+    put_statistics(training ? arguments[0].toTensor().size(1) : 0, 1, 5);
+  } else if (name == "aten::_batch_norm_with_update") {
+    put_statistics(std::nullopt, 1, 5);
+  } else if (name == "aten::_native_batch_norm_legit.no_stats" || name == "aten::native_group_norm") {
+    put_statistics(std::nullopt, 1, 3);
+  } else if (name == "aten::native_layer_norm") {
+    put_statistics(std::nullopt, 2, 4);
+  } else if (name == "aten::isin.Scalar_Tensor" || name == "aten::isin.Scalar_Tensor_out") { // of one element, not of a list
+    results[0].toTensor().unsafeGetTensorImpl()->set_sizes_and_strides(c10::IntArrayRef(), c10::IntArrayRef());
+  } else if (name == "aten::convolution") {
+    put_in_format(0, convolution_format(arguments, 0, /*is_backward=*/false, index));
+  } else if (name == "aten::convolution_backward") {
+    const auto of_kernel = convolution_format(arguments, 1, /*is_backward=*/true, index);
+    put_in_format(0, of_kernel);
+    put_in_format(1, of_kernel);
   }
 }
 
 // Whether the meta kernel says what the results are; it leaves them on the stack.
-bool ask_meta_kernel(const DeferredOperator& call, Metas& metas, torch::jit::Stack& stack) {
+bool ask_meta_kernel(const DeferredOperator& call, c10::DeviceIndex index, Metas& metas, torch::jit::Stack& stack) {
   constexpr c10::DispatchKeySet kMeta(c10::DispatchKey::Meta);
   const auto& asked = call.kernel.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta) ? call.kernel : call.op;
   if (call.structured_meta == nullptr && !asked.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta)) {
@@ -309,11 +411,11 @@ bool ask_meta_kernel(const DeferredOperator& call, Metas& metas, torch::jit::Sta
     } else {
       asked.redispatchBoxed(kMeta, &stack);
     }
-    correct(call, arguments, stack);
-    return true;
   } catch (const std::exception&) {
     return false; // it refuses the call, which is the CPU kernel's to say, or it would need values
   }
+  correct(call, index, arguments, stack);
+  return true;
 }
 
 // Gives what is written the sizes that it will have.
@@ -355,7 +457,7 @@ Deferral defer(const DeferredOperator& call, c10::DeviceIndex index, torch::jit:
   const size_t base = stack->size() - count;
   Metas metas;
   torch::jit::Stack found(stack->begin() + static_cast<std::ptrdiff_t>(base), stack->end());
-  if (!ask_meta_kernel(call, metas, found)) {
+  if (!ask_meta_kernel(call, index, metas, found)) {
     return Deferral::Refused;
   }
   bool is_view = false;

@@ -18,7 +18,7 @@ namespace {
 struct Watched {
   std::mutex lock; // of `streams`; not held while the device is called
   std::vector<c10::StreamId> streams; // with launches that were not checked yet
-  std::vector<std::pair<c10::StreamId, ReportedError>> reported; // by the host, see report_error
+  std::vector<std::pair<c10::StreamId, std::exception_ptr>> reported; // by the host, see report_error
   std::atomic<bool> any{false}; // one of the two is not empty
   std::optional<at::Tensor> words; // set once
   ReadWords read;
@@ -85,14 +85,10 @@ void note_reporting_launch(c10::Stream stream) {
   update(device_words);
 }
 
-void report_error(c10::Stream stream, const std::exception& error) {
-  const auto* ours = dynamic_cast<const c10::Error*>(&error);
-  ReportedError reported{
-      dynamic_cast<const c10::IndexError*>(&error) != nullptr,
-      ours != nullptr ? ours->what_without_backtrace() : error.what()};
+void report_error(c10::Stream stream, std::exception_ptr error) {
   Watched& device_words = watched(stream.device_index());
   std::lock_guard<std::mutex> guard(device_words.lock);
-  device_words.reported.emplace_back(stream.id(), std::move(reported));
+  device_words.reported.emplace_back(stream.id(), std::move(error));
   update(device_words);
 }
 
@@ -106,7 +102,7 @@ namespace {
 // Takes what is known of one stream, or of all (nullopt), and throws it. `checked_on`: where the words are read.
 void throw_errors(Watched& device_words, std::optional<c10::StreamId> only, c10::Stream checked_on) {
   std::vector<c10::StreamId> launched;
-  std::vector<std::pair<c10::StreamId, ReportedError>> reported;
+  std::vector<std::pair<c10::StreamId, std::exception_ptr>> reported;
   {
     std::lock_guard<std::mutex> guard(device_words.lock);
     const auto concerns = [&](c10::StreamId id) { return !only.has_value() || *only == id; };
@@ -134,7 +130,7 @@ void throw_errors(Watched& device_words, std::optional<c10::StreamId> only, c10:
     throw_error(device_words.read(found));
   }
   if (!reported.empty()) {
-    throw_error(reported.front().second); // the first: what follows may be its consequence
+    std::rethrow_exception(reported.front().second); // the first: what follows may be its consequence
   }
 }
 

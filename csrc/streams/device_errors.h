@@ -3,7 +3,7 @@
 // Kernels report theirs, an index out of range or a division by zero, in a few words of device memory. The words, their
 // meaning and their text are the Python side's (torch_backplane/kernels/templates/errors.py). Here is known which streams
 // were given kernels that may write them, so that nobody else pays for reading them. What the host's part in a stream's work
-// raises (streams/submit.h) is kept as text.
+// raises (streams/submit.h) is kept as it is.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -32,9 +32,9 @@ bool are_error_words(const at::Tensor& tensor);
 // A kernel that may report an error was given to the stream.
 void note_reporting_launch(c10::Stream stream);
 
-// Something that the stream was given has failed, as `error` says: an IndexError if it is one, else a RuntimeError, at the
-// stream's next synchronization. From any thread, without the GIL.
-void report_error(c10::Stream stream, const std::exception& error);
+// Something that the stream was given has failed: the stream's next synchronization throws `error`. From any thread, without
+// the GIL.
+void report_error(c10::Stream stream, std::exception_ptr error);
 
 // Throws what a kernel on the stream (or on any stream of the device) has reported. The words are zero afterwards. To be
 // called when the stream is synchronized. Costs nothing where no such kernel was launched.

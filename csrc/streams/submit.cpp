@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 #include <c10/util/StringUtil.h>
 
+#include <exception>
 #include <utility>
 
 #include "devices/device.h"
@@ -35,8 +36,8 @@ class Guarded final : public HostFunction {
             [&] { function_->run(memory, numbers); },
             [&] { return c10::str("bp:", static_cast<int>(stream_.device_index()), " host ", function_->text()); });
       }
-    } catch (const std::exception& error) {
-      report_error(stream_, error);
+    } catch (const std::exception&) {
+      report_error(stream_, std::current_exception());
     }
   }
   const std::string& name() const override {

@@ -155,6 +155,7 @@ class HostQueue {
     if (idle()) {
       return;
     }
+    const GilReleased released;
     std::unique_lock<std::mutex> guard(lock_);
     changed_.wait(guard, [this, so_far = done_ + pending_] { return done_ >= so_far; });
   }
