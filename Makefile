@@ -30,7 +30,7 @@ driver_option := $(if $(DRIVER),--driver $(DRIVER))
 torch_request := $(if $(filter file,$(origin TORCH)),any supported release,$(TORCH))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-digits test test-plans test-late-host test-shapes test-exit test-random test-intel test-rusticl test-oclgrind \
+.PHONY: help setup demo demo-digits test test-pytorch test-plans test-late-host test-shapes test-exit test-random test-intel test-rusticl test-oclgrind \
 	fuzz asan tsan lint bench conformance ops audit clean FORCE
 
 help: ## this list
@@ -66,6 +66,10 @@ test-shapes: $(ready) ## hold dynamic-shape plans against planners, over PyTorch
 		parts="$$parts $$!"; \
 	done; \
 	failed=0; for part in $$parts; do wait $$part || failed=1; done; exit $$failed
+
+test-pytorch: $(ready) ## run PyTorch's operator, module and optimizer databases on host devices and on OpenCL (an hour on 2 cores)
+	$(pytest) --dist load --whole tests/pytorch $(ARGS)
+	$(pytest) --on opencl --dist load --whole tests/pytorch $(ARGS)
 
 test-plans: $(ready) ## run the tests on OpenCL again, with plans switched off, and with plans checked in every case
 	TORCH_BACKPLANE_PLANS=0 $(pytest) tests/opencl $(ARGS)
