@@ -75,3 +75,17 @@ def opencl_runner(site: Path, name: str, preamble: str, **settings: str) -> Call
 
 def python_path(site: Path) -> str:
     return os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
+
+
+def install_null(site: Path) -> dict[str, str]:
+    """The example driver that executes nothing, called `null`, which takes planners' calls at once. Returns the
+    environment variables of a process that uses it.
+    """
+    install(site, "null", (EXAMPLES / "null" / "null_driver.py").read_text(encoding="utf-8"), "NullDriver")
+    return {
+        "PYTHONPATH": python_path(site),
+        "TORCH_BACKPLANE_DRIVERS": "null",
+        "TORCH_BACKPLANE_FALLBACK": "silent",
+        "TORCH_BACKPLANE_VISIBLE_DEVICES": "null",
+        "TORCH_BACKPLANE_DISCRETE": "0",
+    }

@@ -1,7 +1,7 @@
 """Operands of no elements: nothing divides by a size of 0 in a kernel, and results and errors are the CPU's.
 
-A sample on OpenCL, in processes of its own, as a division by 0 ends them; `python tests/sweep_process.py empty_operands_sweep.py` goes through
-the operator database.
+A sample on OpenCL, in processes of its own, as a division by 0 ends them.
+`python tests/sweep_process.py empty_operands_sweep.py` goes through the operator database.
 """
 
 from __future__ import annotations

@@ -83,6 +83,10 @@ class Replay {
     check_fits(call_.numbers[step.number.index], step.number.fits);
   }
 
+  void run(const WarnStep& step) {
+    TORCH_WARN(step.text);
+  }
+
   at::Tensor result(const ResultTensor& result) {
     switch (result.kind) {
       case ResultTensor::Kind::Undefined:

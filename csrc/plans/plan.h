@@ -99,7 +99,13 @@ struct CheckStep { // a number that nothing is computed of, and that must fit al
 
   bool operator==(const CheckStep&) const = default;
 };
-using Step = std::variant<AllocateStep, FreeStep, LaunchStep, LibraryStep, HostCallbackStep, CopyStep, CheckStep>;
+struct WarnStep { // what PyTorch warns of at every call
+  std::string text;
+
+  bool operator==(const WarnStep&) const = default;
+};
+using Step =
+    std::variant<AllocateStep, FreeStep, LaunchStep, LibraryStep, HostCallbackStep, CopyStep, CheckStep, WarnStep>;
 
 // Takes `count` random numbers from the call's generator; seed and offset become the call's numbers `first_number` and
 // `first_number + 1`.

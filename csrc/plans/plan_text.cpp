@@ -75,6 +75,10 @@ std::string text(const CheckStep& step) {
   return "check " + text(step.number);
 }
 
+std::string text(const WarnStep& step) {
+  return "warn: " + step.text;
+}
+
 std::string text(const Step& step) {
   return std::visit([](const auto& one) { return text(one); }, step);
 }

@@ -133,6 +133,13 @@ class Silence final : public c10::WarningHandler {
   c10::WarningUtils::WarningHandlerGuard guard_;
 };
 
+// Raises the CPU kernel's error, if it has one. Else it computes afterwards, and warns then, if it does.
+void try_for_error(
+    const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments, size_t most_bytes = SIZE_MAX) {
+  const Silence silence;
+  raise_cpu_error(op, arguments, most_bytes);
+}
+
 // What a kernel below autograd sees is what planners see: no autograd, no autocast, no Python modes.
 struct BelowEverything {
   at::AutoDispatchBelowADInplaceOrView autograd;
@@ -271,7 +278,7 @@ void PlannedOperator::answer(torch::jit::Stack* stack) {
   Signature signature;
   const char* problem = read_call(arguments, facts, call, signature);
   if (C10_UNLIKELY(problem == nullptr && !declaration->checks.hold(arguments))) {
-    raise_cpu_error(op_, arguments);
+    try_for_error(op_, arguments);
     problem = "a number that its declaration excludes";
   }
   if (C10_UNLIKELY(problem != nullptr)) {
@@ -364,7 +371,7 @@ std::shared_ptr<const Plan> PlannedOperator::plan(
     }
   }
   if (left.refused && falls_back_) {
-    raise_cpu_error(op_, arguments, kMostZeros);
+    try_for_error(op_, arguments, kMostZeros);
   }
   if (!results.has_value()) {
     recorded->unplannable = left.reason;
@@ -430,7 +437,7 @@ void PlannedOperator::capture(
     LeftToCpu left;
     auto made = rehearse(declaration, arguments, call.device, left);
     if (left.refused && falls_back_) {
-      raise_cpu_error(op_, arguments, kMostZeros);
+      try_for_error(op_, arguments, kMostZeros);
     }
     if (!made.has_value()) {
       made.emplace().unplannable = left.reason;

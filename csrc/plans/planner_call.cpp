@@ -1,4 +1,5 @@
 // Planners in Python: how they are called, and what they may ask of the runtime meanwhile (torch_backplane.planning).
+#include <ATen/native/Resize.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
@@ -434,6 +435,22 @@ void bind_plans(py::module_& module) {
       recorder->keep(tensor);
     }
   });
+  module.def(
+      "warn",
+      [](const std::string& text) {
+        Recorder* recorder = Recorder::active();
+        if (recorder != nullptr) {
+          recorder->add(WarnStep{text});
+        }
+        if (recorder == nullptr || !recorder->is_dry()) {
+          TORCH_WARN(text);
+        }
+      },
+      py::arg("text"), "A UserWarning, in this call and in each replay of its plan.");
+  module.def(
+      "warn_of_resize",
+      [](const at::Tensor& given, const std::vector<int64_t>& sizes) { at::native::resize_output_check(given, sizes); },
+      py::arg("given"), py::arg("sizes"), "PyTorch's word of warning, where an `out=` of some elements is resized.");
   module.def("not_replayable", [](std::string reason) {
     if (auto* recorder = Recorder::active()) {
       recorder->cannot_replay(std::move(reason));

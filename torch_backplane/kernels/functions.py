@@ -153,23 +153,46 @@ def gcd(a: Operand, b: Operand) -> Expression:
     return absolute(found)
 
 
-def trunc_divide(a: Operand, b: Operand) -> Expression:
-    """a / b without its fraction: torch.div(a, b, rounding_mode="trunc"). An integer divided by zero gives zero."""
+def rounded_to(a: Expression, dtype: torch.dtype) -> Expression:
+    """a, float32, as memory of float16 or bfloat16 would have it: to nearest, ties to even. Other dtypes: a itself."""
+    if dtype == torch.bfloat16:
+        bits = a.view(torch.int32)
+        return where(a != a, a, ((bits + (0x7FFF + ((bits >> 16) & 1))) & -0x10000).view(torch.float32))
+    if dtype != torch.float16:
+        return a
+    magnitude = absolute(a)
+    bits = magnitude.view(torch.int32)
+    normal = ((bits + (0xFFF + ((bits >> 13) & 1))) & -0x2000).view(torch.float32)
+    # Near 0.5 a float is a multiple of 2^-24, as a float16 below 2^-14 is.
+    found = where(magnitude < 2.0**-14, (magnitude + 0.5) - 0.5, normal)
+    return where(a != a, a, copysign(where(magnitude < 65520.0, found, math.inf), a))
+
+
+def trunc_divide(a: Operand, b: Operand, stored: torch.dtype = torch.float32) -> Expression:
+    """a / b without its fraction: torch.div(a, b, rounding_mode="trunc"). An integer divided by zero gives zero.
+
+    Args:
+        stored: float16 or bfloat16, if a and b are of that dtype in memory: each step is rounded to it, as in PyTorch.
+    """
     a, b = same_dtype("trunc_divide", (a, b))
-    return trunc(a / b) if is_float(a) else apply("trunc_divide", a, b)
+    return trunc(rounded_to(a / b, stored)) if is_float(a) else apply("trunc_divide", a, b)
 
 
-def floor_divide(a: Operand, b: Operand) -> Expression:
+def floor_divide(a: Operand, b: Operand, stored: torch.dtype = torch.float32) -> Expression:
     """a / b rounded down: torch.div(a, b, rounding_mode="floor"). An integer divided by zero gives zero.
 
     Of floats, the exact remainder decides, as Python's // does, since a / b may have been rounded up to an integer.
+
+    Args:
+        stored: as for `trunc_divide`.
     """
     a, b = same_dtype("floor_divide", (a, b))
     if not is_float(a):
         return apply("floor_divide", a, b)
     rest = fmod(a, b)
-    quotient = (a - rest) / b
-    quotient = where((rest != 0.0) & ((b < 0.0) != (rest < 0.0)), quotient - 1.0, quotient)
+    quotient = rounded_to(rounded_to(a - rest, stored) / b, stored)
+    fewer = (rest != 0.0) & ((b < 0.0) != (rest < 0.0))
+    quotient = where(fewer, rounded_to(quotient - 1.0, stored), quotient)
     rounded = floor(quotient)
     rounded = where(quotient - rounded > 0.5, rounded + 1.0, rounded)
     signed_zero = copysign(0.0, a / b)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -101,10 +102,13 @@ def rounded(number: Any, dtype: torch.dtype, device: torch.device) -> Any:
     return tensor
 
 
-def divide(a: Expression, b: Expression, rounding_mode: str | None) -> Expression:
+def divide(
+    a: Expression, b: Expression, rounding_mode: str | None = "floor", stored: torch.dtype = torch.float32
+) -> Expression:
+    """`stored`: float16 or bfloat16, if both are tensors that become that: each step is rounded to it, as PyTorch's."""
     if rounding_mode is None:
         return a / b
-    return f.trunc_divide(a, b) if rounding_mode == "trunc" else f.floor_divide(a, b)
+    return (f.trunc_divide if rounding_mode == "trunc" else f.floor_divide)(a, b, stored)
 
 
 pointwise("div.Tensor", lambda a, b: a / b, dtypes="complex")
@@ -126,13 +130,17 @@ def quotient(name: str, formula: Formula, fitting: Fitting = "computed") -> None
             # Before the result is written, which may be where the divisor is.
             called, words = name.partition(".")[0], error_words(call.device)
             run_template(check_divisors, call.device, b, result.dtype, words, called, name=called)
-        if name in ("remainder.Tensor", "remainder.Scalar_Tensor", "fmod.Tensor"):
-            a, b = (rounded(one, result.dtype, call.device) for one in (a, b))
+        a = rounded(a, result.dtype, call.device)
+        if formula is not divide:
+            b = rounded(b, result.dtype, call.device)
+        elif isinstance(b, torch.Tensor) and result.dtype in (torch.float16, torch.bfloat16):
+            in_steps = partial(divide, stored=result.dtype)
+            return plan_pointwise(f"{name} in steps", in_steps, call, (a, b, *options), fitting=fitting)
         return plan_pointwise(name, formula, call, (a, b, *options), fitting=fitting)
 
 
 quotient("div.Tensor_mode", divide)
-quotient("floor_divide", f.floor_divide)
+quotient("floor_divide", divide)
 quotient("remainder.Tensor", f.remainder)
 quotient("remainder.Scalar_Tensor", f.remainder, fitting="any")  # PyTorch makes a tensor of the number
 quotient("fmod.Tensor", f.fmod)

@@ -45,7 +45,8 @@ def run_step(
     (params, grads, state, steps), (grad_scale, found_inf) = lists, scaler_tensors
     for others in (grads, *state):  # of other shapes, PyTorch's kernels write beyond memory
         shapes = [(one.shape, param.shape) for one, param in zip(others, params, strict=False)]
-        torch._check(all(one == other for one, other in shapes), lambda: "a step is of tensors of the parameters' shapes")
+        alike = all(one == other for one, other in shapes)
+        torch._check(alike, lambda: "a step takes gradients and states of the parameters' shapes")
     torch._check(all(step.numel() == 1 for step in steps), lambda: "a step count is one number")
     check_lists([params, grads, *state])
     if any(step.dtype != torch.float32 for step in steps):

@@ -20,6 +20,7 @@ from torch_backplane.kernels.templates.values import UNIT_INTERVAL
 from torch_backplane.planning import (
     Call,
     Refused,
+    check,
     check_same_dtype,
     expect_values,
     operator,
@@ -154,6 +155,7 @@ def _of_selfs_dtype(
 
 @operator("mse_loss")
 def mse_loss(call: Call, self: torch.Tensor, target: torch.Tensor, reduction: int) -> torch.Tensor:
+    check(torch.result_type(self, target).is_floating_point, "integers")
     return loss(call, _squared, self, target, reduction=reduction)
 
 

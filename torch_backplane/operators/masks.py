@@ -246,13 +246,11 @@ def of_expanded(
 
 def warn_of_expanded(name: str) -> None:
     """PyTorch's word of warning, where an operator writes in place to an expanded tensor."""
-    expanded, nowhere, zero = torch.empty(1).expand(2), torch.zeros(2, dtype=torch.bool), torch.zeros(())
-    if name == "masked_fill_":
-        expanded.masked_fill_(nowhere, zero)
-    elif name == "index_put_":
-        expanded.index_put_((nowhere,), zero)
-    else:
-        expanded.index_fill_(0, torch.empty(0, dtype=torch.int64), zero)
+    example = "tensor[indices] = tensor" if name == "index_put_" else "tensor[mask] = scalar"
+    runtime.warn(
+        f"Use of {name} on expanded tensors is deprecated. Please clone() the tensor before performing this operation. "
+        f"This also applies to advanced indexing e.g. {example}"
+    )
 
 
 def fill(self: torch.Tensor, mask: torch.Tensor, value: Any) -> torch.Tensor:

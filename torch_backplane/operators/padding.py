@@ -11,6 +11,7 @@ from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates.source import named, split
 from torch_backplane.kernels.templates.unfold import linear
 from torch_backplane.planning import Call, check, check_same_dtype, contiguous_result, dialect_of, operator, run_kernel
+from torch_backplane.planning import strides as layouts
 
 _RUN = 64  # elements of a row that a thread goes through
 
@@ -125,6 +126,20 @@ def _run_rows(
     )
 
 
+def _like(call: Call, self: torch.Tensor, rank: int) -> list[torch.Tensor] | None:
+    """What results of channels-last images look like, as on the CPU; None for others, of which PyTorch's meta functions
+    say the same.
+    """
+    if call.written or rank == 1:
+        return None
+    memory_format = layouts.suggested(self.shape, self.stride())
+    if memory_format == torch.contiguous_format:
+        return None
+    (made,) = call.meta(call.functional)
+    laid_out = layouts.laid_out(made.shape, memory_format)
+    return [torch.empty_strided(made.shape, laid_out, dtype=made.dtype, device="meta")]
+
+
 def _declare(mode: str, rank: int) -> None:
     @operator(f"{mode}_pad{rank}d", dtypes="complex")
     def forward(call: Call, self: torch.Tensor, padding: Sequence[int]) -> torch.Tensor:
@@ -133,7 +148,7 @@ def _declare(mode: str, rank: int) -> None:
             lambda: f"Expected {rank + 1}D or {rank + 2}D (batch mode) tensor with possibly 0 batch size and other "
             f"non-zero dimensions for input, but got: {list(self.shape)}",
         )
-        (out,) = call.outputs()
+        (out,) = call.outputs(like=_like(call, self, rank))
         return pad(out, self, padding, mode)
 
     @operator(f"{mode}_pad{rank}d_backward", dtypes="complex", one_dtype=["grad_output", "self"])
@@ -146,7 +161,7 @@ def _declare(mode: str, rank: int) -> None:
         check(self.dtype != torch.bool and (self.is_floating_point() or self.is_complex()), "gradients of integers")
         wanted, given = self.shape[:-rank], grad.shape[:-rank]  # PyTorch reads what is not there
         torch._check(given == wanted, lambda: f"expected gradients of {list(wanted)} planes, and got {list(given)}")
-        (out,) = call.outputs()
+        (out,) = call.outputs(like=_like(call, self, rank))
         if not out.is_complex():
             return pad_backward(out, grad, padding, mode)
         for to, part in zip(*(torch.view_as_real(one).unbind(-1) for one in (out, grad)), strict=True):

@@ -20,6 +20,7 @@ from torch_backplane.planning import (
     operator,
     run_template,
 )
+from torch_backplane.planning import strides as layouts
 
 
 def _planes(tensor: torch.Tensor, rank: int) -> torch.Tensor:
@@ -59,6 +60,17 @@ def _run(template: Any, result: torch.Tensor, *arguments: Any, name: str) -> Non
         run_template(template, result.device, result, *arguments, name=name)
 
 
+def _like(call: Call, self: torch.Tensor) -> list[torch.Tensor] | None:
+    """What results of images in 3 dimensions look like that are channels-last and not batched, of which PyTorch's meta
+    functions say something else; None for others.
+    """
+    if call.written or _rank(call) != 3 or self.dim() != 4 or self.is_contiguous():
+        return None
+    if layouts.suggested((1, *self.shape), (self.numel(), *self.stride())) != torch.channels_last_3d:
+        return None
+    return [one.new_empty((*one.shape[1:], one.shape[0])).movedim(-1, 0) for one in call.meta(call.functional)]
+
+
 @operator("max_pool2d_with_indices", "max_pool3d_with_indices")
 def max_pool_with_indices(
     call: Call,
@@ -71,7 +83,7 @@ def max_pool_with_indices(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     wanted = (self.dtype, torch.int64)
     check(all(one.dtype == dtype for one, dtype in zip(call.written, wanted, strict=False)), "results of other dtypes")
-    out, indices = call.outputs()
+    out, indices = call.outputs(like=_like(call, self))
     rank = _rank(call)
     image = _planes(self, rank)
     with contiguous_result(out) as result, contiguous_result(indices) as places:
@@ -97,7 +109,7 @@ def max_pool_with_indices_backward(
     rank = _rank(call)
     if rank == 3:
         check_same_dtype(call, self.dtype)
-    (out,) = call.outputs()
+    (out,) = call.outputs(like=_like(call, self))
     _check_grad(grad, self, rank)
     check(grad.shape == indices.shape, "indices of another shape")
     grad, indices = _planes(grad, rank), _planes(indices, rank)
@@ -226,6 +238,8 @@ def fractional_max_pool(
     samples = random_samples.dim() == 3 and random_samples.numel() == image.shape[0] * rank
     if not samples or random_samples.dtype != self.dtype:
         raise Refused("other than a sample for each plane and dimension")
+    if len(window) != rank or len(output_size) != rank:
+        raise Refused("another number of sizes")
     if min(window) <= 0:
         raise RunOnCPU("windows of no elements")
     out, indices = call.outputs()
@@ -275,7 +289,9 @@ def max_unpool(
         raise Refused("a result that is not contiguous")
     # Not as PyTorch's decomposition says, which refuses what is not deterministic on CUDA.
     shape = [*self.shape[:-rank], *output_size]
-    (out,) = call.outputs(like=[torch.empty(shape, dtype=self.dtype, device="meta")])
+    memory_format = layouts.suggested(self.shape, self.stride()) if rank == 2 else torch.contiguous_format
+    laid_out = layouts.laid_out(shape, memory_format)
+    (out,) = call.outputs(like=[torch.empty_strided(shape, laid_out, dtype=self.dtype, device="meta")])
     result = values.new_zeros(values.shape[0], math.prod(output_size)).scatter_(1, places, values)
     return out.copy_(result.view(out.shape))
 

@@ -8,7 +8,7 @@ import torch
 
 from torch_backplane.kernels import functions as f
 from torch_backplane.kernels.dtypes import value_dtype
-from torch_backplane.planning import Call, Refused, RunOnCPU, check_fits, operator, run_pointwise
+from torch_backplane.planning import Call, Refused, RunOnCPU, check_fits, operator, run_pointwise, runtime
 
 
 @operator("arange", sizes=("end",), variants=False)
@@ -47,10 +47,17 @@ def line(call: Call, start: float, end: float, step: float) -> torch.Tensor:
     """start, start + step, …: as many numbers as the output has."""
     (like,) = call.meta()
     check_counted(like.dtype, start, end, step)
+    for given in call.written:
+        if given.numel() not in (0, like.numel()):
+            runtime.warn(
+                f"The number of elements in the out tensor of shape {list(given.shape)} is {given.numel()} which does "
+                f"not match the computed number of elements {like.numel()}. Note that this may occur as a result of "
+                f"rounding error. The out tensor will be resized to a tensor of shape ({like.numel()},)."
+            )
     out = row(call, like)
     compute = value_dtype(out.dtype)
-    if compute == torch.bool:
-        raise Refused("a range of bools")  # which refuses it
+    if compute == torch.bool or compute.is_complex:
+        raise Refused("a range of bools, or of complex numbers")  # which refuses it
     check_fits(_COUNTED_IN.get(out.dtype, torch.int64), start, step)
     if compute.is_floating_point:
         check_fits(compute, start, step)  # the CPU counts in float64: a step that none is made of may be larger

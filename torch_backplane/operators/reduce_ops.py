@@ -380,7 +380,21 @@ def _declare_spread(name: str, root: bool, with_mean: bool) -> None:
         degrees = float(correction.real)
         if self.is_complex():
             return complex_spread(call, self, dim, degrees, keepdim, root, with_mean)
-        return reduce(call, self, dim, spread(root, with_mean), [degrees], key=name)
+        found = reduce(call, self, dim, spread(root, with_mean), [degrees], key=name)
+        warn_of_degrees(name, self, dim, degrees)
+        return found
+
+
+def warn_of_degrees(name: str, self: torch.Tensor, dim: Dims, correction: float) -> None:
+    """PyTorch's word of warning, where there are no degrees of freedom."""
+    dims = {one % max(1, self.dim()) for one in list_of(dim, self.dim())}
+    reduced = math.prod(size for d, size in enumerate(self.shape) if d in dims)
+    kept = math.prod(size for d, size in enumerate(self.shape) if d not in dims)
+    if not kept or reduced <= correction:
+        runtime.warn(
+            f"{name}(): degrees of freedom is <= 0. Correction should be strictly less than the reduction factor "
+            "(input numel divided by output numel)."
+        )
 
 
 def complex_spread(

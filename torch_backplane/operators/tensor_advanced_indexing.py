@@ -166,15 +166,17 @@ def index_fill(call: Call, self: torch.Tensor, dim: int, index: torch.Tensor, va
         if not self.numel() or not index.numel():
             runtime.check_number(value.fitting(self.dtype))
     expanded = call.is_in_place and each_once(self) is not self
-    if expanded:
-        warn_of_expanded("index_fill_")
     if not of_tensor:
-        call.meta()  # for its errors: PyTorch's result is laid out as a clone, and the meta kernel's is not
+        # For its errors: PyTorch's result is laid out as a clone, and the meta kernel's is not.
+        call.meta(call.functional if expanded else None)
     if expanded or not call.is_in_place:
         call.outputs(like=[torch.empty_like(as_meta(self))], expanded=call.is_in_place)
     if call.is_in_place and isinstance(value, torch.Tensor) and same_storage(self, value):
         value = value.clone()  # a number that PyTorch reads first
-    return _write_slices("index_fill", call, self, dim, index, value, wraps=True)
+    filled = _write_slices("index_fill", call, self, dim, index, value, wraps=True)
+    if expanded:
+        warn_of_expanded("index_fill_")
+    return filled
 
 
 # Advanced indexing
@@ -250,7 +252,10 @@ def _index_put_impl_(
     mask = only_mask(self, indices) if has_masks(indices) else None
     if mask is not None and not accumulate and (not is_tensor or values.numel() == 1):
         return fill(self, mask, values)
-    check_apart(each_once(self), [indices, values])
+    once = each_once(self)
+    if once is not self:
+        warn_of_expanded("index_put_")
+    check_apart(once, [indices, values])
     given, distinct = self, mask is not None
     if has_masks(indices):
         given, indices = positions_of_masks(self, indices)

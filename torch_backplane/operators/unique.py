@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from torch_backplane.operators.nonzero import Selection, sizes
-from torch_backplane.planning import Call, Refused, operator
+from torch_backplane.planning import Call, Refused, RunOnCPU, operator
 
 Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -104,6 +104,8 @@ def unique_dim(call: Call, self: torch.Tensor, dim: int, ordered: bool, inverse:
     nothing = _no_slices(self, dim)
     if nothing is not None:
         return nothing
+    if self.is_floating_point() and bool(self.isnan().any()):
+        raise RunOnCPU("NaN, which is in no order with others: PyTorch's way to sort decides where it goes")
     rows = _rows(self, dim)
     firsts, places, lengths = _unique(rows, _ranks(rows), inverse=True, counts=True)
     return _slices(self, dim, firsts), places, lengths
@@ -113,14 +115,12 @@ def _ranks(rows: torch.Tensor) -> torch.Tensor:
     """Numbers in the order of the rows, equal for equal rows.
 
     Each column's elements become their places in its order; then two neighbours become one column, until one is left.
-    NaN, which is in no order with others in PyTorch, comes last; the next column decides among several.
     """
     count = rows.shape[0]
     while True:
         ordered, order = rows.sort(dim=0, stable=True)
         steps = torch.zeros_like(order)
-        differ = ordered[1:] != ordered[:-1]
-        steps[1:] = differ.logical_and_(~ordered[:-1].isnan()) if ordered.is_floating_point() else differ
+        steps[1:] = ordered[1:] != ordered[:-1]
         ranks = torch.empty_like(order).scatter_(0, order, steps.cumsum(0))
         if ranks.shape[1] == 1:
             return ranks.view(count)

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch._ops import OpOverload
+from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_backplane import _C
 from torch_backplane.planning import runtime, shape_rules, tracing
@@ -33,6 +34,13 @@ OF_ONE_DTYPE = (
     "aten::log_sigmoid_backward.grad_input", "aten::log_sigmoid_forward.output", "aten::median.dim_values",
     "aten::nanmedian.dim_values", "aten::native_batch_norm.out", "aten::norm.dtype_out", "aten::norm.out",
     "aten::where.self_out",
+)  # fmt: skip
+
+# PyTorch resizes an `out=` of these without a word.
+_RESIZED_SILENTLY = (
+    "aten::addbmm.out", "aten::arange.start_out", "aten::bernoulli.out", "aten::eye.m_out", "aten::eye.out",
+    "aten::linspace.out", "aten::log_sigmoid_forward.output", "aten::logspace.out", "aten::multinomial.out",
+    "aten::narrow_copy.out", "aten::range.out",
 )  # fmt: skip
 
 # PyTorch looks at the gradient's strides last, where it chooses those of the result.
@@ -168,6 +176,8 @@ class Call:
         own = overload is self.overload
         values = self.arguments if own else self.inputs
         if tracer is not None:
+            if own and self.form.outs and not self.form.is_functional:
+                self._check_fits()
             if own and self.form.has_structured_meta:
                 self._check_memory(tracer)
             ask = partial(self._meta_of, overload)
@@ -175,6 +185,14 @@ class Call:
         if self._is_structured(overload) or not (own or overload is self.functional):
             return self._meta_of(overload, _C.as_metas(values))
         return shape_rules.recalled(self.form, own, values, lambda: self._meta_of(overload, _C.as_metas(values)))
+
+    def _check_fits(self) -> None:
+        """Leaves an `out=` that would be resized, before PyTorch's functions warn of it: the planner will."""
+        with _disable_current_modes():
+            made = self._meta_of(self.functional, [shape_rules.concrete(value) for value in as_meta(self.inputs)])
+        for given, one in zip(self.written, made, strict=False):
+            if one is not None and [layouts.number_now(size) for size in given.shape] != list(one.shape):
+                raise Untraceable("results that were given in their shape")
 
     def _check_memory(self, tracer: tracing.Tracer) -> None:
         """Leaves whatever PyTorch's meta kernel looks for in the memory that is written."""
@@ -200,6 +218,8 @@ class Call:
                     raise
                 # PyTorch's clamp takes no CPU tensor without dimensions beside another device's tensors.
                 return _C.structured_meta(name, *(without_device(value) for value in values))
+        if overload is self.overload and self.form.outs:
+            values = self._without_misfits(values)
         positional: list[Any] = []
         named: dict[str, Any] = {}
         for value, argument in zip(values, overload._schema.arguments, strict=True):
@@ -219,6 +239,20 @@ class Call:
                 raise _C.Refused(f"PyTorch's meta kernel refuses it: {error}") from error
             raise
         return tuple(results) if isinstance(results, (tuple, list)) else (results,)
+
+    def _without_misfits(self, values: Sequence[Any]) -> list[Any]:
+        """With tensors of no elements in the place of those of `out=` that are to be resized: PyTorch's meta functions
+        in Python warn of others, in words of their own. Where no other overload tells the shapes, in the place of all.
+        """
+        values = list(values)
+        if not self.form.is_functional and tracing.current() is not None:
+            return values  # `_check_fits` has looked
+        results = [None] * len(self.form.outs) if self.form.is_functional else self.meta(self.functional)
+        for position, result in zip(self.form.outs, results, strict=False):
+            given = values[position]
+            if result is None or given.shape != result.shape:
+                values[position] = given.new_empty(0)
+        return values
 
     def outputs(
         self,
@@ -268,6 +302,9 @@ class Call:
                         if elementwise and not expanded:
                             runtime.check_overlaps([given], [])
                         runtime.not_replayable("it resizes a tensor that it was given")
+                        warned = like is None and self.form.has_structured_meta  # by its meta function
+                        if not warned and self.name not in _RESIZED_SILENTLY:
+                            _C.warn_of_resize(given, result.shape)
                         given.resize_(result.shape)
                         given.as_strided_(result.shape, result.stride())
                 if not expanded:

@@ -16,6 +16,7 @@ from torch_backplane.kernels.dialects import MissingOperation
 from torch_backplane.kernels.dtypes import FACTS
 from torch_backplane.planning import registry
 from torch_backplane.planning.call import Call, Form, flatten
+from torch_backplane.planning.refused_dtypes import refused_dtypes
 
 Planner = Callable[..., Any]
 Dtypes = Literal["real", "complex", "any"]
@@ -165,6 +166,7 @@ def _register(overload: OpOverload, functional: OpOverload, planner: Planner, de
         raise ValueError(f"{name} has no argument {', '.join(sorted(unknown))}")
     alike = [names.index(one) for one in one_dtype]
     form = Form(overload, functional)
+    refused = refused_dtypes(registry.full_name(functional))
     supported = {dtype for dtype in FACTS if dtypes == "complex" or not dtype.is_complex}
     without_numbers = [position for position, tensors_only in enumerate(in_memory) if tensors_only]
 
@@ -181,6 +183,8 @@ def _register(overload: OpOverload, functional: OpOverload, planner: Planner, de
             if tensor.dtype not in supported:
                 check_supported(tensor.dtype)
                 raise _C.RunOnCPU(f"its kernel takes no {tensor.dtype}".replace("torch.", ""))
+        if refused and call.tensors and call.tensors[0].dtype in refused:
+            raise _C.Refused(f"{call.tensors[0].dtype}".removeprefix("torch."))
         if alike:
             given = [inputs[position] for position in alike]
             if len({one.dtype for one in given if isinstance(one, (torch.Tensor, _C.Number))}) > 1:

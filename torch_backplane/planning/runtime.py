@@ -131,6 +131,13 @@ def keep_in_plan(tensor: torch.Tensor) -> None:
     (current() or _C).keep_in_plan(tensor)
 
 
+def warn(text: str) -> None:
+    """Gives a UserWarning, in this call and in each replay of its plan."""
+    if current() is not None:
+        raise Untraceable("a call without a warning")
+    _C.warn(text)
+
+
 def not_replayable(reason: str) -> None:
     """Says that the planner does what no plan can repeat."""
     if current() is not None:
