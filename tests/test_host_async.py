@@ -148,6 +148,23 @@ for kind, call in calls.items():
     assert told[0] == told[1]
 torch.bp.synchronize()
 """,
+    "a meta kernel in Python may refuse a call, and Ctrl-C goes through it": """
+with torch.library._scoped_library("backplane", "FRAGMENT") as library:
+    library.define("refused(Tensor x, int kind) -> Tensor")
+    kinds = ValueError, AssertionError, KeyboardInterrupt, SystemExit
+
+    def refuse(x, kind):
+        raise kinds[kind]
+
+    library.impl("refused", lambda x, kind: x + 1, "CPU")
+    library.impl("refused", refuse, "Meta")
+    for number, kind in enumerate(kinds):
+        if issubclass(kind, Exception):  # the call is left to the CPU's kernel
+            assert torch.ops.backplane.refused(torch.ones(3, device=DEVICE), number).tolist() == [2] * 3
+        else:
+            with pytest.raises(kind):
+                torch.ops.backplane.refused(torch.ones(3, device=DEVICE), number)
+""",
     "results whose shape depends on values, and Python's": """
 x = torch.arange(10.0, device=DEVICE)
 torch.bp._sleep(50_000_000)

@@ -23,6 +23,7 @@
 #include "c10/generator.h"
 #include "c10/storage.h"
 #include "devices/command.h"
+#include "drivers/interrupts.h"
 #include "fallback/arguments.h"
 #include "fallback/cpu_mirror.h"
 #include "streams/capture.h"
@@ -411,7 +412,10 @@ bool ask_meta_kernel(const DeferredOperator& call, c10::DeviceIndex index, Metas
     } else {
       asked.redispatchBoxed(kMeta, &stack);
     }
-  } catch (const std::exception&) {
+  } catch (std::exception& error) {
+    if (!is_refusal(error)) {
+      throw;
+    }
     return false; // it refuses the call, which is the CPU kernel's to say, or it would need values
   }
   correct(call, index, arguments, stack);

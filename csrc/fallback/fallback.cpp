@@ -151,7 +151,8 @@ FactsTable& facts_table() {
 // The one bp device among the arguments; -1 when there is none.
 class CommonDevice {
  public:
-  void see(const at::Tensor& tensor, bool from_anywhere) {
+  // `may_be_scalar`: of the CPU's, if it has no dimensions. Not where the operator writes to it.
+  void see(const at::Tensor& tensor, bool from_anywhere, bool may_be_scalar) {
     seen_ = true;
     const auto device = tensor.device();
     if (device.is_privateuseone()) {
@@ -160,7 +161,7 @@ class CommonDevice {
       } else if (index_ != device.index()) {
         refuse(c10::Device(c10::kPrivateUse1, index_), device);
       }
-    } else if (tensor.dim() > 0 && !from_anywhere && !foreign_.has_value()) {
+    } else if (!(may_be_scalar && tensor.dim() == 0) && !from_anywhere && !foreign_.has_value()) {
       foreign_ = device;
     }
   }
@@ -192,7 +193,7 @@ class CommonDevice {
 
   bool seen_ = false;
   c10::DeviceIndex index_ = -1;
-  std::optional<c10::Device> foreign_; // a CPU tensor that is no scalar
+  std::optional<c10::Device> foreign_; // a CPU tensor that is no scalar, or is written
 };
 
 at::Tensor stand_in(CpuMirror& mirror, const at::Tensor& tensor, bool written) {
@@ -249,7 +250,7 @@ void run_on_cpu(const c10::OperatorHandle& op, const c10::OperatorHandle& kernel
 
   CommonDevice common;
   for (size_t i = 0; i < count; ++i) {
-    for_each_tensor(arguments[i], [&](const at::Tensor& tensor) { common.see(tensor, facts.from_anywhere[i]); });
+    for_each_tensor(arguments[i], [&](const at::Tensor& tensor) { common.see(tensor, facts.from_anywhere[i], !facts.written[i]); });
   }
   for (const c10::IValue& value : arguments) {
     if (value.isDevice()) {
@@ -354,7 +355,7 @@ void raise_cpu_error(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> a
   size_t bytes = 0;
   for (size_t i = 0; i < arguments.size(); ++i) {
     for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
-      common.see(tensor, facts.from_anywhere[i]);
+      common.see(tensor, facts.from_anywhere[i], !facts.written[i]);
       bytes += tensor.device().is_privateuseone() ? spanned_bytes(tensor) : 0;
     });
   }

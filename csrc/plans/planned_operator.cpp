@@ -12,6 +12,7 @@
 
 #include "devices/operator_scope.h"
 #include "devices/profile.h"
+#include "drivers/interrupts.h"
 #include "fallback/arguments.h"
 #include "fallback/fallback.h"
 #include "plans/recorder.h"
@@ -466,7 +467,10 @@ void PlannedOperator::check(
   std::optional<Plan> fresh;
   try {
     fresh = rehearse(declaration, arguments, call.device, left);
-  } catch (const std::exception& error) {
+  } catch (std::exception& error) {
+    if (!is_refusal(error)) {
+      throw;
+    }
     TORCH_CHECK(
         false, name_, " has a plan, and its planner now refuses the call: ", error.what(), "\n",
         describe(arguments, facts));
