@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 EXPECTED: dict[str, dict[str, str]] = {
     "all": {
         "test_errors_cat_bp": "the first operand, which has no elements, is resized where it is the result, too",
