@@ -26,6 +26,11 @@ from torch_backplane.conformance.transfer import WIDER, noncontiguous, spaced, t
 SAMPLES = 5
 # Their numbers are not initialized.
 WITHOUT_NUMBERS = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
+# Relative, and absolute as a part of 1 and a result's largest number: two implementations round in another order.
+TOLERANCES = {
+    torch.float64: (1e-7, 1e-9), torch.complex128: (1e-7, 1e-9), torch.float32: (1e-4, 1e-5),
+    torch.complex64: (1e-4, 1e-5), torch.float16: (1e-2, 1e-3), torch.bfloat16: (5e-2, 1e-2),
+}  # fmt: skip
 # Their numbers are random in some samples at least.
 RANDOM = {
     "bernoulli", "cauchy", "exponential", "geometric", "log_normal", "multinomial", "normal", "pca_lowrank",
@@ -74,7 +79,9 @@ OUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 class TestOperatorDatabase(TestCase):
     """The same call on bp and on the CPU has the same results, strides, warnings and errors."""
 
-    def check(self, op: Any, where: str, found: Outcome, expected: Outcome, *, strides: bool = True) -> None:
+    def check(
+        self, op: Any, dtype: torch.dtype, where: str, found: Outcome, expected: Outcome, *, strides: bool = True
+    ) -> None:
         self.assertEqual(found.error, expected.error, f"{where}: {found}, and on the CPU {expected}")
         self.assertEqual(found.said, expected.said, f"{where}: {found}, and on the CPU {expected}")
         if strides:
@@ -83,14 +90,24 @@ class TestOperatorDatabase(TestCase):
             if op.name in RANDOM:
                 self.assertEqual((one.shape, one.dtype), (other.shape, other.dtype), where)
                 continue
-            self.assertEqual(one, other, msg=lambda text: f"{where}: {text}", equal_nan=True)
+            relative, absolute = max(TOLERANCES.get(one_dtype, (0.0, 0.0)) for one_dtype in (dtype, other.dtype))
+            finite = other[other.isfinite()].abs()
+            atol = absolute * (1 + (finite.max().item() if finite.numel() else 0))
+            self.assertEqual(one, other, msg=lambda text: f"{where}: {text}", equal_nan=True, rtol=relative, atol=atol)
 
     def compare(
-        self, op: Any, where: str, device: str, call: Callable[..., Any], *arguments: Any, strides: bool = True
+        self,
+        op: Any,
+        dtype: torch.dtype,
+        where: str,
+        device: str,
+        call: Callable[..., Any],
+        *arguments: Any,
+        strides: bool = True,
     ) -> None:
-        """`call(*arguments)` with the arguments on each device."""
+        """`call(*arguments)` with the arguments on each device; `dtype` is what the operator computes with."""
         found, expected = (outcome(call, *to_device(arguments, one)) for one in (device, "cpu"))
-        self.check(op, where, found, expected, strides=strides)
+        self.check(op, dtype, where, found, expected, strides=strides)
 
     @ops(WITH_OUT, dtypes=OpDTypes.any_common_cpu_cuda_one)
     def test_out(self, device: str, dtype: torch.dtype, op: Any) -> None:
@@ -107,7 +124,7 @@ class TestOperatorDatabase(TestCase):
 
                 for _ in range(2):  # the second one may be a replay
                     out = mapped(made, result)
-                    self.compare(op, f"out= {name}", device, call, out, sample.input, sample.args, sample.kwargs)
+                    self.compare(op, dtype, f"out= {name}", device, call, out, sample.input, sample.args, sample.kwargs)
 
     @ops(WITH_OUT, dtypes=OpDTypes.any_common_cpu_cuda_one)
     def test_out_on_another_device(self, device: str, dtype: torch.dtype, op: Any) -> None:
@@ -131,7 +148,7 @@ class TestOperatorDatabase(TestCase):
             given = (sample.input, sample.args, sample.kwargs)
             for name, layout in (("contiguous", None), ("strided", spaced), ("transposed", transposed)):
                 arguments = given if layout is None else noncontiguous(given, layout)
-                self.compare(op, name, device, call, *arguments)
+                self.compare(op, dtype, name, device, call, *arguments)
 
     @ops(OPERATORS, dtypes=OpDTypes.any_common_cpu_cuda_one)
     def test_variants(self, device: str, dtype: torch.dtype, op: Any) -> None:
@@ -147,7 +164,7 @@ class TestOperatorDatabase(TestCase):
             for sample in samples_of(op, dtype, 3):
                 if "in place" in name and sample.broadcasts_input:
                     continue
-                self.compare(op, name, device, call, sample.input, sample.args, sample.kwargs)
+                self.compare(op, dtype, name, device, call, sample.input, sample.args, sample.kwargs)
 
     @ops([op for op in OPERATORS if op.error_inputs_func is not None], dtypes=OpDTypes.none)
     def test_errors(self, device: str, op: Any) -> None:
@@ -180,7 +197,7 @@ class TestOperatorDatabase(TestCase):
             return [result, [one for one in gradients if one is not None]]
 
         for sample in samples_of(op, dtype, SAMPLES, requires_grad=True):
-            self.compare(op, "gradients", device, call, sample.input, sample.args, sample.kwargs, strides=False)
+            self.compare(op, dtype, "gradients", device, call, sample.input, sample.args, sample.kwargs, strides=False)
 
     @ops([op for op in DIFFERENTIABLE if op.supports_forward_ad], allowed_dtypes=(torch.float64,))
     def test_forward_derivatives(self, device: str, dtype: torch.dtype, op: Any) -> None:
@@ -196,7 +213,7 @@ class TestOperatorDatabase(TestCase):
                 return [torch.autograd.forward_ad.unpack_dual(one).tangent for one in tensors(result)]
 
         for sample in samples_of(op, dtype, 3):
-            self.compare(op, "jvp", device, call, sample.input, sample.args, sample.kwargs, strides=False)
+            self.compare(op, dtype, "jvp", device, call, sample.input, sample.args, sample.kwargs, strides=False)
 
     @ops(OPERATORS, dtypes=OpDTypes.any_common_cpu_cuda_one)
     def test_vmap(self, device: str, dtype: torch.dtype, op: Any) -> None:
@@ -206,7 +223,7 @@ class TestOperatorDatabase(TestCase):
         for sample in samples_of(op, dtype, 2):
             if isinstance(sample.input, torch.Tensor):
                 many = torch.stack([sample.input.detach(), sample.input.detach().flip(list(range(sample.input.dim())))])
-                self.compare(op, "vmap", device, call, many, sample.args, sample.kwargs, strides=False)
+                self.compare(op, dtype, "vmap", device, call, many, sample.args, sample.kwargs, strides=False)
 
 
 with mock.patch.dict(os.environ, PYTORCH_TESTING_DEVICE_ONLY_FOR="bp"):
