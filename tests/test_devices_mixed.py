@@ -48,6 +48,29 @@ def test_two_devices_are_refused(name: str, other: str) -> None:
     assert torch.equal(a, torch.ones(3, 3, device="bp:0"))
 
 
+INDEXING: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "get": lambda a, i: a[i],
+    "set": lambda a, i: a.__setitem__(i, 1.0),
+    "index_put": lambda a, i: a.index_put((i,), a[0, 0]),
+    "index_put_": lambda a, i: a.index_put_((i,), a[0, 0], accumulate=True),
+}
+
+
+@pytest.mark.parametrize("name", INDEXING)
+@pytest.mark.parametrize("kind", ["numbers", "mask"])
+@pytest.mark.parametrize(("indexed", "index"), [("cpu", "bp:0"), ("bp:0", "bp:1"), ("bp:1", "bp:0")])
+def test_indices_of_another_device_are_refused_in_pytorchs_words(
+    indexed: str, index: str, kind: str, name: str
+) -> None:
+    a = torch.zeros(3, 3, device=indexed)
+    i = torch.tensor([0, 1]) if kind == "numbers" else torch.tensor([True, False, True])
+    message = rf"indices should be either on cpu or on the same device as the indexed tensor \({indexed}\)"
+    with pytest.raises(RuntimeError, match=message):
+        INDEXING[name](a, i.to(index))
+    INDEXING[name](a, i.to(indexed))
+    INDEXING[name](a, i)
+
+
 def test_numbers_in_cpu_tensors_are_welcome() -> None:
     x, two = torch.ones(3, device="bp"), torch.tensor(2.0)
     for result in (

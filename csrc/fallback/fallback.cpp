@@ -42,6 +42,7 @@ struct OperatorFacts {
   int generator = -1; // index of the Generator argument
   const PromotionRule* promotion; // dtypes that its CPU kernel lacks
   const c10::KernelFunction* structured_meta; // nullptr: none
+  bool indexes = false; // its `indices` are on the CPU or on the device of `self`
   c10::SmallVector<bool, 16> from_anywhere; // per argument: its tensors may be the CPU's, whatever their shape, as on GPUs
   std::atomic<uint64_t> calls{0};
   std::atomic<bool> warned{false};
@@ -61,7 +62,6 @@ struct OperatorFacts {
     static constexpr std::string_view kIndexing[] = {
         "aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl", "aten::_index_put_impl_",
         "aten::_unsafe_index", "aten::_unsafe_index_put"};
-    bool indexes = false;
     for (const auto& indexing : kIndexing) {
       indexes |= op.schema().name() == indexing;
     }
@@ -151,6 +151,8 @@ FactsTable& facts_table() {
 // The one bp device among the arguments; -1 when there is none.
 class CommonDevice {
  public:
+  explicit CommonDevice(bool indexes) : indexes_(indexes) {}
+
   // `may_be_scalar`: of the CPU's, if it has no dimensions. Not where the operator writes to it.
   void see(const at::Tensor& tensor, bool from_anywhere, bool may_be_scalar) {
     seen_ = true;
@@ -158,7 +160,9 @@ class CommonDevice {
     if (device.is_privateuseone()) {
       if (index_ < 0) {
         index_ = device.index();
+        is_of_index_ = from_anywhere;
       } else if (index_ != device.index()) {
+        check_index(from_anywhere, c10::Device(c10::kPrivateUse1, index_));
         refuse(c10::Device(c10::kPrivateUse1, index_), device);
       }
     } else if (!(may_be_scalar && tensor.dim() == 0) && !from_anywhere && !foreign_.has_value()) {
@@ -179,19 +183,28 @@ class CommonDevice {
 
   c10::DeviceIndex index() const {
     if (index_ >= 0 && foreign_.has_value()) {
+      check_index(is_of_index_, *foreign_);
       refuse(c10::Device(c10::kPrivateUse1, index_), *foreign_);
     }
     return index_;
   }
 
  private:
+  void check_index(bool is_on_another_device, c10::Device indexed) const {
+    TORCH_CHECK(
+        !indexes_ || !is_on_another_device, "indices should be either on cpu or on the same device as the indexed tensor (",
+        indexed, ")");
+  }
+
   [[noreturn]] static void refuse(c10::Device one, c10::Device other) {
     TORCH_CHECK(
         false, "Expected all tensors to be on the same device, but found at least two devices, ", one, " and ", other,
         "!");
   }
 
+  bool indexes_;
   bool seen_ = false;
+  bool is_of_index_ = false; // index_ is
   c10::DeviceIndex index_ = -1;
   std::optional<c10::Device> foreign_; // a CPU tensor that is no scalar, or is written
 };
@@ -248,7 +261,7 @@ void run_on_cpu(const c10::OperatorHandle& op, const c10::OperatorHandle& kernel
   const size_t count = facts.written.size();
   auto arguments = torch::jit::last(*stack, count);
 
-  CommonDevice common;
+  CommonDevice common(facts.indexes);
   for (size_t i = 0; i < count; ++i) {
     for_each_tensor(arguments[i], [&](const at::Tensor& tensor) { common.see(tensor, facts.from_anywhere[i], !facts.written[i]); });
   }
@@ -351,7 +364,7 @@ void raise_cpu_error(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> a
     return;
   }
   const OperatorFacts& facts = facts_table().of(op);
-  CommonDevice common; // throws PyTorch's error of two devices, which comes before all others
+  CommonDevice common(facts.indexes); // throws PyTorch's error of two devices, which comes before all others
   size_t bytes = 0;
   for (size_t i = 0; i < arguments.size(); ++i) {
     for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
