@@ -156,15 +156,8 @@ class PythonPlanner final : public Planner {
     }
     py::object builder = new_plan_builder(call);
     const DispatchModes unchanged;
-    try {
-      reason = tracer(py::reinterpret_borrow<py::object>(function_), given, builder, schema.returns().size())
-                   .cast<std::string>();
-    } catch (py::error_already_set& error) {
-      if (!error.matches(PyExc_Exception)) {
-        throw; // Ctrl-C, say
-      }
-      reason = error.what();
-    }
+    reason = tracer(py::reinterpret_borrow<py::object>(function_), given, builder, schema.returns().size())
+                 .cast<std::string>();
     if (!reason.empty()) {
       return std::nullopt;
     }

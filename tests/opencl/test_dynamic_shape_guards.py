@@ -319,6 +319,21 @@ def test_planners_that_raise_while_they_are_traced_keep_exact_plans() -> None:
         assert found["reasons_for_exact"] == ["ValueError while it was traced: not while somebody looks"]
 
 
+@pytest.mark.parametrize("kind", [AttributeError, TypeError, AssertionError, KeyError])
+def test_faults_of_planners_that_show_while_they_are_traced_are_raised(kind: type[Exception]) -> None:
+    @declared(f"faulty_{kind.__name__}(Tensor self) -> Tensor")
+    def faulty(call: Any, self: torch.Tensor) -> torch.Tensor:
+        if is_traced(self):
+            raise kind("a fault")
+        return self + 1
+
+    with plans_from_the_start():
+        assert faulty(torch.ones(5, device=DEVICE)).tolist() == [2.0] * 5
+        with pytest.raises(kind, match="a fault"):
+            faulty(torch.ones(6, device=DEVICE))
+        assert faulty(torch.ones(5, device=DEVICE)).tolist() == [2.0] * 5
+
+
 def test_a_traced_plan_that_is_not_the_planners_is_not_used() -> None:
     @declared("sly(Tensor self) -> Tensor")
     def sly(call: Any, self: torch.Tensor) -> torch.Tensor:

@@ -349,6 +349,10 @@ def _is_alike(one: Any, other: Any) -> bool:
     )
 
 
+# What refuses a call: the planner, which is called next with the call's own numbers, raises the same, or takes these.
+_REFUSALS = (RuntimeError, IndexError, ValueError, ZeroDivisionError)
+
+
 def trace(planner: Callable[..., Any], arguments: list[tuple[Any, bool]], builder: Any, results: int) -> str:
     """Writes the plan of `planner` for any sizes.
 
@@ -359,6 +363,9 @@ def trace(planner: Callable[..., Any], arguments: list[tuple[Any, bool]], builde
 
     Returns:
         Why there is no such plan; "" where there is one.
+
+    Raises:
+        Exception: what the planner raises, where no call is refused with such an error.
     """
     handled = sys.exc_info()[1]
     tracer = Tracer(builder)
@@ -375,8 +382,10 @@ def trace(planner: Callable[..., Any], arguments: list[tuple[Any, bool]], builde
         return f"it needs {reason}"
     except _C.RunOnCPU as reason:
         return f"it is left to the CPU: {reason}"
-    except Exception as error:  # whatever it is, calls are served without the trace
+    except Exception as error:
         _raise_interrupt(error, handled)
+        if not isinstance(error, _REFUSALS):
+            raise  # a fault of the planner's
         return f"{type(error).__name__} while it was traced: {str(error).partition(chr(10))[0]}"
     finally:
         _here.tracer = outer  # before anything is called, where Ctrl-C may arrive
