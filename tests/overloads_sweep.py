@@ -32,7 +32,7 @@ _LEFT_OUT = re.compile(
 )
 
 # With wrong arguments PyTorch's CPU kernels write over memory, and the CPU's process dies at it or does not.
-_WRITES_ANYWHERE = ("aten::_cholesky_solve_helper", "aten::_fft_r2c")
+_WRITES_ANYWHERE = ("aten::_cholesky_solve_helper", "aten::_fft_r2c", "aten::_sobol_engine_initialize_state_")
 
 # The tensors of a call, in their order; the last one again for those that follow.
 TENSORS: tuple[tuple[torch.Tensor, ...], ...] = (

@@ -75,6 +75,8 @@ def _scaled_noise(call: Call, mean: Any, std: Any, generator: Any) -> torch.Tens
     """mean + std * noise, each a tensor or a number."""
     shapes = [one.shape for one in (mean, std) if isinstance(one, torch.Tensor)]
     runtime.check_broadcast([one for one in (mean, std) if isinstance(one, torch.Tensor)])
+    if call.name == "aten::normal.Tensor_float_out":  # which the CPU does not resize
+        check(call.arguments[-1].shape == runtime.broadcast_shapes(*shapes), "a result of another shape")
     check(not (isinstance(mean, torch.Tensor) and mean.dtype == torch.bool), "means that are bool")
     asked = (mean if isinstance(mean, torch.Tensor) else std).dtype
     check(asked.is_floating_point or bool(call.written), "integers")
