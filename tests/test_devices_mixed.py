@@ -52,7 +52,7 @@ INDEXING: dict[str, Callable[[Tensor, Tensor], object]] = {
     "get": lambda a, i: a[i],
     "set": lambda a, i: a.__setitem__(i, 1.0),
     "index_put": lambda a, i: a.index_put((i,), a[0, 0]),
-    "index_put_": lambda a, i: a.index_put_((i,), a[0, 0], accumulate=True),
+    "index_put_": lambda a, i: a.index_put_((i,), a[0, 0].clone(), accumulate=True),
 }
 
 
