@@ -82,7 +82,7 @@ def run_reduction(
 
 @functools.cache
 def _compiled(text: str) -> None:
-    compile_cuda(text, CudaCpp.compile_options)
+    compile_cuda(text, CudaCpp().compile_options)
 
 
 def check_cuda(template: Any, *args: Any, **kwargs: Any) -> None:

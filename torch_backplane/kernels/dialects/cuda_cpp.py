@@ -49,8 +49,10 @@ class CudaCpp(Dialect):
         "atomic_swap(at, expected, desired)": "atomicCAS((uint*)(at), expected, desired)",
         "multiply_high(a, b)": "__umulhi(a, b)",
     }
-    # As in OpenCL C: a * b + c is two roundings, and formulas that want one say fma.
-    compile_options = ("--std=c++17", "--fmad=false")
+
+    @property
+    def compile_options(self) -> tuple[str, ...]:
+        return "--std=c++17", f"--fmad={'true' if self.contraction else 'false'}"
 
     def not_a_number(self, bits: int) -> str:
         return "__int_as_float(0x7fc00000)" if bits == 32 else "__longlong_as_double(0x7ff8000000000000ll)"

@@ -58,14 +58,14 @@ class OpenCLC(Dialect):
         return f"cpu_{name}" if ours and (self.target.float64 or not needs_float64(name)) else name
 
     def header(self, dtypes: frozenset[torch.dtype], text: str) -> str:
-        # Contraction would make a * b + c another number than PyTorch's; formulas that want it say fma.
-        lines = ["#pragma OPENCL FP_CONTRACT OFF", "#define FUNCTION static inline"]
+        contract = f"#pragma OPENCL FP_CONTRACT {'ON' if self.contraction else 'OFF'}"
+        lines = [contract, "#define FUNCTION static inline"]
         dtypes |= {part_dtype(dtype) for dtype in dtypes}
         functions = definitions(text)
         if torch.float64 in dtypes or any("double" in function for function in functions):
             lines.insert(0, "#pragma OPENCL EXTENSION cl_khr_fp64 : enable")
         if functions:
-            lines += ["#pragma OPENCL FP_CONTRACT ON", *functions, "#pragma OPENCL FP_CONTRACT OFF"]
+            lines += ["#pragma OPENCL FP_CONTRACT ON", *functions, contract]
         return "\n".join([*lines, self.half_functions(dtypes)])
 
     def decode(self, stored: str, dtype: torch.dtype, position: int = 0) -> str:
