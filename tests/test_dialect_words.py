@@ -1,4 +1,4 @@
-"""What dialects spell differently for different devices: float contraction."""
+"""What dialects spell differently for different devices: float contraction, conversions of float16."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from kernel_runners import compile_cuda, opencl
-from template_runners import run
+from template_runners import interpret, run
 
 from torch_backplane.kernels import CudaCpp, Dialect, OpenCLC, Target
 from torch_backplane.kernels.templates.source import Launch, LaunchSpec
@@ -69,3 +69,77 @@ def test_cuda_cpp_contracts_where_the_dialect_says_so(contract: bool, option: st
     a, b, c = operands()
     text = multiply_add(dialect, torch.empty_like(a), a, b, c).kernel.text
     assert ("fma.rn.f32" in compile_cuda(text, dialect.compile_options)) == contract
+
+
+# --- float16
+
+
+def copied(dialect: Dialect, out: torch.Tensor, x: torch.Tensor) -> Launch:
+    return LaunchSpec(
+        "copied",
+        dialect,
+        outputs={"out": out},
+        inputs={"x": x},
+        integers={},
+        value=torch.float32,
+        items=out.numel(),
+        body="store_out(item, load_x(item));",
+    ).launch()
+
+
+def float16_texts() -> list[Any]:
+    """(what runs a launch, dialect): both dialects, both kinds of targets, with and without instructions."""
+    float64 = opencl()[2]
+    made = [
+        (run, OpenCLC(Target.of_kind(kind, float64=float64, native_float16=native)))
+        for kind in ("gpu", "cpu")
+        for native in (True, False)
+    ]
+    return [*made, *((interpret, CudaCpp(Target(native_float16=native))) for native in (True, False))]
+
+
+TEXTS = pytest.mark.parametrize("which", range(6))
+
+
+@TEXTS
+def test_every_float16_is_read_exactly(which: int) -> None:
+    runs, dialect = float16_texts()[which]
+    halves = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.float16)
+    out = torch.empty(len(halves))
+    runs(copied(dialect, out, halves))
+    number = ~halves.isnan()
+    assert torch.equal(out[number].view(torch.int32), halves[number].float().view(torch.int32))
+    assert torch.equal(out.isnan(), ~number)
+
+
+@TEXTS
+def test_floats_are_rounded_to_the_nearest_float16_ties_to_even(which: int) -> None:
+    runs, dialect = float16_texts()[which]
+    halves = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.float16)
+    finite = halves[halves.isfinite()].double()
+    step = (halves.view(torch.int16) + 1).view(torch.float16)[halves.isfinite()].double()
+    ties = ((finite + step) / 2)[step.isfinite()].float()
+    infinite = torch.tensor(float("inf"))
+    around = [ties, ties.nextafter(infinite), ties.nextafter(-infinite)]
+    others = torch.randint(-(2**31), 2**31, (1 << 18,)).to(torch.int32).view(torch.float32)
+    edges = torch.tensor([65519.0, 65519.996, 65520.0, 65536.0, 3.4e38, float("inf"), 1e-45, 2.0**-25, 2.0**-24, 0.0])
+    values = torch.cat([*around, others, halves.float(), edges, -edges])
+    out = torch.empty(len(values), dtype=torch.float16)
+    runs(copied(dialect, out, values))
+    number = ~values.isnan()
+    assert torch.equal(out[number].view(torch.int16), values[number].half().view(torch.int16))
+    assert torch.equal(out.isnan(), ~number)
+
+
+def test_float16_is_converted_as_the_target_says() -> None:
+    halves = torch.empty(4, dtype=torch.float16)
+    for dialect, word in ((OpenCLC, "vload_half"), (CudaCpp, "cvt.rn.f16.f32")):
+        texts = [copied(dialect(Target(native_float16=one)), halves, halves).kernel.text for one in (True, False)]
+        assert [word in text for text in texts] == [True, False]
+    for native in (True, False):
+        processor = OpenCLC(Target.of_kind("cpu", native_float16=native))
+        assert ("__F16C__" in copied(processor, halves, halves).kernel.text) == native
+    cuda = CudaCpp(Target(native_float16=True))
+    instructions = compile_cuda(copied(cuda, halves, halves).kernel.text, cuda.compile_options)
+    assert "cvt.f32.f16" in instructions
+    assert "cvt.rn.f16.f32" in instructions

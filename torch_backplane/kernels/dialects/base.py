@@ -359,7 +359,9 @@ class Dialect(ABC):
         """
 
     def float16_functions(self) -> str:
-        """float16_to_float and float_to_float16."""
+        """float16_to_float and float_to_float16: by instructions where `Target.native_float16`, if the dialect has a
+        spelling for them. The spelling here is for every language.
+        """
         return FLOAT16
 
     def half_functions(self, dtypes: frozenset[torch.dtype]) -> str:

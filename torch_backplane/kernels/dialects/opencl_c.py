@@ -12,6 +12,18 @@ from torch_backplane.kernels.cpu.halves import FLOAT16_BY_INSTRUCTIONS
 from torch_backplane.kernels.dialects.base import Dialect, Value
 from torch_backplane.kernels.dtypes import part_dtype
 
+# Every device has these two functions, with or without cl_khr_fp16, and they flush no subnormal number. They convert in
+# memory; compilers leave the variable out.
+_FLOAT16 = """\
+FUNCTION float float16_to_float(const ushort half_bits) { return vload_half(0, (const half*)&half_bits); }
+
+FUNCTION ushort float_to_float16(const float value) {
+  ushort half_bits;
+  vstore_half_rte(value, 0, (half*)&half_bits);
+  return half_bits;
+}
+"""
+
 
 class OpenCLC(Dialect):
     """A buffer is a handle and an offset in bytes: `cl_mem` has no addresses that the host could add to."""
@@ -70,10 +82,13 @@ class OpenCLC(Dialect):
 
     def decode(self, stored: str, dtype: torch.dtype, position: int = 0) -> str:
         text = super().decode(stored, dtype, position)
-        return f"odd_{text}" if dtype == torch.float16 and not self.target.simt and position % 2 else text
+        by_turns = self.target.native_float16 and not self.target.simt
+        return f"odd_{text}" if dtype == torch.float16 and by_turns and position % 2 else text
 
     def float16_functions(self) -> str:
-        return super().float16_functions() if self.target.simt else FLOAT16_BY_INSTRUCTIONS
+        if not self.target.native_float16:
+            return super().float16_functions()
+        return _FLOAT16 if self.target.simt else FLOAT16_BY_INSTRUCTIONS
 
     def entry(self, name: str, parameters: Sequence[str], group_size: int | None) -> str:
         attribute = f"__attribute__((reqd_work_group_size({group_size}, 1, 1))) " if group_size else ""
