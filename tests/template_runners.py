@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +12,10 @@ import pytest
 import torch
 from kernel_runners import NUMPY, _built, _memory, compile_cuda, opencl, scalar
 
+from torch_backplane.audit.driver import AuditDevice
+from torch_backplane.interpreter.language import NoCompiler
 from torch_backplane.kernels import CudaCpp, OpenCLC, Reduction, Target, reduction, reduction_geometry
+from torch_backplane.kernels.modelled import read_target
 from torch_backplane.kernels.templates.reduce import Form, Options, choose_form
 from torch_backplane.kernels.templates.source import Launch
 
@@ -60,6 +64,62 @@ def run(launch: Launch | list[Launch]) -> None:
     queue.finish()
 
 
+def interpret(launch: Launch | list[Launch]) -> None:
+    """Makes launches of CUDA C++ on CPU tensors in the kernel interpreter, with the audit's observer. Skips the test
+    where there is no compiler for it.
+    """
+    if isinstance(launch, list):
+        for one in launch:
+            interpret(one)
+        return
+    device = _interpreter()
+    kernel: Any = device.compile(launch.kernel.text, launch.kernel.name)
+    numbers = iter(launch.numbers)
+    tensors = iter(launch.tensors)
+    segments: dict[int, Any] = {}
+    arguments, held = [], []
+    for parameter in launch.kernel.parameters:
+        if parameter.role == "scalar":
+            data = np.array([scalar(next(numbers), parameter.dtype)])
+            held.append(data)
+            arguments.append(_Argument(None, 0, data.ctypes.data, data.itemsize))
+            continue
+        tensor = next(tensors)
+        if tensor.data_ptr() not in segments:
+            memory = memoryview(_memory(tensor)).cast("B")
+            segments[tensor.data_ptr()] = made, _ = device.allocate(max(1, len(memory))), memory
+            device.copy_in(made, 0, memory, None)
+        arguments.append(_Argument(segments[tensor.data_ptr()][0].address, 0, None, 0))
+    sizes = [(ctypes.c_uint64 * 3)(count, 1, 1) for count in (launch.global_size, launch.group_size)]
+    result = _LAUNCH(device.native_launcher.functions["launch"])(
+        None, device.native_kernel(kernel), *sizes, (_Argument * len(arguments))(*arguments), len(arguments)
+    )
+    assert result == 0
+    for made, memory in segments.values():
+        device.copy_out(made, 0, memory, None)
+        device.free(made)
+
+
+class _Argument(ctypes.Structure):
+    _fields_ = (
+        ("memory", ctypes.c_void_p),
+        ("offset", ctypes.c_uint64),
+        ("data", ctypes.c_void_p),
+        ("bytes", ctypes.c_uint64),
+    )
+
+
+_LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 5, ctypes.c_uint64)
+
+
+@functools.cache
+def _interpreter() -> AuditDevice:
+    try:
+        return AuditDevice(read_target("nvidia-ada"))
+    except NoCompiler as error:
+        pytest.skip(str(error))
+
+
 def run_reduction(
     target: Target,
     definition: Reduction,
@@ -82,7 +142,7 @@ def run_reduction(
 
 @functools.cache
 def _compiled(text: str) -> None:
-    compile_cuda(text, CudaCpp.compile_options)
+    compile_cuda(text, CudaCpp().compile_options)
 
 
 def check_cuda(template: Any, *args: Any, **kwargs: Any) -> None:
@@ -98,4 +158,4 @@ def random(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.randint(0 if dtype == torch.uint8 else -9, 10, shape).to(dtype)
 
 
-__all__ = ["NUMPY", "check_cuda", "dialect", "processors", "random", "run", "run_reduction"]
+__all__ = ["NUMPY", "check_cuda", "dialect", "interpret", "processors", "random", "run", "run_reduction"]

@@ -150,7 +150,7 @@ def test_the_parts_of_drivers_fit_the_contract() -> None:
     (dialect,) = [part for part in parts if "(Dialect)" in part]  # has a test of its own
     (library,) = [part for part in parts if "Library(" in part]  # likewise
     parts = [part for part in parts if part not in (dialect, library)]
-    assert len(parts) == 3
+    assert len(parts) == 4
     for part in parts:
         for node in ast.walk(ast.parse(textwrap.dedent(part))):
             if isinstance(node, ast.FunctionDef) and node.name != "__init__":
@@ -207,6 +207,14 @@ def test_the_dialect_of_write_a_driver_writes_kernels() -> None:
     with pytest.raises(kernels.MissingOperation) as raised:
         kernels.pointwise("lgamma", kernels.functions.lgamma, dialect=said["PlainC"](), **options)
     assert f"`MissingOperation: aten::lgamma: {raised.value}`" in TEXTS["write-a-driver.md"].replace("\n", " ")
+
+
+def test_the_contracting_dialect_of_write_a_driver() -> None:
+    (part,) = [block for block in blocks("write-a-driver.md", "python") if "(CudaCpp)" in block]
+    said: dict[str, Any] = {}
+    exec(part, said)
+    assert "--fmad=true" in said["ContractingCudaCpp"]().compile_options
+    assert "`CudaCpp(target).compile_options` has `--fmad=true`" in TEXTS["write-a-driver.md"]
 
 
 def test_the_launcher_of_write_a_driver_is_c(tmp_path: Path) -> None:

@@ -221,4 +221,4 @@ def test_cuda_text_compiles(dtype: torch.dtype) -> None:
         layout=Layout(0, 1),
         dialect=CudaCpp(),
     )
-    assert kernel.name in compile_cuda(kernel.text, CudaCpp.compile_options)
+    assert kernel.name in compile_cuda(kernel.text, CudaCpp().compile_options)

@@ -405,7 +405,7 @@ def compiles_for_cuda(formula, dtype, results, layout) -> None:
         layout=layout,
         dialect=CudaCpp(),
     )
-    assert ".entry bp_exp" in compile_cuda(kernel.text, CudaCpp.compile_options)
+    assert ".entry bp_exp" in compile_cuda(kernel.text, CudaCpp().compile_options)
 
 
 def test_bad_requests_are_named():

@@ -174,7 +174,7 @@ def test_cuda_text_compiles(sizes, transposed):
     definitions += [(ARGMAX, [F32, I64]), (VAR_MEAN, [F32] * 2)]
     for definition, outputs in definitions:
         kernel = made(CudaCpp(), sizes, strides, definition, outputs)
-        assert ".entry bp_r" in compile_cuda(kernel.text, CudaCpp.compile_options)
+        assert ".entry bp_r" in compile_cuda(kernel.text, CudaCpp().compile_options)
 
 
 def test_bad_requests_are_named():

@@ -374,4 +374,4 @@ def test_cuda_compiles_what_special_functions_need() -> None:
             layout=Layout(0, 1),
             dialect=CudaCpp(),
         )
-        assert "bp_special" in compile_cuda(kernel.text, CudaCpp.compile_options)
+        assert "bp_special" in compile_cuda(kernel.text, CudaCpp().compile_options)

@@ -39,7 +39,7 @@ def test_divided_keys_compile_as_cuda(dtype: torch.dtype) -> None:
     launches = attention(dialect, out, logarithm, query, key, value, AttentionParams(None, False, 0.5))
     assert [one.kernel.name for one in launches] == ["bp_attention_parts", "bp_attention_merged"]
     for one in launches:
-        compile_cuda(one.kernel.text, CudaCpp.compile_options)
+        compile_cuda(one.kernel.text, CudaCpp().compile_options)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)

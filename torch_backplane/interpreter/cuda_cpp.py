@@ -25,6 +25,7 @@ _GCC_OPTIONS = ("-fno-tree-loop-distribute-patterns", "-fno-store-merging")
 # Groups run one after another, so that `__shared__` arrays can be static.
 _BEFORE = """\
 typedef unsigned int uint;
+typedef unsigned short ushort;
 typedef unsigned long ulong;
 #define __global__ __attribute__((noinline))
 #define __device__
@@ -43,6 +44,8 @@ struct interpreter_uint3 { uint x, y, z; };
 #define __syncthreads() interpreter_barrier(3)
 #define atomicCAS(at, expected, desired) interpreter_swap((ulong)(at), expected, desired)
 #define __umulhi(a, b) ((uint)((ulong)(a) * (b) >> 32))
+#define cvt_f32_f16 interpreter_from_half
+#define cvt_rn_f16_f32 interpreter_to_half
 #define signbit(x) __builtin_signbit(x)
 #define isnan(x) __builtin_isnan(x)
 #define isinf(x) __builtin_isinf(x)

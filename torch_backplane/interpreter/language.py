@@ -22,6 +22,8 @@ void interpreter_barrier(uint flags);
 void interpreter_range(ulong address, ulong bytes, uint writes);
 void interpreter_unordered(uint begins);
 uint interpreter_swap(ulong address, uint expected, uint desired);
+float interpreter_from_half(ushort bits);
+ushort interpreter_to_half(float value);
 """
 
 _RUN = """

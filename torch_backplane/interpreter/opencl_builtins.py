@@ -61,39 +61,13 @@ def _scalar_functions() -> Iterator[tuple[str, str, Sequence[str], str]]:
         yield f"convert_{to}", to, (source,), "a"
 
 
-# float16 is not in every target's registers: its bits are made and read here, to nearest even.
-_HALVES = """\
-float interpreter_from_half(const unsigned short bits) {
-  const unsigned int magnitude = bits & 0x7fffu, sign = (unsigned int)(bits & 0x8000u) << 16;
-  union { unsigned int bits; float value; } made;
-  if (magnitude >= 0x7c00u) made.bits = 0x7f800000u | (magnitude & 0x3ffu) << 13;
-  else if (magnitude >= 0x400u) made.bits = (magnitude << 13) + 0x38000000u;
-  else made.value = (float)magnitude * 0x1p-24f;
-  made.bits |= sign;
-  return made.value;
-}
-unsigned short interpreter_to_half(const float value) {
-  union { float value; unsigned int bits; } given = {value}, sum;
-  const unsigned int sign = given.bits >> 16 & 0x8000u, magnitude = given.bits & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) return sign | 0x7e00u;
-  if (magnitude >= 0x47800000u) return sign | 0x7c00u;
-  if (magnitude < 0x38800000u) {
-    sum.bits = magnitude;
-    sum.value += 0.5f;
-    return sign | (sum.bits - 0x3f000000u);
-  }
-  return sign | ((magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13);
-}
-"""
-
-
 def scalars() -> str:
     """The functions of single numbers, in C."""
     lines = ["#include <math.h>"]
     for name, result, kinds, body in _scalar_functions():
         given = ", ".join(f"{_C_NAMES[kind]} {letter}" for kind, letter in zip(kinds, "abc", strict=False))
         lines.append(f"__attribute__((overloadable)) {_C_NAMES[result]} cl_{name}({given}) {{ return {body}; }}")
-    return "\n".join([*lines, _HALVES])
+    return "\n".join([*lines, ""])
 
 
 def vectors() -> str:

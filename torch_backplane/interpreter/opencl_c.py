@@ -27,8 +27,6 @@ _BEFORE = """\
 #define barrier(flags) interpreter_barrier(flags)
 #define mem_fence(flags)
 #define atomic_cmpxchg(at, expected, desired) interpreter_swap((ulong)(at), expected, desired)
-float interpreter_from_half(const ushort bits);
-ushort interpreter_to_half(const float value);
 #define ANY_MAY_STAY(store) interpreter_unordered(1); store; interpreter_unordered(0)
 // A whole access of a vector is told at once, so these functions are not looked at.
 #define BACKPLANE_TOLD static __attribute__((overloadable, no_sanitize("thread")))

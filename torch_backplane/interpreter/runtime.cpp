@@ -279,6 +279,36 @@ uint32_t interpreter_swap(uint32_t* at, uint32_t expected, uint32_t desired) {
   return old;
 }
 
+// float16 is not in every processor's registers: its bits are made and read here, to nearest even.
+
+float interpreter_from_half(uint16_t bits) {
+  const uint32_t magnitude = bits & 0x7fffu, sign = (bits & 0x8000u) << 16;
+  uint32_t made = (magnitude << 13) + (magnitude >= 0x7c00u ? 0x70000000u : 0x38000000u);
+  float value = static_cast<float>(magnitude) * 0x1p-24f;
+  if (magnitude < 0x400u) {
+    memcpy(&made, &value, sizeof made);
+  }
+  made |= sign;
+  memcpy(&value, &made, sizeof value);
+  return value;
+}
+
+uint16_t interpreter_to_half(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  const uint32_t sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
+  if (magnitude >= 0x47800000u) {
+    return sign | (magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u);
+  }
+  if (magnitude >= 0x38800000u) {
+    return sign | ((magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13);
+  }
+  memcpy(&value, &magnitude, sizeof value);
+  value += 0.5f;
+  memcpy(&bits, &value, sizeof bits);
+  return sign | (bits - 0x3f000000u);
+}
+
 // --- what compilers call for -fsanitize=thread ------------------------------------------------------------------------
 
 #define READ(name, size) \

@@ -49,6 +49,7 @@ _RULES = {
     "max_argument_bytes": ("a whole number of bytes, 128 or more", lambda value: _is_whole(value, 128)),
     "atomics": ("a frozenset of torch.dtype", _are_dtypes),
     "float64": _TRUTH,
+    "native_float16": _TRUTH,
     "cache_bytes": _BYTES,
 }
 
@@ -71,6 +72,8 @@ class Target:
         atomics: dtypes for which there is an atomic compare-and-swap, or addition, in device memory.
         float64: whether arithmetic in float64 is the hardware's. Without it no kernel is given any; planning takes that
             from `DeviceProperties.dtypes`.
+        native_float16: whether instructions convert between float16 and float32. Without them kernels do it in integer
+            arithmetic. Either way they compute in float32, as PyTorch does.
         cache_bytes: of the largest cache that all compute units share, 0 where it is not known.
 
     Raises:
@@ -86,13 +89,14 @@ class Target:
     max_argument_bytes: int = 1024  # the least of OpenCL's full profile
     atomics: frozenset[torch.dtype] = frozenset({torch.int32, torch.uint32})
     float64: bool = True
+    native_float16: bool = False
     cache_bytes: int = 0
 
     # What a device of each kind (`DeviceProperties.kind`) is taken for where its driver says nothing.
     KINDS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "gpu": {},
         "accelerator": {},
-        "cpu": {"simt": False},
+        "cpu": {"simt": False, "native_float16": True},  # its compiler has the last word
         "host": {"simt": False},
     }
 

@@ -33,6 +33,7 @@ def target(device: cl.Device, kind: str) -> Target:
         "max_argument_bytes": _ask(device, "max_parameter_size"),
         "atomics": _atomics(has),
         "float64": bool(_ask(device, "double_fp_config")),
+        "native_float16": "cl_khr_fp16" in has or not simt,  # of a processor, its compiler has the last word
         "cache_bytes": _ask(device, "global_mem_cache_size"),
     }
     return Target.of_kind(kind, **{name: value for name, value in figures.items() if Target.accepts(name, value)})

@@ -87,12 +87,19 @@ class Dialect(ABC):
     types: ClassVar[Mapping[torch.dtype, str]]  # of values in registers
     words: ClassVar[Mapping[str, str]] = {}  # what WORDS are here, as macros
     missing: ClassVar[frozenset[str]] = frozenset()  # operations, and functions of the library, that there are not
-    compile_options: ClassVar[tuple[str, ...]] = ()
+    # Whether a compiler may make one rounding of the two of a * b + c. Off, as on PyTorch's CPU; formulas that want one
+    # rounding say fma.
+    contraction: ClassVar[bool] = False
     vectors: ClassVar[bool] = False  # whether there are OpenCL C's vectors of 2 to 16 numbers, for hand-written kernels
     buffer_bytes: ClassVar[int] = 8  # of the arguments that bring a tensor's memory
 
     def __init__(self, target: Target | None = None) -> None:
         self.target = Target() if target is None else target
+
+    @property
+    def compile_options(self) -> tuple[str, ...]:
+        """What the compiler of this dialect is given besides the text."""
+        return ()
 
     @property
     def tile_memory(self) -> int:
@@ -352,7 +359,9 @@ class Dialect(ABC):
         """
 
     def float16_functions(self) -> str:
-        """float16_to_float and float_to_float16."""
+        """float16_to_float and float_to_float16: by instructions where `Target.native_float16`, if the dialect has a
+        spelling for them. The spelling here is for every language.
+        """
         return FLOAT16
 
     def half_functions(self, dtypes: frozenset[torch.dtype]) -> str:

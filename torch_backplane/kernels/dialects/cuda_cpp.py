@@ -20,6 +20,24 @@ FUNCTION float as_float(const uint bits) { return __uint_as_float(bits); }
 template <class T, int n> struct alignas(sizeof(T) * n < 16 ? sizeof(T) * n : 16) Lanes { T lane[n]; };
 """
 
+# Instructions of PTX under their names; the kernel interpreter brings its own.
+_FLOAT16 = """\
+#ifndef cvt_f32_f16
+FUNCTION float cvt_f32_f16(const ushort half_bits) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(half_bits));
+  return value;
+}
+FUNCTION ushort cvt_rn_f16_f32(const float value) {
+  ushort half_bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half_bits) : "f"(value));
+  return half_bits;
+}
+#endif
+#define float16_to_float cvt_f32_f16
+#define float_to_float16 cvt_rn_f16_f32
+"""
+
 
 class CudaCpp(Dialect):
     """A buffer is a pointer. Reading several lanes at once needs one aligned to them, up to 16 bytes."""
@@ -49,8 +67,10 @@ class CudaCpp(Dialect):
         "atomic_swap(at, expected, desired)": "atomicCAS((uint*)(at), expected, desired)",
         "multiply_high(a, b)": "__umulhi(a, b)",
     }
-    # As in OpenCL C: a * b + c is two roundings, and formulas that want one say fma.
-    compile_options = ("--std=c++17", "--fmad=false")
+
+    @property
+    def compile_options(self) -> tuple[str, ...]:
+        return "--std=c++17", f"--fmad={'true' if self.contraction else 'false'}"
 
     def not_a_number(self, bits: int) -> str:
         return "__int_as_float(0x7fc00000)" if bits == 32 else "__longlong_as_double(0x7ff8000000000000ll)"
@@ -72,6 +92,9 @@ class CudaCpp(Dialect):
 
     def header(self, dtypes: frozenset[torch.dtype], text: str) -> str:
         return _HEADER + self.half_functions(dtypes)
+
+    def float16_functions(self) -> str:
+        return _FLOAT16 if self.target.native_float16 else super().float16_functions()
 
     def entry(self, name: str, parameters: Sequence[str], group_size: int | None) -> str:
         bounds = f"__launch_bounds__({group_size}) " if group_size else ""

@@ -12,6 +12,18 @@ from torch_backplane.kernels.cpu.halves import FLOAT16_BY_INSTRUCTIONS
 from torch_backplane.kernels.dialects.base import Dialect, Value
 from torch_backplane.kernels.dtypes import part_dtype
 
+# Every device has these two functions, with or without cl_khr_fp16, and they flush no subnormal number. They convert in
+# memory; compilers leave the variable out.
+_FLOAT16 = """\
+FUNCTION float float16_to_float(const ushort half_bits) { return vload_half(0, (const half*)&half_bits); }
+
+FUNCTION ushort float_to_float16(const float value) {
+  ushort half_bits;
+  vstore_half_rte(value, 0, (half*)&half_bits);
+  return half_bits;
+}
+"""
+
 
 class OpenCLC(Dialect):
     """A buffer is a handle and an offset in bytes: `cl_mem` has no addresses that the host could add to."""
@@ -58,22 +70,25 @@ class OpenCLC(Dialect):
         return f"cpu_{name}" if ours and (self.target.float64 or not needs_float64(name)) else name
 
     def header(self, dtypes: frozenset[torch.dtype], text: str) -> str:
-        # Contraction would make a * b + c another number than PyTorch's; formulas that want it say fma.
-        lines = ["#pragma OPENCL FP_CONTRACT OFF", "#define FUNCTION static inline"]
+        contract = f"#pragma OPENCL FP_CONTRACT {'ON' if self.contraction else 'OFF'}"
+        lines = [contract, "#define FUNCTION static inline"]
         dtypes |= {part_dtype(dtype) for dtype in dtypes}
         functions = definitions(text)
         if torch.float64 in dtypes or any("double" in function for function in functions):
             lines.insert(0, "#pragma OPENCL EXTENSION cl_khr_fp64 : enable")
         if functions:
-            lines += ["#pragma OPENCL FP_CONTRACT ON", *functions, "#pragma OPENCL FP_CONTRACT OFF"]
+            lines += ["#pragma OPENCL FP_CONTRACT ON", *functions, contract]
         return "\n".join([*lines, self.half_functions(dtypes)])
 
     def decode(self, stored: str, dtype: torch.dtype, position: int = 0) -> str:
         text = super().decode(stored, dtype, position)
-        return f"odd_{text}" if dtype == torch.float16 and not self.target.simt and position % 2 else text
+        by_turns = self.target.native_float16 and not self.target.simt
+        return f"odd_{text}" if dtype == torch.float16 and by_turns and position % 2 else text
 
     def float16_functions(self) -> str:
-        return super().float16_functions() if self.target.simt else FLOAT16_BY_INSTRUCTIONS
+        if not self.target.native_float16:
+            return super().float16_functions()
+        return _FLOAT16 if self.target.simt else FLOAT16_BY_INSTRUCTIONS
 
     def entry(self, name: str, parameters: Sequence[str], group_size: int | None) -> str:
         attribute = f"__attribute__((reqd_work_group_size({group_size}, 1, 1))) " if group_size else ""
