@@ -9,7 +9,7 @@ import torch
 # PyTorch's name for the device type must be set before the compiled part registers anything under it.
 torch.utils.rename_privateuse1_backend("bp")
 
-from torch_backplane import accelerator, backends, ending, interop, jagged_attention, printing, settings  # noqa: E402
+from torch_backplane import accelerator, backends, ending, fused_attention, interop, printing, settings  # noqa: E402
 
 settings.apply()
 ending.install()
@@ -17,7 +17,7 @@ torch._register_device_module("bp", accelerator)
 torch.utils.generate_methods_for_privateuse1_backend(for_packed_sequence=True, for_storage=True)
 printing.install()
 interop.install()
-jagged_attention.install()
+fused_attention.install()
 # `import torch.bp.streams` finds the module that is there instead of loading it a second time.
 for _name in ("amp", "graphs", "memory", "nvtx", "random", "streams", "tunable"):
     sys.modules[f"torch.bp.{_name}"] = getattr(accelerator, _name)

@@ -153,7 +153,7 @@ int64_t choose(
   if (!is_fusing_enabled() && !at::globalContext().userEnabledMathSDP()) {
     return static_cast<int64_t>(at::SDPBackend::error);
   }
-  if (query.layout() == at::kJagged && is_fusing_enabled()) { // torch_backplane/jagged_attention.py
+  if (query.layout() == at::kJagged && is_fusing_enabled()) { // torch_backplane/fused_attention.py
     return static_cast<int64_t>(at::SDPBackend::overrideable);
   }
   const char* reason = why_not(query, key, value, mask, dropout_p, enable_gqa);

@@ -1,10 +1,11 @@
-"""Attention of jagged nested tensors against PyTorch's on the CPU."""
+"""Attention of jagged nested tensors and under torch.vmap, against PyTorch's on the CPU."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from torch import Tensor
+from torch.func import grad, vmap
 from torch.nn import functional as F
 
 
@@ -44,3 +45,34 @@ def test_jagged_tensors_of_other_devices_go_to_pytorch() -> None:
     with pytest.raises(NotImplementedError):
         torch.ops.aten._scaled_dot_product_fused_attention_overrideable(x, x, x)
     attend("cpu", (3, 5), 2, 8)
+
+
+def mapped(device: str, queries: int, columns: int) -> list[Tensor]:
+    """Attention under vmap: some operands mapped, other dimensions, masks, gradients inside and outside."""
+    torch.manual_seed(queries)
+    q, k, v = (torch.randn(3, 2, 4, queries, columns).to(device) for _ in range(3))
+    mask, masks = torch.randn(queries, queries).to(device), torch.randn(3, 2, 1, queries, queries).to(device)
+    attend = F.scaled_dot_product_attention
+
+    def total(*operands: Tensor) -> Tensor:
+        return attend(*operands).sin().sum()
+
+    found = [
+        vmap(attend)(q, k, v),
+        vmap(attend, in_dims=(0, None, 0))(q, k[0], v),
+        vmap(attend, in_dims=(1, 1, 1), out_dims=1)(q, k, v),
+        vmap(attend, in_dims=(0, 0, 0, None))(q, k, v, mask),
+        vmap(attend)(q, k, v, masks),
+        vmap(vmap(attend))(*(one.expand(2, *one.shape) for one in (q, k, v))),
+        vmap(grad(total))(q, k, v),
+        vmap(grad(total, argnums=2), in_dims=(0, 0, 0, None))(q, k, v, mask),
+        grad(lambda q: vmap(attend)(q, k, v).sin().sum())(q),
+    ]
+    assert all(one.device.type == device for one in found)
+    return [one.cpu() for one in found]
+
+
+def test_mapped_attention_agrees_with_the_cpu() -> None:
+    for queries, columns in ((9, 16), (5, 8), (9, 16)):
+        found, expected = (mapped(device, queries, columns) for device in ("bp", "cpu"))
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

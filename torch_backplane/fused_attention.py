@@ -1,7 +1,8 @@
-"""Attention of jagged nested tensors on bp: the fused attention of each sequence by itself.
+"""The fused attention operator of jagged nested tensors, and under `torch.vmap`.
 
 PyTorch composes attention of jagged tensors of strided nested ones, which bp does not have. csrc/aten/attention.cpp
-chooses the fused operator for them instead; `install` says what that is for `NestedTensor`.
+chooses the fused operator for them instead, which computes each sequence by itself. Under `torch.vmap` the dimension
+that is mapped over joins the batch.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ _backward = torch.ops.aten._scaled_dot_product_fused_attention_overrideable_back
 def install() -> None:
     for name, rule in ((_NAME, _attend), (f"{_NAME}_backward", _attend_backward)):
         torch.library.register_torch_dispatch(name, NestedTensor, rule)
+    torch.library.register_vmap(_NAME, _map)
+    torch.library.register_vmap(f"{_NAME}_backward", _map_backward)
 
 
 def _sequences(jagged: NestedTensor) -> list[torch.Tensor]:
@@ -65,3 +68,49 @@ def _attend_backward(cls: Any, func: Any, types: Any, args: Any = (), kwargs: An
     gradients = zip(*(one[:3] for one in found), strict=True)
     given = zip(gradients, (query, key, value), wanted[:3], strict=True)
     return *(_joined(parts, like) if needed else None for parts, like, needed in given), None
+
+
+def _joins_batch(info: Any, tensor: torch.Tensor, dim: int | None, dims: int = 4) -> torch.Tensor:
+    """With the mapped dimension as a part of the first of `dims` dimensions."""
+    moved = tensor.unsqueeze(0) if dim is None else tensor.movedim(dim, 0)
+    moved = moved.reshape(moved.shape[0], *[1] * (dims + 1 - moved.dim()), *moved.shape[1:])
+    return moved.expand(info.batch_size, *moved.shape[1:]).flatten(0, 1)
+
+
+def _apart(info: Any, tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else tensor.unflatten(0, (info.batch_size, -1))
+
+
+def _whole_batch(info: Any, bias: torch.Tensor | None, bias_dim: int | None, batch: int) -> torch.Tensor | None:
+    """The bias, if there is one, for a batch that the mapped dimension has joined."""
+    if bias is None:
+        return None
+    if bias_dim is None:
+        return bias if bias.dim() < 4 or bias.shape[0] == 1 else bias.repeat(info.batch_size, 1, 1, 1)
+    bias = bias.movedim(bias_dim, 0)
+    bias = bias.reshape(bias.shape[0], *[1] * (5 - bias.dim()), *bias.shape[1:])
+    return bias.expand(-1, batch // info.batch_size, *bias.shape[2:]).flatten(0, 1)
+
+
+def _map(info: Any, in_dims: Any, *args: Any, **options: Any) -> Any:
+    joined = [_joins_batch(info, one, dim) for one, dim in zip(args[:3], in_dims[:3], strict=True)]
+    bias = args[3] if len(args) > 3 else None
+    dropout = args[4] if len(args) > 4 else 0.0
+    if dropout > 0 and info.randomness != "different":
+        raise RuntimeError("dropout of attention under vmap on bp needs randomness='different'")
+    bias = _whole_batch(info, bias, in_dims[3] if len(in_dims) > 3 else None, joined[0].shape[0])
+    found = _forward(*joined, bias, *args[4:], **options)
+    parts = _apart(info, found[0]), _apart(info, found[1])
+    return (*parts, *found[2:]), (0, 0, *[None] * 7)
+
+
+def _map_backward(info: Any, in_dims: Any, *args: Any, **options: Any) -> Any:
+    grad, query, key, value, bias, wanted, out, logarithm, *rest = args
+    tensors, dims = (grad, query, key, value, out), (*in_dims[:4], in_dims[6])
+    grad, query, key, value, out = (_joins_batch(info, one, dim) for one, dim in zip(tensors, dims, strict=True))
+    logarithm = _joins_batch(info, logarithm, in_dims[7], dims=3)
+    if wanted[3]:
+        raise RuntimeError("attention under vmap on bp gives no gradient for its mask")
+    bias = _whole_batch(info, bias, in_dims[4], query.shape[0])
+    found = _backward(grad, query, key, value, bias, wanted, out, logarithm, *rest, **options)
+    return (*(_apart(info, one) for one in found[:3]), None), (0, 0, 0, None)
