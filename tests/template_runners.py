@@ -12,7 +12,9 @@ import pytest
 import torch
 from kernel_runners import NUMPY, _built, _memory, compile_cuda, opencl, scalar
 
+from torch_backplane import sanitizer
 from torch_backplane.audit.driver import AuditDevice
+from torch_backplane.interpreter.device import InterpreterDevice
 from torch_backplane.interpreter.language import NoCompiler
 from torch_backplane.kernels import CudaCpp, OpenCLC, Reduction, Target, reduction, reduction_geometry
 from torch_backplane.kernels.modelled import read_target
@@ -65,14 +67,14 @@ def run(launch: Launch | list[Launch]) -> None:
 
 
 def interpret(launch: Launch | list[Launch]) -> None:
-    """Makes launches of CUDA C++ on CPU tensors in the kernel interpreter, with the audit's observer. Skips the test
-    where there is no compiler for it.
+    """Makes launches on CPU tensors in the kernel interpreter. CUDA C++ has the audit's observer, OpenCL C the
+    sanitizer's, which must find nothing. Skips the test where there is no compiler for the language.
     """
     if isinstance(launch, list):
         for one in launch:
             interpret(one)
         return
-    device = _interpreter()
+    device = _interpreter("__global__" in launch.kernel.text)
     kernel: Any = device.compile(launch.kernel.text, launch.kernel.name)
     numbers = iter(launch.numbers)
     tensors = iter(launch.tensors)
@@ -94,7 +96,7 @@ def interpret(launch: Launch | list[Launch]) -> None:
     result = _LAUNCH(device.native_launcher.functions["launch"])(
         None, device.native_kernel(kernel), *sizes, (_Argument * len(arguments))(*arguments), len(arguments)
     )
-    assert result == 0
+    assert result == 0, sanitizer.take()
     for made, memory in segments.values():
         device.copy_out(made, 0, memory, None)
         device.free(made)
@@ -113,9 +115,9 @@ _LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 5, ctypes.c_uint64
 
 
 @functools.cache
-def _interpreter() -> AuditDevice:
+def _interpreter(cuda: bool) -> InterpreterDevice:
     try:
-        return AuditDevice(read_target("nvidia-ada"))
+        return AuditDevice(read_target("nvidia-ada")) if cuda else sanitizer.SanitizerDevice()
     except NoCompiler as error:
         pytest.skip(str(error))
 

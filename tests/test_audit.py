@@ -191,6 +191,39 @@ def test_a_tree_has_a_chain_of_its_height() -> None:
     assert one.local_turns == one.least_local_turns
 
 
+SHUFFLED = """LOCAL float part[8];
+  float sum = in[GROUP * 256 + ITEM];
+  for (int half_size = 16; half_size > 0; half_size >>= 1) sum += subgroup_shuffle_down(sum, half_size);
+  if (ITEM % 32 == 0) part[ITEM / 32] = sum;
+  BARRIER;
+  if (ITEM < 32) {  // one subgroup, while the others wait
+    sum = ITEM < 8 ? part[ITEM] : 0;
+    for (int half_size = 4; half_size > 0; half_size >>= 1) sum += subgroup_shuffle_down(sum, half_size);
+  }
+  BARRIER;
+  if (ITEM == 0) out[GROUP] = sum;"""
+
+
+def test_a_tree_of_shuffles_has_fewer_barriers_and_accesses() -> None:
+    values = [float(i % 97) for i in range(4096)]
+    sums = [sum(values[begin : begin + 256]) for begin in range(0, 4096, 256)]
+    tree, by_tree = launched(TREE, values, 16, 4096, 256)
+    one, result = launched(SHUFFLED, values, 16, 4096, 256)
+    assert (result, by_tree) == (sums, sums)
+    assert (one.barriers, one.divergent) == (2, 0)
+    assert one.chain == 2 + 2  # there and back, and in local memory put and taken
+    assert one.local_accesses == 16 * 2 * 8 < tree.local_accesses
+
+
+def test_a_shuffle_that_some_of_a_subgroup_do_not_get_to_is_told() -> None:
+    body = "float x = in[ITEM]; if (ITEM < 40) x = subgroup_shuffle_down(x, 1); BARRIER; out[ITEM] = x;"
+    one, _ = launched(body, MATRIX, 64, 64, 64)
+    assert one.divergent == 1
+    one, result = launched(body.replace("40", "32"), MATRIX, 64, 64, 64)
+    assert one.divergent == 0
+    assert result == [*MATRIX[1:32], MATRIX[31], *MATRIX[32:64]]
+
+
 def test_passes_over_a_row_that_is_too_long_to_be_recorded_are_counted_in_full() -> None:
     body = """float most = 0;
   for (int k = ITEM; k < n; k += 64) most = max(most, in[k]);

@@ -1,4 +1,4 @@
-"""What dialects spell differently for different devices: float contraction, conversions of float16."""
+"""What dialects spell differently for different devices: float contraction, float16, shuffles in subgroups."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ import torch
 from kernel_runners import compile_cuda, opencl
 from template_runners import interpret, run
 
-from torch_backplane.kernels import CudaCpp, Dialect, OpenCLC, Target
+from torch_backplane.kernels import CudaCpp, Dialect, OpenCLC, Reduction, Target, reduction, reduction_geometry
+from torch_backplane.kernels import functions as f
+from torch_backplane.kernels.templates.norms import Affine, Sets, Statistics, norm
+from torch_backplane.kernels.templates.reduce import Form, Options
+from torch_backplane.kernels.templates.softmax import softmax
 from torch_backplane.kernels.templates.source import Launch, LaunchSpec
 
 
@@ -143,3 +147,135 @@ def test_float16_is_converted_as_the_target_says() -> None:
     instructions = compile_cuda(copied(cuda, halves, halves).kernel.text, cuda.compile_options)
     assert "cvt.f32.f16" in instructions
     assert "cvt.rn.f16.f32" in instructions
+
+
+# --- shuffles in subgroups
+
+F32, F64, I64 = torch.float32, torch.float64, torch.int64
+REDUCTIONS = {
+    "sums": ([F32], Reduction([F32], [0.0], lambda x, at: x, lambda a, b: a + b, lambda s, count: s)),
+    "sums of float64": (
+        [F64],
+        Reduction([F64], [0.0], lambda x, at: x.to(F64), lambda a, b: a + b, lambda s, n: s),
+    ),
+    "sums of int64": (
+        [I64],
+        Reduction([I64], [0], lambda x, at: (x * 1e12).to(I64), lambda a, b: a + b, lambda s, n: s),
+    ),
+    "any": ([torch.bool], Reduction([torch.bool], [False], lambda x, at: x > 2.5, lambda a, b: a | b, lambda s, n: s)),
+    "greatest and where": (
+        [F32, I64],
+        Reduction(
+            [F32, I64],
+            [float("-inf"), 2**63 - 1],
+            lambda x, at: (x, at),
+            lambda a, i, b, j: (
+                f.where(b > a, b, a),
+                f.where(b > a, j, f.where(a > b, i, f.minimum(i, j))),
+            ),
+            lambda a, i, count: (a, i),
+        ),
+    ),
+}
+# Work items that share a result, results of a group, whether neighbouring items have neighbouring results.
+FORMS = [(64, 1, False), (16, 4, False), (4, 16, True), (2, 32, True), (32, 2, True)]
+DIALECTS = pytest.mark.parametrize("dialect", [CudaCpp, OpenCLC])
+
+
+def local_and_barriers(launches: list[Launch]) -> tuple[int, int]:
+    text = "".join(one.kernel.text.partition("bp_")[2] for one in launches)
+    return sum(one.kernel.local_bytes for one in launches), text.count("BARRIER;")
+
+
+@DIALECTS
+@pytest.mark.parametrize("name", REDUCTIONS)
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_reductions_by_shuffles_are_those_through_local_memory(
+    dialect: type[Dialect], name: str, form: tuple[int, int, bool]
+) -> None:
+    dtypes, definition = REDUCTIONS[name]
+    x = torch.randn(37, 131)
+    dims = (0,) if form[2] else (1,)
+    shape = [size for d, size in enumerate(x.shape) if d not in dims]
+    results = []
+    for figures in ({}, *({"subgroup_size": size, "subgroup_shuffles": True} for size in (8, 32))):
+        target = Target(compute_units=1, **figures)
+        outputs = [torch.empty(shape, dtype=dtype) for dtype in dtypes]
+        where = reduction_geometry(x.shape, dims, [one.stride() for one in outputs], [x.stride()])
+        options = Options(form=Form(*form))
+        launches = reduction(dialect(target), "tested", definition, outputs, [x], where, options)
+        interpret(launches)
+        apart = form[1] if form[2] else 1
+        meet = max(1, figures.get("subgroup_size", 1) // apart)  # items of a team
+        local, barriers = local_and_barriers(launches)
+        assert (local == 0, barriers == 0) == (form[0] <= meet,) * 2
+        assert any("subgroup_shuffle_down(state" in one.kernel.text for one in launches) == (meet > 1)
+        results.append(outputs)
+    for other in results[1:]:
+        assert all(map(torch.equal, results[0], other))  # the same tree, the same roundings
+    if name == "sums":
+        torch.testing.assert_close(results[0][0], x.sum(dims), atol=1e-5, rtol=1e-5)
+    elif name == "greatest and where":
+        assert torch.equal(results[0][1], x.argmax(dims[0]))
+
+
+def test_complex_numbers_meet_in_local_memory() -> None:
+    sums = Reduction([torch.complex64], [0j], lambda x, at: x, lambda a, b: a + b, lambda s, count: s)
+    x = torch.randn(9, 70, dtype=torch.complex64)
+    out = torch.empty(9, dtype=torch.complex64)
+    where = reduction_geometry(x.shape, (1,), [out.stride()], [x.stride()])
+    for dialect in (CudaCpp, OpenCLC):
+        target = Target(subgroup_size=32, subgroup_shuffles=True)
+        (launch,) = reduction(dialect(target), "tested", sums, [out], [x], where, Options(form=Form(64, 1, False)))
+        assert launch.kernel.local_bytes == 64 * 8
+        interpret(launch)
+        torch.testing.assert_close(out, x.sum(1))
+
+
+@DIALECTS
+@pytest.mark.parametrize("most", [256, 32])
+def test_rows_by_shuffles_are_those_through_local_memory(dialect: type[Dialect], most: int) -> None:
+    """Softmax and layer norm of rows that a team of 64, or of 32, shares."""
+    x = torch.randn(9, 150)
+    results = []
+    for figures in ({}, *({"subgroup_size": size, "subgroup_shuffles": True} for size in (8, 32))):
+        spelled = dialect(Target(max_group_size=most, **figures))
+        outputs = [torch.empty_like(x) for _ in range(3)]
+        mean, rstd = torch.empty(9), torch.empty(9)
+        launches = [softmax(spelled, out, x, 1, log) for out, log in zip(outputs, (False, True), strict=False)]
+        norms = norm(spelled, Sets.layer(9, 150), outputs[2], x, Affine(None, None), Statistics(mean, rstd), 1e-5)
+        launches += [norms] if isinstance(norms, Launch) else norms
+        interpret(launches)
+        results.append((*outputs, mean, rstd, local_and_barriers(launches)))
+    plain, eights, warps = results
+    for other in (eights, warps):
+        assert all(map(torch.equal, plain[:-1], other[:-1]))
+    torch.testing.assert_close(plain[0], x.softmax(1))
+    torch.testing.assert_close(plain[2], torch.nn.functional.layer_norm(x, [150]), atol=1e-5, rtol=1e-5)
+    # Local memory: where one subgroup is not all of the team.
+    assert plain[-1][0] == eights[-1][0]
+    assert warps[-1][0] < plain[-1][0] or most > 32
+
+
+@pytest.mark.parametrize(("figures", "has"), [({"subgroup_shuffles": True}, 32), ({}, 1)])
+def test_a_dialect_has_subgroups_where_it_has_the_word_and_the_target_shuffles(figures: Any, has: int) -> None:
+    class Wordless(CudaCpp):
+        words = {word: text for word, text in CudaCpp.words.items() if "shuffle" not in word}  # noqa: RUF012
+
+    target = Target(subgroup_size=32, **figures)
+    assert [one(target).subgroup_size for one in (CudaCpp, OpenCLC, Wordless)] == [has, has, 1]
+
+
+def test_opencl_c_enables_the_extensions_of_shuffles_where_it_uses_them() -> None:
+    out, x = torch.empty(9, 70), torch.randn(9, 70)
+    for shuffles in (True, False):
+        dialect = OpenCLC(Target(subgroup_size=32, subgroup_shuffles=shuffles))
+        text = softmax(dialect, out, x, 1, False).kernel.text
+        for one in ("cl_khr_subgroups", "cl_khr_subgroup_shuffle_relative"):
+            assert (f"#pragma OPENCL EXTENSION {one} : enable\n" in text) == shuffles
+
+
+def test_cuda_cpp_shuffles_are_instructions() -> None:
+    out, x = torch.empty(9, 70), torch.randn(9, 70)
+    dialect = CudaCpp(Target(subgroup_size=32, subgroup_shuffles=True))
+    assert "shfl.sync.down" in compile_cuda(softmax(dialect, out, x, 1, False).kernel.text, dialect.compile_options)

@@ -392,6 +392,18 @@ assert gpu == Target(
     max_argument_bytes=4352,
     atomics=frozenset({torch.int32, torch.uint32, torch.int64, torch.uint64}),
 ), gpu
+# Shuffles need both extensions, and a subgroup of a size that the device says.
+shuffles = "cl_khr_subgroups cl_khr_subgroup_shuffle_relative"
+sizes = {"max_work_group_size": 256, "max_work_item_sizes": [256]}
+for extensions, figures, has in (
+    (shuffles, {"wavefront_width_amd": 64}, True),
+    (shuffles, {"warp_size_nv": 32}, True),
+    ("cl_khr_subgroups", {"warp_size_nv": 32}, False),
+    (shuffles, {"preferred_work_group_size_multiple": 32}, False),
+    (shuffles, {}, False),
+):
+    assert target(Modelled(extensions=extensions, **figures, **sizes), "gpu").subgroup_shuffles == has, extensions
+assert target(Modelled(extensions="cl_khr_fp16"), "gpu").native_float16
 groups = {"max_work_group_size": 4096, "max_work_item_sizes": [4096], "preferred_work_group_size_multiple": 8}
 cpu = target(Modelled(**groups), "cpu")
 assert (cpu.simt, cpu.subgroup_size, cpu.group_multiple) == (False, 1, 8)

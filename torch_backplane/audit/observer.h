@@ -183,10 +183,15 @@ void item_stops() {
   }
 }
 
-void phase_ends(bool diverges, uint32_t) {
-  diverged = diverged || diverges;
+void exchange_ends() {
   chain.total += of_phase.total;
   chain.global += of_phase.global;
+  of_phase = {};
+}
+
+void phase_ends(bool diverges, uint32_t) {
+  diverged = diverged || diverges;
+  exchange_ends();
   ++phase;
   phase_begins();
 }

@@ -41,6 +41,9 @@ def properties_as(modelled: Modelled, properties: DeviceProperties) -> DevicePro
     for name in ("group_multiple", "subgroup_size"):
         figures[name] = min(getattr(wanted, name), figures["max_group_size"])
     float64 = own.float64 and wanted.float64
+    # Of other subgroups than its own a device has none.
+    shuffles = own.subgroup_shuffles and wanted.subgroup_shuffles and own.subgroup_size == figures["subgroup_size"]
+    figures["subgroup_shuffles"] = shuffles
     target = replace(wanted, **figures, float64=float64, atomics=own.atomics & wanted.atomics)
     return replace(
         properties,

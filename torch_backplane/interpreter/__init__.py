@@ -9,6 +9,6 @@ A tool: the audit and the kernel sanitizer bring the observers. `import torch_ba
     runtime.cpp          memory, launches, groups, barriers, swaps; interpreter.h is what it shares with observers
     device.py            a device of the driver contract
 
-Words that no text uses yet have their place: a shuffle is an exchange in local memory between two barriers, dynamic
-shared memory an array that a launch sizes.
+A shuffle is an exchange among items that take turns, in subgroups of 32, whatever the language. A word that no text
+uses yet has its place: dynamic shared memory is an array that a launch sizes.
 """

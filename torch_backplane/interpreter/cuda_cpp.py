@@ -23,10 +23,12 @@ _OPTIONS = (
 _GCC_OPTIONS = ("-fno-tree-loop-distribute-patterns", "-fno-store-merging")
 
 # Groups run one after another, so that `__shared__` arrays can be static.
-_BEFORE = """\
+_TYPES = """\
 typedef unsigned int uint;
 typedef unsigned short ushort;
 typedef unsigned long ulong;
+"""
+_BEFORE = """\
 #define __global__ __attribute__((noinline))
 #define __device__
 #define __launch_bounds__(items)
@@ -60,6 +62,13 @@ template <class To, class From> static inline To interpreter_bits(const From val
   union { From from; To to; } both = {value};
   return both.to;
 }
+template <class T> static inline T interpreter_shuffled(const T value, const uint offset) {
+  union { ulong bits; T value; } given = {0}, got;
+  given.value = value;
+  got.bits = interpreter_shuffle_down(given.bits, offset);
+  return got.value;
+}
+#define __shfl_down_sync(mask, value, offset) interpreter_shuffled(value, offset)
 #define __float_as_uint(x) interpreter_bits<uint, float>(x)
 #define __uint_as_float(x) interpreter_bits<float, uint>(x)
 #define __float_as_int(x) interpreter_bits<int, float>(x)
@@ -98,7 +107,7 @@ class CudaCpp(Language):
         return _known_options(self.compiler())
 
     def before(self, text: str) -> str:
-        return f'{_BEFORE}extern "C" {{\n{WORDS}{"".join(_mathematics())}}}\n'
+        return f'{_TYPES}extern "C" {{\n{WORDS}{"".join(_mathematics())}}}\n{_BEFORE}'
 
 
 @functools.cache

@@ -6,8 +6,9 @@
 //   Operands operands_of(const Argument*, uint64_t count)  before a launch, outside of its lock: may call Python
 //   int run(Operands)              of a launch: calls run_group() for the groups that are to run; the launch's status
 //   void group_begins()
-//   void item_begins()             a work item begins, or goes on behind a barrier; `item` and `group` say which
-//   void item_stops()              it ended, or waits at a barrier
+//   void item_begins()             a work item begins, or goes on behind a barrier or a shuffle; `item` and `group` say which
+//   void item_stops()              it ended, or waits at a barrier or in a shuffle
+//   void exchange_ends()           all items of the group stopped, and some go on with what a shuffle gave them
 //   void phase_ends(bool diverges, uint32_t ended)   all items of the group stopped; if it diverges `ended` ended while
 //                                  others wait at the barrier `barrier_flags`
 //   touch<Access>(address, size, instruction)        before an access to memory; end_item() keeps it from happening

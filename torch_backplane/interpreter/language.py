@@ -19,6 +19,7 @@ from typing import ClassVar
 WORDS = """\
 ulong interpreter_place(uint which) __attribute__((const));  // one work item, one answer
 void interpreter_barrier(uint flags);
+ulong interpreter_shuffle_down(ulong value, uint offset);
 void interpreter_range(ulong address, ulong bytes, uint writes);
 void interpreter_unordered(uint begins);
 uint interpreter_swap(ulong address, uint expected, uint desired);

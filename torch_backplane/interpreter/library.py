@@ -147,7 +147,7 @@ class Kernel:
             self._library = library = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_DEEPBIND)
         run = address_of(library.interpreter_run)
         # Its table of names has those that are called only.
-        waits = b"interpreter_barrier" in payload
+        waits = b"interpreter_barrier" in payload or b"interpreter_shuffle" in payload
         image = interpreter.functions.interpreter_image(run)
         local = (ctypes.c_char.in_dll(library, f"interpreter_local_{name}") for name in ("begin", "end"))
         self.native = NativeKernel(run, waits, number, image, *map(ctypes.addressof, local))

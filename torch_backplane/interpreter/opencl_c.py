@@ -50,6 +50,17 @@ _SPACES = ("global", "local", "private")
 MOST_BYTES = 16
 
 
+def _shuffles() -> str:
+    lines = []
+    for kind in SCALARS:
+        bits = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong"}[ITEM_BYTES[kind.removeprefix("u")]]
+        lines.append(
+            f"BACKPLANE_TOLD {kind} backplane_shuffle_down(const {kind} value, const uint offset) {{ "
+            f"return as_{kind}(({bits})interpreter_shuffle_down(as_{bits}(value), offset)); }}"
+        )
+    return "\n".join([*lines, "#define sub_group_shuffle_down(value, offset) backplane_shuffle_down(value, offset)\n"])
+
+
 class OpenCLC(Language):
     name = "OpenCL C"
     suffix = ".cl"
@@ -69,7 +80,8 @@ class OpenCLC(Language):
 
     def before(self, text: str) -> str:
         _refuse_wide_pointers(text)
-        return WORDS + _BEFORE + _HALVES + _lanes(text) + _half_lanes(text)
+        shuffles = _shuffles() if "sub_group_shuffle_down(" in text else ""
+        return WORDS + _BEFORE + _HALVES + _lanes(text) + _half_lanes(text) + shuffles
 
     def functions(self) -> Mapping[str, tuple[str, Sequence[str]]]:
         return _functions()

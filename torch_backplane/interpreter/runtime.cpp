@@ -2,7 +2,7 @@
 //
 // Kernels are compiled with -fsanitize=thread and not linked with its library: the compiler calls a function before each
 // access to memory that is not in registers, and these are here. Where the items of a group wait for each other at
-// barriers, each has a stack of its own, and they take turns.
+// barriers, or exchange values in shuffles, each has a stack of its own, and they take turns.
 
 #include <dlfcn.h>
 #include <setjmp.h>
@@ -40,7 +40,12 @@ struct Fiber {
   ucontext_t context;
   char* stack;
   bool started = false, alive = false;
+  bool at_barrier = false, in_shuffle = false;
+  uint64_t value = 0;  // that it gives to a shuffle, and gets of it
+  uint32_t offset = 0;
 };
+
+constexpr uint32_t kSubgroup = 32;  // work items that exchange values
 
 constexpr size_t kStack = 256 << 10;
 std::vector<Fiber*> fibers;
@@ -83,6 +88,35 @@ void resume(Fiber* fiber) {
     setcontext(&fiber->context);
   }
   running = nullptr;
+}
+
+// What items in a shuffle get; whether there are any. It diverges if some items of a subgroup are elsewhere: `absent` is
+// one of them.
+bool exchange(bool* diverges, uint32_t* absent) {
+  bool any = false;
+  for (uint32_t begin = 0; begin < launch.group_items; begin += kSubgroup) {
+    const uint32_t end = std::min<uint64_t>(begin + kSubgroup, launch.group_items);
+    const auto is_absent = [](uint32_t i) { return !fibers[i]->in_shuffle; };
+    uint32_t present = 0;
+    for (uint32_t i = begin; i < end; ++i) {
+      Fiber* fiber = fibers[i];
+      const uint32_t from = i + fiber->offset;
+      if (fiber->in_shuffle) {
+        ++present;
+        // Those further on still have what they gave.
+        fiber->value = from < end && !is_absent(from) ? fibers[from]->value : fiber->value;
+      }
+    }
+    for (uint32_t i = begin; present != 0 && i < end; ++i) {
+      if (is_absent(i)) {
+        *diverges = true;
+        *absent = i;
+      }
+      fibers[i]->in_shuffle = false;
+    }
+    any = any || present != 0;
+  }
+  return any;
 }
 
 void begin_item() {
@@ -134,20 +168,30 @@ void run_group(uint64_t number) {
   for (uint64_t alive = launch.group_items; alive > 0;) {
     const uint64_t before = alive;
     uint32_t ended = 0;
+    bool diverges = false, in_shuffles = true;
     barrier_flags = 0;
-    for (item = 0; item < launch.group_items; ++item) {
-      Fiber* fiber = fibers[item];
-      if (fiber->alive) {
-        begin_item();
-        resume(fiber);
-        observer::item_stops();
-        if (!fiber->alive) {
-          --alive;
-          ended = item;
+    for (uint64_t i = 0; i < launch.group_items; ++i) {
+      fibers[i]->at_barrier = false;
+    }
+    while (in_shuffles) {
+      for (item = 0; item < launch.group_items; ++item) {
+        Fiber* fiber = fibers[item];
+        if (fiber->alive && !fiber->at_barrier) {
+          begin_item();
+          resume(fiber);
+          observer::item_stops();
+          if (!fiber->alive) {
+            --alive;
+            ended = item;
+          }
         }
       }
+      in_shuffles = exchange(&diverges, &ended);
+      if (in_shuffles) {
+        observer::exchange_ends();
+      }
     }
-    observer::phase_ends(alive != 0 && alive != before, ended);
+    observer::phase_ends(diverges || (alive != 0 && alive != before), ended);
   }
 }
 
@@ -258,7 +302,17 @@ uint64_t interpreter_place(uint32_t which) {
 
 void interpreter_barrier(uint32_t flags) {
   barrier_flags = flags;
+  running->at_barrier = true;
   wait();
+}
+
+// The value of the work item `offset` further on in the subgroup; its own where there is none.
+uint64_t interpreter_shuffle_down(uint64_t value, uint32_t offset) {
+  running->value = value;
+  running->offset = offset;
+  running->in_shuffle = true;
+  wait();
+  return running->value;
 }
 
 void interpreter_range(void* at, uint64_t bytes, uint32_t writes) {

@@ -44,6 +44,7 @@ _RULES = {
     "max_group_size": ("a whole number of work items from 1 to 65,536", lambda value: _is_whole(value, 1, 1 << 16)),
     "group_multiple": ("a whole number of work items from 1 to 1,024", lambda value: _is_whole(value, 1, 1 << 10)),
     "subgroup_size": ("a power of two from 1 to 1,024", lambda value: _is_power_of_two(value, 1 << 10)),
+    "subgroup_shuffles": _TRUTH,
     "local_memory": _BYTES,
     "compute_units": ("a whole number above 0", lambda value: _is_whole(value, 1, 2**31 - 1)),
     "max_argument_bytes": ("a whole number of bytes, 128 or more", lambda value: _is_whole(value, 128)),
@@ -66,6 +67,8 @@ class Target:
         max_group_size: work items of a group, in all dimensions together, at most.
         group_multiple: work items; groups that are a multiple of it leave no lanes of the hardware empty.
         subgroup_size: work items of a subgroup (warp, wavefront, SIMD group); 1 where the device has none.
+        subgroup_shuffles: whether work items of a subgroup exchange values without local memory. Subgroups then have
+            exactly `subgroup_size` items, which are neighbours in their group.
         local_memory: bytes that a group can share.
         compute_units: how many of them there are. Planning takes it from `DeviceProperties.compute_units`.
         max_argument_bytes: of all arguments of a kernel together.
@@ -84,6 +87,7 @@ class Target:
     max_group_size: int = 256
     group_multiple: int = 1
     subgroup_size: int = 1
+    subgroup_shuffles: bool = False
     local_memory: int = 32 << 10  # the least of OpenCL's full profile
     compute_units: int = 1
     max_argument_bytes: int = 1024  # the least of OpenCL's full profile

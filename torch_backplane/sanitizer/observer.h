@@ -242,6 +242,8 @@ void item_begins() {
 
 void item_stops() {}
 
+void exchange_ends() {}
+
 void phase_ends(bool diverges, uint32_t ended) {
   if (diverges && found.size() == found_before) {
     item = ended;

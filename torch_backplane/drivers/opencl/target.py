@@ -7,6 +7,7 @@ from typing import Any
 import pyopencl as cl
 import torch
 
+from torch_backplane.kernels.dialects.opencl_c import SUBGROUP_SHUFFLES
 from torch_backplane.kernels.target import Target
 
 
@@ -21,6 +22,8 @@ def target(device: cl.Device, kind: str) -> Target:
     most = min(items) if all(items) else 0
     if lanes is not None and lanes > most:
         lanes = None
+    # Elsewhere compilers choose the size for each kernel (Intel's).
+    fixed = lanes is not None and lanes == _first(device, "warp_size_nv", "wavefront_width_amd")
     # A compiler for a processor that makes no vectors of one item's work makes lanes of neighbouring items: Mesa's.
     simt = Target.of_kind(kind).simt or _ask(device, "native_vector_width_float") == 1
     figures = {
@@ -28,6 +31,7 @@ def target(device: cl.Device, kind: str) -> Target:
         "max_group_size": most,
         "group_multiple": lanes,
         "subgroup_size": lanes if simt else 1,
+        "subgroup_shuffles": simt and fixed and has.issuperset(SUBGROUP_SHUFFLES),
         "local_memory": _ask(device, "local_mem_size"),
         "compute_units": _ask(device, "max_compute_units"),
         "max_argument_bytes": _ask(device, "max_parameter_size"),

@@ -44,8 +44,13 @@ LIBRARY = {**{name: name for name in _SAME_NAME.split()}, "round": "rint", "powe
 
 # The words of hand-written kernels: of memory that all share, or a group; a work item's number in its group, and the
 # group's; a statement that every item of a group gets to, and sees then what the others wrote to local memory; a swap
-# of 32 bits in device memory if they are as expected, which gives what was there; the upper half of a product of uint.
-WORDS = ("GLOBAL", "LOCAL", "ITEM", "GROUP", "BARRIER", "atomic_swap(at, expected, desired)", "multiply_high(a, b)")
+# of 32 bits in device memory if they are as expected, which gives what was there; the upper half of a product of uint;
+# the `value`, a real number, of the item `offset` further on in the subgroup, where there is one: every item of the
+# subgroup gets to it (`Dialect.subgroup_size`).
+WORDS = (
+    *("GLOBAL", "LOCAL", "ITEM", "GROUP", "BARRIER", "atomic_swap(at, expected, desired)", "multiply_high(a, b)"),
+    "subgroup_shuffle_down(value, offset)",
+)
 
 
 @dataclass(frozen=True)
@@ -106,6 +111,14 @@ class Dialect(ABC):
         """`Target.tile_memory`, where the dialect can spell tiles."""
         needed = ("LOCAL", "ITEM", "GROUP", "BARRIER") if self.target.simt else ("GROUP",)
         return self.target.tile_memory if all(word in self.words for word in needed) else 0
+
+    @property
+    def subgroup_size(self) -> int:
+        """Work items that exchange values by `subgroup_shuffle_down`, a power of two; 1 where the target or the dialect
+        does not have it, and kernels go through local memory.
+        """
+        has = self.target.subgroup_shuffles and "subgroup_shuffle_down(value, offset)" in self.words
+        return self.target.subgroup_size if has else 1
 
     def argument_bytes(self, parameters: Iterable[Parameter]) -> int:
         """Of the arguments for all `parameters` together."""

@@ -66,6 +66,7 @@ class CudaCpp(Dialect):
         "BARRIER": "__syncthreads()",
         "atomic_swap(at, expected, desired)": "atomicCAS((uint*)(at), expected, desired)",
         "multiply_high(a, b)": "__umulhi(a, b)",
+        "subgroup_shuffle_down(value, offset)": "__shfl_down_sync(0xffffffffu, value, offset)",
     }
 
     @property

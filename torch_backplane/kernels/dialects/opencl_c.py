@@ -24,6 +24,9 @@ FUNCTION ushort float_to_float16(const float value) {
 }
 """
 
+# The extensions that subgroup_shuffle_down needs.
+SUBGROUP_SHUFFLES = ("cl_khr_subgroups", "cl_khr_subgroup_shuffle_relative")
+
 
 class OpenCLC(Dialect):
     """A buffer is a handle and an offset in bytes: `cl_mem` has no addresses that the host could add to."""
@@ -54,6 +57,7 @@ class OpenCLC(Dialect):
         "BARRIER": "barrier(CLK_LOCAL_MEM_FENCE)",
         "atomic_swap(at, expected, desired)": "atomic_cmpxchg((volatile global uint*)(at), expected, desired)",
         "multiply_high(a, b)": "mul_hi(a, b)",
+        "subgroup_shuffle_down(value, offset)": "sub_group_shuffle_down(value, offset)",
     }
 
     def integer_suffix(self, category: str, bits: int) -> str:
@@ -76,6 +80,8 @@ class OpenCLC(Dialect):
         functions = definitions(text)
         if torch.float64 in dtypes or any("double" in function for function in functions):
             lines.insert(0, "#pragma OPENCL EXTENSION cl_khr_fp64 : enable")
+        if "subgroup_shuffle_down" in text:
+            lines = [f"#pragma OPENCL EXTENSION {one} : enable" for one in SUBGROUP_SHUFFLES] + lines
         if functions:
             lines += ["#pragma OPENCL FP_CONTRACT ON", *functions, contract]
         return "\n".join([*lines, self.half_functions(dtypes)])

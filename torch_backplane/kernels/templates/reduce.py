@@ -6,8 +6,9 @@ Then the elements of each are reduced in chunks to partial states, which the sec
   In rows, lanes are neighbouring elements of one result, of which a short row has few enough for one sum; in columns
   they are neighbouring results, where the elements of one result are far from each other in memory and those of the
   next result beside them.
-- by teams, where work items run in lockstep: the items of a team share a result, and meet in a tree in local memory. A
-  group is several teams. In rows, neighbouring items have neighbouring elements; in columns, neighbouring results.
+- by teams, where work items run in lockstep: the items of a team share a result, and meet in a tree: in local memory,
+  and within subgroups by shuffles. A group is several teams. In rows, neighbouring items have neighbouring elements; in
+  columns, neighbouring results.
 """
 
 from __future__ import annotations
@@ -280,7 +281,7 @@ def _launch(dialect: Dialect, name: str, scalars: Sequence[int | float], part: _
         integers=numbers,
         numbers={f"scalar{i}": one for i, one in enumerate(zip(definition.scalars, scalars, strict=True))},
         value=value_dtype(definition.state[0]),
-        types={"int64": torch.int64, **_shared_types(form, definition)},
+        types={"int64": torch.int64, **_shared_types(dialect, form, definition)},
         functions=functions,
         body=_body(text),
         groups=groups,
@@ -305,9 +306,19 @@ def _group(dialect: Dialect, form: Form) -> int:
     return 1 if form.wide else dialect.target.group(_GROUP)
 
 
-def _shared_types(form: Form, definition: Reduction) -> dict[str, torch.dtype]:
-    """Of what a group shares, by name."""
-    if form.along == 1:
+def _subgroup_steps(dialect: Dialect, form: Form, state: Sequence[torch.dtype]) -> int:
+    """How many items of a team, neighbours in the tree, meet by shuffles: a power of two, 1 where all meet in local
+    memory, as complex numbers do.
+    """
+    if not form.by_teams or any(dtype.is_complex for dtype in state):
+        return 1
+    apart = form.beside if form.columns else 1
+    return min(form.along, max(1, dialect.subgroup_size // apart))
+
+
+def _shared_types(dialect: Dialect, form: Form, definition: Reduction) -> dict[str, torch.dtype]:
+    """Of what a group shares in local memory, by name."""
+    if form.along == _subgroup_steps(dialect, form, definition.state):
         return {}
     return {f"shared{i}_t": stored_dtype(dtype) for i, dtype in enumerate(definition.state)}
 
@@ -352,6 +363,7 @@ def _body(of: _Text) -> str:
 
 class _Writer:
     def __init__(self, of: _Text) -> None:
+        self.subgroup = _subgroup_steps(of.dialect, of.form, of.state)
         self.form, self.group, self.steps = of.form, _group(of.dialect, of.form), of.steps
         self.inputs, self.partial = of.operands[1], of.partial_states
         self.names, _ = _names(of.operands, of.ranks)
@@ -370,7 +382,7 @@ class _Writer:
         shared = " ".join(f"LOCAL shared{i}_t shared{i}[{size}];" for i in range(len(self.types)))
         give = " ".join(f"shared{i}[ITEM] = state{i}[0];" for i in range(len(self.types)))
         return f"""
-  {shared if along > 1 else ""}
+  {shared if along > self.subgroup else ""}
   const int member = {member};
   const index_t chunk_number = GROUP % chunks;
   const index_t result = (index_t)(GROUP / chunks) * {beside} + {team};
@@ -399,15 +411,25 @@ class _Writer:
 
     def _meet(self, along: int, apart: int, give: str) -> str:
         """Statements after which the first item of each team has the state of all."""
-        return f"""{give}
+        lines = []
+        if along > self.subgroup:
+            lines.append(f"""{give}
   BARRIER;
-  for (int half_size = {along // 2}; half_size > 0; half_size >>= 1) {{
+  for (int half_size = {along // 2}; half_size >= {self.subgroup}; half_size >>= 1) {{
     if (member < half_size) {{
       {self._combine("state", "0", "shared", f"ITEM + half_size * {apart}")}
       {give}
     }}
     BARRIER;
-  }}"""
+  }}""")
+        if self.subgroup > 1:
+            # What items get that are beyond the step's half reaches no first item.
+            shuffle = f"other{{i}}[0] = subgroup_shuffle_down(state{{i}}[0], half_size * {apart});"
+            lines.append(f"""for (int half_size = {self.subgroup // 2}; half_size > 0; half_size >>= 1) {{
+    {self._declare("other", lanes="1")} {" ".join(shuffle.format(i=i) for i in range(len(self.types)))}
+    {self._combine("state", "0", "other", "0")}
+  }}""")
+        return "\n  ".join(lines)
 
     def by_threads(self) -> str:
         return f"""

@@ -265,45 +265,59 @@ def row_loop(dialect: Dialect, statement: str, size: str = "size") -> str:
 def team_shared(dialect: Dialect) -> str:
     """The declaration that team_reduce and team_sum need, at the beginning of the body."""
     team = dialect.target.team_size
-    return f"LOCAL value_t team_shared[{team}], team_lost[{team}];" if team > 1 else ""
+    places = team if team > dialect.subgroup_size else 1
+    return f"LOCAL value_t team_shared[{places}], team_lost[{places}];" if team > 1 else ""
 
 
 def team_reduce(dialect: Dialect, variable: str, combine: str = "{0} + {1}") -> str:
     """Statements after which `variable` is, in every member, the combination of all members'."""
-    team = dialect.target.team_size
-    if team == 1:
+    if dialect.target.team_size == 1:
         return ""
-    met = combine.format(variable, "team_shared[member + half_size]")
-    return f"""
-  team_shared[member] = {variable};
-  BARRIER;
-  for (int half_size = {team // 2}; half_size > 0; half_size >>= 1) {{
-    if (member < half_size) {{ {variable} = {met}; team_shared[member] = {variable}; }}
-    BARRIER;
-  }}
-  {variable} = team_shared[0];
-  BARRIER;"""
+    return _meet(dialect, {variable: "team_shared"}, f"{variable} = {combine.format(variable, f'other_{variable}')};")
 
 
 def team_sum(dialect: Dialect, name: str) -> str:
     """Statements after which the sum `name`, of SUM and SUM_lanes, is in every member that of all lanes and members."""
+    meet = f"MEET({name});"
+    if dialect.target.team_size == 1:
+        return meet
+    lost = f"{name}_lost"
+    return f"\n  {meet}" + _meet(
+        dialect, {name: "team_shared", lost: "team_lost"}, f"ADD({name}, other_{name}); {lost} += other_{lost};"
+    )
+
+
+def _meet(dialect: Dialect, shared: Mapping[str, str], add: str) -> str:
+    """Statements after which variables are, in every member of a team, what the first member of a tree comes to. Steps
+    within subgroups are shuffles.
+
+    Args:
+        shared: the variables, of value_t, and the array in local memory for each.
+        add: statements that add another member's, other_NAME, to each of them.
+    """
     team = dialect.target.team_size
-    if team == 1:
-        return f"MEET({name});"
-    return f"""
-  MEET({name});
-  team_shared[member] = {name}; team_lost[member] = {name}_lost;
+    subgroup = min(team, dialect.subgroup_size)
+
+    def each(statement: str) -> str:
+        return " ".join(statement.format(name=name, array=array) for name, array in shared.items())
+
+    put = each("{array}[member] = {name};")
+    lines = []
+    if subgroup < team:
+        lines.append(f"""{put}
   BARRIER;
-  for (int half_size = {team // 2}; half_size > 0; half_size >>= 1) {{
-    if (member < half_size) {{
-      ADD({name}, team_shared[member + half_size]);
-      {name}_lost += team_lost[member + half_size];
-      team_shared[member] = {name}; team_lost[member] = {name}_lost;
-    }}
+  for (int half_size = {team // 2}; half_size >= {subgroup}; half_size >>= 1) {{
+    if (member < half_size) {{ {each("const value_t other_{name} = {array}[member + half_size];")} {add} {put} }}
     BARRIER;
+  }}""")
+    if subgroup > 1:
+        lines.append(f"""for (int half_size = {subgroup // 2}; half_size > 0; half_size >>= 1) {{
+    {each("const value_t other_{name} = subgroup_shuffle_down({name}, half_size);")} {add}
   }}
-  {name} = team_shared[0]; {name}_lost = team_lost[0];
-  BARRIER;"""
+  if (member == 0) {{ {each("{array}[0] = {name};")} }}
+  BARRIER;""")
+    lines.append(f"{each('{name} = {array}[0];')}\n  BARRIER;")
+    return "".join(f"\n  {line}" for line in lines)
 
 
 def split(index: str, sizes: Sequence[str], names: Sequence[str]) -> str:
