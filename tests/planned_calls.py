@@ -451,3 +451,22 @@ call(
 call("_fft_c2c", lambda d: (F(d, 8, 12, dtype=torch.complex64), [1], 0, True), normalization=1)
 call("_fft_r2c", lambda d: (F(d, 8, 12), [1], 0, True), normalization=1)
 call("_fft_c2r", lambda d: (F(d, 8, 7, dtype=torch.complex64), [1], 0, 12), normalization=1, last_dim_size=None)
+
+
+def _projections(device: str) -> Arguments:
+    return F(device, 24, 8), F(device, 24), F(device, 8, 8), F(device, 8)
+
+
+def _multi_head(device: str) -> Arguments:
+    x = F(device, 2, 3, 8)
+    return (x, x, x, 8, 2, *_projections(device))
+
+
+def _encoder_layer(device: str) -> Arguments:
+    norms = [F(device, 8) for _ in range(4)]
+    feed_forward = F(device, 16, 8), F(device, 16), F(device, 8, 16), F(device, 8)
+    return (F(device, 2, 3, 8), 8, 2, *_projections(device), False, False, 1e-5, *norms, *feed_forward)
+
+
+call("_native_multi_head_attention", _multi_head, embed_dim=None, num_head=4)
+call("_transformer_encoder_layer_fwd", _encoder_layer, embed_dim=None, num_heads=4)

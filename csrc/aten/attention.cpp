@@ -83,12 +83,8 @@ bool is_one_pass(
 
 // Whether PyTorch's flash kernel of the CPU serves this, of what fits together; as use_flash_attention_cpp has it.
 bool is_flash_on_cpu(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& mask, double dropout_p) {
-  for (const Tensor& tensor : {query, key, value}) {
-    if (tensor.sym_stride(3) != 1 || tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides()) {
-      return false;
-    }
-  }
-  return dropout_p == 0 && query.sym_size(3) == value.sym_size(3) &&
+  const bool are_rows = query.sym_stride(3) == 1 && key.sym_stride(3) == 1 && value.sym_stride(3) == 1;
+  return are_rows && dropout_p == 0 && query.sym_size(3) == value.sym_size(3) &&
       (!mask.has_value() || mask->dim() == 2 || mask->dim() == 4);
 }
 

@@ -319,7 +319,7 @@ def test_planners_that_raise_while_they_are_traced_keep_exact_plans() -> None:
         assert found["reasons_for_exact"] == ["ValueError while it was traced: not while somebody looks"]
 
 
-@pytest.mark.parametrize("kind", [AttributeError, TypeError, AssertionError, KeyError])
+@pytest.mark.parametrize("kind", [AttributeError, NameError, AssertionError, KeyError])
 def test_faults_of_planners_that_show_while_they_are_traced_are_raised(kind: type[Exception]) -> None:
     @declared(f"faulty_{kind.__name__}(Tensor self) -> Tensor")
     def faulty(call: Any, self: torch.Tensor) -> torch.Tensor:

@@ -168,24 +168,27 @@ def rounded_to(a: Expression, dtype: torch.dtype) -> Expression:
     return where(a != a, a, copysign(where(magnitude < 65520.0, found, math.inf), a))
 
 
-def trunc_divide(a: Operand, b: Operand, stored: torch.dtype = torch.float32) -> Expression:
-    """a / b without its fraction: torch.div(a, b, rounding_mode="trunc"). An integer divided by zero gives zero.
+def trunc_divide(a: Operand, b: Operand) -> Expression:
+    """a / b without its fraction: torch.div(a, b, rounding_mode="trunc"). An integer divided by zero gives zero."""
+    return trunc_divide_in_steps(a, b, torch.float32)
 
-    Args:
-        stored: float16 or bfloat16, if a and b are of that dtype in memory: each step is rounded to it, as in PyTorch.
-    """
+
+def trunc_divide_in_steps(a: Operand, b: Operand, stored: torch.dtype) -> Expression:
+    """`trunc_divide` of operands of the dtype `stored` in memory: each step is rounded to it, as in PyTorch."""
     a, b = same_dtype("trunc_divide", (a, b))
     return trunc(rounded_to(a / b, stored)) if is_float(a) else apply("trunc_divide", a, b)
 
 
-def floor_divide(a: Operand, b: Operand, stored: torch.dtype = torch.float32) -> Expression:
+def floor_divide(a: Operand, b: Operand) -> Expression:
     """a / b rounded down: torch.div(a, b, rounding_mode="floor"). An integer divided by zero gives zero.
 
     Of floats, the exact remainder decides, as Python's // does, since a / b may have been rounded up to an integer.
-
-    Args:
-        stored: as for `trunc_divide`.
     """
+    return floor_divide_in_steps(a, b, torch.float32)
+
+
+def floor_divide_in_steps(a: Operand, b: Operand, stored: torch.dtype) -> Expression:
+    """`floor_divide` of operands of the dtype `stored` in memory: each step is rounded to it, as in PyTorch."""
     a, b = same_dtype("floor_divide", (a, b))
     if not is_float(a):
         return apply("floor_divide", a, b)

@@ -108,7 +108,7 @@ def divide(
     """`stored`: float16 or bfloat16, if both are tensors that become that: each step is rounded to it, as PyTorch's."""
     if rounding_mode is None:
         return a / b
-    return (f.trunc_divide if rounding_mode == "trunc" else f.floor_divide)(a, b, stored)
+    return (f.trunc_divide_in_steps if rounding_mode == "trunc" else f.floor_divide_in_steps)(a, b, stored)
 
 
 pointwise("div.Tensor", lambda a, b: a / b, dtypes="complex")

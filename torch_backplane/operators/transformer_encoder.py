@@ -1,6 +1,6 @@
 """The fast path of nn.MultiheadAttention and nn.TransformerEncoderLayer in inference, composed of other operators.
 
-Attention goes through `scaled_dot_product_attention`, unless the caller wants the weights.
+Attention is the fused operator, unless it is composed there, too, or the caller wants the weights.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional as F
 
+from torch_backplane import _C
 from torch_backplane.planning import Call, Refused, operator
 
 
@@ -63,10 +64,11 @@ def _left_out(mask: torch.Tensor | None, mask_type: int | None, like: torch.Tens
         return None
     batch, length, _ = like.shape
     accepted = {0: (length, length), 1: (batch, length)}.get(mask_type) if mask_type is not None else ()
-    if mask.dtype != torch.bool or (accepted is not None and mask.shape != accepted):
-        raise Refused("a mask of another shape or dtype")
+    if accepted is not None and mask.shape != accepted:
+        raise Refused("a mask of another shape")
     if accepted is None and (mask.dim() != 4 or mask_type != 2):
         raise Refused("a mask of another shape or kind")
+    mask = mask.to(torch.bool)  # of numbers as PyTorch: what is not 0 is left out
     return mask.view(batch, 1, 1, length) if mask_type == 1 else mask
 
 
@@ -87,17 +89,17 @@ def _attention(
         parts = zip((query, key, value), by.qkv_weight.chunk(3), by.qkv_bias.chunk(3), strict=True)
         projected = tuple(F.linear(*part) for part in parts)
     q, k, v = (one.view(batch, length, heads, width // heads).transpose(1, 2) for one in projected)
-    weights = None
-    if need_weights:
-        scores = (q * (width // heads) ** -0.5) @ k.transpose(-2, -1)
-        if left_out is not None:
-            scores = scores.masked_fill(left_out, -torch.inf)
-        weights = scores.softmax(-1)
+    scale, weights = int(width // heads) ** -0.5, None
+    bias = None if left_out is None else q.new_zeros(left_out.shape).masked_fill(left_out, -torch.inf)
+    if need_weights or _C.why_attention_is_composed(q, k, v, bias, 0.0, False):
+        scores = (q * scale) @ k.transpose(-2, -1)
+        scores = scores if bias is None else scores + bias
+        weights = scores.softmax(-1) if need_weights else torch.ops.aten._safe_softmax(scores, -1)
         found = weights @ v
     else:
-        kept = None if left_out is None else ~left_out
-        found = F.scaled_dot_product_attention(q, k, v, kept)
-    return F.linear(found.transpose(1, 2).reshape(batch, length, width), by.weight, by.bias), weights
+        found = torch.ops.backplane.attention(q, k, v, bias, False, scale, None)[0]
+    out = F.linear(found.transpose(1, 2).reshape(batch, length, width), by.weight, by.bias)
+    return out, weights if need_weights else None
 
 
 @operator("_native_multi_head_attention", variants=False)

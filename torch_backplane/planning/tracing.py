@@ -23,7 +23,7 @@ from torch_backplane.kernels.target import CPU
 from torch_backplane.planning import registry, shape_rules, views
 from torch_backplane.planning import strides as layouts
 from torch_backplane.planning.strides import SYMBOLS, number_now
-from torch_backplane.planning.symbols import Tape, Untraceable, as_symbol, quantity
+from torch_backplane.planning.symbols import Node, Tape, Untraceable, as_symbol, quantity
 
 _ALIGNMENT = 16  # bytes: what signatures tell addresses apart by (csrc/plans/signature.h)
 
@@ -350,7 +350,13 @@ def _is_alike(one: Any, other: Any) -> bool:
 
 
 # What refuses a call: the planner, which is called next with the call's own numbers, raises the same, or takes these.
-_REFUSALS = (RuntimeError, IndexError, ValueError, ZeroDivisionError)
+# A TypeError is Python's word for an operation that symbols do not have.
+_REFUSALS = (RuntimeError, IndexError, ValueError, ZeroDivisionError, TypeError)
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Also where PyTorch looks for a method that symbols do not have."""
+    return isinstance(error, _REFUSALS) or (isinstance(error, AttributeError) and isinstance(error.obj, Node))
 
 
 def trace(planner: Callable[..., Any], arguments: list[tuple[Any, bool]], builder: Any, results: int) -> str:
@@ -384,7 +390,7 @@ def trace(planner: Callable[..., Any], arguments: list[tuple[Any, bool]], builde
         return f"it is left to the CPU: {reason}"
     except Exception as error:
         _raise_interrupt(error, handled)
-        if not isinstance(error, _REFUSALS):
+        if not _is_refusal(error):
             raise  # a fault of the planner's
         return f"{type(error).__name__} while it was traced: {str(error).partition(chr(10))[0]}"
     finally:
