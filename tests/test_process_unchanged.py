@@ -89,6 +89,12 @@ def test_pytorchs_own_engine_runs_backward_passes(both: tuple[dict[str, Any], di
         assert one["autograd"]["maia"] == ["in another thread", "maia:0", True]
 
 
+# torch.library.register_vmap's (torch_backplane/fused_attention.py), where PyTorch has none.
+BATCHING_RULES = {
+    f"aten::_scaled_dot_product_fused_attention_overrideable{suffix} FuncTorchBatched" for suffix in ("", "_backward")
+}
+
+
 def is_ours(registration: str) -> bool:
     return registration.startswith("backplane::") or "PrivateUse1" in registration
 
@@ -100,7 +106,13 @@ def test_kernels_are_registered_for_our_keys_and_operators_only(
     assert len(alone) > 10_000
     different = {name for name in alone.keys() | found.keys() if alone.get(name) != found.get(name)}
     assert any(map(is_ours, different))
-    assert {name: found.get(name) for name in different if not is_ours(name)} == {}
+    assert {name for name in different if not is_ours(name)} == BATCHING_RULES
+
+
+def test_batching_rules_leave_other_devices_pytorchs_error() -> None:
+    x = torch.ones(2, 1, 2, 3, 4)
+    with pytest.raises(RuntimeError, match="Batching rule not implemented"):
+        torch.vmap(torch.ops.aten._scaled_dot_product_fused_attention_overrideable)(x, x, x)
 
 
 @pytest.mark.parametrize("where", DISPATCHED)

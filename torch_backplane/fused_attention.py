@@ -92,7 +92,14 @@ def _whole_batch(info: Any, bias: torch.Tensor | None, bias_dim: int | None, bat
     return bias.expand(-1, batch // info.batch_size, *bias.shape[2:]).flatten(0, 1)
 
 
+def _check_is_ours(tensor: torch.Tensor) -> None:
+    """Has PyTorch's error for other devices, for which there is no rule."""
+    if tensor.device.type != "bp":
+        raise RuntimeError(f"Batching rule not implemented for {_NAME}. We could not generate a fallback.")
+
+
 def _map(info: Any, in_dims: Any, *args: Any, **options: Any) -> Any:
+    _check_is_ours(args[0])
     joined = [_joins_batch(info, one, dim) for one, dim in zip(args[:3], in_dims[:3], strict=True)]
     bias = args[3] if len(args) > 3 else None
     dropout = args[4] if len(args) > 4 else 0.0
@@ -106,6 +113,7 @@ def _map(info: Any, in_dims: Any, *args: Any, **options: Any) -> Any:
 
 def _map_backward(info: Any, in_dims: Any, *args: Any, **options: Any) -> Any:
     grad, query, key, value, bias, wanted, out, logarithm, *rest = args
+    _check_is_ours(query)
     tensors, dims = (grad, query, key, value, out), (*in_dims[:4], in_dims[6])
     grad, query, key, value, out = (_joins_batch(info, one, dim) for one, dim in zip(tensors, dims, strict=True))
     logarithm = _joins_batch(info, logarithm, in_dims[7], dims=3)
