@@ -8,9 +8,7 @@ divides by a size ends this process, since faulthandler is enabled: what it call
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import faulthandler
 import itertools
 import random
 import re
@@ -138,22 +136,11 @@ def names(pattern: str) -> list[str]:
     return [name for name in load(OP_DB) if re.search(pattern, name) and name not in LEFT_OUT]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--samples", type=int, default=8, help="of each operator, at most")
-    parser.add_argument("names", nargs="*")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    database = load(OP_DB)
-    torch.empty(0, device=DEVICE)
-    faulthandler.enable()  # after PoCL's own handler, which survives a division by zero
-    for name in options.names:
-        sweep_process.entry(name)
-        op = database[name]
-        dtype = next((dtype for dtype in DTYPES if dtype in op.dtypes), None)
-        if dtype is not None:
-            Sweep(op, dtype).run(options.samples)
+def sweep(op: Any, samples: int) -> None:
+    dtype = next((dtype for dtype in DTYPES if dtype in op.dtypes), None)
+    if dtype is not None:
+        Sweep(op, dtype).run(samples)
 
 
 if __name__ == "__main__":
-    main()
+    sweep_process.over_database(__doc__, sweep, samples=8)

@@ -8,10 +8,8 @@ any driver with planners will do.
 
 from __future__ import annotations
 
-import argparse
 import random
 import re
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -85,19 +83,5 @@ def names(pattern: str) -> list[str]:
     return [name for name in load(OP_DB) if re.search(pattern, name)]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--samples", type=int, default=6, help="of each operator, at most")
-    parser.add_argument("names", nargs="*")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    torch.empty(0, device=DEVICE)  # which has to be there
-    database = load(OP_DB)
-    for name in options.names:
-        sweep_process.entry(name)
-        sweep(database[name], options.samples)
-
-
 if __name__ == "__main__":
-    main()
+    sweep_process.over_database(__doc__, sweep, samples=6)

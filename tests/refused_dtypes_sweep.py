@@ -6,10 +6,8 @@ serves. Numbers are not looked at, so that any driver with planners will do.
 
 from __future__ import annotations
 
-import argparse
 import random
 import re
-import warnings
 from typing import Any
 
 import sweep_process
@@ -76,20 +74,10 @@ def names(pattern: str) -> list[str]:
     return [name for name in load(OP_DB) if re.search(pattern, name)]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--samples", type=int, default=3, help="of each operator, at most")
-    parser.add_argument("names", nargs="*")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    torch.empty(0, device=DEVICE)  # which has to be there
-    database = load(OP_DB)
-    for name in options.names:
-        sweep_process.entry(name)
-        for dtype in served(database[name], options.samples):
-            sweep_process.found(f"{name} {dtype}".replace("torch.", ""))
+def sweep(op: Any, samples: int) -> None:
+    for dtype in served(op, samples):
+        sweep_process.found(f"{op.full_name} {dtype}".replace("torch.", ""))
 
 
 if __name__ == "__main__":
-    main()
+    sweep_process.over_database(__doc__, sweep, samples=3)

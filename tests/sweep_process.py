@@ -9,13 +9,16 @@ calls and finds, by the functions `entry`, `call` and `found` here. All of it, w
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import importlib
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 
@@ -33,6 +36,27 @@ def call(text: str) -> None:
 def found(text: str) -> None:
     """What is wrong."""
     _say("found", text)
+
+
+def over_database(description: str | None, sweep: Callable[[Any, int], None], samples: int) -> None:
+    """Runs `sweep(operator, samples)` for each entry of PyTorch's operator database that the command line names."""
+    import torch
+
+    from torch_backplane.conformance.catalogue import load
+    from torch_backplane.conformance.settings import OP_DB
+
+    parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
+    parser.add_argument("--samples", type=int, default=samples, help="of each operator, at most")
+    parser.add_argument("names", nargs="*")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    torch.empty(0, device="bp")  # which has to be there
+    faulthandler.enable()  # after PoCL's own handler, which survives a division by zero
+    database = load(OP_DB)
+    for name in options.names:
+        entry(name)
+        sweep(database[name], options.samples)
 
 
 def _say(kind: str, text: str) -> None:

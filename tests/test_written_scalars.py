@@ -1,4 +1,4 @@
-"""The CPU's tensors without dimensions may stand beside bp's to be read. As results they are refused, and unchanged."""
+"""Operators on bp read CPU tensors without dimensions, and refuse to write to them: these stay unchanged."""
 
 from __future__ import annotations
 

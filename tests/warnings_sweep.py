@@ -8,7 +8,6 @@ Numbers are not looked at, so that any driver will do.
 
 from __future__ import annotations
 
-import argparse
 import random
 import re
 import warnings
@@ -117,19 +116,6 @@ def names(pattern: str) -> list[str]:
     return [name for name in load(OP_DB) if re.search(pattern, name) and name not in left_out]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--samples", type=int, default=8, help="of each operator, at most")
-    parser.add_argument("names", nargs="*")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    torch.set_warn_always(False)
-    torch.empty(0, device=DEVICE)  # which has to be there
-    database = load(OP_DB)
-    for name in options.names:
-        sweep_process.entry(name)
-        sweep(database[name], options.samples)
-
-
 if __name__ == "__main__":
-    main()
+    torch.set_warn_always(False)
+    sweep_process.over_database(__doc__, sweep, samples=8)
