@@ -2,7 +2,6 @@
 // Where a device has neither for a call it is the composite form. Devices without kernels take the CPU's where the CPU would.
 #include <ATen/Context.h>
 #include <ATen/SDPBackend.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/native/DispatchStub.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/ops/empty.h>
@@ -14,6 +13,7 @@
 
 #include "aten/attention.h"
 #include "aten/kernel_capabilities.h"
+#include "c10/operators.h"
 #include "devices/device.h"
 #include "fallback/fallback.h"
 
@@ -22,10 +22,6 @@ namespace {
 
 using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
-
-c10::OperatorHandle find(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
-}
 
 enum class Way {
   Composed, // of products and a softmax
@@ -190,7 +186,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Ten
     TORCH_CHECK(
         way_of(query, value, dropout_p) != Way::Host || (dropout_p == 0 && query.sym_size(1) == key.sym_size(1)),
         "the host's attention takes no dropout and as many heads of keys as of queries");
-    static const auto one_pass = find("backplane::attention");
+    static const auto one_pass = find_operator("backplane::attention");
     torch::jit::push(stack, query, key, value, bias, is_causal, scale_of(query, scale), kept_of(dropout_p));
     one_pass.callBoxed(stack);
     // Seed and offset are one tensor of the device: plans are replayed with others.
@@ -199,7 +195,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Ten
         stack[0].toTensor(), stack[1].toTensor(), Tensor(), Tensor(), query.sym_size(2), key.sym_size(2),
         state.defined() ? state : at::empty({}, at::kLong), at::empty({}, at::kLong), Tensor()};
   }
-  static const auto op = find("aten::_scaled_dot_product_flash_attention_for_cpu");
+  static const auto op = find_operator("aten::_scaled_dot_product_flash_attention_for_cpu");
   torch::jit::push(stack, query, key, value, dropout_p, is_causal, bias, scale);
   run_on_cpu(op, op, &stack);
   // No dropout, hence no random state; no packed sequences, hence no cumulative lengths.
@@ -229,14 +225,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
   torch::jit::Stack stack;
   const OptionalTensor mask = bias.defined() ? OptionalTensor(bias) : std::nullopt;
   if (way_of(query, value, dropout_p) != Way::Composed) {
-    static const auto one_pass = find("backplane::attention_backward");
+    static const auto one_pass = find_operator("backplane::attention_backward");
     const auto kept = kept_of(dropout_p);
     torch::jit::push(stack, grad_out, query, key, value, mask, out, logsumexp, is_causal, scale_of(query, scale));
     torch::jit::push(stack, kept, kept.has_value() ? OptionalTensor(state) : std::nullopt, grad_input_mask);
     one_pass.callBoxed(stack);
     return {stack[0].toTensor(), stack[1].toTensor(), stack[2].toTensor(), stack[3].toTensor()};
   }
-  static const auto op = find("aten::_scaled_dot_product_flash_attention_for_cpu_backward");
+  static const auto op = find_operator("aten::_scaled_dot_product_flash_attention_for_cpu_backward");
   torch::jit::push(stack, grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, mask, scale);
   run_on_cpu(op, op, &stack);
   return {stack[0].toTensor(), stack[1].toTensor(), stack[2].toTensor(), Tensor()};

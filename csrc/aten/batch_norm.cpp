@@ -12,9 +12,9 @@ namespace backplane {
 namespace {
 
 using OptionalTensor = std::optional<at::Tensor>;
-using Results = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, int64_t>;
+using BatchNormResults = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, int64_t>;
 
-Results batch_norm_impl_index(const at::Tensor& input, const OptionalTensor& weight, const OptionalTensor& bias,
+BatchNormResults batch_norm_impl_index(const at::Tensor& input, const OptionalTensor& weight, const OptionalTensor& bias,
                               const OptionalTensor& running_mean, const OptionalTensor& running_var, bool training,
                               double momentum, double eps, bool cudnn_enabled) {
   if (input.sym_numel() != 0 || device(input.device().index()).properties().supports(at::kDouble)) {

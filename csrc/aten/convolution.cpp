@@ -2,20 +2,16 @@
 // kernel; the arguments are those of the CPU's convolution. This is what no planner does
 // (torch_backplane/operators/convolution.py).
 #include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
+#include "c10/operators.h"
 #include "fallback/fallback.h"
 
 namespace backplane {
 namespace {
 
-c10::OperatorHandle find(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
-}
-
 void convolution(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  static const auto kernel = find("aten::convolution");
+  static const auto kernel = find_operator("aten::convolution");
   run_on_cpu(op, kernel, stack);
 }
 
@@ -31,7 +27,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
     c10::SymIntArrayRef output_padding,
     c10::SymInt groups,
     std::array<bool, 3> output_mask) {
-  static const auto op = find("aten::convolution_backward");
+  static const auto op = find_operator("aten::convolution_backward");
   torch::jit::Stack stack;
   const auto integers = [](c10::SymIntArrayRef values) {
     return C10_AS_INTARRAYREF_SLOW(values).vec();

@@ -15,7 +15,7 @@ using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
 // The gradients that there is a tensor for. PyTorch's overload with `out=` wants all three.
-void convolution_backward(
+void convolution_backward_out(
     const Tensor& grad,
     const Tensor& input,
     const Tensor& weight,
@@ -41,7 +41,7 @@ void convolution_backward(
 
 // Without dropout, as the arguments of backplane::attention (attention.cpp). PyTorch's kernels have heads next to columns, which
 // seldom is what a place has.
-void attention(
+void attention_out(
     const Tensor& query,
     const Tensor& key,
     const Tensor& value,
@@ -56,7 +56,7 @@ void attention(
   logarithm.copy_(logarithms);
 }
 
-void attention_backward(
+void attention_backward_out(
     const Tensor& grad,
     const Tensor& query,
     const Tensor& key,
@@ -91,9 +91,9 @@ TORCH_LIBRARY_FRAGMENT(backplane, m) {
 }
 
 TORCH_LIBRARY_IMPL(backplane, CPU, m) {
-  m.impl("host_convolution_backward", &convolution_backward);
-  m.impl("host_attention", &attention);
-  m.impl("host_attention_backward", &attention_backward);
+  m.impl("host_convolution_backward", &convolution_backward_out);
+  m.impl("host_attention", &attention_out);
+  m.impl("host_attention_backward", &attention_backward_out);
 }
 
 } // namespace

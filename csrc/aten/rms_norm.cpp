@@ -11,15 +11,15 @@ namespace backplane {
 namespace {
 
 using OptionalTensor = std::optional<at::Tensor>;
-using Results = std::tuple<at::Tensor, at::Tensor>;
+using RmsNormResults = std::tuple<at::Tensor, at::Tensor>;
 
 // Returns the result, and one over the root of the mean square, in float32 for numbers of 16 bits.
-Results fused_rms_norm(const at::Tensor& input, at::IntArrayRef normalized_shape, const OptionalTensor& weight,
+RmsNormResults fused_rms_norm(const at::Tensor& input, at::IntArrayRef normalized_shape, const OptionalTensor& weight,
                        std::optional<double> eps) {
   return at::compositeimplicitautograd::_fused_rms_norm(input, normalized_shape, weight, eps);
 }
 
-Results fused_rms_norm_backward(const at::Tensor& grad, const at::Tensor& input, at::IntArrayRef normalized_shape,
+RmsNormResults fused_rms_norm_backward(const at::Tensor& grad, const at::Tensor& input, at::IntArrayRef normalized_shape,
                                 const at::Tensor& rstd, const OptionalTensor& weight, std::array<bool, 2> mask) {
   const bool weighted = weight && weight->defined();
   const auto compute = at::toOpMathType(input.scalar_type());
@@ -29,7 +29,7 @@ Results fused_rms_norm_backward(const at::Tensor& grad, const at::Tensor& input,
 
   const at::Tensor normal = input.to(compute) * rstd;
   const at::Tensor grads = grad.to(compute);
-  Results results;
+  RmsNormResults results;
   if (mask[0]) {
     const at::Tensor scaled = weighted ? grads * weight->to(compute) : grads;
     std::get<0>(results) = ((scaled - normal * (scaled * normal).mean(inner, true)) * rstd).to(input.scalar_type());

@@ -98,7 +98,7 @@ Direction Given::direction(int64_t i) const {
   return {input, part(hx, i), part(cx, i), params[first], params[first + 1], bias(2), bias(3), mode, i == 1};
 }
 
-Results Results::direction(int64_t i) const {
+RnnResults RnnResults::direction(int64_t i) const {
   return {states_of(out, i, hy.size(2)), part(hy, i), part(cy, i), part(saved, i)};
 }
 
@@ -136,7 +136,7 @@ bool saves_nothing(const Computed& computed) {
   return kept_of(computed.given.mode) != 0 && computed.results.saved.numel() == 0;
 }
 
-Results new_results(const Given& given, bool training) {
+RnnResults new_results(const Given& given, bool training) {
   const auto options = given.input.options();
   const int64_t kept = kept_of(given.mode);
   return {
@@ -174,7 +174,7 @@ std::vector<Tensor> gradients(
   return all;
 }
 
-void layer_by_steps(const Direction& given, const Results& results, bool training) {
+void layer_by_steps(const Direction& given, const RnnResults& results, bool training) {
   const int64_t time = given.time(), batch = given.batch(), hidden = given.hidden();
   const Tensor& input = given.input;
   const int64_t gates = gates_of(given.mode) * hidden, kept = kept_of(given.mode);

@@ -91,8 +91,8 @@ struct Given {
 };
 
 // What a layer comes to, or a direction's part of that.
-struct Results {
-  Results direction(int64_t i) const;
+struct RnnResults {
+  RnnResults direction(int64_t i) const;
 
   at::Tensor out; // (time, batch, directions * hidden); of a direction (time, batch, hidden)
   at::Tensor hy; // (directions, batch, hidden); of a direction (batch, hidden)
@@ -109,18 +109,18 @@ struct Computed {
 
   at::Tensor grad, grad_hy, grad_cy;
   Given given;
-  Results results;
+  RnnResults results;
 };
 
 // The same of a direction.
 struct ComputedDirection {
   at::Tensor grad, grad_hy, grad_cy;
   Direction given;
-  Results results;
+  RnnResults results;
 };
 
-// Results that are to be filled. `training`: also with what steps save.
-Results new_results(const Given& given, bool training);
+// RnnResults that are to be filled. `training`: also with what steps save.
+RnnResults new_results(const Given& given, bool training);
 
 // Whether a layer that saves something for gradients has not.
 bool saves_nothing(const Computed& computed);
@@ -135,7 +135,7 @@ std::vector<at::Tensor> gradients(
     const Computed& computed, const std::function<Gradients(const ComputedDirection&)>& of_direction);
 
 // Fills the results. An LSTM saves its gates and its cell, a GRU what a step saves; `saved` is of steps.
-void layer_by_steps(const Direction& given, const Results& results, bool training);
+void layer_by_steps(const Direction& given, const RnnResults& results, bool training);
 
 // `saved` is of steps.
 Gradients gradients_by_steps(const ComputedDirection& computed, const at::Tensor& saved);

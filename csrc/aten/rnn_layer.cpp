@@ -9,6 +9,7 @@
 #include "aten/kernel_capabilities.h"
 #include "aten/rnn_directions.h"
 #include "aten/rnn_layer_on_cpu.h"
+#include "c10/operators.h"
 #include "devices/device.h"
 #include "fallback/deferred.h"
 #include "fallback/fallback.h"
@@ -49,7 +50,7 @@ bool is_later_host_call(const Tensor& tensor) {
 using c10::OperatorHandle;
 using torch::jit::Stack;
 
-void answer(Stack* stack, size_t arguments, const Results& results) {
+void answer(Stack* stack, size_t arguments, const RnnResults& results) {
   torch::jit::drop(*stack, arguments);
   torch::jit::push(*stack, results.out, results.hy, results.cy, results.saved);
 }
@@ -60,11 +61,11 @@ void answer(Stack* stack, size_t arguments, const std::vector<Tensor>& gradients
 }
 
 // In the order of the stream, on a host device.
-Results layer_later(const Given& given, c10::ArrayRef<IValue> arguments) {
-  const Results results = new_results(given, /*training=*/arguments.back().toBool() && !is_onednn(given));
+RnnResults layer_later(const Given& given, c10::ArrayRef<IValue> arguments) {
+  const RnnResults results = new_results(given, /*training=*/arguments.back().toBool() && !is_onednn(given));
   Stack stack(arguments.begin(), arguments.end());
   torch::jit::push(stack, results.out, results.hy, if_any(results.cy), if_any(results.saved));
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("backplane::host_rnn_layer", "");
+  static const auto op = find_operator("backplane::host_rnn_layer");
   op.callBoxed(stack);
   return results;
 }
@@ -74,7 +75,7 @@ std::vector<Tensor> gradients_later(const Given& given, c10::ArrayRef<IValue> ar
   Stack stack(arguments.begin(), arguments.end());
   const c10::List<Tensor> of_params(std::vector<Tensor>(gradients.begin() + 3, gradients.end()));
   torch::jit::push(stack, gradients[0], gradients[1], if_any(gradients[2]), of_params);
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("backplane::host_rnn_layer_backward", "");
+  static const auto op = find_operator("backplane::host_rnn_layer_backward");
   op.callBoxed(stack);
   return gradients;
 }
@@ -83,7 +84,7 @@ void layer_of_cpu(const OperatorHandle&, Stack* stack) {
   const auto arguments = torch::jit::last(*stack, Given::kCount + 1);
   const Given given(arguments);
   const bool training = arguments.back().toBool();
-  Results results = new_results(given, training && !is_onednn(given));
+  RnnResults results = new_results(given, training && !is_onednn(given));
   layer_on_cpu(given, results, training);
   answer(stack, Given::kCount + 1, results);
 }
@@ -110,7 +111,7 @@ void layer_of_bp(const OperatorHandle& op, Stack* stack) {
     return;
   }
   const bool training = arguments.back().toBool();
-  const Results results = new_results(given, training);
+  const RnnResults results = new_results(given, training);
   for (int64_t i = 0; i < given.directions(); ++i) {
     layer_by_steps(given.direction(i), results.direction(i), training);
   }
@@ -145,7 +146,7 @@ void layer_to_places(const OperatorHandle&, Stack* stack) {
   const auto place = [&](size_t i) {
     return arguments[kInputs + i].toOptional<Tensor>().value_or(nothing(given.input));
   };
-  Results results{place(0), place(1), place(2), place(3)};
+  RnnResults results{place(0), place(1), place(2), place(3)};
   layer_on_cpu(given, results, /*training=*/results.saved.numel() != 0);
   torch::jit::drop(*stack, kInputs + kPlaces);
 }

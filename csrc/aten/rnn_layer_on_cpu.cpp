@@ -23,7 +23,7 @@ Tensor bias_or_zeros(const OptionalTensor& bias, const Tensor& weight) {
 }
 
 // With what it saves for gradients, of the size that it says.
-Results layer_by_onednn(const Direction& given, bool training) {
+RnnResults layer_by_onednn(const Direction& given, bool training) {
   // It saves what gradients need where they are enabled, which they are not below autograd.
   const at::AutoGradMode saves(training);
   auto [out, hy, cy, workspace] = at::mkldnn_rnn_layer(
@@ -60,15 +60,15 @@ bool is_onednn(const Given& given) {
       at::Context::hasMKLDNN();
 }
 
-void layer_on_cpu(const Given& given, Results& results, bool training) {
+void layer_on_cpu(const Given& given, RnnResults& results, bool training) {
   std::vector<Tensor> workspaces;
   for (int64_t i = 0; i < given.directions(); ++i) {
-    const Results places = results.direction(i);
+    const RnnResults places = results.direction(i);
     if (!is_onednn(given)) {
       layer_by_steps(given.direction(i), places, training);
       continue;
     }
-    const Results found = layer_by_onednn(given.direction(i), training);
+    const RnnResults found = layer_by_onednn(given.direction(i), training);
     places.out.copy_(found.out);
     places.hy.copy_(found.hy);
     places.cy.copy_(found.cy);

@@ -13,7 +13,7 @@ namespace backplane {
 bool is_onednn(const Given& given);
 
 // Fills the results. What oneDNN saves replaces `saved`.
-void layer_on_cpu(const Given& given, Results& results, bool training);
+void layer_on_cpu(const Given& given, RnnResults& results, bool training);
 
 // The gradients of input, hx, cx and the parameters; where there is no cx, of nothing.
 std::vector<at::Tensor> gradients_on_cpu(Computed computed);

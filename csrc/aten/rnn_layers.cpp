@@ -25,6 +25,7 @@
 
 #include "aten/rnn_directions.h"
 #include "aten/rnn_layer.h"
+#include "c10/operators.h"
 
 namespace backplane {
 namespace {
@@ -90,7 +91,7 @@ class RnnLayer final : public torch::autograd::Function<RnnLayer> {
     const at::AutoDispatchBelowADInplaceOrView below;
     Stack stack;
     torch::jit::push(stack, input, hx, cx, params.vec(), mode, training);
-    static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("backplane::rnn_layer", "");
+    static const auto op = find_operator("backplane::rnn_layer");
     asks_no_planner(input) ? layer_of_bp(op, &stack) : op.callBoxed(stack);
     const Tensor out = stack[0].toTensor(), hy = stack[1].toTensor(), cy = stack[2].toTensor(), saved = stack[3].toTensor();
     variable_list kept{out, hy, cy, saved, input, hx, cx.value_or(Tensor())};
@@ -114,7 +115,7 @@ class RnnLayer final : public torch::autograd::Function<RnnLayer> {
       torch::jit::push(stack, grads[0], grads[1], grads[2]);
       torch::jit::push(stack, given[0], given[1], cx, std::vector<Tensor>(given.begin() + 3, given.end()), mode);
       torch::jit::push(stack, saved[0], saved[1], saved[2], saved[3]);
-      static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("backplane::rnn_layer_backward", "");
+      static const auto op = find_operator("backplane::rnn_layer_backward");
       asks_no_planner(given[0]) ? gradients_of_bp(op, &stack) : op.callBoxed(stack);
       found = stack[0].toTensorVector();
       if (!cx.has_value()) {
@@ -286,7 +287,7 @@ std::tuple<Tensor, Tensor> others(
   return {out, hy};
 }
 
-void implement(torch::Library& m) {
+void register_layers(torch::Library& m) {
   m.impl("lstm.input", &lstm);
   m.impl("gru.input", &others<kGru>);
   m.impl("rnn_tanh.input", &others<kTanh>);
@@ -294,12 +295,12 @@ void implement(torch::Library& m) {
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
-  implement(m);
+  register_layers(m);
 }
 
 // RnnLayer has the gradients; everything else that they call is differentiable.
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
-  implement(m);
+  register_layers(m);
 }
 
 } // namespace

@@ -303,7 +303,7 @@ TORCH_LIBRARY_FRAGMENT(backplane, m) {
   m.def("rnn_step_backward(Tensor(a!) of_gates, Tensor grad, Tensor? later, Tensor out, bool relu) -> ()");
 }
 
-void implement(torch::Library& m) {
+void register_steps(torch::Library& m) {
   m.impl("lstm_step", &lstm_step_by_tensors);
   m.impl("lstm_step_backward", &lstm_step_backward_by_tensors);
   m.impl("gru_step", &gru_step_by_tensors);
@@ -313,11 +313,11 @@ void implement(torch::Library& m) {
 }
 
 TORCH_LIBRARY_IMPL(backplane, CPU, m) {
-  implement(m);
+  register_steps(m);
 }
 
 TORCH_LIBRARY_IMPL(backplane, PrivateUse1, m) {
-  implement(m);
+  register_steps(m);
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {

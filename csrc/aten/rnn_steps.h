@@ -2,31 +2,32 @@
 // what gates and what is saved look like.
 #pragma once
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+
+#include "c10/operators.h"
 
 namespace backplane {
 
-class Step {
+class RnnStep {
  public:
-  explicit constexpr Step(const char* name) : name_(name) {}
+  explicit constexpr RnnStep(const char* name) : name_(name) {}
 
   template <class... Arguments>
   void operator()(const Arguments&... arguments) const {
     torch::jit::Stack stack;
     torch::jit::push(stack, arguments...);
-    c10::Dispatcher::singleton().findSchemaOrThrow(name_, "").callBoxed(stack);
+    find_operator(name_).callBoxed(stack);
   }
 
  private:
   const char* name_;
 };
 
-inline constexpr Step lstm_step("backplane::lstm_step");
-inline constexpr Step lstm_step_backward("backplane::lstm_step_backward");
-inline constexpr Step gru_step("backplane::gru_step");
-inline constexpr Step gru_step_backward("backplane::gru_step_backward");
-inline constexpr Step rnn_step("backplane::rnn_step");
-inline constexpr Step rnn_step_backward("backplane::rnn_step_backward");
+inline constexpr RnnStep lstm_step("backplane::lstm_step");
+inline constexpr RnnStep lstm_step_backward("backplane::lstm_step_backward");
+inline constexpr RnnStep gru_step("backplane::gru_step");
+inline constexpr RnnStep gru_step_backward("backplane::gru_step_backward");
+inline constexpr RnnStep rnn_step("backplane::rnn_step");
+inline constexpr RnnStep rnn_step_backward("backplane::rnn_step_backward");
 
 } // namespace backplane

@@ -69,12 +69,6 @@ struct Functions {
   std::optional<GraphFunctions> graphs;
 };
 
-void check(const char* call, int status) {
-  if (C10_UNLIKELY(status != 0)) {
-    throw NativeError{call, status, ""};
-  }
-}
-
 class CKernel final : public NativeKernel {
  public:
   CKernel(const Functions& functions, void* kernel) : functions_(functions), kernel_(kernel) {}
@@ -91,11 +85,11 @@ class CKernel final : public NativeKernel {
       launch.cluster[i] = size.cluster[i];
     }
     if (C10_UNLIKELY(size.has_attributes())) {
-      check(
+      check_status(
           "launch_with_attributes",
           functions_.launch_with_attributes(queue, kernel_, &launch, given.data(), given.size()));
     } else {
-      check("launch", functions_.launch(queue, kernel_, launch.items, launch.group, given.data(), given.size()));
+      check_status("launch", functions_.launch(queue, kernel_, launch.items, launch.group, given.data(), given.size()));
     }
   }
 
@@ -107,7 +101,7 @@ class CKernel final : public NativeKernel {
 class CEvent final : public NativeEvent {
  public:
   CEvent(const Functions& functions, bool timing) : functions_(functions) {
-    check("create_event", functions_.create_event(timing ? 1 : 0, &event_));
+    check_status("create_event", functions_.create_event(timing ? 1 : 0, &event_));
   }
   CEvent(const Functions& functions, void* event) : functions_(functions), event_(event) {}
   // As in all destructors, what goes wrong is left for the next call.
@@ -118,31 +112,31 @@ class CEvent final : public NativeEvent {
   }
 
   void record(void* queue) override {
-    check("record_event", functions_.record_event(event_, queue));
+    check_status("record_event", functions_.record_event(event_, queue));
   }
 
   void wait(void* queue) override {
-    check("wait_event", functions_.wait_event(event_, queue));
+    check_status("wait_event", functions_.wait_event(event_, queue));
   }
 
   void wait_on_peer(void* queue) override {
-    check("wait_peer_event", functions_.wait_peer_event(event_, queue));
+    check_status("wait_peer_event", functions_.wait_peer_event(event_, queue));
   }
 
   bool query() override {
     int is_reached = 0;
-    check("query_event", functions_.query_event(event_, &is_reached));
+    check_status("query_event", functions_.query_event(event_, &is_reached));
     return is_reached != 0;
   }
 
   void synchronize() override {
     const GilReleased released; // what the event waits for may be done by a thread of Python's
-    check("synchronize_event", functions_.synchronize_event(event_));
+    check_status("synchronize_event", functions_.synchronize_event(event_));
   }
 
   double elapsed_ms(NativeEvent& start) override {
     double milliseconds = 0;
-    check("elapsed", functions_.elapsed(static_cast<CEvent&>(start).event_, event_, &milliseconds));
+    check_status("elapsed", functions_.elapsed(static_cast<CEvent&>(start).event_, event_, &milliseconds));
     return milliseconds;
   }
 
@@ -161,35 +155,35 @@ class CInterprocess final : public NativeInterprocess {
 
   InterprocessHandle export_memory(void* memory) const override {
     InterprocessHandle handle{};
-    check("export_memory", functions_.export_memory(memory, handle.data()));
+    check_status("export_memory", functions_.export_memory(memory, handle.data()));
     return handle;
   }
 
   void* import_memory(const InterprocessHandle& handle, size_t bytes) const override {
     void* memory = nullptr;
-    check("import_memory", functions_.import_memory(handle.data(), bytes, &memory));
+    check_status("import_memory", functions_.import_memory(handle.data(), bytes, &memory));
     return memory;
   }
 
   void close_memory(void* memory) const override {
-    check("close_memory", functions_.close_memory(memory));
+    check_status("close_memory", functions_.close_memory(memory));
   }
 
   std::unique_ptr<NativeEvent> create_event() const override {
     void* event = nullptr;
-    check("create_shared_event", functions_.create_shared_event(&event));
+    check_status("create_shared_event", functions_.create_shared_event(&event));
     return std::make_unique<CEvent>(functions_, event);
   }
 
   InterprocessHandle export_event(NativeEvent& event) const override {
     InterprocessHandle handle{};
-    check("export_event", functions_.export_event(static_cast<CEvent&>(event).handle(), handle.data()));
+    check_status("export_event", functions_.export_event(static_cast<CEvent&>(event).handle(), handle.data()));
     return handle;
   }
 
   std::unique_ptr<NativeEvent> import_event(const InterprocessHandle& handle) const override {
     void* event = nullptr;
-    check("import_event", functions_.import_event(handle.data(), &event));
+    check_status("import_event", functions_.import_event(handle.data(), &event));
     return std::make_unique<CEvent>(functions_, event);
   }
 
@@ -215,13 +209,13 @@ class CLauncher final : public NativeLauncher {
 
   void copy(
       void* queue, const LaunchArgument& destination, const LaunchArgument& source, size_t bytes) const override {
-    check(
+    check_status(
         "copy",
         functions_.copy(queue, destination.memory, destination.offset, source.memory, source.offset, bytes));
   }
 
   void fill(void* queue, const LaunchArgument& memory, uint8_t value, size_t bytes) const override {
-    check("fill", functions_.fill(queue, memory.memory, memory.offset, bytes, value));
+    check_status("fill", functions_.fill(queue, memory.memory, memory.offset, bytes, value));
   }
 
   bool copies_host_memory() const override {
@@ -229,11 +223,11 @@ class CLauncher final : public NativeLauncher {
   }
 
   void copy_in(void* queue, const LaunchArgument& to, const void* from, size_t bytes) const override {
-    check("copy_in", functions_.copy_in(queue, to.memory, to.offset, from, bytes));
+    check_status("copy_in", functions_.copy_in(queue, to.memory, to.offset, from, bytes));
   }
 
   void copy_out(void* queue, void* to, const LaunchArgument& from, size_t bytes) const override {
-    check("copy_out", functions_.copy_out(queue, to, from.memory, from.offset, bytes));
+    check_status("copy_out", functions_.copy_out(queue, to, from.memory, from.offset, bytes));
   }
 
   bool has_events() const override {
@@ -245,7 +239,7 @@ class CLauncher final : public NativeLauncher {
   }
 
   void flush(void* queue) const override {
-    check("flush", functions_.flush(queue));
+    check_status("flush", functions_.flush(queue));
   }
 
   bool calls_host() const override {
@@ -258,7 +252,7 @@ class CLauncher final : public NativeLauncher {
       const std::unique_ptr<std::function<void()>> held(static_cast<std::function<void()>*>(given));
       (*held)();
     };
-    check("host_callback", functions_.host_callback(queue, call_now, call.get()));
+    check_status("host_callback", functions_.host_callback(queue, call_now, call.get()));
     static_cast<void>(call.release()); // call_now has it
   }
 
@@ -268,7 +262,7 @@ class CLauncher final : public NativeLauncher {
 
   void copy_from_peer(
       void* queue, const LaunchArgument& to, const LaunchArgument& from, size_t bytes) const override {
-    check(
+    check_status(
         "copy_from_peer",
         functions_.copy_from_peer(queue, to.memory, to.offset, from.memory, from.offset, bytes));
   }

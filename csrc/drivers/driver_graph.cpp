@@ -10,12 +10,6 @@
 namespace backplane {
 namespace {
 
-void check(const char* call, int status) {
-  if (C10_UNLIKELY(status != 0)) {
-    throw NativeError{call, status, ""};
-  }
-}
-
 struct HostNode {
   std::shared_ptr<const HostFunction> function;
   std::vector<char*> memory;
@@ -153,7 +147,7 @@ class DriverGraph final : public NativeGraph {
       if (changed || memory_.generation() != generation_) {
         update(commands);
       }
-      check("graph_launch", functions_.launch(graph_, stream.native));
+      check_status("graph_launch", functions_.launch(graph_, stream.native));
     });
   }
 
@@ -162,7 +156,7 @@ class DriverGraph final : public NativeGraph {
     const uint64_t generation = memory_.generation();
     const CCommands given(commands, memory_, *host_nodes_);
     void* graph = nullptr;
-    check("graph_create", functions_.create(given.data(), given.size(), &graph));
+    check_status("graph_create", functions_.create(given.data(), given.size(), &graph));
     graph_ = graph;
     generation_ = generation;
   }
@@ -172,7 +166,7 @@ class DriverGraph final : public NativeGraph {
     int updated = 0;
     {
       const CCommands given(commands, memory_, *host_nodes_);
-      check("graph_update", functions_.update(graph_, given.data(), given.size(), &updated));
+      check_status("graph_update", functions_.update(graph_, given.data(), given.size(), &updated));
     }
     if (updated != 0) {
       generation_ = generation;
@@ -180,7 +174,7 @@ class DriverGraph final : public NativeGraph {
     }
     void* const before = graph_;
     create(commands);
-    check("graph_destroy", functions_.destroy(before));
+    check_status("graph_destroy", functions_.destroy(before));
   }
 
   const GraphFunctions& functions_; // of the launcher, which lives as long as the process

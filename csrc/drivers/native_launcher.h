@@ -46,6 +46,13 @@ struct NativeError {
   std::string details; // «… with 3 work items»: what it was called with; may be empty
 };
 
+// Throws NativeError unless `status` is 0.
+inline void check_status(const char* call, int status) {
+  if (C10_UNLIKELY(status != 0)) {
+    throw NativeError{call, status, ""};
+  }
+}
+
 // A compiled kernel. Thread-safe; needs no GIL.
 class NativeKernel {
  public:

@@ -134,7 +134,7 @@ class Allocator final : public c10::DeviceAllocator {
   }
 };
 
-Allocator& instance() {
+Allocator& bp_allocator() {
   static auto* allocator = new Allocator();
   return *allocator;
 }
@@ -153,7 +153,7 @@ class OneDevice final : public c10::Allocator {
   }
 
   void copy_data(void* destination, const void* source, std::size_t bytes) const override {
-    instance().copy_data(destination, source, bytes);
+    bp_allocator().copy_data(destination, source, bytes);
   }
 
  private:
@@ -168,14 +168,14 @@ auto one_for_each_device(std::index_sequence<I...>) {
 struct Registration {
   Registration() {
     register_allocator_options();
-    c10::SetAllocator(c10::kPrivateUse1, &instance());
+    c10::SetAllocator(c10::kPrivateUse1, &bp_allocator());
   }
 } registration;
 
 } // namespace
 
 c10::DeviceAllocator& caching_allocator() {
-  return instance();
+  return bp_allocator();
 }
 
 c10::Allocator& allocator_of(c10::DeviceIndex index) {

@@ -230,19 +230,19 @@ void free_pinned(void* context);
 
 struct PinnedAllocator final : at::CachingHostAllocatorInterface<PinnedAllocatorImpl, free_pinned> {};
 
-PinnedAllocator& instance() {
+PinnedAllocator& pinned_instance() {
   static auto* allocator = new PinnedAllocator;
   return *allocator;
 }
 
 void free_pinned(void* context) {
-  instance().free(context);
+  pinned_instance().free(context);
 }
 
 } // namespace
 
 at::HostAllocator& pinned_allocator() {
-  return instance();
+  return pinned_instance();
 }
 
 void pin_for(Device& device) {

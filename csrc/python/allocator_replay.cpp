@@ -16,7 +16,7 @@ namespace backplane {
 
 namespace {
 
-struct Event {
+struct AllocatorEvent {
   int64_t slot;
   int64_t size; // bytes to allocate into the slot, or -1: free what it holds
 };
@@ -29,7 +29,7 @@ double cpu_nanoseconds() {
 }
 
 template <typename Allocate, typename Free>
-double replay(const Event* events, size_t count, std::vector<void*>& slots, Allocate allocate, Free release) {
+double replay(const AllocatorEvent* events, size_t count, std::vector<void*>& slots, Allocate allocate, Free release) {
   double start = cpu_nanoseconds();
   for (size_t i = 0; i < count; ++i) {
     void*& slot = slots[events[i].slot];
@@ -57,7 +57,7 @@ double replay_events(const py::buffer& buffer, const std::string& allocator) {
   TORCH_CHECK_VALUE(
       info.itemsize == sizeof(int64_t) && info.ndim == 1 && info.size % 2 == 0,
       "expected a flat buffer of pairs of 64-bit integers");
-  const auto* events = static_cast<const Event*>(info.ptr);
+  const auto* events = static_cast<const AllocatorEvent*>(info.ptr);
   auto count = static_cast<size_t>(info.size / 2);
   int64_t slots = 0;
   for (size_t i = 0; i < count; ++i) {

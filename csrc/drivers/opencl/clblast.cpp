@@ -22,7 +22,7 @@ using Products = int (*)(
     size_t c_offset, size_t c_row, size_t c_step, size_t count, void** queue, void** event);
 
 template <typename T>
-struct Functions {
+struct Gemm {
   static inline Product<T> one = nullptr;
   static inline Products<T> many = nullptr;
 };
@@ -42,11 +42,11 @@ int product(void* queue, const CArgument* arguments, uint64_t count) {
   const size_t c_row = integer(4), a_row = integer(5), b_row = integer(6);
   const int a_turned = integer(7) ? kTransposed : kPlain, b_turned = integer(8) ? kTransposed : kPlain;
   if (batch == 1) {
-    return Functions<T>::one(
+    return Gemm<T>::one(
         kRowMajor, a_turned, b_turned, m, n, k, alpha, a.memory, a.offset / sizeof(T), a_row, b.memory,
         b.offset / sizeof(T), b_row, beta, c.memory, c.offset / sizeof(T), c_row, &queue, nullptr);
   }
-  return Functions<T>::many(
+  return Gemm<T>::many(
       kRowMajor, a_turned, b_turned, m, n, k, alpha, a.memory, a.offset / sizeof(T), a_row, integer(10), b.memory,
       b.offset / sizeof(T), b_row, integer(11), beta, c.memory, c.offset / sizeof(T), c_row, integer(9), batch, &queue,
       nullptr);
@@ -59,8 +59,8 @@ uintptr_t adapted(const std::map<std::string, uintptr_t>& functions, const std::
     TORCH_CHECK_VALUE(found != functions.end() && found->second != 0, "CLBlast's products need ", name);
     return found->second;
   };
-  Functions<T>::one = reinterpret_cast<Product<T>>(find("CLBlast" + letter + "gemm"));
-  Functions<T>::many = reinterpret_cast<Products<T>>(find("CLBlast" + letter + "gemmStridedBatched"));
+  Gemm<T>::one = reinterpret_cast<Product<T>>(find("CLBlast" + letter + "gemm"));
+  Gemm<T>::many = reinterpret_cast<Products<T>>(find("CLBlast" + letter + "gemmStridedBatched"));
   return reinterpret_cast<uintptr_t>(&product<T>);
 }
 

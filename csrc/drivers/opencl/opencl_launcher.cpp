@@ -57,7 +57,7 @@ constexpr Status kComplete = 0;
 constexpr uint32_t kCommandStart = 0x1282; // CL_PROFILING_COMMAND_START
 constexpr uint32_t kCommandEnd = 0x1283; // CL_PROFILING_COMMAND_END
 
-struct Functions {
+struct OpenCLFunctions {
   SetKernelArg set_kernel_arg;
   EnqueueNDRangeKernel enqueue;
   EnqueueCopyBuffer copy;
@@ -166,7 +166,7 @@ void check(const char* call, Status status) {
 }
 
 // Of a command that has ended, in nanoseconds.
-uint64_t moment(const Functions& functions, void* event, uint32_t which) {
+uint64_t moment(const OpenCLFunctions& functions, void* event, uint32_t which) {
   uint64_t nanoseconds = 0;
   check(
       "clGetEventProfilingInfo",
@@ -177,7 +177,7 @@ uint64_t moment(const Functions& functions, void* event, uint32_t which) {
 // OpenCL measures each command that has an event.
 class OpenCLTimer final : public NativeTimer {
  public:
-  explicit OpenCLTimer(const Functions& functions) : functions_(functions), outer_(std::exchange(current_, this)) {}
+  explicit OpenCLTimer(const OpenCLFunctions& functions) : functions_(functions), outer_(std::exchange(current_, this)) {}
 
   ~OpenCLTimer() override {
     stop();
@@ -203,14 +203,14 @@ class OpenCLTimer final : public NativeTimer {
  private:
   static inline thread_local OpenCLTimer* current_ = nullptr;
 
-  const Functions& functions_; // of the launcher
+  const OpenCLFunctions& functions_; // of the launcher
   OpenCLTimer* const outer_;
   std::vector<void*> events_;
 };
 
 class OpenCLKernel final : public NativeKernel {
  public:
-  OpenCLKernel(const Functions& functions, void* kernel, const std::string& text)
+  OpenCLKernel(const OpenCLFunctions& functions, void* kernel, const std::string& text)
       : functions_(functions),
         kernel_(kernel),
         widths_(functions.finish == nullptr ? nullptr : &Widths::of(text)),
@@ -281,7 +281,7 @@ class OpenCLKernel final : public NativeKernel {
     }
   }
 
-  const Functions functions_;
+  const OpenCLFunctions functions_;
   void* const kernel_;
   DeviceMutex mutex_;
   std::vector<Value> set_;
@@ -292,7 +292,7 @@ class OpenCLKernel final : public NativeKernel {
 
 class OpenCLEvent final : public NativeEvent {
  public:
-  explicit OpenCLEvent(const Functions& functions) : functions_(functions) {}
+  explicit OpenCLEvent(const OpenCLFunctions& functions) : functions_(functions) {}
 
   void record(void* queue) override {
     void* event = nullptr;
@@ -360,7 +360,7 @@ class OpenCLEvent final : public NativeEvent {
     return status;
   }
 
-  const Functions& functions_; // of the launcher, which lives as long as the process
+  const OpenCLFunctions& functions_; // of the launcher, which lives as long as the process
   mutable std::mutex lock_; // not held while OpenCL is called
   Marker marker_;
 };
@@ -382,7 +382,7 @@ std::optional<std::pair<double, double>> OpenCLTimer::since(NativeEvent& base) {
 
 class OpenCLLauncher final : public NativeLauncher {
  public:
-  explicit OpenCLLauncher(const Functions& functions) : functions_(functions) {}
+  explicit OpenCLLauncher(const OpenCLFunctions& functions) : functions_(functions) {}
 
   const char* api() const override {
     return "opencl";
@@ -520,7 +520,7 @@ class OpenCLLauncher final : public NativeLauncher {
   mutable std::mutex lock_;
   mutable std::unordered_map<void*, std::shared_ptr<HostAddress>> addresses_; // by buffer
   mutable uint64_t generation_ = 0;
-  const Functions functions_;
+  const OpenCLFunctions functions_;
 };
 
 template <typename Function>
@@ -531,7 +531,7 @@ Function find(const std::map<std::string, uintptr_t>& functions, const char* nam
 } // namespace
 
 std::unique_ptr<NativeLauncher> make_opencl_launcher(const std::map<std::string, uintptr_t>& functions) {
-  Functions found{
+  OpenCLFunctions found{
       find<SetKernelArg>(functions, "clSetKernelArg"),
       find<EnqueueNDRangeKernel>(functions, "clEnqueueNDRangeKernel"),
       find<EnqueueCopyBuffer>(functions, "clEnqueueCopyBuffer"),

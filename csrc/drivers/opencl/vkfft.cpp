@@ -26,7 +26,7 @@ struct Region { // cl_buffer_region
   size_t origin, size;
 };
 
-struct Functions {
+struct VkFFTFunctions {
   // pyvkfft's src/vkfft_opencl.cpp; -1: as VkFFT finds fit.
   void* (*make_config)(
       const long* sizes, size_t dimensions, void* buffer, void* buffer_out, void* platform, void* device, void* context,
@@ -49,7 +49,7 @@ struct Functions {
   int (*release)(void* memory);
   size_t dimensions; // of the arrays that make_config and init_app are given
 };
-Functions functions;
+VkFFTFunctions vkfft;
 
 // What a function answered, other than 0: positive numbers are VkFFT's, negative ones OpenCL's.
 struct Failed {
@@ -80,10 +80,10 @@ class Application {
   ~Application() {
     // What is in the queue stays right: OpenCL keeps memory and kernels until the commands that use them are done.
     if (application_ != nullptr) {
-      functions.free_app(application_);
+      vkfft.free_app(application_);
     }
     if (config_ != nullptr) {
-      functions.free_config(config_);
+      vkfft.free_config(config_);
     }
   }
 
@@ -95,26 +95,26 @@ class Application {
     if (key.is_real && inverse) {
       std::swap(in, out); // what is given first is the real side of either direction
     }
-    check((inverse ? functions.ifft : functions.fft)(application_, in, out, key.queue));
+    check((inverse ? vkfft.ifft : vkfft.fft)(application_, in, out, key.queue));
   }
 
  private:
   void build(const Key& key, void* device) {
     void* platform = nullptr;
-    check(functions.device_info(device, kDevicePlatform, sizeof(platform), &platform, nullptr));
-    std::vector<long> sizes(functions.dimensions, 1), zeros(functions.dimensions, 0), unset(functions.dimensions, -1);
+    check(vkfft.device_info(device, kDevicePlatform, sizeof(platform), &platform, nullptr));
+    std::vector<long> sizes(vkfft.dimensions, 1), zeros(vkfft.dimensions, 0), unset(vkfft.dimensions, -1);
     std::copy(key.sizes.begin(), key.sizes.end(), sizes.begin());
     if (config_ == nullptr) {
       // Which buffers there are is only said when a transform is computed: these say that it is not in place.
       void *buffer = reinterpret_cast<void*>(1), *buffer_out = reinterpret_cast<void*>(2);
-      config_ = functions.make_config(
+      config_ = vkfft.make_config(
           sizes.data(), key.sizes.size(), buffer, buffer_out, platform, device, key.context, 0, key.bytes, key.is_real,
           0, 0, -1, -1, -1, -1, key.batch, zeros.data(), -1, -1, -1, -1, -1, -1, -1, unset.data(), 0);
     }
     int status = 0;
     size_t scratch = 0;
-    std::vector<long> bluestein(functions.dimensions), uploads(functions.dimensions);
-    application_ = functions.init_app(config_, key.queue, &status, &scratch, bluestein.data(), uploads.data());
+    std::vector<long> bluestein(vkfft.dimensions), uploads(vkfft.dimensions);
+    application_ = vkfft.init_app(config_, key.queue, &status, &scratch, bluestein.data(), uploads.data());
     check(status);
   }
 
@@ -188,17 +188,17 @@ class Whole {
     int status = 0;
     if (given.offset % alignment == 0) {
       const Region region{given.offset, bytes};
-      owned_ = functions.create_sub_buffer(given.memory, kReadWrite, kRegion, &region, &status);
+      owned_ = vkfft.create_sub_buffer(given.memory, kReadWrite, kRegion, &region, &status);
     } else {
-      owned_ = functions.create_buffer(key.context, kReadWrite, bytes, nullptr, &status);
+      owned_ = vkfft.create_buffer(key.context, kReadWrite, bytes, nullptr, &status);
       is_copy_ = true;
     }
     check(status);
     memory_ = owned_;
     if (is_copy_ && is_read) {
-      const int copied = functions.copy(queue_, given.memory, memory_, given.offset, 0, bytes, 0, nullptr, nullptr);
+      const int copied = vkfft.copy(queue_, given.memory, memory_, given.offset, 0, bytes, 0, nullptr, nullptr);
       if (copied != 0) {
-        functions.release(owned_); // as there is no destructor yet
+        vkfft.release(owned_); // as there is no destructor yet
         throw Failed{copied};
       }
     }
@@ -207,7 +207,7 @@ class Whole {
   Whole& operator=(const Whole&) = delete;
   ~Whole() {
     if (owned_ != nullptr) {
-      functions.release(owned_); // the commands that use it have it until they are done
+      vkfft.release(owned_); // the commands that use it have it until they are done
     }
   }
 
@@ -216,7 +216,7 @@ class Whole {
   }
   void write_back() const {
     if (is_copy_) {
-      check(functions.copy(queue_, memory_, given_.memory, 0, given_.offset, bytes_, 0, nullptr, nullptr));
+      check(vkfft.copy(queue_, memory_, given_.memory, 0, given_.offset, bytes_, 0, nullptr, nullptr));
     }
   }
 
@@ -245,9 +245,9 @@ int transform(void* queue, const CArgument* arguments, uint64_t count) {
     }
     void* device = nullptr;
     uint32_t alignment = 0;
-    check(functions.queue_info(queue, kQueueContext, sizeof(key.context), &key.context, nullptr));
-    check(functions.queue_info(queue, kQueueDevice, sizeof(device), &device, nullptr));
-    check(functions.device_info(device, kDeviceAlignment, sizeof(alignment), &alignment, nullptr));
+    check(vkfft.queue_info(queue, kQueueContext, sizeof(key.context), &key.context, nullptr));
+    check(vkfft.queue_info(queue, kQueueDevice, sizeof(device), &device, nullptr));
+    check(vkfft.device_info(device, kDeviceAlignment, sizeof(alignment), &alignment, nullptr));
 
     const size_t last = static_cast<size_t>(integer(5));
     const size_t reals = outer * last * sizeof(T), half = outer * (last / 2 + 1) * 2 * sizeof(T);
@@ -273,19 +273,19 @@ std::map<std::string, uintptr_t> vkfft_transforms(
     TORCH_CHECK_VALUE(found != addresses.end() && found->second != 0, "VkFFT's transforms need ", name);
     function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(found->second);
   };
-  find(functions.make_config, "make_config");
-  find(functions.init_app, "init_app");
-  find(functions.fft, "fft");
-  find(functions.ifft, "ifft");
-  find(functions.free_app, "free_app");
-  find(functions.free_config, "free_config");
-  find(functions.queue_info, "clGetCommandQueueInfo");
-  find(functions.device_info, "clGetDeviceInfo");
-  find(functions.create_buffer, "clCreateBuffer");
-  find(functions.create_sub_buffer, "clCreateSubBuffer");
-  find(functions.copy, "clEnqueueCopyBuffer");
-  find(functions.release, "clReleaseMemObject");
-  functions.dimensions = dimensions;
+  find(vkfft.make_config, "make_config");
+  find(vkfft.init_app, "init_app");
+  find(vkfft.fft, "fft");
+  find(vkfft.ifft, "ifft");
+  find(vkfft.free_app, "free_app");
+  find(vkfft.free_config, "free_config");
+  find(vkfft.queue_info, "clGetCommandQueueInfo");
+  find(vkfft.device_info, "clGetDeviceInfo");
+  find(vkfft.create_buffer, "clCreateBuffer");
+  find(vkfft.create_sub_buffer, "clCreateSubBuffer");
+  find(vkfft.copy, "clEnqueueCopyBuffer");
+  find(vkfft.release, "clReleaseMemObject");
+  vkfft.dimensions = dimensions;
   return {
       {"float32", reinterpret_cast<uintptr_t>(&transform<float>)},
       {"float64", reinterpret_cast<uintptr_t>(&transform<double>)}};
