@@ -388,7 +388,7 @@ class Words(NamedTuple):
     Args:
         score: the score.
         power: its weight in the softmax.
-        times: factor of the weight by dropout, with the operator; empty without dropout.
+        times: dropout's factor of the weight, with a leading `*`; empty without dropout.
         seen: condition that the key is not masked, appended to other conditions; can be empty.
         slope: the gradient of the score.
     """

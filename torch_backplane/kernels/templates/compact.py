@@ -2,8 +2,8 @@
 
 A mask is contiguous, of any dtype, and divided into blocks. `count` counts the nonzero elements of each block. `sum_up`
 turns the counts into the start of each block's results and the total count. The other templates iterate over the
-blocks again and write the results. On CPUs, one work item handles a block; on SIMT targets, a work group does, whose
-work items have some consecutive elements each.
+blocks again and write the results. If `Target.team_size` is 1, as on CPUs, one work item handles a block. Otherwise a
+work group does, whose work items have some consecutive elements each.
 """
 
 from __future__ import annotations

@@ -274,8 +274,8 @@ FUNCTION void turn(index_t e, const index_t n, value_t* cosine, value_t* sine) {
 """
 
 
-# Returns lines that load element iQ of a transform into reQ and imQ, given Q; and a line that stores re and im, given
-# the name of an index variable.
+# _Load(q) returns lines that load element i{q} of a transform into re{q} and im{q}. _Store(i, re, im) returns a line
+# that stores re and im to the element with index variable i.
 _Load = Callable[[int], list[str]]
 _Store = Callable[[str, str, str], str]
 
@@ -305,7 +305,7 @@ def _step(radix: int, load: _Load, store: _Store, first: bool = False) -> list[s
 
 
 def _load(kinds: _Kinds) -> _Load:
-    """Loads from device memory."""
+    """Returns a function that writes loads from device memory."""
     of_reals, of_half, _ = kinds
     start = "outer_at * x_outer + inner_at * x_inner"
 
@@ -329,7 +329,7 @@ def _load(kinds: _Kinds) -> _Load:
 
 
 def _store(kinds: _Kinds) -> _Store:
-    """Stores to device memory."""
+    """Returns a function that writes stores to device memory."""
     start = "outer_at * out_outer + inner_at * out_inner"
 
     def line(i: str, re: str, im: str) -> str:

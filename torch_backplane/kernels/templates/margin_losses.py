@@ -1,7 +1,7 @@
 """Margin losses, forward and backward, of contiguous tensors of shape (rows, classes).
 
-A class that is not a target contributes z = margin - self[target] + self[other] to the loss if z is positive. Targets
-are int64. A target out of range is skipped and reported (see `errors`).
+For a target and another class, the loss increases with z = margin - self[target] + self[other] if z is positive.
+Targets are int64. A target out of range is skipped and reported (see `errors`).
 """
 
 from __future__ import annotations
@@ -103,9 +103,10 @@ def mark_targets(
 def multilabel_margin_loss(
     dialect: Dialect, out: torch.Tensor, self: torch.Tensor, target: torch.Tensor, is_target: torch.Tensor
 ) -> Launch:
-    """Computes the loss of each row: the sum of z over pairs of a target and another class, divided by the classes.
+    """Computes the loss of each row: the sum of positive z over pairs of a target and a class that is no target.
 
-    Targets were checked before: those out of range are skipped silently.
+    The sum is divided by the number of classes; the margin is 1. Targets were checked before: those out of range are
+    skipped silently.
     """
     inputs = {"self": self, "target": target, "is_target": is_target}
     body = _parts(dialect, None) | {"kernel": _MULTILABEL}

@@ -2,11 +2,11 @@
 
 There are four forms:
 
-- `tiled`: on SIMT targets (`Target.simt`). Long sums of few results are split among work groups (`tiles.py`).
-- `outer`: on CPUs. A work item computes a block of results in registers, with vectors along the rows of b. It works for
-  any strides of a.
-- `inner`: on CPUs. Like `outer`, with vectors along the summed dimension of both operands.
+- `tiled`: on SIMT targets with enough local memory. Long sums of few results are split among work groups (`tiles.py`).
 - `packed`: on CPUs, if there are enough rows and columns (`cpu/packed_product.py`).
+- `inner`: otherwise, if both operands are contiguous along the summed dimension. A work item computes a block of
+  results in registers, with vectors along that dimension.
+- `outer`: otherwise. Like `inner`, with vectors along the rows of b. It works for any strides of a.
 
 All forms add up the products of a block of the depth first, and then the blocks with error compensation, because the
 rounding error of a sum grows with its longest chain of additions. Short sums compensate each product and addition.

@@ -51,8 +51,9 @@ def covering_loops(rank: int) -> str:
 
 
 def count(rank: int, count_padding: bool, divisor: int | None) -> str:
-    """Returns statements that declare `count`, the divisor for the sum of window o. Elements beyond the padding never
-    count.
+    """Returns statements that declare `count`, the divisor for the sum of window o.
+
+    Elements beyond the padding never count.
     """
     if divisor is not None:
         return "const index_t count = divisor;"

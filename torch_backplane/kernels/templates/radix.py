@@ -9,8 +9,8 @@ results. `select` determines the key of the k-th element digit by digit, most si
 of the keys that agree with it so far. Then it sorts by a digit that is 0, 1 or 2 for keys less than, equal to, or
 greater than that key.
 
-On CPUs, a work item processes a chunk in order. On SIMT targets, a team sorts its chunk tile by tile in local memory,
-so that elements with the same digit are written to adjacent positions.
+If `Target.team_size` is 1, as on CPUs, a work item processes a chunk in order. Otherwise a team sorts its chunk tile by
+tile in local memory, so that elements with the same digit are written to adjacent positions.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ class _Step:
         chunk = -(-size // (self.chunks * tile)) * tile
         known = {"rows": rows, "size": size, "chunks": self.chunks, "chunk": chunk, "shift": self.shift}
         if team > 1:
-            known["beyond"] = size + tile  # the greatest index in the last tile; index_t must be able to represent it
+            known["beyond"] = size + tile  # an upper bound of indices in the last tile, which index_t must represent
             end = "beyond - TEAM * RUN"
             where = "const int member = ITEM; const index_t chunk_number = GROUP % chunks, row = GROUP / chunks;"
         else:

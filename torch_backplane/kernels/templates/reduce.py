@@ -3,12 +3,13 @@
 With two launches, the first reduces chunks of each result's elements to partial states, and the second combines these.
 There are two forms:
 
-- By threads, on CPUs. A work item has LANES states, which it reduces in parallel in a vector register. In rows, lanes
-  are adjacent elements of one result; a short row has few enough elements for a single block. In columns, lanes are
-  adjacent results: the elements of one result are far apart in memory, but next to those of the next result.
-- By teams, on SIMT targets. The work items of a team share a result, and combine their states in a tree: within
-  subgroups by shuffles, otherwise in local memory. A work group has several teams. In rows, consecutive work items have
-  adjacent elements; in columns, adjacent results.
+- By threads, if `Target.team_size` is 1, as on CPUs. A work item has LANES states, which it reduces in parallel in a
+  vector register. In rows, lanes are adjacent elements of one result; a short row has few enough elements for a single
+  block. In columns, lanes are adjacent results: the elements of one result are far apart in memory, but next to those
+  of the next result.
+- By teams, otherwise. The work items of a team share a result, and combine their states in a tree: within subgroups by
+  shuffles, otherwise in local memory. A work group has several teams. In rows, consecutive work items have adjacent
+  elements; in columns, adjacent results.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from torch_backplane.kernels.target import Target
 from torch_backplane.kernels.templates.source import Launch, LaunchSpec
 
 LANES = 16
-_GROUP = 8  # work items of a group by threads, if the device allows it
+_GROUP = 8  # group size by threads, if the device allows it
 # Columns that a work item by threads handles before it moves to the next rows. So adjacent elements are read together,
 # instead of in several passes over all rows, which are pages apart.
 _WIDTH = 8 * LANES

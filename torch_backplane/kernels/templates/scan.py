@@ -313,7 +313,7 @@ def _launch(
         dialect,
         outputs=operands.outputs,
         inputs=operands.inputs,
-        # The greatest index in the last tile; index_t must be able to represent it.
+        # `beyond` is an upper bound of indices in the last tile. index_t must be able to represent it.
         integers={**integers, "beyond": size + unit},
         constants={"FRESH": "(below == 0 && member == 0 && i == 0)"},
         value=scan.value,

@@ -99,6 +99,12 @@ class LaunchSpec:
     bounded: bool = False
 
     def launch(self) -> Launch:
+        """Returns the launch.
+
+        Raises:
+            TypeError: neither `groups` nor `items` is given.
+            AssertionError: a tensor is neither contiguous nor listed in `strided`.
+        """
         numbers, tensors = self.numbers or {}, {**self.outputs, **self.inputs}
         group_size = self.group_size or self.dialect.target.group_size
         body, groups, integers = self.body, self.groups, self.integers

@@ -65,7 +65,7 @@ def macros(dialect: Dialect, text: str) -> str:
 
 
 def lane_count(dialect: Dialect, value: torch.dtype) -> int:
-    """Returns the lanes of a `value_t_lanes`: as many as a target register holds, at most 16; 1 for bool."""
+    """Returns LANES: as many as a target register holds, at most 16; 1 for bool, which has no vectors."""
     if not dialect.vectors or dialect.target.register_bytes == 0 or value == torch.bool:
         return 1
     return min(16, 8 * dialect.target.register_bytes // facts(value).bits)

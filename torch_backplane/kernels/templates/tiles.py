@@ -127,7 +127,7 @@ def tiled(tiles: Tiles, parts: Mapping[str, str]) -> str:
     """Returns the body of a tiled product. Each work group computes one result tile, or one part of its sums.
 
     The kernel needs the integers `batches`, `rows`, `columns` and `depth`. If sums are split, it also needs the
-    integers `part_depth` and `parts` and the output `sums`, and, for floating-point numbers, the output `lost`.
+    integers `part_depth` and `parts`, the output `sums`, and the output `lost` if `parts` has that key.
 
     Args:
         parts: text for
@@ -139,8 +139,8 @@ def tiled(tiles: Tiles, parts: Mapping[str, str]) -> str:
             b: expression of the element of b in column j at depth first + b_k; its column in the tile is b_j.
             next: statements before the operand tiles from depth `first` on are loaded; the first tiles are at
                 `first_of_all`.
-            short: any text, if the sums are short and the numbers are floating-point.
-            lost: any text, if the numbers are floating-point.
+            short: present, with any text, for short floating-point sums, which keep the errors of each product.
+            lost: present, with any text, if partial sums are stored with their rounding errors (`Summed.loses`).
             store: a statement that stores VALUE, the result in row i and column j. The column within the tile is
                 item_column + y * side.
     """
@@ -236,7 +236,7 @@ def factors(
 
 
 def most_parts(kind: Summed, results: int, workspace: int | None) -> int | None:
-    """Returns how many parts, and the chunks that `add_parts` makes of them, fit into `workspace` bytes."""
+    """Returns how many parts fit into `workspace` bytes, with room for the chunks of `add_parts`; None: no limit."""
     if workspace is None:
         return None
     bytes_of_each = results * kind.kept.itemsize * (2 if kind.loses else 1)
@@ -244,7 +244,7 @@ def most_parts(kind: Summed, results: int, workspace: int | None) -> int | None:
 
 
 def room(kind: Summed, parts: int, results: int, device: torch.device) -> dict[str, torch.Tensor]:
-    """Allocates partial sums and, for floating-point numbers, their rounding errors."""
+    """Allocates partial sums and, if `kind.loses`, their rounding errors."""
     names = ("sums", "lost") if kind.loses else ("sums",)
     return {name: torch.empty(parts, results, dtype=kind.kept, device=device) for name in names}
 
