@@ -4,9 +4,9 @@ With two launches, the first reduces chunks of each result's elements to partial
 There are two forms:
 
 - By threads, if `Target.team_size` is 1, as on CPUs. A work item has LANES states, which it reduces in parallel in a
-  vector register. In rows, lanes are adjacent elements of one result; a short row has few enough elements for a single
-  block. In columns, lanes are adjacent results: the elements of one result are far apart in memory, but next to those
-  of the next result.
+  vector register. In rows, lanes are adjacent elements of one result; a short row has at most one block per lane. In
+  columns, lanes are adjacent results: the elements of one result are far apart in memory, but next to those of the next
+  result.
 - By teams, otherwise. The work items of a team share a result, and combine their states in a tree: within subgroups by
   shuffles, otherwise in local memory. A work group has several teams. In rows, consecutive work items have adjacent
   elements; in columns, adjacent results.
