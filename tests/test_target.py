@@ -234,7 +234,7 @@ def test_local_memory_is_counted_as_the_text_declares_it() -> None:
     text = "LOCAL int a[DIGITS * TEAM], b[TEAM + 1][2 * TEAM + 3]; LOCAL uint c[DIGITS];"
     assert local_bytes(text, types, constants) == 4 * (128 + 9 * 19 + 16)
     for unknown in ("LOCAL value_t a[SIZE];", "LOCAL other a[4];", "LOCAL value_t a;"):
-        with pytest.raises(ValueError, match="how large is LOCAL"):
+        with pytest.raises(ValueError, match="cannot determine the size of LOCAL"):
             local_bytes(unknown, types)
 
 

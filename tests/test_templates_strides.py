@@ -26,12 +26,12 @@ def test_a_tensor_is_contiguous_unless_its_strides_are_known() -> None:
     copy(plain, plain)
     copy(plain[:0], SPACED[:0])  # nothing to read
     copy(plain[:, :1], SPACED[:1, :1], strided={"out"})
-    with pytest.raises(AssertionError, match="copy takes self for contiguous"):
+    with pytest.raises(AssertionError, match="copy: self must be contiguous"):
         copy(plain, SPACED)
-    with pytest.raises(AssertionError, match="copy takes out for contiguous"):
+    with pytest.raises(AssertionError, match="copy: out must be contiguous"):
         copy(plain.t(), plain)
     copy(SPACED, plain, strided={"out"})
-    with pytest.raises(AssertionError, match="copy takes self for contiguous"):
+    with pytest.raises(AssertionError, match="copy: self must be contiguous"):
         copy(SPACED, SPACED, strided={"out"})
 
 

@@ -1,1 +1,1 @@
-"""Kernels written by hand: one file for each family, text in the common subset of the dialects."""
+"""Hand-written kernel templates, one file per operator family, in the common subset of the dialects."""

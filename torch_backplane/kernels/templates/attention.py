@@ -1,23 +1,23 @@
 """Scaled dot product attention in one pass over the keys, and its gradients.
 
-Memory grows with the length of a sequence, not with its square. The softmax is corrected as greater scores are found
+Memory use is linear in the sequence length, not quadratic. The softmax is corrected whenever a greater score is found
 (Milakov and Gimelshein, «Online normalizer calculation for softmax», 2018; Dao et al., «FlashAttention», 2022). The
-gradients compute the scores again, from the logarithm of what each softmax was divided by. Where a work item is a
-thread's, the text is that of `cpu/attention_lanes.py`, but with dropout and for many columns; all that follows is about
-the one for work items that run in lockstep.
+gradients recompute the weights from the scores and the saved logarithms of the softmax denominators. CPUs use the text
+of `cpu/attention_lanes.py`, except with dropout and for many columns. The rest of this description is about the text
+for SIMT targets.
 
-A group has a tile of rows: of queries, and for the gradients of keys and of values a tile of keys. It goes through the
-other ones tile by tile, computes the tile of scores in local memory, and adds what they weigh to its results, which are
-in registers.
+A work group has a tile of query rows; for the gradients of keys and values, a tile of keys. It iterates over the rows
+of the other side tile by tile, computes a tile of weights in local memory, and adds the weighted rows to its results,
+which are in registers.
 
-With dropout, which weights are kept is drawn again by each kernel, from the seed and the offset that the first one has
-written down: a counter of Philox (`random.py`) has four neighbouring keys of a query, however tiles are.
+With dropout, every kernel draws the kept weights again, from the seed and the offset that the forward kernel saved. A
+Philox counter (`random.py`) covers four consecutive keys of a query, independently of the tiles.
 
-Where tiles of queries are too few to fill the device, several groups share one: each has a part of the keys, and what
-they come to is merged by a second launch («Flash-Decoding», Dao et al., 2023).
+If there are too few query tiles to fill the device, several work groups share one. Each handles a part of the keys, and
+a second launch merges their results («Flash-Decoding», Dao et al., 2023).
 
-Where the results of a tile have more columns than its work items can hold, several groups share them, and each computes
-the scores.
+If the results of a tile have more columns than a work group's registers hold, several work groups share the columns,
+and each computes the scores.
 """
 
 from __future__ import annotations
@@ -35,21 +35,22 @@ from torch_backplane.kernels.templates.random import scalar_words
 from torch_backplane.kernels.templates.source import Launch, LaunchSpec, split, substitute
 from torch_backplane.kernels.templates.spelling import lane_count, turning
 
-# A group of SIDE × SIDE work items has a tile of SIDE × PER_ITEM rows, and up to _COLUMNS columns of results.
+# A work group of SIDE × SIDE work items has a tile of SIDE × PER_ITEM rows, and up to _COLUMNS columns of results.
 PER_ITEM, _DEPTH, _SIDES, _COLUMNS = 4, 16, (16, 8, 4), 128
-_ARGUMENT_BYTES = 512  # at most: for 10 tensors a buffer, and for 7 of them 4 strides each; 11 sizes and 2 numbers
+_ARGUMENT_BYTES = 512  # upper bound: 10 buffers, 4 strides for each of 7 tensors, 11 sizes and 2 numbers
 STEPS = ("batch", "head", "row", "column")
 TYPES = {"uint64": torch.uint64, "int64": torch.int64}
-_BITS = torch.uint32  # that a work item says of 16 keys whether they are kept
-_OF_KEYS = ("key", "value")  # whose tiles are of keys; all others' are of queries
+_BITS = torch.uint32  # in which a work item stores the keep flags of 16 keys
+_OF_KEYS = ("key", "value")  # gradients whose tiles are tiles of keys; all other kernels have tiles of queries
 
 
 class Dropout(NamedTuple):
-    """Which weights are kept: each with the chance `kept`, and divided by it.
+    """Dropout of weights.
 
     Args:
-        state: int64, of two elements: seed and offset. `attention` writes them, gradients read them.
-        drawn: what `attention` writes: the generator's, as `random.fill` takes them.
+        kept: probability to keep a weight; kept weights are divided by it.
+        state: int64, two elements: seed and offset. `attention` writes them, gradients read them.
+        drawn: for `attention`: the generator's seed and offset, as in `random.fill`.
     """
 
     kept: Any
@@ -58,12 +59,13 @@ class Dropout(NamedTuple):
 
 
 class AttentionParams(NamedTuple):
-    """What weights come of, besides query and key.
+    """Parameters of the weights.
 
     Args:
-        bias: (batch, heads, queries, keys). Any stride may be 0.
-        causal: a query has the keys up to its own place.
-        scale: of the scores.
+        bias: shape (batch, heads, queries, keys). Strides can be 0.
+        causal: a query attends only to keys up to its own position.
+        scale: factor of query @ key.mT.
+        dropout: dropout of weights, if any.
     """
 
     bias: torch.Tensor | None
@@ -73,11 +75,12 @@ class AttentionParams(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What gradients are computed from: the operands of `attention`, and
+    """The inputs of gradients.
 
     Args:
-        logarithm: as `attention` wrote it.
-        inner: shaped alike: the sums of the result's gradient times the result.
+        query, key, value: the operands of `attention`.
+        logarithm: the output of `attention`.
+        inner: same shape as `logarithm`: the row sums of the result's gradient times the result.
     """
 
     query: torch.Tensor
@@ -88,7 +91,7 @@ class Saved(NamedTuple):
 
 
 def attends_in_one_pass(target: Target) -> bool:
-    """Whether these kernels are for such devices, in any dtype."""
+    """Whether the target supports these kernels, in any dtype."""
     return side_of(target, 8, 64) is not None and target.max_argument_bytes >= _ARGUMENT_BYTES
 
 
@@ -101,16 +104,19 @@ def attention(
     value: torch.Tensor,
     params: AttentionParams,
 ) -> list[Launch]:
-    """out = dropout(softmax(scale * query @ key.mT + bias)) @ value; 0 in rows of which nothing is left.
+    """Computes out = dropout(softmax(scale * query @ key.mT + bias)) @ value; 0 in rows in which all keys are masked.
 
     Args:
-        out: (batch, heads, queries, columns). logarithm: (batch, heads, queries), contiguous, of `value_dtype(out)`: of
-            the sum of the exponentials.
-        query: (batch, heads, queries, depth). key: (batch, fewer, keys, depth). value: (batch, fewer, keys, columns).
-            `fewer` divides heads: neighbouring heads share them.
+        out: shape (batch, heads, queries, columns).
+        logarithm: output of shape (batch, heads, queries), contiguous, of dtype `value_dtype(out.dtype)`: the logarithm
+            of the sum of the exponentials.
+        query: shape (batch, heads, queries, depth).
+        key: shape (batch, fewer, keys, depth). `fewer` divides `heads`: consecutive query heads share a head of key and
+            value.
+        value: shape (batch, fewer, keys, columns).
 
     Raises:
-        LimitExceeded: the target has no place for it (`attends_in_one_pass` says so, too).
+        LimitExceeded: the target does not support this (see `attends_in_one_pass`).
     """
     tensors = {"own": query, "other": key, "added": value}
     parts, keys = _divided(dialect.target, out, key.shape[2], params.causal) if dialect.target.simt else (1, 0)
@@ -127,12 +133,13 @@ def attention(
 def attention_gradient(
     dialect: Dialect, out: torch.Tensor, of: str, grad: torch.Tensor, saved: Saved, params: AttentionParams
 ) -> Launch:
-    """out = the gradient of attention's `of`, "query", "key" or "value", and shaped like it.
+    """Computes the gradient of an operand of `attention`.
 
     Args:
-        of: "value" does not look at `saved.inner`, and "inner" computes it, without a result that was rounded: out is
-            (batch, heads, queries, 1) then.
-        grad: of attention's result, and shaped like it.
+        out: the gradient, of the operand's shape.
+        of: the operand: "query", "key" or "value". "value" does not use `saved.inner`. "inner" computes `saved.inner`
+            without attention's rounded result; then out has the shape (batch, heads, queries, 1).
+        grad: gradient of attention's result.
     """
     query, key, value, logarithm, inner = saved
     tensors = {
@@ -146,7 +153,7 @@ def attention_gradient(
 
 
 def side_of(target: Target, itemsize: int, rows: int) -> int | None:
-    """Of the group, for tiles of so many rows or fewer; None where the target has no place for any."""
+    """Returns the side of a work group for `rows` rows; None if no tile fits into the target's limits."""
 
     def fits(side: int) -> bool:
         tile = side * PER_ITEM
@@ -155,7 +162,7 @@ def side_of(target: Target, itemsize: int, rows: int) -> int | None:
         return side * side <= target.max_group_size and needed <= target.local_memory
 
     possible = list(filter(fits, _SIDES))
-    # One of 8 where it has a place for all rows: the largest would be half empty.
+    # A side of 8 at most if its tile has room for all rows: the largest tile would be half empty.
     return next((side for side in possible if side <= 8 or rows > 8 * PER_ITEM), None)
 
 
@@ -168,14 +175,16 @@ def _launch(
     params: AttentionParams,
     part_keys: int | None = None,
 ) -> Launch:
-    """
+    """Returns the launch of one kernel of attention.
+
     Args:
-        of: what it is, "result" or as in `attention_gradient`.
-        outputs: `out`, and of the result `logarithm`.
-        tensors: `own` are the rows that groups have tiles of, `other` those that they go through, `added` what is
-            weighed of these (without it, ones); the products of `own_too` and `other_too` are the slopes of the scores.
-        rows_read: what has a number for each query.
-        part_keys: how many keys groups go through of a result that is divided: outputs have a dimension for its parts.
+        of: "result", or as in `attention_gradient`.
+        outputs: `out`; for the result also `logarithm`.
+        tensors: `own`: the rows of which work groups have tiles; `other`: the rows over which they iterate; `added`:
+            the rows that are weighted and added up (ones if missing). `own_too` and `other_too`: the operands whose
+            product has the gradients of the weights.
+        rows_read: inputs with one number per query.
+        part_keys: keys per part, if a result is split; then outputs have an additional first dimension for the parts.
     """
     out, (bias, _, scale, dropout) = outputs["out"], params
     parts = out.shape[0] if part_keys is not None else 1
@@ -228,7 +237,11 @@ def _launch(
 
 
 class _Form(NamedTuple):
-    """What the two forms differ in. groups: for each head."""
+    """The differences between the forms for SIMT targets and for CPUs.
+
+    Args:
+        groups: work groups per head.
+    """
 
     integers: dict[str, int]
     constants: dict[str, int | str]
@@ -244,7 +257,7 @@ def _of_groups(
     rows, columns = out.shape[2:]
     side = side_of(dialect.target, value.itemsize, rows)
     if side is None:
-        raise LimitExceeded("attention in one pass needs more local memory, or work items in a group, than there are")
+        raise LimitExceeded("attention in one pass does not fit into Target.local_memory or Target.max_group_size")
     tile, blocks, row_tiles, column_parts = _tiles(side, rows, columns)
     return _Form(
         {"row_tiles": row_tiles, "column_parts": column_parts},
@@ -281,14 +294,14 @@ def _of_threads(
 
 
 def _tiles(side: int, rows: int, columns: int) -> tuple[int, int, int, int]:
-    """Rows of a tile, blocks of as many columns that a group has, tiles of rows, and groups that share the columns."""
+    """Returns (rows of a tile, blocks of as many columns per work group, row tiles, work groups that share columns)."""
     tile = side * PER_ITEM
     blocks = next(count for count in (1, 2, 4, 8) if count * tile >= min(columns, _COLUMNS))
     return tile, blocks, -(-rows // tile), -(-columns // (tile * blocks))
 
 
 def _divided(target: Target, out: torch.Tensor, keys: int, causal: bool) -> tuple[int, int]:
-    """Into how many parts the keys are divided, and how many each has, so that few queries fill the device."""
+    """Returns (number of parts of the keys, keys per part), such that few queries fill the device."""
     batch, heads, rows, columns = out.shape
     side = side_of(target, value_dtype(out.dtype).itemsize, rows)
     if side is None:
@@ -299,14 +312,14 @@ def _divided(target: Target, out: torch.Tensor, keys: int, causal: bool) -> tupl
     if not target.should_divide(groups, seen):
         return 1, keys
     tiles, wanted = -(-seen // tile), -(-target.enough_groups_of(side * side) // groups)
-    part = max(1, tiles // wanted) * tile  # and so a few more parts rather than fewer
+    part = max(1, tiles // wanted) * tile  # rounded down: rather more parts than fewer
     return -(-seen // part), part
 
 
 def _merged(
     dialect: Dialect, out: torch.Tensor, logarithm: torch.Tensor, values: torch.Tensor, logarithms: torch.Tensor
 ) -> Launch:
-    """The result of those of parts of the keys: a work item has an element of it."""
+    """Returns a launch that merges the results of parts of the keys; one work item per element."""
     return LaunchSpec(
         "attention_merged",
         dialect,
@@ -335,13 +348,13 @@ def inputs_of(
     rows_read: Mapping[str, torch.Tensor],
     dropout: Dropout | None,
 ) -> dict[str, torch.Tensor]:
-    """What a kernel reads, in the order of its parameters."""
+    """Returns the inputs of a kernel, in the order of its parameters."""
     state = {} if dropout is None or dropout.drawn is not None else {"state": dropout.state}
     return {**tensors, **({} if bias is None else {"bias": bias}), **rows_read, **state}
 
 
 def strides_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """As a kernel's integers: x_batch, x_head, x_row and x_column."""
+    """Returns the strides as integers of a kernel: x_batch, x_head, x_row and x_column for tensor x."""
     integers: dict[str, int] = {}
     for name, tensor in tensors.items():
         integers |= dict(zip([f"{name}_{step}" for step in STEPS], tensor.stride(), strict=True))
@@ -349,7 +362,10 @@ def strides_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
 
 
 def constants_of(dialect: Dialect, value: torch.dtype, side: int) -> dict[str, int | str]:
-    """Of every kernel here; KEPT says of a query and a key of the tile whether dropout keeps its weight."""
+    """Returns the constants of all kernels for SIMT targets.
+
+    KEPT tells for a query and a key of the tile whether dropout keeps their weight.
+    """
     return {
         "TILE": side * PER_ITEM,
         "SIDE": side,
@@ -362,13 +378,19 @@ def constants_of(dialect: Dialect, value: torch.dtype, side: int) -> dict[str, i
 
 
 def _nothing(dialect: Dialect, value: torch.dtype) -> str:
-    """The score of what is not seen."""
+    """Returns the score of a masked key."""
     return f"(-{dialect.infinity(facts(value).bits)})"
 
 
 class Words(NamedTuple):
-    """Expressions of a score at x and y of a work item's: itself; its weight in the softmax; that with dropout; whether
-    it is seen, to follow a condition; and its slope.
+    """Expressions for the score at x and y of a work item.
+
+    Args:
+        score: the score.
+        power: its weight in the softmax.
+        times: dropout's factor of the weight, with a leading `*`; empty without dropout.
+        seen: condition that the key is not masked, appended to other conditions; can be empty.
+        slope: the gradient of the score.
     """
 
     score: str
@@ -379,8 +401,11 @@ class Words(NamedTuple):
 
 
 def words_of(of_keys: bool, biased: bool, causal: bool, drops: bool) -> Words:
-    """Args:
-    of_keys: the tile's rows are keys, and what it goes through queries.
+    """Returns the expressions for a kernel.
+
+    Args:
+        of_keys: the tile's rows are keys, and the kernel iterates over queries.
+        biased, causal, drops: whether there is a bias, a causal mask, and dropout.
     """
     query, key = ("other_at", "own_at") if of_keys else ("own_at", "other_at")
     bias = f"batch * bias_batch + query_head * bias_head + {query} * bias_row + {key} * bias_column"
@@ -400,7 +425,8 @@ def words_of(of_keys: bool, biased: bool, causal: bool, drops: bool) -> Words:
 def _body(of: str, biased: bool, causal: bool, drops: bool, divided: bool) -> str:
     of_keys = of in _OF_KEYS
     if causal:
-        # Queries before the first key of the tile see none of it, and no query sees keys behind the last one's.
+        # Queries before the tile's first key attend to none of its keys. No query of a tile attends to keys after the
+        # tile's last query.
         bounds = ("first_own", "others") if of_keys else ("0", "min(others, first_own + TILE)")
     else:
         bounds = ("0", "others")
@@ -445,7 +471,7 @@ def _body(of: str, biased: bool, causal: bool, drops: bool, divided: bool) -> st
 
 
 def drawing(drops: bool, of_keys: bool = False, writes: bool = False) -> dict[str, str]:
-    """The parts `drop`, once in a kernel, and `draw`, for a tile, with what they consist of."""
+    """Returns the text of dropout: `drop`, once per kernel, and `draw`, once per tile, and the parts that these use."""
     return {
         "drop": (_STATE_WRITTEN if writes else _STATE_READ) if drops else "",
         "draw": _DRAW if drops else "",
@@ -456,12 +482,12 @@ def drawing(drops: bool, of_keys: bool = False, writes: bool = False) -> dict[st
 
 
 def product(a: str, b: str, result: str, depth: str) -> str:
-    """Statements that declare `result`, of the item's rows of the tile of `a` and its rows of the tile of `b`."""
+    """Returns statements that declare `result`, the products of the work item's rows in the tiles of `a` and `b`."""
     steps = {f"{x}_{step}": f"{name}_{step}" for x, name in (("a", a), ("b", b)) for step in STEPS}
     return substitute(_PRODUCT, {"a": a, "b": b, "result": result, "depth": depth, **steps})
 
 
-# The softmax of all is what those of parts are weighed by: each as much as what it was divided by.
+# The results of parts are weighted by their softmax denominators.
 _MERGE = """
   $place
   const index_t at = item / columns;
@@ -478,8 +504,8 @@ _MERGE = """
   if (column == 0) store_logarithm(at, greatest + log(total));
 """
 
-# Tiles are filled along the dimension that is contiguous in memory, so that work items read neighbours. What is beyond
-# the last row or column is zero.
+# Tiles are filled along the contiguous dimension, so that consecutive work items read consecutive elements. Elements
+# beyond the last row or column are zero.
 _PRODUCT = """
       value_t $result[PER_ITEM][PER_ITEM];
       for (int x = 0; x < PER_ITEM; ++x)
@@ -562,8 +588,8 @@ _BODY = """
   $finish
 """
 
-# What is kept of a tile: an item says it of 16 keys of a query. Between this and where it is asked for are barriers of
-# the products, and before the next time those of what is added.
+# The keep flags of a tile. A work item draws those of 16 keys of one query. The barriers of the products separate the
+# draw from its uses; the barriers of the additions separate the uses from the next draw.
 _DROP = """
   LOCAL uint kept_bits[ITEMS];
   const value_t raised = kept > 0 ? 1 / kept : (value_t)0;
@@ -593,8 +619,8 @@ _DRAW = """
       kept_bits[ITEM] = bits;
 """
 
-# Of each row of a tile of scores: the greatest so far, the sum of the exponentials, and what the sums so far are
-# multiplied by, as the greatest has grown.
+# For each row of a tile of scores: the maximum so far, the sum of the exponentials, and the correction factor of the
+# previous sums when the maximum grows.
 _BEFORE = """
   LOCAL value_t greatest[TILE], total[TILE], correction[TILE], found_by[ITEMS];
   for (int row = ITEM; row < TILE; row += ITEMS) { greatest[row] = NOTHING; total[row] = 0; }
@@ -641,9 +667,10 @@ _STORE = """
       }
 """
 
-# The logarithm was rounded, so that the powers of a row add up to nearly one. Their mean has no such error, as all have
-# the same. It is what slopes are taken from, which all but cancel where a row has one great weight, or where values are
-# alike: so it is the mean of what differs from the first slope.
+# The saved logarithm is rounded, so the weights (`powers`) of a row do not add up to exactly one. All have the same
+# relative error, which cancels in a weighted mean. Gradients subtract such a mean of the slopes (`inner`) from the
+# slopes. The two almost cancel if a row has one large weight, or if values are similar. For precision, the mean is
+# therefore computed of the differences from the first slope (`shift`).
 _POWERS = """
   value_t powers[PER_ITEM], shift[PER_ITEM];
   for (int x = 0; x < PER_ITEM; ++x) { powers[x] = 0; shift[x] = 0; }

@@ -1,8 +1,9 @@
-"""The gradient of what is added to the scores of attention, such as a mask, with memory for itself only.
+"""The gradient of attention's bias, such as a float mask, without memory for anything but the gradient.
 
-A group has a tile of it. Where it is broadcast, over batches, heads, queries or keys, the group goes through the tiles
-of scores that it was added to, computes their slopes again and adds them up, in an order that is always the same. Where
-the tiles of a small one are too few to fill the device, several groups share one, and their parts are added up.
+A work group has a tile of the gradient. If the bias was broadcast over batches, heads, queries or keys, the work group
+iterates over the tiles of scores that the bias was added to, recomputes their gradients, and adds them up in a fixed
+order. If a small bias has too few tiles to fill the device, several work groups share a tile, and their parts are added
+up.
 """
 
 from __future__ import annotations
@@ -34,7 +35,13 @@ from torch_backplane.kernels.templates.source import Launch, LaunchSpec, split, 
 
 
 class _Steps(NamedTuple):
-    """side: of a group. tiles: of the gradient. each: the tiles of scores for one of them. Both by dimension."""
+    """The division of the work.
+
+    Args:
+        side: side of a work group.
+        tiles: number of tiles of the gradient, by dimension.
+        each: number of tiles of scores for each of them, by dimension.
+    """
 
     side: int
     tiles: tuple[int, int, int, int]
@@ -45,7 +52,7 @@ def _steps(dialect: Dialect, query: torch.Tensor, key: torch.Tensor, shape: Sequ
     batch, heads, rows, _ = query.shape
     side = side_of(dialect.target, value_dtype(query.dtype).itemsize, rows)
     if side is None:
-        raise LimitExceeded("attention in one pass needs more local memory, or work items in a group, than there are")
+        raise LimitExceeded("attention in one pass does not fit into Target.local_memory or Target.max_group_size")
     tile = side * PER_ITEM
     scores = (batch, heads, -(-rows // tile), -(-key.shape[2] // tile))
     own = (shape[0], shape[1], -(-shape[2] // tile), -(-shape[3] // tile))
@@ -54,7 +61,7 @@ def _steps(dialect: Dialect, query: torch.Tensor, key: torch.Tensor, shape: Sequ
 
 
 def bias_gradient_parts(dialect: Dialect, query: torch.Tensor, key: torch.Tensor, shape: Sequence[int]) -> int:
-    """Of how many parts the gradient of this shape, of four sizes, is to be the sum, so that they fill the device."""
+    """Returns the number of parts that fill the device, for a gradient of the four-dimensional `shape`."""
     side, tiles, each = _steps(dialect, query, key, shape)
     target, groups, steps = dialect.target, math.prod(tiles), math.prod(each)
     if not target.should_divide(groups, steps * side * PER_ITEM):
@@ -65,11 +72,12 @@ def bias_gradient_parts(dialect: Dialect, query: torch.Tensor, key: torch.Tensor
 def attention_bias_gradient(
     dialect: Dialect, out: torch.Tensor, grad: torch.Tensor, saved: Saved, params: AttentionParams
 ) -> Launch:
-    """The gradient of `attention`'s bias, in parts that are to be added up.
+    """Computes the gradient of `attention`'s bias, in parts that the caller must add up.
 
     Args:
-        out: (parts, batch, heads, queries, keys), contiguous; each of these as the scores', or 1, where it is the sum.
-        others: as `attention_gradient` has them. The bias is not None.
+        out: shape (parts, batch, heads, queries, keys), contiguous. Each size after the first is that of the scores, or
+            1 for the sum over the dimension.
+        grad, saved, params: as in `attention_gradient`; `params.bias` is not None.
     """
     (query, key, value, logarithm, inner), (bias, causal, scale, dropout) = saved, params
     assert bias is not None
@@ -128,7 +136,7 @@ def _body(keeps_rows: bool, keeps_columns: bool, causal: bool, drops: bool) -> s
                 ["batches_each", "heads_each", "rows_each", "columns_each"],
                 ["further_batch", "further_head", "further_row_tile", "further_column_tile"],
             ),
-            # No products follow what was asked for before: this is between that and the next.
+            # No other barrier separates the last uses of the keep flags from the next draw.
             "wait": "BARRIER;" if drops else "",
             **drawing(drops),
             "scores": product("own", "other", "scores", "depth"),
@@ -187,7 +195,7 @@ _STORE = """
     }
 """
 
-# One dimension is left: items of the same place along it meet in a row of `met`.
+# One dimension is kept: work items with the same position along it add up their sums in a row of `met`.
 _OF_LINE = """
   for (int $kept = 0; $kept < PER_ITEM; ++$kept) {
     value_t total = 0;

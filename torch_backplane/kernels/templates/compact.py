@@ -1,9 +1,9 @@
-"""Compaction: what belongs to the elements that are not zero, side by side and in their order.
+"""Stream compaction: results for the nonzero elements of a mask, contiguous and in order.
 
-A mask is contiguous, of any dtype, and taken apart in blocks. `count` counts each block's elements that are not zero,
-`sum_up` makes of the counts where each block's results begin, and how many there are in all; the other templates go
-through the blocks again and write. A block is a work item's on a CPU, and elsewhere a group's, whose items have some
-neighbouring elements each.
+A mask is contiguous, of any dtype, and divided into blocks. `count` counts the nonzero elements of each block. `sum_up`
+turns the counts into the start of each block's results and the total count. The other templates iterate over the
+blocks again and write the results. If `Target.team_size` is 1, as on CPUs, one work item handles a block. Otherwise a
+work group does, whose work items have some consecutive elements each.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from torch_backplane.kernels.templates.source import (
     team_shared,
 )
 
-_BLOCK, _PART = 2048, 16  # elements of a work item's, alone and in a team
+_BLOCK, _PART = 2048, 16  # elements per work item, alone and in a team
 
 
 def block_count(dialect: Dialect, mask: torch.Tensor) -> int:
-    """How many blocks there are; `count` and its like want `starts` of one element more, int64."""
+    """Returns the number of blocks. The `starts` of the other functions are int64, with one element more."""
     return -(-mask.numel() // _block_size(dialect))
 
 
@@ -38,7 +38,7 @@ def _block_size(dialect: Dialect) -> int:
 
 
 def count(dialect: Dialect, starts: torch.Tensor, mask: torch.Tensor) -> Launch:
-    """starts[block] = how many elements of the block are not zero. Follow it by `sum_up`."""
+    """Sets starts[block] to the number of nonzero elements of the block. `sum_up` must follow."""
     body = f"""
   {team_shared(dialect)}
   value_t counted = 0;
@@ -50,7 +50,7 @@ def count(dialect: Dialect, starts: torch.Tensor, mask: torch.Tensor) -> Launch:
 
 
 def sum_up(dialect: Dialect, starts: torch.Tensor) -> Launch:
-    """starts[block], in place, = the sum of those before it; of the last one, which `count` left alone, of all."""
+    """Computes the exclusive prefix sums of the counts in place. The last element receives the total count."""
     team = dialect.target.team_size
     body = f"""
   {_team_declared(dialect)}
@@ -79,15 +79,15 @@ def sum_up(dialect: Dialect, starts: torch.Tensor) -> Launch:
 
 
 def positions(dialect: Dialect, out: torch.Tensor, mask: torch.Tensor, starts: torch.Tensor) -> Launch:
-    """out (contiguous, int64) = where the elements are that are not zero, counted through all dimensions.
+    """Writes the linear indices of the nonzero elements to out, which is contiguous and int64.
 
-    As many of them as there are elements in `out`, if there are more.
+    If there are more than `out` has elements, the rest is dropped.
     """
     return _compacted("nonzero", dialect, {"out": out}, mask, starts, {}, "out[to] = at;")
 
 
 def select(dialect: Dialect, out: torch.Tensor, self: torch.Tensor, mask: torch.Tensor, starts: torch.Tensor) -> Launch:
-    """out = the elements of self (of the mask's shape, both contiguous) where the mask is not zero."""
+    """Writes the elements of self where the mask is nonzero to out. self has the mask's shape; both are contiguous."""
     body = "out[to] = self[at];"
     return _compacted("masked_select", dialect, {"out": out}, mask, starts, {"self": self}, body)
 
@@ -100,9 +100,9 @@ def scatter(
     starts: torch.Tensor,
     errors: torch.Tensor,
 ) -> Launch:
-    """self = the elements of source, in their order, where the mask is not zero; all contiguous.
+    """Writes the elements of source, in order, to self where the mask is nonzero. All tensors are contiguous.
 
-    Where source is too short, the rest is left as it is, and the error reported as `errors` says.
+    If source is too short, the remaining elements are unchanged, and the error is reported (see `errors`).
     """
     body = f"""
   for (index_t at = first; at < last && to < source_size; ++at) {{
@@ -132,8 +132,10 @@ def _compacted(
     inputs: Mapping[str, torch.Tensor],
     statement: str,
 ) -> Launch:
-    """Writes every element's result to the next place, and goes to the one behind it where the element was not zero:
-    so there is nothing to predict, and the range's last one ends the loop.
+    """Returns a launch that runs `statement` for every element, to write its result to position `to`.
+
+    Only a nonzero element advances `to`, so there is no branch to predict. The loop ends after the last nonzero
+    element of the range.
     """
     body = f"""
   end = min(end, most);
@@ -144,7 +146,7 @@ def _compacted(
 
 
 def _range(dialect: Dialect) -> str:
-    """Statements that declare `to` and `end`, the places that the results of the elements first to last have."""
+    """Returns statements that declare `to` and `end`, the range of the results of the elements first to last."""
     if dialect.target.team_size == 1:
         return "index_t to = starts[row], end = starts[row + 1];"
     return f"""
@@ -162,7 +164,7 @@ def _team_declared(dialect: Dialect) -> str:
 
 
 def _team_before(dialect: Dialect, name: str, variable: str) -> str:
-    """Statements that declare `name`, the sum of `variable` in the members before this one."""
+    """Returns statements that declare `name`, the sum of `variable` over the preceding members of the team."""
     if dialect.target.team_size == 1:
         return f"int64 {name} = 0;"
     return f"""
@@ -182,7 +184,7 @@ def _blocks(
     body: str,
     integers: Mapping[str, int] | None = None,
 ) -> Launch:
-    """`body` for each block, `row`, whose elements (or the member's of them) are `first` to `last`."""
+    """Returns a launch of `body` for each block `row`, with the work item's elements from `first` to `last`."""
     rows = block_count(dialect, mask)
     groups, group_size = row_groups(dialect, rows)
     share = _BLOCK if dialect.target.team_size == 1 else _PART

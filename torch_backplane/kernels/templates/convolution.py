@@ -1,13 +1,14 @@
-"""Convolutions as products of matrices that are in no memory, where work items run in lockstep.
+"""Convolutions as implicit matrix products (implicit GEMM) on SIMT targets.
 
-A convolution, its gradients, and a transposed convolution are sums of products of two tensors over channels, or images,
-and places of a window, or of an image. All are the product
+A convolution, its gradients, and a transposed convolution sum products of two tensors over channels (or images) and
+positions in a window (or in an image). All of them compute
 
-    out[g, i, j] = bias[g, i] + the sum over k of a[g, i, k] * b[g, k, j]
+    out[g, i, j] = bias[g, i] + sum over k of a[g, i, k] * b[g, k, j]
 
-where j and k are each one coordinate and one for each dimension of the image, and the element of b is where both
-together say, or 0 beside the image. A group keeps in local memory where the rows and columns of its tiles are. With few
-rows, each work item computes a result by itself.
+where g is a group of channels. j and k each consist of one coordinate for channels or images and one for each spatial
+dimension; together they determine the position of the element of b, which is 0 outside the image. A work group keeps
+the positions of its tiles' rows and columns in local memory. With few rows and products, each work item computes one
+result by itself.
 """
 
 from __future__ import annotations
@@ -35,17 +36,20 @@ from torch_backplane.kernels.templates.tiles import (
 from torch_backplane.kernels.templates.unfold import Windows
 
 _FEW_ROWS, _FEW_PRODUCTS = 4, 256
-_TABLE = 64  # rows of b whose places a group has: a multiple of DEPTH
-_INDEX = 8  # bytes, at most
+_TABLE = 64  # rows of b whose positions a work group keeps; a multiple of DEPTH
+_INDEX = 8  # bytes of an index, at most
 
 
 @dataclass(frozen=True)
 class Way:
-    """How the elements of a tensor are gone through: first one coordinate, then one for each dimension.
+    """A mapping of a linear index (j or k) to positions in b.
+
+    The index has one coordinate for channels or images, then one for each spatial dimension.
 
     Args:
         sizes: of the coordinates.
-        moves, starts: the element is at start + move * coordinate along each dimension; `outer` apart along the first.
+        outer: stride of b along the first coordinate.
+        moves, starts: along each spatial dimension, the position is start + move * coordinate.
     """
 
     sizes: tuple[int, ...]
@@ -60,12 +64,17 @@ class Way:
 
 @dataclass(frozen=True)
 class Sums:
-    """What `gathered` computes, of tensors whose elements in each group of channels begin `*_group` apart.
+    """The sums that `gathered` computes.
 
     Args:
-        rows: of a and of out, in each group.
-        a_steps, out_steps: of a along k, of out along j.
-        image: sizes of b; image_steps: its strides there.
+        groups: number of channel groups.
+        rows: rows of a and out in each group.
+        k, j: the mappings of the summed index and of the columns.
+        a_group, b_group, out_group: strides from one channel group to the next.
+        a_row, out_row: strides from one row to the next.
+        a_steps, out_steps: strides of a along k's coordinates, and of out along j's.
+        image: spatial sizes of b.
+        image_steps: spatial strides of b.
     """
 
     groups: int
@@ -81,7 +90,7 @@ class Sums:
     out_group: int
     out_row: int
     out_steps: tuple[int, ...]
-    along_depth: bool  # whether neighbours of b in memory are neighbours in k, and not in j
+    along_depth: bool  # whether b is contiguous along k instead of j
 
     @property
     def rank(self) -> int:
@@ -99,8 +108,9 @@ class Sums:
 
 
 def forward(values: torch.Tensor, image: torch.Tensor, weight: torch.Tensor, groups: int, w: Windows) -> Sums:
-    """values[n, channel, place] = the sum over weight[channel, c, *at] * image[n, c, *place in the window]. A column is
-    a place of an image of the batch.
+    """Describes a convolution: values[n, channel, place] = Σ weight[channel, c, *at] * image[n, c, *(at in window)].
+
+    A column is a window position in an image of the batch.
     """
     channels, of_group = weight.shape[0] // groups, weight.shape[1]
     return Sums(
@@ -122,7 +132,7 @@ def forward(values: torch.Tensor, image: torch.Tensor, weight: torch.Tensor, gro
 
 
 def of_image(image: torch.Tensor, values: torch.Tensor, weight: torch.Tensor, groups: int, w: Windows) -> Sums:
-    """The image's gradient, where windows are one place apart: for each element the sum over its windows."""
+    """Describes the image's gradient for stride 1: for each element the sum over the windows that cover it."""
     channels, of_group = weight.shape[0] // groups, weight.shape[1]
     return Sums(
         groups=groups,
@@ -143,7 +153,7 @@ def of_image(image: torch.Tensor, values: torch.Tensor, weight: torch.Tensor, gr
 
 
 def of_weight(weight: torch.Tensor, values: torch.Tensor, image: torch.Tensor, groups: int, w: Windows) -> Sums:
-    """The weight's gradient: the sum over all places of all images."""
+    """Describes the weight's gradient: the sum over all window positions of all images."""
     channels, of_group = weight.shape[0] // groups, weight.shape[1]
     return Sums(
         groups=groups,
@@ -172,12 +182,12 @@ def _before(w: Windows) -> tuple[int, ...]:
 
 
 def can_gather(dialect: Dialect, dtype: torch.dtype) -> bool:
-    """Whether the target has room for `gathered`, in three dimensions."""
+    """Whether the target has enough local memory for `gathered` with three spatial dimensions. False if not SIMT."""
     return side_of(dialect, summed(dtype).value, _tables(3)) is not None
 
 
 def _tables(rank: int) -> tuple[int, int]:
-    """Bytes for rows of b, and for each column of its tiles."""
+    """Returns the bytes of local memory for the positions of rows of b, and per column of its tiles."""
     return _TABLE * (2 + rank) * _INDEX, (2 + rank) * _INDEX
 
 
@@ -190,11 +200,13 @@ def gathered(
     bias: torch.Tensor | None = None,
     workspace: int | None = None,
 ) -> list[Launch]:
-    """Fills out.
+    """Computes out as `sums` describes.
 
     Args:
-        workspace: bytes that parts of sums may take, if there is a limit.
-        results: out as (groups, rows, *columns), of which the columns' first coordinate is a dimension of its own.
+        factors: a and b.
+        results: a view of out as (groups, rows, first coordinate of j, other coordinates of j).
+        bias: one number per group and row.
+        workspace: maximum bytes for partial sums, if there is a limit.
     """
     (a, b), kind = factors, summed(out.dtype)
     side = side_of(dialect, kind.value, _tables(3))
@@ -246,7 +258,7 @@ def _places(way: str, rank: int) -> list[str]:
 
 
 def _coordinates(way: str, rank: int) -> str:
-    """Statements that declare `way`'s coordinates, and where it is along each dimension of the image."""
+    """Returns statements that declare the coordinates of index `way`, and its position along each spatial dimension."""
     names = [f"{way}{d}" for d in range(rank + 1)]
     lines = [split(way, [f"{way}_size{d}" for d in range(rank + 1)], names)]
     lines += [
@@ -261,7 +273,7 @@ def _sum(terms: Sequence[str]) -> str:
 
 
 def _from(way: str, rank: int) -> str:
-    """How far from the beginning of b `way` is."""
+    """Returns an expression for the offset in b that index `way` adds."""
     return _sum([f"{way}0 * {way}_outer", *(f"{at} * image_step{d}" for d, at in enumerate(_places(way, rank)))])
 
 
@@ -270,7 +282,7 @@ def _steps(operand: str, way: str, rank: int) -> str:
 
 
 def _text(rank: int, side: int, along_depth: bool, with_bias: bool, divided: bool) -> dict[str, str]:
-    """What `tiled` takes; results of divided sums are stored by it."""
+    """Returns the parts for `tiled`. If sums are split (`divided`), `tiled` stores the partial sums itself."""
     tile = side * PER_ITEM
     tables = [f"{name}[{_TABLE}]" for name in ("k_from", "a_from", *(f"k_place{d}" for d in range(rank)))]
     tables += [
@@ -342,7 +354,7 @@ def _alone(rank: int, with_bias: bool) -> str:
 
 
 def _inside(d: int) -> str:
-    """Statements that leave out what is beside the image along dimension d."""
+    """Returns statements that skip positions outside the image along dimension d."""
     return (
         f"const index_t at{d} = j_at{d} + k{d + 1} * k_move{d} + k_start{d}; "
         f"if (at{d} < 0 || at{d} >= image{d}) continue;"

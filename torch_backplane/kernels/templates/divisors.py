@@ -1,4 +1,4 @@
-"""A look at integer divisors: a zero among them is reported as `errors` says."""
+"""Checks integer divisors for zeros, and reports them (see `errors`)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ from torch_backplane.kernels.templates.source import Launch, LaunchSpec, named, 
 def check_divisors(
     dialect: Dialect, divisor: torch.Tensor | int, dtype: torch.dtype, errors: torch.Tensor, operator: str
 ) -> Launch:
-    """Reports a zero in `divisor`, a tensor of any strides or a number, seen as `dtype`, which is an integer type.
+    """Reports a zero in `divisor`.
 
     Args:
-        errors: the device's four int32 words. operator: its name, for the error.
+        divisor: a tensor with any strides, or a number.
+        dtype: the integer dtype to which elements are converted before the check.
+        errors: the device's four int32 words.
+        operator: the operator's name, for the error message.
     """
     inputs: dict[str, torch.Tensor] = {}
     numbers: dict[str, tuple[torch.dtype, Any]] = {

@@ -1,10 +1,14 @@
-"""How a kernel reports an index out of range, a division by zero or a value that an operator refuses: into four words
-of device memory, which the host reads later.
+"""Errors that kernels detect: an index out of range, a division by zero, or a value that an operator rejects.
 
-The words are int32: a code (0: nothing has happened), the number of the operator, or of the text that says it all, and
-of an index out of range the index and the size that it is out of.
-The kernel that finds the code 0 and swaps it writes the rest; later errors are
-dropped. Whoever synchronizes with the device reads the words, raises `error`, and writes zeros.
+A kernel reports an error in four int32 words of device memory, which the host reads later:
+
+0. the error code; 0: no error
+1. the number of the operator (`operator_number`), or of the error text (`text_number`)
+2. the index, if an index is out of range
+3. the size of the dimension, if an index is out of range
+
+The work item that swaps the code 0 for its own writes the other words; later errors are dropped. Synchronization with
+the device reads the words, raises `error`, and writes zeros.
 """
 
 from __future__ import annotations
@@ -19,17 +23,18 @@ SOURCE_TOO_SHORT = 3
 REFUSED_VALUE = 4
 WORDS = 4
 
-# Operators whose indices out of range are a RuntimeError in PyTorch; of all others they are an IndexError.
+# Operators for which PyTorch raises RuntimeError if an index is out of range. All others raise IndexError.
 RUNTIME_ERRORS = frozenset({
     "gather", "scatter", "multi_margin_loss", "multi_margin_loss_backward", "multilabel_margin_loss_forward",
     "multilabel_margin_loss_backward",
 })  # fmt: skip
 
 class Report(NamedTuple):
-    """Where a kernel reports, and for which operator.
+    """Where a kernel reports errors, and for which operator.
 
     Args:
-        words: the device's words, int32.
+        words: the device's four int32 words.
+        operator: the operator's name, for the error message.
     """
 
     words: torch.Tensor
@@ -41,12 +46,12 @@ _texts: list[str] = []
 
 
 def operator_number(name: str) -> int:
-    """The number that stands for the operator `name` in this process."""
+    """Returns the number of the operator `name`, constant within this process."""
     return _number_of(name, _operators)
 
 
 def text_number(text: str) -> int:
-    """The number that stands for the text of an error, REFUSED_VALUE, in this process."""
+    """Returns the number of a message text for a REFUSED_VALUE error, constant within this process."""
     return _number_of(text, _texts)
 
 
@@ -57,13 +62,13 @@ def _number_of(text: str, known: list[str]) -> int:
 
 
 def error(words: list[int]) -> Exception:
-    """The error that the words stand for."""
+    """Returns the exception for the words that a kernel wrote."""
     is_index = words[0] == INDEX_OUT_OF_RANGE and _operators[words[1]] not in RUNTIME_ERRORS
     return (IndexError if is_index else RuntimeError)(message(words))
 
 
 def message(words: list[int]) -> str:
-    """What the words of an error say."""
+    """Returns the message for the words that a kernel wrote."""
     code, operator, index, size = words
     if code == DIVISION_BY_ZERO:
         return f"ZeroDivisionError: {_operators[operator]}: an integer was divided by zero"
@@ -76,8 +81,8 @@ def message(words: list[int]) -> str:
     return f"{_operators[operator]}: index {index} is out of bounds for dimension with size {size}"
 
 
-# checked_index (needs the type int64 and the constant WRAPS): the index, counted from the end where it is negative and
-# WRAPS; or -1, and the error is written down.
+# checked_index returns the index as index_t, or reports an error and returns -1 if it is out of range. If WRAPS is set,
+# a negative index counts from the end. Needs the type int64 and the constant WRAPS.
 FUNCTIONS = f"""
 #define INT32_MOST 0x7fffffff
 #define INT32_LEAST (-INT32_MOST - 1)

@@ -1,12 +1,12 @@
-"""Fourier transforms of one dimension, of lengths whose prime factors are at most 13.
+"""One-dimensional Fourier transforms of lengths whose prime factors are at most 13.
 
-Stockham's algorithm: a pass of radix r joins r transforms to one of r times the length, of which each work item has r
-numbers, in registers (Van Loan, Computational Frameworks for the Fast Fourier Transform, 1992, section 1.7). Where work
-items run in lockstep, and a transform fits into local memory twice, a group goes through all its passes there; else
-each pass is a launch, which reads and writes everything once, neighbours by neighbours. Turns are computed where they
-are needed: by integers to an eighth of a circle, and there by a polynomial.
+Stockham's algorithm: a pass of radix r combines r transforms to one of r times the length. Each work item has r numbers
+in registers (Van Loan, Computational Frameworks for the Fast Fourier Transform, 1992, section 1.7). On SIMT targets, if
+local memory has room for a transform twice, a work group computes all its passes there in one launch. Otherwise, each
+pass is a launch that reads and writes everything once, with adjacent accesses. Twiddle factors are computed where they
+are needed: integer arithmetic reduces the angle to an eighth of a circle, and polynomials evaluate it.
 
-An inverse transform is one of numbers whose real and imaginary parts change places (`flip`).
+An inverse transform is a forward transform with real and imaginary parts swapped in input and output (`flip`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LARGEST_RADIX = 16
 
 
 def radices(size: int) -> list[int] | None:
-    """Those of a transform's passes; None where a prime factor of the length is too large."""
+    """Returns the radices of a transform's passes, or None if a prime factor of the length is too large."""
     primes, prime = [], 2
     while prime <= LARGEST_PRIME:
         while size % prime == 0:
@@ -56,15 +56,15 @@ def fft(
     inverse: bool,
     scale: float,
 ) -> list[Launch]:
-    """Transforms along the second of three dimensions.
+    """Computes transforms along the second of three dimensions.
 
     Args:
-        out: complex, or real where an inverse transform is of what is conjugate symmetric; along the second dimension
-            it has `size` numbers or the first of them.
-        x: complex or real; or the first half of what is conjugate symmetric.
-        size: has `radices`.
-        rooms: makes memory for what passes leave to the next one.
-        scale: what results are multiplied with.
+        out: complex; or real, for an inverse transform of a conjugate symmetric input. Along the second dimension it
+            has all `size` results or the first of them.
+        x: complex or real; or the first half of a conjugate symmetric input.
+        size: length of the transform; `radices(size)` must not be None.
+        rooms: allocates a tensor for results of intermediate passes.
+        scale: factor of the results.
     """
     passes = radices(size)
     assert passes is not None
@@ -73,7 +73,7 @@ def fft(
     if together:
         return [_in_local_memory(dialect, data, passes, together)]
     launches: list[Launch] = []
-    made: list[torch.Tensor] = []  # by passes; two pieces of memory take turns
+    made: list[torch.Tensor] = []  # the outputs of passes, which alternate between two tensors
     done = 1
     for radix in passes[:-1]:
         made.append(rooms() if len(made) < 2 else made[-2])
@@ -83,12 +83,12 @@ def fft(
     return launches
 
 
-# Whether numbers are real; half of a symmetric transform; whether results are real.
+# Whether the input is real; whether it is half of a conjugate symmetric input; whether results are real.
 _Kinds = tuple[bool, bool, bool]
 
 
 class _Data(NamedTuple):
-    """What a kernel transforms, as `fft` has it."""
+    """The operands of a kernel, as in `fft`."""
 
     x: torch.Tensor
     out: torch.Tensor
@@ -129,7 +129,7 @@ class _Data(NamedTuple):
 
 
 def _fft_pass(dialect: Dialect, data: _Data, radix: int, done: int) -> Launch:
-    """Makes transforms of `done * radix` numbers of those of `done`."""
+    """Returns a pass that combines transforms of length `done` to transforms of length `done * radix`."""
     items = data.x.shape[0] * data.x.shape[2] * (data.size // radix)
     integers = {"size": data.size, "done": done}
     return data.launch(f"fft_{radix}", dialect, _pass_text(radix, data.kinds()), items=items, integers=integers)
@@ -145,12 +145,12 @@ def _pass_text(radix: int, kinds: _Kinds) -> str:
     return "\n".join(lines)
 
 
-# Numbers of a group's transforms, and work items that each has for them.
+# Numbers per work group, and numbers per work item.
 _IN_A_GROUP, _PER_ITEM = 1024, 8
 
 
 def _together(dialect: Dialect, data: _Data, passes: Sequence[int]) -> int:
-    """How many transforms a group computes in local memory, all passes in one launch; 0 where it does not."""
+    """Returns how many transforms a work group computes in local memory, in one launch; 0 if each pass is a launch."""
     if not dialect.target.simt or len(passes) < 2:
         return 0
     most = max(1, _IN_A_GROUP // data.size)
@@ -160,12 +160,12 @@ def _together(dialect: Dialect, data: _Data, passes: Sequence[int]) -> int:
 
 
 def _pitch(size: int, together: int) -> int:
-    """From one transform in local memory to the next one: in other banks."""
+    """Returns the distance between transforms in local memory, which avoids bank conflicts."""
     return size + 1 if together > 1 else size
 
 
 def _in_local_memory(dialect: Dialect, data: _Data, passes: Sequence[int], together: int) -> Launch:
-    """All passes, by groups that compute `together` transforms each. The text is for this length."""
+    """Returns a launch of all passes, with `together` transforms per work group. The text is specific to the length."""
     group = min(dialect.target.large_group, max(dialect.target.group_multiple, together * data.size // _PER_ITEM))
     transforms = data.x.shape[0] * data.x.shape[2]
     return data.launch(
@@ -210,10 +210,11 @@ def _local_text(size: int, passes: tuple[int, ...], together: int, group: int, k
 
 
 def fft_chirp(dialect: Dialect, out: torch.Tensor, size: int, *, inverse: bool) -> Launch:
-    """exp(πi j² / size) for -size < j < size, or its conjugate where `inverse`; zeros beyond.
+    """Computes exp(πi j² / size) for -size < j < size, or its conjugate if `inverse`, for Bluestein's algorithm.
 
     Args:
-        out: complex, contiguous; j from 0 on, and where it has more than `size` numbers, negative ones before its end.
+        out: complex, contiguous. It starts with j = 0. If it has more than `size` elements, it ends with the negative
+            j, up to -1, and has zeros in between.
     """
     value = out.real.dtype
     return LaunchSpec(
@@ -244,7 +245,7 @@ def _turns(value: torch.dtype) -> str:
 
 
 def _series(dtype: torch.dtype, first: int) -> str:
-    """Of cos(π/2 x) in x², or of sin(π/2 x) by x, for x up to 1/2."""
+    """Returns the Taylor polynomial in y = x² of cos(π/2 x) (`first` 0) or sin(π/2 x) / x (`first` 1) for x ≤ 1/2."""
     terms = (6 if first == 0 else 5) if dtype == torch.float32 else 10
     text = "0"
     for power in reversed(range(terms)):
@@ -254,7 +255,7 @@ def _series(dtype: torch.dtype, first: int) -> str:
     return text
 
 
-# The cosine and sine of e / n of a circle, 0 <= e < n.
+# Cosine and sine of the angle 2π e / n, 0 <= e < n.
 _TURN = """
 FUNCTION void turn(index_t e, const index_t n, value_t* cosine, value_t* sine) {
   const int lower = e > n - e;
@@ -273,13 +274,17 @@ FUNCTION void turn(index_t e, const index_t n, value_t* cosine, value_t* sine) {
 """
 
 
-# Lines that load number i of a transform into re and im, and one that stores them; i is a name.
+# _Load(q) returns lines that load element i{q} of a transform into re{q} and im{q}. _Store(i, re, im) returns a line
+# that stores re and im to the element with index variable i.
 _Load = Callable[[int], list[str]]
 _Store = Callable[[str, str, str], str]
 
 
 def _step(radix: int, load: _Load, store: _Store, first: bool = False) -> list[str]:
-    """Lines for one work item of a pass, number t of `steps`; `first`: of none that is done."""
+    """Returns lines for one work item of a pass, number t of `steps`.
+
+    The first pass (`first`) needs no twiddle factors.
+    """
     lines = [f"const index_t k = t % done, start = (t - k) * {radix} + k;"]
     for q in range(radix):
         lines += [f"const index_t i{q} = t + {q} * steps;", *load(q)]
@@ -300,7 +305,7 @@ def _step(radix: int, load: _Load, store: _Store, first: bool = False) -> list[s
 
 
 def _load(kinds: _Kinds) -> _Load:
-    """From memory."""
+    """Returns a function that writes loads from device memory."""
     of_reals, of_half, _ = kinds
     start = "outer_at * x_outer + inner_at * x_inner"
 
@@ -324,7 +329,7 @@ def _load(kinds: _Kinds) -> _Load:
 
 
 def _store(kinds: _Kinds) -> _Store:
-    """To memory."""
+    """Returns a function that writes stores to device memory."""
     start = "outer_at * out_outer + inner_at * out_inner"
 
     def line(i: str, re: str, im: str) -> str:
@@ -345,17 +350,17 @@ def _store_local(room: int, pitch: int) -> _Store:
     return lambda i, re, im: f"re_{room}[own * {pitch} + {i}] = {re}; im_{room}[own * {pitch} + {i}] = {im};"
 
 
-_Number = tuple[str, str]  # the names of its parts
+_Number = tuple[str, str]  # names of the real and the imaginary part
 
 
 class _Butterfly:
-    """Statements for a short transform."""
+    """Builds the statements of a short transform in registers, in `lines`."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
 
     def transform(self, x: Sequence[_Number]) -> list[_Number]:
-        """Of these numbers, in order."""
+        """Returns the transform of `x`, in order."""
         size = len(x)
         if size == 1:
             return list(x)
@@ -374,7 +379,7 @@ class _Butterfly:
         return results
 
     def _of_prime(self, x: Sequence[_Number]) -> list[_Number]:
-        """By the sums and differences of those that are turned by opposite angles."""
+        """Computes a transform of prime length from sums and differences of elements with opposite angles."""
         size, half = len(x), len(x) // 2
         sums = [self._sum(x[j], x[size - j]) for j in range(1, half + 1)]
         differences = [self._difference(x[j], x[size - j]) for j in range(1, half + 1)]
@@ -400,7 +405,7 @@ class _Butterfly:
         )
 
     def _turned(self, x: _Number, steps: int, size: int) -> _Number:
-        """By so many of `size` steps of a circle, clockwise."""
+        """Returns x rotated clockwise by `steps` / `size` of a circle."""
         eighths, rest = divmod(8 * (steps % size), size)
         if rest == 0 and eighths % 2 == 0:
             re, im = x

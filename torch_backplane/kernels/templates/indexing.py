@@ -1,12 +1,13 @@
-"""Reading and writing elements whose places are in index tensors: gather, scatter, advanced indexing, embeddings.
+"""Reads and writes of elements given by index tensors: gather, scatter, advanced indexing, embeddings.
 
-A call goes over a shape. Each operand has a stride for each dimension of it, 0 where it does not depend on it, and each
-index tensor adds (its element here) × (the stride of the dimension that it indexes) to the place in `self`:
+A call iterates over coordinates c of a shape. Each operand has one stride per dimension d of the shape, 0 if it does
+not depend on the dimension. Each index tensor t adds its element times the stride of the dimension that it indexes to
+the offset in `self`:
 
     place(c) = Σ c[d] * kept[d] + Σ index_t[Σ c[d] * strides_t[d]] * step_t
 
-`kept` are self's strides for the dimensions of the shape that are dimensions of self, 0 for those that indices have.
-Index out of range: the element is left out, and the error reported as `errors` says.
+`kept` has self's strides for dimensions of the shape that are dimensions of self, and 0 for dimensions of indices. An
+element whose index is out of range is skipped, and the error is reported (see `errors`).
 """
 
 from __future__ import annotations
@@ -26,18 +27,19 @@ from torch_backplane.kernels.target import Target
 from torch_backplane.kernels.templates import errors as error_words
 from torch_backplane.kernels.templates.source import Launch, LaunchSpec, extent, named, split
 
-_INDEX_NAMES = tuple(f"index{t}" for t in range(64))  # as many as a tensor has dimensions
+_INDEX_NAMES = tuple(f"index{t}" for t in range(64))  # PyTorch's maximum number of dimensions
 _SMALL_GROUP = 16
-# Elements of a row that a work item goes through; fewer where there would be few work items.
+# Elements of a row per work item; writes use _SHORTEST_RUN if there would be fewer than _ENOUGH_ITEMS work items.
 _RUN, _SHORTEST_RUN, _ENOUGH_ITEMS = 64, 16, 64
 
 
 @dataclass(frozen=True)
 class Index:
-    """An index tensor (int64 or int32) of a call.
+    """An index tensor of a call.
 
     Args:
-        strides: for each dimension of the call's shape.
+        tensor: int64 or int32.
+        strides: one for each dimension of the call's shape.
         step, size: stride and size of the dimension of self that it indexes.
     """
 
@@ -57,9 +59,11 @@ def read(
     *,
     wraps: bool = False,
 ) -> Launch:
-    """out[c] = self[place(c)] over out's shape; out and self have one dtype.
+    """Computes out[c] = self[place(c)] for all coordinates c of out.
 
     Args:
+        out, self: have the same dtype.
+        kept: self's strides, one for each dimension of out; 0 where an index determines the position.
         wraps: whether negative indices count from the end.
     """
     operands = [out.stride(), kept, *(index.strides for index in indices)]
@@ -99,7 +103,7 @@ def _read_body(rows: _Form, indices: int) -> str:
 """
 
 
-# How a value meets the one that is there, as an expression of `there` and `value`.
+# The new element, as an expression of the current element `there` and `value`.
 _COMBINE = {
     "assign": "value",
     "add": "there + value",
@@ -110,11 +114,11 @@ _COMBINE = {
 
 
 class Places(NamedTuple):
-    """Where the elements c of `shape` are in self and in a source.
+    """The positions of coordinates of `shape` in self and in a source.
 
     Args:
-        kept: self's strides, 0 where an index says the place. source_strides: the source's. Both for each dimension of
-            `shape`.
+        kept: self's strides, one for each dimension of `shape`; 0 where an index determines the position.
+        source_strides: the source's strides, one for each dimension of `shape`.
     """
 
     shape: Sequence[int]
@@ -128,10 +132,11 @@ class WriteParams(NamedTuple):
 
     Args:
         combine: "assign", "add", "multiply", "amin" or "amax".
-        alpha: what the source is multiplied by.
+        alpha: factor of the source.
         wraps: whether negative indices count from the end.
-        skip: an index (of the first index tensor) whose elements are left out: padding_idx.
-        distinct: whether no two elements have one place, so that their order does not matter.
+        skip: a value of the first index tensor whose elements are skipped (padding_idx).
+        deterministic: whether writes to the same position are in order.
+        distinct: whether all positions are different, so that the order of writes does not matter.
     """
 
     combine: str = "assign"
@@ -150,15 +155,15 @@ def write(
     report: error_words.Report,
     params: WriteParams = WriteParams(),  # noqa: B008, it cannot be changed
 ) -> Launch:
-    """self[place(c)] = combine(self[place(c)], source[c]) for every c in `places.shape`, in place.
+    """Computes self[place(c)] = combine(self[place(c)], source[c]) in place, for all coordinates c of `places.shape`.
+
+    Writes are in order on non-SIMT targets, if `deterministic` is set, and for combinations other than "assign" of
+    dtypes without atomics. Then there is one work item for each position in the dimensions that self keeps, which
+    iterates over the other dimensions in order; the last value assigned to a position wins. Otherwise there is one work
+    item per element: any of the values assigned to the same position can win, and sums are added in any order.
 
     Args:
-        source: of self's dtype, or a number.
-
-    Where work items are threads' (not `Target.simt`), where `deterministic`, and for dtypes without 32-bit atomics: one
-    work item for each place in the dimensions that self keeps, which goes through the others in order; the last value
-    assigned stays. Else one for each element: of several values assigned to one place any may stay, and sums are added
-    in any order.
+        source: a tensor of self's dtype, or a number.
     """
     shape, kept, source_strides, indices = places
     combine, alpha, wraps, skip, deterministic, distinct = params
@@ -175,8 +180,8 @@ def write(
     parallel = [d for d in range(len(shape)) if d not in serial]
     rows = _Rows(*_part(shape, parallel, operands), names)
     serial_sizes, serial_strides = _in_order(shape, serial, operands)
-    # A work item has several neighbours side by side where they are beside each other in memory, and what it goes
-    # through in order is not.
+    # A work item handles several adjacent positions if their indices and source elements are not farther apart in
+    # memory than those of its serial steps.
     beside = not serial or max(stride[0] for stride in rows.strides[1:]) <= max(
         stride[0] for stride in serial_strides[1:]
     )
@@ -213,7 +218,7 @@ def write(
     numbers: dict[str, tuple[torch.dtype, Any]] = {} if is_tensor else {"number": (number, source)}
     if alpha is not None:
         numbers["alpha"] = (number, alpha)
-    group = 1 if serial else _SMALL_GROUP  # few that go through all in order are for a thread each
+    group = 1 if serial else _SMALL_GROUP  # serial work items are few, so each gets its own thread on CPUs
     spec = LaunchSpec(
         f"indexed_{combine}_{form.text}" + ("" if in_order else "_anyhow"),
         dialect,
@@ -229,7 +234,7 @@ def write(
     return _with_indices(spec, indices, wraps, report)
 
 
-_SWAPPED = frozenset({torch.float32, torch.int32})  # as their bits, by 32-bit compare-and-swap
+_SWAPPED = frozenset({torch.float32, torch.int32})  # updated by a 32-bit compare-and-swap of their bits
 
 
 def _meet(combine: str, dtype: torch.dtype, in_order: bool) -> str:
@@ -242,15 +247,15 @@ def _meet(combine: str, dtype: torch.dtype, in_order: bool) -> str:
 
 
 def can_swap(target: Target, dtype: torch.dtype) -> bool:
-    """Whether kernels for the target have `atomically` for the dtype."""
+    """Whether `atomically` works for the dtype on the target."""
     return dtype in _SWAPPED and torch.uint32 in target.atomics
 
 
 def atomically(at: str, dtype: torch.dtype, expression: str) -> str:
-    """Statements that put what `expression` makes of `there`, the number at the address `at`, in its place."""
+    """Returns statements that atomically replace `there`, the number at the address `at`, by `expression`."""
     to_bits, from_bits = ("as_uint", "as_float") if dtype == torch.float32 else ("(uint)", "(int)")
-    # Memory that atomics change may not even be read in another way: what is there comes from the first swap, which
-    # succeeds where it is 0.
+    # A plain read would race with the atomic operations of other work items. So the first swap, which assumes 0, also
+    # reads the current value.
     return f"""uint expected = 0, found;
     while (true) {{
       const value_t there = {from_bits}(expected);
@@ -261,25 +266,27 @@ def atomically(at: str, dtype: torch.dtype, expression: str) -> str:
 
 
 def _number_dtype(value: torch.dtype) -> torch.dtype:
-    """What a number is passed as: a fraction is true, and no integer keeps that."""
+    """Returns the dtype of a number argument. It is not an integer for bool, as 0.5 is True but would become 0."""
     return value if facts(value).category in ("float", "bool") else torch.int64
 
 
 def _check_reach(
     shape: Sequence[int], operands: Mapping[str, tuple[torch.Tensor, Sequence[int]]], indices: Sequence[Index]
 ) -> None:
-    """Strides that a planner has not from the tensor itself are seen here: all of an index is read, and no more than
-    there is of the others.
+    """Checks strides that a planner did not take from the tensor itself.
+
+    Raises:
+        AssertionError: the strides do not cover exactly the whole of an index tensor, or exceed another operand.
     """
     if 0 in shape:
         return
     for at, index in enumerate(indices):
         if _reach(shape, index.strides) != extent(index.tensor):
-            raise AssertionError(f"index {at} has strides {index.tensor.stride()}, and is read with {index.strides}")
+            raise AssertionError(f"index {at} has strides {index.tensor.stride()}, but is read with {index.strides}")
     for name, (tensor, strides) in operands.items():
         steps = sum((index.size - 1) * index.step for index in indices if index.size) if name == "self" else 0
         if tensor.numel() and _reach(shape, strides) + steps > extent(tensor):
-            raise AssertionError(f"{name} has strides {tensor.stride()}, and is read with {strides}")
+            raise AssertionError(f"{name} has strides {tensor.stride()}, but is accessed with {strides}")
 
 
 def _reach(shape: Sequence[int], strides: Sequence[int]) -> int:
@@ -292,16 +299,19 @@ def _reach(shape: Sequence[int], strides: Sequence[int]) -> int:
 def _part(
     shape: Sequence[int], dims: Sequence[int], operands: Sequence[Sequence[int]]
 ) -> tuple[Sequence[int], Sequence[Sequence[int]]]:
-    """Sizes and each operand's strides in `dims`, merged where possible, the innermost first."""
+    """Returns the sizes and each operand's strides in `dims`, merged where possible, innermost first."""
     where = geometry([shape[d] for d in dims], [[operand[d] for d in dims] for operand in operands])
-    # A single element is visited at 0, whatever its strides; `geometry` says 1 of them then.
+    # For a single element, `geometry` returns stride 1. That is correct, as its offset is 0 with any strides.
     return where.sizes, where.strides
 
 
 def _in_order(
     shape: Sequence[int], dims: Sequence[int], operands: Sequence[Sequence[int]]
 ) -> tuple[Sequence[int], Sequence[Sequence[int]]]:
-    """As `_part`, in the order of `dims`: that of a contiguous operand, as `geometry` orders by the first one."""
+    """Like `_part`, but keeps the order of `dims`.
+
+    `geometry` orders dimensions by the strides of the first operand, so a contiguous operand is put first.
+    """
     sizes = [shape[d] for d in dims]
     contiguous = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
     where = geometry(sizes, [contiguous, *([operand[d] for d in dims] for operand in operands)])
@@ -309,11 +319,12 @@ def _in_order(
 
 
 class _Form(NamedTuple):
-    """What the text for rows depends on.
+    """Everything that the kernel text for rows depends on.
 
     Args:
-        rank: dimensions beside the one that rows go along.
-        steps: each operand's stride along a row: 0, 1, or 2 for anything else.
+        names: of the operands.
+        rank: number of dimensions without the one along rows.
+        steps: each operand's stride along a row: 0, 1, or 2 for any other.
     """
 
     names: tuple[str, ...]
@@ -324,7 +335,7 @@ class _Form(NamedTuple):
         return self.steps[self.names.index(name)]
 
     def step(self, name: str) -> str:
-        """The operand's stride along the row. Compilers make vectors where they see that it is 1."""
+        """The operand's stride along the row, as text. Compilers vectorize a literal 1."""
         return "1" if self._step_of(name) == 1 else f"{name}_row_step"
 
     @property
@@ -333,22 +344,23 @@ class _Form(NamedTuple):
         return "".join(map(str, self.steps))
 
     def constant(self, indices: int) -> list[int]:
-        """The indices that are the same for a whole row."""
+        """Returns the numbers of the indices that are constant along a row."""
         return [t for t in range(indices) if self._step_of(f"index{t}") == 0]
 
     def varying(self, indices: int) -> list[int]:
         return [t for t in range(indices) if self._step_of(f"index{t}") != 0]
 
     def places(self, index: str) -> str:
-        """Statements that declare each operand's place, NAME_at, at the beginning of row number `index`."""
+        """Returns statements that declare NAME_at, each operand's offset at the beginning of row number `index`."""
         return _places(index, self.rank, "size", {f"{name}_at": f"{name}_stride" for name in self.names})
 
 
 class _Rows:
-    """The innermost dimension of a shape, which work items go along in chunks, and the others.
+    """A shape as rows along the innermost dimension. Work items handle chunks of rows.
 
     Args:
-        sizes, strides: the innermost first; strides of each of the operands `names`.
+        sizes: innermost first.
+        strides: for each of the operands `names`, innermost first.
     """
 
     def __init__(self, sizes: Sequence[int], strides: Sequence[Sequence[int]], names: tuple[str, ...]) -> None:
@@ -364,7 +376,7 @@ class _Rows:
 
 
 def _serial_places(rank: int, names: Sequence[str]) -> str:
-    """Statements that declare each operand's place for `step`, NAME_step, from NAME_at on."""
+    """Returns statements that declare NAME_step, each operand's offset for `step`, starting from NAME_at."""
     places = {f"{name}_step": f"serial_{name}_stride" for name in names}
     return _places("step", rank, "serial_size", places, {f"{name}_step": f"{name}_at" for name in names})
 
@@ -372,7 +384,12 @@ def _serial_places(rank: int, names: Sequence[str]) -> str:
 def _places(
     index: str, rank: int, size: str, places: Mapping[str, str], starts: Mapping[str, str] | None = None
 ) -> str:
-    """Statements that declare `places`, from `starts` on, for the linear `index`; the values are names of strides."""
+    """Returns statements that declare offsets for the linear `index`.
+
+    Args:
+        places: name of each offset, and the name of its strides without the dimension's number.
+        starts: name of the variable that each offset starts from; default 0.
+    """
     coordinates = [f"{index}_{d}" for d in reversed(range(rank))]
     lines = [split(index, [f"{size}{d}" for d in reversed(range(rank))], coordinates)]
     for place, stride in places.items():
@@ -382,7 +399,11 @@ def _places(
 
 
 def _add_indices(which: Sequence[int], place: str, leave: str, rows: _Form | None = None, suffix: str = "at") -> str:
-    """Statements that add to `place` what the indices `which` say; with `rows`, for the element i of the row."""
+    """Returns statements that add the offsets of the indices `which` to `place`; with `rows`, for element i of the row.
+
+    Args:
+        leave: the statement to run if an index is out of range.
+    """
     lines = []
     for t in which:
         at = f"index{t}_{suffix}" + (f" + i * {rows.step(f'index{t}')}" if rows else "")
@@ -392,7 +413,7 @@ def _add_indices(which: Sequence[int], place: str, leave: str, rows: _Form | Non
 
 
 def _with_indices(spec: LaunchSpec, indices: Sequence[Index], wraps: bool, report: error_words.Report) -> Launch:
-    """The launch of a kernel that looks at indices, and knows strides of all of its tensors."""
+    """Adds the index tensors and the error report to `spec`, whose text handles all strides, and returns the launch."""
     integers = dict(spec.integers)
     for position, index in enumerate(indices):
         integers |= {f"step{position}": index.step, f"index_size{position}": index.size}

@@ -1,7 +1,7 @@
-"""Negative log likelihood, forward and backward, of contiguous tensors.
+"""Negative log likelihood loss, forward and backward, of contiguous tensors.
 
-`self` is (batch, classes, positions), targets are (batch, positions), int64. A target out of range is left out and
-reported (`errors.py`).
+`self` has the shape (batch, classes, positions); targets have the shape (batch, positions) and dtype int64. A target
+out of range is skipped and reported (`errors.py`).
 """
 
 from __future__ import annotations
@@ -21,11 +21,17 @@ from torch_backplane.kernels.templates.source import (
     team_sum,
 )
 
-REDUCTIONS = ("none", "mean", "sum")  # by PyTorch's numbers
+REDUCTIONS = ("none", "mean", "sum")  # indexed by PyTorch's reduction numbers
 
 
 class LossParams(NamedTuple):
-    """weight: of each class. reduction: a number of REDUCTIONS. ignore_index: a target that is left out."""
+    """Parameters of the loss.
+
+    Args:
+        weight: one weight per class.
+        reduction: index into REDUCTIONS.
+        ignore_index: targets with this value are skipped.
+    """
 
     weight: torch.Tensor | None
     reduction: int
@@ -41,8 +47,12 @@ def nll_loss(
     params: LossParams,
     report: error_words.Report,
 ) -> Launch:
-    """out: a loss for each target (reduction 0), their weighted mean (1) or sum (2). total_weight: that of weights, or
-    with reduction 0 each target's weight, where it is of the targets' size.
+    """Computes the loss.
+
+    Args:
+        out: the loss of each target (reduction 0), their weighted mean (1) or their sum (2).
+        total_weight: receives the sum of weights. With reduction 0, it receives each target's weight if it has the
+            targets' shape, and is not written otherwise.
     """
     weight, reduction, ignore_index = params
     batch, classes, positions = self.shape
@@ -84,7 +94,7 @@ def nll_loss_backward(
     params: LossParams,
     report: error_words.Report,
 ) -> Launch:
-    """out, of self's shape, is full of zeros; writes the gradients at the targets."""
+    """Writes the gradients at the targets to out, which has self's shape and is filled with zeros."""
     weight, reduction, ignore_index = params
     batch, classes, positions = out.shape
     each, mean = REDUCTIONS[reduction] == "none", REDUCTIONS[reduction] == "mean"

@@ -1,7 +1,7 @@
-"""Margin losses, forward and backward, of contiguous tensors (rows, classes).
+"""Margin losses, forward and backward, of contiguous tensors of shape (rows, classes).
 
-What costs is how little the number of a target exceeds that of another class: z = margin - self[target] + self[other],
-where that is positive. Targets are int64; one out of range is left out and reported as `errors` says.
+For a target and another class, the loss increases with z = margin - self[target] + self[other] if z is positive.
+Targets are int64. A target out of range is skipped and reported (see `errors`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,14 @@ from torch_backplane.kernels.templates.source import (
 
 
 class MarginParams(NamedTuple):
-    """weight: for each class. p: the power, 1 or 2. share: of an element in a mean, for gradients."""
+    """Parameters of the loss.
+
+    Args:
+        weight: one weight per class.
+        p: the power of z, 1 or 2.
+        margin: a number.
+        share: for gradients: the reciprocal of the number of elements that the loss averages.
+    """
 
     weight: torch.Tensor | None
     p: int
@@ -43,7 +50,7 @@ def multi_margin_loss(
     params: MarginParams,
     report: error_words.Report,
 ) -> Launch:
-    """out: the loss of each row, whose target is one class: the mean of z (p 1) or its square (2), times a weight."""
+    """Computes the loss of each row, which has one target: the weighted mean over classes of z (p=1) or z² (p=2)."""
     weight, p, margin, _ = params
     numbers = {"margin": (value_dtype(self.dtype), margin)}
     operands = Operands({"out": out, "errors": report.words}, _given(weight, self=self, target=target))
@@ -60,10 +67,10 @@ def multi_margin_loss_backward(
     params: MarginParams,
     report: error_words.Report,
 ) -> Launch:
-    """out: the gradient.
+    """Computes the gradient of self.
 
     Args:
-        grad: (rows,), of any stride.
+        grad: shape (rows,), any stride.
     """
     weight, p, margin, share = params
     numbers = {"margin": (value_dtype(self.dtype), margin), "share": (value_dtype(self.dtype), share)}
@@ -76,7 +83,7 @@ def multi_margin_loss_backward(
 def mark_targets(
     dialect: Dialect, is_target: torch.Tensor, target: torch.Tensor, report: error_words.Report
 ) -> Launch:
-    """is_target: 1 for each class that is among the row's targets, which end at the first -1; else 0."""
+    """Sets is_target to 1 for each class that is among the row's targets, which end at the first -1, otherwise to 0."""
     rows, classes = target.shape
     return LaunchSpec(
         "mark_targets",
@@ -96,9 +103,10 @@ def mark_targets(
 def multilabel_margin_loss(
     dialect: Dialect, out: torch.Tensor, self: torch.Tensor, target: torch.Tensor, is_target: torch.Tensor
 ) -> Launch:
-    """out: the loss of each row: the sum over its targets and the classes that are none, of z by the number of classes.
+    """Computes the loss of each row: the sum of positive z over pairs of a target and a class that is no target.
 
-    Targets have been checked: those out of range are left out silently.
+    The sum is divided by the number of classes; the margin is 1. Targets were checked before: those out of range are
+    skipped silently.
     """
     inputs = {"self": self, "target": target, "is_target": is_target}
     body = _parts(dialect, None) | {"kernel": _MULTILABEL}
@@ -114,10 +122,12 @@ def multilabel_margin_loss_backward(
     share: float,
     report: error_words.Report,
 ) -> Launch:
-    """out: the gradient; grad and share as for `multi_margin_loss_backward`. An item counts for one element.
+    """Computes the gradient of self; one work item per element.
 
     Args:
-        labels: targets, and what `mark_targets` made of them.
+        grad: shape (rows,), any stride.
+        labels: targets, and the result of `mark_targets` for them.
+        share: as in `MarginParams`.
     """
     target, is_target = labels
     rows, classes = self.shape
@@ -149,7 +159,7 @@ def _by_rows(
     numbers: Mapping[str, tuple[torch.dtype, Any]] | None = None,
     integers: Mapping[str, int] | None = None,
 ) -> Launch:
-    """A team for each row of `self`. With `operator`, indices are checked."""
+    """Returns a launch with one team per row of `self`. With `operator`, indices are checked."""
     self = operands.inputs["self"]
     rows, classes = self.shape
     groups, group_size = row_groups(dialect, rows)
@@ -173,7 +183,7 @@ def _by_rows(
 
 
 def _checked(operator: str) -> dict[str, Any]:
-    """What a kernel needs for checked_index."""
+    """Returns the parts of a `LaunchSpec` that checked_index needs."""
     return {
         "numbers": {"operator_number": (torch.int32, error_words.operator_number(operator))},
         "types": {"int64": torch.int64},
@@ -203,9 +213,9 @@ def _parts(dialect: Dialect, weight: torch.Tensor | None) -> dict[str, str]:
 
 
 def _others(statement: str) -> str:
-    """`statement` for every class i but the chosen one, by lanes and singly, and the total of what it adds to `sum`.
+    """Returns a loop that runs `statement` for every class i except the chosen one, and then adds `sum` to `total`.
 
-    `@` in it is `_lanes` in the one, else nothing.
+    `@` in `statement` becomes `_lanes` in the vector part and nothing in the scalar part.
     """
     lanes, single = statement.replace("@", "_lanes"), statement.replace("@", "")
     return f"""
@@ -227,7 +237,7 @@ def _others(statement: str) -> str:
   total_lost += sum_lost;"""
 
 
-# OF(x) is x, and OF_lanes(x) has it in every lane.
+# OF(x) is x as value_t; OF_lanes(x) has x in every lane.
 _SPREAD = """
 #define OF(x) ((value_t)(x))
 #define OF_lanes(x) LANES_OF(x)
@@ -285,8 +295,8 @@ _MULTILABEL = f"""
   if (member == 0) store_out(row, TOTAL(total) / classes);
 """
 
-# A class that is no target is counted once for each target that it comes too near to, and a target, as often as it is
-# given, once for each class that comes too near to it. Marks may say otherwise than the targets: then it is both.
+# A non-target class counts once for each target to which it is too close (z > 0). A target counts, as often as it is
+# given, once for each non-target class that is too close. A class can be both, as is_target can contradict the targets.
 _MULTILABEL_BACKWARD = """
   $item
   const index_t row = element / classes, own = element % classes, first = row * classes;

@@ -1,12 +1,15 @@
-"""Matrix products of any layout: out = beta * c + alpha * a @ b, batched.
+"""Batched matrix products of operands with any strides: out = beta * c + alpha * a @ b.
 
-Four forms. Where work items run in lockstep (`Target.simt`) `tiled`, with long sums of few results divided among
-groups (`tiles.py`). Elsewhere each item computes a block of results in registers: `outer` has a vector along a row of
-b and needs no order of a, `inner` has vectors along the summed dimension of both. Where there are rows and columns
-enough, processors have `packed` (`cpu/packed_product.py`).
+There are four forms:
 
-All add up the products of a block of the depth, and then the blocks, with what these additions lose: a sum's rounding
-error grows with the longest chain of additions. Short sums keep what each product and addition loses.
+- `tiled`: on SIMT targets with enough local memory. Long sums of few results are split among work groups (`tiles.py`).
+- `packed`: on CPUs, if there are enough rows and columns (`cpu/packed_product.py`).
+- `inner`: otherwise, if both operands are contiguous along the summed dimension. A work item computes a block of
+  results in registers, with vectors along that dimension.
+- `outer`: otherwise. Like `inner`, with vectors along the rows of b. It works for any strides of a.
+
+All forms add up the products of a block of the depth first, and then the blocks with error compensation, because the
+rounding error of a sum grows with its longest chain of additions. Short sums compensate each product and addition.
 """
 
 from __future__ import annotations
@@ -43,17 +46,17 @@ from torch_backplane.kernels.templates.tiles import (
 _SMALL_GROUP = 8
 _OUTER_ROWS = 8
 _INNER_ROWS = _INNER_COLUMNS = 4
-_WHOLE = "/whole"  # at the end of forms whose sums are not divided
+_WHOLE = "/whole"  # suffix of forms that do not split sums
 
 
 class ProductParams(NamedTuple):
     """How sums are computed.
 
     Args:
-        form: one of `forms`; the usual one where empty.
-        workspace: bytes that parts of sums may take, if there is a limit.
-        reduced: parts of sums are rounded to out's dtype.
-        divides: whether sums may be divided.
+        form: one of `forms`; empty for the default form.
+        workspace: maximum bytes for partial sums, if there is a limit.
+        reduced: partial sums are rounded to out's dtype.
+        divides: whether sums can be split.
     """
 
     form: str = ""
@@ -71,15 +74,16 @@ def matmul(
     scales: tuple[int | float, int | float] = (1, 1),
     params: ProductParams = ProductParams(),  # noqa: B008, it cannot be changed
 ) -> list[Launch]:
-    """out = beta * c + alpha * a @ b; without c, out = alpha * a @ b.
+    """Computes out = beta * c + alpha * a @ b; without c, out = alpha * a @ b.
+
+    Sums of float16 and bfloat16 are in float32; integers wrap. Operands can have any strides, including 0.
 
     Args:
+        out: shape (batch, rows, columns), with zero, one or two batch dimensions.
+        a: shape (batch, rows, depth).
+        b: shape (batch, depth, columns).
+        c: has out's shape (expanded if necessary); can be out itself.
         scales: alpha and beta.
-        out, c: (batch, rows, columns), with none, one or two dimensions of batch. c has out's shape (expanded), and may
-            be out.
-        a: (batch, rows, depth). b: (batch, depth, columns). A stride may be anything, 0 too.
-
-    Sums are in float32 for float16 and bfloat16; integers wrap.
     """
     (alpha, beta), (form, workspace, reduced, divides) = scales, params
     while out.dim() < 4:
@@ -147,7 +151,7 @@ def matmul(
 
 
 def forms(dialect: Dialect, dtype: torch.dtype) -> list[str]:
-    """Which there are beside the usual one, for results of `dtype`: other tiles, and sums that are not divided."""
+    """Returns the alternatives to the default form for results of `dtype`: other tile sizes, and sums not split."""
     side = side_of(dialect, summed(dtype).value)
     if side is None:
         return []
@@ -156,7 +160,7 @@ def forms(dialect: Dialect, dtype: torch.dtype) -> list[str]:
 
 
 def _side(dialect: Dialect, value: torch.dtype, form: str) -> int | None:
-    """Of a group."""
+    """Returns the side of a work group in work items, or None if the form is not `tiled`."""
     tile = form.removesuffix(_WHOLE).removeprefix("tile=")
     return int(tile) // PER_ITEM if tile else side_of(dialect, value)
 
@@ -170,7 +174,7 @@ def _strides(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
 
 
 def _block(group: int, tile_rows: int, tile_columns: str) -> str:
-    """Statements that find the work item's block: its `batch`, and its first row and column i and j."""
+    """Returns statements that declare the work item's block: its `batch` and its first row i and column j."""
     return f"""
   const index_t item = (index_t)GROUP * {group} + ITEM;
   const index_t row_blocks = (rows + {tile_rows - 1}) / {tile_rows};
@@ -257,7 +261,7 @@ def _inner(group: int) -> str:
 
 
 def _tiled(tiles: Tiles, loses: bool, short: bool = False) -> str:
-    # Tiles are filled along the dimension that is contiguous in memory, so that work items read neighbours.
+    # Tiles are filled along the contiguous dimension, so that consecutive work items read consecutive elements.
     parts = {
         "a_along_depth": "a_column == 1",
         "b_along_depth": "b_column != 1",

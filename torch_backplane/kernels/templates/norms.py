@@ -1,8 +1,8 @@
 """Layer, group, batch and RMS norm, forward and backward, of contiguous tensors.
 
-All of them normalise sets of numbers, each set by one team of work items. A set is `pieces` runs of `length`
-neighbouring numbers, and what multiplies them is given for each number (layer and RMS norm), each piece (group norm)
-or each set (batch norm): that is a `Sets`.
+All of them normalize sets of elements; a team of work items handles each set. A set has `pieces` runs of `length`
+consecutive elements. There is one weight and bias per position in the set (layer and RMS norm), per piece (group norm)
+or per set (batch norm). `Sets` describes this.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ from torch_backplane.kernels.templates.spelling import lane_count
 
 @dataclass(frozen=True)
 class Sets:
-    """Which numbers are normalised together.
+    """Which elements are normalized together.
 
     Args:
-        norm: "layer", "group" or "batch": the order in memory, and what weight and bias belong to.
-        count: how many sets. pieces: runs in each. length: of a run.
-        groups: of a group norm, how many sets have weights of their own.
+        norm: "layer", "group" or "batch"; determines the order in memory and the indexing of weight and bias.
+        count: number of sets.
+        pieces: runs per set.
+        length: elements per run.
+        groups: number of groups of a group norm.
     """
 
     norm: str
@@ -61,7 +63,7 @@ class Sets:
         return {"rows": self.count, "pieces": self.pieces, "length": self.length, "groups": self.groups}
 
 
-# Where a piece begins; and where the weight of a number is.
+# Offset of a piece; and index of an element's weight.
 _PIECE_AT = {
     "layer": "row * length",
     "group": "(row * pieces + piece) * length",
@@ -71,18 +73,19 @@ _WEIGHT_AT = {"layer": "i", "group": "row % groups * pieces + piece", "batch": "
 
 
 class Affine(NamedTuple):
-    """What multiplies and is added to normalised numbers; or the gradients of these two that are wanted."""
+    """Weight and bias of a norm, or the requested gradients of them."""
 
     weight: torch.Tensor | None = None
     bias: torch.Tensor | None = None
 
 
 class Statistics(NamedTuple):
-    """
+    """The statistics of a forward pass.
+
     Args:
-        mean, rstd: written, one number for each set. Without mean, zero is the mean (RMS norm). With neither, the mean
-            and variance in `running` are used, as batch norm does in evaluation.
-        running: running mean and variance (batch norm); updated by momentum where rstd is given.
+        mean, rstd: outputs, one element per set. Without mean, the mean is zero (RMS norm). Without both, the mean and
+            variance in `running` are used, as in batch norm's evaluation mode.
+        running: running mean and variance (batch norm); updated with `momentum` if rstd is given.
     """
 
     mean: torch.Tensor | None
@@ -92,7 +95,7 @@ class Statistics(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What gradients are computed from. mean: None for RMS norm."""
+    """The inputs of a backward pass. `mean` is None for RMS norm."""
 
     grad: torch.Tensor
     self: torch.Tensor
@@ -102,9 +105,12 @@ class Saved(NamedTuple):
 
 
 class Evaluated(NamedTuple):
-    """
+    """How the statistics in `Saved` were obtained.
+
     Args:
-        training: whether mean and rstd came from self. variance: whether rstd holds variances (running ones).
+        training: whether mean and rstd were computed from self.
+        variance: whether rstd holds variances, such as the running variance.
+        eps: is added to these variances.
     """
 
     training: bool = True
@@ -121,7 +127,7 @@ def norm(
     statistics: Statistics,
     eps: float,
 ) -> Launch:
-    """out = (self - mean) / sqrt(variance + eps) * weight + bias."""
+    """Computes out = (self - mean) / sqrt(variance + eps) * weight + bias."""
     (weight, bias), (mean, rstd, running, momentum) = affine, statistics
     value = value_dtype(out.dtype)
     outputs, inputs = {"out": out}, {"self": self}
@@ -164,7 +170,7 @@ def norm_backward(
     wanted: Affine = Affine(),  # noqa: B008, it cannot be changed
     how: Evaluated = Evaluated(),  # noqa: B008, it cannot be changed
 ) -> Launch:
-    """The gradient of self; of batch norm also those of weight and bias, which each set has for itself."""
+    """Computes the gradient of self and, for batch norm, those of weight and bias, which exist once per set."""
     (grad, self, weight, mean, rstd), (weight_grad, bias_grad), (training, variance, eps) = saved, wanted, how
     value = value_dtype(out.dtype)
     inputs = {"grad": grad, "self": self, "rstd_of": rstd, **_given(weight=weight, mean_of=mean)}
@@ -196,7 +202,7 @@ def norm_backward(
 
 
 def weight_grads(dialect: Dialect, sets: Sets, wanted: Affine, saved: Saved) -> Launch:
-    """The gradients of weight and bias (at least one of them) of a layer, RMS or group norm."""
+    """Computes the gradients of weight, bias or both for a layer, RMS or group norm."""
     (weight_grad, bias_grad), (grad, self, _, mean, rstd) = wanted, saved
     value = value_dtype(grad.dtype)
     outputs = _given(weight_grad=weight_grad, bias_grad=bias_grad)
@@ -260,10 +266,10 @@ def _affine(norm: str, has_weight: bool, has_bias: bool) -> str:
 
 
 def _pieces(dialect: Dialect, norm: str, statement: str, *sums: str) -> str:
-    """`statement` for every number of the set: its address is `at`, its number in the piece i.
+    """Returns a loop that runs `statement` for every element of the set, at offset `at` and index i in its piece.
 
-    What `sums` have lost joins them after every few pieces: where pieces are many it would become large itself, and
-    lose as much.
+    The rounding errors of `sums` are added to the sums after every few pieces. Otherwise they would grow large with
+    many pieces, and lose precision themselves.
     """
     settle = " ".join(f"SETTLE({name}) SETTLE_lanes({name})" for name in sums)
     settle = f"if ((piece & 15) == 15 || length > 1024) {{ {settle} }}" if sums else ""
@@ -275,9 +281,10 @@ def _pieces(dialect: Dialect, norm: str, statement: str, *sums: str) -> str:
 
 
 def _statistics(dialect: Dialect, norm: str, centred: bool) -> str:
-    """Mean and variance in two passes: the numbers are in the cache, and nothing cancels.
+    """Returns statements that compute mean and variance in two passes: elements are in the cache, and nothing cancels.
 
-    The mean is in two numbers, as its rounding is no small part of the deviation where it is thousands of times that.
+    The mean is kept in two numbers: if it is thousands of times the deviation, its rounding error is a significant
+    part of the deviation.
     """
 
     def total(name: str, statement: str) -> str:
@@ -303,7 +310,7 @@ _UPDATE = """if (member == 0) {
     store_running_var(row, (1 - momentum) * load_running_var(row) + momentum * (TOTAL(squares) / (count - 1)));
   }"""
 
-# A column's gradients: the sum over all sets, of which each has one number in it.
+# The gradients of one column: sums over all sets, each of which has one element in the column.
 _COLUMN = """value_t@ grads@ = OF@(0), products@ = OF@(0), grads@_lost = OF@(0), products@_lost = OF@(0);
     for (index_t set = 0; set < rows; ++set) {
       const index_t at = set * length + column;

@@ -1,7 +1,8 @@
 """Maximum and average pooling of 1 to 3 dimensions, forward and backward.
 
-Images are (planes, *sizes), contiguous. Backwards go over the elements of the image and gather from every window that
-covers them, so nothing is added to concurrently. Processors have forms of their own (`cpu/pooling_rows.py`).
+Images have the shape (planes, *sizes) and are contiguous. A backward work item handles one element of the image and
+gathers from every window that covers it, so no atomic additions are needed. CPUs have separate kernels
+(`cpu/pooling_rows.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch_backplane.kernels.templates.unfold import Windows
 def max_pool(
     dialect: Dialect, out: torch.Tensor, indices: torch.Tensor, image: torch.Tensor, windows: Windows
 ) -> Launch:
-    """The greatest element of each window, the last NaN if there is one; and its place in the plane."""
+    """Computes the maximum of each window, or its last NaN if it has one, and the element's index in the plane."""
     rank, outputs = windows.rank, {"out": out, "indices": indices}
     if not dialect.target.simt:
         return pooling_rows.max_pool(dialect, outputs, image, windows)
@@ -32,7 +33,7 @@ def max_pool(
 
 
 def adaptive_max_pool(dialect: Dialect, out: torch.Tensor, indices: torch.Tensor, image: torch.Tensor) -> Launch:
-    """The same of windows that divide the image into out's sizes, as `adaptive_avg_pool` has them."""
+    """Like `max_pool`, with windows that divide the image into out's sizes, as in `adaptive_avg_pool`."""
     rank = out.dim() - 1
     loops = " ".join(f"for (index_t i{d} = begin{d}; i{d} < end{d}; ++i{d}) {{" for d in range(rank))
     body = f"""
@@ -52,8 +53,11 @@ def fractional_max_pool(
     samples: torch.Tensor,
     windows: Windows,
 ) -> Launch:
-    """The same of windows whose distances are drawn: `samples` has a number from 0 to 1 for each plane and dimension;
-    of two dimensions, the last one's comes first.
+    """Like `max_pool`, with windows at pseudorandom distances.
+
+    Args:
+        samples: numbers from 0 to 1 that determine the distances, of shape (planes, dimensions). With two dimensions,
+            the number of the last dimension comes first.
     """
     rank = windows.rank
     starts = [
@@ -74,7 +78,7 @@ def fractional_max_pool(
 
 
 def _greatest(dtype: torch.dtype, loops: str, element: str, rank: int) -> str:
-    """Statements that store the greatest element, or the last NaN, of those that the loops go over, and its place."""
+    """Returns statements that store the maximum, or the last NaN, of the elements that `loops` visit, and its index."""
     taken = "value > best || value != value" if facts(dtype).category == "float" else "value > best"
     return f"""value_t best = 0; index_t place = -1;
   {loops}
@@ -89,7 +93,7 @@ def _greatest(dtype: torch.dtype, loops: str, element: str, rank: int) -> str:
 def max_pool_backward(
     dialect: Dialect, image_grad: torch.Tensor, grad: torch.Tensor, indices: torch.Tensor, windows: Windows
 ) -> Launch:
-    """The gradient of each element of the image: the sum of those of the windows whose index it is."""
+    """Computes the gradient of each image element: the sum of the gradients of all windows whose index it is."""
     rank = windows.rank
     inputs = {"grad": grad, "indices": indices}
     if pooling_rows.has_planes(dialect.target, image_grad):
@@ -110,7 +114,11 @@ def max_pool_backward(
 def avg_pool(
     dialect: Dialect, out: torch.Tensor, image: torch.Tensor, windows: Windows, count_padding: bool, divisor: int | None
 ) -> Launch:
-    """The mean of each window: its sum over `divisor`, or the number of its elements, also those in the padding."""
+    """Computes the mean of each window: its sum divided by `divisor` or by the number of its elements.
+
+    Args:
+        count_padding: whether elements in the padding count.
+    """
     rank = windows.rank
     body = f"""
   {words.places(rank, "out", "places")}
@@ -135,7 +143,7 @@ def avg_pool_backward(
     count_padding: bool,
     divisor: int | None,
 ) -> Launch:
-    """The gradient of each element of the image: its share of that of every window that covers it."""
+    """Computes the gradient of each image element: the sum of its shares in the gradients of windows that cover it."""
     rank = windows.rank
     name = f"avg_pool_backward{_suffix(count_padding, divisor)}"
     if pooling_rows.has_planes(dialect.target, image_grad):
@@ -154,7 +162,10 @@ def avg_pool_backward(
 
 
 def adaptive_avg_pool(dialect: Dialect, out: torch.Tensor, image: torch.Tensor) -> Launch:
-    """Means of windows that divide the image into out's sizes: from floor(o * in / out) to ceil((o + 1) * in / out)."""
+    """Computes means of windows that divide the image into out's sizes.
+
+    Window o covers the elements from floor(o * in / out) to ceil((o + 1) * in / out), exclusive.
+    """
     rank = out.dim() - 1
     loops = " ".join(f"for (index_t i{d} = begin{d}; i{d} < end{d}; ++i{d}) {{" for d in range(rank))
     body = f"""
@@ -171,7 +182,7 @@ def adaptive_avg_pool(dialect: Dialect, out: torch.Tensor, image: torch.Tensor) 
 
 
 def adaptive_avg_pool_backward(dialect: Dialect, image_grad: torch.Tensor, grad: torch.Tensor) -> Launch:
-    """The gradient of each element of the image: its share of that of every window that it is in."""
+    """Computes the gradient of each image element: the sum of its shares in the gradients of windows that cover it."""
     rank = grad.dim() - 1
     body = f"""
   {words.places(rank, "i", "image", "i")}
@@ -190,7 +201,7 @@ def adaptive_avg_pool_backward(dialect: Dialect, image_grad: torch.Tensor, grad:
 def adaptive_max_pool_backward(
     dialect: Dialect, image_grad: torch.Tensor, grad: torch.Tensor, indices: torch.Tensor
 ) -> Launch:
-    """The gradient of each element of the image: the sum of those of the windows whose index it is."""
+    """Computes the gradient of each image element: the sum of the gradients of all windows whose index it is."""
     rank = grad.dim() - 1
     body = f"""
   {words.places(rank, "i", "image", "i")}
@@ -207,7 +218,7 @@ def adaptive_max_pool_backward(
 
 
 def _adaptive_covering_loops(rank: int) -> str:
-    """Loops over the windows o that the element i is in."""
+    """Returns loops over the windows o that cover element i."""
     return " ".join(
         f"for (index_t o{d} = i{d} * places{d} / image{d}; o{d} < min(places{d}, "
         f"((i{d} + 1) * places{d} + image{d} - 1) / image{d}); ++o{d}) {{ {_adaptive(d)} "

@@ -1,4 +1,4 @@
-"""Statements about windows and the images that they go over: planes, places o of windows, elements i of the image."""
+"""Kernel text for windows over images: planes, window positions o, and image elements i."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch_backplane.kernels.templates.unfold import linear
 
 
 def places(rank: int, name: str, sizes: str, letter: str = "o") -> str:
-    """Statements that declare `plane` and the coordinates of the work item's element."""
+    """Returns statements that declare `plane` and the coordinates of the work item's element."""
     return split(
         "item", ["planes", *(f"{sizes}{d}" for d in range(rank))], ["plane", *(f"{letter}{d}" for d in range(rank))]
     )
@@ -30,7 +30,7 @@ def loops(rank: int) -> str:
 
 
 def covered(rank: int) -> str:
-    """Statements that declare where in the image the element k of window o is."""
+    """Returns statements that declare i, the image coordinates of element k of window o."""
     return " ".join(f"const index_t i{d} = o{d} * stride{d} - padding{d} + k{d} * dilation{d};" for d in range(rank))
 
 
@@ -39,7 +39,7 @@ def inside(rank: int) -> str:
 
 
 def covering_loops(rank: int) -> str:
-    """Loops over the windows o that cover the element i."""
+    """Returns loops over the windows o that cover element i."""
     return " ".join(
         f"const index_t least{d} = i{d} + padding{d} - (window{d} - 1) * dilation{d}; "
         f"const index_t first{d} = least{d} <= 0 ? 0 : (least{d} + stride{d} - 1) / stride{d}, "
@@ -51,7 +51,10 @@ def covering_loops(rank: int) -> str:
 
 
 def count(rank: int, count_padding: bool, divisor: int | None) -> str:
-    """Statements that declare by what the sum of window o is divided. Elements beyond the padding never count."""
+    """Returns statements that declare `count`, the divisor for the sum of window o.
+
+    Elements beyond the padding never count.
+    """
     if divisor is not None:
         return "const index_t count = divisor;"
     lines = []

@@ -1,16 +1,16 @@
-"""Stable sorting of long rows, and finding their first few, by digits of keys.
+"""Stable radix sort of long rows, and radix selection of their first k elements.
 
-A row's elements, as `sort.key_function` makes unsigned integers of them, are taken apart in chunks. To sort by a digit
-takes three steps: how many elements of each chunk have which digit; where those of a chunk and digit begin, by a scan
-of these numbers; and every element to its place.
+`sort.key_function` maps a row's elements to unsigned integers, the keys. A row is divided into chunks. Sorting by one
+digit takes three steps: count the elements of each chunk with each digit; scan these counts, to get the start of each
+chunk and digit; and move every element to its position.
 
-`radix_sort` does so for each digit, the least significant one first. The first digit's step reads the elements, the
-last one's writes the results. `select` finds the key of the k-th element from its most significant digit on, by
-counting the digits of those that agree with it so far; then it sorts by a digit that says what is less, equal or
-greater.
+`radix_sort` sorts by each digit, least significant first. The first step reads the elements, the last one writes the
+results. `select` determines the key of the k-th element digit by digit, most significant first, by counting the digits
+of the keys that agree with it so far. Then it sorts by a digit that is 0, 1 or 2 for keys less than, equal to, or
+greater than that key.
 
-Where a work item is a thread, it goes through a chunk in order. Where items run in lockstep, a team sorts its chunk
-tile by tile in local memory, so that those of a digit are written side by side.
+If `Target.team_size` is 1, as on CPUs, a work item processes a chunk in order. Otherwise a team sorts its chunk tile by
+tile in local memory, so that elements with the same digit are written to adjacent positions.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from torch_backplane.kernels.templates.scan import accumulate
 from torch_backplane.kernels.templates.sort import key_function
 from torch_backplane.kernels.templates.source import Launch, LaunchSpec, split
 
-_RUN = 4  # elements of a tile for each item of a team
-_LEAST_CHUNK = 4096
-_DIGIT_BITS = {False: 8, True: 4}  # by whether items run in lockstep
+_RUN = 4  # elements of a tile per work item of a team
+_LEAST_CHUNK = 4096  # minimum elements of a chunk
+_DIGIT_BITS = {False: 8, True: 4}  # by Target.simt
 _SIDES = 3  # less, equal, greater
-_LEAST_SORTED = {False: 256, True: 1024}  # size of rows: shorter ones are better merged
-_LEAST_SELECTED, _FEWEST = 8192, 32  # size of rows and how many of them: else they are better merged, too
-_PART = 16  # where less than this part of a row is wanted, it is not sorted whole
+_LEAST_SORTED = {False: 256, True: 1024}  # minimum row size by Target.simt: merging is faster for shorter rows
+_LEAST_SELECTED, _FEWEST = 8192, 32  # minimum row size and minimum k for `select`: otherwise merging is faster
+_PART = 16  # if k is at most 1/_PART of a row, the row is not sorted completely
 
-# Where the keys of dtypes differ: bits from and to. Those of half precision are float32's.
+# The range of bits in which the keys of a dtype can differ. float16 and bfloat16 use float32's keys.
 _BITS = {torch.float16: (13, 32), torch.bfloat16: (16, 32), torch.bool: (0, 1)}
 
 
 def suits_sorting(target: Target, size: int, k: int) -> bool:
-    """Whether the first `k` of rows of `size` are better found by `radix_sort` than by merging."""
+    """Whether `radix_sort` finds the first `k` elements of rows of `size` faster than merging."""
     return size >= _LEAST_SORTED[target.simt] and _PART * k > size and _has_room(target)
 
 
 def suits_selection(target: Target, size: int, k: int) -> bool:
-    """Whether the first `k` of rows of `size` are better found by `select`, and then sorted."""
+    """Whether `select`, followed by a sort, finds the first `k` elements of rows of `size` faster."""
     return size >= _LEAST_SELECTED and k >= _FEWEST and _PART * k <= size and _has_room(target)
 
 
@@ -55,17 +55,17 @@ def _has_room(target: Target) -> bool:
 
 
 def _team(target: Target) -> int:
-    """Work items of a team; its tile, and a counter for each digit and item, are in local memory."""
+    """Returns the team size. A tile, and a counter for each digit and work item, must fit into local memory."""
     return target.team_of(_RUN * 12 + 4 * (1 << _DIGIT_BITS[True]) + 8) if target.team_size > 1 else 1
 
 
 def _chunks(target: Target, rows: int, size: int) -> int:
-    """Of each row."""
+    """Returns the number of chunks of each row."""
     return max(1, min(-(-target.enough_groups // rows), size // _LEAST_CHUNK))
 
 
 def _shifts(target: Target, dtype: torch.dtype) -> list[int]:
-    """Where in the key each digit begins, the least significant one first."""
+    """Returns the first bit of each digit in the key, least significant digit first."""
     low, high = _bits(dtype)
     width = _DIGIT_BITS[target.simt]
     digits = -(-(high - low) // width)
@@ -77,12 +77,17 @@ def _bits(dtype: torch.dtype) -> tuple[int, int]:
 
 
 def _is_apart(dtype: torch.dtype) -> bool:
-    """Whether keys are of 64 bits, and have places beside them and not behind them."""
+    """Whether keys have 64 bits, so that positions are in a separate tensor instead of in the same integer."""
     return facts(value_dtype(dtype)).bits == 64
 
 
 class Keys(NamedTuple):
-    """Elements on their way: keys, uint64, of the shape of the rows, and where in its row each element is, int32."""
+    """Elements between two steps.
+
+    Args:
+        keys: uint64, of the shape of the rows; includes positions if `places` is None.
+        places: int32, each element's position in its original row.
+    """
 
     keys: torch.Tensor
     places: torch.Tensor | None
@@ -105,9 +110,10 @@ def radix_sort(
     first: int,
     descending: bool,
 ) -> list[Launch]:
-    """values and indices (rows, count) = those from `first` on in the order of each row of self (rows, size).
+    """Sorts each row of self, of shape (rows, size), and writes the results from position `first` on.
 
-    All contiguous, and results not where self is. Equal elements stay in their order, and NaN is the greatest.
+    values and indices have the shape (rows, count). All tensors are contiguous; the results must not overlap self. The
+    sort is stable; NaN is the greatest element.
     """
     step = _first_step(dialect, self, descending)
     shifts = _shifts(dialect.target, self.dtype)
@@ -123,10 +129,10 @@ def radix_sort(
 def select(
     dialect: Dialect, values: torch.Tensor, indices: torch.Tensor, self: torch.Tensor, descending: bool
 ) -> list[Launch]:
-    """values and indices (rows, k) = the first k in the order of each row of self (rows, size).
+    """Selects the first k elements, in sorting order, of each row of self, of shape (rows, size), without sorting them.
 
-    All contiguous, and results not where self is. Those that are less than the k-th come first, then those equal to it,
-    all as they come in the row.
+    values and indices have the shape (rows, k). All tensors are contiguous; the results must not overlap self. Elements
+    that precede the k-th in sorting order come first, then those equal to it, both in the order of the row.
     """
     rows, k = values.shape
     found = torch.empty(rows, dtype=torch.uint64, device=self.device)
@@ -151,15 +157,16 @@ def _first_step(dialect: Dialect, self: torch.Tensor, descending: bool) -> _Step
 
 @dataclass(frozen=True)
 class _Step:
-    """What is done for one digit.
+    """The sort, or count, by one digit.
 
     Args:
         self: the rows.
-        counts: int32, (rows, digits × chunks).
-        shift: where in the key the digit begins.
-        source: of the keys; None: they are made of self.
-        found: what is known of a key for each row. Only what agrees with it counts.
-        is_side: the digit is 0 for less than `found`, 1 for equal, 2 for greater.
+        counts: int32, of shape (rows, digits × chunks).
+        chunks: number of chunks of each row.
+        shift: first bit of the digit in the key.
+        source: the keys; None: they are computed from self.
+        found: for each row, the higher digits of a key. Only keys with the same higher digits count.
+        is_side: the digit is 0 for keys less than `found`, 1 for equal keys, and 2 for greater keys.
     """
 
     dialect: Dialect
@@ -173,13 +180,13 @@ class _Step:
     is_side: bool = False
 
     def count(self) -> list[Launch]:
-        """counts[row, digit, chunk] = where elements of that digit and chunk end in the order by the digit."""
+        """Computes counts[row, digit, chunk]: the end position of the chunk's elements with that digit."""
         body = _COUNT if _team(self.dialect.target) == 1 else _COUNT_BY_TEAMS
         counted = self._over_chunks("count_digits", {"counts": self.counts}, {}, {}, body, {})
         return [counted, *accumulate(self.dialect, self.counts, self.counts, 1, "cumsum")]
 
     def scatter(self, values: torch.Tensor, indices: torch.Tensor, first: int, sink: Keys | None) -> Launch:
-        """Every element to its place, in `sink`, or those from `first` on in the results."""
+        """Moves every element to its position in `sink`; without it, writes those from `first` on to the results."""
         inputs = {"counts": self.counts}
         body = _SCATTER if _team(self.dialect.target) == 1 else _SCATTER_BY_TEAMS
         if sink is None:
@@ -198,7 +205,10 @@ class _Step:
         return self._over_chunks("sort_by_digit", sink.tensors("to_"), inputs, {}, body, {_PUT: put})
 
     def choose(self, found: torch.Tensor, left: torch.Tensor, k: int) -> Launch:
-        """found[row] gets the digit of the k-th element; left[row] = which one of those that agree with it that is."""
+        """Adds the k-th element's digit to found[row].
+
+        left[row] becomes the element's rank among the keys that agree with found[row].
+        """
         digits = 1 << _DIGIT_BITS[self.dialect.target.simt]
         return LaunchSpec(
             "choose_digit" + ("_first" if self.found is None else ""),
@@ -223,7 +233,7 @@ class _Step:
         body: str,
         macros: Mapping[str, str],
     ) -> Launch:
-        """`body` for each chunk, of elements `first` to `last` of `row`, by an item or a team."""
+        """Returns a launch of `body` for each chunk, elements `first` to `last` of `row`, by a work item or a team."""
         target, value = self.dialect.target, value_dtype(self.self.dtype)
         rows, size = self.self.shape
         team = _team(target)
@@ -232,7 +242,7 @@ class _Step:
         chunk = -(-size // (self.chunks * tile)) * tile
         known = {"rows": rows, "size": size, "chunks": self.chunks, "chunk": chunk, "shift": self.shift}
         if team > 1:
-            known["beyond"] = size + tile  # by as much as a tile adds to an index
+            known["beyond"] = size + tile  # an upper bound of indices in the last tile, which index_t must represent
             end = "beyond - TEAM * RUN"
             where = "const int member = ITEM; const index_t chunk_number = GROUP % chunks, row = GROUP / chunks;"
         else:
@@ -262,7 +272,7 @@ class _Step:
         ).launch()
 
     def _access(self) -> dict[str, str]:
-        """Macros: KEY(at) and PLACE(at) of the source, DIGIT(key), and AGREES(key)."""
+        """Returns the macros KEY(at) and PLACE(at) of the source, DIGIT(key), and AGREES(key)."""
         low, high = _bits(self.self.dtype)
         width = _DIGIT_BITS[self.dialect.target.simt]
         if self.source is None:
@@ -310,7 +320,7 @@ _SCATTER = """
   }
 """
 
-# Each item counts in a column of its own.
+# Each work item has its own column of counters.
 _COUNT_BY_TEAMS = """
   LOCAL int here[DIGITS * TEAM];
   for (int digit = 0; digit < DIGITS; ++digit) here[digit * TEAM + member] = 0;
@@ -328,7 +338,7 @@ _COUNT_BY_TEAMS = """
     counts[(row * DIGITS + digit) * chunks + chunk_number] = here[digit * TEAM];
 """
 
-# before[digit, item]: how many of the tile come before those that the item has of the digit.
+# before[digit, item] is the number of elements of the tile that precede the work item's elements with that digit.
 _SCATTER_BY_TEAMS = """
   LOCAL key_t keys_here[RUN * TEAM]; LOCAL int places_here[RUN * TEAM];
   LOCAL int before[DIGITS * TEAM]; LOCAL int sums[TEAM]; LOCAL int next[DIGITS]; LOCAL int starts[DIGITS];
@@ -390,7 +400,7 @@ _SCATTER_BY_TEAMS = """
   }
 """
 
-# Of counts, which were summed up, the first digit by which there are enough.
+# Finds the first digit whose cumulative count reaches the wanted rank, by binary search.
 _CHOOSE = """
   const index_t row = item, begin = row * DIGITS * chunks;
   const int wanted = IS_FIRST ? k : left[row];

@@ -1,11 +1,12 @@
 """Random fills of contiguous tensors, and dropout, by Philox4x32-10.
 
-Salmon et al., «Parallel random numbers: as easy as 1, 2, 3» (2011). The key is the generator's seed. The counter is
-made of its offset, which names the call, and of the number of the element: what an element gets depends neither on the
-launch nor on the device. An element takes one 32-bit word of the four that a counter gives, or two if it needs more.
+Salmon et al., «Parallel random numbers: as easy as 1, 2, 3» (2011). The key is the generator's seed. The counter
+consists of the generator's offset, which identifies the call, and the number of the element. So the value of an element
+depends neither on the launch nor on the device. A counter yields four 32-bit words. An element uses one of them, or two
+if it needs more bits.
 
-A work item has LANES counters (`spelling`). Their first draws are one vector, their second draws the next one, and so
-on: interleaved, they are those of neighbours.
+A work item has LANES counters (`spelling`). The first draws of all counters are one vector, the second draws another,
+and so on. Interleaving these vectors yields the draws of consecutive elements.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from torch_backplane.kernels.dtypes import facts, value_dtype
 from torch_backplane.kernels.templates.source import Launch, LaunchSpec
 from torch_backplane.kernels.templates.spelling import lane_count
 
-# Of integers, an element has one word for ranges up to this one: the remainder makes some of them likelier than others,
-# by the range's share of 2^32 at most. Powers of two have no such remainder.
+# An integer uses one word if its range is not larger than this, or divides 2^32. In ranges that do not divide 2^32,
+# some integers are more likely than others, by a relative difference of up to range / 2^32.
 NARROW_RANGE = 2**20
 
-# How many words of the generator a call uses up: every element has a counter of its own within this.
+# The increment of the generator's offset per call. The counters of a call differ by element, so this is enough for any
+# number of elements.
 WORDS_PER_CALL = 4
 
 _SMALL_GROUP = 16
@@ -45,8 +47,8 @@ FUNCTION void philox(words_lanes* words, const uint64 seed, const uint64 offset,
 }
 """
 
-# unit(draw): uniform in [0, 1), in steps of TO_ONE, the distance of the last one to 1; above_zero(draw): in (0, 1],
-# with the bits that the type can hold.
+# unit(draw) is uniform in [0, 1), a multiple of TO_ONE; the greatest value is 1 - TO_ONE. above_zero(draw) is uniform
+# in (0, 1], with as many bits as the type can represent.
 _NARROW = """
 #define TO_ONE ((value_t)0x1p-24f)
 #define unit(draw) (TO_VALUE((draw) >> 8) * (value_t)0x1p-24f)
@@ -58,22 +60,23 @@ _WIDE = """
 #define above_zero(draw) (TO_VALUE(((draw) >> 11) + 1) * (value_t)(1.0 / 9007199254740992.0))
 """
 
-# x, what an element is, of its draw; input_here is what an input has for it. Those of _OF_PAIRS begin with an x.
+# Statements that compute an element x from its `draw`. NAME_here is the element of the input NAME. Statements of
+# distributions in _OF_PAIRS start with a standard normal x instead.
 DISTRIBUTIONS: Mapping[str, str] = {
-    # Rounding, here and to the dtype in memory, may reach the upper end, which does not belong to it: from `third` on.
+    # Rounding, here or to the dtype in memory, can yield the excluded upper bound: for x from `third` on.
     "uniform": "x = first + unit(draw) * (second - first); x = x >= LANES_OF(third) ? LANES_OF(first) : x;",
     "normal": "x = first + second * x;",
     "log_normal": "x = exp(first + second * x);",
-    # Zero does not belong to it: the logarithm of a draw that was rounded to one is that of the number before, and what
-    # the rate makes smaller than `second` is that.
+    # Zero is excluded. If a draw was rounded to 1, use the logarithm of the preceding number. If division by the rate
+    # yields less than `second`, use `second`.
     "exponential": "x = fmax(fmax(-log(above_zero(draw)), LANES_OF(TO_ONE)) / first, LANES_OF(second));",
-    # As far from either end, where it is infinite.
+    # TO_ONE / 2 keeps the same distance from both ends of the interval, where the result is infinite.
     "cauchy": "x = first + second * tan((value_t)3.141592653589793 * (unit(draw) - (value_t)0.5 + TO_ONE / 2));",
     "geometric": "x = fmax(ceil(log(above_zero(draw)) / log1p(-first)), LANES_OF(1));",
     "bernoulli": "x = above_zero(draw) <= LANES_OF(first) ? LANES_OF(1) : LANES_OF(0);",
     "bernoulli_each": "x = above_zero(draw) <= chance_here ? LANES_OF(1) : LANES_OF(0);",
 }
-# These are made in pairs, of two neighbours' draws, by Box and Muller.
+# These are computed in pairs from two draws by the Box-Muller transform.
 _OF_PAIRS = frozenset({"normal", "log_normal"})
 _PAIR = """
   const value_t_lanes radius{a} = sqrt((value_t)-2 * log(above_zero(draw{a})));
@@ -82,19 +85,26 @@ _PAIR = """
 
 
 def scalar_words(dialect: Dialect, value: torch.dtype) -> str:
-    """Text before a kernel whose items draw words one by one: `philox(words, seed, offset, block)` fills four words,
-    `above_zero(word)` is in (0, 1], as a value_t. It needs the types uint64 and int64.
+    """Returns functions for kernels whose work items draw single words.
+
+    `philox(words, seed, offset, block)` fills four words. `above_zero(word)` is a `value_t` in (0, 1]. The kernel needs
+    the types uint64 and int64.
     """
     return _words(dialect, value, wide=False, lanes=1) + _PHILOX + _NARROW
 
 
-# Of the generator: seed and offset, as int64; offset is a multiple of 4 that no other call has.
+# The generator's seed and offset, as int64. The offset is a multiple of 4 that no other call uses.
 Drawn = tuple[Any, Any]
 
 
 class _Element(NamedTuple):
-    """Statements for a vector of neighbours, what they compute in, the numbers that they know, and whether an element
-    needs 64 bits; None: whether `value` has them.
+    """How elements are computed.
+
+    Args:
+        text: statements for a vector of consecutive elements.
+        value: the compute dtype.
+        numbers: arguments that the statements use.
+        wide: whether an element needs 64 random bits; None: if `value` has 64 bits.
     """
 
     text: str
@@ -111,13 +121,19 @@ def fill(
     parameters: Sequence[Any] = (),
     chance: torch.Tensor | None = None,
 ) -> Launch:
-    """Fills `out` with numbers of a distribution of DISTRIBUTIONS.
+    """Fills `out` with random numbers of a distribution.
 
     Args:
-        parameters: the distribution's: from, to and the least number that is `to` in memory, by itself `to` (uniform),
-            mean and standard deviation, rate and the least result (exponential), median and scale (cauchy), chance
-            (geometric, bernoulli).
-        chance: for bernoulli_each, a number for each element, contiguous.
+        distribution: a key of DISTRIBUTIONS.
+        drawn: the generator's seed and offset for this call.
+        parameters: of the distribution:
+            uniform: lower bound, upper bound, and the least number that rounds to the upper bound in out's dtype (by
+                default the upper bound);
+            normal and log_normal: mean and standard deviation;
+            exponential: rate and least result;
+            cauchy: median and scale;
+            geometric and bernoulli: probability.
+        chance: for bernoulli_each, a contiguous tensor with a probability for each element.
     """
     value = value_dtype(out.dtype) if facts(out.dtype).category == "float" else torch.float32
     inputs = {} if chance is None else {"chance": chance}
@@ -131,7 +147,10 @@ def fill(
 def dropout(
     dialect: Dialect, out: torch.Tensor, mask: torch.Tensor, self: torch.Tensor, kept: Any, scale: Any, drawn: Drawn
 ) -> Launch:
-    """mask = true with the chance `kept`; out = self * scale where it is, else self * 0. All dense, in one order."""
+    """Sets mask to true with probability `kept`, and out to self * scale where mask is true, otherwise to self * 0.
+
+    All tensors are dense, with the same order of dimensions in memory.
+    """
     value = value_dtype(out.dtype)
     outputs = {"out": (out, "self_here * (x * scale)"), "mask": (mask, "x")}
     element = _Element(DISTRIBUTIONS["bernoulli"], value, {"first": (value, kept), "scale": (value, scale)})
@@ -139,7 +158,7 @@ def dropout(
 
 
 def fill_integers(dialect: Dialect, out: torch.Tensor, base: int, count: int, drawn: Drawn) -> Launch:
-    """Fills `out` with integers from base to base + count - 1; count is at most 2^64, which takes all of a draw."""
+    """Fills `out` with random integers from base to base + count - 1. count is at most 2^64."""
     numbers: dict[str, tuple[torch.dtype, Any]] = {"base": (torch.int64, base), "range": (torch.uint64, count % 2**64)}
     text = "x = TO_VALUE(TO_INT64((range == 0 ? TO_UINT64(draw) : TO_UINT64(draw) % range) + (uint64)base));"
     element = _Element(text, value_dtype(out.dtype), numbers, wide=count > NARROW_RANGE and 2**32 % count != 0)
@@ -147,8 +166,9 @@ def fill_integers(dialect: Dialect, out: torch.Tensor, base: int, count: int, dr
 
 
 def shuffle_equal(dialect: Dialect, out: torch.Tensor, keys: torch.Tensor, drawn: Drawn) -> Launch:
-    """Exchanges the elements of `out` whose keys, which are in order, are equal: any order of theirs is as likely, by
-    Fisher and Yates. Both of one dimension, contiguous.
+    """Shuffles elements of `out` with equal keys; all their permutations are equally likely (Fisher-Yates).
+
+    Both tensors are one-dimensional and contiguous; `keys` is sorted.
     """
     return LaunchSpec(
         "shuffle_equal",
@@ -179,9 +199,11 @@ def _launch(
     *,
     dense: bool = False,
 ) -> Launch:
-    """Args:
-    outputs: tensors, and what is stored there after the element's statements.
-    dense: the tensors are dense in any order, the same for all, and gone through as they lie in memory.
+    """Returns the launch of a fill.
+
+    Args:
+        outputs: tensors, each with the expression to store after the element's statements.
+        dense: the tensors are dense, with the same order of dimensions in memory, and are processed in memory order.
     """
     value = element.value
     wide = facts(value).bits == 64 if element.wide is None else element.wide
@@ -225,7 +247,7 @@ def _launch(
     ).launch()
 
 
-# The item of the first one of equal keys goes through them from the last one on.
+# The work item of the first of several equal keys shuffles their elements, starting from the last one.
 _SHUFFLE = """
   if (item > 0 && load_keys(item - 1) == load_keys(item)) return;
   index_t last = item;
@@ -242,7 +264,7 @@ _SHUFFLE = """
 
 _WORDS = [f"words[{k}]" for k in range(4)]
 
-# LANES elements of the tensor $ from `at` on, as many as there are.
+# LANES elements of the tensor $ from `at` on, or as many as remain.
 _READ = """
   value_t_lanes $_here;
   if (at + LANES <= count) $_here = load_$_lanes(at);
@@ -261,7 +283,7 @@ _WRITE = """
 
 
 def _interleaved(type_: str, names: Sequence[str], lanes: int) -> list[str]:
-    """As many vectors as `names`: of the first lanes of those, then of their second ones, and so on."""
+    """Interleaves the vectors `names`: returns as many vectors, with the first lanes of all, then the second, …."""
     if lanes == 1:
         return list(names)
     elements = [f"{name}.s{lane:x}" for lane in range(lanes) for name in names]
@@ -269,7 +291,7 @@ def _interleaved(type_: str, names: Sequence[str], lanes: int) -> list[str]:
 
 
 def _words(dialect: Dialect, value: torch.dtype, wide: bool, lanes: int) -> str:
-    """The types of words and draws, and conversions between vectors of so many lanes."""
+    """Returns the types of words and draws, and conversions between vectors of `lanes` lanes."""
     conversions = {"VALUE": value, "INT64": torch.int64, "UINT64": torch.uint64}
     if lanes == 1:
         first = "0"

@@ -1,14 +1,15 @@
-"""Reductions: from (start, combine, finish) to one launch, or two where there are few results of many elements.
+"""Reductions: turns (start, combine, finish) into one launch, or into two for few results of many elements.
 
-Then the elements of each are reduced in chunks to partial states, which the second launch combines. The forms:
+With two launches, the first reduces chunks of each result's elements to partial states, and the second combines these.
+There are two forms:
 
-- by threads, where a work item is a thread: it has LANES states, which are reduced side by side in a vector register.
-  In rows, lanes are neighbouring elements of one result, of which a short row has few enough for one sum; in columns
-  they are neighbouring results, where the elements of one result are far from each other in memory and those of the
-  next result beside them.
-- by teams, where work items run in lockstep: the items of a team share a result, and meet in a tree: in local memory,
-  and within subgroups by shuffles. A group is several teams. In rows, neighbouring items have neighbouring elements; in
-  columns, neighbouring results.
+- By threads, if `Target.team_size` is 1, as on CPUs. A work item has LANES states, which it reduces in parallel in a
+  vector register. In rows, lanes are adjacent elements of one result; a short row has at most one block per lane. In
+  columns, lanes are adjacent results: the elements of one result are far apart in memory, but next to those of the next
+  result.
+- By teams, otherwise. The work items of a team share a result, and combine their states in a tree: within subgroups by
+  shuffles, otherwise in local memory. A work group has several teams. In rows, consecutive work items have adjacent
+  elements; in columns, adjacent results.
 """
 
 from __future__ import annotations
@@ -30,26 +31,26 @@ from torch_backplane.kernels.target import Target
 from torch_backplane.kernels.templates.source import Launch, LaunchSpec
 
 LANES = 16
-_GROUP = 8  # threads, where the device takes so many
-# Columns that a thread goes through before it comes to the next rows: neighbours in memory are read together, and not
-# in passes over all rows, which are pages apart.
+_GROUP = 8  # group size by threads, if the device allows it
+# Columns that a work item by threads handles before it moves to the next rows. So adjacent elements are read together,
+# instead of in several passes over all rows, which are pages apart.
 _WIDTH = 8 * LANES
-# With fewer threads than this, the elements of each result are divided among several.
+# With fewer work items by threads than this, the elements of each result are divided among several.
 _ENOUGH_THREADS = 64
-# From so many elements on a team shares each of a few columns.
+# With at least this many elements per result, two adjacent results are enough for teams to work by columns.
 _MANY = 256
 
 
 class Form(NamedTuple):
-    """How a reduction is done.
+    """How a reduction is computed.
 
     Args:
         along: work items that share a result, or its chunk; a power of two.
-        beside: results of a group by teams; 0 says that it is done by threads.
-        columns: whether neighbouring lanes or items have neighbouring results, and not neighbouring elements.
-        chunks: into how many parts each result's elements are divided.
-        wide: whether a thread has _WIDTH columns, and not LANES.
-        short: whether a thread's row is one block for each lane at most.
+        beside: results per work group by teams; 0 means by threads.
+        columns: whether adjacent lanes or work items have adjacent results instead of adjacent elements.
+        chunks: number of chunks of each result's elements.
+        wide: by threads: whether a work item has _WIDTH columns instead of LANES.
+        short: by threads: whether a row has at most one block per lane.
     """
 
     along: int
@@ -65,17 +66,17 @@ class Form(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Columns of a thread."""
+        """Columns of a work item by threads."""
         return _WIDTH if self.wide else LANES
 
     @property
     def unit(self) -> int:
-        """Elements of a block of all lanes or items: what chunks are multiples of."""
+        """Elements in one block of all lanes or work items. Chunks are multiples of it."""
         return BLOCK * (self.along if self.by_teams else LANES)
 
 
 def choose_form(target: Target, definition: Reduction, where: ReductionGeometry, outputs: int) -> Form:
-    """The form for a device and a call with so many outputs."""
+    """Returns the default form for a target and a reduction with `outputs` outputs."""
     if target.team_size == 1:
         columns = _by_columns(where, outputs, LANES // 2)
         wide = columns and where.kept.sizes[0] >= _WIDTH and len(where.reduced.sizes) == 1
@@ -102,8 +103,9 @@ def choose_form(target: Target, definition: Reduction, where: ReductionGeometry,
 
 
 def _by_columns(where: ReductionGeometry, outputs: int, least: int) -> bool:
-    """Whether `least` neighbouring results or more, and not neighbouring elements, are beside each other in memory.
-    Some inputs may be the same for neighbouring results.
+    """Whether the inputs of at least `least` adjacent results are contiguous, but those of one result are not.
+
+    Some inputs can be the same for adjacent results.
     """
     if not where.kept.sizes or where.kept.sizes[0] < least:
         return False
@@ -114,7 +116,7 @@ def _by_columns(where: ReductionGeometry, outputs: int, least: int) -> bool:
 
 
 def _chunks_of_threads(where: ReductionGeometry, columns: bool) -> int:
-    """How many threads share the elements of a result; each takes at least 8 blocks."""
+    """Returns how many work items by threads share the elements of a result; each has at least 8 blocks."""
     results = where.kept.count
     items = results if not columns else results // where.kept.sizes[0] * -(-where.kept.sizes[0] // LANES)
     if items >= _ENOUGH_THREADS:
@@ -127,13 +129,15 @@ Functions = Callable[[str, Callable[[], str]], str]
 
 
 class Options(NamedTuple):
-    """
+    """Options of `reduction`.
+
     Args:
-        scalars: the definition's numbers.
-        compute: what `start` sees the inputs as; without it their own dtype, float32 for float16 and bfloat16.
-        form: which; without it, the one that is chosen for the target.
-        known: gives the text that its second argument makes, which may be known: the first one tells texts of one
-            definition and these dtypes apart.
+        scalars: values of the definition's scalars.
+        compute: dtype to which inputs are converted for `start`; by default their own, float32 for float16 and
+            bfloat16.
+        form: by default the result of `choose_form`.
+        known: cache for kernel text: returns the text for a part name, and calls its second argument to make it. The
+            name distinguishes the texts of one definition with the same dtypes.
     """
 
     scalars: Sequence[int | float] = ()
@@ -151,12 +155,13 @@ def reduction(
     where: ReductionGeometry,
     options: Options = Options(),  # noqa: B008, it cannot be changed
 ) -> list[Launch]:
-    """What reduces `inputs` to `outputs`: one launch, or two.
+    """Returns the launches, one or two, that reduce `inputs` to `outputs`.
 
     Args:
         where: the geometry of outputs and inputs.
 
-    Raises TypeError where the dialect's device lacks a dtype, or a formula returns another number of values.
+    Raises:
+        TypeError: the dialect's device lacks a dtype, or a formula returns the wrong number of values.
     """
     scalars, compute, form, known = options
     form = form or choose_form(dialect.target, definition, where, len(outputs))
@@ -198,7 +203,7 @@ def _functions(
     outputs: Sequence[torch.dtype] | None,
     compute: torch.dtype | None,
 ) -> str:
-    """The definition's functions as text. Without `outputs` there is nothing to finish: results are reduced again."""
+    """Returns the definition's functions as text; without `finish` if `outputs` is None, for partial states."""
     state, numbers = list(definition.state), [torch.int64, *definition.scalars]
     made = programs(definition, inputs, outputs, compute)
     functions = [
@@ -213,11 +218,12 @@ def _functions(
 
 
 class _Part(NamedTuple):
-    """What one of the launches does. With chunks, outputs are the states, contiguous tensors of (results, chunks).
+    """The parameters of one of the launches.
 
     Args:
+        outputs: with chunks, the states: contiguous tensors of shape (results, chunks).
         functions: of the definition, as text.
-        total: the number of elements that `finish` is told, if it is not that of these inputs.
+        total: number of elements for `finish`, if it is not that of these inputs.
     """
 
     definition: Reduction
@@ -238,7 +244,7 @@ def _launch(dialect: Dialect, name: str, scalars: Sequence[int | float], part: _
     numbers: dict[str, int] = {"chunks": chunks, "chunk": chunk, "reduced_count": reduced_count}
     numbers["total"] = reduced_count if total is None else total
     if form.by_teams:
-        # Positions go beyond the last element by less than a step of the team, which indices have to have room for.
+        # Positions exceed the last element by less than a step of the team. index_t must be able to represent them.
         numbers |= {"results": results, "beyond": reduced_count + form.along}
         groups, group_size = -(-results // form.beside) * chunks, form.along * form.beside
     else:
@@ -248,7 +254,7 @@ def _launch(dialect: Dialect, name: str, scalars: Sequence[int | float], part: _
         numbers |= {"items": items, "blocks": blocks, "row_size": row_size}
         group_size = _group(dialect, form)
         groups = -(-items // group_size)
-    # Partial states are written by the number of their result.
+    # Partial states are indexed by their result's number, so they need no strides.
     kept_strides = kept.strides[-len(inputs) :] if partial_states else kept.strides
     operands = (0 if partial_states else len(outputs), len(inputs))
     ranks = (len(kept.sizes), len(reduced.sizes))
@@ -292,8 +298,9 @@ def _launch(dialect: Dialect, name: str, scalars: Sequence[int | float], part: _
 
 
 def _steps(form: Form, where: ReductionGeometry, inputs: int) -> tuple[int, ...]:
-    """Of each input from a thread's lane to the next: 0, 1, or 2 for any other. Compilers make vectors of steps that
-    they know.
+    """Returns each input's stride from one lane to the next: 0, 1, or 2 for any other.
+
+    Compilers vectorize known strides.
     """
     if form.by_teams or not (form.columns or where.reduced.sizes):
         return (2,) * inputs
@@ -302,13 +309,14 @@ def _steps(form: Form, where: ReductionGeometry, inputs: int) -> tuple[int, ...]
 
 
 def _group(dialect: Dialect, form: Form) -> int:
-    """Threads of a group."""
+    """Returns the group size by threads."""
     return 1 if form.wide else dialect.target.group(_GROUP)
 
 
 def _subgroup_steps(dialect: Dialect, form: Form, state: Sequence[torch.dtype]) -> int:
-    """How many items of a team, neighbours in the tree, meet by shuffles: a power of two, 1 where all meet in local
-    memory, as complex numbers do.
+    """Returns how many work items of a team combine their states by shuffles, a power of two.
+
+    1 if all steps go through local memory, as for complex numbers.
     """
     if not form.by_teams or any(dtype.is_complex for dtype in state):
         return 1
@@ -317,7 +325,7 @@ def _subgroup_steps(dialect: Dialect, form: Form, state: Sequence[torch.dtype]) 
 
 
 def _shared_types(dialect: Dialect, form: Form, definition: Reduction) -> dict[str, torch.dtype]:
-    """Of what a group shares in local memory, by name."""
+    """Returns the dtypes of the arrays in local memory by type name."""
     if form.along == _subgroup_steps(dialect, form, definition.state):
         return {}
     return {f"shared{i}_t": stored_dtype(dtype) for i, dtype in enumerate(definition.state)}
@@ -325,7 +333,12 @@ def _shared_types(dialect: Dialect, form: Form, definition: Reduction) -> dict[s
 
 @lru_cache(maxsize=256)
 def _names(operands: tuple[int, int], ranks: tuple[int, int]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Of outputs and inputs, so many as `operands` says; and of sizes and strides."""
+    """Returns the names of outputs and inputs, and the names of sizes and strides.
+
+    Args:
+        operands: numbers of outputs and inputs.
+        ranks: numbers of kept and reduced dimensions.
+    """
     names = (*(f"out{i}" for i in range(operands[0])), *(f"in{i}" for i in range(operands[1])))
     kept, reduced = map(range, ranks)
     integers = (
@@ -338,8 +351,14 @@ def _names(operands: tuple[int, int], ranks: tuple[int, int]) -> tuple[tuple[str
 
 
 class _Text(NamedTuple):
-    """What a kernel's body depends on. `exactly` is `identity` as text, which tells zeros apart. `operands`: how many
-    outputs and inputs. `steps`: as `_steps` says.
+    """Everything that a kernel's body depends on.
+
+    Args:
+        exactly: `identity` as text, which distinguishes 0.0 and -0.0.
+        operands: numbers of outputs and inputs.
+        ranks: numbers of kept and reduced dimensions.
+        scalars: number of scalars.
+        steps: the result of `_steps`.
     """
 
     dialect: Dialect
@@ -410,7 +429,7 @@ class _Writer:
 """
 
     def _meet(self, along: int, apart: int, give: str) -> str:
-        """Statements after which the first item of each team has the state of all."""
+        """Returns statements that combine the states of each team into that of its first work item."""
         lines = []
         if along > self.subgroup:
             lines.append(f"""{give}
@@ -423,7 +442,7 @@ class _Writer:
     BARRIER;
   }}""")
         if self.subgroup > 1:
-            # What items get that are beyond the step's half reaches no first item.
+            # Work items in the upper half of a step receive unrelated values, but these never reach a first work item.
             shuffle = f"other{{i}}[0] = subgroup_shuffle_down(state{{i}}[0], half_size * {apart});"
             lines.append(f"""for (int half_size = {self.subgroup // 2}; half_size > 0; half_size >>= 1) {{
     {self._declare("other", lanes="1")} {" ".join(shuffle.format(i=i) for i in range(len(self.types)))}
@@ -464,13 +483,13 @@ class _Writer:
 """
 
     def _meet_lanes(self, by: str = "combine") -> str:
-        """Statements after which the first lane of the state has that of all."""
+        """Returns statements that combine the states of all lanes into that of the first lane."""
         step = self._combine("state", "lane", "state", "lane + half_size", by)
         return f"""for (int half_size = {LANES // 2}; half_size > 0; half_size /= 2)
       for (int lane = 0; lane < half_size; ++lane) {{ {step} }}"""
 
     def _by_rows(self) -> str:
-        # What is left of rows is reduced by itself, and counts as a block when it has the elements of one.
+        # Remainders of rows are reduced separately in `rest`, which counts as a block once it has BLOCK elements.
         return f"""{self._declare("state", "part", "block")} {self._declare("rest", lanes="1")}
   {self._identity("state")} {self._identity("part")} {self._identity("rest", "1")}
   int whole_blocks = 0, left = 0;
@@ -509,12 +528,12 @@ class _Writer:
 """
 
     def _add_block(self, lanes: str = str(LANES)) -> str:
-        """Statements that add the lanes of a block to a part, and after BLOCK of them the part to the state."""
+        """Returns statements that add a block to the part, and after BLOCK blocks the part to the state."""
         return f"""for (int lane = 0; lane < {lanes}; ++lane) {{ {self._combine("part", "lane", "block", "lane")} }}
       {self._add_part(f"++whole_blocks >= {BLOCK}", lanes)}"""
 
     def _add_part(self, when: str, lanes: str = str(LANES), all: str = str(LANES)) -> str:
-        """Statements that add them to the state, and begin again with `all`."""
+        """Returns statements that, if `when` holds, add `lanes` of the part to the state and reset `all` of it."""
         return f"""if ({when}) {{
         for (int lane = 0; lane < {lanes}; ++lane) {{ {self._combine("state", "lane", "part", "lane")} }}
         {self._identity("part", all)}
@@ -547,7 +566,7 @@ class _Writer:
 """
 
     def _by_wide_columns(self) -> str:
-        """LANES columns of a block of rows after the other, and then the next rows."""
+        """Handles a block of rows, LANES columns after LANES columns, before it moves to the next block of rows."""
 
         def block(lanes: str) -> str:
             return f"""{self._identity("block")}
@@ -585,7 +604,10 @@ class _Writer:
         return " ".join(lines)
 
     def _reduced_places(self, index: str, *, outer_only: bool = False) -> str:
-        """Statements that declare in0_from, …: where the element at position `index` is; or the row that it is in."""
+        """Returns statements that declare in0_from, …, the offsets of the element at position `index`.
+
+        With `outer_only`, they are the offsets of its row.
+        """
         rank = self.reduced_rank
         names = [f"in{i}" for i in range(self.inputs)]
         lines = [f"index_t {name}_from = {name}_at;" for name in names]
@@ -609,12 +631,15 @@ class _Writer:
         return f"for (int lane = 0; lane < {lanes}; ++lane) {{ {sets} }}"
 
     def _set(self, name: str) -> str:
-        """Makes the single state `name` that of no elements."""
+        """Returns statements that set the single state `name` to the identity."""
         return " ".join(f"{name}{i}[0] = {value};" for i, value in enumerate(self.identity))
 
     def _step(self, name: str, position: str, along: str | None, column: str = "") -> str:
-        """Adds the element to the lane of `name`; `along` is where it is in its row, or None for columns, where it is
-        in this `column`.
+        """Returns statements that add the element to the lane of `name`.
+
+        Args:
+            along: the element's position in its row; None for columns.
+            column: the element's column, for columns.
         """
         any_step = f"{along} * in{{i}}_reduced_stride0" if along and self.reduced_rank else "0"
         offsets = [("0", along or column, any_step)[step].format(i=i) for i, step in enumerate(self.steps)]
@@ -646,5 +671,5 @@ class _Writer:
 
 
 def _contiguous_strides(sizes: Sequence[int], step: int) -> tuple[int, ...]:
-    """Strides of `sizes`, the innermost first, where neighbours are `step` apart."""
+    """Returns contiguous strides for `sizes`, innermost first, with innermost stride `step`."""
     return tuple(step * math.prod(sizes[:d]) for d in range(len(sizes)))

@@ -1,8 +1,9 @@
-"""Images resampled to another size, forward and backward: nearest, linear and cubic, in 1 to 3 dimensions.
+"""Resampling of images to another size, forward and backward: nearest, linear and cubic, in 1 to 3 dimensions.
 
-All are separable: along a dimension, a place `o` of the result is a weighted sum of TAPS elements of the image, around
-(o + before) * scale - after. The backward goes over the elements of the image and gathers from every place that they
-contribute to, so nothing is added to concurrently. Tensors are (planes, *sizes), contiguous.
+All filters are separable: along a dimension, element `o` of the result is a weighted sum of TAPS elements of the image
+around position (o + before) * scale - after. A backward work item handles elements of the image, and gathers from all
+elements of the result to which they contribute, so no atomic additions are needed. Tensors have the shape
+(planes, *sizes) and are contiguous.
 """
 
 from __future__ import annotations
@@ -19,15 +20,18 @@ from torch_backplane.kernels.dtypes import facts, value_dtype
 from torch_backplane.kernels.templates.source import Launch, LaunchSpec, named, split
 from torch_backplane.kernels.templates.unfold import linear
 
-# Work items of a group, and for each of them elements of a row, and rows.
+# Group size, and elements of a row and rows per work item, on CPUs.
 _SMALL_GROUP, _RUN, _ROWS = 8, 64, 8
-_KEPT = 8  # weights of an element of the image that a thread keeps
+_KEPT = 8  # weights per image element that a work item keeps, on CPUs
 
 
 class _Filter(NamedTuple):
-    """Args:
-    text: statements that set at[TAPS] and weight[TAPS] from the place `source` in the image.
-    reach: the element i may contribute where i + reach[0] <= source < i + reach[1].
+    """An interpolation filter.
+
+    Args:
+        taps: number of image elements per result element and dimension.
+        text: statements that set at[TAPS] and weight[TAPS] for position `source` in the image.
+        reach: element i can contribute if i + reach[0] <= source < i + reach[1].
     """
 
     taps: int
@@ -44,7 +48,7 @@ _FILTERS: Mapping[str, _Filter] = {
         " weight[0] = 1 - weight[1];",
         (-1, 1),
     ),
-    # Keys's convolution with a = -0.75, its polynomials by their factors: of these no sums cancel.
+    # Keys's cubic convolution with a = -0.75. The factored polynomials have no cancellation.
     "cubic": _Filter(
         4,
         """const index_t base = min((index_t)floor(source), image - 1);
@@ -60,10 +64,12 @@ _FILTERS: Mapping[str, _Filter] = {
 
 @dataclass(frozen=True)
 class Resampling:
-    """Args:
-    filter: "nearest", "linear" or "cubic".
-    before, after: as above, 0 or 0.5.
-    scales: elements of the image for each place of the result, along each dimension.
+    """Parameters of resampling.
+
+    Args:
+        filter: "nearest", "linear" or "cubic".
+        before, after: see the module docstring; 0 or 0.5.
+        scales: image elements per result element, for each dimension.
     """
 
     filter: str
@@ -73,9 +79,9 @@ class Resampling:
 
 
 def resample(dialect: Dialect, out: torch.Tensor, image: torch.Tensor, how: Resampling) -> Launch:
-    """out = image, resampled.
+    """Resamples image to out.
 
-    An item goes through a run of places in some rows of the result, and finds their taps along the row only once.
+    A work item handles a run of elements in some rows of the result, and computes their taps along the row only once.
     """
     last = len(how.scales) - 1
     outer = [f"o{d}" for d in range(last)]
@@ -124,10 +130,10 @@ def resample(dialect: Dialect, out: torch.Tensor, image: torch.Tensor, how: Resa
 
 
 def resample_backward(dialect: Dialect, image_grad: torch.Tensor, grad: torch.Tensor, how: Resampling) -> Launch:
-    """The gradient of the image from that of the result.
+    """Computes the gradient of the image from that of the result.
 
-    An item goes through a run of elements in some rows of the image, and finds the weights of the places along the row
-    only once, if there are few of an element.
+    A work item handles a run of elements in some rows of the image. It computes the weights along the row only once,
+    for up to _KEPT result elements per image element.
     """
     last = len(how.scales) - 1
     outer = [f"i{d}" for d in range(last)]
@@ -191,8 +197,8 @@ def resample_backward(dialect: Dialect, image_grad: torch.Tensor, grad: torch.Te
     return _launch(spec, image_grad, grad, how)
 
 
-# Which places of the result an element of the image may contribute to, with one to spare for rounding: those from
-# first_place to last_place - 1. What is beyond the image counts as its first or last element.
+# An image element can contribute to the result elements from first_place to last_place - 1, which include a margin of
+# one for rounding. Positions outside the image count as its first or last element.
 _FUNCTIONS = """
 FUNCTION void taps(const index_t o, const value_t scale, const index_t image, index_t* at, value_t* weight) {{
   const value_t source = ((value_t)o + BEFORE) * scale - AFTER;
@@ -222,7 +228,7 @@ def _taps(d: int) -> str:
 
 
 def _blocks(dialect: Dialect, written: torch.Tensor) -> tuple[dict[str, int], int]:
-    """The integers for items of which each goes through a run of places in a block of rows, and how many items."""
+    """Returns the integers for work items that handle a run of elements in a block of rows, and their number."""
     rows = math.prod(written.shape[:-1])
     blocks, runs = -(-rows // dialect.target.run(_ROWS)), -(-written.shape[-1] // _run(dialect))
     return {"blocks": blocks, "runs": runs, "rows": rows}, blocks * runs
@@ -233,12 +239,12 @@ def _run(dialect: Dialect) -> int:
 
 
 def _computed_in(dtype: torch.dtype) -> torch.dtype:
-    """Bytes are resampled in float32."""
+    """Returns the compute dtype: float32 for integers."""
     return value_dtype(dtype) if facts(dtype).category == "float" else torch.float32
 
 
 def _launch(spec: LaunchSpec, image: torch.Tensor, out: torch.Tensor, how: Resampling) -> Launch:
-    """The launch of `spec`, which lacks what is the same for both directions."""
+    """Adds the parts that both directions share to `spec`, and returns the launch."""
     target = spec.dialect.target
     taps, text, (least, most) = _FILTERS[how.filter]
     sizes = {"planes": image.shape[0], **named("image", image.shape[1:]), **named("out", out.shape[1:])}

@@ -1,8 +1,8 @@
-"""One step of a recurrent layer, and its gradients, in one kernel each; a work item for each element of the state.
+"""One time step of a recurrent layer, and its gradients, in one kernel each. A work item handles one state element.
 
-Gates lie side by side along a row, each of `hidden` elements: LSTM input, forget, cell, output; GRU reset, update, new
-(torch.nn.LSTM and torch.nn.GRU have the formulas). What an LSTM saves are its gates after activation; of a GRU also the
-hidden side's share of new. All are matrices whose rows are contiguous.
+A row has the gates one after another, `hidden` elements each: input, forget, cell, output (LSTM); reset, update, new
+(GRU). For the formulas see torch.nn.LSTM and torch.nn.GRU. An LSTM saves its gates after activation; a GRU also saves
+the hidden state's contribution to the new gate. All tensors are matrices with contiguous rows.
 """
 
 from __future__ import annotations
@@ -77,9 +77,12 @@ _BACKWARD = {"lstm": _LSTM_BACKWARD, "gru": _GRU_BACKWARD, "rnn": _RNN_BACKWARD}
 
 
 class Gates(NamedTuple):
-    """
+    """The gates before activation.
+
     Args:
-        input, hidden: (batch, gates * hidden), what products of weights came to, without biases.
+        input, hidden: products of the weights with the input and the hidden state, without biases, of shape
+            (batch, gates * hidden).
+        input_bias, hidden_bias: shape (gates * hidden,).
     """
 
     input: torch.Tensor
@@ -96,15 +99,16 @@ def rnn_step(
     state: Mapping[str, torch.Tensor],
     relu: bool = False,
 ) -> Launch:
-    """A step of kind "lstm", "gru" or "rnn".
+    """Computes one time step of a layer of kind "lstm", "gru" or "rnn".
 
     Args:
-        outputs: `out`, (batch, hidden), and of an LSTM `new_cell`; of both it and a GRU `saved`, (batch, 4 * hidden).
-        state: of an LSTM its `cell`, of a GRU its `state`; (batch, hidden).
-        relu: of "rnn", the activation in place of tanh.
+        outputs: `out` of shape (batch, hidden); for an LSTM also `new_cell` of the same shape; for an LSTM or GRU also
+            `saved` of shape (batch, 4 * hidden).
+        state: `cell` for an LSTM, `state` for a GRU, of shape (batch, hidden).
+        relu: for "rnn": use ReLU instead of tanh.
 
     Raises:
-        ValueError: the sizes of two do not fit together.
+        ValueError: a tensor has the wrong shape.
     """
     inputs = {"input_gates": gates.input, "hidden_gates": gates.hidden, **state}
     biases = {"input_bias": gates.input_bias, "hidden_bias": gates.hidden_bias}
@@ -128,16 +132,16 @@ def rnn_step_backward(
     of_next_cell: torch.Tensor | None = None,
     relu: bool = False,
 ) -> Launch:
-    """The gradients of gates before their activation, and of the state as far as it does not go through gates.
+    """Computes the gradients of the gates before activation, and of the state excluding the paths through gates.
 
     Args:
-        outputs: `of_gates`; of an LSTM `of_cell`, of a GRU `of_hidden_gates` and `of_state`.
-        inputs: `grad`, of the step's result, and what `rnn_step` was given and gave.
-        later: what the next step adds to `grad`.
+        outputs: `of_gates`; also `of_cell` for an LSTM; `of_hidden_gates` and `of_state` for a GRU.
+        inputs: `grad`, the gradient of the step's result, and inputs and outputs of `rnn_step`.
+        later: the next time step's contribution to `grad`.
         of_next_cell: the gradient of an LSTM's new cell.
 
     Raises:
-        ValueError: the sizes of two do not fit together.
+        ValueError: a tensor has the wrong shape.
     """
     added = {"later": later, "of_next_cell": of_next_cell}
     given = {name: tensor for name, tensor in added.items() if tensor is not None}
@@ -160,10 +164,10 @@ def _step(
     for one, tensor in matrices.items():
         columns = hidden * (4 if one == "saved" else gates if one.endswith("gates") else 1)
         if tuple(tensor.shape) != (batch, columns):
-            raise ValueError(f"{name} needs {one} of {(batch, columns)}, and got {tuple(tensor.shape)}")
+            raise ValueError(f"{name}: {one} must have shape {(batch, columns)}, got {tuple(tensor.shape)}")
     for one, tensor in biases.items():
         if tuple(tensor.shape) != (gates * hidden,):
-            raise ValueError(f"{name} needs {one} of {(gates * hidden,)}, and got {tuple(tensor.shape)}")
+            raise ValueError(f"{name}: {one} must have shape {(gates * hidden,)}, got {tuple(tensor.shape)}")
     return LaunchSpec(
         name,
         dialect,

@@ -1,16 +1,16 @@
 """Scans along one dimension of contiguous tensors: cumulative sums, products, extrema and log-sum-exps.
 
-What is scanned is a `Scan`: the fields of a state, what they are for one element, and how a state is joined by that of
-what follows. The elements along the dimension are a *line*. The forms:
+A `Scan` defines the fields of a state, their values for one element, and how to combine a state with that of the
+elements that follow. The elements along the dimension are a *line*. There are two forms:
 
-- one item goes through a line in order; where the dimension is not the innermost one, neighbouring items have
-  neighbouring lines, and where a work item is a thread, it goes through some of them side by side.
-- a team of items that run in lockstep shares a line, tile by tile: elements come to local memory side by side, each
-  item goes through some that follow each other, and what the items have is scanned in log2(items) steps.
+- A work item scans a line in order. If the dimension is not the innermost, consecutive work items have adjacent lines,
+  and on CPUs a work item scans several adjacent lines in parallel.
+- On SIMT targets, a team of work items shares a line, tile by tile. Adjacent work items load adjacent elements to local
+  memory. Each work item then reduces some consecutive elements, and the results are scanned in log2(team size) steps.
 
-In both, few lines of many elements are scanned in chunks, as many as fill the device, by three launches: what each
-chunk comes to, the scan of that, and the scan of each chunk from what was before it. A product or a sum of a chunk may
-be beyond what its dtype holds where that of all elements before is not, as in torch.cuda.
+In both forms, few lines of many elements are scanned in chunks that fill the device, by three launches: the total of
+each chunk, the scan of these totals, and the scan of each chunk from the total before it. As in torch.cuda, a product
+or sum of a chunk can overflow although that of all elements up to there does not.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from torch_backplane.kernels.target import Target
 from torch_backplane.kernels.templates.source import Launch, LaunchSpec, Operands, rows_and_columns, split
 
 _COLUMNS, _SMALL_GROUP = 16, 8
-_RUN = 4  # elements of a tile that follow each other and are one item's
-# Of fewer columns than 8, so many elements of a line, or lines, are gone through by an item for each, as a team's would
-# lie apart, and every team would read the same sectors.
+_RUN = 4  # consecutive elements of a tile per work item
+# With 2 to 7 columns, one work item scans each line if there are this many elements in a line or this many lines. The
+# elements of a team would be far apart, and all teams would read the same sectors.
 _MANY = 1024
-_LEAST_CHUNK = {True: 4096, False: 64}  # elements of an item, by whether it is a thread
+_LEAST_CHUNK = {True: 4096, False: 64}  # minimum elements of a work item's chunk: on CPUs, on SIMT targets
 
 
 class Field(NamedTuple):
     """One number of a state.
 
     Args:
-        type: in the text.
-        dtype: that it has in memory between launches.
-        identity: its value before the first element.
-        element: its value for the element at `at`, the one of number `k` in its line.
+        type: type in the kernel text.
+        dtype: dtype in memory between launches.
+        identity: value before the first element.
+        element: value for the element at offset `at`, with index `k` in its line.
     """
 
     type: str
@@ -50,12 +50,14 @@ class Field(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """Args:
-    fields: of the state, by name.
-    step: statements that join `state_…` by one element's `x_…`. FRESH says whether that is the first element.
-    join: the same by the state `x_…` of several elements.
-    store: statements that write the result of `state_…` at `at`.
-    value: the text's value_t.
+    """A definition of a scan.
+
+    Args:
+        fields: fields of the state, by name.
+        step: statements that add one element, `x_…`, to `state_…`. FRESH tells whether it is the first element.
+        join: statements that add the state `x_…` of several elements.
+        store: statements that store the result of `state_…` at offset `at`.
+        value: dtype of `value_t`.
     """
 
     fields: Mapping[str, Field]
@@ -66,13 +68,13 @@ class Scan(NamedTuple):
 
 
 class Form(NamedTuple):
-    """How a scan is done.
+    """How a scan is computed.
 
     Args:
-        along: work items that share a line, or its chunk; 4, 8, 16, … (PoCL fails to compile groups of two). 1: an item
-            has a line of its own.
-        beside: lines of a team's group, or of a thread.
-        chunks: into how many parts each line is divided.
+        along: work items that share a line, or its chunk: 4, 8, 16, … (PoCL fails to compile work groups of two). 1 if
+            each work item scans its own line.
+        beside: lines of a work group of teams, or of a work item if along is 1.
+        chunks: number of chunks of each line.
     """
 
     along: int
@@ -81,37 +83,39 @@ class Form(NamedTuple):
 
 
 def choose_form(target: Target, scan: Scan, lines: int, size: int, columns: int) -> Form:
-    """The form for a device, and for so many lines, `columns` of which are beside each other."""
+    """Returns the default form for a target and `lines` lines of `size` elements, `columns` of which are adjacent."""
     threads = target.team_size == 1
     team = 1 if threads else target.team_of(sum(field.dtype.itemsize for field in scan.fields.values()) * (_RUN + 2))
     if threads or team < 4 or columns >= 8 or (columns > 1 and (size >= _MANY or lines >= _MANY)):
         form = Form(1, target.run(_COLUMNS) if columns > 1 else 1)
         unit = _LEAST_CHUNK[threads] // form.beside
         if not threads and columns < 8:
-            unit *= 2  # what comes of all chunks is scanned by one team for each line
+            unit *= 2  # fewer chunks: one team per line scans their totals
     else:
         along = min(team, 4 if size <= 4 * _RUN else 16 if size <= 16 * _RUN else team)
         form = Form(along, team // along)
         unit = 4 * along * _RUN
     if threads:
-        # The first launch reads what the last one reads again: with two threads, nothing would be gained.
+        # The first and the last launch both read all elements, so two threads would gain nothing.
         most = target.compute_units // max(1, -(-lines // form.beside)) if target.compute_units >= 4 else 1
     else:
-        # Chunks of lines of items' own are side by side in a group, those of teams' in groups of their own.
+        # Without teams, a work group has several chunks of a line. With teams, each chunk has its own work group.
         at_once = target.group_size if form.along == 1 else form.beside
         most = target.enough_groups * at_once // max(lines, 1 if form.along == 1 else at_once)
     return form._replace(chunks=max(1, min(most, size // unit)))
 
 
-# --- what can be scanned
+# --- Scans
 
 
 class Accumulation(NamedTuple):
-    """Args:
-    identity: of the sum, before the first element.
-    step: statements that add the number `x_sum` to `state_sum`; of floats, what that lacks is `state_sum_lost`.
-    join: the same of another such sum, `x_sum` with `x_sum_lost`.
-    plain: both of sums that lack nothing, such as integers; empty where there is more to it.
+    """Kernel text of an accumulation.
+
+    Args:
+        identity: value of the sum before the first element.
+        step: statements that add the number `x_sum` to `state_sum`; `state_sum_lost` is the rounding error.
+        join: statements that add another sum `x_sum` with the rounding error `x_sum_lost`.
+        plain: both of these for sums without a rounding error, such as integers; empty if a simple form is not enough.
     """
 
     identity: str
@@ -120,12 +124,12 @@ class Accumulation(NamedTuple):
     plain: str = ""
 
 
-# Dekker's product, without its splitting: fma says what is rounded off.
+# Dekker's product without its splitting: fma computes the rounding error.
 _MULTIPLY = (
     "const value_t product = state_sum * x_sum; "
     "state_sum_lost = fma(state_sum_lost, x_sum, fma(state_sum, x_sum, -product)){}; state_sum = product;"
 )
-# From the greater of both, so that nothing overflows. Equal infinities have no difference.
+# Starts from the greater operand, so that nothing overflows. The difference of equal infinities would be NaN.
 _ADD_EXPONENTIALS = (
     "const bool greater = x_sum > state_sum || x_sum != x_sum; "
     "const value_t difference = greater ? (state_sum - x_sum) + (state_sum_lost{minus}) "
@@ -155,10 +159,10 @@ _BETTER = {"cummax": ">=", "cummin": "<="}
 def accumulate(
     dialect: Dialect, out: torch.Tensor, self: torch.Tensor, dim: int, name: str, form: Form | None = None
 ) -> list[Launch]:
-    """out[k] = what ACCUMULATIONS[name] makes of self[0] to self[k], along dim. Both of one shape and dtype.
+    """Computes out[k] = ACCUMULATIONS[name] of self[0] to self[k] along dim. Both have the same shape and dtype.
 
-    Numbers are accumulated in two of their dtype, float32 in float64 where that costs nothing (`Target.has_wide_sums`),
-    as PyTorch does; integers modulo 2^64.
+    Floating-point numbers are accumulated with their rounding errors. float32 is accumulated in float64 if that costs
+    little (`Target.has_wide_sums`), as in PyTorch. Integers are accumulated modulo 2^64.
     """
     value = value_dtype(out.dtype)
     accumulation = ACCUMULATIONS[name]
@@ -179,7 +183,8 @@ def accumulate(
             "sum": Field("value_t", value, identity, element),
             "sum_lost": Field("value_t", value, "0", "0"),
         }
-        # What a state that is infinite, or no number, lacks is neither. -0 + 0 is 0.
+        # The rounding error of an infinite or NaN state is not finite, and must not be added. A zero error must not be
+        # added because -0 + 0 is 0.
         lacks = "state_sum_lost - state_sum_lost == 0 && state_sum_lost != 0"
         store = f"store_out(at, ({lacks} ? state_sum + state_sum_lost : state_sum));"
         scan = Scan(fields, step, join, store, value)
@@ -189,9 +194,9 @@ def accumulate(
 def complex_products(
     dialect: Dialect, out: torch.Tensor, self: torch.Tensor, dim: int, form: Form | None = None
 ) -> list[Launch]:
-    """out[k] = the product of self[0] to self[k], along dim; both complex, of one shape and dtype.
+    """Computes out[k] = the product of self[0] to self[k] along dim. Both are complex, of the same shape and dtype.
 
-    Accumulated in complex128 where that costs nothing, as PyTorch does.
+    Products are accumulated in complex128 if that costs little (`Target.has_wide_sums`), as in PyTorch.
     """
     value = torch.complex128 if dialect.target.has_wide_sums else out.dtype
     parts = "state_product.x * x_product.{} {} state_product.y * x_product.{}"
@@ -212,14 +217,14 @@ def extremum(
     name: str,
     form: Form | None = None,
 ) -> list[Launch]:
-    """values[k] = the greatest ("cummax") or least ("cummin") of self[0] to self[k], indices[k] where its last one is.
+    """Computes values[k] = the maximum ("cummax") or minimum ("cummin") of self[0] to self[k] along dim.
 
-    NaN is beyond all, and the last NaN counts.
+    indices[k] is the index of its last occurrence. NaN wins over all numbers; the last NaN counts.
     """
     value = value_dtype(self.dtype)
     better = f"x_best {_BETTER[name]} state_best"
     if facts(value).category == "float":
-        better = f"x_best != x_best || {better}"  # no number is better than NaN, as comparisons with it are false
+        better = f"x_best != x_best || {better}"  # no number replaces NaN, as comparisons with NaN are false
     fields = {
         "best": Field("value_t", value, "0", "load_self(at)"),
         "place": Field("index_t", torch.int64, "-1", "k"),  # -1 before the first element
@@ -232,7 +237,7 @@ def extremum(
     return _launches(name, dialect, outputs, self, dim, Scan(fields, step, join, store, value), form)
 
 
-# --- launches
+# --- Launches
 
 
 def _launches(
@@ -244,14 +249,14 @@ def _launches(
     scan: Scan,
     form: Form | None,
 ) -> list[Launch]:
-    """What scans: one launch, or three. Contiguous tensors; outputs may be `self`."""
+    """Returns the launches of a scan, one or three. Tensors are contiguous; an output can be `self`."""
     rows, size, columns = rows_and_columns(self.shape, dim)
     lines = rows * columns
     form = form or choose_form(dialect.target, scan, lines, size, columns)
     inputs, shape = {"self": self}, (rows, size, columns)
     if form.chunks == 1:
         return [_launch(name, dialect, Operands(outputs, inputs), shape, scan, form, "whole")]
-    # total_f[line, chunk]: field f of what the chunk comes to, and then of what it and those before it come to.
+    # total_f[line, chunk] is field f of the chunk's total; after the second launch, of the total up to the chunk's end.
     totals = {
         f"total_{one}": torch.empty(lines, form.chunks, dtype=field.dtype, device=self.device)
         for one, field in scan.fields.items()
@@ -279,7 +284,7 @@ def _launch(
     form: Form,
     phase: Phase,
 ) -> Launch:
-    """One of the launches, of tensors of `shape`: rows, the size of a line, and columns."""
+    """Returns one of the launches, for tensors of `shape`: rows, the size of a line, and columns."""
     rows, size, columns = shape
     unit = form.along * _RUN
     chunk = -(-size // (form.chunks * unit)) * unit
@@ -308,7 +313,7 @@ def _launch(
         dialect,
         outputs=operands.outputs,
         inputs=operands.inputs,
-        # Beyond the end, by as much as a tile adds to an index.
+        # `beyond` is an upper bound of indices in the last tile. index_t must be able to represent it.
         integers={**integers, "beyond": size + unit},
         constants={"FRESH": "(below == 0 && member == 0 && i == 0)"},
         value=scan.value,
@@ -320,7 +325,7 @@ def _launch(
 
 
 def _declare(scan: Scan, prefix: str, values: Mapping[str, str] | None = None) -> str:
-    """Declarations of a state named `prefix`: the identity, or these values of its fields."""
+    """Returns declarations of a state named `prefix`, with the given values of its fields or the identity."""
     return " ".join(
         f"{field.type} {prefix}_{one} = {values[one] if values else field.identity};"
         for one, field in scan.fields.items()
@@ -332,7 +337,7 @@ def _elements(scan: Scan) -> dict[str, str]:
 
 
 def _before(scan: Scan, phase: Phase, line: str) -> dict[str, str]:
-    """Each field of what comes before the chunk."""
+    """Returns each field of the total before the chunk."""
     if phase != "resumed":
         return {one: field.identity for one, field in scan.fields.items()}
     known = "chunk_number > 0 ? ({})load_total_{}(({}) * chunks + chunk_number - 1) : {}"
@@ -346,7 +351,7 @@ def _give_total(scan: Scan, prefix: str, line: str, suffix: str = "") -> str:
 
 
 def _by_items(scan: Scan, width: int, phase: Phase) -> str:
-    """Each item goes through `width` neighbouring lines, or their chunk."""
+    """Returns the body for work items that scan `width` adjacent lines each, or a chunk of them."""
     line = "row * columns + column + lane"
     arrays = " ".join(f"{field.type} lanes_{one}[WIDTH];" for one, field in scan.fields.items())
     begin = " ".join(f"lanes_{one}[lane] = {value};" for one, value in _before(scan, phase, line).items())
@@ -364,7 +369,7 @@ def _by_items(scan: Scan, width: int, phase: Phase) -> str:
         return text
 
     chunk = "const index_t first = min(chunk_number * chunk, size), last = first + min(chunk, size - first);"
-    # Compilers make vectors of the lanes where they know how many there are.
+    # Compilers vectorize the lanes if their number is constant.
     rest = f"else {{ const index_t lanes = columns - column; {over('lanes')} }}" if width > 1 else ""
     return f"""
   {split("item", ["rows", "chunks", "blocks"], ["row", "chunk_number", "block"])}
@@ -377,9 +382,9 @@ def _by_items(scan: Scan, width: int, phase: Phase) -> str:
 
 
 def _by_teams(scan: Scan, form: Form, phase: Phase) -> str:
-    """The items of a team share a line, or its chunk; see the file's first lines."""
+    """Returns the body for teams that share a line, or its chunk; see the module docstring."""
     along, beside, tile = form.along, form.beside, form.along * _RUN
-    padded = tile + along  # so that items that read _RUN apart have different banks
+    padded = tile + along  # avoids bank conflicts of work items that read _RUN elements apart
     names = list(scan.fields)
     shared = " ".join(
         f"LOCAL {field.type} tile_{one}[{beside * padded}]; LOCAL {field.type} team_{one}[{along * beside}];"
@@ -387,7 +392,7 @@ def _by_teams(scan: Scan, form: Form, phase: Phase) -> str:
     )
 
     def copy(to: str, source: str) -> str:
-        """Statements; `@` is the field."""
+        """Returns assignments for all fields; `@` is replaced by the field's name."""
         return " ".join(f"{to} = {source};".replace("@", one) for one in names)
 
     def state(prefix: str, source: str) -> str:

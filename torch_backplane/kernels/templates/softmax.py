@@ -1,6 +1,7 @@
 """softmax and log_softmax, forward and backward, along one dimension of contiguous tensors.
 
-Where the dimension is the innermost, a team of work items has a row; else a work item has LANES neighbouring columns.
+Along the innermost dimension, a team of work items handles each row. Along other dimensions, a work item handles LANES
+adjacent columns.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from torch_backplane.kernels.templates.spelling import lane_count
 
 
 def softmax(dialect: Dialect, out: torch.Tensor, self: torch.Tensor, dim: int, log: bool) -> Launch:
-    """out = softmax or log_softmax of self along dim. Both contiguous, of one shape; not empty."""
+    """Computes out = softmax or log_softmax of self along dim. Both are contiguous, of the same shape and not empty."""
     value = value_dtype(out.dtype)
     infinity = dialect.infinity(facts(value).bits)
     passes = {
-        # One instruction, where fmax is several. A NaN is not the greatest, and makes the total NaN.
+        # One instruction; fmax takes several. NaN never becomes the maximum, but makes the total NaN.
         "greatest": "const value_t@ value@ = load_self@(at); greatest@ = value@ > greatest@ ? value@ : greatest@;",
         "total": "ADD@(total@, exp(load_self@(at) - greatest))",
         "store": "store_out@(at, exp(load_self@(at) - greatest) * scale);",
@@ -40,7 +41,8 @@ def softmax(dialect: Dialect, out: torch.Tensor, self: torch.Tensor, dim: int, l
     if log:
         passes["store"] = "store_out@(at, (load_self@(at) - greatest) - logarithm);"
     elif not dialect.target.simt and out.dtype == value:
-        # The exponential is what takes the time, and a row stays in the cache. In halves it would be rounded twice.
+        # The exponential dominates the time and the row stays in the cache, so compute it once and keep it in out. In
+        # float16 or bfloat16 that would round twice.
         passes["total"] = (
             "const value_t@ power@ = exp(load_self@(at) - greatest); ADD@(total@, power@) store_out@(at, power@);"
         )
@@ -81,7 +83,10 @@ def softmax(dialect: Dialect, out: torch.Tensor, self: torch.Tensor, dim: int, l
 def softmax_backward(
     dialect: Dialect, out: torch.Tensor, grad: torch.Tensor, result: torch.Tensor, dim: int, log: bool
 ) -> Launch:
-    """The gradient of what `softmax` was given, from that of its result. All contiguous, of one shape; not empty."""
+    """Computes the gradient of softmax's input from its result and the result's gradient.
+
+    All tensors are contiguous, of the same shape and not empty.
+    """
     value = value_dtype(grad.dtype)
     total = f"ADD@(total@, load_grad@(at){'' if log else ' * load_result@(at)'})"
     name = ("log_" if log else "") + "softmax_backward"
@@ -139,7 +144,10 @@ def _rows_call(
 
 
 def _down_columns(text: str) -> str:
-    """The text by lanes where LANES columns are left, and else for each of the rest; DOWN is the loop over the size."""
+    """Returns the body that runs `text` on LANES columns, or on each of the last columns if fewer are left.
+
+    DOWN in `text` becomes the loop over the size.
+    """
     text = text.replace("DOWN", "for (index_t k = 0, at = first; k < size; ++k, at += columns)")
     by_lanes = text.replace("OF@", "LANES_OF").replace("@", "_lanes")
     singly = text.replace("OF@", "").replace("@", "")
@@ -158,7 +166,7 @@ def _down_columns(text: str) -> str:
 
 
 def _in_each_lane(text: str) -> str:
-    """The text with the variables that rows have one of marked as one for each lane."""
+    """Marks the variables of `text` that exist once per column with @, so that there is one per lane."""
     return re.sub(r"\b(greatest|total|scale|logarithm)\b(?!@)", r"\1@", text)
 
 

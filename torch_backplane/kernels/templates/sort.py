@@ -1,11 +1,12 @@
-"""Stable sorting of the rows of contiguous (rows, size) tensors, or of as much of it as the first k of each row need.
+"""Stable merge sort of the rows of contiguous (rows, size) tensors, or of the first k elements of each row only.
 
-A number becomes an unsigned integer of the same order, its key, and the least key comes first. Keys of 32 bits have the
-number's place in the row behind them, in one integer of 64 bits; those of 64 bits have it beside them.
+An element is mapped to an unsigned integer of the same order, its key; the least key comes first. A 32-bit key and the
+element's position in the row share one 64-bit integer: the key in the upper half, the position in the lower half. With
+64-bit keys, positions are in a separate tensor.
 
-`sort_runs` sorts runs of RUN keys, each in a work item; `merge_runs` merges pairs of runs, of which a work item writes
-a piece: where its piece begins in both runs is a binary search. Runs are cut to k keys, so that the first k of a row
-cost little more than reading it. Where few are wanted of many, processors have `cpu/keep_runs.py` in place of
+In `sort_runs`, each work item sorts a run of RUN keys. `merge_runs` merges pairs of runs: each work item writes a piece
+of the result, and finds the start of its piece in both runs by binary search. Runs are cut to k keys, so that finding
+the first k elements costs little more than reading the row. If k is small, CPUs use `cpu/keep_runs.py` instead of
 `sort_runs`.
 """
 
@@ -21,17 +22,17 @@ from torch_backplane.kernels.templates.source import Launch, LaunchSpec, split
 
 RUN = 16
 _SMALL_GROUP = 8
-# Keys that a work item writes when merging, where each is a thread's and where many are in lockstep.
+# Keys that a work item writes when merging: on CPUs, on SIMT targets.
 _LONG_PIECE, _SHORT_PIECE = 1024, 32
 
 
 @dataclass(frozen=True)
 class Runs:
-    """Sorted keys: in each of `rows`, one after the other, runs of `length`, the last of what remains of `size`.
+    """Sorted runs of keys. Each row of `size` keys has runs of `length` keys; the last run of a row can be shorter.
 
     Args:
         keys: uint64, contiguous.
-        places: int32, where keys do not contain them.
+        places: positions in the row, int32; None if the keys include them.
     """
 
     keys: torch.Tensor
@@ -42,7 +43,7 @@ class Runs:
 
     @property
     def count(self) -> int:
-        """Runs in each row."""
+        """The number of runs in each row."""
         return -(-self.size // self.length)
 
     def tensors(self, prefix: str = "") -> dict[str, torch.Tensor]:
@@ -51,7 +52,7 @@ class Runs:
 
 
 def new_runs(self: torch.Tensor, rows: int, size: int, length: int) -> Runs:
-    """Uninitialized, for keys of `self`."""
+    """Returns uninitialized runs for keys of `self`."""
     keys = torch.empty(rows * size, dtype=torch.uint64, device=self.device)
     apart = facts(value_dtype(self.dtype)).bits == 64
     places = torch.empty(rows * size, dtype=torch.int32, device=self.device) if apart else None
@@ -59,23 +60,23 @@ def new_runs(self: torch.Tensor, rows: int, size: int, length: int) -> Runs:
 
 
 def first_runs(self: torch.Tensor, k: int) -> Runs:
-    """What `sort_runs` writes for `self`."""
+    """Returns uninitialized runs for the result of `sort_runs` for `self`."""
     return new_runs(self, self.shape[0], cut_size(self.shape[1], RUN, min(RUN, k)), min(RUN, k))
 
 
 def merged_runs(self: torch.Tensor, runs: Runs, k: int) -> Runs:
-    """What `merge_runs` writes for `runs` of keys of `self`."""
+    """Returns uninitialized runs for the result of `merge_runs` for `runs` of keys of `self`."""
     length = min(2 * runs.length, k)
     return new_runs(self, runs.rows, cut_size(runs.size, 2 * runs.length, length), length)
 
 
 def cut_size(size: int, length: int, cut: int) -> int:
-    """How many of `size` are left of runs of `length` when each is cut to `cut`."""
+    """Returns how many of `size` keys remain when each run of `length` keys is cut to `cut` keys."""
     return size // length * cut + min(size % length, cut)
 
 
 def sort_runs(dialect: Dialect, runs: Runs, self: torch.Tensor, descending: bool) -> Launch:
-    """Sorts each RUN numbers of the rows of self."""
+    """Sorts runs of RUN elements of the rows of self."""
     size = self.shape[1]
     apart = runs.places is not None
     pad = "keys_here[i] = ~(uint64)0;" + (" places_here[i] = 0x7fffffff;" if apart else "")
@@ -117,7 +118,7 @@ def sort_runs(dialect: Dialect, runs: Runs, self: torch.Tensor, descending: bool
 
 
 def merge_runs(dialect: Dialect, merged: Runs, runs: Runs) -> Launch:
-    """Merges neighbouring pairs of runs, and keeps as much of each as `merged` has."""
+    """Merges pairs of adjacent runs, and keeps `merged.length` keys of each result."""
     apart = runs.places is not None
     piece = min(merged.length, _SHORT_PIECE if dialect.target.simt else _LONG_PIECE)
     pieces = -(-merged.length // piece)
@@ -128,7 +129,7 @@ def merge_runs(dialect: Dialect, merged: Runs, runs: Runs) -> Launch:
   const index_t a_size = min(length, size - begin), b_size = max(min(length, size - begin - length), (index_t)0);
   const index_t first = piece_number * piece, last = min(min(first + piece, merged_length), a_size + b_size);
   if (first >= last) return;
-  // How many of the first run come before the piece: of equal keys, those of the first run come first.
+  // Number of keys of the first run that precede the piece. Equal keys of the first run come first.
   index_t i = max(first - b_size, (index_t)0), most = min(first, a_size);
   while (i < most) {{
     const index_t middle = (i + most) / 2;
@@ -139,7 +140,7 @@ def merge_runs(dialect: Dialect, merged: Runs, runs: Runs) -> Launch:
   const index_t end = a + a_size + b_size - 1;
   index_t to = row * merged_size + pair * merged_length + first;
   for (index_t k = first; k < last; ++k, ++to) {{
-    // Without branches, which nothing could predict.
+    // Without branches, as they would be unpredictable.
     const int second = (j < b_size) & ((i >= a_size) | (b_key < a_key));
     keys[to] = second ? b_key : a_key;
     const index_t taken = second ? b + j : a + i;
@@ -168,7 +169,7 @@ def merge_runs(dialect: Dialect, merged: Runs, runs: Runs) -> Launch:
 def take_sorted(
     dialect: Dialect, values: torch.Tensor, indices: torch.Tensor, self: torch.Tensor, runs: Runs, first: int
 ) -> Launch:
-    """values and indices (rows, count) = those from `first` on, of the only run of each row."""
+    """Writes the elements from position `first` on of each row's only run to values and indices, (rows, count)."""
     place = "places[from]" if runs.places is not None else "(index_t)(keys[from] & 0xffffffffu)"
     body = f"""
   {split("item", ["rows", "count"], ["row", "column"])}
@@ -193,7 +194,7 @@ def take_sorted(
 
 
 def network(size: int) -> list[tuple[int, int]]:
-    """Batcher's odd-even merge sort of `size` elements, a power of 2: which two are put in order, one after another."""
+    """Returns the compare-exchange pairs of Batcher's odd-even merge sort of `size` elements, a power of two."""
     pairs = []
     p = 1
     while p < size:
@@ -224,14 +225,17 @@ _ORDER_APART = """
 
 
 def key_function(dialect: Dialect, value: torch.dtype) -> str:
-    """key_of(x): unsigned, in the order of x, of as many bits as x has; NaN is the greatest, and -0 is 0."""
+    """Returns the function key_of(x): an unsigned integer in the order of x, with as many bits as x.
+
+    NaN is the greatest; -0 equals 0.
+    """
     category, bits = facts(value)
     type_ = "uint64" if bits == 64 else "uint"
     top = f"(({type_})1 << {max(bits, 32) - 1})"
     if category == "float":
         found = dialect.float_bits(Value("number", value), torch.uint64 if bits == 64 else torch.uint32)
         text = (
-            # Not by adding 0, as compilers that forget signs of zeros (Mesa's) leave that out.
+            # Not x + 0: compilers that ignore signs of zeros (Mesa's) would remove the addition.
             f"const value_t number = x == (value_t)0 ? (value_t)0 : x; const {type_} bits = {found}; "
             f"return x != x ? ~({type_})0 : bits & {top} ? ~bits : bits | {top};"
         )

@@ -1,9 +1,10 @@
-"""Templates become launches: a kernel's text with its parameters declared, and what to pass for them.
+"""Builds launches from kernel templates: the complete kernel text and its arguments.
 
-A template is a function of tensors (only of their dtypes, sizes and strides) that returns a `Launch`. In its text a
-tensor `x` is a pointer `x`, read with `load_x(at)` and written with `store_x(at, value)`, which convert float16,
-bfloat16 and bool. It is contiguous, unless the text knows its strides, which the template has to say. Integers are
-parameters of type `index_t`: `int`, or 64 bits wide where a tensor is too large for it.
+A template is a function of tensors that returns a `Launch`. It depends only on the tensors' dtypes, sizes and strides.
+In the kernel text, a tensor `x` is a pointer `x`. `load_x(at)` reads it and `store_x(at, value)` writes it; both
+convert float16, bfloat16 and bool. Tensors must be contiguous, unless the template lists them in `LaunchSpec.strided`
+and handles their strides. Integers are parameters of type `index_t`: `int`, or a 64-bit type if a tensor is too large
+for `int`.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from torch_backplane.kernels.templates import spelling
 class Launch(NamedTuple):
     """A kernel and its arguments.
 
-    tensors are in the order of the kernel's output and input parameters, numbers in that of its scalar ones.
-    global_size, of work items, is a multiple of group_size.
+    `tensors` are in the order of the kernel's output and input parameters; `numbers` are in the order of its scalar
+    parameters. `global_size` is a number of work items and a multiple of `group_size`.
     """
 
     kernel: Kernel
@@ -39,19 +40,19 @@ class Launch(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """Tensors by the names that a text has for them. Outputs may be read, too."""
+    """Tensors by their names in the kernel text. The kernel can also read outputs."""
 
     outputs: Mapping[str, torch.Tensor]
     inputs: Mapping[str, torch.Tensor]
 
 
 def named(prefix: str, values: Sequence[int]) -> dict[str, int]:
-    """{prefix0: values[0], …}, for integers."""
+    """Returns {prefix0: values[0], prefix1: values[1], …}, for use as `LaunchSpec.integers`."""
     return {f"{prefix}{i}": value for i, value in enumerate(values)}
 
 
 def extent(tensor: torch.Tensor) -> int:
-    """Number of elements from the first one of a tensor to the last one in memory."""
+    """Returns the number of elements in memory from the tensor's first element to its last, inclusive."""
     furthest = 0
     for size, step in zip(tensor.shape, tensor.stride(), strict=True):
         furthest += (size - 1) * step
@@ -60,20 +61,23 @@ def extent(tensor: torch.Tensor) -> int:
 
 @dataclass(frozen=True, eq=False)
 class LaunchSpec:
-    """What the launch of the kernel `name` is made of, whose statements are `body`.
+    """The parts of a launch of the kernel `name` with the statements `body`.
 
     Args:
-        outputs, inputs: tensors by the names that the text has for them. Outputs may be read, too.
-        integers: sizes, strides and the like, as index_t.
-        numbers: other numbers, each with the dtype that it has in the text.
-        groups: how many groups of `group_size` work items, which the target chooses where it is not given.
-        items: instead of groups: how many work items run the body, which has `item`, its number, and `items`.
-        value: the text's value_t.
-        types: further types of the text.
+        outputs, inputs: tensors by their names in the kernel text. The kernel can also read outputs.
+        integers: sizes, strides and other integers, passed as `index_t`.
+        numbers: other numbers, each with its dtype in the kernel text.
+        groups: number of work groups.
+        items: alternative to `groups`: number of work items that run the body. The body can use `item`, the index of
+            the work item, and `items`.
+        value: dtype of `value_t`.
+        types: additional type names for the kernel text.
         functions: text between the macros and the kernel.
-        constants: what the text is specialised on: #define lines.
-        strided: the tensors whose strides the text knows, by `integers`. All others have to be contiguous.
-        bounded: the body does nothing in groups beyond the last. With `items` it is so anyhow.
+        constants: `#define` lines. The kernel is compiled separately for each combination of values.
+        group_size: work items per work group. Default: `Target.group_size`.
+        strided: the tensors whose strides the body handles, with strides from `integers`. All other tensors must be
+            contiguous.
+        bounded: work groups beyond the last have no effect, so launchers can add some. Always true with `items`.
     """
 
     name: str
@@ -95,6 +99,12 @@ class LaunchSpec:
     bounded: bool = False
 
     def launch(self) -> Launch:
+        """Returns the launch.
+
+        Raises:
+            TypeError: neither `groups` nor `items` is given.
+            AssertionError: a tensor is neither contiguous nor listed in `strided`.
+        """
         numbers, tensors = self.numbers or {}, {**self.outputs, **self.inputs}
         group_size = self.group_size or self.dialect.target.group_size
         body, groups, integers = self.body, self.groups, self.integers
@@ -127,11 +137,11 @@ class LaunchSpec:
             return extent(tensor)
         if tensor.is_contiguous():
             return tensor.numel()
-        raise AssertionError(f"{self.name} takes {name} for contiguous, which has strides {tensor.stride()}")
+        raise AssertionError(f"{self.name}: {name} must be contiguous or listed in strided; strides {tensor.stride()}")
 
 
 class _Text(NamedTuple):
-    """What a kernel's text depends on; tensors are (name, dtype, whether it is written)."""
+    """Everything that a kernel's text depends on. A tensor is (name, dtype, whether the kernel writes it)."""
 
     name: str
     dialect: Dialect
@@ -163,7 +173,7 @@ def _kernel(of: _Text) -> Kernel:
         declared += dialect.buffer_parameters(tensor, dtype, written)
         pointers += dialect.buffer_pointer(tensor, dtype, written)
     declared += [f"const index_t {integer}" for integer in of.integers]
-    # A bool arrives as a byte that is 0 or 1.
+    # A bool argument is passed as a byte that is 0 or 1.
     for number, dtype in of.numbers:
         kind = dialect.storage_type(dtype) if dtype == torch.bool else dialect.type(dtype)
         declared.append(f"const {kind} {number}")
@@ -190,18 +200,19 @@ def _kernel(of: _Text) -> Kernel:
 
 _LOCAL = re.compile(r"\bLOCAL (\w+) ([^;]+);")
 _ARRAY = re.compile(r"\w+((?:\[[^]]+\])+)")
-_C_TYPES = {"int": torch.int32, "uint": torch.uint32, "float": torch.float32}  # that mean the same everywhere
+_C_TYPES = {"int": torch.int32, "uint": torch.uint32, "float": torch.float32}  # the same in all dialects
 
 
 def local_bytes(text: str, types: Mapping[str, torch.dtype], constants: Mapping[str, str] | None = None) -> int:
-    """Of the arrays that `text` declares as LOCAL: TYPE NAME[SIZE]…, several by commas.
+    """Returns the bytes of local memory that `text` declares as `LOCAL TYPE NAME[SIZE]…, NAME[SIZE]…;`.
 
     Args:
-        types: names of types.
-        constants: names of numbers. Sizes are sums and products of these and of numbers.
+        text: kernel text.
+        types: dtypes by type name, in addition to int, uint and float.
+        constants: values of named constants. An array size is a sum of products of decimal numbers and constants.
 
     Raises:
-        ValueError: an array whose size or type is none of those.
+        ValueError: the size or type of an array is not of this form.
     """
     total, known = 0, constants or {}
     for kind, arrays in _LOCAL.findall(text):
@@ -212,7 +223,7 @@ def local_bytes(text: str, types: Mapping[str, torch.dtype], constants: Mapping[
             words = [[one.strip() for one in part.split("*")] for size in sizes for part in size.split("+")]
             numbers = {one: known.get(one, one) for part in words for one in part}
             if dtype is None or not sizes or not all(number.isdecimal() for number in numbers.values()):
-                raise ValueError(f"how large is LOCAL {kind} {array.strip()}?")
+                raise ValueError(f"cannot determine the size of LOCAL {kind} {array.strip()}")
             terms = [
                 sum(math.prod(int(numbers[one.strip()]) for one in part.split("*")) for part in size.split("+"))
                 for size in sizes
@@ -231,12 +242,12 @@ def _access(dialect: Dialect, name: str, dtype: torch.dtype) -> str:
 
 
 def rows_per_group(dialect: Dialect) -> int:
-    """Work items of a group where each has a row: few where a group is a thread."""
+    """Returns the group size for kernels with one row per work item; small on non-SIMT targets."""
     return dialect.target.small_group(8)
 
 
 def row_groups(dialect: Dialect, rows: int) -> tuple[int, int]:
-    """(groups, group_size) for one team for each of `rows`."""
+    """Returns (groups, group_size) for kernels in which one team of `Target.team_size` work items handles each row."""
     team = dialect.target.team_size
     if team > 1:
         return rows, team
@@ -245,7 +256,10 @@ def row_groups(dialect: Dialect, rows: int) -> tuple[int, int]:
 
 
 def row_start(dialect: Dialect) -> str:
-    """Statements that declare `row` (and leave where there is none) and `member`, the item's number in its team."""
+    """Returns statements that declare `row` and `member`, the work item's index in its team.
+
+    Work items without a row return.
+    """
     if dialect.target.team_size > 1:
         return "const index_t row = GROUP; const int member = ITEM;"
     size = rows_per_group(dialect)
@@ -253,7 +267,11 @@ def row_start(dialect: Dialect) -> str:
 
 
 def row_loop(dialect: Dialect, statement: str, size: str = "size") -> str:
-    """`statement` for every i below `size`, by lanes and then singly; `@` is `_lanes` in the one, else nothing."""
+    """Returns a loop that runs `statement` for every index `i` below `size`.
+
+    The loop handles LANES elements per step, then the remaining elements one by one. `@` in `statement` becomes
+    `_lanes` in the vector part and nothing in the scalar part.
+    """
     team = dialect.target.team_size
     lines = [f"{{ index_t i = (index_t)member * LANES;\nfor (; i + LANES <= {size}; i += {team} * LANES) {{"]
     lines.append(statement.replace("@", "_lanes") + "}")
@@ -263,21 +281,24 @@ def row_loop(dialect: Dialect, statement: str, size: str = "size") -> str:
 
 
 def team_shared(dialect: Dialect) -> str:
-    """The declaration that team_reduce and team_sum need, at the beginning of the body."""
+    """Returns the local memory declarations for `team_reduce` and `team_sum`, for the beginning of the body."""
     team = dialect.target.team_size
     places = team if team > dialect.subgroup_size else 1
     return f"LOCAL value_t team_shared[{places}], team_lost[{places}];" if team > 1 else ""
 
 
 def team_reduce(dialect: Dialect, variable: str, combine: str = "{0} + {1}") -> str:
-    """Statements after which `variable` is, in every member, the combination of all members'."""
+    """Returns statements that reduce `variable` over the team with `combine`. Every member receives the result."""
     if dialect.target.team_size == 1:
         return ""
     return _meet(dialect, {variable: "team_shared"}, f"{variable} = {combine.format(variable, f'other_{variable}')};")
 
 
 def team_sum(dialect: Dialect, name: str) -> str:
-    """Statements after which the sum `name`, of SUM and SUM_lanes, is in every member that of all lanes and members."""
+    """Returns statements that add up the sum `name`, declared by SUM and SUM_lanes, over all lanes and team members.
+
+    Every member receives the result.
+    """
     meet = f"MEET({name});"
     if dialect.target.team_size == 1:
         return meet
@@ -288,12 +309,13 @@ def team_sum(dialect: Dialect, name: str) -> str:
 
 
 def _meet(dialect: Dialect, shared: Mapping[str, str], add: str) -> str:
-    """Statements after which variables are, in every member of a team, what the first member of a tree comes to. Steps
-    within subgroups are shuffles.
+    """Returns statements that reduce variables over a team by a tree and broadcast the result to every member.
+
+    Steps within a subgroup use shuffles; other steps use local memory.
 
     Args:
-        shared: the variables, of value_t, and the array in local memory for each.
-        add: statements that add another member's, other_NAME, to each of them.
+        shared: the `value_t` variables, each with its array in local memory.
+        add: statements that combine each variable NAME with `other_NAME`, the value of another member.
     """
     team = dialect.target.team_size
     subgroup = min(team, dialect.subgroup_size)
@@ -321,7 +343,7 @@ def _meet(dialect: Dialect, shared: Mapping[str, str], add: str) -> str:
 
 
 def split(index: str, sizes: Sequence[str], names: Sequence[str]) -> str:
-    """Statements that declare `names`, the coordinates of the linear `index` in `sizes`, the last one innermost."""
+    """Returns statements that declare `names`, the coordinates of linear `index` in `sizes` (innermost last)."""
     lines = [f"index_t {index}_rest = {index};"]
     for size, name in zip(reversed(sizes[1:]), reversed(names[1:]), strict=True):
         lines.append(f"const index_t {name} = {index}_rest % {size}; {index}_rest /= {size};")
@@ -329,7 +351,10 @@ def split(index: str, sizes: Sequence[str], names: Sequence[str]) -> str:
 
 
 def rows_and_columns(shape: Sequence[int], dim: int) -> tuple[int, int, int]:
-    """(product of the sizes before dim, its size, product of those after it); a 0-dim shape counts as one row of 1."""
+    """Returns (product of sizes before `dim`, size of `dim`, product of sizes after `dim`).
+
+    A 0-dim shape counts as one row of one element.
+    """
     if not shape:
         return 1, 1, 1
     dim %= len(shape)
@@ -337,5 +362,5 @@ def rows_and_columns(shape: Sequence[int], dim: int) -> tuple[int, int, int]:
 
 
 def substitute(text: str, parts: Mapping[str, str]) -> str:
-    """`text` with each $name replaced; KeyError where parts has none."""
+    """Replaces each $name in `text` by its text in `parts`, recursively. KeyError if `parts` lacks a name."""
     return re.sub(r"\$(\w+)", lambda match: substitute(parts[match[1]], parts), text)

@@ -1,15 +1,16 @@
-"""How hand-written kernel text is spelled in each dialect: a page of macros before it.
+"""Macros that precede hand-written kernel text and adapt it to each dialect.
 
-Text of templates is C with FUNCTION (dialects' headers have it), the WORDS of dialects, and lanes.
+Template text is C with FUNCTION (defined in the dialects' headers), the WORDS of dialects, and lanes.
 
-Lanes: where a work item is a thread's, `value_t_lanes` is a vector of LANES numbers, so that one work item uses all of
-a vector register; where work items are the lanes (`Target.simt`), LANES is 1 and a `value_t_lanes` is a `value_t`.
-Operators and fmax, exp, fma, … take both; LANES_OF(x) has x in every lane, lanes_sum and lanes_max make one number of
-them.
+Lanes: on non-SIMT targets (CPUs), `value_t_lanes` is a vector of LANES numbers, so that one work item fills a vector
+register. On SIMT targets (`Target.simt`), LANES is 1 and `value_t_lanes` is `value_t`. Operators and functions such as
+fmax, exp and fma accept both types. LANES_OF(x) has x in every lane; lanes_sum and lanes_max reduce the lanes to one
+number.
 
-Sums: SUM(total) declares a sum, ADD(total, x) adds to it, TOTAL(total) is what it comes to. What each addition loses,
-which Knuth's two-sum says exactly, is added up in total_lost, so that the error does not grow with the number of
-additions. SUM_lanes(total) declares total_lanes, for ADD_lanes; MEET(total) adds its lanes to total.
+Sums: SUM(total) declares a sum, ADD(total, x) adds to it, and TOTAL(total) is its value. Knuth's two-sum computes the
+rounding error of each addition exactly. The errors are accumulated in total_lost, so that the error of the sum does
+not grow with the number of additions. SUM_lanes(total) declares total_lanes for ADD_lanes; MEET(total) adds its lanes
+to total.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import torch
 from torch_backplane.kernels.dialects.base import WORDS, Dialect
 from torch_backplane.kernels.dtypes import facts, value_dtype
 
-# Where a sum is infinite, what it has lost is NaN.
+# The accumulated error of an infinite sum is NaN; SETTLE and TOTAL ignore it.
 _SUMS = """\
 #define SUM(sum) value_t sum = 0, sum##_lost = 0
 #define SUM_lanes(sum) value_t_lanes sum##_lanes = LANES_OF(0), sum##_lanes_lost = LANES_OF(0)
@@ -39,8 +40,8 @@ _SUMS = """\
 #define MEET(sum) lanes_meet(sum##_lanes, sum##_lanes_lost, &sum, &sum##_lost)
 """
 
-# A store to a place that other work items of the launch may store to, too, where it does not matter whose value stays:
-# no mistake, and what looks for races is told so by another definition.
+# Marks a store that intentionally races with stores of other work items to the same location: any of the values is a
+# correct result. The sanitizer's race detection defines this macro differently, to ignore such stores.
 _ANY_MAY_STAY = """\
 #ifndef ANY_MAY_STAY
 #define ANY_MAY_STAY(store) store
@@ -51,7 +52,11 @@ _WORDS = {word.partition("(")[0]: word for word in WORDS}
 
 
 def macros(dialect: Dialect, text: str) -> str:
-    """What every template's text begins with. MissingOperation where the dialect lacks what `text` uses."""
+    """Returns the macros that precede every template's text.
+
+    Raises:
+        MissingOperation: `text` uses a function or word that the dialect lacks.
+    """
     for name, called in dict.fromkeys(re.findall(r"\b([A-Za-z_]\w*)\b(\(?)", text)):
         if (called and name in dialect.missing) or (name in _WORDS and _WORDS[name] not in dialect.words):
             dialect.lacks(name)
@@ -60,14 +65,14 @@ def macros(dialect: Dialect, text: str) -> str:
 
 
 def lane_count(dialect: Dialect, value: torch.dtype) -> int:
-    """Lanes of a `value`: as many as the target's registers hold, 16 at most, and 1 of bool, which has no vectors."""
+    """Returns LANES: as many as a target register holds, at most 16; 1 for bool, which has no vectors."""
     if not dialect.vectors or dialect.target.register_bytes == 0 or value == torch.bool:
         return 1
     return min(16, 8 * dialect.target.register_bytes // facts(value).bits)
 
 
 def lanes(dialect: Dialect, value: torch.dtype) -> str:
-    """The declarations of `value_t_lanes` and its functions, where value_t is `value`."""
+    """Returns the declarations of `value_t_lanes` and its functions for a `value_t` of dtype `value`."""
     width = lane_count(dialect, value)
     is_float = facts(value).category == "float"
     greater = "fmax" if is_float else "max"
@@ -112,14 +117,13 @@ FUNCTION void lanes_meet(const value_t x, const value_t lost, value_t* sum, valu
 
 
 def turning(name: str, vector: str, width: int, bits: int) -> str:
-    """The declaration of the function `name`, which turns a square of `width` vectors of as many numbers, each of
-    `bits`: rows become columns.
+    """Returns a function `name` that transposes a square matrix of `width` vectors of `width` elements of `bits` bits.
 
-    Each pass makes two vectors of two others. First it mixes numbers within parts of vectors, which takes one
-    instruction, and then whole parts, until each vector has one column.
+    Each pass combines pairs of vectors into pairs of new vectors. The first passes shuffle elements within parts of
+    128 bits, which takes one instruction each; the later passes exchange whole parts.
 
     Args:
-        vector: the type of OpenCL C.
+        vector: the vector type in OpenCL C.
     """
     part = min(width, _PART_BITS // bits)
     vectors = [(f"x[{row}]", [(row, column) for column in range(width)]) for row in range(width)]
@@ -140,9 +144,10 @@ def turning(name: str, vector: str, width: int, bits: int) -> str:
 
 
 def mixing(name: str, width: int, bits: int) -> str:
-    """The definition of the macro `name(one, other, n0, n1, …)`: a vector of the numbers n0, n1, … of two vectors, one
-    after the other, each of `width` numbers of so many bits. Clang is asked by its own function: of OpenCL C's words it
-    makes single numbers, and of these far more instructions.
+    """Defines the macro `name(one, other, n0, n1, …)`: elements n0, n1, … of the concatenation of two vectors.
+
+    Each vector has `width` elements of `bits` bits. Clang gets its builtin: it splits OpenCL C's shuffle2 into scalar
+    moves, which take far more instructions.
     """
     mask = {8: "uchar", 16: "ushort", 32: "uint", 64: "ulong"}[bits]
     numbers = ", ".join(f"n{i}" for i in range(width))
@@ -159,8 +164,10 @@ _PART_BITS = 128
 
 
 def _mixed(width: int, part: int, step: int) -> tuple[list[int], list[int]]:
-    """Which numbers of two vectors, one after the other, the two that are made of them have: of lower and of upper
-    halves of all parts, `step` neighbours of each in turn; or, from steps of a part on, even and odd parts.
+    """Returns the element indices, in the concatenation of two vectors, of the two vectors that a pass makes of them.
+
+    If `step` is smaller than a part, they interleave runs of `step` elements of the two vectors: one from the lower
+    halves of the parts, the other from the upper halves. Otherwise they take the even and the odd parts.
     """
     if step >= part:
         even = [at for at in range(2 * width) if at // part % 2 == 0]
@@ -176,7 +183,7 @@ def _mixed(width: int, part: int, step: int) -> tuple[list[int], list[int]]:
 
 
 def lane_access(dialect: Dialect, name: str, dtype: torch.dtype, value: torch.dtype) -> str:
-    """`load_NAME_lanes(at)` and `store_NAME_lanes(at, x)`: LANES elements from `at` on, converted to value_t."""
+    """Defines `load_NAME_lanes(at)` and `store_NAME_lanes(at, x)` for LANES elements from `at` on, as value_t."""
     width = lane_count(dialect, value)
     if width == 1:
         return (
@@ -199,7 +206,10 @@ def lane_access(dialect: Dialect, name: str, dtype: torch.dtype, value: torch.dt
 
 
 def vector_load(dialect: Dialect, pointer: str, dtype: torch.dtype, width: int) -> str:
-    """So many neighbouring elements of `dtype`, converted to what is computed with; of halves with `half_to_lanes`."""
+    """Returns an expression that loads `width` consecutive elements as a vector of the compute dtype.
+
+    float16 needs `half_to_lanes`.
+    """
     loaded = f"vload{width}(0, {pointer})"
     if dtype == torch.float16:
         return f"half_to_lanes({loaded})"
@@ -211,9 +221,9 @@ def vector_load(dialect: Dialect, pointer: str, dtype: torch.dtype, width: int) 
 
 
 def pointers(dialect: Dialect, name: str, dtype: torch.dtype) -> str:
-    """`NAME_pointer`, the type of a place in a tensor that is read, and `load_NAME_from(pointer, at)`, as `load_NAME`.
+    """Defines `NAME_pointer`, a pointer to const elements, and `load_NAME_from(pointer, at)`, the load through one.
 
-    Loops that read several rows by steps spend less on places of their own than on indices.
+    Loops that step through several rows need fewer instructions with one pointer per row than with indices.
     """
     return (
         f"typedef const GLOBAL {dialect.storage_type(dtype)}* {name}_pointer;\n"
@@ -222,7 +232,10 @@ def pointers(dialect: Dialect, name: str, dtype: torch.dtype) -> str:
 
 
 def lane_functions(dialect: Dialect, dtypes: frozenset[torch.dtype], value: torch.dtype) -> str:
-    """What lane_access needs: halves from and to their bits, and rounding to bfloat16, to nearest even, NaN kept."""
+    """Returns the functions that `lane_access` uses: float16 conversion, and rounding to bfloat16.
+
+    Rounding to bfloat16 is to nearest even and keeps NaN.
+    """
     width = lane_count(dialect, value)
     if width == 1:
         return ""
@@ -230,8 +243,8 @@ def lane_functions(dialect: Dialect, dtypes: frozenset[torch.dtype], value: torc
 
 
 def _lane_functions(width: int) -> dict[torch.dtype, str]:
-    # Halves are converted in a variable: of memory PoCL 3.1 takes for granted that it is aligned as the vector is,
-    # where the standard wants it to be as a half is.
+    # Convert float16 through a variable: PoCL 3.1 assumes that memory has the alignment of the vector, although the
+    # standard requires only the alignment of a half.
     return {
         torch.float16: f"""\
 FUNCTION float{width} half_to_lanes(const ushort{width} bits) {{ return vload_half{width}(0, (const half*)&bits); }}

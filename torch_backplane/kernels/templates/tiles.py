@@ -1,8 +1,9 @@
-"""Products by tiles of results, where work items run in lockstep: what products of matrices and convolutions share.
+"""Tiled products on SIMT targets: the part that matrix products and convolutions share.
 
-A group computes 64 × 64 results from tiles in local memory, or fewer, within the target's limits. Where there are fewer
-tiles than fill the device and sums are long, groups compute parts of sums, with what their additions have lost, and
-further launches add these up in their order: results are the same in every run.
+A work group computes 64 × 64 results from tiles of the operands in local memory, or fewer if the target's limits
+require it. If there are too few tiles to fill the device and sums are long, sums are split (split-k): work groups
+compute partial sums and their rounding errors, and further launches add these up in a fixed order. So results are the
+same in every run.
 """
 
 from __future__ import annotations
@@ -17,20 +18,23 @@ from torch_backplane.kernels.dtypes import facts, value_dtype
 from torch_backplane.kernels.target import Target
 from torch_backplane.kernels.templates.source import Launch, LaunchSpec, split, substitute
 
-# A group of SIDE × SIDE work items computes SIDE × SIDE × PER_ITEM × PER_ITEM results, DEPTH products at a time.
+# A work group of side × side work items computes side × side × PER_ITEM × PER_ITEM results, DEPTH products at a time.
 PER_ITEM, DEPTH, SIDES = 4, 16, (16, 8, 4)
-BLOCK = 64  # additions in a row, for each number of a vector
-SHORT = 8  # sums of fewer products keep what products and additions lose
-_LEAST_PART = 128  # products
-_LONG, _LEAST_CHUNK = 48, 4  # parts: from when on they are added up in chunks, and of a chunk
+BLOCK = 64  # consecutive additions without error compensation, for each element of a vector
+SHORT = 8  # sums of fewer products keep the rounding errors of products and additions
+_LEAST_PART = 128  # minimum products of a part
+_LONG, _LEAST_CHUNK = 48, 4  # minimum number of parts to add up in chunks; minimum parts of a chunk
 
 
 class Summed(NamedTuple):
     """How sums of products of a dtype are computed.
 
     Args:
-        value: the text's value_t. number: what alpha and beta are passed as. kept: what parts of sums are kept in.
-        loses: whether additions round, and what they lose is kept, too.
+        value: dtype of `value_t`.
+        number: dtype of the alpha and beta arguments.
+        kept: dtype of partial sums in memory.
+        multiply_add: C expression of x * y + z.
+        loses: whether additions round; then partial sums are stored with their rounding errors.
     """
 
     value: torch.dtype
@@ -41,10 +45,10 @@ class Summed(NamedTuple):
 
 
 def summed(dtype: torch.dtype, reduced: bool = False) -> Summed:
-    """In float32 for float16 and bfloat16; integers wrap.
+    """Returns how sums of products of `dtype` are computed: float16 and bfloat16 in float32; integers wrap.
 
     Args:
-        reduced: parts of sums are rounded to `dtype`.
+        reduced: partial sums are rounded to `dtype`.
     """
     if facts(dtype).category == "float":
         value = value_dtype(dtype)
@@ -55,11 +59,12 @@ def summed(dtype: torch.dtype, reduced: bool = False) -> Summed:
 
 
 def side_of(dialect: Dialect, value: torch.dtype, more: tuple[int, int] = (0, 0)) -> int | None:
-    """The largest side of a group that the target can have, and has local memory for, for tiles of both operands. None
-    where there is no such group, or work items are no lanes that tiles would help.
+    """Returns the largest work group side whose operand tiles fit into the target's local memory and group size limit.
+
+    None if no side fits, or the target is not SIMT.
 
     Args:
-        more: bytes beside the tiles, and for each column of a tile.
+        more: additional bytes of local memory: per work group, and per column of a tile.
     """
 
     def fits(side: int) -> bool:
@@ -70,9 +75,13 @@ def side_of(dialect: Dialect, value: torch.dtype, more: tuple[int, int] = (0, 0)
 
 
 class Tiles(NamedTuple):
-    """Args:
-    here: how many tiles of results there are.
-    parts: that each sum is divided into, of `part_depth` products, a multiple of DEPTH; 1 where it is not divided.
+    """The tiles of a product.
+
+    Args:
+        side: side of a work group, in work items.
+        here: number of result tiles.
+        parts: number of parts of each sum; 1 if sums are not split.
+        part_depth: products of a part; a multiple of DEPTH if sums are split.
     """
 
     side: int
@@ -91,10 +100,10 @@ class Tiles(NamedTuple):
 def divide(
     target: Target, side: int, batch: int, rows: int, columns: int, depth: int, most: int | None = None
 ) -> Tiles:
-    """Into as many parts as fill the device, if these are no more memory than the operands.
+    """Splits sums into enough parts to fill the device, if the partial sums take no more memory than the operands.
 
     Args:
-        most: parts, if there is a limit.
+        most: maximum number of parts, if there is a limit.
     """
     tile = side * PER_ITEM
     count = batch * -(-rows // tile) * -(-columns // tile)
@@ -106,7 +115,7 @@ def divide(
         parts = most
     if parts < 2:
         return Tiles(side, count, 1, depth)
-    part_depth = depth // (parts * DEPTH) * DEPTH  # and so a few more parts rather than fewer
+    part_depth = depth // (parts * DEPTH) * DEPTH  # rounded down: rather more parts than fewer
     made = -(-depth // part_depth)
     if most is not None and made > most:
         part_depth += DEPTH
@@ -115,29 +124,32 @@ def divide(
 
 
 def tiled(tiles: Tiles, parts: Mapping[str, str]) -> str:
-    """The body of a product by tiles: of each group one, or a part of its sums. The text knows `batches`, `rows`,
-    `columns` and `depth`, and, where sums are divided, `part_depth`, `parts`, `sums`, and `lost` of numbers that round.
+    """Returns the body of a tiled product. Each work group computes one result tile, or one part of its sums.
+
+    The kernel needs the integers `batches`, `rows`, `columns` and `depth`. If sums are split, it also needs the
+    integers `part_depth` and `parts`, the output `sums`, and the output `lost` if `parts` has that key.
 
     Args:
         parts: text for
-            a_along_depth, b_along_depth: whether neighbours in memory are neighbours along the depth; work items
-                read them side by side.
-            shared: declarations of what else the group shares.
+            a_along_depth, b_along_depth: C condition, whether the operand is contiguous along the depth. Consecutive
+                work items then read consecutive elements along the depth.
+            shared: declarations of additional local memory.
             prepare: statements before the first tiles.
-            a: the element in row i, at first + a_k; b: in column j, at first + b_k. Their places in the tile are
-                a_i and b_j.
-            next: statements before tiles that begin at `first`, of which the first begin at `first_of_all`.
-            short: anything, where the sums are short and their numbers round.
-            lost: anything, where the numbers round.
-            store: a statement that takes the value VALUE of the result in row i, column j; of the tile y * SIDE +
-                item_column.
+            a: expression of the element of a in row i at depth first + a_k; its row in the tile is a_i.
+            b: expression of the element of b in column j at depth first + b_k; its column in the tile is b_j.
+            next: statements before the operand tiles from depth `first` on are loaded; the first tiles are at
+                `first_of_all`.
+            short: present, with any text, for short floating-point sums, which keep the errors of each product.
+            lost: present, with any text, if partial sums are stored with their rounding errors (`Summed.loses`).
+            store: a statement that stores VALUE, the result in row i and column j. The column within the tile is
+                item_column + y * side.
     """
     side, tile = tiles.side, tiles.side * PER_ITEM
     sizes, names = ["batches", "row_tiles", "column_tiles"], ["batch", "row_tile", "column_tile"]
     total = "(lost_of[x][y] == lost_of[x][y] ? sum[x][y] + lost_of[x][y] : sum[x][y])"
     store = parts["store"].replace("VALUE", total)
     if tiles.parts > 1:
-        # Groups that go through the same part are neighbours, as they read the same rows or columns.
+        # Consecutive work groups compute the same part of different tiles, as they read the same rows or columns.
         sizes, names = ["parts", *sizes], ["part", *names]
         at = "((part * batches + batch) * rows + i) * columns + j"
         lost = f"store_lost({at}, lost_of[x][y]);" if "lost" in parts else ""
@@ -212,19 +224,19 @@ _TILED = """
 
 
 def with_c(c: torch.Tensor | None) -> str:
-    """WITH_C(at), which stands before the sum of products that is stored."""
+    """Returns the text of the macro WITH_C(at), a prefix to the sum of products: beta * c + alpha * …."""
     return "(value_t)alpha * " if c is None else "(value_t)beta * (value_t)load_c(at) + (value_t)alpha * "
 
 
 def factors(
     kind: Summed, c: torch.Tensor | None, alpha: int | float, beta: int | float
 ) -> dict[str, tuple[torch.dtype, Any]]:
-    """The kernels' numbers."""
+    """Returns alpha and beta as the `numbers` of a launch."""
     return {"alpha": (kind.number, alpha), **({} if c is None else {"beta": (kind.number, beta)})}
 
 
 def most_parts(kind: Summed, results: int, workspace: int | None) -> int | None:
-    """For which there is room in so many bytes, and for chunks of them (`add_parts`)."""
+    """Returns how many parts fit into `workspace` bytes, with room for the chunks of `add_parts`; None: no limit."""
     if workspace is None:
         return None
     bytes_of_each = results * kind.kept.itemsize * (2 if kind.loses else 1)
@@ -232,7 +244,7 @@ def most_parts(kind: Summed, results: int, workspace: int | None) -> int | None:
 
 
 def room(kind: Summed, parts: int, results: int, device: torch.device) -> dict[str, torch.Tensor]:
-    """For parts of sums, and what they have lost."""
+    """Allocates partial sums and, if `kind.loses`, their rounding errors."""
     names = ("sums", "lost") if kind.loses else ("sums",)
     return {name: torch.empty(parts, results, dtype=kind.kept, device=device) for name in names}
 
@@ -246,9 +258,10 @@ def add_parts(
     alpha: int | float = 1,
     beta: int | float = 1,
 ) -> list[Launch]:
-    """out = beta * c + alpha * the sums of the parts `given`, which are in the order of out's four dimensions.
+    """Computes out = beta * c + alpha * (sum of the partial sums `given`).
 
-    A work item adds up a result, or, where these are too few, a chunk of its parts.
+    Partial sums are in the order of out's four dimensions. A work item adds up all parts of a result, or one chunk of
+    them if there are too few results to fill the device.
     """
     kind, results, launches = summed(out.dtype, "lost" not in given), out.numel(), []
     parts = given["sums"].shape[0]
@@ -312,7 +325,7 @@ def _loop(first: str, end: str, kind: Summed) -> str:
 
 
 def batch_start(tensor: str) -> str:
-    """Where the matrix of this batch begins."""
+    """Returns an expression for the offset of the matrix of the current batch."""
     return f"batch / inner_batches * {tensor}_outer + batch % inner_batches * {tensor}_inner"
 
 

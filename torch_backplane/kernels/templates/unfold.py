@@ -1,7 +1,7 @@
-"""Patches of images as columns of a matrix, and back: what turns a convolution into a matrix product.
+"""im2col and col2im: patches of images as columns of a matrix, which turn a convolution into a matrix product.
 
-An image is (batch, channels, *sizes), contiguous. A column is a place of the window, and its rows are the elements that
-the window covers there: (channel, *place in the window).
+An image has the shape (batch, channels, *sizes) and is contiguous. A column corresponds to a window position. Its rows
+are the elements that the window covers there: (channel, *position in the window).
 """
 
 from __future__ import annotations
@@ -22,9 +22,12 @@ _RUN = 64  # elements of a row for each work item
 
 @dataclass(frozen=True)
 class Windows:
-    """Args:
-    image: sizes of the image. places: in how many places the window is, along each of them.
-    window, stride, padding, dilation: as of a convolution; one number for each dimension.
+    """Windows over an image; all members have one number per spatial dimension.
+
+    Args:
+        image: sizes of the image.
+        places: number of window positions.
+        window, stride, padding, dilation: as in a convolution.
     """
 
     image: tuple[int, ...]
@@ -40,11 +43,11 @@ class Windows:
 
     @property
     def trivial(self) -> bool:
-        """Whether the columns are the image itself."""
+        """Whether the columns equal the image."""
         return all(w == s == 1 and p == 0 for w, s, p in zip(self.window, self.stride, self.padding, strict=True))
 
     def turned(self) -> Windows:
-        """Those of the convolution that is the image's gradient, of windows that are one place apart."""
+        """Returns the windows of the convolution that computes the image's gradient. Requires stride 1."""
         reach = zip(self.window, self.dilation, self.padding, strict=True)
         padding = tuple((size - 1) * apart - pad for size, apart, pad in reach)
         return Windows(self.places, self.image, self.window, self.stride, padding, self.dilation)
@@ -58,7 +61,7 @@ class Windows:
 
 
 def unfold(dialect: Dialect, columns: torch.Tensor, image: torch.Tensor, windows: Windows) -> Launch:
-    """columns[n, row, column] = the image's element there, 0 in the padding. The last stride of columns is 1."""
+    """Copies the patches of the image to columns, of shape (n, row, column) and last stride 1; 0 in the padding."""
     rank, last = windows.rank, windows.rank - 1
     batch, channels = image.shape[:2]
     run = dialect.target.run(_RUN)
@@ -102,7 +105,7 @@ def unfold(dialect: Dialect, columns: torch.Tensor, image: torch.Tensor, windows
 def fold(
     dialect: Dialect, image: torch.Tensor, columns: torch.Tensor, windows: Windows, bias: torch.Tensor | None = None
 ) -> Launch:
-    """image[n, channel, …] = bias[channel] + the sum of what the columns (n, row, column) have for that element."""
+    """Computes image[n, channel, …] = bias[channel] + the sum of the elements of columns for that image element."""
     rank = windows.rank
     batch, channels = image.shape[:2]
     loops = []
@@ -141,12 +144,12 @@ def fold(
 
 
 def _rows_apart(columns: torch.Tensor) -> set[str]:
-    """The text knows the first two strides of columns, and takes the last one for 1."""
+    """Returns `LaunchSpec.strided`: the text handles the first two strides of columns and assumes 1 for the last."""
     return {"columns"} if columns.shape[-1] <= 1 or columns.stride(-1) == 1 else set()
 
 
 def linear(coordinates: Sequence[str], sizes: Sequence[str]) -> str:
-    """((a * B + b) * C + c): the index of coordinates in sizes, of which the first is not needed."""
+    """Returns the linear index of `coordinates`, ((a * B + b) * C + c), for `sizes` (B, C) without the first."""
     if not coordinates:
         return "0"
     text = coordinates[0]

@@ -1,4 +1,4 @@
-"""A look at values in memory that an operator takes only within bounds: others are reported as `errors` says."""
+"""Checks that the elements of tensors are in the range that an operator accepts, and reports others (see `errors`)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates import errors as error_words
 from torch_backplane.kernels.templates.source import Launch, LaunchSpec
 
-# Elements that a work item looks at; fewer, in lockstep, where the items do not fill the device then. It says what it
-# found once, behind a loop without branches.
+# Elements that a work item checks. On SIMT targets it checks fewer if otherwise the work items would not fill the
+# device. It reports once, after a loop without branches.
 _CHUNK = 1024
 _SMALL_GROUP = 4
 
@@ -22,7 +22,13 @@ NOT_NEGATIVE = "x >= (value_t)0"
 
 
 class Check(NamedTuple):
-    """What has to hold for every element `x` of a tensor, which is dense, in any order; C that also takes vectors."""
+    """A condition on the elements of a tensor.
+
+    Args:
+        tensor: dense; its dimensions can be in any order in memory.
+        holds: C expression of an element `x`, valid for scalars and vectors.
+        text: message of the RuntimeError if the condition does not hold.
+    """
 
     tensor: torch.Tensor
     holds: str
@@ -30,10 +36,12 @@ class Check(NamedTuple):
 
 
 def check_values(dialect: Dialect, checks: Sequence[Check], errors: torch.Tensor) -> Launch:
-    """Reports the text of a check that does not hold; of several ones in one place the first.
+    """Reports the text of a check that does not hold.
+
+    If one work item finds that several checks fail, it reports the first.
 
     Args:
-        checks: of floating-point tensors.
+        checks: conditions on floating-point tensors.
         errors: the device's four int32 words.
     """
     inputs = {f"values{i}": check.tensor for i, check in enumerate(checks)}
@@ -54,12 +62,12 @@ def check_values(dialect: Dialect, checks: Sequence[Check], errors: torch.Tensor
         body="".join(_look(dialect, i, check.holds) for i, check in enumerate(checks)),
         items=items,
         group_size=group,
-        strided=inputs,  # looked at in the order of memory
+        strided=inputs,  # checked in memory order
     ).launch()
 
 
 def _look(dialect: Dialect, number: int, holds: str) -> str:
-    # In lockstep an item has every `items`th element, else neighbours.
+    # On SIMT targets a work item checks every `items`-th element, otherwise consecutive elements.
     if dialect.target.simt:
         first, step, end = "item", "items", f"count{number}"
     else:

@@ -1,9 +1,9 @@
-"""Convolutions of 3 × 3 windows that are one place apart, by Winograd's minimal filtering F(2 × 2, 3 × 3).
+"""3 × 3 convolutions with stride 1 by Winograd's minimal filtering F(2 × 2, 3 × 3).
 
-Four results that are neighbours in two rows and two columns take 16 products of numbers which the window and the 4 × 4
-elements below it are transformed to, instead of 36; the products of all places and channels are 16 of matrices, one for
-each of those numbers. Images are (batch, channels, rows, columns), contiguous. The matrices, and that they suffice:
-Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 2015 (arXiv:1509.09308), section 4.1.
+The window and each 4 × 4 tile of the image are transformed to 16 numbers each. A 2 × 2 tile of results then takes 16
+products instead of 36. Over all positions and channels, these are 16 matrix products, one for each number. Images have
+the shape (batch, channels, rows, columns) and are contiguous. For the transforms see Lavin and Gray, "Fast Algorithms
+for Convolutional Neural Networks", 2015 (arXiv:1509.09308), section 4.1.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from torch_backplane.kernels.dtypes import value_dtype
 from torch_backplane.kernels.templates.source import Launch, LaunchSpec, split
 from torch_backplane.kernels.templates.unfold import Windows
 
-POINTS = 16  # numbers that a window, and what is below it in a tile of results, is transformed to
-WINDOW, _RESULTS, _TILE = 3, 2, 4  # sizes of a window, of the results of a tile, and of what they are made of
+POINTS = 16  # numbers in a transformed window or image tile
+WINDOW, _RESULTS, _TILE = 3, 2, 4  # sides of a window, of a tile of results, and of a tile of the image
 
 
 def takes(window: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> bool:
-    """Whether convolutions with such windows can be computed so. The last two may be one number for all dimensions."""
+    """Whether these windows are supported. `stride` and `dilation` can have one number for all dimensions."""
     return len(window) == 2 and set(window) == {WINDOW} and {*stride, *dilation} == {1}
 
 
 def tiles(windows: Windows) -> tuple[int, int]:
-    """How many tiles of results cover the places, along rows and columns."""
+    """Returns the number of result tiles along rows and columns."""
     rows, columns = windows.places
     return -(-rows // _RESULTS), -(-columns // _RESULTS)
 
@@ -35,10 +35,12 @@ def tiles(windows: Windows) -> tuple[int, int]:
 def transform_weight(
     dialect: Dialect, to: torch.Tensor, weight: torch.Tensor, groups: int, of_image: bool = False
 ) -> Launch:
-    """Fills (POINTS, groups, rows, depth) of the weight: rows are channels of results, the depth is that of sums.
+    """Transforms the weight.
 
     Args:
-        of_image: for the gradient of the image, where windows are turned round, and the image's channels are rows.
+        to: output of shape (POINTS, groups, rows, depth). Rows are the channels of the results; sums are over depth.
+        of_image: transform for the gradient of the image: windows are rotated by 180°, and rows are the image's
+            channels.
     """
     of_values, of_group = weight.shape[0] // groups, weight.shape[1]
     rows, depth = (of_group, of_values) if of_image else (of_values, of_group)
@@ -73,7 +75,7 @@ def transform_weight(
 
 
 def transform_image(dialect: Dialect, to: torch.Tensor, image: torch.Tensor, windows: Windows) -> Launch:
-    """Fills (POINTS, channels, batch · tiles) of the image."""
+    """Transforms the image into `to`, of shape (POINTS, channels, batch · tiles)."""
     loads = [
         f"const value_t t{i}{j} = row{i} == row{i}_inside && column{j} == column{j}_inside"
         f" ? (value_t)load_image(from + row{i}_inside * image_columns + column{j}_inside) : (value_t)0;"
@@ -112,7 +114,7 @@ def transform_image(dialect: Dialect, to: torch.Tensor, image: torch.Tensor, win
 def transform_results(
     dialect: Dialect, out: torch.Tensor, sums: torch.Tensor, windows: Windows, bias: torch.Tensor | None = None
 ) -> Launch:
-    """Fills results, of which there are as many as windows have places, from (POINTS, channels, batch · tiles)."""
+    """Transforms `sums` of shape (POINTS, channels, batch · tiles) to the results `out` at all window positions."""
     loads = [
         f"const value_t t{i}{j} = load_sums({i * _TILE + j} * items + item);"
         for i in range(_TILE)
@@ -153,7 +155,7 @@ _TILE_OF_ITEM = split(
 
 
 def _each_tile(images: torch.Tensor, windows: Windows) -> tuple[dict[str, int], int]:
-    """The integers of _TILE_OF_ITEM, which declares where a work item is, and how many work items there are."""
+    """Returns the integers that _TILE_OF_ITEM uses to declare a work item's tile, and the number of work items."""
     batch, channels = images.shape[:2]
     rows, columns = tiles(windows)
     integers = {"channels": channels, "batch": batch, "tile_rows": rows, "tile_columns": columns}
@@ -161,7 +163,7 @@ def _each_tile(images: torch.Tensor, windows: Windows) -> tuple[dict[str, int], 
 
 
 def _both_ways(size: int, transform: Callable[..., list[str]]) -> str:
-    """Statements that declare sIJ, the transform of the columns and then of the rows of tIJ, of `size` each way."""
+    """Returns statements that transform the columns and then the rows of the `size` × `size` numbers tIJ to sIJ."""
     lines, made = [], 0
     for j in range(size):
         columns = transform(*(f"t{i}{j}" for i in range(size)))
@@ -174,7 +176,7 @@ def _both_ways(size: int, transform: Callable[..., list[str]]) -> str:
 
 
 def _store(name: str) -> str:
-    """Statements that store each point, which are as far apart as there are work items."""
+    """Returns statements that store the POINTS numbers of a work item, `items` elements apart."""
     return " ".join(
         f"store_{name}({i * _TILE + j} * items + item, s{i}{j});" for i in range(_TILE) for j in range(_TILE)
     )
