@@ -161,8 +161,8 @@ assert driver.launched()[:3] == [2, 8, 1]
         needs.format(1000, 3097),
         "ValueError: the kernel add_one of test::add_one has 2 groups in dimension 0, which is not a multiple of the 3 "
         "of a cluster",
-        "ValueError: a cluster has a positive number of groups in each of 1 to 3 dimensions, and got [0]",
-        "ValueError: a cluster has a positive number of groups in each of 1 to 3 dimensions, and got [1, 1, 1, 1]",
+        "ValueError: a cluster must have 1 to 3 dimensions of at least 1 group each, but got [0]",
+        "ValueError: a cluster must have 1 to 3 dimensions of at least 1 group each, but got [1, 1, 1, 1]",
         "TypeError",
         "LimitExceeded: add_one needs 4,097 bytes of local memory, and its device takes 4,096 (Target.local_memory)",
     ]
@@ -435,7 +435,7 @@ for device in ("bp:0", "bp:1"):
     assert result.stdout.splitlines() == [
         "NotImplementedError: MinimalDevice has no native_stream(): its streams have no native handle",
         "NotImplementedError: bp:0 has no native context: the driver test sets no native_context",
-        "NotImplementedError: host devices have no native handles of streams",
+        "NotImplementedError: host devices have no native stream handles",
         "NotImplementedError: bp:1 has no native context: the driver host sets no native_context",
     ], result.stdout + result.stderr
 
