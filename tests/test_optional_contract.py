@@ -376,9 +376,9 @@ driver_queued_module.library().finish(ctypes.c_void_p(handle))
 assert x.tolist() == [1.0] * 8
 def capture():
     with torch.bp.graph(torch.bp.Graph()):
-        assert "it gives work to the device that cannot be repeated" in raised(
+        assert "it submits work that cannot be replayed" in raised(
             lambda: torch.bp.current_stream().native_handle)
-assert "its capture failed" in raised(capture)
+assert "the capture failed" in raised(capture)
 """, "adopts", "context")  # fmt: skip
 
 
@@ -408,7 +408,7 @@ torch.bp.synchronize()
 """, "adopts")  # fmt: skip
     assert printed[0] == "ValueError: the queue 65536 is not of the context 0xC0"
     assert printed[1].startswith("RuntimeError: an external stream is made from the bp_stream of a stream of bp:0, and")
-    assert printed[2].startswith("RuntimeError: bp:0 has 256 external streams, which are all there may be")
+    assert printed[2].startswith("RuntimeError: bp:0 has 256 external streams, which is the maximum")
 
 
 @needs_compiler
