@@ -80,7 +80,7 @@ assert other.data_ptr() != address      # the streams are not there yet
 del other
 nothing_is_left()
 """)
-    assert "bp memory was freed, and meanwhile: " in said
+    assert "error while freeing bp memory: " in said
     assert f"injected fault in {method}" in said
 
 
