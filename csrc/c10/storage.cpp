@@ -9,7 +9,7 @@
 namespace backplane {
 
 c10::Storage make_storage(c10::DeviceIndex index, size_t bytes) {
-  // Not make_storage_impl: it takes the null pointer of 0 bytes for a missing one and allocates on the current device.
+  // Not make_storage_impl: it treats the null pointer of 0 bytes as missing and allocates on the current device.
   return c10::Storage(
       c10::make_intrusive<c10::StorageImpl>(
           c10::StorageImpl::use_byte_size_t(),

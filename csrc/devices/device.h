@@ -131,7 +131,7 @@ class Device {
   // The hardware API's handle of the stream's queue. From then on other code can submit work that the runtime does not
   // see. Throws NotImplementedError if there is no such handle.
   virtual uintptr_t native_handle(StreamHandle stream);
-  // Makes a stream of a hardware API's queue, which its owner keeps alive. The same queue gives the same stream.
+  // Creates a stream around a queue of the hardware API, whose owner keeps it alive. Equal queues give equal streams.
   virtual bool can_adopt_streams() const {
     return false;
   }
@@ -166,7 +166,7 @@ class Device {
 
   // --- optional abilities --------------------------------------------------------------------------------------------
   // The API of the native queue that library calls receive: "opencl", or the driver's name if the driver has a launcher
-  // of its own. Empty: no library calls.
+  // of its own. Empty: library calls are not supported.
   virtual std::string queue_api() const {
     return {};
   }

@@ -125,7 +125,7 @@ class FaultyDevice final : public ForwardingDevice {
   }
 
   void free(void* address, size_t bytes) override {
-    if (!lost_.load()) { // releasing works on a lost device
+    if (!lost_.load()) { // a lost device can still release memory
       meets("free");
     }
     inner_->free(address, bytes);
