@@ -1,4 +1,4 @@
-// The parts of torch_backplane._C, one function for each file of bindings.
+// Functions that register the parts of torch_backplane._C, one for each file of bindings.
 #pragma once
 
 #include <pybind11/pybind11.h>

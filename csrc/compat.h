@@ -1,4 +1,4 @@
-// Differences between the supported PyTorch releases (2.11 to 2.15), all in one place.
+// Differences between the supported PyTorch releases (2.11 to 2.15).
 #pragma once
 
 #include <c10/core/CachingDeviceAllocator.h>
@@ -14,12 +14,12 @@
 
 namespace backplane::compat {
 
-// Named tensors went with torch 2.13. Before, the lists of autocast's operators name this without its namespace.
+// torch 2.13 removed named tensors. Earlier releases use this name unqualified in autocast's operator lists.
 #if __has_include(<ATen/core/Dimname.h>)
 using at::DimnameList;
 #endif
 
-// large_segment_size_mb came with torch 2.12.
+// torch 2.12 added large_segment_size_mb.
 template <typename Config>
 size_t large_segment_size() {
   if constexpr (requires { Config::large_segment_size(); }) {
@@ -29,7 +29,7 @@ size_t large_segment_size() {
   }
 }
 
-// Reserved bytes by private pool came with torch 2.12.
+// torch 2.12 added reserved bytes by private pool.
 template <typename Stats, typename Visit>
 void with_private_pool_stats(Stats& stats, Visit&& visit) {
   if constexpr (requires { stats.reserved_bytes_by_private_pools; }) {
@@ -37,7 +37,7 @@ void with_private_pool_stats(Stats& stats, Visit&& visit) {
   }
 }
 
-// Rejections before the device is asked came with torch 2.13.
+// torch 2.13 added the count of requests that are rejected before the device is called.
 template <typename Stats>
 int64_t num_oom_rejections(const Stats& stats) {
   if constexpr (requires { stats.num_oom_rejections; }) {
@@ -47,7 +47,7 @@ int64_t num_oom_rejections(const Stats& stats) {
   }
 }
 
-// Nodes of the autograd graph are held by intrusive_ptr since torch 2.13, by shared_ptr before. `Pointer` is what holds one.
+// Autograd nodes are held by c10::intrusive_ptr since torch 2.13, by std::shared_ptr before. `Pointer` is that type.
 template <typename Pointer, typename Node, typename... Arguments>
 Pointer make_node(Arguments&&... arguments) {
   if constexpr (requires { typename Pointer::weak_type; }) {

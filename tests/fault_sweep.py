@@ -97,7 +97,7 @@ def main() -> int:
                     wrong.append(f"{said}: {error}")
             except RuntimeError as error:
                 raised[name] += 1
-                if settings.kind != "error" or f"was told to fail at {name}" not in str(error):
+                if settings.kind != "error" or f"injected fault in {name}" not in str(error):
                     wrong.append(f"{said}: {error}")
             reset()
             left = torch.bp.memory_allocated() - used

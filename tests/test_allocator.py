@@ -424,7 +424,7 @@ BAD_OPTIONS = {
     "roundup_power2_divisions:[256,512:2]": "must be a power of two, or a list",
     "roundup_power2_divisions:3": "power of 2",
     "backend:cudaMallocAsync": "'backend' must be native",
-    "max_spilt_size_mb:64": "unknown option 'max_spilt_size_mb'; known are max_split_size_mb, ",
+    "max_spilt_size_mb:64": "unknown option 'max_spilt_size_mb'; known options are max_split_size_mb, ",
     "per_process_memory_fraction:2": "must be a number from 0 to 1",
 }
 

@@ -325,9 +325,9 @@ def test_the_guides_name_the_variables_that_are_read_and_no_others() -> None:
 
 
 def test_memory_has_every_option_of_the_allocator() -> None:
-    with pytest.raises(ValueError, match="known are") as caught:
+    with pytest.raises(ValueError, match="known options are") as caught:
         torch.bp.memory._set_allocator_settings("no_such_option:1")
-    known = str(caught.value).partition("known are ")[2].splitlines()[0].split(", ")
+    known = str(caught.value).partition("known options are ")[2].splitlines()[0].split(", ")
     rows = re.findall(r"^\| (`.*?) \|", TEXTS["memory.md"], re.MULTILINE)
     assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(known)
 

@@ -18,7 +18,7 @@ import pytest, torch
 from torch_backplane.testing import faults
 faults.prepare()
 x = torch.ones(1000, device="bp")
-def told(call): return pytest.raises(RuntimeError, match=f"was told to fail at {call}")
+def told(call): return pytest.raises(RuntimeError, match=f"injected fault in {call}")
 """
 
 
@@ -101,10 +101,10 @@ def test_a_lost_device_stays_lost_and_others_go_on() -> None:
 other = torch.ones(3, device="bp:1")
 faults.fail("synchronize_stream", kind="lost")
 for _ in range(2):
-    with pytest.raises(torch.AcceleratorError, match="was told to be lost"):
+    with pytest.raises(torch.AcceleratorError, match="injected device loss"):
         torch.bp.synchronize(0)
 faults.clear()
-with pytest.raises(torch.AcceleratorError, match="was told to be lost"):
+with pytest.raises(torch.AcceleratorError, match="injected device loss"):
     x.cpu()
 assert (other + 1).tolist() == [2, 2, 2]
 del x
@@ -116,13 +116,13 @@ del x
 def test_wrong_faults() -> None:
     run("""
 for wrong, words in (
-    (lambda: faults.fail("lunch"), "devices have no call lunch that can fail: there are allocate, "),
+    (lambda: faults.fail("lunch"), "unknown device call lunch: the calls that can fail are allocate, "),
     (lambda: faults.fail("copy", 0), "counted from 1"),
     (lambda: faults.fail("copy", kind="sad"), "error, out of memory, lost, and got 'sad'"),
     (lambda: faults.fail("copy", kind="out of memory"), "copy does not allocate"),
-    (lambda: faults.by_chance(2, 0).__enter__(), "a probability is 0 to 1"),
-    (lambda: faults.by_chance(0.5, 0, ["lunch"]).__enter__(), "no call lunch"),
-    (lambda: faults.slow(-1).__enter__(), "0 ms or more"),
+    (lambda: faults.by_chance(2, 0).__enter__(), "probability must be between 0 and 1"),
+    (lambda: faults.by_chance(0.5, 0, ["lunch"]).__enter__(), "unknown device call lunch"),
+    (lambda: faults.slow(-1).__enter__(), "milliseconds must be at least 0"),
 ):
     with pytest.raises(ValueError, match=words):
         wrong()

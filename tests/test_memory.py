@@ -380,7 +380,7 @@ def test_history_has_metadata_and_out_of_memory() -> None:
         ({"enabled": "some"}, ValueError, "enabled must be None, 'state' or 'all', not 'some'"),
         ({"context": "none"}, ValueError, "context must be None, 'state', 'alloc' or 'all', not 'none'"),
         ({"stacks": "cpp"}, ValueError, "stacks must be 'python' or 'all', not 'cpp'"),
-        ({"skip_actions": ["malloc"]}, ValueError, "unknown trace action 'malloc'; known are alloc, "),
+        ({"skip_actions": ["malloc"]}, ValueError, "unknown trace action 'malloc'; known actions are alloc, "),
         ({"global_record_annotations": True}, NotImplementedError, "only to torch.cuda"),
     ],
 )

@@ -161,8 +161,8 @@ assert driver.launched()[:3] == [2, 8, 1]
         needs.format(1000, 3097),
         "ValueError: the kernel add_one of test::add_one has 2 groups in dimension 0, which is not a multiple of the 3 "
         "of a cluster",
-        "ValueError: a cluster has a positive number of groups in each of 1 to 3 dimensions, and got [0]",
-        "ValueError: a cluster has a positive number of groups in each of 1 to 3 dimensions, and got [1, 1, 1, 1]",
+        "ValueError: a cluster must have 1 to 3 dimensions of at least 1 group each, but got [0]",
+        "ValueError: a cluster must have 1 to 3 dimensions of at least 1 group each, but got [1, 1, 1, 1]",
         "TypeError",
         "LimitExceeded: add_one needs 4,097 bytes of local memory, and its device takes 4,096 (Target.local_memory)",
     ]
@@ -376,9 +376,9 @@ driver_queued_module.library().finish(ctypes.c_void_p(handle))
 assert x.tolist() == [1.0] * 8
 def capture():
     with torch.bp.graph(torch.bp.Graph()):
-        assert "it gives work to the device that cannot be repeated" in raised(
+        assert "it submits work that cannot be replayed" in raised(
             lambda: torch.bp.current_stream().native_handle)
-assert "its capture failed" in raised(capture)
+assert "the capture failed" in raised(capture)
 """, "adopts", "context")  # fmt: skip
 
 
@@ -408,7 +408,7 @@ torch.bp.synchronize()
 """, "adopts")  # fmt: skip
     assert printed[0] == "ValueError: the queue 65536 is not of the context 0xC0"
     assert printed[1].startswith("RuntimeError: an external stream is made from the bp_stream of a stream of bp:0, and")
-    assert printed[2].startswith("RuntimeError: bp:0 has 256 external streams, which are all there may be")
+    assert printed[2].startswith("RuntimeError: bp:0 has 256 external streams, which is the maximum")
 
 
 @needs_compiler
@@ -435,7 +435,7 @@ for device in ("bp:0", "bp:1"):
     assert result.stdout.splitlines() == [
         "NotImplementedError: MinimalDevice has no native_stream(): its streams have no native handle",
         "NotImplementedError: bp:0 has no native context: the driver test sets no native_context",
-        "NotImplementedError: host devices have no native handles of streams",
+        "NotImplementedError: host devices have no native stream handles",
         "NotImplementedError: bp:1 has no native context: the driver host sets no native_context",
     ], result.stdout + result.stderr
 

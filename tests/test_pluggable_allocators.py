@@ -121,7 +121,7 @@ def test_what_python_raises_is_a_warning_and_the_end_of_the_memory() -> None:
 def test_memory_that_is_not_aligned_goes_back() -> None:
     memory = Memory(skew=8)
     pool = torch.bp.MemPool(PluggableAllocator.from_functions(memory.allocate, memory.free))
-    with torch.bp.use_mem_pool(pool), pytest.raises(RuntimeError, match="which is no multiple of 16"):
+    with torch.bp.use_mem_pool(pool), pytest.raises(RuntimeError, match="which is not a multiple of 16"):
         torch.empty(1000, device="bp")
     assert not memory.buffers
     assert [call[0] for call in memory.calls] == ["allocate", "free"]
@@ -156,7 +156,7 @@ def test_wrong_allocators(library: str) -> None:
     with pytest.raises(TypeError, match=r"PluggableAllocator, and got NoneType"):
         torch.bp.change_current_allocator(None)
     torch.ones(1, device="bp")
-    with pytest.raises(RuntimeError, match="has given memory already"):
+    with pytest.raises(RuntimeError, match="has already allocated memory"):
         torch.bp.change_current_allocator(PluggableAllocator(library, "take", "put"))
 
 
@@ -176,7 +176,7 @@ OUT_OF_REACH = """
 import sys, pytest, torch
 allocator = torch.bp.PluggableAllocator(sys.argv[1], "take", "put")
 for use in (torch.bp.change_current_allocator, torch.bp.MemPool):
-    with pytest.raises(NotImplementedError, match="knows its driver's memory only"):
+    with pytest.raises(NotImplementedError, match="accepts only memory of its driver"):
         use(allocator)
 assert torch.ones(3, device="bp").tolist() == [1] * 3
 """

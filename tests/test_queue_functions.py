@@ -251,12 +251,12 @@ assert torch.equal(whole.cpu(), y) and torch.allclose(lazy.cpu(), y + 2 * x)
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        ('QueueFunction("f", 0, "output")', "ValueError: a function of a library needs its address, and f has none"),
+        ('QueueFunction("f", 0, "output")', "ValueError: library function f must have an address, but it is 0"),
         ('QueueFunction("f", "axpy", "output")', "TypeError: f is a function of ctypes or its address, and got 'axpy'"),
         ('QueueFunction("f", 1.5, "output")', "TypeError: f is a function of ctypes or its address, and got 1.5"),
         ('QueueFunction("f", 1, "inout")', "TypeError: a parameter of f is \"input\", \"output\" or a dtype, and got"),
         ('QueueFunction("f", 1, int)', "TypeError: a parameter of f is"),
-        ('QueueFunction("f", 1, torch.complex64)', "TypeError: a kernel's parameter cannot be a number of dtype"),
+        ('QueueFunction("f", 1, torch.complex64)', "TypeError: kernel parameters cannot have dtype"),
         ('QueueFunction("f", 1, "input", explain=3)', "TypeError: explain of f is a function of a status, or None,"),
         ("axpy(y.to('bp'))", "ValueError: axpy takes 5 arguments, and got 1"),
         ("axpy(1, 2, 3, 4, 5)", "TypeError: axpy needs a bp tensor among its arguments"),

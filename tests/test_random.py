@@ -62,7 +62,7 @@ def test_states_are_saved_and_restored() -> None:
 
 
 def test_a_bad_state_is_refused() -> None:
-    with pytest.raises(RuntimeError, match="RNG state is wrong size: a bp generator's is 16 bytes, and got 7"):
+    with pytest.raises(RuntimeError, match="RNG state is wrong size: expected 16 bytes, but got 7"):
         torch.bp.set_rng_state(torch.zeros(7, dtype=torch.uint8))
     with pytest.raises(TypeError, match=r"expected a torch.ByteTensor|RNG state must be a torch.ByteTensor"):
         torch.bp.set_rng_state(torch.zeros(16))

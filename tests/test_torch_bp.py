@@ -87,7 +87,7 @@ def test_an_index_out_of_range(index: int) -> None:
 
 
 def test_a_tensor_on_a_device_that_is_not_there() -> None:
-    with pytest.raises(RuntimeError, match=rf"bp:9 was asked for, and there are {DEVICES} devices \(bp:0 to bp:3\)"):
+    with pytest.raises(RuntimeError, match=rf"bp:9, but there are {DEVICES} devices \(bp:0 to bp:3\)"):
         torch.empty(1, device="bp:9")
 
 

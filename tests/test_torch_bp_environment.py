@@ -112,7 +112,7 @@ def test_an_allocator_setting_is_an_error_of_allocations(run_forked: Run) -> Non
     )
     count, error = done.stdout.splitlines()
     assert int(count) > 0
-    assert error.startswith("PYTORCH_ALLOC_CONF: unknown option 'no_such_option'; known are ")
+    assert error.startswith("PYTORCH_ALLOC_CONF: unknown option 'no_such_option'; known options are ")
 
 
 def test_the_fallback_policy(run_python: Run) -> None:

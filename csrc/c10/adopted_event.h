@@ -1,4 +1,4 @@
-// An event that a c10::Event receives instead of making one at its first recording: c10 has no other way in.
+// Makes a c10::Event own an existing event. c10 offers no setter, so the guard's next record() hands the event over.
 #pragma once
 
 #include <c10/core/Event.h>
@@ -11,12 +11,12 @@ namespace backplane {
 
 class AdoptedEvent {
  public:
-  // `owner` owns `event` afterwards, which is not recorded by this.
+  // Transfers ownership of `event` to `owner`. Does not record it.
   static void give(c10::Event& owner, Event* event) {
     next_ = event;
     owner.record(default_stream(event->device));
   }
-  // For the guard's record().
+  // Called by the guard's record(). Returns nullptr unless give() is in progress in this thread.
   static Event* take() noexcept {
     return std::exchange(next_, nullptr);
   }

@@ -1,4 +1,4 @@
-// Autocast for bp: torch.autocast("bp") casts as torch.autocast("cuda") does, by ATen's own lists of operators.
+// Autocast for bp: torch.autocast("bp") casts like torch.autocast("cuda"), from ATen's own lists of operators.
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
 
@@ -6,19 +6,19 @@
 
 namespace {
 
-// The lists below name these without their namespace.
+// ATen's lists below use these names unqualified.
 using namespace backplane::compat;
 using at::IntArrayRef;
 using at::Scalar;
 using at::ScalarType;
 using at::Tensor;
 
-// Operators in no list run with the dtypes that they are given.
+// Operators that are in no list run with the dtypes of their arguments.
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFallthrough());
 }
 
-// The gradient of a probability near 0 or 1 overflows in half precision; torch.cuda refuses it too.
+// The gradient of a probability near 0 or 1 overflows in half precision; torch.cuda rejects it, too.
 Tensor refuse_binary_cross_entropy(const Tensor&, const Tensor&, const std::optional<Tensor>&, int64_t) {
   TORCH_CHECK(
       false,

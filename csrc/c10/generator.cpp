@@ -17,7 +17,8 @@
 namespace backplane {
 namespace {
 
-// A capture's numbers are counted from where the generator is at each replay, so its state at the capture is none of theirs.
+// Each replay draws from the generator's state at that time. Its state during the capture is unrelated to those
+// numbers.
 void check_not_capturing(c10::DeviceIndex index) {
   if (const auto capture = Capture::of(current_stream(index))) {
     capture->refuse("it reads or sets the state of a random generator");
@@ -49,7 +50,7 @@ uint64_t PhiloxGenerator::seed() {
 
 void PhiloxGenerator::set_offset(uint64_t offset) {
   check_not_capturing(device().index());
-  TORCH_CHECK(offset % 4 == 0, "the offset of a bp generator must be a multiple of 4, and got ", offset);
+  TORCH_CHECK(offset % 4 == 0, "the offset of a bp generator must be a multiple of 4, but got ", offset);
   state_->offset = offset;
 }
 
@@ -61,8 +62,8 @@ uint64_t PhiloxGenerator::get_offset() const {
 void PhiloxGenerator::set_state(const c10::TensorImpl& state) {
   at::detail::check_rng_state(state);
   TORCH_CHECK(
-      state.numel() == sizeof(State), "RNG state is wrong size: a bp generator's is ", sizeof(State),
-      " bytes, and got ", state.numel());
+      state.numel() == sizeof(State), "RNG state is wrong size: expected ", sizeof(State),
+      " bytes, but got ", state.numel());
   State read;
   std::memcpy(&read, state.data_dtype_initialized<uint8_t>(), sizeof(State));
   set_offset(read.offset); // checks it
@@ -78,7 +79,7 @@ c10::intrusive_ptr<c10::TensorImpl> PhiloxGenerator::get_state() const {
 
 void PhiloxGenerator::graphsafe_set_state(const c10::intrusive_ptr<c10::GeneratorImpl>& other) {
   auto* philox = dynamic_cast<PhiloxGenerator*>(other.get());
-  TORCH_CHECK(philox != nullptr, "a bp generator takes the state of a bp generator only");
+  TORCH_CHECK(philox != nullptr, "the state of a bp generator can only be set from another bp generator");
   state_ = philox->state_;
 }
 
@@ -104,7 +105,7 @@ const at::Generator& default_generator(c10::DeviceIndex index) {
   std::lock_guard<std::mutex> guard(lock);
   if (!generator.defined()) {
     generator = at::make_generator<PhiloxGenerator>(index);
-    generator.seed(); // random, as torch.cuda's are until manual_seed
+    generator.seed(); // random until manual_seed, as in torch.cuda
   }
   return generator;
 }
@@ -118,8 +119,8 @@ at::Generator source_generator(const std::optional<at::Generator>& given, c10::D
 }
 
 at::Generator cpu_generator(PhiloxGenerator::State state) {
-  // Every word of the Mersenne twister's state comes from Philox, so that two calls share no numbers; its own seeding
-  // would keep 32 bits only. (seed, offset / 4) names the call, the Philox counter runs over the words.
+  // Philox fills the whole state of the Mersenne Twister, so that two calls share no numbers: the Twister's own seeding
+  // keeps only 32 bits. (seed, offset / 4) identifies the call; the Philox counter runs over the words of the state.
   at::Philox4_32 philox(state.seed, /*subsequence=*/state.offset / 4);
   at::mt19937_data_pod words{};
   words.seed_ = state.seed;

@@ -1,4 +1,4 @@
-// The random generator of one bp device: Philox, as on GPUs. Its whole state is a seed and an offset.
+// The random number generator of one bp device: Philox, as on GPUs. Its whole state is a seed and an offset.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -24,16 +24,16 @@ class PhiloxGenerator final : public c10::GeneratorImpl {
   uint64_t seed() override;
   void set_offset(uint64_t offset) override;
   uint64_t get_offset() const override;
-  // 16 bytes: seed, then offset, both 64-bit little-endian, as torch.cuda's.
+  // 16 bytes: seed, then offset, both 64-bit little-endian, as in torch.cuda.
   void set_state(const c10::TensorImpl& state) override;
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override;
   void graphsafe_set_state(const c10::intrusive_ptr<c10::GeneratorImpl>& other) override;
   c10::intrusive_ptr<c10::GeneratorImpl> graphsafe_get_state() const override;
 
-  // Takes the numbers for one random operator: the state before the call; the offset moves on by `count` numbers,
-  // rounded up to 4. The caller holds mutex_.
+  // Reserves `count` numbers for one operator: returns the current state, then advances the offset by taken(count).
+  // The caller holds mutex_.
   State advance(uint64_t count);
-  // By how much the offset moves on for `count` numbers.
+  // The offset increment for `count` numbers: `count` rounded up to a multiple of 4.
   static uint64_t taken(uint64_t count) {
     return (count + 3) / 4 * 4;
   }
@@ -46,21 +46,21 @@ class PhiloxGenerator final : public c10::GeneratorImpl {
   PhiloxGenerator(c10::DeviceIndex index, std::shared_ptr<State> state);
   PhiloxGenerator* clone_impl() const override;
 
-  std::shared_ptr<State> state_; // shared with the handles that graphsafe_get_state gave out
+  std::shared_ptr<State> state_; // shared with the generators that graphsafe_get_state returned
 };
 
-// The generator that bp:`index` uses when none is given (-1: the current device).
+// The generator that operators on bp:`index` use when none is given (-1: the current device).
 const at::Generator& default_generator(c10::DeviceIndex index);
 
-// The generator that an operator draws from in the name of bp:`index`: the given one, or the device's default one. Throws for
-// one of another device type.
+// The generator that an operator on bp:`index` draws from: the given one, or the device's default one. Throws if the
+// given one belongs to another device type.
 at::Generator source_generator(const std::optional<at::Generator>& given, c10::DeviceIndex index);
 
-// By how much the offset moves on where the CPU draws for bp, however much it draws.
+// The offset increment for a CPU kernel that runs for bp, however many numbers it draws.
 inline constexpr uint64_t kCpuDraw = 4;
 
-// A CPU generator with the state that Philox gives for `state`, for running a CPU kernel in the name of a bp device. Valid
-// until the calling thread asks for the next one.
+// A CPU generator whose state is derived from `state`, for a CPU kernel that runs for a bp device. Valid until the
+// calling thread calls this function again.
 at::Generator cpu_generator(PhiloxGenerator::State state);
 
 } // namespace backplane

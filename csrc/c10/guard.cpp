@@ -28,7 +28,7 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
 
   // --- devices
   c10::Device exchangeDevice(c10::Device device) const override {
-    TORCH_CHECK(device.is_privateuseone(), "expected a bp device, and got ", device);
+    TORCH_CHECK(device.is_privateuseone(), "expected a bp device, but got ", device);
     return bp(exchange_current_device(device.index()));
   }
 
@@ -37,7 +37,7 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
   }
 
   void setDevice(c10::Device device) const override {
-    TORCH_CHECK(device.is_privateuseone(), "expected a bp device, and got ", device);
+    TORCH_CHECK(device.is_privateuseone(), "expected a bp device, but got ", device);
     set_current_device(device.index());
   }
 
@@ -50,7 +50,7 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
   }
 
   c10::DeviceCapability getDeviceCapability(c10::Device at) const override {
-    // By name: c10 numbers these bits otherwise than its dtypes.
+    // By name: c10 orders these bits differently from its dtypes.
     const auto& properties = device(at.index()).properties();
     c10::DeviceCapability capability;
 #define BACKPLANE_SET(type, name)                                       \

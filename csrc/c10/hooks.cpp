@@ -1,4 +1,4 @@
-// What ATen asks of an accelerator as a whole, and the registrations of allocator and hooks.
+// ATen's hooks for an accelerator. Registers them and the allocator of pinned memory.
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 
 #include "c10/generator.h"
@@ -25,7 +25,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   }
 
   bool hasPrimaryContext(c10::DeviceIndex index) const override {
-    // Devices come up together, at the first use of one.
+    // The first use of any device initializes all of them.
     return is_initialized() && !in_bad_fork() && index >= 0 && index < device_count();
   }
 
@@ -59,7 +59,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
 
   at::Device getDeviceFromPtr(void* data) const override {
     const auto index = device_of_address(data);
-    TORCH_CHECK(index >= 0, "the address ", data, " belongs to no bp device");
+    TORCH_CHECK(index >= 0, "the address ", data, " does not belong to a bp device");
     return at::Device(at::kPrivateUse1, index);
   }
 

@@ -1,8 +1,8 @@
-// What PyTorch's profiler (Kineto) shows of bp: kernels, copies and the like on their streams, and the host's calls that gave
-// them to the device, each tied to the operator that it was done for.
+// Exports profiles to PyTorch's profiler (Kineto): kernels, copies and other commands on their streams, and the host
+// calls that submitted them, each linked to its operator.
 //
-// The interface is that of torch/csrc/profiler/standalone/privateuse1_profiler.h, which releases before 2.12 lack:
-// there, profiler_stubs.cpp is all that there is.
+// Implements torch/csrc/profiler/standalone/privateuse1_profiler.h, which torch 2.12 added. Earlier releases have only
+// profiler_stubs.cpp.
 #if __has_include(<torch/csrc/profiler/standalone/privateuse1_profiler.h>)
 
 #define USE_KINETO
@@ -30,7 +30,7 @@ namespace {
 using libkineto::ActivityType;
 using libkineto::GenericTraceActivity;
 
-// PyTorch counts its operators from 1: these are never the same.
+// PyTorch numbers its operators from 1; these numbers must not collide with them.
 constexpr int32_t kFirstNumber = 1 << 30;
 
 ActivityType type_on_device(Activity::Kind kind) {
@@ -66,7 +66,7 @@ class Session final : public libkineto::IActivityProfilerSession {
     if (profile_ != nullptr) {
       profile_->stop();
       for (const std::string& error : profile_->errors()) {
-        TORCH_WARN("a profile does not know when some commands ran: ", error);
+        TORCH_WARN("the profile has no device times for some commands: ", error);
       }
     }
   }
@@ -92,7 +92,7 @@ class Session final : public libkineto::IActivityProfilerSession {
     for (const Activity& activity : profile_->activities()) {
       const auto* operation = activity.correlation == 0 ? nullptr : linked(static_cast<int32_t>(activity.correlation));
       ++number;
-      if (activity.kind != Activity::Kind::Operator) { // PyTorch has that one itself
+      if (activity.kind != Activity::Kind::Operator) { // PyTorch records the call of an operator itself
         GenericTraceActivity& call = add(ActivityType::PRIVATEUSE1_RUNTIME, call_of(activity), number, operation);
         call.device = static_cast<int32_t>(getpid());
         call.resource = call.threadId = activity.thread;
@@ -127,7 +127,7 @@ class Session final : public libkineto::IActivityProfilerSession {
   }
 
   std::unique_ptr<libkineto::DeviceInfo> getDeviceInfo() override {
-    return nullptr; // there may be several: name_devices
+    return nullptr; // name_devices reports all of them
   }
 
   std::vector<libkineto::ResourceInfo> getResourceInfos() override {
@@ -186,7 +186,7 @@ class Session final : public libkineto::IActivityProfilerSession {
     }
   }
 
-  // Where a record_function's work was on a stream: from its first command to its last.
+  // Extends the span of a record_function on a stream, from its first command to its last, by `work`.
   void annotate(const libkineto::ITraceActivity* range, uint64_t number, const GenericTraceActivity& work) {
     if (range == nullptr) {
       return;
@@ -220,7 +220,7 @@ class Session final : public libkineto::IActivityProfilerSession {
   std::shared_ptr<Profile> profile_;
   std::unique_ptr<libkineto::CpuTraceBuffer> buffer_;
   std::map<std::tuple<uint64_t, int32_t, int32_t>, std::unique_ptr<GenericTraceActivity>> annotations_;
-  std::set<std::pair<int32_t, int32_t>> streams_; // with work
+  std::set<std::pair<int32_t, int32_t>> streams_; // (device, stream id) pairs with work
 };
 
 class Profiler final : public libkineto::IActivityProfiler {
@@ -237,7 +237,7 @@ class Profiler final : public libkineto::IActivityProfiler {
     return types;
   }
 
-  // Null: nothing of bp is asked for.
+  // Returns nullptr where the profile does not include device activities.
   std::unique_ptr<libkineto::IActivityProfilerSession> configure(
       const std::set<ActivityType>& types, const libkineto::Config&) override {
     return types.count(ActivityType::CONCURRENT_KERNEL) == 0 ? nullptr : std::make_unique<Session>();

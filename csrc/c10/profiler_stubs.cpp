@@ -1,4 +1,4 @@
-// What PyTorch's profiler asks of a device that has no tracer of its own: events before and after each operator.
+// PyTorch's profiler for devices without a tracer: records events before and after each operator.
 #include <c10/util/ApproximateClock.h>
 #include <torch/csrc/profiler/stubs/base.h>
 
@@ -13,7 +13,7 @@ using torch::profiler::impl::ProfilerVoidEventStub;
 
 class Stubs final : public ProfilerStubs {
  public:
-  // An event of its own kind: a plan that is being recorded must not take notice, as it does of the user's events.
+  // Does not call record_event(), which would mark a plan that is being recorded as not replayable.
   void record(c10::DeviceIndex* index, ProfilerVoidEventStub* event, int64_t* cpu_ns) const override {
     const c10::Stream stream = current_stream(current_device());
     Device& owner = device(stream.device_index());
@@ -32,7 +32,7 @@ class Stubs final : public ProfilerStubs {
     }
   }
 
-  // In microseconds; zero between events of two devices, which share no clock.
+  // Microseconds; 0 for events of two devices, which share no clock.
   float elapsed(const ProfilerVoidEventStub* start, const ProfilerVoidEventStub* end) const override {
     const Event* first = as_event(start);
     const Event* second = as_event(end);
@@ -61,7 +61,7 @@ class Stubs final : public ProfilerStubs {
     synchronize_device(current_device());
   }
 
-  // Marks are for the tools of vendors.
+  // Markers are for vendors' tools.
   void mark(const char*) const override {}
   void rangePush(const char*) const override {}
   void rangePop() const override {}

@@ -56,13 +56,13 @@ void refuse_all(torch::Library& library, std::initializer_list<const char*> oper
   }
 }
 
-// nn.TransformerEncoder asks this before it makes a nested tensor of a padded batch for a fast path, which it also takes
-// for PrivateUse1; where the answer is no, it goes on with the padded batch.
+// nn.TransformerEncoder calls this before it converts a padded batch to a nested tensor for its fast path, which it
+// also takes for PrivateUse1. If this returns false, it continues with the padded batch.
 bool no_padding_for_nested(const at::Tensor&, const at::Tensor&) {
   return false;
 }
 
-// Operators that would make such a tensor out of dense ones, and say so more clearly before they have begun.
+// Operators that create such tensors from dense ones. Failing before they start gives a clearer error.
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   refuse_all<Sparse>(m, {"_to_sparse", "_to_sparse.sparse_dim", "_sparse_coo_tensor_unsafe"});
   refuse_all<SparseCompressed>(
@@ -79,7 +79,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   refuse_all<Mkldnn>(m, {"to_mkldnn"});
 }
 
-// These have implementations that are made of other operators, which would come before the fallback below.
+// These have composite kernels, which would take precedence over the fallback below.
 TORCH_LIBRARY_IMPL(aten, SparseCsrPrivateUse1, m) {
   refuse_all<SparseCompressed>(
       m, {"_sparse_compressed_tensor_unsafe", "_sparse_csr_tensor_unsafe", "_sparse_csc_tensor_unsafe",

@@ -1,4 +1,4 @@
-// Kinds of tensor that bp does not have: sparse, quantized, nested and mkldnn ones.
+// Kinds of tensors that bp does not support: sparse, quantized, nested and mkldnn.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,10 +7,10 @@
 
 namespace backplane {
 
-// The kind of `tensor` when bp cannot have it, for example "sparse"; nullptr for a dense, strided one.
+// The kind of a `tensor` that bp does not support, for example "sparse"; nullptr for a dense, strided tensor.
 const char* unsupported_kind(const at::Tensor& tensor);
 
-// Throws the NotImplementedError that names the operator, the kind, and what to do instead.
+// Throws a NotImplementedError that names the operator, the kind, and what to do instead.
 [[noreturn]] void refuse_kind(std::string_view operator_name, const char* kind);
 
 } // namespace backplane

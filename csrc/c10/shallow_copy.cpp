@@ -1,8 +1,8 @@
-// Lets a tensor take over another's contents across CPU and bp: `tensor.data = …`, and with it `module.to("bp")`.
+// Allows `tensor.data = …` between CPU and bp tensors, which `module.to("bp")` relies on.
 //
-// c10 knows by name which dense backends may do that, and PrivateUse1 is not among them. Where the answer is no,
-// `module.to` makes new parameters instead of moving those that are there: tied weights come apart, and an optimizer
-// made before keeps the old ones.
+// c10 has a fixed list of dense backends that may do this, without PrivateUse1. If a pair is incompatible, `module.to`
+// creates new parameters instead of moving the existing ones: tied weights separate, and an optimizer that was created
+// earlier keeps the old parameters.
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
 

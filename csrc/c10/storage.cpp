@@ -9,7 +9,7 @@
 namespace backplane {
 
 c10::Storage make_storage(c10::DeviceIndex index, size_t bytes) {
-  // Not make_storage_impl: it takes the null pointer of 0 bytes for a missing one, and asks the current device for it.
+  // Not make_storage_impl: it treats the null pointer of 0 bytes as missing and allocates on the current device.
   return c10::Storage(
       c10::make_intrusive<c10::StorageImpl>(
           c10::StorageImpl::use_byte_size_t(),
@@ -33,14 +33,14 @@ at::Tensor make_tensor(
 void resize_storage(c10::StorageImpl* storage, size_t bytes) {
   TORCH_CHECK(storage->resizable(), "Trying to resize storage that is not resizable");
   note_not_replayable("it resizes a tensor that it was given");
-  storage->mutable_data(); // or c10 would take the new memory, too, for shared lazily
+  storage->mutable_data(); // ends copy-on-write, which c10 would otherwise assume of the new memory, too
   const auto index = storage->device().index();
   c10::DataPtr grown = allocate_on(index, bytes);
   const size_t kept = std::min(bytes, storage->nbytes());
   if (kept > 0) {
     submit(current_stream(index), Copy{grown.get(), storage->data(), kept, CopyKind::WithinDevice});
   }
-  // The old memory goes back to the pool of the stream that still reads it, so no wait is needed.
+  // As in torch.cuda, nothing waits for the copy: the old memory returns to the pool of its stream, normally the same.
   storage->set_data_ptr_noswap(std::move(grown));
   storage->set_nbytes(bytes);
 }

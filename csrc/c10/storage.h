@@ -1,4 +1,4 @@
-// Storages of bp tensors: growing them, and giving them a tensor.
+// Creates and resizes the storages of bp tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,7 +11,7 @@ inline constexpr c10::DispatchKeySet kKeys{c10::DispatchKey::PrivateUse1};
 // A storage of `bytes` uninitialized bytes on bp:`index`.
 c10::Storage make_storage(c10::DeviceIndex index, size_t bytes);
 
-// A tensor that owns a view of `storage`; no autograd history.
+// A tensor over `storage`, without autograd history.
 at::Tensor make_tensor(
     c10::Storage storage,
     caffe2::TypeMeta dtype,
@@ -22,7 +22,7 @@ at::Tensor make_tensor(
 // Changes a storage's size in bytes and keeps its contents up to the smaller of the two sizes.
 void resize_storage(c10::StorageImpl* storage, size_t bytes);
 
-// Throws TypeError when the device lacks the dtype.
+// Throws TypeError if the device does not support the dtype.
 void check_dtype(c10::DeviceIndex index, c10::ScalarType dtype);
 
 } // namespace backplane

@@ -9,7 +9,7 @@
 namespace backplane {
 namespace {
 
-// What a thread resolved lately. An entry counts while its generation is that of the address space which is asked.
+// A range that the thread resolved recently. Valid while its generation is that of the address space.
 struct Recent {
   uint64_t generation = 0;
   const char* start = nullptr;

@@ -1,9 +1,9 @@
-// Addresses for memory that has none.
+// Synthetic addresses for memory that is an opaque handle, such as an OpenCL buffer or a Python object.
 //
-// PyTorch wants a pointer in every storage. A device whose memory is a handle (an OpenCL buffer, a Python object,
-// whatever the CPU cannot dereference) gets a range of reserved, inaccessible address space for each segment: a data
-// pointer is an address in it, and the device finds the handle and the offset again. Views, splitting and pointer
-// arithmetic then work as for any other memory, and a stray read on the CPU faults instead of returning rubbish.
+// PyTorch needs a pointer in every storage. On devices with such memory, each segment gets a range of reserved,
+// inaccessible address space. A data pointer is an address in that range, which the device maps back to the handle and
+// an offset. Views, splitting and pointer arithmetic work as for any other memory, and a stray read on the CPU faults
+// instead of returning garbage.
 #pragma once
 
 #include <atomic>
@@ -21,18 +21,19 @@ class AddressSpace {
     size_t offset; // bytes from the handle's start
   };
 
-  // A new inaccessible range, page-aligned; throws when the process has no address space left.
+  // Reserves an inaccessible, page-aligned range. Throws if the process has no address space left.
   static void* reserve(size_t bytes);
   static void release(void* address, size_t bytes);
 
   // Binds [address, address + bytes) to `handle`. Ranges must not overlap.
   void insert(void* address, size_t bytes, void* handle);
-  // Ends what insert() with this address began, and returns the handle.
+  // Removes the range that insert() bound to this address, and returns its handle.
   void* remove(void* address);
-  // Where [address, address + bytes) lies. Throws, naming `owner`, unless one range holds all of it. Each thread
-  // remembers where it found its last few, so that a kernel launch takes no lock and searches nothing.
+  // The handle and offset of [address, address + bytes). Throws an error that names `owner` unless one range contains
+  // all of it. Each thread caches its last few ranges, so that a typical kernel launch takes no lock and does no
+  // search.
   Place resolve(const void* address, size_t bytes, const char* owner) const;
-  // Another number after each remove(): what was resolved before may be gone. No two address spaces share a number.
+  // Changes with each remove(), since earlier results can be stale then. No two address spaces share a number.
   uint64_t generation() const noexcept {
     return generation_.load(std::memory_order_acquire);
   }

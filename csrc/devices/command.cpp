@@ -51,7 +51,7 @@ bool is_empty(const Command& command) {
 void set_attributes(LaunchSpec& spec, size_t dynamic_shared_memory, c10::ArrayRef<size_t> cluster, bool cooperative) {
   TORCH_CHECK_VALUE(
       cluster.size() <= 3 && std::find(cluster.begin(), cluster.end(), 0) == cluster.end(),
-      "a cluster has a positive number of groups in each of 1 to 3 dimensions, and got ", cluster);
+      "a cluster must have 1 to 3 dimensions of at least 1 group each, but got ", cluster);
   spec.dynamic_shared_memory = dynamic_shared_memory;
   std::copy(cluster.begin(), cluster.end(), spec.cluster.begin());
   spec.cooperative = cooperative;

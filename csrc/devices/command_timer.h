@@ -1,4 +1,4 @@
-// When commands ran that a device was given, for profiles.
+// Measures when commands ran, for profiles.
 #pragma once
 
 #include <optional>
@@ -6,14 +6,15 @@
 
 namespace backplane {
 
-// Made by Device::time_commands.
+// Created by Device::time_commands.
 class CommandTimer {
  public:
   virtual ~CommandTimer() = default;
-  // To be called in the thread that made it: what it gives to the stream from here on does not count.
+  // Must be called in the thread that created the timer. Commands submitted afterwards are not timed.
   virtual void stop() = 0;
-  // Milliseconds from `base`, an event that was recorded with timing and is reached, to when the first command began and to
-  // when the last one ended, for which it waits. Nothing where there was no command, or one failed.
+  // Waits for the last command. Returns the milliseconds from `base`, a completed event with timing, to the start of
+  // the first command and to the end of the last one; nullopt if the times are unknown, as without commands or after an
+  // error.
   virtual std::optional<std::pair<double, double>> since(void* base) = 0;
 };
 

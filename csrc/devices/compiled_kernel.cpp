@@ -31,7 +31,7 @@ uint32_t store(T value, void* bytes) {
 } // namespace
 
 uint32_t store_number(const c10::Scalar& number, c10::ScalarType dtype, void* bytes) {
-  // Integers wrap and floats become infinite, as in the conversions of PyTorch's kernels; Scalar::to() would throw.
+  // On overflow integers wrap and floats become infinite, as in PyTorch's kernels; Scalar::to() would throw.
   const auto whole = [&]() -> uint64_t {
     return number.isFloatingPoint() ? static_cast<uint64_t>(static_cast<int64_t>(number.toDouble()))
         : number.isBoolean()        ? static_cast<uint64_t>(number.toBool())
@@ -62,7 +62,7 @@ uint32_t store_number(const c10::Scalar& number, c10::ScalarType dtype, void* by
     case c10::kDouble:
       return store(number.toDouble(), bytes);
     default:
-      TORCH_CHECK_TYPE(false, "a kernel's parameter cannot be a number of dtype ", dtype);
+      TORCH_CHECK_TYPE(false, "kernel parameters cannot have dtype ", dtype);
   }
 }
 

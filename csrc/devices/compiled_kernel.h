@@ -1,4 +1,4 @@
-// A compiled kernel of one device, and what each of its parameters is.
+// A compiled kernel of one device, with its parameters.
 #pragma once
 
 #include <c10/core/Scalar.h>
@@ -14,7 +14,7 @@
 namespace backplane {
 
 struct KernelParameter {
-  std::optional<c10::ScalarType> number; // its dtype; nullopt: memory
+  std::optional<c10::ScalarType> number; // the dtype of a number; nullopt: memory
   bool written = false; // memory that the kernel writes to
 };
 
@@ -45,11 +45,11 @@ class CompiledKernel : public std::enable_shared_from_this<CompiledKernel> {
   KernelHandle handle_;
 };
 
-// Writes a number as a kernel takes it (float16 and bfloat16 as their bits, bool as a byte) and returns its size in bytes,
-// at most 8. Throws TypeError for a dtype that no kernel parameter has.
+// Writes a number in the representation of kernel arguments (float16 and bfloat16 as their bits, bool as a byte).
+// Returns its size in bytes, at most 8. Throws TypeError for a dtype that kernel parameters do not support.
 uint32_t store_number(const c10::Scalar& number, c10::ScalarType dtype, void* bytes);
 
-// Throws PyTorch's error where the number is beyond the dtype. Undefined holds all.
+// Throws PyTorch's overflow error if the number does not fit into the dtype. Every number fits into Undefined.
 void check_fits(const c10::Scalar& number, c10::ScalarType dtype);
 
 } // namespace backplane

@@ -13,7 +13,7 @@
 
 namespace backplane {
 
-// --- defaults of the contract's optional parts ---------------------------------------------------------------------
+// --- defaults of the optional methods ------------------------------------------------------------------------------
 
 void* Device::reserve(size_t) {
   TORCH_CHECK(false, properties_.driver, " devices cannot reserve address space");
@@ -32,19 +32,19 @@ void Device::unmap(void*, size_t) {
 }
 
 void* Device::pin(void*, size_t) {
-  TORCH_CHECK(false, properties_.driver, " devices pin no host memory");
+  TORCH_CHECK(false, properties_.driver, " devices cannot pin host memory");
 }
 
 void Device::unpin(void*) {
-  TORCH_CHECK(false, properties_.driver, " devices pin no host memory");
+  TORCH_CHECK(false, properties_.driver, " devices cannot pin host memory");
 }
 
 uintptr_t Device::native_handle(StreamHandle) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, properties_.driver, " devices have no native handles of streams");
+  TORCH_CHECK_NOT_IMPLEMENTED(false, properties_.driver, " devices have no native stream handles");
 }
 
 StreamHandle Device::adopt_stream(uintptr_t) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, properties_.driver, " devices adopt no streams");
+  TORCH_CHECK_NOT_IMPLEMENTED(false, properties_.driver, " devices cannot adopt streams");
 }
 
 bool Device::copy_from_peer(void*, Device&, const void*, size_t, StreamHandle) {
@@ -130,7 +130,7 @@ void Device::sleep(double, StreamHandle) {
 }
 
 DeviceCall::DeviceCall(bool needs_gil) {
-  // After Python has gone there is nothing left to call; the adapter checks the same before each call.
+  // Nothing can be called after Python has been finalized; the adapter checks this before each call.
   if (needs_gil && Py_IsInitialized()) {
     gil_state_ = static_cast<int>(PyGILState_Ensure());
   }
@@ -163,12 +163,12 @@ struct Table {
   std::atomic<bool> ready{false};
   std::atomic<bool> initialized{false};
   std::atomic<bool> forked{false};
-  // The Python functions of discovery.h.
+  // Set by set_discovery_functions().
   PyObject* discover = nullptr;
   PyObject* initialize = nullptr;
 };
 
-// Never destroyed: tensors and threads may outlive static destructors.
+// Never destroyed: tensors and threads can outlive static destructors.
 Table& table() {
   static Table* instance = new Table;
   return *instance;
@@ -176,8 +176,9 @@ Table& table() {
 
 thread_local c10::DeviceIndex current = 0;
 
-// Devices that have not been used can be used after a fork, in either process, if they are the runtime's own. Looking
-// for a Python driver's is using its library, which may have threads by then: a fork leaves them behind.
+// Marks a forked child in which devices cannot be used. Native devices that were not used before the fork work in both
+// processes. Discovering a Python driver's devices counts as a use: it calls the driver's library, whose threads a fork
+// does not copy.
 void mark_forked() {
   const Table& known = table();
   const auto is_used = [&](const std::unique_ptr<Device>& device) {
@@ -188,8 +189,8 @@ void mark_forked() {
   }
 }
 
-// Calls a function of discovery.h, which holds a lock of its own, so two threads may get here together. What it raises
-// is thrown as it is.
+// Calls a function of set_discovery_functions(). Several threads can do so at the same time: the Python function takes
+// a lock. Python exceptions are rethrown.
 void call_python(PyObject* function) {
   TORCH_CHECK(Py_IsInitialized(), "bp devices cannot be discovered after Python has been finalized");
   DeviceCall gil(true);
@@ -216,7 +217,7 @@ void add_device(std::unique_ptr<Device> device) {
   Table& devices = table();
   TORCH_CHECK(!devices.ready.load(), "bp devices can only be added while they are being discovered");
   constexpr size_t kMost = 64; // c10::DeviceIndex is 8 bits, and PyTorch keeps tables of this size
-  TORCH_CHECK(devices.devices.size() < kMost, "more than ", kMost, " bp devices");
+  TORCH_CHECK(devices.devices.size() < kMost, "at most ", kMost, " bp devices are supported");
   devices.devices.push_back(std::move(device));
 }
 
@@ -277,10 +278,10 @@ c10::DeviceIndex checked_index(c10::DeviceIndex index) {
   if (index == -1) {
     index = current;
   }
-  TORCH_CHECK(count > 0, "no bp device is available: `python -m torch_backplane info` tells what was looked for");
+  TORCH_CHECK(count > 0, "no bp device is available: `python -m torch_backplane info` shows what was searched");
   TORCH_CHECK(
       index >= 0 && index < count,
-      "bp error: invalid device ordinal: bp:", static_cast<int>(index), " was asked for, and there ",
+      "bp error: invalid device ordinal: bp:", static_cast<int>(index), ", but there ",
       count == 1 ? "is 1 device (bp:0)" : c10::str("are ", static_cast<int>(count), " devices (bp:0 to bp:", count - 1, ")"));
   return index;
 }
@@ -294,7 +295,7 @@ c10::DeviceIndex current_device() {
 }
 
 void set_current_device(c10::DeviceIndex index) {
-  TORCH_CHECK(index >= 0, "bp device index must be >= 0, and got ", static_cast<int>(index));
+  TORCH_CHECK(index >= 0, "bp device index must be >= 0, but got ", static_cast<int>(index));
   current = checked_index(index);
 }
 

@@ -1,8 +1,8 @@
-// One device, as the runtime sees it, and the table of all devices.
+// The interface of a device to the runtime, and the table of all devices.
 //
 // A `Device` is either native (csrc/drivers/host/host_device.cpp) or the adapter around a Python driver
-// (csrc/drivers/driver_device.cpp). Everything above this header (allocator, streams, copies, fallback) talks to
-// hardware through it and through nothing else.
+// (csrc/drivers/driver_device.cpp). Everything above this header (allocator, streams, copies, fallback) accesses
+// hardware only through it.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -26,27 +26,27 @@ namespace backplane {
 
 class Interprocess;
 
-// What a device's addresses are, which tensors have as data_ptr().
+// The kind of a device's addresses, which its tensors return from data_ptr().
 enum class Addresses : uint8_t {
-  Synthetic, // reserved by the runtime, for memory that has a handle instead
-  Host, // the CPU may dereference them
-  Device, // the hardware's own pointers, which the CPU may not dereference
+  Synthetic, // reserved by the runtime, for memory that is an opaque handle (address_space.h)
+  Host, // the CPU can dereference them
+  Device, // the hardware's pointers, which the CPU cannot dereference
 };
 
 struct DeviceProperties {
   std::string driver; // short driver name: "host", "opencl", …
-  std::string name; // what the hardware calls itself
+  std::string name; // the hardware's name
   uint64_t total_memory = 0; // bytes
   Addresses addresses = Addresses::Synthetic;
   int compute_units = 1; // torch.cuda's multi_processor_count
   int major = 0; // capability, as the driver defines it
   int minor = 0;
   uint64_t dtypes = ~uint64_t{0}; // bit i: c10::ScalarType(i) is supported
-  std::string dialect; // which kernel language compile() takes: "OpenCL C", …; empty: it runs no kernels
-  uint64_t local_memory = 0; // bytes that a group may share, static and dynamic; of devices with kernels
-  std::string kind = "accelerator"; // what hardware it is: "gpu", "accelerator", "cpu" or "host"
+  std::string dialect; // the kernel language that compile() accepts: "OpenCL C", …; empty: no kernels
+  uint64_t local_memory = 0; // bytes per group, static and dynamic; for devices with kernels
+  std::string kind = "accelerator"; // the kind of hardware: "gpu", "accelerator", "cpu" or "host"
 
-  // The CPU may dereference device addresses.
+  // True if the CPU can dereference device addresses.
   bool host_accessible() const {
     return addresses == Addresses::Host;
   }
@@ -55,7 +55,7 @@ struct DeviceProperties {
   }
 };
 
-// What a kernel is made from.
+// The source or binary of a kernel.
 struct KernelSource {
   std::string code; // text in the device's dialect, or a binary
   std::string entry;
@@ -63,7 +63,7 @@ struct KernelSource {
   bool is_binary = false;
 };
 
-// What the compiler says of a kernel; what it does not report is absent.
+// The compiler's report on a kernel; nullopt where it reports nothing.
 struct KernelResources {
   std::optional<int64_t> registers; // per work item
   std::optional<int64_t> spilled_bytes; // per work item
@@ -71,7 +71,7 @@ struct KernelResources {
 };
 
 // Contract of every method: thread-safe; errors are thrown as exceptions (c10::Error or a Python error), except where
-// a return value is named. Device addresses are what `allocate` or `reserve` returned plus any offset inside.
+// a return value reports them. A device address is an address from `allocate` or `reserve` plus any offset inside.
 class Device {
  public:
   explicit Device(DeviceProperties properties) : properties_(std::move(properties)) {}
@@ -83,23 +83,23 @@ class Device {
     return properties_;
   }
 
-  // True where the methods below run Python code, which may hand the GIL to another thread at any time. So no lock of
-  // ours may be held around a call: a thread with the GIL could be waiting for the lock, and the two would deadlock.
+  // True if the methods below run Python code, which can hand the GIL to another thread at any time. Callers must not
+  // hold a lock of the runtime: a thread with the GIL could be waiting for that lock, and the two would deadlock.
   virtual bool needs_gil() const {
     return false;
   }
 
   // --- loss ----------------------------------------------------------------------------------------------------------
-  // True once the hardware has stopped working for the rest of the process. Then every method throws why, except those
-  // that give something back.
+  // True once the hardware has stopped working for the rest of the process. Every method then throws the reason, except
+  // those that release something.
   virtual bool is_lost() const noexcept {
     return false;
   }
-  // Throws why, if it is lost.
+  // Throws the reason if the device is lost.
   virtual void check_not_lost() const {}
 
-  // --- memory ------------------------------------------------------------------------------------------------------
-  // A new range of `bytes` bytes, at least 512-byte aligned; nullptr when the device has not enough memory.
+  // --- memory --------------------------------------------------------------------------------------------------------
+  // A new range of `bytes` bytes, aligned to at least 512 bytes; nullptr if the device is out of memory.
   virtual void* allocate(size_t bytes) = 0;
   virtual void free(void* address, size_t bytes) = 0;
   // {free, total} in bytes.
@@ -114,82 +114,83 @@ class Device {
   virtual bool map(void* address, size_t bytes); // false: not enough memory
   virtual void unmap(void* address, size_t bytes);
 
-  // Host memory that the device transfers from and to by itself, as it cannot be paged out. Both or none.
+  // Page-locked host memory, which the device can read and write by itself. A device implements both methods or
+  // neither.
   virtual bool can_pin() const {
     return false;
   }
-  // What unpin() gets; throws OutOfMemoryError where there is no more to be had.
+  // Returns the argument of unpin(). Throws OutOfMemoryError if no more memory can be pinned.
   virtual void* pin(void* memory, size_t bytes);
-  virtual void unpin(void* pinned); // when no transfer uses the memory any more
+  virtual void unpin(void* pinned); // no transfer may use the memory any more
 
-  // --- streams -----------------------------------------------------------------------------------------------------
+  // --- streams -------------------------------------------------------------------------------------------------------
   virtual StreamHandle create_stream(int priority) = 0;
   virtual void destroy_stream(StreamHandle stream) noexcept = 0;
-  virtual bool query_stream(StreamHandle stream) = 0; // true: all work done
+  virtual bool query_stream(StreamHandle stream) = 0; // true: all work has completed
   virtual void synchronize_stream(StreamHandle stream) = 0;
-  // The hardware API's handle of the stream's queue. From then on others may give the queue work that the runtime does not see.
-  // Throws NotImplementedError where there is none.
+  // The hardware API's handle of the stream's queue. From then on other code can submit work that the runtime does not
+  // see. Throws NotImplementedError if there is no such handle.
   virtual uintptr_t native_handle(StreamHandle stream);
-  // A stream around a queue of the hardware API's that is kept alive elsewhere: the same stream for the same queue.
+  // Creates a stream around a queue of the hardware API, whose owner keeps it alive. Equal queues give equal streams.
   virtual bool can_adopt_streams() const {
     return false;
   }
   virtual StreamHandle adopt_stream(uintptr_t native);
 
-  // --- events ------------------------------------------------------------------------------------------------------
+  // --- events --------------------------------------------------------------------------------------------------------
   virtual EventHandle create_event(bool timing) = 0;
   virtual void destroy_event(EventHandle event) noexcept = 0;
-  virtual bool query_event(EventHandle event) = 0; // true: reached, or never recorded
+  virtual bool query_event(EventHandle event) = 0; // true: completed, or never recorded
   virtual void synchronize_event(EventHandle event) = 0;
-  virtual double elapsed_ms(EventHandle start, EventHandle end) = 0; // both recorded with timing, both reached
+  virtual double elapsed_ms(EventHandle start, EventHandle end) = 0; // both recorded with timing and completed
 
   // --- commands ------------------------------------------------------------------------------------------------------
-  // Gives the stream a command, which it executes in the order of submission. Returns before the command is done, in general.
-  // Throws NotImplementedError for a kind that the device does not offer: kernels need a dialect, library calls a
-  // queue_api(), host callbacks with memory host_sees_memory().
+  // Submits a command to the stream, which executes commands in the order of submission. Generally returns before the
+  // command has completed. Throws NotImplementedError for a kind that the device does not support: kernels need a
+  // dialect, library calls need a queue_api(), host callbacks with memory need host_sees_memory().
   virtual void submit(const Command& command, StreamHandle stream) = 0;
-  // Copies from another device's memory into this one's without passing through the host; false: not possible.
+  // Copies from another device's memory to this device's without staging on the host; false: not possible.
   virtual bool copy_from_peer(
       void* destination, Device& peer, const void* source, size_t bytes, StreamHandle stream);
   virtual bool can_access_peer(const Device& peer) const;
-  // As an EventWait, for an event of another device; false: not possible, so that the host has to wait.
+  // Like EventWait, for an event of another device; false: not possible, so the host must wait.
   virtual bool wait_for_peer(Device& peer, EventHandle event, StreamHandle stream);
 
-  // --- kernels, on devices with a dialect ------------------------------------------------------------------------------
-  // A kernel from its text, or from a binary. May return before text is built: then launches wait for it in stream order, and
-  // an error of the compiler's is thrown by the stream's next synchronization, naming the operator.
+  // --- kernels, on devices with a dialect ----------------------------------------------------------------------------
+  // Creates a kernel from text or a binary. Can return before text is built: launches then wait for the build in stream
+  // order, and the stream's next synchronization throws the compiler's errors, which name the operator.
   virtual KernelHandle compile(KernelSource source);
   virtual void destroy_kernel(KernelHandle kernel) noexcept;
-  // Waits until the kernel is built; throws what the build failed with.
+  // Waits until the kernel is built. Throws the error of the build.
   virtual KernelResources kernel_resources(KernelHandle kernel);
 
-  // --- optional abilities ----------------------------------------------------------------------------------------------
-  // Whose native queue a library call receives: "opencl", or the driver's name where the driver brings its own launcher.
-  // Empty: no library calls.
+  // --- optional abilities --------------------------------------------------------------------------------------------
+  // The API of the native queue that library calls receive: "opencl", or the driver's name if the driver has a launcher
+  // of its own. Empty: library calls are not supported.
   virtual std::string queue_api() const {
     return {};
   }
-  // True where the host can read and write the device's memory in stream order: host callbacks may then take memory.
+  // True if the host can read and write the device's memory in stream order. Host callbacks can then take memory.
   virtual bool host_sees_memory() const {
     return false;
   }
-  // True for devices without kernels whose streams execute in threads of their own: PyTorch's CPU kernels are then submitted to
-  // the stream as host callbacks (fallback/deferred.h), not run by the calling thread.
+  // True for devices without kernels whose streams execute in their own threads. PyTorch's CPU kernels are then
+  // submitted to the stream as host callbacks (fallback/deferred.h) instead of running in the calling thread.
   virtual bool defers_operators() const {
     return false;
   }
 
-  // Memory and events that other processes can open (devices/interprocess.h); null: not offered.
+  // Memory and events that other processes can open (devices/interprocess.h); nullptr: not supported.
   virtual Interprocess* interprocess() {
     return nullptr;
   }
-  // A graph of the hardware's own; null: not offered for these commands. `commands` is valid during the call only.
+  // A native graph of the commands; nullptr: not supported for them. `commands` is valid only during the call.
   virtual std::unique_ptr<NativeGraph> instantiate(c10::ArrayRef<GraphCommand> commands);
 
-  // --- profiles -------------------------------------------------------------------------------------------------------
-  // Times the commands that the calling thread gives to the stream until CommandTimer::stop(). Commands that wait for a
-  // kernel to be built are given to the driver first. Devices that cannot tell when a command ran record an event before and
-  // one after it.
+  // --- profiles ------------------------------------------------------------------------------------------------------
+  // Times the commands that the calling thread submits to the stream until CommandTimer::stop(). Earlier commands that
+  // wait for a kernel build are submitted to the driver first. This default records an event before the commands and
+  // one after them; devices that know when a command ran override it.
   virtual std::unique_ptr<CommandTimer> time_commands(StreamHandle stream);
 
   // Keeps the stream busy for about `milliseconds` (for tests and demonstrations, like torch.cuda._sleep).
@@ -199,8 +200,8 @@ class Device {
   DeviceProperties properties_;
 };
 
-// Holds the GIL while it lives if the device's methods run Python; costs nothing otherwise. A device takes it for itself
-// in each call; several calls in a row are cheaper inside one of these. Not to be taken while a lock of ours is held.
+// Holds the GIL during its lifetime if the device's methods run Python; costs nothing otherwise. The methods take the
+// GIL themselves; this makes several calls in a row cheaper. Must not be created while a lock of the runtime is held.
 class DeviceCall {
  public:
   explicit DeviceCall(const Device& device) : DeviceCall(device.needs_gil()) {}
@@ -213,11 +214,11 @@ class DeviceCall {
   int gil_state_ = -1;
 };
 
-// Who gives a stream more than about so many commands that are not done waits until some are, as with CUDA's streams: each
-// takes memory, and a program that waits for nothing gives them faster than they are done.
+// Submission blocks while about this many commands of a stream are pending, as in CUDA. Each pending command takes
+// memory, and a program that does not synchronize can submit commands faster than they complete.
 constexpr int64_t kMostWaiting = 1024;
 
-// Gives the GIL up while it lives, if this thread has it: what it waits for may need Python.
+// Releases the GIL during its lifetime, if this thread holds it, for waits on work that may need Python.
 class GilReleased {
  public:
   GilReleased();
@@ -229,21 +230,21 @@ class GilReleased {
   void* saved_ = nullptr;
 };
 
-// --- the table of devices ----------------------------------------------------------------------------------------------
-// Filled once, at first use, by the Python side (torch_backplane.drivers.discover), and never changed afterwards.
+// --- the table of devices --------------------------------------------------------------------------------------------
+// Filled once, at first use, by torch_backplane.drivers.discovery.discover(), and constant afterwards.
 
 void add_device(std::unique_ptr<Device> device);
-// The index that add_device() gives to the next one.
+// The index that the next add_device() will use.
 c10::DeviceIndex next_device_index() noexcept;
-// Called by the Python side when discovery is over.
+// Called by Python at the end of discovery.
 void finish_discovery();
-// True once the devices are known. Starts nothing.
+// True once discovery is finished. Does not start it.
 bool is_discovered() noexcept;
-// The number of devices; discovers them if that has not happened. 0 on failure and in a forked child.
+// The number of devices; discovers them if necessary. 0 if discovery fails or in_bad_fork() is true.
 c10::DeviceIndex device_count() noexcept;
-// Device `index` (-1: the current one). Throws for an index out of range, and after a fork.
+// Device `index` (-1: the current one). Throws if the index is out of range or in_bad_fork() is true.
 Device& device(c10::DeviceIndex index);
-// The index as given, or the current device's for -1; throws as `device` does.
+// `index`, or the current device's index for -1. Throws like `device`.
 c10::DeviceIndex checked_index(c10::DeviceIndex index);
 
 c10::DeviceIndex current_device();
@@ -251,7 +252,7 @@ void set_current_device(c10::DeviceIndex index); // checks the range
 void set_current_device_unchecked(c10::DeviceIndex index) noexcept;
 c10::DeviceIndex exchange_current_device(c10::DeviceIndex index);
 
-// True in a child that was forked after the parent had initialized its devices.
+// True in a child that was forked after its parent had used devices or discovered devices of a Python driver.
 bool in_bad_fork() noexcept;
 void check_not_forked();
 

@@ -1,21 +1,22 @@
-// How the device table asks Python for devices, and the first use of one.
+// Discovery and initialization of devices, both implemented in Python.
 //
-// Discovery fills the table; counting the devices needs no more. Initialization comes with the first use of a device: it
-// discovers, and runs what was put off until then (torch.manual_seed in a program that has not touched bp yet).
+// Discovery fills the table of devices, which is enough to count them. Initialization happens at the first use of a
+// device: it runs discovery and the calls deferred until then (such as torch.manual_seed before the program has used
+// bp).
 #pragma once
 
 #include <Python.h>
 
 namespace backplane {
 
-// `discover()` adds the devices and calls finish_discovery(). `initialize()` discovers, runs the calls that were put off
-// and calls finish_initialization(); it returns at once where it is entered again by the thread that is running it.
+// `discover()` adds the devices and calls finish_discovery(). `initialize()` runs discovery and the deferred calls,
+// then calls finish_initialization(). It returns immediately if the thread that runs it calls it again.
 void set_discovery_functions(PyObject* discover, PyObject* initialize);
 void finish_initialization();
 
-// True after the first use of a device. Starts nothing.
+// True after the first use of a device. Does not initialize.
 bool is_initialized() noexcept;
-// Initializes if that has not happened; throws the reason where device_count() would answer 0.
+// Initializes if necessary. Throws the reason where device_count() returns 0.
 void ensure_initialized();
 
 } // namespace backplane

@@ -1,15 +1,15 @@
-// Whether this thread is inside a call of a driver that is written in Python.
+// Tells whether this thread is inside a call of a Python driver.
 //
-// Python may collect garbage there, and what it collects may be tensors. Freeing them must not call the driver again: it
-// may hold a lock of its own that is not its thread's to take twice, and it may be in the middle of a change. So the
-// caching allocator and the allocator of pinned memory ask here, and put off what they would have asked of a driver.
+// Python can collect garbage there, including tensors. Freeing them must not call the driver again: it can hold a lock
+// that is not reentrant, or be in the middle of a change. The caching allocator and the allocator of pinned memory
+// check this and defer their calls of the driver.
 #pragma once
 
 namespace backplane {
 
 bool inside_driver_call() noexcept;
 
-// This thread calls a driver while it lives.
+// This thread is inside a driver call during its lifetime.
 class InsideDriverCall {
  public:
   InsideDriverCall() noexcept;

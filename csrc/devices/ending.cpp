@@ -22,7 +22,7 @@ using torch::autograd::Edge;
 using torch::autograd::variable_list;
 using NodePointer = decltype(Edge::function);
 
-// Computes nothing, in the thread of the device that its input is on.
+// Computes nothing. Runs in the autograd thread of its input's device.
 struct Passing final : torch::autograd::Node {
   explicit Passing(const at::Tensor& input) {
     add_input_metadata(input);
@@ -33,15 +33,16 @@ struct Passing final : torch::autograd::Node {
   }
 };
 
-// How many devices PyTorch's engine has a thread for. It starts them at its first pass, for as many devices as there are
-// then: none before that pass, and none for bp where torch_backplane was imported after it.
+// Counts the devices for which PyTorch's engine has a thread. The engine starts threads at its first backward pass, for
+// the devices that exist then: there are none before that pass, and none for bp if torch_backplane was imported later.
 struct EngineThreads : torch::autograd::Engine {
   static size_t count() {
     return (get_default_engine().*&EngineThreads::device_ready_queues_).size();
   }
 };
 
-// A pass through the thread of every device, asked for by a thread without any state that passes take over.
+// Runs an empty backward pass through the thread of every device. The calling thread must have no thread-local state
+// that backward passes inherit.
 void pass_through_all_devices() {
   torch::autograd::edge_list edges;
   const auto count = std::min<size_t>(device_count(), EngineThreads::count());
@@ -56,7 +57,7 @@ void pass_through_all_devices() {
       {Edge(start, 0)}, {seed}, /*keep_graph=*/false, /*create_graph=*/false, /*accumulate_grad=*/true);
 }
 
-std::atomic<int> running{0}; // host functions
+std::atomic<int> running{0}; // the number of running host functions
 std::atomic<bool> ending{false};
 
 void finish_host_calls() {

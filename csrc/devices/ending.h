@@ -1,19 +1,19 @@
-// The end of the process: what runs in threads that are not Python's has to be over before what it uses is torn down.
+// Process exit: work in threads that are not Python's must finish before the state that it uses is torn down.
 #pragma once
 
 namespace backplane {
 
-// Returns when the threads in which PyTorch runs backward passes of bp devices have dropped all that they were given. A
-// thread may keep the last pass that it worked for a moment longer than the one who asked for it waits, and Python
-// objects with it; a thread that lets go of those while Python is being finalized ends the process with an error. The
-// caller does not have the GIL. Does nothing where no device has been used.
+// Returns when PyTorch's autograd threads of bp devices have released everything they were given. Such a thread can
+// hold its last backward pass, with Python objects, for a moment after backward() has returned. If it releases them
+// while Python is being finalized, the process ends with an error. The caller must not hold the GIL. Does nothing if no
+// device has been used.
 void finish_autograd_threads();
 
-// From here on the end of the process waits for the host functions that are under way, and no other one begins then.
-// To be called late, since what C++ destroys at the end is destroyed in the opposite order.
+// Registers an exit handler that waits for running host functions and lets no further one start. Call it late, since
+// exit handlers and static destructors run in reverse order of registration.
 void finish_host_calls_at_exit();
 
-// A host function that a stream calls, while it runs.
+// Exists while a stream runs a host function.
 class HostCall {
  public:
   HostCall() noexcept;
@@ -21,7 +21,7 @@ class HostCall {
   HostCall(const HostCall&) = delete;
   HostCall& operator=(const HostCall&) = delete;
 
-  // False once the process ends: the function must not be called then.
+  // False if the process is exiting: the function must not be called then.
   bool may_run() const noexcept {
     return may_run_;
   }

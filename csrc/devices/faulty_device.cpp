@@ -16,10 +16,10 @@
 namespace backplane {
 namespace {
 
-// Of all devices.
+// The configured faults and the call counts of all devices.
 class Faults {
  public:
-  // Counts a call, and says whether it fails.
+  // Counts a call and returns its fault, if any.
   std::optional<FaultKind> meet(const char* name) {
     double wait = 0;
     std::optional<FaultKind> found;
@@ -74,7 +74,7 @@ class Faults {
 
  private:
   std::mutex lock_; // not held while the device is called
-  std::map<std::string, std::pair<uint64_t, FaultKind>> told_; // 1: the next one
+  std::map<std::string, std::pair<uint64_t, FaultKind>> told_; // (nth call from now, fault)
   std::vector<std::string> by_chance_;
   double probability_ = 0;
   double milliseconds_ = 0;
@@ -100,7 +100,7 @@ void check_name(const std::string& name) {
     for (const std::string& one : names) {
       all += (all.empty() ? "" : ", ") + one;
     }
-    TORCH_CHECK_VALUE(false, "devices have no call ", name, " that can fail: there are ", all);
+    TORCH_CHECK_VALUE(false, "unknown device call ", name, ": the calls that can fail are ", all);
   }
 }
 
@@ -125,7 +125,7 @@ class FaultyDevice final : public ForwardingDevice {
   }
 
   void free(void* address, size_t bytes) override {
-    if (!lost_.load()) { // what gives something back works on a lost device
+    if (!lost_.load()) { // a lost device can still release memory
       meets("free");
     }
     inner_->free(address, bytes);
@@ -212,7 +212,7 @@ class FaultyDevice final : public ForwardingDevice {
   }
 
   std::unique_ptr<NativeGraph> instantiate(c10::ArrayRef<GraphCommand>) override {
-    return nullptr; // so that each command meets its faults
+    return nullptr; // submit() checks each command for faults
   }
 
   // --- kernels
@@ -227,12 +227,12 @@ class FaultyDevice final : public ForwardingDevice {
   }
 
  private:
-  // By the command's index. They are the names of the methods that a driver in Python has.
+  // By the command's index in the variant. These are the names of a Python driver's methods.
   static constexpr const char* kNames[] = {
       "launch", "call_on_queue", "copy", "fill", "call_host", "record_event", "wait_event"};
   static_assert(std::size(kNames) == std::variant_size_v<Command>);
 
-  // Throws where the call fails, but for want of memory: then it is true.
+  // Throws if the call fails; returns true if it is out of memory.
   bool meets(const char* name) {
     check_not_lost();
     const auto fault = faults().meet(name);
@@ -243,15 +243,15 @@ class FaultyDevice final : public ForwardingDevice {
       lost_ = true;
       throw_lost();
     }
-    TORCH_CHECK(false, properties().name, " was told to fail at ", name);
+    TORCH_CHECK(false, properties().name, ": injected fault in ", name);
   }
 
   [[noreturn]] void throw_lost() const {
     throw c10::AcceleratorError(
         {__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, -1,
         c10::str(
-            properties().name, " was told to be lost. What its tensors held is gone, and every use of it ends with this "
-            "error: restart the process to use it again. Other devices go on working"));
+            properties().name, ": injected device loss. The contents of its tensors are lost, and every use of the "
+            "device raises this error. Restart the process to use it again; other devices keep working"));
   }
 
   std::atomic<bool> lost_{false};
@@ -260,7 +260,7 @@ class FaultyDevice final : public ForwardingDevice {
 } // namespace
 
 void prepare_faults() {
-  TORCH_CHECK(!is_discovered(), "faults have to be prepared before devices are found, and they have been");
+  TORCH_CHECK(!is_discovered(), "faults.prepare() must be called before devices are discovered");
   prepared = true;
 }
 
@@ -284,9 +284,10 @@ const std::vector<std::string>& fault_names() {
 
 void fail_call(const std::string& name, uint64_t nth, FaultKind kind) {
   check_name(name);
-  TORCH_CHECK_VALUE(nth > 0, "calls are counted from 1, and got ", nth);
+  TORCH_CHECK_VALUE(nth > 0, "nth must be at least 1, but got ", nth);
   TORCH_CHECK_VALUE(
-      kind != FaultKind::OutOfMemory || allocates(name), name, " does not allocate; allocate and map do");
+      kind != FaultKind::OutOfMemory || allocates(name), name,
+      " does not allocate memory; only allocate and map can run out of it");
   faults().tell(name, nth, kind);
 }
 
@@ -294,12 +295,12 @@ void fail_by_chance(const std::vector<std::string>& names, double probability, u
   for (const std::string& name : names) {
     check_name(name);
   }
-  TORCH_CHECK_VALUE(probability >= 0 && probability <= 1, "a probability is 0 to 1, and got ", probability);
+  TORCH_CHECK_VALUE(probability >= 0 && probability <= 1, "probability must be between 0 and 1, but got ", probability);
   faults().tell_chance(names, probability, seed);
 }
 
 void slow_calls(double milliseconds) {
-  TORCH_CHECK_VALUE(milliseconds >= 0, "a device is slower by 0 ms or more, and got ", milliseconds);
+  TORCH_CHECK_VALUE(milliseconds >= 0, "milliseconds must be at least 0, but got ", milliseconds);
   faults().slow(milliseconds);
 }
 

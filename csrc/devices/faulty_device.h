@@ -1,4 +1,4 @@
-// A device whose calls fail when they are told to: for tests of what the runtime, and programs, make of that.
+// Fault injection: a device whose calls fail on request, to test how the runtime and programs handle failures.
 #pragma once
 
 #include <cstdint>
@@ -11,27 +11,27 @@
 
 namespace backplane {
 
-// What a call that fails does. `OutOfMemory` is for calls that allocate, which say so by what they return.
+// How a call fails. `OutOfMemory` applies to calls that allocate, which report it by their return value.
 enum class FaultKind : uint8_t { Error, OutOfMemory, Loss };
 
-// Devices that are added from now on can be told to fail; others cost nothing. To be called before they are found.
+// Enables faults for devices that are added afterwards. Must be called before discovery. Without it they cost nothing.
 void prepare_faults();
 bool faults_are_prepared();
 std::unique_ptr<Device> make_faulty(std::unique_ptr<Device> inner);
 
-// The names of the calls that can fail, which are methods of Device.
+// The calls that can fail: methods of Device, and a Python driver's methods for the kinds of commands.
 const std::vector<std::string>& fault_names();
 
-// The nth call from now of this name fails, of any device. Throws ValueError for a name or a kind that there is not.
+// Makes the nth call of this name from now fail, counted over all devices. Throws ValueError for invalid arguments.
 void fail_call(const std::string& name, uint64_t nth, FaultKind kind);
-// Each call of these names fails with this probability, as the seed has it.
+// Makes each call of these names fail with this probability, drawn from a generator with this seed.
 void fail_by_chance(const std::vector<std::string>& names, double probability, uint64_t seed);
-// Each call takes so much longer.
+// Delays each call by `milliseconds`.
 void slow_calls(double milliseconds);
-// None fails any more, and none is slow. A device that is lost stays lost.
+// Removes all faults and delays. A lost device stays lost.
 void clear_faults();
 
-// How often each was called since the last time that this was asked with `reset`, and how many failed on purpose.
+// The number of calls of each name, and of injected failures, since the last fault_counts(/*reset=*/true).
 struct FaultCounts {
   std::map<std::string, uint64_t> calls;
   uint64_t failed = 0;

@@ -1,4 +1,4 @@
-// A device that is another one in all that it does not do otherwise.
+// A device that forwards every method that a subclass does not override to another device.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@ namespace backplane {
 
 class ForwardingDevice : public Device {
  public:
-  // By reference, so that the properties may be made of the device's, in whatever order the two are.
+  // `inner` is a reference so that the caller can compute `properties` from it, in any order of evaluation.
   ForwardingDevice(DeviceProperties properties, std::unique_ptr<Device>&& inner)
       : Device(std::move(properties)), inner_(std::move(inner)) {}
 
@@ -148,7 +148,7 @@ class ForwardingDevice : public Device {
   }
 
  protected:
-  // What `device` is in truth, if it is one of these; else itself.
+  // The device that `device` forwards to, if it is a ForwardingDevice; else `device`.
   static Device& inside(Device& device) {
     auto* forwarding = dynamic_cast<ForwardingDevice*>(&device);
     return forwarding != nullptr ? *forwarding->inner_ : device;

@@ -1,4 +1,4 @@
-// Memory and events that processes share (CUDA: cuIpcGetMemHandle, cuIpcGetEventHandle).
+// Memory and events that are shared between processes (CUDA: cuIpcGetMemHandle, cuIpcGetEventHandle).
 #pragma once
 
 #include <array>
@@ -8,7 +8,7 @@
 
 namespace backplane {
 
-// A name that another process can open.
+// A handle that another process can open.
 using InterprocessHandle = std::array<char, 64>;
 
 struct ExportedMemory {
@@ -17,15 +17,15 @@ struct ExportedMemory {
   size_t offset; // of the address in the segment
 };
 
-// Thread-safe, as Device's methods.
+// Thread-safe, like Device.
 class Interprocess {
  public:
   virtual ~Interprocess() = default;
   virtual ExportedMemory export_memory(const void* address, size_t bytes) = 0;
-  // The address of an imported segment. The exporting process keeps the memory until it is closed here.
+  // Returns the address of the imported segment. The exporting process keeps the memory until it is closed here.
   virtual void* import_memory(const InterprocessHandle& handle, size_t segment_bytes) = 0;
   virtual void close_memory(void* address, size_t segment_bytes) = 0;
-  // An event without timing that can be exported.
+  // Creates an event without timing that can be exported.
   virtual EventHandle create_event() = 0;
   virtual InterprocessHandle export_event(EventHandle event) = 0;
   virtual EventHandle import_event(const InterprocessHandle& handle) = 0;

@@ -1,4 +1,4 @@
-// A function of a C library that somebody in Python has loaded.
+// A function of a C library that Python code has loaded.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace backplane {
 struct LibrarySymbol {
   std::string name; // for messages
   uintptr_t address;
-  std::shared_ptr<void> owner; // whatever keeps the library loaded
+  std::shared_ptr<void> owner; // keeps the library loaded
 };
 
 } // namespace backplane

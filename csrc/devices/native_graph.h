@@ -1,4 +1,4 @@
-// A graph of the hardware's own: a list of commands that a stream is given in one call (CUDA: cudaGraphExec_t).
+// A native graph: a list of commands that is submitted to a stream in one call (CUDA: cudaGraphExec_t).
 #pragma once
 
 #include <c10/util/ArrayRef.h>
@@ -17,8 +17,8 @@ struct GraphCommand {
 class NativeGraph {
  public:
   virtual ~NativeGraph() = default;
-  // Gives the graph to the stream. `commands`: those that the graph was made of; `changed`: some have other numbers than before.
-  // Thread-safe.
+  // Submits the graph to the stream. `commands`: the commands that it was instantiated from; `changed`: whether some
+  // have other numbers than before. Thread-safe.
   virtual void launch(c10::ArrayRef<GraphCommand> commands, bool changed, StreamHandle stream) = 0;
 };
 

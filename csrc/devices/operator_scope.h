@@ -1,11 +1,11 @@
-// Which operator this thread runs, for messages about what it does to streams and memory.
+// The operator that this thread runs, for messages about its use of streams and memory.
 #pragma once
 
 #include <string>
 
 namespace backplane {
 
-// The outermost one counts: that is what the program has called.
+// Only the outermost scope counts: its operator is the one that the program called.
 class OperatorScope {
  public:
   explicit OperatorScope(const std::string& name) noexcept : is_outermost_(outermost_ == nullptr) {
@@ -21,7 +21,7 @@ class OperatorScope {
   OperatorScope(const OperatorScope&) = delete;
   OperatorScope& operator=(const OperatorScope&) = delete;
 
-  // Empty where no operator runs.
+  // Empty if no operator runs.
   static std::string name() {
     return outermost_ != nullptr ? *outermost_ : std::string();
   }

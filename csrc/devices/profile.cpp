@@ -33,7 +33,7 @@ uint64_t innermost(const std::vector<uint64_t>& numbers) {
 }
 
 void pop(std::vector<uint64_t>& numbers) {
-  if (!numbers.empty()) { // the profile may have begun in the middle of it
+  if (!numbers.empty()) { // empty if the profile started inside of the range
     numbers.pop_back();
   }
 }
@@ -55,7 +55,7 @@ void ended(std::unique_ptr<Activity> activity) noexcept {
     if (const auto profile = Profile::active()) {
       profile->add(std::move(*activity));
     }
-  } catch (const std::exception&) { // no memory
+  } catch (const std::exception&) { // out of memory
   }
 }
 
@@ -96,12 +96,12 @@ void Profile::pop_user_correlation() {
 
 void Profile::add(Activity activity) {
   const std::lock_guard<std::mutex> guard(lock_);
-  if (!is_stopped_) { // another thread may have stopped it since this one asked for it
+  if (!is_stopped_) { // another thread may have stopped it in the meantime
     activities_.push_back(std::move(activity));
   }
 }
 
-// An idle stream passes an event when it is recorded, more or less: the closest of some tries is taken.
+// An idle stream completes an event at about the time when it is recorded. The fastest of several tries is used.
 Profile::Base Profile::base_of(Device& device, StreamHandle stream) {
   constexpr int kTries = 10;
   using Owned = std::unique_ptr<void, std::function<void(EventHandle)>>;
@@ -154,7 +154,7 @@ void Profile::stop() {
     try {
       auto found = bases.find(activity.device);
       if (found == bases.end()) {
-        found = bases.emplace(activity.device, std::nullopt).first; // where it throws, it is not tried again
+        found = bases.emplace(activity.device, std::nullopt).first; // if base_of throws, it is not tried again
         found->second = base_of(owner, activity.stream);
       }
       if (found->second.has_value()) {
@@ -164,7 +164,7 @@ void Profile::stop() {
         if (const auto times = activity.timer->since(found->second->event)) {
           activity.ran = {at(times->first), at(times->second)};
         } else if (activity.kind == Activity::Kind::HostStep) {
-          activity.ran = {activity.begun, activity.ended}; // the calling thread did it at once
+          activity.ran = {activity.begun, activity.ended}; // the calling thread ran it immediately
         }
       }
     } catch (const std::exception& error) {
@@ -218,7 +218,7 @@ void ProfiledCommand::end() noexcept {
     try {
       activity_->timer->stop();
     } catch (const std::exception&) {
-      activity_->timer = nullptr; // the command has its own error
+      activity_->timer = nullptr; // the command reports its own error
     }
     if (failed) {
       activity_->timer = nullptr;

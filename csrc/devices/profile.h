@@ -1,7 +1,7 @@
-// What a profile records of bp: the commands that devices are given, and what the host does for them.
+// Profiles: the commands that were submitted to devices, and the related activities of the host.
 //
-// Whoever gives a device a command, or lets the host wait, holds a ProfiledCommand or a ProfiledRange meanwhile. Where no
-// profile is taken, that costs a load and a branch. c10/kineto_profiler.cpp hands to PyTorch's profiler what was recorded.
+// Code that submits a command or makes the host wait holds a ProfiledCommand or a ProfiledRange meanwhile, which costs
+// a load and a branch while no profile is active. c10/kineto_profiler.cpp exports the activities to PyTorch's profiler.
 #pragma once
 
 #include <atomic>
@@ -21,11 +21,11 @@ struct Activity {
   enum class Kind : uint8_t {
     // Commands.
     Kernel,
-    Library, // a function of a library that gives the queue work itself
-    HostStep, // the host's part in a stream's work
-    Operator, // an operator of PyTorch's CPU, on a device whose memory the host computes on
+    Library, // a library call
+    HostStep, // a host callback
+    Operator, // PyTorch's CPU kernel of an operator, on a device in host memory
     Copy,
-    // Of the host alone.
+    // Activities of the host only.
     Planning,
     Building,
     Waiting,
@@ -35,32 +35,32 @@ struct Activity {
   std::string name;
   c10::DeviceIndex device = -1; // -1: none
   StreamHandle stream = nullptr;
-  size_t bytes = 0; // that are copied
+  size_t bytes = 0; // of a copy
   std::optional<LaunchSpec> spec;
-  int32_t thread = 0; // as the system numbers them
-  uint64_t correlation = 0; // PyTorch's number of the operator that it was done for; 0: none
+  int32_t thread = 0; // the system's thread id
+  uint64_t correlation = 0; // PyTorch's correlation id of the operator; 0: none
   uint64_t user_correlation = 0; // … and of the innermost record_function
-  int64_t begun = 0, ended = 0; // on the host; nanoseconds since 1970
+  int64_t begun = 0, ended = 0; // on the host; nanoseconds since the Unix epoch
   std::unique_ptr<CommandTimer> timer;
-  // When the device was at it. Nothing: it cannot be told, as where a command failed.
+  // Start and end on the device, on the host's clock. nullopt: unknown, for example because the command failed.
   std::optional<std::pair<int64_t, int64_t>> ran;
 };
 
-// What is recorded between start() and stop(). One at a time is active, the one that was started last.
+// The activities between start() and stop(). Only the profile that was started last is active.
 class Profile {
  public:
   static bool is_active() noexcept {
     return is_active_.load(std::memory_order_relaxed);
   }
-  // The profile that is being taken; nullptr: none.
+  // The active profile; nullptr: none.
   static std::shared_ptr<Profile> active();
 
   static std::shared_ptr<Profile> start();
-  // Waits for the commands that were recorded, and finds out when they ran. Those that other threads give meanwhile are not
-  // in it.
+  // Waits for the recorded commands and determines when they ran. Commands that other threads submit meanwhile are not
+  // recorded.
   void stop();
 
-  // PyTorch's numbers of what the calling thread is doing, innermost last.
+  // PyTorch's correlation ids of the calling thread, innermost last.
   static void push_correlation(uint64_t number);
   static void pop_correlation();
   static void push_user_correlation(uint64_t number);
@@ -77,7 +77,7 @@ class Profile {
   }
 
  private:
-  // A moment on a device, and when the host had it.
+  // A point in time on a device, and the same point on the host's clock.
   struct Base {
     EventHandle event;
     int64_t nanoseconds;
@@ -88,12 +88,12 @@ class Profile {
   static std::atomic<bool> is_active_;
 
   std::mutex lock_; // not held while a device is called
-  bool is_stopped_ = false; // what threads add later is left out
+  bool is_stopped_ = false; // activities that are added later are dropped
   std::vector<Activity> activities_;
   std::vector<std::string> errors_;
 };
 
-// One command that the calling thread gives to a stream while this lives.
+// Records one command, which the calling thread submits during its lifetime.
 class ProfiledCommand {
  public:
   ProfiledCommand(
@@ -122,11 +122,11 @@ class ProfiledCommand {
   void begin(Activity::Kind kind, c10::DeviceIndex device, StreamHandle stream, std::string_view name);
   void end() noexcept;
 
-  std::unique_ptr<Activity> activity_; // null: no profile is taken
-  int exceptions_ = 0; // on their way when it began
+  std::unique_ptr<Activity> activity_; // nullptr: no profile is active
+  int exceptions_ = 0; // in flight at the beginning
 };
 
-// What the host does while this lives.
+// Records an activity of the host during its lifetime.
 class ProfiledRange {
  public:
   ProfiledRange(Activity::Kind kind, std::string_view what, std::string_view of = {}) {

@@ -1,4 +1,4 @@
-// A function of a vendor's library that gives work to a device's queue itself, such as a matrix product's.
+// A library function that submits work to a device's queue itself, such as a vendor's matrix product.
 #pragma once
 
 #include <functional>
@@ -12,8 +12,8 @@
 
 namespace backplane {
 
-// It is called as docs/write-an-operator.md declares it: with the native queue, and with arguments as a launcher in C has
-// them. It answers 0, or a status of its own, of which `explain` has the words, if there are any.
+// docs/write-an-operator.md declares the function type: it takes the native queue, and arguments as a launcher in C
+// takes them. It returns 0 or an error status, which `explain` describes, if it is set.
 class QueueFunction : public std::enable_shared_from_this<QueueFunction> {
  public:
   using Explain = std::function<std::string(int status)>;
@@ -32,7 +32,7 @@ class QueueFunction : public std::enable_shared_from_this<QueueFunction> {
   std::string explain(int status) const {
     return explain_ ? explain_(status) : std::string();
   }
-  // Everything that it is, in words: what differs is another function.
+  // Identifies the function: two functions differ if their texts differ.
   std::string text() const;
 
  private:

@@ -1,4 +1,4 @@
-// What the layers below plans tell of what passes them in a thread in which a planner is at work (plans/recorder.h).
+// Through this interface the layers below plans report to the recorder of a running planner (plans/recorder.h).
 #pragma once
 
 #include <c10/core/Storage.h>
@@ -8,12 +8,12 @@
 
 namespace backplane {
 
-// Whoever takes down what this thread does.
+// Records the actions of a thread.
 class Recording {
  public:
   virtual ~Recording() = default;
 
-  // Of this thread; nullptr: nobody is recording.
+  // The recording of this thread; nullptr: none.
   static Recording* active() noexcept {
     return active_;
   }
@@ -26,20 +26,20 @@ class Recording {
   static inline thread_local Recording* active_ = nullptr;
 };
 
-// To be called by whatever a replay could not repeat; `what` in words.
+// Called by every action that a replay could not repeat. `what`: the reason, for messages.
 inline void note_not_replayable(const char* what) {
   if (auto* recording = Recording::active()) {
     recording->cannot_replay(what);
   }
 }
 
-// Whoever looks at the memory that this thread writes to.
+// Observes the memory that a thread writes to.
 class WriteWatch {
  public:
   virtual ~WriteWatch() = default;
 
-  // Memory is written, or, if not `surely`, given to something that may write to it. Throws where a planner writes to an
-  // argument that its schema does not say is written.
+  // Reports a write to memory or, without `surely`, a possible write. Throws if a planner surely writes to an argument
+  // that its schema does not mark as written.
   static void wrote(const c10::Storage& memory, bool surely = true) {
     if (innermost_ != nullptr) {
       innermost_->note_write(memory.unsafeGetStorageImpl(), surely);

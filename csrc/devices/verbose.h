@@ -1,4 +1,4 @@
-// What torch.backends.bp.verbose prints: a line for each call of a library.
+// The output of torch.backends.bp.verbose: a line for each library call.
 #pragma once
 
 #include <c10/macros/Macros.h>
@@ -10,10 +10,10 @@ namespace backplane {
 
 void set_verbose(bool on);
 bool is_verbose();
-// One line, at once: `what`, and how long it took.
+// Prints a line with `what` and the time that it took, and flushes.
 void say_call(const std::string& what, std::chrono::nanoseconds time);
 
-// Calls a library, and says so where that is wanted: `describe` gives the words.
+// Runs `call` and, in verbose mode, prints `describe()` and the time that it took.
 template <typename Call, typename Describe>
 void said(const Call& call, const Describe& describe) {
   if (C10_LIKELY(!is_verbose())) {

@@ -25,12 +25,12 @@ namespace {
 
 constexpr size_t kMaxDevices = 128; // c10::DeviceIndex is a signed byte
 
-// Never destroyed: tensors may be freed while the process exits.
+// Never destroyed: tensors can be freed while the process exits.
 struct Allocators {
   std::array<std::atomic<DeviceCachingAllocator*>, kMaxDevices> by_device{};
-  std::mutex mutex; // for making one
+  std::mutex mutex; // for creating an allocator
   std::atomic<bool> caching{true};
-  std::optional<HistorySettings> history; // for allocators that are yet to be made
+  std::optional<HistorySettings> history; // for allocators that are created later
 };
 
 Allocators& allocators() {
@@ -38,11 +38,11 @@ Allocators& allocators() {
   return *instance;
 }
 
-Allocators& all_allocators = allocators(); // spares the hot path the check of a function's static
+Allocators& all_allocators = allocators(); // avoids the check of a function-local static on the hot path
 
 C10_NOINLINE DeviceCachingAllocator& make_device_allocator(c10::DeviceIndex index) {
   index = checked_index(index);
-  auto fresh = std::make_unique<DeviceCachingAllocator>(index); // calls the device: not under the mutex
+  auto fresh = std::make_unique<DeviceCachingAllocator>(index); // calls the device, so not under the mutex
   pin_for(device(index)); // likewise
   std::lock_guard<std::mutex> guard(all_allocators.mutex);
   auto& slot = all_allocators.by_device[index];
@@ -55,10 +55,10 @@ C10_NOINLINE DeviceCachingAllocator& make_device_allocator(c10::DeviceIndex inde
   return *slot;
 }
 
-// Called wherever a tensor dies: also while the process exits, and in forked children.
+// Called wherever a tensor is freed, also while the process exits and in forked children.
 void delete_allocation(void* pointer) {
   if (pointer == nullptr || in_bad_fork()) {
-    return; // the parent's memory, and perhaps a lock that a thread of the parent held at the fork
+    return; // the memory is the parent's, and a thread of the parent may have held the lock at the fork
   }
   if (C10_UNLIKELY(Recording::active() != nullptr)) {
     Recording::active()->freed(pointer);
@@ -66,8 +66,8 @@ void delete_allocation(void* pointer) {
   try {
     raw_free(pointer);
   } catch (const std::exception& error) {
-    if (!postpone_interrupt(error)) { // a destructor calls: nobody could catch it
-      TORCH_WARN("bp memory was freed, and meanwhile: ", error.what());
+    if (!postpone_interrupt(error)) { // called by destructors, which cannot throw
+      TORCH_WARN("error while freeing bp memory: ", error.what());
     }
   }
 }
@@ -82,9 +82,9 @@ class Allocator final : public c10::DeviceAllocator {
     return &delete_allocation;
   }
 
-  // c10 calls it where memory was shared lazily (copy on write) and is about to be written.
+  // Called by c10 before a write to copy-on-write memory.
   void copy_data(void* destination, const void* source, std::size_t bytes) const override {
-    note_not_replayable("it writes to memory that is shared lazily");
+    note_not_replayable("it writes to copy-on-write memory");
     const auto index = device_of_address(destination);
     const auto from = device_of_address(source);
     TORCH_CHECK(
@@ -102,14 +102,14 @@ class Allocator final : public c10::DeviceAllocator {
   }
 
   void recordStream(const c10::DataPtr& data, c10::Stream stream) override {
-    // Memory that is not ours (from_blob, DLPack) is its owner's business.
+    // Memory from elsewhere (from_blob, DLPack) is managed by its owner.
     const bool shared_lazily = c10::impl::cow::is_cow_data_ptr(data);
     if (data.get() == nullptr || !(data.get_deleter() == &delete_allocation || shared_lazily)) {
       return;
     }
     TORCH_CHECK_VALUE(
-        stream.device_type() == c10::kPrivateUse1, "record_stream needs a stream of a bp device, not ", stream);
-    void* pointer = shared_lazily ? data.get() : data.get_context(); // only plain memory of ours is shared so
+        stream.device_type() == c10::kPrivateUse1, "record_stream expects a stream of a bp device, but got ", stream);
+    void* pointer = shared_lazily ? data.get() : data.get_context(); // only memory of this allocator is copy-on-write
     Segment* segment = segment_map().find(pointer);
     TORCH_INTERNAL_ASSERT(segment != nullptr);
     segment->allocator.load()->record_stream(segment, pointer, stream);
@@ -139,7 +139,7 @@ Allocator& bp_allocator() {
   return *allocator;
 }
 
-// One device's.
+// Allocates on one device, whatever device is current.
 class OneDevice final : public c10::Allocator {
  public:
   explicit OneDevice(c10::DeviceIndex index) : index_(index) {}
@@ -179,7 +179,7 @@ c10::DeviceAllocator& caching_allocator() {
 }
 
 c10::Allocator& allocator_of(c10::DeviceIndex index) {
-  static auto* all = one_for_each_device(std::make_index_sequence<kMaxDevices>()); // never destroyed, as their memory
+  static auto* all = one_for_each_device(std::make_index_sequence<kMaxDevices>()); // never destroyed, like their memory
   return (*all)[checked_index(index)];
 }
 

@@ -22,7 +22,7 @@ using Config = c10::CachingAllocator::AcceleratorAllocatorConfig;
 
 enum class Kind { Count, Fraction, Switch, Divisions, Backend, Anything };
 
-// ours: torch.cuda parses it outside of PyTorch's shared parser. effective: it changes something on these devices.
+// ours: handled by torch.cuda's parser, not by PyTorch's shared parser. effective: accepted without a warning.
 struct Option {
   std::string_view name;
   Kind kind;
@@ -42,10 +42,10 @@ constexpr Option kOptions[] = {
     {"pinned_max_cached_size_mb", Kind::Count, false, true},
     {"per_process_memory_fraction", Kind::Fraction, true, true},
     {"backend", Kind::Backend, true, true},
-    // The lock is never held while a device allocates, whatever this says.
+    // Always the case: the lock is never held while a device allocates.
     {"release_lock_on_cudamalloc", Kind::Switch, true, true},
     {"release_lock_on_hipmalloc", Kind::Switch, true, true},
-    // A device that is out of memory says so and lives on, so there is nothing to forestall.
+    // Not needed: a device stays usable after an out-of-memory error.
     {"throw_on_cudamalloc_oom", Kind::Switch, true, true},
     {"graph_capture_record_stream_reuse", Kind::Switch, true, false},
     {"pinned_use_cuda_host_register", Kind::Switch, true, false},
@@ -78,7 +78,7 @@ bool is_fraction(std::string_view text) {
   return error == std::errc() && end == text.data() + text.size() && value >= 0 && value <= 1;
 }
 
-// One «key:value» of the string; the value of a list is what stands between the brackets.
+// One `key:value` pair of the string. The value of a list is the text between the brackets.
 struct Setting {
   std::string key;
   std::string value;
@@ -171,9 +171,9 @@ void check_setting(const Setting& setting, Kind kind) {
       return require(setting.value == "True" || setting.value == "False", "True or False");
     case Kind::Divisions:
       return require(
-          is_divisions(setting), "a power of two, or a list like [256:1,512:2,>:4] of MiB and a power of two each");
+          is_divisions(setting), "a power of two, or a list of size_in_MiB:power_of_two pairs like [256:1,512:2,>:4]");
     case Kind::Backend:
-      return require(setting.value == "native", "native, the only allocator that bp devices have");
+      return require(setting.value == "native", "native, the only allocator backend of bp devices");
     case Kind::Anything:
       return;
   }
@@ -190,7 +190,7 @@ void check_settings(const std::string& text) {
       for (const Option& other : kOptions) {
         known += (known.empty() ? "" : ", ") + std::string(other.name);
       }
-      TORCH_CHECK_VALUE(false, "PYTORCH_ALLOC_CONF: unknown option '", setting.key, "'; known are ", known);
+      TORCH_CHECK_VALUE(false, "PYTORCH_ALLOC_CONF: unknown option '", setting.key, "'; known options are ", known);
     }
   }
 }
@@ -211,7 +211,7 @@ void refresh() {
   }
 }
 
-// What PyTorch's own parser leaves to us. Returns the options that change nothing.
+// Applies the options that PyTorch's shared parser does not handle. Returns the options without effect.
 std::vector<std::string> parse_our_options(const std::string& text) {
   std::vector<std::string> without_effect;
   check_settings(text);
@@ -248,7 +248,7 @@ std::string allocator_settings_text() {
 }
 
 void load_allocator_settings() {
-  // No std::call_once: after an exception ThreadSanitizer's never returns.
+  // Not std::call_once: under ThreadSanitizer it hangs after an exception.
   static std::atomic<bool> loaded{false};
   static std::mutex loading;
   std::vector<std::string> without_effect;
@@ -272,7 +272,7 @@ void load_allocator_settings() {
     refresh();
     loaded.store(true, std::memory_order_release);
   }
-  warn_of(without_effect); // without the lock: a warning needs the GIL, and its holder may be waiting here
+  warn_of(without_effect); // without the lock: a warning needs the GIL, whose holder can be waiting for the lock
 }
 
 void set_allocator_settings(const std::string& settings) {
@@ -283,7 +283,7 @@ void set_allocator_settings(const std::string& settings) {
 
 void register_allocator_options() {
   current.per_process_memory_fraction = 1.0;
-  // torch.cuda may have registered its parser already, under the same names: keep it and come after it.
+  // torch.cuda may have registered its parser for the same names already: keep it, and run after it.
   auto& hook = Config::getConfigParserHook();
   hook = [earlier = hook](const std::string& text) {
     if (earlier) {

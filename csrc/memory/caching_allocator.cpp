@@ -1,4 +1,4 @@
-// Requests and frees: the hot path.
+// Allocating and freeing: the hot path.
 #include "memory/caching_allocator.h"
 
 #include "memory/allocator_config.h"
@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t kNoLimit = std::numeric_limits<size_t>::max();
 
-// Up to the next of `divisions` equal steps between two powers of two.
+// Rounds up to the next of `divisions` equal steps between two powers of two.
 size_t round_to_division(size_t size, size_t divisions) {
   if (size <= 4 || divisions <= 1 || c10::llvm::isPowerOf2_64(size)) {
     return size;
@@ -29,7 +29,7 @@ size_t round_size(size_t size) {
   if (size < kMinBlock) {
     return kMinBlock;
   }
-  // Interval 0 reaches up to 2 MiB, the last one is everything from 32 GiB on.
+  // Interval 0 has all sizes below 2 MiB, the last one all sizes from 32 GiB on.
   int log2 = 63 - static_cast<int>(c10::llvm::countLeadingZeros(size));
   const auto& all = allocator_settings().roundup_power2_divisions;
   size_t divisions = all[std::clamp(log2 - 20, 0, static_cast<int>(all.size()) - 1)].load(std::memory_order_relaxed);
@@ -77,8 +77,8 @@ DeviceCachingAllocator::DeviceCachingAllocator(c10::DeviceIndex index) : index_(
 // --- requests --------------------------------------------------------------------------------------------------------
 
 void* DeviceCachingAllocator::allocate(size_t bytes, c10::StreamId stream, bool uncached) {
-  device_.check_not_lost(); // cached memory of a lost device is of no use either
-  Context context = gather(RecordContext::State); // before the lock: it may need the GIL
+  device_.check_not_lost(); // cached memory of a lost device is useless, too
+  Context context = gather(RecordContext::State); // before the lock, because it can need the GIL
   Lock lock(mutex_);
   if (C10_UNLIKELY(!pending_.empty())) {
     process_events(lock, context);
@@ -111,7 +111,7 @@ DeviceCachingAllocator::Request DeviceCachingAllocator::make_request(
 BlockPool& DeviceCachingAllocator::pool_for(size_t size, c10::StreamId stream) {
   bool small = size <= kSmallSize;
   if (C10_UNLIKELY(!active_pools_.empty())) {
-    // The latest one that takes this stream's requests.
+    // The latest pool that accepts this stream.
     for (auto entry = active_pools_.rbegin(); entry != active_pools_.rend(); ++entry) {
       if (entry->second(stream)) {
         PrivatePool& pool = *private_pools_.at(entry->first);
@@ -135,8 +135,8 @@ Block* DeviceCachingAllocator::find_free(const Request& request, bool count) {
   }
   if (C10_UNLIKELY(block->segment->is_expandable())) {
     if (expandable()) {
-      // A block at the growing end of its segment counts with what it could grow to, so that it is not cut up while a
-      // block further inside would do.
+      // A block with unmapped space behind it counts with the size that it could grow to, so that it is not split while
+      // another block would fit.
       auto reach = [](const Block* b) {
         return b->size + (b->next != nullptr && !b->next->mapped ? b->next->size : 0);
       };
@@ -146,7 +146,7 @@ Block* DeviceCachingAllocator::find_free(const Request& request, bool count) {
         block = next;
       }
     } else {
-      // Switched off since: only blocks of ordinary segments will do.
+      // Expandable segments have been switched off: only blocks of ordinary segments can be used.
       while (block != nullptr && block->segment->is_expandable()) {
         block = blocks.next(block);
       }
@@ -157,7 +157,7 @@ Block* DeviceCachingAllocator::find_free(const Request& request, bool count) {
   }
   size_t limit = settings.max_split_size.load(std::memory_order_relaxed);
   if (C10_UNLIKELY(limit != kNoLimit)) {
-    // Blocks from the limit on are not split: they serve only requests nearly as large as themselves.
+    // Blocks of at least the limit are not split: they serve only requests that are nearly as large.
     if (request.size < limit && block->size >= limit) {
       return nullptr;
     }
@@ -170,7 +170,7 @@ Block* DeviceCachingAllocator::find_free(const Request& request, bool count) {
 }
 
 Block* DeviceCachingAllocator::find_or_obtain(Lock& lock, Request& request) {
-  // A private pool must outlive this request, which gives up the lock.
+  // Keeps a private pool alive during this request, which releases the lock.
   struct Guard {
     Guard(Lock& lock, PrivatePool* pool) : lock(lock), pool(pool) {
       if (pool != nullptr) {
@@ -180,7 +180,7 @@ Block* DeviceCachingAllocator::find_or_obtain(Lock& lock, Request& request) {
     ~Guard() {
       if (pool != nullptr) {
         if (!lock.owns_lock()) {
-          lock.lock(); // out_of_memory has given it up for good
+          lock.lock(); // out_of_memory has released it
         }
         --pool->allocating;
       }
@@ -201,7 +201,7 @@ Block* DeviceCachingAllocator::find_or_obtain(Lock& lock, Request& request) {
   }
   Block* block = obtain_segment(lock, request, /*retry=*/false);
   if (block == nullptr) {
-    // Another thread may have freed something while this one was with the device.
+    // Another thread may have freed something while the lock was released.
     block = find_free(request, /*count=*/false);
   }
   if (block == nullptr && release_oversize(lock, request)) {
@@ -236,7 +236,7 @@ bool DeviceCachingAllocator::should_split(const Block* block, size_t size) const
   return size < settings.max_split_size.load(std::memory_order_relaxed) && remaining > kSmallSize;
 }
 
-// Takes what is needed from a block that is on no list, and puts back the rest.
+// Allocates from a block that is in no list, and adds the rest to the free blocks.
 void* DeviceCachingAllocator::hand_out(const Request& request, Block* block) {
   Segment* segment = block->segment;
   BlockPool& pool = *segment->pool;
@@ -295,7 +295,7 @@ void DeviceCachingAllocator::out_of_memory(Lock& lock, const Request& request) {
       request.context);
   size_t allocated = stats_.allocated_bytes[0].current;
   size_t reserved = stats_.reserved_bytes[0].current;
-  size_t cached_in_private_pools = 0; // nobody else can use it, so it counts as allocated
+  size_t cached_in_private_pools = 0; // other pools cannot use it, so it counts as allocated
   for (Segment* segment : segments_) {
     for (Block* block = segment->first; block != nullptr; block = block->next) {
       if (segment->pool->owner != nullptr && block->mapped && block->is_free()) {
@@ -313,7 +313,7 @@ void DeviceCachingAllocator::out_of_memory(Lock& lock, const Request& request) {
       : "";
   size_t limit = fraction_.has_value() ? allowed() : total;
   auto observers = observers_;
-  lock.unlock(); // an observer may need the GIL
+  lock.unlock(); // an observer can need the GIL
 
   c10::reportOutOfMemoryToProfiler(
       static_cast<int64_t>(request.size), allocated, reserved, c10::Device(c10::kPrivateUse1, index_));
@@ -429,7 +429,7 @@ Segment* DeviceCachingAllocator::make_free(Block* block, const Context& context)
     split_blocks += 1;
     split_bytes += static_cast<int64_t>(block->size);
   }
-  // Whole pages of expandable segments can always be given back, so this statistic leaves them out.
+  // Whole pages of expandable segments can always be returned to the device, so this statistic excludes them.
   if (!segment->is_expandable()) {
     auto shift = [&](auto& stat, int64_t by) {
       by > 0 ? increase(stat, pool, by) : by < 0 ? decrease(stat, pool, -by) : void();
@@ -440,7 +440,7 @@ Segment* DeviceCachingAllocator::make_free(Block* block, const Context& context)
   return nullptr;
 }
 
-// Joins a block that is on no list with a neighbour if that is free and equally mapped. Returns the block that is left.
+// Merges a block that is in no list with a neighbour that is free and equally mapped. Returns the remaining block.
 Block* DeviceCachingAllocator::merge_if_free(Block* block, Block* neighbour, int64_t* merged_bytes) {
   if (neighbour == nullptr || !neighbour->is_free() || neighbour->mapped != block->mapped) {
     return block;
@@ -495,7 +495,7 @@ void DeviceCachingAllocator::record_stream(Segment* segment, void* pointer, c10:
   Lock lock(mutex_);
   Block* block = allocated_block(segment, pointer);
   if (stream.id() == segment->stream && stream.device_index() == index_) {
-    return; // its own stream is in order anyway
+    return; // uses on the block's own stream are in order
   }
   auto& uses = block->stream_uses;
   if (std::find(uses.begin(), uses.end(), stream) == uses.end()) {

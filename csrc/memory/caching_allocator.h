@@ -1,14 +1,15 @@
-// The caching allocator of one device. Rules, statistics and names are CUDACachingAllocator's:
+// The caching allocator of one device. Rules, statistics and names are those of CUDACachingAllocator:
 //
-// - A request is rounded up to 512 bytes. Requests up to 1 MiB come from the small pool, whose segments are 2 MiB; larger
-//   ones from the large pool, whose segments are 20 MiB or, from 10 MiB on, the request rounded up to 2 MiB.
-// - The smallest free block of the pool and the stream that fits is taken, and split if enough remains. A freed block
-//   merges with its free neighbours. Segments stay here until memory is short or the cache is emptied.
+// - Requests are rounded up to a multiple of 512 bytes. Requests up to 1 MiB use the small pool, whose segments have
+//   2 MiB. Larger requests use the large pool, whose segments have 20 MiB (large_segment_size_mb) or, for requests
+//   from 10 MiB on, the size of the request rounded up to a multiple of 2 MiB.
+// - The smallest fitting free block of the pool and the stream is used, and split if enough remains. A freed block
+//   merges with its free neighbours. Segments stay cached until memory is short or the cache is emptied.
 // - A block that other streams have used becomes free when they have passed the point at which it was freed.
 //
-// Locking: one mutex, and never a call of the device while it is held. Devices may run Python, which needs the GIL, and
-// a thread with the GIL may be waiting for the mutex. So whatever calls the device gives up the lock meanwhile, and what
-// was looked up before has to be looked up again.
+// Locking: there is one mutex, which is never held while the device is called. Devices can run Python, which needs the
+// GIL, and a thread with the GIL can be waiting for the mutex. Code that calls the device releases the mutex meanwhile,
+// and must repeat earlier lookups afterwards.
 #pragma once
 
 #include "devices/device.h"
@@ -45,22 +46,22 @@ struct BlockPool {
                                                       : a->address < b->address;
     }
   };
-  std::set<Block*, ByStreamAndAddress> unmapped; // parts of expandable segments without memory
+  std::set<Block*, ByStreamAndAddress> unmapped; // unmapped parts of expandable segments
 
   FreeBlocks& of(c10::StreamId stream);
 };
 
-// A pool of its own: torch.bp.MemPool, and graphs.
+// A private pool, of a torch.bp.MemPool or a graph.
 struct PrivatePool {
   explicit PrivatePool(c10::MempoolId_t id) : id(id) {}
 
   const c10::MempoolId_t id;
-  int use_count = 0; // MemPool objects, graphs and use_mem_pool blocks; at 0 its cached segments may go
-  int allocating = 0; // threads that are allocating from it right now with the lock released
+  int use_count = 0; // MemPool objects, graphs and use_mem_pool blocks; at 0, cached segments can be released
+  int allocating = 0; // threads that are allocating from it with the lock released
   size_t segments = 0;
-  bool use_on_oom = false; // serves others as a last resort before an out-of-memory error
+  bool use_on_oom = false; // other pools use it before an out-of-memory error
   bool no_split = false;
-  std::optional<MemorySource> source; // nothing: the device, or what all others have
+  std::optional<MemorySource> source; // nullopt: the allocator's source_
   BlockPool small{true, this};
   BlockPool large{false, this};
 };
@@ -88,7 +89,7 @@ struct SegmentInfo {
   std::vector<BlockInfo> blocks;
 };
 
-// (device, bytes wanted, bytes allowed or in all, bytes free)
+// (device, requested bytes, allowed or total bytes, free bytes)
 using OutOfMemoryObserver = std::function<void(c10::DeviceIndex, size_t, size_t, size_t)>;
 
 class DeviceCachingAllocator {
@@ -99,12 +100,12 @@ class DeviceCachingAllocator {
     return index_;
   }
 
-  // `uncached`: a segment of its own, which is returned to the device when it is freed.
+  // `uncached`: use a separate segment, which is returned to the device when it is freed.
   void* allocate(size_t bytes, c10::StreamId stream, bool uncached);
   // Throws for an address that is not the start of an allocated block.
   void free(Segment* segment, void* pointer);
   void record_stream(Segment* segment, void* pointer, c10::Stream stream);
-  // {start, bytes} of the segment around an allocated block.
+  // {start, bytes} of the segment that contains an allocated block.
   std::pair<void*, size_t> base_allocation(Segment* segment, void* pointer);
 
   void empty_cache(c10::MempoolId_t pool);
@@ -127,14 +128,15 @@ class DeviceCachingAllocator {
   void create_or_retain_pool(c10::MempoolId_t id);
   void release_pool(c10::MempoolId_t id);
   void set_pool_options(c10::MempoolId_t id, bool use_on_oom, bool no_split);
-  // Segments of the pool come from there from now on. Throws NotImplementedError where the device knows only its driver's
-  // memory.
+  // Sets the source of the pool's future segments. Throws NotImplementedError if the device accepts only memory of its
+  // driver.
   void set_pool_source(c10::MempoolId_t id, MemorySource source);
-  // The same of all others, which throws where the device has given memory already; and whether it would.
+  // The same for all other pools. Throws, too, if the device has already allocated memory. check_may_set_source() only
+  // checks.
   void set_source(MemorySource source);
   void check_may_set_source();
   int pool_use_count(c10::MempoolId_t id);
-  // From here to end_allocate_to_pool, requests for streams that pass the filter come from the pool.
+  // Until end_allocate_to_pool, the pool serves the requests for streams that pass the filter.
   void begin_allocate_to_pool(c10::MempoolId_t id, std::function<bool(c10::StreamId)> filter);
   void end_allocate_to_pool(c10::MempoolId_t id);
 
@@ -142,7 +144,7 @@ class DeviceCachingAllocator {
   using Lock = std::unique_lock<std::mutex>;
 
   struct Request {
-    size_t bytes; // as asked for
+    size_t bytes; // as requested
     size_t size; // of the block
     size_t segment_size; // of a new segment, if one is needed
     c10::StreamId stream;
@@ -155,7 +157,7 @@ class DeviceCachingAllocator {
     Event* event;
     Block* block;
     uint64_t number;
-    bool without_event; // it waits until the stream has nothing to do
+    bool without_event; // waits until the stream is idle
   };
 
   // Calls the device with the lock released.
@@ -170,7 +172,7 @@ class DeviceCachingAllocator {
       }
       Lock& held;
     } unlocked(lock);
-    DeviceCall call(device_); // taken after the lock is given up and released before it is taken again
+    DeviceCall call(device_); // created after the lock is released, destroyed before it is reacquired
     return function();
   }
 
@@ -182,7 +184,7 @@ class DeviceCachingAllocator {
   void* hand_out(const Request& request, Block* block);
   bool should_split(const Block* block, size_t size) const;
   Block* allocated_block(Segment* segment, void* pointer) const;
-  Segment* make_free(Block* block, const Context& context); // returns a segment that has to go back to the device
+  Segment* make_free(Block* block, const Context& context); // returns a segment to give back, or nullptr
   Block* merge_if_free(Block* block, Block* neighbour, int64_t* merged_bytes);
   void insert_free(Block* block);
   Block* new_block(Segment* segment, char* address, size_t size);
@@ -228,7 +230,7 @@ class DeviceCachingAllocator {
 
   std::vector<Segment*> segments_;
   std::vector<Segment*> spare_segments_;
-  std::vector<Segment*> unreturned_; // detached, and not given back yet: see give_back
+  std::vector<Segment*> unreturned_; // detached, not given back yet: see give_back
   std::vector<Block*> spare_blocks_;
   uint32_t priority_ = 1;
 
@@ -236,8 +238,8 @@ class DeviceCachingAllocator {
   uint64_t pending_number_ = 0;
   std::map<c10::DeviceIndex, std::vector<Event*>> spare_events_; // by the device of the stream
 
-  size_t reserved_ = 0; // what the device has handed out, including what is on its way
-  std::optional<MemorySource> source_; // of all but pools that have their own
+  size_t reserved_ = 0; // bytes from the device, including allocations in progress
+  std::optional<MemorySource> source_; // of all pools without a source; nullopt: the device
   std::optional<double> fraction_;
   size_t total_memory_ = 0; // of the device
   bool can_reserve_ = false;
@@ -256,7 +258,7 @@ class DeviceCachingAllocator {
   static c10::MempoolId_t id_of(const BlockPool& pool) {
     return pool.owner != nullptr ? pool.owner->id : c10::MempoolId_t{0, 0};
   }
-  // Applies to a statistic's total and to the part of it that is this pool's.
+  // Changes a statistic's total and its part for small or large pools.
   template <typename Change>
   void change(c10::CachingAllocator::StatArray& stat, const BlockPool& pool, Change&& by) {
     using c10::CachingAllocator::StatType;

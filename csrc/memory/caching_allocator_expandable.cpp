@@ -1,8 +1,9 @@
-// Expandable segments: one long range of address space for each pool and stream, which memory is mapped into page by
-// page as the program needs more. Blocks of it merge across what would else be the borders of segments.
+// Expandable segments: one long range of address space for each pool and stream, into which memory is mapped page by
+// page as the program needs more. Blocks can merge where ordinary segments would have borders.
 //
-// A page (2 MiB in the small pool, large_segment_size in the large one) is mapped and unmapped as a whole. The blocks of
-// a segment tile all of its address space; those without memory are marked as not mapped and start and end at pages.
+// A page (2 MiB in the small pool, large_segment_size in the large one) is mapped and unmapped as a whole. The blocks
+// of a segment cover its whole address space. Blocks without memory are marked as unmapped, and start and end at page
+// boundaries.
 #include "memory/caching_allocator.h"
 
 #include "memory/allocator_config.h"
@@ -18,7 +19,7 @@ size_t round_up(size_t value, size_t unit) {
 
 } // namespace
 
-// The first free or unmapped block, at the lowest address, from which on there is room without a block in use.
+// The first block from which on enough consecutive space is free or unmapped, at the lowest address.
 Block* DeviceCachingAllocator::find_room(const Request& request) const {
   for (Block* block : request.pool->unmapped) {
     if (block->segment->stream != request.stream) {
@@ -38,7 +39,7 @@ Block* DeviceCachingAllocator::find_room(const Request& request) const {
 
 Segment* DeviceCachingAllocator::reserve_segment(Lock& lock, const Request& request) {
   size_t page = request.pool->small ? kSmallSegment : allocator_settings().large_segment_size.load();
-  // More than the device has, so that holes inside do not matter much.
+  // More than the memory of the device, so that holes inside do not matter much.
   size_t size = round_up(std::max(total_memory_ + total_memory_ / 8, request.size), page);
   void* address = outside(lock, [&] { return device_.reserve(size); });
   if (address == nullptr) {
@@ -56,7 +57,7 @@ Segment* DeviceCachingAllocator::reserve_segment(Lock& lock, const Request& requ
   return segment;
 }
 
-// As obtain_segment: a free block of at least the request's size that is on no list.
+// Like obtain_segment: returns a free block of at least the request's size that is in no list, or nullptr.
 Block* DeviceCachingAllocator::expand(Lock& lock, Request& request) {
   Block* start = find_room(request);
   while (start == nullptr) {
@@ -68,7 +69,7 @@ Block* DeviceCachingAllocator::expand(Lock& lock, Request& request) {
   Segment* segment = start->segment;
   BlockPool& pool = *segment->pool;
 
-  // Claim the blocks: with the lock released they must look busy to everybody else.
+  // Mark the blocks as busy: other threads must not use them while the lock is released.
   std::vector<Block*> run;
   std::vector<Block*> to_map;
   size_t room = 0;
@@ -165,7 +166,7 @@ Block* DeviceCachingAllocator::expand(Lock& lock, Request& request) {
   return merge_if_free(whole, whole->next, &merged);
 }
 
-// Keeps the first failure. A page that the device fails to unmap is counted as unmapped: nobody can use it.
+// Keeps the first failure. A page that the device fails to unmap counts as unmapped, since nothing can use it.
 void DeviceCachingAllocator::unmap(char* page, size_t bytes, std::exception_ptr& failure) {
   try {
     device_.unmap(page, bytes);
@@ -174,7 +175,7 @@ void DeviceCachingAllocator::unmap(char* page, size_t bytes, std::exception_ptr&
   }
 }
 
-// Puts a block without memory back. Returns its segment if that has no memory at all any more and so has to go.
+// Reinserts an unmapped block. If its segment has no mapped block left, detaches the segment and returns it.
 Segment* DeviceCachingAllocator::return_unmapped(Block* block, const Context& context) {
   int64_t merged = 0;
   block = merge_if_free(block, block->previous, &merged);
@@ -186,7 +187,7 @@ Segment* DeviceCachingAllocator::return_unmapped(Block* block, const Context& co
   return nullptr;
 }
 
-// Gives the whole pages inside free blocks back to the device.
+// Returns the whole pages inside free blocks to the device.
 void DeviceCachingAllocator::unmap_free_pages(
     Lock& lock,
     const std::function<bool(const BlockPool&)>& selected,
@@ -210,7 +211,7 @@ void DeviceCachingAllocator::unmap_free_pages(
     if (first >= last) {
       continue;
     }
-    // Cut off what is before the first whole page and after the last one; it stays a free block.
+    // Split off the parts before the first whole page and after the last one, which stay free blocks.
     segment->free_blocks->erase(block);
     auto cut = [&](size_t at) {
       Block* rest = new_block(segment, segment->begin() + at, block->address + block->size - (segment->begin() + at));

@@ -1,4 +1,4 @@
-// Private pools: torch.bp.MemPool, and memory that a graph keeps for itself.
+// Private pools, of torch.bp.MemPool and of graphs.
 #include "memory/caching_allocator.h"
 
 #include <c10/util/Exception.h>
@@ -39,7 +39,7 @@ void DeviceCachingAllocator::release_pool(c10::MempoolId_t id) {
       name_of(id),
       " is not in use on bp:",
       static_cast<int>(index_));
-  // Tensors may still live in it. At 0 its memory may go back to the device piece by piece as it becomes free.
+  // The pool can still contain tensors. At 0, its segments can be returned to the device as they become free.
   entry->second->use_count -= 1;
 }
 

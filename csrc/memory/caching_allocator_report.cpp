@@ -1,4 +1,4 @@
-// What an allocator tells about itself: statistics, snapshots, history.
+// Statistics, snapshots and history of an allocator.
 #include "memory/caching_allocator.h"
 
 #include "compat.h"
@@ -66,7 +66,7 @@ std::vector<SegmentInfo> DeviceCachingAllocator::snapshot(c10::MempoolId_t pool)
     if (pool != c10::MempoolId_t{0, 0} && id_of(*segment->pool) != pool) {
       continue;
     }
-    // Each run of mapped blocks is one segment of the report.
+    // Each run of mapped blocks is reported as one segment.
     for (const Block* block = segment->first; block != nullptr; block = block->next) {
       if (!block->mapped) {
         continue;

@@ -1,4 +1,4 @@
-// Getting segments from the device and giving them back: the slow path.
+// Allocating segments and returning them to the device: the slow path.
 #include "memory/caching_allocator.h"
 
 #include "compat.h"
@@ -25,25 +25,27 @@ void DeviceCachingAllocator::decrease_reserved(const BlockPool& pool, size_t amo
   }
 }
 
-// Returns a free block that is on no list, or nullptr when the device or the limit has no more.
+// Returns a free block that is in no list, or nullptr if the device is out of memory or the limit is reached.
 Block* DeviceCachingAllocator::obtain_segment(Lock& lock, Request& request, bool retry) {
   stats_.num_alloc_retries += retry;
   size_t size = request.segment_size;
-  give_back(lock, {}); // what was put off
+  give_back(lock, {}); // the deferred segments
   if (fraction_.has_value() && reserved_ + size > allowed()) {
     return nullptr;
   }
   if (allocator_settings().expandable_segments && !can_reserve_ && !warned_about_expandable_) {
     warned_about_expandable_ = true;
-    lock.unlock(); // warnings are Python's
-    TORCH_WARN("expandable_segments is not supported by bp:", static_cast<int>(index_), ": its driver cannot reserve");
+    lock.unlock(); // a warning needs the GIL
+    TORCH_WARN(
+        "expandable_segments is not supported by bp:", static_cast<int>(index_),
+        ": its driver cannot reserve address space");
     lock.lock();
   }
   const auto source = source_of(*request.pool);
   if (expandable() && !request.uncached && !source.has_value()) {
     return expand(lock, request);
   }
-  reserved_ += size; // other threads must not pass the limit meanwhile
+  reserved_ += size; // other threads must not exceed the limit meanwhile
   void* address = nullptr;
   Segment* segment = nullptr;
   try {
@@ -83,12 +85,13 @@ void* DeviceCachingAllocator::take_memory(
   if (!source.has_value()) {
     return device_.allocate(bytes);
   }
-  constexpr uintptr_t kAlignment = 16; // as malloc's: the widest that kernels of the CPU's take for granted
+  constexpr uintptr_t kAlignment = 16; // as of malloc: CPU kernels rely on no larger alignment
   const auto queue = stream_identity(c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kPrivateUse1, index_), stream));
   void* memory = source->allocate(static_cast<ssize_t>(bytes), index_, queue);
   if (reinterpret_cast<uintptr_t>(memory) % kAlignment != 0) {
     source->free(memory, static_cast<ssize_t>(bytes), index_, queue);
-    TORCH_CHECK(false, "the pluggable allocator gave memory at ", memory, ", which is no multiple of ", kAlignment);
+    TORCH_CHECK(
+        false, "the pluggable allocator returned the address ", memory, ", which is not a multiple of ", kAlignment);
   }
   return memory;
 }
@@ -99,7 +102,7 @@ void DeviceCachingAllocator::return_memory(
     device_.free(memory, bytes);
     return;
   }
-  // The device knows when its own memory is out of use; who gets this back does not.
+  // The device waits for work on its own memory. Another source does not.
   const auto queue = stream_identity(c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kPrivateUse1, index_), stream));
   device_.synchronize_stream(queue);
   source->free(memory, static_cast<ssize_t>(bytes), index_, queue);
@@ -108,7 +111,7 @@ void DeviceCachingAllocator::return_memory(
 void DeviceCachingAllocator::check_takes_any_memory() const {
   TORCH_CHECK_NOT_IMPLEMENTED(
       device_.properties().host_accessible(), "bp:", static_cast<int>(index_), " (", device_.properties().name,
-      ") knows its driver's memory only, so it has no pluggable allocators; devices in host memory have them");
+      ") accepts only memory of its driver, so it does not support pluggable allocators; devices in host memory do");
 }
 
 void DeviceCachingAllocator::check_may_set_source() {
@@ -116,7 +119,7 @@ void DeviceCachingAllocator::check_may_set_source() {
   Lock lock(mutex_);
   TORCH_CHECK(
       stats_.num_device_alloc == 0, "bp:", static_cast<int>(index_),
-      " has given memory already, and its allocator can only be changed before that");
+      " has already allocated memory, and its allocator can only be changed before that");
 }
 
 void DeviceCachingAllocator::set_source(MemorySource source) {
@@ -130,7 +133,7 @@ Segment* DeviceCachingAllocator::new_segment(const Request& request, char* addre
   const int slot_shift = request.pool->small ? 9 : 20;
   decltype(Segment::slots) slots(
       static_cast<Block**>(std::calloc((size >> slot_shift) + 1, sizeof(Block*))), &std::free);
-  TORCH_CHECK(slots != nullptr, "no host memory for the block table of a segment of ", size, " bytes");
+  TORCH_CHECK(slots != nullptr, "cannot allocate the block table of a segment of ", size, " bytes");
   Segment* segment;
   if (spare_segments_.empty()) {
     segment = new Segment;
@@ -167,7 +170,7 @@ Segment* DeviceCachingAllocator::new_segment(const Request& request, char* addre
   return segment;
 }
 
-// Takes a segment whose only block is on no list out of the books. It still has to be given back to the device.
+// Removes a segment whose only block is in no list from the allocator. The caller must pass it to give_back().
 Segment* DeviceCachingAllocator::detach(Segment* segment, const Context& context) {
   BlockPool& pool = *segment->pool;
   size_t size = segment->bytes();
@@ -199,8 +202,8 @@ Segment* DeviceCachingAllocator::detach(Segment* segment, const Context& context
   return segment;
 }
 
-// Gives detached segments to the device, these and what was put off before; inside a call of a driver later. What the
-// device fails to take back is counted as given back, since nobody can use it; the first failure is thrown.
+// Returns detached segments to the device: `more` and those that were deferred. Inside a driver call it defers them. A
+// segment that the device fails to take back counts as returned, since nothing can use it. Throws the first failure.
 void DeviceCachingAllocator::give_back(Lock& lock, const std::vector<Segment*>& more) {
   unreturned_.insert(unreturned_.end(), more.begin(), more.end());
   if (unreturned_.empty() || inside_driver_call()) {
@@ -233,7 +236,7 @@ void DeviceCachingAllocator::give_back(Lock& lock, const std::vector<Segment*>& 
   }
 }
 
-// Gives back the large segments that have been free for long, when more than the threshold is reserved.
+// Returns large segments that have been free for long, if more than the threshold is reserved.
 void DeviceCachingAllocator::collect_garbage(Lock& lock, const Context& context) {
   auto threshold =
       static_cast<size_t>(allocator_settings().garbage_collection_threshold * static_cast<double>(allowed()));
@@ -257,7 +260,7 @@ void DeviceCachingAllocator::collect_garbage(Lock& lock, const Context& context)
     double mean_age = total_age / static_cast<double>(candidates.size());
     std::vector<Segment*> younger;
     for (Segment* segment : candidates) {
-      // All of at least the mean age go, even when fewer would do, so that this does not run again at once.
+      // Return all of at least the mean age, even if fewer would be enough, so that this does not run again soon.
       if (age(segment) >= mean_age) {
         reclaimed += segment->bytes();
         total_age -= age(segment);
@@ -275,7 +278,7 @@ void DeviceCachingAllocator::collect_garbage(Lock& lock, const Context& context)
   give_back(lock, unused);
 }
 
-// With max_split_size_mb: gives back just enough of the blocks that are never split. True if that may suffice.
+// With max_split_size_mb: returns just enough of the blocks that are never split. True if that can be enough.
 bool DeviceCachingAllocator::release_oversize(Lock& lock, const Request& request) {
   size_t limit = allocator_settings().max_split_size;
   if (limit == std::numeric_limits<size_t>::max()) {
@@ -306,8 +309,8 @@ bool DeviceCachingAllocator::release_oversize(Lock& lock, const Request& request
   return released >= wanted;
 }
 
-// Gives back every segment that is wholly free: of the device's pools and of private pools without users, or only of
-// one such private pool.
+// Returns every segment that is entirely free: of the device's pools and of private pools without users, or only of one
+// such private pool.
 bool DeviceCachingAllocator::release_cached(Lock& lock, c10::MempoolId_t only, const Context& context) {
   synchronize_events(lock, context);
   bool all = only == c10::MempoolId_t{0, 0};
@@ -320,7 +323,7 @@ bool DeviceCachingAllocator::release_cached(Lock& lock, c10::MempoolId_t only, c
     if (selected(*segment->pool) && !segment->is_expandable() && !segment->first->is_split() &&
         segment->first->is_free()) {
       segment->free_blocks->erase(segment->first);
-      unused.push_back(detach(segment, context)); // moves another one to this index
+      unused.push_back(detach(segment, context)); // moves another segment to this index
     } else {
       ++i;
     }

@@ -1,4 +1,4 @@
-// Blocks that several streams use: they become free when every stream has passed the point of the free.
+// Blocks that several streams use. They become free when every stream has passed the point of the free.
 #include "memory/caching_allocator.h"
 
 #include "devices/driver_call.h"
@@ -14,8 +14,8 @@ namespace backplane {
 
 namespace {
 
-// Asks `of_stream`, a function that asks the stream's device; a lost device is past everything, and no stream is past what is
-// being captured of it.
+// Returns of_stream(), which calls the stream's device. Returns true if the device is lost, and false while the stream
+// is being captured.
 template <typename Function>
 bool stream_or_lost(c10::Stream stream, const Function& of_stream) {
   if (Capture::of(stream) != nullptr) {
@@ -34,15 +34,15 @@ bool stream_or_lost(c10::Stream stream, const Function& of_stream) {
 
 } // namespace
 
-// Called with the lock held; gives it up while events are recorded. Where a stream has no event, because recording it
-// failed, because the stream is being captured, or because a call of a driver is under way in this thread (kept off its locks,
-// see driver_call.h), the block waits for the stream itself.
+// Called with the lock held; releases it while events are recorded. The block waits for the stream itself if there is
+// no event: because recording it failed, the stream is being captured, or this thread is inside a driver call, which
+// must not be reentered (driver_call.h).
 void DeviceCachingAllocator::free_after_streams(Lock& lock, Block* block, const Context& context) {
   std::vector<c10::Stream> streams = std::move(block->stream_uses);
   block->stream_uses.clear();
-  block->events = static_cast<int>(streams.size()); // keeps others from taking it meanwhile
+  block->events = static_cast<int>(streams.size()); // keeps other threads from using the block meanwhile
   if (device_.needs_gil() && !Py_IsInitialized()) {
-    return; // the process is ending: nothing will ask for this block again
+    return; // the process is exiting: the block will not be reused
   }
   std::exception_ptr failure;
   for (c10::Stream stream : streams) {
@@ -70,7 +70,7 @@ void DeviceCachingAllocator::free_after_streams(Lock& lock, Block* block, const 
   }
 }
 
-// Frees blocks whose events have been reached, in the order of each stream.
+// Frees blocks whose events have completed, in the order of each stream.
 void DeviceCachingAllocator::process_events(Lock& lock, const Context& context) {
   std::vector<std::pair<c10::DeviceIndex, c10::StreamId>> streams;
   for (const auto& entry : pending_) {
@@ -102,7 +102,7 @@ void DeviceCachingAllocator::synchronize_events(Lock& lock, const Context& conte
   };
   while (true) {
     const auto first = std::find_if(pending_.begin(), pending_.end(), [&](const auto& entry) {
-      return Capture::of(stream_of(entry)) == nullptr; // nobody can wait for the others before the capture is over
+      return Capture::of(stream_of(entry)) == nullptr; // nothing can wait for a stream that is being captured
     });
     if (first == pending_.end()) {
       return;
@@ -115,7 +115,7 @@ void DeviceCachingAllocator::synchronize_events(Lock& lock, const Context& conte
         return;
       }
       stream_or_lost(stream, [&] {
-        // Not synchronize_stream, which throws what kernels have reported to those who wait for their results.
+        // Not synchronize_stream, which throws the errors of kernels: those are for the program's synchronizations.
         backplane::device(stream.device_index()).synchronize_stream(stream_handle(stream));
         return true;
       });
@@ -124,8 +124,8 @@ void DeviceCachingAllocator::synchronize_events(Lock& lock, const Context& conte
   }
 }
 
-// The stream has passed its first pending free, if that still has this number: while the lock was released another
-// thread may have noticed too, and the event may have been recorded anew.
+// Completes the first pending free of the stream if it still has this number. While the lock was released, another
+// thread may have completed it and reused its event.
 void DeviceCachingAllocator::complete(Lock& lock, c10::Stream stream, uint64_t number, const Context& context) {
   auto queue = pending_.find({stream.device_index(), stream.id()});
   if (queue == pending_.end() || queue->second.front().number != number) {

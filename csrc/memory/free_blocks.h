@@ -1,7 +1,7 @@
-// The free blocks of one pool and one stream, ordered by (size, address): best fit takes the first that is large enough.
+// The free blocks of one pool and one stream, ordered by (size, address). Best fit: the first that is large enough.
 //
-// In the small pool there is one treap for each block size below 2 MiB and a two-level bitmap of the treaps that are not
-// empty, so that the usual insert, erase and search touch one or two cache lines. Everything larger shares one treap.
+// In the small pool there is one treap for each block size below 2 MiB and a two-level bitmap of the treaps that are
+// not empty, so that a typical insert, erase or search touches one or two cache lines. Larger blocks share one treap.
 #pragma once
 
 #include "memory/allocator_blocks.h"
@@ -44,7 +44,7 @@ class FreeBlocks {
     }
   }
 
-  // The smallest block of at least `size` bytes, the one with the lowest address among equals; nullptr when none.
+  // The smallest block of at least `size` bytes, with the lowest address among equals; nullptr if there is none.
   Block* at_least(size_t size) const {
     size_t index = class_of(size);
     Block* found = nullptr;
@@ -115,7 +115,7 @@ class FreeBlocks {
     return a->size != b->size ? a->size < b->size : a->address < b->address;
   }
 
-  // Splits a treap into what comes before `block` and what comes after.
+  // Splits a treap into the blocks before and after `block`.
   static void split(Block* root, const Block* block, Block** before, Block** after) {
     while (root != nullptr) {
       if (less(root, block)) {

@@ -31,7 +31,7 @@ TraceAction trace_action(const std::string& name) {
     for (const char* other : kNames) {
       known += (known.empty() ? "" : ", ") + std::string(other);
     }
-    TORCH_CHECK_VALUE(false, "unknown trace action '", name, "'; known are ", known);
+    TORCH_CHECK_VALUE(false, "unknown trace action '", name, "'; known actions are ", known);
   }
   return static_cast<TraceAction>(found - kNames.begin());
 }
@@ -45,7 +45,7 @@ void MemoryHistory::configure(const HistorySettings& settings, bool clear) {
     ring_.clear();
     next_ = 0;
   } else if (next_ != 0) {
-    // The ring may grow again: put the oldest entry first.
+    // The ring can grow again: put the oldest entry first.
     std::rotate(ring_.begin(), ring_.begin() + static_cast<ptrdiff_t>(next_), ring_.end());
     next_ = 0;
   }

@@ -1,4 +1,4 @@
-// The record of what an allocator did, and where in the program: torch.cuda.memory._record_memory_history.
+// The history of an allocator's actions, with stacks, as of torch.cuda.memory._record_memory_history.
 #pragma once
 
 #include "memory/allocator_blocks.h"
@@ -28,7 +28,7 @@ TraceAction trace_action(const std::string& name);
 
 struct TraceEntry {
   TraceAction action;
-  size_t address; // of an OutOfMemory: the bytes that the device still had
+  size_t address; // for OutOfMemory: the free bytes of the device
   size_t size;
   c10::StreamId stream;
   c10::MempoolId_t pool;
@@ -47,11 +47,11 @@ struct HistorySettings {
   uint32_t skipped = 0; // bit i: TraceAction(i) is not recorded
 };
 
-// Guarded by the lock of the allocator that it belongs to, except for `wants`.
+// Guarded by the lock of its allocator, except for `wants` and `gather`.
 class MemoryHistory {
  public:
   void configure(const HistorySettings& settings, bool clear);
-  // True where a context is wanted at `level`; read before the lock is taken, because gathering may need the GIL.
+  // True if `level` needs a context. Called before the lock is taken, because gathering can need the GIL.
   bool wants(RecordContext level) const {
     return when_.load(std::memory_order_relaxed) >= static_cast<int>(level);
   }

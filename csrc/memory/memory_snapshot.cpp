@@ -13,7 +13,7 @@
 
 namespace py = pybind11;
 
-// Their header, torch/csrc/profiler/python/combined_traceback.h, needs a JSON library that PyTorch does not ship.
+// Declared in torch/csrc/profiler/python/combined_traceback.h, which needs a JSON library that PyTorch does not ship.
 namespace torch {
 TORCH_API std::vector<pybind11::object> py_symbolize(std::vector<CapturedTraceback*>& to_symbolize);
 void installCapturedTracebackPython();
@@ -23,7 +23,7 @@ namespace backplane {
 
 namespace {
 
-// Collects the stacks of many dicts, and fills in their "frames" at once: equal frames are looked up once.
+// Collects the stacks of many dicts, and fills in their "frames" together, so that equal stacks are symbolized once.
 class FrameCollector {
  public:
   void add(py::dict target, const Context& context) {
@@ -86,7 +86,7 @@ py::dict to_dict(const SegmentInfo& segment, c10::DeviceIndex device, FrameColle
 }
 
 c10::ApproximateClockToUnixTimeConverter& clock_converter() {
-  static c10::ApproximateClockToUnixTimeConverter converter; // made when history starts
+  static c10::ApproximateClockToUnixTimeConverter converter; // created when history starts
   return converter;
 }
 
@@ -166,7 +166,7 @@ py::dict memory_snapshot(c10::MempoolId_t pool, bool include_traces) {
   auto to_ns = clock_converter().makeConverter();
   for (const DeviceReport& report : reports) {
     while (py::len(traces) < static_cast<size_t>(report.device)) {
-      traces.append(py::list()); // devices that nobody has used
+      traces.append(py::list()); // unused devices
     }
     py::list entries;
     for (const TraceEntry& entry : report.trace) {
@@ -205,7 +205,7 @@ void start_memory_history(
   settings.gather = stacks == "all" ? &gather_all : &gather_python;
   settings.max_entries = max_entries;
   if (enabled == "state") {
-    settings.max_entries = 1; // no history, only where the present allocations come from
+    settings.max_entries = 1; // no history, only the stacks of current allocations
     settings.when = std::min(settings.when, RecordContext::State);
   }
   for (const std::string& action : skip_actions) {

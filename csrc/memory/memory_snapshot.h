@@ -9,10 +9,11 @@
 
 namespace backplane {
 
-// {"segments": …, "device_traces": …, "allocator_settings": …, "external_annotations": …}; see torch.cuda.memory._snapshot.
+// {"segments": …, "device_traces": …, "allocator_settings": …, "external_annotations": …}; see
+// torch.cuda.memory._snapshot.
 pybind11::dict memory_snapshot(c10::MempoolId_t pool, bool include_traces);
 
-// The arguments of torch.cuda.memory._record_memory_history. Throws ValueError for words that it does not know.
+// Takes the arguments of torch.cuda.memory._record_memory_history. Throws ValueError for unknown values.
 void start_memory_history(
     std::optional<std::string> enabled,
     std::optional<std::string> context,
@@ -21,10 +22,10 @@ void start_memory_history(
     bool clear_history,
     const std::vector<std::string>& skip_actions);
 
-// The frames where the allocation that starts at this address was made, or None where that was not recorded.
+// The frames of the allocation that starts at this address, or None if they were not recorded.
 pybind11::object allocation_traceback(uintptr_t address);
 
-// A text that is attached to whatever is recorded from now on.
+// Sets a text that is attached to all later entries of the history.
 void set_memory_metadata(const std::string& metadata);
 std::string memory_metadata();
 

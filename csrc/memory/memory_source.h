@@ -1,5 +1,4 @@
-// Where segments come from in place of the device's own memory: functions that a program gives, as torch.cuda's pluggable
-// allocators are.
+// A source of segments other than the device: functions of the program, like torch.cuda's pluggable allocators.
 #pragma once
 
 #include <sys/types.h>
@@ -7,7 +6,7 @@
 namespace backplane {
 
 struct MemorySource {
-  // `stream`: what torch.bp.Stream.bp_stream is. The first returns nullptr where there is no more memory.
+  // `stream`: the value of torch.bp.Stream.bp_stream. `allocate` returns nullptr if it is out of memory.
   void* (*allocate)(ssize_t bytes, int device, void* stream);
   void (*free)(void* memory, ssize_t bytes, int device, void* stream);
 };

@@ -1,8 +1,8 @@
-// The allocator of pinned host memory: PyTorch's own caching host allocator over page-aligned memory and bp events.
+// The allocator of pinned host memory: PyTorch's caching host allocator with page-aligned memory and bp events.
 //
-// Its blocks are pinned for the devices that can do so (Device::can_pin) and that the process uses: those in use when a
-// block is made, and others when they are first used. No device is called while a lock is held, be it PyTorch's: so a block
-// that is no longer needed is freed a little later, by whoever calls the allocator next.
+// Blocks are pinned for all devices that can pin (Device::can_pin) and are in use: when the block is created, or when
+// the device is first used. No device is called while a lock is held, including PyTorch's locks. Therefore blocks that
+// are no longer needed are freed by the next call of the allocator.
 #include <ATen/core/CachingHostAllocator.h>
 #include <Python.h>
 #include <c10/util/Exception.h>
@@ -27,32 +27,32 @@ namespace {
 
 constexpr size_t kPage = 4096;
 
-// Of what is allocated for so many bytes.
+// The size of an allocation for `size` bytes.
 size_t whole_pages(size_t size) {
   return (size + kPage - 1) / kPage * kPage;
 }
 
-// What unpin() of a device gets.
+// A device, and the argument of its unpin().
 using Pin = std::pair<Device*, void*>;
 
 struct Range {
   size_t size;
-  int being_pinned = 0; // by so many threads
-  bool is_freed = false; // meanwhile
+  int being_pinned = 0; // the number of threads that are pinning it
+  bool is_freed = false; // while it was being pinned
   std::vector<Pin> pins;
 };
 
-// The ranges that are pinned now, by their addresses.
+// The ranges that are currently pinned, by address.
 struct PinnedRanges {
   using Place = std::map<uintptr_t, Range>::iterator;
 
   std::shared_mutex lock; // not held while a device is called
   std::map<uintptr_t, Range> known;
-  std::vector<Device*> devices; // that pin and are used
-  std::vector<std::pair<void*, std::vector<Pin>>> leaving; // memory that is no longer needed
+  std::vector<Device*> devices; // in use and able to pin
+  std::vector<std::pair<void*, std::vector<Pin>>> leaving; // memory to be freed
   std::atomic<bool> any_leaving{false};
 
-  // Under the lock.
+  // The caller holds the lock.
   void leave(Place place) {
     leaving.emplace_back(reinterpret_cast<void*>(place->first), std::move(place->second.pins));
     known.erase(place);
@@ -73,7 +73,7 @@ PinnedRanges& pinned_ranges() {
   return *ranges;
 }
 
-// Takes the device's call, which may throw, of a range whose `being_pinned` counts the caller.
+// Pins a range whose `being_pinned` counts the caller. The device's call can throw.
 void pin(uintptr_t address, size_t size, Device& device) {
   void* handle = device.pin(reinterpret_cast<void*>(address), whole_pages(size));
   PinnedRanges& ranges = pinned_ranges();
@@ -81,7 +81,7 @@ void pin(uintptr_t address, size_t size, Device& device) {
   ranges.known.at(address).pins.emplace_back(&device, handle);
 }
 
-// The caller does no longer pin the range.
+// The caller has finished pinning the range.
 void end_pinning(uintptr_t address) {
   PinnedRanges& ranges = pinned_ranges();
   const std::unique_lock<std::shared_mutex> guard(ranges.lock);
@@ -91,7 +91,7 @@ void end_pinning(uintptr_t address) {
   }
 }
 
-// Gives back what is no longer needed. The caller holds no lock.
+// Unpins and frees the memory in `leaving`. The caller must not hold a lock.
 void free_leaving() {
   PinnedRanges& ranges = pinned_ranges();
   if (!ranges.any_leaving.load(std::memory_order_acquire) || inside_driver_call()) {
@@ -104,7 +104,7 @@ void free_leaving() {
     ranges.any_leaving = false;
   }
   for (const auto& [memory, pins] : leaving) {
-    // What is pinned stays, with its memory, where the process is ending; in a forked child it is the parent's.
+    // While the process exits, pinned memory is kept. In a forked child the pins are the parent's, but not the memory.
     const bool is_ending = !Py_IsInitialized() &&
         std::any_of(pins.begin(), pins.end(), [](const Pin& one) { return one.first->needs_gil(); });
     if (is_ending) {
@@ -119,8 +119,8 @@ void free_leaving() {
   }
 }
 
-// What a freed block waits for: an event, or where there is none, that the stream has nothing to do. There is none where
-// recording it failed, since a block is freed by destructors, and inside a call of a driver (driver_call.h says why).
+// What a freed block waits for: an event or, without one, an idle stream. There is no event inside a driver call
+// (driver_call.h), or if recording it failed: destructors free blocks, and cannot throw.
 struct OwnedEvent {
   c10::Stream stream;
   std::unique_ptr<Event, void (*)(Event*)> event{nullptr, [](Event* owned) { destroy_event(owned); }};
@@ -134,7 +134,7 @@ struct OwnedEvent {
       event.reset(record_event_unless_lost(nullptr, stream));
       without_event = false;
     } catch (const std::exception& error) {
-      TORCH_WARN("pinned memory that ", stream, " uses was freed, and meanwhile: ", error.what());
+      TORCH_WARN("error while freeing pinned memory in use by ", stream, ": ", error.what());
     }
   }
 
@@ -199,14 +199,14 @@ struct PinnedAllocatorImpl final : at::CachingHostAllocatorImpl<c10::Stream, Own
 
   void free_block(Block* block) override {
     stats_.host_free_time.increase(0);
-    PinnedRanges& ranges = pinned_ranges(); // PyTorch holds locks of its own: see the top
+    PinnedRanges& ranges = pinned_ranges(); // PyTorch holds its locks, so no device call here
     const std::unique_lock<std::shared_mutex> guard(ranges.lock);
     ranges.free(reinterpret_cast<uintptr_t>(block->ptr_));
   }
 
   void record_stream(std::optional<std::vector<OwnedEvent>>& events, c10::Stream stream) override {
-    // Without an event the block is never used again, which is what a transfer under way needs: where the stream is the
-    // parent process's, and where the process is ending.
+    // The stream is the parent process's, or the process is exiting. Without an event the block is never reused, which
+    // keeps pending transfers safe.
     if (in_bad_fork() || (device(stream.device_index()).needs_gil() && !Py_IsInitialized())) {
       return;
     }

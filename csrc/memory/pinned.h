@@ -9,11 +9,11 @@ namespace backplane {
 
 at::HostAllocator& pinned_allocator();
 
-// The device is used from now on: host memory that is pinned, and that will be, is pinned for it. Does nothing when it is
-// called again, and where the device pins none.
+// Called when the device is first used. Pins all current and future pinned memory for it. Does nothing if called again,
+// or if the device cannot pin memory.
 void pin_for(Device& device);
 
-// True for every address inside memory that the pinned allocator has handed out or keeps cached.
+// True for every address inside memory that the pinned allocator has allocated or keeps cached.
 bool is_pinned(const void* address);
 
 } // namespace backplane

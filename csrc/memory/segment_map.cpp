@@ -5,7 +5,7 @@
 namespace backplane {
 
 SegmentMap& segment_map() {
-  static auto* map = new SegmentMap(); // never destroyed: tensors may be freed while the process exits
+  static auto* map = new SegmentMap(); // never destroyed: tensors can be freed while the process exits
   return *map;
 }
 
@@ -28,7 +28,7 @@ void SegmentMap::add(Segment* segment, char* address, size_t size) {
       "; addresses must be below 2^48");
   std::lock_guard<std::mutex> guard(mutex_);
   segment->version.fetch_add(1, std::memory_order_relaxed);
-  // Released, so that who reads one of these sees the odd version, too.
+  // Release order: a thread that reads one of these also sees the odd version.
   segment->address.store(address, std::memory_order_release);
   segment->size.store(size, std::memory_order_release);
   segment->version.fetch_add(1, std::memory_order_release);

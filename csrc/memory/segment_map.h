@@ -1,7 +1,8 @@
-// From any address inside a segment of any device to that segment, without a lock.
+// Maps any address inside a segment of any device to that segment, without a lock.
 //
-// Addresses are looked up by 2 MiB page. Segments are at least that long, so at most two of them meet in one page. Reads
-// may race with changes of the *other* segment in a page; each segment's version (odd while it changes) tells.
+// Addresses are looked up by 2 MiB page. Segments are at least that long, so a page overlaps at most two of them. A
+// read can race with a change of the *other* segment in a page; a segment's version (odd while it changes) reveals
+// that.
 #pragma once
 
 #include "memory/allocator_blocks.h"
@@ -12,9 +13,9 @@ namespace backplane {
 
 class SegmentMap {
  public:
-  // Publishes a segment: sets its range and makes it findable. Throws for an address of more than 48 bits.
+  // Publishes a segment: sets its range, so that find() returns it. Throws for an address of more than 48 bits.
   void add(Segment* segment, char* address, size_t size);
-  // Makes it unfindable; its range stays readable until it is added again.
+  // Hides a segment from find(). Its range stays readable until it is added again.
   void remove(Segment* segment);
   Segment* find(const void* pointer) const noexcept;
 

@@ -12,7 +12,7 @@ namespace {
 
 struct Table {
   std::mutex lock;
-  std::map<uint64_t, std::shared_ptr<Capture>> captures; // under way, by their number
+  std::map<uint64_t, std::shared_ptr<Capture>> captures; // active captures, by number
   uint64_t next = 1;
 };
 
@@ -27,7 +27,7 @@ uint64_t next_number() {
 }
 
 constexpr const char* kOver =
-    "the event was recorded while a graph was being captured, which is over: nothing can wait for it now";
+    "the event was recorded during a graph capture that has ended, so nothing can wait for it";
 
 std::string name_of(c10::Stream stream) {
   return c10::str("stream ", stream.id(), " of bp:", static_cast<int>(stream.device_index()));
@@ -42,7 +42,7 @@ Capture::Capture(c10::Stream stream, CaptureMode mode)
 
 std::shared_ptr<Capture> Capture::begin(c10::Stream stream, CaptureMode mode) {
   TORCH_CHECK(
-      of(stream) == nullptr, name_of(stream), " is being captured already: captures cannot be nested");
+      of(stream) == nullptr, name_of(stream), " is already being captured: captures cannot be nested");
   std::shared_ptr<Capture> capture(new Capture(stream, mode));
   std::lock_guard<std::mutex> guard(table().lock);
   table().captures.emplace(capture->number_, capture);
@@ -57,14 +57,14 @@ CapturedGraph Capture::end() {
     under_way_ -= 1;
   }
   std::lock_guard<std::mutex> guard(lock_);
-  TORCH_CHECK(failure_.empty(), "there is no graph, since its capture failed: ", failure_);
+  TORCH_CHECK(failure_.empty(), "no graph was captured because the capture failed: ", failure_);
   auto& waited_for = streams_[origin_.id()].seen;
   for (const auto& [id, state] : streams_) {
     if (id != origin_.id()) {
       TORCH_CHECK(
           waited_for[id] == state.nodes.size(),
-          "there is no graph, since stream ", id, " joined the capture, and stream ", origin_.id(),
-          ", on which it began, has not waited for all of its work");
+          "no graph was captured because stream ", id, " joined the capture, but stream ", origin_.id(),
+          ", on which the capture began, has not waited for all of its work");
     }
   }
   return std::move(graph_);

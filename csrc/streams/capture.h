@@ -1,8 +1,8 @@
-// The commands that streams receive while a graph is being captured. They are stored here, and not executed.
+// Graph capture: stores the commands that are submitted to the captured streams instead of executing them.
 //
-// A capture begins on one stream. Another stream joins it by waiting for an event that was recorded in it, and must be waited for
-// in turn before the capture ends. The order of submission is one in which the commands can be executed, so a graph is a list
-// of commands with dependencies.
+// A capture begins on one stream. Another stream joins by waiting for an event that was recorded in the capture, and
+// the first stream must wait for it before the capture ends. A graph is a list of commands with dependencies. The list
+// is in the order of submission, in which the commands can be executed.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -23,14 +23,14 @@
 
 namespace backplane {
 
-// Who may wait for the device while a graph is captured on one of its streams: no thread, any but the one that captures, or
-// any (then only for streams that are not captured).
+// Which threads can wait for the device while a graph is captured on one of its streams. Global: none. ThreadLocal: all
+// but the capturing thread. Relaxed: all, but only for streams that are not captured.
 enum class CaptureMode : uint8_t { Global, ThreadLocal, Relaxed };
 
-// How far a stream had come when an event was recorded on it.
+// The position of a stream when an event was recorded on it.
 struct CapturedPoint {
-  uint64_t capture; // its number
-  std::map<c10::StreamId, size_t> seen; // of each stream, how many pieces of its work come before
+  uint64_t capture; // the capture's number
+  std::map<c10::StreamId, size_t> seen; // the number of commands of each stream that come before
 };
 
 // A number of a command that differs in each replay: a generator's seed, or its offset.
@@ -39,70 +39,71 @@ struct RandomNumber {
   c10::ScalarType dtype;
   uint32_t generator; // index into CapturedGraph::generators
   bool is_offset;
-  uint64_t beyond; // how far the offset is beyond the generator's at the replay
+  uint64_t beyond; // is added to the generator's offset at the replay
 };
 
 struct CapturedNode {
   std::string operator_name;
   c10::StreamId stream;
-  std::vector<size_t> after; // the nodes that this one depends on, without those that they depend on
+  std::vector<size_t> after; // the nodes that this one directly depends on
   StoredCommand command;
   std::vector<RandomNumber> random;
-  c10::Storage pinned; // the host's side of a copy, if there is one
+  c10::Storage pinned; // the host memory of a copy, if any
 };
 
 struct CapturedGenerator {
   at::Generator generator;
-  uint64_t used; // by how much its offset moves on with each replay
+  uint64_t used; // each replay advances the offset by this
 };
 
 struct CapturedGraph {
   std::vector<CapturedNode> nodes;
   std::vector<CapturedGenerator> generators;
-  std::vector<std::shared_ptr<const void>> held; // as long as it may be replayed
+  std::vector<std::shared_ptr<const void>> held; // kept alive while the graph can be replayed
   bool reports_errors = false; // see device_errors.h
 };
 
 class Capture {
  public:
-  // Throws where the stream is being captured already.
+  // Throws if the stream is already being captured.
   static std::shared_ptr<Capture> begin(c10::Stream stream, CaptureMode mode);
-  // What was captured; the streams are as they were before. Throws why there is no graph: something could not be captured, or
-  // a stream that joined was not waited for.
+  // Ends the capture and returns the graph. Throws if something could not be captured, or if a stream that joined was
+  // not waited for. The streams leave the capture in any case.
   CapturedGraph end();
 
-  // From 1, another one for each.
+  // Unique; starts at 1.
   uint64_t number() const {
     return number_;
   }
-  // The capture that the stream is in; mostly none.
+  // The capture that contains the stream; usually nullptr.
   static std::shared_ptr<Capture> of(c10::Stream stream) {
     return under_way_.load(std::memory_order_relaxed) == 0 ? nullptr : find(stream);
   }
-  // One that does not let this thread wait for the device's streams; mostly none.
+  // A capture that forbids this thread to wait for the device's streams; usually nullptr.
   static std::shared_ptr<Capture> forbidding(c10::DeviceIndex device) {
     return under_way_.load(std::memory_order_relaxed) == 0 ? nullptr : find_forbidding(device);
   }
 
-  // A command for a stream that is in this capture.
+  // Adds a command for a stream in this capture.
   void add(
       c10::Stream stream, const Command& command, c10::ArrayRef<RandomNumber> random, const c10::Storage& pinned);
-  // Launches may report errors, which replays have to look for.
+  // Notes that launches can report errors, for which replays must check.
   void note_reporting();
-  // Keeps what the work needs.
+  // Keeps an object alive that commands need.
   void hold(std::shared_ptr<const void> needed);
-  // Index of the generator, and how far beyond its offset the next `count` numbers begin.
+  // Reserves `count` numbers. Returns the index of the generator, and where they begin relative to its offset.
   std::pair<uint32_t, uint64_t> take_random(const at::Generator& generator, uint64_t count);
 
   // Events.
   std::shared_ptr<const CapturedPoint> point(c10::Stream stream);
-  // The stream waits for the point: it joins, if it was in no capture. Throws where the point's capture is over.
+  // Makes the stream wait for the point. It joins the capture if it is in none. Throws if the point's capture has
+  // ended.
   static void wait(const CapturedPoint& point, c10::Stream stream);
   bool contains(c10::Stream stream);
 
-  // Throws that the operator under way cannot be captured, and why. The capture has failed: it says so when it ends.
+  // Throws that the current operator cannot be captured, and why. The capture fails, so end() throws, too.
   [[noreturn]] void refuse(const std::string& why);
-  // The same, of the capture that a point is of, which may be over.
+  // The same for the capture of a point. Throws another error if it has ended.
   [[noreturn]] static void refuse(const CapturedPoint& point, const std::string& why);
 
  private:
@@ -117,13 +118,13 @@ class Capture {
   const CaptureMode mode_;
   const std::thread::id thread_;
 
-  std::mutex lock_; // of what follows; threads of autograd give work, too
+  std::mutex lock_; // guards the members below: autograd threads submit commands, too
   struct StreamState {
-    std::map<c10::StreamId, size_t> seen; // of each stream, how many pieces of its work come before the next one here
-    std::map<c10::StreamId, size_t> seen_before; // the last one here
-    std::vector<size_t> nodes; // that were given to this stream
+    std::map<c10::StreamId, size_t> seen; // commands of each stream that come before the next one here
+    std::map<c10::StreamId, size_t> seen_before; // like `seen`, for the last one here
+    std::vector<size_t> nodes; // of this stream
   };
-  std::map<c10::StreamId, StreamState> streams_; // that are in it
+  std::map<c10::StreamId, StreamState> streams_; // the streams in this capture
   CapturedGraph graph_;
   std::string failure_;
 

@@ -16,10 +16,10 @@ namespace backplane {
 namespace {
 
 struct Watched {
-  std::mutex lock; // of `streams`; not held while the device is called
-  std::vector<c10::StreamId> streams; // with launches that were not checked yet
-  std::vector<std::pair<c10::StreamId, std::exception_ptr>> reported; // by the host, see report_error
-  std::atomic<bool> any{false}; // one of the two is not empty
+  std::mutex lock; // guards `streams` and `reported`; not held while the device is called
+  std::vector<c10::StreamId> streams; // with unchecked launches
+  std::vector<std::pair<c10::StreamId, std::exception_ptr>> reported; // by report_error
+  std::atomic<bool> any{false}; // `streams` or `reported` is not empty
   std::optional<at::Tensor> words; // set once
   ReadWords read;
 };
@@ -29,13 +29,13 @@ Watched& watched(c10::DeviceIndex index) {
   return (*all)[index];
 }
 
-void update(Watched& device_words) { // under the lock
+void update(Watched& device_words) { // the caller holds the lock
   device_words.any.store(
       !device_words.streams.empty() || !device_words.reported.empty(), std::memory_order_release);
 }
 
-// The words behind what the stream has to do, which are cleared; empty if nothing was written down. It throws only what
-// the device fails with.
+// Reads the words after all work of the stream, and clears them. Returns an empty vector if there is no error. Throws
+// only failures of the device.
 std::vector<int32_t> take_words(const at::Tensor& words, c10::Stream stream) {
   Device& owner = device(stream.device_index());
   const StreamHandle handle = stream_handle(stream);
@@ -61,7 +61,7 @@ std::vector<int32_t> take_words(const at::Tensor& words, c10::Stream stream) {
 
 void watch_error_words(const at::Tensor& words, ReadWords read) {
   Watched& device_words = watched(words.device().index());
-  TORCH_CHECK(!device_words.words.has_value(), "the error words of ", words.device(), " are set already");
+  TORCH_CHECK(!device_words.words.has_value(), "the error words of ", words.device(), " are already set");
   device_words.read = std::move(read);
   device_words.words = words;
 }
@@ -99,7 +99,8 @@ namespace {
   TORCH_CHECK(false, error.text);
 }
 
-// Takes what is known of one stream, or of all (nullopt), and throws it. `checked_on`: where the words are read.
+// Throws the first error of one stream, or of all (nullopt), and clears them. `checked_on` is the stream that reads the
+// words.
 void throw_errors(Watched& device_words, std::optional<c10::StreamId> only, c10::Stream checked_on) {
   std::vector<c10::StreamId> launched;
   std::vector<std::pair<c10::StreamId, std::exception_ptr>> reported;
@@ -119,7 +120,7 @@ void throw_errors(Watched& device_words, std::optional<c10::StreamId> only, c10:
     if (!launched.empty()) {
       found = take_words(*device_words.words, checked_on);
     }
-  } catch (const std::exception&) { // nobody has been told yet
+  } catch (const std::exception&) { // the errors were not thrown: restore them
     std::lock_guard<std::mutex> guard(device_words.lock);
     device_words.streams.insert(device_words.streams.end(), launched.begin(), launched.end());
     device_words.reported.insert(device_words.reported.begin(), reported.begin(), reported.end());
@@ -130,7 +131,7 @@ void throw_errors(Watched& device_words, std::optional<c10::StreamId> only, c10:
     throw_error(device_words.read(found));
   }
   if (!reported.empty()) {
-    std::rethrow_exception(reported.front().second); // the first: what follows may be its consequence
+    std::rethrow_exception(reported.front().second); // later errors can be consequences of the first
   }
 }
 

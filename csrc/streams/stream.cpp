@@ -17,24 +17,25 @@
 namespace backplane {
 namespace {
 
-constexpr c10::StreamId kMostStreams = 1 + 2 * kStreamsPerPool + kBranchStreams + kMostExternalStreams; // per device, with the default one
+// Per device, with the default stream.
+constexpr c10::StreamId kMostStreams = 1 + 2 * kStreamsPerPool + kBranchStreams + kMostExternalStreams;
 
 struct Entry {
   StreamHandle handle;
   int priority;
 };
 
-// The streams of one device. Entries are added under the lock and read without it; none is ever removed. The lock is
-// never held while the device is called: that may run Python, and a thread with the GIL may be waiting for the lock.
+// The streams of one device. Entries are added under the lock, read without it, and never removed. The lock is not held
+// while the device is called: the call can run Python, and a thread with the GIL can be waiting for the lock.
 struct Streams {
   std::mutex lock;
   std::array<std::atomic<const Entry*>, kMostStreams> entries{};
   std::atomic<c10::StreamId> size{1}; // id 0, the default stream, always exists
-  // Per priority (least, greatest): the ids made so far, and how many have been handed out.
+  // Per priority (least, greatest): the ids created so far, and how many have been handed out.
   std::array<std::vector<c10::StreamId>, 2> pools;
   std::array<size_t, 2> handed_out{};
   std::vector<c10::StreamId> branches; // of graphs
-  int adopted = 0; // streams around others' queues
+  int adopted = 0; // the number of streams around external queues
 };
 
 Streams& streams_of(c10::DeviceIndex index) {
@@ -56,7 +57,7 @@ c10::StreamId append(Streams& streams, StreamHandle handle, int priority) {
 }
 
 const Entry& entry_of(c10::Stream stream) {
-  TORCH_CHECK(stream.device_type() == c10::kPrivateUse1, "expected a stream of a bp device, and got ", stream);
+  TORCH_CHECK(stream.device_type() == c10::kPrivateUse1, "expected a stream of a bp device, but got ", stream);
   const auto index = checked_index(stream.device_index());
   Streams& streams = streams_of(index);
   const auto id = stream.id();
@@ -93,7 +94,7 @@ c10::Stream current_stream(c10::DeviceIndex index) {
 }
 
 c10::Stream exchange_current_stream(c10::Stream stream) {
-  entry_of(stream); // throws for a foreign or unknown stream
+  entry_of(stream); // throws for an unknown stream or another device type
   auto& id = current_ids[stream.device_index()];
   const auto previous = make(stream.device_index(), id);
   id = stream.id();
@@ -102,7 +103,7 @@ c10::Stream exchange_current_stream(c10::Stream stream) {
 
 c10::Stream pool_stream(c10::DeviceIndex index, int priority) {
   index = checked_index(index);
-  const size_t pool = priority < kLeastPriority ? 1 : 0; // out-of-range priorities are clamped, as torch.cuda does
+  const size_t pool = priority < kLeastPriority ? 1 : 0; // out-of-range priorities are clamped, as in torch.cuda
   Streams& streams = streams_of(index);
   {
     std::lock_guard<std::mutex> guard(streams.lock);
@@ -123,7 +124,7 @@ c10::Stream pool_stream(c10::DeviceIndex index, int priority) {
     return make(index, ids.back());
   }
   guard.unlock();
-  owner.destroy_stream(handle); // other threads filled it meanwhile
+  owner.destroy_stream(handle); // other threads have filled the pool meanwhile
   return make(index, ids[slot]);
 }
 
@@ -144,7 +145,7 @@ c10::Stream branch_stream(c10::DeviceIndex index, int number) {
       streams.branches.push_back(append(streams, handle, kLeastPriority));
     } else {
       guard.unlock();
-      device(index).destroy_stream(handle); // other threads have made all there may be
+      device(index).destroy_stream(handle); // other threads have created all branch streams
     }
   }
 }
@@ -184,18 +185,18 @@ std::optional<c10::Stream> external_stream(c10::DeviceIndex index, void* number)
   owner.destroy_stream(handle);
   TORCH_CHECK(
       false, "bp:", static_cast<int>(index), " has ", kMostExternalStreams,
-      " external streams, which are all there may be: use those that were made before");
+      " external streams, which is the maximum: reuse existing ones");
 }
 
 uintptr_t native_handle(c10::Stream stream) {
   const StreamHandle handle = stream_handle(stream);
-  const GilReleased released; // kernels may have to be built first
+  const GilReleased released; // the call can wait for kernel builds
   return device(stream.device_index()).native_handle(handle);
 }
 
 StreamHandle stream_handle(c10::Stream stream) {
   if (const auto capture = Capture::of(stream); C10_UNLIKELY(capture != nullptr)) {
-    capture->refuse("it gives work to the device that cannot be repeated");
+    capture->refuse("it submits work that cannot be replayed");
   }
   return entry_of(stream).handle;
 }
@@ -210,7 +211,7 @@ int stream_priority(c10::Stream stream) {
 
 bool query_stream(c10::Stream stream) {
   if (const auto capture = Capture::of(stream); C10_UNLIKELY(capture != nullptr)) {
-    capture->refuse("it asks whether the stream that is captured has done its work");
+    capture->refuse("it queries the stream that is being captured");
   }
   Device& owner = device(stream.device_index());
   DeviceCall call(owner);
@@ -224,7 +225,7 @@ bool query_stream(c10::Stream stream) {
 void synchronize_stream(c10::Stream stream) {
   note_not_replayable("it uses streams or events");
   if (const auto capture = Capture::of(stream); C10_UNLIKELY(capture != nullptr)) {
-    capture->refuse("it waits for the stream that is captured");
+    capture->refuse("it waits for the stream that is being captured");
   }
   Device& owner = device(stream.device_index());
   ErrorCheck check(stream);
@@ -241,7 +242,7 @@ void synchronize_device(c10::DeviceIndex index) {
   note_not_replayable("it uses streams or events");
   index = checked_index(index);
   if (const auto capture = Capture::forbidding(index); C10_UNLIKELY(capture != nullptr)) {
-    capture->refuse("it waits for the device, on one of whose streams a graph is being captured");
+    capture->refuse("it waits for the device while a graph is being captured on one of its streams");
   }
   Device& owner = device(index);
   Streams& streams = streams_of(index);
@@ -277,7 +278,7 @@ Event* record_event(Event* event, c10::Stream stream, bool timing) {
     event->captured = capture->point(stream);
   } else {
     owner.submit(EventRecord{event->handle}, stream_handle(stream));
-    if (event->captured != nullptr) { // the allocator's, none of which is captured, may be asked for by another thread now
+    if (event->captured != nullptr) { // no write otherwise: other threads can already query an allocator's event
       event->captured = nullptr;
     }
   }
@@ -297,7 +298,7 @@ void block_stream(const Event* event, c10::Stream stream) {
     return;
   }
   if (const auto capture = Capture::of(stream); C10_UNLIKELY(capture != nullptr)) {
-    capture->refuse("it lets the stream that is captured wait for an event that was recorded outside of the capture");
+    capture->refuse("it makes the captured stream wait for an event that was recorded outside of the capture");
   }
   const StreamHandle handle = stream_handle(stream);
   Device& owner = device(event->device);
@@ -311,10 +312,10 @@ void block_stream(const Event* event, c10::Stream stream) {
 
 namespace {
 
-// For the host there is nothing to wait for: the work has not been given to the device.
+// The host cannot wait for captured work: it has not been submitted to the device.
 void check_not_captured(const Event& event) {
   if (C10_UNLIKELY(event.captured != nullptr)) {
-    Capture::refuse(*event.captured, "it asks on the host for an event of the capture");
+    Capture::refuse(*event.captured, "it queries or waits for an event of the capture on the host");
   }
 }
 
@@ -345,7 +346,7 @@ void synchronize_event(const Event* event) {
 
 namespace {
 
-// What `function` returns; `otherwise` where the device is lost, or found to be.
+// Returns function(), or `otherwise` if the device is lost before or during the call.
 template <typename Function, typename Result>
 Result unless_lost(const Device& device, const Function& function, Result otherwise) {
   try {
@@ -408,7 +409,7 @@ void destroy_event(Event* event) noexcept {
       Device& owner = device(event->device);
       owner.destroy_event(event->handle);
     } catch (const std::exception&) {
-      // A destructor cannot report it; the driver's own error state will at its next call.
+      // A destructor cannot throw; the driver reports its error state at its next call.
     }
   }
   delete event;

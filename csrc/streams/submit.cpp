@@ -16,7 +16,7 @@
 namespace backplane {
 namespace {
 
-// A host function whose errors go to the stream, and which does not begin once the process ends.
+// A host function that reports its exceptions to the stream, and does not start while the process exits.
 class Guarded final : public HostFunction {
  public:
   Guarded(std::shared_ptr<const HostFunction> function, c10::Stream stream)
@@ -28,7 +28,7 @@ class Guarded final : public HostFunction {
       return;
     }
     try {
-      at::init_num_threads(); // the thread may be the driver's: PyTorch's kernels use as many threads in it as the program wants
+      at::init_num_threads(); // applies torch.set_num_threads() in a driver's thread, too
       if (is_operator()) {
         function_->run(memory, numbers);
       } else {

@@ -1,4 +1,5 @@
-// The way by which commands enter a stream: captured while the stream is being captured, else profiled and given to the device.
+// Submits commands to a stream. If it is being captured, they are added to the capture; else they are profiled and
+// submitted to the device.
 #pragma once
 
 #include <c10/core/Storage.h>
@@ -16,7 +17,7 @@ class Submitter {
  public:
   explicit Submitter(c10::Stream stream);
 
-  // `random` and `pinned` matter to a capture alone: numbers that differ in each replay, and the pinned memory of a copy.
+  // Only captures use `random` and `pinned`: numbers that differ in each replay, and the pinned memory of a copy.
   void submit(
       const Command& command, c10::ArrayRef<RandomNumber> random = {}, const c10::Storage& pinned = {}) const;
 
@@ -26,20 +27,21 @@ class Submitter {
 
  private:
   const c10::Stream stream_;
-  const std::shared_ptr<Capture> capture_; // null: the stream is not being captured
+  const std::shared_ptr<Capture> capture_; // nullptr: the stream is not being captured
   const StreamHandle queue_;
 };
 
-// Once, on any stream.
+// Submits one command.
 inline void submit(c10::Stream stream, const Command& command) {
   Submitter(stream).submit(command);
 }
 
-// The function, whose exceptions go to the stream's next synchronization, and which is not called once the process ends.
+// Wraps the function: the stream's next synchronization throws its exceptions, and it does not run while the process
+// exits.
 std::shared_ptr<const HostFunction> guarded(std::shared_ptr<const HostFunction> function, c10::Stream stream);
 
-// Gives the command to the device now. `queue` is the stream's. What a host callback throws is thrown by the stream's next
-// synchronization (streams/device_errors.h).
+// Submits the command to the device, without capture. `queue` is the stream's queue. The stream's next synchronization
+// throws exceptions of host callbacks (streams/device_errors.h).
 void submit_now(c10::Stream stream, StreamHandle queue, const Command& command);
 
 } // namespace backplane

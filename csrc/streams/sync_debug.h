@@ -1,4 +1,4 @@
-// torch.bp.set_sync_debug_mode: telling which operators make the host wait for a device.
+// torch.bp.set_sync_debug_mode: reports the operators that make the host wait for a device.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@ enum class SyncDebugMode : uint8_t { Off, Warn, Error };
 void set_sync_debug_mode(SyncDebugMode mode);
 SyncDebugMode sync_debug_mode();
 
-// To be called before the host waits, and before the device is given what it waits for. Warns or throws in these modes, naming
-// the operator that this thread runs.
+// Must be called before the host waits, and before the work that it waits for is submitted. In the modes Warn and Error
+// it warns or throws, and names the operator that this thread runs.
 void note_synchronization();
 
 } // namespace backplane

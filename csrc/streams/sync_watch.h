@@ -1,4 +1,4 @@
-// Whoever follows which work waits for which: the sanitizer of streams (torch_backplane/testing/sanitizer.py).
+// Observes which work waits for which, for the stream sanitizer (torch_backplane/testing/sanitizer.py).
 #pragma once
 
 #include <c10/core/Stream.h>
@@ -15,13 +15,13 @@ class SyncWatch {
 
   virtual void recorded(const Event* event, c10::Stream stream) = 0;
   virtual void waits(c10::Stream stream, const Event* event) = 0;
-  // The host has waited for it, or has been told that it is reached.
+  // The host has waited for the event, or has queried it and found it completed.
   virtual void host_passed(const Event* event) = 0;
-  virtual void host_passed(c10::Stream stream) = 0; // all that it was given
-  virtual void host_passed(c10::DeviceIndex device) = 0; // … that the device was given
+  virtual void host_passed(c10::Stream stream) = 0; // all its work
+  virtual void host_passed(c10::DeviceIndex device) = 0; // all its work
   virtual void destroyed(const Event* event) = 0;
 
-  // nullptr: nobody does. It is kept for good by who sets it: other threads may be at it.
+  // nullptr: none. A watch must never be destroyed after set_active(), since other threads can be using it.
   static SyncWatch* active() noexcept {
     return active_.load(std::memory_order_acquire);
   }
@@ -29,8 +29,8 @@ class SyncWatch {
     active_.store(watch, std::memory_order_release);
   }
 
-  // While it lives, this thread waits for nothing that the watch is told of: where it is by our own way of running an operator
-  // that the host waits, and not by what the program asked for.
+  // Hides this thread's waits from the watch during its lifetime: waits that are due to the implementation of an
+  // operator, not to a request of the program.
   class Unseen {
    public:
     Unseen() noexcept {

@@ -72,7 +72,7 @@ def test_operators_leave_what_they_read_shared() -> None:
             f"{op.full_name}: {name} {reason}"
             for name, one in plans.stats().items()
             for reason in one["reasons"]
-            if "shared lazily" in reason
+            if "copy-on-write" in reason
         ]
     assert not wrong, "\n".join(wrong)
 
