@@ -93,9 +93,9 @@ class Build(BuildExtension.with_options(use_ninja=True)):  # type: ignore[misc]
 def sources() -> list[str]:
     """The files to compile, relative to ROOT: one for each folder of csrc, which includes the folder's files.
 
-    Most of the time to compile a file goes into PyTorch's headers, so this builds in a third of the time. With
-    TORCH_BACKPLANE_UNITY=0, and with sanitizers, each file is compiled by itself: rebuilds after small changes take less
-    time, and missing includes show.
+    PyTorch's headers take most of the time to compile a file, so this takes a third of the time. With
+    TORCH_BACKPLANE_UNITY=0, and with sanitizers, each file is compiled by itself: rebuilds after small changes are
+    faster, and missing includes are found.
     """
     files = sorted(path.relative_to(ROOT) for path in ROOT.glob("csrc/**/*.cpp"))
     if SANITIZER or os.environ.get("TORCH_BACKPLANE_UNITY") == "0":
