@@ -536,7 +536,7 @@ assert x.tolist() == [1.0] * 8
 """)
     assert printed == [
         "RuntimeError: the kernel add_one of test::add_one could not be loaded for Offering accelerator: "
-        "NotImplementedError: OfferingDevice has no load() method, so that it takes no binaries"
+        "NotImplementedError: OfferingDevice does not implement load(), so it cannot load binaries"
     ]
 
 
