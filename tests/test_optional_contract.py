@@ -266,8 +266,8 @@ assert (y[3:] + 1).tolist() == list(range(4, 11)) and driver.counted("offsets") 
 PROPERTIES = {
     "address_space='gpu'": "address_space is 'gpu', and must be one of synthetic, host, device",
     "address_space=None": "address_space is None, and must be one of synthetic, host, device",
-    "address_space='device'": "has the address space 'device', and has no address() method",
-    "dlpack_device=(2, 0)": "has a dlpack_device, and its synthetic addresses mean nothing to others",
+    "address_space='device'": "has the address space 'device' but no address() method",
+    "dlpack_device=(2, 0)": "has a dlpack_device, but other libraries cannot use its synthetic addresses",
     "dlpack_device=2": "dlpack_device is 2, and must be a pair (type, id) of whole numbers",
 }
 

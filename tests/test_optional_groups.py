@@ -471,12 +471,12 @@ check()
 @pytest.mark.parametrize(
     ("hands_over", "without", "message"),
     [
-        ("EVENTS INTERPROCESS", "import_event", "memory and events of other processes of c also need import_event"),
-        ("GRAPHS", "graph_update", "NativeLauncher.functions has graph_create, graph_launch, graph_destroy; graphs of "
-         "c also need graph_update"),
-        ("CROSS_DEVICE_WAITS", "", "has wait_peer_event; waits for events of another device of c also need the "
+        ("EVENTS INTERPROCESS", "import_event", "memory and events of other processes also need import_event"),
+        ("GRAPHS", "graph_update", "NativeLauncher.functions has graph_create, graph_launch, graph_destroy; graphs "
+         "also need graph_update"),
+        ("CROSS_DEVICE_WAITS", "", "has wait_peer_event; waits for events of another device also need the "
          "functions of events: create_event, destroy_event, "),
-        ("INTERPROCESS", "", "import_event; memory and events of other processes of c also need the functions of "
+        ("INTERPROCESS", "", "import_event; memory and events of other processes also need the functions of "
          "events"),
     ],
 )  # fmt: skip
@@ -503,5 +503,5 @@ def test_a_driver_that_has_functions_for_peers_names_them(
     settings = {"TORCH_BACKPLANE_DRIVERS": "queued", "QUEUED_C_HANDS_OVER": f"EVENTS {group}"}
     result = forked.run("import torch; print(torch.bp.device_count())", tmp_path, **settings)
     assert result.stdout == "0\n"
-    text = f"QueuedDevice.native_launcher has functions for {purpose}, and there is no {method}()"
+    text = f"QueuedDevice.native_launcher has functions for {purpose}, but there is no {method}()"
     assert text in result.stderr
