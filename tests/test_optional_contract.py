@@ -488,9 +488,9 @@ for number in (other.int_ptr, external.bp_stream + 8, 12345, 2**64 - 8):
 print(raised(lambda: torch.bp.ExternalStream(0)))
 assert (x + 1).sum().item() == 2000
 """)
-    assert printed[0].startswith(" is of another context than ")
-    assert "make it in torch.bp.native_context()" in printed[0]
-    assert all(line.startswith(" is no command queue of the platform of ") for line in printed[1:4])
+    assert printed[0].startswith(" does not belong to the context of ")
+    assert "create it in torch.bp.native_context()" in printed[0]
+    assert all(line.startswith(" is not a command queue of the platform of ") for line in printed[1:4])
     assert printed[4].startswith("RuntimeError: an external stream is made from the bp_stream of a stream of bp:0")
 
 
