@@ -153,7 +153,9 @@ for _ in range(2):
     del x
 """
     source = MINIMAL.replace("1 << 26", "1 << 26, largest_allocation=20 << 20")
-    refused = "bp out of memory. Tried to allocate 27262976 bytes, and Minimal has no more than 20971520 in one piece"
+    refused = (
+        "bp out of memory. Tried to allocate 27262976 bytes, but Minimal allocates at most 20971520 bytes at a time"
+    )
     assert succeeds(run(code, source)).splitlines() == [refused] * 2
 
 

@@ -151,12 +151,12 @@ assert driver.called("copy_in") == before[0] + 1
 FAILURES = {
     "copy_in": ("x.copy_(torch.ones(4))", "copying 16 bytes to it"),
     "copy_out": ("x.cpu()", "copying 16 bytes from it"),
-    "create_event": ("torch.bp.Event().record()", "making an event"),
+    "create_event": ("torch.bp.Event().record()", "creating an event"),
     "record_event": ("event.record()", "recording an event"),
     "wait_event": ("torch.bp.current_stream().wait_event(event)", "making a stream wait for an event"),
-    "query_event": ("event.query()", "asked for an event"),
+    "query_event": ("event.query()", "querying an event"),
     "synchronize_event": ("event.synchronize()", "waiting for an event"),
-    "elapsed": ("start.elapsed_time(event)", "asked for the time between events"),
+    "elapsed": ("start.elapsed_time(event)", "measuring the time between events"),
 }
 
 
@@ -293,9 +293,9 @@ OPENCL_FAILURES = {
     "clEnqueueReadBuffer": ("x.cpu()", "copying 16 bytes from it"),
     "clEnqueueMarkerWithWaitList": ("event.record()", "recording an event"),
     "clEnqueueBarrierWithWaitList": FAILURES["wait_event"],
-    "clGetEventInfo": ("event.query()", "asked for an event"),
+    "clGetEventInfo": ("event.query()", "querying an event"),
     "clWaitForEvents": ("event.synchronize()", "waiting for an event"),
-    "clGetEventProfilingInfo": ("start.elapsed_time(event)", "asked for the time between events"),
+    "clGetEventProfilingInfo": ("start.elapsed_time(event)", "measuring the time between events"),
 }
 
 

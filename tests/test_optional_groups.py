@@ -95,7 +95,7 @@ print(raised(lambda: on_host(x, 3).cpu()))
 driver.answer("host_callback", 0)
 torch.testing.assert_close(on_host(x, 3).cpu(), expected)
 """, "COPIES EVENTS HOST_CALLBACKS", QUEUED_C_HOST_ACCESSIBLE="1")  # fmt: skip
-    told = "failed while calling a function of the host: host_callback answered 7"
+    told = "failed while submitting a host callback: host_callback answered 7"
     assert printed == f"AcceleratorError: bp:0 (Queued C accelerator) {told}\n"
 
 
@@ -273,7 +273,7 @@ driver.library().unlink_all()
     where = "AcceleratorError: bp:0 (Queued C accelerator) failed while"
     assert printed == [
         "RuntimeError: only events that are made with interprocess=True have an ipc_handle()",
-        "RuntimeError: other processes cannot have this event: it was first recorded by another method than "
+        "RuntimeError: this event cannot be shared with other processes: it was first recorded by another method than "
         "torch.bp.Event.record() or torch.bp.Stream.record_event()",
         "ValueError: events that are shared between processes measure no time: enable_timing must be False",
         "ValueError: a handle has 64 bytes, and this one 5",
@@ -451,7 +451,7 @@ check()
 """, OFFERED)  # fmt: skip
     assert printed.splitlines() == [
         f"AcceleratorError: bp:0 (Queued C accelerator) failed while {doing} a graph: graph_{name} answered 7"
-        for name, doing in (("update", "launching"), ("launch", "launching"), ("create", "making"))
+        for name, doing in (("update", "launching"), ("launch", "launching"), ("create", "creating"))
     ]
 
 
