@@ -100,8 +100,9 @@ void execute(const Command& command) {
       command);
 }
 
-// An in-order queue of commands. If it is empty, the submitting thread executes a command immediately. Commands behind a
-// slow one, and all commands of asynchronous host devices, execute in the queue's own thread, which starts on first use.
+// An in-order queue of commands. If it is empty, the submitting thread executes a command immediately. Commands behind
+// a slow one, and all commands of asynchronous host devices, execute in the queue's own thread, which starts on first
+// use.
 class HostQueue {
  public:
   HostQueue() {
@@ -244,7 +245,8 @@ class HostDevice final : public Device {
     return address;
   }
 
-  // Pending commands can still use the memory. It is unmapped when all busy streams have executed their current commands.
+  // Pending commands can still use the memory. It is unmapped when all busy streams have executed their current
+  // commands.
   void free(void* address, size_t bytes) override {
     const std::shared_ptr<void> last_use(address, [bytes](void* memory) { munmap(memory, bytes); });
     for (HostQueue* busy : busy_queues()) {

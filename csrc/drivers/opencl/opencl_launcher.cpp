@@ -96,9 +96,9 @@ class DeviceMutex {
   std::mutex mutex_;
 };
 
-// A workaround for PoCL 3.1, which tracks the widths of the launches of a kernel text. PoCL keeps a binary for each group
-// size and for the widest launch so far, in one table for all devices. If it compiles the binary for a wider launch while
-// a narrower launch of the same kernel is running, it corrupts its reference counts and aborts the process
+// A workaround for PoCL 3.1, which tracks the widths of the launches of a kernel text. PoCL keeps a binary for each
+// group size and for the widest launch so far, in one table for all devices. If it compiles the binary for a wider
+// launch while a narrower launch of the same kernel is running, it corrupts its reference counts and aborts the process
 // (pocl_release_dlhandle_cache in lib/CL/devices/common.c). So a launch that is wider than all earlier ones waits for
 // those. If the kernel checks bounds, the launch is padded to a power of two groups, so that growing sizes rarely wait.
 class Widths {
@@ -477,7 +477,8 @@ class OpenCLLauncher final : public NativeLauncher {
   }
 
   // Returns the host address of a buffer, which a native kernel in the queue sets. The buffers of a processor do not
-  // move, so each is queried once. Each is queried separately, because PoCL 3.1 mixes up the addresses of several buffers.
+  // move, so each is queried once. Each is queried separately, because PoCL 3.1 mixes up the addresses of several
+  // buffers.
   std::shared_ptr<HostAddress> learn(void* queue, void* buffer, uint64_t generation) const {
     std::shared_ptr<HostAddress> address;
     {
