@@ -96,9 +96,9 @@ class DeviceMutex {
   std::mutex mutex_;
 };
 
-// A workaround for PoCL 3.1, which tracks the widths of the launches of a kernel text. PoCL keeps a binary for each
-// group size and for the widest launch so far, in one table for all devices. If it compiles the binary for a wider
-// launch while a narrower launch of the same kernel is running, it corrupts its reference counts and aborts the process
+// Tracks the widths of the launches of a kernel text, as a workaround for PoCL 3.1. PoCL keeps a binary for each group
+// size and for the widest launch so far, in one table for all devices. If it compiles the binary for a wider launch
+// while a narrower launch of the same kernel is running, it corrupts its reference counts and aborts the process
 // (pocl_release_dlhandle_cache in lib/CL/devices/common.c). So a launch that is wider than all earlier ones waits for
 // those. If the kernel checks bounds, the launch is padded to a power of two groups, so that growing sizes rarely wait.
 class Widths {
