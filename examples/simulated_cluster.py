@@ -114,7 +114,7 @@ class Cluster:
         """Train on a batch in CPU memory and return its mean loss.
 
         Raises:
-            torch.OutOfMemoryError: a device has not enough memory. No weights have changed.
+            torch.OutOfMemoryError: a device does not have enough memory. No weights have changed.
         """
         parts = zip(x.tensor_split(len(self.devices)), y.tensor_split(len(self.devices)), strict=True)
         losses = []

@@ -488,7 +488,7 @@ class DriverDevice final : public Device {
             [function = callback.function, numbers = callback.numbers.vec(), memory = callback.memory.vec()]() mutable {
               const InHostCallback here;
               function->run(memory.data(), numbers.data());
-              function = nullptr; // while `here` exists: its destructor can submit commands
+              function = nullptr; // destroy it while `here` exists, as it can submit commands
             });
       });
       return;
@@ -504,7 +504,7 @@ class DriverDevice final : public Device {
            seen = launcher->host_memory(stream.native, memory, memory_.generation())]() mutable {
             const InHostCallback here;
             function->run(seen.addresses().data(), numbers.data());
-            function = nullptr; // while `here` exists: its destructor can submit commands
+            function = nullptr; // destroy it while `here` exists, as it can submit commands
           });
     });
   }

@@ -25,8 +25,8 @@ class DriverKernel final : public KernelBuild {
   void* native_handle() const {
     return native_handle_;
   }
-  // Requires is_built(). `queue` is the native queue with a native launcher, else the driver's Python object of the
-  // stream. The memory of the arguments accordingly.
+  // Requires is_built(). With a native launcher, `queue` and the memory of the arguments are native handles, else the
+  // driver's Python objects.
   void launch(void* queue, const LaunchSpec& size, c10::ArrayRef<LaunchArgument> arguments, uint64_t generation);
   // Requires is_built(). Calls the driver once and caches the result.
   KernelResources resources();

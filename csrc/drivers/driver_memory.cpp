@@ -177,7 +177,7 @@ LaunchArgument DriverMemory::resolve(const KernelArgument& argument) const {
   return {driver_.launcher() != nullptr ? memory->native : memory->object, offset, nullptr, 0};
 }
 
-// Counts an allocation; false if the device has not enough memory.
+// Counts an allocation; false if the device does not have enough memory.
 bool DriverMemory::take(size_t bytes) {
   size_t used = allocated_;
   do {

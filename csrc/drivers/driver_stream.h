@@ -38,7 +38,7 @@ struct DriverStream : std::enable_shared_from_this<DriverStream> {
 
   PyObject* object = nullptr; // the driver's object, with one reference to it
   void* native = nullptr; // the native handle; set with a native launcher, or by native_handle()
-  std::atomic<bool> is_shared{false}; // the native handle is known outside of the runtime, which can submit work to it
+  std::atomic<bool> is_shared{false}; // the native handle was given out, so others can submit work to the queue
   DeferredCommands deferred;
   std::atomic<uint64_t> launches{0}; // native submissions, which the driver does not see
   std::atomic<uint64_t> noted{0}; // value of `launches` at the last launched_natively() call
@@ -95,7 +95,7 @@ class DriverStreams {
 
   // The stream of a handle. Throws if the handle is not a stream.
   DriverStream& known(StreamHandle handle) const;
-  // Waits for the work of all streams. An error of a stream is kept for its next synchronization.
+  // Waits for the commands of all streams. An error of a stream is kept for its next synchronization.
   void finish_work();
   // Called after a build: submits the commands that waited for it.
   void issue_ready() noexcept;

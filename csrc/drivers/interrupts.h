@@ -18,7 +18,7 @@ inline bool is_refusal(std::exception& error) {
   }
   if (auto* raised = dynamic_cast<python_error*>(&error)) {
     const pybind11::gil_scoped_acquire gil;
-    raised->persist(); // moves it from the thread state
+    raised->persist(); // takes the error out of the thread state
     return raised->type == nullptr || PyErr_GivenExceptionMatches(raised->type, PyExc_Exception) != 0;
   }
   return dynamic_cast<const c10::Error*>(&error) != nullptr;

@@ -57,7 +57,10 @@ ADDRESS_SPACES = ("synthetic", "host", "device")
 
 
 class SettingError(ValueError):
-    """Raised for a malformed user setting (an environment variable). Discovery fails with it instead of skipping."""
+    """Raised for a malformed user setting, such as an environment variable.
+
+    Discovery fails with this error; it does not skip the driver.
+    """
 
 
 class DeviceError(RuntimeError):

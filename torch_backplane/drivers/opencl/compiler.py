@@ -22,7 +22,7 @@ ONE_BUILD_AT_A_TIME = ("Oclgrind",)
 _one_build = threading.Lock()
 
 # On SIGINT (Ctrl-C), LLVM, the compiler of PoCL and others, removes the temporary files of all builds of its process.
-# These builds fail with this error and are repeated, up to PATIENCE times.
+# These builds fail with this error and are repeated, with PATIENCE attempts in total.
 FILES_ARE_GONE = "No such file or directory"
 PATIENCE = 20
 

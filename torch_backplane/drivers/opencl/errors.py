@@ -12,7 +12,7 @@ from torch_backplane.drivers.base import DeviceError
 
 POCL = "Portable Computing Language"  # the name of the platform
 
-# Statuses that mean that the device, its context or a queue is gone: the driver only passes valid ones.
+# Statuses of a lost device. INVALID_… statuses mean loss, because the driver only passes valid objects.
 LOST = (
     cl.status_code.DEVICE_NOT_AVAILABLE,
     cl.status_code.INVALID_COMMAND_QUEUE,

@@ -28,7 +28,8 @@ OPENCL_FUNCTIONS = (
 # dimension, 2.9 MB for 251, 5.3 MB for 1,024, and 14 MB for 30,030, which crashed the process.
 MOST_ON_PROCESSORS = 128
 
-# VkFFT's kernels use 32-bit addresses up to this number of bytes, which does not count the batch.
+# VkFFT only uses 64-bit addresses if the size without the batch exceeds this number of bytes. The guard limits the size
+# with the batch, because 32-bit addresses would overflow.
 MOST_BYTES = 2**32 - 1
 
 # Statuses from vkFFT_Structs.h that a call with valid arguments can return. OpenCL errors are negative.
