@@ -1,4 +1,4 @@
-"""What both examples need: choosing the device, reading its counters, and printing the closing report."""
+"""Shared code of the training examples: opening the device, reading its counters, and printing the report."""
 
 from __future__ import annotations
 
@@ -20,19 +20,23 @@ console = Console()
 
 NO_BP = """No device type 'bp' in this PyTorch. What to check:
   - Is torch-backplane installed in this Python ({python})?   pip show torch-backplane
-  - Is TORCH_DEVICE_BACKEND_AUTOLOAD=0 set? Then PyTorch does not load it by itself: unset it."""
+  - Is TORCH_DEVICE_BACKEND_AUTOLOAD=0 set? It keeps PyTorch from loading Backplane: unset it."""
 
-NO_BP_DEVICE = """Backplane is loaded, and none of its drivers found a device.
-`python -m torch_backplane info` says what each driver looked for. TORCH_BACKPLANE_DRIVERS is {drivers}."""
+NO_BP_DEVICE = """Backplane is loaded, but none of its drivers found a device.
+`python -m torch_backplane info` shows what each driver looked for. TORCH_BACKPLANE_DRIVERS is {drivers}."""
 
 
 def open_device(name: str, driver: str | None = None) -> torch.device:
-    """The device called `name`, ready for use; `driver` limits Backplane to the drivers named (comma-separated).
+    """Return the device `name` and make it the current device.
 
-    Exits with advice where `bp` is asked for and absent. A name that PyTorch does not know gets PyTorch's own message.
+    Exits with an error message if the device does not exist. For an unknown name, this is PyTorch's message.
+
+    Args:
+        name: a PyTorch device, such as "bp" or "bp:1".
+        driver: the Backplane drivers to use, separated by commas. None: all.
     """
     if driver:
-        os.environ["TORCH_BACKPLANE_DRIVERS"] = driver  # read when the devices are first needed
+        os.environ["TORCH_BACKPLANE_DRIVERS"] = driver  # read at discovery, when bp is first used
     if name.split(":")[0] == "bp":
         if not hasattr(torch, "bp"):
             sys.exit(NO_BP.format(python=sys.executable))
@@ -40,7 +44,7 @@ def open_device(name: str, driver: str | None = None) -> torch.device:
             sys.exit(NO_BP_DEVICE.format(drivers=os.environ.get("TORCH_BACKPLANE_DRIVERS", "not set")))
     try:
         device = torch.device(name)
-        torch.empty(1, device=device)  # an index out of range is reported here, before any work
+        torch.empty(1, device=device)  # fails early for an index out of range
     except (RuntimeError, AssertionError) as error:
         sys.exit(f"--device {name}: {str(error).splitlines()[0]}")
     if device.type != "cpu":
@@ -49,25 +53,25 @@ def open_device(name: str, driver: str | None = None) -> torch.device:
 
 
 def device_title(device: torch.device) -> str:
-    """What people call the device: its type and index, and the hardware's own name where there is one."""
+    """Return a title for a device: its type and index, and the name of the hardware."""
     if device.type == "cpu":
         return f"cpu ({torch.get_num_threads()} threads)"
     return f"{device} ({torch.get_device_module(device).get_device_name(device)})"
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done everything it was given."""
+    """Wait until all commands of the device are complete."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """The most bytes that tensors have held on the device so far; None on the CPU, where nobody counts them."""
+    """Return the peak memory of tensors on the device in bytes. None on the CPU, which has no such counter."""
     return None if device.type == "cpu" else torch.get_device_module(device).max_memory_allocated(device)
 
 
 def fallback_counts(device: torch.device) -> dict[str, int] | None:
-    """How often each operator ran on the CPU's kernel in place of the device's own; None off Backplane."""
+    """Return how often each operator fell back to the CPU. None for devices of other backends."""
     if device.type != "bp":
         return None
     import torch_backplane
@@ -76,7 +80,7 @@ def fallback_counts(device: torch.device) -> dict[str, int] | None:
 
 
 def planner_calls(device: torch.device) -> int:
-    """How often Backplane has run an operator's planner in Python, rather than its plan; 0 off Backplane."""
+    """Return how often Backplane ran a planner instead of replaying a plan. 0 for devices of other backends."""
     if device.type != "bp":
         return 0
     from torch_backplane import plans
@@ -85,7 +89,7 @@ def planner_calls(device: torch.device) -> int:
 
 
 def kernel_builds(device: torch.device) -> dict[str, int]:
-    """How many kernels the device's compiler has built, and how many came from the disk; empty where there are none."""
+    """Return how many kernels were built and how many were loaded from disk. Empty for devices without kernels."""
     if device.type != "bp" or not torch.bp.get_device_properties(device).dialect:  # type: ignore[attr-defined]
         return {}
     from torch_backplane import drivers
@@ -95,7 +99,7 @@ def kernel_builds(device: torch.device) -> dict[str, int]:
 
 
 def median_seconds(actions: list[Callable[[], object]], rounds: int) -> list[float]:
-    """The median time of each action in seconds. They take turns, so that a busy moment hits all of them alike."""
+    """Return the median time of each action in seconds. The actions alternate, so that noise affects all equally."""
     times: list[list[float]] = [[] for _ in actions]
     for _ in range(rounds):
         for action, record in zip(actions, times, strict=True):
@@ -106,7 +110,7 @@ def median_seconds(actions: list[Callable[[], object]], rounds: int) -> list[flo
 
 
 def progress_bar() -> Progress:
-    """A progress bar whose description is the latest figures."""
+    """Return a progress bar whose description shows the latest figures."""
     return Progress(
         SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
         console=console,
@@ -114,14 +118,14 @@ def progress_bar() -> Progress:
 
 
 def describe_fallbacks(counts: dict[str, int], most: int = 5) -> str:
-    """One line: the total, and the operators that make up most of it."""
+    """Return a line with the number of fallbacks and the `most` operators with the largest counts."""
     top = sorted(counts.items(), key=lambda item: -item[1])[:most]
     names = ", ".join(f"{name} {count:,}" for name, count in top)
     return f"{sum(counts.values()):,} calls of {len(counts)} operators" + (f" (most: {names})" if names else "")
 
 
 def print_report(title: str, rows: list[tuple[str, str]]) -> None:
-    """The closing table."""
+    """Print the final report as a table."""
     table = Table(title=title, show_header=False, title_justify="left", title_style="bold")
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
@@ -131,5 +135,5 @@ def print_report(title: str, rows: list[tuple[str, str]]) -> None:
 
 
 def write_json(path: pathlib.Path, report: object) -> None:
-    """A report (dataclass) as JSON, for whoever compares runs."""
+    """Write a report (a dataclass) as JSON."""
     path.write_text(json.dumps(dataclasses.asdict(report), indent=2, default=str) + "\n")  # type: ignore[call-overload]

@@ -1,12 +1,12 @@
-"""Data-parallel training on a cluster that is not there: devices in host memory, with streams and peer copies.
+"""Data-parallel training on a simulated cluster: devices in host memory, with streams and peer copies.
 
     python examples/simulated_cluster.py                          # four devices
     python examples/simulated_cluster.py --devices 2 --memory 96MiB --batch 65536 --steps 4
 
-Each device has 512 MiB, a copy of the model and a part of the batch. It computes on one stream and sends gradients on
-another: the first device adds up what the others send, layer by layer, and sends back the mean. The batch is too large
-on purpose. Where a device runs out of memory, the step is given up and made again with half of the batch. In the end
-the same steps on the CPU say whether the numbers are right.
+Each device has 512 MiB of memory, a replica of the model and a part of the batch. It computes on one stream and sends
+gradients on another. The first device sums the gradients of the others, layer by layer, and sends back the mean. The
+initial batch is too large on purpose: if a device runs out of memory, the step is repeated with half the batch. At the
+end, the same steps on the CPU check the results.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ console = Console(highlight=False)
 
 
 def main(
-    devices: Annotated[int, typer.Option(min=1, max=16, help="how many devices to simulate")] = 4,
-    memory: Annotated[str, typer.Option(help="the memory of each")] = "512MiB",
-    batch: Annotated[int, typer.Option(min=1, help="the batch to begin with, of all devices together")] = 1048576,
-    steps: Annotated[int, typer.Option(min=1, help="steps of training")] = 6,
+    devices: Annotated[int, typer.Option(min=1, max=16, help="number of simulated devices")] = 4,
+    memory: Annotated[str, typer.Option(help="memory of each device")] = "512MiB",
+    batch: Annotated[int, typer.Option(min=1, help="initial batch size, for all devices together")] = 1048576,
+    steps: Annotated[int, typer.Option(min=1, help="training steps")] = 6,
     layers: Annotated[int, typer.Option(min=1, help="hidden layers, of 64 features each")] = 12,
-    seed: Annotated[int, typer.Option(help="of the data and the first weights")] = 0,
+    seed: Annotated[int, typer.Option(help="seed of the data and the initial weights")] = 0,
 ) -> None:
-    """Trains on simulated devices side by side, recovers from too little memory, and compares with the CPU."""
-    # Read when the devices are first needed, which is below.
+    """Train on simulated devices in parallel, recover from out-of-memory errors, and compare with the CPU."""
+    # Read at discovery, when bp is first used (below).
     os.environ |= {"TORCH_BACKPLANE_DRIVERS": "host", "TORCH_BACKPLANE_HOST_DEVICES": str(devices)}
     os.environ["TORCH_BACKPLANE_HOST_MEMORY"] = memory
 
@@ -75,9 +75,9 @@ def main(
         for model in cluster.models
         for one, other in zip(model.parameters(), alone.parameters(), strict=True)
     )
-    console.print(f"beside one CPU: losses differ by {apart:.1e} at most (relative), weights by {weights:.1e}")
+    console.print(f"compared with the CPU: losses differ by {apart:.1e} at most (relative), weights by {weights:.1e}")
     if apart > 1e-3 or weights > 1e-3:
-        console.print("[bold red]Error:[/] these are other numbers")
+        console.print("[bold red]Error:[/] the results differ from the CPU's")
         raise typer.Exit(1)
 
 
@@ -86,20 +86,20 @@ FEATURES = 64
 
 
 def network(layers: int, seed: int) -> nn.Module:
-    """64 numbers in, one out; the same for the same seed."""
+    """Return a model with 64 inputs and one output. The same seed gives the same weights."""
     torch.manual_seed(seed)
     hidden = [layer for _ in range(layers) for layer in (nn.Linear(FEATURES, FEATURES), nn.Tanh())]
     return nn.Sequential(*hidden, nn.Linear(FEATURES, 1))
 
 
 def data(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Examples (count, 64) on the CPU, and what there is to learn of them: (count, 1)."""
+    """Return examples (count, 64) and targets (count, 1) on the CPU."""
     x = torch.randn(count, FEATURES, generator=torch.Generator().manual_seed(seed))
     return x, x[:, :8].sin().mean(1, keepdim=True)
 
 
 class Cluster:
-    """A model on each device, with a stream to compute on and one to send on."""
+    """A replica of the model on each device, with a compute stream and a communication stream."""
 
     def __init__(self, devices: int, layers: int, seed: int) -> None:
         self.devices = [torch.device("bp", index) for index in range(devices)]
@@ -111,7 +111,11 @@ class Cluster:
             torch.accelerator.synchronize(device)
 
     def step(self, x: torch.Tensor, y: torch.Tensor) -> float:
-        """One step on a batch of the CPU's; returns its mean loss. Raises OutOfMemoryError, with no weights changed."""
+        """Train on a batch in CPU memory and return its mean loss.
+
+        Raises:
+            torch.OutOfMemoryError: a device does not have enough memory. No weights have changed.
+        """
         parts = zip(x.tensor_split(len(self.devices)), y.tensor_split(len(self.devices)), strict=True)
         losses = []
         for model, stream, (inputs, targets) in zip(self.models, self.computing, parts, strict=True):
@@ -132,7 +136,10 @@ class Cluster:
         return sum(loss.item() for loss in losses)
 
     def _average_gradients(self) -> None:
-        """The gradients of all devices become their sum, which is the mean as losses are shares of one."""
+        """Replace the gradients of each device with the sum over all devices.
+
+        The sum is the gradient of the mean loss, because each device's loss is weighted by its share of the batch.
+        """
         first = self.sending[0]
         for sender, stream in zip(self.sending, self.computing, strict=True):
             sender.wait_stream(stream)
@@ -140,7 +147,7 @@ class Cluster:
             total, *others = (parameter.grad for parameter in parameters)
             with first:
                 for gradient, sender in zip(others, self.sending[1:], strict=True):
-                    first.wait_stream(sender)  # of the last layer's broadcast, too
+                    first.wait_stream(sender)  # also for the broadcast of the previous layer
                     total.add_(gradient.to(total.device, non_blocking=True))
             for gradient, sender in zip(others, self.sending[1:], strict=True):
                 sender.wait_stream(first)
@@ -148,7 +155,7 @@ class Cluster:
                     gradient.copy_(total, non_blocking=True)
 
     def give_up(self) -> None:
-        """Forgets a step that failed, and gives its memory back."""
+        """Discard a failed step and release its memory."""
         for model, device in zip(self.models, self.devices, strict=True):
             torch.accelerator.synchronize(device)
             model.zero_grad()

@@ -1,9 +1,9 @@
-"""Trains a convolutional network on scikit-learn's handwritten digits (1,797 real images of 8 × 8 pixels).
+"""Train a convolutional network on scikit-learn's handwritten digits (1,797 images of 8 × 8 pixels).
 
     python examples/train_digits.py                 # on Backplane's device
     python examples/train_digits.py --device cpu    # the same program on the CPU
 
-The images come with scikit-learn: nothing is downloaded. A quarter of them is kept for the test.
+The images are part of scikit-learn: nothing is downloaded. A quarter of them is the test set.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class DigitNet(nn.Module):
 
 
 def load(seed: int) -> tuple[TensorDataset, TensorDataset]:
-    """Training and test set: images as float32 (1, 8, 8) between 0 and 1, and labels 0 to 9."""
+    """Return the training set and the test set: float32 images (1, 8, 8) from 0 to 1, and labels 0 to 9."""
     images, labels = load_digits(return_X_y=True)
     split = train_test_split(images, labels, test_size=0.25, random_state=seed, stratify=labels)
     train_images, test_images = (torch.tensor(part / 16, dtype=torch.float32).view(-1, 1, 8, 8) for part in split[:2])
@@ -55,7 +55,7 @@ def load(seed: int) -> tuple[TensorDataset, TensorDataset]:
 
 @torch.no_grad()
 def evaluate(model: nn.Module, test_set: TensorDataset, device: torch.device) -> tuple[float, float]:
-    """Mean loss, and the share of digits that are recognised (0 to 1)."""
+    """Return the mean loss and the accuracy (0 to 1) on the test set."""
     model.eval()
     images, labels = (tensor.to(device) for tensor in test_set.tensors)
     logits = model(images)
@@ -65,7 +65,7 @@ def evaluate(model: nn.Module, test_set: TensorDataset, device: torch.device) ->
 
 @dataclasses.dataclass
 class Report:
-    """What a run measured. Memory in bytes, time in seconds."""
+    """The results of a run. Memory in bytes, time in seconds."""
 
     device: str
     torch: str
@@ -80,11 +80,11 @@ class Report:
     fallbacks: dict[str, int] | None
     planner_calls: int  # in training steps after the third
     kernel_builds: dict[str, int]
-    cpu_difference: float | None = None  # of the first losses
+    cpu_difference: float | None = None  # largest difference of the first losses from the CPU's
 
 
 class Training:
-    """A network, its data and its optimizer on `device`; the same seed gives the same on every device."""
+    """A model with its data and optimizer on `device`. The seed determines weights and data, on every device."""
 
     def __init__(self, device: torch.device, *, epochs: int, batch: int, lr: float, seed: int) -> None:
         torch.manual_seed(seed)
@@ -97,7 +97,7 @@ class Training:
         self.schedule = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, lr, total_steps=epochs * len(self.loader))
 
     def epoch(self) -> Iterator[float]:
-        """Goes through the images once; the loss of each batch."""
+        """Train on all images once. Yields the loss of each batch."""
         for images, labels in self.loader:
             images, labels = images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
             loss = F.cross_entropy(self.model(images), labels)
@@ -109,8 +109,10 @@ class Training:
 
 
 def difference_from_cpu(device: torch.device, **settings: Any) -> float:
-    """How far the losses of the first steps are at most from those on the CPU, in training without dropout, for which
-    devices draw random numbers of their own."""
+    """Return the largest difference of the first losses from those on the CPU.
+
+    Both trainings run without dropout, because devices draw different random numbers than the CPU.
+    """
     curves = []
     for place in (device, torch.device("cpu")):
         training = Training(place, **settings)
@@ -123,11 +125,11 @@ def difference_from_cpu(device: torch.device, **settings: Any) -> float:
 
 
 def train(device: torch.device, *, epochs: int, batch: int, lr: float, seed: int, out: pathlib.Path) -> Report:
-    """The whole run; leaves report.json and checkpoint.pt in `out`."""
+    """Train, evaluate and compare with the CPU. Writes report.json and checkpoint.pt to `out`."""
     began = time.perf_counter()
     out.mkdir(parents=True, exist_ok=True)
     training = Training(device, epochs=epochs, batch=batch, lr=lr, seed=seed)
-    images = f"{len(training.train_set):,} images to learn from"
+    images = f"{len(training.train_set):,} training images"
     console.print(f"{common.device_title(device)}, torch {torch.__version__}. {images}.")
 
     losses: list[float] = []
@@ -168,14 +170,14 @@ def train(device: torch.device, *, epochs: int, batch: int, lr: float, seed: int
 
 
 def print_report(report: Report, out: pathlib.Path) -> None:
-    """The table of figures."""
+    """Print the report as a table."""
     rows = [
         ("device", f"{report.device}, torch {report.torch}"),
         ("model", f"{report.parameters:,} parameters"),
         ("test accuracy", f"{report.accuracy:.2%} after {report.epochs} epochs"),
-        ("training loss", f"{report.last_loss:.3f} in the last epoch (began at {report.first_loss:.3f})"),
+        ("training loss", f"{report.last_loss:.3f} in the last epoch (initially {report.first_loss:.3f})"),
         ("checkpoint", f"saved, reloaded, same accuracy ({report.reloaded_accuracy:.2%})"),
-        ("all in all", f"{report.seconds:.1f} s"),
+        ("total time", f"{report.seconds:.1f} s"),
     ]
     if report.peak_memory is not None:
         rows.append(("peak memory", f"{report.peak_memory / 2**20:.1f} MiB"))
@@ -193,14 +195,14 @@ def print_report(report: Report, out: pathlib.Path) -> None:
 
 def main(
     device: Annotated[str, typer.Option(help="PyTorch device: bp, bp:1, cpu, …")] = "bp",
-    driver: Annotated[str | None, typer.Option(help="only these Backplane drivers, comma-separated")] = None,
+    driver: Annotated[str | None, typer.Option(help="use only these Backplane drivers, separated by commas")] = None,
     epochs: Annotated[int, typer.Option(min=1, help="passes over the training images")] = 12,
     batch: Annotated[int, typer.Option(min=2, max=1347, help="images per update")] = 64,
     lr: Annotated[float, typer.Option(help="peak learning rate")] = 5e-3,
-    seed: Annotated[int, typer.Option(help="of the split, the weights and the order of images")] = 1,
+    seed: Annotated[int, typer.Option(help="seed of the split, the weights and the image order")] = 1,
     out: Annotated[pathlib.Path, typer.Option(help="folder for the results")] = pathlib.Path("out/train_digits"),
 ) -> None:
-    """Trains a convolutional network on scikit-learn's handwritten digits."""
+    """Train a convolutional network on scikit-learn's handwritten digits."""
     report = train(common.open_device(device, driver), epochs=epochs, batch=batch, lr=lr, seed=seed, out=out)
     print_report(report, out)
 

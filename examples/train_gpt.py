@@ -1,11 +1,11 @@
-"""Trains a small GPT, character by character, on the Python standard library's own sources.
+"""Train a small character-level GPT on the sources of the Python standard library.
 
     python examples/train_gpt.py                    # on Backplane's device
     python examples/train_gpt.py --device cpu       # the same program on the CPU
     python examples/train_gpt.py --steps 200 --width 64
 
-This is an ordinary PyTorch program: Backplane is not imported anywhere, `import torch` finds it. At the end it prints
-what was measured, and writes report.json, loss.png, sample.txt and checkpoint.pt to the folder given with --out.
+This is an ordinary PyTorch program: `import torch` loads Backplane, the model and the training do not import it. At the
+end, it prints a report and writes report.json, loss.png, sample.txt and checkpoint.pt to the folder given with --out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torch import nn
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """The model's size. `context` is the number of characters that it looks back."""
+    """The size of the model. `context` is the number of characters that it attends to."""
 
     context: int = 128
     layers: int = 4
@@ -62,7 +62,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """One transformer layer, normalised before each half."""
+    """A transformer layer with normalization before attention and MLP."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Tokens (batch, time) in, logits (batch, time, alphabet) out; the output layer shares the embedding's weight."""
+    """Tokens (batch, time) in, logits (batch, time, alphabet) out. The output layer shares the embedding's weight."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class GPT(nn.Module):
         self.head.weight = self.embedding.weight
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
-                # What is added to the residual stream starts smaller, the more layers add to it.
+                # Weights into the residual stream are scaled by 1/√n, where n = 2 · layers is the number of additions.
                 into_residual = name.endswith(("out.weight", "mlp.2.weight"))
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * shape.layers) if into_residual else 0.02)
 
@@ -103,12 +103,12 @@ class GPT(nn.Module):
         return self.head(self.norm(self.blocks(self.embedding(tokens) + self.position(positions))))
 
     def loss(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Mean cross-entropy in nats per character of predicting tokens (batch, time + 1) from those before."""
+        """Return the mean cross-entropy, in nats per character, of predicting each token (batch, time + 1)."""
         return F.cross_entropy(self(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
     @torch.no_grad()
     def sample(self, prompt: torch.Tensor, length: int, temperature: float = 0.7) -> torch.Tensor:
-        """`prompt` (time,) continued by `length` drawn tokens."""
+        """Return `prompt` (time,) continued by `length` sampled tokens."""
         tokens = prompt[None]
         for _ in range(length):
             logits = self(tokens[:, -self.shape.context :])[:, -1] / temperature
@@ -117,7 +117,7 @@ class GPT(nn.Module):
 
 
 class Batches:
-    """Random windows of the training text, the same ones for the same seed on every device."""
+    """Random windows of the training text. The same seed gives the same windows on every device."""
 
     def __init__(self, text: torch.Tensor, batch: int, context: int, seed: int, device: torch.device) -> None:
         self.text, self.batch, self.context, self.device = text, batch, context, device
@@ -129,7 +129,7 @@ class Batches:
 
 
 class Trainer:
-    """A model with its optimizer, schedule and data: one call of `step` is one update."""
+    """A model with its optimizer, schedule and data. Each call of `step` is one update."""
 
     def __init__(self, model: GPT, settings: Settings, text: torch.Tensor, device: torch.device) -> None:
         self.model = model
@@ -142,7 +142,7 @@ class Trainer:
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, factor)
 
     def step(self) -> float:
-        """One update; returns the batch's loss, and so waits for the device."""
+        """Make an update and return the batch's loss. This synchronizes with the device."""
         loss = self.model.loss(self.batches.next())
         self.optimizer.zero_grad()
         loss.backward()
@@ -153,7 +153,7 @@ class Trainer:
 
 
 def _lr_factor(step: int, steps: int) -> float:
-    """Warm-up over the first twentieth, then a cosine down to a twentieth of the peak."""
+    """Linear warm-up over the first 5% of the steps, then cosine decay to 5% of the peak."""
     warm_up = max(1, steps // 20)
     if step < warm_up:
         return (step + 1) / warm_up
@@ -163,7 +163,7 @@ def _lr_factor(step: int, steps: int) -> float:
 
 @torch.no_grad()
 def evaluate(model: GPT, text: torch.Tensor, windows: int, device: torch.device, batch: int = 32) -> float:
-    """Loss in nats per character on `windows` windows spread evenly over `text`."""
+    """Return the loss in nats per character on `windows` windows, spread evenly over `text`."""
     context = model.shape.context
     starts = torch.linspace(0, len(text) - context - 1, windows).long()[:, None]
     total = 0.0
@@ -175,8 +175,11 @@ def evaluate(model: GPT, text: torch.Tensor, windows: int, device: torch.device,
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """How to train and what to measure. Lengths in characters; `compare_rounds` 0 leaves the comparison with
-    the CPU out, `compare_steps` is how many of its first losses are held beside the CPU's."""
+    """How to train and what to measure. Lengths are in characters.
+
+    The comparison with the CPU compares the losses of `compare_steps` steps and times `compare_rounds` steps. It is
+    omitted if `compare_rounds` is 0.
+    """
 
     steps: int = 1200
     batch: int = 16
@@ -190,17 +193,17 @@ class Settings:
 
 @dataclasses.dataclass
 class Speed:
-    """The same training steps, with the same weights and data, on two devices in turn."""
+    """The speed of the same training steps on the device and on the CPU."""
 
     tokens_per_second: float
     cpu_tokens_per_second: float
     largest_loss_difference: float
-    steps: int  # that were compared
+    steps: int  # number of compared losses
 
 
 @dataclasses.dataclass
 class Report:
-    """What a run measured. Losses are in nats per character, memory in bytes, times in seconds."""
+    """The results of a run. Losses are in nats per character, memory in bytes, times in seconds."""
 
     device: str
     torch: str
@@ -223,18 +226,18 @@ class Report:
 
 
 def compare_with_cpu(shape: Shape, settings: Settings, text: torch.Tensor, device: torch.device) -> Speed:
-    """A few training steps on `device` and on the CPU, turn by turn.
+    """Compare losses and speed of alternating training steps on `device` and on the CPU.
 
-    They are the first of a training of the default length or more: the learning rate of a very short one rises so fast
-    that the loss jumps, and rounding decides where to.
+    The learning rate schedule is that of a training of at least the default length. In a very short one, the learning
+    rate rises so fast that the loss jumps, and rounding errors decide where.
     """
     settings = dataclasses.replace(settings, steps=max(settings.steps, Settings.steps))
     trainers = []
     for place in (device, torch.device("cpu")):
         torch.manual_seed(settings.seed)
-        trainers.append(Trainer(GPT(shape).to(place), settings, text, place))  # made on the CPU: the same weights
+        trainers.append(Trainer(GPT(shape).to(place), settings, text, place))  # the CPU initializes: the same weights
     difference = 0.0
-    for _ in range(settings.compare_steps):  # the first ones also set things up (threads, caches, optimizer state)
+    for _ in range(settings.compare_steps):  # also a warm-up (threads, caches, optimizer state)
         losses = [trainer.step() for trainer in trainers]
         difference = max(difference, abs(losses[0] - losses[1]))
     on_device, on_cpu = common.median_seconds([trainer.step for trainer in trainers], settings.compare_rounds)
@@ -243,7 +246,7 @@ def compare_with_cpu(shape: Shape, settings: Settings, text: torch.Tensor, devic
 
 
 def reload(path: pathlib.Path, device: torch.device) -> GPT:
-    """The model that a checkpoint holds, on `device`."""
+    """Return the model of a checkpoint on `device`."""
     checkpoint = torch.load(path, map_location=device, weights_only=True)
     model = GPT(Shape(**checkpoint["shape"])).to(device)
     model.load_state_dict(checkpoint["model"])
@@ -251,7 +254,7 @@ def reload(path: pathlib.Path, device: torch.device) -> GPT:
 
 
 def plot(report: Report, train_losses: list[float], path: pathlib.Path) -> None:
-    """The loss curve as a PNG."""
+    """Write the loss curves as a PNG."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -268,11 +271,11 @@ def plot(report: Report, train_losses: list[float], path: pathlib.Path) -> None:
 
 
 def train(device: torch.device, shape: Shape, settings: Settings, out: pathlib.Path) -> Report:
-    """The whole run; leaves report.json, loss.png, sample.txt and checkpoint.pt in `out`."""
+    """Train, evaluate, sample and compare. Writes report.json, loss.png, sample.txt and checkpoint.pt to `out`."""
     began = time.perf_counter()
     out.mkdir(parents=True, exist_ok=True)
     train_text, held_out = stdlib_text.load()
-    sizes = f"{len(train_text) / 1e6:.1f} million characters to learn from, {len(held_out) / 1e6:.2f} million held out"
+    sizes = f"{len(train_text) / 1e6:.1f} million characters for training, {len(held_out) / 1e6:.2f} million held out"
     console.print(f"{common.device_title(device)}, torch {torch.__version__}. Text: {sizes}.")
     torch.manual_seed(settings.seed)
     model = GPT(shape).to(device)
@@ -330,7 +333,7 @@ def train(device: torch.device, shape: Shape, settings: Settings, out: pathlib.P
 
 
 def print_report(report: Report, out: pathlib.Path) -> None:
-    """The sample and the table of figures."""
+    """Print the sample and the report."""
     console.rule("a sample")
     console.print(report.sample.strip("\n"), markup=False, highlight=False)
     console.rule()
@@ -338,13 +341,13 @@ def print_report(report: Report, out: pathlib.Path) -> None:
     rows = [
         ("device", f"{report.device}, torch {report.torch}"),
         ("model", f"{report.parameters:,} parameters"),
-        ("held-out loss", f"{report.held_out_loss:.3f} nats per character (began at {report.first_loss:.3f})"),
+        ("held-out loss", f"{report.held_out_loss:.3f} nats per character (initially {report.first_loss:.3f})"),
         ("checkpoint", f"saved, reloaded, same loss ({report.reloaded_loss:.3f})"),
         ("training", training),
     ]
     if report.speed is not None:
         here, cpu = report.speed.tokens_per_second, report.speed.cpu_tokens_per_second
-        rows.append(("beside the CPU", f"{here:,.0f} tokens/s here, {cpu:,.0f} on cpu: {here / cpu:.2f} times"))
+        rows.append(("compared with the CPU", f"{here:,.0f} tokens/s, {cpu:,.0f} on cpu: {here / cpu:.2f} times"))
         difference = f"largest difference {report.speed.largest_loss_difference:.1e} in {report.speed.steps} steps"
         rows.append(("same losses as cpu", difference))
     if report.peak_memory is not None:
@@ -355,13 +358,13 @@ def print_report(report: Report, out: pathlib.Path) -> None:
         rows.append(("planner calls", f"{report.planner_calls} in the training steps after the third"))
         rows.append(("kernels", ", ".join(f"{count} {how}" for how, count in report.kernel_builds.items())))
         rows.append(("first step", f"{report.first_step_seconds:.1f} s"))
-    rows += [("all in all", f"{report.total_seconds:.0f} s"), ("files", str(out))]
+    rows += [("total time", f"{report.total_seconds:.0f} s"), ("files", str(out))]
     common.print_report("train_gpt", rows)
 
 
 def main(
     device: Annotated[str, typer.Option(help="PyTorch device: bp, bp:1, cpu, …")] = "bp",
-    driver: Annotated[str | None, typer.Option(help="only these Backplane drivers, comma-separated")] = None,
+    driver: Annotated[str | None, typer.Option(help="use only these Backplane drivers, separated by commas")] = None,
     steps: Annotated[int, typer.Option(min=1, help="updates")] = Settings.steps,
     batch: Annotated[int, typer.Option(min=1, help="windows per update")] = Settings.batch,
     context: Annotated[int, typer.Option(help="characters per window")] = Shape.context,
@@ -369,14 +372,14 @@ def main(
     heads: Annotated[int, typer.Option(help="attention heads")] = Shape.heads,
     width: Annotated[int, typer.Option(help="width of the residual stream")] = Shape.width,
     lr: Annotated[float, typer.Option(help="peak learning rate")] = Settings.lr,
-    seed: Annotated[int, typer.Option(help="of weights, batches and sample")] = Settings.seed,
+    seed: Annotated[int, typer.Option(help="seed of weights, batches and sample")] = Settings.seed,
     eval_every: Annotated[int, typer.Option(min=1, help="steps between evaluations")] = Settings.eval_every,
-    sample_length: Annotated[int, typer.Option(min=0, help="characters to write at the end")] = Settings.sample_length,
-    compare_rounds: Annotated[int, typer.Option(min=0, help="steps timed beside cpu")] = Settings.compare_rounds,
-    compare_steps: Annotated[int, typer.Option(min=1, help="steps whose losses are compared")] = Settings.compare_steps,
+    sample_length: Annotated[int, typer.Option(min=0, help="characters of the sample")] = Settings.sample_length,
+    compare_rounds: Annotated[int, typer.Option(min=0, help="steps timed against cpu")] = Settings.compare_rounds,
+    compare_steps: Annotated[int, typer.Option(min=1, help="steps with compared losses")] = Settings.compare_steps,
     out: Annotated[pathlib.Path, typer.Option(help="folder for the results")] = pathlib.Path("out/train_gpt"),
 ) -> None:
-    """Trains a small GPT on the Python standard library's sources."""
+    """Train a small GPT on the sources of the Python standard library."""
     try:
         shape = Shape(context, layers, heads, width)
     except ValueError as error:

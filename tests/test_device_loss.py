@@ -82,7 +82,7 @@ INVALID_QUEUE = (-36, "CL_INVALID_COMMAND_QUEUE (-36)")
 LOSSES = {
     "launch": ("clEnqueueNDRangeKernel", *NOT_AVAILABLE, "held * 2 + other", "launching the kernel "),
     "launch, queue": ("clEnqueueNDRangeKernel", *INVALID_QUEUE, "held * 2", "launching the kernel "),
-    "host's part": ("clEnqueueNativeKernel", *NOT_AVAILABLE, "held[None] @ held", "calling a function of the host"),
+    "host's part": ("clEnqueueNativeKernel", *NOT_AVAILABLE, "held[None] @ held", "submitting a host callback"),
     "flush": ("clFlush", *NOT_AVAILABLE, "[held * 2 for _ in range(40)]", "launching the kernel "),
     "copy in": ("enqueue_copy", *NOT_AVAILABLE, "held.copy_(torch.ones(1))", "copying 4 bytes to it"),
     "copy out": ("enqueue_copy", *INVALID_QUEUE, "held.cpu()", "copying 4 bytes from it"),

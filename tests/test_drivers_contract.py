@@ -153,7 +153,9 @@ for _ in range(2):
     del x
 """
     source = MINIMAL.replace("1 << 26", "1 << 26, largest_allocation=20 << 20")
-    refused = "bp out of memory. Tried to allocate 27262976 bytes, and Minimal has no more than 20971520 in one piece"
+    refused = (
+        "bp out of memory. Tried to allocate 27262976 bytes, but Minimal allocates at most 20971520 bytes at a time"
+    )
     assert succeeds(run(code, source)).splitlines() == [refused] * 2
 
 
@@ -232,7 +234,7 @@ def test_some_of_the_methods_for_address_space_are_too_few(run: Run) -> None:
     source = MINIMAL + "MinimalDevice.reserve = lambda self, nbytes: bytearray(nbytes)\n"
     result = run("import torch; print(torch.bp.device_count())", source)
     assert succeeds(result) == "0\n"
-    assert "has its own reserve; a device that reserves address space also needs unreserve, map, unmap" in result.stderr
+    assert "overrides reserve; a device that reserves address space also needs unreserve, map, unmap" in result.stderr
 
 
 def test_addresses_become_handles_and_offsets(run: Run) -> None:
@@ -859,7 +861,7 @@ def test_one_of_the_methods_for_pinning_is_too_few(run: Run, one: str, other: st
     source = MINIMAL + f"MinimalDevice.{one} = lambda self, argument: None\n"
     result = run("import torch; print(torch.bp.device_count())", source)
     assert succeeds(result) == "0\n"
-    assert f"has its own {one}; a device that pins host memory also needs {other}" in result.stderr
+    assert f"overrides {one}; a device that pins host memory also needs {other}" in result.stderr
 
 
 def test_the_end_of_a_process_with_pinned_memory_is_quiet(tmp_path: Path, run_python: Run) -> None:

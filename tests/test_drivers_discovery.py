@@ -140,9 +140,9 @@ BROKEN = {
     ),
     "the module cannot be imported": ("import missing_library", "No module named 'missing_library'"),
     "the class is missing": ("", "has no attribute 'MinimalDriver'"),
-    "the class is no driver": ("class MinimalDriver: pass", "is no subclass of torch_backplane.drivers.Driver"),
+    "the class is no driver": ("class MinimalDriver: pass", "is not a subclass of torch_backplane.drivers.Driver"),
     "a device is no device": (
-        MINIMAL.replace("[MinimalDevice()]", "['gpu0']"), "'gpu0', which is no torch_backplane.drivers.Device"
+        MINIMAL.replace("[MinimalDevice()]", "['gpu0']"), "'gpu0', which is not a torch_backplane.drivers.Device"
     ),
     "a method is missing": (MINIMAL.replace("def free", "def free_"), "Can't instantiate abstract class"),
     "properties are missing": (MINIMAL.replace("    properties =", "    facts ="), "no attribute 'properties'"),
@@ -169,7 +169,7 @@ BROKEN = {
         "ValueError: Target.local_memory is -1, and must be a whole number of bytes, 0 or more",
     ),
     "host-accessible without addresses": (
-        MINIMAL.replace("1 << 26", "1 << 26, address_space='host'"), "has no address() method"
+        MINIMAL.replace("1 << 26", "1 << 26, address_space='host'"), "but no address() method"
     ),
     "half an asynchronous device": (
         MINIMAL.replace("    def free", "    def create_stream(self, priority): return object()\n    def free"),
@@ -177,7 +177,7 @@ BROKEN = {
     ),
     "it uses bp while it is asked": (
         MINIMAL.replace("return [MinimalDevice()]", "import torch; return [torch.empty(1, device='bp')]"),
-        "used bp devices while it was asked",
+        "used bp devices during discovery",
     ),
 }
 
@@ -212,7 +212,7 @@ def test_our_own_driver_keeps_its_name(run: Run, tmp_path: Path) -> None:
     result = run(LIST)
     assert names(result)[0] == "host"
     assert "Minimal" not in result.stdout
-    assert result.stderr.count("driver 'host' is torch_backplane.drivers.host:HostDriver, although") == 1
+    assert result.stderr.count("driver 'host' is torch_backplane.drivers.host:HostDriver; other packages") == 1
 
 
 # --- settings that are wrong -------------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ WRONG_SETTINGS = [
     ({"TORCH_BACKPLANE_VISIBLE_DEVICES": "host:1"}, "names host:1; driver 'host' has 1 device, counted from host:0"),
     ({"TORCH_BACKPLANE_VISIBLE_DEVICES": "host:-1"}, "has the entry 'host:-1'; write driver:index"),
     ({"TORCH_BACKPLANE_VISIBLE_DEVICES": "host:0,,"}, "has the entry ''; write driver:index"),
-    ({"TORCH_BACKPLANE_VISIBLE_DEVICES": "0"}, "names the driver '0'; drivers to choose from: host"),
+    ({"TORCH_BACKPLANE_VISIBLE_DEVICES": "0"}, "names the driver '0'; available drivers: host"),
     ({"TORCH_BACKPLANE_VISIBLE_DEVICES": "host:0,host:0"}, "names devices of 'host:0' more than once"),
     ({"TORCH_BACKPLANE_VISIBLE_DEVICES": "host:0,host"}, "names devices of 'host' more than once"),
 ]
@@ -257,5 +257,5 @@ def test_a_driver_may_refuse_its_own_settings(run: Run, tmp_path: Path) -> None:
 def test_too_many_devices(run: Run, tmp_path: Path) -> None:
     install_toy(tmp_path)
     message = error_of(run(USE, TOY_DEVICES="64"))
-    assert "65 bp devices were found, and 64 is the most" in message
+    assert "65 bp devices were found; at most 64 are supported" in message
     assert names(run(LIST, TOY_DEVICES="64", TORCH_BACKPLANE_DRIVERS="toy")).count("toy") == 64

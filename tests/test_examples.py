@@ -63,7 +63,7 @@ class TestTrainGPT:
         # Weights, gradients and two moments, in float32: the least that training can hold.
         assert report["peak_memory"] >= 16 * report["parameters"]
         assert isinstance(report["fallbacks"], dict)
-        for line in ("held-out loss", "beside the CPU", "peak memory", "fallbacks to the CPU"):
+        for line in ("held-out loss", "compared with the CPU", "peak memory", "fallbacks to the CPU"):
             assert line in printed
         assert len(report["sample"]) == len("\n    def ") + 20
         assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
@@ -141,7 +141,7 @@ class TestSimulatedCluster:
         assert [row[0] for row in rows] == ["0", "1", "2"]
         assert int(rows[0][-1]) > 0  # halved
         assert rows[1][-1] == rows[2][-1] == "0"
-        assert "beside one CPU: losses differ by" in finished.stdout
+        assert "compared with the CPU: losses differ by" in finished.stdout
 
     def test_memory_that_is_never_enough(self) -> None:
         finished = run("simulated_cluster.py", "--devices", "2", "--memory", "64KiB", "--batch", "64", "--steps", "1")

@@ -369,7 +369,7 @@ builds.wait_for_all()
 """,
         TORCH_BACKPLANE_CACHE_DIR=str(tmp_path / "file"),
     )
-    assert result.stderr.count("compiled kernels cannot be kept") == 1
+    assert result.stderr.count("compiled kernels cannot be stored") == 1
 
 
 def test_processes_that_share_the_cache(run: Run, tmp_path: Path) -> None:
@@ -603,7 +603,7 @@ print("end")
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("del KernelDevice.launch", "KernelDevice takes kernels in OpenCL C, and has no launch"),
+        ("del KernelDevice.launch", "KernelDevice takes kernels in OpenCL C, but does not override launch"),
         ("KernelDevice.native_launcher = 7", "native_launcher is 7, and must be a NativeLauncher or None"),
         (
             "KernelDevice.native_launcher = NativeLauncher(api='metal', functions={})",
@@ -611,7 +611,7 @@ print("end")
         ),
         (
             "KernelDevice.native_launcher = NativeLauncher(api='opencl', functions={'clFlush': 1})",
-            "NativeLauncher.functions has no address of clSetKernelArg",
+            "NativeLauncher.functions has no address for clSetKernelArg",
         ),
     ],
 )

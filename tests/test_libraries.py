@@ -240,29 +240,29 @@ def test_families_without_a_planner_are_accepted_and_warned_of(tmp_path: Path) -
                         TORCH_BACKPLANE_DRIVERS="libraries")  # fmt: skip
     assert (result.returncode, result.stdout) == (0, "[1.0, 1.0]\n")
     for name in unplanned:
-        assert f"no planner calls {name} routines yet: the library First has one" in result.stderr
+        assert f"no planner calls the {name} routine of the library First yet" in result.stderr
 
 
 @pytest.mark.parametrize(
     ("libraries", "message"),
     [
         ("FIRST", "LibraryDevice.libraries is Library("),
-        ("['blas']", "LibraryDevice.libraries has 'blas', and each must be a Library"),
+        ("['blas']", "LibraryDevice.libraries has 'blas'; each element must be a Library"),
         ("[FIRST, FIRST]", "LibraryDevice.libraries has the library First more than once"),
         ("[Library(name='', routines=FIRST.routines)]", "Library.name is '', and must be a string that is not empty"),
-        ("[Library(name='L', routines={})]", "the library L has the routines {}, and needs a dictionary by families"),
+        ("[Library(name='L', routines={})]", "the library L has the routines {}; it needs a dictionary by family"),
         (
             "[Library(name='L', routines={'gemm': 1})]",
             f"the library L has a routine for 'gemm'; the families are {', '.join(FAMILIES)}",
         ),
         ("[Library(name='L', routines={'matmul': 7})]", "matmul routine of the library L is 7, and must be a Routine"),
         ("[Library(name='L', routines=FIRST.routines, explain=7)]", "explain of the library L is 7"),
-        ("[made(addresses={})]", "matmul routine of the library L has the addresses {}, and needs one for each dtype"),
-        ("[made(addresses={'float32': 1})]", "has the addresses {'float32': 1}, and needs one for each dtype"),
-        ("[made(addresses={torch.float32: 0})]", "has the address 0 for torch.float32, and needs one above 0"),
-        ("[made(guard=1)]", "has the guard 1, and it must be a function of a call, or None"),
-        ("[made(workspace=64)]", "has the workspace 64, and it must be a function of a call, or None"),
-        ("[made(cost='none')]", "has the cost 'none', and it must be a function of a call, or None"),
+        ("[made(addresses={})]", "matmul routine of the library L has the addresses {}; it needs one for each"),
+        ("[made(addresses={'float32': 1})]", "has the addresses {'float32': 1}; it needs one for each"),
+        ("[made(addresses={torch.float32: 0})]", "has the address 0 for torch.float32; it must be above 0"),
+        ("[made(guard=1)]", "has the guard 1; it must be a function of a call, or None"),
+        ("[made(workspace=64)]", "has the workspace 64; it must be a function of a call, or None"),
+        ("[made(cost='none')]", "has the cost 'none'; it must be a function of a call, or None"),
         ("[made(cache=[])]", "has a cache without size, max_size, set_max_size"),
     ],
 )
@@ -289,4 +289,4 @@ MinimalDevice.libraries = [Library(name="L", routines={"fft": Routine(addresses=
     code = "import torch; print(torch.accelerator.device_count())"
     result = forked.run(code, tmp_path, TORCH_BACKPLANE_DRIVERS="minimal")
     assert result.stdout == "0\n", result.stderr
-    assert "MinimalDevice has libraries, whose routines need a native queue, and no native_launcher" in result.stderr
+    assert "MinimalDevice has libraries but no native_launcher; routines need a native queue" in result.stderr

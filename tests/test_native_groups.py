@@ -151,12 +151,12 @@ assert driver.called("copy_in") == before[0] + 1
 FAILURES = {
     "copy_in": ("x.copy_(torch.ones(4))", "copying 16 bytes to it"),
     "copy_out": ("x.cpu()", "copying 16 bytes from it"),
-    "create_event": ("torch.bp.Event().record()", "making an event"),
+    "create_event": ("torch.bp.Event().record()", "creating an event"),
     "record_event": ("event.record()", "recording an event"),
     "wait_event": ("torch.bp.current_stream().wait_event(event)", "making a stream wait for an event"),
-    "query_event": ("event.query()", "asked for an event"),
+    "query_event": ("event.query()", "querying an event"),
     "synchronize_event": ("event.synchronize()", "waiting for an event"),
-    "elapsed": ("start.elapsed_time(event)", "asked for the time between events"),
+    "elapsed": ("start.elapsed_time(event)", "measuring the time between events"),
 }
 
 
@@ -222,11 +222,11 @@ def test_with_native_events_a_device_needs_no_methods_for_events(tmp_path: Path)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("copy_out", "NativeLauncher.functions has copy_in; copies from and to host memory of c also need copy_out"),
-        ("copy_in", "NativeLauncher.functions has copy_out; copies from and to host memory of c also need copy_in"),
-        ("elapsed", "synchronize_event; events of c also need elapsed"),
+        ("copy_out", "NativeLauncher.functions has copy_in; copies from and to host memory also need copy_out"),
+        ("copy_in", "NativeLauncher.functions has copy_out; copies from and to host memory also need copy_in"),
+        ("elapsed", "synchronize_event; events also need elapsed"),
         ("create_event", "NativeLauncher.functions has destroy_event, "),
-        ("flush", "NativeLauncher.functions has no address of flush, which c needs"),
+        ("flush", "NativeLauncher.functions has no address for flush, which 'c' needs"),
     ],
 )
 def test_a_driver_that_forgets_a_function_is_skipped(queued: Run, change: str, message: str) -> None:
@@ -239,7 +239,7 @@ def test_a_driver_that_forgets_a_function_is_skipped(queued: Run, change: str, m
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("functions['copyin'] = 1", "NativeLauncher.functions has 'copyin', and c knows launch, copy, fill, flush, "),
+        ("functions['copyin'] = 1", "functions has the unknown name 'copyin'; 'c' has launch, copy, fill, flush, "),
         ("functions['copy_in'] = 0", "NativeLauncher.functions['copy_in'] is 0, and must be an address above 0"),
         ("functions['copy_in'] = 'x'", "NativeLauncher.functions['copy_in'] is 'x', and must be an address above 0"),
         ("object.__setattr__(made.native_launcher, 'functions', [1])", "must be a dictionary of names and addresses"),
@@ -293,9 +293,9 @@ OPENCL_FAILURES = {
     "clEnqueueReadBuffer": ("x.cpu()", "copying 16 bytes from it"),
     "clEnqueueMarkerWithWaitList": ("event.record()", "recording an event"),
     "clEnqueueBarrierWithWaitList": FAILURES["wait_event"],
-    "clGetEventInfo": ("event.query()", "asked for an event"),
+    "clGetEventInfo": ("event.query()", "querying an event"),
     "clWaitForEvents": ("event.synchronize()", "waiting for an event"),
-    "clGetEventProfilingInfo": ("start.elapsed_time(event)", "asked for the time between events"),
+    "clGetEventProfilingInfo": ("start.elapsed_time(event)", "measuring the time between events"),
 }
 
 

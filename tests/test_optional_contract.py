@@ -266,8 +266,8 @@ assert (y[3:] + 1).tolist() == list(range(4, 11)) and driver.counted("offsets") 
 PROPERTIES = {
     "address_space='gpu'": "address_space is 'gpu', and must be one of synthetic, host, device",
     "address_space=None": "address_space is None, and must be one of synthetic, host, device",
-    "address_space='device'": "has the address space 'device', and has no address() method",
-    "dlpack_device=(2, 0)": "has a dlpack_device, and its synthetic addresses mean nothing to others",
+    "address_space='device'": "has the address space 'device' but no address() method",
+    "dlpack_device=(2, 0)": "has a dlpack_device, but other libraries cannot use its synthetic addresses",
     "dlpack_device=2": "dlpack_device is 2, and must be a pair (type, id) of whole numbers",
 }
 
@@ -488,9 +488,9 @@ for number in (other.int_ptr, external.bp_stream + 8, 12345, 2**64 - 8):
 print(raised(lambda: torch.bp.ExternalStream(0)))
 assert (x + 1).sum().item() == 2000
 """)
-    assert printed[0].startswith(" is of another context than ")
-    assert "make it in torch.bp.native_context()" in printed[0]
-    assert all(line.startswith(" is no command queue of the platform of ") for line in printed[1:4])
+    assert printed[0].startswith(" does not belong to the context of ")
+    assert "create it in torch.bp.native_context()" in printed[0]
+    assert all(line.startswith(" is not a command queue of the platform of ") for line in printed[1:4])
     assert printed[4].startswith("RuntimeError: an external stream is made from the bp_stream of a stream of bp:0")
 
 
@@ -536,7 +536,7 @@ assert x.tolist() == [1.0] * 8
 """)
     assert printed == [
         "RuntimeError: the kernel add_one of test::add_one could not be loaded for Offering accelerator: "
-        "NotImplementedError: OfferingDevice has no load() method, so that it takes no binaries"
+        "NotImplementedError: OfferingDevice does not implement load(), so it cannot load binaries"
     ]
 
 

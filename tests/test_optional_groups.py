@@ -95,7 +95,7 @@ print(raised(lambda: on_host(x, 3).cpu()))
 driver.answer("host_callback", 0)
 torch.testing.assert_close(on_host(x, 3).cpu(), expected)
 """, "COPIES EVENTS HOST_CALLBACKS", QUEUED_C_HOST_ACCESSIBLE="1")  # fmt: skip
-    told = "failed while calling a function of the host: host_callback answered 7"
+    told = "failed while submitting a host callback: host_callback answered 7"
     assert printed == f"AcceleratorError: bp:0 (Queued C accelerator) {told}\n"
 
 
@@ -273,7 +273,7 @@ driver.library().unlink_all()
     where = "AcceleratorError: bp:0 (Queued C accelerator) failed while"
     assert printed == [
         "RuntimeError: only events that are made with interprocess=True have an ipc_handle()",
-        "RuntimeError: other processes cannot have this event: it was first recorded by another method than "
+        "RuntimeError: this event cannot be shared with other processes: it was first recorded by another method than "
         "torch.bp.Event.record() or torch.bp.Stream.record_event()",
         "ValueError: events that are shared between processes measure no time: enable_timing must be False",
         "ValueError: a handle has 64 bytes, and this one 5",
@@ -451,7 +451,7 @@ check()
 """, OFFERED)  # fmt: skip
     assert printed.splitlines() == [
         f"AcceleratorError: bp:0 (Queued C accelerator) failed while {doing} a graph: graph_{name} answered 7"
-        for name, doing in (("update", "launching"), ("launch", "launching"), ("create", "making"))
+        for name, doing in (("update", "launching"), ("launch", "launching"), ("create", "creating"))
     ]
 
 
@@ -471,12 +471,12 @@ check()
 @pytest.mark.parametrize(
     ("hands_over", "without", "message"),
     [
-        ("EVENTS INTERPROCESS", "import_event", "memory and events of other processes of c also need import_event"),
-        ("GRAPHS", "graph_update", "NativeLauncher.functions has graph_create, graph_launch, graph_destroy; graphs of "
-         "c also need graph_update"),
-        ("CROSS_DEVICE_WAITS", "", "has wait_peer_event; waits for events of another device of c also need the "
+        ("EVENTS INTERPROCESS", "import_event", "memory and events of other processes also need import_event"),
+        ("GRAPHS", "graph_update", "NativeLauncher.functions has graph_create, graph_launch, graph_destroy; graphs "
+         "also need graph_update"),
+        ("CROSS_DEVICE_WAITS", "", "has wait_peer_event; waits for events of another device also need the "
          "functions of events: create_event, destroy_event, "),
-        ("INTERPROCESS", "", "import_event; memory and events of other processes of c also need the functions of "
+        ("INTERPROCESS", "", "import_event; memory and events of other processes also need the functions of "
          "events"),
     ],
 )  # fmt: skip
@@ -503,5 +503,5 @@ def test_a_driver_that_has_functions_for_peers_names_them(
     settings = {"TORCH_BACKPLANE_DRIVERS": "queued", "QUEUED_C_HANDS_OVER": f"EVENTS {group}"}
     result = forked.run("import torch; print(torch.bp.device_count())", tmp_path, **settings)
     assert result.stdout == "0\n"
-    text = f"QueuedDevice.native_launcher has functions for {purpose}, and there is no {method}()"
+    text = f"QueuedDevice.native_launcher has functions for {purpose}, but there is no {method}()"
     assert text in result.stderr

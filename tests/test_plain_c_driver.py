@@ -133,18 +133,18 @@ def test_what_a_dialect_lacks_is_named_when_it_is_needed_and_not_before(tmp_path
     [
         (
             ("dialect=PlainC", "dialect='Metal'"),
-            "PlainCDevice.properties.dialect is 'Metal', which nobody brought: Backplane has OpenCL C, CUDA C++, and a "
-            "driver brings its own as a subclass of torch_backplane.kernels.Dialect",
+            "PlainCDevice.properties.dialect is 'Metal', which is not a built-in dialect (OpenCL C, CUDA C++); "
+            "for another language, use a subclass of torch_backplane.kernels.Dialect",
         ),
         (("dialect=PlainC", "dialect=PlainCDevice"), "must be a name or a subclass of torch_backplane.kernels.Dialect"),
         (("dialect=PlainC", "dialect=PlainC()"), "must be a name or a subclass of torch_backplane.kernels.Dialect"),
-        (("dialect=PlainC", "dialect=Dialect"), "the dialect Dialect needs a name, and has None"),
-        (("def header(", "def no_header("), "the dialect Plain C lacks what every kernel needs: header"),
-        (("  types: ClassVar =", "  kinds: ClassVar ="), "the dialect Plain C lacks what every kernel needs: types"),
-        (('"ITEM":', '"ITEMS":'), "the dialect Plain C has ITEMS among its words, which are GLOBAL, LOCAL, ITEM, "),
-        (('"fill", "flush")', '"fill")'), "NativeLauncher.functions has no address of flush, which c needs"),
+        (("dialect=PlainC", "dialect=Dialect"), "the dialect Dialect has the name None; it needs a string"),
+        (("def header(", "def no_header("), "the dialect Plain C does not define header, which"),
+        (("  types: ClassVar =", "  kinds: ClassVar ="), "the dialect Plain C does not define types, which"),
+        (('"ITEM":', '"ITEMS":'), "the dialect Plain C has the unknown words ITEMS; known are GLOBAL, LOCAL, ITEM, "),
+        (('"fill", "flush")', '"fill")'), "NativeLauncher.functions has no address for flush, which 'c' needs"),
         (('api="c"', 'api="cuda"'), "NativeLauncher.api is 'cuda', and must be one of opencl, c"),
-        (("def native_kernel(", "def no_kernel("), "PlainCDevice takes kernels in Plain C, and has no native_kernel"),
+        (("def native_kernel(", "def no_kernel("), "takes kernels in Plain C, but does not override native_kernel"),
     ],
 )
 def test_a_driver_that_is_short_of_something_is_skipped(tmp_path: Path, change: tuple[str, str], message: str) -> None:

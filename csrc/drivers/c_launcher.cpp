@@ -10,8 +10,8 @@
 namespace backplane {
 namespace {
 
-// As docs/write-a-driver.md declares them: `queue`, `kernel` and `memory` are what the driver's native_… methods gave,
-// and what is answered is 0, or a status that the driver's native_error() makes an exception of.
+// The functions as docs/write-a-driver.md declares them. `queue`, `kernel` and `memory` are results of the driver's
+// native_… methods. Each function returns 0, or a status that the driver's native_error() converts to an exception.
 using Launch = int (*)(
     void* queue, void* kernel, const uint64_t* items, const uint64_t* group, const CArgument* arguments, uint64_t count);
 struct LaunchWithAttributes { // launch_t
@@ -46,7 +46,7 @@ struct Functions {
   CopyFunction copy;
   FillFunction fill;
   Flush flush;
-  // These may be missing, each group as a whole.
+  // Optional; each group is present or missing as a whole.
   LaunchAttributesFunction launch_with_attributes = nullptr;
   CopyIn copy_in = nullptr;
   CopyOut copy_out = nullptr;
@@ -104,7 +104,7 @@ class CEvent final : public NativeEvent {
     check_status("create_event", functions_.create_event(timing ? 1 : 0, &event_));
   }
   CEvent(const Functions& functions, void* event) : functions_(functions), event_(event) {}
-  // As in all destructors, what goes wrong is left for the next call.
+  // A destructor cannot throw; the next call reports a failure of the device.
   ~CEvent() override {
     if (event_ != nullptr) {
       static_cast<void>(functions_.destroy_event(event_));
@@ -130,7 +130,7 @@ class CEvent final : public NativeEvent {
   }
 
   void synchronize() override {
-    const GilReleased released; // what the event waits for may be done by a thread of Python's
+    const GilReleased released; // the pending work can need the GIL
     check_status("synchronize_event", functions_.synchronize_event(event_));
   }
 
@@ -253,7 +253,7 @@ class CLauncher final : public NativeLauncher {
       (*held)();
     };
     check_status("host_callback", functions_.host_callback(queue, call_now, call.get()));
-    static_cast<void>(call.release()); // call_now has it
+    static_cast<void>(call.release()); // call_now owns it
   }
 
   bool copies_from_peers() const override {

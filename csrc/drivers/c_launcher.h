@@ -1,11 +1,12 @@
-// A driver's own launcher: four functions of C (torch_backplane.drivers.base.NATIVE_APIS, docs/write-a-driver.md).
+// The launcher of a driver that implements it as C functions (api "c" in torch_backplane.drivers.base.NATIVE_APIS;
+// docs/write-a-driver.md declares them).
 #pragma once
 
 #include "drivers/native_launcher.h"
 
 namespace backplane {
 
-// Throws where a function is missing.
+// Throws ValueError if a required function is missing.
 std::unique_ptr<NativeLauncher> make_c_launcher(const std::map<std::string, uintptr_t>& functions);
 
 } // namespace backplane

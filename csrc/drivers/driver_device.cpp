@@ -42,7 +42,7 @@ DriverKernel& kernel_of(KernelHandle kernel) {
   return *static_cast<DriverKernel*>(kernel);
 }
 
-// Those that a function of a library is called with, in words: its integers, and what it computes with.
+// The integers, floats and doubles among the arguments of a library function, for the log: "(1, 0, 64)".
 std::string numbers_of(const QueueFunction& function, c10::ArrayRef<LaunchArgument> arguments) {
   std::string line = "(";
   for (size_t i = 0; i < arguments.size(); ++i) {
@@ -145,7 +145,7 @@ class DriverDevice final : public Device {
       return;
     }
     DeviceCall gil(true);
-    const py::error_scope kept; // a destructor may be at work
+    const py::error_scope kept; // the caller can be a destructor that runs while an exception propagates
     driver_.call_quietly("unpin", py::reinterpret_steal<py::object>(static_cast<PyObject*>(pinned)));
   }
 
@@ -210,13 +210,13 @@ class DriverDevice final : public Device {
     }
     driver_.errors().check();
     DriverStream& stream = streams_.known(handle);
-    c10::intrusive_ptr<KernelBuild> build; // that the command waits for
+    c10::intrusive_ptr<KernelBuild> build; // the build that the command waits for
     if (const auto* launch = std::get_if<KernelLaunch>(&command)) {
       DriverKernel& kernel = kernel_of(launch->kernel->handle());
       if (C10_UNLIKELY(launch->spec.has_attributes())) {
         check_attributes(launch->spec, kernel);
       }
-      if (C10_UNLIKELY(Profile::is_active())) { // which has to know when this command runs, and no other
+      if (C10_UNLIKELY(Profile::is_active())) { // a profile times each command, so it must not be deferred
         const GilReleased released;
         kernel.wait();
       }
@@ -303,13 +303,13 @@ class DriverDevice final : public Device {
   // --- kernels
   KernelHandle compile(KernelSource source) override {
     if (properties().dialect.empty()) {
-      return Device::compile(std::move(source)); // refuses
+      return Device::compile(std::move(source)); // throws
     }
     driver_.errors().check();
     const bool is_binary = source.is_binary;
     auto kernel =
         c10::make_intrusive<DriverKernel>(std::move(source), driver_, [this] { streams_.issue_ready(); });
-    if (is_binary) { // nothing is compiled, so the caller hears at once that it does not fit
+    if (is_binary) { // nothing to compile: load it now, so that the caller gets the error
       const GilReleased released;
       kernel->run();
       kernel->check();
@@ -325,7 +325,7 @@ class DriverDevice final : public Device {
   }
 
   void destroy_kernel(KernelHandle kernel) noexcept override {
-    c10::intrusive_ptr<DriverKernel>::reclaim(&kernel_of(kernel)); // deferred launches keep theirs
+    c10::intrusive_ptr<DriverKernel>::reclaim(&kernel_of(kernel)); // deferred launches hold references
   }
 
   KernelResources kernel_resources(KernelHandle handle) override {
@@ -347,17 +347,16 @@ class DriverDevice final : public Device {
   template <typename Function>
   void give_back(const Function& function) {
     if (!Py_IsInitialized()) {
-      return; // the process is going, and its memory with it
+      return; // the process is exiting, which frees the memory
     }
     DriverCall call;
-    const py::error_scope kept; // the caller may be a destructor that runs while an exception is on its way
-    // The driver is promised that no work uses the memory; the allocator only knows that no later work will.
+    const py::error_scope kept; // the caller can be a destructor that runs while an exception propagates
+    // The driver contract says that no pending work uses the memory. The allocator only knows that no later work will.
     streams_.finish_work();
     function();
   }
 
-  // A method of the driver's that says whether two of its devices can do something together. Asked once for each peer, so that
-  // later calls take no GIL.
+  // Caches the results of a driver method that answers yes or no for a peer, so that later calls need no GIL.
   class PeerAnswers {
    public:
     explicit PeerAnswers(const char* method) : method_(method) {}
@@ -374,27 +373,27 @@ class DriverDevice final : public Device {
 
    private:
     const char* const method_;
-    mutable std::array<std::atomic<int8_t>, 64> known_{}; // by index: 1 yes, -1 no, 0 not asked
+    mutable std::array<std::atomic<int8_t>, 64> known_{}; // by device index: 1 yes, -1 no, 0 unknown
   };
 
-  // The functions of a launcher take handles of their own driver's only.
+  // The functions of a launcher only take handles of their own driver.
   bool is_peer(const DriverDevice& other) const {
     return other.properties().driver == properties().driver;
   }
 
-  // Throws where the device does not offer such a command; kernels it cannot have compiled.
+  // Throws if the device does not support the command. Kernel launches need no check, as compile() checks.
   void check_offered(const Command& command) const {
     TORCH_CHECK_NOT_IMPLEMENTED(
         !std::holds_alternative<LibraryCall>(command) || driver_.launcher() != nullptr, properties().name,
-        " has no native launcher, so that library functions cannot receive its queue");
+        " has no native launcher, so it cannot run library functions, which need its native queue");
     const auto* callback = std::get_if<HostCallback>(&command);
     TORCH_CHECK(
         callback == nullptr || callback->memory.empty() || host_sees_memory(), "the host does not see the memory of ",
         properties().name);
   }
 
-  // Throws where a launch with these attributes is not possible. What is said of the kernel's own shared memory is known when
-  // it is built, so that is added when the launch executes.
+  // Throws if a launch with these attributes is not possible. The kernel's static shared memory is only known when it
+  // is built, so execute() checks the sum.
   void check_attributes(const LaunchSpec& spec, const DriverKernel& kernel) const {
     TORCH_CHECK_NOT_IMPLEMENTED(
         launches_with_attributes_, "bp:", static_cast<int>(index_), " (", properties().name, ") cannot launch ",
@@ -419,7 +418,7 @@ class DriverDevice final : public Device {
         " (Target.local_memory)");
   }
 
-  // Gives the command to the driver now.
+  // Submits the command to the driver immediately.
   void execute(const Command& command, DriverStream& stream) {
     std::visit([&](const auto& one) { execute(one, stream); }, command);
   }
@@ -441,7 +440,7 @@ class DriverDevice final : public Device {
     const auto doing = [&] { return c10::str("launching ", kernel.name()); };
     if (driver_.launcher() == nullptr) {
       const DriverStreams::Submission submission(streams_, stream);
-      const DeviceCall gil(true); // around what catches errors, too
+      const DeviceCall gil(true); // also while watch() converts an error
       driver_.errors().watch(doing, [&] { kernel.launch(stream.object, launch.spec, arguments, 0); });
       return;
     }
@@ -458,7 +457,7 @@ class DriverDevice final : public Device {
       const auto call = reinterpret_cast<int (*)(void*, const CArgument*, uint64_t)>(function.address());
       int status = 0;
       {
-        const GilReleased released; // a deferred call may come from a thread that has it
+        const GilReleased released; // a thread that executes deferred commands can hold it
         said(
             [&] { status = call(stream.native, given.data(), given.size()); },
             [&] {
@@ -468,7 +467,7 @@ class DriverDevice final : public Device {
             });
       }
       if (C10_UNLIKELY(status != 0)) {
-        stream.launches.fetch_add(1, std::memory_order_relaxed); // part of its work may be under way
+        stream.launches.fetch_add(1, std::memory_order_relaxed); // part of its work can be pending
         driver_.errors().fail(doing(), function.name(), status, function.explain(status));
       }
     });
@@ -481,15 +480,15 @@ class DriverDevice final : public Device {
       callback.function->run(callback.memory.data(), callback.numbers.data());
       return;
     }
-    constexpr Doing kDoing{"calling a function of the host"};
-    if (!launcher->host_sees_memory()) { // the addresses, if there are any, are the host's
+    constexpr Doing kDoing{"submitting a host callback"};
+    if (!launcher->host_sees_memory()) { // addresses in the command, if any, are host addresses already
       streams_.natively(stream, kDoing, [&] {
         launcher->call_host(
             stream.native,
             [function = callback.function, numbers = callback.numbers.vec(), memory = callback.memory.vec()]() mutable {
               const InHostCallback here;
               function->run(memory.data(), numbers.data());
-              function = nullptr; // here, as what goes with it may submit commands
+              function = nullptr; // destroy it while `here` exists, as it can submit commands
             });
       });
       return;
@@ -505,7 +504,7 @@ class DriverDevice final : public Device {
            seen = launcher->host_memory(stream.native, memory, memory_.generation())]() mutable {
             const InHostCallback here;
             function->run(seen.addresses().data(), numbers.data());
-            function = nullptr; // here, as what goes with it may submit commands
+            function = nullptr; // destroy it while `here` exists, as it can submit commands
           });
     });
   }
@@ -603,7 +602,7 @@ class DriverDevice final : public Device {
   std::optional<DriverInterprocess> interprocess_;
   const PeerAnswers can_access_{"can_access_peer"};
   const PeerAnswers can_wait_for_{"can_wait_for_peer"};
-  const bool discrete_; // the user wants it so: the host must not see the memory
+  const bool discrete_; // hide the memory from the host
   const bool can_pin_;
   const bool can_adopt_streams_;
   const bool launches_with_attributes_;

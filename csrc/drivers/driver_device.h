@@ -1,4 +1,4 @@
-// The runtime's view of a device that a Python driver brought: an adapter around torch_backplane.drivers.base.Device.
+// The adapter that makes a Python driver's device (torch_backplane.drivers.base.Device) a Device of the runtime.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -9,7 +9,7 @@
 
 namespace backplane {
 
-// `index` is the number that the device will have; `discrete`: the host must not see its memory, even where it could.
+// `index`: the index that the device will have. `discrete`: hide its memory from the host, even if it is accessible.
 std::unique_ptr<Device> make_driver_device(
     c10::DeviceIndex index, DeviceProperties properties, pybind11::object device, bool discrete);
 

@@ -37,14 +37,14 @@ void DriverErrors::convert(const py::error_already_set& error, const std::string
   auto loss = std::make_unique<const Loss>(Loss{
       c10::str(
           name_, " was lost while ", doing, ": ", why,
-          ". What its tensors held is gone, and every use of it ends with this error: restart the process to use it "
-          "again. Other devices go on working"),
+          ". The contents of its tensors are lost, and every use of the device raises this error: restart the process "
+          "to use it again. Other devices keep working"),
       code});
   const Loss* none = nullptr;
   if (lost_.compare_exchange_strong(none, loss.get(), std::memory_order_acq_rel)) {
     static_cast<void>(loss.release());
   }
-  throw_lost(); // what was first
+  throw_lost(); // the first loss
 }
 
 void DriverErrors::fail(
@@ -56,7 +56,7 @@ void DriverErrors::fail(
 }
 
 void DriverErrors::convert(const NativeError& error, py::handle device, const std::string& doing) {
-  check(); // another thread may have found out
+  check(); // another thread can have detected the loss
   const std::string call = error.call + error.details;
   TORCH_CHECK(Py_IsInitialized(), name_, " failed while ", doing, ": ", call, " answered ", error.status);
   DeviceCall gil(true);

@@ -1,6 +1,5 @@
-// Errors of one device that a Python driver brought: DeviceErrors of torch_backplane.drivers.base become
-// c10::AcceleratorErrors (torch.AcceleratorError) that name the device and what it was doing, and a device that its driver
-// has lost stays lost.
+// Errors of a Python driver's device. Converts DeviceError (torch_backplane.drivers.base) to c10::AcceleratorError
+// (torch.AcceleratorError), with the device and the operation in the message, and remembers the loss of the device.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -16,7 +15,7 @@ namespace backplane {
 
 class DriverErrors {
  public:
-  // `name` is how messages call the device: «bp:0 (what the hardware calls itself)».
+  // `name`: the device in messages, "bp:0 (name of the hardware)".
   explicit DriverErrors(std::string name) : name_(std::move(name)) {}
   ~DriverErrors() {
     delete lost_.load();
@@ -27,21 +26,21 @@ class DriverErrors {
   bool is_lost() const noexcept {
     return lost_.load(std::memory_order_acquire) != nullptr;
   }
-  // Throws what ended the device, if it is lost.
+  // Throws the error of the loss if the device is lost.
   void check() const {
     if (C10_UNLIKELY(is_lost())) {
       throw_lost();
     }
   }
-  // Throws what a driver's error means to the user; returns if it is not a DeviceError. The caller has the GIL.
+  // Throws the AcceleratorError for a DeviceError; returns for other errors. The caller holds the GIL.
   void convert(const pybind11::error_already_set& error, const std::string& doing);
-  // Throws what the driver says of an error of the native launcher. Takes the GIL.
+  // Throws the error that the driver's native_error() returns for an error of the native launcher. Takes the GIL.
   [[noreturn]] void convert(const NativeError& error, pybind11::handle device, const std::string& doing);
 
-  // Throws for a function of a library, which is none of the driver's. `why` is empty where nobody knows.
+  // Throws for a failed library function, which the driver does not know. `why` explains the status; can be empty.
   [[noreturn]] void fail(const std::string& doing, const std::string& function, int status, const std::string& why) const;
 
-  // Calls the driver, which has `doing()` to do.
+  // Calls the driver and converts its errors. `doing()` describes the operation, for messages.
   template <typename Doing, typename Function>
   std::invoke_result_t<Function> watch(const Doing& doing, const Function& function) {
     check();

@@ -28,7 +28,7 @@ bool overlap(const Copy& copy) {
   return to < from + copy.bytes && from < to + copy.bytes;
 }
 
-// Commands as the functions take them, and what they point to.
+// Commands in the representation of the graph functions, with the arrays that they point to.
 class CCommands {
  public:
   CCommands(c10::ArrayRef<GraphCommand> commands, const DriverMemory& memory, std::deque<HostNode>& host_nodes)
@@ -92,7 +92,7 @@ class CCommands {
 
   template <typename Other>
   void add(const Other&, CCommand&) {
-    TORCH_INTERNAL_ASSERT(false, "graphs of drivers have no such command");
+    TORCH_INTERNAL_ASSERT(false, "native graphs do not support this command");
   }
 
   LaunchArgument whole(const void* address, size_t bytes) const {
@@ -120,21 +120,21 @@ class DriverGraph final : public NativeGraph {
     try {
       create(commands);
     } catch (const NativeError& error) {
-      driver_.errors().convert(error, driver_.object(), "making a graph");
+      driver_.errors().convert(error, driver_.object(), "creating a graph");
     }
   }
 
   ~DriverGraph() override {
     if (!Py_IsInitialized() || driver_.errors().is_lost()) {
-      static_cast<void>(host_nodes_.release()); // a queue may still call them
+      static_cast<void>(host_nodes_.release()); // a queue can still call them
       return;
     }
     if (!host_nodes_->empty()) {
       const DeviceCall gil(true);
       const pybind11::error_scope kept;
-      streams_.finish_work(); // the queue calls the nodes
+      streams_.finish_work(); // pending work can still call the nodes
     }
-    static_cast<void>(functions_.destroy(graph_)); // a destructor cannot report it
+    static_cast<void>(functions_.destroy(graph_)); // a destructor cannot report an error
   }
 
   void launch(c10::ArrayRef<GraphCommand> commands, bool changed, StreamHandle handle) override {
@@ -142,7 +142,7 @@ class DriverGraph final : public NativeGraph {
     stream.deferred.issue_all();
     stream.throw_failure();
     streams_.natively(stream, Doing{"launching a graph"}, [&] {
-      const GilReleased released; // who waits for the lock must not have it
+      const GilReleased released; // a thread must not wait for the lock with the GIL
       const std::lock_guard<std::mutex> guard(lock_);
       if (changed || memory_.generation() != generation_) {
         update(commands);
@@ -210,7 +210,7 @@ std::unique_ptr<NativeGraph> make_driver_graph(
       const GilReleased released;
       kernel.wait();
       if (!kernel.is_built()) {
-        return nullptr; // the launch will say why
+        return nullptr; // the launch throws the build error
       }
     }
   }

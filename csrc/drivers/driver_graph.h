@@ -1,4 +1,4 @@
-// Graphs of a driver's own: the functions of its C launcher, and how a captured list of commands becomes one.
+// Native graphs of a driver: the graph functions of its C launcher, and the conversion of captured commands.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +11,12 @@
 
 namespace backplane {
 
-// As docs/write-a-driver.md declares it.
+// command_t in docs/write-a-driver.md.
 struct CCommand {
   enum Kind : uint64_t { Launch, Copy, Fill, HostCallback };
 
   uint64_t kind;
-  const uint64_t* after; // indices of the commands that it depends on
+  const uint64_t* after; // indices of the commands that this one depends on
   uint64_t after_count;
   // A launch.
   void* kernel;
@@ -43,7 +43,8 @@ struct GraphFunctions {
   int (*destroy)(void* graph);
 };
 
-// Null where the launcher has no graphs, and for commands that they do not take. The rest lives as long as the process.
+// Returns null if the launcher has no graphs, or does not support one of the commands. The references must outlive the
+// graph; they live as long as the process.
 std::unique_ptr<NativeGraph> make_driver_graph(
     c10::ArrayRef<GraphCommand> commands, DriverObject& driver, const DriverMemory& memory, DriverStreams& streams);
 

@@ -28,7 +28,7 @@ void DriverInterprocess::close_memory(void* address, size_t segment_bytes) {
     return;
   }
   DriverCall call;
-  const py::error_scope kept; // the caller may be a destructor that runs while an exception is on its way
+  const py::error_scope kept; // the caller can be a destructor that runs while an exception propagates
   streams_.finish_work();
   void* const native = memory_.remove_imported(address, segment_bytes);
   if (!driver_.errors().is_lost()) {
@@ -37,7 +37,7 @@ void DriverInterprocess::close_memory(void* address, size_t segment_bytes) {
 }
 
 EventHandle DriverInterprocess::create_event() {
-  return streams_.insert_event(ask("making an event", [&] { return native_.create_event(); }));
+  return streams_.insert_event(ask("creating an event", [&] { return native_.create_event(); }));
 }
 
 InterprocessHandle DriverInterprocess::export_event(EventHandle event) {

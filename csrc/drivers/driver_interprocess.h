@@ -1,4 +1,4 @@
-// Memory and events of a driver's device that processes share.
+// Sharing of a driver's memory and events between processes.
 #pragma once
 
 #include "devices/interprocess.h"
@@ -10,7 +10,7 @@ namespace backplane {
 
 class DriverInterprocess final : public Interprocess {
  public:
-  // All live as long as this.
+  // The arguments must outlive this object.
   DriverInterprocess(
       const NativeInterprocess& native, DriverObject& driver, DriverMemory& memory, DriverStreams& streams)
       : native_(native), driver_(driver), memory_(memory), streams_(streams) {}
@@ -23,7 +23,7 @@ class DriverInterprocess final : public Interprocess {
   EventHandle import_event(const InterprocessHandle& handle) override;
 
  private:
-  // Calls the launcher.
+  // Calls the launcher and converts its errors.
   template <typename Function>
   std::invoke_result_t<Function> ask(const char* doing, const Function& function) {
     driver_.errors().check();

@@ -22,14 +22,14 @@ std::string numbered(const std::string& text) {
   return result.str();
 }
 
-// «RuntimeError: …», without the traceback.
+// "RuntimeError: …", without the traceback.
 std::string described(const py::error_already_set& error) {
   return c10::str(
       py::str(error.type().attr("__name__")).cast<std::string>(), ": ", py::str(error.value()).cast<std::string>());
 }
 
-// Calls `function`, which may be called again. Ctrl-C does not stop it, which would leave a kernel that can never be launched,
-// but comes afterwards: unless somebody insists.
+// Calls `function`, and again if Ctrl-C interrupts it: an interrupted build would leave a kernel that can never be
+// launched. Raises the KeyboardInterrupt afterwards, or immediately after more than kPatience interrupts.
 template <typename Function>
 void uninterrupted(const Function& function) {
   constexpr int kPatience = 10;
@@ -37,7 +37,7 @@ void uninterrupted(const Function& function) {
     try {
       function();
       if (interrupts > 0) {
-        PyErr_SetInterrupt(); // from here on any Python code is interrupted
+        PyErr_SetInterrupt(); // interrupts the next Python code
       }
       return;
     } catch (const py::error_already_set& error) {
@@ -132,7 +132,7 @@ void DriverKernel::call_driver(void* stream, const LaunchSpec& size, c10::ArrayR
 }
 
 KernelResources DriverKernel::resources() {
-  return driver_.ask("asked for what a kernel uses", [&] {
+  return driver_.ask("getting the resources of a kernel", [&] {
     if (!resources_.has_value()) {
       const py::object found = driver_.attr("kernel_resources")(py::handle(object_));
       const auto number = [&](const char* name) {

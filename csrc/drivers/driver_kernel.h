@@ -1,4 +1,4 @@
-// A kernel of a device that a Python driver brought.
+// A kernel of a Python driver's device.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -15,20 +15,20 @@ namespace backplane {
 
 class DriverKernel final : public KernelBuild {
  public:
-  // `driver` lives as long as the process. `finished` is called by the thread that did the build.
+  // `driver` lives as long as the process. The thread that does the build calls `finished` after it.
   DriverKernel(KernelSource source, DriverObject& driver, std::function<void()> finished);
   ~DriverKernel() override;
 
-  // Its entry and operator, for messages.
+  // The entry point and the operator, for messages.
   std::string name() const;
-  // What the native launcher's API calls it; null without a launcher. Only when it is built.
+  // The native handle; null without a native launcher. Requires is_built().
   void* native_handle() const {
     return native_handle_;
   }
-  // Only when it is built. `queue` is the native queue where there is a native launcher, else the driver's object for the
-  // stream; the memory of arguments accordingly.
+  // Requires is_built(). With a native launcher, `queue` and the memory of the arguments are native handles, else the
+  // driver's Python objects.
   void launch(void* queue, const LaunchSpec& size, c10::ArrayRef<LaunchArgument> arguments, uint64_t generation);
-  // Only when it is built. Asks the driver once.
+  // Requires is_built(). Calls the driver once and caches the result.
   KernelResources resources();
 
  private:
@@ -40,7 +40,7 @@ class DriverKernel final : public KernelBuild {
   DriverObject& driver_;
   const std::function<void()> finished_;
   PyObject* object_ = nullptr; // what the driver's compile() or load() returned
-  std::optional<KernelResources> resources_; // under the GIL, once they were asked for
+  std::optional<KernelResources> resources_; // cached by resources(); protected by the GIL
   void* native_handle_ = nullptr;
   std::unique_ptr<NativeKernel> native_;
 };

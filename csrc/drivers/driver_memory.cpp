@@ -14,10 +14,9 @@ namespace {
 
 constexpr size_t kAlignment = 512; // of device addresses, see Device::allocate
 
-// What the driver calls a segment, and what its hardware API does; the latter only with a native launcher.
 struct Segment {
-  PyObject* object = nullptr;
-  void* native = nullptr;
+  PyObject* object = nullptr; // the driver's object
+  void* native = nullptr; // the native handle; only with a native launcher
   size_t bytes = 0;
 };
 
@@ -31,8 +30,8 @@ DriverMemory::DriverMemory(DriverObject& driver, const DeviceProperties& propert
 
 void* DriverMemory::allocate(size_t bytes) {
   TORCH_CHECK_WITH(
-      OutOfMemoryError, bytes <= largest_, "bp out of memory. Tried to allocate ", bytes, " bytes, and ",
-      properties_.name, " has no more than ", largest_, " in one piece");
+      OutOfMemoryError, bytes <= largest_, "bp out of memory. Tried to allocate ", bytes, " bytes, but ",
+      properties_.name, " allocates at most ", largest_, " bytes at a time");
   if (!take(bytes)) {
     return nullptr;
   }
@@ -91,7 +90,8 @@ void DriverMemory::unmap(void* address, size_t bytes) {
   }
 }
 
-// What the driver's `method` gives for so many bytes; null where there is not enough memory.
+// Calls the driver's `method`, "allocate" or "reserve", and returns the address of the new segment, or null if there is
+// not enough memory.
 void* DriverMemory::new_segment(const char* method, const char* doing, size_t bytes) {
   driver_.errors().check();
   DriverCall call;
@@ -107,7 +107,7 @@ void* DriverMemory::new_segment(const char* method, const char* doing, size_t by
   }
 }
 
-// Gives back what new_segment() made, by the driver's `method`.
+// Releases a segment of new_segment() with the driver's `method`, "free" or "unreserve".
 void DriverMemory::end_segment(const char* method, void* address, size_t bytes) {
   const std::unique_ptr<Segment> segment(static_cast<Segment*>(segments_.remove(address)));
   const auto handle = py::reinterpret_steal<py::object>(segment->object);
@@ -128,7 +128,7 @@ void DriverMemory::end_segment(const char* method, void* address, size_t bytes) 
 }
 
 std::pair<size_t, size_t> DriverMemory::info() {
-  return driver_.ask("asked for its free memory", [&]() -> std::pair<size_t, size_t> {
+  return driver_.ask("querying its free memory", [&]() -> std::pair<size_t, size_t> {
     const py::object info = driver_.attr("memory_info")();
     if (!info.is_none()) {
       return info.cast<std::pair<size_t, size_t>>();
@@ -177,7 +177,7 @@ LaunchArgument DriverMemory::resolve(const KernelArgument& argument) const {
   return {driver_.launcher() != nullptr ? memory->native : memory->object, offset, nullptr, 0};
 }
 
-// No driver is asked for more than the device has.
+// Counts an allocation; false if the device does not have enough memory.
 bool DriverMemory::take(size_t bytes) {
   size_t used = allocated_;
   do {
@@ -188,7 +188,8 @@ bool DriverMemory::take(size_t bytes) {
   return true;
 }
 
-// The address of a fresh segment, which goes back to the driver if something is wrong with it.
+// Registers a new segment and returns its address. On an error, releases the segment with the driver's method
+// `give_back`.
 void* DriverMemory::place(const py::object& handle, size_t bytes, const char* give_back) {
   try {
     auto segment = std::make_unique<Segment>(Segment{.bytes = bytes});
@@ -213,7 +214,7 @@ void* DriverMemory::address_of(const py::object& handle, size_t bytes) const {
   const auto value = driver_.attr("address")(handle).cast<uintptr_t>();
   TORCH_CHECK(
       value != 0 && value % kAlignment == 0, "driver ", properties_.driver, ": address() returned ", value,
-      ", and segments start at multiples of ", kAlignment);
+      ", but segments start at multiples of ", kAlignment);
   return reinterpret_cast<void*>(value);
 }
 

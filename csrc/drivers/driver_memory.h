@@ -1,4 +1,4 @@
-// The memory of a device that a Python driver brought: its segments, and where they are.
+// The memory of a Python driver's device: its segments and their addresses.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -13,19 +13,19 @@
 
 namespace backplane {
 
-// Of each handle that the driver gives for a segment, a Python object, one reference is kept.
+// Holds a reference to the driver's Python object of each segment.
 class DriverMemory {
  public:
-  // Both live as long as this. The caller has the GIL.
+  // The arguments must outlive this object. The caller holds the GIL.
   DriverMemory(DriverObject& driver, const DeviceProperties& properties);
 
-  // As Device::allocate and Device::memory_info.
+  // Like Device::allocate and Device::memory_info.
   void* allocate(size_t bytes);
   std::pair<size_t, size_t> info();
-  // As Device::free, of memory that no work uses. The caller has the GIL.
+  // Like Device::free. No pending work uses the memory. The caller holds the GIL.
   void free(void* address, size_t bytes);
 
-  // As the methods of Device; what is given back no work uses, and the caller has the GIL.
+  // Like the methods of Device. No pending work uses memory that is unmapped or unreserved. The caller holds the GIL.
   bool can_reserve() const noexcept {
     return can_reserve_;
   }
@@ -34,35 +34,35 @@ class DriverMemory {
   bool map(void* address, size_t bytes);
   void unmap(void* address, size_t bytes);
 
-  // Binds a segment of another process, which the launcher calls `native`, to an address. The driver's methods in Python get it
-  // as an integer. Its bytes do not count as allocated. The caller has the GIL.
+  // Binds an imported segment of another process to an address. `native` is its native handle; the driver's Python
+  // methods receive it as an integer. The segment does not count as allocated. The caller holds the GIL.
   void* insert_imported(void* native, size_t bytes);
-  // Undoes that, and returns `native`. The caller has the GIL.
+  // Undoes insert_imported() and returns `native`. The caller holds the GIL.
   void* remove_imported(void* address, size_t bytes);
   struct Exported {
     void* native;
     size_t bytes;
     size_t offset;
   };
-  // The segment that [address, address + bytes) lies in.
+  // The segment that contains [address, address + bytes).
   Exported segment_of(const void* address, size_t bytes) const;
 
   struct Place {
-    pybind11::handle segment; // what the driver calls it
-    size_t offset; // bytes from its start
+    pybind11::handle segment; // the driver's object
+    size_t offset; // bytes from the start of the segment
   };
-  // Where [address, address + bytes) lies; throws unless one segment holds all of it.
+  // The location of [address, address + bytes). Throws if it is not contained in one segment.
   Place place_of(const void* address, size_t bytes) const;
-  // An argument as launches take it: memory becomes a handle of the hardware API's, without a native launcher of the
-  // driver's; with one on a device with pointers, the pointer and offset 0.
+  // Converts an argument for a launch. Memory becomes a segment and an offset. With a native launcher, the segment is
+  // its native handle, else the driver's object. If the launcher takes pointers: the pointer and offset 0.
   LaunchArgument resolve(const KernelArgument& argument) const;
-  // Another number when what was resolved before may be gone.
+  // Changes when earlier results of resolve() can be invalid.
   uint64_t generation() const noexcept {
     return segments_.generation();
   }
 
  private:
-  // True where the launcher takes addresses as they are.
+  // True if the launcher takes addresses as they are.
   bool has_pointers() const noexcept {
     return properties_.addresses == Addresses::Device && driver_.launcher() != nullptr;
   }
@@ -74,10 +74,10 @@ class DriverMemory {
 
   DriverObject& driver_;
   const DeviceProperties& properties_;
-  AddressSpace segments_; // where each Segment is
+  AddressSpace segments_; // maps addresses to Segments
   std::atomic<size_t> allocated_{0}; // bytes
   const bool can_reserve_;
-  const size_t largest_; // bytes of a segment
+  const size_t largest_; // maximum bytes of a segment
 };
 
 } // namespace backplane

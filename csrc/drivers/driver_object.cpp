@@ -12,7 +12,7 @@ namespace py = pybind11;
 namespace backplane {
 namespace {
 
-thread_local int driver_calls = 0; // of this thread, under way
+thread_local int driver_calls = 0; // active calls of this thread
 
 bool alive() {
   TORCH_CHECK(Py_IsInitialized(), "a bp device of a Python driver was used after Python has been finalized");
@@ -54,7 +54,7 @@ void DriverObject::call_quietly(const char* method, py::handle argument) const n
   PyObject* result = PyObject_CallMethod(object_.ptr(), method, "O", argument.ptr());
   if (result == nullptr && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) {
     PyErr_Clear();
-    PyErr_SetInterrupt(); // for the next Python code
+    PyErr_SetInterrupt(); // interrupts the next Python code
   } else if (result == nullptr) {
     PyErr_WriteUnraisable(object_.ptr());
   }

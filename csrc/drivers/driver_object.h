@@ -1,4 +1,4 @@
-// The object behind a device that a Python driver brought, and how the parts of the runtime that stand for it call it.
+// The Python object of a driver's device, and calls of its methods.
 #pragma once
 
 #include <c10/util/StringUtil.h>
@@ -14,7 +14,7 @@
 
 namespace backplane {
 
-// The GIL, for one call into a driver. Throws once Python has been finalized: nobody is left to be called.
+// Holds the GIL for a call into a driver. The constructor throws after Python has been finalized.
 class DriverCall {
  public:
   DriverCall();
@@ -23,7 +23,7 @@ class DriverCall {
   DeviceCall gil_;
 };
 
-// What the driver is doing, for messages; only put together where it is needed.
+// Describes an operation of the driver, for messages. The text is only built when an error needs it.
 struct Doing {
   const char* what;
   size_t bytes = 0;
@@ -34,10 +34,10 @@ struct Doing {
   }
 };
 
-// The calls run Python code, which may hand the GIL to another thread: no lock of ours is held around them.
+// The calls run Python code, which can pass the GIL to another thread, so the runtime must hold no lock during a call.
 class DriverObject {
  public:
-  // `index`: the number that it will have; `name`: what the hardware calls itself. Asks the driver for its launcher.
+  // `index`: the index that the device will have. `name`: the name of the hardware. Gets the driver's native launcher.
   DriverObject(c10::DeviceIndex index, std::string name, pybind11::object object);
 
   const std::string& name() const noexcept {
@@ -53,19 +53,19 @@ class DriverObject {
   pybind11::handle object() const noexcept {
     return object_;
   }
-  // Null: the driver's own launch() is called.
+  // Null if there is none: kernels are launched with the driver's launch().
   const NativeLauncher* launcher() const noexcept {
     return launcher_.get();
   }
-  // A method of the driver's, or another attribute. The caller has the GIL.
+  // A method or another attribute of the driver's device. The caller holds the GIL.
   auto attr(const char* name) const {
     return object_.attr(name);
   }
 
-  // Calls the driver, with the GIL.
+  // Takes the GIL, calls the driver and converts its errors.
   template <typename Function>
   std::invoke_result_t<Function> ask(const Doing& doing, const Function& function) {
-    errors_.check(); // before Python is asked for the GIL
+    errors_.check(); // a lost device must not wait for the GIL
     DriverCall call;
     return errors_.watch(doing, function);
   }
@@ -74,8 +74,8 @@ class DriverObject {
     return ask(Doing{doing}, function);
   }
 
-  // For callers that are destructors, which cannot pass an error on: it is printed, as Python does with errors in
-  // __del__. The driver of a lost device is left alone. The caller has the GIL.
+  // For destructors, which cannot throw: prints an error, as Python does for errors in __del__. Does nothing if the
+  // device is lost. The caller holds the GIL.
   void call_quietly(const char* method, pybind11::handle argument) const noexcept;
 
  private:
@@ -85,7 +85,7 @@ class DriverObject {
   std::unique_ptr<NativeLauncher> launcher_;
 };
 
-// What a driver means by an integer.
+// A native handle, which the driver returned as an integer.
 inline void* as_pointer(const pybind11::object& number) {
   return reinterpret_cast<void*>(number.cast<uintptr_t>());
 }

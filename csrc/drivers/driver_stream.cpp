@@ -27,7 +27,8 @@ bool InHostCallback::is_running() noexcept {
   return in_host_callback;
 }
 
-// An event, and its recordings that are still deferred. Kept by those, so that it may be destroyed before.
+// An event and the number of its deferred recordings. Deferred recordings hold references, so that the user can destroy
+// the event before they execute.
 class DriverStreams::Event : public c10::intrusive_ptr_target {
  public:
   Event(const DriverObject& driver, py::object event) : driver_(driver), object_(event.release().ptr()) {}
@@ -36,7 +37,7 @@ class DriverStreams::Event : public c10::intrusive_ptr_target {
 
   ~Event() override {
     if (!Py_IsInitialized() || (native_ != nullptr && driver_.errors().is_lost())) {
-      static_cast<void>(native_.release()); // neither the driver nor its API is called any more
+      static_cast<void>(native_.release()); // the driver and its API must not be called any more
       return;
     }
     if (native_ != nullptr) {
@@ -48,18 +49,18 @@ class DriverStreams::Event : public c10::intrusive_ptr_target {
     Py_DECREF(object_);
   }
 
-  // Null: it is the driver's.
+  // Null if the event is an object of the driver.
   NativeEvent* native() const {
     return native_.get();
   }
-  // Whether other processes may wait for it.
+  // Whether other processes can wait for the event.
   bool is_shared = false;
 
   py::handle object() const {
     return object_;
   }
 
-  // The stream of the latest recording that was deferred; null if there has been none.
+  // The stream of the latest deferred recording; null if there was none.
   StreamPointer stream() const {
     std::lock_guard<std::mutex> guard(lock_);
     return stream_;
@@ -69,7 +70,7 @@ class DriverStreams::Event : public c10::intrusive_ptr_target {
     return deferred_.load() > 0;
   }
 
-  // The latest recording was the last of the stream's first `count` commands; 0: unknown.
+  // Notes the position of the latest recording: it is command number `count` of the stream (0: unknown).
   void recorded_behind(DriverStream& stream, uint64_t count) {
     std::lock_guard<std::mutex> guard(lock_);
     position_ = {stream.shared_from_this(), count};
@@ -102,11 +103,11 @@ class DriverStreams::Event : public c10::intrusive_ptr_target {
  private:
   const DriverObject& driver_;
   std::unique_ptr<NativeEvent> native_;
-  PyObject* const object_; // what the driver calls it; null where it is native
+  PyObject* const object_; // the driver's object; null for a native event
   mutable std::mutex lock_;
   StreamPointer stream_;
   Position position_;
-  std::atomic<int> deferred_{0}; // recordings
+  std::atomic<int> deferred_{0}; // deferred recordings
 };
 
 DriverStreams::Event& DriverStreams::event_of(EventHandle event) {
@@ -115,7 +116,7 @@ DriverStreams::Event& DriverStreams::event_of(EventHandle event) {
 
 // --- streams
 StreamHandle DriverStreams::create_stream(int priority) {
-  return add("making a stream", [&] { return driver_.attr("create_stream")(priority); }, /*is_shared=*/false);
+  return add("creating a stream", [&] { return driver_.attr("create_stream")(priority); }, /*is_shared=*/false);
 }
 
 StreamHandle DriverStreams::adopt_stream(uintptr_t native) {
@@ -129,10 +130,10 @@ StreamHandle DriverStreams::adopt_stream(uintptr_t native) {
 
 uintptr_t DriverStreams::native_handle(StreamHandle handle) {
   DriverStream& stream = known(handle);
-  stream.deferred.issue_all(); // who gives the queue work expects it behind what was submitted before
+  stream.deferred.issue_all(); // native work must execute after the commands submitted before
   stream.throw_failure();
   stream.is_shared = true;
-  return driver_.ask("asked for the native handle of a stream", [&] {
+  return driver_.ask("getting the native handle of a stream", [&] {
     if (stream.native == nullptr) {
       stream.native = as_pointer(driver_.attr("native_stream")(py::handle(stream.object)));
     }
@@ -140,7 +141,7 @@ uintptr_t DriverStreams::native_handle(StreamHandle handle) {
   });
 }
 
-// The stream that `make` returns, with the GIL.
+// Adds the stream that `make` returns. `make` is called with the GIL.
 StreamHandle DriverStreams::add(const char* doing, const std::function<py::object()>& make, bool is_shared) {
   const auto stream = std::make_shared<DriverStream>(execute_);
   stream->is_shared = is_shared;
@@ -192,7 +193,7 @@ bool DriverStreams::query_stream(StreamHandle handle) {
   if (stream.is_known_idle()) {
     return true;
   }
-  return driver_.ask("asked whether a stream is done", [&] {
+  return driver_.ask("querying a stream", [&] {
     note_launches(stream);
     return driver_.attr("query_stream")(py::handle(stream.object)).cast<bool>();
   });
@@ -209,11 +210,11 @@ void DriverStreams::synchronize_stream(StreamHandle handle) {
 EventHandle DriverStreams::create_event(bool timing) {
   const NativeLauncher* launcher = driver_.launcher();
   if (launcher != nullptr && launcher->has_events()) {
-    return ask_natively("making an event", [&]() -> EventHandle {
+    return ask_natively("creating an event", [&]() -> EventHandle {
       return c10::make_intrusive<Event>(driver_, launcher->create_event(timing)).release();
     });
   }
-  return driver_.ask("making an event", [&]() -> EventHandle {
+  return driver_.ask("creating an event", [&]() -> EventHandle {
     return c10::make_intrusive<Event>(driver_, driver_.attr("create_event")(timing)).release();
   });
 }
@@ -227,8 +228,8 @@ EventHandle DriverStreams::insert_event(std::unique_ptr<NativeEvent> event) {
 NativeEvent& DriverStreams::shared_event(EventHandle event) {
   TORCH_CHECK(
       event_of(event).is_shared,
-      "other processes cannot have this event: it was first recorded by another method than torch.bp.Event.record() or "
-      "torch.bp.Stream.record_event()");
+      "this event cannot be shared with other processes: it was first recorded by another method than "
+      "torch.bp.Event.record() or torch.bp.Stream.record_event()");
   return *event_of(event).native();
 }
 
@@ -239,11 +240,11 @@ void DriverStreams::destroy_event(EventHandle event) noexcept {
 void DriverStreams::submit(const Command& command, DriverStream& stream, c10::intrusive_ptr<KernelBuild> build) {
   if (const auto* wait = std::get_if<EventWait>(&command)) {
     issue_recording(wait->event);
-    stream.deferred.issue_all(); // the event may be recorded again, and this means the recording of now
+    stream.deferred.issue_all(); // a deferred wait could see a later recording of the event
   }
   const auto* recording = std::get_if<EventRecord>(&command);
   if (recording != nullptr && event_of(recording->event).is_shared) {
-    stream.deferred.issue_all(); // other processes cannot ask for deferred recordings
+    stream.deferred.issue_all(); // other processes cannot see deferred recordings
   }
   stream.throw_failure();
   if (build == nullptr && !stream.deferred.any()) {
@@ -251,7 +252,7 @@ void DriverStreams::submit(const Command& command, DriverStream& stream, c10::in
     return;
   }
   std::shared_ptr<const void> keep;
-  if (recording != nullptr) { // its event may be destroyed before the recording executes
+  if (recording != nullptr) { // the event can be destroyed before the recording executes
     Event& event = event_of(recording->event);
     event.defer(shared(&stream));
     keep = std::shared_ptr<Event>(c10::intrusive_ptr<Event>::reclaim_copy(&event).release(), [](Event* kept) {
@@ -303,7 +304,7 @@ bool DriverStreams::query_event(EventHandle event) {
       return false;
     }
   }
-  constexpr const char* kDoing = "asked for an event";
+  constexpr const char* kDoing = "querying an event";
   if (NativeEvent* native = event_of(event).native()) {
     const auto position = event_of(event).position();
     const bool reached = ask_natively(kDoing, [&] { return native->query(); });
@@ -328,7 +329,7 @@ void DriverStreams::synchronize_event(EventHandle event) {
 double DriverStreams::elapsed_ms(EventHandle start, EventHandle end) {
   issue_recording(start);
   issue_recording(end);
-  constexpr const char* kDoing = "asked for the time between events";
+  constexpr const char* kDoing = "measuring the time between events";
   if (NativeEvent* native = event_of(end).native()) {
     return ask_natively(kDoing, [&] { return native->elapsed_ms(*event_of(start).native()); });
   }
@@ -347,7 +348,7 @@ class DriverStreams::Timer final : public CommandTimer {
 
   std::optional<std::pair<double, double>> since(EventHandle base) override {
     return streams_.ask_natively(
-        "asked for the time of a command", [&] { return native_->since(*event_of(base).native()); });
+        "measuring the time of a command", [&] { return native_->since(*event_of(base).native()); });
   }
 
  private:
@@ -363,8 +364,8 @@ std::unique_ptr<CommandTimer> DriverStreams::time_commands(StreamHandle handle) 
   return native == nullptr ? nullptr : std::make_unique<Timer>(*this, std::move(native));
 }
 
-// --- their order
-// Each thread remembers the last good handle.
+// --- order of commands
+// Each thread caches its last valid handle.
 DriverStream& DriverStreams::known(StreamHandle handle) const {
   struct Last {
     const DriverStreams* streams;
@@ -377,7 +378,7 @@ DriverStream& DriverStreams::known(StreamHandle handle) const {
     std::shared_lock<std::shared_mutex> guard(lock_);
     TORCH_CHECK(
         streams_.count(handle) != 0, handle, " is not a stream of ", driver_.name(),
-        ": streams of a Python driver are made by torch.bp.Stream only");
+        ": create streams of a Python driver with torch.bp.Stream");
     last = now;
   }
   return *static_cast<DriverStream*>(handle);
@@ -414,7 +415,7 @@ std::vector<DriverStreams::StreamPointer> DriverStreams::all() const {
   return found;
 }
 
-// Now.
+// Executes the recording immediately.
 void DriverStreams::record(Event& event, DriverStream& stream) {
   constexpr const char* kDoing = "recording an event";
   NativeEvent* native = event.native();
@@ -424,7 +425,7 @@ void DriverStreams::record(Event& event, DriverStream& stream) {
   }
   const uint64_t count = stream.submitted.load();
   natively(stream, Doing{kDoing}, [&] { native->record(stream.native); });
-  // Other threads may have submitted commands meanwhile, which may lie behind the event.
+  // If other threads have submitted commands meanwhile, the position of the recording is unknown.
   event.recorded_behind(stream, stream.submitted.load() == count + 1 ? count + 1 : 0);
 }
 
@@ -438,9 +439,9 @@ void DriverStreams::synchronize(const Event& event, const char* doing) {
   }
 }
 
-// Marks where the queue is now, and waits until it has come to the mark before.
+// Records a new mark at the end of the queue and waits for the previous one.
 void DriverStreams::wait_for_last_mark(DriverStream& stream) {
-  if (InHostCallback::is_running()) { // the queue goes on when this thread returns
+  if (InHostCallback::is_running()) { // the queue only continues when this thread returns
     return;
   }
   std::shared_ptr<void> mark(create_event(/*timing=*/false), [this](EventHandle event) { destroy_event(event); });
@@ -450,11 +451,11 @@ void DriverStreams::wait_for_last_mark(DriverStream& stream) {
     std::swap(stream.mark, mark);
   }
   if (mark != nullptr) {
-    synchronize(event_of(mark.get()), "waiting for room in a queue");
+    synchronize(event_of(mark.get()), "waiting for space in a queue");
   }
 }
 
-// Waits for what the driver was given.
+// Waits for the commands that were submitted to the driver; not for deferred ones.
 void DriverStreams::synchronize(DriverStream& stream) {
   driver_.errors().check();
   const uint64_t count = stream.submitted.load();
@@ -468,16 +469,16 @@ void DriverStreams::synchronize(DriverStream& stream) {
   stream.has_executed(count);
 }
 
-// Tells the driver, which counts what is under way, of work that went past it.
+// Calls the driver's launched_natively() if there are native submissions that it has not been told about.
 void DriverStreams::note_launches(DriverStream& stream) {
   const uint64_t launches = stream.launches.load();
   if (stream.is_shared.load() || (driver_.launcher() != nullptr && stream.noted.load() != launches)) {
     driver_.attr("launched_natively")(py::handle(stream.object));
-    stream.noted.store(launches); // only now: should it fail, the driver still has to be told
+    stream.noted.store(launches); // after the call, so that it is repeated if it fails
   }
 }
 
-// Makes sure that the driver has got the event's latest recording.
+// Submits the latest recording of the event to the driver, if it is deferred.
 void DriverStreams::issue_recording(EventHandle event) {
   if (event_of(event).is_deferred()) {
     event_of(event).stream()->deferred.issue_all();

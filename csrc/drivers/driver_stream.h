@@ -1,4 +1,4 @@
-// Streams and events of a device that a Python driver brought, and the order of what they are given.
+// Streams and events of a Python driver's device, and the order of their commands.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -18,7 +18,7 @@
 
 namespace backplane {
 
-// Exists while a queue calls the host: the calling thread must not wait for that queue.
+// Exists while a queue runs a host callback in this thread. The thread must not wait for that queue.
 class InHostCallback {
  public:
   InHostCallback() noexcept;
@@ -32,20 +32,20 @@ class InHostCallback {
 struct DriverStream : std::enable_shared_from_this<DriverStream> {
   using Execute = std::function<void(const Command&, DriverStream&)>;
 
-  // `execute` gives a command to the driver now.
+  // `execute` submits a command to the driver immediately.
   explicit DriverStream(Execute execute)
       : deferred([this, execute = std::move(execute)](const Command& command) { execute(command, *this); }) {}
 
-  PyObject* object = nullptr; // what the driver calls it, with one reference to it
-  void* native = nullptr; // what its hardware API does; with a native launcher, or once somebody asked for it
-  std::atomic<bool> is_shared{false}; // others may have given the queue work
+  PyObject* object = nullptr; // the driver's object, with one reference to it
+  void* native = nullptr; // the native handle; set with a native launcher, or by native_handle()
+  std::atomic<bool> is_shared{false}; // the native handle was given out, so others can submit work to the queue
   DeferredCommands deferred;
-  std::atomic<uint64_t> launches{0}; // native ones, which the driver does not see
-  std::atomic<uint64_t> noted{0}; // how many of them it was told of
+  std::atomic<uint64_t> launches{0}; // native submissions, which the driver does not see
+  std::atomic<uint64_t> noted{0}; // value of `launches` at the last launched_natively() call
 
-  std::atomic<uint64_t> begun{0}; // commands whose submission has begun,
-  std::atomic<uint64_t> submitted{0}; // and ended
-  std::atomic<uint64_t> executed{0}; // a value of `submitted` whose commands are known to have executed
+  std::atomic<uint64_t> begun{0}; // commands whose submission has begun
+  std::atomic<uint64_t> submitted{0}; // commands whose submission has ended
+  std::atomic<uint64_t> executed{0}; // this many of the first commands are known to be complete
 
   bool is_known_idle() const {
     return !is_shared.load() && executed.load() == submitted.load();
@@ -57,7 +57,7 @@ struct DriverStream : std::enable_shared_from_this<DriverStream> {
   }
 
   std::mutex mark_lock;
-  std::shared_ptr<void> mark; // the latest of DriverStreams::wait_for_last_mark, an event
+  std::shared_ptr<void> mark; // the latest event of DriverStreams::wait_for_last_mark
 
   // Throws the exception of a deferred command.
   void throw_failure() {
@@ -67,14 +67,14 @@ struct DriverStream : std::enable_shared_from_this<DriverStream> {
   }
 };
 
-// While a stream has commands that wait for a kernel to be built (kernel_build.h), later commands wait behind them; calls that
-// return something wait for all.
+// While a stream has commands that wait for a kernel build (kernel_build.h), later commands are deferred behind them.
+// Calls that return a result first wait for all of them.
 class DriverStreams {
  public:
-  // `driver` lives as long as this. `execute` gives a command to the driver now.
+  // `driver` must outlive this object. `execute` submits a command to the driver immediately.
   DriverStreams(DriverObject& driver, DriverStream::Execute execute) : driver_(driver), execute_(std::move(execute)) {}
 
-  // As the methods of Device.
+  // Like the methods of Device.
   StreamHandle create_stream(int priority);
   void destroy_stream(StreamHandle handle) noexcept;
   bool query_stream(StreamHandle handle);
@@ -82,34 +82,34 @@ class DriverStreams {
   uintptr_t native_handle(StreamHandle handle);
   StreamHandle adopt_stream(uintptr_t native);
   EventHandle create_event(bool timing);
-  // An event that is shared with other processes.
+  // Adds an event that is shared with other processes.
   EventHandle insert_event(std::unique_ptr<NativeEvent> event);
-  // One of insert_event(); throws for others.
+  // The native event of insert_event(); throws for other events.
   static NativeEvent& shared_event(EventHandle event);
   void destroy_event(EventHandle event) noexcept;
   bool query_event(EventHandle event);
   void synchronize_event(EventHandle event);
   double elapsed_ms(EventHandle start, EventHandle end);
-  // Null where the launcher has no timer.
+  // Null if the launcher has no timer.
   std::unique_ptr<CommandTimer> time_commands(StreamHandle stream);
 
-  // The stream of a handle; throws where there is none.
+  // The stream of a handle. Throws if the handle is not a stream.
   DriverStream& known(StreamHandle handle) const;
-  // Waits for the work of all streams. What one fails with is left for those who wait for it.
+  // Waits for the commands of all streams. An error of a stream is kept for its next synchronization.
   void finish_work();
-  // A build is over: gives the driver what waited for it.
+  // Called after a build: submits the commands that waited for it.
   void issue_ready() noexcept;
 
-  // Executes the command, or stores it behind those that wait for a kernel. `build`: what the command itself waits for; may be
-  // null.
+  // Executes the command, or defers it behind commands that wait for a kernel build. `build`: the build that the
+  // command itself waits for; can be null.
   void submit(const Command& command, DriverStream& stream, c10::intrusive_ptr<KernelBuild> build);
-  // Executes now.
+  // Execute the command immediately.
   void record_event(const EventRecord& command, DriverStream& stream);
   void wait_event(const EventWait& command, DriverStream& stream);
-  // The same for an event of `peer`'s; false where neither the launcher nor the driver in Python can.
+  // Makes a stream wait for an event of `peer`. Returns false if the launcher does not support it.
   bool wait_for_peer(DriverStreams& peer, EventHandle event, StreamHandle stream);
 
-  // Exists while a command is submitted to the queue, which has room for it then (kMostWaiting).
+  // Exists while a command is submitted. The constructor blocks while too many commands are pending (kMostWaiting).
   class Submission {
    public:
     Submission(DriverStreams& streams, DriverStream& stream) : stream_(stream) {
@@ -127,14 +127,14 @@ class DriverStreams {
     DriverStream& stream_;
   };
 
-  // Calls the driver in Python to give it a command.
+  // Submits a command with a call of the Python driver.
   template <typename Function>
   void ask(DriverStream& stream, const Doing& doing, const Function& function) {
     const Submission submission(*this, stream);
     driver_.ask(doing, function);
   }
 
-  // Gives the queue a command that the driver in Python does not see; `doing` says what, for errors.
+  // Submits a command natively, past the Python driver. `doing` describes it, for messages.
   template <typename Text, typename Function>
   void natively(DriverStream& stream, const Text& doing, const Function& function) {
     driver_.errors().check();
@@ -154,10 +154,10 @@ class DriverStreams {
   class Event;
   class Timer;
 
-  static constexpr uint64_t kFlushEvery = 16; // native launches: the device should not idle because nobody synchronizes
-  static constexpr uint64_t kBetweenMarks = kMostWaiting / 2; // the queue is not empty when the last mark is reached
+  static constexpr uint64_t kFlushEvery = 16; // native submissions: start the device before anything synchronizes
+  static constexpr uint64_t kBetweenMarks = kMostWaiting / 2; // so the queue is not empty when the last mark is reached
 
-  // As DriverObject::ask, of the hardware's API.
+  // Calls the native API and converts its errors.
   template <typename Function>
   std::invoke_result_t<Function> ask_natively(const char* doing, const Function& function) {
     driver_.errors().check();
@@ -181,7 +181,7 @@ class DriverStreams {
 
   DriverObject& driver_;
   const DriverStream::Execute execute_;
-  mutable std::shared_mutex lock_; // never held while the driver is called
+  mutable std::shared_mutex lock_; // not held during calls of the driver
   std::unordered_map<void*, StreamPointer> streams_;
   std::atomic<uint64_t> removed_{0};
 };

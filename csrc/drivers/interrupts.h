@@ -1,4 +1,4 @@
-// Ctrl-C where nobody could catch it, and where everything else is caught.
+// Handling of Ctrl-C (KeyboardInterrupt) in destructors, and in code that catches all other errors.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -9,8 +9,8 @@
 
 namespace backplane {
 
-// Whether `error` is what a call can be refused with: PyTorch's errors, and Python's `Exception`s. Ctrl-C, an exit and an
-// error of C++ itself are not.
+// Whether `error` can mean that a call is rejected: an error of PyTorch, or a Python `Exception`. KeyboardInterrupt,
+// SystemExit and errors of C++ itself are not.
 inline bool is_refusal(std::exception& error) {
   if (const auto* raised = dynamic_cast<const pybind11::error_already_set*>(&error)) {
     const pybind11::gil_scoped_acquire gil;
@@ -18,14 +18,14 @@ inline bool is_refusal(std::exception& error) {
   }
   if (auto* raised = dynamic_cast<python_error*>(&error)) {
     const pybind11::gil_scoped_acquire gil;
-    raised->persist(); // it is not the thread's any more
+    raised->persist(); // takes the error out of the thread state
     return raised->type == nullptr || PyErr_GivenExceptionMatches(raised->type, PyExc_Exception) != 0;
   }
   return dynamic_cast<const c10::Error*>(&error) != nullptr;
 }
 
-// Python code that a destructor called may be what Ctrl-C interrupts. Where `error` is that, the next Python code is
-// interrupted instead, and this is true.
+// For destructors that call Python code, which Ctrl-C can interrupt. If `error` is a KeyboardInterrupt, interrupts the
+// next Python code instead and returns true.
 inline bool postpone_interrupt(const std::exception& error) {
   const auto* raised = dynamic_cast<const pybind11::error_already_set*>(&error);
   if (raised == nullptr || !Py_IsInitialized()) {

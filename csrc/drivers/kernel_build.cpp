@@ -63,7 +63,7 @@ void DeferredCommands::submit(c10::intrusive_ptr<KernelBuild> kernel, StoredComm
 void DeferredCommands::issue_ready() noexcept {
   std::unique_lock<std::mutex> guard(lock_);
   if (issuing_) {
-    return; // another thread is at it and will see what is ready; or this one, further up
+    return; // another thread executes commands, and sees the ready ones; or this thread, in an outer call
   }
   issuing_ = true;
   issuer_ = std::this_thread::get_id();
@@ -91,7 +91,7 @@ void DeferredCommands::issue_all() noexcept {
     std::unique_lock<std::mutex> guard(lock_);
     if (issuing_) {
       if (issuer_ == std::this_thread::get_id()) {
-        return; // called out of a command: what is behind it has to come later
+        return; // called from within a command: later commands must execute after it
       }
       changed_.wait(guard, [this] { return !issuing_; });
       continue;

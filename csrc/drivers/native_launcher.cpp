@@ -12,7 +12,7 @@ std::unique_ptr<NativeLauncher> make_native_launcher(
   if (api == "c") {
     return make_c_launcher(functions);
   }
-  TORCH_CHECK_VALUE(api == "opencl", "a native launcher's api must be 'opencl' or 'c', and got '", api, "'");
+  TORCH_CHECK_VALUE(api == "opencl", "a native launcher's api must be 'opencl' or 'c', but got '", api, "'");
   return make_opencl_launcher(functions);
 }
 
@@ -25,11 +25,11 @@ c10::SmallVector<CArgument, 32> c_arguments(c10::ArrayRef<LaunchArgument> argume
 }
 
 void NativeLauncher::copy_in(void*, const LaunchArgument&, const void*, size_t) const {
-  TORCH_CHECK(false, "the native launcher copies no host memory");
+  TORCH_CHECK(false, "the native launcher does not copy host memory");
 }
 
 void NativeLauncher::copy_out(void*, void*, const LaunchArgument&, size_t) const {
-  TORCH_CHECK(false, "the native launcher copies no host memory");
+  TORCH_CHECK(false, "the native launcher does not copy host memory");
 }
 
 std::unique_ptr<NativeEvent> NativeLauncher::create_event(bool) const {
@@ -37,15 +37,15 @@ std::unique_ptr<NativeEvent> NativeLauncher::create_event(bool) const {
 }
 
 void NativeLauncher::call_host(void*, std::function<void()>) const {
-  TORCH_CHECK(false, "the native launcher calls no functions of the host");
+  TORCH_CHECK(false, "the native launcher has no host callbacks");
 }
 
 void NativeLauncher::copy_from_peer(void*, const LaunchArgument&, const LaunchArgument&, size_t) const {
-  TORCH_CHECK(false, "the native launcher copies from no other device");
+  TORCH_CHECK(false, "the native launcher does not copy from other devices");
 }
 
 void NativeEvent::wait_on_peer(void*) {
-  TORCH_CHECK(false, "queues of the native launcher wait for no event of another device");
+  TORCH_CHECK(false, "the native launcher does not wait for events of other devices");
 }
 
 HostMemory NativeLauncher::host_memory(void*, c10::ArrayRef<LaunchArgument>, uint64_t) const {

@@ -1,7 +1,7 @@
-// Kernel launches, copies and fills without Python, for drivers whose hardware API the runtime knows.
+// Kernel launches, copies and fills without Python, for hardware APIs that the runtime can call.
 //
-// The driver loads the API's library with its Python binding and hands over the addresses of a few functions in it
-// (torch_backplane.drivers.base.NativeLauncher); the runtime links no such library.
+// The driver loads the API's library with its Python binding and passes the addresses of its functions
+// (torch_backplane.drivers.base.NativeLauncher). The runtime does not link against the library.
 #pragma once
 
 #include <c10/util/ArrayRef.h>
@@ -22,15 +22,15 @@
 
 namespace backplane {
 
-// One argument of a launch: memory where `bytes` is 0, otherwise that many bytes at `data`.
+// An argument of a launch: memory if `bytes` is 0, else a number of `bytes` bytes at `data`.
 struct LaunchArgument {
-  void* memory; // the driver's handle of the segment; nullptr for no memory
-  uint64_t offset; // bytes from its start
+  void* memory; // the handle of the segment; null for a null pointer
+  uint64_t offset; // bytes from the start of the segment
   const void* data;
   uint32_t bytes;
 };
 
-// The same, as functions of a driver's own launcher and of libraries have it: docs/write-a-driver.md declares it.
+// The same for C launchers and library functions: argument_t in docs/write-a-driver.md.
 struct CArgument {
   void* memory;
   uint64_t offset;
@@ -39,11 +39,11 @@ struct CArgument {
 };
 c10::SmallVector<CArgument, 32> c_arguments(c10::ArrayRef<LaunchArgument> arguments);
 
-// Thrown where a function of the hardware API answers with an error.
+// Thrown if a function of the hardware API returns an error.
 struct NativeError {
-  const char* call; // the function
-  int status; // what it answered
-  std::string details; // «… with 3 work items»: what it was called with; may be empty
+  const char* call; // the name of the function
+  int status; // its return value
+  std::string details; // " of 3 work items": the arguments of the call; can be empty
 };
 
 // Throws NativeError unless `status` is 0.
@@ -57,26 +57,26 @@ inline void check_status(const char* call, int status) {
 class NativeKernel {
  public:
   virtual ~NativeKernel() = default;
-  // `generation` changes whenever a handle may have come to mean other memory. Throws NativeError.
+  // `generation` changes when a handle can refer to other memory than before. Throws NativeError.
   virtual void launch(
       void* queue, const LaunchSpec& size, c10::ArrayRef<LaunchArgument> arguments, uint64_t generation) = 0;
 };
 
-// An event of the hardware API's. Thread-safe; needs no GIL. Throws NativeError. When it goes, waits for it that were
-// issued stay in force.
+// An event of the hardware API. Thread-safe; needs no GIL. Throws NativeError. Waits that were issued stay in effect
+// after the event is destroyed.
 class NativeEvent {
  public:
   virtual ~NativeEvent() = default;
-  virtual void record(void* queue) = 0; // again and again; the others mean the latest recording
-  virtual void wait(void* queue) = 0; // the queue does; does nothing where it was never recorded
-  virtual bool query() = 0; // true: reached, or never recorded
+  virtual void record(void* queue) = 0; // repeatable; the other methods refer to the latest recording
+  virtual void wait(void* queue) = 0; // makes the queue wait; no effect if the event was never recorded
+  virtual bool query() = 0; // true if the event is reached, or was never recorded
   virtual void synchronize() = 0;
   virtual double elapsed_ms(NativeEvent& start) = 0; // since `start`, an event of the same API; both are reached
-  // As wait(), for a queue of another device; only where its launcher waits_for_peers().
+  // Like wait(), for a queue of another device. Requires NativeLauncher::waits_for_peers().
   virtual void wait_on_peer(void* queue);
 };
 
-// As CommandTimer, of a queue of the hardware API's.
+// Like CommandTimer, for a queue of the hardware API.
 class NativeTimer {
  public:
   virtual ~NativeTimer() = default;
@@ -84,10 +84,10 @@ class NativeTimer {
   virtual std::optional<std::pair<double, double>> since(NativeEvent& base) = 0; // throws NativeError
 };
 
-// Where the host sees pieces of memory.
+// Host addresses of ranges of device memory.
 class HostMemory {
  public:
-  using Start = std::shared_ptr<const std::atomic<char*>>; // of a buffer, once it is known
+  using Start = std::shared_ptr<const std::atomic<char*>>; // host address of a buffer; set when the queue reports it
 
   void add(Start start, uint64_t offset) {
     starts_.emplace_back(std::move(start), offset);
@@ -96,7 +96,7 @@ class HostMemory {
   c10::SmallVector<char*, 8> addresses() const {
     c10::SmallVector<char*, 8> all;
     for (const auto& [start, offset] : starts_) {
-      all.push_back(start == nullptr ? nullptr : start->load() + offset); // null: of no bytes
+      all.push_back(start == nullptr ? nullptr : start->load() + offset); // null: an empty range
     }
     return all;
   }
@@ -105,7 +105,7 @@ class HostMemory {
   std::vector<std::pair<Start, uint64_t>> starts_;
 };
 
-// Memory and events that processes share. Thread-safe; needs no GIL. Throws NativeError.
+// Sharing of memory and events between processes. Thread-safe; needs no GIL. Throws NativeError.
 class NativeInterprocess {
  public:
   virtual ~NativeInterprocess() = default;
@@ -124,59 +124,60 @@ class NativeLauncher {
   virtual ~NativeLauncher() = default;
   // "opencl" or "c".
   virtual const char* api() const = 0;
-  // `kernel` stays valid as long as what is returned lives; `text` is what it was built from.
+  // `kernel` outlives the returned object. `text` is its source; empty for a binary.
   virtual std::unique_ptr<NativeKernel> kernel(void* kernel, const std::string& text) const = 0;
-  // Whether kernels are launched with LaunchSpec's attributes; else the specs have none.
+  // Whether launches can have attributes. If false, no LaunchSpec has any.
   virtual bool launches_with_attributes() const {
     return false;
   }
-  // Within the device's memory; the ranges do not overlap.
+  // Copies within the device. The ranges do not overlap.
   virtual void copy(
       void* queue, const LaunchArgument& destination, const LaunchArgument& source, size_t bytes) const = 0;
   virtual void fill(void* queue, const LaunchArgument& memory, uint8_t value, size_t bytes) const = 0;
-  // Makes sure that what the queue was given gets to the device without another call. Throws NativeError.
+  // Submits the commands in the queue to the device. Throws NativeError.
   virtual void flush(void* queue) const = 0;
 
-  // Host memory, as Device::copy; only where copies_host_memory().
+  // Copies from and to host memory. Require copies_host_memory().
   virtual bool copies_host_memory() const {
     return false;
   }
   virtual void copy_in(void* queue, const LaunchArgument& to, const void* from, size_t bytes) const;
   virtual void copy_out(void* queue, void* to, const LaunchArgument& from, size_t bytes) const;
 
-  // Events of the API's, where the driver has handed over what they need.
+  // Events of the API. create_event() requires has_events().
   virtual bool has_events() const {
     return false;
   }
   virtual std::unique_ptr<NativeEvent> create_event(bool timing) const;
-  // Times what the calling thread gives to queues through this. Null: the API has nothing better than events.
+  // Measures the commands that the calling thread submits through this launcher. Null: use events.
   virtual std::unique_ptr<NativeTimer> time_commands() const {
     return nullptr;
   }
 
-  // Host callbacks in stream order, without blocking the caller. The function does not throw.
+  // Host callbacks in stream order, without blocking the caller. The function must not throw.
   virtual bool calls_host() const {
     return false;
   }
   virtual void call_host(void* queue, std::function<void()> function) const;
-  // True where the launcher knows how the host reaches device memory: by host_memory().
+  // Whether the host can access device memory at the addresses of host_memory().
   virtual bool host_sees_memory() const {
     return false;
   }
-  // Host addresses of memory, known to functions that the queue calls after this; `generation` as in NativeKernel::launch.
+  // Host addresses of device memory. They are known when the queue runs a later host callback. `generation`: see
+  // NativeKernel::launch.
   virtual HostMemory host_memory(void* queue, c10::ArrayRef<LaunchArgument> memory, uint64_t generation) const;
 
-  // Copies in stream order from the memory of another device of the driver.
+  // Copies, in stream order, from the memory of another device of the driver.
   virtual bool copies_from_peers() const {
     return false;
   }
   virtual void copy_from_peer(void* queue, const LaunchArgument& to, const LaunchArgument& from, size_t bytes) const;
-  // Whether queues wait for events of other devices of the driver (NativeEvent::wait_on_peer).
+  // Whether queues can wait for events of other devices of the driver (NativeEvent::wait_on_peer).
   virtual bool waits_for_peers() const {
     return false;
   }
 
-  // Null: not offered.
+  // Null: not supported.
   virtual const NativeInterprocess* interprocess() const {
     return nullptr;
   }
@@ -185,13 +186,13 @@ class NativeLauncher {
   }
 };
 
-// The launcher of an API; throws for one that the runtime does not know, and where a function is missing.
+// Makes the launcher of an API. Throws ValueError for an unknown API, or if a required function is missing.
 std::unique_ptr<NativeLauncher> make_native_launcher(
     const std::string& api, const std::map<std::string, uintptr_t>& functions);
 
-// Whether there is the first of functions that only work together.
+// Whether the function is there. For a group, it is enough to check one function.
 bool has_function(const std::map<std::string, uintptr_t>& functions, const char* name);
-// The address of an API's function; throws where it is missing.
+// The address of a function. Throws ValueError if it is missing.
 uintptr_t function_of(const std::map<std::string, uintptr_t>& functions, const char* api, const char* name);
 
 } // namespace backplane

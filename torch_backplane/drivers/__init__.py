@@ -1,8 +1,8 @@
-"""Drivers: the contract that they follow, and how they are found.
+"""Drivers: the driver contract, discovery, and Backplane's own drivers.
 
-`base` says what a driver implements, `libraries` how it brings libraries for its hardware; `discovery` finds the
-installed drivers and numbers their devices. `host` and `opencl` are Backplane's own, each a folder with the same parts.
-`docs/write-a-driver.md` shows how to write one.
+`base` is the contract that a driver implements, and `libraries` the part of it for libraries such as BLAS. `discovery`
+finds the installed drivers and numbers their devices. `host` and `opencl` are Backplane's own drivers.
+`docs/write-a-driver.md` shows how to write a driver.
 """
 
 from __future__ import annotations

@@ -1,21 +1,23 @@
 """The driver contract: what a Python package implements to bring a device to PyTorch.
 
-A driver is a class with one method, `Driver.devices()`, named in the entry-point group `torch_backplane.drivers`. Each
-device it returns is a `Device`: memory, transfers and, where the hardware works asynchronously, streams and events. A
-synchronous device needs four methods; `docs/write-a-driver.md` builds one from nothing.
+A driver is a subclass of `Driver`, registered in the entry-point group `torch_backplane.drivers`. Its `devices()`
+method returns `Device` objects. A `Device` implements memory, transfers and, if the hardware works asynchronously,
+streams and events. A synchronous device needs four methods; `docs/write-a-driver.md` builds one step by step.
 
-Rules that hold for every method:
+Rules for all methods:
 
-* It is called with the GIL held, from any thread, and from several threads in turn if it releases the GIL. It must not
-  use bp tensors of its own device.
-* What it raises comes out of the PyTorch call that needed it, as it was raised. Two exceptions have a meaning: a
-  `DeviceError` says that the hardware failed, and may be lost, and a `MemoryError` of `allocate` makes the allocator
-  free what it caches and ask once more.
-* Handles (of segments, streams and events) are any Python objects. The runtime keeps a reference to each from the call
-  that returns it to the end of the call that takes it back.
-* `stream` is what `create_stream` returned. Work is done in the order of its stream.
-* Host memory comes as a `memoryview` of bytes. It stays valid until the stream has passed the transfer: a method may
-  return before the transfer is done if `synchronize_stream` waits for it.
+* The runtime calls a method with the GIL held, from any thread. If the method releases the GIL, other threads can enter
+  any method in the meantime.
+* A method must not use bp tensors of its own device.
+* The PyTorch call that needed the method raises its exceptions unchanged. Two exceptions have a special meaning: a
+  `DeviceError` reports a hardware failure and becomes a `torch.AcceleratorError`. A `MemoryError` from `allocate` makes
+  the allocator free its cached segments and try once more.
+* Handles of segments, streams and events can be any Python objects. The runtime keeps a reference to each until the
+  method that releases it, such as `free` or `destroy_event`, returns.
+* `stream` is an object that `create_stream` or `adopt_stream` returned. The commands of a stream execute in order.
+* Offsets and sizes are in bytes.
+* Host memory is passed as a `memoryview` of bytes. It stays valid until the stream has executed the transfer, so a
+  transfer can be asynchronous if `synchronize_stream` waits for it. Keep a reference to the memoryview until then.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from torch_backplane.drivers.libraries import Library
 if TYPE_CHECKING:
     from torch_backplane.kernels import Dialect, Target
 
-LEAST_LARGEST = 20 << 20  # bytes of the allocator's segments for large tensors
+LEAST_LARGEST = 20 << 20  # bytes: the minimum of largest_allocation, and the allocator's segment size for large tensors
 FILL_CHUNK = 1 << 20  # bytes of host memory that the default fill() copies from
 
 ALL_DTYPES: tuple[torch.dtype, ...] = tuple(
@@ -43,29 +45,34 @@ ALL_DTYPES: tuple[torch.dtype, ...] = tuple(
 FLOAT64_DTYPES = (torch.float64, torch.complex128)  # for devices without float64
 
 
-# What hardware a device is, in the order in which devices are numbered.
+# Kinds of hardware, in the order in which devices are numbered.
 KINDS = ("gpu", "accelerator", "cpu", "host")
 
 
-# What a tensor's data_ptr() is: an address that the runtime reserves for a handle, and that nobody may dereference;
-# where the CPU reads and writes the memory; or the hardware's pointer, which the CPU must not dereference. The last two
-# are what Device.address() returns.
+# What data_ptr() of a tensor is:
+# - "synthetic": an address that the runtime reserves for a handle; it must not be dereferenced.
+# - "host": an address that the CPU can read and write; Device.address() returns it.
+# - "device": a pointer of the hardware, which the CPU must not dereference; Device.address() returns it.
 ADDRESS_SPACES = ("synthetic", "host", "device")
 
 
 class SettingError(ValueError):
-    """A setting of the user's (an environment variable) is malformed. Discovery passes it on and never ignores it."""
+    """Raised for a malformed user setting, such as an environment variable.
+
+    Discovery fails with this error; it does not skip the driver.
+    """
 
 
 class DeviceError(RuntimeError):
-    """The hardware failed. A driver's method raises it, and the user gets a `torch.AcceleratorError` that names the
-    device and what it was doing.
+    """Raised by a device method when the hardware fails.
+
+    The user gets a `torch.AcceleratorError` that names the device and the failed operation.
 
     Args:
-        message: what the hardware, or its API, said.
-        code: its number for that.
-        lost: nothing will work on this device any more while the process lives: it was unplugged or reset, or a fault
-            destroyed its context. From then on the runtime calls no method of it, not even to give something back, and
+        message: the error text of the hardware or its API.
+        code: the error code of the hardware or its API.
+        lost: True if the device cannot be used again in this process: it was unplugged or reset, or a fault destroyed
+            its context. The runtime then calls no method of this device any more, not even to release resources, and
             each use of the device raises this error again.
     """
 
@@ -77,55 +84,56 @@ class DeviceError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceProperties:
-    """What a device says of itself."""
+    """Properties of a device. Discovery checks them and skips the driver with a warning if one is invalid."""
 
-    name: str  # what the hardware calls itself
-    total_memory: int  # bytes; no more than this is ever allocated
-    # Bytes that allocate() can give in one piece, LEAST_LARGEST or more; a larger tensor is a torch.OutOfMemoryError.
+    name: str  # the name of the hardware
+    total_memory: int  # bytes; the runtime never allocates more
+    # The largest size in bytes that allocate() accepts, at least LEAST_LARGEST. A larger tensor raises
+    # torch.OutOfMemoryError.
     largest_allocation: int = 2**63 - 1
-    dtypes: Sequence[torch.dtype] = ALL_DTYPES  # any other is refused with a TypeError
-    address_space: str = "synthetic"  # one of ADDRESS_SPACES: what data_ptr() is
-    # (type, id) that DLPack exports tensors with, such as (2, 0) for CUDA's pointers; not with synthetic addresses.
-    # None: kDLExtDev and the number of the bp device.
+    dtypes: Sequence[torch.dtype] = ALL_DTYPES  # supported dtypes; tensors of other dtypes raise TypeError
+    address_space: str = "synthetic"  # one of ADDRESS_SPACES
+    # The DLPack device (type, id) of exported tensors, for example (2, 0) for CUDA pointers. Must be None with
+    # synthetic addresses. None exports kDLExtDev and the index of the bp device.
     dlpack_device: tuple[int, int] | None = None
-    compute_units: int = 1  # torch.cuda's multi_processor_count
+    compute_units: int = 1  # multi_processor_count in torch.cuda
     capability: tuple[int, int] = (0, 0)  # (major, minor), as the driver defines it
-    # The language that compile() takes: one of torch_backplane.kernels.DIALECTS, or the driver's own subclass of
+    # The kernel language that compile() accepts: one of torch_backplane.kernels.DIALECTS, or a subclass of
     # torch_backplane.kernels.Dialect. Empty: the device runs no kernels.
     dialect: str | type[Dialect] = ""
-    kind: str = "accelerator"  # one of KINDS: among drivers of one priority, GPUs are numbered first
-    # What kernels depend on: group sizes, local memory, limits. Without it, what a device of this kind most likely has.
+    kind: str = "accelerator"  # one of KINDS; among drivers of equal priority, it decides the order of the devices
+    # Properties that kernels depend on: group sizes, local memory, limits. None: the defaults for devices of this kind.
     target: Target | None = None
-    software: str = ""  # what drives the hardware, with versions, for people and their bug reports
+    software: str = ""  # the software behind the device, with versions, for bug reports
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelResources:
-    """What the compiler reports of a kernel (torch_backplane.plans.explain). None: not reported."""
+    """Resource usage of a compiled kernel, as torch_backplane.plans.explain shows it. None: not reported."""
 
     registers: int | None = None  # per work item
-    spilled_bytes: int | None = None  # per work item: private memory that is not in registers
-    static_shared_memory: int | None = None  # bytes per group
+    spilled_bytes: int | None = None  # per work item: private memory outside registers
+    static_shared_memory: int | None = None  # bytes per work group
 
 
 @dataclass(frozen=True)
 class LaunchAttributes:
-    """What a launch needs besides its sizes."""
+    """Optional attributes of a kernel launch."""
 
-    dynamic_shared_memory: int  # bytes per group, in addition to what the kernel declares
-    cluster: tuple[int, int, int]  # groups per cluster, which divides the groups of each dimension; (1, 1, 1): none
-    cooperative: bool  # all groups are resident at the same time
+    dynamic_shared_memory: int  # bytes per work group, in addition to what the kernel declares
+    cluster: tuple[int, int, int]  # work groups per cluster; divides the number of groups; (1, 1, 1): no clusters
+    cooperative: bool  # all work groups must be resident at the same time
 
 
-# The APIs that the runtime calls itself, and the functions that it needs of each.
-# «c» is a driver's own launcher for any hardware, in functions of C, which docs/write-a-driver.md declares.
+# The APIs that the runtime can call directly, with the functions that each requires. "c" is a launcher that the driver
+# implements as C functions; docs/write-a-driver.md declares them.
 NATIVE_APIS = {
     "opencl": ("clSetKernelArg", "clEnqueueNDRangeKernel", "clEnqueueCopyBuffer", "clEnqueueFillBuffer", "clFlush"),
     "c": ("launch", "copy", "fill", "flush"),
 }
 
-# What more the runtime does itself where it has all functions of a group. Then the driver's methods for that are not
-# called: copy_in() and copy_out(), or those of events (EVENT_METHODS).
+# Optional groups of functions. The runtime uses a group if the launcher has all its functions. It then does not call
+# the corresponding methods of the driver: copy_in() and copy_out() for HOST_COPIES, EVENT_METHODS for EVENTS.
 HOST_COPIES, EVENTS = "copies from and to host memory", "events"
 HOST_CALLBACKS = "host callbacks"
 PEER_COPIES = "copies from another device"
@@ -158,155 +166,196 @@ NATIVE_GROUPS = {
     },
 }  # fmt: skip
 
-# What a group is of no use without: another group, or a method of the driver's.
+# What a group requires: another group, or a method of the device.
 GROUP_NEEDS: dict[str, str] = {CROSS_DEVICE_WAITS: EVENTS, INTERPROCESS: EVENTS}
 GROUP_METHODS: dict[str, str] = {PEER_COPIES: "can_access_peer", CROSS_DEVICE_WAITS: "can_wait_for_peer"}
 
-# Functions that help by themselves. With clEnqueueNativeKernel planners may have the host work on the device's memory
-# (torch_backplane.planning.host); with clFinish wider launches of a kernel wait for narrower ones, which PoCL needs.
+# Optional single functions. With clEnqueueNativeKernel, planners can submit host callbacks that work on device memory
+# (torch_backplane.planning.host). With clFinish, a wider launch of a kernel waits for narrower ones, which PoCL needs.
 NATIVE_EXTRAS: dict[str, tuple[str, ...]] = {"opencl": ("clEnqueueNativeKernel", "clFinish"), "c": ()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class NativeLauncher:
-    """What the runtime needs to launch kernels, copy and fill without Python, and more: addresses of functions."""
+    """Function addresses with which the runtime launches kernels, copies and fills without Python."""
 
     api: str  # one of NATIVE_APIS
-    # name: address, in a library that stays loaded. Those of NATIVE_APIS, and any of NATIVE_GROUPS and NATIVE_EXTRAS.
+    # Function addresses by name: all of NATIVE_APIS[api], and any whole groups of NATIVE_GROUPS[api] and functions of
+    # NATIVE_EXTRAS[api]. The library that contains them must stay loaded.
     functions: dict[str, int]
 
     def has(self, group: str) -> bool:
-        """Whether all functions of one of NATIVE_GROUPS are there."""
+        """Return whether the launcher has all functions of `group`, a key of NATIVE_GROUPS[api]."""
         names = NATIVE_GROUPS[self.api].get(group)
         return names is not None and all(name in self.functions for name in names)
 
 
 class Driver(ABC):
-    """Reaches one hardware API. Made once per process, without arguments, when bp is first used."""
+    """Provides the devices of one hardware API.
 
-    # Devices of drivers with a higher priority are numbered first; among the same, the kinds of devices decide
-    # (DeviceProperties.kind), then the drivers' names. Hardware keeps the default; the host driver comes last with -10.
+    Discovery instantiates the class without arguments, once per process, when bp is first used.
+    """
+
+    # Devices are numbered by descending driver priority, then by DeviceProperties.kind, then by driver name. Drivers
+    # for hardware keep the default; the host driver comes last with -10.
     priority: ClassVar[int] = 0
 
     @abstractmethod
     def devices(self) -> Sequence[Device | NativeDevice]:
-        """The devices that can be used now, in an order that stays the same.
+        """Return the available devices, in a stable order.
 
-        An empty list says that there is none. An exception makes discovery skip this driver with a warning; a
-        `SettingError` ends discovery.
+        Return an empty list if the hardware or its library is missing. Must not use bp tensors.
+
+        Raises:
+            SettingError: a setting of the driver is malformed. Discovery fails with this error.
+            Exception: discovery skips this driver with a warning.
         """
 
 
 class Device(ABC):
-    """One piece of hardware, or one simulated one.
+    """A hardware device, or a simulated one.
 
-    The defaults describe a synchronous device: every method returns when its work is done. A device that works
-    asynchronously overrides all of the methods under «streams and events».
+    The defaults implement a synchronous device: every method returns when its work is done. An asynchronous device
+    overrides all of ASYNCHRONOUS_METHODS.
     """
 
-    properties: DeviceProperties
+    properties: DeviceProperties  # required; set it in __init__
 
-    # Set it where the runtime can launch this device's kernels itself, see «kernels».
+    # Optional. With it, the runtime launches kernels, copies within the device and fills without Python methods.
     native_launcher: NativeLauncher | None = None
 
-    # Libraries for this hardware. Of those that take a call, the first one listed computes it.
+    # Optional; requires a native_launcher. The first library whose routine accepts a call computes it.
     libraries: Sequence[Library] = ()
 
-    # What the hardware's API calls the context of this device (torch.bp.native_context); None: it has none.
+    # Optional. The native context handle, which torch.bp.native_context() returns (OpenCL: the cl_context).
     native_context: int | None = None
 
     # --- memory ------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def allocate(self, nbytes: int) -> Any:
-        """A handle of `nbytes` bytes of uninitialized device memory. The caching allocator asks for segments of 2 MiB
-        and more, so this need not be fast.
+        """Allocate a segment of uninitialized device memory and return its handle.
+
+        The caching allocator requests 2 MiB or more at a time, so this method need not be fast.
+
+        Args:
+            nbytes: the size of the segment.
 
         Raises:
-            MemoryError: there is not enough.
+            MemoryError: the device does not have enough memory.
         """
 
     @abstractmethod
     def free(self, handle: Any) -> None:
-        """Give a segment back. No work that uses it is under way."""
+        """Free a segment. No pending work uses it."""
 
     def address(self, handle: Any) -> int:
-        """Where a segment begins: a multiple of 512, below 2**48, and in no other device's memory. Asked of devices
-        whose `address_space` is "host" (where the CPU finds it) or "device" (the hardware's pointer).
+        """Return the start address of a segment. Required if `address_space` is "host" or "device".
+
+        Args:
+            handle: a segment, or an address range from `reserve`.
+
+        Returns:
+            The address at which the CPU accesses the segment ("host"), or the hardware's pointer ("device"). It must
+            be a multiple of 512, below 2**48, and unique among all devices of the process.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no address() method")
+        raise NotImplementedError(f"{type(self).__name__} does not implement address()")
 
     def memory_info(self) -> tuple[int, int] | None:
-        """(free, total) in bytes; None for «total_memory less what was allocated here»."""
+        """Return (free, total) memory in bytes. Optional.
+
+        If it returns None, the default, the runtime reports `total_memory` and subtracts its own allocations.
+        """
         return None
 
-    # --- address space that memory is mapped into piecewise: all four methods, or none -------------------------------
-    # With them `PYTORCH_ALLOC_CONF=expandable_segments:True` works on the device. A range is used as a segment is: it
-    # has an address() and a native_segment(), if segments have, and transfers get its handle.
+    # --- expandable segments: implement all four methods, or none ----------------------------------------------------
+    # They enable `PYTORCH_ALLOC_CONF=expandable_segments:True`: the allocator reserves an address range and maps memory
+    # into it as needed. The handle of a range is used like the handle of a segment, in transfers, address() and
+    # native_segment().
 
     def reserve(self, nbytes: int) -> Any:
-        """A handle of `nbytes` bytes of address space without memory, a multiple of 2 MiB, and often more than the
-        device has memory.
+        """Reserve an address range without memory and return its handle.
+
+        Args:
+            nbytes: the size of the range, a multiple of 2 MiB. It can exceed the memory of the device.
 
         Raises:
             MemoryError: there is not enough address space.
         """
-        raise NotImplementedError(f"{type(self).__name__} reserves no address space")
+        raise NotImplementedError(f"{type(self).__name__} does not reserve address space")
 
     def unreserve(self, handle: Any) -> None:
-        """Give address space back, into which no memory is mapped."""
-        raise NotImplementedError(f"{type(self).__name__} reserves no address space")
+        """Release an address range. No memory is mapped into it."""
+        raise NotImplementedError(f"{type(self).__name__} does not reserve address space")
 
     def map(self, handle: Any, offset: int, nbytes: int) -> None:
-        """Back this part of a range, which has no memory, with uninitialized memory; multiples of 2 MiB.
+        """Map uninitialized memory into an unmapped part of an address range.
+
+        Args:
+            handle: the address range, from `reserve`.
+            offset: the start of the part, a multiple of 2 MiB.
+            nbytes: the size of the part, a multiple of 2 MiB.
 
         Raises:
-            MemoryError: there is not enough.
+            MemoryError: the device does not have enough memory.
         """
-        raise NotImplementedError(f"{type(self).__name__} reserves no address space")
+        raise NotImplementedError(f"{type(self).__name__} does not reserve address space")
 
     def unmap(self, handle: Any, offset: int, nbytes: int) -> None:
-        """Take back the memory of a part that one call of map() gave. No work that uses it is under way."""
-        raise NotImplementedError(f"{type(self).__name__} reserves no address space")
+        """Unmap the memory of exactly one `map` call. No pending work uses it."""
+        raise NotImplementedError(f"{type(self).__name__} does not reserve address space")
 
     def can_reserve(self) -> bool:
-        """Whether there are these methods."""
+        """Return whether the device supports expandable segments. By default: whether `reserve` is overridden."""
         return type(self).reserve is not Device.reserve
 
-    # --- host memory that cannot be paged out, so that hardware transfers it by itself: both methods, or none ---------
-    # They are called for the blocks of `tensor.pin_memory()`: once the device is used, that is with its first
-    # allocation, for those that there are, and for each that is made from then on. Blocks are kept and used again.
+    # --- pinned host memory: implement both methods, or none ---------------------------------------------------------
+    # For hardware that transfers page-locked host memory by itself. The runtime pins the blocks of
+    # `tensor.pin_memory()` for each device in use: existing blocks at the device's first allocation, later blocks when
+    # they are allocated. Blocks are cached and reused.
 
     def pin(self, host_memory: memoryview) -> Any:
-        """Pin whole pages of host memory; a handle for unpin(). What transfers are given may lie in them, or elsewhere.
+        """Page-lock whole pages of host memory and return a handle for `unpin`.
+
+        Transfers are not limited to pinned memory.
 
         Raises:
-            MemoryError: no more can be pinned.
+            MemoryError: no more memory can be pinned.
         """
-        raise NotImplementedError(f"{type(self).__name__} pins no host memory")
+        raise NotImplementedError(f"{type(self).__name__} does not pin host memory")
 
     def unpin(self, handle: Any) -> None:
-        """Undo pin(). No transfer uses the memory any more, which is freed next."""
-        raise NotImplementedError(f"{type(self).__name__} pins no host memory")
+        """Undo `pin`, before the memory is freed. No transfer uses it. Exceptions are printed, not raised."""
+        raise NotImplementedError(f"{type(self).__name__} does not pin host memory")
 
     def can_pin(self) -> bool:
-        """Whether there are these methods."""
+        """Return whether the device pins host memory. By default: whether `pin` is overridden."""
         return type(self).pin is not Device.pin
 
     # --- transfers, in stream order ----------------------------------------------------------------------------------
 
     @abstractmethod
     def copy_in(self, handle: Any, offset: int, host_memory: memoryview, stream: Any) -> None:
-        """Copy all of `host_memory` to the segment, from byte `offset` on."""
+        """Copy all of `host_memory` to the segment, starting at byte `offset`.
+
+        Not called if the native launcher has HOST_COPIES.
+        """
 
     @abstractmethod
     def copy_out(self, handle: Any, offset: int, host_memory: memoryview, stream: Any) -> None:
-        """Fill `host_memory` with the segment's bytes, from byte `offset` on."""
+        """Copy the segment's bytes, starting at byte `offset`, to `host_memory` until it is full.
+
+        Not called if the native launcher has HOST_COPIES.
+        """
 
     def copy(
         self, dst_handle: Any, dst_offset: int, src_handle: Any, src_offset: int, nbytes: int, stream: Any
     ) -> None:
-        """Copy within the device. The ranges may be of one segment, and may overlap. By default through the host."""
+        """Copy within the device. Optional; the default copies through host memory and blocks.
+
+        The ranges can be in the same segment, and can overlap. With a native launcher, called only for ranges that
+        overlap.
+        """
         staging = memoryview(bytearray(nbytes))
         self.copy_out(src_handle, src_offset, staging, stream)
         self.synchronize_stream(stream)
@@ -323,26 +372,48 @@ class Device(ABC):
         nbytes: int,
         stream: Any,
     ) -> bool:
-        """Copy from the segment `src_handle` of `peer`, any other Python device, to one of this device's.
+        """Copy from a segment of another device to a segment of this device. Optional.
 
-        The peer's work is done when `stream` gets there. False (the default) if this device cannot: then the bytes go
-        through the host.
+        The peer's earlier work on the source is complete when `stream` reaches the copy. Not called if the native
+        launcher has PEER_COPIES, the peer has the same driver and `can_access_peer` returns True.
+
+        Args:
+            dst_handle: a segment of this device.
+            dst_offset: the start of the destination in it.
+            peer: a device of this driver, or of any other Python driver.
+            src_handle: a segment of `peer`.
+            src_offset: the start of the source in it.
+            nbytes: the number of bytes to copy.
+            stream: a stream of this device.
+
+        Returns:
+            False, the default, if this device cannot copy from `peer`. The runtime then copies through host memory.
         """
         return False
 
     def can_access_peer(self, peer: Device) -> bool:
-        """Whether `copy_from_peer` works for this peer (torch.bp.can_device_access_peer). Asked once for each peer."""
+        """Return whether `copy_from_peer` works for `peer`. Called once for each peer.
+
+        `torch.bp.can_device_access_peer` returns this value.
+        """
         return False
 
     def can_wait_for_peer(self, peer: Device) -> bool:
-        """Whether this device's streams wait for events of `peer`, another device of the driver: by the launcher's
-        `wait_peer_event` where events are native, else by `wait_event`. False (the default): the host waits instead.
-        Asked once for each peer.
+        """Return whether streams of this device can wait for events of `peer`. Called once for each peer.
+
+        If True, the runtime calls `wait_peer_event` of the native launcher (with native events) or `wait_event`. If
+        False, the default, the host waits for the event instead.
+
+        Args:
+            peer: another device of the same driver.
         """
         return False
 
     def fill(self, handle: Any, offset: int, nbytes: int, value: int, stream: Any) -> None:
-        """Set `nbytes` bytes from byte `offset` on to `value`, 0 to 255. By default by copying from the host."""
+        """Set `nbytes` bytes, starting at byte `offset`, to `value` (0 to 255).
+
+        Optional; the default copies from host memory. Not called with a native launcher.
+        """
         chunk = memoryview(bytes([value]) * min(nbytes, FILL_CHUNK))
         for done in range(0, nbytes, FILL_CHUNK):
             self.copy_in(handle, offset + done, chunk[: nbytes - done], stream)
@@ -350,15 +421,20 @@ class Device(ABC):
     # --- kernels, on devices whose properties name a dialect ----------------------------------------------------------
 
     def compile(self, text: str, entry: str) -> Any:
-        """The kernel called `entry` in `text`, which is written in the device's dialect. Any object.
+        """Compile a kernel and return it, as any object. Required if `properties.dialect` is set.
 
-        Called in threads of its own, several at a time: release the GIL while the compiler runs. The program goes on
-        meanwhile, and launches wait in the order of their stream.
+        Called in background threads, several at a time. Release the GIL while the compiler runs. The program continues
+        meanwhile; launches of the kernel, and later commands of their streams, wait for the build.
+
+        Args:
+            text: a program in the device's dialect.
+            entry: the name of the kernel in it.
 
         Raises:
-            Exception: it cannot be built. The message has the compiler's log; the runtime adds text and operator.
+            Exception: the build failed. Put the compiler's log into the message. The runtime adds the operator and the
+                kernel text, and raises a RuntimeError at a later launch or synchronization.
         """
-        raise NotImplementedError(f"{type(self).__name__} runs no kernels")
+        raise NotImplementedError(f"{type(self).__name__} does not run kernels")
 
     def launch(
         self,
@@ -368,16 +444,19 @@ class Device(ABC):
         arguments: Sequence[tuple[Any, int] | bytes],
         stream: Any,
     ) -> None:
-        """Run a kernel that compile() returned. Not called where there is a native launcher.
+        """Launch a kernel. Required if `properties.dialect` is set; not called with a native launcher.
 
         Args:
-            items: work items in each dimension, the fastest first; multiples of `group`, and none is 0.
-            group: how many of them form a group.
-            arguments: in the order of the kernel's parameters: (handle of a segment, offset in bytes) for memory, with
-                None as the handle where there is none, and for numbers their bytes as the device has them. In OpenCL
-                C, memory is two parameters: the buffer, and the offset as a ulong.
+            kernel: an object that `compile` or `load` returned.
+            items: the global size: work items in each dimension. Dimension 0 varies fastest. Each is at least 1, and a
+                multiple of the group size.
+            group: the group size: work items per work group in each dimension.
+            arguments: the kernel's arguments in order. Memory is a pair (segment handle, offset); the handle is None
+                for a null pointer. A number is its bytes in the device's representation. In OpenCL C, memory is two
+                kernel parameters: the buffer, and the offset as a ulong.
+            stream: the stream to launch on.
         """
-        raise NotImplementedError(f"{type(self).__name__} runs no kernels")
+        raise NotImplementedError(f"{type(self).__name__} does not run kernels")
 
     def launch_with_attributes(
         self,
@@ -388,113 +467,164 @@ class Device(ABC):
         arguments: Sequence[tuple[Any, int] | bytes],
         stream: Any,
     ) -> None:
-        """As launch(), with at least one attribute. Optional; not called where there is a native launcher."""
-        raise NotImplementedError(f"{type(self).__name__} launches no kernels with attributes")
+        """Launch a kernel with attributes. Optional; without it, such a launch raises NotImplementedError.
+
+        The arguments are those of `launch`, and at least one attribute differs from its default. The runtime has
+        checked that clusters divide the groups and that shared memory does not exceed `Target.local_memory`. Not called
+        with a native launcher.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not launch kernels with attributes")
 
     def can_launch_with_attributes(self) -> bool:
-        """Whether there is this method."""
+        """Return whether the device supports launch attributes. By default: whether the method above is overridden."""
         return type(self).launch_with_attributes is not Device.launch_with_attributes
 
     def load(self, binary: bytes, entry: str) -> Any:
-        """The kernel called `entry` in a binary of the device's compiler, as compile() returns it. Optional.
+        """Load a kernel from a binary and return it as `compile` does. Optional; without it, binaries are an error.
+
+        Args:
+            binary: a compiled program.
+            entry: the name of the kernel in it.
 
         Raises:
-            Exception: it is none, or one for another architecture, which the message names.
+            Exception: the binary is invalid, has no such kernel, or is for another architecture. The message should
+                name that architecture.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no load() method, so that it takes no binaries")
+        raise NotImplementedError(f"{type(self).__name__} does not implement load(), so it cannot load binaries")
 
     def kernel_resources(self, kernel: Any) -> KernelResources | None:
-        """What the compiler reports of a kernel that compile() or load() returned. Optional."""
+        """Return the resource usage that the compiler reports for a kernel, or None. Optional."""
         return None
 
     def build_counts(self) -> dict[str, int]:
-        """How many kernels were "built" in this process, and "loaded" from a cache on disk. For reports."""
+        """Return the counts of kernels "built" in this process and "loaded" from a disk cache. Optional."""
         return {}
 
     def native_kernel(self, kernel: Any) -> int:
-        """What the native launcher's API calls this kernel (OpenCL: the cl_kernel), valid as long as the object is."""
-        raise NotImplementedError(f"{type(self).__name__} has a native_launcher and no native_kernel() method")
+        """Return the native handle of a kernel (OpenCL: the cl_kernel). Required with a native launcher.
+
+        Called once for each kernel. The handle must stay valid as long as the kernel object exists.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has a native_launcher but no native_kernel() method")
 
     def native_stream(self, stream: Any) -> int:
-        """The same of a stream (OpenCL: the cl_command_queue), also for torch.bp.Stream.native_handle."""
+        """Return the native handle of a stream (OpenCL: the cl_command_queue). Required with a native launcher.
+
+        Called once for each stream. `torch.bp.Stream.native_handle` returns the handle, also without a native launcher.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no native_stream(): its streams have no native handle")
 
     def adopt_stream(self, handle: int) -> Any:
-        """A stream, as of create_stream(), around a queue of the hardware's API that others made and keep alive
-        (torch.bp.ExternalStream). Optional. destroy_stream() must leave that queue alone.
+        """Wrap an existing native queue in a stream, for `torch.bp.ExternalStream`. Optional.
+
+        The user owns the queue and keeps it alive; `destroy_stream` must not destroy it.
+
+        Args:
+            handle: the native handle of the queue.
+
+        Returns:
+            A stream, like those of `create_stream`.
 
         Raises:
-            Exception: it is no queue, or one of another context or device.
+            Exception: the handle is not a queue, or belongs to another context or device.
         """
-        raise NotImplementedError(f"{type(self).__name__} adopts no streams")
+        raise NotImplementedError(f"{type(self).__name__} does not implement adopt_stream()")
 
     def can_adopt_streams(self) -> bool:
-        """Whether there is this method."""
+        """Return whether the device adopts native queues. By default: whether `adopt_stream` is overridden."""
         return type(self).adopt_stream is not Device.adopt_stream
 
     def native_segment(self, handle: Any) -> int:
-        """The same of a segment (OpenCL: the cl_mem)."""
-        raise NotImplementedError(f"{type(self).__name__} has a native_launcher and no native_segment() method")
+        """Return the native handle of a segment (OpenCL: the cl_mem). Required with a native launcher.
+
+        Called once for each segment, and not if `address_space` is "device".
+        """
+        raise NotImplementedError(f"{type(self).__name__} has a native_launcher but no native_segment() method")
 
     def native_error(self, call: str, status: int) -> Exception:
-        """The exception for a call of the native launcher's that was answered with an error."""
+        """Return the exception for a native launcher function that returned an error.
+
+        Args:
+            call: the name of the function, with details of the call if there are any.
+            status: the status that it returned.
+        """
         return DeviceError(f"{call} answered {status}", code=status)
 
     def launched_natively(self, stream: Any) -> None:  # noqa: B027
-        """Work was given to `stream` past the driver: kernels, or anything on a stream whose native handle is known to
-        others. Called before query_stream() or synchronize_stream(), for a driver that keeps a record of what is under
-        way."""
+        """Notify the driver that `stream` has received commands that the driver has not seen. Optional.
+
+        For drivers that track pending work. Called before `query_stream` and `synchronize_stream`, if the native
+        launcher has submitted commands since the last call, or if the native handle of the stream was given out.
+        """
 
     # --- streams and events ------------------------------------------------------------------------------------------
 
     def create_stream(self, priority: int) -> Any:
-        """A new queue. `priority` is 0, or -1 for one whose work should go first; hardware without may ignore it."""
+        """Create a stream and return its handle.
+
+        Args:
+            priority: 0, or -1 for a stream whose commands should run first. Hardware without priorities can ignore it.
+        """
         return SynchronousStream()
 
     def destroy_stream(self, stream: Any) -> None:  # noqa: B027
-        """Give a queue back."""
+        """Destroy a stream. Exceptions are printed, not raised."""
 
     def query_stream(self, stream: Any) -> bool:
-        """Whether all work given to the stream is done."""
+        """Return whether all commands submitted to the stream are complete."""
         return True
 
     def synchronize_stream(self, stream: Any) -> None:  # noqa: B027
-        """Wait until all work given to the stream so far is done. Release the GIL while waiting."""
+        """Wait until all commands submitted to the stream so far are complete. Release the GIL while waiting.
+
+        Raises:
+            Exception: a command of the stream has failed.
+        """
 
     def create_event(self, timing: bool) -> Any:
-        """A new event, not recorded yet. `timing`: elapsed_ms() will be asked."""
+        """Create an event that is not yet recorded and return its handle.
+
+        Args:
+            timing: whether `elapsed_ms` will be called for it.
+        """
         return SynchronousEvent()
 
     def destroy_event(self, event: Any) -> None:  # noqa: B027
-        """Give an event back. Waits for it that were issued before stay in force."""
+        """Destroy an event. Earlier waits for it stay in effect. Exceptions are printed, not raised."""
 
     def record_event(self, event: Any, stream: Any) -> None:
-        """The event is reached when all work given to the stream so far is done. Replaces an earlier recording."""
+        """Record an event: it is reached when all commands submitted to the stream so far are complete.
+
+        An event can be recorded repeatedly. A recording replaces the previous one for later waits and queries.
+        """
         event.time_ns = time.perf_counter_ns()
 
     def wait_event(self, event: Any, stream: Any) -> None:  # noqa: B027
-        """Work given to `stream` from now on starts after the event's present recording. The caller does not wait."""
+        """Make later commands of `stream` wait for the latest recording of the event. Returns immediately.
+
+        The event belongs to this device, or to a peer for which `can_wait_for_peer` returns True.
+        """
 
     def query_event(self, event: Any) -> bool:
-        """Whether the event is reached; True for one that was never recorded."""
+        """Return whether the event is reached. True for an event that was never recorded."""
         return True
 
     def synchronize_event(self, event: Any) -> None:  # noqa: B027
-        """Wait until the event is reached. Release the GIL while waiting."""
+        """Wait until the latest recording of the event is reached. Release the GIL while waiting."""
 
     def elapsed_ms(self, start: Any, end: Any) -> float:
-        """Milliseconds from one event to the other; both are reached."""
+        """Return the milliseconds between two events. Both have timing and are reached."""
         return (end.time_ns - start.time_ns) / 1e6
 
     def sleep(self, milliseconds: float, stream: Any) -> None:
-        """Keep the stream busy for about this long, from when it gets there (for tests). Optional."""
+        """Keep the stream busy for about `milliseconds`, in stream order. Optional, for tests."""
         raise NotImplementedError(f"{self.properties.name} cannot keep a stream busy for a given time")
 
 
-# What a device with a native launcher must bring.
+# Methods that a device with a native launcher must override.
 NATIVE_METHODS = ("compile", "native_kernel", "native_stream", "native_segment")
 
-# What an asynchronous device must bring itself: with only some of them its events would tell untruths.
+# Methods that an asynchronous device must override, all or none: a mix would report wrong event states.
 ASYNCHRONOUS_METHODS = (
     "create_stream",
     "query_stream",
@@ -507,33 +637,35 @@ ASYNCHRONOUS_METHODS = (
     "elapsed_ms",
 )
 
-# Those of them that nobody calls where a native launcher has events.
+# Methods among these that are not called, and not required, if the native launcher has EVENTS.
 EVENT_METHODS = ("create_event", "record_event", "wait_event", "query_event", "synchronize_event", "elapsed_ms")
 
 
-# What only works together.
+# Methods that must be overridden together.
 RESERVING_METHODS = ("reserve", "unreserve", "map", "unmap")
 PINNING_METHODS = ("pin", "unpin")
 
 
 class SynchronousStream:
-    """A queue that is always empty."""
+    """A stream that is always empty."""
 
 
 class SynchronousEvent:
-    """A point in time that has always passed."""
+    """An event that is always reached."""
 
     time_ns = 0
 
 
 class NativeDevice(ABC):
-    """A device that the runtime implements in C++ (csrc/drivers/host/host_device.cpp); Python only adds it."""
+    """A device that is implemented in C++ (csrc/drivers/host/host_device.cpp). Not for drivers outside of Backplane."""
 
     properties: DeviceProperties
 
     @abstractmethod
     def add(self, properties: Any, discrete: bool) -> None:
-        """Add this device to the runtime's table with these `_C.DeviceProperties`.
+        """Add this device to the runtime's device table.
 
-        `discrete`: with memory that the CPU cannot reach at the addresses that tensors have.
+        Args:
+            properties: its `_C.DeviceProperties`.
+            discrete: hide the memory from the CPU, so that tensors have synthetic addresses.
         """

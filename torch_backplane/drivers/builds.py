@@ -1,9 +1,9 @@
-"""The threads that build kernels while Python runs ahead: one for each processor, started when first needed.
+"""The thread pool that builds kernels in the background: one thread per processor, started on first use.
 
-The runtime submits builds here (csrc/drivers/driver_device.cpp), and does a build itself where somebody needs the
-kernel before a thread has come to it. So nothing is lost where builds are dropped: at the end of the program, which
-should not wait for kernels that nobody uses. What can wait until there is nothing to build, such as writing a cache, is
-done later.
+The runtime submits builds here (csrc/drivers/driver_device.cpp). If a kernel is needed before a pool thread has started
+its build, the thread that needs it does the build. So pending builds can be dropped at the end of the program, which
+must not wait for unused kernels. Tasks with low priority, such as writing to the kernel cache, run when no build is
+pending.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 _changed = threading.Condition()
-_builds = 0  # submitted and not done
+_builds = 0  # pending builds
 _later: deque[Callable[[], None]] = deque()
-_later_runs = False  # one of those is being done
+_later_runs = False  # a task of _later is running
 
 
 def submit(build: Callable[[], None]) -> None:
-    """Call `build` in a thread of the pool, soon; at the end of the program never."""
+    """Run `build` in a thread of the pool. Pending builds are dropped when the program ends."""
     global _builds
     with _changed:
         _builds += 1
@@ -30,14 +30,17 @@ def submit(build: Callable[[], None]) -> None:
 
 
 def submit_later(task: Callable[[], None]) -> None:
-    """Call `task` in a thread of the pool, one at a time and when there is nothing to build; or never, at the end."""
+    """Run `task` in a thread of the pool when no build is pending, one task at a time.
+
+    Pending tasks are dropped when the program ends.
+    """
     with _changed:
         _later.append(task)
     _start_later()
 
 
 def wait_for_all() -> None:
-    """Wait until all that was submitted is done. Not to be called by a build or a task."""
+    """Wait until all submitted builds and tasks are done. Must not be called by a build or a task."""
     with _changed:
         _changed.wait_for(lambda: not (_builds or _later or _later_runs))
 
@@ -84,8 +87,8 @@ def _give(work: Callable[[], None]) -> None:
 @functools.cache
 def _pool() -> ThreadPoolExecutor:
     pool = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="torch_backplane build")
-    # Called when the main thread has ended, before the interpreter waits for the pool to do all it was given. Private,
-    # and what concurrent.futures itself uses; without it the wait is longer, and nothing else.
+    # Drops pending builds when the main thread has ended, before the interpreter waits for the pool. The function is
+    # private, and concurrent.futures itself uses it. Without it, the interpreter waits for all pending builds.
     register = getattr(threading, "_register_atexit", None)
     if register is not None:
         register(functools.partial(pool.shutdown, wait=False, cancel_futures=True))

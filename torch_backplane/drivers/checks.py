@@ -1,4 +1,4 @@
-"""What discovery checks of a driver's device before the runtime gets it."""
+"""Checks of a driver's device, which discovery makes before it adds the device to the runtime."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ LARGEST_MEMORY = 2**63 - 1
 
 
 def checked_properties(driver: str, device: Any) -> Any:
-    """The `_C.DeviceProperties` of a device.
+    """Check a device and return its `_C.DeviceProperties`.
 
     Raises:
-        TypeError, ValueError: the device breaks the contract; the message says where.
+        TypeError, ValueError: the device violates the driver contract; the message says how.
     """
     if not isinstance(device, (Device, NativeDevice)):
-        raise TypeError(f"devices() returned {device!r}, which is no torch_backplane.drivers.Device")
+        raise TypeError(f"devices() returned {device!r}, which is not a torch_backplane.drivers.Device")
     properties = device.properties
     if not isinstance(properties, DeviceProperties):
         raise TypeError(f"{type(device).__name__}.properties is {properties!r}, and must be a DeviceProperties")
@@ -69,30 +69,30 @@ def checked_properties(driver: str, device: Any) -> Any:
 
 
 def local_memory(properties: DeviceProperties) -> int:
-    from torch_backplane.kernels.target import Target  # which is not loaded for devices that run no kernels
+    from torch_backplane.kernels.target import Target  # imported late: devices without kernels do not need it
 
     return (properties.target or Target.of_kind(properties.kind)).local_memory
 
 
 def check_methods(device: Device, properties: DeviceProperties) -> None:
-    """Methods that only make sense together. Those of events are not needed where a native launcher has events."""
+    """Check methods that depend on each other. Event methods are not required if the native launcher has events."""
     cls, launcher = type(device), device.native_launcher
     for group, method in GROUP_METHODS.items():
         if launcher is not None and launcher.has(group) and getattr(cls, method) is getattr(Device, method):
-            raise TypeError(f"{cls.__name__}.native_launcher has functions for {group}, and there is no {method}()")
+            raise TypeError(f"{cls.__name__}.native_launcher has functions for {group}, but there is no {method}()")
     unneeded = EVENT_METHODS if launcher is not None and launcher.has(EVENTS) else ()
     if properties.address_space != "synthetic" and cls.address is Device.address:
         raise TypeError(
-            f"{cls.__name__} has the address space {properties.address_space!r}, and has no address() method"
+            f"{cls.__name__} has the address space {properties.address_space!r} but no address() method"
         )
     if properties.address_space == "synthetic" and properties.dlpack_device is not None:
         raise ValueError(
-            f"{cls.__name__} has a dlpack_device, and its synthetic addresses mean nothing to others: "
-            "the address space must be 'host' or 'device'"
+            f"{cls.__name__} has a dlpack_device, but other libraries cannot use its synthetic addresses: "
+            "set address_space to 'host' or 'device'"
         )
     if properties.address_space == "device" and launcher is not None and launcher.api == "opencl":
         raise ValueError(
-            f"{cls.__name__} has the address space 'device', and OpenCL's launches take buffers, not pointers"
+            f"{cls.__name__} has the address space 'device', but OpenCL launches take buffers, not pointers"
         )
     for methods, kind in (
         (ASYNCHRONOUS_METHODS, "an asynchronous device"),
@@ -102,25 +102,25 @@ def check_methods(device: Device, properties: DeviceProperties) -> None:
         own = [name for name in methods if getattr(cls, name) is not getattr(Device, name)]
         missing = [name for name in methods if name not in own and name not in unneeded]
         if own and missing:
-            raise TypeError(f"{cls.__name__} has its own {', '.join(own)}; {kind} also needs {', '.join(missing)}")
+            raise TypeError(f"{cls.__name__} overrides {', '.join(own)}; {kind} also needs {', '.join(missing)}")
 
 
 def dialect_name(owner: str, dialect: Any) -> str:
-    """Of `properties.dialect`; empty for none.
+    """Return the name of `properties.dialect`; empty for none.
 
     Raises:
-        ValueError, TypeError: it is no dialect that Backplane has, and none that could be a driver's.
+        ValueError, TypeError: it is neither a built-in dialect nor a valid subclass of `Dialect`.
     """
     if isinstance(dialect, str) and not dialect:
         return ""
-    # Not loaded for devices that run no kernels.
+    # Imported late: devices without kernels do not need it.
     from torch_backplane.kernels.dialects import DIALECTS, WORDS, Dialect
 
     if isinstance(dialect, str):
         if dialect not in DIALECTS:
             raise ValueError(
-                f"{owner}.properties.dialect is {dialect!r}, which nobody brought: Backplane has "
-                f"{', '.join(DIALECTS)}, and a driver brings its own as a subclass of torch_backplane.kernels.Dialect"
+                f"{owner}.properties.dialect is {dialect!r}, which is not a built-in dialect ({', '.join(DIALECTS)}); "
+                "for another language, use a subclass of torch_backplane.kernels.Dialect"
             )
         return dialect
     if not (isinstance(dialect, type) and issubclass(dialect, Dialect)):
@@ -130,23 +130,23 @@ def dialect_name(owner: str, dialect: Any) -> str:
         )
     name = getattr(dialect, "name", None)
     if not isinstance(name, str) or not name.strip():
-        raise TypeError(f"the dialect {dialect.__name__} needs a name, and has {name!r}")
+        raise TypeError(f"the dialect {dialect.__name__} has the name {name!r}; it needs a string that is not empty")
     missing = sorted(dialect.__abstractmethods__) + [one for one in ("types",) if not hasattr(dialect, one)]
     if missing:
-        raise TypeError(f"the dialect {name} lacks what every kernel needs: {', '.join(missing)}")
+        raise TypeError(f"the dialect {name} does not define {', '.join(missing)}, which all kernels need")
     unknown = sorted(set(dialect.words) - set(WORDS))
     if unknown:
-        raise ValueError(f"the dialect {name} has {', '.join(unknown)} among its words, which are {', '.join(WORDS)}")
+        raise ValueError(f"the dialect {name} has the unknown words {', '.join(unknown)}; known are {', '.join(WORDS)}")
     return name
 
 
 def check_kernels(device: Device, dialect: str) -> None:
-    """What a device needs to run kernels, if it says that it does."""
+    """Check what a device needs to run kernels, if it has a dialect."""
     cls, launcher = type(device), device.native_launcher
     if not dialect and launcher is None:
         return
     if not dialect:
-        raise ValueError(f"{cls.__name__} has a native_launcher, and its properties name no dialect")
+        raise ValueError(f"{cls.__name__} has a native_launcher, but its properties have no dialect")
     needed: tuple[str, ...] = ("compile", "launch")
     if launcher is not None:
         if not isinstance(launcher, NativeLauncher):
@@ -157,21 +157,21 @@ def check_kernels(device: Device, dialect: str) -> None:
         needed = NATIVE_METHODS
     missing = [name for name in needed if getattr(cls, name) is getattr(Device, name)]
     if missing:
-        raise TypeError(f"{cls.__name__} takes kernels in {dialect}, and has no {', '.join(missing)}")
+        raise TypeError(f"{cls.__name__} takes kernels in {dialect}, but does not override {', '.join(missing)}")
 
 
 def check_functions(launcher: NativeLauncher) -> None:
-    """Those of a native launcher, whose api is known.
+    """Check the functions of a native launcher whose api is known.
 
     Raises:
-        TypeError, ValueError: they are no dictionary, one that is needed is missing, or nobody knows it.
+        TypeError, ValueError: they are not a dictionary, or a function is missing, unknown or not an address.
     """
     api, functions = launcher.api, launcher.functions
     if not isinstance(functions, dict):
         raise TypeError(f"NativeLauncher.functions is {functions!r}, and must be a dictionary of names and addresses")
     for name in NATIVE_APIS[api]:
         if not _is_whole(functions.get(name), 1, 2**64 - 1):
-            raise ValueError(f"NativeLauncher.functions has no address of {name}, which {api} needs")
+            raise ValueError(f"NativeLauncher.functions has no address for {name}, which {api!r} needs")
     known = [*NATIVE_APIS[api], *NATIVE_EXTRAS[api]]
     for purpose, group in NATIVE_GROUPS[api].items():
         known += group
@@ -179,35 +179,35 @@ def check_functions(launcher: NativeLauncher) -> None:
         missing = [name for name in group if name not in own]
         if own and missing:
             raise ValueError(
-                f"NativeLauncher.functions has {', '.join(own)}; {purpose} of {api} also need {', '.join(missing)}"
+                f"NativeLauncher.functions has {', '.join(own)}; {purpose} also need {', '.join(missing)}"
             )
         needed = GROUP_NEEDS.get(purpose, purpose)
         if own and not launcher.has(needed):
             raise ValueError(
-                f"NativeLauncher.functions has {', '.join(own)}; {purpose} of {api} also need the functions of "
+                f"NativeLauncher.functions has {', '.join(own)}; {purpose} also need the functions of "
                 f"{needed}: {', '.join(NATIVE_GROUPS[api][needed])}"
             )
     for name, address in functions.items():
         if name not in known:
-            raise ValueError(f"NativeLauncher.functions has {name!r}, and {api} knows {', '.join(known)}")
+            raise ValueError(f"NativeLauncher.functions has the unknown name {name!r}; {api!r} has {', '.join(known)}")
         if not _is_whole(address, 1, 2**64 - 1):
             raise ValueError(f"NativeLauncher.functions[{name!r}] is {address!r}, and must be an address above 0")
 
 
 def check_libraries(device: Device) -> None:
-    """Those that a device lists.
+    """Check the libraries of a device.
 
     Raises:
-        TypeError, ValueError: one breaks the contract of `drivers.libraries`; the message says where.
+        TypeError, ValueError: one violates the contract in `drivers.libraries`; the message says how.
     """
     cls, libraries = type(device).__name__, device.libraries
     if not isinstance(libraries, (list, tuple)):
         raise TypeError(f"{cls}.libraries is {libraries!r}, and must be a sequence of Library")
     if libraries and device.native_launcher is None:
-        raise ValueError(f"{cls} has libraries, whose routines need a native queue, and no native_launcher")
+        raise ValueError(f"{cls} has libraries but no native_launcher; routines need a native queue")
     for library in libraries:
         if not isinstance(library, Library):
-            raise TypeError(f"{cls}.libraries has {library!r}, and each must be a Library")
+            raise TypeError(f"{cls}.libraries has {library!r}; each element must be a Library")
         if not isinstance(library.name, str) or not library.name.strip():
             raise ValueError(f"Library.name is {library.name!r}, and must be a string that is not empty")
         owner = f"the library {library.name}"
@@ -216,27 +216,27 @@ def check_libraries(device: Device) -> None:
         if library.explain is not None and not callable(library.explain):
             raise TypeError(f"explain of {owner} is {library.explain!r}, and must be a function of a status, or None")
         if not isinstance(library.routines, Mapping) or not library.routines:
-            raise TypeError(f"{owner} has the routines {library.routines!r}, and needs a dictionary by families")
+            raise TypeError(f"{owner} has the routines {library.routines!r}; it needs a dictionary by family")
         for family, routine in library.routines.items():
             if family not in FAMILIES:
                 raise ValueError(f"{owner} has a routine for {family!r}; the families are {', '.join(FAMILIES)}")
             check_routine(f"the {family} routine of {owner}", routine)
             if not FAMILIES[family].memory:
-                warnings.warn(f"torch_backplane: no planner calls {family} routines yet: {owner} has one", stacklevel=2)
+                warnings.warn(f"torch_backplane: no planner calls the {family} routine of {owner} yet", stacklevel=2)
 
 
 def check_routine(owner: str, routine: Any) -> None:
     if not isinstance(routine, Routine):
         raise TypeError(f"{owner} is {routine!r}, and must be a Routine")
     if not isinstance(routine.addresses, Mapping) or not _are_dtypes(tuple(routine.addresses)):
-        raise TypeError(f"{owner} has the addresses {routine.addresses!r}, and needs one for each dtype it computes")
+        raise TypeError(f"{owner} has the addresses {routine.addresses!r}; it needs one for each supported dtype")
     for dtype, address in routine.addresses.items():
         if not _is_whole(address, 1, 2**64 - 1):
-            raise ValueError(f"{owner} has the address {address!r} for {dtype}, and needs one above 0")
+            raise ValueError(f"{owner} has the address {address!r} for {dtype}; it must be above 0")
     for name in ("guard", "workspace", "cost"):
         query = getattr(routine, name)
         if query is not None and not callable(query):
-            raise TypeError(f"{owner} has the {name} {query!r}, and it must be a function of a call, or None")
+            raise TypeError(f"{owner} has the {name} {query!r}; it must be a function of a call, or None")
     if routine.cache is not None:
         missing = [name for name in ("size", "max_size", "set_max_size") if not hasattr(routine.cache, name)]
         if missing:
@@ -260,12 +260,12 @@ def _is_pair(value: Any) -> bool:
 def _is_target(value: Any) -> bool:
     if value is None:
         return True
-    from torch_backplane.kernels.target import Target  # which is not loaded for devices that run no kernels
+    from torch_backplane.kernels.target import Target  # imported late: devices without kernels do not need it
 
     return isinstance(value, Target)
 
 
-# (field, what is accepted in words, the test)
+# (field, description of the accepted values, predicate)
 RULES = (
     ("name", "a string that is not empty", lambda value: isinstance(value, str) and value.strip() != ""),
     ("total_memory", "a whole number of bytes above 0", lambda value: _is_whole(value, 1)),

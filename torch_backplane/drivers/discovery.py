@@ -1,13 +1,13 @@
-"""Finding drivers, asking each for its devices, and numbering the devices.
+"""Discovery: finds the drivers, gets the devices of each, and numbers the devices.
 
-Drivers are found through the entry-point group `torch_backplane.drivers`. All of it happens when bp is first used;
+Drivers are found through the entry-point group `torch_backplane.drivers`. Discovery runs when bp is first used;
 importing torch_backplane reads no package metadata and imports no driver.
 
-TORCH_BACKPLANE_DRIVERS=opencl,host            the drivers to ask, their devices numbered in this order
-TORCH_BACKPLANE_VISIBLE_DEVICES=host:1,host:0  the devices to use, numbered in this order; «host» means all of host's
-TORCH_BACKPLANE_DISCRETE=1                     devices in host memory behave as if the CPU could not reach it
-TORCH_BACKPLANE_TARGET=nvidia-ada              devices that run kernels are taken for this one (modelled_devices.py)
-TORCH_BACKPLANE_SANITIZE_KERNELS=1             one device and no other, which checks what kernels do (../sanitizer/)
+TORCH_BACKPLANE_DRIVERS=opencl,host            use only these drivers; their devices are numbered in this order
+TORCH_BACKPLANE_VISIBLE_DEVICES=host:1,host:0  use only these devices, in this order; "host" means all devices of host
+TORCH_BACKPLANE_DISCRETE=1                     hide host-accessible memory of devices from the CPU
+TORCH_BACKPLANE_TARGET=nvidia-ada              devices that run kernels get this target (modelled_devices.py)
+TORCH_BACKPLANE_SANITIZE_KERNELS=1             use only the device of the kernel sanitizer (../sanitizer/)
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 ENTRY_POINT_GROUP = "torch_backplane.drivers"
-MOST_DEVICES = 64  # of all drivers together: the runtime's tables have this size
+MOST_DEVICES = 64  # of all drivers together: the size of the runtime's tables
 
 _lock = threading.RLock()
 _running = False
@@ -42,15 +42,15 @@ class Found(NamedTuple):
 
     device: Device | NativeDevice
     properties: Any  # _C.DeviceProperties
-    rank: tuple[int, int, str]  # smaller is numbered first where the user does not say otherwise
+    rank: tuple[int, int, str]  # sort key of the default order
 
 
 def available() -> dict[str, EntryPoint]:
-    """The installed drivers by name; nothing is imported.
+    """Return the entry points of the installed drivers by name, without importing them.
 
-    A name that several packages claim belongs to none of them, except that ours keep theirs; one warning says so.
+    If several packages claim a name, all of them are skipped with a warning. Backplane's own drivers keep their names.
     """
-    from importlib.metadata import entry_points  # slow, and not needed before bp is used
+    from importlib.metadata import entry_points  # slow to import, and not needed before bp is used
 
     claims: dict[str, dict[str, EntryPoint]] = {}
     for point in entry_points(group=ENTRY_POINT_GROUP):
@@ -62,53 +62,53 @@ def available() -> dict[str, EntryPoint]:
             found[name] = next(iter(points.values()))
         elif ours:
             found[name] = ours[0]
-            _warn_once(f"driver {name!r} is {ours[0].value}, although other packages claim the name, too")
+            _warn_once(f"driver {name!r} is {ours[0].value}; other packages that claim the name are ignored")
         else:
             _skip(name, f"several packages claim the name: {', '.join(sorted(points))}")
     return found
 
 
 def failures() -> dict[str, str]:
-    """For each driver that was skipped, what went wrong."""
+    """Return the reason for each skipped driver, by driver name."""
     return dict(_failures)
 
 
 def with_kernels() -> list[int]:
-    """The devices that were discovered and run kernels, by their numbers."""
+    """Return the indices of the discovered devices that run kernels."""
     return list(_with_kernels)
 
 
 def device(index: int) -> Device | NativeDevice:
-    """The driver's object for bp:`index`."""
+    """Return the driver's object for the device bp:`index`."""
     discover()
     return _devices[index]
 
 
 def discover() -> None:
-    """Ask the drivers for their devices and give them to the runtime, once per process.
+    """Get the devices of all drivers and add them to the runtime. Does nothing after the first call.
 
-    A driver that fails is skipped with one warning that names it; the others keep working.
+    A driver that fails is skipped with a warning.
 
     Raises:
-        SettingError: an environment variable is malformed, or names what is not there.
+        SettingError: an environment variable is malformed, or names a driver or device that does not exist.
     """
     global _running
     with _lock:
         if _C.is_discovered():
             return
         if _running:
-            raise RuntimeError("a driver used bp devices while it was asked which there are")
+            raise RuntimeError("a driver used bp devices during discovery; its module and devices() must not")
         _running = True
         try:
-            # The sanitizer knows memory by the addresses that the allocator has.
+            # The sanitizer finds memory by the allocator's addresses, so they must not be translated.
             discrete = not sanitizes_kernels() and (
                 switch("TORCH_BACKPLANE_DISCRETE") or bool(os.environ.get("TORCH_BACKPLANE_TARGET"))
             )
             chosen = choose_devices()
             if len(chosen) > MOST_DEVICES:
                 raise SettingError(
-                    f"{len(chosen)} bp devices were found, and {MOST_DEVICES} is the most: "
-                    "choose some with TORCH_BACKPLANE_VISIBLE_DEVICES"
+                    f"{len(chosen)} bp devices were found; at most {MOST_DEVICES} are supported: "
+                    "select some with TORCH_BACKPLANE_VISIBLE_DEVICES"
                 )
             for device, properties, _ in chosen:
                 if isinstance(device, NativeDevice):
@@ -123,7 +123,7 @@ def discover() -> None:
 
 
 def choose_devices() -> list[Found]:
-    """The devices to use, in the order of their numbers."""
+    """Return the devices to use, in the order of their indices."""
     if sanitizes_kernels():
         from importlib.metadata import EntryPoint
 
@@ -142,7 +142,7 @@ def choose_devices() -> list[Found]:
         if name not in names:
             raise SettingError(
                 f"TORCH_BACKPLANE_VISIBLE_DEVICES={text!r} names the driver {name!r}; "
-                f"drivers to choose from: {', '.join(names) or 'none'}"
+                f"available drivers: {', '.join(names) or 'none'}"
             )
     found = ask_drivers(installed, dict.fromkeys(name for name, _ in visible))
     chosen: list[Found] = []
@@ -162,7 +162,7 @@ def choose_devices() -> list[Found]:
 
 
 def selected_drivers(installed: dict[str, EntryPoint]) -> list[str]:
-    """The names in TORCH_BACKPLANE_DRIVERS, in its order; without it all that are installed."""
+    """Return the driver names in TORCH_BACKPLANE_DRIVERS, in that order; all installed drivers if it is not set."""
     text = os.environ.get("TORCH_BACKPLANE_DRIVERS")
     if text is None:
         return list(installed)
@@ -177,7 +177,7 @@ def selected_drivers(installed: dict[str, EntryPoint]) -> list[str]:
 
 
 def parse_visible_devices(text: str) -> list[tuple[str, int | None]]:
-    """(driver, index) for each entry of TORCH_BACKPLANE_VISIBLE_DEVICES; None means all of the driver's devices."""
+    """Return (driver, index) for each entry of TORCH_BACKPLANE_VISIBLE_DEVICES. None: all devices of the driver."""
     visible: list[tuple[str, int | None]] = []
     for entry in text.split(",") if text.strip() else []:
         match = re.fullmatch(r"\s*([^\s:,]+)(?::(\d+))?\s*", entry)
@@ -195,12 +195,12 @@ def parse_visible_devices(text: str) -> list[tuple[str, int | None]]:
 
 
 def ask_drivers(installed: dict[str, EntryPoint], names: Iterable[str]) -> dict[str, list[Found]]:
-    """The devices of each driver that works."""
+    """Return the devices of each driver. Drivers that fail are skipped with a warning and are not in the result."""
     from torch_backplane.drivers.checks import checked_properties
 
     take_for: Callable[[DeviceProperties], DeviceProperties] | None = None
     if os.environ.get("TORCH_BACKPLANE_TARGET"):
-        from torch_backplane.drivers import modelled_devices  # loads what kernels are made with
+        from torch_backplane.drivers import modelled_devices  # imports the kernel generator
 
         take_for = partial(modelled_devices.properties_as, modelled_devices.chosen())
     found: dict[str, list[Found]] = {}
@@ -208,7 +208,7 @@ def ask_drivers(installed: dict[str, EntryPoint], names: Iterable[str]) -> dict[
         try:
             cls = installed[name].load()
             if not (isinstance(cls, type) and issubclass(cls, Driver)):
-                raise TypeError(f"{installed[name].value} is no subclass of torch_backplane.drivers.Driver")
+                raise TypeError(f"{installed[name].value} is not a subclass of torch_backplane.drivers.Driver")
             listed = cls().devices()
             if take_for is not None:
                 for device in listed:
@@ -226,10 +226,10 @@ def ask_drivers(installed: dict[str, EntryPoint], names: Iterable[str]) -> dict[
 
 
 def switch(variable: str) -> bool:
-    """An environment variable that is 0 or 1; 0 where it is not set.
+    """Return whether an environment variable is 1. The default is 0.
 
     Raises:
-        SettingError: it is neither.
+        SettingError: it is neither 0 nor 1.
     """
     text = os.environ.get(variable, "0").strip()
     if text not in ("", "0", "1"):
@@ -238,7 +238,7 @@ def switch(variable: str) -> bool:
 
 
 def sanitizes_kernels() -> bool:
-    """Whether the environment wants the kernel sanitizer's device, and no other."""
+    """Return whether TORCH_BACKPLANE_SANITIZE_KERNELS is 1: the kernel sanitizer's device is then the only one."""
     return switch("TORCH_BACKPLANE_SANITIZE_KERNELS")
 
 

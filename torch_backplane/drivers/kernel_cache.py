@@ -1,18 +1,18 @@
-"""Compiled kernels on disk, so that the next process need not compile them.
+"""A disk cache of compiled kernels, shared by processes.
 
-TORCH_BACKPLANE_CACHE_DIR   the folder; set and empty: nothing is kept. By default $XDG_CACHE_HOME/torch_backplane, or
-                            ~/.cache/torch_backplane
-TORCH_BACKPLANE_CACHE_SIZE  how large all entries together may get, 1GiB by default
+TORCH_BACKPLANE_CACHE_DIR   the folder; if set and empty, caching is disabled. By default
+                            $XDG_CACHE_HOME/torch_backplane, or ~/.cache/torch_backplane
+TORCH_BACKPLANE_CACHE_SIZE  the maximum size of all entries together, 1GiB by default
 
-An entry is a file of its own, `kernels/ab/abcdef…`, named for the digest of all that the compiled kernel depends on. It
-is written to a temporary file that is renamed, so processes may share the folder, and begins with a digest of its
-contents: what was cut off, changed or renamed is no entry, and gets built and written again. The folder may be deleted
-at any time.
+An entry is a file `kernels/ab/abcdef…`, named by a digest of everything that the compiled kernel depends on. It is
+written to a temporary file and renamed, so that processes can share the folder. It contains a digest of its contents:
+a truncated, changed or renamed file is ignored, and the kernel is built and stored again. The folder can be deleted at
+any time.
 
-A file's time of modification is when it was last used. A process that finds more than the limit removes the files that
-were not used for the longest time, until an eighth of the limit is free again. It looks when it writes its first entry,
-and after each sixteenth of the limit that it has written: by so much may each process pass the limit. Two that remove
-files at the same time remove the same ones, and who reads a file that is removed meanwhile has it whole.
+The modification time of a file is the time of its last use. If the limit is exceeded, a process removes the least
+recently used files until an eighth of the limit is free. It checks when it writes its first entry, and whenever it has
+written another sixteenth of the limit, so each process can exceed the limit by that much. Processes that trim at the
+same time remove the same files. A process that reads a file while it is removed still reads it completely.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from pathlib import Path
 
 from torch_backplane.drivers.sizes import parse_size
 
-FORMAT = b"torch_backplane kernel 1\n"  # another number for another format: entries of the old one are not found
+FORMAT = b"torch_backplane kernel 1\n"  # change the number with the format, so that old entries are not found
 
-ABANDONED_AFTER = 3600.0  # seconds after which a temporary file belongs to a process that ended while it wrote
+ABANDONED_AFTER = 3600.0  # seconds; an older temporary file was left by a process that ended while writing it
 
 _warned = False
 _lock = threading.Lock()
-_written = -1  # bytes since this process last looked how large the folder is; -1: never did
+_written = -1  # bytes written since this process last checked the size of the folder; -1: never checked
 
 
 def folder() -> Path | None:
-    """Where entries are; None where nothing is to be kept."""
+    """Return the folder of the entries, or None if caching is disabled."""
     chosen = os.environ.get("TORCH_BACKPLANE_CACHE_DIR")
     if chosen is not None:
         return Path(chosen) / "kernels" if chosen.strip() else None
@@ -49,7 +49,7 @@ def folder() -> Path | None:
 
 
 def size_limit() -> int:
-    """Bytes that all entries together may take.
+    """Return the maximum size of all entries together, in bytes.
 
     Raises:
         SettingError: TORCH_BACKPLANE_CACHE_SIZE is not a size.
@@ -58,16 +58,16 @@ def size_limit() -> int:
 
 
 def key(parts: Sequence[str]) -> str:
-    """The name of the entry for what these say: the device, its driver's version, the options, the text."""
+    """Return the entry name for a kernel that depends on `parts`: device, driver version, compiler options, text."""
     digest = hashlib.sha256(FORMAT)
     for part in parts:
         encoded = part.encode()
-        digest.update(len(encoded).to_bytes(8, "little") + encoded)  # no two lists are one sequence of bytes
+        digest.update(len(encoded).to_bytes(8, "little") + encoded)  # the length keeps different lists distinct
     return digest.hexdigest()
 
 
 def load(name: str) -> bytes | None:
-    """The compiled kernel that `store` was given for this key; None where there is none that is whole."""
+    """Return the compiled kernel that was stored under `name`, or None if there is no valid entry."""
     path = _path(name)
     if path is None:
         return None
@@ -84,8 +84,10 @@ def load(name: str) -> bytes | None:
 
 
 def store(name: str, payload: bytes) -> None:
-    """Keep a compiled kernel, unless it is larger than all may be together. A folder that cannot be written to is a
-    warning, the first time."""
+    """Store a compiled kernel, unless it is larger than the limit of the cache.
+
+    Warns once if the folder cannot be written to.
+    """
     global _warned
     path = _path(name)
     entry = _entry(name, payload)
@@ -107,18 +109,18 @@ def store(name: str, payload: bytes) -> None:
         if not _warned:
             _warned = True
             warnings.warn(
-                f"torch_backplane: compiled kernels cannot be kept in {path.parent.parent}, and will be built again by "
-                f"the next process: {error}. TORCH_BACKPLANE_CACHE_DIR names another folder",
+                f"torch_backplane: compiled kernels cannot be stored in {path.parent.parent}, so the next process has "
+                f"to build them again: {error}. Set TORCH_BACKPLANE_CACHE_DIR to another folder",
                 stacklevel=2,
             )
 
 
 def trim(limit: int) -> None:
-    """Remove the entries that were not used for the longest time, if all together are larger than `limit` bytes."""
+    """Remove the least recently used entries if all entries together exceed `limit` bytes."""
     root = folder()
     if root is None:
         return
-    found = []  # (when it was used, bytes, path)
+    found = []  # (time of last use, bytes, path)
     abandoned = time.time() - ABANDONED_AFTER
     for place, _, names in os.walk(root):
         for name in names:
@@ -136,7 +138,7 @@ def trim(limit: int) -> None:
         if total <= limit - limit // 8:
             return
         with contextlib.suppress(OSError):
-            if os.stat(path).st_mtime_ns == used:  # else it was used or written just now
+            if os.stat(path).st_mtime_ns == used:  # else it was used or written meanwhile
                 os.unlink(path)
         total -= size
 

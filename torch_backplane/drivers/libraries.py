@@ -1,10 +1,10 @@
-"""The slot for libraries that compute on a device, such as a vendor's: one slot for all families of operators.
+"""Libraries that compute operators on a device, such as a vendor's BLAS or FFT library.
 
-A routine is a function of C, `int routine(void* queue, const argument_t* arguments, uint64_t count)`, as any function
-of a library that planners call (docs/write-an-operator.md): it enqueues its work on the native queue, and returns 0 or
-a status of its own. So it is used on devices that have a native launcher. Its arguments are those of its family:
-memory, numbers of the dtype, and integers of 64 bits; and where it has a workspace query, memory for the workspace and
-the number of its bytes.
+A routine is a C function `int routine(void* queue, const argument_t* arguments, uint64_t count)`, with the same
+signature as other library functions that planners call (docs/write-an-operator.md). It enqueues its work on the native
+queue and returns 0 or an error status, so the device needs a native launcher. Its arguments are those of its family:
+memory, numbers of the dtype, and 64-bit integers. If the routine has a workspace query, the workspace memory and its
+size in bytes follow.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import torch
 
 
 class Family(NamedTuple):
-    """What routines of a family compute, and the names of their arguments in order.
+    """A family of routines: what they compute, and the names of their arguments in order.
 
-    The first memory is the result. The rest is only read, except where the family says otherwise.
+    The first memory argument is the result. Routines only read the others, unless the family specifies otherwise.
     """
 
     computes: str
@@ -29,8 +29,8 @@ class Family(NamedTuple):
     integers: tuple[str, ...] = ()
 
 
-# docs/write-a-driver.md has the meaning of each argument. The arguments of a family without any are not settled: no
-# planner calls it yet.
+# docs/write-a-driver.md documents the arguments. Families without arguments are reserved: no planner calls them, and
+# their arguments are not defined yet.
 FAMILIES: Mapping[str, Family] = {
     "matmul": Family(
         "matrix products",
@@ -56,7 +56,7 @@ FAMILIES: Mapping[str, Family] = {
 
 
 class Transform(IntEnum):
-    """The fft family's `kind`: what is transformed into what. A half is the one that is not redundant."""
+    """The `kind` of an fft routine. "Half" is the non-redundant half of the spectrum of real numbers."""
 
     COMPLEX = 0
     REAL_TO_HALF = 1
@@ -64,56 +64,58 @@ class Transform(IntEnum):
 
 
 class PlanCache(Protocol):
-    """What a routine keeps for calls like those before, such as torch.backends.bp.fft_plan_cache."""
+    """An LRU cache of a routine's plans. That of the fft family is torch.backends.bp.fft_plan_cache."""
 
     def size(self) -> int:
-        """How many plans are kept."""
+        """Return the number of cached plans."""
 
     def max_size(self) -> int:
-        """How many may be kept. Beyond that, the least recently used are dropped."""
+        """Return the maximum number of cached plans. The least recently used plans are evicted."""
 
     def set_max_size(self, most: int) -> None:
-        """`most` from now on, 0 or more. What the device still uses stays until it is done."""
+        """Set the maximum to `most`, 0 or more. Plans that the device still uses are freed when it is done."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Routine:
-    """A library's function for one family, for several dtypes.
+    """The functions of a library for one family, one for each supported dtype.
 
-    `guard`, `workspace` and `cost` are called as `guard(dtype, **integers)` with the names that the family lists. Sizes
-    may be `torch.SymInt`: each comparison is then a condition under which a plan serves, and so is `int(size)`.
+    `guard`, `workspace` and `cost` are called as `guard(dtype, **integers)`, with the integers that the family names.
+    Sizes can be `torch.SymInt`: each comparison, and each `int(size)`, then becomes a guard of the plan.
     """
 
-    # An address in a library that stays loaded, for each dtype that it computes.
+    # The function address for each supported dtype. The library must stay loaded.
     addresses: Mapping[torch.dtype, int]
-    # Why it does not take a call, in words that follow «it», such as "takes up to 1024 rows". None: it takes the call.
+    # Returns None if the routine accepts the call, else the reason as a predicate, such as "takes up to 1024 rows".
+    # Without a guard, the routine accepts all calls.
     guard: Callable[..., str | None] | None = None
-    # Bytes of device memory that it needs besides its operands.
+    # Returns the bytes of device memory that the routine needs in addition to its operands.
     workspace: Callable[..., int] | None = None
-    # Of a call, relative to the generated kernels for the same call, which cost 100: 50 is twice as fast. Without it, a
-    # library is expected to be faster than generated kernels on GPUs, and slower on processors.
+    # Returns the cost of the call relative to generated kernels, which cost 100: 50 is twice as fast. Without it, or if
+    # it returns None: 50 on GPUs, 101 on processors.
     cost: Callable[..., int | None] | None = None
-    cache: PlanCache | None = None
+    cache: PlanCache | None = None  # of the routine's own plans
 
 
 @dataclass(frozen=True, kw_only=True)
 class Library:
-    """A library for this hardware, such as cuBLAS, CLBlast or VkFFT."""
+    """A library for a device, such as cuBLAS, CLBlast or VkFFT."""
 
-    name: str  # for people: "CLBlast"
-    routines: Mapping[str, Routine]  # by their families, the names in FAMILIES
-    explain: Callable[[int], str] | None = None  # what a status other than 0 means
+    name: str  # for messages: "CLBlast"
+    routines: Mapping[str, Routine]  # by family, a key of FAMILIES
+    explain: Callable[[int], str] | None = None  # returns the meaning of a status other than 0
 
 
 def unproven(dtype: torch.dtype, **integers: int) -> int:
-    """The cost of a routine that no measurement shows to be faster than generated kernels: they run unless the user or
-    the tuner chooses the routine.
+    """Return a cost above that of generated kernels, for routines that no measurement shows to be faster.
+
+    The routine then runs only if the user or the tuner selects it.
     """
     return 101
 
 
 def routines_of(device: Any, family: str) -> Iterator[tuple[Library, Routine]]:
-    """Those of a `Device` that compute a family, in the order in which its driver lists the libraries."""
+    """Yield the libraries and routines of a `Device` for a family, in the order of `Device.libraries`."""
     for library in getattr(device, "libraries", ()):
         if family in library.routines:
             yield library, library.routines[family]

@@ -1,8 +1,8 @@
-"""Devices that behave as others would: TORCH_BACKPLANE_TARGET.
+"""Devices that run kernels with the target of another device: TORCH_BACKPLANE_TARGET.
 
-A device that runs kernels is given another one's target: its forms of kernels, its limits, its groups, and no float64
-where it has none. So what a GPU would run is run, and compared with PyTorch's CPU, where there is none. The CPU does
-not see the memory of such a device, as with TORCH_BACKPLANE_DISCRETE=1.
+The device then uses the kernel variants, limits and group sizes of that target, and has no float64 if the target has
+none. This tests the kernels of a GPU on a machine without one. The memory of such a device is hidden from the CPU, as
+with TORCH_BACKPLANE_DISCRETE=1.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from torch_backplane.kernels.modelled import Modelled, read_target
 from torch_backplane.kernels.target import Target
 
 VARIABLE = "TORCH_BACKPLANE_TARGET"
-# What the device itself has, or has no more of, whatever it is taken for.
+# Limits of the device itself, which the modelled target must not exceed.
 _LIMITS = ("max_group_size", "local_memory", "max_argument_bytes")
 
 
 def chosen() -> Modelled:
-    """The target that the environment names, a file or one that ships with Backplane.
+    """Return the target that TORCH_BACKPLANE_TARGET names: a file, or a target that ships with Backplane.
 
     Raises:
-        SettingError: it cannot be read, or a figure is missing or absurd.
+        SettingError: the target cannot be read, or a value is missing or invalid.
     """
     named = os.environ.get(VARIABLE, "").strip()
     try:
@@ -33,7 +33,7 @@ def chosen() -> Modelled:
 
 
 def properties_as(modelled: Modelled, properties: DeviceProperties) -> DeviceProperties:
-    """What a device says of itself where it is taken for another; nothing changes of one that runs no kernels."""
+    """Return the properties of a device with the modelled target. A device without kernels keeps its properties."""
     if not properties.dialect:
         return properties
     own, wanted = properties.target or Target.of_kind(properties.kind), modelled.target
@@ -41,7 +41,7 @@ def properties_as(modelled: Modelled, properties: DeviceProperties) -> DevicePro
     for name in ("group_multiple", "subgroup_size"):
         figures[name] = min(getattr(wanted, name), figures["max_group_size"])
     float64 = own.float64 and wanted.float64
-    # Of other subgroups than its own a device has none.
+    # A device cannot shuffle within subgroups of a size other than its own.
     shuffles = own.subgroup_shuffles and wanted.subgroup_shuffles and own.subgroup_size == figures["subgroup_size"]
     figures["subgroup_shuffles"] = shuffles
     target = replace(wanted, **figures, float64=float64, atomics=own.atomics & wanted.atomics)

@@ -1,4 +1,4 @@
-"""Sizes in bytes as people write them."""
+"""Parsing of sizes such as "512MiB"."""
 
 from __future__ import annotations
 
@@ -15,10 +15,17 @@ UNITS = {"": 1, "B": 1} | {
 
 
 def parse_size(text: str, name: str) -> int:
-    """Bytes in `text`, such as «2GiB», «512 MB» or «1.5G»; all units are powers of 1024.
+    """Parse a size such as "2GiB", "512 MB" or "1.5G". All units are powers of 1024.
+
+    Args:
+        text: the size.
+        name: the name of the setting, for the error message.
+
+    Returns:
+        The size in bytes.
 
     Raises:
-        SettingError: `text` is not a size above zero; the message names `name`.
+        SettingError: `text` is not a size above zero.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     size = int(Fraction(match[1]) * UNITS[match[2]]) if match and match[2] in UNITS else 0

@@ -75,7 +75,7 @@ class DiscreteDevice final : public ForwardingDevice {
     return other != nullptr && inner_->can_access_peer(*other->inner_);
   }
 
-  // Of commands and segments with the addresses of `inner_` only.
+  // Not supported: they would need the addresses of `inner_`.
   Interprocess* interprocess() override {
     return nullptr;
   }
@@ -88,7 +88,7 @@ class DiscreteDevice final : public ForwardingDevice {
   }
 
  private:
-  // The same command on the memory that the addresses mean.
+  // Submits the command with real addresses.
   void submit_real(const KernelLaunch& launch, StreamHandle stream) {
     const auto arguments = real(launch.arguments);
     inner_->submit(KernelLaunch{launch.kernel, launch.spec, arguments}, stream);
@@ -140,7 +140,7 @@ class DiscreteDevice final : public ForwardingDevice {
     return found;
   }
 
-  AddressSpace shadows_; // the address a tensor has → the memory it means
+  AddressSpace shadows_; // synthetic address → real memory
 };
 
 } // namespace

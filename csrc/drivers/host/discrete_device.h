@@ -1,7 +1,7 @@
-// A device with host-accessible memory in the clothes of one without.
+// A wrapper that hides the host-accessible memory of a device.
 //
-// Tensors get addresses that the CPU cannot touch, and the device's own calls translate them to where the memory is. With
-// it (TORCH_BACKPLANE_DISCRETE=1) everything that a discrete accelerator needs can be tested on any machine.
+// Tensors get synthetic addresses, which the CPU cannot access, and the wrapper translates them to the real ones. This
+// makes it possible to test support for discrete accelerators on any machine (TORCH_BACKPLANE_DISCRETE=1).
 #pragma once
 
 #include <memory>

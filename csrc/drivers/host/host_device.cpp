@@ -26,7 +26,7 @@ using Clock = std::chrono::steady_clock;
 std::atomic<bool> asynchronous{false};
 std::optional<uint64_t> delay_seed;
 
-// How late the work of one queue begins, in turn.
+// Random delays of the commands of one queue.
 class Delays {
  public:
   Delays() : random_(*delay_seed + next_queue_++) {}
@@ -42,7 +42,7 @@ class Delays {
   std::mt19937_64 random_;
 };
 
-// One event; each recording is a version, and waiting is for the version that was current when the wait was issued.
+// An event. Each recording is a version; a wait refers to the version that was current when it was issued.
 struct HostEventState {
   std::mutex lock;
   std::condition_variable changed;
@@ -64,7 +64,7 @@ struct HostEventState {
     return ++recorded;
   }
 
-  // 0: the latest recording has been reached.
+  // Returns 0 if the latest recording is reached.
   uint64_t version_to_wait_for() {
     std::lock_guard<std::mutex> guard(lock);
     return reached >= recorded ? 0 : recorded;
@@ -76,14 +76,14 @@ struct HostEventState {
   }
 
   Clock::time_point reached_at() {
-    std::lock_guard<std::mutex> guard(lock); // it may be recorded again, and reached, at this moment
+    std::lock_guard<std::mutex> guard(lock); // another thread can record and reach it at this moment
     return time;
   }
 };
 
 using HostEvent = std::shared_ptr<HostEventState>;
 
-// A command in a queue. Event commands mean one version of their event, which is known when they are submitted.
+// A command in a queue. Event commands refer to a version of their event, which is fixed at submission.
 struct QueuedCommand {
   StoredCommand stored;
   HostEvent event{};
@@ -96,12 +96,13 @@ void execute(const Command& command) {
           [](const Copy& copy) { std::memmove(copy.destination, copy.source, copy.bytes); },
           [](const Fill& fill) { std::memset(fill.address, fill.value, fill.bytes); },
           [](const HostCallback& callback) { callback.function->run(callback.memory.data(), callback.numbers.data()); },
-          [](const auto&) { TORCH_INTERNAL_ASSERT(false, "host devices execute no such command"); }},
+          [](const auto&) { TORCH_INTERNAL_ASSERT(false, "host devices do not support this command"); }},
       command);
 }
 
-// An in-order queue of commands. Most commands find it empty, and the submitting thread executes them at once. Commands behind a
-// slow one, and all commands of asynchronous host devices, go to the queue's own thread, which starts when it is first needed.
+// An in-order queue of commands. If it is empty, the submitting thread executes a command immediately. Commands behind
+// a slow one, and all commands of asynchronous host devices, execute in the queue's own thread, which starts on first
+// use.
 class HostQueue {
  public:
   HostQueue() {
@@ -146,11 +147,11 @@ class HostQueue {
     if (idle()) {
       return true;
     }
-    std::lock_guard<std::mutex> guard(lock_); // whoever sees a recorded event finds the record counted as done
+    std::lock_guard<std::mutex> guard(lock_); // serve() reaches an event and counts its record as done under this lock
     return idle();
   }
 
-  // Waits for the commands submitted so far: other threads may never stop submitting more.
+  // Waits for the commands submitted so far; other threads can continue to submit more.
   void drain() {
     if (idle()) {
       return;
@@ -163,7 +164,7 @@ class HostQueue {
  private:
   static thread_local bool is_server;
 
-  // Not in a thread of a queue, which might wait for itself.
+  // Does nothing in the thread of a queue, which could wait for itself.
   void wait_for_room() {
     if (is_server || pending_.load(std::memory_order_acquire) < kMostWaiting) {
       return;
@@ -192,7 +193,7 @@ class HostQueue {
         } else {
           execute(next.stored.command());
         }
-        { const QueuedCommand gone = std::move(next); } // what it keeps may take a lock
+        { const QueuedCommand gone = std::move(next); } // without the lock: its destructor can take locks
         guard.lock();
       }
       ++done_;
@@ -205,9 +206,9 @@ class HostQueue {
   std::condition_variable changed_;
   std::deque<QueuedCommand> commands_;
   std::atomic<int64_t> pending_{0};
-  int64_t done_ = 0; // in all
+  int64_t done_ = 0; // number of completed commands
   bool started_ = false;
-  std::optional<Delays> delays_; // of the thread
+  std::optional<Delays> delays_; // used by the queue's thread
 };
 
 thread_local bool HostQueue::is_server = false;
@@ -244,7 +245,8 @@ class HostDevice final : public Device {
     return address;
   }
 
-  // What the streams still have to do may be with this memory: it goes when all have passed this moment.
+  // Pending commands can still use the memory. It is unmapped when all busy streams have executed their current
+  // commands.
   void free(void* address, size_t bytes) override {
     const std::shared_ptr<void> last_use(address, [bytes](void* memory) { munmap(memory, bytes); });
     for (HostQueue* busy : busy_queues()) {
@@ -285,7 +287,7 @@ class HostDevice final : public Device {
   }
 
   void unmap(void* address, size_t bytes) override {
-    if (host_devices_are_asynchronous()) { // else hardly anything is still to be done
+    if (host_devices_are_asynchronous()) { // otherwise commands are rarely pending
       for (HostQueue* busy : busy_queues()) {
         busy->drain();
       }
@@ -303,7 +305,7 @@ class HostDevice final : public Device {
     return made;
   }
 
-  void destroy_stream(StreamHandle) noexcept override {} // a queue's thread may still run: queues are kept
+  void destroy_stream(StreamHandle) noexcept override {} // the queue's thread can still be running, so queues are kept
 
   bool query_stream(StreamHandle stream) override {
     return queue(stream).query();
@@ -354,7 +356,7 @@ class HostDevice final : public Device {
           !std::holds_alternative<KernelLaunch>(command), properties().driver, " devices run no kernels");
       TORCH_CHECK_NOT_IMPLEMENTED(
           !std::holds_alternative<LibraryCall>(command), properties().name,
-          " has no native launcher, so that library functions cannot receive its queue");
+          " has no native launcher, so it cannot run library functions, which need its native queue");
       submitted_to.run(command);
     }
   }
@@ -413,14 +415,14 @@ class HostDevice final : public Device {
 
   static void prefer_huge_pages(void* address, size_t bytes) {
 #ifdef MADV_HUGEPAGE
-    madvise(address, bytes, MADV_HUGEPAGE); // fewer page faults on fresh segments; a refusal does no harm
+    madvise(address, bytes, MADV_HUGEPAGE); // fewer page faults on new segments; a failure is harmless
 #endif
   }
 
   const size_t limit_;
   std::atomic<size_t> used_{0};
   std::mutex lock_;
-  std::vector<HostQueue*> queues_; // that were ever made
+  std::vector<HostQueue*> queues_; // all queues, including those of destroyed streams
 };
 
 } // namespace

@@ -7,7 +7,7 @@
 namespace backplane {
 namespace {
 
-// Of clblast_c.h, whose enums are ints.
+// From clblast_c.h, whose enums are ints.
 constexpr int kRowMajor = 101, kPlain = 111, kTransposed = 112;
 
 template <typename T>
@@ -32,7 +32,7 @@ T number(const CArgument& argument) {
   return *static_cast<const T*>(argument.data);
 }
 
-// The arguments are those of the family matmul.
+// The arguments of the family matmul (docs/write-a-driver.md).
 template <typename T>
 int product(void* queue, const CArgument* arguments, uint64_t count) {
   const CArgument &c = arguments[0], &a = arguments[1], &b = arguments[2];

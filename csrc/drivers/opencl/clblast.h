@@ -7,8 +7,9 @@
 
 namespace backplane {
 
-// For each dtype's name the address of the function. `functions` are addresses of CLBlast's: CLBlastSgemm,
-// CLBlastSgemmStridedBatched and the same of double. Throws where one is missing. Called once: CLBlast's are kept for good.
+// Returns the address of the routine for each dtype name. `functions`: the addresses of CLBlastSgemm,
+// CLBlastSgemmStridedBatched, CLBlastDgemm and CLBlastDgemmStridedBatched. Throws ValueError if one is missing. To be
+// called once: the addresses are kept in global variables.
 std::map<std::string, uintptr_t> clblast_products(const std::map<std::string, uintptr_t>& functions);
 
 } // namespace backplane

@@ -23,7 +23,7 @@
 namespace backplane {
 namespace {
 
-// The parts of OpenCL's interface that are used here; cl_mem, cl_kernel, cl_command_queue and cl_event are pointers.
+// The functions of OpenCL that are used here; cl_mem, cl_kernel, cl_command_queue and cl_event are pointers.
 using Status = int32_t; // cl_int
 using SetKernelArg = Status (*)(void* kernel, uint32_t index, size_t bytes, const void* value);
 using EnqueueNDRangeKernel = Status (*)(
@@ -63,9 +63,9 @@ struct OpenCLFunctions {
   EnqueueCopyBuffer copy;
   EnqueueFillBuffer fill;
   Flush flush;
-  Finish finish = nullptr; // unless wider launches must wait: see Widths
-  EnqueueNativeKernel enqueue_native = nullptr; // unless the device is a processor that calls functions
-  // These may be missing, both or all.
+  Finish finish = nullptr; // only if wider launches must wait: see Widths
+  EnqueueNativeKernel enqueue_native = nullptr; // only if the device executes native kernels (processors)
+  // Optional; each group is present or missing as a whole.
   EnqueueReadBuffer read = nullptr;
   EnqueueWriteBuffer write = nullptr;
   EnqueueWithWaitList marker = nullptr;
@@ -76,10 +76,10 @@ struct OpenCLFunctions {
   ReleaseEvent release = nullptr;
 };
 
-// In the text of kernels whose work items beyond the last do nothing (torch_backplane/kernels/dialects/base.py).
+// Marks kernels that check bounds, so that excess work items do nothing (torch_backplane/kernels/dialects/base.py).
 constexpr const char* kBounded = "// bounded\n";
 
-// Who has it may be waiting for the device, and for the GIL after that: so nobody waits for it with the GIL.
+// A mutex whose owner can wait for the device and then for the GIL. So lock() releases the GIL while it waits.
 class DeviceMutex {
  public:
   void lock() {
@@ -96,29 +96,29 @@ class DeviceMutex {
   std::mutex mutex_;
 };
 
-// How wide the launches of one text were. PoCL 3.1 keeps a binary for each group size and for the widest launch so far, in
-// one table for all devices. When it makes the one for a wider launch, while a narrower one of the same kernel runs, it
-// confuses their reference counts and aborts the process (pocl_release_dlhandle_cache in lib/CL/devices/common.c). So a
-// launch that is wider than all before waits for those. It is made wider still where that does no harm, so that sizes
-// which grow wait seldom.
+// Tracks the widths of the launches of a kernel text, as a workaround for PoCL 3.1. PoCL keeps a binary for each group
+// size and for the widest launch so far, in one table for all devices. If it compiles the binary for a wider launch
+// while a narrower launch of the same kernel is running, it corrupts its reference counts and aborts the process
+// (pocl_release_dlhandle_cache in lib/CL/devices/common.c). So a launch that is wider than all earlier ones waits for
+// those. If the kernel checks bounds, the launch is padded to a power of two groups, so that growing sizes rarely wait.
 class Widths {
  public:
-  // Those of a text, for good: a later kernel of the same text shares PoCL's binaries with those before it.
+  // The widths of a text. They are never destroyed: a later kernel of the same text shares PoCL's binaries.
   static Widths& of(const std::string& text) {
     static auto& all = *new std::unordered_map<size_t, std::unique_ptr<Widths>>;
     static auto& lock = *new std::mutex;
     const std::lock_guard<std::mutex> guard(lock);
-    std::unique_ptr<Widths>& one = all[std::hash<std::string>{}(text)]; // texts that share one wait more often
+    std::unique_ptr<Widths>& one = all[std::hash<std::string>{}(text)]; // a hash collision only causes more waits
     if (one == nullptr) {
       one = std::make_unique<Widths>();
     }
     return *one;
   }
 
-  // Held for as long as a launch of the text takes.
+  // Held during each launch of the text.
   DeviceMutex mutex;
 
-  // The size to launch with. Throws NativeError.
+  // Waits if necessary and returns the size to launch with. Throws NativeError.
   LaunchSpec issue(void* queue, Finish finish, LaunchSpec size, bool bounded) {
     size_t& widest = widest_[size.group_size];
     if (width(size) > widest) {
@@ -138,16 +138,16 @@ class Widths {
   }
 
  private:
-  // Wider launches take milliseconds, which hides the wait; and their numbers of elements do not overflow.
+  // Wider launches take milliseconds, which hides the wait. The limit also keeps padded sizes from overflowing.
   static constexpr size_t kMostPadded = size_t{1} << 22;
 
   static size_t width(const LaunchSpec& size) {
     return *std::max_element(size.global_size.begin(), size.global_size.end());
   }
 
-  // What went wrong in other queues than one's own, their users get to know.
+  // Only throws for the launch's own queue: errors of other queues are reported to their users.
   void finish_all(void* own) {
-    const GilReleased released; // what the queues wait for may be done by a thread of Python's
+    const GilReleased released; // the pending work can need the GIL
     for (const auto& [queue, finish] : queues_) {
       if (const Status status = finish(queue); C10_UNLIKELY(status != 0 && queue == own)) {
         throw NativeError{"clFinish", status, ""};
@@ -155,8 +155,8 @@ class Widths {
     }
   }
 
-  std::map<std::array<size_t, 3>, size_t> widest_; // work items of the widest launch, by group
-  std::vector<std::pair<void*, Finish>> queues_; // with launches
+  std::map<std::array<size_t, 3>, size_t> widest_; // work items of the widest launch, by group size
+  std::vector<std::pair<void*, Finish>> queues_; // queues with launches of the text
 };
 
 void check(const char* call, Status status) {
@@ -165,7 +165,7 @@ void check(const char* call, Status status) {
   }
 }
 
-// Of a command that has ended, in nanoseconds.
+// A profiling timestamp of a completed command, in nanoseconds.
 uint64_t moment(const OpenCLFunctions& functions, void* event, uint32_t which) {
   uint64_t nanoseconds = 0;
   check(
@@ -174,7 +174,7 @@ uint64_t moment(const OpenCLFunctions& functions, void* event, uint32_t which) {
   return nanoseconds;
 }
 
-// OpenCL measures each command that has an event.
+// Collects the events of commands. OpenCL measures each command that has an event.
 class OpenCLTimer final : public NativeTimer {
  public:
   explicit OpenCLTimer(const OpenCLFunctions& functions) : functions_(functions), outer_(std::exchange(current_, this)) {}
@@ -186,7 +186,7 @@ class OpenCLTimer final : public NativeTimer {
     }
   }
 
-  // Where the command that this thread enqueues next puts its event; nullptr: it need not have one.
+  // The `event` argument for the next command of this thread; null if no timer is active.
   static void** event() {
     return C10_LIKELY(current_ == nullptr) ? nullptr : &current_->events_.emplace_back(nullptr);
   }
@@ -194,7 +194,7 @@ class OpenCLTimer final : public NativeTimer {
   void stop() override {
     if (current_ == this) {
       current_ = outer_;
-      events_.erase(std::remove(events_.begin(), events_.end(), nullptr), events_.end()); // of commands that failed
+      events_.erase(std::remove(events_.begin(), events_.end(), nullptr), events_.end()); // of failed commands
     }
   }
 
@@ -218,10 +218,10 @@ class OpenCLKernel final : public NativeKernel {
 
   void launch(
       void* queue, const LaunchSpec& size, c10::ArrayRef<LaunchArgument> arguments, uint64_t generation) override {
-    // clSetKernelArg is not thread-safe, and a launch takes what was set.
+    // clSetKernelArg is not thread-safe, and a launch uses the arguments that were set last.
     const std::lock_guard<DeviceMutex> guard(mutex_);
     if (generation != generation_) {
-      set_.clear(); // a cl_mem of the same value may be another buffer now
+      set_.clear(); // the same cl_mem value can be another buffer now
       generation_ = generation;
     }
     uint32_t index = 0;
@@ -256,10 +256,10 @@ class OpenCLKernel final : public NativeKernel {
     }
   }
 
-  // What an argument was set to; longer ones are set each time.
+  // The last value of an argument. Longer arguments are set at each launch.
   struct Value {
     uint32_t bytes = 0;
-    char data[12]; // with `bytes`, 16 bytes: a handle or a number of up to 8 bytes, and some more
+    char data[12]; // makes the struct 16 bytes; handles and numbers need up to 8
   };
 
   void set(uint32_t index, uint32_t bytes, const void* data) {
@@ -270,7 +270,7 @@ class OpenCLKernel final : public NativeKernel {
     if (bytes == known.bytes && std::memcmp(known.data, data, bytes) == 0) {
       return;
     }
-    known.bytes = 0; // unknown, should it fail
+    known.bytes = 0; // unknown if the call fails
     const Status status = functions_.set_kernel_arg(kernel_, index, bytes, data);
     if (C10_UNLIKELY(status != 0)) {
       throw NativeError{"clSetKernelArg", status, c10::str(" of argument ", index, " with ", bytes, " bytes")};
@@ -286,7 +286,7 @@ class OpenCLKernel final : public NativeKernel {
   DeviceMutex mutex_;
   std::vector<Value> set_;
   uint64_t generation_ = 0;
-  Widths* const widths_; // nullptr where launches of any width go side by side
+  Widths* const widths_; // null if launches of different widths need no order
   const bool bounded_;
 };
 
@@ -298,9 +298,9 @@ class OpenCLEvent final : public NativeEvent {
     void* event = nullptr;
     check("clEnqueueMarkerWithWaitList", functions_.marker(queue, 0, nullptr, &event));
     Marker marker(event, [release = functions_.release](void* one) { static_cast<void>(release(one)); });
-    check("clFlush", functions_.flush(queue)); // other queues, and who polls, may wait for it
+    check("clFlush", functions_.flush(queue)); // other queues and polling threads can wait for it
     const std::lock_guard<std::mutex> guard(lock_);
-    std::swap(marker_, marker); // the one before goes without the lock
+    std::swap(marker_, marker); // the previous marker is released after the lock
   }
 
   void wait(void* queue) override {
@@ -317,10 +317,10 @@ class OpenCLEvent final : public NativeEvent {
 
   void synchronize() override {
     if (const Marker marker = latest()) {
-      const GilReleased released; // what the queue waits for may be done by a thread of Python's
+      const GilReleased released; // the pending work can need the GIL
       void* const event = marker.get();
       const Status answer = functions_.wait(1, &event);
-      status(marker); // what clWaitForEvents answers is only that something is wrong
+      status(marker); // throws the specific error; clWaitForEvents only returns a general one
       check("clWaitForEvents", answer);
     }
   }
@@ -329,7 +329,7 @@ class OpenCLEvent final : public NativeEvent {
     return milliseconds(end_of(static_cast<OpenCLEvent&>(start)), end_of(*this));
   }
 
-  // From the recording of `base` to a moment.
+  // Milliseconds from the recording of `base` to a timestamp.
   static double since(NativeEvent& base, uint64_t nanoseconds) {
     return milliseconds(end_of(static_cast<OpenCLEvent&>(base)), nanoseconds);
   }
@@ -350,12 +350,12 @@ class OpenCLEvent final : public NativeEvent {
     return marker_;
   }
 
-  // Throws where a command has failed.
+  // The execution status of the marker. Throws if a command has failed.
   Status status(const Marker& marker) const {
     Status status = kComplete;
     check("clGetEventInfo", functions_.info(marker.get(), kExecutionStatus, sizeof status, &status, nullptr));
     if (C10_UNLIKELY(status < 0)) {
-      throw NativeError{"a command in front of the event", status, ""};
+      throw NativeError{"a command before the event", status, ""};
     }
     return status;
   }
@@ -370,9 +370,9 @@ std::optional<std::pair<double, double>> OpenCLTimer::since(NativeEvent& base) {
     return std::nullopt;
   }
   {
-    const GilReleased released; // what the queue waits for may be done by a thread of Python's
+    const GilReleased released; // the pending work can need the GIL
     if (functions_.wait(static_cast<uint32_t>(events_.size()), events_.data()) != 0) {
-      return std::nullopt; // one has failed, which whoever synchronizes gets to know
+      return std::nullopt; // a command has failed; the next synchronization reports it
     }
   }
   return std::pair(
@@ -435,7 +435,7 @@ class OpenCLLauncher final : public NativeLauncher {
   }
 
   std::unique_ptr<NativeEvent> create_event(bool) const override {
-    return std::make_unique<OpenCLEvent>(functions_); // queues measure all commands or none
+    return std::make_unique<OpenCLEvent>(functions_); // timing is a property of the queue
   }
 
   std::unique_ptr<NativeTimer> time_commands() const override {
@@ -451,11 +451,11 @@ class OpenCLLauncher final : public NativeLauncher {
   }
 
   void call_host(void* queue, std::function<void()> function) const override {
-    TORCH_CHECK(calls_host(), "the OpenCL device calls no functions of the host");
+    TORCH_CHECK(calls_host(), "the OpenCL device does not support host callbacks");
     auto call = std::make_unique<std::function<void()>>(std::move(function));
     void* words[] = {call.get()};
     enqueue_native(queue, &call_now, words, sizeof words, 0, nullptr, nullptr, OpenCLTimer::event());
-    call.release(); // call_now has it
+    call.release(); // call_now owns it
   }
 
   HostMemory host_memory(
@@ -468,7 +468,7 @@ class OpenCLLauncher final : public NativeLauncher {
   }
 
  private:
-  // Where a buffer is, for the host. Written by the device's threads.
+  // The host address of a buffer. Written by threads of the OpenCL implementation.
   using HostAddress = std::atomic<char*>;
 
   static void call_now(void* words) {
@@ -476,14 +476,15 @@ class OpenCLLauncher final : public NativeLauncher {
     (*call)();
   }
 
-  // Known when the queue is done with what it has been given. A processor's buffers stay where they are, so each is asked
-  // for once; and each by itself, because PoCL 3.1 mixes up the addresses of several.
+  // Returns the host address of a buffer, which a native kernel in the queue sets. The buffers of a processor do not
+  // move, so each is queried once. Each is queried separately, because PoCL 3.1 mixes up the addresses of several
+  // buffers.
   std::shared_ptr<HostAddress> learn(void* queue, void* buffer, uint64_t generation) const {
     std::shared_ptr<HostAddress> address;
     {
       std::lock_guard<std::mutex> guard(lock_);
       if (generation != generation_) {
-        addresses_.clear(); // a cl_mem of the same value may be another buffer now
+        addresses_.clear(); // the same cl_mem value can be another buffer now
         generation_ = generation;
       }
       auto& known = addresses_[buffer];
@@ -497,7 +498,7 @@ class OpenCLLauncher final : public NativeLauncher {
       void* words[] = {kept.get(), buffer};
       const void* place = &words[1];
       enqueue_native(queue, &learn_now, words, sizeof words, 1, &buffer, &place);
-      kept.release(); // learn_now has it
+      kept.release(); // learn_now owns it
     }
     return address;
   }
@@ -508,7 +509,7 @@ class OpenCLLauncher final : public NativeLauncher {
     (*address)->store(static_cast<char*>(given[1]));
   }
 
-  // OpenCL copies the words, and replaces the buffers in them by their addresses.
+  // OpenCL copies `words` and replaces the buffers in them with their host addresses.
   void enqueue_native(
       void* queue, void (*function)(void* words), void* words, size_t bytes, uint32_t count, void* const* buffers,
       const void** places, void** event = nullptr) const {

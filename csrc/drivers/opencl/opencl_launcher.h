@@ -1,4 +1,4 @@
-// Kernel launches through OpenCL's C interface, version 1.2 and up.
+// The native launcher for OpenCL 1.2 and later.
 #pragma once
 
 #include "drivers/native_launcher.h"

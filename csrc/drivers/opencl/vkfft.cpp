@@ -15,7 +15,7 @@
 namespace backplane {
 namespace {
 
-// Of cl.h.
+// From cl.h.
 constexpr uint32_t kQueueContext = 0x1090, kQueueDevice = 0x1091; // CL_QUEUE_CONTEXT, CL_QUEUE_DEVICE
 constexpr uint32_t kDevicePlatform = 0x1031; // CL_DEVICE_PLATFORM
 constexpr uint32_t kDeviceAlignment = 0x1019; // CL_DEVICE_MEM_BASE_ADDR_ALIGN, in bits
@@ -27,7 +27,7 @@ struct Region { // cl_buffer_region
 };
 
 struct VkFFTFunctions {
-  // pyvkfft's src/vkfft_opencl.cpp; -1: as VkFFT finds fit.
+  // pyvkfft's src/vkfft_opencl.cpp. -1: VkFFT chooses.
   void* (*make_config)(
       const long* sizes, size_t dimensions, void* buffer, void* buffer_out, void* platform, void* device, void* context,
       int normalizes, size_t bytes, int is_real, int dct, int dst, int disable_reorder, int register_boost, int use_lut,
@@ -38,7 +38,7 @@ struct VkFFTFunctions {
   int (*ifft)(void* application, void* in, void* out, void* queue);
   void (*free_app)(void* application);
   void (*free_config)(void* config);
-  // OpenCL's.
+  // OpenCL.
   int (*queue_info)(void* queue, uint32_t name, size_t bytes, void* value, size_t* needed);
   int (*device_info)(void* device, uint32_t name, size_t bytes, void* value, size_t* needed);
   void* (*create_buffer)(void* context, uint64_t flags, size_t bytes, void* host, int* status);
@@ -47,11 +47,11 @@ struct VkFFTFunctions {
       void* queue, void* from, void* to, size_t from_offset, size_t to_offset, size_t bytes, uint32_t waits,
       void* const* wait_list, void** event);
   int (*release)(void* memory);
-  size_t dimensions; // of the arrays that make_config and init_app are given
+  size_t dimensions; // length of the arrays that are passed to make_config and init_app
 };
 VkFFTFunctions vkfft;
 
-// What a function answered, other than 0: positive numbers are VkFFT's, negative ones OpenCL's.
+// A status other than 0. Positive ones are VkFFT's, negative ones OpenCL's.
 struct Failed {
   int status;
 };
@@ -64,10 +64,10 @@ void check(int status) {
 
 enum Kind : int64_t { kComplex = 0, kRealToComplex = 1, kComplexToReal = 2 };
 
-// What an application is made for.
+// The key of an application.
 struct Key {
   void* context;
-  void* queue; // has its own, as an application's kernels and scratch are for one transform at a time
+  void* queue; // an application can run one transform at a time, so each queue has its own
   size_t bytes; // of a real number
   bool is_real;
   size_t batch;
@@ -78,7 +78,7 @@ struct Key {
 class Application {
  public:
   ~Application() {
-    // What is in the queue stays right: OpenCL keeps memory and kernels until the commands that use them are done.
+    // Pending transforms stay valid: OpenCL keeps memory and kernels until the commands that use them are complete.
     if (application_ != nullptr) {
       vkfft.free_app(application_);
     }
@@ -93,7 +93,7 @@ class Application {
       build(key, device);
     }
     if (key.is_real && inverse) {
-      std::swap(in, out); // what is given first is the real side of either direction
+      std::swap(in, out); // the first argument is always the real side
     }
     check((inverse ? vkfft.ifft : vkfft.fft)(application_, in, out, key.queue));
   }
@@ -105,7 +105,7 @@ class Application {
     std::vector<long> sizes(vkfft.dimensions, 1), zeros(vkfft.dimensions, 0), unset(vkfft.dimensions, -1);
     std::copy(key.sizes.begin(), key.sizes.end(), sizes.begin());
     if (config_ == nullptr) {
-      // Which buffers there are is only said when a transform is computed: these say that it is not in place.
+      // Dummy buffers: that they differ means that transforms are not in place. The transform gets the actual ones.
       void *buffer = reinterpret_cast<void*>(1), *buffer_out = reinterpret_cast<void*>(2);
       config_ = vkfft.make_config(
           sizes.data(), key.sizes.size(), buffer, buffer_out, platform, device, key.context, 0, key.bytes, key.is_real,
@@ -123,16 +123,16 @@ class Application {
   void* application_ = nullptr;
 };
 
-// Those that are kept, the latest used first.
+// The LRU cache of applications, most recently used first.
 class Applications {
  public:
   static Applications& all() {
-    static auto& applications = *new Applications; // never destroyed: OpenCL may be gone by then
+    static auto& applications = *new Applications; // never destroyed: OpenCL can be unloaded before
     return applications;
   }
 
   std::shared_ptr<Application> get(const Key& key) {
-    std::list<Kept> gone; // without the lock
+    std::list<Kept> gone; // destroyed after the lock is released
     const std::lock_guard<std::mutex> guard(mutex_);
     const auto found = std::find_if(kept_.begin(), kept_.end(), [&key](const Kept& one) { return one.first == key; });
     if (found != kept_.end()) {
@@ -176,8 +176,8 @@ class Applications {
   size_t most_ = 128;
 };
 
-// Memory from its first byte on, as VkFFT knows no offsets: the buffer itself, a part of it, or where the device does not
-// let a part begin there a copy.
+// Memory as a whole buffer, because VkFFT does not support offsets: the buffer itself, a sub-buffer, or a copy if the
+// device does not allow a sub-buffer at the offset.
 class Whole {
  public:
   Whole(const CArgument& given, size_t bytes, const Key& key, size_t alignment, bool is_read)
@@ -198,7 +198,7 @@ class Whole {
     if (is_copy_ && is_read) {
       const int copied = vkfft.copy(queue_, given.memory, memory_, given.offset, 0, bytes, 0, nullptr, nullptr);
       if (copied != 0) {
-        vkfft.release(owned_); // as there is no destructor yet
+        vkfft.release(owned_); // the destructor does not run
         throw Failed{copied};
       }
     }
@@ -207,7 +207,7 @@ class Whole {
   Whole& operator=(const Whole&) = delete;
   ~Whole() {
     if (owned_ != nullptr) {
-      vkfft.release(owned_); // the commands that use it have it until they are done
+      vkfft.release(owned_); // OpenCL keeps it until the commands that use it are complete
     }
   }
 
@@ -229,7 +229,7 @@ class Whole {
   void* const queue_;
 };
 
-// The arguments are those of the family fft.
+// The arguments of the family fft (docs/write-a-driver.md).
 template <typename T>
 int transform(void* queue, const CArgument* arguments, uint64_t count) {
   const auto integer = [arguments](int index) { return *static_cast<const int64_t*>(arguments[2 + index].data); };
@@ -238,7 +238,7 @@ int transform(void* queue, const CArgument* arguments, uint64_t count) {
     Key key{nullptr, queue, sizeof(T), kind != kComplex, static_cast<size_t>(batch), {}};
     size_t outer = key.batch;
     for (int index = 5; index >= 3; --index) {
-      if (integer(index) > 1) { // fewer than three sizes begin with ones
+      if (integer(index) > 1) { // with fewer than three dimensions, the outer sizes are 1
         key.sizes.push_back(static_cast<long>(integer(index)));
         outer *= index < 5 ? static_cast<size_t>(integer(index)) : 1;
       }
@@ -267,7 +267,7 @@ int transform(void* queue, const CArgument* arguments, uint64_t count) {
 
 std::map<std::string, uintptr_t> vkfft_transforms(
     const std::map<std::string, uintptr_t>& addresses, size_t dimensions) {
-  TORCH_CHECK_VALUE(dimensions >= 3, "VkFFT's transforms need three dimensions, and have ", dimensions);
+  TORCH_CHECK_VALUE(dimensions >= 3, "VkFFT's transforms need three dimensions, but have ", dimensions);
   const auto find = [&addresses](auto& function, const char* name) {
     const auto found = addresses.find(name);
     TORCH_CHECK_VALUE(found != addresses.end() && found->second != 0, "VkFFT's transforms need ", name);

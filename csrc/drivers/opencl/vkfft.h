@@ -8,15 +8,16 @@
 
 namespace backplane {
 
-// For each dtype's name the address of the function. `functions` are addresses of pyvkfft's (make_config, init_app, fft,
-// ifft, free_app, free_config) and of OpenCL's (clGetCommandQueueInfo, clGetDeviceInfo, clCreateBuffer, clCreateSubBuffer,
-// clEnqueueCopyBuffer, clReleaseMemObject); `dimensions` is what pyvkfft's vkfft_max_fft_dimensions() answers. Throws where
-// one is missing. Called once: they are kept for good.
+// Returns the address of the routine for each dtype name. `functions`: the addresses of functions of pyvkfft
+// (make_config, init_app, fft, ifft, free_app, free_config) and of OpenCL (clGetCommandQueueInfo, clGetDeviceInfo,
+// clCreateBuffer, clCreateSubBuffer, clEnqueueCopyBuffer, clReleaseMemObject). `dimensions`: the result of pyvkfft's
+// vkfft_max_fft_dimensions(). Throws ValueError if a function is missing. To be called once: the addresses are kept in
+// a global variable.
 std::map<std::string, uintptr_t> vkfft_transforms(
     const std::map<std::string, uintptr_t>& functions, size_t dimensions);
 
-// VkFFT builds kernels for each size, batch and queue: an application of its. How many there are, and may be; beyond that,
-// those go that were not used for the longest time.
+// The cache of VkFFT applications: the kernels that VkFFT builds for each size, batch and queue. The number of cached
+// applications, and its limit. The least recently used ones are evicted.
 size_t vkfft_applications();
 size_t vkfft_most_applications();
 void vkfft_limit_applications(size_t most);

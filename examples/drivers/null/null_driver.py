@@ -1,11 +1,11 @@
-"""A driver whose devices execute nothing. Its C launcher offers every group of functions that the contract has.
+"""A driver whose devices execute nothing. Its C launcher has all optional groups of functions.
 
-What a program then takes is the overhead of PyTorch and of the runtime:
+The run time of a program on such a device is the overhead of PyTorch and the runtime:
 
     pip install --no-deps examples/drivers/null
     python benchmarks/overhead.py --driver null
 
-Memory is addresses alone; all that is read from it is zeros. Kernels are not compiled. Events are always reached.
+Segments have no memory: copies from them return zeros. Kernels are not compiled. Events are always reached.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ int graph_destroy(void* graph) { return 0; }
 
 
 def launcher() -> NativeLauncher:
-    """Built by the system's compiler. It has all that NATIVE_APIS and NATIVE_GROUPS name."""
+    """Build the launcher with the system's compiler. It has all functions of NATIVE_APIS and NATIVE_GROUPS."""
     with tempfile.TemporaryDirectory() as folder:
         source, library = Path(folder, "null.c"), Path(folder, "null.so")
         source.write_text(LAUNCHER, encoding="utf-8")
@@ -89,7 +89,7 @@ def launcher() -> NativeLauncher:
 
 
 class NullDevice(Device):
-    """Segments, streams and kernels are numbers, each another one."""
+    """A device without hardware. Segments, streams and kernels are unique numbers."""
 
     numbers = itertools.count(1 << 40, 1 << 30)
 
@@ -143,7 +143,7 @@ class NullDevice(Device):
 
 
 class NullDriver(Driver):
-    """Two devices, so that one can be the other's peer, where there is a compiler."""
+    """Provides two devices, which are peers, if there is a C compiler."""
 
     def devices(self) -> list[NullDevice]:
         if shutil.which(os.environ.get("CC", "cc")) is None:

@@ -1,7 +1,7 @@
-"""A driver with a kernel language and a launcher of its own: plain C, which the system's compiler builds.
+"""A driver with its own kernel language and launcher: plain C, built by the system's compiler.
 
-Its device is a simulated accelerator of one thread, whose memory only this module knows. It goes through the work items
-of a launch one after another, so it has neither local memory nor barriers.
+Its device is a simulated accelerator with one thread, whose memory only this module can access. It executes the work
+items of a launch one after another, so it has neither local memory nor barriers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FUNCTION double as_double(const uint64_t bits) { return ((union { uint64_t bits;
 
 
 class PlainC(Dialect):
-    """A kernel is a function of one work item, and one that calls it for all."""
+    """Plain C. A kernel is a function for one work item, and an entry function that calls it for all work items."""
 
     name = "Plain C"
     types: ClassVar = {
@@ -95,7 +95,7 @@ class PlainC(Dialect):
         return "\n".join([*lines, ""])
 
 
-# The functions of the launcher. Queues are nothing here: each call has done its work when it returns.
+# The functions of the launcher. They ignore the queue, because each call returns when its work is complete.
 LAUNCHER = """\
 #include <stdint.h>
 #include <string.h>
@@ -126,7 +126,7 @@ int flush(void* queue) { return 0; }
 
 
 def built(text: str) -> ctypes.CDLL:
-    """The library that the system's compiler makes of `text`. RuntimeError with what it says, where it refuses."""
+    """Compile `text` to a shared library and load it. Raises RuntimeError with the compiler's output on failure."""
     with tempfile.TemporaryDirectory() as folder:
         source, library = Path(folder, "kernel.c"), Path(folder, "kernel.so")
         source.write_text(text, encoding="utf-8")
@@ -146,14 +146,14 @@ def address(function: object) -> int:
 
 
 class PlainCDevice(Device):
-    """Synchronous. A segment is an array of ctypes'."""
+    """A synchronous device. A segment is a ctypes array."""
 
     def __init__(self) -> None:
         self.properties = DeviceProperties(
             name="Plain C accelerator",
             total_memory=1 << 30,
             dialect=PlainC,
-            # A work item runs by itself, and not in lockstep with others.
+            # Work items do not run in lockstep.
             target=Target(simt=False, local_memory=0, max_argument_bytes=1 << 16),
         )
         library = built(LAUNCHER)
@@ -164,7 +164,7 @@ class PlainCDevice(Device):
         return (ctypes.c_char * nbytes)()
 
     def free(self, handle: Segment) -> None:
-        pass  # Python does, when nobody has it any more
+        pass  # Python frees the array after the last reference
 
     def copy_in(self, handle: Segment, offset: int, host_memory: memoryview, stream: object) -> None:
         memoryview(handle).cast("B")[offset : offset + len(host_memory)] = host_memory
@@ -186,7 +186,7 @@ class PlainCDevice(Device):
 
 
 class PlainCDriver(Driver):
-    """One device, where there is a compiler."""
+    """Provides one device, if there is a C compiler."""
 
     def devices(self) -> list[PlainCDevice]:
         return [PlainCDevice()] if shutil.which(os.environ.get("CC", "cc")) else []

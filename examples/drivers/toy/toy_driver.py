@@ -1,10 +1,10 @@
-"""A complete driver: simulated accelerators whose memory the CPU cannot reach.
+"""A complete driver: simulated accelerators whose memory the CPU cannot access.
 
-A segment is a bytearray that only this module knows; tensors get addresses that mean nothing to the CPU. So every
-operator runs as it does on an accelerator without kernels of its own: its arguments are copied out, PyTorch's CPU
-kernel runs, and the results are copied in.
+A segment is a bytearray that only this module can access; tensors have addresses that cannot be dereferenced. Operators
+run as on an accelerator without kernels: their arguments are copied to the host, PyTorch's CPU kernel runs, and the
+results are copied back.
 
-TOY_DEVICES=2 gives two of them (the default), TOY_MEMORY=64MiB the memory of each.
+TOY_DEVICES=2 is the number of devices (the default), TOY_MEMORY=64MiB the memory of each.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DTYPES = (
 
 
 class ToyDevice(Device):
-    """A synchronous device: each method returns when its work is done, so it needs no streams and events of its own."""
+    """A synchronous device: each method returns when its work is done, so it does not implement streams and events."""
 
     def __init__(self, index: int, total_memory: int) -> None:
         self.properties = DeviceProperties(
@@ -35,7 +35,7 @@ class ToyDevice(Device):
         return bytearray(nbytes)
 
     def free(self, handle: bytearray) -> None:
-        handle.clear()  # a use after this is an error, as it would be on hardware
+        handle.clear()  # a later use is an error, as on hardware
 
     def copy_in(self, handle: bytearray, offset: int, host_memory: memoryview, stream: object) -> None:
         handle[offset : offset + len(host_memory)] = host_memory
@@ -43,7 +43,7 @@ class ToyDevice(Device):
     def copy_out(self, handle: bytearray, offset: int, host_memory: memoryview, stream: object) -> None:
         host_memory[:] = handle[offset : offset + len(host_memory)]
 
-    # The rest is optional: without it Backplane goes through the host.
+    # The other methods are optional. Without them, Backplane copies through the host.
 
     def copy(
         self,
@@ -78,7 +78,7 @@ class ToyDevice(Device):
 
 
 class ToyDriver(Driver):
-    """As many toy devices as the environment asks for."""
+    """Provides the toy devices."""
 
     def devices(self) -> list[ToyDevice]:
         memory = parse_size(os.environ.get("TOY_MEMORY", "64MiB"), "TOY_MEMORY")

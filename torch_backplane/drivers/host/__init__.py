@@ -1,4 +1,4 @@
-"""Devices in host memory. They compile no kernels and bring no libraries: operators run as PyTorch's CPU kernels."""
+"""The host driver: devices in host memory, without kernels and libraries. Operators run PyTorch's CPU kernels."""
 
 from torch_backplane.drivers.host.driver import HostDriver
 

@@ -1,4 +1,4 @@
-"""One device in host memory."""
+"""The device of the host driver."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch_backplane.drivers.base import DeviceProperties, NativeDevice
 
 
 class HostDevice(NativeDevice):
-    """A device in host memory; the runtime implements it (csrc/drivers/host/host_device.cpp)."""
+    """A device in host memory, implemented in csrc/drivers/host/host_device.cpp."""
 
     def __init__(self, total_memory: int) -> None:
         self.properties = DeviceProperties(
@@ -28,7 +28,7 @@ class HostDevice(NativeDevice):
 
 
 def processor_name() -> str:
-    """What the processor calls itself, for example «AMD EPYC 7B13»."""
+    """Return the model name of the processor, for example "AMD EPYC 7B13"."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as cpuinfo:
             for line in cpuinfo:

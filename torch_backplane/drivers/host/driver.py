@@ -1,9 +1,11 @@
-"""Devices in host memory.
+"""The host driver: devices in host memory.
 
-TORCH_BACKPLANE_HOST_DEVICES=4 gives four of them (default 1), TORCH_BACKPLANE_HOST_MEMORY=2GiB the memory limit of each
-(default: all physical memory). Operators run as PyTorch's CPU kernels on the device's own memory, without copies, in
-the thread that calls them. With TORCH_BACKPLANE_HOST_ASYNC=1 each stream does its work in a thread of its own, as a
-GPU would, and with TORCH_BACKPLANE_HOST_DELAYS=SEED some of it late: a program that lacks a wait gives wrong numbers.
+Operators run PyTorch's CPU kernels on the device's memory, without copies, in the calling thread.
+
+TORCH_BACKPLANE_HOST_DEVICES=4     the number of devices, 1 by default
+TORCH_BACKPLANE_HOST_MEMORY=2GiB   the memory limit of each device, all physical memory by default
+TORCH_BACKPLANE_HOST_ASYNC=1       each stream executes in its own thread, like a stream of a GPU
+TORCH_BACKPLANE_HOST_DELAYS=SEED   the same, and some commands start late, so that a missing wait gives wrong results
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ MOST_DEVICES = 64
 
 
 class HostDriver(Driver):
-    """As many host devices as the environment asks for."""
+    """The driver of host devices. TORCH_BACKPLANE_HOST_DEVICES sets their number."""
 
-    priority = -10  # hardware first
+    priority = -10  # numbered after hardware
 
     def devices(self) -> Sequence[HostDevice]:
         if is_asynchronous():
@@ -31,7 +33,7 @@ class HostDriver(Driver):
 
 
 def device_count() -> int:
-    """TORCH_BACKPLANE_HOST_DEVICES, 1 by default.
+    """Return TORCH_BACKPLANE_HOST_DEVICES, 1 by default.
 
     Raises:
         SettingError: it is not a whole number from 0 to 64.
@@ -43,7 +45,7 @@ def device_count() -> int:
 
 
 def memory_limit() -> int:
-    """TORCH_BACKPLANE_HOST_MEMORY in bytes, all physical memory by default.
+    """Return TORCH_BACKPLANE_HOST_MEMORY in bytes, all physical memory by default.
 
     Raises:
         SettingError: it is not a size such as 512MiB or 2GiB.
@@ -55,7 +57,7 @@ def memory_limit() -> int:
 
 
 def is_asynchronous() -> bool:
-    """TORCH_BACKPLANE_HOST_ASYNC, false by default; also where TORCH_BACKPLANE_HOST_DELAYS has a seed.
+    """Return whether TORCH_BACKPLANE_HOST_ASYNC is 1, or TORCH_BACKPLANE_HOST_DELAYS is set.
 
     Raises:
         SettingError: it is neither 0 nor 1.
@@ -67,7 +69,7 @@ def is_asynchronous() -> bool:
 
 
 def delay_seed() -> int | None:
-    """TORCH_BACKPLANE_HOST_DELAYS, None by default: no delays.
+    """Return TORCH_BACKPLANE_HOST_DELAYS, or None for no delays, the default.
 
     Raises:
         SettingError: it is not a whole number below 2⁶⁴.
@@ -76,5 +78,5 @@ def delay_seed() -> int | None:
     if not text:
         return None
     if not text.isdecimal() or int(text) >= 2**64:
-        raise SettingError(f"TORCH_BACKPLANE_HOST_DELAYS={text!r} is not a seed: a whole number below 2**64")
+        raise SettingError(f"TORCH_BACKPLANE_HOST_DELAYS={text!r} is not a seed: write a whole number below 2**64")
     return int(text)

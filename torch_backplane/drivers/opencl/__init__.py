@@ -1,4 +1,4 @@
-"""OpenCL devices of all platforms, through PyOpenCL (`pip install pyopencl`); see `docs/opencl.md`."""
+"""The OpenCL driver: the devices of all platforms, through PyOpenCL (`pip install pyopencl`). See `docs/opencl.md`."""
 
 from torch_backplane.drivers.opencl.driver import OpenCLDriver
 

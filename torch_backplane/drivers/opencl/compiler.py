@@ -1,4 +1,4 @@
-"""OpenCL programs of one device: built from their text, or loaded as the binaries that an earlier process kept."""
+"""Builds the OpenCL programs of a device from text, or loads their binaries from the kernel cache."""
 
 from __future__ import annotations
 
@@ -12,41 +12,40 @@ import pyopencl as cl
 
 from torch_backplane.drivers import builds, kernel_cache
 
-# Platforms that must not be asked for binaries. PoCL 3.1 compiles another variant of a kernel to answer, and if the
-# kernel runs at that moment, confuses their reference counts and aborts the process (pocl_release_dlhandle_cache in its
-# lib/CL/devices/common.c). It keeps what it compiles on the disk by itself.
+# Platforms whose binaries must not be queried. PoCL 3.1 compiles another variant of the kernel to answer the query. If
+# the kernel is running, PoCL corrupts its reference counts and aborts the process (pocl_release_dlhandle_cache in its
+# lib/CL/devices/common.c). PoCL has its own disk cache.
 KEEP_THEIR_OWN = ("Portable Computing Language",)
 
-# Platforms whose compiler is not thread-safe: two programs built at once are a segmentation fault in Oclgrind 21.10.
+# Platforms whose compiler is not thread-safe: concurrent builds are a segmentation fault in Oclgrind 21.10.
 ONE_BUILD_AT_A_TIME = ("Oclgrind",)
 _one_build = threading.Lock()
 
-# At SIGINT (Ctrl-C), LLVM, which is the compiler of PoCL and others, removes the files of all builds of its process.
-# These fail then, which is nobody's fault, and are begun again, so often.
+# On SIGINT (Ctrl-C), LLVM, the compiler of PoCL and others, removes the temporary files of all builds of its process.
+# These builds fail with this error and are repeated, with PATIENCE attempts in total.
 FILES_ARE_GONE = "No such file or directory"
 PATIENCE = 20
 
-# For every build, before the user's own (PYOPENCL_BUILD_OPTIONS): PoCL's compiler writes to stderr how many warnings it
-# has had, of texts that users never see.
+# Build option, before the user's own (PYOPENCL_BUILD_OPTIONS). PoCL's compiler prints the number of warnings to stderr;
+# the warnings are about generated kernels, which users do not see.
 _QUIET = "-w"
 
 _log = logging.getLogger(__name__)
 
 
 class Programs:
-    """Thread-safe; PyOpenCL releases the GIL while the compiler runs.
+    """The programs of a device. Thread-safe; PyOpenCL releases the GIL while the compiler runs.
 
-    What a compiler says of a program that it builds is logged (level DEBUG); PyOpenCL's own way to build makes it a
-    warning.
+    The compiler's output for a successful build is logged (level DEBUG). PyOpenCL's own build method would warn.
 
     Attributes:
-        counts: "built" from text, "loaded" from the disk.
+        counts: the number of programs "built" from text and "loaded" from the kernel cache.
     """
 
     def __init__(self, context: cl.Context, device: cl.Device) -> None:
         self._context = context
         self._device = device
-        # All that a binary depends on, besides its text.
+        # Everything that a binary depends on, except its text.
         self._origin = (
             *(device.platform.name, device.platform.version, device.name, device.vendor, device.version),
             *(device.driver_version, _options()),
@@ -56,10 +55,10 @@ class Programs:
         self.counts = {"built": 0, "loaded": 0}
 
     def get(self, text: str) -> cl.Program:
-        """The program of this text, from the disk if it is there (except on platforms that KEEP_THEIR_OWN).
+        """Return the program of a text, from the kernel cache if possible (except on platforms in KEEP_THEIR_OWN).
 
         Raises:
-            pyopencl.Error: it cannot be built; the message has the compiler's log.
+            pyopencl.Error: the build failed; the message contains the compiler's log.
         """
         if self._device.platform.name in KEEP_THEIR_OWN:
             self._count("built")
@@ -68,7 +67,7 @@ class Programs:
         program = self._load(name)
         if program is None:
             program = self.build(text)
-            # Some implementations (PoCL) compile once more to answer what the binary is; that can wait.
+            # Some implementations (PoCL) compile again when the binary is queried, so this has low priority.
             builds.submit_later(lambda: self._keep(name, program))
             self._count("built")
         else:
@@ -76,11 +75,11 @@ class Programs:
         return program
 
     def build(self, text: str) -> cl.Program:
-        """The same, without the disk."""
+        """Build a program without the kernel cache. Raises like `get`."""
         for attempt in range(PATIENCE):
             try:
-                # A program made from text has a cache of PyOpenCL's, which writes the text of one that does not build
-                # to a file that nobody deletes.
+                # cl.Program(text) would use PyOpenCL's cache, which leaves a file with the text of a failed build
+                # behind.
                 return self._built(cl._cl._Program(self._context, text))
             except cl.Error as error:
                 if FILES_ARE_GONE not in str(error) or attempt == PATIENCE - 1:
@@ -88,10 +87,10 @@ class Programs:
         raise AssertionError
 
     def load(self, binary: bytes) -> cl.Program:
-        """The program of a binary.
+        """Return the program of a binary.
 
         Raises:
-            pyopencl.Error: it is none of this device's.
+            pyopencl.Error: the binary is not for this device.
         """
         return self._built(cl._cl._Program(self._context, [self._device], [binary]))
 
@@ -102,7 +101,7 @@ class Programs:
         try:
             return self.load(binary)
         except cl.Error:
-            return None  # whole, but not for this device: it is built again
+            return None  # an intact entry, but not for this device: build it again
 
     def _built(self, program: Any) -> cl.Program:
         try:
@@ -126,7 +125,7 @@ class Programs:
         try:
             binary = program.binaries[0]
         except cl.Error:
-            return  # an implementation without binaries
+            return  # the implementation has no binaries
         if binary:
             kernel_cache.store(name, binary)
 

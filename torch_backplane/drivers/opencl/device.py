@@ -1,6 +1,6 @@
-"""One OpenCL device: buffers as segments, an in-order command queue as each stream.
+"""The device of the OpenCL driver. Segments are buffers, and streams are in-order command queues.
 
-Imported by the driver (driver.py) once it has found PyOpenCL.
+The driver (driver.py) imports this module if PyOpenCL is installed.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from torch_backplane.drivers.opencl.staging import LEAST, Staging
 from torch_backplane.drivers.opencl.target import target
 
 OLDEST_VERSION = (1, 2)
-LEAST_ADDRESS = 1 << 16  # no memory is mapped below
+LEAST_ADDRESS = 1 << 16  # no memory is mapped below it
 
-# What clCreateBuffer and the first use of a buffer answer when memory is short.
+# Statuses of clCreateBuffer, and of the first use of a buffer, if there is not enough memory.
 OUT_OF_MEMORY = (
     cl.status_code.MEM_OBJECT_ALLOCATION_FAILURE,
     cl.status_code.OUT_OF_RESOURCES,
@@ -48,19 +48,19 @@ OUT_OF_MEMORY = (
     cl.status_code.INVALID_BUFFER_SIZE,
 )  # unless the device is lost
 
-BEFORE_EVENT = "a command in front of the event ended with"
+BEFORE_EVENT = "a command before the event failed with"
 
-POLL = 2e-4  # seconds between two looks at whether a sleep begins, or a marker in an idle queue is reached
+POLL = 2e-4  # seconds between polls for the start of a sleep, or for a marker in an idle queue
 MARKER_POLLS = 5
 
 PROBE = "__kernel void probe(__global int *out) { out[get_global_id(0)] = 40 + (int)get_global_id(0); }"
 
 
 class Stream:
-    """An in-order command queue, and the commands in it that may still be under way.
+    """An in-order command queue and its pending commands.
 
-    PyOpenCL's event of a transfer keeps the host memory's memoryview, and deleting the event waits for the transfer. So
-    events are kept here until their commands are done.
+    PyOpenCL's event of a transfer keeps the memoryview of the host memory, and deleting the event waits for the
+    transfer. So events are kept here until their commands are complete.
     """
 
     def __init__(
@@ -70,15 +70,15 @@ class Stream:
         self.queue = queue or cl.CommandQueue(context, device, cl.command_queue_properties.PROFILING_ENABLE)
         self._lock = threading.Lock()  # PyOpenCL releases the GIL
         self._under_way: deque[cl.Event] = deque()
-        self.is_marked = False  # by launched_natively(), since the last query
-        self._failed: int | None = None  # the status of the first command that failed, until somebody is told
+        self.is_marked = False  # set by launched_natively(), reset by a query
+        self._failed: int | None = None  # the status of the first failed command, until synchronize() raises it
 
     def submit(self, enqueue: Callable[..., cl.Event], *arguments: Any, **options: Any) -> cl.Event:
-        """Give a command to the device: `enqueue(queue, *arguments, **options)`."""
+        """Submit a command: `enqueue(queue, *arguments, **options)`."""
         with self.health.watch(), self._lock:
             event = enqueue(self.queue, *arguments, **options)
             self._under_way.append(event)
-            self.queue.flush()  # other queues, and who polls, may wait for it
+            self.queue.flush()  # other queues and polling threads can wait for it
             self._forget_done()
         return event
 
@@ -88,20 +88,20 @@ class Stream:
             return not self._under_way
 
     def synchronize(self) -> None:
-        """Wait for all commands; the error of one that failed is raised here, once."""
+        """Wait for all commands. Raises the error of the first failed command, once."""
         with self.health.watch():
             with self._lock:
                 latest = self._under_way[-1] if self._under_way else None
             self.queue.finish()
-            # After a clFlush, Mesa's (22.3) clFinish returns while commands run.
+            # After a clFlush, clFinish of Mesa 22.3 returns while commands are running.
             if latest is not None and latest.command_execution_status > cl.command_execution_status.COMPLETE:
-                with contextlib.suppress(cl.Error):  # of the command: its status is looked at below
+                with contextlib.suppress(cl.Error):  # the command's status is checked below
                     latest.wait()
             with self._lock:
                 self._forget_done()
                 failed, self._failed = self._failed, None
         if failed is not None:
-            raise self.health.error("a command given to it before ended with", failed)
+            raise self.health.error("an earlier command failed with", failed)
 
     def _forget_done(self) -> None:
         while self._under_way:
@@ -115,13 +115,14 @@ class Stream:
 
 @functools.cache
 def native_launcher(platform: str, calls_functions: bool, stages: bool) -> NativeLauncher:
-    """OpenCL's functions, in the library that PyOpenCL has loaded, wherever it found it.
+    """Return OpenCL's functions in the library that PyOpenCL has loaded.
 
     Args:
-        calls_functions: the device is a processor that calls functions of the host, on its own memory.
-        stages: transfers go through pinned memory, which is Python's (staging.py).
+        platform: the name of the platform.
+        calls_functions: the device supports native kernels: it is a processor and executes host functions.
+        stages: transfers go through pinned memory (staging.py), so they cannot be native.
     """
-    library = ctypes.CDLL(cl._cl.__file__)  # looks in what it was linked with, too
+    library = ctypes.CDLL(cl._cl.__file__)  # finds symbols of the libraries that it is linked with, too
     names = [*NATIVE_APIS["opencl"], *NATIVE_GROUPS["opencl"][EVENTS]]
     if not stages:
         names += NATIVE_GROUPS["opencl"][HOST_COPIES]
@@ -136,17 +137,17 @@ def native_launcher(platform: str, calls_functions: bool, stages: bool) -> Nativ
 
 
 class Event:
-    """`marker` is the latest recording; who waits keeps the one that was the latest then."""
+    """An event. `marker` is its latest recording; a wait refers to the marker at the time of the call."""
 
     marker: cl.Event | None = None
 
 
 class OpenCLDevice(Device):
-    """A device of any OpenCL platform, in a context of its own.
+    """A device of any OpenCL platform, with its own context.
 
     Raises:
-        RuntimeError: the device is too old, or a kernel on it computes nonsense.
-        pyopencl.Error: it cannot compile or run a kernel.
+        RuntimeError: the device is too old, or returns wrong results for a trivial kernel.
+        pyopencl.Error: the device cannot compile or run a kernel.
     """
 
     def __init__(self, device: cl.Device) -> None:
@@ -157,7 +158,7 @@ class OpenCLDevice(Device):
         self._programs = Programs(self.context, device)
         self.health = Health(self.context, device)
         self._own_stream = Stream(self.context, device, self.health)
-        # A processor's buffers are in host memory: there is nothing to transfer.
+        # The buffers of a processor are in host memory, so transfers need no pinned memory.
         self.staging = self._make_staging() if self.properties.kind != "cpu" else None
         self.native_launcher = native_launcher(
             device.platform.name,
@@ -176,7 +177,7 @@ class OpenCLDevice(Device):
         self.copy_out(buffer, 0, result, self._own_stream)
         self._own_stream.synchronize()
         if result.cast("i").tolist() != [40, 41, 42, 43]:
-            raise RuntimeError(f"a trivial kernel computed {result.cast('i').tolist()} and not [40, 41, 42, 43]")
+            raise RuntimeError(f"a trivial kernel returned {result.cast('i').tolist()} instead of [40, 41, 42, 43]")
 
     # --- memory ------------------------------------------------------------------------------------------------------
 
@@ -184,9 +185,10 @@ class OpenCLDevice(Device):
         try:
             with self.health.watch():
                 buffer = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, nbytes)
-                # Many implementations take the memory when a buffer is first used, and that is too late for an error.
+                # Many implementations allocate the memory at the first use of a buffer. Touch it here, to detect a lack
+                # of memory now.
                 touched = cl.enqueue_fill_buffer(self._own_stream.queue, buffer, b"\0", 0, 1)
-            self.health.wait(touched, "touching the buffer ended with")
+            self.health.wait(touched, "the first use of the buffer failed with")
         except DeviceError as error:
             if error.code in OUT_OF_MEMORY and not error.lost:
                 raise MemoryError(str(error)) from error
@@ -224,7 +226,7 @@ class OpenCLDevice(Device):
         stream: Stream,
     ) -> None:
         if dst_handle is src_handle and abs(dst_offset - src_offset) < nbytes:
-            # OpenCL refuses a copy between overlapping ranges. It frees the buffer when the second copy is done.
+            # OpenCL rejects a copy between overlapping ranges. It frees the temporary buffer after the second copy.
             between = self.allocate(nbytes)
             self.copy(between, 0, src_handle, src_offset, nbytes, stream)
             src_handle, src_offset = between, 0
@@ -241,7 +243,7 @@ class OpenCLDevice(Device):
             failure = self.health.error(f"{error.routine} answered", error.code)
             if failure.lost:
                 raise failure from error
-            raise  # with the compiler's log
+            raise  # the message contains the compiler's log
 
     def load(self, binary: bytes, entry: str) -> cl.Kernel:
         try:
@@ -286,27 +288,27 @@ class OpenCLDevice(Device):
 
     def adopt_stream(self, handle: int) -> Stream:
         if not is_object_like(handle, self._own_stream.queue.int_ptr):
-            raise ValueError(f"{handle} is no command queue of the platform of {self.properties.name}")
+            raise ValueError(f"{handle} is not a command queue of the platform of {self.properties.name}")
         try:
             queue = cl.CommandQueue.from_int_ptr(handle, retain=True)
             context, device, properties = queue.context, queue.device, queue.properties
         except cl.Error as error:
-            raise ValueError(f"{handle} is no command queue: {status_name(error.code)}") from error
+            raise ValueError(f"{handle} is not a command queue: {status_name(error.code)}") from error
         if context != self.context or device != self.device:
             raise ValueError(
-                f"the command queue {handle} is of another context than {self.properties.name} has here: "
-                "make it in torch.bp.native_context()"
+                f"the command queue {handle} does not belong to the context of {self.properties.name}: "
+                "create it in torch.bp.native_context()"
             )
         if properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE:
-            raise ValueError(f"the command queue {handle} executes out of order, and streams are in order")
+            raise ValueError(f"the command queue {handle} executes out of order; create an in-order queue")
         return Stream(self.context, self.device, self.health, queue)
 
     def destroy_stream(self, stream: Stream) -> None:
         stream.synchronize()
 
     def query_stream(self, stream: Stream) -> bool:
-        # OpenCL cannot be asked whether a queue is idle, and a marker in an idle queue takes a moment. Where each query
-        # needs a marker, as others give the queue work, no query would find it reached otherwise.
+        # OpenCL has no query for an idle queue, and a marker in an idle queue is reached only after a moment. If the
+        # native handle is shared, each query needs a new marker, which it would never find reached without polling.
         polls, stream.is_marked = MARKER_POLLS if stream.is_marked else 0, False
         while not stream.is_done():
             if polls == 0:
@@ -347,7 +349,7 @@ class OpenCLDevice(Device):
         stream.submit(cl.enqueue_barrier, wait_for=[alarm])
 
         def ring() -> None:
-            # Asking again and again, as a thread that waits in the library would be stopped there when Python ends.
+            # Poll, because a thread that waits inside the library would be stopped there when Python exits.
             while begin.command_execution_status > cl.command_execution_status.COMPLETE:
                 time.sleep(POLL)
             time.sleep(milliseconds / 1e3)
@@ -357,8 +359,10 @@ class OpenCLDevice(Device):
 
 
 def is_object_like(handle: int, other: int) -> bool:
-    """Whether there may be an OpenCL object of the same platform as `other` at `handle`: each begins with the address
-    of its platform's functions (cl_khr_icd). An OpenCL call with any other number would crash.
+    """Return whether `handle` looks like an OpenCL object of the same platform as `other`.
+
+    Each OpenCL object begins with the address of its platform's function table (cl_khr_icd). An OpenCL call with
+    another value would crash.
     """
     if not LEAST_ADDRESS <= handle < 2**47 or handle % ctypes.sizeof(ctypes.c_void_p):
         return False
@@ -366,15 +370,15 @@ def is_object_like(handle: int, other: int) -> bool:
 
 
 def describe(device: cl.Device) -> DeviceProperties:
-    """What an OpenCL device says of itself.
+    """Return the properties of an OpenCL device.
 
     Raises:
-        RuntimeError: its OpenCL is older than 1.2.
+        RuntimeError: its OpenCL version is older than 1.2.
     """
     version = re.match(r"OpenCL (\d+)\.(\d+)", device.version)
     capability = (int(version[1]), int(version[2])) if version else (0, 0)
     if capability < OLDEST_VERSION:
-        raise RuntimeError(f"its version is {device.version!r}, and OpenCL 1.2 is the oldest that can be used")
+        raise RuntimeError(f"its version is {device.version!r}, but OpenCL 1.2 or later is required")
     platform, is_a = device.platform, kind(device.type)
     return DeviceProperties(
         name=device.name.strip(),
@@ -391,7 +395,7 @@ def describe(device: cl.Device) -> DeviceProperties:
 
 
 def kind(device_type: int) -> str:
-    """The kind, as in DeviceProperties, for OpenCL's bit set of device types."""
+    """Return the kind (DeviceProperties.kind) for OpenCL's bit mask of device types."""
     if device_type & cl.device_type.GPU:
         return "gpu"
     return "cpu" if device_type & cl.device_type.CPU else "accelerator"

@@ -1,4 +1,4 @@
-"""Finds the OpenCL devices of all platforms. PyOpenCL is imported only when devices are discovered."""
+"""The OpenCL driver, which finds the devices of all platforms. Imports PyOpenCL only at discovery."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class OpenCLDriver(Driver):
-    """Every OpenCL device that can run a kernel: GPUs first, then accelerators, then CPUs."""
+    """The driver of all OpenCL devices that can run a kernel: GPUs first, then accelerators, then CPUs."""
 
     def devices(self) -> Sequence[OpenCLDevice]:
-        """No device, without a word, where PyOpenCL or any OpenCL platform is missing.
+        """Return the devices; an empty list, without a warning, if there is no PyOpenCL or no OpenCL platform.
 
         Raises:
             SettingError: TORCH_BACKPLANE_CACHE_SIZE is not a size.
@@ -33,7 +33,7 @@ class OpenCLDriver(Driver):
 
 
 def platforms(cl: Any) -> list[Any]:
-    """The OpenCL platforms that PyOpenCL (`cl`) finds, none if there are none."""
+    """Return the OpenCL platforms that PyOpenCL (`cl`) finds, or an empty list."""
     try:
         return list(cl.get_platforms())
     except cl.LogicError as error:
@@ -43,10 +43,10 @@ def platforms(cl: Any) -> list[Any]:
 
 
 def open_devices(platforms: Sequence[Any]) -> list[OpenCLDevice]:
-    """The devices of `platforms` that can be used. Each other one, and each broken platform, gets a warning.
+    """Return the usable devices of `platforms`. Warns about each other device, and each broken platform.
 
-    Where both the system and pip have installed PoCL, the loader lists both, and the processor is there twice: of
-    several PoCL platforms, the first one with a device that works is used.
+    If PoCL is installed twice, by the system and by pip, the OpenCL loader lists both installations. The first PoCL
+    platform with a working device is used, so that the processor is not listed twice.
     """
     from torch_backplane.drivers.opencl.device import OpenCLDevice
     from torch_backplane.drivers.opencl.errors import POCL

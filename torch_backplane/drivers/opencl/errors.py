@@ -1,4 +1,4 @@
-"""Errors of OpenCL calls, and which of them a device does not survive."""
+"""Errors of OpenCL calls, and detection of lost devices."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pyopencl as cl
 
 from torch_backplane.drivers.base import DeviceError
 
-POCL = "Portable Computing Language"  # a platform's name
+POCL = "Portable Computing Language"  # the name of the platform
 
-# Answers that say by themselves that device, context or queue are gone. Ours are valid as long as we use them.
+# Statuses of a lost device. INVALID_… statuses mean loss, because the driver only passes valid objects.
 LOST = (
     cl.status_code.DEVICE_NOT_AVAILABLE,
     cl.status_code.INVALID_COMMAND_QUEUE,
@@ -20,23 +20,23 @@ LOST = (
     cl.status_code.INVALID_DEVICE,
 )
 
-# Answers to a call that was wrong: they say nothing about the device, which looked at the call and refused it.
+# Statuses of invalid calls. The device works: it has checked the call and rejected it.
 REFUSED = range(cl.status_code.INVALID_GLOBAL_WORK_SIZE, cl.status_code.INVALID_VALUE + 1)
 
 
 def status_name(status: int) -> str:
-    """«CL_OUT_OF_RESOURCES (-5)»."""
+    """Return the name and number of a status: "CL_OUT_OF_RESOURCES (-5)"."""
     name = cl.status_code.to_string(status, "UNKNOWN_STATUS_%d")  # type: ignore[operator]  # added at run time
     return f"CL_{name} ({status})"
 
 
 class Health:
-    """Tells the errors that a device survives from its loss.
+    """Distinguishes the loss of a device from other errors.
 
-    Most answers are ambiguous. CL_OUT_OF_RESOURCES is a launch that needs more than there is, and with some
-    implementations also all that is heard of a device whose context a fault has destroyed; and of a command that ended
-    with an error, the standard says that queue and context «may no longer be available» (OpenCL 1.2, clGetEventInfo).
-    So the device is asked: it is lost if it cannot do a trivial command any more.
+    Most statuses are ambiguous. CL_OUT_OF_RESOURCES is the status of a launch that needs too many resources. Some
+    implementations also return it if a fault has destroyed the context. After a command that failed, queue and context
+    "may no longer be available" (OpenCL 1.2, clGetEventInfo). So after an ambiguous status, the device executes a
+    trivial command; it is lost if that fails.
     """
 
     def __init__(self, context: cl.Context, device: cl.Device) -> None:
@@ -47,30 +47,30 @@ class Health:
             raise RuntimeError("it cannot fill a buffer of 16 bytes")
 
     def error(self, what: str, status: int) -> DeviceError:
-        """The exception for an OpenCL call, or a command, that ended with this status."""
+        """Return the exception for an OpenCL call or command with this status. `what` begins the message."""
         lost = status in LOST or (status not in REFUSED and not self._works())
         return DeviceError(f"{what} {status_name(status)}", code=status, lost=lost)
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
-        """Makes PyOpenCL's errors such exceptions."""
+        """Convert PyOpenCL's errors with `error`."""
         try:
             yield
         except cl.Error as error:
             raise self.error(f"{error.routine} answered", error.code) from error
 
     def wait(self, event: cl.Event, what: str) -> None:
-        """Wait for a command; it is called `what` if it fails."""
+        """Wait for a command. Raises `error(what, …)` if it failed."""
         with self.watch():
             try:
                 event.wait()
             except cl.Error:
-                self.check(event, what)  # what wait() says is only that something is wrong
+                self.check(event, what)  # the error of wait() has no specific status
                 raise
             self.check(event, what)
 
     def check(self, event: cl.Event, what: str) -> bool:
-        """Whether a command is over. Raises if it failed."""
+        """Return whether a command is complete. Raises `error(what, …)` if it failed."""
         with self.watch():
             status = event.command_execution_status
         if status < 0:

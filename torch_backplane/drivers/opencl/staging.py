@@ -1,7 +1,7 @@
-"""Transfers between a device with memory of its own and ordinary host memory, through pinned memory.
+"""Transfers between a discrete device and ordinary host memory, through pinned memory.
 
-Hardware reads and writes memory by itself only where it cannot be paged out. OpenCL cannot pin what a program already
-has; but the memory behind a mapped buffer made with CL_MEM_ALLOC_HOST_PTR is pinned in all common implementations.
+Hardware can only transfer page-locked memory by itself. OpenCL cannot pin existing memory, but all common
+implementations pin the memory of a mapped buffer with CL_MEM_ALLOC_HOST_PTR.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from torch_backplane.drivers.opencl.device import Stream
     from torch_backplane.drivers.opencl.errors import Health
 
-LEAST = 64 << 10  # bytes: less than this is not worth the detour
-PIECE = 4 << 20  # bytes that go at once
+LEAST = 64 << 10  # bytes: smaller transfers are not staged
+PIECE = 4 << 20  # bytes of each staging buffer
 
 
 class Piece:
-    """Pinned memory, and the last command that used it."""
+    """A buffer of pinned memory and the last command that used it."""
 
     def __init__(self, context: cl.Context, queue: cl.CommandQueue, nbytes: int, health: Health) -> None:
         flags = cl.mem_flags.READ_WRITE | cl.mem_flags.ALLOC_HOST_PTR
@@ -29,29 +29,29 @@ class Piece:
         self._buffer = cl.Buffer(context, flags, nbytes)
         access = cl.map_flags.READ | cl.map_flags.WRITE
         mapped: Any = cl.enqueue_map_buffer(queue, self._buffer, access, 0, (nbytes,), np.uint8)  # type: ignore[arg-type]
-        self.memory: np.ndarray = mapped[0]  # the call has waited
+        self.memory: np.ndarray = mapped[0]  # mapped: the call blocks
         self.event: cl.Event | None = None
 
     def wait(self) -> None:
         event, self.event = self.event, None
         if event is not None:
-            self._health.wait(event, "a transfer ended with")
+            self._health.wait(event, "a transfer failed with")
 
 
 class Staging:
-    """Two pieces that take turns: while the device is at one, the host fills or empties the other.
+    """Double buffering: while the device uses one staging buffer, the host fills or empties the other.
 
     Args:
-        piece: bytes of each.
+        piece: bytes of each buffer.
     """
 
     def __init__(self, context: cl.Context, queue: cl.CommandQueue, health: Health, piece: int = PIECE) -> None:
         self.piece = piece
         self._pieces = [Piece(context, queue, piece, health) for _ in range(2)]
-        self._lock = threading.Lock()  # a transfer has both pieces to itself
+        self._lock = threading.Lock()  # a transfer uses both buffers
 
     def copy_in(self, destination: cl.Buffer, offset: int, host_memory: memoryview, stream: Stream) -> None:
-        """Returns when the host memory has been read; the device may still be at the last pieces."""
+        """Copy to the device. Returns when the host memory has been read; the last commands can be pending."""
         source = np.frombuffer(host_memory, np.uint8)
         with self._lock:
             for start in range(0, len(source), self.piece):
@@ -63,7 +63,7 @@ class Staging:
                 )
 
     def copy_out(self, source: cl.Buffer, offset: int, host_memory: memoryview, stream: Stream) -> None:
-        """Returns when the host memory is written."""
+        """Copy from the device. Returns when the host memory has been written."""
         destination = np.frombuffer(host_memory, np.uint8)
         before: tuple[Piece, int] | None = None
         with self._lock:
@@ -76,7 +76,7 @@ class Staging:
             self._empty(before, destination)
 
     def _take(self) -> Piece:
-        """The piece that has been used less lately, once the device is done with it."""
+        """Return the least recently used buffer, after the device has finished with it."""
         self._pieces.reverse()
         self._pieces[0].wait()
         return self._pieces[0]

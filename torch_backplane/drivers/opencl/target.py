@@ -1,4 +1,4 @@
-"""What an OpenCL device says of itself that kernels depend on."""
+"""The target of an OpenCL device: the properties that kernels depend on."""
 
 from __future__ import annotations
 
@@ -12,9 +12,14 @@ from torch_backplane.kernels.target import Target
 
 
 def target(device: cl.Device, kind: str) -> Target:
-    """The target of a device of this kind (`DeviceProperties.kind`).
+    """Return the target of a device.
 
-    What an implementation does not answer, or answers with a figure that cannot be, is as `Target.of_kind` has it.
+    Properties that the implementation does not report, or reports with an impossible value, are those of
+    `Target.of_kind`.
+
+    Args:
+        device: the device.
+        kind: its `DeviceProperties.kind`.
     """
     has = set((_ask(device, "extensions") or "").split())
     lanes = _first(device, "warp_size_nv", "wavefront_width_amd", "preferred_work_group_size_multiple")
@@ -22,9 +27,9 @@ def target(device: cl.Device, kind: str) -> Target:
     most = min(items) if all(items) else 0
     if lanes is not None and lanes > most:
         lanes = None
-    # Elsewhere compilers choose the size for each kernel (Intel's).
+    # On other devices (Intel's), the compiler chooses the subgroup size for each kernel.
     fixed = lanes is not None and lanes == _first(device, "warp_size_nv", "wavefront_width_amd")
-    # A compiler for a processor that makes no vectors of one item's work makes lanes of neighbouring items: Mesa's.
+    # If the native vector width of a processor is 1, its compiler vectorizes across neighbouring work items (Mesa).
     simt = Target.of_kind(kind).simt or _ask(device, "native_vector_width_float") == 1
     figures = {
         "simt": simt,
@@ -37,14 +42,14 @@ def target(device: cl.Device, kind: str) -> Target:
         "max_argument_bytes": _ask(device, "max_parameter_size"),
         "atomics": _atomics(has),
         "float64": bool(_ask(device, "double_fp_config")),
-        "native_float16": "cl_khr_fp16" in has or not simt,  # of a processor, its compiler has the last word
+        "native_float16": "cl_khr_fp16" in has or not simt,  # on a processor, the compiler decides
         "cache_bytes": _ask(device, "global_mem_cache_size"),
     }
     return Target.of_kind(kind, **{name: value for name, value in figures.items() if Target.accepts(name, value)})
 
 
 def _ask(device: cl.Device, name: str) -> Any:
-    """The answer; None where there is none, as the implementation is too old for the question, or faulty."""
+    """Return a device property, or None if the implementation does not know it or fails."""
     try:
         return getattr(device, name)
     except (cl.Error, AttributeError):
@@ -52,12 +57,12 @@ def _ask(device: cl.Device, name: str) -> Any:
 
 
 def _first(device: cl.Device, *names: str) -> Any:
-    """The first answer that is one."""
+    """Return the first of several device properties that is known and not 0, or None."""
     return next(filter(None, (_ask(device, name) for name in names)), None)
 
 
 def _atomics(extensions: set[str]) -> frozenset[torch.dtype]:
-    """32 bits have been OpenCL's since version 1.1."""
+    """Return the dtypes with atomics. 32-bit atomics are part of OpenCL since version 1.1."""
     dtypes = [torch.int32, torch.uint32]
     if "cl_khr_int64_base_atomics" in extensions:
         dtypes += [torch.int64, torch.uint64]

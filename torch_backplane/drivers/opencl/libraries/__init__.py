@@ -1,4 +1,4 @@
-"""Libraries of kernels for OpenCL devices, each where it is installed."""
+"""Kernel libraries for OpenCL devices, if they are installed."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from torch_backplane.drivers.opencl.libraries import clblast, vkfft
 
 
 def installed(opencl: str, is_processor: bool) -> tuple[Library, ...]:
-    """Those for a device.
+    """Return the installed libraries for a device.
 
     Args:
-        opencl: the file of a library that is loaded and has, or is linked with, OpenCL's functions.
-        is_processor: the device is the CPU.
+        opencl: the file of a loaded library that contains OpenCL's functions, or is linked with them.
+        is_processor: whether the device is a CPU.
     """
     return tuple(filter(None, (clblast.library(), vkfft.library(opencl, is_processor))))

@@ -1,4 +1,4 @@
-"""CLBlast, a library of matrix products for OpenCL, where it is installed (Debian: `apt-get install libclblast1`)."""
+"""CLBlast, a library of matrix products for OpenCL, if it is installed (Debian: `apt-get install libclblast1`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch_backplane.drivers.libraries import Library, Routine, unproven
 
 LIBRARY = "libclblast.so.1"
 
-# Of clblast_c.h, what can come of a call whose arguments are right; OpenCL's own errors have OpenCL's numbers.
+# Statuses from clblast_c.h that a call with valid arguments can return. OpenCL errors keep their numbers.
 _STATUSES = {
     -1024: "not implemented",
     -1011: "the first operand's memory is too small",
@@ -22,14 +22,17 @@ _STATUSES = {
     -2044: "the device has no double precision",
     -2041: "no tuning parameters for this device",
     -2039: "an unexpected exception",
-    -11: "a kernel of its could not be built",
-    -4: "no memory for what it needs itself",
+    -11: "a kernel of CLBlast could not be built",
+    -4: "not enough memory for temporary buffers",
 }
 
 
 @functools.cache
 def library() -> Library | None:
-    """None where it is not installed. Its products in half precision add up in half precision: they are left out."""
+    """Return CLBlast, or None if it is not installed.
+
+    Its half-precision products are not used, because they accumulate in half precision.
+    """
     try:
         loaded = ctypes.CDLL(LIBRARY)
         names = [f"CLBlast{letter}gemm{form}" for letter in "SD" for form in ("", "StridedBatched")]

@@ -1,4 +1,4 @@
-"""VkFFT, a library of Fourier transforms for OpenCL, where its Python package is installed (`pip install pyvkfft`)."""
+"""VkFFT, a library of Fourier transforms for OpenCL, if its Python package is installed (`pip install pyvkfft`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from torch_backplane import _C
 from torch_backplane.drivers.libraries import Library, Routine, Transform, unproven
 
 PACKAGE, LIBRARY = "pyvkfft", "_vkfft_opencl.*"
-# Its functions' parameters have changed before, and no version of them can be asked for.
+# The versions of pyvkfft (year) with known function signatures. The signatures have changed before, and the library has
+# no query for their version.
 YEARS = ("2025",)
 FUNCTIONS = ("make_config", "init_app", "fft", "ifft", "free_app", "free_config")
 OPENCL_FUNCTIONS = (
@@ -22,30 +23,31 @@ OPENCL_FUNCTIONS = (
     "clReleaseMemObject",
 )  # fmt: skip
 
-# A processor's OpenCL keeps what all work items of a group have in registers on the stack of a thread, which has 8 MiB,
-# or 2 where `ulimit -s` is unlimited. Of VkFFT's kernels on PoCL 3.1 a group took up to 1.0 MB for 128 elements along a
-# dimension, 2.9 for 251, 5.3 for 1,024, and 14 for 30,030, with which the process ended.
+# On a processor, OpenCL keeps the registers of all work items of a group on the stack of a thread: 8 MiB, or 2 MiB if
+# `ulimit -s` is unlimited. On PoCL 3.1, a group of VkFFT's kernels used up to 1.0 MB for 128 elements along a
+# dimension, 2.9 MB for 251, 5.3 MB for 1,024, and 14 MB for 30,030, which crashed the process.
 MOST_ON_PROCESSORS = 128
 
-# Beyond these bytes, counted without the batch, its kernels compute addresses in more than 32 bits.
+# VkFFT only uses 64-bit addresses if the size without the batch exceeds this number of bytes. The guard limits the size
+# with the batch, because 32-bit addresses would overflow.
 MOST_BYTES = 2**32 - 1
 
-# Of vkFFT_Structs.h, what can come of a call whose arguments are right; OpenCL's own errors are negative.
+# Statuses from vkFFT_Structs.h that a call with valid arguments can return. OpenCL errors are negative.
 _STATUSES = {
-    1: "no memory",
+    1: "out of host memory",
     2: "the text of a kernel is too long",
-    3001: "a radix that it does not have",
-    3002: "a length that it does not have",
-    3003: "a length that it does not have for real numbers",
-    4001: "no memory for what it needs itself",
-    4025: "no memory for what it needs itself",
-    4031: "a kernel of its could not be built",
-    4039: "a kernel of its could not be launched",
+    3001: "unsupported radix",
+    3002: "unsupported length",
+    3003: "unsupported length for real numbers",
+    4001: "not enough memory for temporary buffers",
+    4025: "not enough memory for temporary buffers",
+    4031: "a kernel of VkFFT could not be built",
+    4039: "a kernel of VkFFT could not be launched",
 }
 
 
 class Applications:
-    """VkFFT's kernels and memory for each size, batch and stream, `torch.backends.bp.fft_plan_cache`."""
+    """The cache of VkFFT applications, one for each size, batch and stream: `torch.backends.bp.fft_plan_cache`."""
 
     def size(self) -> int:
         return _C.vkfft_applications()
@@ -59,11 +61,11 @@ class Applications:
 
 @functools.cache
 def library(opencl: str, is_processor: bool) -> Library | None:
-    """None where it is not installed, or in a version that is not known.
+    """Return VkFFT, or None if it is not installed or its version is unknown.
 
     Args:
-        opencl: the file of a library that is loaded and has, or is linked with, OpenCL's functions.
-        is_processor: the device is the CPU.
+        opencl: the file of a loaded library that contains OpenCL's functions, or is linked with them.
+        is_processor: whether the device is a CPU.
     """
     functions = _functions(opencl)
     if functions is None:
@@ -79,7 +81,7 @@ def library(opencl: str, is_processor: bool) -> Library | None:
 def _guard(
     most: int, dtype: torch.dtype, kind: int, batch: int, outer: int, middle: int, inner: int, **rest: int
 ) -> str | None:
-    """Up to `most` elements along a dimension, and up to MOST_BYTES of the larger one of operand and result."""
+    """Accept up to `most` elements along a dimension, and up to MOST_BYTES in the larger of operand and result."""
     if not all(size <= most for size in (outer, middle, inner)):
         return f"transforms along up to {most} elements"
     values = inner if kind == Transform.COMPLEX else inner // 2 + 1
@@ -106,7 +108,7 @@ def _functions(opencl: str) -> dict[torch.dtype, int] | None:
 
 
 def _file() -> Path | None:
-    """The package's shared object for OpenCL. The package itself, which imports a lot, is not imported."""
+    """Return the package's shared library for OpenCL, without importing the package, which imports a lot."""
     try:
         spec = importlib.util.find_spec(PACKAGE)
         version = importlib.metadata.version(PACKAGE)
