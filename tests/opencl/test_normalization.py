@@ -210,7 +210,7 @@ def test_weight_norm_of_nothing_is_refused() -> None:
     """It ends the process on the CPU."""
     for shape in ((0,), (3, 0), (0, 3)):
         nothing = torch.zeros(shape, device=DEVICE)
-        with pytest.raises(RuntimeError, match="weight norm needs elements, and got a tensor of shape"):
+        with pytest.raises(RuntimeError, match="weight norm needs elements, but got a tensor of shape"):
             aten._weight_norm_interface(nothing, nothing, 0)
         with pytest.raises(RuntimeError, match="weight norm needs elements"):
             aten._weight_norm_interface_backward(nothing, nothing, nothing, nothing, 0)
