@@ -32,9 +32,7 @@ def _sequences(jagged: NestedTensor) -> list[torch.Tensor]:
         NotImplementedError: `jagged` is not (batch, heads, length, columns) without gaps between sequences.
     """
     if (jagged.dim(), jagged._ragged_idx, jagged._lengths) != (4, 2, None):
-        raise NotImplementedError(
-            "attention of jagged tensors on bp expects (batch, heads, jagged length, columns) without gaps"
-        )
+        raise NotImplementedError("jagged attention on bp expects (batch, heads, jagged length, columns) without gaps")
     lengths = jagged.offsets().diff().tolist()
     return list(jagged._values.unsqueeze(0).split(lengths, dim=2))
 

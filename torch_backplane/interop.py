@@ -153,7 +153,7 @@ class _Float32Scale(torch.Tensor):
 
 
 def _unscale_without_float64(unscale: Callable[..., None]) -> Callable[..., None]:
-    """Avoids float64 on devices that lack it. PyTorch takes the reciprocal of the scale in it, except on mps:0."""
+    """Unscales without float64 on devices that lack it. PyTorch uses it for 1 / scale on all devices but mps:0."""
 
     @functools.wraps(unscale)
     def method(self: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:

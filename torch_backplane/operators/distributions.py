@@ -197,15 +197,15 @@ def random_from(call: Call, self: torch.Tensor, start: int, to: int | None, gene
 def multinomial(call: Call, self: torch.Tensor, num_samples: int, replacement: bool, generator: Any) -> torch.Tensor:
     """Draws indices with probabilities proportional to the weights `self`.
 
-    Without replacement, each weight is the rate of an exponential variable, and the least variables win. With
-    replacement, uniform numbers are looked up in the cumulative sums of the weights. Narrower dtypes are computed in
-    float32: in half precision, too many quotients would be equal, and sums would stop growing.
+    Without replacement, or for one sample, each weight is the rate of an exponential variable: the indices of the least
+    variables are drawn. With replacement, uniform numbers are looked up in the cumulative sums of the weights. Half
+    precision is computed in float32: otherwise too many quotients would be equal, and sums would stop growing.
     """
     check(self.is_floating_point() and self.dim() in (1, 2), "weights are not a floating-point vector or matrix")
     check(num_samples > 0 and (replacement or num_samples <= self.shape[-1]), "num_samples is out of range")
     check(self.shape[-1] <= EXACT[torch.float32], "more than 2^24 weights")
     check(all(one.dtype == torch.int64 for one in call.written), "out is not int64")
-    # Not `Refused`: of zeros, the CPU kernel would report that there is nothing to choose from.
+    # Not `Refused`: on zeros, the CPU kernel would report that there is nothing to choose from.
     if not self.numel():
         raise RunOnCPU("there are no weights")
     dtype = value_dtype(self.dtype)

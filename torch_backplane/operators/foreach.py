@@ -61,7 +61,7 @@ def run_sets(
         else:
             alone.append(position)
     # Makes all kernels before the first launch: if the formula does not support a dtype, the call is left to the CPU,
-    # and nothing may have been written.
+    # so nothing may have been written by then.
     device = outputs[0][0].device
     found = {(dtypes, count): slots_kernel(name, formula, dtypes, count, device) for dtypes, count in together}
     for kind, positions in together.items():

@@ -19,7 +19,7 @@ from torch_backplane.planning import Call, Refused, operator
 
 
 def _check_groups(self: torch.Tensor, batch: int, channels: int, length: int, groups: int) -> None:
-    """Raises an error for sizes with which kernels would read out of bounds. PyTorch's CPU kernel does so."""
+    """Raises an error for sizes with which kernels, like PyTorch's CPU kernel, would read out of bounds."""
     whole = batch * channels * length
     torch._check(self.numel() == whole, lambda: f"expected {whole} elements in groups, but got {list(self.shape)}")
     torch._check(

@@ -15,7 +15,7 @@ def why_not(out: torch.Tensor, a: torch.Tensor | None = None, b: torch.Tensor | 
 
 
 def workspace(out: torch.Tensor, a: torch.Tensor | None = None, b: torch.Tensor | None = None) -> int:
-    """Bytes of the routine's workspace, and of copies of operands and of a result whose rows and columns are both not
+    """Bytes of the routine's workspace, and of copies of operands and of a result of which neither rows nor columns are
     contiguous.
     """
     copied = [one for one in (out, a, b) if one is not None and not _has_rows(one) and not _has_rows(one.mT)]

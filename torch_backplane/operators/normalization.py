@@ -119,8 +119,8 @@ def check_channels(channels: int, **tensors: Optional) -> None:
 
 
 def check_parameters(self: torch.Tensor, *parameters: Optional) -> bool:
-    """Refuses integers, and parameters of another dtype than the input's. Half precision may have float32 parameters:
-    returns whether it has.
+    """Refuses integers, and parameters of another dtype than the input's. Half precision also accepts float32
+    parameters. Returns whether it has those.
     """
     check(self.is_floating_point(), "self is not floating-point")
     given = {one.dtype for one in parameters if one is not None}
@@ -213,7 +213,7 @@ def _batch_norm(
     # running statistics, because their update divides by zero if a channel has only one number.
     given = (self, weight, bias, *((None, None) if training else running_stats), *how)
     results = list(torch.ops.aten.native_batch_norm(*(as_meta(value) for value in given)))
-    results[0] = torch.empty_like(results[0], memory_format=suggest_memory_format(self))  # other than the meta kernel
+    results[0] = torch.empty_like(results[0], memory_format=suggest_memory_format(self))  # differs from the meta kernel's
     if with_reserve:
         # PyTorch does not change a given reserve.
         reserve = as_meta(call.written[3]) if call.written else self.new_empty(0, dtype=torch.uint8, device="meta")

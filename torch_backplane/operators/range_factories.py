@@ -60,7 +60,7 @@ def line(call: Call, start: float, end: float, step: float) -> torch.Tensor:
         raise Refused("a range of bools or complex numbers")
     check_fits(_COUNTED_IN.get(out.dtype, torch.int64), start, step)
     if compute.is_floating_point:
-        check_fits(compute, start, step)  # not refused by the CPU, which computes in float64, if the step is not used
+        check_fits(compute, start, step)  # the CPU computes in float64, and accepts a larger step that is not used
     number = torch.sym_float if compute.is_floating_point else torch.sym_int
     write_line(out, number(start), number(step), compute)
     return out
