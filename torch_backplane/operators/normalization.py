@@ -213,7 +213,7 @@ def _batch_norm(
     # running statistics, because their update divides by zero if a channel has only one number.
     given = (self, weight, bias, *((None, None) if training else running_stats), *how)
     results = list(torch.ops.aten.native_batch_norm(*(as_meta(value) for value in given)))
-    results[0] = torch.empty_like(results[0], memory_format=suggest_memory_format(self))  # differs from the meta kernel's
+    results[0] = torch.empty_like(results[0], memory_format=suggest_memory_format(self))  # not the meta kernel's format
     if with_reserve:
         # PyTorch does not change a given reserve.
         reserve = as_meta(call.written[3]) if call.written else self.new_empty(0, dtype=torch.uint8, device="meta")
